@@ -1,0 +1,106 @@
+"""Peers with our weights: the same function in Hugging Face's GPT-2 and in torch's own nn.TransformerEncoder."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead.model.transformer import Transformer
+
+
+class Ours(nn.Module):
+    """Tokens to logits, or to a mean loss: the interface all three share here."""
+
+    def __init__(self, net: Transformer) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
+        hidden = self.net(ids)
+        if targets is None:
+            return self.net.predict(hidden)
+        total, count = self.net.loss(hidden, targets)
+        return total / count
+
+
+class HuggingFace(nn.Module):
+    def __init__(self, net: Transformer) -> None:
+        super().__init__()
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        m = net.config
+        config = GPT2Config(
+            vocab_size=m.vocabulary,
+            n_positions=m.context,
+            n_embd=m.width,
+            n_layer=m.layers,
+            n_head=m.attention.heads,
+            activation_function={"gelu": "gelu", "gelu-tanh": "gelu_new"}[m.ffn.activation],
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            use_cache=False,
+        )
+        self.model = GPT2LMHeadModel(config)
+        theirs = dict(self.model.transformer.named_parameters())
+        with torch.no_grad():
+            theirs["wte.weight"].copy_(net.embed.tokens.weight)
+            theirs["wpe.weight"].copy_(net.position.table)
+            _copy_norm(theirs, "ln_f", net.norm)
+            for i, block in enumerate(net.blocks):
+                h = f"h.{i}"
+                _copy_norm(theirs, f"{h}.ln_1", block.attn_norm)
+                _copy_norm(theirs, f"{h}.ln_2", block.ffn_norm)
+                qkv = (block.attn.q, block.attn.k, block.attn.v)
+                theirs[f"{h}.attn.c_attn.weight"].copy_(torch.cat([x.weight.mT for x in qkv], dim=1))
+                theirs[f"{h}.attn.c_attn.bias"].copy_(torch.cat([x.bias for x in qkv]))
+                for name, ours in (("attn.c_proj", block.attn.out), ("mlp.c_fc", block.ffn.up), ("mlp.c_proj", block.ffn.down)):
+                    theirs[f"{h}.{name}.weight"].copy_(ours.weight.mT)
+                    theirs[f"{h}.{name}.bias"].copy_(ours.bias)
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
+        logits = self.model(ids).logits
+        return logits if targets is None else _mean_loss(logits, targets)
+
+
+class TorchEncoder(nn.Module):
+    """nn.TransformerEncoder with a causal mask between an embedding and a tied unembedding."""
+
+    def __init__(self, net: Transformer) -> None:
+        super().__init__()
+        m = net.config
+        layer = nn.TransformerEncoderLayer(
+            m.width, m.attention.heads, m.ffn_width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.tokens = nn.Embedding(m.vocabulary, m.width)
+        self.positions = nn.Embedding(m.context, m.width)
+        self.stack = nn.TransformerEncoder(layer, m.layers, norm=nn.LayerNorm(m.width), enable_nested_tensor=False)
+        with torch.no_grad():
+            self.tokens.weight.copy_(net.embed.tokens.weight)
+            self.positions.weight.copy_(net.position.table)
+            self.stack.norm.load_state_dict(net.norm.state_dict())
+            for theirs, block in zip(self.stack.layers, net.blocks, strict=True):
+                qkv = (block.attn.q, block.attn.k, block.attn.v)
+                theirs.self_attn.in_proj_weight.copy_(torch.cat([x.weight for x in qkv]))
+                theirs.self_attn.in_proj_bias.copy_(torch.cat([x.bias for x in qkv]))
+                theirs.self_attn.out_proj.load_state_dict(block.attn.out.state_dict())
+                theirs.linear1.load_state_dict(block.ffn.up.state_dict())
+                theirs.linear2.load_state_dict(block.ffn.down.state_dict())
+                theirs.norm1.load_state_dict(block.attn_norm.state_dict())
+                theirs.norm2.load_state_dict(block.ffn_norm.state_dict())
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(m.context))
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
+        n = ids.shape[1]
+        x = self.tokens(ids) + self.positions(torch.arange(n, device=ids.device))
+        x = self.stack(x, mask=self.mask[:n, :n], is_causal=True)
+        logits = F.linear(x, self.tokens.weight)
+        return logits if targets is None else _mean_loss(logits, targets)
+
+
+def _copy_norm(theirs: dict[str, nn.Parameter], name: str, ours: nn.Module) -> None:
+    for part, value in ours.named_parameters():
+        theirs[f"{name}.{part}"].copy_(value)
+
+
+def _mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())

@@ -1,0 +1,108 @@
+"""What a configuration must not ask for, each with the sentence that says why."""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+
+from clearhead import config as c
+from clearhead.errors import ClearheadError
+
+MAY_BE_ZERO = {"vocabulary", "kinds", "kv_heads", "head_width", "window", "width"}
+
+
+def model(m: c.ModelConfig) -> None:
+    """Raises the first thing that cannot be."""
+    for mistake in _mistakes(m):
+        raise ClearheadError(mistake)
+
+
+def _mistakes(m: c.ModelConfig) -> Iterator[str]:
+    yield from _ranges(m, "model")
+    yield from _attention(m)
+    yield from _positions(m)
+    yield from _shape_and_head(m)
+    yield from _input(m.input, m.vocabulary, m.context, "model")
+    if isinstance(m.shape, c.EncoderDecoder):
+        shared = isinstance(m.shape.input, c.Tokens) and not m.shape.vocabulary
+        vocabulary = m.vocabulary if shared else m.shape.vocabulary
+        yield from _input(m.shape.input, vocabulary, m.shape.context, "model.shape")
+
+
+def _ranges(value: object, path: str) -> Iterator[str]:
+    for f in fields(value):  # type: ignore[arg-type]
+        item, where = getattr(value, f.name), f"{path}.{f.name}"
+        if is_dataclass(item):
+            yield from _ranges(item, where)
+        elif isinstance(item, int) and not isinstance(item, bool):
+            least = 0 if f.name in MAY_BE_ZERO and where != "model.width" else 1
+            if item < least:
+                yield f"{where} = {item} is too small; it must be at least {least}."
+        elif isinstance(item, float):
+            if ".dropout." in where and not 0 <= item < 1:
+                yield f"{where} = {item} must be at least 0 and less than 1."
+            if ".dropout." not in where and not 0 < item < float("inf"):
+                yield f"{where} = {item} must be a positive number."
+
+
+def _attention(m: c.ModelConfig) -> Iterator[str]:
+    a = m.attention
+    if not a.head_width and m.width % a.heads:
+        yield f"model.width = {m.width} does not split into {a.heads} heads; give attention.head_width, or another width."
+    if a.heads % m.kv_heads:
+        yield f"model.attention.heads = {a.heads} cannot share {m.kv_heads} kv_heads evenly."
+
+
+def _positions(m: c.ModelConfig) -> Iterator[str]:
+    match m.position:
+        case c.Sinusoidal() if m.width % 2:
+            yield f"model.width = {m.width} is odd; sinusoidal positions need pairs of sine and cosine."
+        case c.Rotary(width=width):
+            if (width or m.head_width) % 2:
+                yield f"rotary positions turn pairs of dimensions, so {width or m.head_width} dimensions cannot turn."
+            if width > m.head_width:
+                yield f"model.position.width = {width} is more than the head's {m.head_width} dimensions."
+            s = m.position.scaling
+            if isinstance(s, c.Llama3) and s.low >= s.high:
+                yield f"model.position.scaling.low = {s.low} must be less than high = {s.high}."
+        case c.Relative(buckets=buckets, distance=distance):
+            if buckets % 4:
+                yield f"model.position.buckets = {buckets} must be a multiple of 4: two directions, near and far."
+            if distance <= buckets:
+                yield f"model.position.distance = {distance} must be more than the {buckets} buckets."
+
+
+def _shape_and_head(m: c.ModelConfig) -> Iterator[str]:
+    match m.shape, m.head:
+        case c.Encoder(), c.Language():
+            yield "an encoder sees the word it would have to predict; a language head needs a decoder (or head masked-word)."
+        case (c.Decoder() | c.EncoderDecoder()), c.MaskedWord():
+            yield "a masked-word head reads both sides of the gap; it needs shape encoder."
+        case c.EncoderDecoder(), (c.Classes() | c.Number()):
+            yield f"an encoder-decoder writes text; head {m.head.kind} needs shape encoder or decoder."
+        case c.Decoder(), (c.Classes(pooling="first") | c.Number(pooling="first")):
+            yield "the first token of a decoder has seen nothing yet; use pooling mean."
+    if not isinstance(m.input, c.Tokens):
+        if not isinstance(m.shape, c.Encoder):
+            yield f"a decoder reads the tokens it writes; {m.input.kind} belong in an encoder or in the shape's own input."
+        if isinstance(m.head, c.MaskedWord):
+            yield f"a masked-word head needs words; the input is {m.input.kind}."
+    if isinstance(m.head, c.Language | c.MaskedWord) and not m.vocabulary:
+        yield f"head {m.head.kind} needs model.vocabulary, which is 0."
+
+
+def _input(source: c.Input, vocabulary: int, context: int, path: str) -> Iterator[str]:
+    match source:
+        case c.Tokens():
+            if not vocabulary:
+                yield f"{path}.vocabulary = 0, but the input is tokens; say how many different ones there are."
+            return
+        case c.Pictures() if source.size % source.patch:
+            yield f"{path}.input.size = {source.size} is not a whole number of patches of {source.patch}."
+        case c.Spectrogram() if source.mels % source.patch_mels or source.frames % source.patch_frames:
+            yield (
+                f"{path}.input: {source.mels} mels x {source.frames} frames are not whole patches of "
+                f"{source.patch_mels} x {source.patch_frames}."
+            )
+    if path == "model" and vocabulary:
+        yield f"model.vocabulary = {vocabulary}, but {source.kind} have no vocabulary; it must be 0."
+    if context != (needed := c.tokens_of(source)):
+        yield f"{path}.context = {context}, but this input becomes {needed} tokens; write {needed}."

@@ -1,0 +1,17 @@
+"""The one kind of error a user meets: a mistake in what was given, told in a sentence."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class ClearheadError(ValueError):
+    """What was wrong, the value, what would be right. The command line prints it and exits with 2."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """" (did you mean x?)" where something close exists, else the names that do."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return "known: " + ", ".join(known) if len(known) <= 24 else f"there are {len(known)} to choose from"

@@ -1,0 +1,1 @@
+"""The Transformer of the lectures: one attention, three shapes."""

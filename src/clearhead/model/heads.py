@@ -1,0 +1,116 @@
+"""Out of the stack (L5): hidden states to logits, and to a loss that is summed with an explicit count.
+
+A sum and a count, never a mean: pieces of a batch, ranks of a group and the whole batch then agree exactly.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead import config as c
+from clearhead.errors import ClearheadError
+from clearhead.model.layers import make_norm
+from clearhead.model.unembed import unembed
+
+Stream = Float[Tensor, "batch token d"]
+Segments = Int[Tensor, "batch token"]
+Loss = tuple[Float[Tensor, ""], Int[Tensor, ""]]
+
+IGNORE = -100  # a target that teaches nothing: padding, or a word that was not masked
+
+
+class Head(nn.Module):
+    """No head: the hidden states are the result."""
+
+    def forward(self, hidden: Stream, segments: Segments | None = None) -> Tensor:
+        return hidden
+
+    def loss(self, hidden: Stream, targets: Tensor, segments: Segments | None = None) -> Loss:
+        raise ClearheadError("this model has no head, so it has no loss; choose a head in its configuration.")
+
+
+class LanguageHead(Head):
+    """u = h Eᵀ: one logit for each token of the vocabulary (L5.1)."""
+
+    def __init__(self, m: c.ModelConfig, table: nn.Embedding, bias: bool, scaled: bool = False) -> None:
+        super().__init__()
+        self.unembed = table
+        self.bias = nn.Parameter(torch.empty(m.vocabulary)) if bias else None
+        self.scale = m.width**-0.5 if scaled else 1.0
+
+    def forward(self, hidden: Float[Tensor, "*batch d"], segments: Segments | None = None) -> Float[Tensor, "*batch vocabulary"]:
+        scaled = hidden * self.scale if self.scale != 1.0 else hidden
+        return unembed(scaled, self.unembed.weight, self.bias)
+
+    def loss(self, hidden: Stream, targets: Int[Tensor, "batch token"], segments: Segments | None = None) -> Loss:
+        """Every position teaches (L5.3)."""
+        logits = self(hidden).flatten(0, -2).float()
+        total = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum")
+        return total, (targets != IGNORE).sum()
+
+
+class MaskedWordHead(LanguageHead):
+    """BERT's: a layer, GELU and a norm before the tied logits (L6.3)."""
+
+    def __init__(self, m: c.ModelConfig, table: nn.Embedding) -> None:
+        super().__init__(m, table, bias=True)
+        self.dense = nn.Linear(m.width, m.width)
+        self.norm = make_norm(m.norm, m.width)
+
+    def forward(self, hidden: Float[Tensor, "*batch d"], segments: Segments | None = None) -> Float[Tensor, "*batch vocabulary"]:
+        return super().forward(self.norm(F.gelu(self.dense(hidden))))
+
+
+class PooledHead(Head):
+    """One answer for a whole row: from its first token, or from the mean of its tokens."""
+
+    def __init__(self, m: c.ModelConfig, outputs: int, pooling: str, pooler: bool) -> None:
+        super().__init__()
+        self.mean = pooling == "mean"
+        self.pooler = nn.Linear(m.width, m.width) if pooler else None
+        self.drop = nn.Dropout(m.dropout.residual)
+        self.out = nn.Linear(m.width, outputs)
+
+    def forward(self, hidden: Stream, segments: Segments | None = None) -> Float[Tensor, "batch outputs"]:
+        pooled = pool_mean(hidden, segments) if self.mean else hidden[:, 0]
+        if self.pooler is not None:
+            pooled = torch.tanh(self.pooler(pooled))
+        return self.out(self.drop(pooled))  # type: ignore[no-any-return]
+
+
+class ClassHead(PooledHead):
+    def loss(self, hidden: Stream, targets: Int[Tensor, " batch"], segments: Segments | None = None) -> Loss:
+        total = F.cross_entropy(self(hidden, segments).float(), targets, reduction="sum")
+        return total, torch.tensor(len(targets), device=targets.device)
+
+
+class NumberHead(PooledHead):
+    def loss(self, hidden: Stream, targets: Float[Tensor, " batch"], segments: Segments | None = None) -> Loss:
+        total = F.mse_loss(self(hidden, segments).float().squeeze(-1), targets.float(), reduction="sum")
+        return total, torch.tensor(len(targets), device=targets.device)
+
+
+def pool_mean(hidden: Stream, segments: Segments | None) -> Float[Tensor, "batch d"]:
+    """The mean of the real tokens."""
+    if segments is None:
+        return hidden.mean(dim=1)
+    real = (segments != 0).unsqueeze(-1).to(hidden.dtype)
+    return (hidden * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
+
+
+def make(m: c.ModelConfig, table: nn.Embedding | None) -> Head:
+    """The head of the configuration; `table` is the embedding matrix it may be tied to."""
+    match head := m.head:
+        case c.Language():
+            own = nn.Embedding(m.vocabulary, m.width) if not head.tied or table is None else table
+            return LanguageHead(m, own, head.bias, head.scaled)
+        case c.MaskedWord():
+            assert table is not None  # the configuration refuses masked words without words
+            return MaskedWordHead(m, table)
+        case c.Classes():
+            return ClassHead(m, head.classes, head.pooling, head.pooler)
+        case c.Number():
+            return NumberHead(m, 1, head.pooling, head.pooler)
+        case c.Hidden():
+            return Head()

@@ -1,0 +1,68 @@
+"""What acts on one token alone: norms (L4.3) and the feed-forward layer (L4.2)."""
+
+from collections.abc import Callable
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead import config as c
+from clearhead.tap import Tap
+
+Stream = Float[Tensor, "batch token d"]
+
+
+def make_norm(norm: c.Norm, width: int) -> nn.Module:
+    """γ (x − μ)/σ + β, or γ x / √mean(x²)."""
+    if isinstance(norm, c.LayerNorm):
+        return nn.LayerNorm(width, eps=norm.eps, bias=norm.bias)
+    return nn.RMSNorm(width, eps=norm.eps)
+
+
+def relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu2": relu2,
+    "gelu": F.gelu,
+    "gelu-tanh": gelu_tanh,
+    "silu": F.silu,
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "geglu-tanh": gelu_tanh,
+}
+
+
+class FeedForward(nn.Module):
+    """f(xW_1 + b_1) W_2 + b_2, the same for every position."""
+
+    def __init__(self, m: c.ModelConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(m.width, m.ffn_width, bias=m.ffn.bias)
+        self.down = nn.Linear(m.ffn_width, m.width, bias=m.ffn.bias)
+        self.activation = ACTIVATIONS[m.ffn.activation]
+
+    def forward(self, x: Stream, tap: Tap) -> Stream:
+        return tap("out", self.down(tap("post", self.activation(tap("pre", self.up(x))))))
+
+
+class Gated(FeedForward):
+    """(f(xW_1) ⊙ xW_G) W_2: each neuron has a second reading of x to be multiplied with."""
+
+    def __init__(self, m: c.ModelConfig) -> None:
+        super().__init__(m)
+        self.gate = nn.Linear(m.width, m.ffn_width, bias=m.ffn.bias)
+
+    def forward(self, x: Stream, tap: Tap) -> Stream:
+        active = self.activation(tap("pre", self.up(x))) * tap("gate", self.gate(x))
+        return tap("out", self.down(tap("post", active)))
+
+
+def make_feed_forward(m: c.ModelConfig) -> FeedForward:
+    return Gated(m) if m.ffn.gated else FeedForward(m)

@@ -1,0 +1,156 @@
+"""The whole Transformer: stacks of blocks, three shapes, one code path (L4.4, L6)."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead import config as c
+from clearhead.errors import ClearheadError
+from clearhead.model import heads, inputs, masks, positions
+from clearhead.model.block import Block, CrossBlock, Scene
+from clearhead.model.caches import FRESH, Memory
+from clearhead.model.initial import initialise
+from clearhead.model.layers import make_norm
+from clearhead.model.masks import EVERYTHING, Mask
+from clearhead.tap import SILENT, Tap
+
+Stream = Float[Tensor, "batch token d"]
+Ids = Int[Tensor, "batch token"]
+
+
+class Stack(nn.Module):
+    """Input, positions, blocks, and the norm that closes a pre-norm stack."""
+
+    def __init__(
+        self,
+        m: c.ModelConfig,
+        source: c.Input,
+        vocabulary: int,
+        context: int,
+        layers: int,
+        block: type[Block] = Block,
+        causal: bool = False,
+        shared: nn.Embedding | None = None,
+    ) -> None:
+        super().__init__()
+        self.context, self.causal, self.window = context, causal, m.attention.window
+        self.embed = inputs.make(m, source, vocabulary, shared)
+        self.position = positions.make(m, context, layers, causal)
+        self.blocks = nn.ModuleList(block(m) for _ in range(layers))
+        self.norm = make_norm(m.norm, m.width) if m.wiring == "pre" else nn.Identity()
+
+    def run(
+        self,
+        x: Tensor,
+        at: Int[Tensor, "batch token"] | None,
+        segments: Ids | None,
+        kinds: Ids | None,
+        tap: Tap,
+        memory: Memory | None = None,
+        source: Stream | None = None,
+        source_mask: Mask = EVERYTHING,
+    ) -> Stream:
+        x = self.embed(x) if kinds is None else self.embed(x, kinds)
+        tokens, device = x.shape[1], x.device
+        if memory is not None:
+            at = memory.rows.begin(tokens)
+            keys = torch.arange(memory.rows.longest, device=device)[None]
+            first = memory.rows.longest == tokens  # nothing held yet: whole rows, as without a cache
+            mask = Mask(causal=True) if first and not self.window else Mask(
+                allowed=masks.between(at, keys, causal=True, window=self.window)
+            )
+        else:
+            if at is None:
+                at = torch.arange(tokens, device=device)[None] if segments is None else masks.positions_in(segments)
+            keys = at
+            mask = masks.in_a_row(tokens, segments, causal=self.causal, window=self.window, device=device)
+        x = self.embed.join(x, self.position.embed(at, x.dtype), tap)
+        places = self.position.places(at, keys, len(self.blocks))
+        caches = memory.layers if memory is not None else [(FRESH, FRESH)] * len(self.blocks)
+        for i, (block, place, (own, cross)) in enumerate(zip(self.blocks, places, caches, strict=True)):
+            x = block(x, Scene(place, mask, own, source, source_mask, cross), tap.at("blocks", i))
+        return tap("norm", self.norm(x))
+
+
+class Transformer(Stack):
+    """A stack with a head; an encoder-decoder has an `encoder` stack beside it.
+
+    `forward` returns hidden states; `predict` turns them into logits and `loss` into a sum and a count.
+    """
+
+    def __init__(self, m: c.ModelConfig) -> None:
+        both = isinstance(m.shape, c.EncoderDecoder)
+        causal = not isinstance(m.shape, c.Encoder)
+        super().__init__(m, m.input, m.vocabulary, m.context, m.layers, CrossBlock if both else Block, causal)
+        self.config = m
+        table = self.embed.tokens if isinstance(self.embed, inputs.TokenInput) else None
+        self.encoder: Stack | None = None
+        if isinstance(s := m.shape, c.EncoderDecoder):
+            self.encoder = Stack(m, s.input, s.vocabulary, s.context, s.layers, shared=None if s.vocabulary else table)
+        self.head = heads.make(m, table)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        segments: Ids | None = None,
+        at: Ids | None = None,
+        kinds: Ids | None = None,
+        source: Tensor | None = None,
+        source_segments: Ids | None = None,
+        encoded: Stream | None = None,
+        memory: Memory | None = None,
+        tap: Tap = SILENT,
+    ) -> Stream:
+        """Hidden states of the last layer.
+
+        `tokens` are ids, pictures or mel frames. `segments` number the documents packed into a row (0 = padding),
+        `at` gives positions other than 0, 1, 2 …; `source` is what an encoder-decoder reads, or `encoded` what
+        `encode` made of it; `memory` holds the tokens before these.
+        """
+        mask = EVERYTHING
+        if self.encoder is not None:
+            if encoded is None and source is not None:
+                encoded = self.encode(source, source_segments, tap)
+            if encoded is None:
+                raise ClearheadError("an encoder-decoder needs a source to look at.")
+            if source_segments is not None:
+                own = torch.ones_like(tokens) if segments is None else segments
+                mask = Mask(allowed=masks.same(own, source_segments))
+        x = self.run(tokens, at, segments, kinds, tap, memory, encoded, mask)
+        if memory is not None:
+            memory.rows.end(tokens.shape[1] if segments is None else (segments != 0).sum(dim=1))
+        return x
+
+    def encode(self, source: Tensor, segments: Ids | None = None, tap: Tap = SILENT) -> Stream:
+        """The encoder's output, which cross-attention reads."""
+        if self.encoder is None:
+            raise ClearheadError(f"a model of shape {self.config.shape.kind} has no encoder beside it.")
+        return self.encoder.run(source, None, segments, None, tap.at("encoder"))
+
+    def predict(self, hidden: Stream, segments: Ids | None = None, tap: Tap = SILENT) -> Tensor:
+        return tap("logits", self.head(hidden, segments))
+
+    def loss(self, hidden: Stream, targets: Tensor, segments: Ids | None = None) -> heads.Loss:
+        return self.head.loss(hidden, targets, segments)  # type: ignore[no-any-return]
+
+    def remember(self, batch: int, capacity: int | None = None) -> Memory:
+        """Empty caches for `batch` rows of up to `capacity` tokens."""
+        if not self.causal:
+            raise ClearheadError("an encoder reads a sentence at once; there is nothing to remember between tokens.")
+        p = next(self.parameters())
+        m = self.config
+        return Memory(m.layers, batch, capacity or m.context, m.kv_heads, m.head_width, p.dtype, p.device)
+
+
+def build(m: c.ModelConfig, seed: int | None = 0, **to: Any) -> Transformer:
+    """A new network with random weights; with seed None, on no device and without any (`meta`)."""
+    with torch.device("meta"):
+        net = Transformer(m)
+    if seed is None:
+        return net
+    net.to_empty(device=to.pop("device", "cpu"))
+    initialise(net, m, seed)
+    return net.to(**to) if to else net

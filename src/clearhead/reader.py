@@ -1,0 +1,146 @@
+"""One strict reader and one writer for frozen dataclasses: TOML, JSON and --dotted.flags.
+
+A union of dataclasses is a tagged value: its `kind` picks the class, and the kind's name alone is short for
+its defaults (`position = "rotary"`). Unknown keys and values are errors that offer the nearest name.
+"""
+
+import dataclasses
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from clearhead.errors import ClearheadError, nearest
+
+T = TypeVar("T")
+Tree = dict[str, Any]
+
+
+def read(cls: type[T], value: object, path: str = "") -> T:
+    """A `cls` out of plain nested values; `path` is where we are, for the error's sentence."""
+    if not isinstance(value, Mapping):
+        raise ClearheadError(f"{path or 'the configuration'} must be a table, not {value!r}.")
+    hints = typing.get_type_hints(cls)
+    for key in value:
+        if key not in hints:
+            raise ClearheadError(f"{_join(path, key)} is not an option; {nearest(str(key), hints)}")
+    return cls(**{key: _read_field(hints[key], item, _join(path, key)) for key, item in value.items()})
+
+
+def _read_field(hint: Any, value: object, path: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin is types.UnionType:
+        return _read_tagged(typing.get_args(hint), value, path)
+    if origin is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise ClearheadError(f"{path} = {value!r} is not a choice; {nearest(str(value), choices)}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ClearheadError(f"{path} must be a list, not {value!r}.")
+        return tuple(_read_field(typing.get_args(hint)[0], item, path) for item in value)
+    if dataclasses.is_dataclass(hint):
+        return read(typing.cast("type[Any]", hint), value, path)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not hint:
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+        raise ClearheadError(f"{path} must be {names[hint]}, not {value!r}.")
+    return value
+
+
+def _read_tagged(classes: tuple[type, ...], value: object, path: str) -> Any:
+    by_kind = {typing.get_args(typing.get_type_hints(c)["kind"])[0]: c for c in classes}
+    table = {"kind": value} if isinstance(value, str) else value
+    if not isinstance(table, Mapping) or "kind" not in table:
+        raise ClearheadError(f"{path} needs a kind; known: {', '.join(by_kind)}")
+    if table["kind"] not in by_kind:
+        raise ClearheadError(f"{path} = {table['kind']!r} is not a kind; {nearest(str(table['kind']), by_kind)}")
+    return read(by_kind[table["kind"]], table, path)
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def tree(value: Any) -> Tree:
+    """The plain nested values of a dataclass: what `read` takes, what JSON can hold."""
+    return json.loads(json.dumps(dataclasses.asdict(value)))  # type: ignore[no-any-return]
+
+
+def load(path: str | Path) -> Tree:
+    """The plain values in a .toml or .json file."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise ClearheadError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}.") from None
+    if not isinstance(loaded, dict):
+        raise ClearheadError(f"{path} must hold a table of options.")
+    return loaded
+
+
+def override(base: Tree, changes: Mapping[str, object]) -> Tree:
+    """`base` with dotted keys replaced: {"model.position.kind": "rotary"}; text from flags is read as TOML.
+
+    A new kind starts from its own defaults: the options of the old kind do not belong to it.
+    """
+    result: Tree = json.loads(json.dumps(base))
+    for dotted, value in sorted(changes.items(), key=lambda change: not change[0].endswith(".kind")):
+        *parents, last = dotted.split(".")
+        table = result
+        for depth, key in enumerate(parents):
+            inner = table.get(key)
+            if isinstance(inner, str):  # `position = "rotary"` is short for its table
+                inner = table[key] = {"kind": inner}
+            if not isinstance(inner, dict):
+                where = ".".join(parents[: depth + 1])
+                raise ClearheadError(f"{where} has no options below it; {nearest(key, table)}")
+            table = inner
+        value = flag_value(value) if isinstance(value, str) else value
+        old = table.get(last)
+        if last == "kind" and table.get("kind") != value:
+            table.clear()
+        if isinstance(value, str) and isinstance(old, dict):
+            table[last] = old if old.get("kind") == value else {"kind": value}
+        else:
+            table[last] = value
+    return result
+
+
+def flag_value(text: str) -> object:
+    """What a flag's text means: a TOML value where it is one, else the text itself."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def toml(value: Any, path: str = "") -> str:
+    """Commented TOML that reads back to the same value."""
+    return "\n".join(_toml_lines(value, path)).strip() + "\n"
+
+
+def _toml_lines(value: Any, path: str) -> Iterator[str]:
+    fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
+    plain = [(f"{f.name} = {_toml_value(v)}", f) for f, v in fields if not dataclasses.is_dataclass(v)]
+    if path:
+        yield f"\n[{path}]"
+    for line, f in plain:
+        yield f"{line:<28} # {f.metadata['say']}"
+    for f, v in fields:
+        if dataclasses.is_dataclass(v):
+            yield from _toml_lines(v, _join(path, f.name))
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    return json.dumps(value)  # TOML writes strings, numbers and booleans as JSON does
