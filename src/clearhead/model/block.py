@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from clearhead import config as c
 from clearhead.model.attention import Attention
-from clearhead.model.caches import FRESH, Fresh, Frozen, Growing
+from clearhead.model.caches import Fresh, Frozen, Growing
 from clearhead.model.layers import make_feed_forward, make_norm
-from clearhead.model.masks import EVERYTHING, Mask
+from clearhead.model.masks import Mask
 from clearhead.model.positions import NOWHERE, Place
 from clearhead.tap import Tap
 
@@ -20,14 +20,17 @@ Part = Callable[[Stream], Stream]
 
 @dataclass(frozen=True)
 class Scene:
-    """What a block needs to know besides the stream: where tokens stand, whom they see, what is remembered."""
+    """What a block needs to know besides the stream: where tokens stand, whom they see, what is remembered.
 
-    place: Place = NOWHERE
-    mask: Mask = EVERYTHING
-    cache: Fresh | Growing = FRESH
-    source: Stream | None = None  # the encoder's output
-    source_mask: Mask = EVERYTHING
-    source_cache: Fresh | Frozen = FRESH
+    No field has a default: the compiler cannot trace objects as defaults of a dataclass.
+    """
+
+    place: Place
+    mask: Mask
+    cache: Fresh | Growing
+    source: Float[Tensor, "batch key d"] | None  # the encoder's output
+    source_mask: Mask
+    source_cache: Fresh | Frozen
 
 
 def pre(x: Stream, norm: Part, part: Part) -> Stream:

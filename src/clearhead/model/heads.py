@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.model.layers import make_norm
-from clearhead.model.unembed import unembed
+from clearhead.model.unembed import unembed, unembed_for_loss
 
 Stream = Float[Tensor, "batch token d"]
 Segments = Int[Tensor, "batch token"]
@@ -39,13 +39,16 @@ class LanguageHead(Head):
         self.bias = nn.Parameter(torch.empty(m.vocabulary)) if bias else None
         self.scale = m.width**-0.5 if scaled else 1.0
 
-    def forward(self, hidden: Float[Tensor, "*batch d"], segments: Segments | None = None) -> Float[Tensor, "*batch vocabulary"]:
-        scaled = hidden * self.scale if self.scale != 1.0 else hidden
-        return unembed(scaled, self.unembed.weight, self.bias)
+    def read(self, hidden: Stream) -> Stream:
+        """What meets the unembedding."""
+        return hidden * self.scale if self.scale != 1.0 else hidden
+
+    def forward(self, hidden: Stream, segments: Segments | None = None) -> Float[Tensor, "batch token vocabulary"]:
+        return unembed(self.read(hidden), self.unembed.weight, self.bias)
 
     def loss(self, hidden: Stream, targets: Int[Tensor, "batch token"], segments: Segments | None = None) -> Loss:
         """Every position teaches (L5.3)."""
-        logits = self(hidden).flatten(0, -2).float()
+        logits = unembed_for_loss(self.read(hidden), self.unembed.weight, self.bias).flatten(0, -2).float()
         total = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum")
         return total, (targets != IGNORE).sum()
 
@@ -58,8 +61,8 @@ class MaskedWordHead(LanguageHead):
         self.dense = nn.Linear(m.width, m.width)
         self.norm = make_norm(m.norm, m.width)
 
-    def forward(self, hidden: Float[Tensor, "*batch d"], segments: Segments | None = None) -> Float[Tensor, "*batch vocabulary"]:
-        return super().forward(self.norm(F.gelu(self.dense(hidden))))
+    def read(self, hidden: Stream) -> Stream:
+        return self.norm(F.gelu(self.dense(hidden)))  # type: ignore[no-any-return]
 
 
 class PooledHead(Head):

@@ -1,5 +1,8 @@
-"""h Eᵀ (L5.1). On a CPU a vocabulary like GPT-2's 50,257 leaves the rows of logits unaligned, and the product
-takes a third longer; there they are written with a little room after each row. Elsewhere it is a plain product.
+"""h Eᵀ (L5.1), for vocabularies that do not suit the machine.
+
+A vocabulary like GPT-2's 50,257 leaves the rows of logits unaligned. On a CPU the product then takes a third
+longer, so there they are written with a little room after each row. On a GPU the loss reads them one number at
+a time, so there it gets a matrix with columns of −∞ up to the next multiple of 64.
 """
 
 from typing import Any
@@ -10,11 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ALIGNED = 16
+VECTOR = 64
 
 
 @torch.library.custom_op("clearhead::spaced_product", mutates_args=())
 def spaced_product(hidden: Tensor, weight: Tensor) -> Tensor:
-    """hidden @ weight.mT, its rows starting at multiples of ALIGNED."""
+    """hidden @ weight.mT, its rows starting at multiples of 16."""
     return torch.mm(hidden, weight.mT, out=_spaced(hidden, weight))
 
 
@@ -44,3 +48,15 @@ def unembed(
     rows = spaced_product(hidden.reshape(-1, hidden.shape[-1]), weight)
     logits = rows.unflatten(0, hidden.shape[:-1])
     return logits if bias is None else logits + bias
+
+
+def unembed_for_loss(
+    hidden: Float[Tensor, "*batch d"], weight: Float[Tensor, "vocabulary d"], bias: Float[Tensor, " vocabulary"] | None
+) -> Float[Tensor, "*batch wide"]:
+    """The same logits, perhaps with more columns, whose probability is exactly 0."""
+    room = -len(weight) % VECTOR
+    if not hidden.is_cuda or not room:
+        return unembed(hidden, weight, bias)
+    shift = weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias.float()
+    logits = F.linear(hidden, F.pad(weight, (0, 0, 0, room)))
+    return logits.float() + F.pad(shift, (0, room), value=-torch.inf)
