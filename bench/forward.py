@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from peers import HuggingFace, Ours, TorchEncoder
 
 from clearhead.model.transformer import build
 from clearhead.presets import presets
+from peers import HuggingFace, Ours, TorchEncoder
 
 PEERS = {"huggingface": (HuggingFace, "gelu-tanh"), "torch-encoder": (TorchEncoder, "gelu")}
 
@@ -99,10 +99,12 @@ def measure(options: argparse.Namespace) -> list[dict]:
 
 
 def print_row(r: dict) -> None:
+    sides = [
+        f"{name} {r[f'{name}_ms']:>8} ms ({r[f'{name}_range'][0]}–{r[f'{name}_range'][1]})" for name in ("ours", "peer")
+    ]
     peaks = f"  peak {r['peaks_gib'][0]} / {r['peaks_gib'][1]} GiB" if r["peaks_gib"] else ""
     print(
-        f"{r['peer']:<14} {r['mode']:<9} {r['work']:<17} ours {r['ours_ms']:>8} ({r['ours_range'][0]}–{r['ours_range'][1]}) ms"
-        f"  peer {r['peer_ms']:>8} ({r['peer_range'][0]}–{r['peer_range'][1]}) ms"
+        f"{r['peer']:<14} {r['mode']:<9} {r['work']:<17} {'  '.join(sides)}"
         f"  ratio {r['ratio']:.2f} (best {r['ratio_of_best']:.2f})  {r['tokens_per_s']:,} tok/s{peaks}",
         flush=True,
     )
@@ -111,7 +113,9 @@ def print_row(r: dict) -> None:
 def peak_of(side: str, options: argparse.Namespace, backward: bool) -> float:
     """Peak resident memory of one model alone, in a fresh process, above the weights."""
     code = [sys.executable, __file__, "--peak", side, "--batch", str(options.batch), "--tokens", str(options.tokens)]
-    return float(subprocess.run([*code, *(["--with-backward"] if backward else [])], capture_output=True, text=True).stdout)
+    return float(
+        subprocess.run([*code, *(["--with-backward"] if backward else [])], capture_output=True, text=True).stdout
+    )
 
 
 def print_peak(options: argparse.Namespace) -> None:
@@ -166,8 +170,7 @@ def main() -> None:
             print(f"peak memory above the weights, {'forward+backward' if backward else 'forward'} eager, GiB: {gib}")
             rows.append({"work": "forward+backward" if backward else "forward", "cpu_peak_gib": gib})
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(rows, file, indent=1)
+        Path(options.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,11 @@ class HuggingFace(nn.Module):
                 qkv = (block.attn.q, block.attn.k, block.attn.v)
                 theirs[f"{h}.attn.c_attn.weight"].copy_(torch.cat([x.weight.mT for x in qkv], dim=1))
                 theirs[f"{h}.attn.c_attn.bias"].copy_(torch.cat([x.bias for x in qkv]))
-                for name, ours in (("attn.c_proj", block.attn.out), ("mlp.c_fc", block.ffn.up), ("mlp.c_proj", block.ffn.down)):
+                for name, ours in (
+                    ("attn.c_proj", block.attn.out),
+                    ("mlp.c_fc", block.ffn.up),
+                    ("mlp.c_proj", block.ffn.down),
+                ):
                     theirs[f"{h}.{name}.weight"].copy_(ours.weight.mT)
                     theirs[f"{h}.{name}.bias"].copy_(ours.bias)
 

@@ -1,0 +1,68 @@
+"""clearhead: the Transformer of the lectures as real software.
+
+    import clearhead as ch
+    model = ch.new("lecture-lm", seed=0)
+    seen = model.watch([1, 2, 3], ["blocks.*.attn.pattern"])
+
+Names are fetched when they are used: importing clearhead does not import torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from clearhead.presets import presets  # here, because the module of that name would hide the dictionary later
+
+if TYPE_CHECKING:
+    from clearhead import lens
+    from clearhead.api import Model, load, new, save
+    from clearhead.config import Config
+    from clearhead.errors import ClearheadError
+    from clearhead.evaluate.verify import verify
+    from clearhead.lens.edits import ablate, replace, scale
+    from clearhead.tokens.text import Tokenizer
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "ClearheadError": "clearhead.errors",
+    "Config": "clearhead.config",
+    "Model": "clearhead.api",
+    "Tokenizer": "clearhead.tokens.text",
+    "ablate": "clearhead.lens.edits",
+    "lens": "clearhead",
+    "load": "clearhead.api",
+    "new": "clearhead.api",
+    "replace": "clearhead.lens.edits",
+    "save": "clearhead.api",
+    "scale": "clearhead.lens.edits",
+    "verify": "clearhead.evaluate.verify",
+}
+
+__all__ = [
+    "ClearheadError",
+    "Config",
+    "Model",
+    "Tokenizer",
+    "ablate",
+    "lens",
+    "load",
+    "new",
+    "presets",
+    "replace",
+    "save",
+    "scale",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _HOME:
+        raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
+    value = import_module("clearhead.lens") if name == "lens" else getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

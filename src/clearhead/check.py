@@ -2,20 +2,24 @@
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING
 
-from clearhead import config as c
+from clearhead import variants as c
 from clearhead.errors import ClearheadError
+
+if TYPE_CHECKING:
+    from clearhead.config import ModelConfig
 
 MAY_BE_ZERO = {"vocabulary", "kinds", "kv_heads", "head_width", "window", "width"}
 
 
-def model(m: c.ModelConfig) -> None:
+def model(m: "ModelConfig") -> None:
     """Raises the first thing that cannot be."""
     for mistake in _mistakes(m):
         raise ClearheadError(mistake)
 
 
-def _mistakes(m: c.ModelConfig) -> Iterator[str]:
+def _mistakes(m: "ModelConfig") -> Iterator[str]:
     yield from _ranges(m, "model")
     yield from _attention(m)
     yield from _positions(m)
@@ -43,15 +47,15 @@ def _ranges(value: object, path: str) -> Iterator[str]:
                 yield f"{where} = {item} must be a positive number."
 
 
-def _attention(m: c.ModelConfig) -> Iterator[str]:
+def _attention(m: "ModelConfig") -> Iterator[str]:
     a = m.attention
     if not a.head_width and m.width % a.heads:
-        yield f"model.width = {m.width} does not split into {a.heads} heads; give attention.head_width, or another width."
+        yield f"model.width = {m.width} does not split into {a.heads} heads; give attention.head_width."
     if a.heads % m.kv_heads:
         yield f"model.attention.heads = {a.heads} cannot share {m.kv_heads} kv_heads evenly."
 
 
-def _positions(m: c.ModelConfig) -> Iterator[str]:
+def _positions(m: "ModelConfig") -> Iterator[str]:
     match m.position:
         case c.Sinusoidal() if m.width % 2:
             yield f"model.width = {m.width} is odd; sinusoidal positions need pairs of sine and cosine."
@@ -70,11 +74,11 @@ def _positions(m: c.ModelConfig) -> Iterator[str]:
                 yield f"model.position.distance = {distance} must be more than the {buckets} buckets."
 
 
-def _shape_and_head(m: c.ModelConfig) -> Iterator[str]:
+def _shape_and_head(m: "ModelConfig") -> Iterator[str]:
     match m.shape, m.head:
         case c.Encoder(), c.Language():
-            yield "an encoder sees the word it would have to predict; a language head needs a decoder (or head masked-word)."
-        case (c.Decoder() | c.EncoderDecoder()), c.MaskedWord():
+            yield "an encoder sees the word it would have to predict; use head masked-word, or shape decoder."
+        case ((c.Decoder() | c.EncoderDecoder()), c.MaskedWord()):
             yield "a masked-word head reads both sides of the gap; it needs shape encoder."
         case c.EncoderDecoder(), (c.Classes() | c.Number()):
             yield f"an encoder-decoder writes text; head {m.head.kind} needs shape encoder or decoder."
@@ -82,7 +86,7 @@ def _shape_and_head(m: c.ModelConfig) -> Iterator[str]:
             yield "the first token of a decoder has seen nothing yet; use pooling mean."
     if not isinstance(m.input, c.Tokens):
         if not isinstance(m.shape, c.Encoder):
-            yield f"a decoder reads the tokens it writes; {m.input.kind} belong in an encoder or in the shape's own input."
+            yield f"a decoder reads the tokens it writes; {m.input.kind} belong in an encoder, or in shape.input."
         if isinstance(m.head, c.MaskedWord):
             yield f"a masked-word head needs words; the input is {m.input.kind}."
     if isinstance(m.head, c.Language | c.MaskedWord) and not m.vocabulary:

@@ -1,9 +1,14 @@
 """Parameters by part, from the configuration alone. A law in the tests holds it to the built model."""
 
-from clearhead import config as c
+from typing import TYPE_CHECKING
+
+from clearhead import variants as c
+
+if TYPE_CHECKING:
+    from clearhead.config import ModelConfig
 
 
-def parts(m: c.ModelConfig) -> dict[str, int]:
+def parts(m: "ModelConfig") -> dict[str, int]:
     """{"embedding": …, "positions": …, "attention": …, …}: adds up to the whole model."""
     deep = m.shape.layers if isinstance(m.shape, c.EncoderDecoder) else 0
     blocks, cross = m.layers + deep, m.layers if deep else 0
@@ -25,7 +30,7 @@ def _norm(norm: c.Norm, width: int) -> int:
     return 2 * width if isinstance(norm, c.LayerNorm) and norm.bias else width
 
 
-def _input(m: c.ModelConfig, source: c.Input, vocabulary: int) -> int:
+def _input(m: "ModelConfig", source: c.Input, vocabulary: int) -> int:
     d = m.width
     match source:
         case c.Tokens():
@@ -38,7 +43,7 @@ def _input(m: c.ModelConfig, source: c.Input, vocabulary: int) -> int:
             return (source.patch_mels * source.patch_frames + 1 + source.first_token) * d
 
 
-def _positions(m: c.ModelConfig, context: int, layers: int) -> int:
+def _positions(m: "ModelConfig", context: int, layers: int) -> int:
     match m.position:
         case c.Learned():
             return context * m.width
@@ -50,19 +55,19 @@ def _positions(m: c.ModelConfig, context: int, layers: int) -> int:
             return 0
 
 
-def _attention(m: c.ModelConfig) -> int:
+def _attention(m: "ModelConfig") -> int:
     d, q, kv = m.width, m.attention.heads * m.head_width, m.kv_heads * m.head_width
     biases = {"q": q, "k": kv, "v": kv, "out": d}
     normed = 2 * _norm(m.norm, m.head_width) if m.attention.qk_norm else 0
     return 2 * d * q + 2 * d * kv + sum(biases[name] for name in set(m.attention.bias)) + normed
 
 
-def _feed_forward(m: c.ModelConfig) -> int:
+def _feed_forward(m: "ModelConfig") -> int:
     d, wide, ups = m.width, m.ffn_width, 2 if m.ffn.gated else 1
     return (ups + 1) * d * wide + (ups * wide + d if m.ffn.bias else 0)
 
 
-def _head(m: c.ModelConfig) -> int:
+def _head(m: "ModelConfig") -> int:
     d, head = m.width, m.head
     match head:
         case c.Language():

@@ -9,7 +9,7 @@ class ClearheadError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """" (did you mean x?)" where something close exists, else the names that do."""
+    """ " (did you mean x?)" where something close exists, else the names that do."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:

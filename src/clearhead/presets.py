@@ -18,6 +18,7 @@ from clearhead.config import (
     Llama3,
     MaskedWord,
     ModelConfig,
+    NoScaling,
     Pictures,
     Position,
     Relative,
@@ -33,7 +34,9 @@ TENTH = Dropout(embedding=0.1, residual=0.1, attention=0.1)
 
 
 def _lecture(vocabulary: int = 2048, context: int = 128, width: int = 192, layers: int = 4, heads: int = 6) -> Config:
-    return Config(ModelConfig(vocabulary=vocabulary, context=context, width=width, layers=layers, attention=Attention(heads)))
+    return Config(
+        ModelConfig(vocabulary=vocabulary, context=context, width=width, layers=layers, attention=Attention(heads))
+    )
 
 
 def _vaswani(width: int, heads: int, layers: int = 6, vocabulary: int = 37000, dropout: float = 0.1) -> Config:
@@ -53,7 +56,9 @@ def _vaswani(width: int, heads: int, layers: int = 6, vocabulary: int = 37000, d
     )
 
 
-def _bert(width: int, layers: int, heads: int, position: Position, vocabulary: int = 30522, context: int = 512) -> Config:
+def _bert(
+    width: int, layers: int, heads: int, position: Position, vocabulary: int = 30522, context: int = 512
+) -> Config:
     return Config(
         ModelConfig(
             vocabulary=vocabulary,
@@ -104,10 +109,10 @@ def _llama(
             context=context,
             width=width,
             layers=layers,
-            position=Rotary(theta, scaling=scaling) if scaling else Rotary(theta),
+            position=Rotary(theta=theta, scaling=scaling or NoScaling()),
             attention=attention,
             ffn=FeedForward("swiglu", ffn, bias=False),
-            norm=RMSNorm(eps),
+            norm=RMSNorm(eps=eps),
             head=Language(tied=tied),
         )
     )
@@ -129,7 +134,7 @@ def _vit(width: int, layers: int, heads: int) -> Config:
             attention=Attention(heads),
             ffn=FeedForward("gelu"),
             norm=LayerNorm(eps=1e-12),
-            head=Classes(1000),
+            head=Classes(classes=1000),
         )
     )
 
@@ -167,7 +172,7 @@ def _t5(width: int, layers: int, heads: int, head_width: int, ffn: int) -> Confi
 
 
 _QWEN2 = Attention(14, 2, bias=("q", "k", "v"))
-_LONG_8, _LONG_32 = Llama3(8.0), Llama3(32.0)
+_LONG_8, _LONG_32 = Llama3(factor=8.0), Llama3(factor=32.0)
 
 presets: dict[str, Config] = {
     # lecture
@@ -220,7 +225,7 @@ presets: dict[str, Config] = {
             layers=2,
             shape=Encoder(),
             input=Spectrogram(rate=8000, window=200, hop=80, mels=16, frames=32, patch_mels=8, patch_frames=8),
-            head=Classes(10),
+            head=Classes(classes=10),
         )
     ),
 }

@@ -69,7 +69,7 @@ def _join(path: str, key: object) -> str:
 
 def tree(value: Any) -> Tree:
     """The plain nested values of a dataclass: what `read` takes, what JSON can hold."""
-    return json.loads(json.dumps(dataclasses.asdict(value)))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(dataclasses.asdict(value)))
 
 
 def load(path: str | Path) -> Tree:

@@ -7,7 +7,7 @@ object handed down as an argument, because the compiler ignores module hooks and
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol, Self
+from typing import Self
 
 from torch import Tensor
 
@@ -17,29 +17,16 @@ Select = Callable[[Tensor], Tensor]
 DEEP = ("scores", "masked", "pattern")  # values that a fused attention kernel never writes down
 
 
-class Tap(Protocol):
-    """Hands a named value on, seen or changed."""
-
-    @property
-    def deep(self) -> bool:
-        """Whether this scope needs attention written out."""
-        ...
-
-    def __call__(self, name: str, value: Tensor) -> Tensor: ...
-    def at(self, *path: str | int) -> "Tap":
-        """The tap for names below `path`."""
-        ...
-
-
 class Silent:
     """Nobody looks."""
 
-    deep = False
+    deep = False  # whether this scope needs attention written out
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
         return value
 
     def at(self, *path: str | int) -> Self:
+        """The tap for names below `path`."""
         return self
 
 
@@ -53,7 +40,9 @@ class Watch:
     `keep` may map a name to a function that keeps less than the whole value: `{"…pattern": lambda p: p[:, 3]}`.
     """
 
-    def __init__(self, keep: Iterable[str] | Mapping[str, Select] = (), edits: Mapping[str, Edit] | None = None) -> None:
+    def __init__(
+        self, keep: Iterable[str] | Mapping[str, Select] = (), edits: Mapping[str, Edit] | None = None
+    ) -> None:
         selects = keep if isinstance(keep, Mapping) else dict.fromkeys(keep, _whole)
         self._keep = {compile_pattern(pattern): select for pattern, select in selects.items()}
         self._edits = {compile_pattern(pattern): edit for pattern, edit in (edits or {}).items()}
@@ -80,6 +69,9 @@ class Watch:
             if pattern.fullmatch(path):
                 self.values[path] = select(value)
         return value
+
+
+Tap = Silent | Watch
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -89,6 +89,8 @@ class CrossBlock(Block):
         cross = tap.at("cross")
 
         def attend(h: Stream) -> Stream:
-            return self.drop(self.cross(cross("in", h), scene.source, NOWHERE, scene.source_mask, scene.source_cache, cross))
+            return self.drop(
+                self.cross(cross("in", h), scene.source, NOWHERE, scene.source_mask, scene.source_cache, cross)
+            )
 
         return tap("crossed", self.wire(x, self.cross_norm, attend))

@@ -62,7 +62,7 @@ class MaskedWordHead(LanguageHead):
         self.norm = make_norm(m.norm, m.width)
 
     def read(self, hidden: Stream) -> Stream:
-        return self.norm(F.gelu(self.dense(hidden)))  # type: ignore[no-any-return]
+        return self.norm(F.gelu(self.dense(hidden)))
 
 
 class PooledHead(Head):
@@ -79,7 +79,7 @@ class PooledHead(Head):
         pooled = pool_mean(hidden, segments) if self.mean else hidden[:, 0]
         if self.pooler is not None:
             pooled = torch.tanh(self.pooler(pooled))
-        return self.out(self.drop(pooled))  # type: ignore[no-any-return]
+        return self.out(self.drop(pooled))
 
 
 class ClassHead(PooledHead):

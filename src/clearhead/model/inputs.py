@@ -49,7 +49,9 @@ class TokenInput(Input):
 class PatchInput(Input):
     """Square pieces of a picture, or of a spectrogram, each flattened and multiplied by one matrix."""
 
-    def __init__(self, m: c.ModelConfig, channels: int, size: tuple[int, int], patch: tuple[int, int], first: bool) -> None:
+    def __init__(
+        self, m: c.ModelConfig, channels: int, size: tuple[int, int], patch: tuple[int, int], first: bool
+    ) -> None:
         super().__init__(m)
         self.size, self.patch = (channels, *size), patch
         self.project = nn.Linear(channels * patch[0] * patch[1], m.width)

@@ -132,7 +132,7 @@ class Relative(Positions):
     def bucket(self, back: Int[Tensor, "batch query key"]) -> Int[Tensor, "batch query key"]:
         """Which bucket a distance falls into; `back` is how far the key lies before the query."""
         if self.causal:
-            buckets, side = self.buckets, 0
+            buckets, side = self.buckets, torch.zeros_like(back)
             back = back.clamp(min=0)
         else:
             buckets, side = self.buckets // 2, (back < 0).long() * (self.buckets // 2)

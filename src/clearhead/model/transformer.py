@@ -1,5 +1,6 @@
 """The whole Transformer: stacks of blocks, three shapes, one code path (L4.4, L6)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.model import heads, inputs, masks, positions
 from clearhead.model.block import Block, CrossBlock, Scene
-from clearhead.model.caches import FRESH, Memory
+from clearhead.model.caches import FRESH, Fresh, Frozen, Growing, Memory
 from clearhead.model.initial import initialise
 from clearhead.model.layers import make_norm
 from clearhead.model.masks import EVERYTHING, Mask
@@ -58,8 +59,10 @@ class Stack(nn.Module):
             at = memory.rows.begin(tokens)
             keys = torch.arange(memory.rows.longest, device=device)[None]
             first = memory.rows.longest == tokens  # nothing held yet: whole rows, as without a cache
-            mask = Mask(causal=True) if first and not self.window else Mask(
-                allowed=masks.between(at, keys, causal=True, window=self.window)
+            mask = (
+                Mask(causal=True)
+                if first and not self.window
+                else Mask(allowed=masks.between(at, keys, causal=True, window=self.window))
             )
         else:
             if at is None:
@@ -68,6 +71,7 @@ class Stack(nn.Module):
             mask = masks.in_a_row(tokens, segments, causal=self.causal, window=self.window, device=device)
         x = self.embed.join(x, self.position.embed(at, x.dtype), tap)
         places = self.position.places(at, keys, len(self.blocks))
+        caches: Sequence[tuple[Fresh | Growing, Fresh | Frozen]]
         caches = memory.layers if memory is not None else [(FRESH, FRESH)] * len(self.blocks)
         for i, (block, place, (own, cross)) in enumerate(zip(self.blocks, places, caches, strict=True)):
             x = block(x, Scene(place, mask, own, source, source_mask, cross), tap.at("blocks", i))
@@ -134,7 +138,7 @@ class Transformer(Stack):
         return tap("logits", self.head(hidden, segments))
 
     def loss(self, hidden: Stream, targets: Tensor, segments: Ids | None = None) -> heads.Loss:
-        return self.head.loss(hidden, targets, segments)  # type: ignore[no-any-return]
+        return self.head.loss(hidden, targets, segments)
 
     def remember(self, batch: int, capacity: int | None = None) -> Memory:
         """Empty caches for `batch` rows of up to `capacity` tokens."""

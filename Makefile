@@ -1,0 +1,34 @@
+# make demo   sets everything up, then trains a small model, writes with it and looks inside
+# make test   sets everything up, then checks style and types and runs the tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test setup bench clean
+
+demo: setup
+	$(BIN)/clearhead demo
+
+test: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+bench: setup
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python bench/forward.py
+
+setup: $(READY)
+
+# torch comes first and alone, at the pinned version: a looser request could pull gigabytes of GPU libraries
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("clearhead needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo .mypy_cache .ruff_cache .hypothesis

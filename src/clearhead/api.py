@@ -1,0 +1,181 @@
+"""What people hold in their hands: a model with its tokenizer, text or ids in, tensors out."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clearhead import config as c
+from clearhead.config import Config
+from clearhead.errors import ClearheadError, nearest
+from clearhead.generate.sample import sample
+from clearhead.inputs import Batch, read_input
+from clearhead.lens.edits import as_edit
+from clearhead.lens.names import matching
+from clearhead.lens.seen import Seen
+from clearhead.model.transformer import Transformer, build
+from clearhead.presets import presets
+from clearhead.tap import SILENT, Select, Tap, Watch
+from clearhead.tokens.text import Tokenizer
+from clearhead.weights import folder
+
+Text = str | Tensor | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+Edits = Mapping[str, Callable[..., Tensor]]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a model wrote after a prompt."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+
+
+class Model:
+    """A Transformer with its configuration and tokenizer; `net` is the torch module itself."""
+
+    def __init__(self, net: Transformer, config: Config, tokenizer: Tokenizer | None = None) -> None:
+        self.net, self.config, self.tokenizer = net, config, tokenizer
+
+    @property
+    def kind(self) -> str:
+        """decoder, encoder or encoder-decoder."""
+        return self.config.model.shape.kind
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.net.parameters())
+
+    def __repr__(self) -> str:
+        m = self.config.model
+        size = f"{m.layers} layers, {m.attention.heads} heads, width {m.width}, {self.parameters:,} parameters"
+        return f"<{self.kind}: {size}>"
+
+    def hidden(
+        self, x: Text | None = None, *, gradients: bool = False, edits: Edits | None = None, **more: object
+    ) -> Tensor:
+        """The last hidden states: tokens × width for one text, batch × tokens × width for several."""
+        batch, tap = self._batch(x, more), self._tap((), edits)
+        with _mode(gradients, tap):
+            return batch.unwrap(self._run(batch, tap))
+
+    def logits(
+        self, x: Text | None = None, *, gradients: bool = False, edits: Edits | None = None, **more: object
+    ) -> Tensor:
+        """Logits at every position (language, masked-word), or one row for the whole text (classes, number).
+
+        `source=` is what an encoder-decoder reads; `pictures=` and `sound=` take the place of text. `edits` map
+        names of values to `ablate`, `scale`, `replace` or any function of a tensor.
+        """
+        batch, tap = self._batch(x, more), self._tap((), edits)
+        with _mode(gradients, tap):
+            return batch.unwrap(self.net.predict(self._run(batch, tap), batch.segments, tap))
+
+    def watch(
+        self,
+        x: Text | None = None,
+        names: Iterable[str] | Mapping[str, Select] = ("**",),
+        *,
+        gradients: bool = False,
+        edits: Edits | None = None,
+        **more: object,
+    ) -> Seen:
+        """The values of those names (`blocks.*.attn.pattern`), by name, always with the batch as first dimension."""
+        batch, tap = self._batch(x, more), self._tap(names, edits)
+        with _mode(gradients, tap):
+            hidden = self._run(batch, tap)
+            self.net.predict(hidden, batch.segments, tap)
+        assert isinstance(tap, Watch)
+        return Seen(tap.values, self.config.model, self._labels(batch.ids), self._labels(batch.source))
+
+    def generate(
+        self, prompt: str | Tensor, max_tokens: int = 40, temperature: float = 1.0, top_k: int = 0, seed: int = 0
+    ) -> Generated:
+        """What follows the prompt."""
+        if not isinstance(self.config.model.head, c.Language) or self.kind != "decoder":
+            raise ClearheadError(f"this {self.kind} does not write text after a prompt; a decoder language model does.")
+        if temperature < 0 or max_tokens < 1:
+            raise ClearheadError(
+                f"temperature = {temperature} must be at least 0, max_tokens = {max_tokens} at least 1."
+            )
+        ids = self._batch(prompt, {}).ids
+        if ids.shape[1] + max_tokens > self.net.context:
+            raise ClearheadError(
+                f"{ids.shape[1]} tokens of prompt and {max_tokens} to write exceed the context of {self.net.context}."
+            )
+        tokens = list(sample(self.net, ids[:1], max_tokens, temperature, top_k, seed))
+        return Generated(self.tokenizer.decode(tokens) if self.tokenizer else "", tokens, "length")
+
+    def _batch(self, x: object, more: Mapping[str, object]) -> Batch:
+        return read_input(self.config.model, self.tokenizer, next(self.net.parameters()), x, **more)
+
+    def _run(self, batch: Batch, tap: Tap) -> Tensor:
+        return self.net(
+            batch.ids, segments=batch.segments, source=batch.source, source_segments=batch.source_segments, tap=tap
+        )
+
+    def _tap(self, names: Iterable[str] | Mapping[str, Select], edits: Edits | None) -> Tap:
+        names = [names] if isinstance(names, str) else names
+        if not names and not edits:
+            return SILENT
+        for pattern in (*names, *(edits or {})):
+            matching(self.config.model, pattern)
+        return Watch(names, {name: as_edit(edit) for name, edit in (edits or {}).items()})
+
+    def _labels(self, ids: Tensor | None) -> list[str]:
+        if ids is None or ids.is_floating_point():
+            return []
+        first = ids[0].tolist()
+        return self.tokenizer.pieces(first) if self.tokenizer else [str(i) for i in first]
+
+
+@contextmanager
+def _mode(gradients: bool, tap: Tap) -> Iterator[None]:
+    """Gradients or not; a watched pass is never compiled."""
+    eager = nullcontext() if tap is SILENT else torch.compiler.set_stance("force_eager")
+    with torch.set_grad_enabled(gradients), eager:
+        yield
+
+
+def new(config: str | Config, *, seed: int = 0, tokenizer: Tokenizer | None = None, **changes: object) -> Model:
+    """A fresh model with random weights, from a preset's name or a configuration; changes are options of the model."""
+    if isinstance(config, str):
+        if config not in presets:
+            raise ClearheadError(f"{config!r} is no preset; {nearest(config, presets)}")
+        config = presets[config]
+    config = config.change(**{key.replace("__", "."): value for key, value in changes.items()})
+    return Model(build(config.model, seed).eval(), config, tokenizer)
+
+
+def load(where: str | Path, *, device: str = "", dtype: str = "") -> Model:
+    """The model in a clearhead folder."""
+    path = Path(where)
+    if not (path / folder.CONFIG).is_file():
+        hint = f"; clearhead.new({str(where)!r}) makes a fresh one" if str(where) in presets else ""
+        raise ClearheadError(f"{where} is no clearhead model: there is no {folder.CONFIG} in it{hint}.")
+    if dtype and dtype not in DTYPES:
+        raise ClearheadError(f"dtype {dtype!r} is unknown; {nearest(dtype, DTYPES)}")
+    net, config, tokenizer = folder.read(path, checked_device(device), DTYPES.get(dtype))
+    return Model(net, config, tokenizer)
+
+
+def save(model: Model, where: str | Path) -> None:
+    """The model as a folder that `load` reads."""
+    folder.write(where, model.net, model.config, model.tokenizer)
+
+
+def checked_device(name: str) -> str:
+    """The device of that name, or the best there is."""
+    if not name:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):
+        raise ClearheadError(f"there is no device {name!r} here; cpu always works.") from None
+    return name

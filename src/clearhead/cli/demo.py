@@ -1,0 +1,123 @@
+"""`clearhead demo`: from nothing to a model that writes, in a minute, on text every machine has."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from clearhead.api import Model
+
+PROMPTS = ("Return the", "If the file", "Raise an error")
+SENTENCE = "Return the name of the file if it exists, and raise an error if it does not."
+
+
+def demo(
+    out: Path = typer.Option(Path("demo"), help="Where the model and the picture go."),
+    seconds: int = typer.Option(45, help="How long to train at most."),
+) -> None:
+    """Train a small lecture model on the docstrings of Python's standard library, write with it, look inside."""
+    from rich.console import Console
+
+    from clearhead import api
+    from clearhead.lens.plots import attention_figure, attention_text
+
+    console = Console(highlight=False)
+    model = train(console, seconds)
+    api.save(model, out / "model")
+    console.print("\n[bold]It writes[/] [dim](temperature 0.7)[/]")
+    for prompt in PROMPTS:
+        text = model.generate(prompt, max_tokens=40, temperature=0.7, top_k=40, seed=1).text
+        console.print(f"  [bold]{prompt}[/]", end="")
+        console.print(" ".join(text.split("\n"))[:160], markup=False)
+    seen = model.watch(SENTENCE, ["blocks.*.attn.pattern"])
+    layer, head = busiest_head(seen)
+    console.print(
+        f"\n[bold]It looks[/] [dim](layer {layer}, head {head}; darker squares are where each token looks)[/]"
+    )
+    console.print(attention_text(seen, layer, head))
+    picture = out / "attention.png"
+    attention_figure(seen, layer, head).savefig(picture, dpi=160)
+    console.print(f"saved {picture} and {out / 'model'}; go on with")
+    console.print(f'  clearhead generate {out / "model"} "Open a"', markup=False)
+    console.print(f'  clearhead see {out / "model"} "Return True if the file exists." --layer 1 --head 2', markup=False)
+    console.print(f"  clearhead verify {out / 'model'}", markup=False)
+
+
+def train(console: object, seconds: int) -> "Model":
+    """A fresh lecture-lm, its tokenizer, and up to `seconds` of training."""
+    import torch
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from clearhead import api
+    from clearhead.tokens.text import Tokenizer
+    from clearhead.train.loop import fit
+
+    texts = list(docstrings())
+    tokenizer = Tokenizer.train_bpe(texts, 2048)
+    tokens = torch.tensor([i for text in texts for i in [*tokenizer.encode(text), tokenizer.special["<|end|>"]]])
+    model = api.new("lecture-lm", vocabulary=len(tokenizer), tokenizer=tokenizer)
+    typer.echo(f"{model!r}\n{len(texts):,} docstrings of Python's standard library, {len(tokens):,} tokens\n")
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        TextColumn("step {task.completed:>4}  loss {task.fields[loss]:.3f}"),
+        TimeElapsedColumn(),
+    )
+    steps, start = 600, time.monotonic()
+    with Progress(*columns, console=console) as progress:  # type: ignore[arg-type]
+        task = progress.add_task("", total=steps, loss=0.0)
+
+        def report(step: int, loss: float) -> bool:
+            progress.update(task, completed=step + 1, loss=loss)
+            return time.monotonic() - start < seconds
+
+        fit(model.net, tokens, steps, batch=16, rate=3e-3, report=report)
+    return model
+
+
+def docstrings() -> Iterator[str]:
+    """Every docstring in the sources of the standard library, in a fixed order."""
+    import ast
+    import inspect
+    import sysconfig
+
+    from clearhead.errors import ClearheadError
+
+    found = False
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        if {"site-packages", "test", "tests", "idlelib", "lib2to3"} & set(path.relative_to(root).parts):
+            continue
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, SyntaxError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text and len(text) > 40:
+                    found = True
+                    yield inspect.cleandoc(text)
+    if not found:
+        raise ClearheadError(f"{root} holds no sources of the standard library to learn from.")
+
+
+def busiest_head(seen: object) -> tuple[int, int]:
+    """The head that looks around most sharply: the largest weights on tokens other than itself and the first."""
+    import torch
+
+    from clearhead.lens.plots import pattern_of
+
+    best, where = -1.0, (0, 0)
+    layers = sum(name.endswith("attn.pattern") for name in seen)  # type: ignore[attr-defined]
+    for layer in range(layers):
+        pattern = pattern_of(seen, layer).clone()  # type: ignore[arg-type]
+        pattern[:, :, 0] = 0
+        for head, weights in enumerate(pattern):
+            score = (weights - torch.diag(weights.diag())).max(dim=-1).values.mean().item()
+            if score > best:
+                best, where = score, (layer, head)
+    return where

@@ -1,0 +1,75 @@
+"""`clearhead`: the commands, and how mistakes are told. Nothing here imports torch."""
+
+import sys
+
+import typer
+
+from clearhead.cli import demo, generate, presets, see, verify
+from clearhead.errors import ClearheadError
+
+# click's own base of mistakes; some versions of typer carry click inside
+WrongUse: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    help="The Transformer of the lectures as real software.",
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo")(demo.demo)
+app.command("generate")(generate.generate)
+app.command("see")(see.see)
+app.command("verify")(verify.verify)
+app.command("presets")(presets.presets)
+
+START = """clearhead {version} — the Transformer of the lectures, to read, train, watch and edit
+
+Three commands to try first:
+
+  clearhead demo                    trains a small model on this machine, writes with it, shows a head
+  clearhead presets                 every model that can be built, with its size
+  clearhead verify tiny-decoder     the laws every model must keep, checked one by one
+
+clearhead --help lists all commands.
+"""
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+) -> None:
+    """The Transformer of the lectures as real software."""
+    from clearhead import __version__
+
+    if version:
+        typer.echo(f"clearhead {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(START.format(version=__version__), nl=False)
+
+
+def main() -> None:
+    """Runs a command; a mistake is one sentence on stderr and exit status 2."""
+    try:
+        status = app(standalone_mode=False)
+    except ClearheadError as mistake:
+        _stop(str(mistake), 2)
+    except WrongUse as mistake:
+        _stop(mistake.format_message(), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        _stop("stopped.", 130)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _stop(sentence: str, status: int) -> None:
+    typer.echo(f"clearhead: {sentence}", err=True)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Whatever a person gives, as a batch the network can read: text, ids, pictures, sound; or a sentence why not."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from clearhead import config as c
+from clearhead.errors import ClearheadError
+from clearhead.tokens import sound as sounds
+from clearhead.tokens.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class Batch:
+    ids: Tensor  # or pictures, or mel frames
+    segments: Tensor | None  # None where nothing is padded
+    source: Tensor | None
+    source_segments: Tensor | None
+    single: bool  # one text, so results drop the batch
+
+    def unwrap(self, result: Tensor) -> Tensor:
+        return result[0] if self.single else result
+
+
+def read_input(
+    m: c.ModelConfig,
+    tokenizer: Tokenizer | None,
+    like: Tensor,
+    x: object = None,
+    *,
+    source: object = None,
+    pictures: object = None,
+    sound: object = None,
+) -> Batch:
+    """`like` is a parameter of the model: its device and dtype are the batch's."""
+    side = m.shape if isinstance(m.shape, c.EncoderDecoder) else None
+    read, vocabulary, context = (
+        (side.input, side.vocabulary or m.vocabulary, side.context) if side else (m.input, m.vocabulary, m.context)
+    )
+    given = {"pictures": pictures, "sound": sound, "source" if side else "text": source if side else x}
+    wanted = {c.Tokens: "source" if side else "text", c.Pictures: "pictures"}.get(type(read), "sound")
+    for name, value in given.items():
+        if value is not None and name != wanted:
+            raise ClearheadError(f"this model reads {wanted}, not {name}.")
+    if given[wanted] is None:
+        raise ClearheadError(f"this model reads {wanted}; none was given.")
+    if source is not None and not side:
+        raise ClearheadError(f"a {m.shape.kind} has no source side; only an encoder-decoder has.")
+    if isinstance(read, c.Tokens):
+        first, first_segments, single = _ids(given[wanted], tokenizer, vocabulary, context, like.device)
+    else:
+        first, single = _dense(given[wanted], read, like)
+        first_segments = None
+    if not side:
+        return Batch(first, first_segments, None, None, single)
+    ids, segments, single = _ids(x, tokenizer, m.vocabulary, m.context, like.device)
+    if len(ids) != len(first):
+        raise ClearheadError(f"there are {len(ids)} targets for {len(first)} sources; each target needs one source.")
+    if segments is not None and first_segments is None and first.dim() == 2:
+        first_segments = torch.ones_like(first)
+    return Batch(ids, segments, first, first_segments, single)
+
+
+def _ids(
+    x: object, tokenizer: Tokenizer | None, vocabulary: int, context: int, device: torch.device
+) -> tuple[Tensor, Tensor | None, bool]:
+    """ids, segments where rows are padded, and whether it was one text."""
+    single = (
+        isinstance(x, str)
+        or (isinstance(x, Tensor) and x.dim() == 1)
+        or (_is_list(x) and bool(x) and isinstance(x[0], int))
+    )
+    if isinstance(x, Tensor):
+        if x.dim() not in (1, 2) or x.is_floating_point() or x.dtype == torch.bool:
+            raise ClearheadError(f"token ids must be a 1-D or 2-D tensor of whole numbers, not {x.dim()}-D {x.dtype}.")
+        rows = x.long()[None] if single else x.long()
+        ids, segments = rows.to(device), None
+    else:
+        texts = [x] if single else x
+        if not _is_list(texts):
+            raise ClearheadError(f"text, a list of texts or token ids are needed, not {type(x).__name__}.")
+        listed = [_encode(text, tokenizer) for text in texts]
+        longest = max(map(len, listed), default=0)
+        ids = torch.zeros(len(listed), longest, dtype=torch.long, device=device)
+        real = torch.zeros_like(ids)
+        for row, tokens in enumerate(listed):
+            ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+            real[row, : len(tokens)] = 1
+        segments = None if bool(real.all()) else real
+        if any(not tokens for tokens in listed):
+            raise ClearheadError("the text is empty; give at least one token.")
+    if not ids.numel():
+        raise ClearheadError("the text is empty; give at least one token.")
+    if ids.shape[1] > context:
+        raise ClearheadError(f"{ids.shape[1]} tokens are more than this model's context of {context}.")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocabulary:
+        wrong = low if low < 0 else high
+        raise ClearheadError(f"token id {wrong} is out of range; the vocabulary has ids 0 to {vocabulary - 1}.")
+    return ids, segments, single
+
+
+def _encode(text: object, tokenizer: Tokenizer | None) -> Sequence[int]:
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise ClearheadError("this model has no tokenizer, so it cannot read text; give token ids.")
+        return tokenizer.encode(text)
+    if _is_list(text) and all(isinstance(i, int) and not isinstance(i, bool) for i in text):
+        return text
+    raise ClearheadError(f"a text or a list of token ids is needed, not {text!r:.60}.")
+
+
+def _is_list(x: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(x, list | tuple)
+
+
+def _dense(x: object, read: c.Pictures | c.Sound | c.Spectrogram, like: Tensor) -> tuple[Tensor, bool]:
+    """Pictures as channels × height × width, sound as samples; one, or a batch."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise ClearheadError(
+            f"{read.kind} must be a tensor of floating-point numbers, not {getattr(x, 'dtype', type(x).__name__)}."
+        )
+    one = 3 if isinstance(read, c.Pictures) else 1
+    if x.dim() not in (one, one + 1):
+        raise ClearheadError(f"{read.kind} must have {one} dimensions, or {one + 1} for a batch, not {x.dim()}.")
+    single = x.dim() == one
+    x = x[None] if single else x
+    if not isinstance(read, c.Pictures):
+        x = sounds.log_mel(x.float(), read)
+    return x.to(like), single

@@ -1,0 +1,88 @@
+"""Changes to a value on its way, for `edits={"blocks.2.attn.z": ablate(head=3)}`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import EllipsisType
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.tap import Edit
+
+Index = tuple[slice | int | EllipsisType, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of one head, of one token, or of the whole value. Tokens count from 0, or from the end below 0."""
+
+    new: Callable[[Tensor, Tensor, str], Tensor]  # the part to change, the whole value, its name
+    head: int | None
+    token: int | None
+
+    def __call__(self, value: Tensor, name: str) -> Tensor:
+        where = self._where(value, name)
+        changed = value.clone()
+        changed[where] = self.new(value[where], value, name)
+        return changed
+
+    def _where(self, value: Tensor, name: str) -> Index:
+        by_head = value.dim() == 4
+        if self.head is not None and not by_head:
+            raise ClearheadError(f"{name} is not split by head; leave out head={self.head}.")
+        for word, index, size in (("head", self.head, value.shape[1]), ("token", self.token, value.shape[-2])):
+            if index is not None and not -size <= index < size:
+                raise ClearheadError(f"{name} has {size} {word}s; there is no {word} {index}.")
+        token = slice(None) if self.token is None else self.token
+        if not by_head:
+            return (slice(None), token)
+        return (slice(None), slice(None) if self.head is None else self.head, token)
+
+
+def ablate(head: int | None = None, token: int | None = None) -> Change:
+    """Set to zero."""
+    return Change(lambda part, value, name: torch.zeros_like(part), head, token)
+
+
+def scale(factor: float, head: int | None = None, token: int | None = None) -> Change:
+    """Multiply."""
+    return Change(lambda part, value, name: part * factor, head, token)
+
+
+def replace(with_: Mapping[str, Tensor] | Tensor, head: int | None = None, token: int | None = None) -> Change:
+    """Put in what another run had there: its `seen` values, or a tensor of the same shape."""
+
+    def new(part: Tensor, value: Tensor, name: str) -> Tensor:
+        other = with_ if isinstance(with_, Tensor) else _from(with_, name)
+        if other.shape[1:] != value.shape[1:]:
+            raise ClearheadError(
+                f"{name} is {_x(value)} here and {_x(other)} in the other run; use texts of equal length."
+            )
+        return other.to(value)[change._where(other, name)]
+
+    change = Change(new, head, token)
+    return change
+
+
+def _from(seen: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in seen:
+        raise ClearheadError(f"the other run did not keep {name}; watch it there first.")
+    return seen[name]
+
+
+def as_edit(function: Callable[..., Tensor]) -> Edit:
+    """Any function of a tensor, or one of the changes above, held to the value's shape."""
+
+    def edit(value: Tensor, name: str) -> Tensor:
+        changed = function(value, name) if isinstance(function, Change) else function(value)
+        if not isinstance(changed, Tensor) or changed.shape != value.shape:
+            got = _x(changed) if isinstance(changed, Tensor) else type(changed).__name__
+            raise ClearheadError(f"the edit of {name} must return a tensor of {_x(value)}, not {got}.")
+        return changed
+
+    return edit
+
+
+def _x(value: Tensor) -> str:
+    return " x ".join(map(str, value.shape))

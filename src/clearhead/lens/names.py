@@ -1,0 +1,97 @@
+"""The table of every visible value: its path, shape, formula and one sentence.
+
+Plots, pages and tests read this table; a value that is not in it has no name.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from clearhead import config as c
+from clearhead.errors import ClearheadError, nearest
+from clearhead.tap import compile_pattern
+
+
+@dataclass(frozen=True)
+class Name:
+    path: str
+    shape: str  # words: batch token query key head kv_head d_head width ffn_width vocabulary outputs
+    formula: str
+    sentence: str
+
+
+STREAM = "batch token width"
+
+EMBED = (
+    Name("embed.tokens", STREAM, "E[w]", "what the tokens are, wherever they stand"),
+    Name("embed.positions", "one token width", "P[i]", "where the tokens stand, whatever they are"),
+    Name("embed", STREAM, "E[w] + P[i]", "the start of the residual stream"),
+)
+ATTENTION = (
+    Name("in", STREAM, "h", "what the queries are made of"),
+    Name("q", "batch head token d_head", "h W_Q", "what each token asks"),
+    Name("k", "batch kv_head key d_head", "s W_K", "what each token answers to"),
+    Name("v", "batch kv_head key d_head", "s W_V", "what each token passes on"),
+    Name(
+        "q_turned", "batch head token d_head", "R_i q", "queries, turned by their position where positions are rotary"
+    ),
+    Name("k_turned", "batch kv_head key d_head", "R_j k", "keys, turned by their position where positions are rotary"),
+    Name("scores", "batch head token key", "q kᵀ / √d_k + bias", "how well each key fits each query"),
+    Name("masked", "batch head token key", "scores + M", "the same, −∞ where a query may not look"),
+    Name(
+        "pattern",
+        "batch head token key",
+        "softmax(masked)",
+        "how much each query takes from each key; rows add up to 1",
+    ),
+    Name("z", "batch head token d_head", "pattern · v", "what each head has gathered"),
+    Name("out", STREAM, "concat(z) W_O", "what attention adds to the stream"),
+)
+FEED_FORWARD = (
+    Name("in", STREAM, "h", "what the neurons read"),
+    Name("pre", "batch token ffn_width", "h W_1 + b_1", "the neurons before their activation"),
+    Name("gate", "batch token ffn_width", "h W_G", "what each neuron is multiplied with"),
+    Name("post", "batch token ffn_width", "f(pre)", "the neurons after it"),
+    Name("out", STREAM, "post W_2 + b_2", "what the feed-forward layer adds to the stream"),
+)
+
+
+def names(m: c.ModelConfig) -> dict[str, Name]:
+    """Every value of such a model, in the order in which it comes to be."""
+    found: list[Name] = []
+    if isinstance(m.shape, c.EncoderDecoder):
+        found += [replace(n, path=f"encoder.{n.path}") for n in _stack(m, m.shape.layers, cross=False)]
+    found += _stack(m, m.layers, cross=isinstance(m.shape, c.EncoderDecoder))
+    pooled = isinstance(m.head, c.Classes | c.Number)
+    if not isinstance(m.head, c.Hidden):
+        shape = "batch outputs" if pooled else "batch token vocabulary"
+        found.append(Name("logits", shape, "norm · Eᵀ" if not pooled else "pooled W", "the answer, before softmax"))
+    return {name.path: name for name in found}
+
+
+def _stack(m: c.ModelConfig, layers: int, cross: bool) -> Iterator[Name]:
+    added = isinstance(m.position, c.Learned | c.Sinusoidal)
+    yield from (n for n in EMBED if added or n.path != "embed.positions")
+    for i in range(layers):
+        block = f"blocks.{i}"
+        yield Name(f"{block}.pre", STREAM, "x", "the residual stream as it enters the block")
+        yield from _below(f"{block}.attn", ATTENTION)
+        yield Name(f"{block}.mid", STREAM, "x + attention", "the stream after attention")
+        if cross:
+            yield from _below(f"{block}.cross", ATTENTION)
+            yield Name(f"{block}.crossed", STREAM, "mid + cross-attention", "the stream after looking at the source")
+        yield from _below(f"{block}.ffn", [n for n in FEED_FORWARD if m.ffn.gated or n.path != "gate"])
+        yield Name(f"{block}.post", STREAM, "mid + feed-forward", "the stream as it leaves the block")
+    yield Name("norm", STREAM, "norm(x)", "the stream at the end, normalised where the wiring is pre")
+
+
+def _below(path: str, table: tuple[Name, ...] | list[Name]) -> Iterator[Name]:
+    return (replace(n, path=f"{path}.{n.path}") for n in table)
+
+
+def matching(m: c.ModelConfig, pattern: str) -> list[str]:
+    """The paths that a pattern means in such a model; none is a mistake."""
+    known = names(m)
+    found = [path for path in known if compile_pattern(pattern).fullmatch(path)]
+    if not found:
+        raise ClearheadError(f"{pattern!r} names no value of this model; {nearest(pattern, known)}")
+    return found

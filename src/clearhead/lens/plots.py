@@ -1,0 +1,75 @@
+"""Pictures for people: an attention head as a figure, or in the terminal."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.text import Text
+
+
+def attention_figure(seen: Any, layer: int, head: int | None = None, cross: bool = False) -> "Figure":
+    """One head's pattern as a matrix, queries down, keys across; without `head`, all heads of the layer."""
+    from matplotlib.figure import Figure
+
+    pattern = pattern_of(seen, layer, cross)
+    heads = range(pattern.shape[0]) if head is None else [_checked(head, pattern)]
+    across, columns = (seen.source_tokens if cross else seen.tokens), min(len(heads), 4)
+    rows = -(-len(heads) // columns)
+    side = max(3.0, 0.24 * len(across) + 1.4) if head is not None else 2.6
+    figure = Figure(figsize=(side * columns, side * rows), layout="constrained")
+    for number, h in enumerate(heads):
+        axes = figure.add_subplot(rows, columns, number + 1)
+        axes.imshow(pattern[h].numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+        axes.set_title(f"layer {layer}, head {h}", fontsize=10, loc="left", pad=8)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        if head is None:
+            axes.set_xticks([])
+            axes.set_yticks([])
+            continue
+        axes.set_xticks(range(len(across)), _plain(across), rotation=90, fontsize=8, family="monospace")
+        axes.set_yticks(range(len(seen.tokens)), _plain(seen.tokens), fontsize=8, family="monospace")
+        axes.tick_params(length=0)
+        axes.set_xlabel("looked at (key)", fontsize=8)
+        axes.set_ylabel("looking (query)", fontsize=8)
+    return figure
+
+
+def attention_text(seen: Any, layer: int, head: int, cross: bool = False) -> "Text":
+    """The same for a terminal: a shaded square for each weight, rows are queries; last, where most of it goes."""
+    from rich.text import Text
+
+    pattern = pattern_of(seen, layer, cross)
+    pattern = pattern[_checked(head, pattern)]
+    across, picture = (seen.source_tokens if cross else seen.tokens), Text()
+    wide = max(map(len, seen.tokens))
+    for label, row in zip(seen.tokens, pattern.tolist(), strict=True):
+        picture.append(f"{label:>{wide}} ")
+        for weight in row:
+            shade = round(255 - 200 * weight**0.5)
+            picture.append("  ", style=f"on rgb({shade},{min(255, shade + 20)},255)" if weight > 0.0005 else "")
+        picture.append(f"  {across[row.index(max(row))]} {max(row):.2f}\n", style="dim")
+    return picture
+
+
+def pattern_of(seen: Mapping[str, Tensor], layer: int, cross: bool = False) -> Tensor:
+    """head × query × key of the first text."""
+    name = f"blocks.{layer}.{'cross' if cross else 'attn'}.pattern"
+    if name not in seen:
+        raise ClearheadError(f"{name} was not watched; ask for it in model.watch(text, [{name!r}]).")
+    return seen[name][0].detach().float().cpu()
+
+
+def _checked(head: int, pattern: Tensor) -> int:
+    if not 0 <= head < len(pattern):
+        raise ClearheadError(f"there is no head {head}; this layer has heads 0 to {len(pattern) - 1}.")
+    return head
+
+
+def _plain(tokens: list[str]) -> list[str]:
+    return [token.replace("$", r"\$") for token in tokens]  # a dollar would start a formula

@@ -1,0 +1,1 @@
+"""Text, pictures and sound, cut into what a model reads."""

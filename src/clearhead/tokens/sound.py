@@ -1,0 +1,76 @@
+"""A sound becomes log-mel frames, the ones that Whisper reads, at any rate, window and number of bands (L6.4)."""
+
+import math
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.config import Mel
+from clearhead.errors import ClearheadError
+
+
+def log_mel(samples: Float[Tensor, "*batch sample"], source: Mel) -> Float[Tensor, "batch mel frame"]:
+    """How loud each band of pitches is, frame by frame, in bels, squeezed to about −1 … 1.
+
+    Sounds are cut, or filled with silence, to `frames × hop` samples.
+    """
+    length = source.frames * source.hop
+    if samples.dim() not in (1, 2) or not samples.is_floating_point():
+        got = f"{str(samples.dtype).removeprefix('torch.')} of {samples.dim()} dimensions"
+        raise ClearheadError(f"sound must be floats from -1 to 1, samples or batch x samples, not {got}.")
+    if length <= source.window // 2:  # the ends are mirrored under half a window
+        raise ClearheadError(f"{length} samples (frames x hop) are too few for a window of {source.window}.")
+    samples = (samples if samples.dim() == 2 else samples[None])[:, :length].float()
+    samples = F.pad(samples, (0, length - samples.shape[1]))
+    window = torch.hann_window(source.window, device=samples.device)
+    waves = torch.stft(samples, source.window, source.hop, window=window, return_complex=True)
+    power = waves[..., : source.frames].abs().square()
+    bels = (mel_filters(source).to(power) @ power).clamp(min=1e-10).log10()
+    loudest = bels.amax((1, 2), keepdim=True)
+    return (bels.maximum(loudest - 8) + 4) / 4
+
+
+def mel_filters(source: Mel) -> Float[Tensor, "mel frequency"]:
+    """Triangles over the frequencies, evenly spaced in mels, each of area one (Slaney)."""
+    frequencies = torch.arange(source.window // 2 + 1, dtype=torch.float64) * source.rate / source.window
+    corners = _hertz(torch.linspace(0, _mels(source.rate / 2), source.mels + 2, dtype=torch.float64))
+    left, middle, right = corners[:-2, None], corners[1:-1, None], corners[2:, None]
+    rising, falling = (frequencies - left) / (middle - left), (right - frequencies) / (right - middle)
+    return (rising.minimum(falling).clamp(min=0) * 2 / (right - left)).float()
+
+
+# Slaney's scale: three mels every 200 Hz up to 1000 Hz, from there on 27 mels for each factor of 6.4.
+def _mels(hertz: float) -> float:
+    return 3 * hertz / 200 if hertz < 1000 else 15 + 27 * math.log(hertz / 1000, 6.4)
+
+
+def _hertz(mels: Tensor) -> Tensor:
+    return torch.where(mels < 15, mels * 200 / 3, 1000 * 6.4 ** ((mels - 15) / 27))
+
+
+def read(path: str | Path, source: Mel) -> Float[Tensor, " sample"]:
+    """The samples of a sound file, its channels mixed, at the source's rate."""
+    import soundfile  # type: ignore[import-untyped] # only files need libsndfile
+
+    try:
+        with Path(path).open("rb") as file:
+            channels, rate = soundfile.read(file, dtype="float32", always_2d=True)
+    except OSError as error:
+        raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
+    except (soundfile.SoundFileError, TypeError) as error:  # TypeError: headerless .raw
+        why = getattr(error, "error_string", error)
+        raise ClearheadError(f"{path} is not a sound; a WAV, FLAC, OGG or MP3 file is needed ({why}).") from None
+    return resample(torch.from_numpy(channels).mean(1), rate, source.rate)
+
+
+def resample(samples: Float[Tensor, " sample"], old: int, new: int) -> Float[Tensor, " sample"]:
+    """The same wave at another rate: its spectrum cut off, or continued with zeros, at the new highest frequency."""
+    if old == new:
+        return samples
+    seconds = len(samples) // old + 2  # whole ones, and a silent one lest the end ring into the beginning
+    spectrum = torch.fft.rfft(samples, seconds * old)
+    wave: Tensor = torch.fft.irfft(spectrum, seconds * new) * (new / old)
+    return wave[: math.ceil(len(samples) * new / old)]

@@ -1,0 +1,166 @@
+"""Text becomes vocabulary indices, and indices become text again (L1.2)."""
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import tokenizers as tk
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from clearhead.errors import ClearheadError
+
+
+def _stand_ins() -> str:
+    """GPT-2's visible character for each of the 256 bytes: itself, or the next one from Ā on."""
+    spare = map(chr, range(256, 512))
+    return "".join(c if c.isprintable() and c != " " else next(spare) for c in map(chr, range(256)))
+
+
+BYTES = _stand_ins()
+VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥"}
+
+
+class Tokenizer:
+    """A vocabulary and the rule that cuts text into it: what a `tokenizer.json` holds, published ones included.
+
+    Ids stand for the text alone: beginnings, ends and [CLS] are put around it by whoever makes the batch.
+    """
+
+    def __init__(self, inner: tk.Tokenizer) -> None:
+        inner.no_truncation()  # some published files cut at 128 tokens, in silence
+        inner.no_padding()
+        inner.encode_special_tokens = True  # which means: as the plain text that they look like
+        self._inner = inner
+
+    @classmethod
+    def train_bpe(cls, texts: Iterable[str], size: int, special: tuple[str, ...] = ("<|end|>",)) -> Self:
+        """Byte-level BPE: the 256 bytes, then merges of the likeliest neighbours, `special` last.
+
+        Of little text there are fewer than `size` tokens to be made: `len` tells how many came out.
+        """
+        if isinstance(texts, str):
+            raise ClearheadError("BPE learns from several texts, not from the letters of one; write [text].")
+        if size < (least := len(BYTES) + len(special)):
+            raise ClearheadError(f"a vocabulary of {size} is too small; 256 bytes and {special} need {least}.")
+        inner = tk.Tokenizer(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+        room = size - len(special)
+        learner = trainers.BpeTrainer(vocab_size=room, initial_alphabet=list(BYTES), show_progress=False)
+        inner.train_from_iterator(texts, learner)
+        for token in special:
+            if not token or not token.isascii() or inner.token_to_id(token) is not None:
+                raise ClearheadError(f"{token!r} may also come out of plain text; write a special token as '<|end|>'.")
+        inner.add_special_tokens(list(special))
+        return cls(inner)
+
+    @classmethod
+    def bytes(cls) -> Self:
+        """The 256 bytes, each its own id: a vocabulary that needs no training."""
+        inner = tk.Tokenizer(models.BPE({token: byte for byte, token in enumerate(BYTES)}, []))
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        inner.decoder = decoders.ByteLevel()
+        return cls(inner)
+
+    @classmethod
+    def characters(cls, text: str) -> Self:
+        """One token for each different character of `text`, in the order of Unicode."""
+        inner = tk.Tokenizer(models.WordLevel({c: i for i, c in enumerate(sorted(set(text)))}))
+        inner.pre_tokenizer = pre_tokenizers.Split(tk.Regex(r"[\s\S]"), "isolated")
+        inner.decoder = decoders.Fuse()
+        return cls(inner)
+
+    def encode(self, text: str, allow_special: bool = False) -> list[int]:
+        """The ids of `text`. Special tokens in it are plain text unless allowed: a user may type `<|end|>`."""
+        inner = self._heeding if allow_special else self._inner
+        try:
+            return inner.encode(text, add_special_tokens=False).ids
+        except Exception:
+            for character in text:
+                if not self._knows(character):
+                    name = f"{character!r} (U+{ord(character):04X})"
+                    raise ClearheadError(f"the text holds {name}, for which there is no token.") from None
+            raise
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens spelled out; bytes that are no whole character become �."""
+        for i in ids:
+            self._token(i)
+        return self._inner.decode(ids, skip_special_tokens=False)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Each token as a label: a space is ·, a line's end ↵, a tab ⇥, what cannot be seen its bytes: ‹e2›."""
+        tokens = [self._token(i) for i in ids]
+        if isinstance(self._inner.decoder, decoders.ByteLevel):
+            tokens = [token if token in self.special else _from_bytes(token) for token in tokens]
+        return ["".join(map(_label, token)) for token in tokens]
+
+    @cached_property
+    def special(self) -> dict[str, int]:
+        """The tokens that no plain text becomes, with their ids."""
+        return {t.content: i for i, t in self._inner.get_added_tokens_decoder().items() if t.special}
+
+    def __len__(self) -> int:
+        return self._inner.get_vocab_size()
+
+    def save(self, path: str | Path) -> None:
+        """To a `tokenizer.json`: the old file or the new one is there at any moment, never half of one."""
+        path = Path(path)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with draft.open("w", encoding="utf-8") as file:
+                file.write(self._inner.to_str(pretty=True))
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise ClearheadError(f"{path} cannot be written: {error.strerror}.") from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """From a `tokenizer.json`, ours or a published one."""
+        try:
+            return cls(tk.Tokenizer.from_str(Path(path).read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
+        except Exception as error:  # the library raises nothing narrower
+            raise ClearheadError(f"{path} is not a tokenizer.json: {error}.") from None
+
+    @cached_property
+    def _heeding(self) -> tk.Tokenizer:
+        # A twin, not a switch: a switch would let another thread's text in while it is set.
+        return tk.Tokenizer.from_str(self._inner.to_str())
+
+    def _token(self, i: int) -> str:
+        try:
+            token = self._inner.id_to_token(i)
+        except OverflowError:
+            token = None
+        if token is None:
+            raise ClearheadError(f"there is no token {i}; ids run from 0 to {len(self) - 1}.")
+        return token
+
+    def _knows(self, character: str) -> bool:
+        try:
+            self._inner.encode(character)
+        except Exception:
+            return False
+        return True
+
+
+def _from_bytes(token: str) -> str:
+    """The text of a token in stand-ins; a byte that is no text becomes a lone surrogate."""
+    if not set(token) <= set(BYTES):
+        return token  # a word added to a published vocabulary as it is
+    return bytes(map(BYTES.index, token)).decode(errors="surrogateescape")
+
+
+def _label(character: str) -> str:
+    if character in VISIBLE or character.isprintable():
+        return VISIBLE.get(character, character)
+    return "".join(f"‹{byte:02x}›" for byte in character.encode(errors="surrogateescape"))

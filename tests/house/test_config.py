@@ -1,0 +1,140 @@
+"""Configurations: read back what was written, refuse what cannot be."""
+
+import tomllib
+
+import pytest
+from hypothesis import given
+
+import clearhead as ch
+from clearhead.config import Config
+from clearhead.model.transformer import build
+from strategies import models
+
+PUBLISHED = {  # as the model cards or papers give them
+    "gpt2-124m": 124_439_808,
+    "gpt2-355m": 354_823_168,
+    "gpt2-774m": 774_030_080,
+    "gpt2-1558m": 1_557_611_200,
+    "bert-base": 109_514_298,
+    "bert-large": 335_174_458,
+    "smollm2-135m": 134_515_008,
+    "smollm2-360m": 361_821_120,
+    "smollm2-1.7b": 1_711_376_384,
+    "tinyllama-1.1b": 1_100_048_384,
+    "llama-2-7b": 6_738_415_616,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen3-0.6b": 596_049_920,
+    "t5-small": 60_506_624,
+    "t5-base": 222_903_552,
+    "whisper-tiny": 37_760_640,
+    "whisper-base": 72_593_920,
+    "vit-tiny": 5_717_416,
+    "vit-small": 22_050_664,
+    "vit-base": 86_567_656,
+    "vit-large": 304_326_632,
+}
+
+
+@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
+def test_parameters_are_as_published(name, count):
+    assert ch.presets[name].parameters() == count
+
+
+@pytest.mark.parametrize(("name", "millions"), [("vaswani-base", 65), ("vaswani-big", 213)])
+def test_the_2017_models_have_the_paper_size(name, millions):
+    assert ch.presets[name].parameters() == pytest.approx(
+        millions * 1e6, rel=0.035
+    )  # the paper rounds, and so its vocabulary
+
+
+@pytest.mark.parametrize("name", ch.presets)
+def test_counted_equals_built(name):
+    config = ch.presets[name]
+    assert sum(p.numel() for p in build(config.model, seed=None).parameters()) == config.parameters()
+
+
+@given(models())
+def test_counted_equals_built_for_any_model(m):
+    assert sum(p.numel() for p in build(m, seed=None).parameters()) == Config(m).parameters()
+
+
+@pytest.mark.parametrize("name", ch.presets)
+def test_printed_preset_reads_back_to_itself(name):
+    text = ch.presets[name].toml()
+    assert Config.of(tomllib.loads(text)) == ch.presets[name]
+    assert all("#" in line for line in text.splitlines() if "=" in line)
+
+
+@given(models())
+def test_any_config_reads_back_to_itself(m):
+    config = Config(m)
+    assert Config.of(tomllib.loads(config.toml())) == config
+    assert Config.of(config.tree()) == config
+
+
+def test_a_file_reads_as_it_was_written(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\nwidth = 64\nposition = "rotary"\n')
+    config = Config.read(path, **{"model.position.theta": "5000"})
+    assert (config.model.width, config.model.position.theta) == (64, 5000.0)
+
+
+def test_another_kind_starts_from_its_own_defaults():
+    changed = ch.presets["llama-3.2-1b"].change(position="relative")
+    assert changed.model.position.buckets == 32
+    assert changed.change(**{"position.kind": "rotary", "position.theta": 7}).model.position.theta == 7.0
+
+
+MISTAKES = [
+    ({"widht": 3}, "did you mean 'width'"),
+    ({"position": "rotray"}, "did you mean 'rotary'"),
+    ({"position.theta": 3}, "model.position.theta is not an option"),
+    ({"width": "wide"}, "must be a whole number"),
+    ({"width": True}, "must be a whole number"),
+    ({"width": 0}, "must be at least 1"),
+    ({"width": 33}, "does not split into 4 heads"),
+    ({"attention.kv_heads": 3}, "cannot share 3 kv_heads evenly"),
+    ({"attention.bias": ["q", "z"]}, "'z' is not a choice"),
+    ({"attention.bias": "q"}, "must be a list"),
+    ({"dropout.residual": 1.0}, "less than 1"),
+    ({"norm.eps": float("nan")}, "positive number"),
+    ({"ffn.activation": "glue"}, "did you mean"),
+    ({"position": "rotary", "attention.head_width": 7}, "turn pairs"),
+    ({"position": {"kind": "rotary", "width": 10}}, "more than the head's 8"),
+    ({"position": "sinusoidal", "width": 33, "attention.heads": 3}, "is odd"),
+    ({"position": {"kind": "relative", "buckets": 6}}, "multiple of 4"),
+    ({"position": {"kind": "relative", "distance": 8}}, "must be more than"),
+    ({"shape": "encoder"}, "sees the word it would have to predict"),
+    ({"head": "masked-word"}, "needs shape encoder"),
+    ({"head": "classes"}, "use pooling mean"),
+    ({"shape": "encoder-decoder", "head": "number"}, "needs shape encoder or decoder"),
+    ({"input": "pictures"}, "a decoder reads the tokens it writes"),
+    ({"shape": "encoder", "head": "classes", "input": "pictures"}, "it must be 0"),
+    ({"shape": "encoder", "head": "classes", "input": "pictures", "vocabulary": 0}, "becomes 197 tokens"),
+    ({"vocabulary": 0}, "vocabulary"),
+    ({"context.more": 1}, "no options below it"),
+    ({"position": {"theta": 1}}, "needs a kind"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), MISTAKES)
+def test_what_cannot_be_is_refused_with_the_reason(change, words):
+    with pytest.raises(ch.ClearheadError, match=words.replace("?", r"\?")):
+        ch.presets["tiny-decoder"].change(**change)
+
+
+@pytest.mark.parametrize("text", ["model = 3", "[model", "[modle]\nwidth = 3"])
+def test_a_broken_file_is_refused_with_a_sentence(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(ch.ClearheadError, match=r"\.|\?"):
+        Config.read(path)
+
+
+def test_a_missing_file_is_refused_with_a_sentence(tmp_path):
+    with pytest.raises(ch.ClearheadError, match="cannot be read"):
+        Config.read(tmp_path / "none.toml")

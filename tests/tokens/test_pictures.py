@@ -1,0 +1,106 @@
+"""Laws of pictures: what a person sees, from −1 to 1, in the one size asked for."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from clearhead.config import Pictures
+from clearhead.errors import ClearheadError
+from clearhead.tokens import pictures
+
+GREY = Pictures(size=4, patch=2, channels=1)
+COLOUR = Pictures(size=4, patch=2, channels=3)
+PIXELS = np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+
+
+def test_black_is_minus_one_and_white_is_one() -> None:
+    for value, expected in ((0, -1.0), (255, 1.0)):
+        read = pictures.read(np.full((7, 5), value, np.uint8), GREY)
+        assert torch.equal(read, torch.full((1, 4, 4), expected))
+
+
+def test_a_picture_of_the_right_size_keeps_every_pixel() -> None:
+    expected = torch.from_numpy(PIXELS.astype(np.float32) / 255).permute(2, 0, 1) * 2 - 1
+    torch.testing.assert_close(pictures.read(PIXELS, COLOUR), expected)
+
+
+def test_paths_images_and_arrays_are_the_same_picture(tmp_path: Path) -> None:
+    Image.fromarray(PIXELS).save(tmp_path / "a.png")
+    path = tmp_path / "a.png"
+    batch = pictures.batch([path, str(path), Image.open(path), PIXELS], COLOUR)
+    assert batch.shape == (4, 3, 4, 4)
+    assert batch.dtype == torch.float32
+    assert all(torch.equal(one, batch[0]) for one in batch)
+
+
+def test_resizing_is_pillows_bicubic() -> None:
+    large = np.random.default_rng(1).integers(0, 256, (9, 6, 3), dtype=np.uint8)
+    small = np.asarray(Image.fromarray(large).resize((4, 4), Image.Resampling.BICUBIC))
+    assert torch.equal(pictures.read(large, COLOUR), pictures.read(small, COLOUR))
+
+
+def test_grey_and_colour_read_each_other() -> None:
+    grey = PIXELS[:, :, 0]
+    assert torch.equal(pictures.read(grey, COLOUR), pictures.read(grey, GREY).expand(3, 4, 4))
+    assert torch.equal(pictures.read(grey[:, :, None], GREY), pictures.read(grey, GREY))
+    expected = PIXELS @ np.array([0.299, 0.587, 0.114]) / 127.5 - 1
+    np.testing.assert_allclose(pictures.read(PIXELS, GREY)[0], expected, atol=1 / 127.5)
+
+
+def test_clear_parts_are_white() -> None:
+    ink = np.zeros((4, 4, 4), np.uint8)  # black all over, drawn only where alpha says
+    ink[0, 0, 3] = 255
+    read = pictures.read(ink, GREY)
+    assert read[0, 0, 0] == -1
+    assert (read.flatten()[1:] == 1).all()
+
+
+def test_a_photo_taken_sideways_stands_upright(tmp_path: Path) -> None:
+    turned, exif = Image.fromarray(np.rot90(PIXELS)), Image.Exif()
+    exif[0x0112] = 6  # "turn me clockwise to see me"
+    turned.save(tmp_path / "a.png", exif=exif)
+    assert torch.equal(pictures.read(tmp_path / "a.png", COLOUR), pictures.read(PIXELS, COLOUR))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda: pictures.read(PIXELS, Pictures(channels=2)), r"1 channel \(grey\) or 3 \(colour\), not 2\."),
+        (lambda: pictures.read(PIXELS / 255, COLOUR), r"must be uint8 .*, not float64 of 4 x 4 x 3\."),
+        (lambda: pictures.read(PIXELS.T[:2].T, COLOUR), r"1, 3 or 4 channels last, not uint8 of 4 x 4 x 2\."),
+        (lambda: pictures.read(PIXELS[:0], COLOUR), r"not uint8 of 0 x 4 x 3\."),
+        (lambda: pictures.read(PIXELS[0, 0], COLOUR), r"not uint8 of 3\."),
+        (lambda: pictures.read(Image.new("I;16", (4, 4)), GREY), r"the picture has deep pixels \(mode I;16\); save"),
+        (lambda: pictures.read("/no/such.png", GREY), r"/no/such\.png cannot be read: No such file or directory\."),
+        (lambda: pictures.batch([], GREY), r"a batch needs at least one picture; none was given\."),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(wrong: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(ClearheadError, match=sentence):
+        wrong()
+
+
+def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("not a picture")
+    with pytest.raises(ClearheadError, match=r"a\.png is not a picture; a PNG"):
+        pictures.read(tmp_path / "a.png", COLOUR)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
+def test_a_file_cut_short_is_named_wherever_it_is_cut(kind: str, tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(2).integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(file, kind)
+    refused = 0
+    for length in range(0, len(file.getvalue()), 53):
+        (tmp_path / "cut").write_bytes(file.getvalue()[:length])
+        try:
+            assert pictures.read(tmp_path / "cut", COLOUR).shape == (3, 4, 4)  # GIF may lack its last bytes
+        except ClearheadError as error:
+            assert str(tmp_path / "cut") in str(error)  # noqa: PT017
+            refused += 1
+    assert refused

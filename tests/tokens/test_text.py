@@ -1,0 +1,170 @@
+"""Laws of text: what goes in comes out, nobody types a special token, no file is ever half written."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tokenizers as tk
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+
+from clearhead.errors import ClearheadError
+from clearhead.tokens.text import BYTES, Tokenizer
+
+LECTURE = [
+    "thanks for all the fish",
+    "so long, and thanks for all the fish",
+    "a fluffy blue creature roamed the forest",
+]
+BPE = Tokenizer.train_bpe(LECTURE * 3, size=300)
+RAW = Tokenizer.bytes()
+LETTERS = Tokenizer.characters("the chicken\ncrossed 🐔 é")
+
+
+@given(st.text())
+def test_bpe_round_trips_any_text(text: str) -> None:
+    assert BPE.decode(BPE.encode(text)) == text
+
+
+@given(st.text())
+def test_bytes_are_the_bytes_of_utf8(text: str) -> None:
+    assert RAW.encode(text) == list(text.encode())
+    assert RAW.decode(RAW.encode(text)) == text
+
+
+@given(st.text("the chicken\ncrossed 🐔 é"))
+def test_characters_round_trip_one_token_each(text: str) -> None:
+    ids = LETTERS.encode(text)
+    assert len(ids) == len(text)
+    assert LETTERS.decode(ids) == text
+
+
+@given(st.lists(st.one_of(st.text(), st.just("<|end|>"))).map("".join))
+def test_special_tokens_typed_by_a_user_are_text(text: str) -> None:
+    assert BPE.special["<|end|>"] not in BPE.encode(text)
+    allowed = BPE.encode(text, allow_special=True)
+    assert allowed.count(BPE.special["<|end|>"]) == text.count("<|end|>")
+    assert BPE.decode(allowed) == BPE.decode(BPE.encode(text)) == text
+
+
+def test_sizes_are_what_was_asked_for() -> None:
+    assert (len(BPE), len(RAW), len(LETTERS)) == (300, 256, len(set("the chicken\ncrossed 🐔 é")))
+    assert len(Tokenizer.train_bpe(["ab"], size=1000)) == 256 + 1 + 1  # the bytes, "ab", <|end|>
+    assert Tokenizer.train_bpe(LECTURE, size=258, special=("<|a|>", "<|b|>")).special == {"<|a|>": 256, "<|b|>": 257}
+
+
+def test_training_merges_what_is_frequent_and_repeats_exactly() -> None:
+    assert BPE.pieces(BPE.encode("thanks for all the")) == ["thanks", "·for", "·all", "·the"]  # L1.2
+    again = Tokenizer.train_bpe(iter(LECTURE * 3), size=300)
+    assert all(again.encode(text) == BPE.encode(text) for text in [*LECTURE, "another fish"])
+
+
+def test_training_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+    Tokenizer.train_bpe(LECTURE, size=300)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_stand_ins_are_the_librarys() -> None:
+    assert len(BYTES) == 256
+    assert set(BYTES) == set(pre_tokenizers.ByteLevel.alphabet())
+
+
+def test_pieces_can_be_read() -> None:
+    assert RAW.pieces(list(b"a \n\t")) == ["a", "·", "↵", "⇥"]
+    assert RAW.pieces(list("€\0".encode())) == ["‹e2›", "‹82›", "‹ac›", "‹00›"]
+    assert LETTERS.pieces(LETTERS.encode("🐔 é")) == ["🐔", "·", "é"]
+    euro = Tokenizer.train_bpe(["€"], size=259)  # a character of three bytes, two merges
+    assert euro.pieces(euro.encode("€<|end|>", allow_special=True)) == ["€", "<|end|>"]
+    (whole,) = Tokenizer.train_bpe(["\u200b"], size=259).pieces([257])
+    assert whole == "‹e2›‹80›‹8b›"
+
+
+@given(st.text())
+def test_there_is_one_piece_for_each_token_and_each_can_be_seen(text: str) -> None:
+    ids = BPE.encode(text)
+    pieces = BPE.pieces(ids)
+    assert len(pieces) == len(ids)
+    assert all(piece and piece.isprintable() and " " not in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, RAW, LETTERS], ids=["bpe", "bytes", "characters"])
+def test_a_saved_tokenizer_is_the_same_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    text = "the chicken"
+    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.json"]
+    assert loaded.encode(text) == tokenizer.encode(text)
+    assert loaded.decode(loaded.encode(text)) == text
+    assert loaded.special == tokenizer.special
+    assert len(loaded) == len(tokenizer)
+
+
+def test_a_loaded_tokenizer_takes_special_tokens_for_text(tmp_path: Path) -> None:
+    BPE.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert loaded.encode("<|end|>", allow_special=True) == [loaded.special["<|end|>"]]
+    assert loaded.encode("<|end|>") == BPE.encode("<|end|>") != [loaded.special["<|end|>"]]
+
+
+def test_a_failed_save_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tokenizer.json"
+    BPE.save(path)
+    before = path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ClearheadError, match=r"tokenizer\.json cannot be written: No space left"):
+        RAW.save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_published_file_that_cuts_and_pads_does_neither(tmp_path: Path) -> None:
+    inner = tk.Tokenizer(models.BPE({c: i for i, c in enumerate(BYTES)}, []))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    inner.enable_truncation(4)
+    inner.enable_padding(length=64)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    assert len(Tokenizer.load(tmp_path / "tokenizer.json").encode("longer than four")) == 16
+
+
+def test_words_added_to_a_published_vocabulary_are_shown_as_they_are() -> None:
+    inner = tk.Tokenizer.from_str(BPE._inner.to_str())
+    inner.add_tokens(["two words"])
+    tokenizer = Tokenizer(inner)
+    assert tokenizer.pieces(tokenizer.encode("two words")) == ["two·words"]
+    assert "two words" not in tokenizer.special
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda: LETTERS.encode("the cow"), r"the text holds 'w' \(U\+0077\), for which there is no token\."),
+        (lambda: BPE.encode("half \ud83d"), r"the text holds '\\ud83d' \(U\+D83D\), for which there is no token\."),
+        (lambda: BPE.decode([0, 300]), r"there is no token 300; ids run from 0 to 299\."),
+        (lambda: BPE.decode([-1]), r"there is no token -1; ids run from 0 to 299\."),
+        (lambda: BPE.pieces([2**40]), r"there is no token 1099511627776; ids run from 0 to 299\."),
+        (lambda: Tokenizer.train_bpe(LECTURE, 256), r"a vocabulary of 256 is too small; 256 bytes .* need 257\."),
+        (lambda: Tokenizer.train_bpe("fish", 300), r"learns from several texts, .* write \[text\]\."),
+        (lambda: Tokenizer.train_bpe(LECTURE, 300, ("a",)), r"'a' may also come out of plain text"),
+        (lambda: Tokenizer.train_bpe(LECTURE, 320, ("thanks",)), r"'thanks' may also come out of plain text"),
+        (lambda: Tokenizer.train_bpe(LECTURE, 300, ("<é>",)), r"'<é>' may also come out of plain text"),
+        (lambda: Tokenizer.train_bpe(LECTURE, 300, ("",)), r"'' may also come out of plain text"),
+        (lambda: Tokenizer.load("/no/such/file"), r"/no/such/file cannot be read: No such file or directory\."),
+        (lambda: BPE.save("/no/such/file"), r"/no/such/file cannot be written: No such file or directory\."),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(wrong: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(ClearheadError, match=sentence):
+        wrong()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"null", b"\xff\xfe", json.dumps({"model": 3}).encode()])
+def test_a_broken_file_is_told_in_a_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ClearheadError, match=r"tokenizer\.json is not a tokenizer\.json: "):
+        Tokenizer.load(tmp_path / "tokenizer.json")
