@@ -31,7 +31,7 @@ HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
 LONGEST_FILE = 250
 
 # Growth is a decision: whoever adds an option writes the new number down here.
-CONFIG_FIELDS = 75
+CONFIG_FIELDS = 68
 CLI_OPTIONS = 15
 
 
@@ -77,7 +77,7 @@ def test_files_stay_readable(path):
 
 def test_number_of_config_fields_is_written_down():
     seen = {c for module in (config, variants) for c in vars(module).values() if dataclasses.is_dataclass(c)}
-    assert sum(len(dataclasses.fields(c)) for c in seen) == CONFIG_FIELDS
+    assert sum(len(c.__annotations__.keys() - {"kind"}) for c in seen) == CONFIG_FIELDS
 
 
 def test_number_of_command_line_options_is_written_down():

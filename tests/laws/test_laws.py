@@ -30,7 +30,7 @@ def test_law(law, m, seed):
     assert result.holds, f"{result} in {m}"
 
 
-@pytest.mark.parametrize("name", [name for name in ch.presets if name.startswith("tiny")])
+@pytest.mark.parametrize("name", [name for name in ch.presets if name.startswith("tiny-")])
 def test_verify_holds_on_every_tiny_preset(name):
     results = ch.verify(ch.new(name))
     assert all(r.holds for r in results)

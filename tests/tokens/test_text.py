@@ -8,7 +8,7 @@ import pytest
 import tokenizers as tk
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from clearhead.errors import ClearheadError
 from clearhead.tokens.text import BYTES, Tokenizer
@@ -38,6 +38,7 @@ def test_bytes_are_the_bytes_of_utf8(text: str) -> None:
 def test_characters_round_trip_one_token_each(text: str) -> None:
     ids = LETTERS.encode(text)
     assert len(ids) == len(text)
+    assert all(0 <= i < len(LETTERS) for i in ids)
     assert LETTERS.decode(ids) == text
 
 
@@ -123,9 +124,11 @@ def test_a_failed_save_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_published_file_that_cuts_and_pads_does_neither(tmp_path: Path) -> None:
+def test_a_published_file_that_cuts_pads_and_frames_does_none_of_it(tmp_path: Path) -> None:
     inner = tk.Tokenizer(models.BPE({c: i for i, c in enumerate(BYTES)}, []))
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    inner.add_special_tokens(["[CLS]"])
+    inner.post_processor = processors.TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 256)])
     inner.enable_truncation(4)
     inner.enable_padding(length=64)
     inner.save(str(tmp_path / "tokenizer.json"))

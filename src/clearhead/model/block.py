@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from clearhead import config as c
 from clearhead.model.attention import Attention
 from clearhead.model.caches import Fresh, Frozen, Growing
-from clearhead.model.layers import make_feed_forward, make_norm
+from clearhead.model.layers import make_dropout, make_feed_forward, make_norm
 from clearhead.model.masks import Mask
 from clearhead.model.positions import NOWHERE, Place
 from clearhead.tap import Tap
@@ -57,7 +57,7 @@ class Block(nn.Module):
         self.wire = pre if m.wiring == "pre" else post
         self.attn_norm, self.attn = make_norm(m.norm, m.width), Attention(m)
         self.ffn_norm, self.ffn = make_norm(m.norm, m.width), make_feed_forward(m)
-        self.drop = nn.Dropout(m.dropout.residual)
+        self.drop = make_dropout(m.dropout.residual)
 
     def forward(self, x: Stream, scene: Scene, tap: Tap) -> Stream:
         attn, ffn = tap.at("attn"), tap.at("ffn")

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.model.layers import make_norm
+from clearhead.model.layers import make_dropout, make_norm
 from clearhead.model.unembed import unembed, unembed_for_loss
 
 Stream = Float[Tensor, "batch token d"]
@@ -72,7 +72,7 @@ class PooledHead(Head):
         super().__init__()
         self.mean = pooling == "mean"
         self.pooler = nn.Linear(m.width, m.width) if pooler else None
-        self.drop = nn.Dropout(m.dropout.residual)
+        self.drop = make_dropout(m.dropout.residual)
         self.out = nn.Linear(m.width, outputs)
 
     def forward(self, hidden: Stream, segments: Segments | None = None) -> Float[Tensor, "batch outputs"]:

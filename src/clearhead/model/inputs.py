@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.model.layers import make_norm
+from clearhead.model.layers import make_dropout, make_norm
 from clearhead.tap import Tap
 
 Stream = Float[Tensor, "batch token d"]
@@ -19,7 +19,7 @@ class Input(nn.Module):
     def __init__(self, m: c.ModelConfig, norm: bool = False) -> None:
         super().__init__()
         self.norm = make_norm(m.norm, m.width) if norm else nn.Identity()
-        self.drop = nn.Dropout(m.dropout.embedding)
+        self.drop = make_dropout(m.dropout.embedding)
 
     def join(self, x: Stream, positions: Tensor | None, tap: Tap) -> Stream:
         x = tap("embed.tokens", x)

@@ -19,6 +19,10 @@ def make_norm(norm: c.Norm, width: int) -> nn.Module:
     return nn.RMSNorm(width, eps=norm.eps)
 
 
+def make_dropout(share: float) -> nn.Module:
+    return nn.Dropout(share) if share else nn.Identity()
+
+
 def relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 

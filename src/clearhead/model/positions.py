@@ -15,6 +15,8 @@ from clearhead import config as c
 
 Heads = Float[Tensor, "batch head query d"]
 At = Int[Tensor, "#batch token"]
+Queries = Int[Tensor, "#batch query"]
+Keys = Int[Tensor, "#batch key"]
 
 
 class Place:
@@ -41,7 +43,7 @@ class Positions(nn.Module):
         """What is added to the embeddings."""
         return None
 
-    def places(self, queries: At, keys: At, layers: int) -> list[Place]:
+    def places(self, queries: Queries, keys: Keys, layers: int) -> list[Place]:
         return [NOWHERE] * layers
 
 
@@ -93,7 +95,7 @@ class Rotary(Positions):
             rates = rates * (keep + (1 - keep) / s.factor)
         return rates
 
-    def places(self, queries: At, keys: At, layers: int) -> list[Place]:
+    def places(self, queries: Queries, keys: Keys, layers: int) -> list[Place]:
         angle = (queries[..., None] * self.rates(queries.device))[:, None]  # batch 1 query half
         return [Turned(angle.cos(), angle.sin())] * layers
 
@@ -142,7 +144,7 @@ class Relative(Positions):
         far = (near + (octaves * (buckets - near)).long()).clamp(max=buckets - 1)
         return side + torch.where(back < near, back, far)
 
-    def places(self, queries: At, keys: At, layers: int) -> list[Place]:
+    def places(self, queries: Queries, keys: Keys, layers: int) -> list[Place]:
         bucket = self.bucket(queries[:, :, None] - keys[:, None, :])
         return [Biased(nn.functional.embedding(bucket, self.table).permute(0, 3, 1, 2))] * layers
 
@@ -156,7 +158,7 @@ class Alibi(Positions):
         super().__init__()
         self.slopes = slopes(heads)
 
-    def places(self, queries: At, keys: At, layers: int) -> list[Place]:
+    def places(self, queries: Queries, keys: Keys, layers: int) -> list[Place]:
         distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
         return [Biased(-torch.tensor(self.slopes, device=queries.device)[:, None, None] * distance)] * layers
 
@@ -178,7 +180,7 @@ class Shaw(Positions):
         self.distance = distance
         self.table = nn.Parameter(torch.empty(layers, 2 * distance + 1, width))
 
-    def places(self, queries: At, keys: At, layers: int) -> list[Place]:
+    def places(self, queries: Queries, keys: Keys, layers: int) -> list[Place]:
         back = queries[:, None, :, None] - keys[:, None, None, :]
         index = back.clamp(-self.distance, self.distance) + self.distance
         return [ShawPlace(table, index) for table in self.table.unbind()]

@@ -19,6 +19,9 @@ from clearhead.tap import SILENT, Tap
 
 Stream = Float[Tensor, "batch token d"]
 Ids = Int[Tensor, "batch token"]
+At = Int[Tensor, "#batch token"]  # positions may be the same for all rows
+Source = Float[Tensor, "batch key d"]
+SourceIds = Int[Tensor, "batch key"]
 
 
 class Stack(nn.Module):
@@ -45,12 +48,12 @@ class Stack(nn.Module):
     def run(
         self,
         x: Tensor,
-        at: Int[Tensor, "batch token"] | None,
+        at: At | None,
         segments: Ids | None,
         kinds: Ids | None,
         tap: Tap,
         memory: Memory | None = None,
-        source: Stream | None = None,
+        source: Source | None = None,
         source_mask: Mask = EVERYTHING,
     ) -> Stream:
         x = self.embed(x) if kinds is None else self.embed(x, kinds)
@@ -100,11 +103,11 @@ class Transformer(Stack):
         tokens: Tensor,
         *,
         segments: Ids | None = None,
-        at: Ids | None = None,
+        at: At | None = None,
         kinds: Ids | None = None,
         source: Tensor | None = None,
-        source_segments: Ids | None = None,
-        encoded: Stream | None = None,
+        source_segments: SourceIds | None = None,
+        encoded: Source | None = None,
         memory: Memory | None = None,
         tap: Tap = SILENT,
     ) -> Stream:

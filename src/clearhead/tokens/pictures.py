@@ -45,7 +45,7 @@ def _image(picture: Picture) -> Image.Image:
         image = ImageOps.exif_transpose(image)
     except UnidentifiedImageError:
         raise ClearheadError(f"{name} is not a picture; a PNG, JPEG, GIF, WebP or the like is needed.") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except Exception as error:  # pillow's decoders raise whatever they stumble over
         raise ClearheadError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
     if image.mode[0] in "IF":  # pillow would turn all but the darkest pixels white
         raise ClearheadError(f"{name} has deep pixels (mode {image.mode}); save it with 8 bits a colour.")

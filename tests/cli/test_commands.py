@@ -1,0 +1,91 @@
+"""The command line as a person uses it: real processes, their output and exit status."""
+
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import clearhead as ch
+from clearhead.config import Config
+
+
+def clearhead(*words, cwd=None):
+    return subprocess.run(
+        [sys.executable, "-m", "clearhead", *words], capture_output=True, text=True, check=False, cwd=cwd
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    ch.save(ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes()), path)
+    return str(path)
+
+
+def test_the_start_page_names_the_first_commands():
+    done = clearhead()
+    assert done.returncode == 0
+    for words in ("clearhead demo", "clearhead presets", "clearhead verify"):
+        assert words in done.stdout
+
+
+def test_presets_lists_all_and_prints_one_that_reads_back():
+    listed = clearhead("presets").stdout
+    assert all(name in listed for name in ch.presets)
+    assert Config.of(tomllib.loads(clearhead("presets", "whisper-tiny").stdout)) == ch.presets["whisper-tiny"]
+
+
+def test_generate_writes_on_and_repeats_itself(saved):
+    one, two = (clearhead("generate", saved, "ab", "--max-tokens", "5", "--seed", "3") for _ in range(2))
+    assert one.returncode == 0
+    assert one.stdout.startswith("ab")
+    assert one.stdout == two.stdout
+
+
+def test_see_draws_in_the_terminal_and_into_files(saved, tmp_path):
+    assert "b" in clearhead("see", saved, "abc", "--layer", "1", "--head", "2").stdout
+    for name, magic in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml")):
+        assert clearhead("see", saved, "abc", "--out", str(tmp_path / name)).returncode == 0
+        assert (tmp_path / name).read_bytes().startswith(magic)
+
+
+def test_verify_prints_every_law_with_its_difference(saved):
+    done = clearhead("verify", saved)
+    assert done.returncode == 0
+    assert "holds cached equals full: largest difference" in done.stdout
+    assert "0 broken" in done.stdout
+
+
+def test_the_demo_trains_writes_and_draws(tmp_path):
+    done = clearhead("demo", "--seconds", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "It writes" in done.stdout
+    assert (tmp_path / "demo" / "attention.png").read_bytes().startswith(b"\x89PNG")
+    assert ch.load(tmp_path / "demo" / "model").generate("Return the", 5).text
+
+
+MISTAKES = [
+    (["presets", "gpt2"], "is no preset"),
+    (["prests"], "presets"),
+    (["presets", "--colour"], "No such option"),
+    (["verify", "nowhere"], "is no clearhead model"),
+    (["generate", "nowhere", "a"], "is no clearhead model"),
+    (["generate"], "Missing argument"),
+    (["generate", "SAVED", ""], "the text is empty"),
+    (["generate", "SAVED", "a", "--temperature", "-1"], "must be at least 0"),
+    (["generate", "SAVED", "a", "--max-tokens", "many"], "'--max-tokens'"),
+    (["see", "SAVED", "abc", "--layer", "7"], "names no value of this model"),
+    (["see", "SAVED", "abc", "--head", "7"], "there is no head 7"),
+    (["see", "SAVED", "abc", "--out", "a.pdf"], ".png or .svg"),
+    (["see", "SAVED", "abc" * 30], "more than this model's context"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), MISTAKES)
+def test_a_mistake_is_one_sentence_and_status_2(saved, words, sentence):
+    done = clearhead(*(saved if word == "SAVED" else word for word in words))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert sentence in done.stderr

@@ -1,0 +1,213 @@
+"""Every value visible and editable, by name, in every shape, with and without a cache."""
+
+import gc
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+import clearhead as ch
+from clearhead.config import Config
+from clearhead.evaluate.subject import Subject
+from clearhead.lens.names import names
+from clearhead.model.transformer import build
+from clearhead.tap import Watch, compile_pattern
+from strategies import models
+
+
+def sizes(m, shape, source):
+    """What the words of the table mean for this model; token and key are free."""
+    return {
+        "one": {1, shape[0]},
+        "batch": {shape[0]},
+        "head": {m.attention.heads},
+        "kv_head": {m.kv_heads},
+        "d_head": {m.head_width},
+        "width": {m.width},
+        "ffn_width": {m.ffn_width},
+        "vocabulary": {m.vocabulary},
+        "outputs": {getattr(m.head, "classes", 1)},
+    }
+
+
+@given(models())
+@settings(max_examples=60)
+def test_the_table_names_every_value_with_its_shape(m):
+    subject, watch = Subject(build(m)), Watch(["**"])
+    x = subject.inputs()
+    with torch.no_grad():
+        subject.net.eval().predict(subject.net(**x, tap=watch), tap=watch)
+    table = names(m)
+    recorded = [name for name in watch.values if name in table or not name.endswith("logits")]
+    assert set(recorded) == set(table) - ({"logits"} if m.head.kind == "hidden" else set())
+    assert list(table) == recorded or set(table) == set(recorded)
+    for path, value in watch.values.items():
+        if path not in table:
+            continue
+        words = table[path].shape.split()
+        assert len(words) == value.dim(), path
+        for word, size in zip(words, value.shape, strict=True):
+            assert size in sizes(m, value.shape, x.get("source")).get(word, {size}), f"{path}: {word} is {size}"
+
+
+def model(name="tiny-decoder", **changes):
+    return ch.new(name, seed=3, **changes)
+
+
+IDS = [3, 1, 4, 1, 5, 9]
+
+
+def test_star_is_one_part_and_two_stars_any_number():
+    assert compile_pattern("blocks.*.pre").fullmatch("blocks.3.pre")
+    assert not compile_pattern("blocks.*.pre").fullmatch("blocks.3.ffn.pre")
+    assert compile_pattern("blocks.1.**").fullmatch("blocks.1.attn.q")
+    assert not compile_pattern("embed").fullmatch("embed.tokens")
+    assert not compile_pattern("blocks.1").fullmatch("blocksx1")
+
+
+def test_watching_keeps_what_was_asked_for_and_nothing_else():
+    seen = model().watch(IDS, ["blocks.*.attn.pattern", "blocks.1.post"])
+    assert set(seen) == {"blocks.0.attn.pattern", "blocks.1.attn.pattern", "blocks.1.post"}
+
+
+def test_watching_the_stream_keeps_the_fused_kernel(monkeypatch):
+    from clearhead.model import attention
+
+    monkeypatch.setattr(attention, "spelled", None)  # would fail if called
+    model().watch(IDS, ["blocks.*.post", "blocks.*.attn.z"])
+    with pytest.raises(TypeError):
+        model().watch(IDS, ["blocks.1.attn.pattern"])
+
+
+def test_only_the_watched_layer_is_written_out(monkeypatch):
+    from clearhead.model import attention
+
+    calls, honest = [], attention.spelled
+    monkeypatch.setattr(attention, "spelled", lambda *a: calls.append(1) or honest(*a))
+    model().watch(IDS, ["blocks.1.attn.scores"])
+    assert len(calls) == 1
+
+
+def test_a_part_of_a_value_can_be_kept_without_the_rest():
+    seen = model().watch(IDS, {"blocks.0.attn.pattern": lambda p: p[:, 2].clone()})
+    whole = model().watch(IDS, ["blocks.0.attn.pattern"])["blocks.0.attn.pattern"]
+    assert torch.equal(seen["blocks.0.attn.pattern"], whole[:, 2])
+    gc.collect()
+    assert seen["blocks.0.attn.pattern"].untyped_storage().nbytes() == whole[:, 2].numel() * 4
+
+
+@given(models())
+@settings(max_examples=40)
+def test_an_edit_that_changes_nothing_changes_nothing(m):
+    """At every name at once: scores, patterns and the stream included."""
+    net = ch.Model(build(m).eval(), Config(m))
+    subject = Subject(net.net)
+    x = subject.inputs()
+    watch = Watch(edits={"**": lambda value, name: value.clone()})
+    with torch.no_grad():
+        assert torch.allclose(net.net(**x, tap=watch), net.net(**x), atol=2e-4, rtol=1e-3)
+
+
+EDITABLE = [
+    "embed", "blocks.0.pre", "blocks.0.mid", "blocks.1.post", "blocks.0.attn.q", "blocks.0.attn.k_turned",
+    "blocks.0.attn.v", "blocks.0.attn.scores", "blocks.0.attn.pattern", "blocks.0.attn.z", "blocks.0.attn.out",
+    "blocks.0.ffn.pre", "blocks.0.ffn.post", "blocks.0.ffn.out", "norm", "logits",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDITABLE)
+def test_an_edit_at_any_name_is_felt(name):
+    changed = model().logits(IDS, edits={name: lambda v: v * torch.linspace(0.2, 3, v.shape[-1])})
+    assert not torch.allclose(changed, model().logits(IDS), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["encoder.blocks.0.attn.z", "blocks.1.cross.pattern", "blocks.0.cross.out"])
+def test_an_edit_on_either_side_of_a_translator_is_felt(name):
+    both = model("tiny-encoder-decoder")
+    changed = both.logits(IDS, source=IDS[::-1], edits={name: ch.scale(3.0)})
+    assert not torch.allclose(changed, both.logits(IDS, source=IDS[::-1]), atol=1e-4)
+
+
+def test_edits_work_with_a_cache_as_without():
+    net, ids = model().net, torch.tensor([IDS])
+    edits = {"blocks.0.attn.z": ch.ablate(head=1), "blocks.1.attn.scores": lambda v, name: v * 2}
+    with torch.no_grad():
+        full = net(ids, tap=Watch(edits=edits))
+        memory = net.remember(1, 6)
+        steps = [net(ids[:, i : i + 1], memory=memory, tap=Watch(edits=edits)) for i in range(6)]
+        watch = Watch(["blocks.0.attn.pattern"])
+        memory = net.remember(1, 6)
+        net(ids[:, :5], memory=memory)
+        net(ids[:, 5:], memory=memory, tap=watch)
+    assert torch.allclose(torch.cat(steps, 1), full, atol=1e-5)
+    alone = model().watch(IDS, ["blocks.0.attn.pattern"])["blocks.0.attn.pattern"]
+    assert torch.allclose(watch.values["blocks.0.attn.pattern"], alone[:, :, -1:], atol=1e-6)
+
+
+def test_ablating_a_head_equals_a_head_of_zeros_in_the_output_matrix():
+    plain, cut = model(), model()
+    with torch.no_grad():
+        cut.net.blocks[1].attn.out.weight[:, 8:16] = 0  # head 1 of width 8
+    assert torch.allclose(plain.logits(IDS, edits={"blocks.1.attn.z": ch.ablate(head=1)}), cut.logits(IDS), atol=1e-6)
+
+
+def test_replacing_the_whole_stream_gives_the_other_run():
+    other = model().watch([2, 7, 1, 8, 2, 8], ["blocks.0.post", "logits"])
+    patched = model().logits(IDS, edits={"blocks.0.post": ch.replace(with_=other)})
+    assert torch.allclose(patched, other["logits"][0], atol=1e-6)
+
+
+def test_replacing_one_token_leaves_the_tokens_before_it_alone():
+    other = model().watch([2, 7, 1, 8, 2, 8], ["blocks.0.post"])
+    patched = model().logits(IDS, edits={"blocks.0.post": ch.replace(with_=other, token=-2)})
+    assert torch.equal(patched[:4], model().logits(IDS)[:4])
+    assert not torch.allclose(patched[4:], model().logits(IDS)[4:], atol=1e-4)
+
+
+def test_gradients_flow_to_watched_values():
+    seen = model().watch(IDS, ["blocks.0.attn.pattern", "blocks.1.pre", "logits"], gradients=True)
+    wanted = (seen["blocks.0.attn.pattern"], seen["blocks.1.pre"])
+    for grad, value in zip(torch.autograd.grad(seen["logits"][0, -1, 5], wanted), wanted, strict=True):
+        assert grad.shape == value.shape
+        assert grad.abs().max() > 0
+
+
+def test_a_pattern_edited_on_purpose_is_what_the_head_uses():
+    def uniform(pattern):
+        return torch.ones_like(pattern).tril() / torch.arange(1, 7)[:, None]
+
+    seen = model().watch(IDS, ["blocks.0.attn.v", "blocks.0.attn.z"], edits={"blocks.0.attn.pattern": uniform})
+    v = seen["blocks.0.attn.v"]
+    assert torch.allclose(seen["blocks.0.attn.z"][0, :, 3], v[0, :, :4].mean(1), atol=1e-6)
+
+
+MISTAKES = [
+    (lambda m: m.watch(IDS, ["blocks.7.post"]), "names no value of this model; did you mean"),
+    (lambda m: m.logits(IDS, edits={"blocks.*.atn.z": ch.ablate()}), "names no value"),
+    (lambda m: m.logits(IDS, edits={"blocks.0.post": ch.ablate(head=1)}), "is not split by head"),
+    (lambda m: m.logits(IDS, edits={"blocks.0.attn.z": ch.ablate(head=4)}), "has 4 heads; there is no head 4"),
+    (lambda m: m.logits(IDS, edits={"blocks.0.attn.z": ch.ablate(token=6)}), "has 6 tokens; there is no token 6"),
+    (lambda m: m.logits(IDS, edits={"blocks.0.attn.z": lambda v: v[:, :1]}), "must return a tensor of 1 x 4 x 6 x 8"),
+    (lambda m: m.logits(IDS, edits={"blocks.0.attn.z": lambda v: None}), "not NoneType"),
+    (lambda m: m.logits(IDS, edits={"norm": ch.replace(with_=m.watch(IDS, ["embed"]))}), "did not keep norm"),
+    (lambda m: m.logits(IDS, edits={"norm": ch.replace(with_=m.watch([1], ["norm"]))}), "equal length"),
+    (lambda m: m.watch(IDS, ["embed"])["norm"], "was not watched"),
+    (lambda m: ch.lens.attention_figure(m.watch(IDS, ["embed"]), 0), "was not watched"),
+    (lambda m: ch.lens.attention_figure(m.watch(IDS, ["blocks.0.attn.pattern"]), 0, 9), "there is no head 9"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "words"), MISTAKES)
+def test_a_mistake_gets_a_sentence(mistake, words):
+    with pytest.raises(ch.ClearheadError, match=re.escape(words)):
+        mistake(model())
+
+
+def test_what_was_seen_tells_of_itself():
+    seen = model().watch(IDS, ["blocks.0.attn.pattern"])
+    assert "1 × 4 × 6 × 6" in repr(seen)
+    assert "rows add up to 1" in seen._repr_html_()
+    assert seen.tokens == [str(i) for i in IDS]
+    assert ch.lens.attention_figure(seen, 0, 1).axes[0].get_title(loc="left") == "layer 0, head 1"
+    assert len(ch.lens.attention_figure(seen, 0).axes) == 4

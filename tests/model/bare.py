@@ -1,0 +1,91 @@
+"""A decoder without anything to see: plain torch over the same weights, and the operations each traces to."""
+
+import sys
+from collections import Counter
+
+import torch
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.nn import functional as F
+
+import clearhead as ch
+from clearhead.model.transformer import Transformer, build
+
+
+class Bare(nn.Module):
+    def __init__(self, net: Transformer) -> None:
+        super().__init__()
+        self.net, self.rotary = net, net.config.position.kind == "rotary"
+
+    def forward(self, ids):
+        net, m = self.net, self.net.config
+        at = torch.arange(ids.shape[1])[None]
+        x = net.embed.tokens(ids)
+        if self.rotary:
+            rates = 1.0 / m.position.theta ** (torch.arange(0, m.head_width, 2).float() / m.head_width)
+            angle = (at[..., None] * rates)[:, None]
+            cos, sin = angle.cos(), angle.sin()
+        else:
+            x = x + F.embedding(at, net.position.table)
+        for block in net.blocks:
+            h = block.attn_norm(x)
+            q, k, v = (
+                w(h).unflatten(-1, (-1, m.head_width)).transpose(1, 2)
+                for w in (block.attn.q, block.attn.k, block.attn.v)
+            )
+            if self.rotary:
+                q, k = turn(q, cos, sin), turn(k, cos, sin)
+            z = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=m.kv_heads != m.attention.heads)
+            x = x + block.attn.out(z.transpose(1, 2).flatten(2))
+            h = block.ffn_norm(x)
+            up = block.ffn.activation(block.ffn.up(h))
+            x = x + block.ffn.down(up * block.ffn.gate(h) if m.ffn.gated else up)
+        return net.norm(x)
+
+
+def turn(x, cos, sin):
+    half = x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def traced(model: nn.Module, *args, **kwargs) -> tuple[torch.Tensor, list[Counter]]:
+    """The result, and the operations of each graph the compiler made of it."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(Counter(str(n.target) for n in graph.graph.nodes if n.op == "call_function"))
+        return graph.forward
+
+    torch.compiler.reset()
+    with torch.no_grad():
+        return torch.compile(model, backend=aot_autograd(fw_compiler=keep))(*args, **kwargs), graphs
+
+
+def main() -> None:
+    ids = torch.randint(0, 64, (2, 9))
+    for name in ("tiny-decoder", "tiny-llama"):
+        net = build(ch.presets[name].model).eval()
+        ours, our_graphs = traced(net, ids)
+        bare, bare_graphs = traced(Bare(net), ids)
+        assert torch.equal(ours, bare), name
+        assert len(our_graphs) == 1, f"{name}: {len(our_graphs)} graphs"
+        assert our_graphs == bare_graphs, (
+            f"{name}: {our_graphs[0] - bare_graphs[0]} more, {bare_graphs[0] - our_graphs[0]} less"
+        )
+    for position in ("none", "learned", "sinusoidal", "relative", "shaw", "alibi", "rotary"):
+        for name in ("tiny-decoder", "tiny-encoder", "tiny-encoder-decoder"):
+            net = build(ch.presets[name].change(position=position).model).eval()
+            more = {"source": ids} if net.encoder is not None else {}
+            compiled, graphs = traced(net, ids, **more)
+            assert len(graphs) == 1, f"{name} with {position}: {len(graphs)} graphs"
+            assert torch.allclose(compiled, net(ids, **more), atol=1e-5)
+    model = ch.new("tiny-decoder")
+    model.net.compile(backend="eager", fullgraph=True)
+    watch = model.watch(ids, ["blocks.0.attn.pattern"])  # over a compiled network, without compiling again
+    assert watch["blocks.0.attn.pattern"].shape == (2, 4, 9, 9)
+    print("one graph")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

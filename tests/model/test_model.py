@@ -1,0 +1,134 @@
+"""The network itself: dropout, initial weights, caches, masks, refusals."""
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.errors import ClearheadError
+from clearhead.model import masks
+from clearhead.model.transformer import build
+
+
+def tiny(name="tiny-decoder", **changes):
+    return build(ch.presets[name].change(**changes).model).eval()
+
+
+def test_same_seed_same_weights():
+    m = ch.presets["tiny-decoder"].model
+    one, two, other = build(m, 1), build(m, 1), build(m, 2)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert not torch.equal(one.blocks[0].attn.q.weight, other.blocks[0].attn.q.weight)
+
+
+def test_initial_weights_follow_the_table():
+    net = build(ch.presets["lecture-lm"].model)
+    d, layers = 192, 4
+    assert net.embed.tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert net.blocks[0].attn.q.weight.std().item() == pytest.approx(d**-0.5, rel=0.05)
+    assert net.blocks[0].attn.out.weight.std().item() == pytest.approx((d * 2 * layers) ** -0.5, rel=0.05)
+    assert net.blocks[0].ffn.down.weight.std().item() == pytest.approx((4 * d * 2 * layers) ** -0.5, rel=0.05)
+    assert (net.norm.weight == 1).all()
+    assert (net.blocks[0].attn.q.bias == 0).all()
+    scaled = build(ch.presets["tiny-encoder-decoder"].model)
+    assert scaled.embed.tokens.weight.std().item() == pytest.approx(32**-0.5, rel=0.05)
+
+
+def test_every_parameter_has_a_place_in_the_table():
+    for name, config in ch.presets.items():
+        if name.startswith("tiny-"):
+            with torch.no_grad():
+                net = build(config.model)
+            assert all(p.isfinite().all() for p in net.parameters())
+
+
+@pytest.mark.parametrize("where", ["embedding", "residual", "attention"])
+def test_dropout_acts_in_training_only(where):
+    net, ids = tiny(**{f"dropout.{where}": 0.5}), torch.arange(8)[None]
+    assert torch.equal(net(ids), net(ids))
+    net.train()
+    assert not torch.equal(net(ids), net(ids))
+
+
+def test_tied_means_one_matrix():
+    net = tiny()
+    assert net.head.unembed.weight is net.embed.tokens.weight
+    untied = tiny(**{"head.tied": False})
+    assert untied.head.unembed.weight is not untied.embed.tokens.weight
+    both = tiny("tiny-encoder-decoder")
+    assert both.encoder.embed.tokens.weight is both.embed.tokens.weight
+
+
+def test_ragged_prompts_share_a_cache():
+    """Rows of unequal length, padded on the right, go on as if each were alone."""
+    net = tiny(position="rotary")
+    rows = [[1, 2, 3, 4, 5], [6, 7]]
+    ids, segments = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 0, 0, 0]]), torch.tensor([[1] * 5, [1, 1, 0, 0, 0]])
+    memory = net.remember(2, 12)
+    net(ids, segments=segments, memory=memory)
+    for step in range(3):
+        together = net(torch.tensor([[step + 8], [step + 20]]), memory=memory)
+        for row, first in ((0, 8), (1, 20)):
+            rows[row].append(step + first)
+            assert torch.allclose(together[row, -1], net(torch.tensor([rows[row]]))[0, -1], atol=1e-5)
+
+
+def test_a_window_reaches_exactly_so_far():
+    net = tiny(layers=1, **{"attention.window": 3})
+    ids = torch.arange(10)[None]
+    other = ids.clone()
+    other[0, 4] = 50
+    changed = (net(ids) != net(other)).any(-1)[0]
+    assert changed.tolist() == [False] * 4 + [True] * 3 + [False] * 3
+
+
+def test_positions_restart_in_every_segment():
+    segments = torch.tensor([[1, 1, 1, 2, 2, 0, 0], [3, 1, 1, 1, 1, 1, 2]])
+    assert masks.positions_in(segments).tolist() == [[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 0]]
+
+
+@pytest.mark.parametrize("position", ["none", "learned", "sinusoidal", "relative", "shaw", "alibi", "rotary"])
+@pytest.mark.parametrize(
+    "name", ["tiny-decoder", "tiny-encoder", "tiny-encoder-decoder", "tiny-pictures", "tiny-sound"]
+)
+def test_every_position_works_in_every_shape_and_learns(name, position):
+    from clearhead.evaluate.subject import Subject
+
+    net = tiny(name, position=position)
+    subject = Subject(net)
+    x = subject.inputs()
+    total, count = net.loss(net(**x), subject.targets(x))
+    (total / count).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+
+
+@pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder-decoder"])
+def test_half_precision_runs(name):
+    net = tiny(name).to(torch.bfloat16)
+    ids = torch.arange(6)[None]
+    more = {"source": ids} if net.encoder is not None else {}
+    assert net.predict(net(ids, **more)).dtype == torch.bfloat16
+    memory = net.remember(1, 6)
+    assert net(ids, memory=memory, **more).isfinite().all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder", "tiny-encoder-decoder", "tiny-llama"])
+def test_laws_hold_on_the_gpu(name):
+    model = ch.new(name)
+    model.net.cuda()
+    assert all(result.holds for result in ch.verify(model))
+
+
+def test_what_a_network_refuses_it_refuses_with_a_sentence():
+    with pytest.raises(ClearheadError, match="needs a source"):
+        tiny("tiny-encoder-decoder")(torch.arange(3)[None])
+    with pytest.raises(ClearheadError, match="nothing to remember"):
+        tiny("tiny-encoder").remember(1)
+    with pytest.raises(ClearheadError, match="no encoder beside it"):
+        tiny().encode(torch.arange(3)[None])
+    net = tiny()
+    with pytest.raises(ClearheadError, match="holds 4 tokens; 0 \\+ 5 do not fit"):
+        net(torch.arange(5)[None], memory=net.remember(1, 4))
+    headless = tiny("tiny-encoder", head="hidden")
+    with pytest.raises(ClearheadError, match="has no head"):
+        headless.loss(torch.zeros(1, 3, 32), torch.arange(3)[None])

@@ -1,0 +1,124 @@
+"""What people hold in their hands: text or ids in, tensors out; a sentence for every mistake."""
+
+import re
+
+import pytest
+import torch
+
+import clearhead as ch
+
+
+@pytest.fixture(scope="module")
+def model():
+    return ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes())
+
+
+def test_one_text_drops_the_batch_and_several_keep_it(model):
+    assert model.hidden("abc").shape == (3, 32)
+    assert model.logits("abc").shape == (3, 256)
+    assert model.logits(["abc", "de"]).shape == (2, 3, 256)
+    assert model.logits(torch.tensor([1, 2])).shape == (2, 256)
+    assert model.logits(torch.tensor([[1, 2]])).shape == (1, 2, 256)
+
+
+def test_text_and_its_ids_are_the_same(model):
+    assert torch.equal(model.logits("abc"), model.logits([97, 98, 99]))
+    assert torch.equal(model.logits("abc"), model.logits(torch.tensor([97, 98, 99])))
+
+
+@pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder"])
+def test_padded_texts_equal_each_alone(name):
+    model = ch.new(name, vocabulary=256, tokenizer=ch.Tokenizer.bytes())
+    together = model.logits(["a longer text", "short"])
+    assert torch.allclose(together[0], model.logits("a longer text"), atol=1e-5)
+    assert torch.allclose(together[1, :5], model.logits("short"), atol=1e-5)
+
+
+def test_padded_translations_equal_each_alone():
+    model = ch.new("tiny-encoder-decoder")
+    targets, sources = [[1, 2, 3], [4]], [[5, 6], [7, 8, 9, 10]]
+    together = model.logits(targets, source=sources)
+    for row, (target, source) in enumerate(zip(targets, sources, strict=True)):
+        assert torch.allclose(together[row, : len(target)], model.logits(target, source=source), atol=1e-5)
+
+
+def test_pictures_and_sound_go_in_like_text():
+    assert ch.new("tiny-pictures").logits(pictures=torch.rand(2, 1, 8, 8)).shape == (2, 10)
+    assert ch.new("tiny-sound").logits(sound=torch.randn(2560)).shape == (10,)
+    assert ch.new("whisper-tiny", layers=1, **{"shape.layers": 1}).logits([1, 2], sound=torch.randn(16000)).shape == (
+        2,
+        51865,
+    )
+
+
+def test_a_fresh_model_is_the_same_for_the_same_seed():
+    assert torch.equal(ch.new("tiny-llama", seed=4).logits([1, 2]), ch.new("tiny-llama", seed=4).logits([1, 2]))
+
+
+def test_config_is_what_was_asked_for():
+    model = ch.new("lecture-lm", vocabulary=512, position="sinusoidal")
+    assert (model.kind, model.config.model.vocabulary, model.config.model.position.kind) == (
+        "decoder",
+        512,
+        "sinusoidal",
+    )
+    assert model.parameters == model.config.parameters()
+
+
+def test_results_carry_gradients_only_when_asked(model):
+    assert not model.logits("ab").requires_grad
+    assert model.logits("ab", gradients=True).requires_grad
+
+
+def test_generation_with_a_cache_equals_generation_without(model):
+    written = model.generate("ab", max_tokens=12, temperature=0).tokens
+    ids = model.tokenizer.encode("ab")
+    for token in written:
+        assert token == int(model.logits(ids)[-1].argmax())
+        ids.append(token)
+
+
+def test_same_seed_same_text(model):
+    one, two, other = (model.generate("ab", 20, seed=seed).tokens for seed in (1, 1, 2))
+    assert one == two != other
+
+
+def test_top_k_of_one_is_greedy(model):
+    assert model.generate("ab", 8, top_k=1, seed=5).tokens == model.generate("ab", 8, temperature=0).tokens
+
+
+MISTAKES = [
+    (lambda m: m.logits(""), "the text is empty"),
+    (lambda m: m.logits([]), "the text is empty"),
+    (lambda m: m.logits(["a", ""]), "the text is empty"),
+    (lambda m: m.logits(torch.zeros(0, dtype=torch.long)), "the text is empty"),
+    (lambda m: m.logits(), "none was given"),
+    (lambda m: m.logits("x" * 33), "33 tokens are more than this model's context of 32"),
+    (lambda m: m.logits([256]), "token id 256 is out of range; the vocabulary has ids 0 to 255"),
+    (lambda m: m.logits([-1]), "token id -1 is out of range"),
+    (lambda m: m.logits(torch.tensor([1.0])), "whole numbers, not 1-D torch.float32"),
+    (lambda m: m.logits(torch.zeros(1, 1, 1, dtype=torch.long)), "not 3-D"),
+    (lambda m: m.logits(7), "not int"),
+    (lambda m: m.logits([[1], ["a"]]), "a text or a list of token ids"),
+    (lambda m: m.logits("a", source="b"), "has no source side"),
+    (lambda m: m.logits(pictures=torch.rand(3, 8, 8)), "reads text, not pictures"),
+    (lambda m: m.generate("a", max_tokens=40), "exceed the context of 32"),
+    (lambda m: m.generate("a", temperature=-1.0), "must be at least 0"),
+    (lambda m: ch.new("tiny-encoder").generate([1]), "does not write text"),
+    (lambda m: ch.new("tiny-decoder").logits("abc"), "has no tokenizer"),
+    (lambda m: ch.new("tiny-encoder-decoder").logits([1]), "none was given"),
+    (lambda m: ch.new("tiny-encoder-decoder").logits([[1], [2]], source=[1]), "2 targets for 1 sources"),
+    (lambda m: ch.new("tiny-pictures").logits(pictures=torch.rand(3, 8, 8)), "of 1 x 8 x 8, not 3 x 8 x 8"),
+    (lambda m: ch.new("tiny-pictures").logits(pictures=torch.zeros(1, 8, 8, dtype=torch.long)), "floating-point"),
+    (lambda m: ch.new("tiny-sound").logits(sound=torch.rand(1, 2, 3)), "1 dimensions, or 2 for a batch, not 3"),
+    (lambda m: ch.new("gpt2-124"), "did you mean 'gpt2-124m'?"),
+    (lambda m: ch.new("tiny-decoder", widht=3), "did you mean 'width'?"),
+    (lambda m: ch.load("no/such/folder"), "is no clearhead model"),
+    (lambda m: ch.load("gpt2-124m"), "makes a fresh one"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "words"), MISTAKES)
+def test_a_mistake_gets_a_sentence(model, mistake, words):
+    with pytest.raises(ch.ClearheadError, match=re.escape(words)):
+        mistake(model)

@@ -1,0 +1,122 @@
+"""A model saved is a model loaded; a damaged one is refused with a sentence."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import clearhead as ch
+from clearhead.weights import folder
+
+
+@pytest.fixture
+def saved(tmp_path):
+    ch.save(ch.new("tiny-decoder", seed=5, vocabulary=256, tokenizer=ch.Tokenizer.bytes()), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_loaded_equals_saved_with_its_tokenizer(saved):
+    model, again = ch.new("tiny-decoder", seed=5, vocabulary=256), ch.load(saved)
+    assert torch.equal(model.logits([7, 8, 9]), again.logits([7, 8, 9]))
+    assert again.tokenizer.encode("ab") == [97, 98]
+    assert again.config == model.config
+
+
+def test_a_loaded_model_learns(saved):
+    model = ch.load(saved)
+    total, _ = model.net.loss(model.net(torch.arange(4)[None]), torch.arange(4)[None])
+    total.backward()
+    assert all(p.grad is not None for p in model.net.parameters())
+
+
+def test_shared_matrices_are_stored_once_and_shared_again(tmp_path):
+    ch.save(ch.new("tiny-encoder-decoder"), tmp_path / "both")
+    assert not {"head.unembed.weight", "encoder.embed.tokens.weight"} & set(
+        load_file(tmp_path / "both" / folder.WEIGHTS)
+    )
+    net = ch.load(tmp_path / "both").net
+    assert net.head.unembed.weight is net.embed.tokens.weight is net.encoder.embed.tokens.weight
+
+
+def test_saving_again_replaces_and_leaves_nothing_behind(saved):
+    ch.save(ch.new("tiny-llama"), saved)
+    assert ch.load(saved).config == ch.presets["tiny-llama"]
+    assert [path.name for path in saved.parent.iterdir()] == ["model"]
+
+
+def test_a_failed_save_leaves_the_old_model(saved, monkeypatch):
+    def full_disk(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder, "save_file", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        ch.save(ch.new("tiny-llama"), saved)
+    assert ch.load(saved).config.model.vocabulary == 256
+    assert [path.name for path in saved.parent.iterdir()] == ["model"]
+
+
+def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    with pytest.raises(ch.ClearheadError, match="is no clearhead model; choose another name"):
+        ch.save(ch.new("tiny-decoder"), tmp_path / "thesis")
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+
+
+def damage(saved, change):
+    tensors = load_file(saved / folder.WEIGHTS)
+    change(tensors)
+    save_file(tensors, saved / folder.WEIGHTS)
+
+
+DAMAGE = [
+    (lambda t: t.pop("norm.weight"), "lacks norm.weight"),
+    (
+        lambda t: t.update({"norm.wait": torch.ones(3)}),
+        "holds norm.wait, which this model does not have; did you mean 'norm.weight'",
+    ),
+    (lambda t: t.update({"norm.weight": torch.ones(3)}), r"norm.weight is \(3,\), but the model needs \(32,\)"),
+    (lambda t: t["norm.weight"].fill_(float("nan")), "no finite numbers"),
+    (lambda t: t["blocks.1.ffn.up.weight"][3, 4].fill_(float("inf")), "blocks.1.ffn.up.weight holds values"),
+    (lambda t: t.update({"norm.weight": torch.ones(32, dtype=torch.int32)}), "no finite numbers"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), DAMAGE)
+def test_damaged_weights_are_refused(saved, change, words):
+    damage(saved, change)
+    with pytest.raises(ch.ClearheadError, match=words):
+        ch.load(saved)
+
+
+def test_a_truncated_file_is_refused(saved):
+    weights = saved / folder.WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ch.ClearheadError, match="cannot be read as safetensors"):
+        ch.load(saved)
+
+
+def test_a_configuration_with_unknown_keys_is_refused(saved):
+    tree = json.loads((saved / folder.CONFIG).read_text())
+    tree["model"]["moe"] = 8
+    (saved / folder.CONFIG).write_text(json.dumps(tree))
+    with pytest.raises(ch.ClearheadError, match=r"model\.moe is not an option"):
+        ch.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": "cuda:99"}, "there is no device"),
+        ({"device": "gpu"}, "there is no device"),
+        ({"dtype": "float31"}, "did you mean 'float32'"),
+    ],
+)
+def test_a_wrong_device_or_dtype_gets_a_sentence(saved, options, words):
+    with pytest.raises(ch.ClearheadError, match=words):
+        ch.load(saved, **options)
+
+
+def test_dtype_is_what_was_asked_for(saved):
+    assert next(ch.load(saved, dtype="bfloat16").net.parameters()).dtype == torch.bfloat16
