@@ -91,6 +91,7 @@ def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
         pictures.read(tmp_path / "a.png", COLOUR)
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"])
 def test_a_damaged_file_is_read_or_named(kind: str, tmp_path: Path) -> None:
     file, chance = io.BytesIO(), np.random.default_rng(2)

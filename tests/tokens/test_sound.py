@@ -41,7 +41,7 @@ def by_loops(samples: list[float], m: Mel) -> list[list[float]]:
     def hertz(mel: float) -> float:
         return mel * 200 / 3 if mel < 15 else 1000 * math.exp((mel - 15) * math.log(6.4) / 27)
 
-    top = 15 + math.log(m.rate / 2 / 1000) / (math.log(6.4) / 27)
+    top = m.rate / 2 * 3 / 200 if m.rate < 2000 else 15 + math.log(m.rate / 2000) / (math.log(6.4) / 27)
     corners = [hertz(top * i / (m.mels + 1)) for i in range(m.mels + 2)]
     length, half = m.frames * m.hop, m.window // 2
     samples = (samples + [0.0] * length)[:length]
@@ -63,16 +63,16 @@ def by_loops(samples: list[float], m: Mel) -> list[list[float]]:
     return [[(max(x, loudest - 8) + 4) / 4 for x in row] for row in bels]
 
 
-@pytest.mark.parametrize("window", [32, 31])
+@pytest.mark.parametrize(("rate", "window"), [(8000, 32), (8000, 31), (2100, 32), (1200, 32)])
 @pytest.mark.parametrize("count", [40, 70, 90])
-def test_log_mel_is_its_definition(window: int, count: int) -> None:
-    m = Mel(rate=8000, window=window, hop=10, mels=5, frames=7)
+def test_log_mel_is_its_definition(rate: int, window: int, count: int) -> None:
+    m = Mel(rate=rate, window=window, hop=10, mels=5, frames=7)
     samples = noise(count)
     np.testing.assert_allclose(sound.log_mel(samples, m)[0], by_loops(samples.tolist(), m), atol=1e-4)
 
 
 def test_each_sound_of_a_batch_is_read_alone() -> None:
-    samples = noise(3, 70) * torch.tensor([[1.0], [1e-3], [0.0]])
+    samples = noise(3, 70) * torch.tensor([[100.0], [1e-3], [0.0]])
     together = sound.log_mel(samples, TINY)
     assert together.shape == (3, TINY.mels, TINY.frames)
     torch.testing.assert_close(together, torch.cat([sound.log_mel(one, TINY) for one in samples]))
@@ -101,6 +101,16 @@ def test_a_tone_is_the_same_tone_at_another_rate(old: int, new: int) -> None:
 def test_what_the_new_rate_cannot_hold_is_gone() -> None:
     calm = sound.resample(tone(44100, 9000), 44100, 16000)[1600:-1600]
     assert calm.abs().max() < 0.01
+
+
+def test_the_end_does_not_ring_into_the_beginning() -> None:
+    samples = torch.zeros(2 * 44100 - 1)
+    samples[-10:] = 1
+    assert sound.resample(samples, 44100, 16000)[:16000].abs().max() < 1e-3
+
+
+def test_a_started_sample_is_a_sample() -> None:
+    assert [len(sound.resample(torch.zeros(n), 44100, 16000)) for n in (0, 1, 10, 441)] == [0, 1, 4, 160]
 
 
 def test_up_and_down_again_is_the_same_sound() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.evaluate.subject import DoesNotApply, Inputs, Subject, apart
 from clearhead.model.attention import fused, spelled
-from clearhead.model.masks import Mask
+from clearhead.model.masks import across
 from clearhead.tap import SILENT, Watch
 from clearhead.weights import folder
 
@@ -134,11 +134,12 @@ def a_row_that_sees_nothing_is_finite(s: Subject) -> float:
         torch.randn(1, heads, 4, m.head_width, generator=s.generator).to(s.like).requires_grad_()
         for heads in (m.attention.heads, m.kv_heads, m.kv_heads)
     )
-    allowed = torch.ones(1, 1, 4, 4, dtype=torch.bool, device=s.like.device)
-    allowed[..., 2, :] = False
+    lost = across(
+        torch.tensor([[1, 1, 2, 1]], device=s.like.device), torch.ones(1, 4, dtype=torch.long, device=s.like.device)
+    )
     worst = 0.0
     for attend in (fused, spelled):
-        z = attend(q, k, v, None, Mask(allowed=allowed), 1.0, 0.0, SILENT)
+        z = attend(q, k, v, None, lost, 1.0, 0.0, SILENT)
         grads = torch.autograd.grad(z.square().sum(), (q, k, v))
         worst = max(worst, z[..., 2, :].abs().max().item(), grads[0][..., 2, :].abs().max().item())
         if not all(x.isfinite().all() for x in (z, *grads)):

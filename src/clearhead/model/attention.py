@@ -64,7 +64,7 @@ def fused(
     allowed = mask.allowed
     if bias is not None:
         allowed = _masked(bias, mask.render(q, k))
-    return nn.functional.scaled_dot_product_attention(
+    z = nn.functional.scaled_dot_product_attention(
         q,
         k,
         v,
@@ -74,6 +74,7 @@ def fused(
         scale=scale,
         enable_gqa=k.shape[1] != q.shape[1],
     )
+    return z if mask.blind is None else z.masked_fill(mask.blind, 0)
 
 
 def spelled(

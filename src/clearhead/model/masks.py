@@ -13,10 +13,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Mask:
-    """`allowed` where the answer depends on the data; else the kernel's own causal flag is enough."""
+    """`allowed` where the answer depends on the data; else the kernel's own causal flag is enough.
+
+    `blind` marks queries that may see nothing: kernels do not agree on what comes out of them, here it is zero.
+    """
 
     causal: bool = False
     allowed: Bool[Tensor, "batch 1 query key"] | None = None
+    blind: Bool[Tensor, "batch 1 query 1"] | None = None
 
     def render(self, queries: Tensor, keys: Tensor) -> Bool[Tensor, "batch 1 query key"] | None:
         """The grid of what is allowed, written out; None allows everything."""
@@ -46,6 +50,12 @@ def between(
 def same(queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"]) -> Bool[Tensor, "batch 1 query key"]:
     """From segments: only tokens of one and the same document, sentence or pair."""
     return queries[:, None, :, None] == keys[:, None, None, :]
+
+
+def across(queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"]) -> Mask:
+    """The mask of cross-attention; a target whose source is not there sees nothing."""
+    allowed = same(queries, keys)
+    return Mask(allowed=allowed, blind=~allowed.any(dim=-1, keepdim=True))
 
 
 def in_a_row(tokens: int, segments: Tensor | None, *, causal: bool, window: int, device: torch.device) -> Mask:

@@ -125,7 +125,7 @@ class Transformer(Stack):
                 raise ClearheadError("an encoder-decoder needs a source to look at.")
             if source_segments is not None:
                 own = torch.ones_like(tokens) if segments is None else segments
-                mask = Mask(allowed=masks.same(own, source_segments))
+                mask = masks.across(own, source_segments)
         x = self.run(tokens, at, segments, kinds, tap, memory, encoded, mask)
         if memory is not None:
             memory.rows.end(tokens.shape[1] if segments is None else (segments != 0).sum(dim=1))

@@ -43,7 +43,7 @@ spaced_product.register_autograd(_backward, setup_context=_remember)
 def unembed(
     hidden: Float[Tensor, "*batch d"], weight: Float[Tensor, "vocabulary d"], bias: Float[Tensor, " vocabulary"] | None
 ) -> Float[Tensor, "*batch vocabulary"]:
-    if hidden.is_cuda or len(weight) % ALIGNED == 0:
+    if hidden.is_cuda or len(weight) % ALIGNED == 0 or hidden.dim() == 1 or torch.is_autocast_enabled("cpu"):
         return F.linear(hidden, weight, bias)
     rows = spaced_product(hidden.reshape(-1, hidden.shape[-1]), weight)
     logits = rows.unflatten(0, hidden.shape[:-1])
@@ -57,6 +57,6 @@ def unembed_for_loss(
     room = -len(weight) % VECTOR
     if not hidden.is_cuda or not room:
         return unembed(hidden, weight, bias)
-    shift = weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias.float()
-    logits = F.linear(hidden, F.pad(weight, (0, 0, 0, room)))
-    return logits.float() + F.pad(shift, (0, room), value=-torch.inf)
+    logits = F.linear(hidden, F.pad(weight, (0, 0, 0, room)), None if bias is None else F.pad(bias, (0, room)))
+    beyond = torch.arange(len(weight) + room, device=weight.device) >= len(weight)
+    return logits.masked_fill(beyond, -torch.inf)

@@ -23,8 +23,7 @@ def log_mel(samples: Float[Tensor, "*batch sample"], source: Mel) -> Float[Tenso
         raise ClearheadError(f"sound must be floats from -1 to 1, samples or batch x samples, not {got}.")
     if length <= source.window // 2:  # the ends are mirrored under half a window
         raise ClearheadError(f"{length} samples (frames x hop) are too few for a window of {source.window}.")
-    samples = (samples if samples.dim() == 2 else samples[None])[:, :length].float()
-    samples = F.pad(samples, (0, length - samples.shape[1]))
+    samples = F.pad(samples.float(), (0, length - samples.shape[-1])).view(-1, length)  # a negative pad cuts
     window = torch.hann_window(source.window, device=samples.device)
     waves = torch.stft(samples, source.window, source.hop, window=window, return_complex=True)
     power = waves[..., : source.frames].abs().square()
@@ -66,7 +65,7 @@ def read(path: str | Path, source: Mel) -> Float[Tensor, " sample"]:
     return resample(torch.from_numpy(channels).mean(1), rate, source.rate)
 
 
-def resample(samples: Float[Tensor, " sample"], old: int, new: int) -> Float[Tensor, " sample"]:
+def resample(samples: Float[Tensor, " old_sample"], old: int, new: int) -> Float[Tensor, " new_sample"]:
     """The same wave at another rate: its spectrum cut off, or continued with zeros, at the new highest frequency."""
     if old == new:
         return samples

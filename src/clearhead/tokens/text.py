@@ -37,7 +37,7 @@ class Tokenizer:
 
     @classmethod
     def train_bpe(cls, texts: Iterable[str], size: int, special: tuple[str, ...] = ("<|end|>",)) -> Self:
-        """Byte-level BPE: the 256 bytes, then merges of the likeliest neighbours, `special` last.
+        """Byte-level BPE: the 256 bytes, then merges of the most frequent neighbours, `special` last.
 
         Of little text there are fewer than `size` tokens to be made: `len` tells how many came out.
         """

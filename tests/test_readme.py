@@ -1,0 +1,59 @@
+"""What the README tells a reader to type works as written, in its order, in an empty folder."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+COMMANDS = [line.split("    #")[0].strip() for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where a reader stands after `make demo`, which would train for longer."""
+    path = tmp_path_factory.mktemp("reader")
+    subprocess.run(
+        [sys.executable, "-m", "clearhead", "demo", "--seconds", "1"], cwd=path, check=True, capture_output=True
+    )
+    return path
+
+
+def run(words, folder):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        words, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("clearhead")])
+def test_command_works(command, folder):
+    done = run(["bash", "-c", command], folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("number", range(len(SNIPPETS)))
+def test_snippet_works(number, folder):
+    done = run([sys.executable, "-c", SNIPPETS[number]], folder)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_two_commands_exist():
+    assert {"make demo", "make test"} <= set(COMMANDS)
+    for target in ("demo", "test"):
+        done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_every_part_of_the_source_is_on_the_map():
+    text = (ROOT / "README.md").read_text()
+    parts = {path.stem for path in (ROOT / "src" / "clearhead").iterdir() if not path.name.startswith("__")}
+    assert all(re.search(rf"\b{part}(\.py|/| )", text) for part in parts), parts
+    inside = {path.stem for path in (ROOT / "src" / "clearhead" / "model").glob("*.py")} - {"__init__"}
+    assert all(re.search(rf"\b{part}\b", text) for part in inside)
