@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
+from clearhead.batch import Batch, read_batch
 from clearhead.config import Config
 from clearhead.errors import ClearheadError, nearest
 from clearhead.generate.sample import sample
-from clearhead.inputs import Batch, read_input
 from clearhead.lens.edits import as_edit
 from clearhead.lens.names import matching
 from clearhead.lens.seen import Seen
@@ -58,44 +58,60 @@ class Model:
         return f"<{self.kind}: {size}>"
 
     def hidden(
-        self, x: Text | None = None, *, gradients: bool = False, edits: Edits | None = None, **more: object
+        self,
+        x: Text | None = None,
+        *,
+        source: Text | None = None,
+        pictures: Tensor | None = None,
+        sound: Tensor | None = None,
+        edits: Edits | None = None,
+        gradients: bool = False,
     ) -> Tensor:
         """The last hidden states: tokens × width for one text, batch × tokens × width for several."""
-        batch, tap = self._batch(x, more), self._tap((), edits)
+        batch, tap = self._batch(x, source, pictures, sound), self._tap((), edits)
         with _mode(gradients, tap):
             return batch.unwrap(self._run(batch, tap))
 
     def logits(
-        self, x: Text | None = None, *, gradients: bool = False, edits: Edits | None = None, **more: object
+        self,
+        x: Text | None = None,
+        *,
+        source: Text | None = None,
+        pictures: Tensor | None = None,
+        sound: Tensor | None = None,
+        edits: Edits | None = None,
+        gradients: bool = False,
     ) -> Tensor:
         """Logits at every position (language, masked-word), or one row for the whole text (classes, number).
 
-        `source=` is what an encoder-decoder reads; `pictures=` and `sound=` take the place of text. `edits` map
+        `source` is what an encoder-decoder reads; `pictures` and `sound` take the place of text. `edits` map
         names of values to `ablate`, `scale`, `replace` or any function of a tensor.
         """
-        batch, tap = self._batch(x, more), self._tap((), edits)
+        batch, tap = self._batch(x, source, pictures, sound), self._tap((), edits)
         with _mode(gradients, tap):
             return batch.unwrap(self.net.predict(self._run(batch, tap), batch.segments, tap))
 
     def watch(
         self,
         x: Text | None = None,
-        names: Iterable[str] | Mapping[str, Select] = ("**",),
+        names: str | Iterable[str] | Mapping[str, Select] = "**",
         *,
-        gradients: bool = False,
+        source: Text | None = None,
+        pictures: Tensor | None = None,
+        sound: Tensor | None = None,
         edits: Edits | None = None,
-        **more: object,
+        gradients: bool = False,
     ) -> Seen:
         """The values of those names (`blocks.*.attn.pattern`), by name, always with the batch as first dimension."""
-        batch, tap = self._batch(x, more), self._tap(names, edits)
+        batch = self._batch(x, source, pictures, sound)
+        tap = self._tap([names] if isinstance(names, str) else names, edits)
         with _mode(gradients, tap):
-            hidden = self._run(batch, tap)
-            self.net.predict(hidden, batch.segments, tap)
-        assert isinstance(tap, Watch)
-        return Seen(tap.values, self.config.model, self._labels(batch.ids), self._labels(batch.source))
+            self.net.predict(self._run(batch, tap), batch.segments, tap)
+        values = tap.values if isinstance(tap, Watch) else {}
+        return Seen(values, self.config.model, self._labels(batch.ids), self._labels(batch.source))
 
     def generate(
-        self, prompt: str | Tensor, max_tokens: int = 40, temperature: float = 1.0, top_k: int = 0, seed: int = 0
+        self, prompt: Text, max_tokens: int = 40, temperature: float = 1.0, top_k: int = 0, seed: int = 0
     ) -> Generated:
         """What follows the prompt."""
         if not isinstance(self.config.model.head, c.Language) or self.kind != "decoder":
@@ -104,16 +120,20 @@ class Model:
             raise ClearheadError(
                 f"temperature = {temperature} must be at least 0, max_tokens = {max_tokens} at least 1."
             )
-        ids = self._batch(prompt, {}).ids
+        batch = self._batch(prompt)
+        if not batch.single:
+            raise ClearheadError("generate writes on from one prompt; give a text or one row of ids.")
+        ids = batch.ids
         if ids.shape[1] + max_tokens > self.net.context:
             raise ClearheadError(
                 f"{ids.shape[1]} tokens of prompt and {max_tokens} to write exceed the context of {self.net.context}."
             )
-        tokens = list(sample(self.net, ids[:1], max_tokens, temperature, top_k, seed))
+        tokens = list(sample(self.net, ids, max_tokens, temperature, top_k, seed))
         return Generated(self.tokenizer.decode(tokens) if self.tokenizer else "", tokens, "length")
 
-    def _batch(self, x: object, more: Mapping[str, object]) -> Batch:
-        return read_input(self.config.model, self.tokenizer, next(self.net.parameters()), x, **more)
+    def _batch(self, x: object, source: object = None, pictures: object = None, sound: object = None) -> Batch:
+        like = next(self.net.parameters())
+        return read_batch(self.config.model, self.tokenizer, like, x, source=source, pictures=pictures, sound=sound)
 
     def _run(self, batch: Batch, tap: Tap) -> Tensor:
         return self.net(
@@ -121,7 +141,6 @@ class Model:
         )
 
     def _tap(self, names: Iterable[str] | Mapping[str, Select], edits: Edits | None) -> Tap:
-        names = [names] if isinstance(names, str) else names
         if not names and not edits:
             return SILENT
         for pattern in (*names, *(edits or {})):

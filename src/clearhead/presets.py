@@ -176,6 +176,7 @@ _LONG_8, _LONG_32 = Llama3(factor=8.0), Llama3(factor=32.0)
 
 presets: dict[str, Config] = {
     # lecture
+    "lecture-small": _lecture(vocabulary=1024, context=64, width=128, layers=2, heads=4),
     "lecture-lm": _lecture(),
     "vaswani-base": _vaswani(512, 8),
     "vaswani-big": _vaswani(1024, 16, dropout=0.3),

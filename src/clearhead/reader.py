@@ -102,7 +102,8 @@ def override(base: Tree, changes: Mapping[str, object]) -> Tree:
                 inner = table[key] = {"kind": inner}
             if not isinstance(inner, dict):
                 where = ".".join(parents[: depth + 1])
-                raise ClearheadError(f"{where} has no options below it; {nearest(key, table)}")
+                why = "has no options below it" if key in table else f"is not an option; {nearest(key, table)}"
+                raise ClearheadError(f"{where} {why}.")
             table = inner
         value = flag_value(value) if isinstance(value, str) else value
         old = table.get(last)

@@ -67,7 +67,10 @@ class Watch:
                 value = edit(value, path)
         for pattern, select in self._keep.items():
             if pattern.fullmatch(path):
-                self.values[path] = select(value)
+                kept = select(value)
+                if kept.untyped_storage().nbytes() > kept.nbytes and select is not _whole:
+                    kept = kept.clone()  # a view would keep the whole value alive
+                self.values[path] = kept
         return value
 
 

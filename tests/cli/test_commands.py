@@ -36,6 +36,13 @@ def test_presets_lists_all_and_prints_one_that_reads_back():
     assert Config.of(tomllib.loads(clearhead("presets", "whisper-tiny").stdout)) == ch.presets["whisper-tiny"]
 
 
+def test_dotted_flags_change_a_preset():
+    printed = clearhead("presets", "tiny-decoder", "--model.position=rotary", "--model.position.theta", "500").stdout
+    assert Config.of(tomllib.loads(printed)).model.position.theta == 500.0
+    done = clearhead("verify", "tiny-decoder", "--model.position=rotary")
+    assert "holds only distance matters" in done.stdout
+
+
 def test_generate_writes_on_and_repeats_itself(saved):
     one, two = (clearhead("generate", saved, "ab", "--max-tokens", "5", "--seed", "3") for _ in range(2))
     assert one.returncode == 0
@@ -68,7 +75,11 @@ def test_the_demo_trains_writes_and_draws(tmp_path):
 MISTAKES = [
     (["presets", "gpt2"], "is no preset"),
     (["prests"], "presets"),
-    (["presets", "--colour"], "No such option"),
+    (["presets", "--colour"], "'--colour' is not an option"),
+    (["presets", "tiny-decoder", "--model.widht=3"], "did you mean 'width'?"),
+    (["presets", "tiny-decoder", "--model.width"], "needs a value"),
+    (["verify", "tiny-decoder", "--model.width=31"], "does not split into 4 heads"),
+    (["generate", "--colour"], "No such option"),
     (["verify", "nowhere"], "is no clearhead model"),
     (["generate", "nowhere", "a"], "is no clearhead model"),
     (["generate"], "Missing argument"),

@@ -21,7 +21,7 @@ LAYERS = [
     {"config"},
     {"presets"},
     {"tokens", "data"},
-    {"inputs", "model"},
+    {"batch", "model"},
     {"generate", "train", "weights", "lens", "evaluate"},
     {"api"},
     {"serve"},

@@ -1,6 +1,5 @@
 """Every value visible and editable, by name, in every shape, with and without a cache."""
 
-import gc
 import re
 
 import pytest
@@ -39,12 +38,8 @@ def test_the_table_names_every_value_with_its_shape(m):
     with torch.no_grad():
         subject.net.eval().predict(subject.net(**x, tap=watch), tap=watch)
     table = names(m)
-    recorded = [name for name in watch.values if name in table or not name.endswith("logits")]
-    assert set(recorded) == set(table) - ({"logits"} if m.head.kind == "hidden" else set())
-    assert list(table) == recorded or set(table) == set(recorded)
+    assert set(watch.values) == set(table)
     for path, value in watch.values.items():
-        if path not in table:
-            continue
         words = table[path].shape.split()
         assert len(words) == value.dim(), path
         for word, size in zip(words, value.shape, strict=True):
@@ -90,10 +85,9 @@ def test_only_the_watched_layer_is_written_out(monkeypatch):
 
 
 def test_a_part_of_a_value_can_be_kept_without_the_rest():
-    seen = model().watch(IDS, {"blocks.0.attn.pattern": lambda p: p[:, 2].clone()})
+    seen = model().watch(IDS, {"blocks.0.attn.pattern": lambda p: p[:, 2]})
     whole = model().watch(IDS, ["blocks.0.attn.pattern"])["blocks.0.attn.pattern"]
     assert torch.equal(seen["blocks.0.attn.pattern"], whole[:, 2])
-    gc.collect()
     assert seen["blocks.0.attn.pattern"].untyped_storage().nbytes() == whole[:, 2].numel() * 4
 
 

@@ -127,6 +127,12 @@ def test_what_a_network_refuses_it_refuses_with_a_sentence():
     with pytest.raises(ClearheadError, match="no encoder beside it"):
         tiny().encode(torch.arange(3)[None])
     net = tiny()
+    with pytest.raises(ClearheadError, match="33 tokens are more"):
+        net(torch.zeros(1, 33, dtype=torch.long))
+    with pytest.raises(ClearheadError, match="memory of 33 tokens is more"):
+        net.remember(1, 33)
+    with pytest.raises(ClearheadError, match="positions follow from the memory"):
+        net(torch.arange(3)[None], at=torch.arange(3)[None], memory=net.remember(1))
     with pytest.raises(ClearheadError, match="holds 4 tokens; 0 \\+ 5 do not fit"):
         net(torch.arange(5)[None], memory=net.remember(1, 4))
     headless = tiny("tiny-encoder", head="hidden")

@@ -27,11 +27,11 @@ def demo(
     console = Console(highlight=False)
     model = train(console, seconds)
     api.save(model, out / "model")
-    console.print("\n[bold]It writes[/] [dim](temperature 0.7)[/]")
+    console.print("\n[bold]It writes[/] [dim](temperature 0.6)[/]")
     for prompt in PROMPTS:
-        text = model.generate(prompt, max_tokens=40, temperature=0.7, top_k=40, seed=1).text
+        text = model.generate(prompt, max_tokens=40, temperature=0.6, seed=1).text.partition("<|end|>")[0]
         console.print(f"  [bold]{prompt}[/]", end="")
-        console.print(" ".join(text.split("\n"))[:160], markup=False)
+        console.print(" ".join(text.splitlines()), markup=False, soft_wrap=True)
     seen = model.watch(SENTENCE, ["blocks.*.attn.pattern"])
     layer, head = busiest_head(seen)
     console.print(
@@ -41,9 +41,13 @@ def demo(
     picture = out / "attention.png"
     attention_figure(seen, layer, head).savefig(picture, dpi=160)
     console.print(f"saved {picture} and {out / 'model'}; go on with")
-    console.print(f'  clearhead generate {out / "model"} "Open a"', markup=False)
-    console.print(f'  clearhead see {out / "model"} "Return True if the file exists." --layer 1 --head 2', markup=False)
-    console.print(f"  clearhead verify {out / 'model'}", markup=False)
+    console.print(f'  clearhead generate {out / "model"} "Open a"', markup=False, soft_wrap=True)
+    console.print(
+        f'  clearhead see {out / "model"} "Return True if the file exists." --layer 1 --head 2',
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(f"  clearhead verify {out / 'model'}", markup=False, soft_wrap=True)
 
 
 def train(console: object, seconds: int) -> "Model":
@@ -52,13 +56,14 @@ def train(console: object, seconds: int) -> "Model":
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from clearhead import api
+    from clearhead.presets import presets
     from clearhead.tokens.text import Tokenizer
     from clearhead.train.loop import fit
 
     texts = list(docstrings())
-    tokenizer = Tokenizer.train_bpe(texts, 2048)
+    tokenizer = Tokenizer.train_bpe(texts, presets["lecture-small"].model.vocabulary)
     tokens = torch.tensor([i for text in texts for i in [*tokenizer.encode(text), tokenizer.special["<|end|>"]]])
-    model = api.new("lecture-lm", vocabulary=len(tokenizer), tokenizer=tokenizer)
+    model = api.new("lecture-small", vocabulary=len(tokenizer), tokenizer=tokenizer)
     typer.echo(f"{model!r}\n{len(texts):,} docstrings of Python's standard library, {len(tokens):,} tokens\n")
     columns = (
         TextColumn("training"),
@@ -66,7 +71,7 @@ def train(console: object, seconds: int) -> "Model":
         TextColumn("step {task.completed:>4}  loss {task.fields[loss]:.3f}"),
         TimeElapsedColumn(),
     )
-    steps, start = 600, time.monotonic()
+    steps, start = 1200, time.monotonic()
     with Progress(*columns, console=console) as progress:  # type: ignore[arg-type]
         task = progress.add_task("", total=steps, loss=0.0)
 
@@ -74,7 +79,7 @@ def train(console: object, seconds: int) -> "Model":
             progress.update(task, completed=step + 1, loss=loss)
             return time.monotonic() - start < seconds
 
-        fit(model.net, tokens, steps, batch=16, rate=3e-3, report=report)
+        fit(model.net, tokens, steps, batch=16, rate=4e-3, report=report)
     return model
 
 

@@ -5,6 +5,7 @@ import sys
 import typer
 
 from clearhead.cli import demo, generate, presets, see, verify
+from clearhead.cli.flags import DOTTED
 from clearhead.errors import ClearheadError
 
 # click's own base of mistakes; some versions of typer carry click inside
@@ -20,8 +21,8 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 app.command("see")(see.see)
-app.command("verify")(verify.verify)
-app.command("presets")(presets.presets)
+app.command("verify", context_settings=DOTTED)(verify.verify)
+app.command("presets", context_settings=DOTTED)(presets.presets)
 
 START = """clearhead {version} — the Transformer of the lectures, to read, train, watch and edit
 

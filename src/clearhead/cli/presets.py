@@ -5,16 +5,24 @@ import typer
 Name = typer.Argument(None, help="Print this preset as a commented TOML file.", show_default=False)
 
 
-def presets(name: str | None = Name) -> None:
-    """List the presets, or print one as TOML that reads back to the same model."""
+def presets(context: typer.Context, name: str | None = Name) -> None:
+    """List the presets, or print one as TOML that reads back to the same model.
+
+    --model.position=rotary and the like change what is printed.
+    """
+    from clearhead.cli.flags import dotted
     from clearhead.errors import ClearheadError, nearest
     from clearhead.presets import presets as known
 
     if name is not None:
         if name not in known:
             raise ClearheadError(f"{name!r} is no preset; {nearest(name, known)}")
-        typer.echo(f"# {name}: {known[name].parameters():,} parameters\n\n{known[name].toml()}", nl=False)
+        config = known[name].change(**dotted(context.args))
+        typer.echo(
+            f"# {' '.join([name, *context.args])}: {config.parameters():,} parameters\n\n{config.toml()}", nl=False
+        )
         return
+    dotted(context.args)
     typer.echo(f"{'preset':<22} {'parameters':>15}  {'shape':<16} layers  width  heads  context  positions")
     for preset, config in known.items():
         m = config.model

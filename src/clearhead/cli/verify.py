@@ -7,13 +7,21 @@ Where = typer.Argument(
 )
 
 
-def verify(model: str = Where) -> None:
-    """Check the laws every model must keep; each line gives the largest difference found."""
+def verify(context: typer.Context, model: str = Where) -> None:
+    """Check the laws every model must keep; each line gives the largest difference found.
+
+    --model.position=rotary and the like change a preset before it is built.
+    """
     from clearhead import api
+    from clearhead.cli.flags import dotted
+    from clearhead.errors import ClearheadError
     from clearhead.evaluate.verify import check
     from clearhead.presets import presets
 
-    subject = api.new(model) if model in presets else api.load(model)
+    changes = dotted(context.args)
+    if changes and model not in presets:
+        raise ClearheadError(f"{model} is a saved model; only a preset can be changed.")
+    subject = api.new(model, **changes) if model in presets else api.load(model)
     typer.echo(f"{model}: {subject!r}{' with random weights' if model in presets else ''}\n")
     results = []
     for result in check(subject):

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
+SHADES = " ░▒▓█"  # a fifth of the weight each
+
+
 def attention_figure(seen: Any, layer: int, head: int | None = None, cross: bool = False) -> "Figure":
     """One head's pattern as a matrix, queries down, keys across; without `head`, all heads of the layer."""
     from matplotlib.figure import Figure
@@ -51,8 +54,7 @@ def attention_text(seen: Any, layer: int, head: int, cross: bool = False) -> "Te
     for label, row in zip(seen.tokens, pattern.tolist(), strict=True):
         picture.append(f"{label:>{wide}} ")
         for weight in row:
-            shade = round(255 - 200 * weight**0.5)
-            picture.append("  ", style=f"on rgb({shade},{min(255, shade + 20)},255)" if weight > 0.0005 else "")
+            picture.append(SHADES[min(int(weight * 5), 4)] * 2)
         picture.append(f"  {across[row.index(max(row))]} {max(row):.2f}\n", style="dim")
     return picture
 

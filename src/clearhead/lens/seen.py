@@ -10,6 +10,10 @@ from clearhead.errors import ClearheadError, nearest
 from clearhead.lens.names import names
 
 
+class NotSeen(ClearheadError, KeyError):
+    """A value was asked for that nobody watched."""
+
+
 class Seen(Mapping[str, Tensor]):
     """A mapping name → tensor; `tokens` label the first text, `source_tokens` its source. A table in notebooks."""
 
@@ -20,7 +24,7 @@ class Seen(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._values:
-            raise ClearheadError(f"{name!r} was not watched; {nearest(name, self._values)}")
+            raise NotSeen(f"{name!r} was not watched; {nearest(name, self._values)}")
         return self._values[name]
 
     def __contains__(self, name: object) -> bool:

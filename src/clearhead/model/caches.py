@@ -101,7 +101,3 @@ class Memory:
         for growing, frozen in self.layers:
             growing.reorder(index)
             frozen.reorder(index)
-
-    @property
-    def bytes(self) -> int:
-        return sum(2 * growing.keys.nbytes for growing, _ in self.layers)

@@ -23,9 +23,6 @@ IGNORE = -100  # a target that teaches nothing: padding, or a word that was not 
 class Head(nn.Module):
     """No head: the hidden states are the result."""
 
-    def forward(self, hidden: Stream, segments: Segments | None = None) -> Tensor:
-        return hidden
-
     def loss(self, hidden: Stream, targets: Tensor, segments: Segments | None = None) -> Loss:
         raise ClearheadError("this model has no head, so it has no loss; choose a head in its configuration.")
 

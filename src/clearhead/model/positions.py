@@ -37,8 +37,6 @@ NOWHERE = Place()
 class Positions(nn.Module):
     """No positions at all; the base of every scheme."""
 
-    biased = False  # whether its places add to the scores
-
     def embed(self, at: At, dtype: torch.dtype) -> Float[Tensor, "#batch token d"] | None:
         """What is added to the embeddings."""
         return None
@@ -106,7 +104,7 @@ class Turned(Place):
 
     def turn(self, x: Heads) -> Heads:
         half = self.cos.shape[-1]
-        a, b, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
+        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         turned = torch.cat((a * self.cos - b * self.sin, b * self.cos + a * self.sin), dim=-1).to(x.dtype)
         return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
@@ -123,8 +121,6 @@ class Biased(Place):
 
 class Relative(Positions):
     """A learned bias for each head and bucket of distances, exact when near, logarithmic when far (L2.4, T5)."""
-
-    biased = True
 
     def __init__(self, heads: int, buckets: int, distance: int, causal: bool) -> None:
         super().__init__()
@@ -152,8 +148,6 @@ class Relative(Positions):
 class Alibi(Positions):
     """−slope · distance, a slope for each head (Press et al.)."""
 
-    biased = True
-
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.slopes = slopes(heads)
@@ -172,8 +166,6 @@ def slopes(heads: int) -> list[float]:
 
 class Shaw(Positions):
     """q·(k + a) for a learned key a of the clipped distance, in each layer (L2.4, Shaw et al.)."""
-
-    biased = True
 
     def __init__(self, layers: int, distance: int, width: int) -> None:
         super().__init__()

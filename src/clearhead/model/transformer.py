@@ -1,7 +1,6 @@
 """The whole Transformer: stacks of blocks, three shapes, one code path (L4.4, L6)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -57,21 +56,7 @@ class Stack(nn.Module):
         source_mask: Mask = EVERYTHING,
     ) -> Stream:
         x = self.embed(x) if kinds is None else self.embed(x, kinds)
-        tokens, device = x.shape[1], x.device
-        if memory is not None:
-            at = memory.rows.begin(tokens)
-            keys = torch.arange(memory.rows.longest, device=device)[None]
-            first = memory.rows.longest == tokens  # nothing held yet: whole rows, as without a cache
-            mask = (
-                Mask(causal=True)
-                if first and not self.window
-                else Mask(allowed=masks.between(at, keys, causal=True, window=self.window))
-            )
-        else:
-            if at is None:
-                at = torch.arange(tokens, device=device)[None] if segments is None else masks.positions_in(segments)
-            keys = at
-            mask = masks.in_a_row(tokens, segments, causal=self.causal, window=self.window, device=device)
+        at, keys, mask = self.stand(x, at, segments, memory)
         x = self.embed.join(x, self.position.embed(at, x.dtype), tap)
         places = self.position.places(at, keys, len(self.blocks))
         caches: Sequence[tuple[Fresh | Growing, Fresh | Frozen]]
@@ -79,6 +64,25 @@ class Stack(nn.Module):
         for i, (block, place, (own, cross)) in enumerate(zip(self.blocks, places, caches, strict=True)):
             x = block(x, Scene(place, mask, own, source, source_mask, cross), tap.at("blocks", i))
         return tap("norm", self.norm(x))
+
+    def stand(
+        self, x: Stream, at: At | None, segments: Ids | None, memory: Memory | None
+    ) -> tuple[Tensor, Tensor, Mask]:
+        """Where queries and keys stand, and who sees whom."""
+        tokens, device = x.shape[1], x.device
+        if tokens > self.context:
+            raise ClearheadError(f"{tokens} tokens are more than this model's context of {self.context}.")
+        if memory is None:
+            if at is None:
+                at = torch.arange(tokens, device=device)[None] if segments is None else masks.positions_in(segments)
+            return at, at, masks.in_a_row(tokens, segments, causal=self.causal, window=self.window, device=device)
+        if at is not None:
+            raise ClearheadError("positions follow from the memory; give one or the other.")
+        at = memory.rows.begin(tokens)
+        keys = torch.arange(memory.rows.longest, device=device)[None]
+        if memory.rows.longest == tokens and not self.window:  # nothing held yet: whole rows, as without a memory
+            return at, keys, Mask(causal=True)
+        return at, keys, Mask(allowed=masks.between(at, keys, causal=True, window=self.window))
 
 
 class Transformer(Stack):
@@ -97,6 +101,7 @@ class Transformer(Stack):
         if isinstance(s := m.shape, c.EncoderDecoder):
             self.encoder = Stack(m, s.input, s.vocabulary, s.context, s.layers, shared=None if s.vocabulary else table)
         self.head = heads.make(m, table)
+        self.has_head = not isinstance(m.head, c.Hidden)
 
     def forward(
         self,
@@ -115,7 +120,7 @@ class Transformer(Stack):
 
         `tokens` are ids, pictures or mel frames. `segments` number the documents packed into a row (0 = padding),
         `at` gives positions other than 0, 1, 2 …; `source` is what an encoder-decoder reads, or `encoded` what
-        `encode` made of it; `memory` holds the tokens before these.
+        `encode` made of it. `memory` holds the tokens before these; then `segments` only tell what is padding.
         """
         mask = EVERYTHING
         if self.encoder is not None:
@@ -138,7 +143,8 @@ class Transformer(Stack):
         return self.encoder.run(source, None, segments, None, tap.at("encoder"))
 
     def predict(self, hidden: Stream, segments: Ids | None = None, tap: Tap = SILENT) -> Tensor:
-        return tap("logits", self.head(hidden, segments))
+        """Logits; without a head, the hidden states themselves."""
+        return tap("logits", self.head(hidden, segments)) if self.has_head else hidden
 
     def loss(self, hidden: Stream, targets: Tensor, segments: Ids | None = None) -> heads.Loss:
         return self.head.loss(hidden, targets, segments)
@@ -147,17 +153,18 @@ class Transformer(Stack):
         """Empty caches for `batch` rows of up to `capacity` tokens."""
         if not self.causal:
             raise ClearheadError("an encoder reads a sentence at once; there is nothing to remember between tokens.")
-        p = next(self.parameters())
-        m = self.config
+        p, m = next(self.parameters()), self.config
+        if (capacity or 0) > m.context:
+            raise ClearheadError(f"a memory of {capacity} tokens is more than this model's context of {m.context}.")
         return Memory(m.layers, batch, capacity or m.context, m.kv_heads, m.head_width, p.dtype, p.device)
 
 
-def build(m: c.ModelConfig, seed: int | None = 0, **to: Any) -> Transformer:
+def build(
+    m: c.ModelConfig, seed: int | None = 0, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> Transformer:
     """A new network with random weights; with seed None, on no device and without any (`meta`)."""
     with torch.device("meta"):
-        net = Transformer(m)
-    if seed is None:
-        return net
-    net.to_empty(device=to.pop("device", "cpu"))
-    initialise(net, m, seed)
-    return net.to(**to) if to else net
+        net = Transformer(m).to(dtype)
+    if seed is not None:
+        initialise(net.to_empty(device=device), m, seed)
+    return net

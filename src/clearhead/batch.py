@@ -17,15 +17,15 @@ from clearhead.tokens.text import Tokenizer
 class Batch:
     ids: Tensor  # or pictures, or mel frames
     segments: Tensor | None  # None where nothing is padded
+    single: bool  # one text, so results drop the batch
     source: Tensor | None
     source_segments: Tensor | None
-    single: bool  # one text, so results drop the batch
 
     def unwrap(self, result: Tensor) -> Tensor:
         return result[0] if self.single else result
 
 
-def read_input(
+def read_batch(
     m: c.ModelConfig,
     tokenizer: Tokenizer | None,
     like: Tensor,
@@ -36,38 +36,37 @@ def read_input(
     sound: object = None,
 ) -> Batch:
     """`like` is a parameter of the model: its device and dtype are the batch's."""
-    side = m.shape if isinstance(m.shape, c.EncoderDecoder) else None
-    read, vocabulary, context = (
-        (side.input, side.vocabulary or m.vocabulary, side.context) if side else (m.input, m.vocabulary, m.context)
-    )
-    given = {"pictures": pictures, "sound": sound, "source" if side else "text": source if side else x}
-    wanted = {c.Tokens: "source" if side else "text", c.Pictures: "pictures"}.get(type(read), "sound")
+    both = isinstance(m.shape, c.EncoderDecoder)
+    reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
+    wanted = {c.Tokens: "source" if both else "text", c.Pictures: "pictures"}.get(type(reads), "sound")
+    given = {"text": None if both else x, "source": source, "pictures": pictures, "sound": sound}
     for name, value in given.items():
         if value is not None and name != wanted:
             raise ClearheadError(f"this model reads {wanted}, not {name}.")
     if given[wanted] is None:
         raise ClearheadError(f"this model reads {wanted}; none was given.")
-    if source is not None and not side:
-        raise ClearheadError(f"a {m.shape.kind} has no source side; only an encoder-decoder has.")
-    if isinstance(read, c.Tokens):
-        first, first_segments, single = _ids(given[wanted], tokenizer, vocabulary, context, like.device)
-    else:
-        first, single = _dense(given[wanted], read, like)
-        first_segments = None
-    if not side:
-        return Batch(first, first_segments, None, None, single)
-    ids, segments, single = _ids(x, tokenizer, m.vocabulary, m.context, like.device)
+    if not isinstance(m.shape, c.EncoderDecoder):
+        return Batch(*_read(given[wanted], reads, tokenizer, m.vocabulary, m.context, like), None, None)
+    vocabulary, context = m.shape.vocabulary or m.vocabulary, m.shape.context
+    first, first_segments, _ = _read(given[wanted], reads, tokenizer, vocabulary, context, like)
+    ids, segments, single = _read(x, m.input, tokenizer, m.vocabulary, m.context, like)
     if len(ids) != len(first):
         raise ClearheadError(f"there are {len(ids)} targets for {len(first)} sources; each target needs one source.")
-    if segments is not None and first_segments is None and first.dim() == 2:
-        first_segments = torch.ones_like(first)
-    return Batch(ids, segments, first, first_segments, single)
+    return Batch(ids, segments, single, first, first_segments)
+
+
+def _read(
+    x: object, reads: c.Input, tokenizer: Tokenizer | None, vocabulary: int, context: int, like: Tensor
+) -> tuple[Tensor, Tensor | None, bool]:
+    """One side of a batch: what the network reads, segments where rows are padded, and whether it was only one."""
+    if isinstance(reads, c.Tokens):
+        return _ids(x, tokenizer, vocabulary, context, like.device)
+    return _dense(x, reads, like)
 
 
 def _ids(
     x: object, tokenizer: Tokenizer | None, vocabulary: int, context: int, device: torch.device
 ) -> tuple[Tensor, Tensor | None, bool]:
-    """ids, segments where rows are padded, and whether it was one text."""
     single = (
         isinstance(x, str)
         or (isinstance(x, Tensor) and x.dim() == 1)
@@ -117,7 +116,7 @@ def _is_list(x: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(x, list | tuple)
 
 
-def _dense(x: object, read: c.Pictures | c.Sound | c.Spectrogram, like: Tensor) -> tuple[Tensor, bool]:
+def _dense(x: object, read: c.Pictures | c.Sound | c.Spectrogram, like: Tensor) -> tuple[Tensor, None, bool]:
     """Pictures as channels × height × width, sound as samples; one, or a batch."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise ClearheadError(
@@ -130,4 +129,4 @@ def _dense(x: object, read: c.Pictures | c.Sound | c.Spectrogram, like: Tensor) 
     x = x[None] if single else x
     if not isinstance(read, c.Pictures):
         x = sounds.log_mel(x.float(), read)
-    return x.to(like), single
+    return x.to(like), None, single

@@ -1,0 +1,21 @@
+"""--dotted.flags: any option of a configuration, on the command line."""
+
+from clearhead.errors import ClearheadError
+
+DOTTED = {"allow_extra_args": True, "ignore_unknown_options": True}  # for the commands that take them
+
+
+def dotted(words: list[str]) -> dict[str, object]:
+    """{"model.position": "rotary"} of `--model.position=rotary` or `--model.position rotary`."""
+    found: dict[str, object] = {}
+    rest = iter(words)
+    for word in rest:
+        key, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or "." not in key:
+            raise ClearheadError(f"{word!r} is not an option; write --model.width=64 to change a configuration.")
+        if not equals:
+            value = next(rest, "--")
+            if value.startswith("--"):
+                raise ClearheadError(f"{word} needs a value.")
+        found[key] = value
+    return found
