@@ -51,6 +51,17 @@ def test_pictures_and_sound_go_in_like_text():
     )
 
 
+def test_files_of_pictures_and_sound_go_in_too(tmp_path):
+    import soundfile
+    from PIL import Image
+
+    Image.new("L", (20, 10), 200).save(tmp_path / "a.png")
+    soundfile.write(tmp_path / "a.wav", torch.randn(4000).clamp(-1, 1).numpy(), 8000)
+    assert ch.new("tiny-pictures").logits(pictures=tmp_path / "a.png").shape == (10,)
+    assert ch.new("tiny-pictures").logits(pictures=[str(tmp_path / "a.png")] * 2).shape == (2, 10)
+    assert ch.new("tiny-sound").logits(sound=[tmp_path / "a.wav"]).shape == (1, 10)
+
+
 def test_a_fresh_model_is_the_same_for_the_same_seed():
     assert torch.equal(ch.new("tiny-llama", seed=4).logits([1, 2]), ch.new("tiny-llama", seed=4).logits([1, 2]))
 
@@ -87,6 +98,15 @@ def test_top_k_of_one_is_greedy(model):
     assert model.generate("ab", 8, top_k=1, seed=5).tokens == model.generate("ab", 8, temperature=0).tokens
 
 
+def test_only_tokens_that_the_tokenizer_knows_are_written():
+    roomy = ch.new("tiny-decoder", vocabulary=2000, tokenizer=ch.Tokenizer.bytes())
+    assert max(roomy.generate("ab", 20, temperature=5.0).tokens) < 256
+
+
+def test_no_temperature_overflows(model):
+    assert model.generate("ab", 5, temperature=1e-40).tokens == model.generate("ab", 5, temperature=0).tokens
+
+
 MISTAKES = [
     (lambda m: m.logits(""), "the text is empty"),
     (lambda m: m.logits([]), "the text is empty"),
@@ -105,13 +125,23 @@ MISTAKES = [
     (lambda m: m.generate("a", max_tokens=40), "exceed the context of 32"),
     (lambda m: m.generate("a", temperature=-1.0), "must be at least 0"),
     (lambda m: m.generate(["a", "b"]), "one prompt"),
+    (lambda m: m.generate("a", top_k=-1), "must be at least 0"),
+    (lambda m: m.generate("a", temperature=float("nan")), "must be at least 0"),
+    (lambda m: m.logits([2**70]), "is out of range"),
+    (lambda m: ch.new(ch.presets["tiny-decoder"].model), "a preset's name or a Config is needed, not ModelConfig"),
+    (lambda m: ch.new("tiny-decoder", tokenizer=m.tokenizer), "the tokenizer has 256 tokens, the model only 64"),
     (lambda m: ch.new("tiny-encoder").generate([1]), "does not write text"),
     (lambda m: ch.new("tiny-decoder").logits("abc"), "has no tokenizer"),
     (lambda m: ch.new("tiny-encoder-decoder").logits([1]), "none was given"),
     (lambda m: ch.new("tiny-encoder-decoder").logits([[1], [2]], source=[1]), "2 targets for 1 sources"),
     (lambda m: ch.new("tiny-pictures").logits(pictures=torch.rand(3, 8, 8)), "of 1 x 8 x 8, not 3 x 8 x 8"),
     (lambda m: ch.new("tiny-pictures").logits(pictures=torch.zeros(1, 8, 8, dtype=torch.long)), "floating-point"),
-    (lambda m: ch.new("tiny-sound").logits(sound=torch.rand(1, 2, 3)), "1 dimensions, or 2 for a batch, not 3"),
+    (lambda m: ch.new("tiny-sound").logits(sound=torch.rand(1, 2, 3)), "1 dimensions, or 2 for a batch, not 3-D"),
+    (lambda m: ch.new("tiny-pictures").logits(pictures="none.png"), "none.png cannot be read"),
+    (lambda m: ch.new("tiny-sound").logits(sound=["none.wav"]), "none.wav cannot be read"),
+    (lambda m: ch.new("tiny-sound").logits(sound=[]), "at least one file"),
+    (lambda m: ch.new("tiny-sound").logits(sound=7), "a tensor of samples or the name of a file"),
+    (lambda m: ch.new("tiny-pictures").logits(pictures=7), "cannot be read"),
     (lambda m: ch.new("gpt2-124"), "did you mean 'gpt2-124m'?"),
     (lambda m: ch.new("tiny-decoder", widht=3), "did you mean 'width'?"),
     (lambda m: ch.load("no/such/folder"), "is no clearhead model"),

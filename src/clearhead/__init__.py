@@ -28,7 +28,7 @@ _HOME = {
     "Model": "clearhead.api",
     "Tokenizer": "clearhead.tokens.text",
     "ablate": "clearhead.lens.edits",
-    "lens": "clearhead",
+    "lens": "clearhead.lens",
     "load": "clearhead.api",
     "new": "clearhead.api",
     "replace": "clearhead.lens.edits",
@@ -59,7 +59,8 @@ def __getattr__(name: str) -> Any:
 
     if name not in _HOME:
         raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
-    value = import_module("clearhead.lens") if name == "lens" else getattr(import_module(_HOME[name]), name)
+    home = import_module(_HOME[name])
+    value = home if _HOME[name] == f"clearhead.{name}" else getattr(home, name)
     globals()[name] = value
     return value
 

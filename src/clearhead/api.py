@@ -1,5 +1,6 @@
 """What people hold in their hands: a model with its tokenizer, text or ids in, tensors out."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from clearhead.tokens.text import Tokenizer
 from clearhead.weights import folder
 
 Text = str | Tensor | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+Dense = Tensor | str | Path | Sequence[str | Path]  # numbers, or files that hold them
 Edits = Mapping[str, Callable[..., Tensor]]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -42,6 +44,9 @@ class Model:
 
     def __init__(self, net: Transformer, config: Config, tokenizer: Tokenizer | None = None) -> None:
         self.net, self.config, self.tokenizer = net, config, tokenizer
+        if tokenizer is not None and len(tokenizer) > config.model.vocabulary:
+            size = f"{len(tokenizer)} tokens, the model only {config.model.vocabulary}"
+            raise ClearheadError(f"the tokenizer has {size}; give the model vocabulary={len(tokenizer)}.")
 
     @property
     def kind(self) -> str:
@@ -62,12 +67,14 @@ class Model:
         x: Text | None = None,
         *,
         source: Text | None = None,
-        pictures: Tensor | None = None,
-        sound: Tensor | None = None,
+        pictures: Dense | None = None,
+        sound: Dense | None = None,
         edits: Edits | None = None,
         gradients: bool = False,
     ) -> Tensor:
         """The last hidden states: tokens × width for one text, batch × tokens × width for several."""
+        if edits and "logits" in edits:
+            raise ClearheadError("logits come after the hidden states; an edit of them changes nothing here.")
         batch, tap = self._batch(x, source, pictures, sound), self._tap((), edits)
         with _mode(gradients, tap):
             return batch.unwrap(self._run(batch, tap))
@@ -77,14 +84,15 @@ class Model:
         x: Text | None = None,
         *,
         source: Text | None = None,
-        pictures: Tensor | None = None,
-        sound: Tensor | None = None,
+        pictures: Dense | None = None,
+        sound: Dense | None = None,
         edits: Edits | None = None,
         gradients: bool = False,
     ) -> Tensor:
         """Logits at every position (language, masked-word), or one row for the whole text (classes, number).
 
-        `source` is what an encoder-decoder reads; `pictures` and `sound` take the place of text. `edits` map
+        `source` is what an encoder-decoder reads; `pictures` and `sound` (tensors or files) take its
+        place or that of text. `edits` map
         names of values to `ablate`, `scale`, `replace` or any function of a tensor.
         """
         batch, tap = self._batch(x, source, pictures, sound), self._tap((), edits)
@@ -97,8 +105,8 @@ class Model:
         names: str | Iterable[str] | Mapping[str, Select] = "**",
         *,
         source: Text | None = None,
-        pictures: Tensor | None = None,
-        sound: Tensor | None = None,
+        pictures: Dense | None = None,
+        sound: Dense | None = None,
         edits: Edits | None = None,
         gradients: bool = False,
     ) -> Seen:
@@ -108,7 +116,8 @@ class Model:
         with _mode(gradients, tap):
             self.net.predict(self._run(batch, tap), batch.segments, tap)
         values = tap.values if isinstance(tap, Watch) else {}
-        return Seen(values, self.config.model, self._labels(batch.ids), self._labels(batch.source))
+        tokens = self._labels(batch.ids, batch.segments)
+        return Seen(values, self.config.model, tokens, self._labels(batch.source, batch.source_segments))
 
     def generate(
         self, prompt: Text, max_tokens: int = 40, temperature: float = 1.0, top_k: int = 0, seed: int = 0
@@ -116,10 +125,9 @@ class Model:
         """What follows the prompt."""
         if not isinstance(self.config.model.head, c.Language) or self.kind != "decoder":
             raise ClearheadError(f"this {self.kind} does not write text after a prompt; a decoder language model does.")
-        if temperature < 0 or max_tokens < 1:
-            raise ClearheadError(
-                f"temperature = {temperature} must be at least 0, max_tokens = {max_tokens} at least 1."
-            )
+        if not 0 <= temperature < math.inf or max_tokens < 1 or top_k < 0:
+            given = f"temperature = {temperature} and top_k = {top_k} must be at least 0"
+            raise ClearheadError(f"{given}, max_tokens = {max_tokens} at least 1.")
         batch = self._batch(prompt)
         if not batch.single:
             raise ClearheadError("generate writes on from one prompt; give a text or one row of ids.")
@@ -128,12 +136,14 @@ class Model:
             raise ClearheadError(
                 f"{ids.shape[1]} tokens of prompt and {max_tokens} to write exceed the context of {self.net.context}."
             )
-        tokens = list(sample(self.net, ids, max_tokens, temperature, top_k, seed))
+        tokens = list(
+            sample(self.net, ids, max_tokens, temperature, top_k, seed, len(self.tokenizer) if self.tokenizer else None)
+        )
         return Generated(self.tokenizer.decode(tokens) if self.tokenizer else "", tokens, "length")
 
     def _batch(self, x: object, source: object = None, pictures: object = None, sound: object = None) -> Batch:
         like = next(self.net.parameters())
-        return read_batch(self.config.model, self.tokenizer, like, x, source=source, pictures=pictures, sound=sound)
+        return read_batch(self.config.model, self.tokenizer, like, x, source=source, picture=pictures, sound=sound)
 
     def _run(self, batch: Batch, tap: Tap) -> Tensor:
         return self.net(
@@ -141,16 +151,18 @@ class Model:
         )
 
     def _tap(self, names: Iterable[str] | Mapping[str, Select], edits: Edits | None) -> Tap:
+        names = names if isinstance(names, Mapping) else list(names)
         if not names and not edits:
             return SILENT
         for pattern in (*names, *(edits or {})):
             matching(self.config.model, pattern)
         return Watch(names, {name: as_edit(edit) for name, edit in (edits or {}).items()})
 
-    def _labels(self, ids: Tensor | None) -> list[str]:
+    def _labels(self, ids: Tensor | None, segments: Tensor | None) -> list[str]:
+        """The first text's tokens, for people to read."""
         if ids is None or ids.is_floating_point():
             return []
-        first = ids[0].tolist()
+        first = (ids[0] if segments is None else ids[0][segments[0] != 0]).tolist()
         return self.tokenizer.pieces(first) if self.tokenizer else [str(i) for i in first]
 
 
@@ -168,7 +180,9 @@ def new(config: str | Config, *, seed: int = 0, tokenizer: Tokenizer | None = No
         if config not in presets:
             raise ClearheadError(f"{config!r} is no preset; {nearest(config, presets)}")
         config = presets[config]
-    config = config.change(**{key.replace("__", "."): value for key, value in changes.items()})
+    if not isinstance(config, Config):
+        raise ClearheadError(f"a preset's name or a Config is needed, not {type(config).__name__}.")
+    config = config.change(**changes)
     return Model(build(config.model, seed).eval(), config, tokenizer)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
+from clearhead.tokens import pictures
 from clearhead.tokens import sound as sounds
 from clearhead.tokens.text import Tokenizer
 
@@ -32,14 +34,14 @@ def read_batch(
     x: object = None,
     *,
     source: object = None,
-    pictures: object = None,
+    picture: object = None,
     sound: object = None,
 ) -> Batch:
     """`like` is a parameter of the model: its device and dtype are the batch's."""
     both = isinstance(m.shape, c.EncoderDecoder)
     reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
     wanted = {c.Tokens: "source" if both else "text", c.Pictures: "pictures"}.get(type(reads), "sound")
-    given = {"text": None if both else x, "source": source, "pictures": pictures, "sound": sound}
+    given = {"text": None if both else x, "source": source, "pictures": picture, "sound": sound}
     for name, value in given.items():
         if value is not None and name != wanted:
             raise ClearheadError(f"this model reads {wanted}, not {name}.")
@@ -82,24 +84,26 @@ def _ids(
         if not _is_list(texts):
             raise ClearheadError(f"text, a list of texts or token ids are needed, not {type(x).__name__}.")
         listed = [_encode(text, tokenizer) for text in texts]
+        for tokens in listed:
+            _in_range(tokens, vocabulary)
         longest = max(map(len, listed), default=0)
-        ids = torch.zeros(len(listed), longest, dtype=torch.long, device=device)
-        real = torch.zeros_like(ids)
-        for row, tokens in enumerate(listed):
-            ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
-            real[row, : len(tokens)] = 1
+        ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in listed], device=device).long()
+        real = torch.tensor(
+            [[1] * len(tokens) + [0] * (longest - len(tokens)) for tokens in listed], device=device
+        ).long()
         segments = None if bool(real.all()) else real
-        if any(not tokens for tokens in listed):
-            raise ClearheadError("the text is empty; give at least one token.")
-    if not ids.numel():
+    if not ids.numel() or (segments is not None and not bool(segments[:, 0].all())):
         raise ClearheadError("the text is empty; give at least one token.")
     if ids.shape[1] > context:
         raise ClearheadError(f"{ids.shape[1]} tokens are more than this model's context of {context}.")
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= vocabulary:
-        wrong = low if low < 0 else high
-        raise ClearheadError(f"token id {wrong} is out of range; the vocabulary has ids 0 to {vocabulary - 1}.")
+    _in_range((int(ids.min()), int(ids.max())), vocabulary)
     return ids, segments, single
+
+
+def _in_range(ids: Sequence[int], vocabulary: int) -> None:
+    for i in ids:
+        if not 0 <= i < vocabulary:
+            raise ClearheadError(f"token id {i} is out of range; the vocabulary has ids 0 to {vocabulary - 1}.")
 
 
 def _encode(text: object, tokenizer: Tokenizer | None) -> Sequence[int]:
@@ -116,17 +120,22 @@ def _is_list(x: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(x, list | tuple)
 
 
-def _dense(x: object, read: c.Pictures | c.Sound | c.Spectrogram, like: Tensor) -> tuple[Tensor, None, bool]:
-    """Pictures as channels × height × width, sound as samples; one, or a batch."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise ClearheadError(
-            f"{read.kind} must be a tensor of floating-point numbers, not {getattr(x, 'dtype', type(x).__name__)}."
-        )
-    one = 3 if isinstance(read, c.Pictures) else 1
-    if x.dim() not in (one, one + 1):
-        raise ClearheadError(f"{read.kind} must have {one} dimensions, or {one + 1} for a batch, not {x.dim()}.")
+def _dense(x: object, reads: c.Pictures | c.Sound | c.Spectrogram, like: Tensor) -> tuple[Tensor, None, bool]:
+    """Pictures as channels × height × width and sound as samples, one or a batch; or files of them."""
+    if not isinstance(x, Tensor):
+        files: list[Any] = list(x) if _is_list(x) else [x]
+        if not files:
+            raise ClearheadError(f"at least one file of {reads.kind} is needed.")
+        if isinstance(reads, c.Pictures):
+            return pictures.batch(files, reads).to(like), None, not _is_list(x)
+        if not all(isinstance(file, str | Path) for file in files):
+            raise ClearheadError(f"{reads.kind} must be a tensor of samples or the name of a file.")
+        heard = [sounds.log_mel(sounds.read(file, reads), reads) for file in files]
+        return torch.cat(heard).to(like), None, not _is_list(x)
+    one = 3 if isinstance(reads, c.Pictures) else 1
+    if not x.is_floating_point() or x.dim() not in (one, one + 1):
+        sizes = f"{one} dimensions, or {one + 1} for a batch"
+        raise ClearheadError(f"{reads.kind} must be floating-point numbers of {sizes}, not {x.dim()}-D {x.dtype}.")
     single = x.dim() == one
     x = x[None] if single else x
-    if not isinstance(read, c.Pictures):
-        x = sounds.log_mel(x.float(), read)
-    return x.to(like), None, single
+    return (x if isinstance(reads, c.Pictures) else sounds.log_mel(x.float(), reads)).to(like), None, single

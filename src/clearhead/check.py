@@ -1,16 +1,22 @@
 """What a configuration must not ask for, each with the sentence that says why."""
 
+import functools
+import typing
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from clearhead import reader
 from clearhead import variants as c
 from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
     from clearhead.config import ModelConfig
 
-MAY_BE_ZERO = {"vocabulary", "kinds", "kv_heads", "head_width", "window", "width"}
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def model(m: "ModelConfig") -> None:
@@ -31,20 +37,21 @@ def _mistakes(m: "ModelConfig") -> Iterator[str]:
         yield from _input(m.shape.input, vocabulary, m.shape.context, "model.shape")
 
 
-def _ranges(value: object, path: str) -> Iterator[str]:
-    for f in fields(value):  # type: ignore[arg-type]
+def _ranges(value: Any, path: str) -> Iterator[str]:
+    hints = _hints(type(value))  # type: ignore[arg-type]
+    for f in fields(value):
         item, where = getattr(value, f.name), f"{path}.{f.name}"
         if is_dataclass(item):
             yield from _ranges(item, where)
-        elif isinstance(item, int) and not isinstance(item, bool):
-            least = 0 if f.name in MAY_BE_ZERO and where != "model.width" else 1
-            if item < least:
-                yield f"{where} = {item} is too small; it must be at least {least}."
-        elif isinstance(item, float):
-            if ".dropout." in where and not 0 <= item < 1:
-                yield f"{where} = {item} must be at least 0 and less than 1."
-            if ".dropout." not in where and not 0 < item < float("inf"):
-                yield f"{where} = {item} must be a positive number."
+            continue
+        reader.read_field(hints[f.name], item, where)
+        least = f.metadata["least"]
+        if type(item) is int and item < least:
+            yield f"{where} = {item} is too small; it must be at least {least}."
+        if isinstance(item, float) and ".dropout." in where and not 0 <= item < 1:
+            yield f"{where} = {item} must be at least 0 and less than 1."
+        if isinstance(item, float) and ".dropout." not in where and not 0 < item < float("inf"):
+            yield f"{where} = {item} must be a positive number."
 
 
 def _attention(m: "ModelConfig") -> Iterator[str]:
@@ -106,7 +113,7 @@ def _input(source: c.Input, vocabulary: int, context: int, path: str) -> Iterato
                 f"{path}.input: {source.mels} mels x {source.frames} frames are not whole patches of "
                 f"{source.patch_mels} x {source.patch_frames}."
             )
-    if path == "model" and vocabulary:
-        yield f"model.vocabulary = {vocabulary}, but {source.kind} have no vocabulary; it must be 0."
+    if vocabulary:
+        yield f"{path}.vocabulary = {vocabulary}, but {source.kind} has no vocabulary; it must be 0."
     if context != (needed := c.tokens_of(source)):
         yield f"{path}.context = {context}, but this input becomes {needed} tokens; write {needed}."

@@ -51,7 +51,7 @@ from clearhead.variants import (
 class ModelConfig:
     """One Transformer. The defaults are the lecture's decoder."""
 
-    vocabulary: int = say("how many different tokens; 0 where the input is no text", 512)
+    vocabulary: int = say("how many different tokens; 0 where the input is no text", 512, least=0)
     context: int = say("most tokens it reads at once", 128)
     width: int = say("width of the residual stream", 128)
     layers: int = say("how many blocks", 4)
@@ -90,17 +90,21 @@ class Config:
     @classmethod
     def read(cls, path: str | Path, **changes: object) -> Self:
         """From a .toml or .json file, with dotted changes on top."""
-        return cls.of(reader.override(reader.load(path), changes))
+        return cls.of(reader.load(path)).change(**changes)
 
     @classmethod
     def of(cls, tree: reader.Tree) -> Self:
         return reader.read(cls, tree)
 
     def change(self, **changes: object) -> Self:
-        """The same with some options replaced; a key without a section belongs to the model."""
-        sections = set(self.tree())
-        dotted = {key if key.split(".")[0] in sections else f"model.{key}": v for key, v in changes.items()}
-        return self.of(reader.override(self.tree(), dotted))
+        """The same with some options replaced: `width=64`, `attention__heads=8`, `**{"model.position": "rotary"}`.
+
+        Two underscores are a dot, and a key without a section belongs to the model.
+        """
+        tree = self.tree()
+        dotted = {key.replace("__", "."): value for key, value in changes.items()}
+        in_section = {key if key.split(".")[0] in tree else f"model.{key}": value for key, value in dotted.items()}
+        return self.of(reader.override(tree, in_section))
 
     def tree(self) -> reader.Tree:
         return reader.tree(self)

@@ -9,7 +9,7 @@ class ClearheadError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """ " (did you mean x?)" where something close exists, else the names that do."""
+    """The end of a sentence: the closest name where there is one, else the names there are."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:

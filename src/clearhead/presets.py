@@ -47,7 +47,7 @@ def _vaswani(width: int, heads: int, layers: int = 6, vocabulary: int = 37000, d
             width=width,
             layers=layers,
             wiring="post",
-            shape=EncoderDecoder(layers=layers),
+            shape=EncoderDecoder(layers=layers, input=Tokens(scaled=True)),
             input=Tokens(scaled=True),
             position=Sinusoidal(),
             attention=Attention(heads, bias=()),

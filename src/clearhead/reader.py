@@ -27,22 +27,23 @@ def read(cls: type[T], value: object, path: str = "") -> T:
     for key in value:
         if key not in hints:
             raise ClearheadError(f"{_join(path, key)} is not an option; {nearest(str(key), hints)}")
-    return cls(**{key: _read_field(hints[key], item, _join(path, key)) for key, item in value.items()})
+    return cls(**{key: read_field(hints[key], item, _join(path, key)) for key, item in value.items()})
 
 
-def _read_field(hint: Any, value: object, path: str) -> Any:
+def read_field(hint: Any, value: object, path: str) -> Any:
+    """One value, held to its type."""
     origin = typing.get_origin(hint)
     if origin is types.UnionType:
         return _read_tagged(typing.get_args(hint), value, path)
     if origin is Literal:
         choices = typing.get_args(hint)
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             raise ClearheadError(f"{path} = {value!r} is not a choice; {nearest(str(value), choices)}")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ClearheadError(f"{path} must be a list, not {value!r}.")
-        return tuple(_read_field(typing.get_args(hint)[0], item, path) for item in value)
+        return tuple(read_field(typing.get_args(hint)[0], item, path) for item in value)
     if dataclasses.is_dataclass(hint):
         return read(typing.cast("type[Any]", hint), value, path)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
@@ -56,7 +57,7 @@ def _read_field(hint: Any, value: object, path: str) -> Any:
 def _read_tagged(classes: tuple[type, ...], value: object, path: str) -> Any:
     by_kind = {typing.get_args(typing.get_type_hints(c)["kind"])[0]: c for c in classes}
     table = {"kind": value} if isinstance(value, str) else value
-    if not isinstance(table, Mapping) or "kind" not in table:
+    if not isinstance(table, Mapping) or not isinstance(table.get("kind"), str):
         raise ClearheadError(f"{path} needs a kind; known: {', '.join(by_kind)}")
     if table["kind"] not in by_kind:
         raise ClearheadError(f"{path} = {table['kind']!r} is not a kind; {nearest(str(table['kind']), by_kind)}")
@@ -93,7 +94,7 @@ def override(base: Tree, changes: Mapping[str, object]) -> Tree:
     A new kind starts from its own defaults: the options of the old kind do not belong to it.
     """
     result: Tree = json.loads(json.dumps(base))
-    for dotted, value in sorted(changes.items(), key=lambda change: not change[0].endswith(".kind")):
+    for dotted, value in sorted(changes.items(), key=_outer_first):
         *parents, last = dotted.split(".")
         table = result
         for depth, key in enumerate(parents):
@@ -102,6 +103,8 @@ def override(base: Tree, changes: Mapping[str, object]) -> Tree:
                 inner = table[key] = {"kind": inner}
             if not isinstance(inner, dict):
                 where = ".".join(parents[: depth + 1])
+                if set(table) == {"kind"}:
+                    raise ClearheadError(f"{where} is new with kind {table['kind']!r}; give it as a whole table.")
                 why = "has no options below it" if key in table else f"is not an option; {nearest(key, table)}"
                 raise ClearheadError(f"{where} {why}.")
             table = inner
@@ -114,6 +117,12 @@ def override(base: Tree, changes: Mapping[str, object]) -> Tree:
         else:
             table[last] = value
     return result
+
+
+def _outer_first(change: tuple[str, object]) -> tuple[int, bool]:
+    """A kind before its options, whatever the order they were written in."""
+    key = change[0]
+    return key.removesuffix(".kind").count("."), not key.endswith(".kind")
 
 
 def flag_value(text: str) -> object:

@@ -4,21 +4,21 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
-def say(sentence: str, default: Any) -> Any:
-    """A field with its default and the sentence that explains it wherever the configuration is printed."""
-    return field(default=default, metadata={"say": sentence})
+def say(sentence: str, default: Any, least: int = 1) -> Any:
+    """A field with its default, the sentence that explains it wherever it is printed, and its least whole number."""
+    return field(default=default, metadata={"say": sentence, "least": least})
 
 
 def kind(sentence: str, name: str) -> Any:
     """The tag of a variant."""
-    return field(default=name, metadata={"say": sentence}, kw_only=True)
+    return field(default=name, metadata={"say": sentence, "least": 0}, kw_only=True)
 
 
 # ---------------------------------------------------------------- what goes in (L1, L6.4)
 @dataclass(frozen=True)
 class Tokens:
     kind: Literal["tokens"] = kind("vocabulary indices pick rows of the embedding matrix", "tokens")
-    kinds: int = say("kinds of sentence with an embedding of their own (BERT: 2); 0 = none", 0)
+    kinds: int = say("kinds of sentence with an embedding of their own (BERT: 2); 0 = none", 0, least=0)
     scaled: bool = say("multiply embeddings by the square root of the width, as in 2017", False)
     norm: bool = say("normalise the sum of the embeddings, as BERT does", False)
 
@@ -85,8 +85,8 @@ class EncoderDecoder:
     kind: Literal["encoder-decoder"] = kind("a decoder that also looks at an encoded source", "encoder-decoder")
     layers: int = say("blocks of the encoder", 6)
     context: int = say("most tokens of a source", 512)
-    vocabulary: int = say("tokens of the source language; 0 = the decoder's, in one shared matrix", 0)
-    input: Input = field(default=Tokens(scaled=True))
+    vocabulary: int = say("tokens of the source language; 0 = the decoder's, in one shared matrix", 0, least=0)
+    input: Input = field(default=Tokens())
 
 
 Shape = Decoder | Encoder | EncoderDecoder
@@ -145,7 +145,7 @@ class Llama3:
 class Rotary:
     kind: Literal["rotary"] = kind("queries and keys turn by angles that grow with position", "rotary")
     theta: float = say("base of the wave lengths", 10000.0)
-    width: int = say("how many dimensions of a head turn; 0 = all", 0)
+    width: int = say("how many dimensions of a head turn; 0 = all", 0, least=0)
     scaling: NoScaling | Llama3 = field(default=NoScaling())
 
 
@@ -156,9 +156,9 @@ Position = NoPositions | Learned | Sinusoidal | Relative | Shaw | Alibi | Rotary
 @dataclass(frozen=True)
 class Attention:
     heads: int = say("heads that look at different things", 4)
-    kv_heads: int = say("heads of keys and values, shared by groups of query heads; 0 = one for each", 0)
-    head_width: int = say("width of a head; 0 = width / heads", 0)
-    window: int = say("how far a token sees, itself included; 0 = everything", 0)
+    kv_heads: int = say("heads of keys and values, shared by groups of query heads; 0 = one for each", 0, least=0)
+    head_width: int = say("width of a head; 0 = width / heads", 0, least=0)
+    window: int = say("how far a token sees, itself included; 0 = everything", 0, least=0)
     bias: tuple[Literal["q", "k", "v", "out"], ...] = say("which projections have a bias", ("q", "k", "v", "out"))
     scaled: bool = say("divide scores by the square root of the head width", True)
     qk_norm: bool = say("normalise each query and key before they meet", False)
@@ -170,7 +170,7 @@ Activation = Literal["relu", "relu2", "gelu", "gelu-tanh", "silu", "swiglu", "ge
 @dataclass(frozen=True)
 class FeedForward:
     activation: Activation = say("relu, relu2, gelu, gelu-tanh, silu; gated: swiglu, geglu, geglu-tanh", "relu")
-    width: int = say("width between the two layers; 0 = 4 x width", 0)
+    width: int = say("width between the two layers; 0 = 4 x width", 0, least=0)
     bias: bool = say("whether its layers have a bias", True)
 
     @property

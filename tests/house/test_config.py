@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 import clearhead as ch
-from clearhead.config import Config
+from clearhead.config import Attention, Config, ModelConfig, Sinusoidal
 from clearhead.model.transformer import build
 from strategies import models
 
@@ -83,6 +83,19 @@ def test_a_file_reads_as_it_was_written(tmp_path):
     assert (config.model.width, config.model.position.theta) == (64, 5000.0)
 
 
+def test_changes_reach_what_a_file_leaves_out(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[model]\nlayers = 2\n")
+    config = Config.read(path, attention__heads=2, **{"model.position": "rotary"})
+    assert (config.model.layers, config.model.attention.heads, config.model.position.kind) == (2, 2, "rotary")
+
+
+def test_the_order_of_changes_does_not_matter():
+    theta, kind = {"position.theta": 500.0}, {"position": "rotary"}
+    base = ch.presets["tiny-decoder"]
+    assert base.change(**theta, **kind) == base.change(**kind, **theta)
+
+
 def test_another_kind_starts_from_its_own_defaults():
     changed = ch.presets["llama-3.2-1b"].change(position="relative")
     assert changed.model.position.buckets == 32
@@ -118,6 +131,13 @@ MISTAKES = [
     ({"vocabulary": 0}, "vocabulary"),
     ({"context.more": 1}, "no options below it"),
     ({"position": {"theta": 1}}, "needs a kind"),
+    ({"shape": "encoder-decoder", "shape.input.scaled": True}, "give it as a whole table"),
+    ({"modle.width": 3}, "model.modle is not an option"),
+    ({"position": {"kind": ["rotary"]}}, "needs a kind"),
+    (
+        {"shape": {"kind": "encoder-decoder", "input": {"kind": "sound", "frames": 9}, "context": 5, "vocabulary": 7}},
+        "must be 0",
+    ),
 ]
 
 
@@ -125,6 +145,20 @@ MISTAKES = [
 def test_what_cannot_be_is_refused_with_the_reason(change, words):
     with pytest.raises(ch.ClearheadError, match=words.replace("?", r"\?")):
         ch.presets["tiny-decoder"].change(**change)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ModelConfig(wiring="sandwich"),
+        lambda: ModelConfig(position=Sinusoidal(layout="spiral")),
+        lambda: ModelConfig(attention=Attention(4, bias=("x",))),
+        lambda: ModelConfig(width=64.0),
+    ],
+)
+def test_python_is_held_to_the_same_rules(make):
+    with pytest.raises(ch.ClearheadError, match=r"is not a choice|whole number"):
+        make()
 
 
 @pytest.mark.parametrize("text", ["model = 3", "[model", "[modle]\nwidth = 3"])

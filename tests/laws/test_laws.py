@@ -66,10 +66,21 @@ def test_a_loss_that_averages_is_noticed(monkeypatch):
     assert not check_one(laws.accumulated_gradients_equal_the_full_batch, subject).holds
 
 
-def test_not_a_number_never_holds():
-    subject = Subject(build(ch.presets["tiny-decoder"].model))
-    with torch.no_grad():
-        subject.net.norm.weight.fill_(float("nan"))
+@pytest.mark.parametrize("name", ["norm.weight", "blocks.1.attn.q.weight"])
+def test_not_a_number_never_holds(name):
     from clearhead.evaluate import laws
 
+    subject = Subject(build(ch.presets["tiny-decoder"].model))
+    with torch.no_grad():
+        subject.net.get_parameter(name).fill_(float("nan"))
     assert not check_one(laws.watched_equals_fused, subject).holds
+    assert not check_one(laws.accumulated_gradients_equal_the_full_batch, subject).holds
+    if "attn" in name:
+        assert not check_one(laws.attention_rows_add_up_to_one, subject).holds
+
+
+def test_laws_fit_a_short_source_and_frozen_weights():
+    assert all(r.holds for r in ch.verify(ch.new("tiny-encoder-decoder", shape__context=12)))
+    frozen = ch.new("tiny-decoder")
+    frozen.net.requires_grad_(False)
+    assert all(r.holds for r in ch.verify(frozen))

@@ -10,6 +10,7 @@ import clearhead as ch
 from clearhead.config import Config
 from clearhead.evaluate.subject import Subject
 from clearhead.lens.names import names
+from clearhead.lens.plots import attention_text
 from clearhead.model.transformer import build
 from clearhead.tap import Watch, compile_pattern
 from strategies import models
@@ -18,7 +19,7 @@ from strategies import models
 def sizes(m, shape, source):
     """What the words of the table mean for this model; token and key are free."""
     return {
-        "one": {1, shape[0]},
+        "batch|1": {1, shape[0]},
         "batch": {shape[0]},
         "head": {m.attention.heads},
         "kv_head": {m.kv_heads},
@@ -167,6 +168,46 @@ def test_gradients_flow_to_watched_values():
         assert grad.abs().max() > 0
 
 
+def test_gradients_flow_through_a_cache():
+    net, ids = model().net, torch.tensor([IDS])
+    memory, watch = net.remember(1, 6), Watch(["blocks.0.attn.v"])
+    net(ids[:, :4], memory=memory, tap=watch)
+    last = net(ids[:, 4:], memory=memory)[0, -1].sum()
+    (cached,) = torch.autograd.grad(last, watch.values["blocks.0.attn.v"])
+    seen = Watch(["blocks.0.attn.v"])
+    (full,) = torch.autograd.grad(net(ids, tap=seen)[0, -1].sum(), seen.values["blocks.0.attn.v"])
+    assert torch.allclose(cached, full[:, :, :4], atol=1e-5)
+
+
+def test_an_edit_in_place_reaches_nothing_else():
+    def cut(value):
+        value[:, 1] = 0
+        return value
+
+    encoder = model("tiny-encoder")
+    for name, beside in (("blocks.1.pre", "blocks.0.post"), ("blocks.0.attn.in", "blocks.0.pre")):
+        kept = encoder.watch(IDS, [beside])[beside]
+        assert torch.equal(encoder.watch(IDS, [beside], edits={name: cut})[beside], kept)
+        assert torch.equal(
+            encoder.logits(IDS, edits={name: cut}), encoder.logits(IDS, edits={name: lambda v: cut(v.clone())})
+        )
+
+
+def test_names_may_come_one_by_one():
+    assert list(model().watch(IDS, (name for name in ["embed"]))) == ["embed"]
+    assert list(model().watch(IDS, "embed")) == ["embed"]
+
+
+def test_padding_has_no_label():
+    padded = ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes()).watch(
+        ["a", "abc"], "blocks.0.attn.pattern"
+    )
+    assert padded.tokens == ["a"]
+    assert len(ch.lens.attention_figure(padded, 0, 1).axes[0].get_xticklabels()) == 3
+    pictures = ch.new("tiny-pictures").watch(pictures=torch.rand(1, 8, 8), names="blocks.0.attn.pattern")
+    assert len(str(attention_text(pictures, 0, 0)).splitlines()) == 17
+
+
 def test_a_pattern_edited_on_purpose_is_what_the_head_uses():
     def uniform(pattern):
         return torch.ones_like(pattern).tril() / torch.arange(1, 7)[:, None]
@@ -186,7 +227,13 @@ MISTAKES = [
     (lambda m: m.logits(IDS, edits={"blocks.0.attn.z": lambda v: None}), "not NoneType"),
     (lambda m: m.logits(IDS, edits={"norm": ch.replace(with_=m.watch(IDS, ["embed"]))}), "did not keep norm"),
     (lambda m: m.logits(IDS, edits={"norm": ch.replace(with_=m.watch([1], ["norm"]))}), "equal length"),
-    (lambda m: m.watch(IDS, ["embed"])["norm"], "was not watched"),
+    (lambda m: m.watch(IDS, ["embed"])["norm"], "'norm' was not watched; known: embed"),
+    (lambda m: m.hidden(IDS, edits={"logits": ch.ablate()}), "logits come after the hidden states"),
+    (
+        lambda m: ch.new("tiny-pictures").logits(pictures=torch.rand(1, 8, 8), edits={"logits": ch.ablate(token=0)}),
+        "one row",
+    ),
+    (lambda m: m.logits([IDS] * 3, edits={"norm": ch.replace(with_=m.watch([IDS] * 2, "norm"))}), "in the other run"),
     (lambda m: ch.lens.attention_figure(m.watch(IDS, ["embed"]), 0), "was not watched"),
     (lambda m: ch.lens.attention_figure(m.watch(IDS, ["blocks.0.attn.pattern"]), 0, 9), "there is no head 9"),
 ]

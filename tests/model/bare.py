@@ -6,6 +6,7 @@ from collections import Counter
 import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.nn import functional as F
 
 import clearhead as ch
@@ -62,6 +63,44 @@ def traced(model: nn.Module, *args, **kwargs) -> tuple[torch.Tensor, list[Counte
         return torch.compile(model, backend=aot_autograd(fw_compiler=keep))(*args, **kwargs), graphs
 
 
+class Learns(nn.Module):
+    """Hidden states to the loss, as each would be trained."""
+
+    def __init__(self, model: nn.Module, net: Transformer, ours: bool) -> None:
+        super().__init__()
+        self.model, self.net, self.ours = model, net, ours
+
+    def forward(self, ids, targets):
+        hidden = self.model(ids)
+        if self.ours:
+            return self.net.loss(hidden, targets)
+        logits = F.linear(hidden, self.net.head.unembed.weight).flatten(0, -2).float()
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=-100, reduction="sum"), (targets != -100).sum()
+
+
+class Predicts(nn.Module):
+    def __init__(self, net: Transformer) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, ids):
+        return self.net.predict(self.net(ids))
+
+
+def trained(model: nn.Module, *args) -> tuple[list[torch.Tensor], list[Counter]]:
+    """The gradients, and the operations of the forward and of the backward graph."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(Counter(str(n.target) for n in graph.graph.nodes if n.op == "call_function"))
+        return make_boxed_func(graph.forward)
+
+    torch.compiler.reset()
+    model.zero_grad()
+    torch.compile(model, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))(*args)[0].backward()
+    return [p.grad.clone() for p in model.parameters()], graphs
+
+
 def main() -> None:
     ids = torch.randint(0, 64, (2, 9))
     for name in ("tiny-decoder", "tiny-llama"):
@@ -73,6 +112,14 @@ def main() -> None:
         assert our_graphs == bare_graphs, (
             f"{name}: {our_graphs[0] - bare_graphs[0]} more, {bare_graphs[0] - our_graphs[0]} less"
         )
+        gradients, our_graphs = trained(Learns(net, net, ours=True), ids, ids)
+        bare_gradients, bare_graphs = trained(Learns(Bare(net), net, ours=False), ids, ids)
+        assert len(our_graphs) == 2, f"{name}: {len(our_graphs)} graphs to train"
+        assert our_graphs == bare_graphs, f"{name}: other operations in training"
+        assert all(torch.equal(a, b) for a, b in zip(gradients, bare_gradients, strict=True)), name
+    odd = build(ch.presets["tiny-decoder"].change(vocabulary=61).model).eval()
+    _, graphs = traced(Predicts(odd), ids % 61)
+    assert len(graphs) == 1, "an odd vocabulary breaks the graph"
     for position in ("none", "learned", "sinusoidal", "relative", "shaw", "alibi", "rotary"):
         for name in ("tiny-decoder", "tiny-encoder", "tiny-encoder-decoder"):
             net = build(ch.presets[name].change(position=position).model).eval()

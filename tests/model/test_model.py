@@ -29,8 +29,11 @@ def test_initial_weights_follow_the_table():
     assert net.blocks[0].ffn.down.weight.std().item() == pytest.approx((4 * d * 2 * layers) ** -0.5, rel=0.05)
     assert (net.norm.weight == 1).all()
     assert (net.blocks[0].attn.q.bias == 0).all()
-    scaled = build(ch.presets["tiny-encoder-decoder"].model)
-    assert scaled.embed.tokens.weight.std().item() == pytest.approx(32**-0.5, rel=0.05)
+    both = build(ch.presets["tiny-encoder-decoder"].change(width=64, shape__layers=6, shape__vocabulary=100).model)
+    assert both.embed.tokens.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
+    assert both.encoder.embed.tokens.weight.std().item() == pytest.approx(64**-0.5, rel=0.05)
+    assert both.encoder.blocks[0].attn.out.weight.std().item() == pytest.approx((64 * 12) ** -0.5, rel=0.05)
+    assert both.blocks[0].cross.out.weight.std().item() == pytest.approx((64 * 6) ** -0.5, rel=0.05)
 
 
 def test_every_parameter_has_a_place_in_the_table():
@@ -70,6 +73,21 @@ def test_ragged_prompts_share_a_cache():
         for row, first in ((0, 8), (1, 20)):
             rows[row].append(step + first)
             assert torch.allclose(together[row, -1], net(torch.tensor([rows[row]]))[0, -1], atol=1e-5)
+
+
+def test_ignored_classes_do_not_count():
+    net, x = tiny("tiny-pictures"), torch.rand(2, 1, 8, 8)
+    one, two = net.loss(net(x[:1]), torch.tensor([1])), net.loss(net(x), torch.tensor([1, -100]))
+    assert torch.allclose(one[0], two[0])
+    assert one[1] == two[1] == 1
+
+
+def test_a_packed_target_never_sees_a_source_that_is_not_its_own():
+    net = tiny("tiny-encoder-decoder")
+    ids, segments = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1, 1, 2, 2]])
+    one, two = (net(ids, segments=segments, source=torch.tensor([[5, 6, last]])) for last in (7, 8))
+    assert not torch.equal(one[:, :2], two[:, :2])
+    assert torch.equal(one[:, 2:], two[:, 2:])  # a source without numbers belongs to segment 1
 
 
 def test_a_window_reaches_exactly_so_far():
@@ -127,6 +145,15 @@ def test_what_a_network_refuses_it_refuses_with_a_sentence():
     with pytest.raises(ClearheadError, match="no encoder beside it"):
         tiny().encode(torch.arange(3)[None])
     net = tiny()
+    with pytest.raises(ClearheadError, match="no source to look at"):
+        net(torch.arange(3)[None], source=torch.arange(3)[None])
+    with pytest.raises(ClearheadError, match="no kinds of sentence"):
+        net(torch.arange(3)[None], kinds=torch.zeros(1, 3, dtype=torch.long))
+    with pytest.raises(ClearheadError, match="for 3 rows, not 1"):
+        net(torch.arange(3)[None], memory=net.remember(3))
+    for segments in ([0, 0, 1, 1], [1, 1, 2, 2]):
+        with pytest.raises(ClearheadError, match="padded on the right"):
+            net(torch.arange(4)[None], segments=torch.tensor([segments]), memory=net.remember(1))
     with pytest.raises(ClearheadError, match="33 tokens are more"):
         net(torch.zeros(1, 33, dtype=torch.long))
     with pytest.raises(ClearheadError, match="memory of 33 tokens is more"):

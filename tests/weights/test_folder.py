@@ -50,7 +50,7 @@ def test_a_failed_save_leaves_the_old_model(saved, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(folder, "save_file", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(ch.ClearheadError, match="cannot be saved: No space left on device"):
         ch.save(ch.new("tiny-llama"), saved)
     assert ch.load(saved).config.model.vocabulary == 256
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
@@ -59,9 +59,29 @@ def test_a_failed_save_leaves_the_old_model(saved, monkeypatch):
 def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
-    with pytest.raises(ch.ClearheadError, match="is no clearhead model; choose another name"):
+    with pytest.raises(ch.ClearheadError, match=r"holds chapter\.txt, which is no part of a model"):
         ch.save(ch.new("tiny-decoder"), tmp_path / "thesis")
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+
+
+def test_a_second_move_that_fails_leaves_a_model_under_its_name(saved, monkeypatch):
+    monkeypatch.setattr(folder.os, "fsencode", lambda path: b"")  # the system refuses to exchange the two
+    ch.save(ch.new("tiny-llama"), saved)
+    assert ch.load(saved).config == ch.presets["tiny-llama"]
+    assert [path.name for path in saved.parent.iterdir()] == ["model"]
+
+
+def test_saving_through_a_link_keeps_the_link(saved, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(saved)
+    ch.save(ch.new("tiny-llama"), link)
+    assert link.is_symlink()
+    assert ch.load(saved).config == ch.presets["tiny-llama"]
+
+
+def test_an_unwritable_place_gets_a_sentence():
+    with pytest.raises(ch.ClearheadError, match="cannot be saved"):
+        ch.save(ch.new("tiny-decoder"), "/proc/no/such")
 
 
 def damage(saved, change):

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from clearhead.api import Model
+    from clearhead.lens.seen import Seen
 
 PROMPTS = ("Return the", "If the file", "Raise an error")
 SENTENCE = "Return the name of the file if it exists, and raise an error if it does not."
@@ -50,7 +53,7 @@ def demo(
     console.print(f"  clearhead verify {out / 'model'}", markup=False, soft_wrap=True)
 
 
-def train(console: object, seconds: int) -> "Model":
+def train(console: "Console", seconds: int) -> "Model":
     """A fresh lecture-lm, its tokenizer, and up to `seconds` of training."""
     import torch
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -72,7 +75,7 @@ def train(console: object, seconds: int) -> "Model":
         TimeElapsedColumn(),
     )
     steps, start = 1200, time.monotonic()
-    with Progress(*columns, console=console) as progress:  # type: ignore[arg-type]
+    with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=steps, loss=0.0)
 
         def report(step: int, loss: float) -> bool:
@@ -110,16 +113,16 @@ def docstrings() -> Iterator[str]:
         raise ClearheadError(f"{root} holds no sources of the standard library to learn from.")
 
 
-def busiest_head(seen: object) -> tuple[int, int]:
+def busiest_head(seen: "Seen") -> tuple[int, int]:
     """The head that looks around most sharply: the largest weights on tokens other than itself and the first."""
     import torch
 
     from clearhead.lens.plots import pattern_of
 
     best, where = -1.0, (0, 0)
-    layers = sum(name.endswith("attn.pattern") for name in seen)  # type: ignore[attr-defined]
+    layers = sum(name.endswith("attn.pattern") for name in seen)
     for layer in range(layers):
-        pattern = pattern_of(seen, layer).clone()  # type: ignore[arg-type]
+        pattern = pattern_of(seen, layer).clone()
         pattern[:, :, 0] = 0
         for head, weights in enumerate(pattern):
             score = (weights - torch.diag(weights.diag())).max(dim=-1).values.mean().item()

@@ -64,13 +64,11 @@ def main() -> None:
     except BrokenPipeError:  # whoever read our output has seen enough
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        _stop(f"{error.filename or 'a file'}: {error.strerror or error}.", 2)
     sys.exit(status if isinstance(status, int) else 0)
 
 
 def _stop(sentence: str, status: int) -> None:
     typer.echo(f"clearhead: {sentence}", err=True)
     sys.exit(status)
-
-
-if __name__ == "__main__":
-    main()

@@ -21,7 +21,7 @@ def verify(context: typer.Context, model: str = Where) -> None:
     changes = dotted(context.args)
     if changes and model not in presets:
         raise ClearheadError(f"{model} is a saved model; only a preset can be changed.")
-    subject = api.new(model, **changes) if model in presets else api.load(model)
+    subject = api.new(presets[model].change(**changes)) if model in presets else api.load(model)
     typer.echo(f"{model}: {subject!r}{' with random weights' if model in presets else ''}\n")
     results = []
     for result in check(subject):

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.evaluate.subject import DoesNotApply, Inputs, Subject, apart
+from clearhead.evaluate.subject import DoesNotApply, Inputs, Subject, apart, worst
 from clearhead.model.attention import fused, spelled
+from clearhead.model.heads import IGNORE
 from clearhead.model.masks import across
 from clearhead.tap import SILENT, Watch
 from clearhead.weights import folder
@@ -32,7 +33,7 @@ def watched_equals_fused(s: Subject) -> float:
 def attention_rows_add_up_to_one(s: Subject) -> float:
     watch = Watch(["**.pattern"])
     s.net(**s.inputs(), tap=watch)
-    return max(apart(p.sum(-1), torch.ones_like(p.sum(-1))) for p in watch.values.values())
+    return worst(apart(p.sum(-1), torch.ones_like(p.sum(-1))) for p in watch.values.values())
 
 
 @torch.no_grad()
@@ -71,7 +72,8 @@ def batched_equals_single(s: Subject) -> float:
 def packed_equals_separate(s: Subject) -> float:
     """Two documents in one row, each blind to the other, against two rows."""
     s.need_text()
-    if s.net.context < 2 or ("source" in (x := s.inputs(2, max(1, s.length // 2))) and x["source"].dim() != 2):
+    x = s.inputs(2, max(1, s.length // 2))
+    if any(value.dim() != 2 for value in x.values()) or s.length < 2:
         raise DoesNotApply("what it reads is always of one size, so rows hold one document")
     row = {name: torch.cat(list(value))[None] for name, value in x.items()}
     segments = {_segments(name): _numbered(value) for name, value in x.items()}
@@ -86,7 +88,7 @@ def padding_changes_nothing(s: Subject) -> float:
     padded, segments = dict(x), {}
     for name, value in x.items():
         if value.dim() == 2:
-            room = min(3, s.length - short)
+            room = s.length - short
             padded[name] = torch.cat((value, s.ids(2, room, 1)), dim=1)
             segments[_segments(name)] = (
                 (torch.arange(value.shape[1] + room) < value.shape[1]).long().expand(2, -1).to(value.device)
@@ -137,14 +139,14 @@ def a_row_that_sees_nothing_is_finite(s: Subject) -> float:
     lost = across(
         torch.tensor([[1, 1, 2, 1]], device=s.like.device), torch.ones(1, 4, dtype=torch.long, device=s.like.device)
     )
-    worst = 0.0
+    largest = 0.0
     for attend in (fused, spelled):
         z = attend(q, k, v, None, lost, 1.0, 0.0, SILENT)
         grads = torch.autograd.grad(z.square().sum(), (q, k, v))
-        worst = max(worst, z[..., 2, :].abs().max().item(), grads[0][..., 2, :].abs().max().item())
+        largest = max(largest, z[..., 2, :].abs().max().item(), grads[0][..., 2, :].abs().max().item())
         if not all(x.isfinite().all() for x in (z, *grads)):
             return math.inf
-    return worst
+    return largest
 
 
 @torch.no_grad()
@@ -156,7 +158,7 @@ def loss_is_minus_log_probability(s: Subject) -> float:
     total, count = s.net.loss(hidden, targets)
     logits = s.net.predict(hidden).float()
     chosen = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-    real = targets != -100
+    real = targets != IGNORE
     return apart(total / count, -(chosen * real).sum() / real.sum())
 
 
@@ -165,11 +167,13 @@ def accumulated_gradients_equal_the_full_batch(s: Subject) -> float:
     x = s.inputs()
     targets = s.targets(x)
     whole = _gradients(s, x, targets, [slice(None)])
-    return max(apart(a, b) for a, b in zip(_gradients(s, x, targets, [slice(0, 1), slice(1, 3)]), whole, strict=True))
+    return worst(apart(a, b) for a, b in zip(_gradients(s, x, targets, [slice(0, 1), slice(1, 3)]), whole, strict=True))
 
 
 def _gradients(s: Subject, x: Inputs, targets: Tensor, parts: list[slice]) -> list[Tensor]:
     parameters = [p for p in s.net.parameters() if p.requires_grad]
+    if not parameters:
+        raise DoesNotApply("every parameter is frozen")
     sums, counts = [torch.zeros_like(p) for p in parameters], 0
     for part in parts:
         total, count = s.net.loss(s.net(**{name: value[part] for name, value in x.items()}), targets[part])

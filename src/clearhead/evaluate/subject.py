@@ -1,9 +1,12 @@
 """A network with inputs to try it on, whatever its shape."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from clearhead import config as c
+from clearhead.model.heads import IGNORE
 from clearhead.model.transformer import Transformer
 
 Inputs = dict[str, Tensor]
@@ -18,7 +21,8 @@ class Subject:
         self.net, self.m = net, net.config
         self.like = next(net.parameters())
         self.generator = torch.Generator().manual_seed(seed)
-        self.length = min(11, net.context)
+        source = net.encoder.context if net.encoder is not None else net.context
+        self.length = min(11, net.context, source)
 
     @property
     def tolerance(self) -> float:
@@ -45,7 +49,7 @@ class Subject:
         """Arguments for the network: `tokens`, and `source` where there is one."""
         made = {"tokens": self._input(self.m.input, rows, tokens or self.length, self.m.vocabulary)}
         if isinstance(s := self.m.shape, c.EncoderDecoder):
-            length = min((tokens or self.length) + 2, s.context)
+            length = max(1, (tokens or self.length) - 1)  # not the target's, and never too long for two in a row
             made["source"] = self._input(s.input, rows, length, s.vocabulary or self.m.vocabulary)
         return made
 
@@ -64,7 +68,7 @@ class Subject:
         match self.m.head:
             case c.Language() | c.MaskedWord():
                 targets = self.ids(*inputs["tokens"].shape)
-                targets[0, 0] = -100
+                targets[0, 0] = IGNORE
                 return targets
             case c.Classes(classes=classes):
                 return torch.randint(classes, (len(inputs["tokens"]),), generator=self.generator).to(self.like.device)
@@ -78,3 +82,8 @@ def apart(a: Tensor, b: Tensor) -> float:
     """The largest difference, relative to the largest value where that is above 1."""
     a, b = a.detach().double(), b.detach().double()
     return ((a - b).abs().max() / b.abs().max().clamp(min=1)).item()
+
+
+def worst(differences: Iterable[float]) -> float:
+    """The largest; unlike `max`, never deaf to a NaN."""
+    return torch.tensor(list(differences)).max().item()

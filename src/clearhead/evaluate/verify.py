@@ -40,7 +40,7 @@ class Result:
     law: str
     difference: float | None  # None where the law does not apply
     tolerance: float
-    note: str
+    note: str  # why it does not apply
 
     @property
     def holds(self) -> bool:
@@ -70,7 +70,7 @@ def check_one(law: Law, subject: Subject) -> Result:
     subject.net.eval()
     try:
         with torch.compiler.set_stance("force_eager"):
-            return Result(name, law(subject), tolerance, law.__doc__ or "")
+            return Result(name, law(subject), tolerance, "")
     except DoesNotApply as reason:
         return Result(name, None, tolerance, str(reason))
     finally:

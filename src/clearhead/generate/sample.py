@@ -10,15 +10,24 @@ from clearhead.model.transformer import Transformer
 
 @torch.no_grad()
 def sample(
-    net: Transformer, prompt: Tensor, max_tokens: int, temperature: float = 1.0, top_k: int = 0, seed: int = 0
+    net: Transformer,
+    prompt: Tensor,
+    max_tokens: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    seed: int = 0,
+    known: int | None = None,
 ) -> Iterator[int]:
-    """Up to `max_tokens` tokens after `prompt` (1 × tokens), one by one; temperature 0 takes the likeliest."""
+    """Up to `max_tokens` tokens after `prompt` (1 × tokens), one by one; temperature 0 takes the likeliest.
+
+    Only the first `known` tokens are drawn from: a vocabulary may have room that its tokenizer does not use.
+    """
     generator = torch.Generator().manual_seed(seed)
     memory = net.remember(1, prompt.shape[1] + max_tokens)
     tokens = prompt
     for _ in range(max_tokens):
         hidden = net(tokens, memory=memory)
-        logits = net.predict(hidden[:, -1:])[0, 0].float().cpu()
+        logits = net.predict(hidden[:, -1:])[0, 0, :known].float().cpu()
         token = choose(logits, temperature, top_k, generator)
         yield token
         tokens = torch.tensor([[token]], device=prompt.device)
@@ -30,4 +39,5 @@ def choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Gene
         return int(logits.argmax())
     if top_k:
         logits = logits.masked_fill(logits < logits.topk(min(top_k, len(logits))).values[-1], -torch.inf)
-    return int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
+    calm = (logits - logits.max()).double() / temperature  # the largest is 0, so that no temperature overflows
+    return int(torch.multinomial(calm.softmax(-1), 1, generator=generator))

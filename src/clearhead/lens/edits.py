@@ -29,6 +29,8 @@ class Change:
 
     def _where(self, value: Tensor, name: str) -> Index:
         by_head = value.dim() == 4
+        if self.token is not None and value.dim() == 2:
+            raise ClearheadError(f"{name} is one row for the whole text; leave out token={self.token}.")
         if self.head is not None and not by_head:
             raise ClearheadError(f"{name} is not split by head; leave out head={self.head}.")
         for word, index, size in (("head", self.head, value.shape[1]), ("token", self.token, value.shape[-2])):
@@ -55,7 +57,7 @@ def replace(with_: Mapping[str, Tensor] | Tensor, head: int | None = None, token
 
     def new(part: Tensor, value: Tensor, name: str) -> Tensor:
         other = with_ if isinstance(with_, Tensor) else _from(with_, name)
-        if other.shape[1:] != value.shape[1:]:
+        if other.shape[1:] != value.shape[1:] or len(other) not in (1, len(value)):
             raise ClearheadError(
                 f"{name} is {_x(value)} here and {_x(other)} in the other run; use texts of equal length."
             )
@@ -72,10 +74,13 @@ def _from(seen: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def as_edit(function: Callable[..., Tensor]) -> Edit:
-    """Any function of a tensor, or one of the changes above, held to the value's shape."""
+    """Any function of a tensor, or one of the changes above, held to the value's shape.
+
+    It gets a copy: what it does in place must not reach other values that share the memory.
+    """
 
     def edit(value: Tensor, name: str) -> Tensor:
-        changed = function(value, name) if isinstance(function, Change) else function(value)
+        changed = function(value, name) if isinstance(function, Change) else function(value.clone())
         if not isinstance(changed, Tensor) or changed.shape != value.shape:
             got = _x(changed) if isinstance(changed, Tensor) else type(changed).__name__
             raise ClearheadError(f"the edit of {name} must return a tensor of {_x(value)}, not {got}.")

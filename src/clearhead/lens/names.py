@@ -14,7 +14,9 @@ from clearhead.tap import compile_pattern
 @dataclass(frozen=True)
 class Name:
     path: str
-    shape: str  # words: batch token query key head kv_head d_head width ffn_width vocabulary outputs
+    shape: (
+        str  # words: batch token key head kv_head d_head width ffn_width vocabulary outputs; batch|1 where rows share
+    )
     formula: str
     sentence: str
 
@@ -23,13 +25,13 @@ STREAM = "batch token width"
 
 EMBED = (
     Name("embed.tokens", STREAM, "E[w]", "what the tokens are, wherever they stand"),
-    Name("embed.positions", "one token width", "P[i]", "where the tokens stand, whatever they are"),
+    Name("embed.positions", "batch|1 token width", "P[i]", "where the tokens stand, whatever they are"),
     Name("embed", STREAM, "E[w] + P[i]", "the start of the residual stream"),
 )
 ATTENTION = (
     Name("in", STREAM, "h", "what the queries are made of"),
-    Name("q", "batch head token d_head", "h W_Q", "what each token asks"),
-    Name("k", "batch kv_head key d_head", "s W_K", "what each token answers to"),
+    Name("q", "batch head token d_head", "h W_Q", "what each token asks, normalised where there is QK-norm"),
+    Name("k", "batch kv_head key d_head", "s W_K", "what each token answers to, normalised likewise"),
     Name("v", "batch kv_head key d_head", "s W_V", "what each token passes on"),
     Name(
         "q_turned", "batch head token d_head", "R_i q", "queries, turned by their position where positions are rotary"
@@ -49,9 +51,14 @@ ATTENTION = (
 FEED_FORWARD = (
     Name("in", STREAM, "h", "what the neurons read"),
     Name("pre", "batch token ffn_width", "h W_1 + b_1", "the neurons before their activation"),
-    Name("gate", "batch token ffn_width", "h W_G", "what each neuron is multiplied with"),
     Name("post", "batch token ffn_width", "f(pre)", "the neurons after it"),
     Name("out", STREAM, "post W_2 + b_2", "what the feed-forward layer adds to the stream"),
+)
+GATED = (
+    *FEED_FORWARD[:2],
+    Name("gate", "batch token ffn_width", "h W_G", "what each neuron is multiplied with"),
+    Name("post", "batch token ffn_width", "f(pre) ⊙ gate", "the neurons after activation and gate"),
+    FEED_FORWARD[3],
 )
 
 
@@ -79,12 +86,12 @@ def _stack(m: c.ModelConfig, layers: int, cross: bool) -> Iterator[Name]:
         if cross:
             yield from _below(f"{block}.cross", ATTENTION)
             yield Name(f"{block}.crossed", STREAM, "mid + cross-attention", "the stream after looking at the source")
-        yield from _below(f"{block}.ffn", [n for n in FEED_FORWARD if m.ffn.gated or n.path != "gate"])
+        yield from _below(f"{block}.ffn", GATED if m.ffn.gated else FEED_FORWARD)
         yield Name(f"{block}.post", STREAM, "mid + feed-forward", "the stream as it leaves the block")
     yield Name("norm", STREAM, "norm(x)", "the stream at the end, normalised where the wiring is pre")
 
 
-def _below(path: str, table: tuple[Name, ...] | list[Name]) -> Iterator[Name]:
+def _below(path: str, table: tuple[Name, ...]) -> Iterator[Name]:
     return (replace(n, path=f"{path}.{n.path}") for n in table)
 
 

@@ -21,7 +21,8 @@ def attention_figure(seen: Any, layer: int, head: int | None = None, cross: bool
 
     pattern = pattern_of(seen, layer, cross)
     heads = range(pattern.shape[0]) if head is None else [_checked(head, pattern)]
-    across, columns = (seen.source_tokens if cross else seen.tokens), min(len(heads), 4)
+    down, across = _labels(seen, pattern[0], cross)
+    columns = min(len(heads), 4)
     rows = -(-len(heads) // columns)
     side = max(3.0, 0.24 * len(across) + 1.4) if head is not None else 2.6
     figure = Figure(figsize=(side * columns, side * rows), layout="constrained")
@@ -36,7 +37,7 @@ def attention_figure(seen: Any, layer: int, head: int | None = None, cross: bool
             axes.set_yticks([])
             continue
         axes.set_xticks(range(len(across)), _plain(across), rotation=90, fontsize=8, family="monospace")
-        axes.set_yticks(range(len(seen.tokens)), _plain(seen.tokens), fontsize=8, family="monospace")
+        axes.set_yticks(range(len(down)), _plain(down), fontsize=8, family="monospace")
         axes.tick_params(length=0)
         axes.set_xlabel("looked at (key)", fontsize=8)
         axes.set_ylabel("looking (query)", fontsize=8)
@@ -49,9 +50,9 @@ def attention_text(seen: Any, layer: int, head: int, cross: bool = False) -> "Te
 
     pattern = pattern_of(seen, layer, cross)
     pattern = pattern[_checked(head, pattern)]
-    across, picture = (seen.source_tokens if cross else seen.tokens), Text()
-    wide = max(map(len, seen.tokens))
-    for label, row in zip(seen.tokens, pattern.tolist(), strict=True):
+    down, across = _labels(seen, pattern, cross)
+    picture, wide = Text(), max(map(len, down))
+    for label, row in zip(down, pattern.tolist(), strict=True):
         picture.append(f"{label:>{wide}} ")
         for weight in row:
             picture.append(SHADES[min(int(weight * 5), 4)] * 2)
@@ -71,6 +72,13 @@ def _checked(head: int, pattern: Tensor) -> int:
     if not 0 <= head < len(pattern):
         raise ClearheadError(f"there is no head {head}; this layer has heads 0 to {len(pattern) - 1}.")
     return head
+
+
+def _labels(seen: Any, pattern: Tensor, cross: bool) -> tuple[list[str], list[str]]:
+    """Names for rows and columns: the tokens, or numbers where patches and paddings have none."""
+    sides = (seen.tokens, pattern.shape[0]), (seen.source_tokens if cross else seen.tokens, pattern.shape[1])
+    down, across = ([*names, *map(str, range(len(names), size))] for names, size in sides)
+    return down, across
 
 
 def _plain(tokens: list[str]) -> list[str]:

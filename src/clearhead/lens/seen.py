@@ -13,6 +13,8 @@ from clearhead.lens.names import names
 class NotSeen(ClearheadError, KeyError):
     """A value was asked for that nobody watched."""
 
+    __str__ = Exception.__str__  # a KeyError would quote the sentence
+
 
 class Seen(Mapping[str, Tensor]):
     """A mapping name → tensor; `tokens` label the first text, `source_tokens` its source. A table in notebooks."""

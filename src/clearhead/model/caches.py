@@ -35,8 +35,12 @@ class Rows:
         self.longest = 0  # known without asking the device: no row holds more
         self.writing = self.held[:, None]
 
-    def begin(self, tokens: int) -> Int[Tensor, "batch token"]:
-        """Positions of the next `tokens` tokens of each row."""
+    def begin(self, batch: int, tokens: int, segments: Int[Tensor, "batch token"] | None) -> Int[Tensor, "batch token"]:
+        """Positions of the next `tokens` tokens of each row; segments may only say what is padding, on the right."""
+        if batch != len(self.held):
+            raise ClearheadError(f"this memory is for {len(self.held)} rows, not {batch}.")
+        if segments is not None and not bool(((segments[:, 1:] <= segments[:, :-1]) & (segments[:, :1] == 1)).all()):
+            raise ClearheadError("with a memory, rows hold one document each and are padded on the right.")
         if self.longest + tokens > self.capacity:
             raise ClearheadError(f"the cache holds {self.capacity} tokens; {self.longest} + {tokens} do not fit.")
         self.longest += tokens
@@ -62,6 +66,8 @@ class Growing:
     def __call__(self, make: Make, *args: object) -> KeysValues:
         keys, values = make(*args)
         row = torch.arange(len(keys), device=keys.device)[:, None]
+        if torch.is_grad_enabled():  # what earlier steps were computed from must stay as it was
+            self.keys, self.values = self.keys.clone(), self.values.clone()
         self.keys[row, :, self.rows.writing] = keys.transpose(1, 2)
         self.values[row, :, self.rows.writing] = values.transpose(1, 2)
         return self.keys[:, :, : self.rows.longest], self.values[:, :, : self.rows.longest]

@@ -81,8 +81,8 @@ class PooledHead(Head):
 
 class ClassHead(PooledHead):
     def loss(self, hidden: Stream, targets: Int[Tensor, " batch"], segments: Segments | None = None) -> Loss:
-        total = F.cross_entropy(self(hidden, segments).float(), targets, reduction="sum")
-        return total, torch.tensor(len(targets), device=targets.device)
+        total = F.cross_entropy(self(hidden, segments).float(), targets, ignore_index=IGNORE, reduction="sum")
+        return total, (targets != IGNORE).sum()
 
 
 class NumberHead(PooledHead):
@@ -103,10 +103,11 @@ def make(m: c.ModelConfig, table: nn.Embedding | None) -> Head:
     """The head of the configuration; `table` is the embedding matrix it may be tied to."""
     match head := m.head:
         case c.Language():
-            own = nn.Embedding(m.vocabulary, m.width) if not head.tied or table is None else table
+            assert table is not None  # the configuration refuses words without words
+            own = table if head.tied else nn.Embedding(m.vocabulary, m.width)
             return LanguageHead(m, own, head.bias, head.scaled)
         case c.MaskedWord():
-            assert table is not None  # the configuration refuses masked words without words
+            assert table is not None
             return MaskedWordHead(m, table)
         case c.Classes():
             return ClassHead(m, head.classes, head.pooling, head.pooler)

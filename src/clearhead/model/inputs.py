@@ -43,6 +43,8 @@ class TokenInput(Input):
             x = x * self.scale
         if self.kinds is not None:
             x = x + self.kinds(torch.zeros_like(ids) if kinds is None else kinds)
+        elif kinds is not None:
+            raise ClearheadError("this model knows no kinds of sentence; leave kinds out.")
         return x
 
 

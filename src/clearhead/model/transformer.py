@@ -55,7 +55,7 @@ class Stack(nn.Module):
         source: Source | None = None,
         source_mask: Mask = EVERYTHING,
     ) -> Stream:
-        x = self.embed(x) if kinds is None else self.embed(x, kinds)
+        x = self.embed(x, kinds) if isinstance(self.embed, inputs.TokenInput) else self.embed(x)
         at, keys, mask = self.stand(x, at, segments, memory)
         x = self.embed.join(x, self.position.embed(at, x.dtype), tap)
         places = self.position.places(at, keys, len(self.blocks))
@@ -78,7 +78,7 @@ class Stack(nn.Module):
             return at, at, masks.in_a_row(tokens, segments, causal=self.causal, window=self.window, device=device)
         if at is not None:
             raise ClearheadError("positions follow from the memory; give one or the other.")
-        at = memory.rows.begin(tokens)
+        at = memory.rows.begin(len(x), tokens, segments)
         keys = torch.arange(memory.rows.longest, device=device)[None]
         if memory.rows.longest == tokens and not self.window:  # nothing held yet: whole rows, as without a memory
             return at, keys, Mask(causal=True)
@@ -101,7 +101,6 @@ class Transformer(Stack):
         if isinstance(s := m.shape, c.EncoderDecoder):
             self.encoder = Stack(m, s.input, s.vocabulary, s.context, s.layers, shared=None if s.vocabulary else table)
         self.head = heads.make(m, table)
-        self.has_head = not isinstance(m.head, c.Hidden)
 
     def forward(
         self,
@@ -123,14 +122,18 @@ class Transformer(Stack):
         `encode` made of it. `memory` holds the tokens before these; then `segments` only tell what is padding.
         """
         mask = EVERYTHING
-        if self.encoder is not None:
+        if self.encoder is None:
+            if source is not None or encoded is not None:
+                raise ClearheadError(f"a model of shape {self.config.shape.kind} has no source to look at.")
+        else:
             if encoded is None and source is not None:
                 encoded = self.encode(source, source_segments, tap)
             if encoded is None:
                 raise ClearheadError("an encoder-decoder needs a source to look at.")
-            if source_segments is not None:
-                own = torch.ones_like(tokens) if segments is None else segments
-                mask = masks.across(own, source_segments)
+            if segments is not None or source_segments is not None:  # a side that is not numbered is all segment 1
+                ones = torch.ones((), dtype=torch.long, device=encoded.device)
+                own = ones.expand(tokens.shape) if segments is None else segments
+                mask = masks.across(own, ones.expand(encoded.shape[:2]) if source_segments is None else source_segments)
         x = self.run(tokens, at, segments, kinds, tap, memory, encoded, mask)
         if memory is not None:
             memory.rows.end(tokens.shape[1] if segments is None else (segments != 0).sum(dim=1))
@@ -144,7 +147,7 @@ class Transformer(Stack):
 
     def predict(self, hidden: Stream, segments: Ids | None = None, tap: Tap = SILENT) -> Tensor:
         """Logits; without a head, the hidden states themselves."""
-        return tap("logits", self.head(hidden, segments)) if self.has_head else hidden
+        return tap("logits", self.head(hidden, segments)) if not isinstance(self.config.head, c.Hidden) else hidden
 
     def loss(self, hidden: Stream, targets: Tensor, segments: Ids | None = None) -> heads.Loss:
         return self.head.loss(hidden, targets, segments)

@@ -43,7 +43,8 @@ spaced_product.register_autograd(_backward, setup_context=_remember)
 def unembed(
     hidden: Float[Tensor, "*batch d"], weight: Float[Tensor, "vocabulary d"], bias: Float[Tensor, " vocabulary"] | None
 ) -> Float[Tensor, "*batch vocabulary"]:
-    if hidden.is_cuda or len(weight) % ALIGNED == 0 or hidden.dim() == 1 or torch.is_autocast_enabled("cpu"):
+    suits = len(weight) % ALIGNED == 0 or hidden.device.type != "cpu"
+    if suits or hidden.dim() == 1 or torch.is_autocast_enabled("cpu"):
         return F.linear(hidden, weight, bias)
     rows = spaced_product(hidden.reshape(-1, hidden.shape[-1]), weight)
     logits = rows.unflatten(0, hidden.shape[:-1])

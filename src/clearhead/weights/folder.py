@@ -3,9 +3,9 @@
 Written beside its place and moved there whole; nothing in it can run.
 """
 
+import ctypes
 import json
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -24,31 +24,41 @@ CONFIG, WEIGHTS, TOKENIZER = "clearhead.json", "model.safetensors", "tokenizer.j
 
 
 def write(folder: str | Path, net: Transformer, config: Config, tokenizer: Tokenizer | None) -> None:
-    """Whole or not at all; an earlier model of that name stays until the new one is complete."""
-    folder = Path(folder)
-    if folder.exists() and not (folder / CONFIG).exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ClearheadError(f"{folder} exists and is no clearhead model; choose another name.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    """Whole or not at all: at any moment the name holds the earlier model or the new one."""
+    folder = Path(folder).resolve()
     try:
-        save_file({name: p.detach().contiguous() for name, p in net.named_parameters()}, new / WEIGHTS)
-        (new / CONFIG).write_text(json.dumps(config.tree(), indent=1) + "\n", encoding="utf-8")
-        if tokenizer is not None:
-            tokenizer.save(new / TOKENIZER)
-        for file in (*new.iterdir(), new):
-            _sync(file)
-        new.chmod(0o755)
-        if folder.exists():
-            old = new.with_name(new.name + ".old")
-            folder.rename(old)
-            new.rename(folder)
-            shutil.rmtree(old)
-        else:
-            new.rename(folder)
-        _sync(folder.parent)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
+        others = {path.name for path in folder.iterdir()} - {CONFIG, WEIGHTS, TOKENIZER} if folder.exists() else set()
+        if others:
+            raise ClearheadError(
+                f"{folder} holds {sorted(others)[0]}, which is no part of a model; choose another name."
+            )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as there:
+            new = Path(there) / "new"
+            new.mkdir()
+            save_file({name: p.detach().contiguous() for name, p in net.named_parameters()}, new / WEIGHTS)
+            (new / CONFIG).write_text(json.dumps(config.tree(), indent=1) + "\n", encoding="utf-8")
+            if tokenizer is not None:
+                tokenizer.save(new / TOKENIZER)
+            for file in (*new.iterdir(), new):
+                _sync(file)
+            _move(new, folder)  # what was there goes with the temporary folder
+            _sync(folder.parent)
+    except (OSError, SafetensorError) as error:
+        raise ClearheadError(f"{folder} cannot be saved: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def _move(new: Path, folder: Path) -> None:
+    """`new` takes the place of `folder`; where both exist the system exchanges them in one step."""
+    if not folder.exists():
+        new.rename(folder)
+        return
+    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    here, both_stay = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if exchange is None or exchange(here, os.fsencode(new), here, os.fsencode(folder), both_stay) != 0:
+        old = new.with_name("old")
+        folder.rename(old)
+        new.rename(folder)
 
 
 def _sync(path: Path) -> None:
