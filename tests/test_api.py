@@ -144,6 +144,8 @@ MISTAKES = [
     (lambda m: ch.new("tiny-pictures").logits(pictures=7), "cannot be read"),
     (lambda m: ch.new("gpt2-124"), "did you mean 'gpt2-124m'?"),
     (lambda m: ch.new("tiny-decoder", widht=3), "did you mean 'width'?"),
+    (lambda m: ch.new("tiny-decoder", device="tpu0"), "there is no device 'tpu0' here"),
+    (lambda m: ch.new("tiny-decoder", dtype="float31"), "did you mean 'float32'?"),
     (lambda m: ch.load("no/such/folder"), "is no clearhead model"),
     (lambda m: ch.load("gpt2-124m"), "makes a fresh one"),
 ]

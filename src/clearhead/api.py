@@ -174,8 +174,19 @@ def _mode(gradients: bool, tap: Tap) -> Iterator[None]:
         yield
 
 
-def new(config: str | Config, *, seed: int = 0, tokenizer: Tokenizer | None = None, **changes: object) -> Model:
-    """A fresh model with random weights, from a preset's name or a configuration; changes are options of the model."""
+def new(
+    config: str | Config,
+    *,
+    seed: int = 0,
+    tokenizer: Tokenizer | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    **changes: object,
+) -> Model:
+    """A fresh model with random weights, from a preset's name or a configuration.
+
+    Changes are options of the model: `width=64`, `position="rotary"`, `attention__heads=8`.
+    """
     if isinstance(config, str):
         if config not in presets:
             raise ClearheadError(f"{config!r} is no preset; {nearest(config, presets)}")
@@ -183,24 +194,29 @@ def new(config: str | Config, *, seed: int = 0, tokenizer: Tokenizer | None = No
     if not isinstance(config, Config):
         raise ClearheadError(f"a preset's name or a Config is needed, not {type(config).__name__}.")
     config = config.change(**changes)
-    return Model(build(config.model, seed).eval(), config, tokenizer)
+    net = build(config.model, seed, checked_device(device), checked_dtype(dtype))
+    return Model(net.eval(), config, tokenizer)
 
 
 def load(where: str | Path, *, device: str = "", dtype: str = "") -> Model:
-    """The model in a clearhead folder."""
+    """The model in a clearhead folder; on a GPU where there is one, unless `device` says otherwise."""
     path = Path(where)
     if not (path / folder.CONFIG).is_file():
         hint = f"; clearhead.new({str(where)!r}) makes a fresh one" if str(where) in presets else ""
         raise ClearheadError(f"{where} is no clearhead model: there is no {folder.CONFIG} in it{hint}.")
-    if dtype and dtype not in DTYPES:
-        raise ClearheadError(f"dtype {dtype!r} is unknown; {nearest(dtype, DTYPES)}")
-    net, config, tokenizer = folder.read(path, checked_device(device), DTYPES.get(dtype))
+    net, config, tokenizer = folder.read(path, checked_device(device), checked_dtype(dtype) if dtype else None)
     return Model(net, config, tokenizer)
 
 
 def save(model: Model, where: str | Path) -> None:
     """The model as a folder that `load` reads."""
     folder.write(where, model.net, model.config, model.tokenizer)
+
+
+def checked_dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise ClearheadError(f"dtype {name!r} is unknown; {nearest(name, DTYPES)}")
+    return DTYPES[name]
 
 
 def checked_device(name: str) -> str:
