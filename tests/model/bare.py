@@ -6,6 +6,7 @@ from collections import Counter
 import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.nn import functional as F
 
@@ -127,6 +128,14 @@ def main() -> None:
             compiled, graphs = traced(net, ids, **more)
             assert len(graphs) == 1, f"{name} with {position}: {len(graphs)} graphs"
             assert torch.allclose(compiled, net(ids, **more), atol=1e-5)
+    for position in ("learned", "rotary", "shaw"):
+        net = build(ch.presets["tiny-decoder"].change(layers=4, position=position).model).eval()
+        torch.compiler.reset()
+        counters.clear()
+        for block in net.blocks:
+            block.compile(backend="eager", fullgraph=True)
+        net(ids)
+        assert counters["stats"]["unique_graphs"] == 1, f"{position}: blocks do not share a graph"
     model = ch.new("tiny-decoder")
     model.net.compile(backend="eager", fullgraph=True)
     watch = model.watch(ids, ["blocks.0.attn.pattern"])  # over a compiled network, without compiling again
