@@ -19,7 +19,7 @@ SENTENCE = "Return the name of the file if it exists, and raise an error if it d
 
 def demo(
     out: Path = typer.Option(Path("demo"), help="Where the model and the picture go."),
-    seconds: int = typer.Option(45, help="How long to train at most."),
+    seconds: int = typer.Option(45, min=1, help="How long to train at most."),
 ) -> None:
     """Train a small lecture model on the docstrings of Python's standard library, write with it, look inside."""
     from rich.console import Console
@@ -54,7 +54,7 @@ def demo(
 
 
 def train(console: "Console", seconds: int) -> "Model":
-    """A fresh lecture-lm, its tokenizer, and up to `seconds` of training."""
+    """A fresh lecture-small, its tokenizer, and up to `seconds` of training."""
     import torch
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -63,11 +63,12 @@ def train(console: "Console", seconds: int) -> "Model":
     from clearhead.tokens.text import Tokenizer
     from clearhead.train.loop import fit
 
+    typer.echo("reading the docstrings of Python's standard library")
     texts = list(docstrings())
     tokenizer = Tokenizer.train_bpe(texts, presets["lecture-small"].model.vocabulary)
     tokens = torch.tensor([i for text in texts for i in [*tokenizer.encode(text), tokenizer.special["<|end|>"]]])
     model = api.new("lecture-small", vocabulary=len(tokenizer), tokenizer=tokenizer)
-    typer.echo(f"{model!r}\n{len(texts):,} docstrings of Python's standard library, {len(tokens):,} tokens\n")
+    typer.echo(f"{len(texts):,} docstrings, {len(tokens):,} tokens; the model: {model!r}\n")
     columns = (
         TextColumn("training"),
         BarColumn(),
@@ -89,7 +90,6 @@ def train(console: "Console", seconds: int) -> "Model":
 def docstrings() -> Iterator[str]:
     """Every docstring in the sources of the standard library, in a fixed order."""
     import ast
-    import inspect
     import sysconfig
 
     from clearhead.errors import ClearheadError
@@ -108,7 +108,7 @@ def docstrings() -> Iterator[str]:
                 text = ast.get_docstring(node)
                 if text and len(text) > 40:
                     found = True
-                    yield inspect.cleandoc(text)
+                    yield text
     if not found:
         raise ClearheadError(f"{root} holds no sources of the standard library to learn from.")
 
@@ -119,13 +119,8 @@ def busiest_head(seen: "Seen") -> tuple[int, int]:
 
     from clearhead.lens.plots import pattern_of
 
-    best, where = -1.0, (0, 0)
-    layers = sum(name.endswith("attn.pattern") for name in seen)
-    for layer in range(layers):
-        pattern = pattern_of(seen, layer).clone()
-        pattern[:, :, 0] = 0
-        for head, weights in enumerate(pattern):
-            score = (weights - torch.diag(weights.diag())).max(dim=-1).values.mean().item()
-            if score > best:
-                best, where = score, (layer, head)
-    return where
+    patterns = torch.stack([pattern_of(seen, layer) for layer in range(len(seen))])  # layer head query key
+    patterns[..., 0] = 0
+    patterns.diagonal(dim1=-2, dim2=-1).zero_()
+    sharpest = int(patterns.amax(-1).mean(-1).argmax())
+    return divmod(sharpest, patterns.shape[1])
