@@ -91,6 +91,7 @@ class Model:
     ) -> Tensor:
         """Logits at every position (language, masked-word), or one row for the whole text (classes, number).
 
+        Several texts are padded on the right to the longest; what comes out beyond a text's end means nothing.
         `source` is what an encoder-decoder reads; `pictures` and `sound` (tensors or files) take its
         place or that of text. `edits` map
         names of values to `ablate`, `scale`, `replace` or any function of a tensor.
@@ -125,17 +126,18 @@ class Model:
         """What follows the prompt."""
         if not isinstance(self.config.model.head, c.Language) or self.kind != "decoder":
             raise ClearheadError(f"this {self.kind} does not write text after a prompt; a decoder language model does.")
-        if not 0 <= temperature < math.inf or max_tokens < 1 or top_k < 0:
-            given = f"temperature = {temperature} and top_k = {top_k} must be at least 0"
-            raise ClearheadError(f"{given}, max_tokens = {max_tokens} at least 1.")
+        if not 0 <= temperature < math.inf:
+            raise ClearheadError(f"temperature = {temperature} must be a number of at least 0.")
+        for name, value, least in (("max_tokens", max_tokens, 1), ("top_k", top_k, 0)):
+            if not isinstance(value, int) or value < least:
+                raise ClearheadError(f"{name} = {value} must be a whole number of at least {least}.")
         batch = self._batch(prompt)
         if not batch.single:
             raise ClearheadError("generate writes on from one prompt; give a text or one row of ids.")
         ids = batch.ids
         if ids.shape[1] + max_tokens > self.net.context:
-            raise ClearheadError(
-                f"{ids.shape[1]} tokens of prompt and {max_tokens} to write exceed the context of {self.net.context}."
-            )
+            room = f"the context of {self.net.context}; ask for at most {max(0, self.net.context - ids.shape[1])}"
+            raise ClearheadError(f"{ids.shape[1]} tokens of prompt and {max_tokens} to write exceed {room}.")
         tokens = list(
             sample(self.net, ids, max_tokens, temperature, top_k, seed, len(self.tokenizer) if self.tokenizer else None)
         )
@@ -152,6 +154,8 @@ class Model:
 
     def _tap(self, names: Iterable[str] | Mapping[str, Select], edits: Edits | None) -> Tap:
         names = names if isinstance(names, Mapping) else list(names)
+        if not isinstance(edits or {}, Mapping) or not all(isinstance(name, str) for name in (*names, *(edits or {}))):
+            raise ClearheadError("values are asked for by name, and edits are {name: change}.")
         if not names and not edits:
             return SILENT
         for pattern in (*names, *(edits or {})):
@@ -188,8 +192,6 @@ def new(
     Changes are options of the model: `width=64`, `position="rotary"`, `attention__heads=8`.
     """
     if isinstance(config, str):
-        if config not in presets:
-            raise ClearheadError(f"{config!r} is no preset; {nearest(config, presets)}")
         config = presets[config]
     if not isinstance(config, Config):
         raise ClearheadError(f"a preset's name or a Config is needed, not {type(config).__name__}.")
@@ -202,14 +204,20 @@ def load(where: str | Path, *, device: str = "", dtype: str = "") -> Model:
     """The model in a clearhead folder; on a GPU where there is one, unless `device` says otherwise."""
     path = Path(where)
     if not (path / folder.CONFIG).is_file():
-        hint = f"; clearhead.new({str(where)!r}) makes a fresh one" if str(where) in presets else ""
-        raise ClearheadError(f"{where} is no clearhead model: there is no {folder.CONFIG} in it{hint}.")
+        if str(where) in presets:
+            raise ClearheadError(
+                f"{where} is a preset, not a saved model; in Python, clearhead.new({str(where)!r}) makes one."
+            )
+        why = f"there is no {folder.CONFIG} in it" if path.exists() else "there is no such folder"
+        raise ClearheadError(f"{where} is no clearhead model: {why}.")
     net, config, tokenizer = folder.read(path, checked_device(device), checked_dtype(dtype) if dtype else None)
     return Model(net, config, tokenizer)
 
 
 def save(model: Model, where: str | Path) -> None:
     """The model as a folder that `load` reads."""
+    if not isinstance(model, Model):
+        raise ClearheadError(f"a model is needed, not {type(model).__name__}.")
     folder.write(where, model.net, model.config, model.tokenizer)
 
 

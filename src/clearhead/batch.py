@@ -44,13 +44,18 @@ def read_batch(
     given = {"text": None if both else x, "source": source, "pictures": picture, "sound": sound}
     for name, value in given.items():
         if value is not None and name != wanted:
-            raise ClearheadError(f"this model reads {wanted}, not {name}.")
+            how = "" if wanted == "text" else f" ({wanted}=…)"
+            raise ClearheadError(f"this model reads {wanted}{how}, not {name}.")
     if given[wanted] is None:
-        raise ClearheadError(f"this model reads {wanted}; none was given.")
+        raise ClearheadError(
+            f"this model reads {wanted}; none was given{'' if wanted == 'text' else f' ({wanted}=…)'}."
+        )
     if not isinstance(m.shape, c.EncoderDecoder):
         return Batch(*_read(given[wanted], reads, tokenizer, m.vocabulary, m.context, like), None, None)
     vocabulary, context = m.shape.vocabulary or m.vocabulary, m.shape.context
     first, first_segments, _ = _read(given[wanted], reads, tokenizer, vocabulary, context, like)
+    if x is None:
+        raise ClearheadError("an encoder-decoder also needs the target: logits(target, source=…).")
     ids, segments, single = _read(x, m.input, tokenizer, m.vocabulary, m.context, like)
     if len(ids) != len(first):
         raise ClearheadError(f"there are {len(ids)} targets for {len(first)} sources; each target needs one source.")

@@ -11,7 +11,8 @@ class ClearheadError(ValueError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence: the closest name where there is one, else the names there are."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    begins = [k for k in known if k.startswith(name)] if name else []
+    close = begins or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
     return "known: " + ", ".join(known) if len(known) <= 24 else f"there are {len(known)} to choose from"

@@ -29,6 +29,7 @@ from clearhead.config import (
     Spectrogram,
     Tokens,
 )
+from clearhead.errors import ClearheadError, nearest
 
 TENTH = Dropout(embedding=0.1, residual=0.1, attention=0.1)
 
@@ -174,7 +175,21 @@ def _t5(width: int, layers: int, heads: int, head_width: int, ffn: int) -> Confi
 _QWEN2 = Attention(14, 2, bias=("q", "k", "v"))
 _LONG_8, _LONG_32 = Llama3(factor=8.0), Llama3(factor=32.0)
 
-presets: dict[str, Config] = {
+
+class Presets(dict[str, Config]):
+    """A dictionary whose missing names get a sentence."""
+
+    def __missing__(self, name: str) -> Config:
+        raise NoPreset(f"{name!r} is no preset; {nearest(str(name), self)} (clearhead presets lists them.)")
+
+
+class NoPreset(ClearheadError, KeyError):
+    """A name that is not in the dictionary."""
+
+    __str__ = Exception.__str__  # a KeyError would quote the sentence
+
+
+_ALL: dict[str, Config] = {
     # lecture
     "lecture-small": _lecture(vocabulary=1024, context=64, width=128, layers=2, heads=4),
     "lecture-lm": _lecture(),
@@ -230,3 +245,5 @@ presets: dict[str, Config] = {
         )
     ),
 }
+
+presets = Presets(_ALL)

@@ -26,8 +26,17 @@ def read(cls: type[T], value: object, path: str = "") -> T:
     hints = typing.get_type_hints(cls)
     for key in value:
         if key not in hints:
-            raise ClearheadError(f"{_join(path, key)} is not an option; {nearest(str(key), hints)}")
+            elsewhere = [f"did you mean {_join(path, found)!r}?" for found in _inside(hints, str(key))]
+            raise ClearheadError(f"{_join(path, key)} is not an option; {(elsewhere or [nearest(str(key), hints)])[0]}")
     return cls(**{key: read_field(hints[key], item, _join(path, key)) for key, item in value.items()})
+
+
+def _inside(hints: Mapping[str, Any], key: str) -> Iterator[str]:
+    """Where options of that name stand one level further down."""
+    for name, hint in hints.items():
+        for cls in typing.get_args(hint) or (hint,):
+            if dataclasses.is_dataclass(cls) and key in typing.get_type_hints(cls):
+                yield f"{name}.{key}"
 
 
 def read_field(hint: Any, value: object, path: str) -> Any:

@@ -21,13 +21,18 @@ def demo(
     out: Path = typer.Option(Path("demo"), help="Where the model and the picture go."),
     seconds: int = typer.Option(45, min=1, help="How long to train at most."),
 ) -> None:
-    """Train a small lecture model on the docstrings of Python's standard library, write with it, look inside."""
+    """Train a small model, write with it, look inside.
+
+    It learns from the docstrings of Python's standard library, for under a minute.
+    """
     from rich.console import Console
 
     from clearhead import api
     from clearhead.lens.plots import attention_figure, attention_text
+    from clearhead.weights import folder
 
     console = Console(highlight=False)
+    folder.check_free(out / "model")
     model = train(console, seconds)
     api.save(model, out / "model")
     console.print("\n[bold]It writes[/] [dim](temperature 0.6)[/]")
@@ -84,6 +89,11 @@ def train(console: "Console", seconds: int) -> "Model":
             return time.monotonic() - start < seconds
 
         fit(model.net, tokens, steps, batch=16, rate=4e-3, report=report)
+        done = int(progress.tasks[0].completed)
+    if done < steps:
+        console.print(
+            f"[dim]stopped after {seconds} s, {done} of {steps} steps; a faster or quieter machine gets further[/]"
+        )
     return model
 
 

@@ -12,7 +12,8 @@ def dotted(words: list[str]) -> dict[str, object]:
     for word in rest:
         key, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or "." not in key:
-            raise ClearheadError(f"{word!r} is not an option; write --model.width=64 to change a configuration.")
+            dotted_form = f"--model.{key.strip('-')}={value or '…'}"
+            raise ClearheadError(f"{word!r} is not an option; an option of the model is written {dotted_form}.")
         if not equals:
             value = next(rest, "--")
             if value.startswith("--"):

@@ -6,17 +6,19 @@ Name = typer.Argument(None, help="Print this preset as a commented TOML file.", 
 
 
 def presets(context: typer.Context, name: str | None = Name) -> None:
-    """List the presets, or print one as TOML that reads back to the same model.
+    """List the presets, or print one as TOML.
 
+    What is printed reads back to the same model.
     --model.position=rotary and the like change what is printed.
     """
     from clearhead.cli.flags import dotted
-    from clearhead.errors import ClearheadError, nearest
+    from clearhead.errors import ClearheadError
     from clearhead.presets import presets as known
 
+    if name is not None and name.startswith("-"):  # an option where a name was expected
+        dotted([name, *context.args])
+        raise ClearheadError(f"{name} changes a preset; name one first.")
     if name is not None:
-        if name not in known:
-            raise ClearheadError(f"{name!r} is no preset; {nearest(name, known)}")
         config = known[name].change(**dotted(context.args))
         typer.echo(
             f"# {' '.join([name, *context.args])}: {config.parameters():,} parameters\n\n{config.toml()}", nl=False

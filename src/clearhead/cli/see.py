@@ -14,7 +14,7 @@ def see(
         None, help="Save as .png or .svg; without it the picture is drawn here.", show_default=False
     ),
 ) -> None:
-    """Show where each token looks: rows are queries, columns keys."""
+    """Show where each token looks."""
     from rich.console import Console
 
     from clearhead import api
@@ -23,10 +23,9 @@ def see(
 
     if out is not None and out.suffix not in (".png", ".svg"):
         raise ClearheadError(f"{out} must end in .png or .svg.")
-    seen = api.load(model).watch(text, [f"blocks.{layer}.attn.pattern"])
+    seen = api.load(model).watch(text, ["blocks.*.attn.pattern"])
     if out is None:
-        Console().print(attention_text(seen, layer, head))
+        Console().print(attention_text(seen, layer, head), soft_wrap=True)
         return
-    out.parent.mkdir(parents=True, exist_ok=True)
     attention_figure(seen, layer, head).savefig(out, dpi=160)
     typer.echo(f"saved {out}")

@@ -8,8 +8,9 @@ Where = typer.Argument(
 
 
 def verify(context: typer.Context, model: str = Where) -> None:
-    """Check the laws every model must keep; each line gives the largest difference found.
+    """Check the laws that every model must keep.
 
+    Each line gives the largest difference found.
     --model.position=rotary and the like change a preset before it is built.
     """
     from clearhead import api

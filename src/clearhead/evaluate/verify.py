@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from clearhead.errors import ClearheadError
 from clearhead.evaluate import laws
 from clearhead.evaluate.subject import DoesNotApply, Subject
+from clearhead.model.transformer import Transformer
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -54,6 +56,8 @@ class Result:
 
 def verify(model: "Model") -> list[Result]:
     """Every law on this model. All hold if `all(result.holds for result in verify(model))`."""
+    if not isinstance(getattr(model, "net", None), Transformer):
+        raise ClearheadError(f"a model is needed, not {type(model).__name__}; clearhead.load reads one from a folder.")
     return list(check(model))
 
 

@@ -43,12 +43,12 @@ class Change:
 
 
 def ablate(head: int | None = None, token: int | None = None) -> Change:
-    """Set to zero."""
+    """Set to zero: one head of it, one token, or all of it."""
     return Change(lambda part, value, name: torch.zeros_like(part), head, token)
 
 
 def scale(factor: float, head: int | None = None, token: int | None = None) -> Change:
-    """Multiply."""
+    """Multiply by `factor`: one head of it, one token, or all of it."""
     return Change(lambda part, value, name: part * factor, head, token)
 
 
@@ -78,6 +78,11 @@ def as_edit(function: Callable[..., Tensor]) -> Edit:
 
     It gets a copy: what it does in place must not reach other values that share the memory.
     """
+
+    if not callable(function):
+        raise ClearheadError(
+            f"an edit is a function of a tensor, or ablate, scale, replace; not {type(function).__name__}."
+        )
 
     def edit(value: Tensor, name: str) -> Tensor:
         changed = function(value, name) if isinstance(function, Change) else function(value.clone())

@@ -1,7 +1,6 @@
 """Pictures for people: an attention head as a figure, or in the terminal."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,11 +10,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.text import Text
 
+    from clearhead.lens.seen import Seen
+
 
 SHADES = " ░▒▓█"  # a fifth of the weight each
 
 
-def attention_figure(seen: Any, layer: int, head: int | None = None, cross: bool = False) -> "Figure":
+def attention_figure(seen: "Seen", layer: int, head: int | None = None, cross: bool = False) -> "Figure":
     """One head's pattern as a matrix, queries down, keys across; without `head`, all heads of the layer."""
     from matplotlib.figure import Figure
 
@@ -44,7 +45,7 @@ def attention_figure(seen: Any, layer: int, head: int | None = None, cross: bool
     return figure
 
 
-def attention_text(seen: Any, layer: int, head: int, cross: bool = False) -> "Text":
+def attention_text(seen: "Seen", layer: int, head: int, cross: bool = False) -> "Text":
     """The same for a terminal: a shaded square for each weight, rows are queries; last, where most of it goes."""
     from rich.text import Text
 
@@ -60,9 +61,11 @@ def attention_text(seen: Any, layer: int, head: int, cross: bool = False) -> "Te
     return picture
 
 
-def pattern_of(seen: Mapping[str, Tensor], layer: int, cross: bool = False) -> Tensor:
+def pattern_of(seen: "Seen", layer: int, cross: bool = False) -> Tensor:
     """head × query × key of the first text."""
     name = f"blocks.{layer}.{'cross' if cross else 'attn'}.pattern"
+    if not 0 <= layer < seen.layers:
+        raise ClearheadError(f"there is no layer {layer}; this model has layers 0 to {seen.layers - 1}.")
     if name not in seen:
         raise ClearheadError(f"{name} was not watched; ask for it in model.watch(text, [{name!r}]).")
     return seen[name][0].detach().float().cpu()
@@ -74,7 +77,7 @@ def _checked(head: int, pattern: Tensor) -> int:
     return head
 
 
-def _labels(seen: Any, pattern: Tensor, cross: bool) -> tuple[list[str], list[str]]:
+def _labels(seen: "Seen", pattern: Tensor, cross: bool) -> tuple[list[str], list[str]]:
     """Names for rows and columns: the tokens, or numbers where patches and paddings have none."""
     sides = (seen.tokens, pattern.shape[0]), (seen.source_tokens if cross else seen.tokens, pattern.shape[1])
     down, across = ([*names, *map(str, range(len(names), size))] for names, size in sides)

@@ -24,6 +24,11 @@ class Seen(Mapping[str, Tensor]):
     ) -> None:
         self._values, self._model, self.tokens, self.source_tokens = values, m, tokens, source_tokens
 
+    @property
+    def layers(self) -> int:
+        """How many blocks the model has, watched or not."""
+        return self._model.layers
+
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._values:
             raise NotSeen(f"{name!r} was not watched; {nearest(name, self._values)}")
@@ -46,7 +51,7 @@ class Seen(Mapping[str, Tensor]):
         ]
 
     def __repr__(self) -> str:
-        return "\n".join(f"{name:<28} {shape:<20} {sentence}" for name, shape, _, sentence in self._rows())
+        return "\n".join(f"{name:<34} {shape:<20} {sentence}" for name, shape, _, sentence in self._rows())
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in self._rows())

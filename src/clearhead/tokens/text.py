@@ -103,6 +103,9 @@ class Tokenizer:
         """The tokens that no plain text becomes, with their ids."""
         return {t.content: i for i, t in self._inner.get_added_tokens_decoder().items() if t.special}
 
+    def __repr__(self) -> str:
+        return f"<tokenizer of {len(self)} tokens>"
+
     def __len__(self) -> int:
         return self._inner.get_vocab_size()
 

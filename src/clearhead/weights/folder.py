@@ -27,11 +27,7 @@ def write(folder: str | Path, net: Transformer, config: Config, tokenizer: Token
     """Whole or not at all: at any moment the name holds the earlier model or the new one."""
     folder = Path(folder).resolve()
     try:
-        others = {path.name for path in folder.iterdir()} - {CONFIG, WEIGHTS, TOKENIZER} if folder.exists() else set()
-        if others:
-            raise ClearheadError(
-                f"{folder} holds {sorted(others)[0]}, which is no part of a model; choose another name."
-            )
+        check_free(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as there:
             new = Path(there) / "new"
@@ -46,6 +42,15 @@ def write(folder: str | Path, net: Transformer, config: Config, tokenizer: Token
             _sync(folder.parent)
     except (OSError, SafetensorError) as error:
         raise ClearheadError(f"{folder} cannot be saved: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def check_free(folder: Path) -> None:
+    """A model may take the place of nothing, or of a model."""
+    if folder.exists() and not folder.is_dir():
+        raise ClearheadError(f"{folder} is a file; choose another name for the model's folder.")
+    others = {path.name for path in folder.iterdir()} - {CONFIG, WEIGHTS, TOKENIZER} if folder.exists() else set()
+    if others:
+        raise ClearheadError(f"{folder} holds {min(others)}, which is no part of a model; choose another name.")
 
 
 def _move(new: Path, folder: Path) -> None:
