@@ -249,6 +249,8 @@ def test_what_was_seen_tells_of_itself():
     seen = model().watch(IDS, ["blocks.0.attn.pattern"])
     assert "1 × 4 × 6 × 6" in repr(seen)
     assert "rows add up to 1" in seen._repr_html_()
+    assert seen._repr_html_().count("<img") == 1
+    assert "<img" not in model().watch(IDS, "embed")._repr_html_()
     assert seen.tokens == [str(i) for i in IDS]
     assert ch.lens.attention_figure(seen, 0, 1).axes[0].get_title(loc="left") == "layer 0, head 1"
     assert len(ch.lens.attention_figure(seen, 0).axes) == 4

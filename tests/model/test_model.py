@@ -145,8 +145,10 @@ def test_what_a_network_refuses_it_refuses_with_a_sentence():
     with pytest.raises(ClearheadError, match="no encoder beside it"):
         tiny().encode(torch.arange(3)[None])
     net = tiny()
-    with pytest.raises(ClearheadError, match="no source to look at"):
+    with pytest.raises(ClearheadError, match="no encoder beside it"):
         net(torch.arange(3)[None], source=torch.arange(3)[None])
+    with pytest.raises(ClearheadError, match="has no source to look at"):
+        net(torch.arange(3)[None], encoded=torch.zeros(1, 3, 32))
     with pytest.raises(ClearheadError, match="no kinds of sentence"):
         net(torch.arange(3)[None], kinds=torch.zeros(1, 3, dtype=torch.long))
     with pytest.raises(ClearheadError, match="for 3 rows, not 1"):

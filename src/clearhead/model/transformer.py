@@ -121,23 +121,26 @@ class Transformer(Stack):
         `at` gives positions other than 0, 1, 2 …; `source` is what an encoder-decoder reads, or `encoded` what
         `encode` made of it. `memory` holds the tokens before these; then `segments` only tell what is padding.
         """
-        mask = EVERYTHING
-        if self.encoder is None:
-            if source is not None or encoded is not None:
-                raise ClearheadError(f"a model of shape {self.config.shape.kind} has no source to look at.")
-        else:
-            if encoded is None and source is not None:
-                encoded = self.encode(source, source_segments, tap)
-            if encoded is None:
-                raise ClearheadError("an encoder-decoder needs a source to look at.")
-            if segments is not None or source_segments is not None:  # a side that is not numbered is all segment 1
-                ones = torch.ones((), dtype=torch.long, device=encoded.device)
-                own = ones.expand(tokens.shape) if segments is None else segments
-                mask = masks.across(own, ones.expand(encoded.shape[:2]) if source_segments is None else source_segments)
+        if source is not None and encoded is None:
+            encoded = self.encode(source, source_segments, tap)
+        mask = self.look(tokens, segments, encoded, source_segments)
         x = self.run(tokens, at, segments, kinds, tap, memory, encoded, mask)
         if memory is not None:
             memory.rows.end(tokens.shape[1] if segments is None else (segments != 0).sum(dim=1))
         return x
+
+    def look(
+        self, tokens: Tensor, segments: Ids | None, encoded: Source | None, source_segments: SourceIds | None
+    ) -> Mask:
+        """Who sees what of the source; a side that is not numbered is all segment 1."""
+        if (encoded is None) is not (self.encoder is None):
+            needs = "has no source to look at" if self.encoder is None else "needs a source to look at"
+            raise ClearheadError(f"a model of shape {self.config.shape.kind} {needs}.")
+        if encoded is None or (segments is None and source_segments is None):
+            return EVERYTHING
+        one = torch.ones((), dtype=torch.long, device=encoded.device)
+        own = one.expand(tokens.shape) if segments is None else segments
+        return masks.across(own, one.expand(encoded.shape[:2]) if source_segments is None else source_segments)
 
     def encode(self, source: Tensor, segments: Ids | None = None, tap: Tap = SILENT) -> Stream:
         """The encoder's output, which cross-attention reads."""
