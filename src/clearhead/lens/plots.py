@@ -30,18 +30,17 @@ def attention_figure(seen: "Seen", layer: int, head: int | None = None, cross: b
     for number, h in enumerate(heads):
         axes = figure.add_subplot(rows, columns, number + 1)
         axes.imshow(pattern[h].numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-        axes.set_title(f"layer {layer}, head {h}", fontsize=10, loc="left", pad=8)
+        kind = "cross-attention, " if cross else ""
+        axes.set_title(f"{kind}layer {layer}, head {h}", fontsize=10, loc="left", pad=8)
         for spine in axes.spines.values():
             spine.set_visible(False)
-        if head is None:
-            axes.set_xticks([])
-            axes.set_yticks([])
-            continue
-        axes.set_xticks(range(len(across)), _plain(across), rotation=90, fontsize=8, family="monospace")
-        axes.set_yticks(range(len(down)), _plain(down), fontsize=8, family="monospace")
-        axes.tick_params(length=0)
-        axes.set_xlabel("looked at (key)", fontsize=8)
-        axes.set_ylabel("looking (query)", fontsize=8)
+        axes.tick_params(length=0, labelsize=8 if head is not None else 6, labelfontfamily="monospace")
+        fits = head is not None or max(len(down), len(across)) <= 32
+        first, last = fits and number % columns == 0, fits and number + columns >= len(heads)  # the outer edges
+        axes.set_yticks(range(len(down)) if first else [], _plain(down) if first else [])
+        axes.set_xticks(range(len(across)) if last else [], _plain(across) if last else [], rotation=90)
+        axes.set_ylabel("looking (query)" if first else "", fontsize=8)
+        axes.set_xlabel("looked at (key)" if last else "", fontsize=8)
     return figure
 
 
