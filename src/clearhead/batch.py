@@ -42,14 +42,12 @@ def read_batch(
     reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
     wanted = {c.Tokens: "source" if both else "text", c.Pictures: "pictures"}.get(type(reads), "sound")
     given = {"text": None if both else x, "source": source, "pictures": picture, "sound": sound}
+    named = wanted if wanted == "text" else f"{wanted} ({wanted}=…)"
     for name, value in given.items():
         if value is not None and name != wanted:
-            how = "" if wanted == "text" else f" ({wanted}=…)"
-            raise ClearheadError(f"this model reads {wanted}{how}, not {name}.")
+            raise ClearheadError(f"this model reads {named}, not {name}.")
     if given[wanted] is None:
-        raise ClearheadError(
-            f"this model reads {wanted}; none was given{'' if wanted == 'text' else f' ({wanted}=…)'}."
-        )
+        raise ClearheadError(f"this model reads {named}; none was given.")
     if not isinstance(m.shape, c.EncoderDecoder):
         return Batch(*_read(given[wanted], reads, tokenizer, m.vocabulary, m.context, like), None, None)
     vocabulary, context = m.shape.vocabulary or m.vocabulary, m.shape.context
@@ -93,9 +91,8 @@ def _ids(
             _in_range(tokens, vocabulary)
         longest = max(map(len, listed), default=0)
         ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in listed], device=device).long()
-        real = torch.tensor(
-            [[1] * len(tokens) + [0] * (longest - len(tokens)) for tokens in listed], device=device
-        ).long()
+        lengths = torch.tensor([len(tokens) for tokens in listed], device=device)
+        real = (torch.arange(longest, device=device) < lengths[:, None]).long()
         segments = None if bool(real.all()) else real
     if not ids.numel() or (segments is not None and not bool(segments[:, 0].all())):
         raise ClearheadError("the text is empty; give at least one token.")

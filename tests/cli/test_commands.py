@@ -81,6 +81,7 @@ MISTAKES = [
     (["presets", "tiny-decoder", "--layers=3"], "written --model.layers=3"),
     (["presets", "--model.layers=3"], "name one first"),
     (["see", "SAVED", "abc", "--out", "/no/such/a.png"], "No such file or directory"),
+    (["demo", "--out", "SAVED/model.safetensors"], "is a file; choose another name"),
     (["demo", "--seconds", "0"], "greater than or equal to 1"),
     (["verify", "tiny-decoder", "--model.width=31"], "does not split into 4 heads"),
     (["generate", "--colour"], "No such option"),
@@ -99,7 +100,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("words", "sentence"), MISTAKES)
 def test_a_mistake_is_one_sentence_and_status_2(saved, words, sentence):
-    done = clearhead(*(saved if word == "SAVED" else word for word in words))
+    done = clearhead(*(word.replace("SAVED", saved) for word in words))
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1

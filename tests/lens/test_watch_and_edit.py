@@ -16,7 +16,7 @@ from clearhead.tap import Watch, compile_pattern
 from strategies import models
 
 
-def sizes(m, shape, source):
+def sizes(m, shape):
     """What the words of the table mean for this model; token and key are free."""
     return {
         "batch|1": {1, shape[0]},
@@ -44,7 +44,7 @@ def test_the_table_names_every_value_with_its_shape(m):
         words = table[path].shape.split()
         assert len(words) == value.dim(), path
         for word, size in zip(words, value.shape, strict=True):
-            assert size in sizes(m, value.shape, x.get("source")).get(word, {size}), f"{path}: {word} is {size}"
+            assert size in sizes(m, value.shape).get(word, {size}), f"{path}: {word} is {size}"
 
 
 def model(name="tiny-decoder", **changes):

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from hypothesis import given
 
 import clearhead as ch
 from clearhead.errors import ClearheadError
 from clearhead.model import masks
+from clearhead.model.initial import initialise
 from clearhead.model.transformer import build
+from strategies import models
 
 
 def tiny(name="tiny-decoder", **changes):
@@ -36,12 +39,14 @@ def test_initial_weights_follow_the_table():
     assert both.blocks[0].cross.out.weight.std().item() == pytest.approx((64 * 6) ** -0.5, rel=0.05)
 
 
-def test_every_parameter_has_a_place_in_the_table():
-    for name, config in ch.presets.items():
-        if name.startswith("tiny-"):
-            with torch.no_grad():
-                net = build(config.model)
-            assert all(p.isfinite().all() for p in net.parameters())
+@given(models())
+def test_every_parameter_gets_its_initial_value(m):
+    net = build(m)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.fill_(float("nan"))
+    initialise(net, m, seed=0)
+    assert all(p.isfinite().all() for p in net.parameters())
 
 
 @pytest.mark.parametrize("where", ["embedding", "residual", "attention"])

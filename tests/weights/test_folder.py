@@ -67,11 +67,32 @@ def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
 
 
-def test_a_second_move_that_fails_leaves_a_model_under_its_name(saved, monkeypatch):
+def test_a_system_that_cannot_exchange_folders_moves_them_one_by_one(saved, monkeypatch):
     monkeypatch.setattr(folder.os, "fsencode", lambda path: b"")  # the system refuses to exchange the two
     ch.save(ch.new("tiny-llama"), saved)
     assert load(saved).config == ch.presets["tiny-llama"]
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
+
+
+def test_a_second_move_that_fails_puts_the_old_model_back(saved, monkeypatch):
+    monkeypatch.setattr(folder.os, "fsencode", lambda path: b"")
+    rename = folder.Path.rename
+
+    def fails_for_the_new(self, target):
+        if self.name == "new":
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(folder.Path, "rename", fails_for_the_new)
+    with pytest.raises(ch.ClearheadError, match="Input/output error"):
+        ch.save(ch.new("tiny-llama"), saved)
+    assert load(saved).config.model.vocabulary == 256
+    assert [path.name for path in saved.parent.iterdir()] == ["model"]
+
+
+def test_a_file_in_the_way_is_named(saved):
+    with pytest.raises(ch.ClearheadError, match=r"model\.safetensors is a file; choose another name"):
+        ch.save(ch.new("tiny-llama"), saved / "model.safetensors" / "inner")
 
 
 def test_saving_through_a_link_keeps_the_link(saved, tmp_path):

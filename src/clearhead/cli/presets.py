@@ -24,7 +24,6 @@ def presets(context: typer.Context, name: str | None = Name) -> None:
             f"# {' '.join([name, *context.args])}: {config.parameters():,} parameters\n\n{config.toml()}", nl=False
         )
         return
-    dotted(context.args)
     typer.echo(f"{'preset':<22} {'parameters':>15}  {'shape':<16} layers  width  heads  context  positions")
     for preset, config in known.items():
         m = config.model

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import EllipsisType
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.tap import Edit
 
-Index = tuple[slice | int | EllipsisType, ...]
+Index = tuple[slice | int, ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,6 @@ def as_edit(function: Callable[..., Tensor]) -> Edit:
 
     It gets a copy: what it does in place must not reach other values that share the memory.
     """
-
     if not callable(function):
         raise ClearheadError(
             f"an edit is a function of a tensor, or ablate, scale, replace; not {type(function).__name__}."

@@ -78,7 +78,7 @@ class Tokenizer:
         inner = self._heeding if allow_special else self._inner
         try:
             return inner.encode_batch_fast([text], add_special_tokens=False)[0].ids  # fast: without offsets
-        except Exception:
+        except Exception:  # the library raises nothing narrower; what we cannot explain goes on
             for character in text:
                 if not self._knows(character):
                     name = f"{character!r} (U+{ord(character):04X})"
@@ -151,7 +151,7 @@ class Tokenizer:
     def _knows(self, character: str) -> bool:
         try:
             self._inner.encode(character)
-        except Exception:
+        except Exception:  # as in encode
             return False
         return True
 

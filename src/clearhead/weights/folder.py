@@ -46,8 +46,9 @@ def write(folder: str | Path, net: Transformer, config: Config, tokenizer: Token
 
 def check_free(folder: Path) -> None:
     """A model may take the place of nothing, or of a model."""
-    if folder.exists() and not folder.is_dir():
-        raise ClearheadError(f"{folder} is a file; choose another name for the model's folder.")
+    for place in (folder, *folder.absolute().parents):
+        if place.exists() and not place.is_dir():
+            raise ClearheadError(f"{place} is a file; choose another name for the model's folder.")
     others = {path.name for path in folder.iterdir()} - {CONFIG, WEIGHTS, TOKENIZER} if folder.exists() else set()
     if others:
         raise ClearheadError(f"{folder} holds {min(others)}, which is no part of a model; choose another name.")
@@ -63,7 +64,11 @@ def _move(new: Path, folder: Path) -> None:
     if exchange is None or exchange(here, os.fsencode(new), here, os.fsencode(folder), both_stay) != 0:
         old = new.with_name("old")
         folder.rename(old)
-        new.rename(folder)
+        try:
+            new.rename(folder)
+        except OSError:
+            old.rename(folder)
+            raise
 
 
 def _sync(path: Path) -> None:
