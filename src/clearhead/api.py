@@ -1,9 +1,7 @@
 """What people hold in their hands: a model with its tokenizer, text or ids in, tensors out."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,38 +10,37 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.batch import Batch, read_batch
 from clearhead.config import Config
-from clearhead.errors import ClearheadError, nearest
-from clearhead.generate.sample import sample
+from clearhead.errors import ClearheadError
+from clearhead.generate import chat as chats
+from clearhead.generate.write import Generated, Translated, translations, write_on
 from clearhead.lens.edits import as_edit
 from clearhead.lens.names import matching
 from clearhead.lens.seen import Seen
+from clearhead.model.heads import pool_mean
 from clearhead.model.transformer import Transformer, build
 from clearhead.presets import presets
 from clearhead.tap import SILENT, Select, Tap, Watch
 from clearhead.tokens.text import Tokenizer
-from clearhead.weights import folder
+from clearhead.weights import formats
+from clearhead.weights.checkpoint import Checkpoint, Home
 
 Text = str | Tensor | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Dense = Tensor | str | Path | Sequence[str | Path]  # numbers, or files that hold them
 Edits = Mapping[str, Callable[..., Tensor]]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-
-
-@dataclass(frozen=True)
-class Generated:
-    """What a model wrote after a prompt."""
-
-    text: str
-    tokens: list[int]
-    finish_reason: str
-
 
 class Model:
     """A Transformer with its configuration and tokenizer; `net` is the torch module itself."""
 
-    def __init__(self, net: Transformer, config: Config, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        net: Transformer,
+        config: Config,
+        tokenizer: Tokenizer | None = None,
+        source_tokenizer: Tokenizer | None = None,  # where a source is cut by another rule
+    ) -> None:
         self.net, self.config, self.tokenizer = net, config, tokenizer
+        self.source_tokenizer = source_tokenizer
         if tokenizer is not None and len(tokenizer) > config.model.vocabulary:
             size = f"{len(tokenizer)} tokens, the model only {config.model.vocabulary}"
             raise ClearheadError(f"the tokenizer has {size}; give the model vocabulary={len(tokenizer)}.")
@@ -117,8 +114,9 @@ class Model:
         with _mode(gradients, tap):
             self.net.predict(self._run(batch, tap), batch.segments, tap)
         values = tap.values if isinstance(tap, Watch) else {}
-        tokens = self._labels(batch.ids, batch.segments)
-        return Seen(values, self.config.model, tokens, self._labels(batch.source, batch.source_segments))
+        tokens = self._labels(batch.ids, batch.segments, self.tokenizer)
+        source_tokens = self._labels(batch.source, batch.source_segments, self.source_tokenizer or self.tokenizer)
+        return Seen(values, self.config.model, tokens, source_tokens)
 
     def generate(
         self, prompt: Text, max_tokens: int = 40, temperature: float = 1.0, top_k: int = 0, seed: int = 0
@@ -126,26 +124,51 @@ class Model:
         """What follows the prompt."""
         if not isinstance(self.config.model.head, c.Language) or self.kind != "decoder":
             raise ClearheadError(f"this {self.kind} does not write text after a prompt; a decoder language model does.")
-        if not 0 <= temperature < math.inf:
-            raise ClearheadError(f"temperature = {temperature} must be a number of at least 0.")
-        for name, value, least in (("max_tokens", max_tokens, 1), ("top_k", top_k, 0)):
-            if not isinstance(value, int) or value < least:
-                raise ClearheadError(f"{name} = {value} must be a whole number of at least {least}.")
         batch = self._batch(prompt)
         if not batch.single:
             raise ClearheadError("generate writes on from one prompt; give a text or one row of ids.")
-        ids = batch.ids
-        if ids.shape[1] + max_tokens > self.net.context:
-            room = f"the context of {self.net.context}; ask for at most {max(0, self.net.context - ids.shape[1])}"
-            raise ClearheadError(f"{ids.shape[1]} tokens of prompt and {max_tokens} to write exceed {room}.")
-        tokens = list(
-            sample(self.net, ids, max_tokens, temperature, top_k, seed, len(self.tokenizer) if self.tokenizer else None)
-        )
-        return Generated(self.tokenizer.decode(tokens) if self.tokenizer else "", tokens, "length")
+        return write_on(self.net, self.tokenizer, self.config.use, batch.ids, max_tokens, temperature, top_k, seed)
+
+    def chat(
+        self,
+        messages: Sequence[chats.Message],
+        max_tokens: int = 200,
+        temperature: float = 0.7,
+        top_k: int = 0,
+        seed: int = 0,
+    ) -> Generated:
+        """The assistant's answer to `[{"role": "user", "content": "…"}, …]`; a system prompt comes first."""
+        if self.tokenizer is None:
+            raise ClearheadError("this model has no tokenizer, so it cannot chat.")
+        ids = chats.encode(self.config.use.chat, messages, self.tokenizer)
+        return self.generate(ids, min(max_tokens, max(1, self.net.context - len(ids))), temperature, top_k, seed)
+
+    def translate(
+        self, texts: str | Sequence[str], beam: int = 5, max_tokens: int = 0, length_penalty: float = 1.0
+    ) -> list[Translated]:
+        """The best output for each source by beam search; one text or several."""
+        if self.kind != "encoder-decoder":
+            raise ClearheadError(f"this {self.kind} has no source to read; an encoder-decoder translates.")
+        listed = [texts] if isinstance(texts, str) else texts
+        batch = self._batch([list(self.config.use.start)] * len(listed), source=listed)
+        return translations(self.net, self.tokenizer, self.config.use, batch, beam, max_tokens, length_penalty)
+
+    def embed(self, texts: str | Sequence[str], pooling: str = "", normalised: bool | None = None) -> Tensor:
+        """One vector for each text: the mean of its hidden states, or the first, as the model was made for."""
+        pooling = pooling or self.config.use.pooling
+        if pooling not in ("mean", "first"):
+            raise ClearheadError(f"pooling {pooling!r} is unknown; it is mean or first.")
+        batch = self._batch(texts)
+        with torch.no_grad():
+            hidden = self._run(batch, SILENT)
+            vectors = pool_mean(hidden, batch.segments) if pooling == "mean" else hidden[:, 0]
+        unit = self.config.use.normalised if normalised is None else normalised
+        return batch.unwrap(torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors)
 
     def _batch(self, x: object, source: object = None, pictures: object = None, sound: object = None) -> Batch:
         like = next(self.net.parameters())
-        return read_batch(self.config.model, self.tokenizer, like, x, source=source, picture=pictures, sound=sound)
+        tokenizers = (self.tokenizer, self.source_tokenizer or self.tokenizer)
+        return read_batch(self.config, tokenizers, like, x, source=source, picture=pictures, sound=sound)
 
     def _run(self, batch: Batch, tap: Tap) -> Tensor:
         return self.net(
@@ -162,12 +185,12 @@ class Model:
             matching(self.config.model, pattern)
         return Watch(names, {name: as_edit(edit) for name, edit in (edits or {}).items()})
 
-    def _labels(self, ids: Tensor | None, segments: Tensor | None) -> list[str]:
+    def _labels(self, ids: Tensor | None, segments: Tensor | None, tokenizer: Tokenizer | None) -> list[str]:
         """The first text's tokens, for people to read."""
         if ids is None or ids.is_floating_point():
             return []
         first = (ids[0] if segments is None else ids[0][segments[0] != 0]).tolist()
-        return self.tokenizer.pieces(first) if self.tokenizer else [str(i) for i in first]
+        return tokenizer.pieces(first) if tokenizer else [str(i) for i in first]
 
 
 @contextmanager
@@ -195,44 +218,22 @@ def new(
         config = presets[config]
     if not isinstance(config, Config):
         raise ClearheadError(f"a preset's name or a Config is needed, not {type(config).__name__}.")
-    config = config.change(**changes)
-    net = build(config.model, seed, checked_device(device), checked_dtype(dtype))
+    config, home = config.change(**changes), Home.of(device, dtype)
+    net = build(config.model, seed, home.device, home.dtype or torch.float32)
     return Model(net.eval(), config, tokenizer)
 
 
 def load(where: str | Path, *, device: str = "", dtype: str = "") -> Model:
-    """The model in a clearhead folder; on a GPU where there is one, unless `device` says otherwise."""
-    path = Path(where)
-    if not (path / folder.CONFIG).is_file():
-        if str(where) in presets:
-            raise ClearheadError(
-                f"{where} is a preset, not a saved model; in Python, clearhead.new({str(where)!r}) makes one."
-            )
-        why = f"there is no {folder.CONFIG} in it" if path.exists() else "there is no such folder"
-        raise ClearheadError(f"{where} is no clearhead model: {why}.")
-    net, config, tokenizer = folder.read(path, checked_device(device), checked_dtype(dtype) if dtype else None)
-    return Model(net, config, tokenizer)
+    """The model in a folder of clearhead's or Hugging Face's, a .gguf file, or under a name of the hub's.
+
+    It goes onto a GPU where there is one, unless `device` says otherwise.
+    """
+    read = formats.read(where, Home.of(device, dtype))
+    return Model(read.net, read.config, read.tokenizer, read.source_tokenizer)
 
 
-def save(model: Model, where: str | Path) -> None:
-    """The model as a folder that `load` reads."""
+def save(model: Model, where: str | Path, format: str = "clearhead") -> None:
+    """The model as a folder that `load` reads, or another engine: hf, gguf, ctranslate2, onnx."""
     if not isinstance(model, Model):
         raise ClearheadError(f"a model is needed, not {type(model).__name__}.")
-    folder.write(where, model.net, model.config, model.tokenizer)
-
-
-def checked_dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise ClearheadError(f"dtype {name!r} is unknown; {nearest(name, DTYPES)}")
-    return DTYPES[name]
-
-
-def checked_device(name: str) -> str:
-    """The device of that name, or the best there is."""
-    if not name:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError):
-        raise ClearheadError(f"there is no device {name!r} here; cpu always works.") from None
-    return name
+    formats.write(where, Checkpoint(model.net, model.config, model.tokenizer, model.source_tokenizer), format)

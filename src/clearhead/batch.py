@@ -27,9 +27,20 @@ class Batch:
         return result[0] if self.single else result
 
 
+@dataclass(frozen=True)
+class Side:
+    """How the texts of one side become ids: the rule that cuts them, what stands around them, how many there may be."""
+
+    tokenizer: Tokenizer | None
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    vocabulary: int
+    context: int
+
+
 def read_batch(
-    m: c.ModelConfig,
-    tokenizer: Tokenizer | None,
+    config: c.Config,
+    tokenizers: tuple[Tokenizer | None, Tokenizer | None],
     like: Tensor,
     x: object = None,
     *,
@@ -37,7 +48,8 @@ def read_batch(
     picture: object = None,
     sound: object = None,
 ) -> Batch:
-    """`like` is a parameter of the model: its device and dtype are the batch's."""
+    """`like` is a parameter of the model, whose device and dtype are the batch's; the second tokenizer the source's."""
+    m, use = config.model, config.use
     both = isinstance(m.shape, c.EncoderDecoder)
     reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
     wanted = {c.Tokens: "source" if both else "text", c.Pictures: "pictures"}.get(type(reads), "sound")
@@ -49,29 +61,27 @@ def read_batch(
     if given[wanted] is None:
         raise ClearheadError(f"this model reads {named}; none was given.")
     if not isinstance(m.shape, c.EncoderDecoder):
-        return Batch(*_read(given[wanted], reads, tokenizer, m.vocabulary, m.context, like), None, None)
-    vocabulary, context = m.shape.vocabulary or m.vocabulary, m.shape.context
-    first, first_segments, _ = _read(given[wanted], reads, tokenizer, vocabulary, context, like)
+        side = Side(tokenizers[0], use.begin, use.end, m.vocabulary, m.context)
+        return Batch(*_read(given[wanted], reads, side, like), None, None)
+    source_side = Side(tokenizers[1], use.begin, use.end, m.shape.vocabulary or m.vocabulary, m.shape.context)
+    first, first_segments, _ = _read(given[wanted], reads, source_side, like)
     if x is None:
         raise ClearheadError("an encoder-decoder also needs the target: logits(target, source=…).")
-    ids, segments, single = _read(x, m.input, tokenizer, m.vocabulary, m.context, like)
+    side = Side(tokenizers[0], use.start, (), m.vocabulary, m.context)
+    ids, segments, single = _read(x, m.input, side, like)
     if len(ids) != len(first):
         raise ClearheadError(f"there are {len(ids)} targets for {len(first)} sources; each target needs one source.")
     return Batch(ids, segments, single, first, first_segments)
 
 
-def _read(
-    x: object, reads: c.Input, tokenizer: Tokenizer | None, vocabulary: int, context: int, like: Tensor
-) -> tuple[Tensor, Tensor | None, bool]:
+def _read(x: object, reads: c.Input, side: Side, like: Tensor) -> tuple[Tensor, Tensor | None, bool]:
     """One side of a batch: what the network reads, segments where rows are padded, and whether it was only one."""
     if isinstance(reads, c.Tokens):
-        return _ids(x, tokenizer, vocabulary, context, like.device)
+        return _ids(x, side, like.device)
     return _dense(x, reads, like)
 
 
-def _ids(
-    x: object, tokenizer: Tokenizer | None, vocabulary: int, context: int, device: torch.device
-) -> tuple[Tensor, Tensor | None, bool]:
+def _ids(x: object, side: Side, device: torch.device) -> tuple[Tensor, Tensor | None, bool]:
     single = (
         isinstance(x, str)
         or (isinstance(x, Tensor) and x.dim() == 1)
@@ -86,9 +96,9 @@ def _ids(
         texts = [x] if single else x
         if not _is_list(texts):
             raise ClearheadError(f"text, a list of texts or token ids are needed, not {type(x).__name__}.")
-        listed = [_encode(text, tokenizer) for text in texts]
+        listed = [_encode(text, side) for text in texts]
         for tokens in listed:
-            _in_range(tokens, vocabulary)
+            _in_range(tokens, side.vocabulary)
         longest = max(map(len, listed), default=0)
         ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in listed], device=device).long()
         lengths = torch.tensor([len(tokens) for tokens in listed], device=device)
@@ -96,9 +106,9 @@ def _ids(
         segments = None if bool(real.all()) else real
     if not ids.numel() or (segments is not None and not bool(segments[:, 0].all())):
         raise ClearheadError("the text is empty; give at least one token.")
-    if ids.shape[1] > context:
-        raise ClearheadError(f"{ids.shape[1]} tokens are more than this model's context of {context}.")
-    _in_range((int(ids.min()), int(ids.max())), vocabulary)
+    if ids.shape[1] > side.context:
+        raise ClearheadError(f"{ids.shape[1]} tokens are more than this model's context of {side.context}.")
+    _in_range((int(ids.min()), int(ids.max())), side.vocabulary)
     return ids, segments, single
 
 
@@ -108,11 +118,12 @@ def _in_range(ids: Sequence[int], vocabulary: int) -> None:
             raise ClearheadError(f"token id {i} is out of range; the vocabulary has ids 0 to {vocabulary - 1}.")
 
 
-def _encode(text: object, tokenizer: Tokenizer | None) -> Sequence[int]:
+def _encode(text: object, side: Side) -> Sequence[int]:
+    """Ids as they are; a text with what belongs around it."""
     if isinstance(text, str):
-        if tokenizer is None:
+        if side.tokenizer is None:
             raise ClearheadError("this model has no tokenizer, so it cannot read text; give token ids.")
-        return tokenizer.encode(text)
+        return [*side.begin, *side.tokenizer.encode(text), *side.end]
     if _is_list(text) and all(isinstance(i, int) and not isinstance(i, bool) for i in text):
         return text
     raise ClearheadError(f"a text or a list of token ids is needed, not {text!r:.60}.")

@@ -11,7 +11,10 @@ from clearhead import variants as c
 from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
-    from clearhead.config import ModelConfig
+    from clearhead.config import ModelConfig, Use
+
+
+WRITTEN = ("start", "stop", "never", "never_first", "pad", "mask")
 
 
 @functools.cache
@@ -23,6 +26,21 @@ def model(m: "ModelConfig") -> None:
     """Raises the first thing that cannot be."""
     for mistake in _mistakes(m):
         raise ClearheadError(mistake)
+
+
+def use(u: "Use", m: "ModelConfig") -> None:
+    """Ids must be in the vocabulary that they are read from or written to, and every class may have a name."""
+    for mistake in _ranges(u, "use"):
+        raise ClearheadError(mistake)
+    both = m.shape if isinstance(m.shape, c.EncoderDecoder) else None
+    read = both.vocabulary or m.vocabulary if both else m.vocabulary
+    for name, size in {"begin": read, "end": read}.items() | dict.fromkeys(WRITTEN, m.vocabulary).items():
+        for i in getattr(u, name):
+            if not 0 <= i < size:
+                raise ClearheadError(f"use.{name} = {i} is no token; the vocabulary has {size}.")
+    classes = m.head.classes if isinstance(m.head, c.Classes) else 0
+    if u.labels and len(u.labels) != classes:
+        raise ClearheadError(f"use.labels names {len(u.labels)} classes, but the model has {classes}.")
 
 
 def _mistakes(m: "ModelConfig") -> Iterator[str]:
@@ -106,8 +124,14 @@ def _input(source: c.Input, vocabulary: int, context: int, path: str) -> Iterato
             if not vocabulary:
                 yield f"{path}.vocabulary = 0, but the input is tokens; say how many different ones there are."
             return
-        case c.Pictures() if source.size % source.patch:
-            yield f"{path}.input.size = {source.size} is not a whole number of patches of {source.patch}."
+        case c.Pictures():
+            if source.size % source.patch:
+                yield f"{path}.input.size = {source.size} is not a whole number of patches of {source.patch}."
+            for name, values in (("mean", source.mean), ("deviation", source.deviation)):
+                if len(values) not in (1, source.channels):
+                    yield f"{path}.input.{name} needs one number, or one for each of {source.channels} colours."
+            if not all(value > 0 for value in source.deviation):
+                yield f"{path}.input.deviation = {source.deviation} must be positive numbers."
         case c.Spectrogram() if source.mels % source.patch_mels or source.frames % source.patch_frames:
             yield (
                 f"{path}.input: {source.mels} mels x {source.frames} frames are not whole patches of "

@@ -24,6 +24,7 @@ from clearhead.variants import (
     Language,
     LayerNorm,
     Learned,
+    Linear,
     Llama3,
     MaskedWord,
     Mel,
@@ -82,10 +83,32 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class Use:
+    """How a model is used: what stands around the texts it reads and writes, as ids unless said otherwise."""
+
+    begin: tuple[int, ...] = say("tokens put before a text that is read: [CLS], <s>", ())
+    end: tuple[int, ...] = say("tokens put after it: [SEP], </s>", ())
+    start: tuple[int, ...] = say("tokens that an encoder-decoder's output starts with", ())
+    stop: tuple[int, ...] = say("tokens that end what is written", ())
+    never: tuple[int, ...] = say("tokens that are never written", ())
+    never_first: tuple[int, ...] = say("tokens that are never written first", ())
+    pad: tuple[int, ...] = say("the token that fills up rows, for engines that need one", ())
+    mask: tuple[int, ...] = say("the token that hides a word", ())
+    pooling: Literal["mean", "first"] = say("how the vectors of a text become one: their mean, or the first", "mean")
+    normalised: bool = say("whether that vector is scaled to length 1", False)
+    labels: tuple[str, ...] = say("names of the classes", ())
+    chat: str = say("how a conversation is written out, as a Jinja template", "")
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything a run is made of."""
 
     model: ModelConfig = field(default=ModelConfig())
+    use: Use = field(default=Use())
+
+    def __post_init__(self) -> None:
+        check.use(self.use, self.model)
 
     @classmethod
     def read(cls, path: str | Path, **changes: object) -> Self:
@@ -134,6 +157,7 @@ __all__ = [
     "Language",
     "LayerNorm",
     "Learned",
+    "Linear",
     "Llama3",
     "MaskedWord",
     "Mel",
@@ -153,5 +177,6 @@ __all__ = [
     "Sound",
     "Spectrogram",
     "Tokens",
+    "Use",
     "tokens_of",
 ]

@@ -90,7 +90,7 @@ def load(path: str | Path) -> Tree:
         loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # text that is no UTF-8, too, is a ValueError
         raise ClearheadError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}.") from None
     if not isinstance(loaded, dict):
         raise ClearheadError(f"{path} must hold a table of options.")
@@ -162,4 +162,5 @@ def _toml_lines(value: Any, path: str) -> Iterator[str]:
 def _toml_value(value: object) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    return json.dumps(value)  # TOML writes strings, numbers and booleans as JSON does
+    text = json.dumps(value, ensure_ascii=False)  # TOML writes strings, numbers and booleans as JSON does, except
+    return text.replace("\x7f", "\\u007f")

@@ -30,6 +30,9 @@ class Pictures:
     patch: int = say("height and width of a patch in pixels", 16)
     channels: int = say("colours of a pixel", 3)
     first_token: bool = say("put a learned token before the patches, for a head to read", True)
+    mean: tuple[float, ...] = say("taken from each pixel, where white is 1; one for all colours or for each", (0.5,))
+    deviation: tuple[float, ...] = say("what the rest is divided by, likewise", (0.5,))
+    smooth: Literal["bicubic", "bilinear"] = say("how a picture is brought to size", "bicubic")
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,12 @@ class NoScaling:
 
 
 @dataclass(frozen=True)
+class Linear:
+    kind: Literal["linear"] = kind("all rotations are slowed alike, for long contexts", "linear")
+    factor: float = say("how much slower they turn", 2.0)
+
+
+@dataclass(frozen=True)
 class Llama3:
     kind: Literal["llama3"] = kind("slow rotations are slowed further, for long contexts", "llama3")
     factor: float = say("how much slower the slowest turn", 8.0)
@@ -146,7 +155,7 @@ class Rotary:
     kind: Literal["rotary"] = kind("queries and keys turn by angles that grow with position", "rotary")
     theta: float = say("base of the wave lengths", 10000.0)
     width: int = say("how many dimensions of a head turn; 0 = all", 0, least=0)
-    scaling: NoScaling | Llama3 = field(default=NoScaling())
+    scaling: NoScaling | Linear | Llama3 = field(default=NoScaling())
 
 
 Position = NoPositions | Learned | Sinusoidal | Relative | Shaw | Alibi | Rotary
@@ -212,7 +221,7 @@ class Language:
 
 @dataclass(frozen=True)
 class MaskedWord:
-    kind: Literal["masked-word"] = kind("layer, GELU, norm, then tied logits with a bias, as BERT", "masked-word")
+    kind: Literal["masked-word"] = kind("layer, activation, norm, then tied logits with a bias, as BERT", "masked-word")
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,33 @@ def test_a_loaded_tokenizer_takes_special_tokens_for_text(tmp_path: Path) -> Non
     assert loaded.encode("<|end|>") == BPE.encode("<|end|>") != [loaded.special["<|end|>"]]
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.Unigram([("<unk>", 0.0), ("<s>", 0.0), ("<", -3.0), ("s", -3.0), (">", -3.0)], 0, False),
+        models.BPE(
+            {"<unk>": 0, "<s>": 1, "<": 2, "s": 3, ">": 4, "s>": 5}, [("s", ">"), ("<", "s>")], unk_token="<unk>"
+        ),
+        models.WordPiece({"<unk>": 0, "<s>": 1, "<": 2, "##s": 3, "##>": 4}, unk_token="<unk>"),
+        models.WordLevel({"<unk>": 0, "<s>": 1}, unk_token="<unk>"),
+    ],
+    ids=["unigram", "bpe", "word-piece", "word-level"],
+)
+def test_a_model_that_knows_special_tokens_as_pieces_takes_them_for_text(model: models.Model) -> None:
+    inner = tk.Tokenizer(model)
+    inner.add_special_tokens(["<unk>", "<s>", "<new>"])
+    inner.add_tokens(["word"])
+    tokenizer = Tokenizer(inner)
+    assert tokenizer.encode("<s>", allow_special=True) == [1]
+    spelled = tokenizer.encode("<s>")
+    assert 1 not in spelled
+    assert spelled == [0] or tokenizer.pieces(spelled)[0] == "<"
+    assert tokenizer.encode("wordé")[:2] == [
+        len(tokenizer) - 1,
+        0,
+    ]  # the ids of added words stay, unknown stays unknown
+
+
 def test_a_failed_save_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tokenizer.json"
     BPE.save(path)

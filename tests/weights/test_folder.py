@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import clearhead as ch
-from clearhead.weights import folder
+from clearhead.weights import folder, whole
 
 load = functools.partial(ch.load, device="cpu")  # to compare with what was saved from there
 
@@ -68,22 +68,22 @@ def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
 
 
 def test_a_system_that_cannot_exchange_folders_moves_them_one_by_one(saved, monkeypatch):
-    monkeypatch.setattr(folder.os, "fsencode", lambda path: b"")  # the system refuses to exchange the two
+    monkeypatch.setattr(whole.os, "fsencode", lambda path: b"")  # the system refuses to exchange the two
     ch.save(ch.new("tiny-llama"), saved)
     assert load(saved).config == ch.presets["tiny-llama"]
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
 
 
 def test_a_second_move_that_fails_puts_the_old_model_back(saved, monkeypatch):
-    monkeypatch.setattr(folder.os, "fsencode", lambda path: b"")
-    rename = folder.Path.rename
+    monkeypatch.setattr(whole.os, "fsencode", lambda path: b"")
+    rename = whole.Path.rename
 
     def fails_for_the_new(self, target):
         if self.name == "new":
             raise OSError(5, "Input/output error")
         return rename(self, target)
 
-    monkeypatch.setattr(folder.Path, "rename", fails_for_the_new)
+    monkeypatch.setattr(whole.Path, "rename", fails_for_the_new)
     with pytest.raises(ch.ClearheadError, match="Input/output error"):
         ch.save(ch.new("tiny-llama"), saved)
     assert load(saved).config.model.vocabulary == 256

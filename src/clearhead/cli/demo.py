@@ -29,10 +29,10 @@ def demo(
 
     from clearhead import api
     from clearhead.lens.plots import attention_figure, attention_text
-    from clearhead.weights import folder
+    from clearhead.weights.whole import check_free
 
     console = Console(highlight=False)
-    folder.check_free(out / "model")
+    check_free(out / "model")
     model = train(console, seconds)
     api.save(model, out / "model")
     console.print("\n[bold]It writes[/] [dim](temperature 0.6)[/]")

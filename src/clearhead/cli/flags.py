@@ -1,6 +1,13 @@
 """--dotted.flags: any option of a configuration, on the command line."""
 
+import typer
+
 from clearhead.errors import ClearheadError
+
+MODEL = typer.Argument(
+    help="A clearhead or Hugging Face folder, a .gguf file, a name that was fetched, or owner/name on the hub.",
+    show_default=False,
+)
 
 DOTTED = {"allow_extra_args": True, "ignore_unknown_options": True}  # for the commands that take them
 

@@ -2,9 +2,11 @@
 
 import typer
 
+from clearhead.cli.flags import MODEL
+
 
 def generate(
-    model: str = typer.Argument(help="A clearhead folder.", show_default=False),
+    model: str = MODEL,
     prompt: str = typer.Argument(help="What the text begins with.", show_default=False),
     max_tokens: int = typer.Option(40, help="How many tokens to write."),
     temperature: float = typer.Option(0.8, help="0 always takes the likeliest token; higher spreads the chance."),

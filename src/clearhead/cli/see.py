@@ -4,9 +4,11 @@ from pathlib import Path
 
 import typer
 
+from clearhead.cli.flags import MODEL
+
 
 def see(
-    model: str = typer.Argument(help="A clearhead folder.", show_default=False),
+    model: str = MODEL,
     text: str = typer.Argument(help="What the model reads.", show_default=False),
     layer: int = typer.Option(0, help="Which block, from 0."),
     head: int = typer.Option(0, help="Which head, from 0."),

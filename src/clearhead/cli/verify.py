@@ -3,7 +3,7 @@
 import typer
 
 Where = typer.Argument(
-    help="A clearhead folder, or the name of a preset (then with random weights).", show_default=False
+    help="Any saved or published model, or the name of a preset (then with random weights).", show_default=False
 )
 
 

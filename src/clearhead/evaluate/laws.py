@@ -13,7 +13,8 @@ from clearhead.model.attention import fused, spelled
 from clearhead.model.heads import IGNORE
 from clearhead.model.masks import across
 from clearhead.tap import SILENT, Watch
-from clearhead.weights import folder
+from clearhead.weights import formats
+from clearhead.weights.checkpoint import Checkpoint, Home
 
 
 @torch.no_grad()
@@ -186,8 +187,8 @@ def _gradients(s: Subject, x: Inputs, targets: Tensor, parts: list[slice]) -> li
 @torch.no_grad()
 def saved_and_loaded_is_identical(s: Subject) -> float:
     with tempfile.TemporaryDirectory() as there:
-        folder.write(Path(there) / "model", s.net, c.Config(s.m), None)
-        loaded, _, _ = folder.read(Path(there) / "model", str(s.like.device), None)
+        formats.write(Path(there) / "model", Checkpoint(s.net, c.Config(s.m)))
+        loaded = formats.read(Path(there) / "model", Home(str(s.like.device), s.like.dtype)).net
     x = s.inputs()
     return apart(loaded(**x), s.net(**x))
 

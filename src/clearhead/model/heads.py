@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.model.layers import make_dropout, make_norm
+from clearhead.model.layers import ACTIVATIONS, make_dropout, make_norm
 from clearhead.model.unembed import unembed, unembed_for_loss
 
 Stream = Float[Tensor, "batch token d"]
@@ -51,15 +51,16 @@ class LanguageHead(Head):
 
 
 class MaskedWordHead(LanguageHead):
-    """BERT's: a layer, GELU and a norm before the tied logits (L6.3)."""
+    """BERT's: a layer, the activation of the blocks and a norm before the tied logits (L6.3)."""
 
     def __init__(self, m: c.ModelConfig, table: nn.Embedding) -> None:
         super().__init__(m, table, bias=True)
         self.dense = nn.Linear(m.width, m.width)
         self.norm = make_norm(m.norm, m.width)
+        self.activation = ACTIVATIONS[m.ffn.activation]
 
     def read(self, hidden: Stream) -> Stream:
-        return self.norm(F.gelu(self.dense(hidden)))
+        return self.norm(self.activation(self.dense(hidden)))
 
 
 class PooledHead(Head):

@@ -62,7 +62,7 @@ class PatchInput(Input):
     def forward(self, picture: Float[Tensor, "batch channel height width"]) -> Stream:
         expect(picture, self.size, "channels x height x width")
         x: Tensor = self.project(F.unfold(picture, self.patch, stride=self.patch).mT)
-        return x if self.first is None else torch.cat((self.first.expand(len(x), 1, -1), x), dim=1)
+        return x if self.first is None else torch.cat((self.first.expand(x.shape[0], 1, -1), x), dim=1)
 
 
 class SpectrogramInput(PatchInput):

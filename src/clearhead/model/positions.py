@@ -81,7 +81,7 @@ class Rotary(Positions):
     Dimension i turns with dimension i + width/2, as Llama has it.
     """
 
-    def __init__(self, width: int, theta: float, scaling: c.NoScaling | c.Llama3) -> None:
+    def __init__(self, width: int, theta: float, scaling: c.NoScaling | c.Linear | c.Llama3) -> None:
         super().__init__()
         self.width, self.theta, self.scaling = width, theta, scaling
 
@@ -91,7 +91,7 @@ class Rotary(Positions):
             waves = s.context * rates / (2 * math.pi)  # full turns within the old context
             keep = ((waves - s.low) / (s.high - s.low)).clamp(0, 1)
             rates = rates * (keep + (1 - keep) / s.factor)
-        return rates
+        return rates / s.factor if isinstance(s, c.Linear) else rates
 
     def places(self, queries: Queries, keys: Keys, layers: int) -> list[Place]:
         angle = (queries[..., None] * self.rates(queries.device))[:, None]  # batch 1 query half

@@ -1,10 +1,12 @@
 """The whole Transformer: stacks of blocks, three shapes, one code path (L4.4, L6)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
@@ -21,6 +23,7 @@ Ids = Int[Tensor, "batch token"]
 At = Int[Tensor, "#batch token"]  # positions may be the same for all rows
 Source = Float[Tensor, "batch key d"]
 SourceIds = Int[Tensor, "batch key"]
+Caches = Sequence[tuple[Fresh | Growing, Fresh | Frozen]]
 
 
 class Stack(nn.Module):
@@ -57,10 +60,23 @@ class Stack(nn.Module):
     ) -> Stream:
         x = self.embed(x, kinds) if isinstance(self.embed, inputs.TokenInput) else self.embed(x)
         at, keys, mask = self.stand(x, at, segments, memory)
+        caches = memory.layers if memory is not None else [(FRESH, FRESH)] * len(self.blocks)
+        return self.through(x, at, keys, mask, caches, tap, source, source_mask)
+
+    def through(
+        self,
+        x: Stream,
+        at: Tensor,
+        keys: Tensor,
+        mask: Mask,
+        caches: Caches,
+        tap: Tap,
+        source: Source | None = None,
+        source_mask: Mask = EVERYTHING,
+    ) -> Stream:
+        """From embeddings to the last norm; it is known where everything stands and who sees whom."""
         x = self.embed.join(x, self.position.embed(at, x.dtype), tap)
         places = self.position.places(at, keys, len(self.blocks))
-        caches: Sequence[tuple[Fresh | Growing, Fresh | Frozen]]
-        caches = memory.layers if memory is not None else [(FRESH, FRESH)] * len(self.blocks)
         for i, (block, place, (own, cross)) in enumerate(zip(self.blocks, places, caches, strict=True)):
             x = block(x, Scene(place, mask, own, source, source_mask, cross), tap.at("blocks", i))
         return tap("norm", self.norm(x))
@@ -165,11 +181,20 @@ class Transformer(Stack):
         return Memory(m.layers, batch, capacity or m.context, m.kv_heads, m.head_width, p.dtype, p.device)
 
 
+class _Bare(TorchFunctionMode):
+    """Modules are made without the weights that torch would give them: ours are set, or read, afterwards."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def build(
     m: c.ModelConfig, seed: int | None = 0, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Transformer:
     """A new network with random weights; with seed None, on no device and without any (`meta`)."""
-    with torch.device("meta"):
+    with torch.device("meta"), _Bare():
         net = Transformer(m).to(dtype)
     if seed is not None:
         initialise(net.to_empty(device=device), m, seed)

@@ -24,8 +24,8 @@ def spaced_product(hidden: Tensor, weight: Tensor) -> Tensor:
 
 @spaced_product.register_fake
 def _spaced(hidden: Tensor, weight: Tensor) -> Tensor:
-    columns = len(weight)
-    return hidden.new_empty(len(hidden), -(-columns // ALIGNED) * ALIGNED)[:, :columns]
+    columns = weight.shape[0]
+    return hidden.new_empty(hidden.shape[0], -(-columns // ALIGNED) * ALIGNED)[:, :columns]
 
 
 def _remember(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:

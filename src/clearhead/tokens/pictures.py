@@ -1,4 +1,4 @@
-"""A picture becomes numbers from −1 to 1, in the one size that the model cuts into patches (L6.4)."""
+"""A picture becomes numbers, about −1 to 1, in the one size that the model cuts into patches (L6.4)."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,9 +23,10 @@ def read(picture: Picture, source: Pictures) -> Float[Tensor, "channel height wi
     image = _image(picture).convert("RGBA")
     image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     image = image.convert("L" if source.channels == 1 else "RGB")
-    image = image.resize((source.size, source.size), Image.Resampling.BICUBIC)
+    image = image.resize((source.size, source.size), Image.Resampling[source.smooth.upper()])
     pixels = torch.from_numpy(np.array(image)).view(source.size, source.size, source.channels)
-    return pixels.permute(2, 0, 1).contiguous() / 127.5 - 1
+    mean, deviation = (torch.tensor(values)[:, None, None] for values in (source.mean, source.deviation))
+    return (pixels.permute(2, 0, 1).contiguous() / 255 - mean) / deviation
 
 
 def batch(pictures: Iterable[Picture], source: Pictures) -> Float[Tensor, "batch channel height width"]:

@@ -1,8 +1,9 @@
 """Text becomes vocabulary indices, and indices become text again (L1.2)."""
 
 import contextlib
+import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -21,6 +22,17 @@ def _stand_ins() -> str:
 
 BYTES = _stand_ins()
 VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥"}
+
+
+@contextlib.contextmanager
+def understood(mistake: str) -> Iterator[None]:
+    """Where the library does not take what it is given, the reason is told after `mistake`, in one sentence."""
+    try:
+        yield
+    except (ClearheadError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # it raises nothing narrower, and its panics are not even an Exception
+        raise ClearheadError(f"{mistake}: {str(error).removesuffix('.')}.") from None
 
 
 class Tokenizer:
@@ -77,13 +89,14 @@ class Tokenizer:
         """The ids of `text`. Special tokens in it are plain text unless allowed: a user may type `<|end|>`."""
         inner = self._heeding if allow_special else self._inner
         try:
-            return inner.encode_batch_fast([text], add_special_tokens=False)[0].ids  # fast: without offsets
+            ids = _ids(inner, text)
         except Exception:  # the library raises nothing narrower; what we cannot explain goes on
             for character in text:
                 if not self._knows(character):
                     name = f"{character!r} (U+{ord(character):04X})"
                     raise ClearheadError(f"the text holds {name}, for which there is no token.") from None
             raise
+        return ids if allow_special or self._special_ids.isdisjoint(ids) else _ids(self._plain, text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens spelled out; bytes that are no whole character become �."""
@@ -96,6 +109,8 @@ class Tokenizer:
         tokens = [self._token(i) for i in ids]
         if isinstance(self._inner.decoder, decoders.ByteLevel):
             tokens = [_from_bytes(token) for token in tokens]
+        elif isinstance(self._inner.decoder, decoders.Metaspace | decoders.Sequence):  # SentencePiece's
+            tokens = [token.removesuffix(" ").replace("▁", " ") for token in tokens]
         return ["".join(map(_label, token)) for token in tokens]
 
     @cached_property
@@ -127,17 +142,42 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """From a `tokenizer.json`, ours or a published one."""
-        try:
-            return cls(tk.Tokenizer.from_str(Path(path).read_text(encoding="utf-8")))
-        except OSError as error:
-            raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
-        except Exception as error:  # the library raises nothing narrower
-            raise ClearheadError(f"{path} is not a tokenizer.json: {error}.") from None
+        with understood(f"{path} is not a tokenizer.json"):
+            try:
+                text = Path(path).read_text(encoding="utf-8")
+            except OSError as error:
+                raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
+            return cls(tk.Tokenizer.from_str(text))
 
     @cached_property
     def _heeding(self) -> tk.Tokenizer:
         # A twin, not a switch: a switch would let another thread's text in while it is set.
         return tk.Tokenizer.from_str(self._inner.to_str())
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self.special.values())
+
+    @cached_property
+    def _plain(self) -> tk.Tokenizer:
+        # A twin that no longer knows the names of special tokens: many models take `</s>` for one of their pieces.
+        tree = json.loads(self._inner.to_str())
+        model = tree["model"]
+        new = {name: f" \0{i}" for name, i in self.special.items()}  # no word holds a space
+        if isinstance(model["vocab"], list):
+            known = {name for name, _ in model["vocab"]}
+            model["vocab"] = [[new.get(name, name), score] for name, score in model["vocab"]]
+        else:
+            known = model["vocab"].keys()
+            model["vocab"] = {new.get(name, name): i for name, i in model["vocab"].items()}
+        if "merges" in model:
+            model["merges"] = [pair for pair in model["merges"] if new.keys().isdisjoint([*pair, "".join(pair)])]
+        if model.get("unk_token"):
+            model["unk_token"] = new.get(model["unk_token"], model["unk_token"])
+        kept = [token for token in tree["added_tokens"] if not token["special"] or token["content"] not in known]
+        plain = tk.Tokenizer.from_str(json.dumps(tree | {"added_tokens": kept, "post_processor": None}))
+        plain.encode_special_tokens = True
+        return plain
 
     def _token(self, i: int) -> str:
         try:
@@ -154,6 +194,10 @@ class Tokenizer:
         except Exception:  # as in encode
             return False
         return True
+
+
+def _ids(inner: tk.Tokenizer, text: str) -> list[int]:
+    return inner.encode_batch_fast([text], add_special_tokens=False)[0].ids  # fast: without offsets
 
 
 def _from_bytes(token: str) -> str:

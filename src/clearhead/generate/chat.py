@@ -1,0 +1,64 @@
+"""A conversation as tokens: the model's own template writes it out, in a sandbox (L5.5)."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from clearhead.errors import ClearheadError
+from clearhead.tokens.text import Tokenizer
+
+Message = Mapping[str, str]
+GUARD = "\ufdd0"  # a code point that is no character, so no text has it
+
+
+def encode(template: str, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
+    """The conversation up to where the assistant is to answer.
+
+    Special tokens come from the template only: those that somebody typed into a message stay the text they are.
+    """
+    if not template:
+        raise ClearheadError("this model has no chat template; it was not made for conversations.")
+    special = "|".join(map(re.escape, sorted(tokenizer.special, key=len, reverse=True))) or r"(?!)"
+
+    def guarded(text: str) -> str:
+        return re.sub(special, lambda found: found[0][0] + GUARD + found[0][1:], text.replace(GUARD, ""))
+
+    written = render(template, [{k: guarded(v) for k, v in m.items()} for m in _checked(messages)])
+    ids: list[int] = []
+    for part in re.split(f"({special})", written):
+        if part in tokenizer.special:
+            ids.append(tokenizer.special[part])
+        elif part:
+            ids += tokenizer.encode(part.replace(GUARD, ""))
+    return ids
+
+
+def render(template: str, messages: Sequence[Message]) -> str:
+    """The template can loop and choose; it cannot reach anything outside the conversation."""
+
+    def refuse(sentence: str) -> None:
+        raise TemplateError(sentence)
+
+    room = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    room.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    room.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+    try:
+        return room.from_string(template).render(messages=messages, add_generation_prompt=True)
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+        raise ClearheadError(f"the chat template cannot write this conversation: {error}.") from None
+
+
+def _checked(messages: Sequence[Message]) -> Sequence[Message]:
+    wanted = 'a list of {"role": "user", "content": "…"}'
+    if not isinstance(messages, list | tuple) or not messages:
+        raise ClearheadError(f"a conversation is {wanted}, not {messages!r:.60}.")
+    for message in messages:
+        if not isinstance(message, Mapping) or {"role", "content"} - message.keys():
+            raise ClearheadError(f"a conversation is {wanted}; {message!r:.60} is no such message.")
+        if not all(isinstance(value, str) for value in message.values()):
+            raise ClearheadError(f"a message holds texts only; {message!r:.60} does not.")
+    return messages

@@ -1,0 +1,86 @@
+"""A model as it goes in and out of files: its network, what it is, and its tokenizers."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from clearhead.config import Config
+from clearhead.errors import ClearheadError, nearest
+from clearhead.model.transformer import Transformer
+from clearhead.tokens.text import Tokenizer
+
+TOKENIZER, SOURCE_TOKENIZER, CHAT = "tokenizer.json", "source_tokenizer.json", "chat_template.jinja"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    net: Transformer
+    config: Config
+    tokenizer: Tokenizer | None = None
+    source_tokenizer: Tokenizer | None = None  # where the source is cut by another rule than the target
+
+    def save_words(self, folder: Path) -> None:
+        """The tokenizers and the chat template, for engines that have no way of their own to hold them."""
+        for tokenizer, name in ((self.tokenizer, TOKENIZER), (self.source_tokenizer, SOURCE_TOKENIZER)):
+            if tokenizer is not None:
+                tokenizer.save(folder / name)
+        if self.config.use.chat:
+            (folder / CHAT).write_text(self.config.use.chat, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where weights are to live; without a dtype as they were stored, but on a CPU in 32 bits: half of it is slower."""
+
+    device: str = "cpu"
+    dtype: torch.dtype | None = None
+
+    @classmethod
+    def of(cls, device: str, dtype: str) -> Self:
+        """By names; an empty one leaves the choice to the machine or the file."""
+        if dtype and dtype not in DTYPES:
+            raise ClearheadError(f"dtype {dtype!r} is unknown; {nearest(dtype, DTYPES)}")
+        if not device:
+            return cls("cuda" if torch.cuda.is_available() else "cpu", DTYPES.get(dtype))
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError):
+            raise ClearheadError(f"there is no device {device!r} here; cpu always works.") from None
+        return cls(device, DTYPES.get(dtype))
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        dtype = self.dtype or (
+            tensor.dtype if self.device != "cpu" else torch.promote_types(tensor.dtype, torch.float32)
+        )
+        return tensor.to(self.device, dtype).contiguous()
+
+
+def fill(net: Transformer, tensors: Iterable[tuple[str, Tensor]], home: Home, where: str) -> Transformer:
+    """The network with every parameter from the tensor of its name: nothing missing, left over, or no number.
+
+    Tensors come one by one, so that only one is ever there twice.
+    """
+    wanted, state = dict(net.named_parameters()), dict[str, Tensor]()
+    for name, tensor in tensors:
+        if name not in wanted:
+            raise ClearheadError(f"{where} holds {name}, which this model does not have; {nearest(name, wanted)}")
+        if tensor.shape != wanted[name].shape:
+            raise ClearheadError(
+                f"{where}: {name} is {tuple(tensor.shape)}, but the model needs {tuple(wanted[name].shape)}."
+            )
+        if not tensor.is_floating_point() or not all(bound.isfinite() for bound in tensor.aminmax()):
+            raise ClearheadError(f"{where}: {name} holds values that are no finite numbers (NaN or infinity).")
+        state[name] = home(tensor)
+    if missing := [name for name in wanted if name not in state]:
+        raise ClearheadError(
+            f"{where} lacks {missing[0]}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}."
+        )
+    net.load_state_dict(state, strict=False, assign=True)  # shared matrices are stored once
+    for p in net.parameters():
+        p.requires_grad_()
+    return net.eval()

@@ -1,0 +1,104 @@
+"""Which published family computes the same as a model of ours; or why none does."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from clearhead import config as c
+from clearhead.config import Config
+from clearhead.errors import ClearheadError
+from clearhead.model.transformer import build
+from clearhead.weights import fields
+from clearhead.weights.checkpoint import Checkpoint
+from clearhead.weights.families.family import Family
+
+Expressed = tuple[Family, str, dict[str, Any], Checkpoint]
+
+
+def expressed(model: Checkpoint, families: tuple[Family, ...], where: str) -> Expressed:
+    """The family, its architecture, its attributes, and the model with what the family wants written out."""
+    m = model.config.model
+    tried: list[tuple[list[str], str]] = []
+    for wider in (m, with_all_biases(m)):
+        for family in families:
+            reasons = list(why_not(family, wider))
+            if not reasons:
+                name = next(architectures(family, wider))
+                same = model if wider is m else widened(model, wider)
+                return family, name, fields.write(family.fields, wider), same
+            tried.append((reasons, family.name))
+    reasons, name = min(reversed(tried), key=lambda t: len(t[0]))
+    raise ClearheadError(f"{where} has no model that computes the same; the nearest is {name}, but {reasons[0]}.")
+
+
+def why_not(family: Family, m: c.ModelConfig) -> Iterator[str]:
+    """What of a model does not come back when it is written as this family and read again."""
+    base = family.base
+    for option in ("shape", "input", "position", "norm"):
+        here, there = getattr(m, option).kind, getattr(base, option).kind
+        if here != there:
+            yield f"its {option} is {there}, not {here}"
+    if not any(architectures(family, m)):
+        yield f"it has no head {m.head.kind}" + (
+            " like this" if any(h.kind == m.head.kind for h in family.heads.values()) else ""
+        )
+    if m.wiring != base.wiring:
+        yield f"its norms stand {'before' if base.wiring == 'pre' else 'after'} the parts (wiring = {base.wiring})"
+    else:
+        yield from _lost(family, m)
+
+
+def _lost(family: Family, m: c.ModelConfig) -> Iterator[str]:
+    kinds = ("shape", "input", "position", "norm")
+    if any(getattr(m, option).kind != getattr(family.base, option).kind for option in kinds):
+        return
+    if not any(architectures(family, m)):
+        return
+    try:
+        written = fields.write(family.fields, m)
+        back = fields.read(family.fields, replace(family.base, head=m.head), written)
+    except fields.Inexpressible as reason:
+        yield str(reason)
+        return
+    except ClearheadError as error:
+        yield str(error).rstrip(".")
+        return
+    for option, here, there in fields.differences(m, back):
+        yield f"its {option} is {there!r}, not {here!r}"
+
+
+def architectures(family: Family, m: c.ModelConfig) -> Iterator[str]:
+    """Those with the model's head; how many classes, and whether it is tied, are attributes."""
+    for name, head in family.heads.items():
+        if isinstance(m.head, c.Number) and isinstance(head, c.Classes):
+            head = c.Number(pooling=head.pooling, pooler=head.pooler)
+        if isinstance(m.head, c.Classes) and isinstance(head, c.Classes):
+            head = replace(head, classes=m.head.classes)
+        if isinstance(m.head, c.Language) and isinstance(head, c.Language):
+            head = replace(head, tied=m.head.tied, scaled=m.head.scaled)
+        if m.head == head:
+            yield name
+
+
+def with_all_biases(m: c.ModelConfig) -> c.ModelConfig:
+    """The same model with the biases it does without, which are then zero."""
+    norm = replace(m.norm, bias=True) if isinstance(m.norm, c.LayerNorm) else m.norm
+    head = (
+        replace(m.head, bias=True)
+        if isinstance(m.shape, c.EncoderDecoder) and isinstance(m.head, c.Language)
+        else m.head
+    )
+    whisper = isinstance(m.shape, c.EncoderDecoder) and not isinstance(m.shape.input, c.Tokens)
+    bias: tuple[Any, ...] = ("q", "v", "out") if whisper else ("q", "k", "v", "out")
+    return replace(m, attention=replace(m.attention, bias=bias), ffn=replace(m.ffn, bias=True), norm=norm, head=head)
+
+
+def widened(model: Checkpoint, wider: c.ModelConfig) -> Checkpoint:
+    """The same network with zeros where the wider model has a bias."""
+    net, like = build(wider, seed=None), next(model.net.parameters())
+    held = dict(model.net.named_parameters())
+    state = {n: held[n] if n in held else torch.zeros(p.shape).to(like) for n, p in net.named_parameters()}
+    net.load_state_dict(state, strict=False, assign=True)
+    return replace(model, net=net.eval(), config=Config(wider, model.config.use))

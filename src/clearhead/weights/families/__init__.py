@@ -1,0 +1,1 @@
+"""Published families, each one declarative table."""

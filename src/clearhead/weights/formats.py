@@ -1,0 +1,68 @@
+"""Any model in, any format out: which reader fits a path or a name, and which writer a format."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from clearhead.errors import ClearheadError, nearest
+from clearhead.presets import presets
+from clearhead.weights import folder, hub
+from clearhead.weights.checkpoint import Checkpoint, Home
+from clearhead.weights.whole import check_free, whole
+
+FORMATS = {
+    "clearhead": "clearhead.weights.folder",
+    "hf": "clearhead.weights.huggingface",
+    "gguf": "clearhead.weights.gguf",
+    "ctranslate2": "clearhead.weights.ctranslate2",
+    "onnx": "clearhead.weights.onnx",
+}
+WRITE_ONLY = {"model.bin": "CTranslate2", "onnx_config.json": "ONNX"}
+
+
+def read(where: str | Path, home: Home) -> Checkpoint:
+    """A clearhead folder, a Hugging Face folder, a .gguf file, a model that was fetched, or `owner/name` on the hub."""
+    path = hub.find(where)
+    if path is None:
+        if str(where) in presets:
+            raise ClearheadError(
+                f"{where} is a preset, not a saved model; in Python, clearhead.new({str(where)!r}) makes one."
+            )
+        raise ClearheadError(f"{where} is no clearhead model: there is no such folder or file.")
+    if path.is_file() or _only_gguf(path):
+        from clearhead.weights.gguf import read as read_gguf
+
+        return read_gguf(_only_gguf(path) or path, home)
+    if (path / folder.CONFIG).is_file():
+        return folder.read(path, home)
+    from clearhead.weights import huggingface
+
+    for part, engine in WRITE_ONLY.items():
+        if (path / part).is_file():
+            raise ClearheadError(
+                f"{where} was written for {engine}, which clearhead does not read; load what it came from."
+            )
+    if (path / huggingface.CONFIG).is_file():
+        return huggingface.read(path, home)
+    needed = f"{folder.CONFIG} or {huggingface.CONFIG}"
+    raise ClearheadError(f"{where} is no clearhead model and no Hugging Face model: there is no {needed} in it.")
+
+
+def _only_gguf(path: Path) -> Path | None:
+    """The one .gguf file of a folder that holds no other model."""
+    if not path.is_dir() or any((path / name).exists() for name in (folder.CONFIG, "config.json")):
+        return None
+    found = sorted(path.glob("*.gguf"))
+    if len(found) > 1:
+        raise ClearheadError(f"{path} holds {len(found)} .gguf files; name one of them, such as {found[0].name}.")
+    return found[0] if found else None
+
+
+def write(where: str | Path, model: Checkpoint, kind: str = "clearhead") -> None:
+    """Whole or not at all."""
+    if kind not in FORMATS:
+        raise ClearheadError(f"format {kind!r} is unknown; {nearest(kind, FORMATS)}")
+    check_free(Path(where).resolve())
+    writer: Callable[[Path, Checkpoint], None] = import_module(FORMATS[kind]).write
+    with whole(where) as new:
+        writer(new, model)

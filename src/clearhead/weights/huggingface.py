@@ -1,0 +1,109 @@
+"""Hugging Face folders: `config.json`, safetensors in one file or many, and a tokenizer; in and out.
+
+Nothing of a folder is ever run: no pickles, no code of its own.
+"""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from clearhead import config as c
+from clearhead import reader
+from clearhead.config import Config
+from clearhead.errors import ClearheadError, nearest
+from clearhead.model.transformer import build
+from clearhead.tokens import published
+from clearhead.weights import around, fields, rules
+from clearhead.weights.checkpoint import Checkpoint, Home, fill
+from clearhead.weights.express import expressed
+from clearhead.weights.families.family import Family
+from clearhead.weights.families.known import FAMILIES
+from clearhead.weights.store import Safetensors
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+KNOWN = {family.name: family for family in FAMILIES}
+
+
+def read(folder: Path, home: Home) -> Checkpoint:
+    theirs = reader.load(folder / CONFIG)
+    family, head = _family(theirs)
+    labels = around.labels(theirs)
+    m = fields.read(family.fields, replace(family.base, head=around.sized(head, theirs, labels)), theirs)
+    m = around.read_features(folder, m)
+    words = published.read(folder, family.name)
+    use = around.read(folder, theirs, words, m, labels)
+    stored = Safetensors(weight_files(folder, theirs))
+    net = build(m, seed=None)
+    where = str(folder)
+    fill(net, rules.read(family.table(m), stored, net, m, where), home, where)
+    return Checkpoint(net, Config(m, use), words.tokenizer, words.source)
+
+
+def _family(theirs: dict[str, Any]) -> tuple[Family, c.Head]:
+    """Which table, and which head, by what the file says of itself."""
+    if "auto_map" in theirs:
+        raise ClearheadError("config.json asks for code of its own (auto_map); clearhead runs nothing from a folder.")
+    if "quantization_config" in theirs:
+        raise ClearheadError("config.json speaks of quantised weights; clearhead reads those from .gguf files only.")
+    kind = theirs.get("model_type")
+    if kind not in KNOWN:
+        raise ClearheadError(
+            f"config.json: model_type {kind!r} is no family that clearhead knows; {nearest(str(kind), KNOWN)}"
+        )
+    family = KNOWN[kind]
+    named = theirs.get("architectures") or list(family.heads)
+    name = named[0] if isinstance(named, list) else named
+    if name not in family.heads:
+        raise ClearheadError(f"config.json: architecture {name!r} is not known; {nearest(str(name), family.heads)}")
+    return family, family.heads[name]
+
+
+def weight_files(folder: Path, theirs: dict[str, Any]) -> list[Path]:
+    """One file, or those that an index names: plain names of files beside it."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).is_file():
+        if pickles := sorted(folder.glob("*.bin")):
+            name = (theirs.get("architectures") or ["AutoModel"])[0]
+            convert = f"transformers.{name}.from_pretrained({str(folder)!r}).save_pretrained('safe')"
+            raise ClearheadError(
+                f"{pickles[0].name} is a pickle, which can run code when it is opened, so clearhead does not open it. "
+                f'If you trust it, convert it once: python -c "import transformers; {convert}"'
+            )
+        raise ClearheadError(f"{folder} holds no weights: there is no {WEIGHTS} and no {INDEX}.")
+    named = reader.load(folder / INDEX).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+        raise ClearheadError(f"{INDEX} must hold a weight_map from names to files.")
+    files = sorted(set(named.values()))
+    for name in files:
+        if not re.fullmatch(r"[\w.-]+\.safetensors", name):
+            raise ClearheadError(f"{INDEX} names {name!r}, which is no safetensors file beside it.")
+        if not (folder / name).is_file():
+            raise ClearheadError(f"{INDEX} names {name}, which is not there; the download may be incomplete.")
+    return [folder / name for name in files]
+
+
+def write(folder: Path, model: Checkpoint) -> None:
+    """As the first family that computes the same; it loads with transformers' Auto classes."""
+    family, architecture, theirs, model = expressed(model, FAMILIES, "Hugging Face")
+    m, use = model.config.model, model.config.use
+    dtype = str(next(model.net.parameters()).dtype).removeprefix("torch.")
+    theirs = {"model_type": family.name, "architectures": [architecture], "torch_dtype": dtype, **theirs}
+    prefixes = family.table(m).prefixes
+    prefix = prefixes[-1] if isinstance(m.head, c.Hidden) else prefixes[0]
+    tensors = dict(rules.write(family.table(m), model.net, m, prefix))
+    save_file({name: t.clone() if _shares(t) else t for name, t in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+    theirs |= around.write(folder, use, m)
+    (folder / CONFIG).write_text(json.dumps(theirs, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if model.tokenizer is not None:
+        published.write(folder, model.tokenizer, model.source_tokenizer, use, m.context)
+    around.write_features(folder, m)
+
+
+def _shares(t: torch.Tensor) -> bool:
+    return t.untyped_storage().nbytes() != t.numel() * t.element_size()

@@ -1,0 +1,201 @@
+"""The .gguf files of llama.cpp: out and in again, as transformers reads them, and quantised."""
+
+import contextlib
+import json
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.weights.gguf_file import ROWS, GgufFile
+
+TEXTS = ["the quick brown fox jumps over the lazy dog 1234 times", "what a day! it's 5 o'clock", "héllo wörld\n\n  two"]
+
+# transformers reads neither GPT-2's context nor Qwen3's head width, so here they are its defaults
+CASES = {
+    "llama": ("tiny-llama", {}),
+    "llama-untied": ("tiny-llama", {"head__tied": False, "attention__kv_heads": 1, "norm__eps": 1e-3}),
+    "qwen2": ("tiny-llama", {"attention__bias": ["q", "k", "v"], "position__theta": 5e5}),
+    "qwen3": ("tiny-llama", {"attention__qk_norm": True, "attention__head_width": 128}),
+    "gpt2": ("tiny-decoder", {"ffn__activation": "gelu-tanh", "context": 1024}),
+}  # fmt: skip
+OURS_ONLY = {
+    "llama-3": ("tiny-llama", {"position__scaling": {"kind": "llama3", "factor": 4.0, "context": 8, "high": 2.0}}),
+    "linear": ("tiny-llama", {"position__scaling": {"kind": "linear", "factor": 3.0}}),
+    "wide": ("tiny-llama", {"attention__head_width": 6}),
+    "bare": ("tiny-decoder", {"ffn__activation": "gelu-tanh", "ffn__width": 50}),
+}
+
+
+def made(preset, changes, dtype="float32"):
+    text = ch.Tokenizer.train_bpe(TEXTS, 300)
+    m = ch.new(preset, tokenizer=text, dtype=dtype, **({"vocabulary": 320, "width": 32} | changes))
+    with torch.no_grad():
+        for p in m.net.parameters():
+            p += 0.2 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())).to(p.dtype)
+    stop = m.tokenizer.special["<|end|>"]
+    use = {"stop": [stop], "pad": [stop], "chat": "{{ messages[0].content }}"}
+    return ch.Model(m.net, ch.Config.of({**m.config.tree(), "use": use}), text)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("case", CASES | OURS_ONLY)
+def test_out_and_in_is_the_same_model(case, dtype, tmp_path):
+    m = made(*(CASES | OURS_ONLY)[case], dtype)
+    ch.save(m, tmp_path / "out", format="gguf")
+    back = ch.load(tmp_path / "out" / "model.gguf", device="cpu", dtype=dtype)
+    assert back.config == m.config
+    for (name, a), (_, b) in zip(m.net.named_parameters(), back.net.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+    for text in TEXTS:
+        assert back.tokenizer.encode(text) == m.tokenizer.encode(text)
+        assert back.tokenizer.decode(back.tokenizer.encode(text)) == text
+    assert back.tokenizer.special == m.tokenizer.special
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_transformers_reads_what_we_write(case, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.set_verbosity_error()
+    m = made(*CASES[case])
+    ch.save(m, tmp_path / "out", format="gguf")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", gguf_file="model.gguf").eval()
+    ids = torch.randint(0, 300, (2, 9), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(m.logits(ids), theirs(ids).logits, atol=1e-5, rtol=1e-5)
+
+
+def write(path, tensors, values=()):
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, value in values:
+        writer.add_string(name, value)
+    for name, (data, kind) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+QUANTISED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_tensors_are_read_as_the_package_reads_them(name, tmp_path):
+    kind = gguf.GGMLQuantizationType[name]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    rows = ROWS + 3  # more than are read at a time
+    raw = np.random.default_rng(0).integers(0, 60, (rows, 2 * size), np.uint8)
+    write(tmp_path / "a.gguf", {"w": (raw, kind)})
+    file = GgufFile(tmp_path / "a.gguf")
+    assert file.shapes["w"] == (rows, 2 * block)
+    assert np.array_equal(file.read("w").numpy(), gguf.dequantize(raw, kind), equal_nan=True)
+
+
+def test_values_are_read_as_the_package_reads_them(tmp_path):
+    m = made(*CASES["llama"])
+    ch.save(m, tmp_path / "out", format="gguf")
+    path = tmp_path / "out" / "model.gguf"
+    theirs = gguf.GGUFReader(path)
+    ours = GgufFile(path).values
+    assert ours == {name: f.contents() for name, f in theirs.fields.items() if not name.startswith("GGUF.")}
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "words"),
+    [
+        ("tiny-decoder", {}, r"ffn.activation is 'gelu-tanh', not 'relu'"),
+        ("tiny-llama", {"attention__window": 4}, r"attention.window is 0, not 4"),
+        ("tiny-llama", {"position": "alibi"}, "position is rotary, not alibi"),
+        ("tiny-encoder", {}, "shape is decoder, not encoder"),
+        ("tiny-encoder-decoder", {}, "shape is decoder, not encoder-decoder"),
+    ],
+)
+def test_what_llama_cpp_cannot_express_is_refused_with_the_reason(preset, changes, words, tmp_path):
+    with pytest.raises(ch.ClearheadError, match=words):
+        ch.save(ch.new(preset, **changes), tmp_path / "out", format="gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_that_llama_cpp_does_not_know_is_refused(tmp_path):
+    characters = ch.Tokenizer.characters("abc")
+    with pytest.raises(ch.ClearheadError, match="cannot cut text as this WordLevel"):
+        ch.save(ch.new("tiny-llama", tokenizer=characters), tmp_path / "out", format="gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def good(tmp_path):
+    ch.save(made(*CASES["llama"]), tmp_path / "good", format="gguf")
+    return (tmp_path / "good" / "model.gguf").read_bytes()
+
+
+def test_no_broken_file_does_worse_than_a_sentence(tmp_path):
+    data = good(tmp_path)
+    head = len(data) - sum(p.numel() * 4 for p in made(*CASES["llama"]).net.parameters())
+    draw = np.random.default_rng(0)
+    broken = [b"", b"GGUF", b"GGML" + data[4:], data[:100], data[: head // 2], data[:-5], data[:4] + b"\x09" + data[5:]]
+    for _ in range(150):  # bytes of the head changed at random; most of them say how long something is
+        changed = bytearray(data)
+        for place in draw.integers(4, head, 2):
+            changed[place] = draw.choice([0, 1, 127, 255])
+        broken.append(bytes(changed))
+    for number, bad in enumerate(broken):
+        path = tmp_path / f"{number}.gguf"
+        path.write_bytes(bad)
+        with contextlib.suppress(ch.ClearheadError):
+            ch.load(path, device="cpu")
+        path.unlink()
+
+
+def test_a_tensor_beyond_the_end_is_refused_before_memory_is_asked_for(tmp_path):
+    data = good(tmp_path)
+    shape = np.array([32, 320], np.uint64).tobytes()
+    assert data.count(shape) == 1
+    (tmp_path / "huge.gguf").write_bytes(data.replace(shape, np.array([32, 2**40], np.uint64).tobytes()))
+    with pytest.raises(ch.ClearheadError, match=r"ends before token_embd\.weight does"):
+        ch.load(tmp_path / "huge.gguf", device="cpu")
+
+
+def test_a_folder_of_one_file_is_that_model(tmp_path):
+    m = made(*CASES["llama"])
+    ch.save(m, tmp_path / "out", format="gguf")
+    assert ch.load(tmp_path / "out", device="cpu").config == m.config
+    (tmp_path / "out" / "more.gguf").write_bytes(b"")
+    with pytest.raises(ch.ClearheadError, match=r"2 \.gguf files"):
+        ch.load(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+def test_every_rule_that_cuts_text_comes_back(name, tmp_path):
+    from clearhead.tokens import ggml
+
+    trained = json.loads(ch.Tokenizer.train_bpe(TEXTS, 290)._inner.to_str())
+    tokens = sorted(trained["model"]["vocab"], key=trained["model"]["vocab"].get)
+    values = {"tokens": tokens, "merges": [" ".join(pair) for pair in trained["model"]["merges"]], "pre": name}
+    read, *_ = ggml.read({f"tokenizer.ggml.{key}": value for key, value in {**values, "model": "gpt2"}.items()})
+    written = ggml.write(read, len(tokens))
+    assert {key: written[key] for key in values} == values
+
+
+def test_sentencepiece_comes_back_cutting_the_same(tmp_path):
+    trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
+    (tmp_path / "text").write_text("\n".join(TEXTS * 20))
+    options = {"vocab_size": 310, "model_type": "bpe", "byte_fallback": True, "minloglevel": 2}
+    trainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "m"), normalization_rule_name="identity",
+        remove_extra_whitespaces=False, **options,
+    )  # fmt: skip
+    from clearhead.tokens import ggml, pieces
+
+    first = ch.Tokenizer(pieces.read(tmp_path / "m.model"))
+    written = ggml.write(first, 320)
+    assert written["model"] == "llama"
+    assert len(written["tokens"]) == len(written["scores"]) == 320
+    back, begin, _ = ggml.read({f"tokenizer.ggml.{k}": v for k, v in {**written, "bos_token_id": 1}.items()})
+    assert begin == (1,)
+    for text in [*TEXTS, "", " a  b ", "unseen: Ωмега 🙂", "<s>"]:
+        assert back.encode(text) == first.encode(text)
+        assert back.decode(back.encode(text)) == text

@@ -1,0 +1,306 @@
+"""What onnxruntime makes of the files is what the network computes."""
+
+import json
+import subprocess
+import sys
+
+import jaxtyping
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead import config as c
+from clearhead.generate.sample import sample
+from clearhead.model.transformer import build
+from clearhead.weights import onnx
+from clearhead.weights.checkpoint import Checkpoint
+
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+LENGTHS = [[1], [5], [6, 2, 4]]  # of the rows of a batch
+SIDES = ["left", "right"]  # where they are padded
+
+
+class Session:
+    """A file that is called with tensors, by name."""
+
+    def __init__(self, path):
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.inner = ort.InferenceSession(str(path), options)
+        self.shapes = {i.name: i.shape for i in self.inner.get_inputs()}
+        self.outputs = [o.name for o in self.inner.get_outputs()]
+
+    def __call__(self, **given):
+        arrays = self.inner.run(None, {name: tensor.numpy() for name, tensor in given.items()})
+        return dict(zip(self.outputs, map(torch.from_numpy, arrays), strict=True))
+
+    def empty(self, batch):
+        """The past before the first token."""
+        pasts = {name: shape for name, shape in self.shapes.items() if "past" in shape}
+        return {name: torch.zeros(batch, heads, 0, width) for name, (_, heads, _, width) in pasts.items()}
+
+
+def as_past(made):
+    return {name.replace("present", "past_key_values"): made[name] for name in made if name.startswith("present")}
+
+
+def write(*args):
+    jaxtyping.config.update("jaxtyping_disable", True)  # a size that may vary is no int
+    try:
+        onnx.write(*args)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Each network, random in every parameter lest one be forgotten, with the sessions of its files."""
+    kept = {}
+
+    def export(config):
+        if config not in kept:
+            net, generator = build(config.model).eval(), torch.Generator().manual_seed(1)
+            for p in net.parameters():
+                p.data += 0.3 * torch.randn(p.shape, generator=generator)
+            folder = tmp_path_factory.mktemp("onnx")
+            write(folder, Checkpoint(net, config))
+            kept[config] = (net, *map(Session, sorted(folder.glob("*.onnx"), reverse=True)))
+        return kept[config]
+
+    return export
+
+
+def padded(lengths, side, vocabulary):
+    """Ids and an attention mask; what fills up is tokens like any others, so that it shows if someone sees it."""
+    ids = torch.randint(vocabulary, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(len(lengths)))
+    place, length = torch.arange(max(lengths)), torch.tensor(lengths)[:, None]
+    return ids, (place < length if side == "right" else place >= max(lengths) - length).long()
+
+
+def assert_close(got, want):
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+def one_layer(preset, **changes):
+    return ch.presets[preset].change(layers=1, **changes)
+
+
+RELATIVE = {"kind": "relative", "buckets": 8, "distance": 12}
+MODERN = ch.presets["tiny-llama"].change(
+    vocabulary=61,
+    attention__window=4,
+    attention__qk_norm=True,
+    position={"kind": "rotary", "width": 4, "scaling": {"kind": "llama3", "factor": 4.0, "context": 16}},
+    head__tied=False,
+)
+DECODERS = {
+    "modern": MODERN,
+    "learned": one_layer("tiny-decoder", wiring="post", vocabulary=61, head__bias=True, head__scaled=True),
+    "shaw": one_layer("tiny-decoder", position={"kind": "shaw", "distance": 3}, attention__kv_heads=1),
+    "alibi": one_layer("tiny-decoder", position="alibi", attention__window=3, attention__scaled=False),
+}
+
+
+@pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS)
+@torch.no_grad()
+def test_padded_prompts_and_steps_equal_each_row_alone(config, exported):
+    net, run = exported(config)
+    for lengths in LENGTHS:
+        for side in SIDES:
+            (ids, real), (new, more) = (padded(n, side, config.model.vocabulary) for n in (lengths, [4] * len(lengths)))
+            ids, real = torch.cat((ids, new), dim=1), torch.cat((real, more), dim=1)
+            at, first = (real.cumsum(dim=1) - 1).clamp(min=0), max(lengths)
+            past, logits = run.empty(len(ids)), []
+            for begin, end in ((0, first), (first, first + 1), (first + 1, first + 4)):
+                made = run(
+                    input_ids=ids[:, begin:end], attention_mask=real[:, :end], position_ids=at[:, begin:end], **past
+                )
+                past = as_past(made)
+                logits.append(made["logits"])
+            for row, mask, got in zip(ids, real.bool(), torch.cat(logits, dim=1), strict=True):
+                assert_close(got[mask], net.predict(net(row[mask][None]))[0])
+
+
+def test_a_greedy_loop_writes_what_the_network_writes(exported):
+    net, run = exported(MODERN)
+    prompt = torch.tensor([[5, 3, 60]])
+    past, ids, written = run.empty(1), prompt, []
+    for count in range(3, 15):
+        at = torch.arange(count)[None, -ids.shape[1] :]
+        made = run(input_ids=ids, attention_mask=torch.ones(1, count).long(), position_ids=at, **past)
+        past, ids = as_past(made), made["logits"][:, -1:].argmax(dim=-1)
+        written.append(int(ids))
+    assert written == list(sample(net, prompt, 12, temperature=0))
+
+
+READERS = {
+    "masked word": one_layer("tiny-encoder", vocabulary=61),
+    "classes": one_layer(
+        "tiny-encoder", position=RELATIVE, input="tokens", norm="rms", head={"kind": "classes", "pooling": "mean"}
+    ),
+    "number after a decoder": one_layer(
+        "tiny-decoder",
+        position={"kind": "sinusoidal", "layout": "halves"},
+        head={"kind": "number", "pooling": "mean", "pooler": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("config", READERS.values(), ids=READERS)
+@torch.no_grad()
+def test_padded_rows_equal_each_row_alone(config, exported):
+    net, run = exported(config)
+    for lengths in LENGTHS:
+        for side in SIDES:
+            ids, real = padded(lengths, side, config.model.vocabulary)
+            given = {"token_type_ids": ids % 2} if config.model.input.kinds else {}
+            made = run(input_ids=ids, attention_mask=real, **given)
+            for row, mask, got in zip(ids, real.bool(), made["logits"], strict=True):
+                alone = row[mask][None]
+                want = net.predict(net(alone, kinds=alone % 2 if given else None))[0]
+                assert_close(got[mask] if want.dim() == 2 else got, want)
+
+
+DENSE = {
+    "pixel_values": (one_layer("tiny-pictures"), "logits"),
+    "input_features": (one_layer("tiny-sound", head="hidden"), "last_hidden_state"),
+}
+EXPORT = """
+import json, sys
+from pathlib import Path
+from clearhead.config import Config
+from clearhead.model.transformer import build
+from clearhead.weights import onnx
+from clearhead.weights.checkpoint import Checkpoint
+for folder in map(Path, sys.argv[1:]):
+    config = Config.of(json.loads(folder.with_suffix(".json").read_text()))
+    folder.mkdir()
+    onnx.write(folder, Checkpoint(build(config.model), config))
+"""
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    """Written by a process of its own, without the checks of shapes that these tests switch on."""
+    folder = tmp_path_factory.mktemp("dense")
+    for name, (config, _) in DENSE.items():
+        (folder / f"{name}.json").write_text(json.dumps(config.tree()))
+    command = [sys.executable, "-c", EXPORT, *(folder / name for name in DENSE)]
+    return folder, subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", DENSE)
+@torch.no_grad()
+def test_pictures_and_sound_come_in_any_number(name, dense):
+    config, result = DENSE[name]
+    net, run = build(config.model).eval(), Session(dense[0] / name / "model.onnx")
+    for batch in (1, 3):
+        x = torch.randn(batch, *run.shapes[name][1:], generator=torch.Generator().manual_seed(0))
+        assert_close(run(**{name: x})[result], net.predict(net(x)))
+
+
+def test_nothing_is_said_and_no_path_of_this_machine_written(dense):
+    folder, done = dense
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert b".py" not in (folder / "pixel_values" / "model.onnx").read_bytes()
+
+
+SOUND = {"kind": "encoder-decoder", "layers": 1, "context": 5, "input": {"kind": "sound", "mels": 6, "frames": 9}}
+TRANSLATOR = one_layer("tiny-encoder-decoder", shape__layers=1, shape__vocabulary=50, attention__kv_heads=2)
+LISTENER = one_layer("tiny-decoder", shape=SOUND, position=RELATIVE)
+
+
+@torch.no_grad()
+def greedy(step, cross, batch, **padding):
+    past, ids, written = step.empty(batch), torch.tensor([[1, 2]] * batch), []
+    for _ in range(8):
+        made = step(input_ids=ids, **past, **cross, **padding)
+        past, ids = as_past(made), made["logits"][:, -1:].argmax(dim=-1)
+        written.append(ids)
+    return torch.cat(written, dim=1)
+
+
+@torch.no_grad()
+def network_greedy(net, batch, **source):
+    ids = torch.tensor([[1, 2]] * batch)
+    for _ in range(8):
+        ids = torch.cat((ids, net.predict(net(ids, **source))[:, -1:].argmax(dim=-1)), dim=1)
+    return ids[:, 2:]
+
+
+@pytest.mark.parametrize("side", SIDES)
+@torch.no_grad()
+def test_a_translation_is_the_networks_whatever_pads_its_source(side, exported):
+    net, read, step = exported(TRANSLATOR)
+    for lengths in LENGTHS:
+        ids, real = padded(lengths, side, 50)
+        made = read(input_ids=ids, attention_mask=real)
+        rows = greedy(step, as_past(made), len(ids), encoder_attention_mask=real)
+        for i, mask in enumerate(real.bool()):
+            assert_close(made["last_hidden_state"][i, mask], net.encode(ids[i, mask][None])[0])
+            assert rows[i].tolist() == network_greedy(net, 1, source=ids[i, mask][None])[0].tolist()
+
+
+@torch.no_grad()
+def test_steps_of_a_translation_have_the_networks_logits(exported):
+    net, read, step = exported(TRANSLATOR)
+    source, ids = (padded([n] * 3, "right", 50)[0] for n in (4, 6))
+    real = torch.ones_like(source)
+    cross = as_past(read(input_ids=source, attention_mask=real))
+    past, logits = step.empty(3), []
+    for begin, end in ((0, 3), (3, 4), (4, 6)):
+        made = step(input_ids=ids[:, begin:end], encoder_attention_mask=real, **past, **cross)
+        past = as_past(made)
+        logits.append(made["logits"])
+    assert_close(torch.cat(logits, dim=1), net.predict(net(ids, source=source)))
+
+
+def test_what_is_heard_is_written_as_the_network_writes_it(exported):
+    net, read, step = exported(LISTENER)
+    mels = torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(0))
+    rows = greedy(step, as_past(read(input_features=mels)), 3)
+    assert rows.tolist() == network_greedy(net, 3, source=mels).tolist()
+
+
+@pytest.fixture(scope="module")
+def around(tmp_path_factory):
+    """A model in half precision, with all that can stand beside it, too large for one file."""
+    folder, config = tmp_path_factory.mktemp("around"), one_layer("tiny-decoder", vocabulary=256)
+    config = config.change(**{"use.chat": "{{ messages }}"})
+    net, tokenizer = build(config.model, dtype=torch.bfloat16).train(), ch.Tokenizer.bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx, "LARGE", 0)
+        write(folder, Checkpoint(net, config, tokenizer, tokenizer))
+    return net, config, folder
+
+
+def test_a_folder_explains_itself_and_looks_like_no_other(around):
+    _, config, folder = around
+    assert {path.name for path in folder.iterdir()} == {
+        *("model.onnx", "model.onnx.data", "onnx_config.json"),
+        *("tokenizer.json", "source_tokenizer.json", "chat_template.jinja"),
+    }
+    assert c.Config.of(json.loads((folder / "onnx_config.json").read_text())) == config
+    assert (folder / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert ch.Tokenizer.load(folder / "tokenizer.json").encode("ab") == [97, 98]
+
+
+def test_half_precision_is_written_in_full_and_the_network_stays_as_it_was(around):
+    net, config, folder = around
+    assert net.training
+    assert net.embed.tokens.weight.dtype == torch.bfloat16
+    full = build(config.model)
+    full.load_state_dict(net.state_dict())
+    ids, run = torch.arange(5)[None], Session(folder / "model.onnx")
+    made = run(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=ids, **run.empty(1))
+    assert_close(made["logits"], full.predict(full(ids)).detach())
+    assert (folder / "model.onnx").stat().st_size < (folder / "model.onnx.data").stat().st_size
+
+
+def test_without_the_packages_a_sentence_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    model = ch.new("tiny-decoder")
+    with pytest.raises(ch.ClearheadError, match=r"needs the package onnxscript; pip install 'clearhead\[onnx\]'"):
+        onnx.write(tmp_path, Checkpoint(model.net, model.config))
