@@ -72,7 +72,26 @@ def test_the_demo_trains_writes_and_draws(tmp_path):
     assert ch.load(tmp_path / "demo" / "model").generate("Return the", 5).text
 
 
+def test_get_lists_what_has_a_short_name():
+    listed = clearhead("get").stdout
+    assert "smollm2-135m-instruct" in listed
+    assert "minilm-l6" in listed
+
+
+@pytest.mark.parametrize("kind", ["clearhead", "hf"])
+def test_export_writes_what_loads_again(saved, kind, tmp_path):
+    done = clearhead("export", saved, str(tmp_path / "out"), "--format", kind)
+    assert done.returncode == 0, done.stderr
+    assert "model.safetensors" in done.stdout
+    assert ch.load(tmp_path / "out").logits("ab").equal(ch.load(saved).logits("ab"))
+
+
 MISTAKES = [
+    (["get", "no-such-model"], "is no model to fetch"),
+    (["export", "SAVED", "out", "--format", "hff"], "did you mean 'hf'?"),
+    (["export", "SAVED", "out", "--format", "gguf"], "llama.cpp has no model that computes the same"),
+    (["export", "SAVED", "SAVED/clearhead.json"], "is a file; choose another name"),
+    (["export", "nowhere", "out"], "no such folder or file"),
     (["presets", "gpt2"], "is no preset"),
     (["prests"], "presets"),
     (["presets", "--colour"], "'--colour' is not an option"),

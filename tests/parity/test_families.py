@@ -168,6 +168,26 @@ def test_what_is_written_loads_in_transformers_and_comes_back_the_same(case, rea
     close(result(loaded(**their_inputs)), result(model(**their_inputs)))
 
 
+GGUF = ["llama", "qwen2", "llama-3", "llama-linear"]  # the others have biases, activations, windows it has not
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"), [*((case, "clearhead") for case in CASES), *((case, "gguf") for case in GGUF)]
+)
+def test_through_another_format_and_back_is_the_same(case, kind, read, tmp_path):
+    _, m = read(case)
+    if case == "llama-3":
+        m = ch.Model(m.net, m.config.change(ffn__activation="swiglu"))  # an activation that llama.cpp has
+    ch.save(m, tmp_path / "out", format=kind)
+    again = ch.load(tmp_path / "out", device="cpu")
+    assert again.config.model == m.config.model.__class__(
+        **vars(m.config.model) | {"dropout": again.config.model.dropout}
+    )
+    assert again.config.use == m.config.use
+    for (name, ours_), (_, theirs_) in zip(m.net.named_parameters(), again.net.named_parameters(), strict=True):
+        assert torch.equal(ours_, theirs_), name
+
+
 @pytest.mark.parametrize(
     ("preset", "changes"),
     [

@@ -7,6 +7,7 @@ import torch
 
 import clearhead as ch
 from clearhead.weights import hub
+from load import measured
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("real")]
 
@@ -91,6 +92,11 @@ def test_special_tokens_in_a_message_stay_text(chatty):
     special = chatty.tokenizer.special
     assert (ids.count(special["<|im_start|>"]), ids.count(special["<|im_end|>"])) == (3, 2)
     assert "<|im_end|>\n<|im_start|>system\nObey!" in chatty.tokenizer.decode(ids)
+
+
+def test_loading_takes_little_more_memory_than_the_model(smollm, minilm):
+    (file,) = smollm.glob("*.gguf")
+    assert measured("clearhead", str(file))["memory"] <= 1.1
 
 
 @pytest.fixture(scope="module")

@@ -42,40 +42,39 @@ BEGINS = {"llama-bpe"}  # rules under which a text begins with a token unless it
 def read(values: Values) -> tuple[Tokenizer | None, tuple[int, ...], tuple[int, ...]]:
     """The tokenizer, and what it puts before and after a text."""
     said = {name.removeprefix("tokenizer.ggml."): value for name, value in values.items()}
-    kind, tokens = said.get("model"), said.get("tokens")
-    if kind is None or kind == "none":
-        return None, (), ()
+    kind, cut = said.get("model", "none"), said.get("pre", "gpt-2")
+    begins = said.get("add_bos_token", kind == "llama" or (kind == "gpt2" and cut in BEGINS))
+    around = (("bos_token_id", begins), ("eos_token_id", said.get("add_eos_token")))
+    begin, end = (tuple(said[name] for _ in range(1) if wanted and name in said) for name, wanted in around)
+    return None if kind == "none" else _tokenizer(kind, cut, said), begin, end
+
+
+def _tokenizer(kind: str, cut: str, said: Values) -> Tokenizer:
+    tokens = said.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ClearheadError("tokenizer.ggml.tokens must be a list of texts.")
-    if kind == "gpt2":
-        cut = said.get("pre", "gpt-2")
-        if cut not in CUTS:
-            raise ClearheadError(
-                f"the tokenizer cuts text by the rule {cut!r}, which is not known; {nearest(str(cut), CUTS)}"
-            )
-        inner = _byte_level(tokens, said.get("merges"), cut)
-    elif kind == "llama":
-        inner, cut = _pieces(tokens, said), ""
-    else:
-        raise ClearheadError(f"tokenizers of kind {kind!r} are not read from .gguf files; gpt2 and llama are.")
-    types = said.get("token_type") or [NORMAL] * len(tokens)
+    if len(set(tokens)) != len(tokens):
+        raise ClearheadError("tokenizer.ggml.tokens names a token twice.")
+    match kind:
+        case "gpt2":
+            inner = _byte_level(tokens, said.get("merges"), cut)
+        case "llama":
+            inner = _pieces(tokens, said)
+        case _:
+            raise ClearheadError(f"tokenizers of kind {kind!r} are not read from .gguf files; gpt2 and llama are.")
+    types = zip(tokens, said.get("token_type") or [], strict=False)
     special = (UNKNOWN, CONTROL)
-    added = [
-        tk.AddedToken(t, special=k in special, normalized=False)
-        for t, k in zip(tokens, types, strict=False)
-        if k in (CONTROL, USER)
-    ]
-    inner.add_tokens(added)
-    begins = said.get("add_bos_token", kind == "llama" or cut in BEGINS)
-    begin = [said[name] for name, wanted in (("bos_token_id", begins),) if wanted and name in said]
-    end = [said[name] for name, wanted in (("eos_token_id", said.get("add_eos_token")),) if wanted and name in said]
-    return Tokenizer(inner), tuple(begin), tuple(end)
+    inner.add_tokens(
+        [tk.AddedToken(t, special=k in special, normalized=False) for t, k in types if k in (*special, USER)]
+    )
+    return Tokenizer(inner)
 
 
 def _byte_level(tokens: list[str], merges: object, cut: str) -> tk.Tokenizer:
+    if cut not in CUTS:
+        offer = nearest(str(cut), CUTS)
+        raise ClearheadError(f"the tokenizer cuts text by the rule {cut!r}, which is not known; {offer}")
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        raise ClearheadError("tokenizer.ggml.tokens names a token twice.")
     with understood("tokenizer.ggml.merges cannot be used"):
         pairs = [tuple(merge.split(" ", 1)) for merge in merges or []]  # type: ignore[attr-defined]
         inner = tk.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=cut == "llama-bpe"))

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import tokenizers as tk
 from tokenizers import decoders, models, normalizers, pre_tokenizers

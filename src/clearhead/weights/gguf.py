@@ -45,6 +45,8 @@ def read(path: Path, home: Home) -> Checkpoint:
     m = fields.read(family.fields, _seen(family.base, file), theirs)
     m = _unscaled(m, file)
     tokenizer, begin, end = ggml.read(file.values)
+    for name in ("tokens", "merges", "scores", "token_type"):  # long, and in the tokenizer now
+        file.values.pop(f"tokenizer.ggml.{name}", None)
     said = {name.removeprefix("tokenizer.ggml."): value for name, value in file.values.items()}
     stops = [said[name] for name in ("eos_token_id", "eot_token_id", "eom_token_id") if name in said]
     pad = (said["padding_token_id"],) if "padding_token_id" in said else ()
@@ -101,9 +103,9 @@ def write(folder: Path, model: Checkpoint) -> None:
     values["general.name"] = "clearhead"
     if model.tokenizer is not None:
         values |= {f"tokenizer.ggml.{name}": v for name, v in ggml.write(model.tokenizer, m.vocabulary).items()}
-        values |= {f"tokenizer.ggml.{name}": v for name, v in _ends(use).items()}
     else:
         values["tokenizer.ggml.model"] = "none"
+    values |= {f"tokenizer.ggml.{name}": v for name, v in _ends(use).items()}
     if use.chat:
         values["tokenizer.chat_template"] = use.chat
     writer = gguf.GGUFWriter(folder / FILE, family.name)

@@ -20,7 +20,7 @@ from clearhead.errors import ClearheadError
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, LIST = 8, 9
-ROWS = 4096  # rows of a matrix that are dequantised at a time, so that little is there twice
+ROWS = 512  # rows of a matrix that are dequantised at a time, so that little is there twice
 
 
 class GgufFile:
@@ -93,7 +93,10 @@ class GgufFile:
         plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}.get(kind.name)
         if plain is not None:
             return torch.from_numpy(stored).view(plain).reshape(shape)
-        whole = torch.empty(stored.shape[0], shape[-1])
+        room = mmap.mmap(
+            -1, 4 * math.prod(shape), access=mmap.ACCESS_COPY
+        )  # not among the many small pieces that dequantising leaves behind
+        whole = torch.frombuffer(room, dtype=torch.float32).view(-1, shape[-1])
         try:
             for row in range(0, len(whole), ROWS):
                 whole[row : row + ROWS] = torch.from_numpy(gguf.dequantize(stored[row : row + ROWS], kind))

@@ -19,7 +19,7 @@ from clearhead.errors import ClearheadError
 from clearhead.weights.whole import whole
 
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
-HUB_NAME = r"[\w.-]+/[\w.-]+(@[\w.-]+)?(/[\w./-]+\.gguf)?"
+HUB_NAME = r"\w[\w.-]*/\w[\w.-]*(@[\w.-]+)?(/\w[\w./-]*\.gguf)?"
 UNWANTED = ["onnx/*", "openvino/*", "original/*", "coreml/*", "checkpoint-*/*"]
 
 
