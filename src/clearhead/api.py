@@ -226,9 +226,12 @@ def new(
 def load(where: str | Path, *, device: str = "", dtype: str = "") -> Model:
     """The model in a folder of clearhead's or Hugging Face's, a .gguf file, or under a name of the hub's.
 
-    It goes onto a GPU where there is one, unless `device` says otherwise.
+    It goes onto a GPU where there is one, unless `device` says otherwise; there in the `dtype` of its largest matrix,
+    on a CPU in float32. With `dtype="stored"` every weight stays as it is in the file.
     """
     read = formats.read(where, Home.of(device, dtype))
+    if not dtype:
+        read.net.to(max(read.net.parameters(), key=lambda p: p.numel()).dtype)
     return Model(read.net, read.config, read.tokenizer, read.source_tokenizer)
 
 

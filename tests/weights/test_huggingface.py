@@ -266,7 +266,7 @@ def test_what_should_repeat_must_repeat(tmp_path):
     [
         ("tiny-decoder", {"position": "shaw"}, "the nearest is gpt2, but its position is learned, not shaw"),
         ("tiny-encoder-decoder", {}, "the nearest is marian, but its position.layout is 'halves', not 'interleaved'"),
-        ("tiny-decoder", {"wiring": "post"}, "its norms stand before the parts"),
+        ("tiny-decoder", {"wiring": "post"}, "its wiring is 'pre', not 'post'"),
         ("tiny-sound", {}, "its input"),
         ("tiny-pictures", {"head": {"kind": "classes", "pooling": "mean"}}, "it has no head classes like this"),
     ],

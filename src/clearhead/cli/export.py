@@ -17,7 +17,7 @@ def export(model: str = MODEL, folder: Path = Folder, kind: str = Kind) -> None:
     """
     from clearhead import api
 
-    api.save(api.load(model, device="cpu"), folder, kind)
+    api.save(api.load(model, device="cpu", dtype="stored"), folder, kind)
     sizes = sorted((path.stat().st_size, str(path.relative_to(folder))) for path in folder.rglob("*") if path.is_file())
     for size, name in reversed(sizes):
         typer.echo(f"{size:>14,}  {folder / name}")

@@ -9,19 +9,16 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from clearhead.errors import ClearheadError, nearest
 from clearhead.tokens import pieces
+from clearhead.tokens.layouts import DIGIT, words
 from clearhead.tokens.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER
 from clearhead.tokens.text import Tokenizer, understood
 
 Values = dict[str, Any]
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
 
 def _cut(numbers: str) -> pre_tokenizers.PreTokenizer:
-    pattern = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}|{_REST}"
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(tk.Regex(pattern), "isolated"), plain])
+    return pre_tokenizers.Sequence([words(numbers), plain])
 
 
 def _digits() -> pre_tokenizers.PreTokenizer:
@@ -33,8 +30,8 @@ CUTS = {
     "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
     "smollm": _digits(),
     "starcoder": _digits(),
-    "llama-bpe": _cut(r"\p{N}{1,3}"),
-    "qwen2": _cut(r"\p{N}"),
+    "llama-bpe": _cut(DIGIT + "{1,3}"),
+    "qwen2": _cut(DIGIT),
 }
 BEGINS = {"llama-bpe"}  # rules under which a text begins with a token unless it is said otherwise
 

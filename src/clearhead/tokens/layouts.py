@@ -11,19 +11,14 @@ from clearhead import reader
 from clearhead.errors import ClearheadError
 from clearhead.tokens import pieces
 
-QWEN = (  # the words of Qwen, as published: digits one by one, line ends apart
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+DIGIT = r"\p{N}"
 
 
-def text_of(path: Path) -> str:
-    """What stands in a file, its line ends as they are."""
-    try:
-        return path.read_bytes().decode()
-    except OSError as error:
-        raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise ClearheadError(f"{path} is not text in UTF-8: {error}.") from None
+def words(numbers: str) -> pre_tokenizers.Split:
+    """The words of Llama 3 and Qwen: contractions, letters, numbers as given, the rest; line ends apart."""
+    contractions, letters = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+"
+    rest = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    return pre_tokenizers.Split(tk.Regex(f"{contractions}|{letters}|{numbers}|{rest}"), "isolated")
 
 
 @dataclass(frozen=True)
@@ -60,14 +55,13 @@ def _gpt2(asked: Asked) -> list[tk.Tokenizer]:
 
 
 def _qwen(asked: Asked) -> list[tk.Tokenizer]:
-    words = pre_tokenizers.Split(tk.Regex(QWEN), "isolated")
     letters = pre_tokenizers.ByteLevel(add_prefix_space=asked.flag("add_prefix_space", False), use_regex=False)
-    inner = _byte_level(asked, pre_tokenizers.Sequence([words, letters]))
+    inner = _byte_level(asked, pre_tokenizers.Sequence([words(DIGIT), letters]))
     inner.normalizer = normalizers.NFC()
     return [inner]
 
 
-def _byte_level(asked: Asked, words: pre_tokenizers.PreTokenizer) -> tk.Tokenizer:
+def _byte_level(asked: Asked, cut: pre_tokenizers.PreTokenizer) -> tk.Tokenizer:
     merges = []
     for line in asked.lines("merges.txt"):
         if line and not line.startswith("#version"):
@@ -76,7 +70,7 @@ def _byte_level(asked: Asked, words: pre_tokenizers.PreTokenizer) -> tk.Tokenize
                 raise ClearheadError(f"{asked.folder}/merges.txt: {line!r} must be two tokens with a space between.")
             merges.append((left, right))
     inner = tk.Tokenizer(models.BPE(asked.ids("vocab.json"), merges))
-    inner.pre_tokenizer, inner.decoder = words, decoders.ByteLevel()
+    inner.pre_tokenizer, inner.decoder = cut, decoders.ByteLevel()
     return inner
 
 

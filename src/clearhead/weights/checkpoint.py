@@ -14,6 +14,7 @@ from clearhead.model.transformer import Transformer
 from clearhead.tokens.text import Tokenizer
 
 TOKENIZER, SOURCE_TOKENIZER, CHAT = "tokenizer.json", "source_tokenizer.json", "chat_template.jinja"
+STORED = "stored"  # the dtype that leaves weights as they are
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -35,29 +36,27 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Home:
-    """Where weights are to live; without a dtype as they were stored, but on a CPU in 32 bits: half of it is slower."""
+    """Where weights are to live, and in which dtype; None leaves each in the one it was stored in."""
 
     device: str = "cpu"
     dtype: torch.dtype | None = None
+    least: torch.dtype | None = None  # what is stored in less becomes this
 
     @classmethod
     def of(cls, device: str, dtype: str) -> Self:
-        """By names; an empty one leaves the choice to the machine or the file."""
-        if dtype and dtype not in DTYPES:
-            raise ClearheadError(f"dtype {dtype!r} is unknown; {nearest(dtype, DTYPES)}")
-        if not device:
-            return cls("cuda" if torch.cuda.is_available() else "cpu", DTYPES.get(dtype))
+        """By names. Without: on a GPU as stored, where there is one; else on the CPU in 32 bits, for 16 are slower."""
+        if dtype and dtype not in (known := [*DTYPES, STORED]):
+            raise ClearheadError(f"dtype {dtype!r} is unknown; {nearest(dtype, known)}")
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         try:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError):
             raise ClearheadError(f"there is no device {device!r} here; cpu always works.") from None
-        return cls(device, DTYPES.get(dtype))
+        return cls(device, DTYPES.get(dtype), torch.float32 if device == "cpu" and not dtype else None)
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        dtype = self.dtype or (
-            tensor.dtype if self.device != "cpu" else torch.promote_types(tensor.dtype, torch.float32)
-        )
-        return tensor.to(self.device, dtype).contiguous()
+        wide = tensor.dtype if self.least is None else torch.promote_types(tensor.dtype, self.least)
+        return tensor.to(self.device, self.dtype or wide).contiguous()
 
 
 def fill(net: Transformer, tensors: Iterable[tuple[str, Tensor]], home: Home, where: str) -> Transformer:

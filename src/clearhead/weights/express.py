@@ -23,7 +23,7 @@ def expressed(model: Checkpoint, families: tuple[Family, ...], where: str) -> Ex
     tried: list[tuple[list[str], str]] = []
     for wider in (m, with_all_biases(m)):
         for family in families:
-            reasons = list(why_not(family, wider))
+            reasons = why_not(family, wider)
             if not reasons:
                 name = next(architectures(family, wider))
                 same = model if wider is m else widened(model, wider)
@@ -33,40 +33,28 @@ def expressed(model: Checkpoint, families: tuple[Family, ...], where: str) -> Ex
     raise ClearheadError(f"{where} has no model that computes the same; the nearest is {name}, but {reasons[0]}.")
 
 
-def why_not(family: Family, m: c.ModelConfig) -> Iterator[str]:
-    """What of a model does not come back when it is written as this family and read again."""
-    base = family.base
-    for option in ("shape", "input", "position", "norm"):
-        here, there = getattr(m, option).kind, getattr(base, option).kind
-        if here != there:
-            yield f"its {option} is {there}, not {here}"
-    if not any(architectures(family, m)):
-        yield f"it has no head {m.head.kind}" + (
-            " like this" if any(h.kind == m.head.kind for h in family.heads.values()) else ""
-        )
-    if m.wiring != base.wiring:
-        yield f"its norms stand {'before' if base.wiring == 'pre' else 'after'} the parts (wiring = {base.wiring})"
-    else:
-        yield from _lost(family, m)
+def why_not(family: Family, m: c.ModelConfig) -> list[str]:
+    """What of a model a family has otherwise; an empty list where it computes the same."""
+    kinds = [(o, getattr(m, o).kind, getattr(family.base, o).kind) for o in ("shape", "input", "position", "norm")]
+    reasons = [f"its {option} is {there}, not {here}" for option, here, there in kinds if here != there]
+    if next(architectures(family, m), None) is None:
+        alike = any(head.kind == m.head.kind for head in family.heads.values())
+        reasons.append(f"it has no head {m.head.kind}{' like this' if alike else ''}")
+    return reasons or list(_lost(family, m))
 
 
 def _lost(family: Family, m: c.ModelConfig) -> Iterator[str]:
-    kinds = ("shape", "input", "position", "norm")
-    if any(getattr(m, option).kind != getattr(family.base, option).kind for option in kinds):
-        return
-    if not any(architectures(family, m)):
-        return
+    """What does not come back when a model is written as this family and read again."""
     try:
         written = fields.write(family.fields, m)
         back = fields.read(family.fields, replace(family.base, head=m.head), written)
     except fields.Inexpressible as reason:
         yield str(reason)
-        return
     except ClearheadError as error:
         yield str(error).rstrip(".")
-        return
-    for option, here, there in fields.differences(m, back):
-        yield f"its {option} is {there!r}, not {here!r}"
+    else:
+        for option, here, there in fields.differences(m, back):
+            yield f"its {option} is {there!r}, not {here!r}"
 
 
 def architectures(family: Family, m: c.ModelConfig) -> Iterator[str]:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 
 from clearhead import config as c
@@ -96,14 +95,9 @@ def write(folder: Path, model: Checkpoint) -> None:
     theirs = {"model_type": family.name, "architectures": [architecture], "torch_dtype": dtype, **theirs}
     prefixes = family.table(m).prefixes
     prefix = prefixes[-1] if isinstance(m.head, c.Hidden) else prefixes[0]
-    tensors = dict(rules.write(family.table(m), model.net, m, prefix))
-    save_file({name: t.clone() if _shares(t) else t for name, t in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+    save_file(dict(rules.write(family.table(m), model.net, m, prefix)), folder / WEIGHTS, {"format": "pt"})
     theirs |= around.write(folder, use, m)
     (folder / CONFIG).write_text(json.dumps(theirs, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if model.tokenizer is not None:
         published.write(folder, model.tokenizer, model.source_tokenizer, use, m.context)
     around.write_features(folder, m)
-
-
-def _shares(t: torch.Tensor) -> bool:
-    return t.untyped_storage().nbytes() != t.numel() * t.element_size()

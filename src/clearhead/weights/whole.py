@@ -5,18 +5,21 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from clearhead.errors import ClearheadError
 
-# The files of a model, in any format written here. A folder that holds others is not replaced.
-PARTS = (
-    "*.safetensors", "*.gguf", "*.onnx", "*.onnx.data", "*.json", "*.jinja", "vocab.txt", "*.spm", "merges.txt",
-    "model.bin", "*vocabulary.txt", "1_Pooling",
-)  # fmt: skip
+# The files that a model is written as, in any format. A folder that holds others is not replaced.
+PARTS = {
+    "1_Pooling", "chat_template.jinja", "clearhead.json", "config.json", "decoder_model.onnx",
+    "decoder_model.onnx.data", "encoder_model.onnx", "encoder_model.onnx.data", "generation_config.json", "model.bin",
+    "model.gguf", "model.onnx", "model.onnx.data", "model.safetensors", "modules.json", "onnx_config.json",
+    "preprocessor_config.json", "sentence_bert_config.json", "shared_vocabulary.json", "source_tokenizer.json",
+    "source_vocabulary.json", "special_tokens_map.json", "target_tokenizer.json", "target_vocabulary.json",
+    "tokenizer.json", "tokenizer_config.json", "vocabulary.json",
+}  # fmt: skip
 
 
 @contextmanager
@@ -43,10 +46,9 @@ def check_free(folder: Path) -> None:
     for place in (folder, *folder.absolute().parents):
         if place.exists() and not place.is_dir():
             raise ClearheadError(f"{place} is a file; choose another name for the model's folder.")
-    inside = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    for name in inside:
-        if not any(fnmatchcase(name, part) for part in PARTS):
-            raise ClearheadError(f"{folder} holds {name}, which is no part of a model; choose another name.")
+    others = {path.name for path in folder.iterdir()} - PARTS if folder.exists() else set()
+    if others:
+        raise ClearheadError(f"{folder} holds {min(others)}, which is no part of a model; choose another name.")
 
 
 def _move(new: Path, folder: Path) -> None:
