@@ -21,6 +21,16 @@ def words(numbers: str) -> pre_tokenizers.Split:
     return pre_tokenizers.Split(tk.Regex(f"{contractions}|{letters}|{numbers}|{rest}"), "isolated")
 
 
+def text_of(path: Path) -> str:
+    """What stands in a file, its line ends as they are."""
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ClearheadError(f"{path} is not text in UTF-8: {error}.") from None
+
+
 @dataclass(frozen=True)
 class Asked:
     """A folder, what its `tokenizer_config.json` says, its special tokens by their roles, and all that were added."""
