@@ -20,27 +20,30 @@ Expressed = tuple[Family, str, dict[str, Any], Checkpoint]
 def expressed(model: Checkpoint, families: tuple[Family, ...], where: str) -> Expressed:
     """The family, its architecture, its attributes, and the model with what the family wants written out."""
     m = model.config.model
-    tried: list[tuple[list[str], str]] = []
-    for wider in (m, with_all_biases(m)):
+    tried = []
+    for wider in (with_all_biases(m), m):
         for family in families:
-            reasons = why_not(family, wider)
-            if not reasons:
-                name = next(architectures(family, wider))
-                same = model if wider is m else widened(model, wider)
-                return family, name, fields.write(family.fields, wider), same
-            tried.append((reasons, family.name))
-    reasons, name = min(reversed(tried), key=lambda t: len(t[0]))
-    raise ClearheadError(f"{where} has no model that computes the same; the nearest is {name}, but {reasons[0]}.")
+            apart = list(_apart(family, wider))
+            reasons = apart or list(_lost(family, wider))
+            tried.append((bool(apart), len(reasons), wider is not m, family, wider, reasons))
+    *_, family, wider, reasons = min(tried, key=lambda t: t[:3])
+    if reasons:
+        raise ClearheadError(
+            f"{where} has no model that computes the same; the nearest is {family.name}, but {reasons[0]}."
+        )
+    same = model if wider is m else widened(model, wider)
+    return family, next(architectures(family, wider)), fields.write(family.fields, wider), same
 
 
-def why_not(family: Family, m: c.ModelConfig) -> list[str]:
-    """What of a model a family has otherwise; an empty list where it computes the same."""
-    kinds = [(o, getattr(m, o).kind, getattr(family.base, o).kind) for o in ("shape", "input", "position", "norm")]
-    reasons = [f"its {option} is {there}, not {here}" for option, here, there in kinds if here != there]
+def _apart(family: Family, m: c.ModelConfig) -> Iterator[str]:
+    """The larger parts that a family has of another kind."""
+    for option in ("shape", "input", "position", "norm"):
+        here, there = getattr(m, option).kind, getattr(family.base, option).kind
+        if here != there:
+            yield f"its {option} is {there}, not {here}"
     if next(architectures(family, m), None) is None:
         alike = any(head.kind == m.head.kind for head in family.heads.values())
-        reasons.append(f"it has no head {m.head.kind}{' like this' if alike else ''}")
-    return reasons or list(_lost(family, m))
+        yield f"it has no head {m.head.kind}{' like this' if alike else ''}"
 
 
 def _lost(family: Family, m: c.ModelConfig) -> Iterator[str]:
