@@ -164,9 +164,12 @@ def differences(a: c.ModelConfig, b: c.ModelConfig) -> Iterator[tuple[str, Any, 
 
 
 def effective(m: c.ModelConfig) -> Tree:
-    """The options with what they stand for written out, and without dropout, which only training knows."""
+    """The options with what they stand for written out; without dropout, which only training knows, and without how
+    pixels are prepared, which is told in a file of its own."""
     tree = reader.tree(m)
     del tree["dropout"]
+    for name in ("mean", "deviation", "smooth"):
+        tree["input"].pop(name, None)
     tree["attention"] |= {"kv_heads": m.kv_heads, "head_width": m.head_width, "bias": sorted(m.attention.bias)}
     tree["attention"]["window"] = m.attention.window if m.attention.window < m.context else 0
     tree["ffn"]["width"] = m.ffn_width

@@ -1,0 +1,148 @@
+"""What stands around a published model comes along: labels, stop tokens, pooling, how pictures and sounds are read."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from published_models import theirs
+
+import clearhead as ch
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def put(folder, name, value):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps(value))
+
+
+def edit(folder, name, **changes):
+    put(folder, name, json.loads((folder / name).read_text()) | changes)
+
+
+def through(folder, tmp_path):
+    """The model of a folder, and the same after it went out and in again."""
+    first = ch.load(folder, device="cpu")
+    ch.save(first, tmp_path / "again", format="hf")
+    return first, ch.load(tmp_path / "again", device="cpu")
+
+
+def test_names_of_classes_come_along(tmp_path):
+    theirs("bert-classes").save_pretrained(tmp_path / "m")
+    names = ["sad", "glad", "mad", "bad"]
+    edit(tmp_path / "m", "config.json", id2label=dict(enumerate(names)), label2id={n: i for i, n in enumerate(names)})
+    for m in through(tmp_path / "m", tmp_path):
+        assert m.config.use.labels == tuple(names)
+
+
+def test_a_regression_is_a_number(tmp_path):
+    theirs("bert-number").save_pretrained(tmp_path / "m")
+    for m in through(tmp_path / "m", tmp_path):
+        assert m.config.model.head.kind == "number"
+        assert m.config.use.labels == ()
+
+
+def test_generation_config_says_where_to_stop(tmp_path):
+    theirs("whisper").save_pretrained(tmp_path / "m")
+    said = {"eos_token_id": [7, 9], "decoder_start_token_id": 3, "forced_decoder_ids": [[1, 4], [2, 8]]}
+    said |= {"suppress_tokens": [11, 12, 99], "begin_suppress_tokens": [5], "pad_token_id": 7}
+    put(tmp_path / "m", "generation_config.json", said)
+    for m in through(tmp_path / "m", tmp_path):
+        use = m.config.use
+        assert (use.stop, use.start, use.never, use.never_first, use.pad) == ((7, 9), (3, 4, 8), (11, 12), (5,), (7,))
+
+
+POOLING = [("pooling_mode_mean_tokens", "mean"), ("pooling_mode_cls_token", "first")]
+
+
+@pytest.mark.parametrize("normal", [True, False])
+@pytest.mark.parametrize(("theirs_", "ours"), POOLING)
+def test_pooling_of_sentence_transformers_comes_along(theirs_, ours, normal, tmp_path):
+    theirs("bert-bare").save_pretrained(tmp_path / "m")
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if normal else [])]
+    put(
+        tmp_path / "m",
+        "modules.json",
+        [{"idx": i, "type": f"sentence_transformers.models.{k}"} for i, k in enumerate(kinds)],
+    )
+    put(tmp_path / "m", "1_Pooling/config.json", {"word_embedding_dimension": 24, theirs_: True})
+    for m in through(tmp_path / "m", tmp_path):
+        assert (m.config.use.pooling, m.config.use.normalised) == (ours, normal)
+        vectors = m.embed([[1, 2, 3], [4, 5]])
+        hidden = m.hidden([4, 5])
+        want = hidden.mean(0) if ours == "mean" else hidden[0]
+        want = want / want.norm() if normal else want
+        torch.testing.assert_close(vectors[1], want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "words"),
+    [
+        (["Transformer", "Pooling", "Dense"], {}, "asks for Transformer, Pooling, Dense"),
+        (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True}, "asks for pooling 'max_tokens'"),
+        (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}, "asks for"),
+        ("nonsense", {}, "must be a list of modules"),
+    ],
+)  # fmt: skip
+def test_other_poolings_are_refused(modules, pooling, words, tmp_path):
+    theirs("bert-bare").save_pretrained(tmp_path / "m")
+    listed = [{"type": f"x.{kind}"} for kind in modules] if isinstance(modules, list) else modules
+    put(tmp_path / "m", "modules.json", listed)
+    put(tmp_path / "m", "1_Pooling/config.json", pooling)
+    with pytest.raises(ch.ClearheadError, match=words):
+        ch.load(tmp_path / "m")
+
+
+def colourful(tmp_path):
+    """A ViT with three colours, and a picture."""
+    import transformers
+
+    options = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 28}
+    config = transformers.ViTConfig(**options, image_size=12, patch_size=3)
+    transformers.ViTModel(config).save_pretrained(tmp_path / "m")
+    pixels = np.random.default_rng(0).integers(0, 256, (31, 40, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    return tmp_path / "m", tmp_path / "a.png"
+
+
+@pytest.mark.parametrize("resample", [2, 3])
+@pytest.mark.parametrize(("mean", "std"), [([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
+def test_pictures_are_read_as_the_published_model_was_taught(resample, mean, std, tmp_path):
+    folder, picture = colourful(tmp_path)
+    said = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+    put(folder, "preprocessor_config.json", {**said, "image_mean": mean, "image_std": std, "resample": resample})
+    resized = np.asarray(Image.open(picture).resize((12, 12), resample))  # what transformers does, in its words
+    want = torch.tensor((resized / 255 - np.array(mean)) / np.array(std), dtype=torch.float32).permute(2, 0, 1)
+    for m in through(folder, tmp_path):
+        read = m._batch(None, pictures=str(picture)).ids[0]
+        torch.testing.assert_close(read, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"do_center_crop": True}, "do_center_crop = True"),
+        ({"do_normalize": False}, "do_normalize = False"),
+        ({"resample": 0}, "resample = 0"),
+        ({"image_mean": [0.1, 0.2]}, "one for each of 3 colours"),
+        ({"image_std": ["a"]}, "must be a number for each colour"),
+        ({"image_std": [0.0]}, "must be positive"),
+    ],
+)
+def test_other_ways_of_reading_pictures_are_refused(said, words, tmp_path):
+    folder, _ = colourful(tmp_path)
+    put(folder, "preprocessor_config.json", said)
+    with pytest.raises(ch.ClearheadError, match=words):
+        ch.load(folder)
+
+
+def test_sounds_must_be_heard_as_we_hear_them(tmp_path):
+    theirs("whisper").save_pretrained(tmp_path / "m")
+    put(tmp_path / "m", "preprocessor_config.json", {"sampling_rate": 16000, "hop_length": 160, "feature_size": 8})
+    through(tmp_path / "m", tmp_path)
+    put(tmp_path / "m", "preprocessor_config.json", {"sampling_rate": 8000})
+    with pytest.raises(ch.ClearheadError, match="sampling_rate = 8000; clearhead listens with 16000"):
+        ch.load(tmp_path / "m")
