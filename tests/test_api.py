@@ -164,3 +164,40 @@ MISTAKES = [
 def test_a_mistake_gets_a_sentence(model, mistake, words):
     with pytest.raises(ch.ClearheadError, match=re.escape(words)):
         mistake(model)
+
+
+def test_tokens_that_are_never_to_be_written_are_not():
+    made = ch.new("tiny-decoder")
+    only = {7: True, 9: True}
+    use = {"use.never": [i for i in range(64) if i not in only], "use.never_first": [7]}
+    model = ch.Model(made.net, made.config.change(**use))
+    for seed in range(5):
+        written = model.generate([1, 2, 3], max_tokens=8, seed=seed).tokens
+        assert set(written) <= only.keys()
+        assert written[0] == 9
+
+
+def test_a_model_without_a_head_has_hidden_states_and_no_logits():
+    bare = ch.new("tiny-encoder", head="hidden")
+    assert bare.hidden([1, 2]).shape == (2, 32)
+    with pytest.raises(ch.ClearheadError, match=r"hidden\(…\) gives its hidden states"):
+        bare.logits([1, 2])
+
+
+def test_a_translator_needs_to_know_what_its_output_starts_with():
+    bare = ch.new("tiny-encoder-decoder")
+    with pytest.raises(ch.ClearheadError, match="use__start"):
+        bare.translate([[1, 2]])
+    model = ch.new("tiny-encoder-decoder", use__start=[3], use__stop=[4])
+    (best,) = model.translate([[1, 2]], beam=2, max_tokens=5)
+    assert 1 <= len(best.tokens) <= 5
+    assert model.logits(source=[1, 2]).shape == (1, 64)
+
+
+def test_a_model_that_listens_writes_what_it_heard():
+    tiny = {"width": 32, "layers": 1, "shape.layers": 1, "vocabulary": 64, "attention.heads": 4, "context": 8}
+    ear = {"kind": "sound", "frames": 20, "mels": 8}
+    model = ch.new("whisper-tiny", **tiny, **{"shape.input": ear, "shape.context": 10, "use.start": [3]})
+    (best,) = model.translate(sound=torch.randn(1600), beam=2, max_tokens=3)
+    assert len(best.tokens) == 3
+    assert len(model.translate(sound=torch.randn(2, 1600), beam=1, max_tokens=3)) == 2

@@ -15,7 +15,7 @@ from clearhead.generate import chat as chats
 from clearhead.generate.write import Generated, Translated, translations, write_on
 from clearhead.lens.edits import as_edit
 from clearhead.lens.names import matching
-from clearhead.lens.seen import Seen
+from clearhead.lens.seen import Seen, labels
 from clearhead.model.heads import pool_mean
 from clearhead.model.transformer import Transformer, build
 from clearhead.presets import presets
@@ -26,6 +26,7 @@ from clearhead.weights.checkpoint import Checkpoint, Home
 
 Text = str | Tensor | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 Dense = Tensor | str | Path | Sequence[str | Path]  # numbers, or files that hold them
+Messages = Sequence[chats.Message]
 Edits = Mapping[str, Callable[..., Tensor]]
 
 
@@ -38,9 +39,10 @@ class Model:
         config: Config,
         tokenizer: Tokenizer | None = None,
         source_tokenizer: Tokenizer | None = None,  # where a source is cut by another rule
+        why: str = "",  # it cannot read text, where it has no tokenizer
     ) -> None:
         self.net, self.config, self.tokenizer = net, config, tokenizer
-        self.source_tokenizer = source_tokenizer
+        self.source_tokenizer, self._why = source_tokenizer, why
         if tokenizer is not None and len(tokenizer) > config.model.vocabulary:
             size = f"{len(tokenizer)} tokens, the model only {config.model.vocabulary}"
             raise ClearheadError(f"the tokenizer has {size}; give the model vocabulary={len(tokenizer)}.")
@@ -93,6 +95,8 @@ class Model:
         place or that of text. `edits` map
         names of values to `ablate`, `scale`, `replace` or any function of a tensor.
         """
+        if isinstance(self.config.model.head, c.Hidden):
+            raise ClearheadError("this model has no head, so it has no logits; hidden(…) gives its hidden states.")
         batch, tap = self._batch(x, source, pictures, sound), self._tap((), edits)
         with _mode(gradients, tap):
             return batch.unwrap(self.net.predict(self._run(batch, tap), batch.segments, tap))
@@ -114,8 +118,8 @@ class Model:
         with _mode(gradients, tap):
             self.net.predict(self._run(batch, tap), batch.segments, tap)
         values = tap.values if isinstance(tap, Watch) else {}
-        tokens = self._labels(batch.ids, batch.segments, self.tokenizer)
-        source_tokens = self._labels(batch.source, batch.source_segments, self.source_tokenizer or self.tokenizer)
+        tokens = labels(batch.ids, batch.segments, self.tokenizer)
+        source_tokens = labels(batch.source, batch.source_segments, self.source_tokenizer or self.tokenizer)
         return Seen(values, self.config.model, tokens, source_tokens)
 
     def generate(
@@ -130,12 +134,7 @@ class Model:
         return write_on(self.net, self.tokenizer, self.config.use, batch.ids, max_tokens, temperature, top_k, seed)
 
     def chat(
-        self,
-        messages: Sequence[chats.Message],
-        max_tokens: int = 200,
-        temperature: float = 0.7,
-        top_k: int = 0,
-        seed: int = 0,
+        self, messages: Messages, max_tokens: int = 200, temperature: float = 0.7, top_k: int = 0, seed: int = 0
     ) -> Generated:
         """The assistant's answer to `[{"role": "user", "content": "…"}, …]`; a system prompt comes first."""
         if self.tokenizer is None:
@@ -144,31 +143,43 @@ class Model:
         return self.generate(ids, min(max_tokens, max(1, self.net.context - len(ids))), temperature, top_k, seed)
 
     def translate(
-        self, texts: str | Sequence[str], beam: int = 5, max_tokens: int = 0, length_penalty: float = 1.0
+        self,
+        texts: str | Sequence[str] | None = None,
+        beam: int = 5,
+        max_tokens: int = 0,
+        length_penalty: float = 1.0,
+        *,
+        sound: Dense | None = None,
     ) -> list[Translated]:
-        """The best output for each source by beam search; one text or several."""
+        """The best output for each source by beam search; texts, or sounds for a model that listens."""
         if self.kind != "encoder-decoder":
             raise ClearheadError(f"this {self.kind} has no source to read; an encoder-decoder translates.")
-        listed = [texts] if isinstance(texts, str) else texts
-        batch = self._batch([list(self.config.use.start)] * len(listed), source=listed)
+        if not self.config.use.start:
+            raise ClearheadError("it is not known which token an output starts with; give the model use__start=[id].")
+        batch = self._batch(None, source=texts, sound=sound)
         return translations(self.net, self.tokenizer, self.config.use, batch, beam, max_tokens, length_penalty)
 
     def embed(self, texts: str | Sequence[str], pooling: str = "", normalised: bool | None = None) -> Tensor:
-        """One vector for each text: the mean of its hidden states, or the first, as the model was made for."""
+        """One vector for each text: the mean of its hidden states, or the first, as the model was made for.
+
+        Models of sentence-transformers cut long texts (`config.use.longest`); others refuse what exceeds the context.
+        """
         pooling = pooling or self.config.use.pooling
         if pooling not in ("mean", "first"):
             raise ClearheadError(f"pooling {pooling!r} is unknown; it is mean or first.")
-        batch = self._batch(texts)
+        batch = self._batch(texts, longest=self.config.use.longest)
         with torch.no_grad():
             hidden = self._run(batch, SILENT)
             vectors = pool_mean(hidden, batch.segments) if pooling == "mean" else hidden[:, 0]
         unit = self.config.use.normalised if normalised is None else normalised
         return batch.unwrap(torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors)
 
-    def _batch(self, x: object, source: object = None, pictures: object = None, sound: object = None) -> Batch:
-        like = next(self.net.parameters())
-        tokenizers = (self.tokenizer, self.source_tokenizer or self.tokenizer)
-        return read_batch(self.config, tokenizers, like, x, source=source, picture=pictures, sound=sound)
+    def _batch(
+        self, x: object, source: object = None, pictures: object = None, sound: object = None, longest: int = 0
+    ) -> Batch:
+        like, words = next(self.net.parameters()), (self.tokenizer, self.source_tokenizer or self.tokenizer)
+        dense = {"picture": pictures, "sound": sound}
+        return read_batch(self.config, words, like, x, source=source, **dense, longest=longest, why=self._why)
 
     def _run(self, batch: Batch, tap: Tap) -> Tensor:
         return self.net(
@@ -184,13 +195,6 @@ class Model:
         for pattern in (*names, *(edits or {})):
             matching(self.config.model, pattern)
         return Watch(names, {name: as_edit(edit) for name, edit in (edits or {}).items()})
-
-    def _labels(self, ids: Tensor | None, segments: Tensor | None, tokenizer: Tokenizer | None) -> list[str]:
-        """The first text's tokens, for people to read."""
-        if ids is None or ids.is_floating_point():
-            return []
-        first = (ids[0] if segments is None else ids[0][segments[0] != 0]).tolist()
-        return tokenizer.pieces(first) if tokenizer else [str(i) for i in first]
 
 
 @contextmanager
@@ -232,7 +236,7 @@ def load(where: str | Path, *, device: str = "", dtype: str = "") -> Model:
     read = formats.read(where, Home.of(device, dtype))
     if not dtype:
         read.net.to(max(read.net.parameters(), key=lambda p: p.numel()).dtype)
-    return Model(read.net, read.config, read.tokenizer, read.source_tokenizer)
+    return Model(read.net, read.config, read.tokenizer, read.source_tokenizer, read.why)
 
 
 def save(model: Model, where: str | Path, format: str = "clearhead") -> None:

@@ -36,6 +36,8 @@ class Side:
     end: tuple[int, ...]
     vocabulary: int
     context: int
+    longest: int  # tokens after which a text is cut; 0 = never
+    why: str  # there is no tokenizer
 
 
 def read_batch(
@@ -47,6 +49,8 @@ def read_batch(
     source: object = None,
     picture: object = None,
     sound: object = None,
+    longest: int = 0,
+    why: str = "",
 ) -> Batch:
     """`like` is a parameter of the model, whose device and dtype are the batch's; the second tokenizer the source's."""
     m, use = config.model, config.use
@@ -61,13 +65,17 @@ def read_batch(
     if given[wanted] is None:
         raise ClearheadError(f"this model reads {named}; none was given.")
     if not isinstance(m.shape, c.EncoderDecoder):
-        side = Side(tokenizers[0], use.begin, use.end, m.vocabulary, m.context)
+        side = Side(tokenizers[0], use.begin, use.end, m.vocabulary, m.context, longest, why)
         return Batch(*_read(given[wanted], reads, side, like), None, None)
-    source_side = Side(tokenizers[1], use.begin, use.end, m.shape.vocabulary or m.vocabulary, m.shape.context)
-    first, first_segments, _ = _read(given[wanted], reads, source_side, like)
-    if x is None:
+    source_side = Side(
+        tokenizers[1], use.begin, use.end, m.shape.vocabulary or m.vocabulary, m.shape.context, longest, why
+    )
+    first, first_segments, one = _read(given[wanted], reads, source_side, like)
+    if x is None and not use.start:
         raise ClearheadError("an encoder-decoder also needs the target: logits(target, source=…).")
-    side = Side(tokenizers[0], use.start, (), m.vocabulary, m.context)
+    if x is None:  # what its output starts with
+        x = list(use.start) if one else [list(use.start)] * len(first)
+    side = Side(tokenizers[0], use.start, (), m.vocabulary, m.context, longest, why)
     ids, segments, single = _read(x, m.input, side, like)
     if len(ids) != len(first):
         raise ClearheadError(f"there are {len(ids)} targets for {len(first)} sources; each target needs one source.")
@@ -122,8 +130,10 @@ def _encode(text: object, side: Side) -> Sequence[int]:
     """Ids as they are; a text with what belongs around it."""
     if isinstance(text, str):
         if side.tokenizer is None:
-            raise ClearheadError("this model has no tokenizer, so it cannot read text; give token ids.")
-        return [*side.begin, *side.tokenizer.encode(text), *side.end]
+            why = side.why or "this model has no tokenizer, so it cannot read text."
+            raise ClearheadError(f"{why.removesuffix('.')}; give token ids.")
+        room = side.longest - len(side.begin) - len(side.end) if side.longest else None
+        return [*side.begin, *side.tokenizer.encode(text)[:room], *side.end]
     if _is_list(text) and all(isinstance(i, int) and not isinstance(i, bool) for i in text):
         return text
     raise ClearheadError(f"a text or a list of token ids is needed, not {text!r:.60}.")

@@ -92,10 +92,12 @@ class Use:
     stop: tuple[int, ...] = say("tokens that end what is written", ())
     never: tuple[int, ...] = say("tokens that are never written", ())
     never_first: tuple[int, ...] = say("tokens that are never written first", ())
+    renormalised: bool = say("whether the probability of those goes to the others in beam search", False)
     pad: tuple[int, ...] = say("the token that fills up rows, for engines that need one", ())
     mask: tuple[int, ...] = say("the token that hides a word", ())
     pooling: Literal["mean", "first"] = say("how the vectors of a text become one: their mean, or the first", "mean")
     normalised: bool = say("whether that vector is scaled to length 1", False)
+    longest: int = say("tokens after which a text is cut for its vector; 0 = it must fit the context", 0, least=0)
     labels: tuple[str, ...] = say("names of the classes", ())
     chat: str = say("how a conversation is written out, as a Jinja template", "")
 

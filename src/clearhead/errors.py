@@ -1,7 +1,8 @@
 """The one kind of error a user meets: a mistake in what was given, told in a sentence."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class ClearheadError(ValueError):
@@ -16,3 +17,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return "known: " + ", ".join(known) if len(known) <= 24 else f"there are {len(known)} to choose from"
+
+
+@contextmanager
+def understood(mistake: str) -> Iterator[None]:
+    """For files of others: whatever goes wrong while they are read is told after `mistake`, in one sentence."""
+    try:
+        yield
+    except (ClearheadError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # libraries raise anything, and panics are not even an Exception
+        reason = str(error).strip().split("\n")[0].removesuffix(".") or type(error).__name__
+        raise ClearheadError(f"{mistake}: {reason}.") from None

@@ -104,7 +104,7 @@ MISTAKES = [
     (["demo", "--seconds", "0"], "greater than or equal to 1"),
     (["verify", "tiny-decoder", "--model.width=31"], "does not split into 4 heads"),
     (["generate", "--colour"], "No such option"),
-    (["verify", "nowhere"], "there is no such folder"),
+    (["verify", "nowhere"], "a model on the hub is written owner/name"),
     (["generate", "nowhere", "a"], "is no clearhead model"),
     (["generate"], "Missing argument"),
     (["generate", "SAVED", ""], "the text is empty"),

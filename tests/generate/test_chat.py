@@ -38,6 +38,11 @@ def test_special_tokens_that_a_person_types_stay_text(tokenizer, typed):
     assert typed.replace("\ufdd0", "") in tokenizer.decode(tricky)
 
 
+def test_marks_for_training_and_json_are_understood(tokenizer):
+    template = "{% generation %}{{ {'a': 'é'} | tojson(ensure_ascii=False) }}{% endgeneration %}"
+    assert tokenizer.decode(encode(template, [{"role": "user", "content": "x"}], tokenizer)) == '{"a": "é"}'
+
+
 def test_a_conversation_equals_its_written_text(tokenizer):
     ids = said(tokenizer, ("user", "Hello, who are you?"))
     assert ids == tokenizer.encode("<|user|>Hello, who are you?<|end|>\n<|assistant|>", allow_special=True)
@@ -55,6 +60,11 @@ def test_a_conversation_equals_its_written_text(tokenizer):
         ("{% for i in range(10**9) %}x{% endfor %}", "cannot write this conversation"),
         ("{{ messages[0].content / 2 }}", "cannot write this conversation"),
         ("{% include 'x' %}", "cannot write this conversation"),
+        ("{{ 'x' * 10**10 }}", "no work for a template"),
+        ("{{ 10 ** 10 ** 10 }}", "no work for a template"),
+        ("{{ cycler() }}", "cannot write this conversation"),
+        ("{{ lipsum(n=100000) }}", "cannot write this conversation"),
+        ("{% for i in range(9999) %}{% for j in range(9999) %}xxxxxxxxx{% endfor %}{% endfor %}", "writes more than"),
     ],
 )
 def test_a_template_can_do_nothing_but_write(template, words, tokenizer):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, trainers
 
-from clearhead.config import Use
+from clearhead.config import Encoder, Hidden, ModelConfig, Use
 from clearhead.errors import ClearheadError
 from clearhead.tokens import pieces, published
 from clearhead.tokens.published import Published
@@ -55,6 +55,12 @@ SCRIPTS = [
 ]
 ODD = ["  ", "\n", "\r\n", "\t", "\x00", "\x7f", "e\u0302\u0301", "👩\u200d👩\u200d👧", "\u200b", "\u3000", "\ufeff"]
 plain = st.lists(st.one_of(st.sampled_from(SCRIPTS + ODD), st.text(max_size=6)), max_size=6).map("".join)
+
+
+def shaped(use, context):
+    """A model that such a use belongs to: whoever hides words is an encoder."""
+    encoder = {"shape": Encoder(), "head": Hidden()} if use.mask else {}
+    return ModelConfig(context=context, **encoder)
 
 
 def spm(lines: list[str] = LINES, **options: Any) -> bytes:
@@ -397,7 +403,7 @@ def rewritten(
     stop, pad, mask = ((i,) if (i := words.special.get(role)) is not None else () for role in ("eos", "pad", "mask"))
     around = Use(begin=words.begin, end=words.end, stop=stop, pad=pad, mask=mask, chat=words.chat)
     folder = tmp_path_factory.mktemp("written")
-    published.write(folder, tokenizer(words), None, around, 77)
+    published.write(folder, tokenizer(words), None, around, shaped(around, 77))
     fill(folder, {"config.json": {"model_type": TYPES[FOLDERS.index(name) % len(TYPES)]}})
     return words, ours(folder), theirs(folder)
 
@@ -423,7 +429,7 @@ def test_what_is_written_keeps_its_roles(rewritten: tuple[Published, Published, 
 
 @pytest.mark.parametrize("family", TYPES)
 def test_what_is_written_is_read_for_any_family(family: str, tmp_path: Path) -> None:
-    published.write(tmp_path, OWN, None, Use(begin=(299,), stop=(298,)), 128)
+    published.write(tmp_path, OWN, None, Use(begin=(299,), stop=(298,)), ModelConfig())
     fill(tmp_path, {"config.json": {"model_type": family}})
     same(ours(tmp_path), theirs(tmp_path), "I'll see 1234 Füße,\n\n  don't they?<|end|>")
 
@@ -431,7 +437,7 @@ def test_what_is_written_is_read_for_any_family(family: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_tokenizers_of_our_own_are_read_by_transformers(name: str, tmp_path: Path) -> None:
     own, around = WRITTEN[name]
-    published.write(tmp_path, own, None, around, 128)
+    published.write(tmp_path, own, None, around, shaped(around, 128))
     fill(tmp_path, {"config.json": {"model_type": "llama"}})
     again = ours(tmp_path)
     assert (again.begin, again.end, again.chat) == (around.begin, around.end, around.chat)
@@ -445,13 +451,13 @@ def test_tokenizers_of_our_own_are_read_by_transformers(name: str, tmp_path: Pat
 
 
 def test_what_is_written_for_qwen2_is_read_by_the_plain_class(tmp_path: Path) -> None:
-    published.write(tmp_path, OWN, None, Use(begin=(299,), stop=(298,)), 128)
+    published.write(tmp_path, OWN, None, Use(begin=(299,), stop=(298,)), ModelConfig())
     fill(tmp_path, {"config.json": {"model_type": "qwen2"}})
     same(ours(tmp_path), transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path), "I'll see 1234 Füße, don't I?")
 
 
 def test_two_texts_are_framed_as_one_is(tmp_path: Path) -> None:
-    published.write(tmp_path, OWN, None, Use(begin=(299,), end=(298,)), 128)
+    published.write(tmp_path, OWN, None, Use(begin=(299,), end=(298,)), ModelConfig())
     fill(tmp_path, {"config.json": {"model_type": "bert"}})
     a, b = OWN.encode("a"), OWN.encode("b")
     pair = theirs(tmp_path)("a", "b", return_token_type_ids=True)
@@ -466,7 +472,7 @@ def test_of_two_tokenizers_transformers_reads_sources_and_both_come_back(
     assert words.source is not None
     special = words.special
     around = Use(end=words.end, stop=(special["eos"],), start=(special["pad"],), pad=(special["pad"],))
-    published.write(tmp_path, tokenizer(words), words.source, around, 128)
+    published.write(tmp_path, tokenizer(words), words.source, around, shaped(around, 128))
     fill(tmp_path, {"config.json": {"model_type": "marian"}})
     other, again = theirs(tmp_path), ours(tmp_path)
     assert again.source is not None

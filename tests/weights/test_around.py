@@ -55,6 +55,67 @@ def test_generation_config_says_where_to_stop(tmp_path):
         assert (use.stop, use.start, use.never, use.never_first, use.pad) == ((7, 9), (3, 4, 8), (11, 12), (5,), (7,))
 
 
+def test_a_language_left_open_is_left_to_the_model(tmp_path):
+    theirs("whisper").save_pretrained(tmp_path / "m")
+    edit(tmp_path / "m", "config.json", forced_decoder_ids=[[1, 20], [2, 21], [3, 22]])
+    put(
+        tmp_path / "m",
+        "generation_config.json",
+        {"decoder_start_token_id": 3, "forced_decoder_ids": [[1, None], [2, 21]]},
+    )
+    assert ch.load(tmp_path / "m").config.use.start == (3,)
+
+
+def test_forbidden_words_of_several_tokens_and_classes_that_overlap_are_refused(tmp_path):
+    theirs("marian").save_pretrained(tmp_path / "m")
+    said = {"bad_words_ids": [[7], [8]], "renormalize_logits": True}
+    put(tmp_path / "m", "generation_config.json", said)
+    for m in through(tmp_path / "m", tmp_path):
+        assert (m.config.use.never, m.config.use.renormalised) == ((7, 8), True)
+    put(tmp_path / "m", "generation_config.json", {"bad_words_ids": [[7], [8, 9]]})
+    with pytest.raises(ch.ClearheadError, match="forbids words of several tokens"):
+        ch.load(tmp_path / "m")
+    theirs("bert-classes").save_pretrained(tmp_path / "b")
+    edit(tmp_path / "b", "config.json", problem_type="multi_label_classification")
+    with pytest.raises(ch.ClearheadError, match="do not exclude each other"):
+        ch.load(tmp_path / "b")
+
+
+@torch.no_grad()
+def test_forbidden_tokens_share_their_probability_as_theirs_do(tmp_path):
+    import transformers
+
+    model = theirs("marian")
+    model.save_pretrained(tmp_path / "m")
+    put(
+        tmp_path / "m",
+        "generation_config.json",
+        {"bad_words_ids": [[i] for i in range(6, 40)], "renormalize_logits": True},
+    )
+    m = ch.load(tmp_path / "m", device="cpu")
+    torch.manual_seed(0)
+    source = torch.randint(6, 53, (3, 9))
+    settings = {"num_beams": 3, "max_new_tokens": 8, "bad_words_ids": [[i] for i in range(6, 40)]}
+    written = transformers.GenerationMixin.generate(model, input_ids=source, **settings, renormalize_logits=True)
+    for ours, row in zip(m.translate(source.tolist(), beam=3, max_tokens=8), written, strict=True):
+        assert ours.tokens == row[1 : 1 + len(ours.tokens)].tolist()
+
+
+def test_a_tokenizer_that_cannot_be_had_says_why(tmp_path):
+    theirs("roformer").save_pretrained(tmp_path / "m")
+    put(tmp_path / "m", "tokenizer_config.json", {"tokenizer_class": "RoFormerTokenizer"})
+    with pytest.raises(ch.ClearheadError, match=r"jieba.*; give token ids"):
+        ch.load(tmp_path / "m").logits("hello")
+
+
+def test_a_class_named_in_the_configuration_counts(tmp_path):
+    theirs("bert").save_pretrained(tmp_path / "m")
+    (tmp_path / "m" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+    assert ch.load(tmp_path / "m").tokenizer is not None
+    edit(tmp_path / "m", "config.json", tokenizer_class="BertJapaneseTokenizer")
+    assert ch.load(tmp_path / "m").tokenizer is None
+
+
 POOLING = [("pooling_mode_mean_tokens", "mean"), ("pooling_mode_cls_token", "first")]
 
 

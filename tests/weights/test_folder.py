@@ -67,6 +67,36 @@ def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "model.gguf"])
+def test_a_file_that_is_only_called_like_a_part_is_not_overwritten(name, tmp_path):
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / name).write_text("precious")
+    for kind in ("clearhead", "hf"):
+        with pytest.raises(ch.ClearheadError, match="holds a foreign model, which is not replaced"):
+            ch.save(ch.new("tiny-decoder"), tmp_path / "web", format=kind)
+    assert (tmp_path / "web" / name).read_text() == "precious"
+
+
+def test_a_model_is_replaced_by_the_same_format_only(tmp_path):
+    m = ch.new("tiny-decoder")
+    ch.save(m, tmp_path / "hf", format="hf")
+    ch.save(m, tmp_path / "hf", format="hf")
+    ch.save(ch.load(tmp_path / "hf"), tmp_path / "hf", format="hf")  # onto what it was read from
+    for kind in ("clearhead", "onnx"):
+        with pytest.raises(ch.ClearheadError, match="holds a hf model, which is not replaced"):
+            ch.save(m, tmp_path / "hf", format=kind)
+    ch.save(m, tmp_path / "own")
+    with pytest.raises(ch.ClearheadError, match="holds a clearhead model, which is not replaced"):
+        ch.save(m, tmp_path / "own", format="hf")
+    assert ch.load(tmp_path / "own").config == ch.load(tmp_path / "hf").config == m.config
+
+
+def test_whoever_may_read_the_folder_may_read_its_files(tmp_path):
+    ch.save(ch.new("tiny-decoder"), tmp_path / "m")
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "m").iterdir()}
+    assert modes == {(tmp_path / "m").stat().st_mode & 0o666}
+
+
 def test_a_system_that_cannot_exchange_folders_moves_them_one_by_one(saved, monkeypatch):
     monkeypatch.setattr(whole.os, "fsencode", lambda path: b"")  # the system refuses to exchange the two
     ch.save(ch.new("tiny-llama"), saved)
@@ -123,7 +153,7 @@ DAMAGE = [
     (lambda t: t.update({"norm.weight": torch.ones(3)}), r"norm.weight is \(3,\), but the model needs \(32,\)"),
     (lambda t: t["norm.weight"].fill_(float("nan")), "no finite numbers"),
     (lambda t: t["blocks.1.ffn.up.weight"][3, 4].fill_(float("inf")), "blocks.1.ffn.up.weight holds values"),
-    (lambda t: t.update({"norm.weight": torch.ones(32, dtype=torch.int32)}), "no finite numbers"),
+    (lambda t: t.update({"norm.weight": torch.ones(32, dtype=torch.int32)}), "is stored as int32"),
 ]
 
 

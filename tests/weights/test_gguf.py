@@ -175,8 +175,8 @@ def test_every_rule_that_cuts_text_comes_back(name, tmp_path):
     trained = json.loads(ch.Tokenizer.train_bpe(TEXTS, 290)._inner.to_str())
     tokens = sorted(trained["model"]["vocab"], key=trained["model"]["vocab"].get)
     values = {"tokens": tokens, "merges": [" ".join(pair) for pair in trained["model"]["merges"]], "pre": name}
-    read, *_ = ggml.read({f"tokenizer.ggml.{key}": value for key, value in {**values, "model": "gpt2"}.items()})
-    written = ggml.write(read, len(tokens))
+    read = ggml.read({f"tokenizer.ggml.{key}": value for key, value in {**values, "model": "gpt2"}.items()})
+    written = ggml.write(read.tokenizer, len(tokens))
     assert {key: written[key] for key in values} == values
 
 
@@ -194,8 +194,43 @@ def test_sentencepiece_comes_back_cutting_the_same(tmp_path):
     written = ggml.write(first, 320)
     assert written["model"] == "llama"
     assert len(written["tokens"]) == len(written["scores"]) == 320
-    back, begin, _ = ggml.read({f"tokenizer.ggml.{k}": v for k, v in {**written, "bos_token_id": 1}.items()})
-    assert begin == (1,)
+    read = ggml.read({f"tokenizer.ggml.{k}": v for k, v in {**written, "bos_token_id": 1}.items()})
+    back = read.tokenizer
+    assert read.begin == (1,)
     for text in [*TEXTS, "", " a  b ", "unseen: Ωмега 🙂", "<s>"]:
         assert back.encode(text) == first.encode(text)
         assert back.decode(back.encode(text)) == text
+
+
+def test_three_tokens_may_end_a_text_and_none_is_lost(tmp_path):
+    m = made(*CASES["llama"])
+
+    def with_use(**use):
+        return ch.Model(m.net, m.config.change(**{f"use.{name}": value for name, value in use.items()}), m.tokenizer)
+
+    ch.save(with_use(stop=[7, 8, 9]), tmp_path / "out", format="gguf")
+    assert ch.load(tmp_path / "out").config.use.stop == (7, 8, 9)
+    for use, words in (({"stop": [1, 2, 3, 4]}, "stops at 3 tokens"), ({"never": [3]}, "forbid no tokens")):
+        with pytest.raises(ch.ClearheadError, match=words):
+            ch.save(with_use(**use), tmp_path / "other", format="gguf")
+
+
+def test_a_chat_template_knows_its_special_tokens(tmp_path):
+    m = made(*CASES["llama"])
+    end = m.tokenizer.special["<|end|>"]
+    template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    config = m.config.change(**{"use.begin": [end], "use.chat": template})
+    ch.save(ch.Model(m.net, config, m.tokenizer), tmp_path / "out", format="gguf")
+    back = ch.load(tmp_path / "out")
+    from clearhead.generate.chat import render
+
+    assert render(back.config.use.chat, [{"role": "user", "content": "hi"}]) == "<|end|>hi<|end|>"
+
+
+def test_a_file_that_does_not_tell_how_text_is_cut_is_refused():
+    from clearhead.tokens import ggml
+
+    values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "general.architecture": "llama"}
+    with pytest.raises(ch.ClearheadError, match="too old to tell"):
+        ggml.read(values)
+    assert ggml.read({**values, "general.architecture": "gpt2"}).tokenizer is not None

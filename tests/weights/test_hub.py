@@ -75,7 +75,7 @@ def test_a_name_of_the_catalogue_says_how_to_get_it():
         ch.load("minilm-l6")
 
 
-@pytest.mark.parametrize("name", ["nobody/nothing", "nobody/nothing@main", "nobody/nothing/file.gguf"])
+@pytest.mark.parametrize("name", ["nobody/nothing", "nobody/nothing@refs/pr/7", "nobody/nothing/file.gguf"])
 def test_a_hub_name_that_cannot_be_fetched_gets_a_sentence(name):
     with pytest.raises(ch.ClearheadError, match="the hub cannot be reached"):
         ch.load(name)

@@ -41,6 +41,7 @@ SENTENCES = [
     "",
     "Ünïcödé & emoji 🙂 (中文)",
     "word " * 200,
+    "a long story that goes on and on " * 90,  # cut after 256 tokens
 ]
 
 

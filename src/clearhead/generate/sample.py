@@ -17,17 +17,21 @@ def sample(
     top_k: int = 0,
     seed: int = 0,
     known: int | None = None,
+    never: tuple[int, ...] = (),
+    never_first: tuple[int, ...] = (),
 ) -> Iterator[int]:
     """Up to `max_tokens` tokens after `prompt` (1 × tokens), one by one; temperature 0 takes the likeliest.
 
-    Only the first `known` tokens are drawn from: a vocabulary may have room that its tokenizer does not use.
+    Only the first `known` tokens are drawn from: a vocabulary may have room that its tokenizer does not use. Those of
+    `never` are not drawn, those of `never_first` not at once.
     """
     generator = torch.Generator().manual_seed(seed)
     memory = net.remember(1, prompt.shape[1] + max_tokens)
     tokens = prompt
-    for _ in range(max_tokens):
+    for step in range(max_tokens):
         hidden = net(tokens, memory=memory)
         logits = net.predict(hidden[:, -1:])[0, 0, :known].float().cpu()
+        logits[[*never, *(never_first if step == 0 else ())]] = -torch.inf
         token = choose(logits, temperature, top_k, generator)
         yield token
         tokens = torch.tensor([[token]], device=prompt.device)

@@ -46,12 +46,12 @@ def write_on(
         raise ClearheadError(f"{length} tokens of prompt and {max_tokens} to write exceed {room}.")
     known = len(tokenizer) if tokenizer else None
     tokens: list[int] = []
-    for token in sample(net, prompt, max_tokens, temperature, top_k, seed, known):
+    for token in sample(net, prompt, max_tokens, temperature, top_k, seed, known, use.never, use.never_first):
         tokens.append(token)
         if token in use.stop:
             break
     reason = "stop" if tokens[-1] in use.stop else "length"
-    return Generated(plain_text(tokenizer, tokens, use), tokens, reason)
+    return Generated(plain_text(tokenizer, tokens, use, prompt[0].tolist()), tokens, reason)
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,16 @@ def translations(
         length_penalty=length_penalty,
         never=use.never,
         never_first=use.never_first,
+        renormalised=use.renormalised,
         known=len(tokenizer) if tokenizer else None,
     )
     return [Translated(plain_text(tokenizer, h.tokens, use), h.tokens, h.score) for h, *_ in best]
 
 
-def plain_text(tokenizer: Tokenizer | None, tokens: Sequence[int], use: Use) -> str:
-    """What was written, without the token that ended it."""
-    return tokenizer.decode([t for t in tokens if t not in use.stop]) if tokenizer else ""
+def plain_text(tokenizer: Tokenizer | None, tokens: Sequence[int], use: Use, after: Sequence[int] = ()) -> str:
+    """What was written after some tokens, without the token that ended it."""
+    if tokenizer is None:
+        return ""
+    before = tokenizer.decode(after)
+    whole = tokenizer.decode([*after, *(t for t in tokens if t not in use.stop)])
+    return whole.removeprefix(before)  # alone, some tokenizers drop the space that a word begins with

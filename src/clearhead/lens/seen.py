@@ -11,6 +11,7 @@ from clearhead import config as c
 from clearhead.errors import ClearheadError, nearest
 from clearhead.lens.names import names
 from clearhead.lens.plots import attention_figure
+from clearhead.tokens.text import Tokenizer
 
 
 class NotSeen(ClearheadError, KeyError):
@@ -68,3 +69,11 @@ class Seen(Mapping[str, Tensor]):
                 png = io.BytesIO()
                 attention_figure(self, layer).savefig(png, format="png", dpi=80)
                 yield base64.b64encode(png.getvalue()).decode()
+
+
+def labels(ids: Tensor | None, segments: Tensor | None, tokenizer: Tokenizer | None) -> list[str]:
+    """The first text's tokens, for people to read."""
+    if ids is None or ids.is_floating_point():
+        return []
+    first = (ids[0] if segments is None else ids[0][segments[0] != 0]).tolist()
+    return tokenizer.pieces(first) if tokenizer else [str(i) for i in first]

@@ -7,11 +7,12 @@ from typing import Any
 import tokenizers as tk
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from clearhead.errors import ClearheadError, nearest
+from clearhead.errors import ClearheadError, nearest, understood
 from clearhead.tokens import pieces
 from clearhead.tokens.layouts import DIGIT, words
 from clearhead.tokens.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER
-from clearhead.tokens.text import Tokenizer, understood
+from clearhead.tokens.published import Published
+from clearhead.tokens.text import Tokenizer
 
 Values = dict[str, Any]
 
@@ -36,14 +37,18 @@ CUTS = {
 BEGINS = {"llama-bpe"}  # rules under which a text begins with a token unless it is said otherwise
 
 
-def read(values: Values) -> tuple[Tokenizer | None, tuple[int, ...], tuple[int, ...]]:
+def read(values: Values) -> Published:
     """The tokenizer, and what it puts before and after a text."""
     said = {name.removeprefix("tokenizer.ggml."): value for name, value in values.items()}
-    kind, cut = said.get("model", "none"), said.get("pre", "gpt-2")
+    kind = said.get("model", "none")
+    if kind == "gpt2" and "pre" not in said and values.get("general.architecture") != "gpt2":
+        raise ClearheadError("the file is too old to tell how its tokenizer cuts text (tokenizer.ggml.pre is missing).")
+    cut = said.get("pre", "gpt-2")
     begins = said.get("add_bos_token", kind == "llama" or (kind == "gpt2" and cut in BEGINS))
-    around = (("bos_token_id", begins), ("eos_token_id", said.get("add_eos_token")))
-    begin, end = (tuple(said[name] for _ in range(1) if wanted and name in said) for name, wanted in around)
-    return None if kind == "none" else _tokenizer(kind, cut, said), begin, end
+    begin = (said["bos_token_id"],) if begins and "bos_token_id" in said else ()
+    end = (said["eos_token_id"],) if said.get("add_eos_token") and "eos_token_id" in said else ()
+    why = "the .gguf file holds no tokenizer, so the model cannot read text." if kind == "none" else ""
+    return Published(None if why else _tokenizer(kind, cut, said), begin=begin, end=end, why=why)
 
 
 def _tokenizer(kind: str, cut: str, said: Values) -> Tokenizer:

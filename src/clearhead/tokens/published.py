@@ -11,10 +11,10 @@ from pathlib import Path
 import tokenizers as tk
 
 from clearhead import reader
-from clearhead.config import Use
-from clearhead.errors import ClearheadError
+from clearhead.config import Encoder, ModelConfig, Tokens, Use
+from clearhead.errors import ClearheadError, understood
 from clearhead.tokens.layouts import FAMILIES, RULES, Asked, Rule, text_of
-from clearhead.tokens.text import Tokenizer, understood
+from clearhead.tokens.text import Tokenizer
 
 ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
 TOKENIZER, CONFIG, ROLE_MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -37,11 +37,12 @@ class Published:
     why: str = ""  # the model cannot read text, where there is no tokenizer
 
 
-def read(folder: Path, family: str) -> Published:
-    """What `folder` holds for a model of this family, which is its `model_type`."""
+def read(folder: Path, family: str, named: str = "") -> Published:
+    """What `folder` holds for a model of this family, which is its `model_type`; `named` is a class it may tell of."""
     config = _table(folder / CONFIG)
-    named = str(config.get("tokenizer_class") or "").removesuffix("Fast")
-    rule = RULES.get(named or FAMILIES.get(family, ""))
+    named = str(config.get("tokenizer_class") or named).removesuffix("Fast")
+    own = config.get("word_tokenizer_type") not in (None, "basic")  # words are cut by another program first
+    rule = None if own else RULES.get(named or FAMILIES.get(family, ""))
     new = (folder / TOKENIZER).is_file() and named != "RoFormerTokenizer"  # whose tokenizer.json leaves jieba out
     with understood(f"{folder} holds a tokenizer that cannot be used"):
         chat = _chat(folder, config)
@@ -153,18 +154,20 @@ def _by_rule(rule: Rule, asked: Asked, inner: tk.Tokenizer) -> tuple[tuple[int, 
     return tuple(i for i in ids[0] if i is not None), tuple(i for i in ids[1] if i is not None)
 
 
-def write(folder: Path, tokenizer: Tokenizer, source: Tokenizer | None, use: Use, context: int) -> None:
+def write(folder: Path, tokenizer: Tokenizer, source: Tokenizer | None, use: Use, m: ModelConfig) -> None:
     """For `AutoTokenizer`, which then encodes and decodes as ours do. Of two it knows the one that reads sources."""
     reading = source or tokenizer
     tree = json.loads(reading._inner.to_str())
-    roles = _roles(tokenizer, reading, use, tree["model"])
+    roles = _roles(tokenizer, reading, use, tree["model"], isinstance(m.shape, Encoder))
     if _around(reading._inner) != (use.begin, use.end):
         tree["post_processor"] = _template(reading, use)
         reading = Tokenizer(tk.Tokenizer.from_str(json.dumps(tree)))
     reading.save(folder / TOKENIZER)
     if source is not None:
         tokenizer.save(folder / TARGET)
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, **roles}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": m.context, **roles}
+    if isinstance(m.input, Tokens) and m.input.kinds > 1:  # which of two texts a token is of
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     config |= {"clean_up_tokenization_spaces": False}  # older versions would take spaces away
     config |= {CHAT: use.chat} if use.chat else {}
     for name, table in ((CONFIG, config), (ROLE_MAP, roles)):
@@ -173,8 +176,8 @@ def write(folder: Path, tokenizer: Tokenizer, source: Tokenizer | None, use: Use
         (folder / f"{CHAT}.jinja").write_text(use.chat, encoding="utf-8")
 
 
-def _roles(tokenizer: Tokenizer, reading: Tokenizer, use: Use, model: reader.Tree) -> dict[str, str]:
-    begin, end = ("cls", "sep") if use.mask else ("bos", "eos")
+def _roles(tokenizer: Tokenizer, reading: Tokenizer, use: Use, model: reader.Tree, encoder: bool) -> dict[str, str]:
+    begin, end = ("cls", "sep") if encoder else ("bos", "eos")
     ids = {begin: (reading, use.begin), end: (reading, use.end), "pad": (tokenizer, use.pad)}
     ids |= {"mask": (tokenizer, use.mask)} | ({"eos": (tokenizer, use.stop)} if use.stop else {})
     names = {role: owner._token(some[0]) for role, (owner, some) in ids.items() if some}

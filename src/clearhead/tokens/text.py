@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -11,7 +11,7 @@ from typing import Self
 import tokenizers as tk
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, understood
 
 
 def _stand_ins() -> str:
@@ -22,17 +22,6 @@ def _stand_ins() -> str:
 
 BYTES = _stand_ins()
 VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥"}
-
-
-@contextlib.contextmanager
-def understood(mistake: str) -> Iterator[None]:
-    """Where the library does not take what it is given, the reason is told after `mistake`, in one sentence."""
-    try:
-        yield
-    except (ClearheadError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # it raises nothing narrower, and its panics are not even an Exception
-        raise ClearheadError(f"{mistake}: {str(error).removesuffix('.')}.") from None
 
 
 class Tokenizer:

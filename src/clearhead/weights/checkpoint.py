@@ -8,9 +8,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from clearhead.config import Config
+from clearhead.config import Config, EncoderDecoder, ModelConfig
 from clearhead.errors import ClearheadError, nearest
-from clearhead.model.transformer import Transformer
+from clearhead.model.transformer import Transformer, build
 from clearhead.tokens.text import Tokenizer
 
 TOKENIZER, SOURCE_TOKENIZER, CHAT = "tokenizer.json", "source_tokenizer.json", "chat_template.jinja"
@@ -24,12 +24,16 @@ class Checkpoint:
     config: Config
     tokenizer: Tokenizer | None = None
     source_tokenizer: Tokenizer | None = None  # where the source is cut by another rule than the target
+    why: str = ""  # it cannot read text, where it has no tokenizer
 
-    def save_words(self, folder: Path) -> None:
-        """The tokenizers and the chat template, for engines that have no way of their own to hold them."""
+    def save_tokenizers(self, folder: Path) -> None:
         for tokenizer, name in ((self.tokenizer, TOKENIZER), (self.source_tokenizer, SOURCE_TOKENIZER)):
             if tokenizer is not None:
                 tokenizer.save(folder / name)
+
+    def save_words(self, folder: Path) -> None:
+        """The tokenizers and the chat template, for engines that have no way of their own to hold them."""
+        self.save_tokenizers(folder)
         if self.config.use.chat:
             (folder / CHAT).write_text(self.config.use.chat, encoding="utf-8")
 
@@ -59,6 +63,14 @@ class Home:
         return tensor.to(self.device, self.dtype or wide).contiguous()
 
 
+def promised(m: ModelConfig, tensors: int) -> Transformer:
+    """The network that a file of so many tensors may hold, without weights; no block is made of nothing."""
+    deep = m.layers + (m.shape.layers if isinstance(m.shape, EncoderDecoder) else 0)
+    if deep > tensors:
+        raise ClearheadError(f"its configuration asks for {deep:,} layers, but there are only {tensors:,} tensors.")
+    return build(m, seed=None)
+
+
 def fill(net: Transformer, tensors: Iterable[tuple[str, Tensor]], home: Home, where: str) -> Transformer:
     """The network with every parameter from the tensor of its name: nothing missing, left over, or no number.
 
@@ -72,7 +84,10 @@ def fill(net: Transformer, tensors: Iterable[tuple[str, Tensor]], home: Home, wh
             raise ClearheadError(
                 f"{where}: {name} is {tuple(tensor.shape)}, but the model needs {tuple(wanted[name].shape)}."
             )
-        if not tensor.is_floating_point() or not all(bound.isfinite() for bound in tensor.aminmax()):
+        if tensor.dtype not in DTYPES.values():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ClearheadError(f"{where}: {name} is stored as {kind}; weights are {', '.join(DTYPES)}.")
+        if not all(bound.isfinite() for bound in tensor.aminmax()):
             raise ClearheadError(f"{where}: {name} holds values that are no finite numbers (NaN or infinity).")
         state[name] = home(tensor)
     if missing := [name for name in wanted if name not in state]:

@@ -25,7 +25,7 @@ from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import Transformer
 from clearhead.tokens.text import Tokenizer
-from clearhead.weights.around import write_features
+from clearhead.weights import features
 from clearhead.weights.checkpoint import Checkpoint
 from clearhead.weights.ctranslate2_spec import ACTIVATIONS, Writer
 
@@ -61,7 +61,7 @@ def write(folder: Path, model: Checkpoint) -> None:
     spec.validate()
     spec.optimize()  # a shared matrix is stored once
     spec.save(str(folder))
-    write_features(folder, m)
+    features.write(folder, m)
     model.save_words(folder)
 
 

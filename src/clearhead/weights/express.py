@@ -1,5 +1,6 @@
 """Which published family computes the same as a model of ours; or why none does."""
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -42,8 +43,14 @@ def _apart(family: Family, m: c.ModelConfig) -> Iterator[str]:
         if here != there:
             yield f"its {option} is {there}, not {here}"
     if next(architectures(family, m), None) is None:
-        alike = any(head.kind == m.head.kind for head in family.heads.values())
-        yield f"it has no head {m.head.kind}{' like this' if alike else ''}"
+        alike = [head for head in family.heads.values() if head.kind == m.head.kind]
+        options = [
+            f.name for f in dataclasses.fields(m.head) if alike and getattr(alike[0], f.name) != getattr(m.head, f.name)
+        ]
+        wanted = [
+            f"its head.{o} is {getattr(alike[0], o)!r}, not {getattr(m.head, o)!r}" for o in options if o != "classes"
+        ]
+        yield wanted[0] if wanted else f"it has no head {m.head.kind}"
 
 
 def _lost(family: Family, m: c.ModelConfig) -> Iterator[str]:

@@ -4,6 +4,7 @@ No attribute is ignored in silence: each is a field, or known to say nothing abo
 What a format cannot express shows by itself: it does not come back when what was written is read.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -76,7 +77,7 @@ class Both:
     """What takes more than one attribute, or more than one option."""
 
     read: Callable[[Tree, Tree], None]
-    write: Callable[[Tree, Tree], None]
+    write: Callable[[Tree, Tree], None] = lambda ours, theirs: None
 
 
 def unknown(name: str, value: object, known: Any) -> ClearheadError:
@@ -106,17 +107,17 @@ Field = Is | Only | Both | Ignored
 
 # Bookkeeping, generation and training: nothing of what the model computes from its input.
 EVERYWHERE = Ignored(
-    "_attn_implementation_autoset", "_name_or_path", "_num_labels", "architectures", "bad_words_ids",
-    "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype",
-    "early_stopping", "eos_token_id", "finetuning_task", "forced_bos_token_id", "forced_decoder_ids",
-    "forced_eos_token_id", "gradient_checkpointing", "id2label", "init_std", "initializer_factor",
-    "initializer_range", "label2id", "language", "length_penalty", "max_length", "min_length", "model_type",
-    "name_or_path", "no_repeat_ngram_size", "num_beams", "num_labels", "num_return_sequences", "output_attentions",
-    "output_hidden_states", "output_past", "output_scores", "pad_token_id", "prefix", "problem_type",
-    "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id",
-    "suppress_tokens", "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p", "torch_dtype",
-    "torchscript", "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed", "unsloth_version",
-    "use_bfloat16", "use_cache",
+    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "_num_labels", "architectures",
+    "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "diversity_penalty",
+    "do_sample", "dtype", "early_stopping", "eos_token_id", "finetuning_task", "forced_bos_token_id",
+    "forced_decoder_ids", "forced_eos_token_id", "gradient_checkpointing", "id2label", "init_std",
+    "initializer_factor", "initializer_range", "label2id", "language", "length_penalty", "max_length", "min_length",
+    "model_type", "name_or_path", "no_repeat_ngram_size", "num_beams", "num_labels", "num_return_sequences",
+    "output_attentions", "output_hidden_states", "output_past", "output_scores", "pad_token_id", "prefix",
+    "problem_type", "remove_invalid_values", "renormalize_logits", "repetition_penalty", "return_dict", "return_dict_in_generate",
+    "sbert_ce_default_activation_function", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
+    "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config",
+    "transformers_version", "typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache", "xla_device",
 )  # fmt: skip
 
 # What every family must not ask for.
@@ -126,13 +127,14 @@ NOWHERE = (
     Only("cross_attention_hidden_size", None),
     Only("encoder_no_repeat_ngram_size", 0),
     Only("is_decoder", False),
+    Only("is_encoder_decoder", False),
     Only("pruned_heads", {}),
     Only("tie_encoder_decoder", False),
 )
 
 
 def read(fields: tuple[Field, ...], base: c.ModelConfig, theirs: Tree) -> c.ModelConfig:
-    """Our configuration; what is left of theirs afterwards is refused by name."""
+    """Our configuration, in its shortest form; what is left of theirs afterwards is refused by name."""
     left, ours = dict(theirs), reader.tree(base)
     for item in (*fields, *NOWHERE, EVERYWHERE):
         item.read(left, ours)
@@ -142,6 +144,7 @@ def read(fields: tuple[Field, ...], base: c.ModelConfig, theirs: Tree) -> c.Mode
     same: dict[str, Any] = {  # options that say what follows from the others anyway
         "kv_heads": 0 if m.kv_heads == m.attention.heads else m.kv_heads,
         "head_width": 0 if m.head_width * m.attention.heads == m.width else m.head_width,
+        "window": m.attention.window if m.attention.window < m.context else 0,
     }
     ffn = replace(m.ffn, width=0 if m.ffn_width == 4 * m.width else m.ffn_width)
     return replace(m, attention=replace(m.attention, **same), ffn=ffn)
@@ -149,28 +152,24 @@ def read(fields: tuple[Field, ...], base: c.ModelConfig, theirs: Tree) -> c.Mode
 
 def write(fields: tuple[Field, ...], m: c.ModelConfig) -> Tree:
     theirs: Tree = {}
-    ours = reader.tree(m)
-    ours["attention"] |= {"kv_heads": m.kv_heads, "head_width": m.head_width}
-    ours["attention"]["bias"] = [name for name in ("q", "k", "v", "out") if name in m.attention.bias]
-    ours["ffn"]["width"] = m.ffn_width
     for item in fields:
-        item.write(ours, theirs)
+        item.write(effective(m), theirs)
     return theirs
 
 
 def differences(a: c.ModelConfig, b: c.ModelConfig) -> Iterator[tuple[str, Any, Any]]:
     """Options in which two models compute something else: (option, in a, in b)."""
-    yield from _differences(effective(a), effective(b), "")
+    for option, here, there in _differences(effective(a), effective(b), ""):
+        # dropout is for training only, and how pixels are prepared is told in a file of its own
+        if not re.fullmatch(r"dropout\..*|input\.(mean|deviation|smooth)", option):
+            yield option, here, there
 
 
 def effective(m: c.ModelConfig) -> Tree:
-    """The options with what they stand for written out; without dropout, which only training knows, and without how
-    pixels are prepared, which is told in a file of its own."""
+    """The options, with what they stand for written out."""
     tree = reader.tree(m)
-    del tree["dropout"]
-    for name in ("mean", "deviation", "smooth"):
-        tree["input"].pop(name, None)
-    tree["attention"] |= {"kv_heads": m.kv_heads, "head_width": m.head_width, "bias": sorted(m.attention.bias)}
+    tree["attention"] |= {"kv_heads": m.kv_heads, "head_width": m.head_width}
+    tree["attention"]["bias"] = [name for name in ("q", "k", "v", "out") if name in m.attention.bias]
     tree["attention"]["window"] = m.attention.window if m.attention.window < m.context else 0
     tree["ffn"]["width"] = m.ffn_width
     if isinstance(m.position, c.Rotary):

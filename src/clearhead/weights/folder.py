@@ -21,7 +21,7 @@ CONFIG, WEIGHTS = "clearhead.json", "model.safetensors"
 def write(folder: Path, model: Checkpoint) -> None:
     save_file({name: p.detach().contiguous() for name, p in model.net.named_parameters()}, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps(model.config.tree(), indent=1) + "\n", encoding="utf-8")
-    model.save_words(folder)
+    model.save_tokenizers(folder)
 
 
 def read(folder: Path, home: Home) -> Checkpoint:
@@ -32,4 +32,5 @@ def read(folder: Path, home: Home) -> Checkpoint:
     tokenizers = (
         Tokenizer.load(path) if path.exists() else None for path in (folder / TOKENIZER, folder / SOURCE_TOKENIZER)
     )
-    return Checkpoint(net, config, *tokenizers)
+    tokenizer, source = tokenizers
+    return Checkpoint(net, config, tokenizer, source)

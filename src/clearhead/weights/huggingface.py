@@ -14,11 +14,10 @@ from safetensors.torch import save_file
 from clearhead import config as c
 from clearhead import reader
 from clearhead.config import Config
-from clearhead.errors import ClearheadError, nearest
-from clearhead.model.transformer import build
+from clearhead.errors import ClearheadError, understood
 from clearhead.tokens import published
-from clearhead.weights import around, fields, rules
-from clearhead.weights.checkpoint import Checkpoint, Home, fill
+from clearhead.weights import around, features, fields, rules
+from clearhead.weights.checkpoint import Checkpoint, Home, fill, promised
 from clearhead.weights.express import expressed
 from clearhead.weights.families.family import Family
 from clearhead.weights.families.known import FAMILIES
@@ -29,18 +28,23 @@ KNOWN = {family.name: family for family in FAMILIES}
 
 
 def read(folder: Path, home: Home) -> Checkpoint:
+    with understood(f"{folder} cannot be understood"):
+        return _read(folder, home)
+
+
+def _read(folder: Path, home: Home) -> Checkpoint:
     theirs = reader.load(folder / CONFIG)
     family, head = _family(theirs)
     labels = around.labels(theirs)
     m = fields.read(family.fields, replace(family.base, head=around.sized(head, theirs, labels)), theirs)
-    m = around.read_features(folder, m)
-    words = published.read(folder, family.name)
+    m = features.read(folder, m)
+    words = published.read(folder, family.name, str(theirs.get("tokenizer_class") or ""))
     use = around.read(folder, theirs, words, m, labels)
     stored = Safetensors(weight_files(folder, theirs))
-    net = build(m, seed=None)
+    net = promised(m, len(stored.shapes))
     where = str(folder)
     fill(net, rules.read(family.table(m), stored, net, m, where), home, where)
-    return Checkpoint(net, Config(m, use), words.tokenizer, words.source)
+    return Checkpoint(net, Config(m, use), words.tokenizer, words.source, words.why)
 
 
 def _family(theirs: dict[str, Any]) -> tuple[Family, c.Head]:
@@ -52,13 +56,14 @@ def _family(theirs: dict[str, Any]) -> tuple[Family, c.Head]:
     kind = theirs.get("model_type")
     if kind not in KNOWN:
         raise ClearheadError(
-            f"config.json: model_type {kind!r} is no family that clearhead knows; {nearest(str(kind), KNOWN)}"
+            f"config.json: model_type {kind!r} is no family that clearhead knows; it knows {', '.join(KNOWN)}."
         )
     family = KNOWN[kind]
     named = theirs.get("architectures") or list(family.heads)
     name = named[0] if isinstance(named, list) else named
     if name not in family.heads:
-        raise ClearheadError(f"config.json: architecture {name!r} is not known; {nearest(str(name), family.heads)}")
+        known = ", ".join(family.heads)
+        raise ClearheadError(f"config.json: architecture {name!r} is not one that clearhead knows: {known}.")
     return family, family.heads[name]
 
 
@@ -69,10 +74,11 @@ def weight_files(folder: Path, theirs: dict[str, Any]) -> list[Path]:
     if not (folder / INDEX).is_file():
         if pickles := sorted(folder.glob("*.bin")):
             name = (theirs.get("architectures") or ["AutoModel"])[0]
-            convert = f"transformers.{name}.from_pretrained({str(folder)!r}).save_pretrained('safe')"
+            classes = (name, "AutoTokenizer")
+            convert = "; ".join(f"t.{n}.from_pretrained({str(folder)!r}).save_pretrained('safe')" for n in classes)
             raise ClearheadError(
                 f"{pickles[0].name} is a pickle, which can run code when it is opened, so clearhead does not open it. "
-                f'If you trust it, convert it once: python -c "import transformers; {convert}"'
+                f'If you trust it, convert it once: python -c "import transformers as t; {convert}"'
             )
         raise ClearheadError(f"{folder} holds no weights: there is no {WEIGHTS} and no {INDEX}.")
     named = reader.load(folder / INDEX).get("weight_map")
@@ -99,5 +105,5 @@ def write(folder: Path, model: Checkpoint) -> None:
     theirs |= around.write(folder, use, m)
     (folder / CONFIG).write_text(json.dumps(theirs, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if model.tokenizer is not None:
-        published.write(folder, model.tokenizer, model.source_tokenizer, use, m.context)
-    around.write_features(folder, m)
+        published.write(folder, model.tokenizer, model.source_tokenizer, use, m)
+    features.write(folder, m)

@@ -40,4 +40,6 @@ def _opened(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="pt") as tensors:
             yield tensors
     except (OSError, SafetensorError) as error:
-        raise ClearheadError(f"{file} cannot be read as safetensors: {error}.") from None
+        raise ClearheadError(
+            f"{file} cannot be read as safetensors: {error}; the download may be incomplete."
+        ) from None

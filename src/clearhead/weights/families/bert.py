@@ -11,7 +11,7 @@ from clearhead.weights.fields import Both, Ignored, Is, Only, Tree
 from clearhead.weights.rules import SAME, Op, Rule, Table, by_turns, layer, layers
 
 
-def _table(m: c.ModelConfig, trunk: str, turned: Op, skips: tuple[str, ...]) -> Table:
+def _table(trunk: str, turned: Op, skips: tuple[str, ...]) -> Table:
     block, theirs, predictions = "blocks.{i}", "{p}encoder.layer.{i}", "cls.predictions"
     return Table(
         [
@@ -50,12 +50,12 @@ def _table(m: c.ModelConfig, trunk: str, turned: Op, skips: tuple[str, ...]) -> 
 
 
 def bert_table(m: c.ModelConfig) -> Table:
-    return _table(m, "bert.", SAME, ())
+    return _table("bert.", SAME, ())
 
 
 def roformer_table(m: c.ModelConfig) -> Table:
     skips = (r"encoder\.embed_positions\.weight",)  # the angles, which follow from the position
-    return _table(m, "roformer.", by_turns(m.attention.heads), skips)
+    return _table("roformer.", by_turns(m.attention.heads), skips)
 
 
 BASE = c.ModelConfig(
@@ -112,7 +112,7 @@ ROFORMER = Family(
         *FIELDS,
         Is("max_position_embeddings", "context", 1536),
         Only("rotary_value", False),
-        Both(_read_inner, lambda ours, theirs: None),
+        Both(_read_inner),
     ),
     table=roformer_table,
 )

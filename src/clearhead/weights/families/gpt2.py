@@ -61,6 +61,8 @@ GPT2 = Family(
         Only("scale_attn_by_inverse_layer_idx", False),
         Ignored(
             "n_ctx",
+            "n_special",
+            "predict_special_tokens",
             "reorder_and_upcast_attn",  # the same numbers, in another precision
             *(f"summary_{name}" for name in ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")),
         ),

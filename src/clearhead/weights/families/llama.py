@@ -6,7 +6,7 @@ from typing import Any
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.weights.families.family import GATED, ZERO, Family
-from clearhead.weights.fields import Both, Ignored, Is, Only, Tree, unknown
+from clearhead.weights.fields import Both, Field, Ignored, Is, Only, Tree, unknown
 from clearhead.weights.rules import Rule, Table, layers
 
 
@@ -54,8 +54,8 @@ SCALINGS: dict[str, dict[str, str]] = {
 
 def _read_rope(theirs: Tree, ours: Tree) -> None:
     """`rope_theta` and `rope_scaling`, or both in the newer `rope_parameters`."""
-    rope = dict(theirs.pop("rope_parameters", None) or theirs.pop("rope_scaling", None) or {})
-    theirs.pop("rope_scaling", None)
+    rope, older_rope = (theirs.pop(name, None) or {} for name in ("rope_parameters", "rope_scaling"))
+    rope = dict(rope or older_rope)
     theta = theirs.pop("rope_theta", None)
     ours["position"]["theta"] = rope.pop("rope_theta", theta or 10000.0)
     older, kind = rope.pop("type", None), rope.pop("rope_type", None)
@@ -90,11 +90,12 @@ def _read_window(theirs: Tree, ours: Tree) -> None:
     """Qwen's window holds for all layers or for none."""
     window, used = theirs.pop("sliding_window", None), theirs.pop("use_sliding_window", False)
     first, kinds = theirs.pop("max_window_layers", 28), theirs.pop("layer_types", None)
-    deep = ours["layers"]
-    kinds = kinds or ["sliding_attention" if used and i >= first else "full_attention" for i in range(deep)]
-    if len(set(kinds)) != 1 or kinds[0] not in ("full_attention", "sliding_attention"):
-        raise unknown("layer_types", sorted(set(kinds)), ["full_attention", "sliding_attention for all layers"])
-    ours["attention"]["window"] = (window or 0) if kinds[0] == "sliding_attention" else 0
+    full, sliding = "full_attention", "sliding_attention"
+    if kinds is None:
+        kinds = [full] * (not used or first > 0) + [sliding] * bool(used and first < ours["layers"])
+    if set(kinds) not in ({full}, {sliding}):
+        raise unknown("layer_types", sorted(set(kinds)), [full, f"{sliding} for all layers"])
+    ours["attention"]["window"] = (window or 0) if set(kinds) == {sliding} else 0
 
 
 def _write_window(ours: Tree, theirs: Tree) -> None:
@@ -124,7 +125,7 @@ WINDOW = Both(_read_window, _write_window)
 LONG = Is("max_position_embeddings", "context", 32768)
 
 
-def _family(name: str, title: str, base: c.ModelConfig, *fields: Is | Only | Both) -> Family:
+def _family(name: str, title: str, base: c.ModelConfig, *fields: Field) -> Family:
     heads: dict[str, c.Head] = {f"{title}ForCausalLM": c.Language(tied=False), f"{title}Model": c.Hidden()}
     return Family(name, base, heads, (*COMMON, *fields), table)
 
@@ -142,7 +143,7 @@ LLAMA = _family(
     Is("head_dim", "attention.head_width", None, ZERO),
     Is("attention_bias", "attention.bias", False, _biases(*ALL), only_words=True),
     Is("mlp_bias", "ffn.bias", False),
-    Only("pretraining_tp", 1),
+    Ignored("pretraining_tp"),  # the same sums, in pieces
 )  # fmt: skip
 MISTRAL = _family(
     "mistral", "Mistral", BASE,

@@ -117,9 +117,7 @@ MARIAN = Family(
         Only("normalize_before", False),
         Only("normalize_embedding", False),
         Only("add_final_layer_norm", False),
-        Only("add_bias_logits", False),
-        Only("static_position_embeddings", True),
-        Only("extra_pos_embeddings", 0),
+        Ignored("add_bias_logits", "static_position_embeddings", "extra_pos_embeddings"),  # of an older program
     ),
     table=table,
 )

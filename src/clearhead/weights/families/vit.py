@@ -72,7 +72,7 @@ VIT = Family(
         Is("qkv_bias", "attention.bias", True, {True: ["q", "k", "v", "out"], False: ["out"]}, only_words=True),
         Is("attention_probs_dropout_prob", "dropout.attention", 0.0),
         Is("hidden_dropout_prob", "dropout.residual dropout.embedding", 0.0),
-        Both(_read_context, lambda ours, theirs: None),
+        Both(_read_context),
         Ignored("encoder_stride", "pooler_act", "pooler_output_size"),
     ),
     table=table,

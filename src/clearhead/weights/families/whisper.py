@@ -47,7 +47,7 @@ WHISPER = Family(
         Is("max_source_positions", "shape.context", 1500),
         Is("num_mel_bins", "shape.input.mels", 80),
         *STACKS,
-        Both(_read_frames, lambda ours, theirs: None),
+        Both(_read_frames),
         Is("tie_word_embeddings", "head.tied", True),
         Only("scale_embedding", False),
         Ignored(
