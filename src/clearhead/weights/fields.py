@@ -114,10 +114,11 @@ EVERYWHERE = Ignored(
     "initializer_factor", "initializer_range", "label2id", "language", "length_penalty", "max_length", "min_length",
     "model_type", "name_or_path", "no_repeat_ngram_size", "num_beams", "num_labels", "num_return_sequences",
     "output_attentions", "output_hidden_states", "output_past", "output_scores", "pad_token_id", "prefix",
-    "problem_type", "remove_invalid_values", "renormalize_logits", "repetition_penalty", "return_dict", "return_dict_in_generate",
-    "sbert_ce_default_activation_function", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
-    "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config",
-    "transformers_version", "typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache", "xla_device",
+    "problem_type", "remove_invalid_values", "renormalize_logits", "repetition_penalty", "return_dict",
+    "return_dict_in_generate", "sbert_ce_default_activation_function", "sep_token_id", "suppress_tokens",
+    "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
+    "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16",
+    "use_cache", "xla_device",
 )  # fmt: skip
 
 # What every family must not ask for.
