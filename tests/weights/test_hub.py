@@ -82,7 +82,9 @@ def test_a_hub_name_that_cannot_be_fetched_gets_a_sentence(name):
 
 
 @pytest.mark.parametrize("name", ["nothing", "../x", "a/b/c", "https://example.org/x", "~/model"])
-def test_other_names_never_reach_for_the_hub(name, monkeypatch):
+def test_other_names_never_reach_for_the_hub(name, monkeypatch, tmp_path):
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
     monkeypatch.setattr(hub, "from_hub", lambda name: pytest.fail("asked the hub"))
     with pytest.raises(ch.ClearheadError, match="no such folder or file"):
         ch.load(name)
