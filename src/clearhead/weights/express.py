@@ -1,6 +1,5 @@
 """Which published family computes the same as a model of ours; or why none does."""
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 
 from clearhead import config as c
+from clearhead import reader
 from clearhead.config import Config
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import build
@@ -43,12 +43,10 @@ def _apart(family: Family, m: c.ModelConfig) -> Iterator[str]:
         if here != there:
             yield f"its {option} is {there}, not {here}"
     if next(architectures(family, m), None) is None:
-        alike = [head for head in family.heads.values() if head.kind == m.head.kind]
-        options = [
-            f.name for f in dataclasses.fields(m.head) if alike and getattr(alike[0], f.name) != getattr(m.head, f.name)
-        ]
+        alike = [reader.tree(head) for head in family.heads.values() if head.kind == m.head.kind]
+        found = [d for other in alike[:1] for d in fields.apart(reader.tree(m.head), other, "head.")]
         wanted = [
-            f"its head.{o} is {getattr(alike[0], o)!r}, not {getattr(m.head, o)!r}" for o in options if o != "classes"
+            f"its {option} is {there!r}, not {here!r}" for option, here, there in found if option != "head.classes"
         ]
         yield wanted[0] if wanted else f"it has no head {m.head.kind}"
 

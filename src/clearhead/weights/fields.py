@@ -160,7 +160,7 @@ def write(fields: tuple[Field, ...], m: c.ModelConfig) -> Tree:
 
 def differences(a: c.ModelConfig, b: c.ModelConfig) -> Iterator[tuple[str, Any, Any]]:
     """Options in which two models compute something else: (option, in a, in b)."""
-    for option, here, there in _differences(effective(a), effective(b), ""):
+    for option, here, there in apart(effective(a), effective(b), ""):
         # dropout is for training only, and how pixels are prepared is told in a file of its own
         if not re.fullmatch(r"dropout\..*|input\.(mean|deviation|smooth)", option):
             yield option, here, there
@@ -178,13 +178,14 @@ def effective(m: c.ModelConfig) -> Tree:
     return tree
 
 
-def _differences(a: Tree, b: Tree, path: str) -> Iterator[tuple[str, Any, Any]]:
+def apart(a: Tree, b: Tree, path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Where two trees differ: (path, in a, in b)."""
     if a.get("kind") != b.get("kind"):
         yield path.rstrip("."), a.get("kind"), b.get("kind")
         return
     for key in a:
         if isinstance(a[key], dict):
-            yield from _differences(a[key], b[key], f"{path}{key}.")
+            yield from apart(a[key], b[key], f"{path}{key}.")
         elif a[key] != b[key]:
             yield path + key, a[key], b[key]
 
