@@ -90,6 +90,7 @@ class Use:
     end: tuple[int, ...] = say("tokens put after it: [SEP], </s>", ())
     start: tuple[int, ...] = say("tokens that an encoder-decoder's output starts with", ())
     stop: tuple[int, ...] = say("tokens that end what is written", ())
+    closed: bool = say("whether beam search ends a text with the first of those where it must break off", False)
     never: tuple[int, ...] = say("tokens that are never written", ())
     never_first: tuple[int, ...] = say("tokens that are never written first", ())
     renormalised: bool = say("whether the probability of those goes to the others in beam search", False)

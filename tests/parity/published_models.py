@@ -75,7 +75,7 @@ CASES = {
     "roformer": ("RoFormerForMaskedLM", _sizes(type_vocab_size=1)),
     "roformer-bare": ("RoFormerModel", _sizes(num_attention_heads=2)),
     "marian": ("MarianMTModel", _two_sides(**LONG, scale_embedding=True, activation_function="swish")),
-    "marian-two": ("MarianMTModel", _two_sides(**LONG, **TWO)),
+    "marian-two": ("MarianMTModel", _two_sides(**LONG, **TWO, forced_eos_token_id=5)),
     "t5": ("T5ForConditionalGeneration", _t5(**RELATED)),
     "t5-gated": ("T5ForConditionalGeneration", _t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
     "vit": ("ViTForImageClassification", {**PICTURES, "num_labels": 7, "qkv_bias": False}),

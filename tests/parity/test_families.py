@@ -140,9 +140,8 @@ def test_greedy_and_beam_search_write_the_same_tokens(case, beams, read):
         prompt = their_inputs["decoder_input_ids"] = torch.tensor([use.start] * 2)
     settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": 12, "num_return_sequences": beams}
     written = transformers.GenerationMixin.generate(model, **their_inputs, **settings)
-    best = beam_search(
-        m.net, prompt, source=our_inputs.get("source"), beams=beams, max_tokens=12, stop=use.stop, n_best=beams
-    )
+    ends = {"stop": use.stop, "closed": use.closed}
+    best = beam_search(m.net, prompt, source=our_inputs.get("source"), beams=beams, max_tokens=12, n_best=beams, **ends)
     for row, hypothesis in zip(written, [h for found in best for h in found], strict=True):
         tokens = row[prompt.shape[1] :].tolist()
         assert hypothesis.tokens == tokens[: len(hypothesis.tokens)]

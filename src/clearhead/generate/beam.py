@@ -159,15 +159,17 @@ def beam_search(
     never: tuple[int, ...] = (),
     never_first: tuple[int, ...] = (),
     renormalised: bool = False,
+    closed: bool = False,
     early: bool = False,
     known: int | None = None,
 ) -> list[list[Hypothesis]]:
     """The `n_best` best continuations of each prompt, best first; fewer where fewer are possible.
 
-    Each ends with a token of `stop` or after `max_tokens`. Tokens of `never` are not written, those of `never_first`
-    not at once, and only the first `known` of the vocabulary are; the others keep their probabilities, or share those
-    of the forbidden (`renormalised`). `early` is content with the first `beams` hypotheses. For an encoder-decoder,
-    prompts are what its output starts with, one for each row of `source`.
+    Each ends with a token of `stop` or after `max_tokens`, then too with one of `stop` if they are to be `closed`.
+    Tokens of `never` are not written, those of `never_first` not at once, and only the first `known` of the vocabulary
+    are; the others keep their probabilities, or share those of the forbidden (`renormalised`). `early` is content with
+    the first `beams` hypotheses. For an encoder-decoder, prompts are what its output starts with, one for each row of
+    `source`.
     """
     prompts = prompt.tolist() if isinstance(prompt, Tensor) else prompt
     check(prompts, source, beams, max_tokens, n_best)
@@ -176,16 +178,20 @@ def beam_search(
     room = max(map(len, prompts)) + max_tokens - 1  # the last token is never read
     reader = Reader(net, len(prompts), room, source, source_segments)
     enough = beams * (1 + len(stop))  # a beam can end in `stop` ways: this many leave `beams` that go on
-    live, banned = searches, [*never, *never_first]
+    live, banned, left = searches, [*never, *never_first], max_tokens
     while live:
         log_probs = reader.read([beam for search in live for beam in search.beams])
         log_probs[:, banned] = -inf
+        if closed and left == 1:
+            log_probs = torch.full_like(log_probs, -inf).index_fill_(
+                1, torch.tensor(stop[:1], device=log_probs.device), 0
+            )
         if renormalised:
             log_probs = log_probs.log_softmax(-1)
         for search, candidates in zip(live, expand(live, log_probs[:, :known], enough), strict=True):
             search.finish(candidates)
             search.keep(candidates)
-        live, banned = [search for search in live if not search.done], [*never]
+        live, banned, left = [search for search in live if not search.done], [*never], left - 1
     if not all(search.finished for search in searches):
         raise ClearheadError("no token can be written: never, never_first and known leave none with a probability.")
     return [search.finished[:n_best] for search in searches]

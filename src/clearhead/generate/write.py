@@ -85,6 +85,7 @@ def translations(
         never=use.never,
         never_first=use.never_first,
         renormalised=use.renormalised,
+        closed=use.closed,
         known=len(tokenizer) if tokenizer else None,
     )
     return [Translated(plain_text(tokenizer, h.tokens, use), h.tokens, h.score) for h, *_ in best]

@@ -53,13 +53,15 @@ def read(folder: Path, theirs: Tree, words: Published, m: c.ModelConfig, names: 
         raise ClearheadError(f"{GENERATION} forbids words of several tokens (bad_words_ids); clearhead forbids tokens.")
     writes, both = not isinstance(m.shape, c.Encoder), isinstance(m.shape, c.EncoderDecoder)
     start = ids(said.get("decoder_start_token_id"), said.get("forced_bos_token_id"), _forced(said))
+    stop = (ids(said.get("eos_token_id")) or ids(words.special.get("eos"))) if writes else ()
     plain = all(name == f"LABEL_{i}" for i, name in enumerate(names)) or not isinstance(m.head, c.Classes)
     pooling, normalised, longest = _pooling(folder, m.context)
     return Use(
         begin=words.begin,
         end=words.end,
         start=start if both else (),
-        stop=(ids(said.get("eos_token_id")) or ids(words.special.get("eos"))) if writes else (),
+        stop=stop,
+        closed=bool(stop) and ids(said.get("forced_eos_token_id")) == stop[:1],
         never=ids(said.get("suppress_tokens"), words_forbidden),
         never_first=ids(said.get("begin_suppress_tokens")),
         renormalised=said.get("renormalize_logits") is True,
@@ -119,7 +121,7 @@ def write(folder: Path, use: Use, m: c.ModelConfig) -> Tree:
     said: Tree = {"suppress_tokens": list(use.never), "begin_suppress_tokens": list(use.never_first)}
     said["renormalize_logits"] = use.renormalised or None
     if isinstance(m.shape, c.EncoderDecoder):
-        ends["forced_eos_token_id"] = None
+        ends["forced_eos_token_id"] = _one(use.stop[:1]) if use.closed else None
         said["decoder_start_token_id"] = _one(use.start[:1])
         said["forced_decoder_ids"] = [[i, token] for i, token in enumerate(use.start[1:], 1)]
     said = ends | {
