@@ -28,10 +28,15 @@ def model(m: "ModelConfig") -> None:
         raise ClearheadError(mistake)
 
 
+def ranges(value: Any, path: str) -> None:
+    """Raises the first value that is out of its range."""
+    for mistake in _ranges(value, path):
+        raise ClearheadError(mistake)
+
+
 def use(u: "Use", m: "ModelConfig") -> None:
     """Ids must be in the vocabulary that they are read from or written to, and every class may have a name."""
-    for mistake in _ranges(u, "use"):
-        raise ClearheadError(mistake)
+    ranges(u, "use")
     both = m.shape if isinstance(m.shape, c.EncoderDecoder) else None
     read = both.vocabulary or m.vocabulary if both else m.vocabulary
     for name, size in {"begin": read, "end": read}.items() | dict.fromkeys(WRITTEN, m.vocabulary).items():
@@ -68,7 +73,7 @@ def _ranges(value: Any, path: str) -> Iterator[str]:
             yield f"{where} = {item} is too small; it must be at least {least}."
         if isinstance(item, float) and ".dropout." in where and not 0 <= item < 1:
             yield f"{where} = {item} must be at least 0 and less than 1."
-        if isinstance(item, float) and ".dropout." not in where and not 0 < item < float("inf"):
+        if isinstance(item, float) and ".dropout." not in where and not (0 < item < float("inf") or item == least):
             yield f"{where} = {item} must be a positive number."
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from clearhead import check, count, reader
+from clearhead.recipe import Data, Train
 from clearhead.variants import (
     Alibi,
     Attention,
@@ -109,9 +110,13 @@ class Config:
 
     model: ModelConfig = field(default=ModelConfig())
     use: Use = field(default=Use())
+    data: Data = field(default=Data())
+    train: Train = field(default=Train())
 
     def __post_init__(self) -> None:
         check.use(self.use, self.model)
+        check.ranges(self.data, "data")
+        check.ranges(self.train, "train")
 
     @classmethod
     def read(cls, path: str | Path, **changes: object) -> Self:
@@ -149,6 +154,7 @@ __all__ = [
     "Attention",
     "Classes",
     "Config",
+    "Data",
     "Decoder",
     "Dropout",
     "Encoder",
@@ -180,6 +186,7 @@ __all__ = [
     "Sound",
     "Spectrogram",
     "Tokens",
+    "Train",
     "Use",
     "tokens_of",
 ]

@@ -50,6 +50,8 @@ def read_field(hint: Any, value: object, path: str) -> Any:
             raise ClearheadError(f"{path} = {value!r} is not a choice; {nearest(str(value), choices)}")
         return value
     if origin is tuple:
+        if isinstance(value, str) and typing.get_args(hint)[0] is str:  # one text is a list of one
+            value = [value]
         if not isinstance(value, list | tuple):
             raise ClearheadError(f"{path} must be a list, not {value!r}.")
         return tuple(read_field(typing.get_args(hint)[0], item, path) for item in value)

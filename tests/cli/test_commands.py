@@ -86,7 +86,48 @@ def test_export_writes_what_loads_again(saved, kind, tmp_path):
     assert ch.load(tmp_path / "out").logits("ab").equal(ch.load(saved).logits("ab"))
 
 
+def test_train_learns_from_texts_and_goes_on(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for number in range(20):
+        (tmp_path / "texts" / f"{number}.txt").write_text("the cat sat on the mat. " * 20)
+    words = [
+        "train",
+        "tiny-decoder",
+        "--data.train=texts",
+        "--data.vocabulary=300",
+        "--train.check=5",
+        "--train.save=5",
+    ]
+    first = clearhead(*words, "--train.steps=10", "--out", "run", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "done at step 10" in first.stdout
+    second = clearhead(*words, "--train.steps=15", "--out", "run", cwd=tmp_path)
+    assert "going on after step 10" in second.stdout
+    assert "done at step 15" in second.stdout
+    model = ch.load(tmp_path / "run" / "best")
+    assert model.config.use.stop == (model.tokenizer.special["<|end|>"],)
+    assert clearhead("generate", "run/best", "the cat", "--max-tokens", "3", cwd=tmp_path).returncode == 0
+    refused = clearhead(*words, "--train.optimiser=muon", "--out", "run", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "another configuration" in refused.stderr
+    assert "holds a run already" in clearhead(*words, "--resume", "never", "--out", "run", cwd=tmp_path).stderr
+
+
+def test_masked_words_are_learned_too(tmp_path):
+    (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 200)
+    changes = ["--data.vocabulary=300", "--train.steps=4", "--train.check=2", "--train.save=2", "--out", "run"]
+    done = clearhead("train", "tiny-encoder", "--data.train=a.txt", *changes, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ch.load(tmp_path / "run" / "best").config.use.mask
+
+
 MISTAKES = [
+    (["train", "tiny-decoder"], "there is nothing to learn from"),
+    (["train", "tiny-decoder", "--data.train=/no/such/file"], "there is no such file"),
+    (["train", "nothing.toml"], "cannot be read"),
+    (["train", "tiny-decoder", "--train.steps=0"], "must be at least 1"),
+    (["train", "tiny-decoder", "--data.held_out=1.5"], "must be a share"),
+    (["train", "vaswani-base", "--data.train=x"], "only texts can be learned from files yet"),
     (["get", "no-such-model"], "is no model to fetch"),
     (["export", "SAVED", "out", "--format", "hff"], "did you mean 'hf'?"),
     (["export", "SAVED", "out", "--format", "gguf"], "llama.cpp has no model that computes the same"),

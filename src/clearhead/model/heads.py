@@ -20,10 +20,16 @@ Loss = tuple[Float[Tensor, ""], Int[Tensor, ""]]
 IGNORE = -100  # a target that teaches nothing: padding, or a word that was not masked
 
 
+def surprise(logits: Float[Tensor, "row choice"], targets: Int[Tensor, " row"], smoothing: float) -> Loss:
+    """−log p of what came, summed, and how many there were."""
+    total = F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
+    return total, (targets != IGNORE).sum()
+
+
 class Head(nn.Module):
     """No head: the hidden states are the result."""
 
-    def loss(self, hidden: Stream, targets: Tensor, segments: Segments | None = None) -> Loss:
+    def loss(self, hidden: Stream, targets: Tensor, segments: Segments | None = None, smoothing: float = 0.0) -> Loss:
         raise ClearheadError("this model has no head, so it has no loss; choose a head in its configuration.")
 
 
@@ -43,11 +49,17 @@ class LanguageHead(Head):
     def forward(self, hidden: Stream, segments: Segments | None = None) -> Float[Tensor, "batch token vocabulary"]:
         return unembed(self.read(hidden), self.unembed.weight, self.bias)
 
-    def loss(self, hidden: Stream, targets: Int[Tensor, "batch token"], segments: Segments | None = None) -> Loss:
-        """Every position teaches (L5.3)."""
-        logits = unembed_for_loss(self.read(hidden), self.unembed.weight, self.bias).flatten(0, -2).float()
-        total = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum")
-        return total, (targets != IGNORE).sum()
+    def loss(
+        self,
+        hidden: Stream,
+        targets: Int[Tensor, "batch token"],
+        segments: Segments | None = None,
+        smoothing: float = 0.0,
+    ) -> Loss:
+        """Every position teaches (L5.3); smoothing gives a share of the lesson to all other words."""
+        read = unembed if smoothing else unembed_for_loss  # words that cannot be have no share
+        logits = read(self.read(hidden), self.unembed.weight, self.bias).flatten(0, -2)
+        return surprise(logits, targets.flatten(), smoothing)
 
 
 class MaskedWordHead(LanguageHead):
@@ -81,13 +93,24 @@ class PooledHead(Head):
 
 
 class ClassHead(PooledHead):
-    def loss(self, hidden: Stream, targets: Int[Tensor, " batch"], segments: Segments | None = None) -> Loss:
-        total = F.cross_entropy(self(hidden, segments).float(), targets, ignore_index=IGNORE, reduction="sum")
-        return total, (targets != IGNORE).sum()
+    def loss(
+        self,
+        hidden: Stream,
+        targets: Int[Tensor, " batch"],
+        segments: Segments | None = None,
+        smoothing: float = 0.0,
+    ) -> Loss:
+        return surprise(self(hidden, segments), targets, smoothing)
 
 
 class NumberHead(PooledHead):
-    def loss(self, hidden: Stream, targets: Float[Tensor, " batch"], segments: Segments | None = None) -> Loss:
+    def loss(
+        self,
+        hidden: Stream,
+        targets: Float[Tensor, " batch"],
+        segments: Segments | None = None,
+        smoothing: float = 0.0,
+    ) -> Loss:
         total = F.mse_loss(self(hidden, segments).float().squeeze(-1), targets.float(), reduction="sum")
         return total, torch.tensor(len(targets), device=targets.device)
 

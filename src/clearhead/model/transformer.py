@@ -168,8 +168,9 @@ class Transformer(Stack):
         """Logits; without a head, the hidden states themselves."""
         return tap("logits", self.head(hidden, segments)) if not isinstance(self.config.head, c.Hidden) else hidden
 
-    def loss(self, hidden: Stream, targets: Tensor, segments: Ids | None = None) -> heads.Loss:
-        return self.head.loss(hidden, targets, segments)
+    def loss(self, hidden: Stream, targets: Tensor, segments: Ids | None = None, smoothing: float = 0.0) -> heads.Loss:
+        """The summed loss and the count of what it is of."""
+        return self.head.loss(hidden, targets, segments, smoothing)
 
     def remember(self, batch: int, capacity: int | None = None) -> Memory:
         """Empty caches for `batch` rows of up to `capacity` tokens."""

@@ -1,0 +1,1 @@
+"""Files become packed batches of static shape: text, sentence pairs, labelled rows, pictures, sound."""

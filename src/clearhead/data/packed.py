@@ -1,0 +1,80 @@
+"""What training reads: packed batches of static shape, as a pure function of the seed and the step."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+
+IGNORE = -100  # a target that teaches nothing
+Broken = Literal["refuse", "skip"]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One batch. Several documents or pairs share a row; `segments` number them from 1, and 0 is padding."""
+
+    tokens: Tensor  # ids, or pictures, or mel frames
+    targets: Tensor  # an id for each token, IGNORE where nothing is to be learned; or a class or number for each row
+    segments: Tensor | None = None
+    source: Tensor | None = None
+    source_segments: Tensor | None = None
+    kinds: Tensor | None = None
+
+
+@dataclass
+class Report:
+    """What was read, and what was left out and why, with the first places."""
+
+    broken: Broken = "refuse"
+    read: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    places: dict[str, list[str]] = field(default_factory=dict)
+
+    def skip(self, where: str, why: str) -> None:
+        """Leaves something out, or refuses to, as the user chose."""
+        if self.broken == "refuse":
+            raise ClearheadError(f"{where}: {why}; data.broken = skip would leave it out.")
+        self.skipped[why] += 1
+        self.places.setdefault(why, [])
+        if len(self.places[why]) < 3:
+            self.places[why].append(where)
+
+    def __str__(self) -> str:
+        lines = [f"{self.read:,} read, {sum(self.skipped.values()):,} skipped"]
+        return "\n".join(
+            lines + [f"  {n:,} × {why}: {', '.join(self.places[why])} …" for why, n in self.skipped.items()]
+        )
+
+
+class Dataset(Protocol):
+    """Batches by step, and those that are held out."""
+
+    share: float  # of real tokens
+    epoch: int  # steps of one pass
+    report: Report
+
+    def batch(self, step: int) -> Packed: ...
+
+    def held_out(self) -> Iterator[Packed]: ...
+
+
+@lru_cache(maxsize=4)
+def order(count: int, seed: int, epoch: int) -> Tensor:
+    """The numbers 0 … count − 1 in the order of an epoch."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    return torch.randperm(count, generator=generator)
+
+
+def draw(step: int, rows: int, count: int, seed: int) -> list[tuple[int, int]]:
+    """(epoch, number) of each row of a batch: epochs follow one another without a gap."""
+    found = []
+    for place in range(step * rows, (step + 1) * rows):
+        epoch, at = divmod(place, count)
+        found.append((epoch, int(order(count, seed, epoch)[at])))
+    return found

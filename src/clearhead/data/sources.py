@@ -1,0 +1,211 @@
+"""Files become documents, a little at a time: plain text, lines of JSON, packed by gzip, xz or zstd.
+
+- A text file is one document. A line that is `<|endoftext|>` or a form feed, and nothing else, ends a document and
+  belongs to none. Each line of a `.jsonl` file is a document: the text in one of its fields.
+- A folder stands for the files in it, at any depth, whose names end in .txt, .text, .md or .jsonl, packed or not, in
+  the order of their names; hidden ones are left out. A glob stands for the files that it matches, whatever their names.
+- `-` is standard input, read as a text file.
+- Text is UTF-8, and line ends stay as they are. A mark of UTF-8 that opens a file (U+FEFF) is not part of its text.
+"""
+
+import glob
+import gzip
+import io
+import json
+import lzma
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from clearhead.data.packed import Report
+from clearhead.errors import ClearheadError
+
+SEPARATORS = ("<|endoftext|>", "\f")
+PACKED = (".gz", ".xz", ".zst", ".zstd")
+TEXTS = tuple(name + packed for name in (".txt", ".text", ".md", ".jsonl") for packed in ("", *PACKED))
+JSON = tuple(".jsonl" + packed for packed in ("", *PACKED))
+STDIN = "-"
+PIECE = 2**16  # characters, after which a document is given in pieces: a tokenizer takes 200 bytes for each of them
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document, or a piece of one that is too long to be held at once."""
+
+    text: str
+    where: str  # file:line of its first line
+    begins: bool = True  # False where it goes on with the piece before it
+
+
+def documents(paths: Sequence[str], report: Report, field: str = "text") -> Iterator[Document]:
+    """The documents of files, folders and globs, in order; `field` is that of lines of JSON."""
+    for path in files(paths, report):
+        found, skipped = 0, report.skipped.total()
+        for document in _from_json(path, field, report) if path.endswith(JSON) else _from_text(path, report):
+            found += 1
+            report.read += document.begins
+            yield document
+        if not found and skipped == report.skipped.total():
+            report.skip(path, "there is no text in it")
+
+
+def files(paths: Sequence[str], report: Report) -> list[str]:
+    """The files that `paths` stand for, each once."""
+    if isinstance(paths, str):
+        raise ClearheadError(f"texts are read from a list of paths; write [{paths!r}].")
+    found: dict[Path, str] = {}
+    for path in paths:
+        try:
+            inside = _files_of(path)
+        except OSError as error:
+            report.skip(path, f"it cannot be read: {error.strerror}")
+            continue
+        if not inside:
+            report.skip(path, "there is no such file, and no folder with text files")
+        for file in inside:
+            if (place := Path(file).resolve()) in found:
+                report.skip(file, "the file is given twice")
+            found.setdefault(place, file)
+    return list(found.values())
+
+
+def _files_of(path: str) -> list[str]:
+    place = Path(path)
+    if path == STDIN or (place.exists() and not place.is_dir()):
+        return [path]
+    if place.is_dir():
+        inside = [file.relative_to(place) for file in place.rglob("*") if file.is_file() and file.name.endswith(TEXTS)]
+        return [str(place / file) for file in sorted(inside) if not any(part[0] == "." for part in file.parts)]
+    return sorted(file for file in glob.glob(path, recursive=True) if Path(file).is_file())  # noqa: PTH207
+
+
+def _from_text(path: str, report: Report) -> Iterator[Document]:
+    lines: list[str] = []
+    first, size, begins = 1, 0, True
+    for number, line in _lines(path, report):
+        separates = line.rstrip("\r\n") in SEPARATORS
+        if lines and (separates or _may_cut(size, lines[-1], line)):
+            yield Document("".join(lines), f"{path}:{first}", begins)
+            lines, size, begins = [], 0, False
+        if separates:
+            begins = True
+            continue
+        if not lines:
+            first = number
+        lines.append(line)
+        size += len(line)
+    if lines:
+        yield Document("".join(lines), f"{path}:{first}", begins)
+
+
+def _may_cut(size: int, above: str, below: str) -> bool:
+    """Between lines only, and rather where no run of spaces is torn: there most tokenizers cut in any case."""
+    return size >= 2 * PIECE or (size >= PIECE and above[-2:-1].strip() != "" and below[0].strip() != "")
+
+
+def _from_json(path: str, field: str, report: Report) -> Iterator[Document]:
+    for number, line in _lines(path, report):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        text, mistake = _field(line, field)
+        if mistake:
+            report.skip(where, mistake)
+        elif text:
+            yield Document(text, where)
+
+
+def _field(line: str, field: str) -> tuple[str, str]:
+    """The text in a line of JSON, or what is wrong with it."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return "", "the line is not JSON"
+    if not isinstance(found, dict):
+        return "", "the line is not a JSON object"
+    if field not in found:
+        return "", f"there is no field {field!r}"
+    text = found[field]
+    if not isinstance(text, str):
+        return "", f"field {field!r} is not text"
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON can spell one half of a pair of surrogates
+        return "", f"field {field!r} holds half a character"
+    return text, ""
+
+
+def _lines(path: str, report: Report) -> Iterator[tuple[int, str]]:
+    """The lines of a file, with their numbers and their ends; those that are not UTF-8 are left out."""
+    number = 0
+    try:
+        with _opened(path) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    text = line.decode()
+                except UnicodeDecodeError:
+                    report.skip(f"{path}:{number}", "the line is not UTF-8")
+                    continue
+                text = text.removeprefix("\ufeff") if number == 1 else text
+                if text:
+                    yield number, text
+    except ClearheadError:
+        raise
+    except Exception as error:  # each way of packing has errors of its own
+        reason = str(getattr(error, "strerror", None) or error).removesuffix(".")
+        report.skip(f"{path}:{number + 1}", f"it cannot be read: {reason}")
+
+
+def _opened(path: str) -> AbstractContextManager[Iterable[bytes]]:
+    if path == STDIN:
+        return nullcontext(sys.stdin.buffer)
+    if path.endswith(".gz"):
+        return gzip.open(path)
+    if path.endswith(".xz"):
+        return lzma.open(path)
+    return _zstd(path) if path.endswith((".zst", ".zstd")) else Path(path).open("rb")
+
+
+def _zstd(path: str) -> AbstractContextManager[Iterable[bytes]]:
+    try:
+        if sys.version_info >= (3, 14):
+            return import_module("compression.zstd").open(path)
+        zstandard = import_module("zstandard")
+    except ImportError:
+        raise ClearheadError(f"{path} needs zstandard; pip install 'clearhead[zstd]'.") from None
+    new_frame = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj  # such windows are those of zstd --long
+    return io.BufferedReader(_Unpacked(_frames(path, new_frame)))
+
+
+def _frames(path: str, new_frame: Callable[[], Any]) -> Iterator[bytes]:
+    """What the frames of a file hold. The library's own readers take a file that breaks off for a whole one."""
+    frame = None
+    with Path(path).open("rb") as file:
+        while packed := file.read(2**14):
+            while packed:
+                frame = frame or new_frame()
+                if plain := frame.decompress(packed):
+                    yield plain
+                packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise EOFError("the file breaks off")
+
+
+class _Unpacked(io.RawIOBase):
+    """Chunks of bytes as a file."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._left = chunks, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, room: Any) -> int:
+        self._left = self._left or memoryview(next(self._chunks, b""))
+        size = min(len(room), len(self._left))
+        room[:size], self._left = self._left[:size], self._left[size:]
+        return size

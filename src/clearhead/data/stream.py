@@ -1,0 +1,151 @@
+"""Rows of a language model without waste: all documents in one stream, cut into rows, every token a real one."""
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from clearhead.data.cache import Tokens
+from clearhead.data.packed import IGNORE, Packed, draw, order
+from clearhead.errors import ClearheadError
+
+Numbers = NDArray[np.int64]
+
+
+class _Part:
+    """Some documents of a corpus as one stream of tokens."""
+
+    def __init__(self, tokens: Tokens, starts: Numbers, ends: Numbers) -> None:
+        starts, ends = starts[ends > starts], ends[ends > starts]
+        self._ids = np.asarray(tokens.ids)  # still mapped, without the cost of numpy's own class for it
+        self._stops = tokens.begin is not None
+        self._ends = np.cumsum(ends - starts)
+        self._shift = ends - self._ends  # from a place in the stream to one in the corpus
+        self.size = int(self._ends[-1]) if len(ends) else 0
+
+    def rows(self, starts: Numbers, length: int) -> Packed:
+        """The rows that start at places of the stream; what lies after its end is padding."""
+        places = starts[:, None] + np.arange(length + 1)
+        real = places < self.size
+        places = np.minimum(places, self.size - 1)
+        document = np.searchsorted(self._ends, places, side="right")
+        ids = np.where(real, self._ids[places + self._shift[document]].astype(np.int64), 0)
+        learned = real[:, 1:] if self._stops else real[:, 1:] & (document[:, 1:] == document[:, :-1])
+        real, document = real[:, :-1], document[:, :-1]
+        segments = None
+        if len(self._ends) > 1 or not real.all():
+            segments = torch.from_numpy(np.where(real, document - document[:, :1] + 1, 0))
+        targets = np.where(learned, ids[:, 1:], IGNORE)
+        return Packed(torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(targets), segments)
+
+
+class Stream:
+    """A corpus as rows of `length` tokens, with the token that follows each as its target.
+
+    A row begins where the one before it ended, in the middle of a document if need be; `segments` number the documents
+    inside a row, and are None where there is only one. The last token of a document is followed by the token that
+    begins the next: so a model learns to stop. Without such tokens the last one has no target. Each epoch cuts the
+    stream at other places, and has its own order of rows; less than two rows at the ends of the stream are left over.
+
+    `held_out` is the share of the documents, chosen by the seed, that is kept for validation: of a single document the
+    last share of its tokens. Or `validation` is a corpus of its own.
+    """
+
+    share = 1.0
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        length: int,
+        rows: int,
+        seed: int = 0,
+        held_out: float = 0.0,
+        validation: Tokens | None = None,
+    ) -> None:
+        if not 0 <= held_out < 1:
+            raise ClearheadError(f"the share that is held out is {held_out}; it must be at least 0 and less than 1.")
+        if held_out and validation is not None:
+            raise ClearheadError("with texts for validation nothing else is held out; leave out the share.")
+        self.report, self.length, self.rows, self.seed = tokens.report, length, rows, seed
+        self._train, self._held = _split(tokens, held_out, seed)
+        if validation is not None:
+            self._held = _split(validation, 0.0, seed)[0]
+        if self._train.size <= length:
+            raise ClearheadError(f"a row needs {length} tokens and one more; there are {self._train.size} to train on.")
+        # The furthest that the first row may start. It is the same in each epoch, and so is the number of rows.
+        self._furthest = min(length, self._train.size - length) - 1
+        self._count = (self._train.size - 1 - self._furthest) // length
+        self.epoch = -(-self._count // rows)
+
+    def batch(self, step: int) -> Packed:
+        drawn = draw(step, self.rows, self._count, self.seed)
+        phases = {epoch: self._phase(epoch) for epoch, _ in drawn}
+        starts = np.array([phases[epoch] + number * self.length for epoch, number in drawn])
+        return self._train.rows(starts, self.length)
+
+    def held_out(self) -> Iterator[Packed]:
+        """Every token of the held-out part once, in order; the last batch is filled up with padding."""
+        if self._held is not None:
+            for start in range(0, self._held.size, self.rows * self.length):
+                yield self._held.rows(start + np.arange(self.rows) * self.length, self.length)
+
+    def _phase(self, epoch: int) -> int:
+        """Where the first row of an epoch starts."""
+        return int(np.random.default_rng([self.seed % 2**63, epoch]).integers(self._furthest + 1))
+
+
+def _split(tokens: Tokens, share: float, seed: int) -> tuple[_Part, _Part | None]:
+    """What is trained on, and what is held out."""
+    starts, ends = np.asarray(tokens.documents), np.append(tokens.documents[1:], len(tokens.ids))
+    count = len(starts)
+    if not share:
+        return _Part(tokens, starts, ends), None
+    if count == 1:
+        cut = np.array([min(int(ends[0] * (1 - share)), ends[0] - 1)])
+        return _Part(tokens, starts, cut), _Part(tokens, cut, ends)
+    chosen = np.zeros(count, bool)
+    chosen[order(count, seed, -1)[: min(max(round(share * count), 1), count - 1)].numpy()] = True
+    return _Part(tokens, starts[~chosen], ends[~chosen]), _Part(tokens, starts[chosen], ends[chosen])
+
+
+class Masked:
+    """The rows of a stream with some of their words hidden, which are the targets (BERT's masked words).
+
+    Of `hidden` of the tokens, 80 % become `mask`, 10 % another word, 10 % stay. No id in `special` is hidden or put in.
+    Each step hides anew, as the seed and the step say; what is hidden in the held-out part is always the same.
+    """
+
+    share = 1.0
+
+    def __init__(
+        self, rows: Stream, mask: int, vocabulary: int, special: Collection[int] = (), hidden: float = 0.15
+    ) -> None:
+        if not 0 < hidden <= 1:
+            raise ClearheadError(f"the share of hidden words is {hidden}; it must be more than 0 and at most 1.")
+        if outside := [i for i in (mask, *special) if not 0 <= i < vocabulary]:
+            raise ClearheadError(f"there is no token {outside[0]}; ids run from 0 to {vocabulary - 1}.")
+        self._free = np.ones(vocabulary, bool)
+        self._free[[mask, *special]] = False
+        if not self._free.any():
+            raise ClearheadError(f"all {vocabulary} tokens are special; there is no word to hide.")
+        self._words = np.flatnonzero(self._free)
+        self._rows, self._mask, self._hidden = rows, mask, hidden
+        self.epoch, self.report = rows.epoch, rows.report
+
+    def batch(self, step: int) -> Packed:
+        return self._hide(self._rows.batch(step), 0, step)
+
+    def held_out(self) -> Iterator[Packed]:
+        for number, packed in enumerate(self._rows.held_out()):
+            yield self._hide(packed, 1, number)
+
+    def _hide(self, packed: Packed, part: int, number: int) -> Packed:
+        chance = np.random.default_rng([self._rows.seed % 2**63, part, number])
+        ids = packed.tokens.numpy()
+        free = self._free[ids] if packed.segments is None else self._free[ids] & (packed.segments.numpy() > 0)
+        fate = np.where(free, chance.random(ids.shape) / self._hidden, 1)  # hidden if less than 1
+        others = self._words[chance.integers(len(self._words), size=ids.shape)]
+        tokens = np.where(fate < 0.8, self._mask, np.where(fate < 0.9, others, ids))
+        targets = np.where(fate < 1, ids, IGNORE)
+        return Packed(torch.from_numpy(tokens), torch.from_numpy(targets), packed.segments)

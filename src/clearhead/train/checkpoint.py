@@ -1,0 +1,128 @@
+"""A run as a folder: its configuration, its log, and checkpoints that are whole or not there.
+
+    out/run.json               what is trained, on what, and how
+    out/log.jsonl              a line for each report
+    out/steps/00000200/        a model that `clearhead.load` reads, with state.safetensors and state.json beside it
+    out/best                   the step with the lowest validation loss, as a link
+
+A checkpoint holds all that the next step needs: weights, optimiser, averages, and the step. The order of the data and
+all that is drawn at random follow from the seed and the step, so nothing else is kept.
+"""
+
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from clearhead import reader
+from clearhead.errors import ClearheadError
+from clearhead.weights import folder as own
+from clearhead.weights.checkpoint import Checkpoint
+from clearhead.weights.store import Safetensors
+from clearhead.weights.whole import whole
+
+STATE, FACTS, STEPS, BEST = "state.safetensors", "state.json", "steps", "best"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Where a run stands: the step that comes next, and what is remembered about the ones before."""
+
+    step: int
+    facts: dict[str, Any]
+    folder: Path
+
+    def state(self) -> dict[str, Tensor]:
+        stored = Safetensors([self.folder / STATE])
+        return {name: stored.read(name).clone() for name in stored.shapes}
+
+
+class Checkpoints:
+    """The checkpoints of one run; the last `keep` and the best remain."""
+
+    def __init__(self, out: Path, keep: int) -> None:
+        self.out, self.keep = out, keep
+
+    def save(self, step: int, model: Checkpoint, state: dict[str, Tensor], facts: dict[str, Any], best: bool) -> Path:
+        """All of it under its step's name, or nothing; then older ones go."""
+        place = self.out / STEPS / f"{step:08d}"
+        if not place.exists():  # a resumed run comes to the same step with the same numbers
+            with whole(place) as new:
+                own.write(new, model)
+                save_file({name: t.detach().cpu().contiguous() for name, t in state.items()}, new / STATE)
+                (new / FACTS).write_text(json.dumps({"step": step, **facts}) + "\n", encoding="utf-8")
+        if best:
+            self._point(place)
+        self._tidy()
+        return place
+
+    def last(self) -> Saved | None:
+        """The newest one that is whole."""
+        for place in reversed(self._steps()):
+            facts = reader.load(place / FACTS)
+            return Saved(int(facts.pop("step")), facts, place)
+        return None
+
+    def best(self) -> Path | None:
+        link = self.out / BEST
+        return link.resolve() if link.exists() else None
+
+    def _steps(self) -> list[Path]:
+        found = (self.out / STEPS).glob("*") if (self.out / STEPS).is_dir() else ()
+        return sorted(path for path in found if re.fullmatch(r"\d{8}", path.name) and (path / FACTS).is_file())
+
+    def _point(self, place: Path) -> None:
+        """The link changes in one step: it always leads to a whole checkpoint."""
+        draft = self.out / f".{BEST}.{os.getpid()}"
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(place.relative_to(self.out))
+        draft.replace(self.out / BEST)
+
+    def _tidy(self) -> None:
+        best = self.best()
+        for place in self._steps()[: -self.keep]:
+            if place.resolve() != best:
+                shutil.rmtree(place)
+
+
+class Log:
+    """One line of JSON for each report; what a killed run wrote after its last checkpoint is taken back."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [line for line in self._lines() if line.get("step", -1) <= step]
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        draft.replace(path)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        found = []
+        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else ():
+            try:
+                found.append(json.loads(line))
+            except ValueError:  # half a line: the run was killed while it wrote
+                continue
+        return found
+
+    def write(self, **values: Any) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+
+FREE = ("steps", "report", "check", "save", "keep", "patience")
+
+
+def check_same(run: Path, tree: reader.Tree) -> None:
+    """A run goes on as what it was: only how long it lasts and how often it reports may change."""
+    before, now = (
+        {**t, "train": {k: v for k, v in t["train"].items() if k not in FREE}} for t in (reader.load(run), tree)
+    )
+    if before != now:
+        raise ClearheadError(f"{run.parent} holds a run with another configuration; choose another --out for this one.")

@@ -1,0 +1,209 @@
+"""From gradients to new weights: AdamW, Muon, fp32 masters of a bf16 net, and a moving average of the weights.
+
+The matrices of the blocks decay, and Muon moves them. Nothing else decays, under either optimiser: norms, biases and
+gains set a scale; a row of an embedding or a position table that no batch touched would only be forgotten; and what
+reads pictures or sound, or makes logits, is one layer of many. So changing the optimiser changes one thing.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import ClearheadError
+from clearhead.options import Muon, Option
+
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al.: steep at 0, and 1 ± 0.3 after five rounds
+State = dict[str, Tensor]
+
+
+def is_hidden(name: str, p: Tensor) -> bool:
+    """Whether a parameter is a matrix of a block, between the residual stream and itself."""
+    return p.dim() == 2 and re.search(r"(^|\.)blocks\.\d+\.", name) is not None
+
+
+class Optimiser:
+    """Moves the trainable parameters of a net by their gradients.
+
+    With `master`, parameters of less than fp32 have a copy in fp32 here: it is what moves, and the net gets it rounded.
+    """
+
+    def __init__(self, net: nn.Module, option: Option, master: bool = True) -> None:
+        self.option = option
+        self.parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise ClearheadError("the net has no parameter that may change; at least one needs requires_grad.")
+        self.masters = {n: p.detach().float() for n, p in self.parameters.items() if master and p.dtype != torch.float}
+        self.weights: State = {**self.parameters, **self.masters}
+        hidden = [name for name, p in self.parameters.items() if is_hidden(name, p)]
+        self.muon = _Stacks({n: self.weights[n] for n in hidden}, option) if isinstance(option, Muon) else None
+        decaying = [] if isinstance(option, Muon) else hidden
+        still = [name for name in self.parameters if name not in hidden]
+        self.by_adam = [*decaying, *still]
+        self.adam = _adam(option, [self.weights[n] for n in decaying], [self.weights[n] for n in still])
+
+    @torch.no_grad()
+    def step(self, factor: float = 1.0) -> None:
+        """One step at `factor` of the peak rate."""
+        gradients = dict(zip(self.parameters, self._gradients(), strict=True))
+        if self.muon is not None:
+            self.muon.step(gradients, factor)
+        for group in self.adam.param_groups:
+            group["lr"] = (self.option.adam if isinstance(self.option, Muon) else self.option).rate * factor
+        rounded = [name for name in self.by_adam if name in self.masters]
+        if rounded:
+            exact = [torch.empty_like(self.masters[name]) for name in rounded]
+            torch._foreach_copy_(exact, [gradients[name] for name in rounded])
+            for name, gradient in zip(rounded, exact, strict=True):
+                self.masters[name].grad = gradient
+        self.adam.step()
+        for name in rounded:
+            self.masters[name].grad = None
+        self._publish()
+
+    def zero(self) -> None:
+        for p in self.parameters.values():
+            p.grad = None
+
+    @torch.no_grad()
+    def clip(self, norm: float) -> Tensor:
+        """The norm of all gradients together, in fp32; where it is larger than `norm` they shrink to it."""
+        gradients = self._gradients()
+        total = torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float)).norm()
+        shrink = (norm / (total + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, shrink.to(gradients[0].dtype))  # of another dtype, it is a kernel for each
+        return total
+
+    def state(self) -> State:
+        """Everything that must be kept between steps, `<parameter>.<what>`: the tensors themselves, no copies."""
+        state = {f"{name}.master": master for name, master in self.masters.items()}
+        if self.muon is not None:
+            state |= {f"{name}.momentum": momentum for name, momentum in self.muon.momenta()}
+        for name in self.by_adam:
+            state |= {f"{name}.{what}": value for what, value in self.adam.state[self.weights[name]].items()}
+        return state
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on from a `state()`, bit for bit; masters also go into the net."""
+        _restore(self.state(), state)
+        self._publish()
+
+    def _gradients(self) -> list[Tensor]:
+        for name, p in self.parameters.items():
+            if p.grad is None:
+                raise ClearheadError(f"{name} has no gradient; call backward first, or freeze what is not trained.")
+        return [p.grad for p in self.parameters.values() if p.grad is not None]
+
+    def _publish(self) -> None:
+        """The net's rounded weights follow their masters."""
+        if self.masters:
+            torch._foreach_copy_([self.parameters[name] for name in self.masters], list(self.masters.values()))
+
+
+def _adam(option: Option, decaying: list[Tensor], still: list[Tensor]) -> torch.optim.AdamW:
+    adam, decay = (option.adam, 0.0) if isinstance(option, Muon) else (option, option.decay)
+    groups = [{"params": decaying, "weight_decay": decay}, {"params": still, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    optimiser = torch.optim.AdamW(groups, lr=adam.rate, betas=(adam.beta1, adam.beta2), eps=adam.eps, fused=True)
+    for p in (*decaying, *still):  # torch would do this in the first step; a state to load is needed before
+        zeros = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        optimiser.state[p] = {"step": torch.zeros((), device=p.device), **zeros}
+    return optimiser
+
+
+class _Stacks:
+    """Muon: matrices of one shape are stacked, so that one product orthogonalises all of them."""
+
+    def __init__(self, weights: Mapping[str, Tensor], option: Muon) -> None:
+        self.option, self.weights = option, weights
+        self.names: dict[torch.Size, list[str]] = {}
+        for name, weight in weights.items():
+            self.names.setdefault(weight.shape, []).append(name)
+        self.stacks = [torch.stack([torch.zeros_like(weights[n]) for n in names]) for names in self.names.values()]
+
+    def momenta(self) -> Iterator[tuple[str, Tensor]]:
+        for names, stack in zip(self.names.values(), self.stacks, strict=True):
+            yield from zip(names, stack.unbind(), strict=True)
+
+    def step(self, gradients: Mapping[str, Tensor], factor: float) -> None:
+        rate, keep = self.option.rate * factor, self.option.momentum
+        for names, momentum in zip(self.names.values(), self.stacks, strict=True):
+            gradient = torch.stack([gradients[name] for name in names]).to(momentum.dtype)
+            momentum.lerp_(gradient, 1 - keep)
+            update = orthogonal(gradient.lerp_(momentum, keep))  # Nesterov: a step ahead along the momentum
+            rows, columns = update.shape[-2:]
+            # the output then moves as much for any width, so that a rate found for a small model fits a large one
+            far = rate * max(1.0, rows / columns) ** 0.5
+            weights = [self.weights[name] for name in names]
+            torch._foreach_mul_(weights, 1 - rate * self.option.decay)
+            torch._foreach_add_(weights, update.to(momentum.dtype).unbind(), alpha=-far)
+
+
+def orthogonal(x: Tensor, rounds: int = 5) -> Tensor:
+    """The nearest orthogonal matrices to a stack of them, roughly: UV^T of UΣV^T, by Newton–Schulz rounds.
+
+    A round is aX + (bA + cA²)X with A = XXᵀ, which takes every singular value closer to 1.
+    """
+    a, b, c = _NEWTON_SCHULZ
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.float()
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x = x.bfloat16() if x.is_cuda else x  # CPUs are slower in bf16, and the rounding of a direction does no harm
+    x = x.mT if tall else x
+    for _ in range(rounds):
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+class Ema:
+    """A moving average of a net's parameters, in fp32: often a better model than the last step's."""
+
+    def __init__(self, net: nn.Module, decay: float) -> None:
+        if not 0 <= decay < 1:
+            raise ClearheadError(f"the decay of a moving average is {decay}; it must be at least 0 and less than 1.")
+        self.decay, self.parameters = decay, dict(net.named_parameters())
+        self.averages = [p.detach().float().clone() for p in self.parameters.values()]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """average ← decay · average + (1 − decay) · weight"""
+        torch._foreach_lerp_(self.averages, [p.float() for p in self.parameters.values()], 1 - self.decay)
+
+    def state(self) -> State:
+        return {f"{name}.ema": average for name, average in zip(self.parameters, self.averages, strict=True)}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        _restore(self.state(), state)
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """The net has the averages for its weights meanwhile."""
+        own = [p.detach().clone() for p in self.parameters.values()]
+        self._put(self.averages)
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    @torch.no_grad()
+    def _put(self, values: list[Tensor]) -> None:
+        torch._foreach_copy_(list(self.parameters.values()), values)
+
+
+def _restore(held: State, given: Mapping[str, Tensor]) -> None:
+    """Copies what was saved into what is held; nothing is missing, left over or of another form."""
+    other = "it was saved by another optimiser or for another model"
+    for name in held.keys() ^ given.keys():
+        what = "has no" if name in held else "has a"
+        raise ClearheadError(f"the saved state {what} {name}; {other}.")
+    for name, value in held.items():
+        if (given[name].shape, given[name].dtype) != (value.shape, value.dtype):
+            forms = [f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in (given[name], value)]
+            raise ClearheadError(f"{name} is saved as {forms[0]}, but {forms[1]} is needed; {other}.")
+    with torch.no_grad():
+        for name, value in held.items():
+            value.copy_(given[name])

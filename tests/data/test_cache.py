@@ -1,0 +1,236 @@
+"""Laws of the token cache: the tokens are those of the texts, made once, made anew when needed, never half."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.data import cache, sources
+from clearhead.data.cache import Tokens, tokenised
+from clearhead.data.packed import Report
+from clearhead.errors import ClearheadError
+from clearhead.tokens.text import Tokenizer
+
+BPE = Tokenizer.train_bpe(["so long, and thanks for all the fish\n\n  so long\n"] * 3, size=300)
+RAW = Tokenizer.bytes()
+END = BPE.special["<|end|>"]
+
+
+def read(tokens: Tokens) -> list[list[int]]:
+    return [part.tolist() for part in np.split(np.asarray(tokens.ids), tokens.documents[1:])]
+
+
+def make(path: Path, folder: Path, tokenizer: Tokenizer = BPE, **options) -> Tokens:
+    return tokenised([str(path)], tokenizer, folder, **({"report": Report()} | options))
+
+
+@given(
+    st.lists(st.text("so longfish\n🐔\r", min_size=1), min_size=1, max_size=20),
+    st.sampled_from([None, END]),
+    st.integers(1, 3),
+    st.sampled_from([8, 2**16]),
+)
+@settings(max_examples=40)
+def test_the_tokens_are_those_of_each_text_in_order(texts, begin, workers, batch):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "PIECE", batch)
+        path = Path(folder) / "a.jsonl"
+        path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+        report = Report()
+        tokens = make(path, Path(folder) / "cache", begin=begin, workers=workers, report=report)
+        assert read(tokens) == [([] if begin is None else [begin]) + BPE.encode(text) for text in texts]
+        assert report.read == len(texts)
+        assert tokens.ids.dtype == np.uint16
+
+
+@given(st.lists(st.sampled_from(["so", " ", "long,", "\n", "\n\n", "fish"])).map("".join), st.integers(1, 30))
+@settings(max_examples=40)
+def test_pieces_of_a_document_become_the_tokens_of_one_text(text, piece):
+    text = "so" + text + "\nfish"
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "PIECE", piece)
+        patch.setattr(
+            sources, "_may_cut", lambda size, above, below: size < 2 * piece and MAY_CUT(size, above, below)
+        )  # the places that are preferred
+        (Path(folder) / "a.txt").write_text(text)
+        assert read(make(Path(folder) / "a.txt", Path(folder) / "cache", begin=END)) == [[END, *BPE.encode(text)]]
+
+
+MAY_CUT = sources._may_cut
+
+
+def test_a_large_vocabulary_needs_larger_numbers(tmp_path):
+    (tmp_path / "a.txt").write_text("\U00010400b")
+    letters = Tokenizer.characters("".join(map(chr, range(32, 0xD800))) + "".join(map(chr, range(0x10000, 0x14000))))
+    tokens = make(tmp_path / "a.txt", tmp_path / "cache", letters)
+    assert tokens.ids.dtype == np.uint32
+    assert read(tokens) == [letters.encode("\U00010400b")]
+
+
+def test_a_second_time_nothing_is_read(tmp_path, monkeypatch, capfd):
+    (tmp_path / "a.txt").write_bytes(b"so long\n\xff\nfish\n")
+    (tmp_path / "b.txt").write_text("and thanks")
+    told = Report("skip")
+    first = make(tmp_path, tmp_path / "cache", report=told)
+    monkeypatch.setattr(sources, "_opened", None)
+    again = Report("skip")
+    second = make(tmp_path, tmp_path / "cache", report=again)
+    assert read(first) == read(second) == [BPE.encode("so long\nfish\n"), BPE.encode("and thanks")]
+    assert str(told) == str(again)
+    assert (again.read, again.skipped.total()) == (2, 1)
+    assert isinstance(second.ids, np.memmap)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_who_refuses_broken_lines_is_not_given_what_was_skipped(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"so long\n\xff\nfish\n")
+    make(tmp_path / "a.txt", tmp_path / "cache", report=Report("skip"))
+    with pytest.raises(ClearheadError, match=r"a\.txt:2: the line is not UTF-8"):
+        make(tmp_path / "a.txt", tmp_path / "cache")
+
+
+CHANGES = {
+    "text": lambda path: path.write_text("so long, fish") and {},
+    "date": lambda path: os.utime(path, ns=(1, 1)) or {},
+    "tokenizer": lambda path: {"tokenizer": RAW},
+    "begin": lambda path: {"begin": END},
+    "field": lambda path: {"field": "body"},
+    "another file": lambda path: path.with_name("b.txt").write_text("more") and {},
+    "torn tokens": lambda path: (path.parent / "cache" / "tokens.bin").write_bytes(b"x") and {},
+    "lost documents": lambda path: (path.parent / "cache" / "documents.npy").unlink() or {},
+    "broken note": lambda path: (path.parent / "cache" / "cache.json").write_text("[") and {},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changed_is_made_anew(tmp_path, change):
+    (tmp_path / "a.txt").write_text("so long")
+    before = make(tmp_path, tmp_path / "cache")
+    seen = read(before)
+    options = CHANGES[change](tmp_path / "a.txt")
+    stamp = (tmp_path / "cache").stat().st_ino
+    after = make(tmp_path, tmp_path / "cache", **options)
+    assert (tmp_path / "cache").stat().st_ino != stamp
+    assert read(after) == read(make(tmp_path, tmp_path / "fresh", **options))
+    if change != "torn tokens":
+        assert read(before) == seen  # who has the old ones mapped keeps them
+    assert {path.name for path in tmp_path.iterdir()} <= {"a.txt", "b.txt", "cache", "fresh"}
+
+
+def test_standard_input_is_read_each_time(tmp_path, monkeypatch):
+    for text in ("one", "two"):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+        assert read(make(Path("-"), tmp_path / "cache", RAW)) == [list(text.encode())]
+
+
+def test_a_text_without_tokens_is_told_by_its_place(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "xyz"}\n{"text": "cab"}')
+    letters = Tokenizer.characters("abc")
+    with pytest.raises(
+        ClearheadError, match=r"a\.jsonl:2: the text holds 'x' \(U\+0078\), for which there is no token;"
+    ):
+        make(tmp_path / "a.jsonl", tmp_path / "cache", letters)
+    assert not (tmp_path / "cache").exists()
+    report = Report("skip")
+    tokens = make(tmp_path / "a.jsonl", tmp_path / "cache", letters, report=report)
+    assert read(tokens) == [[0, 1, 2], [2, 0, 1]]
+    assert report.skipped.total() == 1
+
+
+def test_a_document_whose_first_piece_is_left_out_does_not_join_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "PIECE", 1)
+    (tmp_path / "a.txt").write_text("a\n<|endoftext|>\nx\nb\n")
+    tokens = make(tmp_path / "a.txt", tmp_path / "cache", Tokenizer.characters("\nab"), report=Report("skip"))
+    assert read(tokens) == [[1, 0], [2, 0]]
+
+
+def test_no_text_and_no_token_are_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(ClearheadError, match="there is no text in"):
+        make(tmp_path / "a.txt", tmp_path / "cache", report=Report("skip"))
+    with pytest.raises(ClearheadError, match="there is no token 300"):
+        make(tmp_path / "a.txt", tmp_path / "cache", begin=300)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_nobody_elses_folder_is_replaced(tmp_path):
+    (tmp_path / "a.txt").write_text("so long")
+    with pytest.raises(ClearheadError, match=r"holds a\.txt, which is no part"):
+        make(tmp_path / "a.txt", tmp_path)
+    with pytest.raises(ClearheadError, match="is a file"):
+        make(tmp_path / "a.txt", tmp_path / "a.txt")
+    with pytest.raises(ClearheadError, match="cannot be saved"):
+        make(tmp_path / "a.txt", tmp_path / "a.txt" / "cache")
+
+
+LARGE = """if True:
+    import sys
+    from pathlib import Path
+    from clearhead.data.cache import tokenised
+    from clearhead.data.packed import Report
+    from clearhead.tokens.text import Tokenizer
+    tokenizer = Tokenizer.train_bpe(["so long, and thanks for all the fish"] * 9, size=300)
+    peak = lambda: int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+    small = Path(sys.argv[2]).with_name("small.txt")
+    small.write_text("so long")
+    tokenised([str(small)], tokenizer, sys.argv[2], report=Report())
+    before = peak()
+    print("ready", flush=True)
+    tokens = tokenised([sys.argv[1]], tokenizer, sys.argv[2], report=Report(), workers=2)
+    print(len(tokens.ids), peak() - before)"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    path = tmp_path_factory.mktemp("large") / "large.txt"
+    with path.open("w") as file:
+        for _ in range(6):
+            file.write(("so long, and thanks for all the fish " * 27 + "\n") * 1000)
+    return path
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_a_large_file_needs_little_memory(tmp_path, large):
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE, large, tmp_path / "c"], capture_output=True, text=True, check=True
+    )
+    _, size, kilobytes = done.stdout.split()
+    assert int(size) > large.stat().st_size / 5
+    assert int(kilobytes) < 80_000  # all at once it needs ten times as much
+
+
+def test_who_is_killed_in_the_middle_leaves_the_earlier_tokens(tmp_path, large):
+    command = [sys.executable, "-c", LARGE, large, tmp_path / "c"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"ready\n"
+        while not any(path.stat().st_size for path in tmp_path.glob(".c.*/new/tokens.bin")):
+            assert run.poll() is None
+            time.sleep(0.01)
+        run.kill()
+        assert run.stdout.read() == b""
+    about = json.loads((tmp_path / "c" / "cache.json").read_text())
+    assert about["made_from"]["files"][0][0] == str(tmp_path / "small.txt")
+    assert (tmp_path / "c" / "tokens.bin").stat().st_size == 2 * about["tokens"]
+
+
+def test_who_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(*_):
+        yield sources.Document("so long", "a.txt:1")
+        raise KeyboardInterrupt
+
+    (tmp_path / "a.txt").write_text("so long")
+    monkeypatch.setattr(cache, "documents", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "a.txt", tmp_path / "cache")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

@@ -1,0 +1,497 @@
+"""Sentence pairs: read from any file with its line, packed on both sides, each once an epoch."""
+
+import gzip
+import json
+import lzma
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import clearhead as ch
+from clearhead.config import Use
+from clearhead.data.packed import IGNORE, Packed, Report, order
+from clearhead.data.pair_files import Pair, pairs
+from clearhead.data.pairs import Encoded, Pairs, encoded, pack, source_length_for
+from clearhead.errors import ClearheadError
+from clearhead.model.transformer import build
+from clearhead.tokens.text import Tokenizer
+
+START, STOP = 1, 2
+
+
+# ---------------------------------------------------------------- packing
+def marked(lengths):
+    """Pairs of these lengths in which every token tells whose it is."""
+    return [
+        ([1000 * i + k for k in range(1, s + 1)], [START, *(-1000 * i - k for k in range(1, t)), STOP])
+        for i, (s, t) in enumerate(lengths, 1)
+    ]
+
+
+def unpacked(packed):
+    """For each row: (source, decoder input, targets) of each number in it."""
+    rows = []
+    sides = (packed.source, packed.source_segments, packed.tokens, packed.segments, packed.targets)
+    for source, source_segments, tokens, segments, targets in zip(*sides, strict=True):
+        assert (targets[segments == 0] == IGNORE).all()
+        assert set(segments.tolist()) - {0} == set(source_segments.tolist()) - {0}
+        for numbers in (segments, source_segments):  # 1, 2, 3 … side by side, padding last
+            real = numbers[numbers > 0]
+            assert (numbers[: len(real)] > 0).all()
+            assert set(real.diff().tolist()) <= {0, 1}
+        found = [
+            (source[source_segments == n].tolist(), tokens[segments == n].tolist(), targets[segments == n].tolist())
+            for n in range(1, int(segments.max()) + 1)
+        ]
+        rows.append(found)
+    return rows
+
+
+def key(source, tokens, targets):
+    return tuple(source), (*tokens, targets[-1])
+
+
+def equal(a, b):
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(a) if getattr(a, name) is not None)
+
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=60)
+SHAPES = {"length": 14, "source_length": 12}
+
+
+@given(LENGTHS, st.integers(0, 2**40))
+def test_every_pair_comes_whole_and_once_an_epoch(lengths, seed):
+    given_pairs = marked(lengths)
+    data = Pairs(given_pairs, [], Report(), rows=1, seed=seed, **SHAPES)
+    want = Counter((tuple(source), tuple(target)) for source, target in given_pairs)
+    for epoch in range(3):
+        rows = [row for step in range(data.epoch) for row in unpacked(data.batch(epoch * data.epoch + step))]
+        assert all(rows), "a row without a pair"
+        assert Counter(key(*pair) for row in rows for pair in row) == want
+
+
+@given(LENGTHS, st.integers(1, 7))
+def test_targets_are_what_the_decoder_reads_next(lengths, rows):
+    data = Pairs(marked(lengths), [], Report(), rows=rows, seed=0, **SHAPES)
+    for row in unpacked(data.batch(0)):
+        for _, tokens, targets in row:
+            assert tokens[0] == START
+            assert targets == [*tokens[1:], STOP]
+
+
+@given(LENGTHS, st.integers(1, 7), st.integers(0, 3))
+def test_batches_are_cut_from_one_stream_of_rows_without_a_gap(lengths, rows, step):
+    one = Pairs(marked(lengths), [], Report(), rows=1, seed=5, **SHAPES)
+    many = Pairs(marked(lengths), [], Report(), rows=rows, seed=5, **SHAPES)
+    assert many.epoch == -(-one.epoch // rows)
+    together = many.batch(step)
+    assert together.tokens.shape == (rows, 14)
+    assert together.source.shape == (rows, 12)
+    for i in range(rows):
+        assert torch.equal(together.tokens[i], one.batch(step * rows + i).tokens[0])
+
+
+@given(LENGTHS, st.lists(st.integers(0, 40), min_size=1, max_size=5))
+def test_a_batch_depends_on_the_seed_and_the_step_alone(lengths, steps):
+    make = lambda: Pairs(marked(lengths), [], Report(), rows=2, seed=3, **SHAPES)  # noqa: E731
+    used = make()
+    for step in steps:
+        assert equal(used.batch(step), make().batch(step))
+
+
+def test_epochs_and_seeds_differ():
+    make = lambda seed: Pairs(marked([(3, 3)] * 40), [], Report(), rows=1, seed=seed, **SHAPES)  # noqa: E731
+    data = make(1)
+    assert not equal(data.batch(0), make(2).batch(0))
+    one, two = (
+        {frozenset(key(*pair) for pair in unpacked(data.batch(epoch * data.epoch + step))[0]) for step in range(10)}
+        for epoch in range(2)
+    )
+    assert data.epoch == len(one) == 10
+    assert len(one & two) < 5  # other pairs share a row
+
+
+def test_epochs_that_would_need_more_rows_or_fewer_take_as_many():
+    lengths = np.random.default_rng(2).integers(1, 13, (80, 2))
+    needed = [len(pack(lengths, (12, 14), order(80, 0, epoch).numpy())) for epoch in range(12)]
+    assert min(needed) < needed[0] < max(needed)  # or this would show nothing
+    given_pairs = marked(lengths.tolist())
+    data = Pairs(given_pairs, [], Report(), rows=1, seed=0, **SHAPES)
+    assert data.epoch == needed[0]
+    want = Counter((tuple(source), tuple(target)) for source, target in given_pairs)
+    for epoch in range(12):
+        rows = [row for step in range(data.epoch) for row in unpacked(data.batch(epoch * data.epoch + step))]
+        assert Counter(key(*pair) for row in rows for pair in row) == want
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), max_size=40), st.integers(1, 5))
+def test_what_is_held_out_comes_once_and_always_the_same(lengths, rows):
+    held = marked(lengths)
+    data = Pairs(marked([(1, 1)]), held, Report(), rows=rows, seed=0, **SHAPES)
+    batches = list(data.held_out())
+    assert all(batch.tokens.shape == (rows, 14) for batch in batches)
+    seen = Counter(key(*pair) for batch in batches for row in unpacked(batch) for pair in row)
+    assert seen == Counter((tuple(source), tuple(target)) for source, target in held)
+    assert all(equal(a, b) for a, b in zip(batches, data.held_out(), strict=True))
+    full = [bool(row) for batch in batches for row in unpacked(batch)]
+    assert full == sorted(full, reverse=True)  # what is empty comes last
+
+
+def like_multi30k(seed, count=6000):
+    """Lengths as measured there: a median of 15 tokens, from 5 to 50, and sides that are alike (r = 0.87)."""
+    noise = np.random.default_rng(seed).normal(size=(2, count))
+    source = np.exp(np.log(15) + 0.31 * noise[0])
+    target = source * np.exp(0.03 + 0.16 * noise[1])
+    return np.stack([source, target], axis=1).round().clip(4, 54).astype(int).tolist()
+
+
+@pytest.mark.parametrize("length", [256, 512])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_more_than_one_token_in_twenty_is_padding(length, seed):
+    train = [Encoded([5] * s, [START, *[5] * (t - 1), STOP]) for s, t in like_multi30k(seed)]
+    data = Pairs(train, [], Report(), rows=1, length=length, source_length=length, seed=seed)
+    assert data.share >= 0.95
+    batches = [data.batch(step) for step in range(data.epoch)]
+    real = sum(int((b.segments > 0).sum() + (b.source_segments > 0).sum()) for b in batches)
+    assert data.share == pytest.approx(real / (data.epoch * 2 * length))
+
+
+def test_sides_of_unlike_length_fill_up_together():
+    train = [Encoded([5] * s, [START, *[5] * (2 * t - 1), STOP]) for s, t in like_multi30k(0)]
+    length = source_length_for(train, 256)
+    assert (length % 8, 120 <= length <= 136) == (0, True)
+    assert Pairs(train, [], Report(), rows=1, length=256, source_length=length, seed=0).share >= 0.95
+
+
+def test_pairs_that_fit_no_row_are_left_out_and_told():
+    report = Report("refuse")
+    train = [Encoded([5] * 13, [1, 5, 2], "a.en:1"), ([5], [1, *[5] * 14, 2]), ([5] * 12, [1, *[5] * 13, 2])]
+    data = Pairs(train, [], report, rows=1, seed=0, **SHAPES)
+    assert (data.epoch, data.share) == (1, 1.0)
+    assert report.places == {"the pair does not fit a row of 12 tokens to read and 14 to write": ["a.en:1", "pair 2"]}
+    with pytest.raises(ClearheadError, match="no pair to train on that fits rows of 12 and 14"):
+        Pairs(train[:2], [], report, rows=1, seed=0, **SHAPES)
+
+
+def test_a_start_of_several_tokens_is_given_and_not_learned():
+    data = Pairs([([7, 8], [1, 3, 4, 9, 2])], [], Report(), rows=1, length=5, source_length=3, seed=0, given=3)
+    batch = data.batch(0)
+    assert batch.tokens.tolist() == [[1, 3, 4, 9, 0]]
+    assert batch.targets.tolist() == [[IGNORE, IGNORE, 9, 2, IGNORE]]
+    assert batch.source.tolist() == [[7, 8, 0]]
+
+
+def test_packed_pairs_cost_what_they_cost_one_by_one():
+    draw = np.random.default_rng(0)
+    train = [
+        (draw.integers(3, 64, s).tolist(), [START, *draw.integers(3, 64, t).tolist(), STOP])
+        for s, t in draw.integers(1, 12, (30, 2)).tolist()
+    ]
+    data = Pairs(train, [], Report(), rows=1, length=40, source_length=36, seed=0)
+    assert data.epoch < len(train) / 2
+    net = build(ch.presets["tiny-encoder-decoder"].model, seed=0).eval().double()
+
+    def cost(packed):
+        sides = {"segments": packed.segments, "source": packed.source, "source_segments": packed.source_segments}
+        return net.loss(net(packed.tokens, **sides), packed.targets)
+
+    with torch.no_grad():
+        for step in range(data.epoch):  # row by row: losses are summed in 32 bits, which end at 1e-4 above 1000
+            batch = data.batch(step)
+            total, count = cost(batch)
+            single = [cost(Packed(*map(_row, (t, y)), source=_row(s))) for s, t, y in unpacked(batch)[0]]
+            assert int(count) == sum(int(n) for _, n in single)
+            assert float(total) == pytest.approx(sum(float(loss) for loss, _ in single), abs=1e-4)
+            mixed = replace(batch, source_segments=batch.source_segments.clamp(max=1))
+            assert len(single) == 1 or abs(float(cost(mixed)[0] - total)) > 1e-2  # so the comparison can fail
+
+
+def _row(ids):
+    return torch.tensor([ids])
+
+
+# ---------------------------------------------------------------- texts to ids
+USE = Use(begin=(250,), end=(251,), start=(252,), stop=(253, 254))
+BYTES = Tokenizer.bytes()
+
+
+def test_what_stands_around_the_texts_is_put_there():
+    found = list(encoded([Pair("ab", "c", "f:1")], BYTES, BYTES, USE, Report()))
+    assert found == [([250, 97, 98, 251], [252, 99, 253], "f:1")]
+
+
+def test_long_and_lopsided_pairs_are_left_out_and_never_refused():
+    report = Report("refuse")
+    read = [Pair("abcd", "abcde", "f:1"), Pair("ab", "a", "f:2"), Pair("abc", "a", "f:3"), Pair("abcd", "ab", "f:4")]
+    found = encoded(read, BYTES, BYTES, USE, report, most=4, ratio=2)
+    assert [pair.where for pair in found] == ["f:2", "f:4"]
+    assert list(report.places.values()) == [["f:1"], ["f:3"]]
+
+
+def test_text_without_tokens_is_reported_with_its_line():
+    letters = Tokenizer.characters("abc")
+    read = [Pair("a", "x", "f:1"), Pair("a", "b", "f:2")]
+    with pytest.raises(ClearheadError, match=r"f:1: the text holds 'x'"):
+        list(encoded(read, letters, letters, USE, Report()))
+    assert len(list(encoded(read, letters, letters, USE, Report("skip")))) == 1
+
+
+def test_a_translator_that_starts_with_nothing_is_refused():
+    with pytest.raises(ClearheadError, match=r"use\.start is empty"):
+        list(encoded([], BYTES, BYTES, Use(), Report()))
+
+
+# ---------------------------------------------------------------- files
+def write(folder, name, content):
+    path = folder / name
+    raw = content if isinstance(content, bytes) else content.encode()
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
+    path.write_bytes(pack(raw))
+    return str(path)
+
+
+def read(paths, broken="refuse", **options):
+    """The pairs, with what was skipped: why -> lines."""
+    report = Report(broken)
+    found = [(p.source, p.target, int(p.where.rpartition(":")[2])) for p in pairs(paths, report, **options)]
+    assert report.read == len(found)
+    return found, {why: [int(w.split(" ")[0].rpartition(":")[2]) for w in at] for why, at in report.places.items()}
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".xz"])
+def test_lines_of_two_texts_belong_together(tmp_path, packed):
+    a = write(tmp_path, f"t.en{packed}", "\ufeffa dog\r\na\u2028cat\nlast")
+    b = write(tmp_path, f"t.de{packed}", "ein Hund \nKatze\nletzte\n")
+    want = [("a dog", "ein Hund", 1), ("a\u2028cat", "Katze", 2), ("last", "letzte", 3)]
+    assert read([a, b]) == (want, {})
+
+
+def test_texts_of_unequal_length_are_refused_with_both_counts(tmp_path):
+    paths = [write(tmp_path, "t.en", "a\nb\nc\n"), write(tmp_path, "t.de", "a\n")]
+    for given_paths, words in ((paths, r"3 lines and .*t\.de has 1"), (paths[::-1], r"1 lines and .*t\.en has 3")):
+        with pytest.raises(ClearheadError, match=words):
+            read(given_paths, "skip")
+
+
+def test_broken_lines_are_told_by_number(tmp_path):
+    a = write(tmp_path, "t.en", b"one\n\nthree\nf\xffur\nsame\n")
+    b = write(tmp_path, "t.de", b"eins\nzwei\n \nvier\nsame\n")
+    why = {"the source is empty": [2], "the target is empty": [3], "the source is not UTF-8": [4]}
+    assert read([a, b], "skip") == ([("one", "eins", 1), ("same", "same", 5)], why)
+    assert read([a, b], "skip", different=True)[1] == why | {"both sides are the same": [5]}
+    with pytest.raises(ClearheadError, match=r"t\.en:2: the source is empty; data\.broken = skip"):
+        read([a, b])
+
+
+def test_tables_give_two_of_their_columns(tmp_path):
+    path = write(tmp_path, "t.tsv.xz", 'deu\t"Hund\tdog\ndeu\tKatze\ndeu\tMaus\tmouse\n')
+    found, skipped = read([path], "skip", sides=("2", "1"))
+    assert found == [("dog", '"Hund', 1), ("mouse", "Maus", 3)]
+    assert list(skipped.values()) == [[2]]
+    with pytest.raises(ClearheadError, match=r"t\.tsv\.xz:2"):
+        read([path], sides=("2", "1"))
+    assert read([write(tmp_path, "u.tsv", "a\tb\n")] * 2)[0] == [("a", "b", 1)] * 2
+
+
+def test_fields_of_json_lines_give_pairs(tmp_path):
+    good = {"source": "a", "target": "b", "en": "c"}
+    lines = [
+        json.dumps(good),
+        "{",
+        '{"source": "a"}',
+        '{"source": "a", "target": 3}',
+        r'{"source":"\ud800","target":"b"}',
+    ]
+    path = write(tmp_path, "t.jsonl", "\n".join(lines))
+    found, skipped = read([path], "skip")
+    assert found == [("a", "b", 1)]
+    assert sorted(line for at in skipped.values() for line in at) == [2, 3, 4, 5]
+    assert read([write(tmp_path, "u.jsonl", lines[0])], sides=("en", "target"))[0] == [("c", "b", 1)]
+    for number, line in enumerate(lines[1:]):
+        with pytest.raises(ClearheadError, match=rf"v{number}\.jsonl:1"):
+            read([write(tmp_path, f"v{number}.jsonl", line)])
+
+
+TMX = """<?xml version="1.0" encoding="UTF-8"?>
+<tmx version="1.4"><header srclang="en"/><body>
+<tu><prop type="x">no</prop>
+  <tuv xml:lang="EN-us"><note>no</note>
+    <seg>a &amp; <bpt i="1">{b}<sub>no</sub></bpt>big<ept i="1"/> <hi>dog</hi></seg></tuv>
+  <tuv xml:lang="de"><seg>ein großer Hund</seg></tuv><tuv xml:lang="den"><seg>no</seg></tuv></tu>
+<tu><tuv xml:lang="de"><seg>nur deutsch</seg></tuv></tu>
+<tu><tuv lang="en_GB"><seg>cat</seg></tuv><tuv lang="de"><seg>Katze</seg></tuv></tu>
+</body></tmx>"""
+
+
+@pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16"])
+def test_tmx_gives_the_words_of_two_languages(tmp_path, encoding):
+    path = write(tmp_path, "t.tmx.gz", TMX.replace("UTF-8", encoding).encode(encoding))
+    want = [("a & big dog", "ein großer Hund", 3), ("cat", "Katze", 8)]
+    assert read([path], "skip", sides=("en", "de")) == (want, {"the source is empty": [7]})
+    with pytest.raises(ClearheadError, match=r"t\.tmx\.gz:7: the source is empty"):
+        read([path], sides=("en", "de"))
+    with pytest.raises(ClearheadError, match="tell which two"):
+        read([path])
+
+
+def test_tmx_is_read_as_a_stream(tmp_path):
+    unit = '<tu><tuv xml:lang="a"><seg>x</seg></tuv><tuv xml:lang="b"><seg>y</seg></tuv></tu>\n'
+    path = write(tmp_path, "t.tmx", "<tmx>\n" + unit * 5000)  # never closed
+    stream = pairs([path], Report(), sides=("a", "b"))
+    assert [next(stream).where for _ in range(3)][-1] == f"{path}:4"
+    with pytest.raises(ClearheadError, match="is not valid XML: no element found: line 5002"):
+        list(stream)
+
+
+BOMB = '<!DOCTYPE t [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
+
+
+@pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16"])
+@pytest.mark.parametrize("doctype", [BOMB, '<!DOCTYPE tmx SYSTEM "tmx14.dtd">', "<!DOCTYPE tmx>"])
+def test_xml_that_could_declare_entities_is_refused(tmp_path, doctype, encoding):
+    text = f'<?xml version="1.0" encoding="{encoding}"?>\n{doctype}\n<tmx><tu><seg>&b;</seg></tu></tmx>'
+    with pytest.raises(ClearheadError, match=r"t\.tmx:2: a DOCTYPE may declare entities"):
+        read([write(tmp_path, "t.tmx", text.encode(encoding))], "skip", sides=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    "text", [b"<tmx>&b;</tmx>", b"<tmx>\xff</tmx>", b"<tmx><tu></tmx>", b'<!ENTITY a "b"><t/>', b""]
+)
+def test_broken_xml_is_refused_with_a_sentence(tmp_path, text):
+    with pytest.raises(ClearheadError, match=r"t\.tmx is not valid XML: .*line"):
+        read([write(tmp_path, "t.tmx", text)], "skip", sides=("a", "b"))
+
+
+PO = r"""# header
+#, fuzzy
+msgid ""
+msgstr "Content-Type: text/plain; charset=UTF-8\n"
+
+#: a.c:1
+msgctxt "menu"
+msgid "Open \"%s\"\n"
+msgstr ""
+"\xc3\226ffne\t"
+"\"%s\"\\n"
+
+#, c-format, fuzzy
+#| msgid "old"
+msgid "fuzzy"
+msgstr "unscharf"
+
+msgid "one"
+msgid_plural "many"
+msgstr[0] "eins"
+msgstr[1] "viele"
+msgid "todo"
+msgstr ""
+#~ msgid "gone"
+#~ msgstr "weg"
+msgid "close"
+msgstr "zu"
+"""
+
+
+def test_po_gives_what_is_translated_for_sure(tmp_path):
+    found, skipped = read([write(tmp_path, "t.po", PO)])
+    assert found == [('Open "%s"', 'Öffne\t"%s"\\n', 7), ("close", "zu", 26)]
+    reasons = {"the entry is fuzzy": [15], "the entry has plural forms": [18], "the entry is not translated": [22]}
+    assert skipped == reasons
+
+
+@pytest.mark.parametrize(
+    ("entry", "line", "why"),
+    [
+        ('msgid "a"\nmsgstr b', 4, "does not belong"),
+        ('msgid "a"\nmsgstr "b\\"', 4, "does not belong"),
+        ('msgid "a"\nmsgstr "b"\nmsgstr "c"', 5, "does not belong"),
+        ('# next\n"a"', 4, "does not belong"),
+        ('msgid "a"', 3, "has no msgstr"),
+        ('msgid "a"\nmsgstr "\\xff"', 3, "the target is not UTF-8"),
+        ('msgid " "\nmsgstr "b"', 3, "the source is empty"),
+    ],
+)
+def test_broken_po_is_told_by_line_and_the_rest_is_read(tmp_path, entry, line, why):
+    whole = 'msgid "x"\nmsgstr "y"\n'
+    path = write(tmp_path, "t.po", f"{whole}{entry}\n{whole}")
+    found, skipped = read([path], "skip")
+    assert [pair[:2] for pair in found] == [("x", "y")] * 2
+    assert [at for reason, at in skipped.items() if why in reason] == [[line]]
+    with pytest.raises(ClearheadError, match=rf"t\.po:{line}: .*{why}"):
+        read([path])
+
+
+@given(st.lists(st.tuples(st.text(min_size=1), st.text(min_size=1)), max_size=8))
+def test_po_reads_back_any_text(tmp_path_factory, texts):
+    def quoted(text):
+        for plain, escape in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
+            text = text.replace(plain, escape)
+        return f'"{text}"'
+
+    texts = [(a, b) for a, b in texts if a.strip() and b.strip() and (a + b).isprintable()]
+    content = "".join(f"msgid {quoted(a)}\nmsgstr {quoted(b)}\n\n" for a, b in texts)
+    path = write(tmp_path_factory.mktemp("po"), "t.po", content)
+    assert [pair[:2] for pair in read([path])[0]] == [(a.strip(), b.strip()) for a, b in texts]
+
+
+@pytest.mark.parametrize(
+    ("paths", "options", "words"),
+    [
+        ("t.tsv", {}, "a list of paths"),
+        (["none.en", "none.de"], {}, "none.en cannot be read: No such file"),
+        (["none.po"], {}, "none.po cannot be read: No such file"),
+        (["none.tmx"], {"sides": ("a", "b")}, "none.tmx cannot be read"),
+        (["one.txt"], {}, "one.txt holds no pairs; give two texts, or files of"),
+        (["a.en", "b.tsv"], {}, "a.en holds no pairs"),
+        (["a.en", "b.de", "c.fr"], {}, "a.en holds no pairs"),
+        (["a.en", "b.de"], {"sides": ("0", "1")}, "has no columns"),
+        (["a.po"], {"sides": ("0", "1")}, "has no columns"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_a_sentence(paths, options, words):
+    with pytest.raises(ClearheadError, match=words):
+        read(paths, "skip", **options)
+
+
+@pytest.mark.parametrize("name", ["t.en.gz", "t.en.xz"])
+def test_a_file_that_was_cut_off_is_refused(tmp_path, name):
+    path = tmp_path / name
+    write(tmp_path, name, "".join(f"{i * i} lines\n" for i in range(9000)))
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(ClearheadError, match="cannot be read: Compressed file ended"):
+        read([str(path), str(path)], "skip")
+
+
+SCRAPS = [b"<tmx>", b"<tu>", b"<tuv lang='0'>", b"<seg>", b"</seg>", b"</tuv>", b"</tu>", b"</tmx>", b"<ph>", b"</ph>"]
+SCRAPS += [
+    b'msgid "a"\n',
+    b'msgstr "b"\n',
+    b"#, fuzzy\n",
+    b"msgid_plural",
+    b'"\\',
+    b"\t",
+    b"\n",
+    b"\xff",
+    b"\0",
+    b"{",
+    b"[" * 9,
+]
+
+
+@given(st.lists(st.sampled_from(SCRAPS) | st.binary(max_size=9)), st.sampled_from(["tsv", "jsonl", "tmx", "po", "en"]))
+def test_any_bytes_are_read_or_refused_with_a_sentence(tmp_path_factory, scraps, kind):
+    path = write(tmp_path_factory.mktemp("any"), f"t.{kind}", b"".join(scraps))
+    options = {} if kind in ("po", "en") else {"sides": ("0", "1")}
+    for broken in ("skip", "refuse"):
+        found, mistake = [], path
+        try:
+            found = read([path, path], broken, **options)[0]
+        except ClearheadError as error:
+            mistake = str(error)
+        assert path in mistake
+        assert all(source.strip() and target.strip() for source, target, _ in found)

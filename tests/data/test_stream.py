@@ -1,0 +1,230 @@
+"""Laws of packed rows: every token once, each followed by its target, no document in two parts."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from clearhead.data.cache import Tokens
+from clearhead.data.packed import IGNORE, Packed
+from clearhead.data.stream import Masked, Stream
+from clearhead.errors import ClearheadError
+
+BEGIN = 0
+
+
+def corpus(sizes: list[int], begin: bool = True) -> Tokens:
+    """Documents in which every token tells its place, so that none can be taken for another."""
+    ids = np.arange(1, sum(sizes) + 1, dtype=np.uint16)
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+    if begin:
+        ids[starts] = BEGIN
+    return Tokens(ids, starts, BEGIN if begin else None)
+
+
+def document_of(tokens: Tokens) -> np.ndarray:
+    return np.searchsorted(tokens.documents, np.arange(len(tokens.ids)), side="right")
+
+
+def places(packed: Packed) -> np.ndarray:
+    """Where the tokens of a batch stand in a corpus without begins; −1 for padding."""
+    ids = packed.tokens.numpy() - 1
+    return ids if packed.segments is None else np.where(packed.segments.numpy() > 0, ids, -1)
+
+
+def equal(a: Packed, b: Packed) -> bool:
+    if (a.segments is None) != (b.segments is None):
+        return False
+    both = zip((a.tokens, a.targets, a.segments), (b.tokens, b.targets, b.segments), strict=True)
+    return all(torch.equal(x, y) for x, y in both if x is not None and y is not None)
+
+
+SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=20)
+SHAPE = st.tuples(st.integers(1, 12), st.integers(1, 5), st.integers(0, 3))  # length, rows, seed
+
+
+def streams(sizes, shape, held_out=0.0, begin=False) -> tuple[Tokens, Stream]:
+    tokens = corpus(sizes, begin)
+    try:
+        return tokens, Stream(tokens, *shape, held_out=held_out)
+    except ClearheadError:
+        assume(False)
+        raise
+
+
+@given(SIZES, SHAPE)
+def test_an_epoch_has_every_token_once_but_for_less_than_two_rows_at_the_ends(sizes, shape):
+    tokens, stream = streams(sizes, shape)
+    length, rows, _ = shape
+    flat = np.concatenate([places(stream.batch(step)) for step in range(3 * stream.epoch)])
+    count = stream._count
+    assert stream.epoch == -(-count // rows)
+    for epoch in range(2):
+        seen = np.sort(flat[epoch * count : (epoch + 1) * count].ravel())
+        assert (np.diff(seen) == 1).all()  # each once, without a gap
+        assert len(seen) > len(tokens.ids) - 2 * length
+
+
+def test_each_epoch_has_its_own_phase_and_order():
+    _, stream = streams([1000], (16, 4, 7))
+    starts = [places(stream.batch(step))[:, 0] for step in range(5 * stream.epoch)]
+    epochs = np.concatenate(starts)[: 5 * stream._count].reshape(5, -1)
+    assert len({int(epoch[0]) % 16 for epoch in epochs}) > 2
+    assert len({tuple(epoch // 16) for epoch in epochs}) == 5
+
+
+@given(SIZES, SHAPE, st.sampled_from([0.0, 0.3]), st.booleans(), st.integers(0, 50))
+def test_batches_are_a_pure_function_of_seed_and_step(sizes, shape, share, begin, step):
+    _, one = streams(sizes, shape, share, begin)
+    _, two = streams(sizes, shape, share, begin)
+    two.batch(step + 1)
+    assert equal(one.batch(step), two.batch(step))
+    assert all(itertools.starmap(equal, zip(one.held_out(), two.held_out(), strict=True)))
+    special, hidden = [BEGIN], 0.4
+    a, b = (Masked(stream, 999, 1000, special, hidden) for stream in (one, two))
+    b.batch(step + 1)
+    assert equal(a.batch(step), b.batch(step))
+    assert all(itertools.starmap(equal, zip(a.held_out(), b.held_out(), strict=True)))
+
+
+@given(SIZES, SHAPE, st.booleans())
+def test_targets_are_the_next_tokens_and_segments_the_documents(sizes, shape, begin):
+    named = corpus(sizes, begin=False)
+    tokens, stream = streams(sizes, shape, begin=begin)
+    _, twin = streams(sizes, shape)  # the same rows, whose tokens tell their places
+    document = document_of(named)
+    for step in range(stream.epoch):
+        packed, at = stream.batch(step), places(twin.batch(step))
+        ids = tokens.ids.astype(np.int64)
+        assert (packed.tokens.numpy() == ids[at]).all()
+        joined = document[at] == document[at + 1]
+        assert (packed.targets.numpy() == np.where(joined | begin, ids[at + 1], IGNORE)).all()
+        if len(sizes) == 1:
+            assert packed.segments is None
+        else:
+            assert packed.segments is not None
+            assert (packed.segments.numpy() == document[at] - document[at][:, :1] + 1).all()
+        for tensor in (packed.tokens, packed.targets):
+            assert tensor.dtype == torch.long
+            assert tensor.shape == (shape[1], shape[0])
+
+
+@given(SIZES, SHAPE, st.floats(0.01, 0.9))
+def test_no_document_is_in_two_parts(sizes, shape, share):
+    tokens, stream = streams(sizes, shape, share)
+    document = document_of(tokens)
+    batches = [stream.batch(step) for step in range(2 * stream.epoch)]
+    trained = np.concatenate([places(packed).ravel() for packed in batches])
+    taught = np.concatenate([packed.targets.numpy().ravel() - 1 for packed in batches])
+    trained = np.union1d(trained, taught[taught >= 0])
+    held = np.concatenate([places(packed).ravel() for packed in stream.held_out()])
+    held = held[held >= 0]
+    if len(sizes) == 1:
+        assert trained.max() < held.min()
+        assert held.max() == sizes[0] - 1
+        assert len(held) == sizes[0] - min(int(sizes[0] * (1 - share)), sizes[0] - 1)
+    else:
+        assert not set(document[trained]) & set(document[held])
+        chosen = np.isin(document, document[held])
+        assert chosen.sum() == len(held)  # whole documents
+        assert len(set(document[held])) == min(max(round(share * len(sizes)), 1), len(sizes) - 1)
+
+
+@given(SIZES, SIZES, SHAPE, st.booleans())
+def test_held_out_batches_have_every_token_once(sizes, others, shape, begin):
+    assume(sum(sizes) > shape[0])
+    validation = corpus(others, begin)
+    stream = Stream(corpus(sizes), *shape, validation=validation)
+    batches = list(stream.held_out())
+    document = document_of(validation)
+    found, taught = [], 0
+    for packed in batches:
+        assert packed.tokens.shape == (shape[1], shape[0])
+        real = packed.segments.numpy() > 0 if packed.segments is not None else np.ones(packed.tokens.shape, bool)
+        found.append(packed.tokens.numpy()[real])
+        assert (packed.targets.numpy()[~real] == IGNORE).all()
+        taught += (packed.targets.numpy() != IGNORE).sum()
+        if len(others) > 1:
+            assert packed.segments is not None
+    assert (np.concatenate(found) == validation.ids).all()
+    assert taught == len(document) - 1 if begin else taught == (np.diff(document) == 0).sum()
+    assert sum(packed.segments is None for packed in batches) >= len(batches) - 1 or len(others) > 1
+
+
+def test_without_held_out_texts_there_are_no_held_out_batches():
+    assert list(streams([50], (8, 2, 0))[1].held_out()) == []
+
+
+MISTAKES = [
+    (lambda: Stream(corpus([8]), 8, 1), "a row needs 8 tokens and one more; there are 8"),
+    (lambda: Stream(corpus([20]), 8, 1, held_out=1.0), "held out is 1.0"),
+    (lambda: Stream(corpus([20]), 8, 1, held_out=0.1, validation=corpus([9])), "nothing else is held out"),
+    (lambda: Masked(Stream(corpus([20]), 8, 1), 30, 30), "there is no token 30; ids run from 0 to 29"),
+    (lambda: Masked(Stream(corpus([20]), 8, 1), 3, 30, hidden=0.0), "hidden words is 0.0"),
+    (lambda: Masked(Stream(corpus([20]), 8, 1), 0, 2, [1]), "no word to hide"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), MISTAKES)
+def test_what_cannot_be_is_refused_with_the_reason(make, words):
+    with pytest.raises(ClearheadError, match=words):
+        make()
+
+
+def test_masked_words_keep_to_their_shares():
+    special, mask, vocabulary = {1, 5, 6}, 7, 500  # 0, which fills padding, is a word like others
+    generator = np.random.default_rng(0)
+    ids = generator.integers(8, vocabulary, 2**16).astype(np.uint16)
+    ids[::10] = generator.choice([1, 5, 6], len(ids[::10]))
+    plain = Stream(Tokens(ids, np.array([0, 30_000])), 128, 100, held_out=0.5)
+    masked = Masked(plain, mask, vocabulary, special)
+    for before, after in [
+        *((plain.batch(step), masked.batch(step)) for step in range(3)),
+        *zip(plain.held_out(), masked.held_out(), strict=True),
+    ]:
+        old, new, targets = before.tokens.numpy(), after.tokens.numpy(), after.targets.numpy()
+        assert before.segments is None if after.segments is None else torch.equal(before.segments, after.segments)
+        real = np.ones(old.shape, bool) if after.segments is None else after.segments.numpy() > 0
+        words = real & ~np.isin(old, list(special))
+        chosen = targets != IGNORE
+        assert (targets[chosen] == old[chosen]).all()
+        assert (new[~chosen] == old[~chosen]).all()
+        assert not (chosen & ~words).any()
+        assert not np.isin(new[chosen], list(special)).any()
+        hidden, stayed = chosen & (new == mask), chosen & (new == old)
+        for part, of, share in (
+            (chosen, words, 0.15),
+            (hidden, chosen, 0.8),
+            (stayed, chosen, 0.1),
+            (chosen & ~hidden & ~stayed, chosen, 0.1),
+        ):
+            n = of.sum()
+            assert abs(part.sum() - n * share) < 4.5 * np.sqrt(n * share * (1 - share)) + n * 0.0005
+
+
+def test_each_step_hides_other_words_of_the_same_row():
+    masked = Masked(streams([65], (64, 1, 0))[1], 99, 100)
+    assert not torch.equal(masked.batch(0).targets, masked.batch(1).targets)
+
+
+def test_the_seed_chooses_the_documents_that_are_held_out():
+    chosen = [places(next(streams([9] * 50, (9, 5, seed), 0.1)[1].held_out())).tolist() for seed in (0, 0, 1)]
+    assert chosen[0] == chosen[1] != chosen[2]
+
+
+def test_a_batch_takes_milliseconds(tmp_path):
+    count, documents = 5_000_000, 20_000
+    np.arange(count, dtype=np.uint32).astype(np.uint16).tofile(tmp_path / "tokens.bin")
+    starts = np.sort(np.random.default_rng(0).choice(count, documents, replace=False))
+    starts[0] = 0
+    tokens = Tokens(np.memmap(tmp_path / "tokens.bin", np.uint16, "r"), starts, begin=0)
+    stream = Stream(tokens, 1024, 16, held_out=0.01)
+    stream.batch(0)
+    start = time.process_time()
+    for step in range(20):
+        stream.batch(step)
+    assert (time.process_time() - start) / 20 < 0.02

@@ -1,0 +1,42 @@
+"""Small runs to test the loop with: a tiny model and rows of numbers that follow a rule."""
+
+import torch
+
+import clearhead as ch
+from clearhead.data.packed import Packed, Report
+from clearhead.train.run import Run
+from clearhead.weights.checkpoint import Checkpoint
+
+
+class Counting:
+    """Rows that count upwards from a drawn number: something to learn."""
+
+    share, epoch = 1.0, 1000
+
+    def __init__(self, rows=4, length=16, seed=0):
+        self.rows, self.length, self.seed, self.report = rows, length, seed, Report()
+
+    def row(self, number):
+        generator = torch.Generator().manual_seed(self.seed * 7919 + number)
+        start = torch.randint(64, (1,), generator=generator)
+        return (start + torch.arange(self.length + 1)) % 64
+
+    def batch(self, step):
+        rows = torch.stack([self.row(step * self.rows + i) for i in range(self.rows)])
+        return Packed(rows[:, :-1], rows[:, 1:])
+
+    def held_out(self):
+        rows = torch.stack([self.row(10**9 + i) for i in range(8)])
+        yield Packed(rows[:, :-1], rows[:, 1:])
+
+
+def run(out, data=None, preset="tiny-decoder", **options):
+    """A run in a folder; options are those of `train`, and of the model with their section."""
+    changes = {"steps": 12, "warmup": 2, "report": 1, "check": 4, "save": 5, "keep": 2, **options}
+    config = ch.presets[preset].change(**{k if "." in k else f"train.{k}": v for k, v in changes.items()})
+    model = ch.new(config, seed=config.train.seed)
+    return Run(Checkpoint(model.net, config), data or Counting(), out, "cpu", compiled=False)
+
+
+def weights(folder):
+    return dict(ch.load(folder, device="cpu").net.named_parameters())

@@ -1,0 +1,304 @@
+"""Optimisers: what moves the weights, and what is kept between steps."""
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+import clearhead as ch
+from clearhead.model.transformer import build
+from clearhead.options import Adam, AdamW, Muon
+from clearhead.train.optim import Ema, Optimiser, is_hidden, orthogonal
+
+MUON = Muon(adam=Adam(rate=3e-3))
+ADAMW = AdamW(rate=3e-3)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
+
+
+def tiny(name="tiny-decoder", dtype=torch.float32, device="cpu"):
+    return build(ch.presets[name].model, 0, device, dtype).train()
+
+
+def learn(net, seed=0):
+    """Gradients of one random batch, and its loss."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(64, (4, 17), generator=generator).to(next(net.parameters()).device)
+    total, count = net.loss(net(ids[:, :-1]), ids[:, 1:])
+    (total / count).backward()
+    return (total / count).item()
+
+
+def train(net, optimiser, steps, seed=0, ema=None):
+    for step in range(steps):
+        learn(net, seed + step)
+        optimiser.clip(1.0)
+        optimiser.step(1 / (1 + step))
+        optimiser.zero()
+        if ema is not None:
+            ema.update()
+
+
+def same(a, b):
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def distance(a, b):
+    return sum((p.float() - q.float()).square().sum() for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+# ---------------------------------------------------------------- what moves how
+def test_matrices_of_blocks_are_told_from_all_else():
+    names = {n for p in ("tiny-encoder-decoder", "tiny-encoder", "whisper-tiny", "vit-tiny") for n in hidden(p)}
+    ends = {name.split(".", maxsplit=3 if name.startswith("encoder") else 2)[-1] for name in names}
+    parts = {f"{part}.{x}.weight" for part in ("attn", "cross") for x in ("q", "k", "v", "out")}
+    assert ends == parts | {"ffn.up.weight", "ffn.down.weight"}
+
+
+def hidden(preset):
+    return {n for n, p in build(ch.presets[preset].model, None).named_parameters() if is_hidden(n, p)}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_adamw_equals_torchs_step_by_step(device):
+    ours, theirs = tiny(device=device), tiny(device=device)
+    optimiser = Optimiser(ours, ADAMW)
+    blocks = [p for n, p in theirs.named_parameters() if n.startswith("blocks.") and p.dim() == 2]
+    rest = [p for n, p in theirs.named_parameters() if not (n.startswith("blocks.") and p.dim() == 2)]
+    groups = [{"params": blocks, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    peer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+    for step in range(5):
+        learn(ours, step), learn(theirs, step)
+        for group in peer.param_groups:
+            group["lr"] = ADAMW.rate * (0.5 if step else 1.0)
+        peer.step(), optimiser.step(0.5 if step else 1.0)
+        peer.zero_grad(), optimiser.zero()
+        assert same(ours, theirs), step
+
+
+@pytest.mark.parametrize("option", [AdamW(rate=0.01, decay=0.5), Muon(rate=0.01, decay=0.5)])
+def test_without_gradients_only_the_matrices_of_blocks_shrink(option):
+    net, before = tiny(), tiny()
+    optimiser = Optimiser(net, option)
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    optimiser.step()
+    for (name, p), old in zip(net.named_parameters(), before.parameters(), strict=True):
+        torch.testing.assert_close(p, old * (0.995 if is_hidden(name, p) else 1.0), msg=name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(8, 8), (32, 8), (8, 32), (64, 48)])
+def test_orthogonalised_matrices_have_singular_values_near_one(shape, device):
+    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0)).to(device)
+    u, s, vh = torch.linalg.svd(x.double(), full_matrices=False)
+    x = (u * (s + 0.1 * s.amax(-1, keepdim=True))[:, None] @ vh).float()  # no direction is nearly lost
+    after = orthogonal(x).double()
+    values = torch.linalg.svdvals(after)
+    assert (values > 0.6).all()
+    assert (values < 1.25).all()
+    core = u.mT @ after @ vh.mT  # the directions are kept: only their lengths change
+    off = core - torch.diag_embed(core.diagonal(dim1=-2, dim2=-1))
+    assert off.abs().max() < (1e-4 if device == "cpu" else 0.1)
+
+
+def test_no_gradient_is_no_direction():
+    assert not orthogonal(torch.zeros(2, 4, 8)).any()
+
+
+def test_stacking_changes_nothing():
+    x = torch.randn(6, 48, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(orthogonal(x), torch.cat([orthogonal(m[None]) for m in x]), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-llama", "tiny-encoder-decoder"])
+def test_muon_equals_the_same_written_for_one_matrix(preset):
+    net, peer = tiny(preset), tiny(preset)
+    optimiser, momenta = Optimiser(net, MUON), {}
+    matrices = {n: p for n, p in peer.named_parameters() if is_hidden(n, p)}
+    for step in range(4):
+        generator = torch.Generator().manual_seed(step)
+        for p in net.parameters():
+            p.grad = torch.randn(p.shape, generator=generator)
+        gradients = {n: p.grad.clone() for n, p in net.named_parameters()}
+        optimiser.step(0.5)
+        for name, p in matrices.items():
+            momenta[name] = 0.95 * momenta.get(name, 0) + 0.05 * gradients[name]
+            x = 0.05 * gradients[name] + 0.95 * momenta[name]
+            x = x / x.norm()
+            for _ in range(5):
+                a = x @ x.T
+                x = 3.4445 * x - 4.7750 * a @ x + 2.0315 * a @ a @ x
+            far = 0.01 * max(1, p.shape[0] / p.shape[1]) ** 0.5
+            p.data = p.data * (1 - 0.01 * MUON.decay) - far * x
+    for name, p in net.named_parameters():
+        if name in matrices:
+            torch.testing.assert_close(p, matrices[name], atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_muon_leaves_the_rest_to_adam():
+    net, peer = tiny(), tiny()
+    optimiser, adam = Optimiser(net, MUON), Optimiser(peer, AdamW(rate=3e-3, decay=0.0))
+    learn(net), learn(peer)
+    optimiser.step(), adam.step()
+    for (name, p), q in zip(net.named_parameters(), peer.parameters(), strict=True):
+        assert torch.equal(p, q) is not is_hidden(name, p), name
+
+
+# ---------------------------------------------------------------- precision
+@pytest.mark.parametrize("option", [AdamW(rate=1e-4), Muon(rate=2e-4, adam=Adam(rate=1e-4))])
+def test_masters_follow_fp32_closer_than_bf16_alone(option):
+    nets = {"fp32": tiny(dtype=torch.bfloat16).float(), "master": tiny(dtype=torch.bfloat16)}
+    nets["bf16"] = tiny(dtype=torch.bfloat16)
+    optimisers = {name: Optimiser(net, option, master=name == "master") for name, net in nets.items()}
+    for step in range(30):
+        for name, net in nets.items():
+            learn(net, step % 3)
+            optimisers[name].step()
+            optimisers[name].zero()
+    masters = optimisers["master"].weights
+    near = sum((masters[n] - p).square().sum() for n, p in nets["fp32"].named_parameters())
+    assert near < 0.2 * distance(nets["bf16"], nets["fp32"])
+    assert distance(nets["master"], nets["fp32"]) < distance(nets["bf16"], nets["fp32"])
+
+
+@pytest.mark.parametrize("option", [ADAMW, MUON])
+def test_a_bf16_net_is_its_masters_rounded(option):
+    net = tiny(dtype=torch.bfloat16)
+    optimiser = Optimiser(net, option)
+    train(net, optimiser, 2)
+    for name, p in net.named_parameters():
+        assert optimiser.weights[name].dtype == torch.float32
+        assert torch.equal(p, optimiser.weights[name].bfloat16())
+
+
+def test_an_fp32_net_has_no_masters():
+    assert not any("master" in name for name in Optimiser(tiny(), ADAMW).state())
+
+
+# ---------------------------------------------------------------- gradients
+@pytest.mark.parametrize("limit", [0.01, 100.0])
+def test_clip_equals_torchs(limit):
+    ours, theirs = tiny(), tiny()
+    learn(ours), learn(theirs)
+    norm = Optimiser(ours, ADAMW).clip(limit)
+    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(theirs.parameters(), limit))
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_the_norm_of_bf16_gradients_is_taken_in_fp32():
+    net = tiny(dtype=torch.bfloat16)
+    learn(net)
+    exact = torch.cat([p.grad.double().flatten() for p in net.parameters()]).norm()
+    norm = Optimiser(net, ADAMW).clip(1e9)
+    assert norm.dtype == torch.float32
+    assert norm.item() == pytest.approx(exact.item(), rel=1e-5)
+
+
+def test_frozen_parameters_stay_and_a_missing_gradient_is_told():
+    net = tiny()
+    net.embed.requires_grad_(False)
+    before = net.embed.tokens.weight.clone()
+    optimiser = Optimiser(net, MUON)
+    with pytest.raises(ch.ClearheadError, match=r"position\.table has no gradient; call backward first"):
+        optimiser.step()
+    train(net, optimiser, 1)
+    assert torch.equal(net.embed.tokens.weight, before)
+    with pytest.raises(ch.ClearheadError, match="no parameter that may change"):
+        Optimiser(net.requires_grad_(False), MUON)
+
+
+# ---------------------------------------------------------------- what is kept
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("option", [ADAMW, MUON])
+def test_a_resumed_run_is_the_same_bit_for_bit(option, dtype, device):
+    net = tiny(dtype=dtype, device=device)
+    optimiser, ema = Optimiser(net, option), Ema(net, 0.9)
+    train(net, optimiser, 3, ema=ema)
+    saved = [save({n: t.detach() for n, t in part.items()}) for part in (optimiser.state(), ema.state())]
+    weights = {n: p.clone() for n, p in net.state_dict().items()}
+    train(net, optimiser, 3, seed=3, ema=ema)
+
+    again = tiny(dtype=dtype, device=device)
+    again.load_state_dict(weights)
+    resumed, average = Optimiser(again, option), Ema(again, 0.9)
+    resumed.load(load(saved[0]))
+    average.load(load(saved[1]))
+    train(again, resumed, 3, seed=3, ema=average)
+    assert same(net, again)
+    for a, b in ((optimiser, resumed), (ema, average)):
+        assert a.state().keys() == b.state().keys()
+        assert all(torch.equal(a.state()[name], b.state()[name]) for name in a.state())
+
+
+def test_the_state_is_named_after_the_parameters():
+    state = Optimiser(tiny(dtype=torch.bfloat16), MUON).state()
+    q, e = "blocks.0.attn.q.weight", "embed.tokens.weight"
+    assert {n for n in state if n.startswith(q)} == {f"{q}.momentum", f"{q}.master"}
+    assert {n for n in state if n.startswith(e)} == {f"{e}.{x}" for x in ("exp_avg", "exp_avg_sq", "step", "master")}
+    assert state[f"{e}.step"].shape == ()
+    assert all(not t.requires_grad and t.is_contiguous() for t in state.values())
+
+
+def test_a_bf16_net_gets_its_masters_when_they_are_loaded():
+    net = tiny(dtype=torch.bfloat16)
+    optimiser = Optimiser(net, ADAMW)
+    train(net, optimiser, 2)
+    other = tiny(dtype=torch.bfloat16)
+    Optimiser(other, ADAMW).load(optimiser.state())
+    assert same(net, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.pop("norm.bias.step"), r"has no norm\.bias\.step; it was saved by another"),
+        (lambda s: s.update({"other.step": torch.zeros(())}), r"has a other\.step"),
+        (lambda s: s.update({"norm.bias.exp_avg": torch.zeros(5)}), r"float32 \[5\], but float32 \[32\] is needed"),
+        (lambda s: s.update({"norm.bias.exp_avg": s["norm.bias.exp_avg"].half()}), "float16"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change, words):
+    net = tiny()
+    optimiser = Optimiser(net, ADAMW)
+    train(net, optimiser, 1)
+    before = {name: t.clone() for name, t in optimiser.state().items()}
+    given = {name: torch.ones_like(t) for name, t in before.items()}
+    change(given)
+    with pytest.raises(ch.ClearheadError, match=words):
+        optimiser.load(given)
+    assert all(torch.equal(before[name], t) for name, t in optimiser.state().items())
+
+
+# ---------------------------------------------------------------- averages
+def test_the_average_is_the_weighted_sum_of_all_weights_and_leaves_the_net_as_it_was():
+    net = tiny()
+    optimiser, ema = Optimiser(net, ADAMW), Ema(net, 0.9)
+    expected = {n: p.detach().double() for n, p in net.named_parameters()}
+    for step in range(4):
+        train(net, optimiser, 1, seed=step)
+        ema.update()
+        expected = {n: 0.9 * expected[n] + 0.1 * p.detach().double() for n, p in net.named_parameters()}
+    own = {n: p.detach().clone() for n, p in net.named_parameters()}
+    with ema.swapped():
+        for name, p in net.named_parameters():
+            torch.testing.assert_close(p, expected[name].float())
+    assert all(torch.equal(own[n], p) for n, p in net.named_parameters())
+    with pytest.raises(ch.ClearheadError, match="less than 1"):
+        Ema(net, 1.0)
+
+
+# ---------------------------------------------------------------- it learns
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("option", [ADAMW, MUON])
+@pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-llama"])
+def test_one_batch_is_learned_by_heart_in_100_steps(preset, option, dtype, device):
+    net = tiny(preset, dtype, device)
+    optimiser = Optimiser(net, option)
+    for _ in range(99):
+        last = learn(net)
+        optimiser.clip(1.0)
+        optimiser.step()
+        optimiser.zero()
+    assert last < 0.1

@@ -1,0 +1,115 @@
+"""Schedules: pure functions of the step, readable without torch."""
+
+import math
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead import reader
+from clearhead.errors import ClearheadError
+from clearhead.options import Adam, AdamW, Muon, Option
+from clearhead.schedule import Constant, Cosine, InverseSquareRoot, Schedule, Trapezoid
+
+ALL = [Constant(), Cosine(), Cosine(0.0), Trapezoid(), Trapezoid(1.0), Trapezoid(0.0), InverseSquareRoot()]
+
+
+@given(st.sampled_from(ALL), st.integers(1, 500), st.integers(0, 600))
+def test_every_factor_is_above_zero_and_at_most_one(schedule, steps, warmup):
+    factors = [schedule.factor(step, steps, warmup) for step in range(steps)]
+    assert all(0 < factor <= 1 for factor in factors)
+
+
+@pytest.mark.parametrize("schedule", [Constant(), Cosine(), Trapezoid(), InverseSquareRoot()])
+@pytest.mark.parametrize("warmup", [1, 7, 20])
+def test_the_warm_up_is_a_straight_line_to_one_and_nothing_rises_after_it(schedule, warmup):
+    factors = [schedule.factor(step, 100, warmup) for step in range(100)]
+    assert factors[:warmup] == pytest.approx([(n + 1) / warmup for n in range(warmup)])
+    assert factors[warmup - 1] == 1
+    assert factors[warmup - 1 :] == sorted(factors[warmup - 1 :], reverse=True)
+
+
+@pytest.mark.parametrize("schedule", ALL)
+def test_without_a_warm_up_the_first_step_is_at_the_peak(schedule):
+    assert schedule.factor(0, 100, 0) == 1
+
+
+def test_constant_stays():
+    assert {Constant().factor(step, 100, 10) for step in range(10, 100)} == {1.0}
+
+
+def test_cosine_is_half_way_down_in_the_middle_and_ends_at_its_final_share():
+    assert Cosine(0.1).factor(60, 110, 10) == pytest.approx(0.55)
+    assert Cosine(0.1).factor(10_009, 10_010, 10) == pytest.approx(0.1, abs=1e-6)
+    assert Cosine(0.1).factor(2000, 110, 10) == pytest.approx(0.1)  # a run that goes on
+
+
+def test_trapezoid_is_flat_and_then_falls_in_a_straight_line_to_nearly_zero():
+    factors = [Trapezoid(0.25).factor(step, 200, 20) for step in range(200)]
+    assert set(factors[20:151]) == {1.0}
+    assert factors[150:] == pytest.approx([n / 50 for n in range(50, 0, -1)])
+    assert factors[-1] == pytest.approx(0.02)
+    assert Trapezoid(0.25).factor(200, 200, 20) == 0
+
+
+@pytest.mark.parametrize("warmup", [1, 40, 4000])
+def test_inverse_square_root_is_the_formula_of_2017_up_to_its_peak(warmup):
+    def paper(n, d=512):
+        return d**-0.5 * min(n**-0.5, n * warmup**-1.5)
+
+    for step in (0, 1, 38, 39, 40, 3999, 4000, 99_999):
+        ours = InverseSquareRoot().factor(step, 100_000, warmup)
+        assert ours == pytest.approx(paper(step + 1) / paper(warmup))
+
+
+def test_steps_of_every_schedule_add_up_to_the_area_under_it():
+    steps = 10_000
+    areas = {Constant(): 1.0, Cosine(0.1): 0.55, Trapezoid(0.4): 0.8, InverseSquareRoot(): 2 / math.sqrt(steps)}
+    for schedule, area in areas.items():
+        mean = sum(schedule.factor(step, steps, 0) for step in range(steps)) / steps
+        assert mean == pytest.approx(area, rel=0.01)
+
+
+@dataclass(frozen=True)
+class Both:
+    schedule: Schedule = field(default=Constant())
+    optimiser: Option = field(default=AdamW())
+
+
+@pytest.mark.parametrize("schedule", ALL)
+@pytest.mark.parametrize("optimiser", [AdamW(rate=3e-4), Muon(momentum=0.9, adam=Adam(beta2=0.99))])
+def test_options_read_back_as_they_are_written(schedule, optimiser):
+    both = Both(schedule, optimiser)
+    assert reader.read(Both, tomllib.loads(reader.toml(both))) == both
+
+
+def test_a_table_or_a_name_picks_the_schedule():
+    read = reader.read(Both, tomllib.loads('schedule = {kind="cosine", final=0.2}\noptimiser = "muon"'))
+    assert read == Both(Cosine(0.2), Muon())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Cosine(-0.1), "cosine.final = -0.1 must be a share"),
+        (lambda: Trapezoid(1.5), "trapezoid.cooldown = 1.5 must be a share"),
+        (lambda: AdamW(rate=-1.0), "adamw.rate = -1.0 must be at least 0"),
+        (lambda: AdamW(rate=math.nan), "adamw.rate = nan"),
+        (lambda: AdamW(beta2=1.0), "adamw.beta2 = 1.0 must be at least 0 and less than 1"),
+        (lambda: AdamW(decay=-0.1), "adamw.decay"),
+        (lambda: Muon(momentum=1.0), "muon.momentum"),
+        (lambda: Muon(adam=Adam(beta1=2.0)), "adam.beta1"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(make, words):
+    with pytest.raises(ClearheadError, match=words):
+        make()
+
+
+def test_options_are_read_without_torch():
+    code = "import clearhead.schedule, clearhead.options, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
