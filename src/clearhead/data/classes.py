@@ -1,7 +1,6 @@
 """The names and numbers of classes, and which rows are held out."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from clearhead.data.packed import Report, order
 from clearhead.errors import ClearheadError
@@ -44,8 +43,3 @@ def split(
         held += [i for group in mixed[:most] for i in group]
         train += [i for group in mixed[most:] for i in group]
     return sorted(train), sorted(held)
-
-
-def note(report: Report, where: str, why: str) -> None:
-    """Counts what was left out on purpose, whatever is done with what is broken."""
-    replace(report, broken="skip").skip(where, why)  # the counts are shared

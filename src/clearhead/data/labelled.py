@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.data.classes import class_names, class_number, note
+from clearhead.data.classes import class_names, class_number
 from clearhead.data.packed import Packed, Report, order
 from clearhead.data.tables import records
 from clearhead.errors import ClearheadError
@@ -159,7 +159,7 @@ class Labelled:
                 continue
             a, b = self._fitting(len(first), len(second or ()), second is not None)
             if (a, b) != (len(first), len(second or ())):
-                note(self.report, where, f"a text was cut to fit the context of {self.context}")
+                self.report.note(where, f"a text was cut to fit the context of {self.context}")
             ids.extend((*self.begin, *first[:a], *self.end))
             firsts.append(len(ids) - begins[-1])
             if second is not None:

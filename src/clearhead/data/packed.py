@@ -40,13 +40,17 @@ class Report:
         """Leaves something out, or refuses to, as the user chose."""
         if self.broken == "refuse":
             raise ClearheadError(f"{where}: {why}; data.broken = skip would leave it out.")
+        self.note(where, why)
+
+    def note(self, where: str, why: str) -> None:
+        """Counts what was cut or left out on purpose, whatever is done with what is broken."""
         self.skipped[why] += 1
         self.places.setdefault(why, [])
         if len(self.places[why]) < 3:
             self.places[why].append(where)
 
     def __str__(self) -> str:
-        lines = [f"{self.read:,} read, {sum(self.skipped.values()):,} skipped"]
+        lines = [f"{self.read:,} read, {sum(self.skipped.values()):,} cut or left out"]
         return "\n".join(
             lines + [f"  {n:,} × {why}: {', '.join(self.places[why])} …" for why, n in self.skipped.items()]
         )

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 from xml.parsers import expat
 
-from clearhead.data.classes import note
 from clearhead.data.packed import Report
 from clearhead.data.tables import OPENERS, records
 from clearhead.errors import ClearheadError, understood
@@ -58,7 +57,7 @@ def pairs(
         elif found.broken:
             report.skip(where, found.why)
         else:
-            note(report, where, found.why)
+            report.note(where, found.why)
 
 
 def _rows(paths: Sequence[Path], report: Report, sides: Sides | None) -> Iterator[Row]:

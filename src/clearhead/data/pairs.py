@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from clearhead.config import Use
-from clearhead.data.classes import note
 from clearhead.data.packed import IGNORE, Packed, Report, order
 from clearhead.data.pair_files import Pair
 from clearhead.errors import ClearheadError
@@ -51,9 +50,9 @@ def encoded(
         if not short:
             report.skip(pair.where, "one of the sides has no tokens")
         elif most and long > most:
-            note(report, pair.where, f"more than {most} tokens on a side")
+            report.note(pair.where, f"more than {most} tokens on a side")
         elif ratio and long > ratio * short:
-            note(report, pair.where, f"one side is more than {ratio:g} times as long as the other")
+            report.note(pair.where, f"one side is more than {ratio:g} times as long as the other")
         else:
             around = [*use.begin, *source, *use.end], [*use.start, *target, *use.stop[:1]]
             yield Encoded(*around, pair.where)
@@ -135,7 +134,7 @@ class Pairs:
                 self.report.skip(where or f"pair {number}", "there is nothing to read or nothing to write")
             elif len(source) > self.room[0] or len(target) - 1 > self.room[1]:
                 why = f"the pair does not fit a row of {self.room[0]} tokens to read and {self.room[1]} to write"
-                note(self.report, where or f"pair {number}", why)
+                self.report.note(where or f"pair {number}", why)
             else:
                 kept.append((source, target))
         counts = np.array([(len(source), len(target)) for source, target in kept], np.int64).reshape(-1, 2)

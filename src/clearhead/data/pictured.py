@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.config import Mel, Pictures
-from clearhead.data.classes import class_names, class_number, note, split
+from clearhead.data.classes import class_names, class_number, split
 from clearhead.data.packed import Packed, Report, draw
 from clearhead.data.tables import OPENERS
 from clearhead.errors import ClearheadError, understood
@@ -70,7 +70,7 @@ def _folder(path: Path, source: Pictures | Mel, report: Report, label: str) -> T
         if any(part.startswith(".") for part in parts):
             continue
         if file.suffix.lower() not in known:
-            note(report, str(file), f"the name does not end in {', '.join(known)}")
+            report.note(str(file), f"the name does not end in {', '.join(known)}")
         elif label == "folder" and len(parts) == 1:
             report.skip(str(file), "the file is not in the folder of a class")
         else:
