@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -136,19 +137,35 @@ def test_a_loss_that_is_no_number_stops_with_step_and_last_good_checkpoint(tmp_p
         made.train(poison)
 
 
-def test_an_interrupt_saves_and_can_go_on(tmp_path):
-    made = run(tmp_path / "run", steps=20, save=100)
+def test_an_interrupt_in_the_middle_of_a_step_saves_a_whole_one(tmp_path, monkeypatch):
+    made = run(tmp_path / "cut", save=100, report=100, check=100)
+    move = made.optimiser.step
 
-    def interrupt(progress):
-        if progress.step == 3:
-            raise KeyboardInterrupt
+    def interrupted(factor):
+        if made.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        move(factor)
+
+    monkeypatch.setattr(made.optimiser, "step", interrupted)
+    result = through(made)
+    assert (result.end, result.step) == ("stopped", 4)
+    again = run(tmp_path / "cut", save=100, report=100, check=100)
+    assert again.resume()
+    whole = through(run(tmp_path / "whole", save=100, report=100, check=100))
+    assert equal(weights(through(again).folder), weights(whole.folder))
+
+
+def test_weights_that_are_no_numbers_are_never_saved(tmp_path):
+    made = run(tmp_path / "run", steps=20, save=3)
+
+    def poison(progress):
+        if progress.step == 6:
+            made.net.norm.weight.data.fill_(math.nan)
         return True
 
-    result = made.train(interrupt)
-    assert (result.end, result.step) == ("stopped", 3)
-    again = run(tmp_path / "run", steps=20, save=100)
-    assert again.resume()
-    assert again.step == 3
+    with pytest.raises(ch.ClearheadError, match=r"weights after step 6 hold no numbers.*00000004"):
+        made.train(poison)
+    assert made.checkpoints.last().step == 4
 
 
 def test_half_a_checkpoint_is_no_checkpoint(tmp_path):

@@ -5,9 +5,11 @@ checkpoint is the same to the bit as one that was not.
 """
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,8 @@ class Run:
         self.best, self.since = saved.facts["best"] or math.inf, saved.facts["since"]
 
     def save(self, best: bool = False) -> Path:
+        if not all(p.isfinite().all() for p in self.net.parameters()):
+            raise self.broken(f"the weights after step {self.step} hold no numbers")
         state = {f"optimiser.{name}": t for name, t in self.optimiser.state().items()}
         if self.ema is not None:
             state |= {f"ema.{name}": t for name, t in self.ema.state().items()}
@@ -108,11 +112,14 @@ class Run:
         o, log = self.options, Log(self.out / "log.jsonl", self.step)
         end, mean, clock = "done", math.nan, time.monotonic()
         counted: list[tuple[Tensor, int]] = []
-        try:
+        with interrupts() as interrupted:
             while self.step < o.steps:
                 counted.append(self.take_step())
                 self.step += 1
                 last = self.step == o.steps
+                if interrupted:
+                    mean, end = self.mean_of(counted), "stopped"
+                    break
                 if self.step % o.report and not last and self.step % o.check and self.step % o.save:
                     continue
                 mean = self.mean_of(counted)
@@ -128,8 +135,6 @@ class Run:
                 if not going or (o.patience and self.since >= o.patience):
                     end = "patience" if going else "stopped"
                     break
-        except KeyboardInterrupt:
-            end = "stopped"
         self.net.eval()
         return Result(end, self.step, mean, self.best, self.save())
 
@@ -161,10 +166,13 @@ class Run:
         losses = [float(total) / count for total, count in counted]
         for back, loss in enumerate(reversed(losses)):
             if not math.isfinite(loss):
-                step, saved = self.step - 1 - back, self.checkpoints.last()
-                good = f"the last good checkpoint is {saved.folder}" if saved else "there is no checkpoint yet"
-                raise ClearheadError(f"the loss of step {step} is {loss}: a smaller rate may help; {good}.")
+                raise self.broken(f"the loss of step {self.step - 1 - back} is {loss}")
         return sum(float(total) for total, _ in counted) / sum(count for _, count in counted)
+
+    def broken(self, what: str) -> ClearheadError:
+        saved = self.checkpoints.last()
+        good = f"the last good checkpoint is {saved.folder}" if saved else "there is no checkpoint yet"
+        return ClearheadError(f"{what}: a smaller rate may help; {good}.")
 
     @torch.no_grad()
     def validate(self) -> float:
@@ -183,6 +191,26 @@ class Run:
         better = valid < self.best
         self.best, self.since = (valid, 0) if better else (self.best, self.since + 1)
         return better
+
+
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """Ctrl-C, kept until a step is whole: half a step must never be saved. A second one ends at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    if threading.current_thread() is not threading.main_thread():  # signals are not for others
+        yield asked
+        return
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def loss_of(net: Transformer, batch: Packed, smoothing: float) -> tuple[Tensor, Tensor]:
