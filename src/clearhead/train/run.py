@@ -5,11 +5,9 @@ checkpoint is the same to the bit as one that was not.
 """
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from clearhead.errors import ClearheadError
 from clearhead.model.transformer import Transformer
 from clearhead.recipe import Train
 from clearhead.train.checkpoint import Checkpoints, Log, Saved
+from clearhead.train.interrupts import interrupts
 from clearhead.train.optim import Ema, Optimiser
 from clearhead.weights.checkpoint import Checkpoint, Home
 from clearhead.weights.folder import WEIGHTS
@@ -191,26 +190,6 @@ class Run:
         better = valid < self.best
         self.best, self.since = (valid, 0) if better else (self.best, self.since + 1)
         return better
-
-
-@contextmanager
-def interrupts() -> Iterator[list[int]]:
-    """Ctrl-C, kept until a step is whole: half a step must never be saved. A second one ends at once."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: object) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    if threading.current_thread() is not threading.main_thread():  # signals are not for others
-        yield asked
-        return
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def loss_of(net: Transformer, batch: Packed, smoothing: float) -> tuple[Tensor, Tensor]:
