@@ -101,6 +101,52 @@ class TorchEncoder(nn.Module):
         return logits if targets is None else _mean_loss(logits, targets)
 
 
+class Plain(nn.Module):
+    """A GPT as it is usually written in plain torch: one product for q, k and v, SDPA, a mean loss."""
+
+    def __init__(self, net: Transformer) -> None:
+        super().__init__()
+        m = net.config
+        self.tokens, self.positions = nn.Embedding(m.vocabulary, m.width), nn.Embedding(m.context, m.width)
+        self.blocks = nn.ModuleList(_PlainBlock(block, m.width, m.attention.heads) for block in net.blocks)
+        self.norm = nn.LayerNorm(m.width)
+        with torch.no_grad():
+            self.tokens.weight.copy_(net.embed.tokens.weight)
+            self.positions.weight.copy_(net.position.table)
+            self.norm.load_state_dict(net.norm.state_dict())
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Tensor:
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.tokens.weight)
+        return logits if targets is None else _mean_loss(logits, targets)
+
+
+class _PlainBlock(nn.Module):
+    def __init__(self, block: nn.Module, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        parts = (block.attn.q, block.attn.k, block.attn.v)
+        with torch.no_grad():
+            self.qkv.weight.copy_(torch.cat([part.weight for part in parts]))
+            self.qkv.bias.copy_(torch.cat([part.bias for part in parts]))
+            pairs = ((self.norm1, block.attn_norm), (self.norm2, block.ffn_norm), (self.out, block.attn.out))
+            for own, theirs in (*pairs, (self.up, block.ffn.up), (self.down, block.ffn.down)):
+                own.load_state_dict(theirs.state_dict())
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
+        )
+        z = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(z.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
 def _copy_norm(theirs: dict[str, nn.Parameter], name: str, ours: nn.Module) -> None:
     for part, value in ours.named_parameters():
         theirs[f"{name}.{part}"].copy_(value)

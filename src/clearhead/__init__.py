@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clearhead.config import Config
     from clearhead.errors import ClearheadError
     from clearhead.evaluate.verify import verify
+    from clearhead.learn import train
     from clearhead.lens.edits import ablate, replace, scale
     from clearhead.tokens.text import Tokenizer
 
@@ -34,6 +35,7 @@ _HOME = {
     "replace": "clearhead.lens.edits",
     "save": "clearhead.api",
     "scale": "clearhead.lens.edits",
+    "train": "clearhead.train",
     "verify": "clearhead.evaluate.verify",
 }
 
@@ -50,6 +52,7 @@ __all__ = [
     "replace",
     "save",
     "scale",
+    "train",
     "verify",
 ]
 

@@ -1,7 +1,8 @@
 """Exact name -> configuration, in one flat dictionary.
 
-Two families: *lecture* (learned or sinusoidal positions, LayerNorm, ReLU, tied: the notes, to the letter) and
-*published* (the shapes of models whose weights are public). The tiny ones are for tests and first steps.
+Three families: *lecture* (learned or sinusoidal positions, LayerNorm, ReLU, tied: the notes, to the letter),
+*published* (the shapes of models whose weights are public), and *recipes*, which also say how they are trained. The
+tiny ones are for tests and first steps.
 """
 
 from clearhead.config import (
@@ -30,14 +31,14 @@ from clearhead.config import (
     Tokens,
 )
 from clearhead.errors import ClearheadError, nearest
+from clearhead.recipes import recipes
 
 TENTH = Dropout(embedding=0.1, residual=0.1, attention=0.1)
 
 
 def _lecture(vocabulary: int = 2048, context: int = 128, width: int = 192, layers: int = 4, heads: int = 6) -> Config:
-    return Config(
-        ModelConfig(vocabulary=vocabulary, context=context, width=width, layers=layers, attention=Attention(heads))
-    )
+    model = ModelConfig(vocabulary=vocabulary, context=context, width=width, layers=layers, attention=Attention(heads))
+    return Config(model)
 
 
 def _vaswani(width: int, heads: int, layers: int = 6, vocabulary: int = 37000, dropout: float = 0.1) -> Config:
@@ -191,7 +192,7 @@ class NoPreset(ClearheadError, KeyError):
 
 _ALL: dict[str, Config] = {
     # lecture
-    "lecture-small": _lecture(vocabulary=1024, context=64, width=128, layers=2, heads=4),
+    "lecture-small": _lecture(1024, 64, 128, 2, 4),
     "lecture-lm": _lecture(),
     "vaswani-base": _vaswani(512, 8),
     "vaswani-big": _vaswani(1024, 16, dropout=0.3),
@@ -246,4 +247,4 @@ _ALL: dict[str, Config] = {
     ),
 }
 
-presets = Presets(_ALL)
+presets = Presets(_ALL | recipes(_ALL))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from clearhead.data import cache, sources
 from clearhead.data.cache import Tokens, tokenised
+from clearhead.data.encode import batches
 from clearhead.data.packed import Report
 from clearhead.errors import ClearheadError
 from clearhead.tokens.text import Tokenizer
@@ -43,7 +45,7 @@ def make(path: Path, folder: Path, tokenizer: Tokenizer = BPE, **options) -> Tok
 @settings(max_examples=40)
 def test_the_tokens_are_those_of_each_text_in_order(texts, begin, workers, batch):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "PIECE", batch)
+        patch.setattr(cache, "batches", lambda found, size: batches(found, size, batch))
         path = Path(folder) / "a.jsonl"
         path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
         report = Report()
@@ -234,3 +236,62 @@ def test_who_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "a.txt", tmp_path / "cache")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+TOGETHER = """if True:
+    import sys, time
+    import numpy as np
+    from clearhead.data.cache import tokenised
+    from clearhead.data.packed import Report
+    from clearhead.tokens.text import Tokenizer
+    tokenizer = Tokenizer.load(sys.argv[1])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for number in range(int(sys.argv[4])):
+        tokens = tokenised([sys.argv[2]], tokenizer, f"{sys.argv[3]}{number}", report=Report(), workers=1)
+        print(len(tokens.ids), len(tokens.documents), int(np.asarray(tokens.ids).sum()), flush=True)"""
+
+
+def test_processes_that_need_the_same_tokens_at_once_all_get_them(tmp_path):
+    BPE.save(tmp_path / "tokenizer.json")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"so long {i} fish"}) + "\n" for i in range(500)))
+    rounds = 20  # each a race for another folder
+    words = [tmp_path / "tokenizer.json", tmp_path / "a.jsonl", tmp_path / "cache", str(rounds)]
+    runs = [
+        subprocess.Popen([sys.executable, "-c", TOGETHER, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    for run in runs:
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"ready\n"
+    for run in runs:
+        assert run.stdin is not None
+        run.stdin.write(b"go\n")
+        run.stdin.flush()
+    told = [run.communicate()[0].splitlines() for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    tokens = [i for n in range(500) for i in BPE.encode(f"so long {n} fish")]
+    assert told[0] == told[1] == [f"{len(tokens)} 500 {sum(tokens)}".encode()] * rounds
+    names = {"tokenizer.json", "a.jsonl", *(f"cache{number}" for number in range(rounds))}
+    assert {path.name for path in tmp_path.iterdir()} == names  # no lock, no draft
+
+
+def test_who_waits_for_another_process_does_not_tokenise_again(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("so long")
+    first = make(tmp_path / "a.txt", tmp_path / "made")
+
+    @contextmanager
+    def waited(folder):
+        (tmp_path / "made").rename(folder)  # what another process made while this one waited
+        yield
+
+    monkeypatch.setattr(cache, "_alone", waited)
+    monkeypatch.setattr(cache, "documents", None)
+    assert read(make(tmp_path / "a.txt", tmp_path / "cache")) == read(first)
+
+
+def test_the_lock_of_a_killed_process_locks_nothing(tmp_path):
+    (tmp_path / "a.txt").write_text("so long")
+    (tmp_path / ".cache.lock").touch()
+    assert read(make(tmp_path / "a.txt", tmp_path / "cache")) == [BPE.encode("so long")]
+    assert not (tmp_path / ".cache.lock").exists()

@@ -243,13 +243,16 @@ NAMED = {"text": "a", "label": "l", "second": "b"}
 
 
 def write(path: Path, text: str | bytes) -> Path:
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    if path.suffix == ".zst":
+        opener = pytest.importorskip("zstandard").open
+    else:
+        opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     with opener(path, "wb") as file:
         file.write(text.encode() if isinstance(text, str) else text)
     return path
 
 
-@given(table=st.lists(st.tuples(CELLS, CELLS, CELLS), max_size=5), packed=st.sampled_from(["", ".gz", ".xz"]))
+@given(table=st.lists(st.tuples(CELLS, CELLS, CELLS), max_size=5), packed=st.sampled_from(["", ".gz", ".xz", ".zst"]))
 def test_csv_and_jsonl_read_back_what_was_written(table, packed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tables")
     with (folder / "plain").open("w", encoding="utf-8", newline="") as file:
@@ -347,7 +350,7 @@ def test_files_that_cannot_be_understood_are_always_refused(tmp_path, name, text
         list(rows(write(tmp_path / name, text), Report(broken), **columns))
 
 
-@pytest.mark.parametrize("packed", [".gz", ".xz"])
+@pytest.mark.parametrize("packed", [".gz", ".xz", ".zst"])
 def test_a_compressed_file_that_breaks_off_is_refused(tmp_path, packed):
     path = write(tmp_path / f"x.tsv{packed}", "".join(f"{i}\t1\n" for i in range(9999)))
     path.write_bytes(path.read_bytes()[:-30])
@@ -362,9 +365,9 @@ def test_a_compressed_file_that_breaks_off_is_refused(tmp_path, packed):
 
 def test_a_text_without_tokens_is_told_with_its_line(tmp_path):
     path = write(tmp_path / "x.tsv", "ab\tba\t1\nab\tac\t0\n")
-    encode = Tokenizer.characters("ab").encode
+    letters = Tokenizer.characters("ab")
     with pytest.raises(ClearheadError, match=r"x.tsv:2: the text holds 'c' .* no token"):
-        list(encoded(rows(path, Report(), text=0, second=1, label=2), encode, Report()))
+        list(encoded(rows(path, Report(), text=0, second=1, label=2), letters, Report()))
     report = Report("skip")
-    read = encoded(rows(path, report, text=0, second=1, label=2), encode, report)
+    read = encoded(rows(path, report, text=0, second=1, label=2), letters, report)
     assert list(read) == [Example([0, 1], [1, 0], "1", f"{path}:1")]

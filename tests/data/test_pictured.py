@@ -258,6 +258,11 @@ def test_idx_files_are_held_to_their_magic_and_sizes(tmp_path):
     labels.unlink()
     with pytest.raises(ClearheadError, match="labels-idx1-ubyte cannot be read"):
         load(images, GREY, Report())
+    zstandard = pytest.importorskip("zstandard")
+    for file in (idx(images, pixels(3, 4, 4)), idx(labels, np.array([0, 1, 0], np.uint8))):
+        file.with_name(f"{file.name}.zst").write_bytes(zstandard.ZstdCompressor().compress(file.read_bytes()))
+    packed = images.with_name(f"{images.name}.zst")
+    assert load(packed, GREY, Report()).data.equal(load(images, GREY, Report()).data)
     packed = idx(tmp_path / "t-images-idx3-ubyte.gz", pixels(3, 4, 4), True)
     packed.write_bytes(packed.read_bytes()[:-9])
     with pytest.raises(ClearheadError, match=r"ubyte\.gz cannot be read"):

@@ -20,11 +20,13 @@ LAYERS = [
     {"check", "count", "options", "schedule"},
     {"recipe"},
     {"config"},
+    {"recipes"},
     {"presets"},
     {"tokens", "data"},
     {"batch", "model"},
     {"generate", "train", "weights", "lens", "evaluate"},
     {"api"},
+    {"learn"},
     {"serve"},
     {"cli", "__main__"},
 ]
@@ -32,8 +34,8 @@ HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
 LONGEST_FILE = 250
 
 # Growth is a decision: whoever adds an option writes the new number down here.
-CONFIG_FIELDS = 112
-CLI_OPTIONS = 25
+CONFIG_FIELDS = 126
+CLI_OPTIONS = 36
 
 
 def imported(path: Path) -> set[str]:
@@ -84,10 +86,10 @@ def test_number_of_config_fields_is_written_down():
 def test_number_of_command_line_options_is_written_down():
     from clearhead.cli.main import app
 
-    counted = sum(
-        len([p for p in command.callback.__annotations__ if p not in ("return", "context")])
-        for command in app.registered_commands
-    )
+    commands = [*app.registered_commands]
+    for group in app.registered_groups:
+        commands += group.typer_instance.registered_commands
+    counted = sum(len([p for p in c.callback.__annotations__ if p not in ("return", "context")]) for c in commands)
     assert counted == CLI_OPTIONS
 
 

@@ -50,6 +50,30 @@ def test_special_tokens_typed_by_a_user_are_text(text: str) -> None:
     assert BPE.decode(allowed) == BPE.decode(BPE.encode(text)) == text
 
 
+@given(st.lists(st.one_of(st.text(), st.sampled_from(["<|end|>", "a<|end|>b", ""])), max_size=9))
+def test_many_texts_at_once_become_what_each_becomes(texts: list[str]) -> None:
+    for tokenizer in (BPE, RAW):
+        assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+        assert [tokenizer.decode(ids) for ids in tokenizer.encode_batch(texts)] == texts
+
+
+@given(st.text(), st.lists(st.text(st.characters(max_codepoint=127), min_size=2), max_size=3, unique=True))
+def test_special_tokens_never_stand_in_the_way_of_a_text(text: str, special: list[str]) -> None:
+    tokenizer = Tokenizer.bytes(tuple(special))
+    assert tokenizer.special == {token: 256 + i for i, token in enumerate(special)}
+    for whole in (text, *special, text.join(special)):
+        assert tokenizer.encode(whole) == list(whole.encode())
+        assert tokenizer.decode(tokenizer.encode(whole)) == whole
+
+
+def test_of_many_texts_the_one_at_fault_is_told() -> None:
+    with pytest.raises(ClearheadError, match=r"text 1 of 3: the text holds 'w' \(U\+0077\), for which"):
+        LETTERS.encode_batch(["the", "cow", "wow"])
+    with pytest.raises(ClearheadError, match=r"text 0 of 1: the text holds '\\ud83d'"):
+        BPE.encode_batch(["half \ud83d"])
+    assert BPE.encode_batch([]) == []
+
+
 def test_sizes_are_what_was_asked_for() -> None:
     assert (len(BPE), len(RAW), len(LETTERS)) == (300, 256, len(set("the chicken\ncrossed 🐔 é")))
     assert len(Tokenizer.train_bpe(["ab"], size=1000)) == 256 + 1 + 1  # the bytes, "ab", <|end|>
@@ -78,6 +102,8 @@ def test_pieces_can_be_read() -> None:
     assert LETTERS.pieces(LETTERS.encode("🐔 é")) == ["🐔", "·", "é"]
     euro = Tokenizer.train_bpe(["€"], size=259)  # a character of three bytes, two merges
     assert euro.pieces(euro.encode("€<|end|>", allow_special=True)) == ["€", "<|end|>"]
+    accent = Tokenizer.characters("e\u0301")
+    assert accent.pieces(accent.encode("e\u0301")) == ["e", "◌\u0301"]  # which would join the label before it
     (whole,) = Tokenizer.train_bpe(["\u200b"], size=259).pieces([257])
     assert whole == "‹e2›‹80›‹8b›"
 

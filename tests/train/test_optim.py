@@ -194,6 +194,29 @@ def test_the_norm_of_bf16_gradients_is_taken_in_fp32():
     assert norm.item() == pytest.approx(exact.item(), rel=1e-5)
 
 
+def test_gradients_of_a_bf16_net_are_added_up_in_fp32():
+    net = tiny(dtype=torch.bfloat16)
+    optimiser, exact = Optimiser(net, ADAMW), dict.fromkeys(dict(net.named_parameters()), 0.0)
+    for seed in range(8):
+        learn(net, seed)
+        exact = {name: exact[name] + p.grad.double() for name, p in net.named_parameters()}
+        optimiser.collect()
+    for name, gradient in optimiser.gradients().items():
+        assert gradient.dtype == torch.float32
+        torch.testing.assert_close(gradient.double(), exact[name], atol=1e-8, rtol=1e-5)
+    optimiser.step()
+    optimiser.zero()
+    assert not optimiser.sums
+
+
+def test_gradients_of_an_fp32_net_are_left_where_they_are():
+    net = tiny()
+    optimiser = Optimiser(net, ADAMW)
+    learn(net)
+    optimiser.collect()
+    assert all(g is p.grad for g, p in zip(optimiser.gradients().values(), net.parameters(), strict=True))
+
+
 def test_frozen_parameters_stay_and_a_missing_gradient_is_told():
     net = tiny()
     net.embed.requires_grad_(False)
@@ -213,7 +236,8 @@ def test_frozen_parameters_stay_and_a_missing_gradient_is_told():
 @pytest.mark.parametrize("option", [ADAMW, MUON])
 def test_a_resumed_run_is_the_same_bit_for_bit(option, dtype, device):
     net = tiny(dtype=dtype, device=device)
-    optimiser, ema = Optimiser(net, option), Ema(net, 0.9)
+    optimiser = Optimiser(net, option)
+    ema = Ema(optimiser, 0.9)
     train(net, optimiser, 3, ema=ema)
     saved = [save({n: t.detach() for n, t in part.items()}) for part in (optimiser.state(), ema.state())]
     weights = {n: p.clone() for n, p in net.state_dict().items()}
@@ -221,7 +245,8 @@ def test_a_resumed_run_is_the_same_bit_for_bit(option, dtype, device):
 
     again = tiny(dtype=dtype, device=device)
     again.load_state_dict(weights)
-    resumed, average = Optimiser(again, option), Ema(again, 0.9)
+    resumed = Optimiser(again, option)
+    average = Ema(resumed, 0.9)
     resumed.load(load(saved[0]))
     average.load(load(saved[1]))
     train(again, resumed, 3, seed=3, ema=average)
@@ -273,7 +298,8 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change, words)
 # ---------------------------------------------------------------- averages
 def test_the_average_is_the_weighted_sum_of_all_weights_and_leaves_the_net_as_it_was():
     net = tiny()
-    optimiser, ema = Optimiser(net, ADAMW), Ema(net, 0.9)
+    optimiser = Optimiser(net, ADAMW)
+    ema = Ema(optimiser, 0.9)
     expected = {n: p.detach().double() for n, p in net.named_parameters()}
     for step in range(4):
         train(net, optimiser, 1, seed=step)
@@ -285,7 +311,16 @@ def test_the_average_is_the_weighted_sum_of_all_weights_and_leaves_the_net_as_it
             torch.testing.assert_close(p, expected[name].float())
     assert all(torch.equal(own[n], p) for n, p in net.named_parameters())
     with pytest.raises(ch.ClearheadError, match="less than 1"):
-        Ema(net, 1.0)
+        Ema(optimiser, 1.0)
+
+
+def test_the_average_is_of_the_masters_not_of_what_the_net_got_rounded():
+    net = tiny(dtype=torch.bfloat16)
+    optimiser = Optimiser(net, ADAMW)
+    ema = Ema(optimiser, 0.0)  # the last weights themselves
+    train(net, optimiser, 2, ema=ema)
+    assert all(torch.equal(ema.state()[f"{name}.ema"], master) for name, master in optimiser.masters.items())
+    assert not all(torch.equal(ema.state()[f"{name}.ema"], p.float()) for name, p in net.named_parameters())
 
 
 # ---------------------------------------------------------------- it learns

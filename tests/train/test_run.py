@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,10 @@ def test_what_teaches_nothing_is_one_number_everywhere():
     assert packed.IGNORE == heads.IGNORE
 
 
-@pytest.mark.parametrize("options", [{}, DROPOUT, MUON, {"ema": 0.9}, {"accumulate": 2}], ids=str)
+HALF = {"precision": "bfloat16", "ema": 0.9, "accumulate": 2}
+
+
+@pytest.mark.parametrize("options", [{}, DROPOUT, MUON, {"ema": 0.9}, {"accumulate": 2}, HALF], ids=str)
 def test_a_resumed_run_equals_one_that_was_not_interrupted(options, tmp_path):
     whole = through(run(tmp_path / "whole", **options))
     first = through(run(tmp_path / "cut", **options), until=7)
@@ -175,3 +179,45 @@ def test_half_a_checkpoint_is_no_checkpoint(tmp_path):
     made = run(tmp_path / "run")
     assert made.resume()
     assert made.step == 5
+
+
+@pytest.mark.parametrize("options", [{"ema": 0.9}, {"ema": 0.9, "precision": "bfloat16"}], ids=str)
+def test_the_model_that_is_saved_is_the_one_that_was_validated(options, tmp_path):
+    made = run(tmp_path / "run", check=3, **{"train.optimiser.rate": 1e-2}, **options)
+    best = through(made).best
+    net = ch.load(tmp_path / "run" / "best", device="cpu", dtype="stored").net
+    (batch,) = Counting().held_out()
+    with torch.no_grad():
+        total, count = net.loss(net(batch.tokens), batch.targets)
+    assert float(total / count) == pytest.approx(best, rel=1e-6)
+    assert not equal(dict(net.named_parameters()), dict(made.net.named_parameters()))
+
+
+def test_precision_is_of_the_passes_and_what_moves_is_always_fp32(tmp_path):
+    for precision, dtype in (("auto", torch.float32), ("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        made = run(tmp_path / precision, precision=precision)
+        assert {p.dtype for p in made.net.parameters()} == {dtype}
+        assert {w.dtype for w in made.optimiser.weights.values()} == {torch.float32}
+
+
+def test_the_mean_of_the_last_models_is_a_model(tmp_path):
+    result = through(run(tmp_path / "run", save=3, keep=3, average=3))
+    assert result.step == 12
+    last = [weights(tmp_path / "run" / "steps" / f"{step:08d}") for step in (6, 9, 12)]
+    for name, mean in weights(tmp_path / "run" / "average").items():
+        torch.testing.assert_close(mean, sum(one[name] for one in last) / 3)
+    with pytest.raises(ch.ClearheadError, match=r"train\.average = 3 is more than train\.keep = 2 checkpoints"):
+        run(tmp_path / "other", average=3)
+
+
+def test_each_step_is_told_and_what_is_done_then_takes_no_time(tmp_path):
+    told, speeds = [], []
+
+    def each(step):
+        told.append(step)
+        time.sleep(0.2)
+
+    made = run(tmp_path / "run", steps=4, report=4, check=100, save=100)
+    made.train(lambda progress: speeds.append(progress.tokens) or True, each)
+    assert told == [1, 2, 3, 4]
+    assert speeds[0] > 4 * 64 / (4 * 0.2)

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 
 PROMPTS = ("Return the", "If the file", "Raise an error")
 SENTENCE = "Return the name of the file if it exists, and raise an error if it does not."
+OPTIONS: dict[str, object] = {
+    "data.vocabulary": 1024,
+    "data.held_out": 0.0,  # the time goes to learning
+    "train.steps": 1200,
+    "train.rows": 16,
+    "train.warmup": 20,
+    "train.optimiser.rate": 4e-3,
+    "train.report": 5,
+    "train.check": 1200,
+    "train.save": 1200,
+}
 
 
 def demo(
@@ -37,7 +48,7 @@ def demo(
     api.save(model, out / "model")
     console.print("\n[bold]It writes[/] [dim](temperature 0.6)[/]")
     for prompt in PROMPTS:
-        text = model.generate(prompt, max_tokens=40, temperature=0.6, seed=1).text.partition("<|end|>")[0]
+        text = model.generate(prompt, max_tokens=40, temperature=0.6, seed=1).text
         console.print(f"  [bold]{prompt}[/]", end="")
         console.print(" ".join(text.splitlines()), markup=False, soft_wrap=True)
     seen = model.watch(SENTENCE, ["blocks.*.attn.pattern"])
@@ -59,40 +70,44 @@ def demo(
 
 
 def train(console: "Console", seconds: int) -> "Model":
-    """A fresh lecture-small, its tokenizer, and up to `seconds` of training."""
-    import torch
+    """A fresh lecture-small, its tokenizer, and up to `seconds` of training, in a run of which only the model stays."""
+    import json
+    from tempfile import TemporaryDirectory
+
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from clearhead import api
     from clearhead.presets import presets
-    from clearhead.tokens.text import Tokenizer
-    from clearhead.train.loop import fit
+    from clearhead.train import run
+    from clearhead.train.begin import begin
 
     typer.echo("reading the docstrings of Python's standard library")
-    texts = list(docstrings())
-    tokenizer = Tokenizer.train_bpe(texts, presets["lecture-small"].model.vocabulary)
-    tokens = torch.tensor([i for text in texts for i in [*tokenizer.encode(text), tokenizer.special["<|end|>"]]])
-    model = api.new("lecture-small", vocabulary=len(tokenizer), tokenizer=tokenizer)
-    typer.echo(f"{len(texts):,} docstrings, {len(tokens):,} tokens; the model: {model!r}\n")
-    columns = (
-        TextColumn("training"),
-        BarColumn(),
-        TextColumn("step {task.completed:>4}  loss {task.fields[loss]:.3f}"),
-        TimeElapsedColumn(),
-    )
-    steps, start = 1200, time.monotonic()
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=steps, loss=0.0)
+    with TemporaryDirectory(prefix="clearhead-demo.") as there:
+        texts = Path(there) / "docstrings.jsonl"
+        texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in docstrings()), encoding="utf-8")
+        config = presets["lecture-small"].change(**OPTIONS, **{"data.train": str(texts)})
+        made = begin(config, Path(there) / "run", resume=False, device="cpu", compiled=False)
+        model = api.Model(made.net, made.model.config, made.model.tokenizer)
+        typer.echo(f"{made.data.report.read:,} docstrings; the model: {model!r}\n")
+        columns = (
+            TextColumn("training"),
+            BarColumn(),
+            TextColumn("step {task.completed:>4}  loss {task.fields[loss]:.3f}"),
+            TimeElapsedColumn(),
+        )
+        start = time.monotonic()
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task("", total=made.options.steps, loss=0.0)
 
-        def report(step: int, loss: float) -> bool:
-            progress.update(task, completed=step + 1, loss=loss)
-            return time.monotonic() - start < seconds
+            def watch(at: run.Progress) -> bool:
+                progress.update(task, completed=at.step, loss=at.loss)
+                return time.monotonic() - start < seconds
 
-        fit(model.net, tokens, steps, batch=16, rate=4e-3, report=report)
-        done = int(progress.tasks[0].completed)
-    if done < steps:
+            result = made.train(watch)
+    if result.step < made.options.steps:
         console.print(
-            f"[dim]stopped after {seconds} s, {done} of {steps} steps; a faster or quieter machine gets further[/]"
+            f"[dim]stopped after {seconds} s, {result.step} of {made.options.steps} steps; "
+            "a faster or quieter machine gets further[/]"
         )
     return model
 

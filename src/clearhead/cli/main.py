@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from clearhead.cli import demo, export, generate, get, presets, see, train, verify
+from clearhead.cli import demo, export, generate, get, presets, see, tokenizer, train, verify
 from clearhead.cli.flags import DOTTED
 from clearhead.errors import ClearheadError
 
@@ -22,6 +22,7 @@ app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 app.command("see")(see.see)
 app.command("train", context_settings=DOTTED)(train.train)
+app.add_typer(tokenizer.app, name="tokenizer")
 app.command("get")(get.get)
 app.command("export")(export.export)
 app.command("verify", context_settings=DOTTED)(verify.verify)

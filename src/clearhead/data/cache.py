@@ -1,6 +1,7 @@
 """Documents become tokens once: a folder that is mapped into memory, and knows what it was made from."""
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
@@ -9,21 +10,24 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clearhead.data.encode import batches, ids_or_why
 from clearhead.data.packed import Report
-from clearhead.data.sources import PIECE, STDIN, Document, documents, files
+from clearhead.data.sources import STDIN, Document, documents, files
 from clearhead.errors import ClearheadError
 from clearhead.tokens.text import Tokenizer
 
 FORMAT = 1
 TOKENS, STARTS, ABOUT = "tokens.bin", "documents.npy", "cache.json"
 Ids = NDArray[np.uint16] | NDArray[np.uint32]
-Encoded = tuple[Document, Ids | None, str]  # the ids, or what went wrong
+Held = tuple[dict[str, Any], Ids, NDArray[np.int64]]  # what is told of the tokens, they, and where documents start
+Encoded = tuple[Document, Ids | str]  # the ids, or what went wrong
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,20 +55,24 @@ def tokenised(
     `begin` is put before every document. Sources are read again when one of them, or the tokenizer, has changed.
     """
     folder = Path(folder).absolute()
-    _check_free(folder)
     made_from = _made_from(paths, tokenizer, field, begin, report)
-    about = _held(folder, made_from, report)
-    if about is None:
-        own = Report(report.broken)
-        kind = "uint16" if max(tokenizer._inner.get_vocab().values()) < 2**16 else "uint32"
-        found = _encoded(documents(paths, own, field), tokenizer, kind, workers or os.cpu_count() or 1)
-        about = _written(folder, found, begin, kind, own, made_from)
+    held = _held(folder, made_from, report)
+    if held is None:
+        with _alone(folder):
+            held = _held(folder, made_from, report)  # who waited finds what another process has made meanwhile
+            if held is None:
+                _check_free(folder)
+                own = Report(report.broken)
+                kind = "uint16" if max(tokenizer._inner.get_vocab().values()) < 2**16 else "uint32"
+                found = _encoded(documents(paths, own, field), tokenizer, kind, workers or os.cpu_count() or 1)
+                held = _opened(folder, _written(folder, found, begin, kind, own, made_from))
+    about, ids, starts = held
     told = about["report"]
     report.read += told["read"]
     report.skipped.update(told["skipped"])
     for why, places in told["places"].items():
         report.places[why] = (report.places.get(why, []) + places)[:3]
-    return Tokens(np.memmap(folder / TOKENS, about["kind"], "r"), np.load(folder / STARTS), begin, report)
+    return Tokens(ids, starts, begin, report)
 
 
 def _made_from(
@@ -82,53 +90,67 @@ def _made_from(
     return {"format": FORMAT, "files": sources, "tokenizer": tokenizer_hash, "field": field, "begin": begin}
 
 
-def _held(folder: Path, made_from: dict[str, Any], report: Report) -> dict[str, Any] | None:
-    """What is told of the tokens in a folder, if they are those that are wanted."""
+def _held(folder: Path, made_from: dict[str, Any], report: Report) -> Held | None:
+    """What a folder holds, if it is what is wanted."""
     if any(size is None for _, size, _ in made_from["files"]):
         return None  # what came through a pipe may be another text next time
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         if about["made_from"] != made_from or (about["report"]["skipped"] and report.broken == "refuse"):
             return None
-        size = about["tokens"] * np.dtype(about["kind"]).itemsize
-        return about if (folder / TOKENS).stat().st_size == size and (folder / STARTS).is_file() else None
+        held = _opened(folder, about)
+        return held if len(held[1]) == about["tokens"] else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def _opened(folder: Path, about: dict[str, Any]) -> Held:
+    return about, np.memmap(folder / TOKENS, about["kind"], "r"), np.load(folder / STARTS)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time, while others wait; the lock of one that is killed is open again."""
+    lock = folder.with_name(f".{folder.name}.lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("a")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        while not _same(file, lock):  # whoever held it took the file away, so it locks nothing any more
+            file.close()
+            file = lock.open("a")
+            fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        raise ClearheadError(f"{folder} cannot be saved: {error.strerror or error}.") from None
+    with file:
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _same(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _encoded(found: Iterable[Document], tokenizer: Tokenizer, kind: str, workers: int) -> Iterator[Encoded]:
     """The ids of documents, in order. Threads do, since the library lets go of Python while it works."""
 
     def encode(batch: list[Document]) -> list[Encoded]:
-        done: list[Encoded] = []
-        for document in batch:
-            try:
-                done.append((document, np.array(tokenizer.encode(document.text), kind), ""))
-            except ClearheadError as error:
-                done.append((document, None, str(error).removesuffix(".")))
-        return done
+        found = ids_or_why(tokenizer, [document.text for document in batch])
+        return [(d, i if isinstance(i, str) else np.array(i, kind)) for d, i in zip(batch, found, strict=True)]
 
     waiting: deque[Future[list[Encoded]]] = deque()
     with ThreadPoolExecutor(workers) as pool:
-        for batch in _batches(found):
+        for batch in batches(found, lambda document: len(document.text)):
             waiting.append(pool.submit(encode, batch))
             if len(waiting) > workers:  # one more than can be worked on; the files wait for the threads
                 yield from waiting.popleft().result()
         while waiting:
             yield from waiting.popleft().result()
-
-
-def _batches(found: Iterable[Document]) -> Iterator[list[Document]]:
-    """Several short documents together: enough work for a thread."""
-    batch: list[Document] = []
-    size = 0
-    for document in found:
-        batch.append(document)
-        size += len(document.text)
-        if size >= PIECE:
-            yield batch
-            batch, size = [], 0
-    yield batch
 
 
 def _check_free(folder: Path) -> None:
@@ -144,7 +166,6 @@ def _written(
 ) -> dict[str, Any]:
     """Tokens go to a folder beside, which takes the name when all is in it: no one ever finds half of them."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as there:
             new = Path(there) / "new"
             new.mkdir()
@@ -172,10 +193,10 @@ def _join(found: Iterator[Encoded], begin: int | None, kind: str, own: Report, f
     """Writes the tokens of documents one after another; where each starts, and how many tokens there are."""
     opening = np.array([] if begin is None else [begin], kind)
     starts, count, begins = array("q"), 0, True
-    for document, ids, mistake in found:
+    for document, ids in found:
         begins = begins or document.begins  # also when the piece that opened the document was left out
-        if ids is None:
-            own.skip(document.where, mistake)
+        if isinstance(ids, str):
+            own.skip(document.where, ids)
         elif len(ids):
             if begins:
                 starts.append(count)

@@ -3,7 +3,7 @@
 import json
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from clearhead.data.classes import class_names, class_number
+from clearhead.data.encode import batches, ids_or_why
 from clearhead.data.packed import Packed, Report, order
 from clearhead.data.tables import records
 from clearhead.errors import ClearheadError
+from clearhead.tokens.text import Tokenizer
 
 STEP = 16  # lengths of batches are multiples of this, so there are few
 
@@ -78,15 +80,18 @@ def _row(where: str, text: object, label: object, *second: object, numbers: bool
     return Row(texts[0], texts[1] if second else None, number if numbers else name, where)
 
 
-def encoded(read: Iterable[Row], encode: Callable[[str], Sequence[int]], report: Report) -> Iterator[Example]:
+def encoded(read: Iterable[Row], tokenizer: Tokenizer, report: Report) -> Iterator[Example]:
     """Rows as ids; a text for which there are no tokens is reported with its line."""
-    for row in read:
-        try:
-            first, second = encode(row.text), None if row.second is None else encode(row.second)
-        except ClearheadError as error:
-            report.skip(row.where, str(error).removesuffix("."))
-            continue
-        yield Example(first, second, row.label, row.where)
+    for some in batches(read, lambda row: len(row.text) + len(row.second or "")):
+        firsts = ids_or_why(tokenizer, [row.text for row in some])
+        seconds = ids_or_why(tokenizer, [row.second or "" for row in some])
+        for row, first, second in zip(some, firsts, seconds, strict=True):
+            if isinstance(first, str):
+                report.skip(row.where, first)
+            elif isinstance(second, str):
+                report.skip(row.where, second)
+            else:
+                yield Example(first, None if row.second is None else second, row.label, row.where)
 
 
 # ---------------------------------------------------------------- batches

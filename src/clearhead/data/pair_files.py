@@ -1,8 +1,6 @@
 """Sentence pairs out of files: two aligned texts, tables, TMX or gettext's PO, each of which may be compressed."""
 
-import lzma
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -10,7 +8,8 @@ from typing import IO, NamedTuple, TypeVar
 from xml.parsers import expat
 
 from clearhead.data.packed import Report
-from clearhead.data.tables import OPENERS, records
+from clearhead.data.tables import records
+from clearhead.data.unpacked import kind_of, readable
 from clearhead.errors import ClearheadError, understood
 
 T = TypeVar("T")
@@ -61,7 +60,7 @@ def pairs(
 
 
 def _rows(paths: Sequence[Path], report: Report, sides: Sides | None) -> Iterator[Row]:
-    kinds = [(path.with_suffix("") if path.suffix in OPENERS else path).suffix for path in paths]
+    kinds = [kind_of(path) for path in paths]
     known = {*TABLES, ".tmx", ".po"}
     if known.isdisjoint(kinds) and len(paths) == 2:
         _no_sides(sides, paths[0])
@@ -100,12 +99,9 @@ def _pair(row: tuple[object, object], where: str, different: bool) -> Pair | Fau
 
 def _pieces(path: Path, take: Callable[[IO[bytes]], T]) -> Iterator[T]:
     """What `take` gets from a file, until nothing is left."""
-    try:
-        with OPENERS.get(path.suffix, open)(path, "rb") as file:
-            while piece := take(file):
-                yield piece
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise ClearheadError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    with readable(path) as file:
+        while piece := take(file):
+            yield piece
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.config import Mel, Pictures
 from clearhead.data.classes import class_names, class_number, split
 from clearhead.data.packed import Packed, Report, draw
-from clearhead.data.tables import OPENERS
+from clearhead.data.unpacked import readable
 from clearhead.errors import ClearheadError, understood
 from clearhead.tokens import pictures, sound
 
@@ -120,8 +120,8 @@ def _idx_pair(path: Path, source: Pictures) -> Things:
 
 def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """The numbers of an idx file: a magic that tells their type and dimensions, the sizes, and bytes."""
-    with understood(f"{path} cannot be read"), OPENERS.get(path.suffix, open)(path, "rb") as file:
-        raw: bytes = file.read()
+    with readable(path) as file:
+        raw = file.read()
     magic, begin = bytes((0, 0, 8, dimensions)), 4 + 4 * dimensions
     if raw[:4] != magic:
         raise ClearheadError(f"{path} must begin with {magic.hex(' ')}, as idx files do, not {raw[:4].hex(' ')}.")

@@ -9,23 +9,18 @@
 """
 
 import glob
-import gzip
-import io
 import json
-import lzma
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from clearhead.data.packed import Report
+from clearhead.data.unpacked import PACKED, UNREADABLE, opened, reason
 from clearhead.errors import ClearheadError
 
 SEPARATORS = ("<|endoftext|>", "\f")
-PACKED = (".gz", ".xz", ".zst", ".zstd")
 TEXTS = tuple(name + packed for name in (".txt", ".text", ".md", ".jsonl") for packed in ("", *PACKED))
 JSON = tuple(".jsonl" + packed for packed in ("", *PACKED))
 STDIN = "-"
@@ -153,59 +148,9 @@ def _lines(path: str, report: Report) -> Iterator[tuple[int, str]]:
                 text = text.removeprefix("\ufeff") if number == 1 else text
                 if text:
                     yield number, text
-    except ClearheadError:
-        raise
-    except Exception as error:  # each way of packing has errors of its own
-        reason = str(getattr(error, "strerror", None) or error).removesuffix(".")
-        report.skip(f"{path}:{number + 1}", f"it cannot be read: {reason}")
+    except UNREADABLE as error:
+        report.skip(f"{path}:{number + 1}", f"it cannot be read: {reason(error)}")
 
 
 def _opened(path: str) -> AbstractContextManager[Iterable[bytes]]:
-    if path == STDIN:
-        return nullcontext(sys.stdin.buffer)
-    if path.endswith(".gz"):
-        return gzip.open(path)
-    if path.endswith(".xz"):
-        return lzma.open(path)
-    return _zstd(path) if path.endswith((".zst", ".zstd")) else Path(path).open("rb")
-
-
-def _zstd(path: str) -> AbstractContextManager[Iterable[bytes]]:
-    try:
-        if sys.version_info >= (3, 14):
-            return import_module("compression.zstd").open(path)
-        zstandard = import_module("zstandard")
-    except ImportError:
-        raise ClearheadError(f"{path} needs zstandard; pip install 'clearhead[zstd]'.") from None
-    new_frame = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj  # such windows are those of zstd --long
-    return io.BufferedReader(_Unpacked(_frames(path, new_frame)))
-
-
-def _frames(path: str, new_frame: Callable[[], Any]) -> Iterator[bytes]:
-    """What the frames of a file hold. The library's own readers take a file that breaks off for a whole one."""
-    frame = None
-    with Path(path).open("rb") as file:
-        while packed := file.read(2**14):
-            while packed:
-                frame = frame or new_frame()
-                if plain := frame.decompress(packed):
-                    yield plain
-                packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-    if frame is not None:
-        raise EOFError("the file breaks off")
-
-
-class _Unpacked(io.RawIOBase):
-    """Chunks of bytes as a file."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._left = chunks, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, room: Any) -> int:
-        self._left = self._left or memoryview(next(self._chunks, b""))
-        size = min(len(room), len(self._left))
-        room[:size], self._left = self._left[:size], self._left[size:]
-        return size
+    return nullcontext(sys.stdin.buffer) if path == STDIN else opened(path)

@@ -1,18 +1,14 @@
 """The records of a .csv, .tsv or .jsonl file, each with its line, which may be compressed."""
 
 import csv
-import gzip
+import io
 import json
-import lzma
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from clearhead.data.packed import Report
+from clearhead.data.unpacked import kind_of, readable
 from clearhead.errors import ClearheadError, nearest
-
-OPENERS: Mapping[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 
 
 def records(path: Path, report: Report, columns: Sequence[str]) -> Iterator[tuple[str, list[object]]]:
@@ -21,9 +17,11 @@ def records(path: Path, report: Report, columns: Sequence[str]) -> Iterator[tupl
     Columns are names, which the first line gives, or numbers from 0; where all are numbers there is no such line.
     In .csv, "…" may hold commas and line ends; in .tsv, as GLUE's, a quote is a letter like others.
     """
-    kind = (path.with_suffix("") if path.suffix in OPENERS else path).suffix
+    kind = kind_of(path)
     if kind not in (".csv", ".tsv", ".jsonl"):
-        raise ClearheadError(f"{path} must be a .csv, .tsv or .jsonl file, or one of those with .gz or .xz after it.")
+        raise ClearheadError(
+            f"{path} must be a .csv, .tsv or .jsonl file, or one of those with .gz, .xz or .zst after it."
+        )
     return _objects(path, report, columns) if kind == ".jsonl" else _table(path, report, columns, kind == ".tsv")
 
 
@@ -82,9 +80,5 @@ def _objects(path: Path, report: Report, columns: Sequence[str]) -> Iterator[tup
 
 def _lines(path: Path) -> Iterator[str]:
     """Lines as they are; bytes that are not UTF-8 become lone surrogates, which no text may hold."""
-    try:
-        opener = OPENERS.get(path.suffix, open)
-        with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
-            yield from file
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise ClearheadError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    with readable(path) as file:
+        yield from io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")

@@ -37,8 +37,8 @@ def attention_figure(seen: "Seen", layer: int, head: int | None = None, cross: b
         axes.tick_params(length=0, labelsize=8 if head is not None else 6, labelfontfamily="monospace")
         fits = head is not None or max(len(down), len(across)) <= 32
         first, last = fits and number % columns == 0, fits and number + columns >= len(heads)  # the outer edges
-        axes.set_yticks(range(len(down)) if first else [], _plain(down) if first else [])
-        axes.set_xticks(range(len(across)) if last else [], _plain(across) if last else [], rotation=90)
+        axes.set_yticks(range(len(down)) if first else [], plain(down) if first else [])
+        axes.set_xticks(range(len(across)) if last else [], plain(across) if last else [], rotation=90)
         axes.set_ylabel("looking (query)" if first else "", fontsize=8)
         axes.set_xlabel("looked at (key)" if last else "", fontsize=8)
     return figure
@@ -83,5 +83,5 @@ def _labels(seen: "Seen", pattern: Tensor, cross: bool) -> tuple[list[str], list
     return down, across
 
 
-def _plain(tokens: list[str]) -> list[str]:
+def plain(tokens: list[str]) -> list[str]:
     return [token.replace("$", r"\$") for token in tokens]  # a dollar would start a formula

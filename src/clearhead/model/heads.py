@@ -3,6 +3,8 @@
 A sum and a count, never a mean: pieces of a batch, ranks of a group and the whole batch then agree exactly.
 """
 
+from importlib.util import find_spec
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -11,7 +13,11 @@ from torch.nn import functional as F
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.model.layers import ACTIVATIONS, make_dropout, make_norm
-from clearhead.model.unembed import unembed, unembed_for_loss
+from clearhead.model.unembed import unembed
+
+FUSED = find_spec("triton") is not None  # torch brings it along where it can use a GPU
+if FUSED:
+    from clearhead.model.fused_loss import fused_loss
 
 Stream = Float[Tensor, "batch token d"]
 Segments = Int[Tensor, "batch token"]
@@ -57,9 +63,11 @@ class LanguageHead(Head):
         smoothing: float = 0.0,
     ) -> Loss:
         """Every position teaches (L5.3); smoothing gives a share of the lesson to all other words."""
-        read = unembed if smoothing else unembed_for_loss  # words that cannot be have no share
-        logits = read(self.read(hidden), self.unembed.weight, self.bias).flatten(0, -2)
-        return surprise(logits, targets.flatten(), smoothing)
+        hidden, targets = self.read(hidden).flatten(0, -2), targets.flatten()
+        if FUSED and hidden.is_cuda and hidden.dtype != torch.float64:
+            total = fused_loss(hidden, self.unembed.weight, self.bias, targets, smoothing)
+            return total, (targets != IGNORE).sum()
+        return surprise(unembed(hidden, self.unembed.weight, self.bias), targets, smoothing)
 
 
 class MaskedWordHead(LanguageHead):

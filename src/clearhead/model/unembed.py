@@ -1,8 +1,7 @@
 """h Eᵀ (L5.1), for vocabularies that do not suit the machine.
 
 A vocabulary like GPT-2's 50,257 leaves the rows of logits unaligned. On a CPU the product then takes a third
-longer, so there they are written with a little room after each row. On a GPU the loss reads them one number at
-a time, so there it gets a matrix with columns of −∞ up to the next multiple of 64.
+longer, so there they are written with a little room after each row. On a GPU `fused_loss` does the like.
 """
 
 from typing import Any
@@ -13,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ALIGNED = 16
-VECTOR = 64
 
 
 @torch.library.custom_op("clearhead::spaced_product", mutates_args=())
@@ -49,15 +47,3 @@ def unembed(
     rows = spaced_product(hidden.reshape(-1, hidden.shape[-1]), weight)
     logits = rows.unflatten(0, hidden.shape[:-1])
     return logits if bias is None else logits + bias
-
-
-def unembed_for_loss(
-    hidden: Float[Tensor, "*batch d"], weight: Float[Tensor, "vocabulary d"], bias: Float[Tensor, " vocabulary"] | None
-) -> Float[Tensor, "*batch wide"]:
-    """The same logits, perhaps with more columns, whose probability is exactly 0."""
-    room = -len(weight) % VECTOR
-    if not hidden.is_cuda or not room:
-        return unembed(hidden, weight, bias)
-    logits = F.linear(hidden, F.pad(weight, (0, 0, 0, room)), None if bias is None else F.pad(bias, (0, room)))
-    beyond = torch.arange(len(weight) + room, device=weight.device) >= len(weight)
-    return logits.masked_fill(beyond, -torch.inf)

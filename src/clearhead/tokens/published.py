@@ -66,6 +66,12 @@ def read(folder: Path, family: str, named: str = "") -> Published:
         return Published(Tokenizer(text), source, begin, end, chat, special)
 
 
+def alone(path: Path) -> Published:
+    """A tokenizer.json by itself."""
+    tokenizer = Tokenizer.load(path)
+    return Published(tokenizer, None, *_around(tokenizer._inner))
+
+
 def _why(folder: Path, config: reader.Tree, kind: str, rule: Rule | None) -> str:
     if kind == "RoFormerTokenizer":
         return f"{folder} cuts words with jieba, which clearhead does not have, so the model cannot read text."

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -52,40 +53,49 @@ class Tokenizer:
         room = size - len(special)
         learner = trainers.BpeTrainer(vocab_size=room, initial_alphabet=list(BYTES), show_progress=False)
         inner.train_from_iterator(texts, learner)
-        for token in special:
-            if not token or not token.isascii() or inner.token_to_id(token) is not None:
-                raise ClearheadError(f"{token!r} may also come out of plain text; write a special token as '<|end|>'.")
-        inner.add_special_tokens(list(special))
-        return cls(inner)
+        return cls(_with(inner, special))
 
     @classmethod
-    def bytes(cls) -> Self:
-        """The 256 bytes, each its own id: a vocabulary that needs no training."""
+    def bytes(cls, special: tuple[str, ...] = ()) -> Self:
+        """The 256 bytes, each its own id: a vocabulary that needs no training. `special` tokens come last."""
         inner = tk.Tokenizer(models.BPE({token: byte for byte, token in enumerate(BYTES)}, []))
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         inner.decoder = decoders.ByteLevel()
-        return cls(inner)
+        return cls(_with(inner, special))
 
     @classmethod
-    def characters(cls, text: str) -> Self:
-        """One token for each different character of `text`, in the order of Unicode."""
+    def characters(cls, text: str, special: tuple[str, ...] = ()) -> Self:
+        """One token for each different character of `text`, in the order of Unicode, then `special`."""
         inner = tk.Tokenizer(models.WordLevel({c: i for i, c in enumerate(sorted(set(text)))}))
         inner.pre_tokenizer = pre_tokenizers.Split(tk.Regex(r"[\s\S]"), "isolated")
         inner.decoder = decoders.Fuse()
-        return cls(inner)
+        return cls(_with(inner, special))
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """The ids of `text`. Special tokens in it are plain text unless allowed: a user may type `<|end|>`."""
-        inner = self._heeding if allow_special else self._inner
         try:
-            ids = _ids(inner, text)
+            if allow_special:
+                return _ids(self._heeding, [text])[0]
+            return self._as_plain(text, _ids(self._inner, [text])[0])
         except Exception:  # the library raises nothing narrower; what we cannot explain goes on
             for character in text:
                 if not self._knows(character):
                     name = f"{character!r} (U+{ord(character):04X})"
                     raise ClearheadError(f"the text holds {name}, for which there is no token.") from None
             raise
-        return ids if allow_special or self._special_ids.isdisjoint(ids) else _ids(self._plain, text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """What `encode` gives for each text, on all cores at once: for short texts that pays most."""
+        try:
+            found = _ids(self._inner, texts)
+        except Exception:  # as in encode, which knows the reason
+            for number, text in enumerate(texts):
+                try:
+                    self.encode(text)
+                except ClearheadError as error:
+                    raise ClearheadError(f"text {number} of {len(texts)}: {error}") from None
+            raise
+        return list(map(self._as_plain, texts, found))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens spelled out; bytes that are no whole character become �."""
@@ -100,7 +110,7 @@ class Tokenizer:
             tokens = [_from_bytes(token) for token in tokens]
         elif isinstance(self._inner.decoder, decoders.Metaspace | decoders.Sequence):  # SentencePiece's
             tokens = [token.removesuffix(" ").replace("▁", " ") for token in tokens]
-        return ["".join(map(_label, token)) for token in tokens]
+        return [visible(token) for token in tokens]
 
     @cached_property
     def special(self) -> dict[str, int]:
@@ -142,6 +152,10 @@ class Tokenizer:
     def _heeding(self) -> tk.Tokenizer:
         # A twin, not a switch: a switch would let another thread's text in while it is set.
         return tk.Tokenizer.from_str(self._inner.to_str())
+
+    def _as_plain(self, text: str, ids: list[int]) -> list[int]:
+        """The ids of `text`; other ones where it holds what looks like a special token."""
+        return ids if self._special_ids.isdisjoint(ids) else _ids(self._plain, [text])[0]
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
@@ -185,8 +199,17 @@ class Tokenizer:
         return True
 
 
-def _ids(inner: tk.Tokenizer, text: str) -> list[int]:
-    return inner.encode_batch_fast([text], add_special_tokens=False)[0].ids  # fast: without offsets
+def _with(inner: tk.Tokenizer, special: tuple[str, ...]) -> tk.Tokenizer:
+    for token in special:
+        if not token or not token.isascii() or inner.token_to_id(token) is not None:
+            raise ClearheadError(f"{token!r} may also come out of plain text; write a special token as '<|end|>'.")
+    inner.add_special_tokens(list(special))
+    return inner
+
+
+def _ids(inner: tk.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    found = inner.encode_batch_fast(texts, add_special_tokens=False)  # fast: without offsets
+    return [one.ids for one in found]
 
 
 def _from_bytes(token: str) -> str:
@@ -194,6 +217,12 @@ def _from_bytes(token: str) -> str:
     if not set(token) <= set(BYTES):
         return token  # a word added to a published vocabulary as it is
     return bytes(map(BYTES.index, token)).decode(errors="surrogateescape")
+
+
+def visible(text: str) -> str:
+    """Text as a label that can be printed anywhere: no space, no control code, no accent that joins what it follows."""
+    alone = "◌" if text and unicodedata.category(text[0]).startswith("M") else ""
+    return alone + "".join(map(_label, text))
 
 
 def _label(character: str) -> str:

@@ -1,95 +1,100 @@
-"""From a configuration to a run: the tokenizer, the tokens, the model, in a folder that can be gone on with."""
+"""From a configuration to a run: what is learned from, the model, in a folder that can be gone on with."""
 
 import json
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
 
-from clearhead import config as c
+import torch
+
 from clearhead import reader
-from clearhead.config import Config
-from clearhead.data.cache import Tokens, tokenised
-from clearhead.data.packed import Dataset, Report
-from clearhead.data.sources import documents
-from clearhead.data.stream import Masked, Stream
+from clearhead.config import Config, Language
+from clearhead.data.labelled import Labelled
+from clearhead.data.packed import Report
 from clearhead.errors import ClearheadError
-from clearhead.model.transformer import build
-from clearhead.tokens.text import Tokenizer
+from clearhead.model.transformer import Transformer, build
 from clearhead.train.checkpoint import Checkpoints, check_same
+from clearhead.train.lessons import Words, prepare
+from clearhead.train.report import replace as replace_file
 from clearhead.train.run import Run
-from clearhead.weights.checkpoint import Checkpoint
+from clearhead.train.team import ALONE, Alone
+from clearhead.weights import formats
+from clearhead.weights.checkpoint import Checkpoint, Home
 
-END, MASK = "<|end|>", "<|mask|>"
-CONFIG, TOKENIZER, SAMPLE = "run.json", "tokenizer.json", 20_000  # documents that a tokenizer learns from
+CONFIG = "run.json"
 
 
-def begin(config: Config, out: Path, *, resume: bool, device: str, compiled: bool) -> Run:
+def begin(config: Config, out: Path, *, resume: bool, device: str, compiled: bool, team: Alone = ALONE) -> Run:
     """A run in `out`: a fresh one, or the one that is there."""
     if not config.data.train:
         raise ClearheadError("there is nothing to learn from; give --data.train a file, a folder or a glob.")
-    if not isinstance(config.model.head, c.Language | c.MaskedWord) or isinstance(config.model.shape, c.EncoderDecoder):
-        raise ClearheadError(f"only texts can be learned from files yet, not head {config.model.head.kind} "
-                             f"of shape {config.model.shape.kind}.")  # fmt: skip
+    if out.exists() and not out.is_dir():
+        raise ClearheadError(f"{out} is a file; choose another --out.")
     held = Checkpoints(out, 1).last() is not None
     if held and not resume:
         raise ClearheadError(f"{out} holds a run already; --resume auto goes on with it, another --out starts anew.")
-    report = Report(config.data.broken)
-    tokenizer = _tokenizer(config, out, report)
-    config = config.change(**{"model.vocabulary": len(tokenizer)} | _use(config, tokenizer))
+    if held:  # before the tokens of other data take the place of this run's
+        check_same(out / CONFIG, reader.load(out / CONFIG) | {name: config.tree()[name] for name in ("data", "train")})
+    report, start, ready = Report(config.data.broken), None, held or not team.first
+    words = Words(config, out, ready)
+    if config.train.learns == "head" and not config.train.start:
+        raise ClearheadError("train.learns = head needs train.start: a body of random weights would never learn.")
+    if config.train.start:
+        start = formats.read(config.train.start, Home("cpu", torch.float32))
+        config = based_on(config, start)
+        words = Words(config, out, ready, start.tokenizer, start.source_tokenizer)
+    with team.in_turn():
+        lessons = prepare(config, words, report)
+    config = lessons.config
     if held:
         check_same(out / CONFIG, config.tree())
-    (out / CONFIG).write_text(json.dumps(config.tree(), indent=1) + "\n", encoding="utf-8")
-    model = Checkpoint(build(config.model, config.train.seed), config, tokenizer)
-    run = Run(model, dataset(config, tokenizer, out, report), out, device, compiled)
+    if team.first:
+        out.mkdir(parents=True, exist_ok=True)
+        replace_file(out / CONFIG, (json.dumps(config.tree(), indent=1) + "\n").encode())
+    net = build(config.model, config.train.seed)
+    if start is not None:
+        take_over(net, start)
+    if config.train.learns == "head":
+        freeze_body(net)
+    varied = isinstance(lessons.data, Labelled)  # batches of many lengths, each of which would be compiled
+    model = Checkpoint(net, config, lessons.tokenizer, lessons.source_tokenizer)
+    run = Run(model, lessons.data, out, device, compiled and not varied, team)
     if held:
         run.resume()
     return run
 
 
-def _tokenizer(config: Config, out: Path, report: Report) -> Tokenizer:
-    """The run's own if it has one; else made from the training texts, or taken from a file."""
-    kind, path = config.data.tokenizer, out / TOKENIZER
-    if path.is_file():
-        return Tokenizer.load(path)
-    if kind not in ("bpe", "characters", "bytes"):
-        file = Path(kind) / TOKENIZER if Path(kind).is_dir() else Path(kind)
-        made = Tokenizer.load(file)
-    elif kind == "bytes":
-        made = Tokenizer.bytes()
-    else:
-        texts = [document.text for document in islice(documents(config.data.train, report, config.data.field), SAMPLE)]
-        special = (END, MASK) if isinstance(config.model.head, c.MaskedWord) else (END,)
-        made = (
-            Tokenizer.train_bpe(texts, config.data.vocabulary, special)
-            if kind == "bpe"
-            else Tokenizer.characters("".join(texts))
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    made.save(path)
-    return made
+def based_on(config: Config, start: Checkpoint) -> Config:
+    """The model that is started from, with the dropout asked for, and the head asked for where that is another kind."""
+    old, new, name = start.config.model, config.model, config.train.start
+    if old.shape.kind != new.shape.kind and isinstance(new.head, Language):
+        raise ClearheadError(f"{name} is of shape {old.shape.kind}, but what is to be trained is {new.shape.kind}.")
+    if old.vocabulary and start.tokenizer is None:
+        raise ClearheadError(start.why or f"{name} has no tokenizer, so it cannot learn from files.")
+    head = old.head if old.head.kind == new.head.kind else new.head
+    model = replace(old, dropout=new.dropout, head=head)
+    return replace(config, model=model, use=replace(start.config.use, labels=()))
 
 
-def _use(config: Config, tokenizer: Tokenizer) -> dict[str, object]:
-    """Texts begin with the token that ended the one before; what is written ends with it."""
-    ends = [tokenizer.special[END]] if END in tokenizer.special else []
-    if isinstance(config.model.head, c.MaskedWord):
-        return {"use.mask": [tokenizer.special[MASK]] if MASK in tokenizer.special else []}
-    return {"use.begin": ends, "use.stop": ends}
+def take_over(net: Transformer, start: Checkpoint) -> None:
+    """All weights of the model that is started from; a head of another kind or size starts fresh."""
+    old = dict(start.net.named_parameters())
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            if name in old and old[name].shape == p.shape:
+                p.copy_(old[name])
+            elif not name.startswith("head."):
+                raise ClearheadError(f"{name} of the model to start from does not fit.")
 
 
-def dataset(config: Config, tokenizer: Tokenizer, out: Path, report: Report) -> Dataset:
-    d, m, t = config.data, config.model, config.train
-
-    def read(paths: tuple[str, ...], name: str) -> Tokens:
-        first = tokenizer.special.get(END)
-        return tokenised(paths, tokenizer, out / "tokens" / name, report=report, field=d.field, begin=first)
-
-    valid = read(d.valid, "valid") if d.valid else None
-    rows = Stream(read(d.train, "train"), m.context, t.rows, t.seed, 0.0 if valid else d.held_out, valid)
-    if not isinstance(m.head, c.MaskedWord):
-        return rows
-    if not config.use.mask:
-        raise ClearheadError(f"the tokenizer has no {MASK}, which hides words; data.tokenizer = bpe makes one.")
-    return Masked(rows, config.use.mask[0], m.vocabulary, tuple(tokenizer.special.values()))
+def freeze_body(net: Transformer) -> None:
+    """Only the head may change."""
+    own = [p for name, p in net.named_parameters() if name.startswith("head.")]
+    if not own:
+        raise ClearheadError("train.learns = head needs a head with weights of its own; this one shares the embedding.")
+    for p in net.parameters():
+        p.requires_grad_(False)
+    for p in own:
+        p.requires_grad_()
 
 
 def read_config(name: str, changes: dict[str, object]) -> Config:

@@ -4,30 +4,36 @@
     out/log.jsonl              a line for each report
     out/steps/00000200/        a model that `clearhead.load` reads, with state.safetensors and state.json beside it
     out/best                   the step with the lowest validation loss, as a link
+    out/average                the mean of the last models, where it was asked for
 
-A checkpoint holds all that the next step needs: weights, optimiser, averages, and the step. The order of the data and
-all that is drawn at random follow from the seed and the step, so nothing else is kept.
+A checkpoint holds all that the next step needs: weights, optimiser, averages, and the step. The model is what was
+validated; where that is a moving average, the weights that training goes on with are part of the state. The order of
+the data and all that is drawn at random follow from the seed and the step, so nothing else is kept. All tensors are
+whole, so a run goes on with any number of processes.
 """
 
 import json
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead import reader
 from clearhead.errors import ClearheadError
+from clearhead.model.transformer import build
 from clearhead.weights import folder as own
-from clearhead.weights.checkpoint import Checkpoint
+from clearhead.weights.checkpoint import Checkpoint, Home, fill
 from clearhead.weights.store import Safetensors
 from clearhead.weights.whole import whole
 
-STATE, FACTS, STEPS, BEST = "state.safetensors", "state.json", "steps", "best"
+STATE, FACTS, STEPS, BEST, AVERAGE = "state.safetensors", "state.json", "steps", "best", "average"
 
 
 @dataclass(frozen=True)
@@ -38,9 +44,11 @@ class Saved:
     facts: dict[str, Any]
     folder: Path
 
+    def weights(self) -> dict[str, Tensor]:
+        return _read(self.folder / own.WEIGHTS)
+
     def state(self) -> dict[str, Tensor]:
-        stored = Safetensors([self.folder / STATE])
-        return {name: stored.read(name).clone() for name in stored.shapes}
+        return _read(self.folder / STATE)
 
 
 class Checkpoints:
@@ -49,18 +57,25 @@ class Checkpoints:
     def __init__(self, out: Path, keep: int) -> None:
         self.out, self.keep = out, keep
 
-    def save(self, step: int, model: Checkpoint, state: dict[str, Tensor], facts: dict[str, Any], best: bool) -> Path:
-        """All of it under its step's name, or nothing; then older ones go."""
-        place = self.out / STEPS / f"{step:08d}"
-        if not place.exists():  # a resumed run comes to the same step with the same numbers
-            with whole(place) as new:
-                own.write(new, model)
-                save_file({name: t.detach().cpu().contiguous() for name, t in state.items()}, new / STATE)
-                (new / FACTS).write_text(json.dumps({"step": step, **facts}) + "\n", encoding="utf-8")
-        if best:
-            self._point(place)
-        self._tidy()
-        return place
+    def place(self, step: int) -> Path:
+        return self.out / STEPS / f"{step:08d}"
+
+    def save(self, step: int, model: Checkpoint, state: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
+        """All of it under its step's name, or nothing."""
+        with whole(self.place(step)) as new:
+            own.write(new, model)
+            save_file({name: t.detach().cpu().contiguous() for name, t in state.items()}, new / STATE)
+            (new / FACTS).write_text(json.dumps({"step": step, **facts}) + "\n", encoding="utf-8")
+
+    def average(self, model: Checkpoint, count: int) -> None:
+        """The mean of the last models in fp32, as a model of its own."""
+        stored = [Safetensors([place / own.WEIGHTS]) for place in self._steps()[-count:]]
+        means = (
+            (name, torch.stack([one.read(name).float() for one in stored]).mean(dim=0)) for name in stored[0].shapes
+        )
+        net = fill(build(model.config.model, seed=None), means, Home(), str(self.out / STEPS))
+        with whole(self.out / AVERAGE) as new:
+            own.write(new, replace(model, net=net))
 
     def last(self) -> Saved | None:
         """The newest one that is whole."""
@@ -77,18 +92,26 @@ class Checkpoints:
         found = (self.out / STEPS).glob("*") if (self.out / STEPS).is_dir() else ()
         return sorted(path for path in found if re.fullmatch(r"\d{8}", path.name) and (path / FACTS).is_file())
 
-    def _point(self, place: Path) -> None:
-        """The link changes in one step: it always leads to a whole checkpoint."""
+    def point(self, step: int) -> None:
+        """This one is the best. The link changes in one step: it always leads to a whole checkpoint."""
+        place = self.place(step)
         draft = self.out / f".{BEST}.{os.getpid()}"
         draft.unlink(missing_ok=True)
         draft.symlink_to(place.relative_to(self.out))
         draft.replace(self.out / BEST)
 
-    def _tidy(self) -> None:
+    def tidy(self) -> None:
+        """Older ones go."""
         best = self.best()
         for place in self._steps()[: -self.keep]:
             if place.resolve() != best:
                 shutil.rmtree(place)
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    """All tensors of a file, mapped: they take no memory until they are copied to where they are needed."""
+    stored = Safetensors([file])
+    return {name: stored.read(name) for name in stored.shapes}
 
 
 class Log:
@@ -116,7 +139,7 @@ class Log:
             file.write(json.dumps(values) + "\n")
 
 
-FREE = ("steps", "report", "check", "save", "keep", "patience")
+FREE = ("steps", "report", "check", "save", "keep", "patience", "average", "sharded", "probes", "expected")
 
 
 def check_same(run: Path, tree: reader.Tree) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 from clearhead.options import Muon, Option
+from clearhead.train.team import ALONE, Alone
 
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al.: steep at 0, and 1 ± 0.3 after five rounds
 State = dict[str, Tensor]
@@ -28,86 +29,114 @@ class Optimiser:
     """Moves the trainable parameters of a net by their gradients.
 
     With `master`, parameters of less than fp32 have a copy in fp32 here: it is what moves, and the net gets it rounded.
+    Where processes share the weights, each moves the part it holds.
     """
 
-    def __init__(self, net: nn.Module, option: Option, master: bool = True) -> None:
-        self.option = option
+    def __init__(self, net: nn.Module, option: Option, master: bool = True, team: Alone = ALONE) -> None:
+        self.option, self.team = option, team
         self.parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise ClearheadError("the net has no parameter that may change; at least one needs requires_grad.")
-        self.masters = {n: p.detach().float() for n, p in self.parameters.items() if master and p.dtype != torch.float}
-        self.weights: State = {**self.parameters, **self.masters}
-        hidden = [name for name, p in self.parameters.items() if is_hidden(name, p)]
-        self.muon = _Stacks({n: self.weights[n] for n in hidden}, option) if isinstance(option, Muon) else None
-        decaying = [] if isinstance(option, Muon) else hidden
+        self.held = {name: team.own(p) for name, p in self.parameters.items()}
+        self.masters = {n: t.detach().float() for n, t in self.held.items() if master and t.dtype != torch.float}
+        self.weights: State = {**self.held, **self.masters}
+        self.sums: State = {}  # of gradients, where they were collected
+        hidden = {name: p.shape for name, p in self.parameters.items() if is_hidden(name, p)}
+        self.muon = _Stacks(hidden, self.weights, option, team) if isinstance(option, Muon) else None
+        decaying = [] if isinstance(option, Muon) else list(hidden)
         still = [name for name in self.parameters if name not in hidden]
         self.by_adam = [*decaying, *still]
         self.adam = _adam(option, [self.weights[n] for n in decaying], [self.weights[n] for n in still])
 
     @torch.no_grad()
-    def step(self, factor: float = 1.0) -> None:
+    def step(self, factor: float | Tensor = 1.0) -> None:
         """One step at `factor` of the peak rate."""
-        gradients = dict(zip(self.parameters, self._gradients(), strict=True))
+        gradients = self.gradients()
         if self.muon is not None:
             self.muon.step(gradients, factor)
         for group in self.adam.param_groups:
             group["lr"] = (self.option.adam if isinstance(self.option, Muon) else self.option).rate * factor
-        rounded = [name for name in self.by_adam if name in self.masters]
+        apart = [name for name in self.by_adam if self.weights[name] is not self.parameters[name]]
+        rounded = [name for name in apart if gradients[name].dtype != self.weights[name].dtype]
         if rounded:
-            exact = [torch.empty_like(self.masters[name]) for name in rounded]
+            exact = [torch.empty_like(self.weights[name]) for name in rounded]
             torch._foreach_copy_(exact, [gradients[name] for name in rounded])
-            for name, gradient in zip(rounded, exact, strict=True):
-                self.masters[name].grad = gradient
+            gradients |= dict(zip(rounded, exact, strict=True))
+        for name in apart:
+            self.weights[name].grad = gradients[name]
         self.adam.step()
-        for name in rounded:
-            self.masters[name].grad = None
+        for name in apart:
+            self.weights[name].grad = None
         self._publish()
 
     def zero(self) -> None:
+        self.sums = {}
         for p in self.parameters.values():
             p.grad = None
+
+    def gradients(self) -> State:
+        """What this process holds of the gradients since `zero`."""
+        if self.sums:
+            return dict(self.sums)
+        for name, p in self.parameters.items():
+            if p.grad is None:
+                raise ClearheadError(f"{name} has no gradient; call backward first, or freeze what is not trained.")
+        return {name: self.team.own(p.grad) for name, p in self.parameters.items() if p.grad is not None}
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Adds the gradients of one pass to a sum in fp32; without masters they are that already."""
+        if not self.masters:
+            return
+        before, self.sums = self.sums, {}
+        now = self.gradients()
+        if before:
+            torch._foreach_add_(list(before.values()), list(now.values()))
+        self.sums = before or {name: gradient.float() for name, gradient in now.items()}
+        for p in self.parameters.values():
+            p.grad = None
+
+    def add_up(self) -> None:
+        """The gradients of all processes' rows."""
+        self.team.add_up(list(self.gradients().values()))
 
     @torch.no_grad()
     def clip(self, norm: float) -> Tensor:
         """The norm of all gradients together, in fp32; where it is larger than `norm` they shrink to it."""
-        gradients = self._gradients()
-        total = torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float)).norm()
+        gradients = list(self.gradients().values())
+        total = self.team.norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float)).norm())
         shrink = (norm / (total + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(gradients, shrink.to(gradients[0].dtype))  # of another dtype, it is a kernel for each
         return total
 
     def state(self) -> State:
         """Everything that must be kept between steps, `<parameter>.<what>`: the tensors themselves, no copies."""
-        state = {f"{name}.master": master for name, master in self.masters.items()}
+        held = [(name, "master", master) for name, master in self.masters.items()]
         if self.muon is not None:
-            state |= {f"{name}.momentum": momentum for name, momentum in self.muon.momenta()}
+            held += [(name, "momentum", momentum) for name, momentum in self.muon.momenta()]
         for name in self.by_adam:
-            state |= {f"{name}.{what}": value for what, value in self.adam.state[self.weights[name]].items()}
-        return state
+            held += [(name, what, value) for what, value in self.adam.state[self.weights[name]].items()]
+        return {f"{name}.{what}": self.team.named(t, self.parameters[name].shape) for name, what, t in held}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Goes on from a `state()`, bit for bit; masters also go into the net."""
-        _restore(self.state(), state)
+        _restore(self.state(), state, self.team)
         self._publish()
-
-    def _gradients(self) -> list[Tensor]:
-        for name, p in self.parameters.items():
-            if p.grad is None:
-                raise ClearheadError(f"{name} has no gradient; call backward first, or freeze what is not trained.")
-        return [p.grad for p in self.parameters.values() if p.grad is not None]
 
     def _publish(self) -> None:
         """The net's rounded weights follow their masters."""
         if self.masters:
-            torch._foreach_copy_([self.parameters[name] for name in self.masters], list(self.masters.values()))
+            torch._foreach_copy_([self.held[name] for name in self.masters], list(self.masters.values()))
 
 
 def _adam(option: Option, decaying: list[Tensor], still: list[Tensor]) -> torch.optim.AdamW:
     adam, decay = (option.adam, 0.0) if isinstance(option, Muon) else (option, option.decay)
     groups = [{"params": decaying, "weight_decay": decay}, {"params": still, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
-    optimiser = torch.optim.AdamW(groups, lr=adam.rate, betas=(adam.beta1, adam.beta2), eps=adam.eps, fused=True)
+    on_gpu = any(p.is_cuda for p in (*decaying, *still))  # where steps are recorded, with the rate as a tensor
+    betas = (adam.beta1, adam.beta2)
+    optimiser = torch.optim.AdamW(groups, lr=adam.rate, betas=betas, eps=adam.eps, fused=True, capturable=on_gpu)
     for p in (*decaying, *still):  # torch would do this in the first step; a state to load is needed before
         zeros = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         optimiser.state[p] = {"step": torch.zeros((), device=p.device), **zeros}
@@ -117,29 +146,33 @@ def _adam(option: Option, decaying: list[Tensor], still: list[Tensor]) -> torch.
 class _Stacks:
     """Muon: matrices of one shape are stacked, so that one product orthogonalises all of them."""
 
-    def __init__(self, weights: Mapping[str, Tensor], option: Muon) -> None:
-        self.option, self.weights = option, weights
+    def __init__(
+        self, shapes: Mapping[str, torch.Size], weights: Mapping[str, Tensor], option: Muon, team: Alone
+    ) -> None:
+        self.option, self.weights, self.team = option, weights, team
         self.names: dict[torch.Size, list[str]] = {}
-        for name, weight in weights.items():
-            self.names.setdefault(weight.shape, []).append(name)
+        for name, shape in shapes.items():
+            self.names.setdefault(shape, []).append(name)
         self.stacks = [torch.stack([torch.zeros_like(weights[n]) for n in names]) for names in self.names.values()]
 
     def momenta(self) -> Iterator[tuple[str, Tensor]]:
         for names, stack in zip(self.names.values(), self.stacks, strict=True):
             yield from zip(names, stack.unbind(), strict=True)
 
-    def step(self, gradients: Mapping[str, Tensor], factor: float) -> None:
+    def step(self, gradients: Mapping[str, Tensor], factor: float | Tensor) -> None:
         rate, keep = self.option.rate * factor, self.option.momentum
-        for names, momentum in zip(self.names.values(), self.stacks, strict=True):
+        for (shape, names), momentum in zip(self.names.items(), self.stacks, strict=True):
             gradient = torch.stack([gradients[name] for name in names]).to(momentum.dtype)
             momentum.lerp_(gradient, 1 - keep)
-            update = orthogonal(gradient.lerp_(momentum, keep))  # Nesterov: a step ahead along the momentum
-            rows, columns = update.shape[-2:]
+            ahead = gradient.lerp_(momentum, keep)  # Nesterov: a step ahead along the momentum
+            whole = self.team.whole(self.team.named(ahead, (len(names), *shape), dim=1))
+            update = self.team.part(orthogonal(whole), dim=1)
+            rows, columns = shape
             # the output then moves as much for any width, so that a rate found for a small model fits a large one
             far = rate * max(1.0, rows / columns) ** 0.5
             weights = [self.weights[name] for name in names]
             torch._foreach_mul_(weights, 1 - rate * self.option.decay)
-            torch._foreach_add_(weights, update.to(momentum.dtype).unbind(), alpha=-far)
+            torch._foreach_sub_(weights, (update.to(momentum.dtype) * far).unbind())
 
 
 def orthogonal(x: Tensor, rounds: int = 5) -> Tensor:
@@ -160,41 +193,45 @@ def orthogonal(x: Tensor, rounds: int = 5) -> Tensor:
 
 
 class Ema:
-    """A moving average of a net's parameters, in fp32: often a better model than the last step's."""
+    """A moving average of the weights that move, in fp32: often a better model than the last step's."""
 
-    def __init__(self, net: nn.Module, decay: float) -> None:
+    def __init__(self, optimiser: Optimiser, decay: float) -> None:
         if not 0 <= decay < 1:
             raise ClearheadError(f"the decay of a moving average is {decay}; it must be at least 0 and less than 1.")
-        self.decay, self.parameters = decay, dict(net.named_parameters())
-        self.averages = [p.detach().float().clone() for p in self.parameters.values()]
+        self.decay, self.optimiser, self.team = decay, optimiser, optimiser.team
+        self.averages = [weight.detach().float().clone() for weight in optimiser.weights.values()]
 
     @torch.no_grad()
     def update(self) -> None:
         """average ← decay · average + (1 − decay) · weight"""
-        torch._foreach_lerp_(self.averages, [p.float() for p in self.parameters.values()], 1 - self.decay)
+        torch._foreach_lerp_(self.averages, [w.float() for w in self.optimiser.weights.values()], 1 - self.decay)
 
     def state(self) -> State:
-        return {f"{name}.ema": average for name, average in zip(self.parameters, self.averages, strict=True)}
+        return {f"{name}.ema": average for name, average in self._named(self.averages).items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        _restore(self.state(), state)
+        _restore(self.state(), state, self.team)
 
     @contextmanager
-    def swapped(self) -> Iterator[None]:
-        """The net has the averages for its weights meanwhile."""
-        own = [p.detach().clone() for p in self.parameters.values()]
+    def swapped(self) -> Iterator[State]:
+        """The net has the averages for its weights meanwhile; its own are given."""
+        own = [held.detach().clone() for held in self.optimiser.held.values()]
         self._put(self.averages)
         try:
-            yield
+            yield self._named(own)
         finally:
             self._put(own)
 
+    def _named(self, values: list[Tensor]) -> State:
+        parameters = self.optimiser.parameters.items()
+        return {name: self.team.named(t, p.shape) for (name, p), t in zip(parameters, values, strict=True)}
+
     @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:
-        torch._foreach_copy_(list(self.parameters.values()), values)
+        torch._foreach_copy_(list(self.optimiser.held.values()), values)
 
 
-def _restore(held: State, given: Mapping[str, Tensor]) -> None:
+def _restore(held: State, given: Mapping[str, Tensor], team: Alone) -> None:
     """Copies what was saved into what is held; nothing is missing, left over or of another form."""
     other = "it was saved by another optimiser or for another model"
     for name in held.keys() ^ given.keys():
@@ -206,4 +243,4 @@ def _restore(held: State, given: Mapping[str, Tensor]) -> None:
             raise ClearheadError(f"{name} is saved as {forms[0]}, but {forms[1]} is needed; {other}.")
     with torch.no_grad():
         for name, value in held.items():
-            value.copy_(given[name])
+            team.fill(value, given[name])

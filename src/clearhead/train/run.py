@@ -1,13 +1,12 @@
 """The training loop: batches by step, gradients of one summed loss, a step of the optimiser, and nothing lost.
 
 What is drawn at random in a step follows from the seed and the step, so a run that was killed and goes on from its last
-checkpoint is the same to the bit as one that was not.
+checkpoint is the same to the bit as one that was not. Several processes take the same steps together (see `team`).
 """
 
 import math
-import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.data.packed import IGNORE, Dataset, Packed
+from clearhead.data.packed import IGNORE, Dataset
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import Transformer
 from clearhead.recipe import Train
 from clearhead.train.checkpoint import Checkpoints, Log, Saved
+from clearhead.train.clock import Clock
 from clearhead.train.interrupts import interrupts
 from clearhead.train.optim import Ema, Optimiser
-from clearhead.weights.checkpoint import Checkpoint, Home
-from clearhead.weights.folder import WEIGHTS
-from clearhead.weights.store import Safetensors
-
-Loss = Callable[[Packed], tuple[Tensor, Tensor]]
+from clearhead.train.step import Step
+from clearhead.train.team import ALONE, Alone
+from clearhead.train.validate import validate
+from clearhead.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,13 @@ class Progress:
     rate: float  # of the schedule, 0 … 1
     tokens: float  # a second
     valid: float | None = None
+    accuracy: float | None = None  # of classes
 
     @property
     def tree(self) -> dict[str, Any]:
         found = {"step": self.step, "loss": self.loss, "factor": self.rate, "tokens_per_second": round(self.tokens)}
-        return found if self.valid is None else {**found, "valid": self.valid}
+        measured = {"valid": self.valid, "accuracy": self.accuracy}
+        return found | {name: value for name, value in measured.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,22 @@ class Result:
 class Run:
     """One training run in a folder."""
 
-    def __init__(self, model: Checkpoint, data: Dataset, out: Path, device: str, compiled: bool) -> None:
+    def __init__(
+        self, model: Checkpoint, data: Dataset, out: Path, device: str, compiled: bool, team: Alone = ALONE
+    ) -> None:
         self.options: Train = model.config.train
-        self.data, self.out, self.device = data, out, torch.device(device)
-        half = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.model = replace(model, net=model.net.to(self.device, half))
+        o = self.options
+        if o.average > o.keep:
+            raise ClearheadError(f"train.average = {o.average} is more than train.keep = {o.keep} checkpoints.")
+        self.data, self.out, self.device, self.team = data, out, torch.device(device), team
+        half = o.precision == "bfloat16" or (o.precision == "auto" and self.device.type == "cuda")
+        exact = model.net.to(torch.bfloat16 if half else torch.float32)
+        self.model = replace(model, net=team.spread(exact, self.device, compiled))
         self.net: Transformer = self.model.net
-        self.optimiser = Optimiser(self.net, self.options.optimiser, master=half != torch.float32)
-        self.ema = Ema(self.net, self.options.ema) if self.options.ema else None
-        self.checkpoints = Checkpoints(out, self.options.keep)
-        self.loss: Loss = lambda batch: loss_of(self.net, batch, self.options.smoothing)
-        if compiled:
-            self.loss = compiled_or_not(self.loss)
+        self.optimiser = Optimiser(self.net, o.optimiser, team=team)
+        self.ema = Ema(self.optimiser, o.ema) if o.ema else None
+        self.checkpoints = Checkpoints(out, o.keep)
+        self.work = Step(self.net, self.optimiser, self.ema, o, self.device, compiled, team)
         self.step, self.best, self.since = 0, math.inf, 0
 
     def resume(self) -> bool:
@@ -82,153 +87,127 @@ class Run:
         self._load(saved)
         return True
 
+    @torch.no_grad()
     def _load(self, saved: Saved) -> None:
-        stored = Safetensors([saved.folder / WEIGHTS])
-        like = next(self.net.parameters())
-        home = Home(str(self.device), like.dtype)
-        tensors = {name: home(stored.read(name)) for name in stored.shapes}
-        with torch.no_grad():
-            for name, p in self.net.named_parameters():
-                p.copy_(tensors[name])
         state = saved.state()
-        self.optimiser.load({k.removeprefix("optimiser."): t for k, t in state.items() if k.startswith("optimiser.")})
+
+        def under(section: str) -> dict[str, Tensor]:
+            return {k.removeprefix(section): t for k, t in state.items() if k.startswith(section)}
+
+        weights = saved.weights() | under("weights.")
+        for name, p in self.net.named_parameters():
+            self.team.fill(p, weights[name])
+        self.optimiser.load(under("optimiser."))
         if self.ema is not None:
-            self.ema.load({k.removeprefix("ema."): t for k, t in state.items() if k.startswith("ema.")})
+            self.ema.load(under("ema."))
         self.step = saved.step
         self.best, self.since = saved.facts["best"] or math.inf, saved.facts["since"]
 
-    def save(self, best: bool = False) -> Path:
-        if not all(p.isfinite().all() for p in self.net.parameters()):
-            raise self.broken(f"the weights after step {self.step} hold no numbers")
-        state = {f"optimiser.{name}": t for name, t in self.optimiser.state().items()}
-        if self.ema is not None:
-            state |= {f"ema.{name}": t for name, t in self.ema.state().items()}
-        facts = {"best": self.best if math.isfinite(self.best) else None, "since": self.since}
-        return self.checkpoints.save(self.step, self.model, state, facts, best)
+    def averaged(self) -> AbstractContextManager[dict[str, Tensor]]:
+        """The network with its averaged weights, where there are some; given are those of its own that are not kept."""
+        return self.ema.swapped() if self.ema is not None else nullcontext({})
 
-    def train(self, watch: Callable[[Progress], bool]) -> Result:
-        """To the last step, or until `watch` says no, patience ends or somebody interrupts; always to a checkpoint."""
-        o, log = self.options, Log(self.out / "log.jsonl", self.step)
-        end, mean, clock = "done", math.nan, time.monotonic()
+    def save(self, best: bool = False) -> Path:
+        """A checkpoint of this step: what is validated, and what training goes on with."""
+        place = self.checkpoints.place(self.step)
+        if self.team.any(not all(t.isfinite().all() for t in self.optimiser.held.values())):
+            raise self.broken(f"the weights after step {self.step} hold no numbers")
+        if self.team.any(self.team.first and not place.exists()):  # a run that goes on comes to the same numbers
+            state = {f"optimiser.{name}": t for name, t in self.optimiser.state().items()}
+            if self.ema is not None:
+                state |= {f"ema.{name}": t for name, t in self.ema.state().items()}
+            facts = {"best": self.best if math.isfinite(self.best) else None, "since": self.since}
+            with self.averaged() as own:
+                state |= {f"weights.{name}": t for name, t in own.items() if name not in self.optimiser.masters}
+                whole = self.team.collect(state)
+                model = replace(self.model, net=self.team.complete(self.net))
+                if self.team.first:
+                    self.checkpoints.save(self.step, model, whole, facts)
+        if self.team.first and best:
+            self.checkpoints.point(self.step)
+        if self.team.first:
+            self.checkpoints.tidy()
+        self.team.wait()
+        return place
+
+    def train(self, watch: Callable[[Progress], bool], each: Callable[[int], None] | None = None) -> Result:
+        """To the last step, or until `watch` says no, patience ends or somebody interrupts; always to a checkpoint.
+
+        `watch` is called in the first process. `each`, with the number of steps taken, after every one of them, and its
+        time is not counted: in the first process too, but in all where they share the weights, for no pass can be made
+        by one of them.
+        """
+        o, team = self.options, self.team
+        log = Log(self.out / "log.jsonl", self.step) if team.first else None
+        end, mean, clock = "done", math.nan, Clock(self.device)
         counted: list[tuple[Tensor, int]] = []
         with interrupts() as interrupted:
             while self.step < o.steps:
                 counted.append(self.take_step())
                 self.step += 1
+                if each is not None and (team.first or team.sharded):
+                    with clock.aside():
+                        each(self.step)
+                        team.fold(self.net)
                 last = self.step == o.steps
-                if interrupted:
+                if team.asked(bool(interrupted)):
                     mean, end = self.mean_of(counted), "stopped"
                     break
                 if self.step % o.report and not last and self.step % o.check and self.step % o.save:
                     continue
                 mean = self.mean_of(counted)
-                tokens = sum(n for _, n in counted) / (time.monotonic() - clock)
-                valid = self.validate() if self.step % o.check == 0 or last else None
-                progress = Progress(self.step, o.steps, mean, self.factor(self.step - 1), tokens, valid)
-                log.write(**progress.tree)
-                going = watch(progress)
+                tokens = sum(n for _, n in counted) / clock.seconds()
+                valid, accuracy = self.validate() if self.step % o.check == 0 or last else (None, None)
+                progress = Progress(self.step, o.steps, mean, self.factor(self.step - 1), tokens, valid, accuracy)
+                if log is not None:
+                    log.write(**progress.tree)
+                going = not team.any(team.first and not watch(progress))
                 better = valid is not None and self.note(valid)
                 if self.step % o.save == 0 or last or better or not going:
                     self.save(best=better)
-                counted, clock = [], time.monotonic()
+                counted = []
+                clock.start()
                 if not going or (o.patience and self.since >= o.patience):
                     end = "patience" if going else "stopped"
                     break
         self.net.eval()
-        return Result(end, self.step, mean, self.best, self.save())
+        place = self.save()
+        if o.average and end != "stopped" and team.first:
+            self.checkpoints.average(self.model, o.average)
+        return Result(end, self.step, mean, self.best, place)
 
     def factor(self, step: int) -> float:
         return self.options.schedule.factor(step, self.options.steps, self.options.warmup)
 
     def take_step(self) -> tuple[Tensor, int]:
-        """One step; the summed loss stays on the device, the count of lessons is known beforehand."""
+        """One step; the summed loss of its rows stays on the device, the count of all lessons is known beforehand."""
         o = self.options
-        torch.manual_seed((o.seed * 1_000_003 + self.step) % 2**63)  # what dropout draws
-        self.net.train()
+        torch.manual_seed((o.seed * 1_000_003 + self.step + self.team.rank * 982_451_653) % 2**63)  # what dropout draws
         batches = [self.data.batch(self.step * o.accumulate + i) for i in range(o.accumulate)]
         count = sum(int((batch.targets != IGNORE).sum()) for batch in batches)
-        total = torch.zeros((), device=self.device)
-        for batch in batches:
-            loss, _ = self.loss(to(batch, self.device, self.net))
-            (loss / count).backward()
-            total += loss.detach()
-        if o.clip:
-            self.optimiser.clip(o.clip)
-        self.optimiser.step(self.factor(self.step))
-        self.optimiser.zero()
-        if self.ema is not None:
-            self.ema.update()
-        return total, count
+        return self.work(batches, count, self.factor(self.step)) * count, count
 
     def mean_of(self, counted: list[tuple[Tensor, int]]) -> float:
         """The loss of a lesson since the last report; what is no number ends the run before it is saved."""
-        losses = [float(total) / count for total, count in counted]
+        totals = self.team.total(torch.stack([total for total, _ in counted])).tolist()
+        losses = [total / count for total, (_, count) in zip(totals, counted, strict=True)]
         for back, loss in enumerate(reversed(losses)):
             if not math.isfinite(loss):
                 raise self.broken(f"the loss of step {self.step - 1 - back} is {loss}")
-        return sum(float(total) for total, _ in counted) / sum(count for _, count in counted)
+        return sum(totals) / sum(count for _, count in counted)
 
     def broken(self, what: str) -> ClearheadError:
         saved = self.checkpoints.last()
         good = f"the last good checkpoint is {saved.folder}" if saved else "there is no checkpoint yet"
         return ClearheadError(f"{what}: a smaller rate may help; {good}.")
 
-    @torch.no_grad()
-    def validate(self) -> float:
-        """The loss of a lesson on what is held out, with the averaged weights where there are some."""
-        self.net.eval()
-        total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
-        with self.ema.swapped() if self.ema is not None else nullcontext():
-            for batch in self.data.held_out():
-                loss, _ = loss_of(self.net, to(batch, self.device, self.net), 0.0)
-                total += loss
-                count += int((batch.targets != IGNORE).sum())
-        return float(total) / count if count else math.nan
+    def validate(self) -> tuple[float, float | None]:
+        """The loss of a lesson on what is held out, and the accuracy, with the averaged weights if there are some."""
+        with self.averaged():
+            return validate(self.net, self.data, self.device, self.team)
 
     def note(self, valid: float) -> bool:
         """Whether it is the best so far."""
         better = valid < self.best
         self.best, self.since = (valid, 0) if better else (self.best, self.since + 1)
         return better
-
-
-def loss_of(net: Transformer, batch: Packed, smoothing: float) -> tuple[Tensor, Tensor]:
-    hidden = net(
-        batch.tokens,
-        segments=batch.segments,
-        kinds=batch.kinds,
-        source=batch.source,
-        source_segments=batch.source_segments,
-    )
-    return net.loss(hidden, batch.targets, batch.segments, smoothing)
-
-
-def to(batch: Packed, device: torch.device, net: Transformer) -> Packed:
-    """The batch where the network is; pictures and sounds in its numbers."""
-    dtype = next(net.parameters()).dtype
-
-    def moved(t: Tensor | None) -> Tensor | None:
-        if t is None:
-            return None
-        return t.to(device, dtype if t.is_floating_point() and t.dim() > 1 else t.dtype, non_blocking=True)
-
-    parts: dict[str, Any] = {name: moved(t) for name, t in vars(batch).items()}
-    return Packed(**parts)
-
-
-def compiled_or_not(loss: Loss) -> Loss:
-    """Compiled; where the compiler fails, one line says so and the loop goes on without it."""
-    fast: Any = torch.compile(loss, dynamic=False)
-
-    def call(batch: Packed) -> tuple[Tensor, Tensor]:
-        nonlocal fast
-        try:
-            return fast(batch)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            if fast is loss:
-                raise
-            print(f"the compiler gave up ({type(error).__name__}); going on without it")
-            fast = loss
-            return fast(batch)
-
-    return call

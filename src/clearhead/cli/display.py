@@ -1,0 +1,64 @@
+"""What is seen of a run while it lasts: a bar in a terminal, elsewhere a line for each validation."""
+
+import math
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from clearhead.train.pace import Left, Speed, duration
+from clearhead.train.run import Progress, Run
+
+
+class Display:
+    """Shows each report. `speed` turns what a run counts into tokens and a share of the machine's peak."""
+
+    def __init__(self, run: Run, speed: Speed) -> None:
+        self.speed, self.left, self.best = speed, Left(run.options.steps), run.best
+        self.valid = ""  # the last one, in words
+        console = Console(highlight=False)
+        self.live: Live | None = None
+        if sys.stdout.isatty() and not console.is_dumb_terminal:
+            self.live = Live(self._bar(run.step, run.options.steps, "", []), console=console, refresh_per_second=8)
+
+    def __enter__(self) -> Self:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def show(self, at: Progress) -> None:
+        seconds = self.left.seconds(at.step, time.monotonic())
+        left = f"{duration(seconds)} left" if seconds is not None and at.step < at.steps else ""
+        if at.valid is not None and math.isfinite(at.valid):
+            better = at.valid < self.best
+            self.best = min(self.best, at.valid)
+            accuracy = getattr(at, "accuracy", None)
+            self.valid = f"validation {at.valid:.4f}" + (" (best)" if better else f" (best {self.best:.4f})")
+            self.valid += "" if accuracy is None else f", accuracy {accuracy:.1%}"
+        speed = [f"{at.tokens * self.speed.tokens:,.0f} tok/s"]
+        if self.speed.peak:
+            speed.append(f"{self.speed.share(at.tokens):.0%} of peak")
+        words = [f"loss {at.loss:.4f}", *([self.valid] if self.valid else []), *speed]
+        if self.live is not None:
+            self.live.update(self._bar(at.step, at.steps, left, words))
+        elif at.valid is not None:
+            typer.echo(f"step {at.step:,} of {at.steps:,}: {', '.join([*words, *([left] if left else [])])}")
+
+    def _bar(self, step: int, steps: int, left: str, words: list[str]) -> Group:
+        line = Table.grid(expand=True, padding=(0, 2, 0, 0))
+        line.add_column(ratio=1)
+        line.add_column(no_wrap=True)
+        line.add_column(no_wrap=True)
+        line.add_row(ProgressBar(total=steps, completed=step), f"step {step:,} of {steps:,}", Text(left, "cyan"))
+        return Group(line, Text("   ".join(words) or "the first report is on its way …", "dim" if not words else ""))

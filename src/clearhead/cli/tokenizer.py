@@ -1,0 +1,218 @@
+"""`clearhead tokenizer`: makes a vocabulary from texts, and shows how one cuts text."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from clearhead.errors import ClearheadError, nearest
+
+if TYPE_CHECKING:
+    from clearhead.tokens.text import Tokenizer
+
+KINDS = ("bpe", "characters", "bytes")
+END = "<|end|>"
+SIZE, SAMPLE = 8192, 2**20  # tokens of a bpe; characters of text that tell how well it does
+
+app = typer.Typer(rich_markup_mode=None)
+
+Files = typer.Argument(
+    None,
+    help="Files, folders or globs of text; .gz, .xz, .zst and .jsonl too; - is standard input.",
+    show_default=False,
+)
+Kind = typer.Option("bpe", help="bpe (byte-level), characters or bytes.")
+Size = typer.Option(None, help=f"How many tokens a bpe gets; {SIZE} without it.", show_default=False)
+Special = typer.Option([], help=f"A special token beside {END}; may be given several times.", show_default=False)
+Field = typer.Option("text", help="Which field of a JSON line is the text.")
+Broken = typer.Option("refuse", help="What becomes of broken lines: refuse or skip.")
+Out = typer.Option(Path("tokenizer.json"), help="The file to write.")
+Where = typer.Argument(
+    help="A tokenizer.json, a model's folder, a .gguf file, a name that was fetched, or owner/name on the hub.",
+    show_default=False,
+)
+Words = typer.Argument(None, help="The text to cut; - reads it from standard input.", show_default=False)
+
+
+@app.callback(invoke_without_command=True)
+def tokenizer(context: typer.Context) -> None:
+    """Make a tokenizer from texts, or show how one cuts text."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command("train")
+def train(
+    files: list[str] = Files,
+    kind: str = Kind,
+    size: int = Size,
+    special: list[str] = Special,
+    field: str = Field,
+    broken: str = Broken,
+    out: Path = Out,
+) -> None:
+    """Make a tokenizer from texts.
+
+    They are read once, a little at a time. The same texts always give the same tokenizer.
+    """
+    from clearhead.cli.pieces import summary
+    from clearhead.data.packed import Report
+    from clearhead.data.sources import documents
+
+    if kind not in KINDS:
+        raise ClearheadError(f"--kind {kind} is unknown; {nearest(kind, KINDS)}")
+    if broken not in ("refuse", "skip"):
+        raise ClearheadError(f"--broken {broken} is unknown; it is refuse or skip.")
+    if size is not None and kind != "bpe":
+        raise ClearheadError(f"--size {size} is for bpe; {kind} come in a number of their own.")
+    if not files and kind != "bytes":
+        raise ClearheadError("there is nothing to learn from; name files, folders or globs of text, or - for stdin.")
+    _check_free(out)
+    report = Report("skip" if broken == "skip" else "refuse")
+    texts = _Texts((document.text for document in documents(files or [], report, field)), _total(files or []))
+    start = time.monotonic()
+    try:
+        made = _made(kind, texts, SIZE if size is None else size, tuple(dict.fromkeys((END, *special))))
+    except ClearheadError as error:  # whose option is called otherwise in training
+        raise ClearheadError(str(error).replace("data.broken = skip", "--broken skip")) from None
+    finally:
+        _say("")
+    made.save(out)
+    if report.skipped:
+        typer.echo(str(report), err=True)
+    typer.echo(f"{out}: {summary(made)}")
+    if texts.size:
+        tokens, sample = sum(map(len, made.encode_batch(texts.sample))), sum(len(t.encode()) for t in texts.sample)
+        share = f"{sample / tokens:.2f} bytes a token on the first {_megabytes(sample)}"
+        typer.echo(f"read {_megabytes(texts.size)} in {time.monotonic() - start:.1f} s; {share}")
+    if kind == "bpe" and len(made) < (asked := size or SIZE):
+        typer.echo(f"there are no more pairs to join in so little text; {asked:,} tokens need more of it")
+    typer.echo(f'clearhead tokenizer show {out} "some text" shows how it cuts')
+
+
+@app.command("show")
+def show(model: str = Where, text: str = Words) -> None:
+    """Show how a text is cut, and how each piece was merged.
+
+    Without a text: what kind of tokenizer it is. No weights are read.
+    """
+    from rich.console import Console
+
+    from clearhead.cli import pieces
+    from clearhead.weights.formats import words
+
+    found = words(model)
+    if found.tokenizer is None:
+        raise ClearheadError(found.why)
+    if text is not None and not (text := _stdin() if text == "-" else text):
+        raise ClearheadError("the text is empty; there is nothing to cut.")
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    reads = found.source or found.tokenizer
+    sides = {"what it reads": reads, "what it writes": found.tokenizer} if found.source else {"": reads}
+    for number, (name, side) in enumerate(sides.items()):
+        if name:
+            console.print("\n" * (number > 0) + name, style="bold")
+        if text is not None:
+            pieces.cut(console, side, text)
+        else:
+            pieces.describe(console, side, (found.begin, found.end) if side is reads else ((), ()))
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise ClearheadError(f"standard input is not UTF-8: {error.reason} at byte {error.start}.") from None
+
+
+def _check_free(out: Path) -> None:
+    """A tokenizer may take the place of nothing, or of a tokenizer. Better told now than after an hour's work."""
+    from clearhead.tokens.text import Tokenizer
+
+    if out.is_dir():
+        raise ClearheadError(f"{out} is a folder; name a file, such as {out / 'tokenizer.json'}.")
+    if out.exists():
+        try:
+            Tokenizer.load(out)
+        except ClearheadError:
+            raise ClearheadError(f"{out} is there and is no tokenizer; choose another name.") from None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(out.parent, os.W_OK):
+        raise ClearheadError(f"{out} cannot be written: nothing may be written to {out.absolute().parent}.")
+
+
+def _made(kind: str, texts: "_Texts", size: int, special: tuple[str, ...]) -> "Tokenizer":
+    from clearhead.tokens.text import Tokenizer
+
+    if kind == "bytes":
+        return Tokenizer.bytes(special)
+    if kind == "bpe":
+        with _stoppable():
+            made = Tokenizer.train_bpe(texts, size, special)
+    else:
+        seen: set[str] = set()
+        for text in texts:
+            seen.update(text)
+        made = Tokenizer.characters("".join(seen), special)
+    if not texts.size:
+        raise ClearheadError("there is no text in what was given.")
+    return made
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Ctrl-C ends the program at once: while the library counts and joins, Python would hear of it only afterwards."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Texts:
+    """Texts as they stream by: how many bytes there were, and how they began; on a terminal it says how far it is."""
+
+    def __init__(self, texts: Iterable[str], total: int) -> None:
+        self._texts, self._total, self._told = texts, total, 0.0
+        self.size, self.sample = 0, list[str]()
+
+    def __iter__(self) -> Iterator[str]:
+        kept = 0
+        for text in self._texts:
+            self.size += len(text.encode())
+            if kept < SAMPLE:
+                self.sample.append(text)
+                kept += len(text)
+            if time.monotonic() > self._told + 0.2:
+                self._told = time.monotonic()
+                share = f" ({min(self.size / self._total, 1):.0%})" if self._total else ""
+                _say(f"read {_megabytes(self.size)}{share}")
+            yield text
+        _say(f"read {_megabytes(self.size)}; joining frequent pairs …")
+
+
+def _total(files: Sequence[str]) -> int:
+    """The bytes of all files; 0 where they cannot be known before."""
+    from clearhead.data import sources
+    from clearhead.data.packed import Report
+    from clearhead.data.unpacked import PACKED
+
+    found = sources.files(files, Report("skip"))
+    if any(file == sources.STDIN or file.endswith(PACKED) for file in found):
+        return 0
+    return sum(Path(file).stat().st_size for file in found)
+
+
+def _say(line: str) -> None:
+    if sys.stderr.isatty():
+        typer.echo(f"\r\x1b[K{line}", err=True, nl=False)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"

@@ -1,0 +1,97 @@
+"""Files as bytes, whether they are packed by gzip, xz or zstd or not: their names tell."""
+
+import gzip
+import io
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, cast
+
+from clearhead.errors import ClearheadError
+
+PACKED = (".gz", ".xz", ".zst", ".zstd")
+UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)  # what goes wrong while a file is read
+
+
+def kind_of(path: Path) -> str:
+    """How a name ends, apart from the way the file is packed: `.tsv` of `a.tsv.gz`."""
+    return (path.with_suffix("") if path.suffix in PACKED else path).suffix
+
+
+def opened(path: str | Path) -> IO[bytes]:
+    """What a file holds when it is unpacked; one that is broken raises what UNREADABLE names."""
+    match Path(path).suffix:
+        case ".gz":
+            return cast(IO[bytes], gzip.open(path))
+        case ".xz":
+            return lzma.open(path)
+        case ".zst" | ".zstd":
+            return cast(IO[bytes], io.BufferedReader(_Unpacked(_frames(path, *_zstd(path)))))
+        case _:
+            return Path(path).open("rb")
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[IO[bytes]]:
+    """The same, for files that must be read whole: what is broken is told in a sentence."""
+    try:
+        with opened(path) as file:
+            yield file
+    except UNREADABLE as error:
+        raise ClearheadError(f"{path} cannot be read: {reason(error)}.") from None
+
+
+def reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error).removesuffix(".")
+
+
+def _zstd(path: str | Path) -> tuple[Callable[[], Any], type[Exception]]:
+    """What makes a reader of one frame, and the error of the library that does."""
+    window = 31  # bits: what zstd --long can ask for
+    try:
+        if sys.version_info >= (3, 14):
+            zstd = import_module("compression.zstd")
+            options = {zstd.DecompressionParameter.window_log_max: window}
+            return lambda: zstd.ZstdDecompressor(options=options), zstd.ZstdError
+        zstandard = import_module("zstandard")
+    except ImportError:
+        raise ClearheadError(f"{path} needs zstandard; pip install 'clearhead[zstd]'.") from None
+    return zstandard.ZstdDecompressor(max_window_size=2**window).decompressobj, zstandard.ZstdError
+
+
+def _frames(path: str | Path, new_frame: Callable[[], Any], broken: type[Exception]) -> Iterator[bytes]:
+    """What the frames of a file hold. The library's own readers take a file that breaks off for a whole one."""
+    frame = None
+    with Path(path).open("rb") as file:
+        while packed := file.read(2**14):
+            while packed:
+                frame = frame or new_frame()
+                try:
+                    plain = frame.decompress(packed)
+                except broken as error:
+                    raise OSError(str(error)) from None
+                if plain:
+                    yield plain
+                packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise EOFError("the file breaks off")
+
+
+class _Unpacked(io.RawIOBase):
+    """Chunks of bytes as a file."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._left = chunks, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, room: Any) -> int:
+        self._left = self._left or memoryview(next(self._chunks, b""))
+        size = min(len(room), len(self._left))
+        room[:size], self._left = self._left[:size], self._left[size:]
+        return size

@@ -1,0 +1,247 @@
+"""What a model learns from: its tokenizers and its batches, chosen by what it reads and what it answers."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+import torch
+
+from clearhead import config as c
+from clearhead.config import Config
+from clearhead.data import labelled, pairs, pictured
+from clearhead.data.cache import Tokens, tokenised
+from clearhead.data.classes import split
+from clearhead.data.packed import Dataset, Report
+from clearhead.data.pair_files import Pair
+from clearhead.data.pair_files import pairs as pairs_in
+from clearhead.data.sources import documents
+from clearhead.data.stream import Masked, Stream
+from clearhead.errors import ClearheadError
+from clearhead.tokens.text import Tokenizer
+from clearhead.weights import formats
+from clearhead.weights.checkpoint import SOURCE_TOKENIZER, TOKENIZER
+
+END, START, MASK = "<|end|>", "<|start|>", "<|mask|>"
+ALSO = {END: ("<|endoftext|>", "</s>", "[SEP]"), START: ("<s>", "[CLS]"), MASK: ("<mask>", "[MASK]")}  # others' names
+SAMPLE = 200_000_000  # characters that a tokenizer learns from
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """All that a run needs besides the network; the configuration now knows the vocabulary and the classes."""
+
+    config: Config
+    data: Dataset
+    tokenizer: Tokenizer | None = None
+    source_tokenizer: Tokenizer | None = None
+
+
+@dataclass(frozen=True)
+class Words:
+    """Where tokenizers come from: the model that is started from, the folder of the run, or the texts themselves."""
+
+    config: Config
+    out: Path
+    ready: bool = False  # whether those in the folder are this run's, and not of one that never began
+    tokenizer: Tokenizer | None = None
+    source_tokenizer: Tokenizer | None = None
+
+    def learn(self, texts: Callable[[], Iterable[str]], special: tuple[str, ...], name: str = TOKENIZER) -> Tokenizer:
+        kind, path = self.config.data.tokenizer, self.out / name
+        if self.ready and path.is_file():
+            return Tokenizer.load(path)
+        if kind == "bpe":
+            made = Tokenizer.train_bpe(_sample(texts()), self.config.data.vocabulary, special)
+        elif kind == "characters":
+            made = Tokenizer.characters("".join(sorted(set(chain.from_iterable(texts())))), special)
+        elif kind == "bytes":
+            made = Tokenizer.bytes(special)
+        else:
+            made = _published(kind, special)
+        self.out.mkdir(parents=True, exist_ok=True)
+        made.save(path)
+        return made
+
+
+def prepare(config: Config, words: Words, report: Report) -> Lessons:
+    """The lessons for a model; whatever it is, its data are described by the same section."""
+    m = config.model
+    if m.vocabulary and config.train.length > m.context:
+        raise ClearheadError(f"train.length = {config.train.length} is more than the model's context of {m.context}.")
+    if isinstance(m.shape, c.EncoderDecoder):
+        return _pairs(config, words, report)
+    if not isinstance(m.input, c.Tokens):
+        return _things(config, report)
+    if isinstance(m.head, c.Language | c.MaskedWord):
+        return _texts(config, words, report)
+    if isinstance(m.head, c.Classes | c.Number):
+        return _rows(config, words, report)
+    raise ClearheadError("a model without a head learns nothing; give it one, such as model.head = classes.")
+
+
+# ---------------------------------------------------------------- texts
+def _texts(config: Config, words: Words, report: Report) -> Lessons:
+    d, t, hides = config.data, config.train, isinstance(config.model.head, c.MaskedWord)
+    tokenizer = words.tokenizer or words.learn(
+        lambda: (document.text for document in documents(d.train, Report(d.broken), d.field)),
+        (END, MASK) if hides else (END,),
+    )
+    if words.tokenizer is None:
+        ends = _ids(tokenizer, END)
+        use = {"use.mask": _ids(tokenizer, MASK)} if hides else {"use.begin": ends, "use.stop": ends}
+        config = config.change(**{"model.vocabulary": len(tokenizer)}, **use)
+    first = next(iter((*config.use.begin, *config.use.stop, *_ids(tokenizer, END))), None)
+
+    def read(paths: tuple[str, ...], name: str) -> Tokens:
+        return tokenised(paths, tokenizer, words.out / "tokens" / name, report=report, field=d.field, begin=first)
+
+    valid = read(d.valid, "valid") if d.valid else None
+    length = t.length or config.model.context
+    rows = Stream(read(d.train, "train"), length, t.rows, t.seed, 0.0 if valid else d.held_out, valid)
+    if not hides:
+        return Lessons(config, rows, tokenizer)
+    if not config.use.mask:
+        raise ClearheadError(f"{t.start} has no token that hides words, so use.mask names none.")
+    special = tuple(tokenizer.special.values())
+    return Lessons(config, Masked(rows, config.use.mask[0], config.model.vocabulary, special), tokenizer)
+
+
+# ---------------------------------------------------------------- pairs
+def _pairs(config: Config, words: Words, report: Report) -> Lessons:
+    d, t, shape = config.data, config.train, config.model.shape
+    assert isinstance(shape, c.EncoderDecoder)
+    if not isinstance(shape.input, c.Tokens):
+        raise ClearheadError("speech with its words cannot be learned from files yet; sounds with classes can.")
+    read = _read_pairs(d, report, d.train)
+    held = _read_pairs(d, report, d.valid)
+    if not d.valid:
+        picks = split([""] * len(read), [pair.source for pair in read], d.held_out, t.seed)
+        read, held = ([read[i] for i in part] for part in picks)
+    tokenizer, source_tokenizer = words.tokenizer, words.source_tokenizer
+    if tokenizer is None:
+        special, apart = (START, END), bool(shape.vocabulary)
+        sides = [lambda: (pair.source for pair in read), lambda: (pair.target for pair in read)]
+        both = lambda: chain(sides[0](), sides[1]())  # noqa: E731
+        tokenizer = words.learn(sides[1] if apart else both, special)
+        source_tokenizer = words.learn(sides[0], special, SOURCE_TOKENIZER) if apart else None
+        cut = source_tokenizer or tokenizer
+        config = config.change(
+            **{"model.vocabulary": len(tokenizer), "model.shape.vocabulary": len(cut) if apart else 0},
+            **{"use.end": _ids(cut, END), "use.start": _ids(tokenizer, START), "use.stop": _ids(tokenizer, END)},
+            **{"use.never": _ids(tokenizer, START)},
+        )
+    use, own = config.use, tokenizer
+
+    def encoded(found: list[Pair]) -> list[pairs.Encoded]:
+        return list(pairs.encoded(found, own, source_tokenizer or own, use, report, most=d.most, ratio=d.ratio))
+
+    train, length = encoded(read), t.length or config.model.context
+    if not train:
+        raise ClearheadError(f"there is no pair to train on; {report.read:,} were read, and none of them is left.")
+    source_length = min(pairs.source_length_for(train, length), shape.context)
+    options = {"rows": t.rows, "length": length, "source_length": source_length, "seed": t.seed}
+    data = pairs.Pairs(train, encoded(held), report, **options, given=max(1, len(use.start)))
+    return Lessons(config, data, tokenizer, source_tokenizer)
+
+
+def _read_pairs(d: c.Data, report: Report, paths: tuple[str, ...]) -> list[Pair]:
+    if d.sides and len(d.sides) != 2:
+        raise ClearheadError(f"data.sides = {list(d.sides)} must name two columns, the source's and the target's.")
+    return list(pairs_in(paths, report, sides=(d.sides[0], d.sides[1]) if d.sides else None)) if paths else []
+
+
+# ---------------------------------------------------------------- labelled texts
+def _rows(config: Config, words: Words, report: Report) -> Lessons:
+    d, t = config.data, config.train
+    numbers = isinstance(config.model.head, c.Number)
+
+    def read(paths: tuple[str, ...]) -> Iterator[labelled.Row]:
+        for path in paths:
+            second = d.second or None
+            yield from labelled.rows(path, report, text=d.field, label=d.label, second=second, numbers=numbers)
+
+    found, held = list(read(d.train)), list(read(d.valid))
+    if not d.valid:
+        keys = [(row.text, row.second) for row in found]
+        picks = split([row.label for row in found], keys, d.held_out, t.seed)
+        found, held = ([found[i] for i in part] for part in picks)
+    tokenizer = words.tokenizer
+    if tokenizer is None:
+        texts = lambda: (text for row in found for text in (row.text, row.second) if text)  # noqa: E731
+        tokenizer = words.learn(texts, (START, END))
+        around = {"use.begin": _ids(tokenizer, START), "use.end": _ids(tokenizer, END)}
+        config = config.change(**{"model.vocabulary": len(tokenizer)}, **around)
+    if d.second and not config.use.end:  # something must stand between the two texts
+        end = config.use.stop[:1] or _ids(tokenizer, END)
+        if not end:
+            raise ClearheadError("two texts are read together with a token between them, but use.end names none.")
+        config = config.change(**{"use.end": list(end)})
+    m, use = config.model, config.use
+    data = labelled.Labelled(
+        labelled.encoded(found, tokenizer, report),
+        labelled.encoded(held, tokenizer, report),
+        report,
+        rows=t.rows,
+        context=t.length or m.context,
+        seed=t.seed,
+        begin=use.begin,
+        end=use.end,
+        kinds=isinstance(m.input, c.Tokens) and m.input.kinds > 1,
+    )
+    return Lessons(_with_classes(config, data.labels), data, tokenizer)
+
+
+# ---------------------------------------------------------------- pictures and sounds
+def _things(config: Config, report: Report) -> Lessons:
+    d, t, source = config.data, config.train, config.model.input
+    if not isinstance(config.model.head, c.Classes) or isinstance(source, c.Tokens):
+        raise ClearheadError("pictures and sounds are learned with classes; choose model.head = classes.")
+    label = "folder" if d.label == "label" else d.label
+    if label not in ("folder", "stem"):
+        raise ClearheadError(f"data.label = {label!r} is no choice for pictures and sounds; folder or stem is.")
+
+    def read(paths: tuple[str, ...]) -> pictured.Things:
+        parts = [pictured.load(path, source, report, label=label) for path in paths]  # type: ignore[arg-type]
+        return pictured.Things(
+            torch.cat([part.data for part in parts]),
+            [name for part in parts for name in part.labels],
+            [place for part in parts for place in part.where],
+        )
+
+    held = read(d.valid) if d.valid else d.held_out
+    data = pictured.Pictured(read(d.train), held, source, report, rows=t.rows, seed=t.seed, shift=d.shift)
+    return Lessons(_with_classes(config, data.labels), data)
+
+
+def _with_classes(config: Config, labels: tuple[str, ...]) -> Config:
+    if not isinstance(head := config.model.head, c.Classes):
+        return config
+    if config.use.labels not in ((), labels):
+        raise ClearheadError(f"use.labels follow from the data, which has {', '.join(labels)}; leave them out.")
+    model = replace(config.model, head=replace(head, classes=len(labels)))
+    return replace(config, model=model, use=replace(config.use, labels=labels))
+
+
+def _ids(tokenizer: Tokenizer, name: str) -> list[int]:
+    """The id of a special token, or of what a published tokenizer has in its place."""
+    return [tokenizer.special[n] for n in (name, *ALSO[name]) if n in tokenizer.special][:1]
+
+
+def _published(where: str, special: tuple[str, ...]) -> Tokenizer:
+    """That of a tokenizer.json or of any model, with the special tokens that it lacks."""
+    found = formats.words(where)
+    if found.tokenizer is None:
+        raise ClearheadError(found.why)
+    found.tokenizer._inner.add_special_tokens([name for name in special if not _ids(found.tokenizer, name)])
+    return Tokenizer(found.tokenizer._inner)
+
+
+def _sample(texts: Iterable[str]) -> Iterator[str]:
+    """The first texts, as many as SAMPLE characters."""
+    room = SAMPLE
+    for text in texts:
+        if room <= 0:
+            return
+        yield text
+        room -= len(text)

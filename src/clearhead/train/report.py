@@ -1,0 +1,235 @@
+"""What a run leaves behind for people: curve.png, and report.html, which is one file that needs no other.
+
+All of it is made from log.jsonl and from facts.json, the little that only the process knew.
+"""
+
+import json
+import math
+import os
+import shlex
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead import __version__, count, reader
+from clearhead import config as c
+from clearhead.errors import ClearheadError
+from clearhead.presets import presets
+from clearhead.train import curve
+from clearhead.train.checkpoint import BEST, Checkpoints
+from clearhead.train.diagnosis import Finding, Line, diagnose, points
+from clearhead.train.pace import Speed, duration
+from clearhead.train.run import Run
+from clearhead.weights.fields import apart
+
+Facts = dict[str, Any]
+FACTS, LOG, PICTURE, PAGE = "facts.json", "log.jsonl", "curve.png", "report.html"
+ENDS = {
+    "done": "all steps done",
+    "stopped": "stopped by hand",
+    "patience": "stopped, because it no longer got better",
+    "running": "not at its end",
+}
+
+
+def facts_of(run: Run, preset: str, speed: Speed) -> Facts:
+    """What is known of a run besides its log, as plain values."""
+    told = run.data.report
+    return {
+        "preset": preset,
+        "config": run.model.config.tree(),
+        "machine": f"{_device(run.device)}, {str(next(run.net.parameters()).dtype).removeprefix('torch.')}",
+        "speed": asdict(speed),
+        "share": run.data.share,
+        "batches": run.data.epoch,
+        "read": told.read,
+        "skipped": [[why, n, told.places.get(why, [])] for why, n in told.skipped.items()],
+        "end": "running",
+    }
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def write(out: Path, facts: Facts | None = None) -> list[Finding]:
+    """Both files, each in one step, and what they say about the curve. Without facts, those of the last time hold."""
+    if facts is None:
+        facts = reader.load(out / FACTS)
+    lines = read_log(out / LOG)
+    if not lines:
+        raise ClearheadError(f"{out / LOG} holds no report yet, so there is nothing to draw.")
+    expected = facts["config"]["train"]["expected"]
+    findings = diagnose(lines, expected)
+    replace(out / FACTS, (json.dumps(facts, indent=1) + "\n").encode())
+    replace(out / PICTURE, curve.png(curve.figure(lines, expected)))
+    replace(out / PAGE, page(out, facts, lines, findings).encode())
+    return findings
+
+
+def replace(path: Path, content: bytes) -> None:
+    """The file as a whole takes the place of the one before."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(content)
+    draft.replace(path)
+
+
+def read_log(path: Path) -> list[Line]:
+    """The lines of a log; half a line, of a run that was killed while it wrote, is none."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def page(out: Path, facts: Facts, lines: list[Line], findings: list[Finding]) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    config = c.Config.of(facts["config"])
+    expected = config.train.expected
+    template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    # The two drawings are ours; all else is escaped.
+    return (
+        Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        .from_string(template)
+        .render(
+            name=out.resolve().name,
+            version=__version__,
+            wide=curve.svg(curve.figure(lines, expected), "wide"),
+            narrow=curve.svg(curve.figure(lines, expected, (4.2, 4.6)), "narrow"),
+            model=_model(config),
+            tiles=_tiles(config, facts, lines),
+            findings=findings,
+            changed=_changed(config, facts["preset"]),
+            preset=facts["preset"],
+            data=_data(config, facts, lines),
+            skipped=facts["skipped"],
+            checks=_checks(config, facts, lines),
+            speed=_speed(facts, lines),
+            commands=commands(out, config),
+        )
+    )
+
+
+def _model(config: c.Config) -> list[tuple[str, str]]:
+    m = config.model
+    parts = {name: n for name, n in count.parts(m).items() if n}
+    encoder = f", encoder of {m.shape.layers}" if isinstance(m.shape, c.EncoderDecoder) else ""
+    return [
+        ("shape", f"{m.shape.kind}, {m.head.kind} head"),
+        ("parameters", f"{sum(parts.values()):,}"),
+        ("of them", ", ".join(f"{name} {short(n)}" for name, n in parts.items())),
+        ("size", f"{m.layers} layers{encoder}, width {m.width}, {m.attention.heads} heads, context {m.context:,}"),
+        ("vocabulary", f"{m.vocabulary:,}" if m.vocabulary else "none"),
+    ]
+
+
+def _tiles(config: c.Config, facts: Facts, lines: list[Line]) -> list[tuple[str, str, str]]:
+    """The few numbers that matter most: what, how much, and a word to it."""
+    valid, last = points(lines, "valid"), lines[-1]
+    found = []
+    if valid:
+        step, best = min(valid, key=lambda point: point[1])
+        told = isinstance(config.model.head, c.Language | c.MaskedWord) and best < 20
+        also = f" · perplexity {math.exp(best):.4g}" if told else ""
+        found.append(("best validation loss", f"{best:.4g}", f"step {step:,}{also}"))
+    if accuracy := points(lines, "accuracy"):
+        step, best = max(accuracy, key=lambda point: point[1])
+        found.append(("best accuracy", f"{best:.1%}", f"step {step:,}"))
+    found.append(("training loss", f"{last['loss']:.4g}", "at the end"))
+    end = ENDS.get(facts["end"], "ended by a mistake")
+    found.append(("steps", f"{last['step']:,}", end if facts["end"] == "done" else f"of {config.train.steps:,}; {end}"))
+    speed, rate = Speed(**facts["speed"]), _rate(lines)
+    share = f" · {speed.share(rate):.0%} of peak" if speed.peak else ""
+    return [*found, ("speed", short(rate * speed.tokens), f"tokens a second{share}")]
+
+
+def _rate(lines: list[Line]) -> float:
+    """Lessons a second, of the report in the middle."""
+    return statistics.median([line["tokens_per_second"] for line in lines])
+
+
+def _changed(config: c.Config, preset: str) -> list[tuple[str, str, str]]:
+    """Options that are not as in the preset, or, for a file, not the default; what follows from the data aside."""
+    before = presets[preset] if preset in presets else c.Config()
+    found = apart(before.tree(), config.tree(), "")
+    own = [(name, now, was) for name, was, now in found if name != "model.vocabulary" and not name.startswith("use.")]
+    return [(name, _plain(now), _plain(was)) for name, now, was in own]
+
+
+def _plain(value: object) -> str:
+    return (", ".join(map(str, value)) or "–") if isinstance(value, list) else str(value) or "–"
+
+
+def _data(config: c.Config, facts: Facts, lines: list[Line]) -> list[tuple[str, str]]:
+    m, speed, epoch = config.model, facts["speed"], facts["batches"]
+    pairs = isinstance(m.shape, c.EncoderDecoder)
+    rows = isinstance(m.head, c.Classes | c.Number)
+    seen = lines[-1]["step"] * config.train.accumulate
+    tokens = speed["tokens"] * speed["lessons"]
+    return [
+        ("pairs read" if pairs else "rows read" if rows else "documents read", f"{facts['read']:,}"),
+        ("cut or left out", f"{sum(n for _, n, _ in facts['skipped']):,}"),
+        ("share of real tokens", f"{facts['share']:.1%}"),
+        ("tokens an epoch", f"{short(tokens * epoch)} in {epoch / config.train.accumulate:,.4g} steps"),
+        ("epochs seen", f"{seen / epoch:.3g} ({short(tokens * seen)} tokens)"),
+    ]
+
+
+def _checks(config: c.Config, facts: Facts, lines: list[Line]) -> list[dict[str, Any]]:
+    """A row for each validation."""
+    found = [line for line in lines if math.isfinite(line.get("valid", math.nan))]
+    best = min((line["valid"] for line in found), default=None)
+    steps = facts["batches"] / config.train.accumulate
+    return [{"accuracy": None, **line, "epoch": line["step"] / steps, "best": line["valid"] == best} for line in found]
+
+
+def _speed(facts: Facts, lines: list[Line]) -> list[tuple[str, str]]:
+    speed, rate = Speed(**facts["speed"]), _rate(lines)
+    found = [("machine", facts["machine"]), ("median", f"{rate * speed.tokens:,.0f} tokens a second")]
+    if speed.peak:
+        share = f"{speed.share(rate):.0%} of the {short(speed.peak)}FLOP/s that a matrix product reaches here"
+        found.append(("share of peak", share))
+    lessons = facts["config"]["train"]["accumulate"] * speed.lessons
+    starts = [0, *(line["step"] for line in lines)]
+    spent = sum((line["step"] - start) * lessons / max(1, line["tokens_per_second"])
+                for start, line in zip(starts, lines, strict=False))  # fmt: skip
+    return [*found, ("time of all steps", f"{duration(spent)}, without validations and saving")]
+
+
+def commands(out: Path, config: c.Config) -> list[tuple[str, str]]:
+    """What can be done with the model now: a sentence and a line for the shell."""
+    last = Checkpoints(out, 1).last()
+    where = out / BEST if (out / BEST).exists() else last.folder if last else out
+    folder, kind = shlex.quote(str(where)), config.model.shape.kind
+    loaded = f"import clearhead as ch; model = ch.load({str(where)!r})"
+    match config.model.head:
+        case c.Language() if kind == "decoder":
+            use = ("Write with it", f'clearhead generate {folder} "Once"')
+        case c.Language() if kind == "encoder-decoder":
+            use = ("Translate with it", f"python -c {shlex.quote(loaded + '; print(model.translate(input()))')}")
+        case c.Classes() | c.Number() if config.model.vocabulary:
+            use = ("Judge a text with it", f"python -c {shlex.quote(loaded + '; print(model.logits(input()))')}")
+        case _:
+            use = ("Use it from Python", f"python -c {shlex.quote(loaded + '; print(model)')}")
+    see = [("See where a head looks", f'clearhead see {folder} "A sentence." --layer 0 --head 0')]
+    return [
+        use,
+        *(see if config.model.vocabulary and kind != "encoder-decoder" else []),
+        ("Check the laws that it must keep", f"clearhead verify {folder}"),
+        ("Give it to another engine", f"clearhead export {folder} {shlex.quote(f'{out.name}-hf')} --format hf"),
+    ]
+
+
+def short(number: float) -> str:
+    """1.2 M, 350 k, 12."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return f"{number:.3g}"

@@ -1,0 +1,116 @@
+"""A whole run, from its configuration to its report: what `clearhead train` and `ch.train` both do."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from clearhead.config import Config
+from clearhead.errors import ClearheadError
+from clearhead.train.begin import begin
+from clearhead.train.board import Board
+from clearhead.train.microscope import Microscope
+from clearhead.train.pace import Speed, peak
+from clearhead.train.report import ENDS, LOG, PAGE, Facts, commands, facts_of, read_log, write
+from clearhead.train.run import Progress, Result, Run
+from clearhead.train.team import join
+from clearhead.weights.checkpoint import Home
+
+Say = Callable[[str], None]
+
+
+class Display(Protocol):
+    """What shows each report to a person."""
+
+    def show(self, at: Progress) -> None: ...
+
+
+def teach(
+    config: Config,
+    out: Path,
+    display: Callable[[Run, Speed], AbstractContextManager[Display]],
+    say: Say,
+    *,
+    name: str = "",
+    resume: bool = True,
+    device: str = "",
+    compiled: bool | None = None,
+    tensorboard: bool = False,
+    microscope: bool = False,
+) -> Result:
+    """Trains in `out`, alone or as one of the processes that torchrun started; only the first of them speaks."""
+    where = Home.of(device, "").device
+    with join(where, config.train) as team:
+        where = team.device(where)
+        fast = where.startswith("cuda") if compiled is None else compiled
+        run = begin(config, out, resume=resume, device=where, compiled=fast, team=team)
+        scope = Microscope(run.model, run.data, out, run.step, team) if microscope else None
+        if not team.first:
+            return run.train(lambda at: True, each=scope if team.sharded else None)
+        for line in opening(run, where):
+            say(line)
+        if scope is not None:
+            if scope.note:
+                say(scope.note)
+            scope(run.step)
+        result = _shown(run, display, say, name, tensorboard, scope)
+        if scope is not None and (told := scope.finish(result.step)):
+            say(told)
+    return result
+
+
+def opening(run: Run, where: str) -> list[str]:
+    """What was read, and what is about to be trained."""
+    told = [str(run.data.report)] if run.data.report.skipped else []
+    size = sum(p.numel() for p in run.net.parameters())
+    epoch = run.data.epoch / run.options.accumulate
+    among = f", {run.team.size} processes" if run.team.size > 1 else ""
+    went_on = f", going on after step {run.step:,}" if run.step else ""
+    return [*told, f"{size:,} parameters, {epoch:,.4g} steps an epoch, on {where}{among}{went_on}"]
+
+
+def _shown(
+    run: Run,
+    display: Callable[[Run, Speed], AbstractContextManager[Display]],
+    say: Say,
+    name: str,
+    tensorboard: bool,
+    scope: Microscope | None,
+) -> Result:
+    """The run itself, on the screen and on paper: a report is left even of one that fails."""
+    board = Board(run.out, run.step) if tensorboard else None
+    batches = (run.data.batch(run.step * run.options.accumulate + i) for i in range(4))
+    power = peak(run.device, next(run.net.parameters()).dtype) * run.team.size
+    speed = Speed.of(run.model.config, batches, power)
+    facts = facts_of(run, name, speed)
+    with display(run, speed) as shown:
+
+        def watch(at: Progress) -> bool:
+            shown.show(at)
+            if board is not None:
+                board.write(at)
+            return True
+
+        try:
+            result = run.train(watch, each=scope)
+        except ClearheadError:
+            _report(run, facts | {"end": "failed"}, say)
+            raise
+        finally:
+            if board is not None:
+                board.close()
+    best = f", best validation {result.best:.4f}" if result.best < float("inf") else ""
+    say(f"{ENDS[result.end]} at step {result.step:,}: loss {result.loss:.4f}{best}")
+    _report(run, facts | {"end": result.end}, say)
+    if result.end == "stopped":
+        say("the same command goes on")
+    sentence, line = commands(run.out, run.model.config)[0]
+    say(f"{sentence[0].lower()}{sentence[1:]}: {line}")
+    return result
+
+
+def _report(run: Run, facts: Facts, say: Say) -> None:
+    if read_log(run.out / LOG):  # a run that ended before its first report has nothing to tell
+        for finding in write(run.out, facts):
+            say(str(finding))
+        say(f"report: {run.out / PAGE}")

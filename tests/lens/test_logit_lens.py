@@ -1,0 +1,69 @@
+"""The logit lens: a layer's answer is that of a model that ends there."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+
+import clearhead as ch
+from clearhead import config as c
+from clearhead.evaluate.subject import Subject
+from clearhead.lens.logit_lens import STREAMS, through_the_head
+from clearhead.model.transformer import build
+from clearhead.tap import Watch
+from strategies import models
+
+
+@given(models())
+@settings(max_examples=40)
+def test_each_row_is_the_answer_of_a_model_that_ends_after_that_layer(m):
+    assume(not isinstance(m.head, c.Hidden))
+    net, watch = build(m, seed=1).eval(), Watch(STREAMS)
+    x = Subject(net).inputs()
+    with torch.no_grad():
+        net(**x, tap=watch)
+        ids, shares = through_the_head(net, watch.values, None, top=10**6)
+        assert ids.shape[:2] == (3, m.layers + 1)
+        for layers in range(1, m.layers + 1):
+            short = build(replace(m, layers=layers))
+            state = net.state_dict()
+            sizes = {name: tuple(map(slice, value.shape)) for name, value in short.state_dict().items()}
+            short.load_state_dict({name: state[name][size] for name, size in sizes.items()})  # some tables have layers
+            logits = short.eval().predict(short(**x)).float()
+            want = logits if isinstance(m.head, c.Number) else logits.softmax(dim=-1)
+            want = want if want.dim() == 3 else want[:, None]
+            torch.testing.assert_close(shares[:, layers], want.gather(-1, ids[:, layers]), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("tiny-decoder", {"x": [3, 1, 4, 1, 5]}),
+        ("tiny-encoder", {"x": [3, 1, 4, 1, 5]}),
+        ("tiny-encoder-decoder", {"x": [3, 1, 4], "source": [2, 7, 1, 8]}),
+        ("tiny-pictures", {"pictures": torch.rand(1, 8, 8)}),
+    ],
+)
+def test_the_last_row_is_what_the_model_itself_answers(name, given):
+    model = ch.new(name, seed=3)
+    lens = ch.lens.logit_lens(model, **given, top=3)
+    want = model.logits(**given).softmax(dim=-1).reshape(lens.ids.shape[1], -1).topk(3)
+    assert torch.equal(lens.ids[-1], want.indices)
+    torch.testing.assert_close(lens.probabilities[-1], want.values)
+    assert lens.words()[-1][0] == (str(int(want.indices[-1, 0])), pytest.approx(float(want.values[-1, 0])))
+    assert len(str(lens).splitlines()) == len(lens.ids) + 1
+
+
+def test_classes_go_by_their_names():
+    model = ch.new("tiny-pictures", **{"use.labels": [f"class {i}" for i in range(10)]})
+    assert ch.lens.logit_lens(model, pictures=torch.rand(1, 8, 8)).words()[0][0][0].startswith("class ")
+
+
+def test_what_the_lens_cannot_show_is_told():
+    with pytest.raises(ch.ClearheadError, match="one text at a time, not at 2"):
+        ch.lens.logit_lens(ch.new("tiny-decoder"), [[1, 2], [3, 4]])
+    with pytest.raises(ch.ClearheadError, match="no head"):
+        ch.lens.logit_lens(ch.new("tiny-encoder", head="hidden"), [1, 2])
+    with pytest.raises(ch.ClearheadError, match="top = 0 must be at least 1"):
+        ch.lens.logit_lens(ch.new("tiny-decoder"), [1, 2], top=0)

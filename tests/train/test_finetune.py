@@ -1,0 +1,219 @@
+"""Training that starts from a model: its body comes along unchanged, and what does not fit is told in one sentence."""
+
+import pytest
+import samples
+import torch
+from samples import NARROW, QUICK
+
+import clearhead as ch
+from clearhead.tokens.text import Tokenizer
+from clearhead.train.begin import begin, read_config
+
+ROTARY = {"model.position": "rotary"}
+SPECIAL = ("<|start|>", "<|end|>", "<|mask|>")
+
+
+def saved(folder, preset, around=None, **changes):
+    """A fresh model of this shape with a tokenizer, in a folder; `around` names special tokens of `use`."""
+    tokenizer = Tokenizer.train_bpe(samples.sentences(100), 300, special=SPECIAL)
+    use = {f"use.{name}": [tokenizer.special[token]] for name, token in (around or {}).items()}
+    small = {**NARROW, "model.context": 40, "model.vocabulary": len(tokenizer), **changes, **use}
+    ch.save(ch.new(ch.presets[preset].change(**small), seed=7, tokenizer=tokenizer), folder)
+    return str(folder)
+
+
+@pytest.fixture
+def reader(tmp_path):
+    around = {"begin": "<|start|>", "end": "<|end|>", "mask": "<|mask|>"}
+    return saved(tmp_path / "reader", "tiny-encoder", around, **{"model.input.kinds": 2})
+
+
+@pytest.fixture
+def writer(tmp_path):
+    return saved(tmp_path / "writer", "tiny-decoder", {"begin": "<|end|>", "stop": "<|end|>"}, **ROTARY)
+
+
+@pytest.fixture
+def translator(tmp_path):
+    around = {"end": "<|end|>", "start": "<|start|>", "stop": "<|end|>", "never": "<|start|>"}
+    shape = {"model.shape.layers": 1, "model.shape.context": 40}
+    return saved(tmp_path / "translator", "tiny-encoder-decoder", around, **shape)
+
+
+def options(start, data, changes):
+    given = {**QUICK, "train.steps": 6, "train.start": start, "data.train": data, "train.optimiser.rate": 0.01}
+    return {**given, **changes}
+
+
+def begun(preset, start, data, out, **changes):
+    """A run that has not taken a step."""
+    config = read_config(preset, options(start, data, changes))
+    return begin(config, out, resume=True, device="cpu", compiled=False)
+
+
+def tuned(preset, start, data, out, **changes):
+    return ch.train(preset, out, quiet=True, device="cpu", **options(start, data, changes))
+
+
+def body(net):
+    return {name: p.detach().clone() for name, p in net.named_parameters() if not name.startswith("head.")}
+
+
+def head(net):
+    return {name: p.detach().clone() for name, p in net.named_parameters() if name.startswith("head.")}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+NUMBER = {"model.head": {"kind": "number", "pooling": "mean"}, "data.label": "score"}
+
+
+@pytest.mark.parametrize("changes", [{}, NUMBER], ids=["classes", "number"])
+def test_a_reader_of_masked_words_becomes_a_judge_with_the_same_body(changes, reader, tmp_path):
+    run = begun("finetune-classify", reader, samples.labelled(tmp_path), tmp_path / "run", **changes)
+    old = ch.load(reader, device="cpu")
+    assert same(body(run.net), body(old.net))
+    assert run.model.tokenizer.encode("the cat sat") == old.tokenizer.encode("the cat sat")
+    assert run.model.config.model.dropout == ch.presets["finetune-classify"].model.dropout
+    result = run.train(lambda at: True)
+    assert not same(body(run.net), body(old.net))
+    model = ch.load(result.folder, device="cpu")
+    assert model.config.use.begin == old.config.use.begin
+    assert model.logits("the cat").shape == ((1,) if changes else (2,))
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_where_only_the_head_learns_the_body_stays_to_the_bit(optimiser, reader, tmp_path):
+    changes = {"train.learns": "head", "train.optimiser": {"kind": optimiser}}
+    del (given := options(reader, samples.labelled(tmp_path), changes))["train.optimiser.rate"]
+    run = begin(read_config("finetune-classify", given), tmp_path / "run", resume=True, device="cpu", compiled=False)
+    fresh = head(run.net)
+    model = ch.load(run.train(lambda at: True).folder, device="cpu")
+    assert same(body(model.net), body(ch.load(reader, device="cpu").net))
+    assert not any(torch.equal(fresh[name], value) for name, value in head(model.net).items())
+
+
+def test_an_untied_head_of_words_can_learn_alone(tmp_path):
+    around = {"begin": "<|end|>", "stop": "<|end|>"}
+    start = saved(tmp_path / "untied", "tiny-decoder", around, **{"model.head.tied": False})
+    made = tuned("lm-small", start, samples.texts(tmp_path), tmp_path / "run", **{"train.learns": "head"})
+    old = ch.load(start, device="cpu")
+    assert same(body(made.net), body(old.net))
+    assert not same(head(made.net), head(old.net))
+
+
+def test_a_writer_keeps_its_words_and_its_head(writer, tmp_path):
+    run = begun("lm-small", writer, samples.texts(tmp_path), tmp_path / "run", **{"data.vocabulary": 500})
+    old = ch.load(writer, device="cpu")
+    assert same(dict(run.net.named_parameters()), dict(old.net.named_parameters()))
+    assert run.model.config.model.head == old.config.model.head
+    assert run.model.config.model.vocabulary == old.config.model.vocabulary
+    before, _ = run.validate()
+    result = run.train(lambda at: True)
+    assert result.best < before
+    model = ch.load(result.folder, device="cpu")
+    assert model.tokenizer.encode("a dog") == old.tokenizer.encode("a dog")
+    assert model.config.use == old.config.use
+
+
+def test_a_writer_becomes_a_judge(writer, tmp_path):
+    model = tuned("finetune-classify", writer, samples.labelled(tmp_path), tmp_path / "run")
+    assert model.kind == "decoder"
+    assert model.config.use.labels == ("bad", "good")
+
+
+def test_a_translator_goes_on_from_another(translator, tmp_path):
+    run = begun("mt-small", translator, samples.sentence_pairs(tmp_path), tmp_path / "run", **{"train.length": 0})
+    old = ch.load(translator, device="cpu")
+    assert same(dict(run.net.named_parameters()), dict(old.net.named_parameters()))
+    assert run.model.config.use == old.config.use
+    before, _ = run.validate()
+    result = run.train(lambda at: True)
+    assert result.best < before
+    assert ch.load(result.folder, device="cpu").translate("the cat", beam=1, max_tokens=4)
+
+
+def test_a_judge_goes_on_with_its_head_and_takes_a_fresh_one_for_other_classes(reader, tmp_path):
+    tuned("finetune-classify", reader, samples.labelled(tmp_path), tmp_path / "first")
+    first = str(tmp_path / "first" / "best")
+    again = begun("finetune-classify", first, samples.labelled(tmp_path), tmp_path / "again")
+    assert same(dict(again.net.named_parameters()), dict(ch.load(first, device="cpu").net.named_parameters()))
+    three = samples.labelled(tmp_path, "three.tsv", lambda i: "abc"[i % 3])
+    other = begun("finetune-classify", first, three, tmp_path / "three")
+    assert other.model.config.use.labels == ("a", "b", "c")
+    assert same(body(other.net), body(again.net))
+    number = begun("finetune-classify", first, samples.labelled(tmp_path), tmp_path / "number", **NUMBER)
+    assert number.model.config.use.labels == ()
+
+
+def test_two_sentences_are_two_kinds_where_the_model_has_kinds(reader, tmp_path):
+    run = begun("finetune-classify", reader, samples.labelled(tmp_path), tmp_path / "run", **{"data.second": "other"})
+    batch = run.data.batch(0)
+    (end,) = run.model.config.use.end
+    for tokens, kinds, segments in zip(batch.tokens, batch.kinds, batch.segments, strict=True):
+        first, last = (tokens == end).nonzero().flatten().tolist()
+        assert kinds.tolist() == [0] * (first + 1) + [1] * (last - first) + [0] * (len(tokens) - last - 1)
+        assert segments.sum() == last + 1
+    assert run.train(lambda at: True).end == "done"
+
+
+def test_two_sentences_are_kept_apart_where_the_model_has_no_kinds(writer, tmp_path):
+    changes = {"data.second": "other"}
+    run = begun("finetune-classify", writer, samples.labelled(tmp_path), tmp_path / "run", **changes)
+    batch, end = run.data.batch(0), run.model.config.use.stop[0]
+    assert batch.kinds is None
+    assert run.model.config.use.end == (end,)
+    assert ((batch.tokens == end).sum(dim=1) == 3).all()  # before, between and after
+
+
+@pytest.mark.parametrize("changes", [{}, {"train.learns": "head"}], ids=["all", "head"])
+def test_a_resumed_fine_tuning_equals_one_that_was_not_interrupted(changes, reader, tmp_path):
+    data = samples.labelled(tmp_path)
+    whole = begun("finetune-classify", reader, data, tmp_path / "whole", **changes).train(lambda at: True)
+    cut = begun("finetune-classify", reader, data, tmp_path / "cut", **changes).train(lambda at: at.step < 4)
+    assert (cut.end, cut.step) == ("stopped", 4)
+    again = begun("finetune-classify", reader, data, tmp_path / "cut", **changes)
+    assert again.step == 4
+    result = again.train(lambda at: True)
+    for file in ("model.safetensors", "state.safetensors"):
+        assert (result.folder / file).read_bytes() == (whole.folder / file).read_bytes()
+
+
+MISTAKES = [
+    ("finetune-classify", {"data.label": "lable"}, r"rows.tsv:1: there is no column 'lable'; did you mean 'label'\?"),
+    ("finetune-classify", {"data.field": "txt"}, r"there is no column 'txt'; did you mean 'text'\?"),
+    ("finetune-classify", {"data.second": "third"}, "there is no column 'third'"),
+    ("finetune-classify", {"train.start": "no/such/model"}, "no/such/model is no clearhead model"),
+    ("finetune-classify", {"train.start": "tiny-encoder"}, "tiny-encoder is a preset, not a saved model"),
+    ("finetune-classify", {"train.start": "", "train.learns": "head"}, "train.learns = head needs train.start"),
+    ("finetune-classify", {**NUMBER, "data.label": "label"}, r"rows.tsv:2 \('bad'\): the label is no number"),
+    ("lm-small", {"train.learns": "head"}, "needs a head with weights of its own; this one shares the embedding"),
+    ("mlm-small", {}, "a masked-word head reads both sides of the gap; it needs shape encoder"),
+    ("mt-small", {}, "is of shape decoder, but what is to be trained is encoder-decoder"),
+]
+
+
+@pytest.mark.parametrize(("preset", "changes", "sentence"), MISTAKES)
+def test_what_cannot_be_started_from_is_told_in_one_sentence(preset, changes, sentence, writer, tmp_path):
+    data = samples.labelled(tmp_path) if preset == "finetune-classify" else samples.texts(tmp_path)
+    with pytest.raises(ch.ClearheadError, match=sentence) as told:
+        tuned(preset, writer, data, tmp_path / "run", **changes)
+    assert "\n" not in str(told.value)
+
+
+def test_labels_that_training_never_saw_are_told_or_left_out(reader, tmp_path):
+    train = samples.labelled(tmp_path)
+    valid = samples.labelled(tmp_path, "valid.tsv", lambda i: ("bad", "good", "ugly")[i % 3])
+    changes = {"data.valid": valid}
+    with pytest.raises(ch.ClearheadError, match=r"valid.tsv:4 \('ugly'\): the label does not occur in training"):
+        begun("finetune-classify", reader, train, tmp_path / "run", **changes)
+    run = begun("finetune-classify", reader, train, tmp_path / "run", **changes, **{"data.broken": "skip"})
+    assert run.data.report.skipped == {"the label does not occur in training": 13}
+
+
+def test_a_model_without_a_tokenizer_cannot_be_started_from(tmp_path):
+    ch.save(ch.new("tiny-encoder"), tmp_path / "mute")
+    with pytest.raises(ch.ClearheadError, match="mute has no tokenizer"):
+        begun("finetune-classify", str(tmp_path / "mute"), samples.labelled(tmp_path), tmp_path / "run")

@@ -1,0 +1,254 @@
+"""What a run leaves for people: the diagnosis is right and does not cry wolf, the page is whole and needs no other."""
+
+import json
+import math
+import random
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from runs import Counting, run
+
+import clearhead as ch
+from clearhead.train import report
+from clearhead.train.curve import MOST, figure, png, thin
+from clearhead.train.diagnosis import band, diagnose, wobble
+from clearhead.train.pace import Speed
+
+STEPS, SEEDS = 2000, 40
+
+
+def learned(step):
+    return 1.5 + 3 * math.exp(-step / 150)
+
+
+def log(train, valid=None, check=100, noise=0.01, seed=0, steps=STEPS):
+    """Lines of a run whose losses follow two functions of the step, and noise."""
+    draw, valid = random.Random(seed), valid or train
+    lines = []
+    for step in range(10, steps + 1, 10):
+        lines.append({"step": step, "loss": train(step) + draw.gauss(0, 3 * noise), "factor": 1.0})
+        lines[-1]["tokens_per_second"] = 1000
+        if step % check == 0:
+            lines[-1]["valid"] = valid(step) + draw.gauss(0, noise)
+    return lines
+
+
+def names(*args, expected=(), **options):
+    return [finding.name for finding in diagnose(log(*args, **options), expected)]
+
+
+def rising(step):
+    return learned(step) + 0.0003 * max(0, step - 800)
+
+
+def memorised(step):
+    return 0.5 + 4 * math.exp(-step / 600)
+
+
+@pytest.mark.parametrize("check", [20, 100, 200])
+def test_overfitting_is_called_by_name_with_step_and_height(check):
+    for seed in range(SEEDS):
+        (found,) = diagnose(log(memorised, rising, check=check, seed=seed))
+        assert (found.name, found.bad) == ("overfitting", True)
+    told = str(diagnose(log(memorised, rising, noise=1e-4))[0])
+    assert "risen from 1.514 at step 800 to 1.86" in told
+    assert "while the training loss fell" in told
+    assert "dropout" in told
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.003, 0.03])
+@pytest.mark.parametrize("check", [20, 100])
+def test_noise_on_a_settled_curve_is_no_finding(check, noise):
+    wrong = [names(learned, check=check, noise=noise, seed=seed) != ["settled"] for seed in range(SEEDS)]
+    assert sum(wrong) <= 1
+
+
+@pytest.mark.parametrize("check", [100, 250, 400])
+def test_a_flat_noisy_curve_is_never_overfitting_or_falling(check):
+    wolves = {"overfitting", "diverging", "spikes"}
+    found = [names(lambda step: 1.5, check=check, noise=0.03, seed=seed) for seed in range(SEEDS)]
+    assert not any(wolves & set(each) for each in found)
+    assert sum("still falling" in each for each in found) <= 1
+
+
+@pytest.mark.parametrize("check", [20, 100, 250])
+def test_a_curve_that_falls_to_the_end_wants_more_steps(check):
+    for seed in range(SEEDS):
+        assert names(lambda step: 1.5 + 3 * math.exp(-step / 1200), check=check, seed=seed) == ["still falling"]
+
+
+def test_a_training_loss_that_rises_is_diverging():
+    for seed in range(SEEDS):
+        assert names(lambda step: learned(step) + 0.001 * max(0, step - 1000), seed=seed) == ["diverging"]
+
+
+def test_a_spike_is_told_with_its_step_and_noise_is_none():
+    for seed in range(SEEDS):
+        lines = log(learned, seed=seed)
+        lines[120]["loss"] += 2.0
+        lines[121]["loss"] += 1.5  # the same one
+        (_, found) = diagnose(lines)
+        assert (found.name, found.bad) == ("spikes", True)
+        assert "shot up at step 1,210" in found.sentence
+
+
+def test_few_validations_say_nothing():
+    assert names(learned, check=500) == ["too early to tell"]
+    assert names(learned, steps=10) == ["too early to tell"]
+    assert [finding.name for finding in diagnose([])] == ["too early to tell"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "name"),
+    [(1.4, 1.6, "as expected"), (1.2, 1.4, "above what is expected"), (1.7, 2.0, "better than expected")],
+)
+def test_the_end_is_held_against_what_is_expected(low, high, name):
+    assert names(learned, expected=(500, 2.0, 4.0, STEPS, low, high)) == ["settled", name]
+
+
+def test_the_expected_range_runs_straight_and_ends_where_it_ends():
+    expected = (100, 2.0, 4.0, 200, 1.0, 2.0)
+    assert [band(expected, step) for step in (99, 100, 150, 200, 201)] == [None, (2, 4), (1.5, 3), (1, 2), None]
+    assert band((100, 1.0, 2.0), 100) == (1, 2)
+    assert band((), 100) is None
+
+
+def test_a_wobble_is_the_deviation_of_the_noise_whatever_the_course():
+    draw = random.Random(0)
+    assert wobble([5 * math.exp(-i / 100) + draw.gauss(0, 0.1) for i in range(2000)]) == pytest.approx(0.1, rel=0.1)
+
+
+class Page(HTMLParser):
+    """The text of a page, and whatever it would fetch or run."""
+
+    def __init__(self):
+        super().__init__()
+        self.text, self.fetched, self.open = "", [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.fetched += [value for name, value in attributes if name in ("src", "href", "xlink:href", "data")]
+        self.fetched += [tag] if tag in ("script", "link", "iframe", "img") else []
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def written(out, **options):
+    made = run(out, **{"steps": 24, "check": 4, "report": 2, **options})
+    speed = Speed.of(made.model.config, [made.data.batch(0)], 1e11)
+    result = made.train(lambda progress: True)
+    findings = report.write(out, report.facts_of(made, "tiny-decoder", speed) | {"end": result.end})
+    page = Page()
+    page.feed((out / "report.html").read_text())
+    return findings, page
+
+
+def test_a_run_leaves_a_picture_and_a_page_that_needs_no_other(tmp_path):
+    findings, page = written(tmp_path / "a <b>run</b>")
+    assert (tmp_path / "a <b>run</b>" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert all(value.startswith("#") for value in page.fetched)  # marks inside the drawings
+    assert "a <b>run</b>" in page.text  # escaped: it is text, not a tag
+    for words in (findings[0].sentence[1:], "all steps done", "clearhead generate", "tokens a second", "epochs seen"):
+        assert words in page.text
+    assert "train.steps" in page.text  # an option that differs from the preset's
+    assert not list((tmp_path / "a <b>run</b>").glob(".*"))
+
+
+def test_the_report_can_be_written_again_from_the_folder_alone(tmp_path):
+    first = written(tmp_path / "run")[0]
+    page = (tmp_path / "run" / "report.html").read_bytes()
+    with (tmp_path / "run" / "log.jsonl").open("a") as file:
+        file.write('{"step": 30, "lo')  # killed while it wrote
+    assert report.write(tmp_path / "run") == first
+    assert (tmp_path / "run" / "report.html").read_bytes() == page
+
+
+def test_a_run_without_validation_has_a_report_too(tmp_path):
+    class Unchecked(Counting):
+        def held_out(self):
+            return iter(())
+
+    assert written(tmp_path / "run", data=Unchecked())[0][0].name == "too early to tell"
+
+
+def test_an_empty_log_is_refused_with_a_sentence(tmp_path):
+    (tmp_path / "log.jsonl").touch()
+    with pytest.raises(ch.ClearheadError, match="holds no report yet"):
+        report.write(tmp_path, {"config": ch.Config().tree()})
+
+
+@pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-encoder", "tiny-encoder-decoder", "tiny-pictures"])
+def test_what_comes_next_fits_the_shape(preset, tmp_path):
+    lines = [line for _, line in report.commands(tmp_path / "my run", ch.presets[preset])]
+    assert all("my run" in line for line in lines)
+    assert any("generate" in line for line in lines) == (preset == "tiny-decoder")
+    assert any("translate" in line for line in lines) == (preset == "tiny-encoder-decoder")
+
+
+def test_a_long_run_is_drawn_with_few_points():
+    drawn = thin([(step, float(step % 2)) for step in range(100_001)])
+    assert len(drawn) <= MOST
+    assert drawn[-1][0] == 100_000
+    assert all(0.4 < value < 0.6 for _, value in drawn[:-1])
+
+
+@pytest.mark.parametrize("lines", [log(learned, steps=10), log(memorised, rising)], ids=["one report", "many"])
+@pytest.mark.parametrize("expected", [(), (100, 1.0, 2.0), (100, 1.0, 2.0, 900, 0.5, 1.0)], ids=len)
+def test_every_log_can_be_drawn(lines, expected):
+    assert png(figure(lines, expected)).startswith(b"\x89PNG")
+
+
+def test_tensorboard_has_each_point_once_after_a_kill(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from clearhead.train.board import Board
+
+    for first, last in ((0, 9), (6, 12)):  # the second process goes on from step 6
+        made = run(tmp_path / "run", save=6, check=3)
+        board, made.step = Board(tmp_path, first), first
+        made.train(lambda progress, board=board, last=last: board.write(progress) or progress.step < last)
+        board.close()
+    seen = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in seen.Scalars("loss/training")] == list(range(1, 13))
+    assert [event.step for event in seen.Scalars("loss/validation")] == [3, 6, 9, 12]
+
+
+def test_without_tensorboard_one_sentence_names_the_extra(tmp_path, monkeypatch):
+    from clearhead.train.board import Board
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ch.ClearheadError, match=r"pip install 'clearhead\[tensorboard\]'"):
+        Board(tmp_path, 0)
+
+
+def test_without_a_terminal_there_is_a_line_for_each_validation_and_nothing_else(tmp_path, capsys):
+    from clearhead.cli.train import show
+
+    show(run(tmp_path / "run", steps=8, check=4), "tiny-decoder", tensorboard=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "step 4 of 8", "step 8 of 8", "all steps done at step 8", "too early to tell", "report", "write with it",
+    ]  # fmt: skip
+    assert not any(sign in line for line in lines for sign in "\r\x1b")
+    assert "tok/s" in lines[0]
+    assert "of peak" in lines[0]
+
+
+def test_a_run_that_fails_leaves_a_report_of_what_it_was(tmp_path):
+    from clearhead.cli.train import show
+
+    made = run(tmp_path / "run", steps=20, save=2)
+    take = made.take_step
+
+    def poisoned():
+        if made.step == 7:
+            made.net.norm.weight.data.fill_(math.nan)
+        return take()
+
+    made.take_step = poisoned
+    with pytest.raises(ch.ClearheadError, match="is nan"):
+        show(made, "tiny-decoder", tensorboard=False)
+    assert json.loads((tmp_path / "run" / "facts.json").read_text())["end"] == "failed"
+    assert "ended by a mistake" in (tmp_path / "run" / "report.html").read_text()
