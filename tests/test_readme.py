@@ -1,7 +1,8 @@
-"""What the README tells a reader to type works as written, in its order, in an empty folder."""
+"""What the README tells a reader to type works as written, in its order, beside the README."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
 def folder(tmp_path_factory):
     """Where a reader stands after `make demo`, which would train for longer."""
     path = tmp_path_factory.mktemp("reader")
+    shutil.copy(ROOT / "README.md", path)
+    shutil.copytree(ROOT / "docs", path / "docs")
     subprocess.run(
         [sys.executable, "-m", "clearhead", "demo", "--seconds", "1"], cwd=path, check=True, capture_output=True
     )

@@ -201,7 +201,7 @@ def test_precision_is_of_the_passes_and_what_moves_is_always_fp32(tmp_path):
 
 
 def test_the_mean_of_the_last_models_is_a_model(tmp_path):
-    result = through(run(tmp_path / "run", save=3, keep=3, average=3))
+    result = through(run(tmp_path / "run", check=3, save=3, keep=3, average=3))
     assert result.step == 12
     last = [weights(tmp_path / "run" / "steps" / f"{step:08d}") for step in (6, 9, 12)]
     for name, mean in weights(tmp_path / "run" / "average").items():

@@ -19,7 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Shard
 
 from clearhead.data.packed import Packed
@@ -177,10 +179,10 @@ def connected(device: str, kind: type[Copies]) -> Iterator[Copies]:
         torch.cuda.set_device(here)
     elif device != "cpu":
         raise ClearheadError(f"several processes train on cuda or cpu, not on {device}; use one process.")
-    store, rank, size = next(iter(dist.rendezvous("env://")))
+    store, rank, size = next(iter(rendezvous("env://")))
     dist.init_process_group(
         "gloo" if device == "cpu" else "nccl",
-        store=dist.PrefixStore(_name(store, rank, size), store),
+        store=PrefixStore(_name(store, rank, size), store),
         rank=rank,
         world_size=size,
         device_id=None if device == "cpu" else torch.device(device),
@@ -192,7 +194,7 @@ def connected(device: str, kind: type[Copies]) -> Iterator[Copies]:
     time.sleep(0.2)  # gloo's threads let go of the last message; they would crash if Python had ended by then
 
 
-def _name(store: dist.Store, rank: int, size: int) -> str:
+def _name(store: Store, rank: int, size: int) -> str:
     """One name for this start, known to all of its processes.
 
     torchrun's store outlives a restart, and without a name addresses of processes that were killed would be found in
