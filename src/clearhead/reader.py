@@ -59,6 +59,8 @@ def read_field(hint: Any, value: object, path: str) -> Any:
         return read(typing.cast("type[Any]", hint), value, path)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if hint is str and type(value) is int:  # a column may be a number
+        return str(value)
     if type(value) is not hint:
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
         raise ClearheadError(f"{path} must be {names[hint]}, not {value!r}.")
@@ -119,7 +121,7 @@ def override(base: Tree, changes: Mapping[str, object]) -> Tree:
                 why = "has no options below it" if key in table else f"is not an option; {nearest(key, table)}"
                 raise ClearheadError(f"{where} {why}.")
             table = inner
-        value = flag_value(value) if isinstance(value, str) else value
+        value = [flag_value(item) for item in value] if isinstance(value, list) else flag_value(value)
         old = table.get(last)
         if last == "kind" and table.get("kind") != value:
             table.clear()
@@ -136,8 +138,10 @@ def _outer_first(change: tuple[str, object]) -> tuple[int, bool]:
     return key.removesuffix(".kind").count("."), not key.endswith(".kind")
 
 
-def flag_value(text: str) -> object:
+def flag_value(text: object) -> object:
     """What a flag's text means: a TOML value where it is one, else the text itself."""
+    if not isinstance(text, str):
+        return text
     try:
         return tomllib.loads(f"x = {text}")["x"]
     except tomllib.TOMLDecodeError:

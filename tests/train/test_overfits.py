@@ -72,7 +72,7 @@ def test_translation_comes_down_to_the_floor_that_smoothing_leaves(tmp_path):
 
 @pytest.mark.parametrize("preset", ["mlm-small", "roformer-small"])
 def test_masked_words(preset, tmp_path):
-    model, batch, losses = by_heart(preset, samples.texts(tmp_path), tmp_path / "run", **WORDS)
+    model, batch, losses = by_heart(preset, samples.texts(tmp_path), tmp_path / "run", steps=160, **WORDS)
     assert losses[-1] < 0.1 < 3 < losses[0]
     hidden = batch.targets != IGNORE
     assert 0.05 < hidden.float().mean() < 0.3
@@ -88,7 +88,7 @@ def table(path):
 def test_classes_of_texts(tmp_path):
     data = samples.labelled(tmp_path, label=lambda i: "abc"[i % 3], count=8)
     model, _, losses = by_heart("finetune-classify", data, tmp_path / "run", **WORDS, **NONE_HELD)
-    assert losses[-1] < 0.05 < 0.5 < losses[0]
+    assert losses[-1] < 0.02 < 0.2 < losses[0]
     for row in table(data[0]):
         assert model.config.use.labels[model.logits(row["text"]).argmax()] == row["label"]
 
@@ -97,7 +97,7 @@ def test_numbers_of_texts(tmp_path):
     data = samples.labelled(tmp_path, count=8)
     head = {"model.head": {"kind": "number", "pooling": "mean"}, "data.label": "score"}
     model, _, losses = by_heart("finetune-classify", data, tmp_path / "run", **WORDS, **NONE_HELD, **head)
-    assert losses[-1] < 1e-3 < 0.05 < losses[0]
+    assert losses[-1] < 1e-3 < 0.01 < losses[0]
     for row in table(data[0]):
         assert model.logits(row["text"]).item() == pytest.approx(float(row["score"]), abs=0.1)
 

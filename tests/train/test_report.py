@@ -10,10 +10,12 @@ import pytest
 from runs import Counting, run
 
 import clearhead as ch
+from clearhead.cli.display import Display
 from clearhead.train import report
 from clearhead.train.curve import MOST, figure, png, thin
 from clearhead.train.diagnosis import band, diagnose, wobble
 from clearhead.train.pace import Speed
+from clearhead.train.teach import shown
 
 STEPS, SEEDS = 2000, 40
 
@@ -224,9 +226,7 @@ def test_without_tensorboard_one_sentence_names_the_extra(tmp_path, monkeypatch)
 
 
 def test_without_a_terminal_there_is_a_line_for_each_validation_and_nothing_else(tmp_path, capsys):
-    from clearhead.cli.train import show
-
-    show(run(tmp_path / "run", steps=8, check=4), "tiny-decoder", tensorboard=False)
+    shown(run(tmp_path / "run", steps=8, check=4), Display, print, "tiny-decoder", False, None)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "step 4 of 8", "step 8 of 8", "all steps done at step 8", "too early to tell", "report", "write with it",
@@ -237,8 +237,6 @@ def test_without_a_terminal_there_is_a_line_for_each_validation_and_nothing_else
 
 
 def test_a_run_that_fails_leaves_a_report_of_what_it_was(tmp_path):
-    from clearhead.cli.train import show
-
     made = run(tmp_path / "run", steps=20, save=2)
     take = made.take_step
 
@@ -249,6 +247,6 @@ def test_a_run_that_fails_leaves_a_report_of_what_it_was(tmp_path):
 
     made.take_step = poisoned
     with pytest.raises(ch.ClearheadError, match="is nan"):
-        show(made, "tiny-decoder", tensorboard=False)
+        shown(made, Display, print, "tiny-decoder", False, None)
     assert json.loads((tmp_path / "run" / "facts.json").read_text())["end"] == "failed"
     assert "ended by a mistake" in (tmp_path / "run" / "report.html").read_text()

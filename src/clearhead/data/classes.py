@@ -10,7 +10,9 @@ def class_names(labels: Iterable[str]) -> tuple[str, ...]:
     """The classes in the order of their numbers."""
     names = tuple(sorted(set(labels)))
     if len(names) < 2:
-        raise ClearheadError(f"there are no two classes to tell apart among the labels, only {names or 'none'}.")
+        raise ClearheadError(
+            f"there are no two classes to tell apart among the labels, only {names[0] if names else 'none'}."
+        )
     return names
 
 

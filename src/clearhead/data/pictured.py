@@ -83,7 +83,8 @@ def _folder(path: Path, source: Pictures | Mel, report: Report, label: str) -> T
             labels.append(parts[0] if label == "folder" else file.stem.split("_")[0])
             where.append(str(file))
     if not read:
-        raise ClearheadError(f"{path} holds no {'picture' if known is PICTURES else 'sound'} with a class ({report}).")
+        what, why = "picture" if known is PICTURES else "sound", ", ".join(report.skipped)
+        raise ClearheadError(f"{path} holds no {what} with a class{f': {why}' if why else ''}.")
     return Things(torch.stack(read), labels, where)
 
 

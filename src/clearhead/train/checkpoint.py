@@ -26,10 +26,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead import reader
+from clearhead.config import Config
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import build
 from clearhead.weights import folder as own
 from clearhead.weights.checkpoint import Checkpoint, Home, fill
+from clearhead.weights.fields import apart
 from clearhead.weights.store import Safetensors
 from clearhead.weights.whole import whole
 
@@ -144,8 +146,9 @@ FREE = ("steps", "report", "check", "save", "keep", "patience", "average", "shar
 
 def check_same(run: Path, tree: reader.Tree) -> None:
     """A run goes on as what it was: only how long it lasts and how often it reports may change."""
-    before, now = (
-        {**t, "train": {k: v for k, v in t["train"].items() if k not in FREE}} for t in (reader.load(run), tree)
-    )
-    if before != now:
-        raise ClearheadError(f"{run.parent} holds a run with another configuration; choose another --out for this one.")
+    before = Config.of(reader.load(run)).tree()
+    for path, old, new in apart(before, tree, ""):
+        if path.removeprefix("train.") not in FREE:
+            raise ClearheadError(
+                f"{run.parent} holds a run with {path} = {old!r}, not {new!r}; choose another --out for this one."
+            )

@@ -53,7 +53,7 @@ def teach(
             if scope.note:
                 say(scope.note)
             scope(run.step)
-        result = _shown(run, display, say, name, tensorboard, scope)
+        result = shown(run, display, say, name, tensorboard, scope)
         if scope is not None and (told := scope.finish(result.step)):
             say(told)
     return result
@@ -69,7 +69,7 @@ def opening(run: Run, where: str) -> list[str]:
     return [*told, f"{size:,} parameters, {epoch:,.4g} steps an epoch, on {where}{among}{went_on}"]
 
 
-def _shown(
+def shown(
     run: Run,
     display: Callable[[Run, Speed], AbstractContextManager[Display]],
     say: Say,
@@ -83,10 +83,10 @@ def _shown(
     power = peak(run.device, next(run.net.parameters()).dtype) * run.team.size
     speed = Speed.of(run.model.config, batches, power)
     facts = facts_of(run, name, speed)
-    with display(run, speed) as shown:
+    with display(run, speed) as screen:
 
         def watch(at: Progress) -> bool:
-            shown.show(at)
+            screen.show(at)
             if board is not None:
                 board.write(at)
             return True

@@ -184,7 +184,7 @@ def apart(a: Tree, b: Tree, path: str) -> Iterator[tuple[str, Any, Any]]:
         yield path.rstrip("."), a.get("kind"), b.get("kind")
         return
     for key in a:
-        if isinstance(a[key], dict):
+        if isinstance(a[key], dict) and isinstance(b[key], dict):
             yield from apart(a[key], b[key], f"{path}{key}.")
         elif a[key] != b[key]:
             yield path + key, a[key], b[key]
