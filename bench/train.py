@@ -90,16 +90,16 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--batch", type=int, nargs="+", default=None)
     parser.add_argument("--peers", nargs="+", default=["plain", "huggingface"])
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None)
+    parser.add_argument("--compile", choices=["none", "ours", "all"], default=None, help="all on a GPU, else none")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=None, help="steps of each side in a round")
     options = parser.parse_args()
-    compiled = options.device == "cuda" if options.compile is None else options.compile
+    compiled = options.compile or ("all" if options.device == "cuda" else "none")
     for batch in options.batch or ([16, 64] if options.device == "cuda" else [12]):
         print(json.dumps(measure(options, batch, compiled)), flush=True)
 
 
-def measure(options: argparse.Namespace, rows: int, compiled: bool) -> dict:
+def measure(options: argparse.Namespace, rows: int, compiled: str) -> dict:
     device, cuda = options.device, options.device == "cuda"
     config = (
         presets["gpt2-124m"]
@@ -118,9 +118,9 @@ def measure(options: argparse.Namespace, rows: int, compiled: bool) -> dict:
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         if name == "ours":
-            sides[name] = ours(net, config, data, device, compiled)
+            sides[name] = ours(net, config, data, device, compiled != "none")
         else:
-            sides[name] = theirs(makers[name](net), data, device, compiled)
+            sides[name] = theirs(makers[name](net), data, device, compiled == "all")
         losses = [float(sides[name]()) for _ in range(6)]  # also warms up
         print(f"{name}: losses of the first steps {[round(loss, 4) for loss in losses]}", flush=True)
         peaks[name] = round((torch.cuda.max_memory_allocated() - before) / 2**30, 2) if cuda else None

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +13,12 @@ from clearhead.batch import Batch, read_batch
 from clearhead.config import Config
 from clearhead.errors import ClearheadError
 from clearhead.generate import chat as chats
-from clearhead.generate.write import Generated, Translated, translations, write_on
+from clearhead.generate.answers import pooled
+from clearhead.generate.sampling import sampling
+from clearhead.generate.write import Translated, Writer, check_writes, translations
 from clearhead.lens.edits import as_edit
 from clearhead.lens.names import matching
 from clearhead.lens.seen import Seen, labels
-from clearhead.model.heads import pool_mean
 from clearhead.model.transformer import Transformer, build
 from clearhead.presets import presets
 from clearhead.tap import SILENT, Select, Tap, Watch
@@ -57,9 +59,8 @@ class Model:
         return sum(p.numel() for p in self.net.parameters())
 
     def __repr__(self) -> str:
-        m = self.config.model
-        size = f"{m.layers} layers, {m.attention.heads} heads, width {m.width}, {self.parameters:,} parameters"
-        return f"<{self.kind}: {size}>"
+        m, size = self.config.model, f"{self.parameters:,} parameters"
+        return f"<{self.kind}: {m.layers} layers, {m.attention.heads} heads, width {m.width}, {size}>"
 
     def hidden(
         self,
@@ -91,9 +92,8 @@ class Model:
         """Logits at every position (language, masked-word), or one row for the whole text (classes, number).
 
         Several texts are padded on the right to the longest; what comes out beyond a text's end means nothing.
-        `source` is what an encoder-decoder reads; `pictures` and `sound` (tensors or files) take its
-        place or that of text. `edits` map
-        names of values to `ablate`, `scale`, `replace` or any function of a tensor.
+        `source` is what an encoder-decoder reads; `pictures` and `sound` (tensors or files) take its place or that of
+        text. `edits` map names of values to `ablate`, `scale`, `replace` or any function of a tensor.
         """
         if isinstance(self.config.model.head, c.Hidden):
             raise ClearheadError("this model has no head, so it has no logits; hidden(…) gives its hidden states.")
@@ -123,24 +123,32 @@ class Model:
         return Seen(values, self.config.model, tokens, source_tokens)
 
     def generate(
-        self, prompt: Text, max_tokens: int = 40, temperature: float = 1.0, top_k: int = 0, seed: int = 0
-    ) -> Generated:
-        """What follows the prompt."""
-        if not isinstance(self.config.model.head, c.Language) or self.kind != "decoder":
-            raise ClearheadError(f"this {self.kind} does not write text after a prompt; a decoder language model does.")
-        batch = self._batch(prompt)
-        if not batch.single:
-            raise ClearheadError("generate writes on from one prompt; give a text or one row of ids.")
-        return write_on(self.net, self.tokenizer, self.config.use, batch.ids, max_tokens, temperature, top_k, seed)
+        self, prompt: Text, max_tokens: int = 40, temperature: float = 1.0, top_k: int = 0, seed: int = 0, *,
+        n: int = 1, logprobs: int = 0, stream: bool = False, **options: Any,
+    ) -> Any:  # fmt: skip
+        """What follows the prompt, as `Generated`; a list of them for several prompts, or for `n` samples of one.
 
-    def chat(
-        self, messages: Messages, max_tokens: int = 200, temperature: float = 0.7, top_k: int = 0, seed: int = 0
-    ) -> Generated:
+        More options are those of `Sampling` (top_p, stop …). `logprobs` tells so many of the likeliest tokens with
+        each. With `stream`, pieces of text as they are written.
+        """
+        check_writes(self.config.model)
+        how = sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed, **options)
+        batch = self._batch(prompt)
+        writer = Writer(self.net, self.tokenizer, self.config.use, batch.rows(), how, n, logprobs)
+        if stream:
+            return iter(writer)
+        written = writer.results()
+        grouped = written if n == 1 else [written[i : i + n] for i in range(0, len(written), n)]
+        return grouped[0] if batch.single else grouped
+
+    def chat(self, messages: Messages, max_tokens: int = 200, temperature: float = 0.7, **options: Any) -> Any:
         """The assistant's answer to `[{"role": "user", "content": "…"}, …]`; a system prompt comes first."""
-        if self.tokenizer is None:
-            raise ClearheadError("this model has no tokenizer, so it cannot chat.")
         ids = chats.encode(self.config.use.chat, messages, self.tokenizer)
-        return self.generate(ids, min(max_tokens, max(1, self.net.context - len(ids))), temperature, top_k, seed)
+        return self.generate(ids, min(max_tokens, max(1, self.net.context - len(ids))), temperature, **options)
+
+    def conversation(self, messages: Messages) -> str:
+        """The very text that the model reads of a conversation, special tokens spelled out."""
+        return chats.shown(self.config.use.chat, messages, self.tokenizer)
 
     def translate(
         self,
@@ -164,15 +172,11 @@ class Model:
 
         Models of sentence-transformers cut long texts (`config.use.longest`); others refuse what exceeds the context.
         """
-        pooling = pooling or self.config.use.pooling
-        if pooling not in ("mean", "first"):
-            raise ClearheadError(f"pooling {pooling!r} is unknown; it is mean or first.")
         batch = self._batch(texts, longest=self.config.use.longest)
+        unit = self.config.use.normalised if normalised is None else normalised
         with torch.no_grad():
             hidden = self._run(batch, SILENT)
-            vectors = pool_mean(hidden, batch.segments) if pooling == "mean" else hidden[:, 0]
-        unit = self.config.use.normalised if normalised is None else normalised
-        return batch.unwrap(torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors)
+        return batch.unwrap(pooled(hidden, batch.segments, pooling or self.config.use.pooling, unit))
 
     def _batch(
         self, x: object, source: object = None, pictures: object = None, sound: object = None, longest: int = 0

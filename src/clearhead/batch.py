@@ -23,6 +23,12 @@ class Batch:
     source: Tensor | None
     source_segments: Tensor | None
 
+    def rows(self) -> list[list[int]]:
+        """The ids of each text, without padding."""
+        if self.segments is None:
+            return self.ids.tolist()
+        return [row[real].tolist() for row, real in zip(self.ids, self.segments != 0, strict=True)]
+
     def unwrap(self, result: Tensor) -> Tensor:
         return result[0] if self.single else result
 

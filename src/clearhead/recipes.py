@@ -132,12 +132,13 @@ def recipes(models: Mapping[str, Config]) -> dict[str, Config]:
                 ema=0.985,
                 check=100,
                 save=700,
+                expected=(200, 1.64, 1.76, 500, 1.48, 1.57, 1000, 1.42, 1.49, 1400, 1.39, 1.46),
             ),
         ),
         "shakespeare-char-cpu": Config(
-            _modern(66, 128, 192, 4, 4, 0.0),
+            _modern(66, 128, 128, 4, 4, 0.0),
             data=Data(tokenizer="characters"),
-            train=Train(steps=600, rows=32, warmup=20, optimiser=fast, schedule=Trapezoid(cooldown=0.7), check=200),
+            train=Train(steps=700, rows=16, warmup=20, optimiser=fast, schedule=Trapezoid(cooldown=0.7), check=350),
         ),
         "lm-small": Config(
             _modern(8192, 256, 384, 6, 6, 0.1),
@@ -172,6 +173,7 @@ def recipes(models: Mapping[str, Config]) -> dict[str, Config]:
                 ema=0.998,
                 check=250,
                 save=500,
+                expected=(1000, 1.93, 2.13, 2000, 1.49, 1.6, 3000, 1.42, 1.52, 4000, 1.39, 1.49, 5000, 1.4, 1.52),
             ),
         ),
         "vaswani-base": Config(

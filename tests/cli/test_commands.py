@@ -124,7 +124,7 @@ def test_masked_words_are_learned_too(tmp_path):
 MISTAKES = [
     (["train", "tiny-decoder"], "there is nothing to learn from"),
     (["train", "tiny-decoder", "--data.train=/no/such/file"], "there is no such file"),
-    (["train", "nothing.toml"], "cannot be read"),
+    (["train", "nothing.toml"], "there is no file nothing.toml"),
     (["train", "tiny-decoder", "--train.steps=0"], "must be at least 1"),
     (["train", "tiny-decoder", "--data.held_out=1.5"], "must be a share"),
     (["train", "vaswani-base", "--data.train=x"], "holds no pairs"),

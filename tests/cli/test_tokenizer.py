@@ -284,7 +284,7 @@ MISTAKES = [
     (["train", "TEXTS", "--out", "."], "is a folder; name a file"),
     (["train", "-"], "there is no text in"),
     (["show", "nowhere"], "there is no such folder or file"),
-    (["show", "TEXTS"], "is no .gguf file"),
+    (["show", "TEXTS"], "a.txt is no tokenizer; name a tokenizer.json, a .gguf file or a model's folder."),
     (["show", "CHARACTERS", "fish!"], "'!' (U+0021), for which there is no token"),
 ]
 

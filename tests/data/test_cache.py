@@ -281,11 +281,11 @@ def test_who_waits_for_another_process_does_not_tokenise_again(tmp_path, monkeyp
     first = make(tmp_path / "a.txt", tmp_path / "made")
 
     @contextmanager
-    def waited(folder):
-        (tmp_path / "made").rename(folder)  # what another process made while this one waited
+    def waited(lock):
+        (tmp_path / "made").rename(tmp_path / "cache")  # what another process made while this one waited
         yield
 
-    monkeypatch.setattr(cache, "_alone", waited)
+    monkeypatch.setattr(cache, "alone", waited)
     monkeypatch.setattr(cache, "documents", None)
     assert read(make(tmp_path / "a.txt", tmp_path / "cache")) == read(first)
 

@@ -464,11 +464,12 @@ def test_what_cannot_be_read_is_refused_with_a_sentence(paths, options, words):
 
 @pytest.mark.parametrize("name", ["t.en.gz", "t.en.xz", "t.en.zst"])
 def test_a_file_that_was_cut_off_is_refused(tmp_path, name):
-    path = tmp_path / name
+    path, other = tmp_path / name, tmp_path / f"other.{name}"
     write(tmp_path, name, "".join(f"{i * i} lines\n" for i in range(9000)))
     path.write_bytes(path.read_bytes()[:-40])
+    other.write_bytes(path.read_bytes())
     with pytest.raises(ClearheadError, match=r"cannot be read: (Compressed file ended|the file breaks off)"):
-        read([str(path), str(path)], "skip")
+        read([str(path), str(other)], "skip")
 
 
 SCRAPS = [b"<tmx>", b"<tu>", b"<tuv lang='0'>", b"<seg>", b"</seg>", b"</tuv>", b"</tu>", b"</tmx>", b"<ph>", b"</ph>"]
@@ -499,3 +500,11 @@ def test_any_bytes_are_read_or_refused_with_a_sentence(tmp_path_factory, scraps,
             mistake = str(error)
         assert path in mistake
         assert all(source.strip() and target.strip() for source, target, _ in found)
+
+
+def test_one_text_is_not_both_sides(tmp_path):
+    (tmp_path / "a.en").write_text("one\n")
+    (tmp_path / "b.en").symlink_to(tmp_path / "a.en")
+    for second in ("a.en", "b.en"):
+        with pytest.raises(ClearheadError, match=r"a\.en is given as both sides"):
+            list(pairs([tmp_path / "a.en", tmp_path / second], Report()))

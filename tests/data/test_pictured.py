@@ -14,7 +14,7 @@ from PIL import Image
 
 from clearhead.config import Mel, Pictures
 from clearhead.data.packed import Report
-from clearhead.data.pictured import Pictured, Things, load
+from clearhead.data.pictured import Pictured, Things, load, without
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import build
 from clearhead.presets import presets
@@ -55,6 +55,18 @@ def wav(path: Path, seconds: float = 0.05, rate: int = 8000) -> Path:
     path.parent.mkdir(exist_ok=True)
     soundfile.write(path, CHANCE.uniform(-0.5, 0.5, int(seconds * rate)).astype(np.float32), rate)
     return path
+
+
+def test_files_that_are_held_out_are_taken_out_of_the_folder_that_holds_them(tmp_path):
+    for number in range(4):
+        wav(tmp_path / ("valid" if number > 2 else ".") / f"{number % 2}_x{number}.wav")
+    report = Report()
+    train, held = (load(path, MEL, report, label="stem") for path in (tmp_path, tmp_path / "valid"))
+    assert [Path(where).name for where in without(train, held, report).where] == ["0_x0.wav", "0_x2.wav", "1_x1.wav"]
+    assert report.places["the file is one of data.valid"] == [str(tmp_path / "valid" / "1_x3.wav")]
+    assert without(held, things(3), report) is held
+    with pytest.raises(ClearheadError, match=r"every file of data\.train"):
+        without(held, train, report)
 
 
 # ---------------------------------------------------------------- batches

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from clearhead.data import sources
 from clearhead.data.packed import Report
-from clearhead.data.sources import documents
+from clearhead.data.sources import check_apart, documents, kept, without
 from clearhead.errors import ClearheadError
 
 LINES = st.lists(
@@ -131,6 +132,74 @@ def test_a_file_named_like_a_pattern_is_a_file(tmp_path):
 def test_a_minus_is_standard_input(monkeypatch):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"one\n\f\ntwo")))
     assert [(d.text, d.where) for d in documents(["-"], Report())] == [("one\n", "-:1"), ("two", "-:3")]
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "all").mkdir()
+    for name in ("a", "b", "valid"):
+        (tmp_path / "all" / f"{name}.txt").write_text(name)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("train", "valid"),
+    [(["all"], ["all/valid.txt"]), (["all/*.txt"], ["all/v*"]), (["all"], ["all/../all/valid.txt"])],
+)
+def test_what_is_held_out_is_taken_out_of_the_folder_that_holds_it(train, valid, corpus):
+    report = Report()
+    assert without(train, valid, Path("run"), report) == ["all/a.txt", "all/b.txt"]
+    assert report.places == {"the file is one of data.valid": ["all/valid.txt"]}
+
+
+def test_what_is_apart_stays_as_it_was_named(corpus):
+    assert without(["all"], [], Path("run"), Report()) == ["all"]
+    assert without(["all/a*"], ["all/b.txt"], Path("run"), Report()) == ["all/a*"]
+
+
+def test_a_run_does_not_learn_from_what_it_wrote(corpus):
+    (corpus / "all" / "run").mkdir()
+    (corpus / "all" / "run" / "log.jsonl").write_text("{}")
+    named = [f"all/{name}.txt" for name in ("a", "b", "valid")]
+    assert without(["all"], [], Path("all/run"), Report()) == named
+    asked = ["all/run/log.jsonl", "all/a.txt"]
+    assert without(asked, [], Path("all/run"), Report()) == asked
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "words"),
+    [
+        (["all/a.txt"], ["all/a.txt"], "all/a.txt is in data.train and in data.valid"),
+        (["all/a.txt"], ["all/*.txt"], "all/a.txt is in data.train and in data.valid"),
+        (["all"], ["./all"], "all is in data.train and in data.valid"),
+        (["-"], ["-"], "- is in data.train and in data.valid"),
+        (["all/*.txt"], ["all"], "every file of data.train is one of data.valid"),
+    ],
+)
+def test_what_is_named_twice_cannot_be_learned_from_and_held_out(train, valid, words, corpus):
+    with pytest.raises(ClearheadError, match=words):
+        without(train, valid, Path("run"), Report())
+
+
+def test_a_link_is_the_file_that_it_leads_to(corpus):
+    (corpus / "link.tsv").symlink_to(corpus / "all" / "a.txt")
+    with pytest.raises(ClearheadError, match=r"link\.tsv is in data\.train"):
+        check_apart(["link.tsv"], ["all/a.txt"])
+
+
+def test_what_can_be_read_only_once_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("é\n".encode())))
+    pipe, name = tmp_path / "pipe.jsonl", str(tmp_path / "piped" / "x")
+    os.mkfifo(pipe)
+    Thread(target=pipe.write_text, args=['{"text": "two"}'], daemon=True).start()
+    paths = kept(["-", str(pipe), "c.txt"], name, ready=False)
+    assert paths == [f"{name}-0.txt", f"{name}-1.jsonl", "c.txt"]
+    for _ in range(2):
+        assert texts(*paths[:2]) == ["é\n", "two"]
+    assert kept(["-", str(pipe), "c.txt"], name, ready=True) == paths  # and nothing waits for the pipe
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"new")))
+    assert texts(*kept(["-"], name, ready=False)) == ["new"]
 
 
 def test_a_mark_of_utf8_is_no_text(tmp_path):

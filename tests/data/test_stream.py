@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from clearhead.data.cache import Tokens
-from clearhead.data.packed import IGNORE, Packed
+from clearhead.data.packed import IGNORE, Packed, lessons_in, order
 from clearhead.data.stream import Masked, Stream
 from clearhead.errors import ClearheadError
 
@@ -159,7 +159,28 @@ def test_without_held_out_texts_there_are_no_held_out_batches():
     assert list(streams([50], (8, 2, 0))[1].held_out()) == []
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_a_document_and_its_copies_are_held_out_together(share):
+    texts = np.random.default_rng(0).permutation(np.repeat(np.arange(50), 4))
+    ids = np.concatenate([1 + 10 * text + np.arange(10) for text in texts]).astype(np.uint16)
+    stream = Stream(Tokens(ids, np.arange(0, 2000, 10)), 10, 4, held_out=share)
+    held = np.concatenate([places(packed).ravel() for packed in stream.held_out()])
+    seen = np.concatenate([places(stream.batch(step)).ravel() for step in range(3 * stream.epoch)])
+    held, seen = ({int(place) // 10 for place in part if place >= 0} for part in (held, seen))
+    assert len(held) == round(share * 50)
+    assert held.isdisjoint(seen)
+
+
+def test_documents_without_copies_are_chosen_one_by_one():
+    held = [places(packed).ravel() for packed in streams([9] * 50, (9, 5, 0), 0.1)[1].held_out()]
+    assert {int(place) // 9 for place in np.concatenate(held)} == {*order(50, 0, -1)[:5].tolist()}
+
+
 MISTAKES = [
+    (
+        lambda: Stream(Tokens(np.ones(30, np.uint16), np.array([0, 10, 20])), 8, 1, held_out=0.1),
+        "all 3 documents are the same, so none can be held out",
+    ),
     (lambda: Stream(corpus([8]), 8, 1), "a row needs 8 tokens and one more; there are 8"),
     (lambda: Stream(corpus([20]), 8, 1, held_out=1.0), "held out is 1.0"),
     (lambda: Stream(corpus([20]), 8, 1, held_out=0.1, validation=corpus([9])), "nothing else is held out"),
@@ -204,6 +225,22 @@ def test_masked_words_keep_to_their_shares():
         ):
             n = of.sum()
             assert abs(part.sum() - n * share) < 4.5 * np.sqrt(n * share * (1 - share)) + n * 0.0005
+
+
+def test_every_batch_hides_a_word_however_small_it_is():
+    rows = streams([2000], (8, 1, 0), 0.1)[1]
+    masked = Masked(rows, 2001, 2002, hidden=0.01)
+    for packed in (*map(masked.batch, range(100)), *masked.held_out()):
+        assert lessons_in(packed.targets) >= 1
+        assert packed.segments is None or (packed.segments[packed.targets != IGNORE] > 0).all()
+
+
+def test_where_there_is_no_word_none_is_hidden():
+    tokens = Tokens(np.repeat(np.array([1, 2], np.uint16), 50), np.array([0]))
+    masked = Masked(Stream(tokens, 8, 1), 3, 4, special=[1])
+    counts = {bool((packed.tokens == 1).all()): lessons_in(packed.targets) for packed in map(masked.batch, range(11))}
+    assert counts[True] == 0
+    assert counts[False] >= 1
 
 
 def test_each_step_hides_other_words_of_the_same_row():

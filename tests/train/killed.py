@@ -16,7 +16,7 @@ draw = random.Random(int(sys.argv[2]))
 while True:
     child = os.fork()
     if child == 0:
-        made = run(out, steps=40, save=2, report=2, check=10, **{"model.dropout.residual": 0.1})
+        made = run(out, steps=40, save=2, report=2, check=10, average=2, **{"model.dropout.residual": 0.1})
         made.resume()
         made.train(lambda progress: True)
         os._exit(0)

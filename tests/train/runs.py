@@ -31,12 +31,12 @@ class Counting:
         yield Packed(rows[:, :-1], rows[:, 1:])
 
 
-def run(out, data=None, preset="tiny-decoder", team=ALONE, **options):
+def run(out, data=None, preset="tiny-decoder", team=ALONE, device="cpu", compiled=False, **options):
     """A run in a folder; options are those of `train`, and of the model with their section."""
     changes = {"steps": 12, "warmup": 2, "report": 1, "check": 4, "save": 5, "keep": 2, **options}
     config = ch.presets[preset].change(**{k if "." in k else f"train.{k}": v for k, v in changes.items()})
     model = ch.new(config, seed=config.train.seed)
-    return Run(Checkpoint(model.net, config), data or Counting(), out, "cpu", False, team)
+    return Run(Checkpoint(model.net, config), data or Counting(), out, device, compiled, team)
 
 
 def weights(folder):

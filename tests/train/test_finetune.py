@@ -6,8 +6,11 @@ import torch
 from samples import NARROW, QUICK
 
 import clearhead as ch
+from clearhead.model.transformer import build
 from clearhead.tokens.text import Tokenizer
-from clearhead.train.begin import begin, read_config
+from clearhead.train.begin import begin, read_config, take_over
+from clearhead.train.teach import opening
+from clearhead.weights.checkpoint import Checkpoint
 
 ROTARY = {"model.position": "rotary"}
 SPECIAL = ("<|start|>", "<|end|>", "<|mask|>")
@@ -105,7 +108,7 @@ def test_an_untied_head_of_words_can_learn_alone(tmp_path):
 
 
 def test_a_writer_keeps_its_words_and_its_head(writer, tmp_path):
-    run = begun("lm-small", writer, samples.texts(tmp_path), tmp_path / "run", **{"data.vocabulary": 500})
+    run = begun("lm-small", writer, samples.texts(tmp_path), tmp_path / "run")
     old = ch.load(writer, device="cpu")
     assert same(dict(run.net.named_parameters()), dict(old.net.named_parameters()))
     assert run.model.config.model.head == old.config.model.head
@@ -181,6 +184,39 @@ def test_a_resumed_fine_tuning_equals_one_that_was_not_interrupted(changes, read
         assert (result.folder / file).read_bytes() == (whole.folder / file).read_bytes()
 
 
+def test_a_fine_tuning_goes_on_when_the_model_that_it_started_from_is_gone(reader, tmp_path):
+    data = samples.labelled(tmp_path)
+    whole = begun("finetune-classify", reader, data, tmp_path / "whole").train(lambda at: True)
+    begun("finetune-classify", reader, data, tmp_path / "cut").train(lambda at: at.step < 4)
+    (tmp_path / "reader").rename(tmp_path / "elsewhere")
+    result = begun("finetune-classify", reader, data, tmp_path / "cut").train(lambda at: True)
+    assert (result.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+    with pytest.raises(ch.ClearheadError, match=r"holds a run with model.dropout.residual = .*, not 0.5"):
+        begun("finetune-classify", reader, data, tmp_path / "cut", **{"model.dropout.residual": 0.5})
+
+
+def test_a_head_is_taken_over_by_the_names_of_its_classes(reader, tmp_path):
+    tuned("finetune-classify", reader, samples.labelled(tmp_path), tmp_path / "first")
+    first = ch.load(tmp_path / "first" / "best", device="cpu")
+    config = first.config.change(**{"use.labels": ["good", "bad"]})
+    start = Checkpoint(first.net, config, first.tokenizer)
+    net = build(first.config.model, seed=1)
+    take_over(net, first.config, start)
+    assert torch.equal(net.head.out.weight, first.net.head.out.weight.flip(0))
+    assert torch.equal(net.head.out.bias, first.net.head.out.bias.flip(0))
+    other = samples.labelled(tmp_path, "other.tsv", lambda i: ("ham", "spam")[i % 2])
+    run = begun("finetune-classify", str(tmp_path / "first" / "best"), other, tmp_path / "other")
+    assert same(body(run.net), body(first.net))
+    assert not torch.equal(run.net.head.out.weight, first.net.head.out.weight)
+
+
+def test_it_is_said_what_training_starts_from(reader, tmp_path):
+    data = samples.labelled(tmp_path)
+    for start, told in ((reader, f"from {reader}"), ("", "from random weights")):
+        run = begun("finetune-classify", start, data, tmp_path / f"run{bool(start)}")
+        assert opening(run, "cpu")[-1].endswith(told)
+
+
 MISTAKES = [
     ("finetune-classify", {"data.label": "lable"}, r"rows.tsv:1: there is no column 'lable'; did you mean 'label'\?"),
     ("finetune-classify", {"data.field": "txt"}, r"there is no column 'txt'; did you mean 'text'\?"),
@@ -189,6 +225,9 @@ MISTAKES = [
     ("finetune-classify", {"train.start": "tiny-encoder"}, "tiny-encoder is a preset, not a saved model"),
     ("finetune-classify", {"train.start": "", "train.learns": "head"}, "train.learns = head needs train.start"),
     ("finetune-classify", {**NUMBER, "data.label": "label"}, r"rows.tsv:2 \('bad'\): the label is no number"),
+    ("finetune-classify", {"model.width": 96}, "model.width = 96 has no effect: train.start says which model it is"),
+    ("finetune-classify", {"model.position": "rotary"}, "model.position = 'rotary' has no effect: train.start says"),
+    ("lm-small", {"data.vocabulary": 500}, "data.vocabulary = 500 has no effect: train.start says which model it is"),
     ("lm-small", {"train.learns": "head"}, "needs a head with weights of its own; this one shares the embedding"),
     ("mlm-small", {}, "a masked-word head reads both sides of the gap; it needs shape encoder"),
     ("mt-small", {}, "is of shape decoder, but what is to be trained is encoder-decoder"),

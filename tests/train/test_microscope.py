@@ -184,7 +184,7 @@ def test_a_fresh_run_in_the_same_folder_starts_a_new_film(tmp_path):
     assert film_of(tmp_path) == {}
 
 
-@pytest.mark.parametrize("at", ["save_file", "_place", "_write"])
+@pytest.mark.parametrize("at", ["save_file", "place", "_write"])
 def test_a_look_that_is_killed_is_not_there(at, tmp_path, monkeypatch):
     made = run(tmp_path)
     scope = Microscope(made.model, made.data, made.out)
@@ -355,6 +355,15 @@ def test_a_probe_of_a_translator_is_a_source_and_a_target(tmp_path):
     for wrong in ("abc", "||| de", "abc |||"):
         with pytest.raises(ch.ClearheadError, match="must be source"):
             look(tmp_path, "tiny-encoder-decoder", NONE, LETTERS, **given | {"train.probes": [wrong]})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "train.probes holds an empty text"), ("aQ", "train.probes: 'aQ' cannot be looked at: .*'Q'")],
+)
+def test_a_probe_that_cannot_be_read_is_told_by_its_option(text, words, tmp_path):
+    with pytest.raises(ch.ClearheadError, match=words):
+        look(tmp_path, "tiny-decoder", NONE, LETTERS, **{"train.probes": text, "use.begin": [0]})
 
 
 def test_a_hidden_word_is_what_the_picture_asks_for(tmp_path):

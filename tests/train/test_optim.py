@@ -7,7 +7,9 @@ from safetensors.torch import load, save
 import clearhead as ch
 from clearhead.model.transformer import build
 from clearhead.options import Adam, AdamW, Muon
-from clearhead.train.optim import Ema, Optimiser, is_hidden, orthogonal
+from clearhead.train.ema import Ema
+from clearhead.train.muon import orthogonal
+from clearhead.train.optim import Optimiser, is_hidden
 
 MUON = Muon(adam=Adam(rate=3e-3))
 ADAMW = AdamW(rate=3e-3)
@@ -145,19 +147,18 @@ def test_muon_leaves_the_rest_to_adam():
 
 # ---------------------------------------------------------------- precision
 @pytest.mark.parametrize("option", [AdamW(rate=1e-4), Muon(rate=2e-4, adam=Adam(rate=1e-4))])
-def test_masters_follow_fp32_closer_than_bf16_alone(option):
-    nets = {"fp32": tiny(dtype=torch.bfloat16).float(), "master": tiny(dtype=torch.bfloat16)}
-    nets["bf16"] = tiny(dtype=torch.bfloat16)
-    optimisers = {name: Optimiser(net, option, master=name == "master") for name, net in nets.items()}
+def test_masters_go_where_fp32_weights_go(option):
+    start, exact, rounded = (tiny(dtype=torch.bfloat16) for _ in range(3))
+    exact = exact.float()
+    optimisers = {net: Optimiser(net, option) for net in (exact, rounded)}
     for step in range(30):
-        for name, net in nets.items():
+        for net, optimiser in optimisers.items():
             learn(net, step % 3)
-            optimisers[name].step()
-            optimisers[name].zero()
-    masters = optimisers["master"].weights
-    near = sum((masters[n] - p).square().sum() for n, p in nets["fp32"].named_parameters())
-    assert near < 0.2 * distance(nets["bf16"], nets["fp32"])
-    assert distance(nets["master"], nets["fp32"]) < distance(nets["bf16"], nets["fp32"])
+            optimiser.step()
+            optimiser.zero()
+    masters = optimisers[rounded].weights
+    apart = sum((masters[n] - p).square().sum() for n, p in exact.named_parameters())
+    assert apart < 0.02 * distance(start.float(), exact)  # what is left is the rounding of passes, not of steps
 
 
 @pytest.mark.parametrize("option", [ADAMW, MUON])

@@ -21,7 +21,7 @@ SMALL = {"model.width": 32, "model.layers": 2, "model.attention.heads": 2, "mode
 AWAKE = {"model.dropout.embedding": 0.0, "model.dropout.residual": 0.0}
 ADAMW = {"train.optimiser": {"kind": "adamw", "rate": 0.01, "decay": 0.0}, "train.schedule": "cosine"}
 RARELY = {"train.warmup": 5, "train.report": 10, "train.check": 1000, "train.save": 1000, "train.ema": 0.0}
-NONE_HELD = {"data.held_out": 0.0}
+NONE_HELD = {"data.held_out": 0.0, "train.patience": 0}
 WORDS = {"data.vocabulary": 300, "model.context": 32}
 
 

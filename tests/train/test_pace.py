@@ -67,6 +67,12 @@ def test_padding_is_work_but_no_token():
     assert part.share(1e3) == pytest.approx(1e3 * part.flops / 1e9)
 
 
+def test_every_number_to_be_predicted_is_a_lesson_also_the_one_that_marks_no_word():
+    config = ch.presets["tiny-encoder"].change(**{"model.head": {"kind": "number"}})
+    ids = torch.ones(4, 16, dtype=torch.long)
+    assert Speed.of(config, [Packed(ids, torch.tensor([1.0, IGNORE, IGNORE, 2.0]))]).lessons == 4
+
+
 def test_where_only_the_head_learns_nothing_goes_back():
     both = [Speed.of(ch.presets["tiny-decoder"].change(**{"train.learns": which}), [Counting().batch(0)])
             for which in ("all", "head")]  # fmt: skip

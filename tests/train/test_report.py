@@ -30,7 +30,7 @@ def log(train, valid=None, check=100, noise=0.01, seed=0, steps=STEPS):
     lines = []
     for step in range(10, steps + 1, 10):
         lines.append({"step": step, "loss": train(step) + draw.gauss(0, 3 * noise), "factor": 1.0})
-        lines[-1]["tokens_per_second"] = 1000
+        lines[-1]["lessons_per_second"] = 1000
         if step % check == 0:
             lines[-1]["valid"] = valid(step) + draw.gauss(0, noise)
     return lines

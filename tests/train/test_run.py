@@ -16,6 +16,7 @@ from runs import Counting, run, weights
 import clearhead as ch
 from clearhead.data import packed
 from clearhead.model import heads
+from clearhead.train.health import highest
 
 DROPOUT = {"model.dropout.residual": 0.1, "model.dropout.embedding": 0.1}
 MUON = {"train.optimiser": {"kind": "muon"}}
@@ -58,7 +59,8 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(options, tmp_path):
 def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not(tmp_path):
     script, kills = Path(__file__).with_name("killed.py"), 0
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])}
-    whole = through(run(tmp_path / "whole", steps=40, save=2, report=2, check=10, **{"model.dropout.residual": 0.1}))
+    options = {"steps": 40, "save": 2, "report": 2, "check": 10, "average": 2, "model.dropout.residual": 0.1}
+    whole = through(run(tmp_path / "whole", **options))
     for seed in range(10):
         out = tmp_path / f"killed{seed}"
         done = subprocess.run(
@@ -71,6 +73,9 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not(tmp_path):
         kills += int(done.stdout)
         (last,) = sorted((out / "steps").glob("[0-9]*"))[-1:]
         assert equal(weights(last), weights(whole.folder))
+        for name in ("best", "average"):
+            assert equal(weights(out / name), weights(tmp_path / "whole" / name))
+        assert (out / "best").readlink() == (tmp_path / "whole" / "best").readlink()
         if kills >= 20:
             break
     assert kills >= 20
@@ -127,6 +132,145 @@ def test_patience_ends_a_run_that_no_longer_gets_better(tmp_path):
     result = through(run(tmp_path / "run", steps=1000, check=1, patience=3, **{"train.optimiser.rate": 1e-12}))
     assert result.end == "patience"
     assert result.step < 100
+
+
+def test_the_best_model_is_found_by_a_run_that_was_killed_before_it_pointed_to_it(tmp_path, monkeypatch):
+    options = {"steps": 20, "check": 4, "save": 100, "train.optimiser.rate": 1e-2}
+    made, out = run(tmp_path / "run", **options), tmp_path / "run"
+
+    def killed(best):
+        raise SystemError
+
+    def watch(progress):
+        if progress.step == 8:
+            monkeypatch.setattr(made.checkpoints, "tidy", killed)
+        return True
+
+    with pytest.raises(SystemError):
+        made.train(watch)
+    assert (out / "best").readlink().name == "00000004"
+    again = run(out, **options)
+    again.resume()
+    assert (out / "best").readlink().name == "00000008"
+    again.best = -1.0
+    through(again, until=9)
+    assert (out / "best" / "model.safetensors").exists()
+
+
+def test_a_best_loss_of_zero_stays_the_best(tmp_path):
+    made = run(tmp_path / "run")
+    made.note(0.0)
+    made.save()
+    again = run(tmp_path / "run")
+    again.resume()
+    assert again.best == 0.0
+
+
+def test_a_run_that_ended_by_patience_has_ended(tmp_path):
+    options = {"steps": 1000, "check": 1, "patience": 3, "train.optimiser.rate": 1e-12}
+    first = through(run(tmp_path / "run", **options))
+    again = run(tmp_path / "run", **options)
+    again.resume()
+    assert through(again) == first
+    longer = run(tmp_path / "run", **{**options, "patience": 5})
+    longer.resume()
+    assert through(longer).step == first.step + 2
+
+
+def test_a_finished_run_that_is_started_again_still_knows_its_loss(tmp_path):
+    first = through(run(tmp_path / "run"))
+    again = run(tmp_path / "run")
+    again.resume()
+    assert through(again) == first
+    assert math.isfinite(first.loss)
+
+
+class Unjudged(Counting):
+    def held_out(self):
+        return iter(())
+
+
+def test_without_anything_held_out_nothing_is_validated_and_patience_is_refused(tmp_path):
+    result = through(run(tmp_path / "run", Unjudged(), check=1))
+    assert (result.end, result.best) == ("done", math.inf)
+    text = (tmp_path / "run" / "log.jsonl").read_text()
+    assert "valid" not in text
+    assert "NaN" not in text
+    with pytest.raises(ch.ClearheadError, match=r"train.patience = 2 needs data.valid, or data.held_out above 0"):
+        run(tmp_path / "other", Unjudged(), patience=2)
+
+
+def interrupted_at(made, step, monkeypatch):
+    """Ctrl-C while that step is taken."""
+    move = made.optimiser.step
+
+    def interrupted(factor):
+        if made.step == step - 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        move(factor)
+
+    monkeypatch.setattr(made.optimiser, "step", interrupted)
+
+
+@pytest.mark.parametrize("cuts", [(7,), (4, 5), (8, 12), (11,)])
+def test_what_is_kept_best_and_averaged_does_not_depend_on_how_a_run_was_cut(cuts, tmp_path, monkeypatch):
+    options = {"save": 3, "check": 4, "keep": 3, "average": 3, "train.optimiser.rate": 1e-2}
+    through(run(tmp_path / "whole", **options))
+    for cut in cuts:
+        made = run(tmp_path / "cut", **options)
+        made.resume()
+        interrupted_at(made, cut, monkeypatch)
+        assert through(made).end == "stopped"
+    again = run(tmp_path / "cut", **options)
+    again.resume()
+    assert through(again).end == "done"
+    whole, cut = ({path.name for path in (tmp_path / name / "steps").iterdir()} for name in ("whole", "cut"))
+    assert whole == cut == {"00000006", "00000009", "00000012"}
+    assert equal(weights(tmp_path / "whole" / "average"), weights(tmp_path / "cut" / "average"))
+    assert (tmp_path / "whole" / "best").readlink() == (tmp_path / "cut" / "best").readlink()
+
+
+def test_an_average_of_fewer_models_than_asked_for_says_so(tmp_path):
+    told = []
+    made = run(tmp_path / "run", save=6, keep=3, average=3)
+    made.say = told.append
+    through(made)
+    assert told == ["the average is of 2 checkpoints: there were no more, with one every 6 steps"]
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+@pytest.mark.parametrize(("before", "after"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_a_run_goes_on_in_another_precision_with_the_same_numbers(before, after, ema, tmp_path):
+    made = run(tmp_path / "run", precision=before, ema=ema)
+    through(made, until=5)
+    again = run(tmp_path / "run", precision=after, ema=ema)
+    assert again.resume()
+    assert equal(again.optimiser.weights, made.optimiser.weights)
+    assert {p.dtype for p in again.net.parameters()} == {getattr(torch, after)}
+    assert through(again).end == "done"
+
+
+@pytest.mark.parametrize(("options", "batches"), [({}, "batch 7"), ({"accumulate": 2}, "batches 14 to 15")])
+def test_a_loss_that_explodes_stops_with_step_batch_and_last_good_checkpoint(options, batches, tmp_path):
+    made = run(tmp_path / "run", steps=20, save=2, **options)
+
+    def push(progress):
+        if progress.step == 7:
+            made.net.norm.weight.data.mul_(1e4)
+        return True
+
+    with pytest.raises(ch.ClearheadError, match=rf"loss of step 7 is \d.*, of {batches}: .*checkpoint is .*00000006"):
+        made.train(push)
+    assert made.best < 10
+
+
+def test_no_loss_counts_as_exploded_that_a_sane_run_could_have():
+    small, words = ch.presets["tiny-pictures"].model, ch.presets["gpt2-124m"].model
+    assert highest(small, 0.0) > 10 * math.log(10)
+    assert highest(words, 0.01) > 10 * math.log(50000)
+    assert highest(words, 200.0) > 1000
+    number = ch.presets["tiny-encoder"].change(**{"model.head": {"kind": "number", "pooling": "mean"}}).model
+    assert (highest(number, 0.0), highest(number, 1e6)) == (1000, 1000 * (1e6 + 1))
 
 
 def test_a_loss_that_is_no_number_stops_with_step_and_last_good_checkpoint(tmp_path):
@@ -218,6 +362,6 @@ def test_each_step_is_told_and_what_is_done_then_takes_no_time(tmp_path):
         time.sleep(0.2)
 
     made = run(tmp_path / "run", steps=4, report=4, check=100, save=100)
-    made.train(lambda progress: speeds.append(progress.tokens) or True, each)
+    made.train(lambda progress: speeds.append(progress.lessons) or True, each)
     assert told == [1, 2, 3, 4]
     assert speeds[0] > 4 * 64 / (4 * 0.2)

@@ -43,12 +43,11 @@ class Display:
         if at.valid is not None and math.isfinite(at.valid):
             better = at.valid < self.best
             self.best = min(self.best, at.valid)
-            accuracy = getattr(at, "accuracy", None)
             self.valid = f"validation {at.valid:.4f}" + (" (best)" if better else f" (best {self.best:.4f})")
-            self.valid += "" if accuracy is None else f", accuracy {accuracy:.1%}"
-        speed = [f"{at.tokens * self.speed.tokens:,.0f} tok/s"]
+            self.valid += "" if at.accuracy is None else f", accuracy {at.accuracy:.1%}"
+        speed = [f"{at.lessons * self.speed.tokens:,.0f} tok/s"]
         if self.speed.peak:
-            speed.append(f"{self.speed.share(at.tokens):.0%} of peak")
+            speed.append(f"{self.speed.share(at.lessons):.0%} of peak")
         words = [f"loss {at.loss:.4f}", *([self.valid] if self.valid else []), *speed]
         if self.live is not None:
             self.live.update(self._bar(at.step, at.steps, left, words))

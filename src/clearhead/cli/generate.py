@@ -1,20 +1,88 @@
 """`clearhead generate`: what follows a prompt."""
 
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
 import typer
 
 from clearhead.cli.flags import MODEL
 
+if TYPE_CHECKING:
+    from clearhead.api import Model
+    from clearhead.generate.write import Generated
+
 
 def generate(
     model: str = MODEL,
-    prompt: str = typer.Argument(help="What the text begins with.", show_default=False),
+    prompt: str = typer.Argument(help="What the text begins with; - reads it from stdin.", show_default=False),
     max_tokens: int = typer.Option(40, help="How many tokens to write."),
     temperature: float = typer.Option(0.8, help="0 always takes the likeliest token; higher spreads the chance."),
     top_k: int = typer.Option(0, help="Draw only from the k likeliest tokens; 0 = all."),
+    top_p: float = typer.Option(1.0, help="Draw only from the likeliest that have this share together."),
+    min_p: float = typer.Option(0.0, help="Draw only from those this share as likely as the likeliest."),
+    repetition_penalty: float = typer.Option(1.0, help="More than 1 makes what was there already less likely."),
+    presence_penalty: float = typer.Option(0.0, help="Taken from the logits of what was written."),
+    frequency_penalty: float = typer.Option(0.0, help="The same for each time it was written."),
+    stop: list[str] = typer.Option([], help="A text to end at, which is not shown; may be given again."),
     seed: int = typer.Option(0, help="The same seed gives the same text."),
+    n: int = typer.Option(1, help="How many texts to write."),
+    logprobs: int = typer.Option(0, help="Show each token with this many of the likeliest in its place."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object for each text."),
+    stream: bool = typer.Option(False, "--stream", help="Show the text while it is written."),
 ) -> None:
     """Write on from a prompt."""
     from clearhead import api
+    from clearhead.errors import ClearheadError
 
-    result = api.load(model).generate(prompt, max_tokens, temperature, top_k, seed)
-    typer.echo(prompt + result.text)
+    if stream and (n > 1 or as_json or logprobs):
+        raise ClearheadError("--stream shows one text as it comes; leave out --n, --json and --logprobs.")
+    prompt = sys.stdin.read() if prompt == "-" else prompt
+    options: dict[str, Any] = {
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "stop": tuple(stop),
+    }
+    loaded = api.load(model)
+    if stream:
+        typer.echo(prompt, nl=False)
+        for piece in loaded.generate(prompt, max_tokens, temperature, top_k, seed, stream=True, **options):
+            typer.echo(piece.text, nl=False)
+            sys.stdout.flush()
+        typer.echo()
+        return
+    made = loaded.generate(prompt, max_tokens, temperature, top_k, seed, n=n, logprobs=logprobs, **options)
+    for number, text in enumerate(made if n > 1 else [made]):
+        if as_json:
+            typer.echo(json.dumps(_tree(prompt, text), ensure_ascii=False))
+            continue
+        if number:
+            typer.echo("―――")
+        typer.echo(prompt + text.text)
+        if logprobs:
+            _table(loaded, text)
+
+
+def _tree(prompt: str, made: "Generated") -> dict[str, Any]:
+    chosen = [asdict(one) for one in made.chosen]
+    return {"prompt": prompt, "text": made.text, "finish_reason": made.finish_reason, "tokens": chosen}
+
+
+def _table(model: "Model", made: "Generated") -> None:
+    """Each token, its log-probability, and what else was likely there."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    def label(token: int) -> str:
+        return model.tokenizer.pieces([token])[0] if model.tokenizer else str(token)
+
+    table = Table("token", "log p", "likeliest", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for one in made.chosen:
+        others = "  ".join(f"{label(token)} {value:.2f}" for token, value in one.top)
+        table.add_row(Text(label(one.token)), f"{one.logprob:.2f}", Text(others))
+    Console(highlight=False).print(table)

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from clearhead.cli import demo, export, generate, get, presets, see, tokenizer, train, verify
+from clearhead.cli import chat, demo, export, generate, get, presets, see, tokenizer, train, verify
 from clearhead.cli.flags import DOTTED
 from clearhead.errors import ClearheadError
 
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.command("see")(see.see)
 app.command("train", context_settings=DOTTED)(train.train)
 app.add_typer(tokenizer.app, name="tokenizer")

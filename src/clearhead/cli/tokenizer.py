@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from clearhead.errors import ClearheadError, nearest
+from clearhead.tokens.kinds import END, KINDS
 
 if TYPE_CHECKING:
     from clearhead.tokens.text import Tokenizer
 
-KINDS = ("bpe", "characters", "bytes")
-END = "<|end|>"
 SIZE, SAMPLE = 8192, 2**20  # tokens of a bpe; characters of text that tell how well it does
 
 app = typer.Typer(rich_markup_mode=None)

@@ -1,7 +1,6 @@
 """Documents become tokens once: a folder that is mapped into memory, and knows what it was made from."""
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -10,13 +9,13 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clearhead.data.alone import alone
 from clearhead.data.encode import batches, ids_or_why
 from clearhead.data.packed import Report
 from clearhead.data.sources import STDIN, Document, documents, files
@@ -58,7 +57,7 @@ def tokenised(
     made_from = _made_from(paths, tokenizer, field, begin, report)
     held = _held(folder, made_from, report)
     if held is None:
-        with _alone(folder):
+        with alone(folder.with_name(f".{folder.name}.lock")):
             held = _held(folder, made_from, report)  # who waited finds what another process has made meanwhile
             if held is None:
                 _check_free(folder)
@@ -106,34 +105,6 @@ def _held(folder: Path, made_from: dict[str, Any], report: Report) -> Held | Non
 
 def _opened(folder: Path, about: dict[str, Any]) -> Held:
     return about, np.memmap(folder / TOKENS, about["kind"], "r"), np.load(folder / STARTS)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time, while others wait; the lock of one that is killed is open again."""
-    lock = folder.with_name(f".{folder.name}.lock")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("a")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        while not _same(file, lock):  # whoever held it took the file away, so it locks nothing any more
-            file.close()
-            file = lock.open("a")
-            fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:
-        raise ClearheadError(f"{folder} cannot be saved: {error.strerror or error}.") from None
-    with file:
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
-
-
-def _same(file: IO[str], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _encoded(found: Iterable[Document], tokenizer: Tokenizer, kind: str, workers: int) -> Iterator[Encoded]:

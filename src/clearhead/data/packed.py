@@ -27,6 +27,11 @@ class Packed:
     kinds: Tensor | None = None
 
 
+def lessons_in(targets: Tensor) -> int:
+    """How many targets teach: whole numbers that are not IGNORE; of numbers to be predicted all, whatever they are."""
+    return targets.numel() if targets.is_floating_point() else int((targets != IGNORE).sum())
+
+
 @dataclass
 class Report:
     """What was read, and what was left out and why, with the first places."""

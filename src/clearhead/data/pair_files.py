@@ -64,6 +64,8 @@ def _rows(paths: Sequence[Path], report: Report, sides: Sides | None) -> Iterato
     known = {*TABLES, ".tmx", ".po"}
     if known.isdisjoint(kinds) and len(paths) == 2:
         _no_sides(sides, paths[0])
+        if paths[0].resolve() == paths[1].resolve():
+            raise ClearheadError(f"{paths[0]} is given as both sides; the second must be what the first becomes.")
         yield from _aligned(*paths)
         return
     for path, kind in zip(paths, kinds, strict=True):

@@ -145,6 +145,17 @@ def _from_arrays(path: Path, images: NDArray[Any], labels: NDArray[Any], source:
     return Things(data, [str(label) for label in labels], [f"{path}[{i}]" for i in range(len(labels))])
 
 
+def without(things: Things, held: Things, report: Report) -> Things:
+    """Things less the files that are held out, which their folder may hold as well."""
+    theirs = {Path(where).resolve() for where in held.where}
+    picks = [i for i, where in enumerate(things.where) if Path(where).resolve() not in theirs]
+    if not picks:
+        raise ClearheadError("every file of data.train is one of data.valid, so there is nothing to train on.")
+    for i in sorted({*range(len(things.where))} - {*picks}):
+        report.note(things.where[i], "the file is one of data.valid")
+    return things if len(picks) == len(things.where) else _some(things, picks)
+
+
 # ---------------------------------------------------------------- batches
 class Pictured:
     """Things in the order of the seed, one to a row, all of one shape, so nothing is padded.

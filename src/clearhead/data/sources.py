@@ -10,6 +10,7 @@
 
 import glob
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +20,8 @@ from pathlib import Path
 from clearhead.data.packed import Report
 from clearhead.data.unpacked import PACKED, UNREADABLE, opened, reason
 from clearhead.errors import ClearheadError
+from clearhead.files import draft_of
+from clearhead.files import place as put
 
 SEPARATORS = ("<|endoftext|>", "\f")
 TEXTS = tuple(name + packed for name in (".txt", ".text", ".md", ".jsonl") for packed in ("", *PACKED))
@@ -66,6 +69,56 @@ def files(paths: Sequence[str], report: Report) -> list[str]:
                 report.skip(file, "the file is given twice")
             found.setdefault(place, file)
     return list(found.values())
+
+
+def without(train: Sequence[str], valid: Sequence[str], out: Path, report: Report) -> Sequence[str]:
+    """What `train` stands for, less what its folders and globs merely hold of `valid` and of the run in `out`."""
+    held = {Path(file).resolve() for file in files(valid, Report(report.broken))}
+    check_apart(train, (*valid, *map(str, held)))
+    found = {file: Path(file).resolve() for file in files(train, Report(report.broken))}
+    own = {file for file, place in found.items() if out.resolve() in place.parents and file not in train}
+    left = [file for file, place in found.items() if place not in held and file not in own]
+    if found and not left:
+        raise ClearheadError("every file of data.train is one of data.valid or of the run itself; nothing is left.")
+    for file, place in found.items():
+        if place in held:
+            report.note(file, "the file is one of data.valid")
+    return left if len(left) < len(found) else train
+
+
+def check_apart(train: Sequence[str], valid: Sequence[str]) -> None:
+    """Refuses what is named both to be learned from and to be held out."""
+    held = {Path(path).resolve() for path in valid}
+    for path in train:
+        if Path(path).resolve() in held:
+            raise ClearheadError(f"{path} is in data.train and in data.valid; what is held out is not trained on.")
+
+
+def kept(paths: Sequence[str], name: str, ready: bool) -> Sequence[str]:
+    """The same paths, but files called `name`… for what can be read only once: standard input, and pipes.
+
+    Where it is `ready`, the file of an earlier start stands for it, and nothing is read.
+    """
+    return [_kept(path, f"{name}-{i}", ready) for i, path in enumerate(paths)]
+
+
+def _kept(path: str, name: str, ready: bool) -> str:
+    if path != STDIN and not Path(path).is_fifo():
+        return path
+    place = Path(name + ("".join(Path(path).suffixes) or ".txt"))  # which tells how it is read
+    if ready and place.is_file():
+        return str(place)
+    draft = draft_of(place)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with nullcontext(sys.stdin.buffer) if path == STDIN else Path(path).open("rb") as old, draft.open("wb") as new:
+            shutil.copyfileobj(old, new)
+        put(place)
+    except OSError as error:
+        raise ClearheadError(f"{place} cannot be saved: {error.strerror or error}.") from None
+    finally:
+        draft.unlink(missing_ok=True)
+    return str(place)
 
 
 def _files_of(path: str) -> list[str]:

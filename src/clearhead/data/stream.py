@@ -1,5 +1,6 @@
 """Rows of a language model without waste: all documents in one stream, cut into rows, every token a real one."""
 
+import hashlib
 from collections.abc import Collection, Iterator
 
 import numpy as np
@@ -48,8 +49,8 @@ class Stream:
     begins the next: so a model learns to stop. Without such tokens the last one has no target. Each epoch cuts the
     stream at other places, and has its own order of rows; less than two rows at the ends of the stream are left over.
 
-    `held_out` is the share of the documents, chosen by the seed, that is kept for validation: of a single document the
-    last share of its tokens. Or `validation` is a corpus of its own.
+    `held_out` is the share of the documents, chosen by the seed, that is kept for validation with all their copies: of
+    a single document the last share of its tokens. Or `validation` is a corpus of its own.
     """
 
     share = 1.0
@@ -104,16 +105,30 @@ def _split(tokens: Tokens, share: float, seed: int) -> tuple[_Part, _Part | None
     if count == 1:
         cut = np.array([min(int(ends[0] * (1 - share)), ends[0] - 1)])
         return _Part(tokens, starts, cut), _Part(tokens, cut, ends)
-    chosen = np.zeros(count, bool)
-    chosen[order(count, seed, -1)[: min(max(round(share * count), 1), count - 1)].numpy()] = True
+    groups = _copies(tokens, starts, ends)
+    different = int(groups.max()) + 1
+    if different == 1:
+        raise ClearheadError(f"all {count} documents are the same, so none can be held out; data.held_out = 0 may be.")
+    picks = order(different, seed, -1)[: min(max(round(share * different), 1), different - 1)]
+    chosen = np.isin(groups, picks.numpy())
     return _Part(tokens, starts[~chosen], ends[~chosen]), _Part(tokens, starts[chosen], ends[chosen])
+
+
+def _copies(tokens: Tokens, starts: Numbers, ends: Numbers) -> Numbers:
+    """A number for each document, from 0 as they come, and the same for copies: lest training see what is held out."""
+    ids = np.asarray(tokens.ids)
+    digests = (hashlib.blake2b(ids[a:b].data, digest_size=8).digest() for a, b in zip(starts, ends, strict=True))
+    keys = np.frombuffer(b"".join(digests), np.uint64)
+    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+    return first.argsort().argsort()[group]
 
 
 class Masked:
     """The rows of a stream with some of their words hidden, which are the targets (BERT's masked words).
 
     Of `hidden` of the tokens, 80 % become `mask`, 10 % another word, 10 % stay. No id in `special` is hidden or put in.
-    Each step hides anew, as the seed and the step say; what is hidden in the held-out part is always the same.
+    Each step hides anew, as the seed and the step say, and at least one word of a batch, for a batch must teach; what
+    is hidden in the held-out part is always the same.
     """
 
     share = 1.0
@@ -144,8 +159,10 @@ class Masked:
         chance = np.random.default_rng([self._rows.seed % 2**63, part, number])
         ids = packed.tokens.numpy()
         free = self._free[ids] if packed.segments is None else self._free[ids] & (packed.segments.numpy() > 0)
-        fate = np.where(free, chance.random(ids.shape) / self._hidden, 1)  # hidden if less than 1
+        fate = np.where(free, chance.random(ids.shape) / self._hidden, np.inf)  # hidden if less than 1
         others = self._words[chance.integers(len(self._words), size=ids.shape)]
+        if free.any() and fate.min() >= 1:
+            fate.flat[fate.argmin()] = chance.random()
         tokens = np.where(fate < 0.8, self._mask, np.where(fate < 0.9, others, ids))
         targets = np.where(fate < 1, ids, IGNORE)
         return Packed(torch.from_numpy(tokens), torch.from_numpy(targets), packed.segments)

@@ -17,11 +17,13 @@ LONGEST = 10_000_000  # characters of a conversation
 GUARD = "\ufdd0"  # a code point that is no character, so no text has it
 
 
-def encode(template: str, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
+def encode(template: str, messages: Sequence[Message], tokenizer: Tokenizer | None) -> list[int]:
     """The conversation up to where the assistant is to answer.
 
     Special tokens come from the template only: those that somebody typed into a message stay the text they are.
     """
+    if tokenizer is None:
+        raise ClearheadError("this model has no tokenizer, so it cannot chat.")
     if not template:
         raise ClearheadError("this model has no chat template; it was not made for conversations.")
     special = "|".join(map(re.escape, sorted(tokenizer.special, key=len, reverse=True))) or r"(?!)"
@@ -39,6 +41,12 @@ def encode(template: str, messages: Sequence[Message], tokenizer: Tokenizer) -> 
         elif part:
             ids += tokenizer.encode(part.replace(GUARD, ""))
     return ids
+
+
+def shown(template: str, messages: Sequence[Message], tokenizer: Tokenizer | None) -> str:
+    """What the tokens of the conversation say."""
+    ids = encode(template, messages, tokenizer)
+    return tokenizer.decode(ids) if tokenizer else ""
 
 
 def render(template: str, messages: Sequence[Message]) -> str:

@@ -1,6 +1,5 @@
 """A film of training: what a microscope kept of a few probes at some steps, to be looked through by step."""
 
-import json
 from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from clearhead import reader
 from clearhead.errors import ClearheadError
+from clearhead.files import json_lines
 from clearhead.lens.logit_lens import Lens
 from clearhead.weights.store import Safetensors
 
@@ -110,11 +110,7 @@ def read_film(out: str | Path) -> Film:
 def _losses(log: Path, steps: list[int]) -> list[float | None]:
     """For each step the loss of the report that it falls into; None before the first step and after the last report."""
     found: dict[int, float] = {}
-    for line in log.read_text(encoding="utf-8").splitlines() if log.is_file() else ():
-        try:
-            report = json.loads(line)
-        except ValueError:  # half a line: the run writes it now
-            continue
+    for report in json_lines(log):
         if "step" in report and "loss" in report:
             found[report["step"]] = report["loss"]
     reported = sorted(found)

@@ -27,28 +27,33 @@ FRESH = Fresh()
 
 
 class Rows:
-    """Where each row of a batch stands: tokens held, and where the pass under way writes. Shared by all layers."""
+    """Where each row of a batch stands: tokens held, and where the pass under way writes. Shared by all layers.
+
+    Only the first `used` rows take part in a pass.
+    """
 
     def __init__(self, batch: int, capacity: int, device: torch.device) -> None:
-        self.capacity = capacity
+        self.capacity, self.used = capacity, batch
         self.held = torch.zeros(batch, dtype=torch.long, device=device)
         self.longest = 0  # known without asking the device: no row holds more
         self.writing = self.held[:, None]
 
     def begin(self, batch: int, tokens: int, segments: Int[Tensor, "batch token"] | None) -> Int[Tensor, "batch token"]:
         """Positions of the next `tokens` tokens of each row; segments may only say what is padding, on the right."""
-        if batch != len(self.held):
-            raise ClearheadError(f"this memory is for {len(self.held)} rows, not {batch}.")
+        if batch != self.used:
+            raise ClearheadError(f"this memory is for {self.used} rows, not {batch}.")
         if segments is not None and not bool(((segments[:, 1:] <= segments[:, :-1]) & (segments[:, :1] == 1)).all()):
             raise ClearheadError("with a memory, rows hold one document each and are padded on the right.")
         if self.longest + tokens > self.capacity:
             raise ClearheadError(f"the cache holds {self.capacity} tokens; {self.longest} + {tokens} do not fit.")
         self.longest += tokens
-        self.writing = self.held[:, None] + torch.arange(tokens, device=self.held.device)
+        self.writing = self.held[: self.used, None] + torch.arange(tokens, device=self.held.device)
         return self.writing
 
     def end(self, counts: Int[Tensor, " batch"] | int) -> None:
-        self.held = self.held + counts
+        held = self.held.clone()
+        held[: self.used] += counts
+        self.held = held
 
 
 class Growing:
@@ -70,7 +75,8 @@ class Growing:
             self.keys, self.values = self.keys.clone(), self.values.clone()
         self.keys[row, :, self.rows.writing] = keys.transpose(1, 2)
         self.values[row, :, self.rows.writing] = values.transpose(1, 2)
-        return self.keys[:, :, : self.rows.longest], self.values[:, :, : self.rows.longest]
+        used, longest = self.rows.used, self.rows.longest
+        return self.keys[:used, :, :longest], self.values[:used, :, :longest]
 
     def reorder(self, index: Tensor) -> None:
         self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
@@ -101,8 +107,16 @@ class Memory:
         self.rows = Rows(batch, capacity, device)
         self.layers = [(Growing(self.rows, heads, width, dtype), Frozen()) for _ in range(layers)]
 
+    def put(self, row: int, other: "Memory", theirs: int, tokens: int) -> None:
+        """A row becomes what a row of another memory, or of this one, holds: so many tokens."""
+        self.rows.held[row] = tokens
+        for (own, _), (given, _) in zip(self.layers, other.layers, strict=True):
+            own.keys[row, :, :tokens] = given.keys[theirs, :, :tokens]
+            own.values[row, :, :tokens] = given.values[theirs, :, :tokens]
+
     def reorder(self, index: Int[Tensor, " batch"]) -> None:
         """Row i becomes what row index[i] was: beams that split and die."""
+        self.rows.used = len(index)
         self.rows.held = self.rows.held.index_select(0, index)
         for growing, frozen in self.layers:
             growing.reorder(index)

@@ -100,8 +100,7 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, wide, gradient = ctx.saved_tensors
-        grad = grad.to(hidden.dtype)
-        bias = gradient.sum(dim=0)[: ctx.rows] * grad if ctx.biased else None
+        bias = gradient.sum(dim=0)[: ctx.rows] * grad if ctx.biased else None  # by a number in fp32, whatever they are
         return (gradient @ wide) * grad, (gradient.mT @ hidden)[: ctx.rows] * grad, bias, None, None
 
 
@@ -109,3 +108,13 @@ def fused_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Ten
     """The summed loss of rows of hidden states against one target each; negative targets teach nothing."""
     loss: Tensor = _FusedLoss.apply(hidden, weight, bias, targets, smoothing)
     return loss
+
+
+def works(device: torch.device) -> bool:
+    """Whether kernels can be made here: triton needs a compiler for C, and a GPU that it knows."""
+    try:
+        hidden, weight = torch.zeros(1, 16, device=device), torch.zeros(4, 16, device=device)
+        fused_loss(hidden, weight, None, torch.zeros(1, dtype=torch.long, device=device), 0.0)
+    except Exception:  # whatever it is, there is another way
+        return False
+    return True

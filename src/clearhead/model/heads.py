@@ -17,13 +17,20 @@ from clearhead.model.unembed import unembed
 
 FUSED = find_spec("triton") is not None  # torch brings it along where it can use a GPU
 if FUSED:
-    from clearhead.model.fused_loss import fused_loss
+    from clearhead.model.fused_loss import fused_loss, works
 
 Stream = Float[Tensor, "batch token d"]
 Segments = Int[Tensor, "batch token"]
 Loss = tuple[Float[Tensor, ""], Int[Tensor, ""]]
 
 IGNORE = -100  # a target that teaches nothing: padding, or a word that was not masked
+
+
+def settle_kernel(device: torch.device) -> bool:
+    """Whether the kernel for the loss can be made for that GPU; if not, it is not tried again."""
+    global FUSED
+    FUSED = FUSED and works(device)
+    return FUSED
 
 
 def surprise(logits: Float[Tensor, "row choice"], targets: Int[Tensor, " row"], smoothing: float) -> Loss:

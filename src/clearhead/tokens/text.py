@@ -1,8 +1,6 @@
 """Text becomes vocabulary indices, and indices become text again (L1.2)."""
 
-import contextlib
 import json
-import os
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -13,6 +11,7 @@ import tokenizers as tk
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from clearhead.errors import ClearheadError, understood
+from clearhead.files import overwrite
 
 
 def _stand_ins() -> str:
@@ -125,17 +124,9 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """To a `tokenizer.json`: the old file or the new one is there at any moment, never half of one."""
-        path = Path(path)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            with draft.open("w", encoding="utf-8") as file:
-                file.write(self._inner.to_str(pretty=True))
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
+            overwrite(Path(path), self._inner.to_str(pretty=True).encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                draft.unlink()
             raise ClearheadError(f"{path} cannot be written: {error.strerror}.") from None
 
     @classmethod

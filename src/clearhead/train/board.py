@@ -22,9 +22,9 @@ class Board:
         values = {
             "loss/training": at.loss,
             "loss/validation": at.valid,
-            "accuracy": getattr(at, "accuracy", None),
-            "rate": at.rate,
-            "tokens a second": at.tokens,
+            "accuracy": at.accuracy,
+            "share of the rate": at.factor,
+            "lessons a second": at.lessons,
         }
         for name, value in values.items():
             if value is not None:

@@ -1,6 +1,7 @@
 """A run as a folder: its configuration, its log, and checkpoints that are whole or not there.
 
     out/run.json               what is trained, on what, and how
+    out/data.json              what the files that are learned from were when the run began
     out/log.jsonl              a line for each report
     out/steps/00000200/        a model that `clearhead.load` reads, with state.safetensors and state.json beside it
     out/best                   the step with the lowest validation loss, as a link
@@ -13,6 +14,7 @@ whole, so a run goes on with any number of processes.
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -28,6 +30,7 @@ from torch import Tensor
 from clearhead import reader
 from clearhead.config import Config
 from clearhead.errors import ClearheadError
+from clearhead.files import json_lines, overwrite
 from clearhead.model.transformer import build
 from clearhead.weights import folder as own
 from clearhead.weights.checkpoint import Checkpoint, Home, fill
@@ -54,10 +57,14 @@ class Saved:
 
 
 class Checkpoints:
-    """The checkpoints of one run; the last `keep` and the best remain."""
+    """The checkpoints of one run. The last `keep` remain, and the best.
 
-    def __init__(self, out: Path, keep: int) -> None:
-        self.out, self.keep = out, keep
+    Those between two that were due, every `save` steps, do not count: of a better model, or of an interrupt. So what
+    is kept and averaged does not depend on how a run was cut.
+    """
+
+    def __init__(self, out: Path, keep: int = 1, save: int = 1) -> None:
+        self.out, self.keep, self.every = out, keep, save
 
     def place(self, step: int) -> Path:
         return self.out / STEPS / f"{step:08d}"
@@ -69,15 +76,16 @@ class Checkpoints:
             save_file({name: t.detach().cpu().contiguous() for name, t in state.items()}, new / STATE)
             (new / FACTS).write_text(json.dumps({"step": step, **facts}) + "\n", encoding="utf-8")
 
-    def average(self, model: Checkpoint, count: int) -> None:
-        """The mean of the last models in fp32, as a model of its own."""
-        stored = [Safetensors([place / own.WEIGHTS]) for place in self._steps()[-count:]]
+    def average(self, model: Checkpoint, count: int) -> int:
+        """The mean of the last models in fp32, as a model of its own; of how many, for there may be fewer."""
+        stored = [Safetensors([place / own.WEIGHTS]) for place in self._due()[-count:]]
         means = (
             (name, torch.stack([one.read(name).float() for one in stored]).mean(dim=0)) for name in stored[0].shapes
         )
         net = fill(build(model.config.model, seed=None), means, Home(), str(self.out / STEPS))
         with whole(self.out / AVERAGE) as new:
             own.write(new, replace(model, net=net))
+        return len(stored)
 
     def last(self) -> Saved | None:
         """The newest one that is whole."""
@@ -86,28 +94,35 @@ class Checkpoints:
             return Saved(int(facts.pop("step")), facts, place)
         return None
 
-    def best(self) -> Path | None:
-        link = self.out / BEST
-        return link.resolve() if link.exists() else None
+    def holds(self, step: int) -> bool:
+        return (self.place(step) / FACTS).is_file()
 
     def _steps(self) -> list[Path]:
         found = (self.out / STEPS).glob("*") if (self.out / STEPS).is_dir() else ()
         return sorted(path for path in found if re.fullmatch(r"\d{8}", path.name) and (path / FACTS).is_file())
 
-    def point(self, step: int) -> None:
-        """This one is the best. The link changes in one step: it always leads to a whole checkpoint."""
-        place = self.place(step)
-        draft = self.out / f".{BEST}.{os.getpid()}"
-        draft.unlink(missing_ok=True)
-        draft.symlink_to(place.relative_to(self.out))
-        draft.replace(self.out / BEST)
+    def _due(self) -> list[Path]:
+        """Those that every run of this length has: one every so many steps, and the newest."""
+        found = self._steps()
+        return [place for place in found if int(place.name) % self.every == 0 or place == found[-1]]
 
-    def tidy(self) -> None:
-        """Older ones go."""
-        best = self.best()
-        for place in self._steps()[: -self.keep]:
-            if place.resolve() != best:
-                shutil.rmtree(place)
+    def tidy(self, best: int | None) -> None:
+        """`best` is the link to this step, if to any, also where a run was killed before it was; older ones go.
+
+        The link changes in one step: it always leads to a whole checkpoint.
+        """
+        kept = self._due()[-self.keep :]
+        if best is not None:
+            kept.append(self.place(best))
+            there = self.place(best).relative_to(self.out)
+            if not (self.out / BEST).is_symlink() or (self.out / BEST).readlink() != there:
+                draft = self.out / f".{BEST}.{os.getpid()}"
+                draft.unlink(missing_ok=True)
+                draft.symlink_to(there)
+                draft.replace(self.out / BEST)
+        for place in self._steps():
+            if place not in kept:  # first the name goes: half of what is removed is no checkpoint
+                shutil.rmtree(place.rename(place.with_name(f".{place.name}.old")))
 
 
 def _read(file: Path) -> dict[str, Tensor]:
@@ -122,19 +137,9 @@ class Log:
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in self._lines() if line.get("step", -1) <= step]
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        draft.replace(path)
-
-    def _lines(self) -> list[dict[str, Any]]:
-        found = []
-        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else ():
-            try:
-                found.append(json.loads(line))
-            except ValueError:  # half a line: the run was killed while it wrote
-                continue
-        return found
+        kept = [line for line in json_lines(path) if line.get("step", -1) <= step]
+        self.loss = float(kept[-1]["loss"]) if kept else math.nan  # of the last report
+        overwrite(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     def write(self, **values: Any) -> None:
         with self.path.open("a", encoding="utf-8") as file:

@@ -39,7 +39,10 @@ def to(batch: Packed, device: torch.device, net: Transformer) -> Packed:
     return Packed(**parts)
 
 
-def compiled_or_not(call: Call) -> Call:
+GAVE_UP = "the compiler gave up ({}); going on without it"
+
+
+def compiled_or_not(call: Call, say: Callable[[str], None]) -> Call:
     """Compiled; where the compiler fails, one line says so and the loop goes on without it."""
     fast: Any = torch.compile(call, dynamic=False)
 
@@ -50,7 +53,7 @@ def compiled_or_not(call: Call) -> Call:
         except torch._dynamo.exc.TorchDynamoException as error:
             if fast is call:
                 raise
-            print(f"the compiler gave up ({type(error).__name__}); going on without it")
+            say(GAVE_UP.format(type(error).__name__))
             fast = call
             return fast(*args, **kwargs)
 

@@ -1,9 +1,8 @@
 """What a model learns from: its tokenizers and its batches, chosen by what it reads and what it answers."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 
 import torch
 
@@ -15,16 +14,13 @@ from clearhead.data.classes import split
 from clearhead.data.packed import Dataset, Report
 from clearhead.data.pair_files import Pair
 from clearhead.data.pair_files import pairs as pairs_in
-from clearhead.data.sources import documents
+from clearhead.data.sources import STDIN, check_apart, documents, kept, without
 from clearhead.data.stream import Masked, Stream
 from clearhead.errors import ClearheadError
+from clearhead.tokens.kinds import END
 from clearhead.tokens.text import Tokenizer
-from clearhead.weights import formats
-from clearhead.weights.checkpoint import SOURCE_TOKENIZER, TOKENIZER
-
-END, START, MASK = "<|end|>", "<|start|>", "<|mask|>"
-ALSO = {END: ("<|endoftext|>", "</s>", "[SEP]"), START: ("<s>", "[CLS]"), MASK: ("<mask>", "[MASK]")}  # others' names
-SAMPLE = 200_000_000  # characters that a tokenizer learns from
+from clearhead.train.words import MASK, START, Words, ids_of
+from clearhead.weights.checkpoint import SOURCE_TOKENIZER
 
 
 @dataclass(frozen=True)
@@ -37,44 +33,21 @@ class Lessons:
     source_tokenizer: Tokenizer | None = None
 
 
-@dataclass(frozen=True)
-class Words:
-    """Where tokenizers come from: the model that is started from, the folder of the run, or the texts themselves."""
-
-    config: Config
-    out: Path
-    ready: bool = False  # whether those in the folder are this run's, and not of one that never began
-    tokenizer: Tokenizer | None = None
-    source_tokenizer: Tokenizer | None = None
-
-    def learn(self, texts: Callable[[], Iterable[str]], special: tuple[str, ...], name: str = TOKENIZER) -> Tokenizer:
-        kind, path = self.config.data.tokenizer, self.out / name
-        if self.ready and path.is_file():
-            return Tokenizer.load(path)
-        if kind == "bpe":
-            made = Tokenizer.train_bpe(_sample(texts()), self.config.data.vocabulary, special)
-        elif kind == "characters":
-            made = Tokenizer.characters("".join(sorted(set(chain.from_iterable(texts())))), special)
-        elif kind == "bytes":
-            made = Tokenizer.bytes(special)
-        else:
-            made = _published(kind, special)
-        self.out.mkdir(parents=True, exist_ok=True)
-        made.save(path)
-        return made
-
-
 def prepare(config: Config, words: Words, report: Report) -> Lessons:
     """The lessons for a model; whatever it is, its data are described by the same section."""
     m = config.model
     if m.vocabulary and config.train.length > m.context:
         raise ClearheadError(f"train.length = {config.train.length} is more than the model's context of {m.context}.")
+    writes = isinstance(m.input, c.Tokens) and isinstance(m.head, c.Language | c.MaskedWord)
+    if writes and not isinstance(m.shape, c.EncoderDecoder):
+        return _texts(config, words, report)
+    if STDIN in (*config.data.train, *config.data.valid):
+        raise ClearheadError("standard input (-) is read as one text; pairs, tables, pictures and sounds need files.")
+    check_apart(config.data.train, config.data.valid)
     if isinstance(m.shape, c.EncoderDecoder):
         return _pairs(config, words, report)
     if not isinstance(m.input, c.Tokens):
         return _things(config, report)
-    if isinstance(m.head, c.Language | c.MaskedWord):
-        return _texts(config, words, report)
     if isinstance(m.head, c.Classes | c.Number):
         return _rows(config, words, report)
     raise ClearheadError("a model without a head learns nothing; give it one, such as model.head = classes.")
@@ -83,22 +56,23 @@ def prepare(config: Config, words: Words, report: Report) -> Lessons:
 # ---------------------------------------------------------------- texts
 def _texts(config: Config, words: Words, report: Report) -> Lessons:
     d, t, hides = config.data, config.train, isinstance(config.model.head, c.MaskedWord)
+    train = kept(without(d.train, d.valid, words.out, report), f"{words.out}/piped/train", words.ready)
     tokenizer = words.tokenizer or words.learn(
-        lambda: (document.text for document in documents(d.train, Report(d.broken), d.field)),
+        lambda: (document.text for document in documents(train, Report(d.broken), d.field)),
         (END, MASK) if hides else (END,),
     )
     if words.tokenizer is None:
-        ends = _ids(tokenizer, END)
-        use = {"use.mask": _ids(tokenizer, MASK)} if hides else {"use.begin": ends, "use.stop": ends}
+        ends = ids_of(tokenizer, END)
+        use = {"use.mask": ids_of(tokenizer, MASK)} if hides else {"use.begin": ends, "use.stop": ends}
         config = config.change(**{"model.vocabulary": len(tokenizer)}, **use)
-    first = next(iter((*config.use.begin, *config.use.stop, *_ids(tokenizer, END))), None)
+    first = next(iter((*config.use.begin, *config.use.stop, *ids_of(tokenizer, END))), None)
 
-    def read(paths: tuple[str, ...], name: str) -> Tokens:
+    def read(paths: Sequence[str], name: str) -> Tokens:
         return tokenised(paths, tokenizer, words.out / "tokens" / name, report=report, field=d.field, begin=first)
 
-    valid = read(d.valid, "valid") if d.valid else None
+    valid = read(kept(d.valid, f"{words.out}/piped/valid", words.ready), "valid") if d.valid else None
     length = t.length or config.model.context
-    rows = Stream(read(d.train, "train"), length, t.rows, t.seed, 0.0 if valid else d.held_out, valid)
+    rows = Stream(read(train, "train"), length, t.rows, t.seed, 0.0 if valid else d.held_out, valid)
     if not hides:
         return Lessons(config, rows, tokenizer)
     if not config.use.mask:
@@ -128,8 +102,8 @@ def _pairs(config: Config, words: Words, report: Report) -> Lessons:
         cut = source_tokenizer or tokenizer
         config = config.change(
             **{"model.vocabulary": len(tokenizer), "model.shape.vocabulary": len(cut) if apart else 0},
-            **{"use.end": _ids(cut, END), "use.start": _ids(tokenizer, START), "use.stop": _ids(tokenizer, END)},
-            **{"use.never": _ids(tokenizer, START)},
+            **{"use.end": ids_of(cut, END), "use.start": ids_of(tokenizer, START), "use.stop": ids_of(tokenizer, END)},
+            **{"use.never": ids_of(tokenizer, START)},
         )
     use, own = config.use, tokenizer
 
@@ -170,10 +144,10 @@ def _rows(config: Config, words: Words, report: Report) -> Lessons:
     if tokenizer is None:
         texts = lambda: (text for row in found for text in (row.text, row.second) if text)  # noqa: E731
         tokenizer = words.learn(texts, (START, END))
-        around = {"use.begin": _ids(tokenizer, START), "use.end": _ids(tokenizer, END)}
+        around = {"use.begin": ids_of(tokenizer, START), "use.end": ids_of(tokenizer, END)}
         config = config.change(**{"model.vocabulary": len(tokenizer)}, **around)
     if d.second and not config.use.end:  # something must stand between the two texts
-        end = config.use.stop[:1] or _ids(tokenizer, END)
+        end = config.use.stop[:1] or ids_of(tokenizer, END)
         if not end:
             raise ClearheadError("two texts are read together with a token between them, but use.end names none.")
         config = config.change(**{"use.end": list(end)})
@@ -209,8 +183,10 @@ def _things(config: Config, report: Report) -> Lessons:
             [place for part in parts for place in part.where],
         )
 
-    held = read(d.valid) if d.valid else d.held_out
-    data = pictured.Pictured(read(d.train), held, source, report, rows=t.rows, seed=t.seed, shift=d.shift)
+    train, held = read(d.train), read(d.valid) if d.valid else d.held_out
+    if isinstance(held, pictured.Things):
+        train = pictured.without(train, held, report)
+    data = pictured.Pictured(train, held, source, report, rows=t.rows, seed=t.seed, shift=d.shift)
     return Lessons(_with_classes(config, data.labels), data)
 
 
@@ -221,27 +197,3 @@ def _with_classes(config: Config, labels: tuple[str, ...]) -> Config:
         raise ClearheadError(f"use.labels follow from the data, which has {', '.join(labels)}; leave them out.")
     model = replace(config.model, head=replace(head, classes=len(labels)))
     return replace(config, model=model, use=replace(config.use, labels=labels))
-
-
-def _ids(tokenizer: Tokenizer, name: str) -> list[int]:
-    """The id of a special token, or of what a published tokenizer has in its place."""
-    return [tokenizer.special[n] for n in (name, *ALSO[name]) if n in tokenizer.special][:1]
-
-
-def _published(where: str, special: tuple[str, ...]) -> Tokenizer:
-    """That of a tokenizer.json or of any model, with the special tokens that it lacks."""
-    found = formats.words(where)
-    if found.tokenizer is None:
-        raise ClearheadError(found.why)
-    found.tokenizer._inner.add_special_tokens([name for name in special if not _ids(found.tokenizer, name)])
-    return Tokenizer(found.tokenizer._inner)
-
-
-def _sample(texts: Iterable[str]) -> Iterator[str]:
-    """The first texts, as many as SAMPLE characters."""
-    room = SAMPLE
-    for text in texts:
-        if room <= 0:
-            return
-        yield text
-        room -= len(text)

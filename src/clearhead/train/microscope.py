@@ -7,7 +7,7 @@ out/microscope/film.png                one head and the lens over the steps, dra
 """
 
 import json
-import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from clearhead import reader
 from clearhead.data.packed import Dataset
+from clearhead.files import draft_of, overwrite, place
 from clearhead.lens.film import FOLDER, INDEX, TOKENS, file_of, read_film
 from clearhead.lens.film_figure import film_figure
 from clearhead.train.probes import LONGEST, MOST, choose
@@ -27,7 +28,6 @@ from clearhead.train.sight import Planes, Sight
 from clearhead.train.team import ALONE, Alone
 from clearhead.weights.checkpoint import Checkpoint
 from clearhead.weights.store import Safetensors
-from clearhead.weights.whole import sync
 
 SHARE = 0.03  # of a run's time that looking may take
 A_DECADE = 6  # looks while the steps grow tenfold
@@ -45,8 +45,16 @@ class Microscope:
     A run that goes on from a checkpoint keeps the looks up to it; later ones are taken again.
     """
 
-    def __init__(self, model: Checkpoint, data: Dataset, out: Path, step: int = 0, team: Alone = ALONE) -> None:
-        self._began = monotonic()
+    def __init__(
+        self,
+        model: Checkpoint,
+        data: Dataset,
+        out: Path,
+        step: int = 0,
+        team: Alone = ALONE,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self._began, self._say = monotonic(), say
         self.folder, self.steps, self._start = out / FOLDER, model.config.train.steps, step
         self._first = team.first
         self._agreed = team.any if team.sharded else bool  # where weights are shared out, all look or none
@@ -115,8 +123,8 @@ class Microscope:
             return self._stopped
         picture = self.folder / "film.png"
         try:
-            film_figure(read_film(self.folder.parent)).savefig(_draft(picture), format="png", dpi=150)
-            _place(picture)
+            film_figure(read_film(self.folder.parent)).savefig(draft_of(picture), format="png", dpi=150)
+            place(picture)
         except OSError as error:
             return f"{picture} cannot be written: {error.strerror}"
         return (
@@ -127,8 +135,9 @@ class Microscope:
         """The tensors first, then the index that names them: a look is there as a whole or not at all."""
         file = file_of(self.folder, step)
         try:
-            save_file(seen, _draft(file))
-            _place(file)
+            save_file(seen, draft_of(file))
+            draft_of(file).chmod(self.folder.stat().st_mode & 0o666)  # it is written for the owner's eyes only
+            place(file)
             looks = [*self._looks, {"step": step, "seconds": monotonic() - began}]
             self._write_index(looks, {name: list(value.shape) for name, value in seen.items()})
         except (OSError, SafetensorError) as error:
@@ -169,7 +178,7 @@ class Microscope:
                 draft.unlink()
         why = getattr(error, "strerror", None) or error
         self._stopped = f"the microscope could not write to {self.folder} ({why}) and looks no more"
-        print(self._stopped)
+        self._say(self._stopped)
 
 
 def due_steps(steps: int) -> set[int]:
@@ -181,16 +190,5 @@ def due_steps(steps: int) -> set[int]:
     return found
 
 
-def _draft(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
-
-
 def _write(path: Path, values: dict[str, Any]) -> None:
-    _draft(path).write_text(json.dumps(values, ensure_ascii=False) + "\n", encoding="utf-8")
-    _place(path)
-
-
-def _place(path: Path) -> None:
-    _draft(path).chmod(path.parent.stat().st_mode & 0o666)  # tensors are written for the owner's eyes only
-    sync(_draft(path))
-    _draft(path).replace(path)
+    overwrite(path, (json.dumps(values, ensure_ascii=False) + "\n").encode())

@@ -1,4 +1,4 @@
-"""From gradients to new weights: AdamW, Muon, fp32 masters of a bf16 net, and a moving average of the weights.
+"""From gradients to new weights: AdamW, or Muon with Adam; and fp32 masters of a bf16 net.
 
 The matrices of the blocks decay, and Muon moves them. Nothing else decays, under either optimiser: norms, biases and
 gains set a scale; a row of an embedding or a position table that no batch touched would only be forgotten; and what
@@ -6,17 +6,16 @@ reads pictures or sound, or makes logits, is one layer of many. So changing the 
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 from clearhead.options import Muon, Option
+from clearhead.train.muon import Stacks
 from clearhead.train.team import ALONE, Alone
 
-_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al.: steep at 0, and 1 ± 0.3 after five rounds
 State = dict[str, Tensor]
 
 
@@ -28,21 +27,21 @@ def is_hidden(name: str, p: Tensor) -> bool:
 class Optimiser:
     """Moves the trainable parameters of a net by their gradients.
 
-    With `master`, parameters of less than fp32 have a copy in fp32 here: it is what moves, and the net gets it rounded.
+    Parameters of 16 bits have a copy in fp32 here, their master: it is what moves, and the net gets it rounded.
     Where processes share the weights, each moves the part it holds.
     """
 
-    def __init__(self, net: nn.Module, option: Option, master: bool = True, team: Alone = ALONE) -> None:
+    def __init__(self, net: nn.Module, option: Option, team: Alone = ALONE) -> None:
         self.option, self.team = option, team
         self.parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise ClearheadError("the net has no parameter that may change; at least one needs requires_grad.")
         self.held = {name: team.own(p) for name, p in self.parameters.items()}
-        self.masters = {n: t.detach().float() for n, t in self.held.items() if master and t.dtype != torch.float}
+        self.masters = {n: t.detach().float() for n, t in self.held.items() if t.dtype.itemsize < 4}
         self.weights: State = {**self.held, **self.masters}
         self.sums: State = {}  # of gradients, where they were collected
         hidden = {name: p.shape for name, p in self.parameters.items() if is_hidden(name, p)}
-        self.muon = _Stacks(hidden, self.weights, option, team) if isinstance(option, Muon) else None
+        self.muon = Stacks(hidden, self.weights, option, team) if isinstance(option, Muon) else None
         decaying = [] if isinstance(option, Muon) else list(hidden)
         still = [name for name in self.parameters if name not in hidden]
         self.by_adam = [*decaying, *still]
@@ -121,7 +120,7 @@ class Optimiser:
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Goes on from a `state()`, bit for bit; masters also go into the net."""
-        _restore(self.state(), state, self.team)
+        restore(self.state(), state, self.team)
         self._publish()
 
     def _publish(self) -> None:
@@ -143,95 +142,7 @@ def _adam(option: Option, decaying: list[Tensor], still: list[Tensor]) -> torch.
     return optimiser
 
 
-class _Stacks:
-    """Muon: matrices of one shape are stacked, so that one product orthogonalises all of them."""
-
-    def __init__(
-        self, shapes: Mapping[str, torch.Size], weights: Mapping[str, Tensor], option: Muon, team: Alone
-    ) -> None:
-        self.option, self.weights, self.team = option, weights, team
-        self.names: dict[torch.Size, list[str]] = {}
-        for name, shape in shapes.items():
-            self.names.setdefault(shape, []).append(name)
-        self.stacks = [torch.stack([torch.zeros_like(weights[n]) for n in names]) for names in self.names.values()]
-
-    def momenta(self) -> Iterator[tuple[str, Tensor]]:
-        for names, stack in zip(self.names.values(), self.stacks, strict=True):
-            yield from zip(names, stack.unbind(), strict=True)
-
-    def step(self, gradients: Mapping[str, Tensor], factor: float | Tensor) -> None:
-        rate, keep = self.option.rate * factor, self.option.momentum
-        for (shape, names), momentum in zip(self.names.items(), self.stacks, strict=True):
-            gradient = torch.stack([gradients[name] for name in names]).to(momentum.dtype)
-            momentum.lerp_(gradient, 1 - keep)
-            ahead = gradient.lerp_(momentum, keep)  # Nesterov: a step ahead along the momentum
-            whole = self.team.whole(self.team.named(ahead, (len(names), *shape), dim=1))
-            update = self.team.part(orthogonal(whole), dim=1)
-            rows, columns = shape
-            # the output then moves as much for any width, so that a rate found for a small model fits a large one
-            far = rate * max(1.0, rows / columns) ** 0.5
-            weights = [self.weights[name] for name in names]
-            torch._foreach_mul_(weights, 1 - rate * self.option.decay)
-            torch._foreach_sub_(weights, (update.to(momentum.dtype) * far).unbind())
-
-
-def orthogonal(x: Tensor, rounds: int = 5) -> Tensor:
-    """The nearest orthogonal matrices to a stack of them, roughly: UV^T of UΣV^T, by Newton–Schulz rounds.
-
-    A round is aX + (bA + cA²)X with A = XXᵀ, which takes every singular value closer to 1.
-    """
-    a, b, c = _NEWTON_SCHULZ
-    tall = x.shape[-2] > x.shape[-1]
-    x = x.float()
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    x = x.bfloat16() if x.is_cuda else x  # CPUs are slower in bf16, and the rounding of a direction does no harm
-    x = x.mT if tall else x
-    for _ in range(rounds):
-        square = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
-
-
-class Ema:
-    """A moving average of the weights that move, in fp32: often a better model than the last step's."""
-
-    def __init__(self, optimiser: Optimiser, decay: float) -> None:
-        if not 0 <= decay < 1:
-            raise ClearheadError(f"the decay of a moving average is {decay}; it must be at least 0 and less than 1.")
-        self.decay, self.optimiser, self.team = decay, optimiser, optimiser.team
-        self.averages = [weight.detach().float().clone() for weight in optimiser.weights.values()]
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """average ← decay · average + (1 − decay) · weight"""
-        torch._foreach_lerp_(self.averages, [w.float() for w in self.optimiser.weights.values()], 1 - self.decay)
-
-    def state(self) -> State:
-        return {f"{name}.ema": average for name, average in self._named(self.averages).items()}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        _restore(self.state(), state, self.team)
-
-    @contextmanager
-    def swapped(self) -> Iterator[State]:
-        """The net has the averages for its weights meanwhile; its own are given."""
-        own = [held.detach().clone() for held in self.optimiser.held.values()]
-        self._put(self.averages)
-        try:
-            yield self._named(own)
-        finally:
-            self._put(own)
-
-    def _named(self, values: list[Tensor]) -> State:
-        parameters = self.optimiser.parameters.items()
-        return {name: self.team.named(t, p.shape) for (name, p), t in zip(parameters, values, strict=True)}
-
-    @torch.no_grad()
-    def _put(self, values: list[Tensor]) -> None:
-        torch._foreach_copy_(list(self.optimiser.held.values()), values)
-
-
-def _restore(held: State, given: Mapping[str, Tensor], team: Alone) -> None:
+def restore(held: State, given: Mapping[str, Tensor], team: Alone) -> None:
     """Copies what was saved into what is held; nothing is missing, left over or of another form."""
     other = "it was saved by another optimiser or for another model"
     for name in held.keys() ^ given.keys():

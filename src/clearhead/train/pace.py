@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from clearhead import config as c
-from clearhead.data.packed import IGNORE, Packed
+from clearhead.data.packed import Packed, lessons_in
 
 LONGEST = 0.15  # seconds in which the machine shows what it can do
 SIDE = 8192  # of the largest matrices it is shown with
@@ -86,7 +86,7 @@ class Speed:
             encoder = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
             cost += rows * flops(m, length, 0 if batch.source is None else _length(encoder, batch.source))
             real += rows * length if batch.segments is None else int((batch.segments != 0).sum())
-            lessons += int((batch.targets != IGNORE).sum())
+            lessons += lessons_in(batch.targets)
             count += 1
         cost //= 3 if config.train.learns == "head" else 1  # nothing goes back through the blocks
         return cls(peak, cost / max(1, lessons), real / max(1, lessons), lessons / max(1, count))

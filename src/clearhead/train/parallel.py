@@ -9,7 +9,7 @@ that no GPU is waited for.
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from datetime import timedelta
@@ -108,12 +108,12 @@ class Shards(Copies):
         super().__init__(where)
         self.mesh = init_device_mesh(torch.device(where).type, (self.size,))
 
-    def spread(self, net: Transformer, device: torch.device, compiled: bool) -> Transformer:
+    def spread(self, net: Transformer, device: torch.device, compiled: bool, say: Callable[[str], None]) -> Transformer:
         """Blocks are compiled one by one: between them weights are gathered."""
         exact = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # of gradients, which are added up
         for block in [module for module in net.modules() if isinstance(module, Block)]:
             if compiled:
-                setattr(block, "forward", compiled_or_not(block.forward))  # noqa: B010 - a method, to the type checker
+                setattr(block, "forward", compiled_or_not(block.forward, say))  # noqa: B010 - a method, to the type checker
             fully_shard(block, mesh=self.mesh, mp_policy=exact)
         # what lies around the blocks stays gathered after a pass: the head is used after it
         fully_shard(net, mesh=self.mesh, mp_policy=exact, reshard_after_forward=False)

@@ -52,15 +52,24 @@ def choose(model: Checkpoint, data: Dataset) -> Probes:
     """
     m, given = model.config.model, model.config.train.probes
     reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
+    if not all(given):
+        raise ClearheadError("train.probes holds an empty text, in which there is nothing to look at; leave it out.")
     held = None if given else next(iter(data.held_out()), None) or data.batch(0)
     if not isinstance(reads, c.Tokens):
         return _dense(model, reads, given, held)
     room = min(stack.context for stack in (model.net, model.net.encoder) if stack is not None)
     most, longest = (MOST, min(LONGEST, room)) if held is None else (FEW, min(SHORT, room))
-    texts = [_read(model, text) for text in given] if held is None else list(_rows(held, most))
+    texts = [_checked(model, text) for text in given] if held is None else list(_rows(held, most))
     cut = sum(text.longest > longest for text in texts[:most]) + len(texts[most:])
     texts = [text.cut(longest) for text in texts[:most]]
     return Probes(_padded(texts), [_named(model, text) for text in texts], cut if held is None else 0)
+
+
+def _checked(model: Checkpoint, text: str) -> Text:
+    try:
+        return _read(model, text)
+    except ClearheadError as error:
+        raise ClearheadError(f"train.probes: {text!r:.60} cannot be looked at: {error}") from None
 
 
 def _read(model: Checkpoint, text: str) -> Text:
@@ -68,15 +77,15 @@ def _read(model: Checkpoint, text: str) -> Text:
     use, hides = model.config.use, isinstance(model.config.model.head, c.MaskedWord)
     tokenizer, source_tokenizer = model.tokenizer, model.source_tokenizer or model.tokenizer
     if tokenizer is None or source_tokenizer is None:
-        raise ClearheadError("this model has no tokenizer, so it cannot read train.probes; leave them out.")
+        raise ClearheadError("this model has no tokenizer.")
     if not isinstance(model.config.model.shape, c.EncoderDecoder):
         ids = [*use.begin, *tokenizer.encode(text, allow_special=hides), *use.end]
         if not ids:
-            raise ClearheadError(f"the probe {text!r} is empty; give at least one token.")
+            raise ClearheadError("it has no token.")
         return Text(ids)
     source, bar, target = text.partition(BETWEEN)
     if not (bar and source.strip() and target.strip()):
-        raise ClearheadError(f"the probe {text!r:.60} must be source {BETWEEN} target for an encoder-decoder.")
+        raise ClearheadError(f"it must be source {BETWEEN} target for an encoder-decoder.")
     around = [*use.begin, *source_tokenizer.encode(source.strip()), *use.end]
     return Text([*use.start, *tokenizer.encode(target.strip())], around)
 

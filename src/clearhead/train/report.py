@@ -5,7 +5,6 @@ All of it is made from log.jsonl and from facts.json, the little that only the p
 
 import json
 import math
-import os
 import shlex
 import statistics
 from dataclasses import asdict
@@ -17,6 +16,7 @@ import torch
 from clearhead import __version__, count, reader
 from clearhead import config as c
 from clearhead.errors import ClearheadError
+from clearhead.files import json_lines, overwrite
 from clearhead.presets import presets
 from clearhead.train import curve
 from clearhead.train.checkpoint import BEST, Checkpoints
@@ -59,33 +59,15 @@ def write(out: Path, facts: Facts | None = None) -> list[Finding]:
     """Both files, each in one step, and what they say about the curve. Without facts, those of the last time hold."""
     if facts is None:
         facts = reader.load(out / FACTS)
-    lines = read_log(out / LOG)
+    lines = json_lines(out / LOG)
     if not lines:
         raise ClearheadError(f"{out / LOG} holds no report yet, so there is nothing to draw.")
     expected = facts["config"]["train"]["expected"]
     findings = diagnose(lines, expected)
-    replace(out / FACTS, (json.dumps(facts, indent=1) + "\n").encode())
-    replace(out / PICTURE, curve.png(curve.figure(lines, expected)))
-    replace(out / PAGE, page(out, facts, lines, findings).encode())
+    overwrite(out / FACTS, (json.dumps(facts, indent=1) + "\n").encode())
+    overwrite(out / PICTURE, curve.png(curve.figure(lines, expected)))
+    overwrite(out / PAGE, page(out, facts, lines, findings).encode())
     return findings
-
-
-def replace(path: Path, content: bytes) -> None:
-    """The file as a whole takes the place of the one before."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(content)
-    draft.replace(path)
-
-
-def read_log(path: Path) -> list[Line]:
-    """The lines of a log; half a line, of a run that was killed while it wrote, is none."""
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
 
 
 def page(out: Path, facts: Facts, lines: list[Line], findings: list[Finding]) -> str:
@@ -152,7 +134,7 @@ def _tiles(config: c.Config, facts: Facts, lines: list[Line]) -> list[tuple[str,
 
 def _rate(lines: list[Line]) -> float:
     """Lessons a second, of the report in the middle."""
-    return statistics.median([line["tokens_per_second"] for line in lines])
+    return statistics.median([line["lessons_per_second"] for line in lines])
 
 
 def _changed(config: c.Config, preset: str) -> list[tuple[str, str, str]]:
@@ -198,7 +180,7 @@ def _speed(facts: Facts, lines: list[Line]) -> list[tuple[str, str]]:
         found.append(("share of peak", share))
     lessons = facts["config"]["train"]["accumulate"] * speed.lessons
     starts = [0, *(line["step"] for line in lines)]
-    spent = sum((line["step"] - start) * lessons / max(1, line["tokens_per_second"])
+    spent = sum((line["step"] - start) * lessons / max(1, line["lessons_per_second"])
                 for start, line in zip(starts, lines, strict=False))  # fmt: skip
     return [*found, ("time of all steps", f"{duration(spent)}, without validations and saving")]
 

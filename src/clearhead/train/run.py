@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.data.packed import IGNORE, Dataset
+from clearhead.data.packed import Dataset, lessons_in
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import Transformer
 from clearhead.recipe import Train
 from clearhead.train.checkpoint import Checkpoints, Log, Saved
 from clearhead.train.clock import Clock
+from clearhead.train.ema import Ema
+from clearhead.train.health import highest, taught
 from clearhead.train.interrupts import interrupts
-from clearhead.train.optim import Ema, Optimiser
+from clearhead.train.optim import Optimiser
 from clearhead.train.step import Step
 from clearhead.train.team import ALONE, Alone
 from clearhead.train.validate import validate
@@ -35,14 +37,14 @@ class Progress:
     step: int
     steps: int
     loss: float
-    rate: float  # of the schedule, 0 … 1
-    tokens: float  # a second
+    factor: float  # of the schedule, 0 … 1
+    lessons: float  # a second: tokens, hidden words or rows that had something to teach
     valid: float | None = None
     accuracy: float | None = None  # of classes
 
     @property
     def tree(self) -> dict[str, Any]:
-        found = {"step": self.step, "loss": self.loss, "factor": self.rate, "tokens_per_second": round(self.tokens)}
+        found = {"step": self.step, "loss": self.loss, "factor": self.factor, "lessons_per_second": round(self.lessons)}
         measured = {"valid": self.valid, "accuracy": self.accuracy}
         return found | {name: value for name, value in measured.items() if value is not None}
 
@@ -62,22 +64,35 @@ class Run:
     """One training run in a folder."""
 
     def __init__(
-        self, model: Checkpoint, data: Dataset, out: Path, device: str, compiled: bool, team: Alone = ALONE
+        self,
+        model: Checkpoint,
+        data: Dataset,
+        out: Path,
+        device: str,
+        compiled: bool,
+        team: Alone = ALONE,
+        say: Callable[[str], None] = print,
     ) -> None:
         self.options: Train = model.config.train
         o = self.options
         if o.average > o.keep:
             raise ClearheadError(f"train.average = {o.average} is more than train.keep = {o.keep} checkpoints.")
-        self.data, self.out, self.device, self.team = data, out, torch.device(device), team
+        if o.patience and next(iter(data.held_out()), None) is None:
+            raise ClearheadError(
+                f"train.patience = {o.patience} needs data.valid, or data.held_out above 0; without them it must be 0."
+            )
+        self.data, self.out, self.device, self.team, self.say = data, out, torch.device(device), team, say
         half = o.precision == "bfloat16" or (o.precision == "auto" and self.device.type == "cuda")
         exact = model.net.to(torch.bfloat16 if half else torch.float32)
-        self.model = replace(model, net=team.spread(exact, self.device, compiled))
+        self.model = replace(model, net=team.spread(exact, self.device, compiled, say))
         self.net: Transformer = self.model.net
         self.optimiser = Optimiser(self.net, o.optimiser, team=team)
         self.ema = Ema(self.optimiser, o.ema) if o.ema else None
-        self.checkpoints = Checkpoints(out, o.keep)
-        self.work = Step(self.net, self.optimiser, self.ema, o, self.device, compiled, team)
+        self.checkpoints = Checkpoints(out, o.keep, o.save)
+        self.work = Step(self.net, self.optimiser, self.ema, o, self.device, compiled, team, say)
         self.step, self.best, self.since = 0, math.inf, 0
+        self.best_step: int | None = None
+        self.first: float | None = None  # mean loss of the first report
 
     def resume(self) -> bool:
         """Goes on from the last whole checkpoint, where there is one."""
@@ -94,39 +109,46 @@ class Run:
         def under(section: str) -> dict[str, Tensor]:
             return {k.removeprefix(section): t for k, t in state.items() if k.startswith(section)}
 
-        weights = saved.weights() | under("weights.")
+        state_of_optimiser = under("optimiser.")
+        exact = {k: state_of_optimiser.pop(k) for k in [*state_of_optimiser] if k.endswith(".master")}
+        weights = saved.weights() | under("weights.") | {k.removesuffix(".master"): t for k, t in exact.items()}
         for name, p in self.net.named_parameters():
             self.team.fill(p, weights[name])
-        self.optimiser.load(under("optimiser."))
+        masters = {f"{name}.master": weights[name].float() for name in self.optimiser.masters}  # of any precision
+        self.optimiser.load(state_of_optimiser | masters)
         if self.ema is not None:
             self.ema.load(under("ema."))
-        self.step = saved.step
-        self.best, self.since = saved.facts["best"] or math.inf, saved.facts["since"]
+        self.step, facts = saved.step, saved.facts
+        self.best = math.inf if facts["best"] is None else facts["best"]
+        self.best_step, self.since, self.first = facts["best_step"], facts["since"], facts["first"]
+        if self.team.first:
+            self.checkpoints.tidy(self.best_step)  # a killed run may not have come to it
 
     def averaged(self) -> AbstractContextManager[dict[str, Tensor]]:
         """The network with its averaged weights, where there are some; given are those of its own that are not kept."""
         return self.ema.swapped() if self.ema is not None else nullcontext({})
 
-    def save(self, best: bool = False) -> Path:
+    def save(self) -> Path:
         """A checkpoint of this step: what is validated, and what training goes on with."""
         place = self.checkpoints.place(self.step)
         if self.team.any(not all(t.isfinite().all() for t in self.optimiser.held.values())):
             raise self.broken(f"the weights after step {self.step} hold no numbers")
-        if self.team.any(self.team.first and not place.exists()):  # a run that goes on comes to the same numbers
+        if self.team.any(
+            self.team.first and not self.checkpoints.holds(self.step)
+        ):  # a run that goes on comes to the same numbers
             state = {f"optimiser.{name}": t for name, t in self.optimiser.state().items()}
             if self.ema is not None:
                 state |= {f"ema.{name}": t for name, t in self.ema.state().items()}
-            facts = {"best": self.best if math.isfinite(self.best) else None, "since": self.since}
+            best = self.best if math.isfinite(self.best) else None
+            facts = {"best": best, "best_step": self.best_step, "since": self.since, "first": self.first}
             with self.averaged() as own:
                 state |= {f"weights.{name}": t for name, t in own.items() if name not in self.optimiser.masters}
                 whole = self.team.collect(state)
                 model = replace(self.model, net=self.team.complete(self.net))
                 if self.team.first:
                     self.checkpoints.save(self.step, model, whole, facts)
-        if self.team.first and best:
-            self.checkpoints.point(self.step)
         if self.team.first:
-            self.checkpoints.tidy()
+            self.checkpoints.tidy(self.best_step)
         self.team.wait()
         return place
 
@@ -139,42 +161,47 @@ class Run:
         """
         o, team = self.options, self.team
         log = Log(self.out / "log.jsonl", self.step) if team.first else None
-        end, mean, clock = "done", math.nan, Clock(self.device)
+        mean, clock, going = log.loss if log is not None else math.nan, Clock(self.device), True
         counted: list[tuple[Tensor, int]] = []
         with interrupts() as interrupted:
-            while self.step < o.steps:
+            while going and not self.end:
                 counted.append(self.take_step())
                 self.step += 1
                 if each is not None and (team.first or team.sharded):
                     with clock.aside():
                         each(self.step)
                         team.fold(self.net)
-                last = self.step == o.steps
-                if team.asked(bool(interrupted)):
-                    mean, end = self.mean_of(counted), "stopped"
-                    break
-                if self.step % o.report and not last and self.step % o.check and self.step % o.save:
+                last, going = self.step == o.steps, not team.asked(bool(interrupted))
+                if all(self.step % n for n in (o.report, o.check, o.save)) and not last:
+                    mean = mean if going else self.mean_of(counted)
                     continue
                 mean = self.mean_of(counted)
-                tokens = sum(n for _, n in counted) / clock.seconds()
+                lessons = sum(n for _, n in counted) / clock.seconds()
                 valid, accuracy = self.validate() if self.step % o.check == 0 or last else (None, None)
-                progress = Progress(self.step, o.steps, mean, self.factor(self.step - 1), tokens, valid, accuracy)
+                progress = Progress(self.step, o.steps, mean, self.factor(self.step - 1), lessons, valid, accuracy)
                 if log is not None:
                     log.write(**progress.tree)
-                going = not team.any(team.first and not watch(progress))
+                going = not team.any(team.first and not watch(progress)) and going
                 better = valid is not None and self.note(valid)
-                if self.step % o.save == 0 or last or better or not going:
-                    self.save(best=better)
+                if self.step % o.save == 0 or last or better:
+                    self.save()
                 counted = []
                 clock.start()
-                if not going or (o.patience and self.since >= o.patience):
-                    end = "patience" if going else "stopped"
-                    break
         self.net.eval()
-        place = self.save()
+        place, end = self.save(), self.end if going else "stopped"
         if o.average and end != "stopped" and team.first:
-            self.checkpoints.average(self.model, o.average)
+            found = self.checkpoints.average(self.model, o.average)
+            if found < o.average:
+                self.say(f"the average is of {found} checkpoints: there were no more, with one every {o.save} steps")
         return Result(end, self.step, mean, self.best, place)
+
+    @property
+    def end(self) -> str:
+        """Why there is no further step; empty where there is one."""
+        o = self.options
+        if self.step >= o.steps:
+            return "done"
+        return "patience" if o.patience and self.since >= o.patience else ""
 
     def factor(self, step: int) -> float:
         return self.options.schedule.factor(step, self.options.steps, self.options.warmup)
@@ -184,30 +211,39 @@ class Run:
         o = self.options
         torch.manual_seed((o.seed * 1_000_003 + self.step + self.team.rank * 982_451_653) % 2**63)  # what dropout draws
         batches = [self.data.batch(self.step * o.accumulate + i) for i in range(o.accumulate)]
-        count = sum(int((batch.targets != IGNORE).sum()) for batch in batches)
+        count = max(1, sum(lessons_in(batch.targets) for batch in batches))  # a batch may teach nothing
         return self.work(batches, count, self.factor(self.step)) * count, count
 
     def mean_of(self, counted: list[tuple[Tensor, int]]) -> float:
         """The loss of a lesson since the last report; what is no number ends the run before it is saved."""
         totals = self.team.total(torch.stack([total for total, _ in counted])).tolist()
         losses = [total / count for total, (_, count) in zip(totals, counted, strict=True)]
-        for back, loss in enumerate(reversed(losses)):
-            if not math.isfinite(loss):
-                raise self.broken(f"the loss of step {self.step - 1 - back} is {loss}")
-        return sum(totals) / sum(count for _, count in counted)
+        mean = sum(totals) / sum(count for _, count in counted)
+        self.first = mean if self.first is None else self.first
+        if not mean <= highest(self.model.config.model, self.first):
+            lost = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), losses.index(max(losses)))
+            step = self.step - len(losses) + lost
+            batches = taught(self.model, self.data, step)
+            raise self.broken(f"the loss of step {step} is {losses[lost]:.4g}, of {batches}")
+        return mean
 
     def broken(self, what: str) -> ClearheadError:
         saved = self.checkpoints.last()
         good = f"the last good checkpoint is {saved.folder}" if saved else "there is no checkpoint yet"
         return ClearheadError(f"{what}: a smaller rate may help; {good}.")
 
-    def validate(self) -> tuple[float, float | None]:
+    def validate(self) -> tuple[float | None, float | None]:
         """The loss of a lesson on what is held out, and the accuracy, with the averaged weights if there are some."""
         with self.averaged():
-            return validate(self.net, self.data, self.device, self.team)
+            valid, accuracy = validate(self.net, self.data, self.device, self.team)
+        if valid is not None and not math.isfinite(valid):
+            raise self.broken(f"the validation loss after step {self.step} is {valid}")
+        return valid, accuracy
 
     def note(self, valid: float) -> bool:
         """Whether it is the best so far."""
         better = valid < self.best
-        self.best, self.since = (valid, 0) if better else (self.best, self.since + 1)
+        self.since = 0 if better else self.since + 1
+        if better:
+            self.best, self.best_step = valid, self.step
         return better

@@ -7,11 +7,13 @@ from typing import Protocol
 
 from clearhead.config import Config
 from clearhead.errors import ClearheadError
+from clearhead.files import json_lines
 from clearhead.train.begin import begin
 from clearhead.train.board import Board
+from clearhead.train.claim import claimed
 from clearhead.train.microscope import Microscope
 from clearhead.train.pace import Speed, peak
-from clearhead.train.report import ENDS, LOG, PAGE, Facts, commands, facts_of, read_log, write
+from clearhead.train.report import ENDS, LOG, PAGE, Facts, commands, facts_of, write
 from clearhead.train.run import Progress, Result, Run
 from clearhead.train.team import join
 from clearhead.weights.checkpoint import Home
@@ -40,23 +42,30 @@ def teach(
 ) -> Result:
     """Trains in `out`, alone or as one of the processes that torchrun started; only the first of them speaks."""
     where = Home.of(device, "").device
-    with join(where, config.train) as team:
+    with join(where, config.train) as team, claimed(out, team):
         where = team.device(where)
+        tell = say if team.first else _silent
         fast = where.startswith("cuda") if compiled is None else compiled
-        run = begin(config, out, resume=resume, device=where, compiled=fast, team=team)
-        scope = Microscope(run.model, run.data, out, run.step, team) if microscope else None
-        if not team.first:
-            return run.train(lambda at: True, each=scope if team.sharded else None)
+        run = begin(config, out, resume=resume, device=where, compiled=fast, team=team, say=tell)
         for line in opening(run, where):
-            say(line)
+            tell(line)
+        looks = microscope and (team.first or team.sharded)  # where weights are shared out, all look or none
+        scope = Microscope(run.model, run.data, out, run.step, team, tell) if looks else None
         if scope is not None:
             if scope.note:
-                say(scope.note)
+                tell(scope.note)
             scope(run.step)
-        result = shown(run, display, say, name, tensorboard, scope)
+        if team.first:
+            result = shown(run, display, say, name, tensorboard, scope)
+        else:
+            result = run.train(lambda at: True, each=scope)
         if scope is not None and (told := scope.finish(result.step)):
-            say(told)
+            tell(told)
     return result
+
+
+def _silent(line: str) -> None:
+    """What only the first process says."""
 
 
 def opening(run: Run, where: str) -> list[str]:
@@ -65,8 +74,8 @@ def opening(run: Run, where: str) -> list[str]:
     size = sum(p.numel() for p in run.net.parameters())
     epoch = run.data.epoch / run.options.accumulate
     among = f", {run.team.size} processes" if run.team.size > 1 else ""
-    went_on = f", going on after step {run.step:,}" if run.step else ""
-    return [*told, f"{size:,} parameters, {epoch:,.4g} steps an epoch, on {where}{among}{went_on}"]
+    begins = f"going on after step {run.step:,}" if run.step else f"from {run.options.start or 'random weights'}"
+    return [*told, f"{size:,} parameters, {epoch:,.4g} steps an epoch, on {where}{among}, {begins}"]
 
 
 def shown(
@@ -110,7 +119,7 @@ def shown(
 
 
 def _report(run: Run, facts: Facts, say: Say) -> None:
-    if read_log(run.out / LOG):  # a run that ended before its first report has nothing to tell
+    if json_lines(run.out / LOG):  # a run that ended before its first report has nothing to tell
         for finding in write(run.out, facts):
             say(str(finding))
         say(f"report: {run.out / PAGE}")

@@ -5,7 +5,7 @@ passes its share of their rows, so the same run goes on with more processes or f
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -68,7 +68,7 @@ class Alone:
         return here
 
     # ---- weights, and what is as large as they are
-    def spread(self, net: Transformer, device: torch.device, compiled: bool) -> Transformer:
+    def spread(self, net: Transformer, device: torch.device, compiled: bool, say: Callable[[str], None]) -> Transformer:
         """The network on the devices, as training needs it."""
         return net.to(device)
 

@@ -56,7 +56,11 @@ def words(where: str | Path) -> Published:
     if path.is_file():
         from clearhead.weights.gguf_file import GgufFile
 
-        with understood(f"{path} cannot be understood"):
+        with understood(f"{path} cannot be understood"), path.open("rb") as file:
+            if file.read(4) != b"GGUF" and path.suffix != ".gguf":
+                raise ClearheadError(
+                    f"{where} is no tokenizer; name a tokenizer.json, a .gguf file or a model's folder."
+                )
             return ggml.read(GgufFile(path).values)
     if (path / folder.CONFIG).is_file():
         return folder.words(path)

@@ -11,6 +11,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from clearhead.errors import ClearheadError
+from clearhead.files import sync
 
 # The files that a model is written as, in any format. A folder that holds others is not replaced.
 PARTS = {
@@ -87,11 +88,3 @@ def _move(new: Path, folder: Path) -> None:
         except OSError:
             old.rename(folder)
             raise
-
-
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,0 +1,48 @@
+"""Files that are there as a whole or as they were before, also after the plug is pulled."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """The content takes the place of what the file held, in one step."""
+    draft = draft_of(path)
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+        place(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def draft_of(path: Path) -> Path:
+    """Where to write what `place` then puts into its place."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def place(path: Path) -> None:
+    draft = draft_of(path)
+    sync(draft)
+    draft.replace(path)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log, if there is one; half a line, of a program that was killed while it wrote, is none."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found

@@ -1,0 +1,98 @@
+"""The folder of a run: of one process at a time, without what a killed one left, and for the data it began with."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import samples
+from samples import NARROW, QUICK
+
+import clearhead as ch
+from clearhead import files
+from clearhead.train.claim import claimed
+from clearhead.train.team import ALONE
+
+SMALL = {**QUICK, **NARROW, "model.context": 16, "data.tokenizer": "bytes", "train.steps": 4}
+
+
+def learned(data, out, preset="lm-small", **changes):
+    return ch.train(preset, out, quiet=True, device="cpu", **{**SMALL, "data.train": data, **changes})
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_the_next_is_not(tmp_path):
+    data, out = samples.texts(tmp_path), tmp_path / "run"
+    with claimed(out, ALONE), pytest.raises(ch.ClearheadError, match=r"a run is under way in .*run; wait for its end"):
+        learned(data, out)
+    assert not out.exists()
+    learned(data, out)
+    assert not (out / ".lock").exists()
+
+
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
+    with pytest.raises(ch.ClearheadError, match="there is nothing to learn from"):
+        learned([], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_killed_run_left_half_written_is_removed_and_nothing_else(tmp_path):
+    data, out = samples.texts(tmp_path), tmp_path / "run"
+    learned(data, out)
+    kept = sorted(str(path) for path in out.rglob("*"))
+    for name in ("steps/.00000003.k3_x9abc", "steps/.00000002.old", "tokens/.train.abcdefgh", ".average.abcdefgh"):
+        (out / name / "new").mkdir(parents=True)
+        (out / name / "new" / "model.safetensors").touch()
+    for name in (".log.jsonl.123", ".run.json.123", ".data.json.9", ".tokenizer.json.77", "tokens/.train.lock"):
+        (out / name).touch()
+    (out / ".best.123").symlink_to("steps/00000004")
+    (out / ".notes.txt").touch()
+    learned(data, out)
+    assert sorted(str(path) for path in out.rglob("*")) == sorted([*kept, str(out / ".notes.txt")])
+
+
+def labelled_folder(folder):
+    for label in ("a", "b"):
+        (folder / "pictures" / label).mkdir(parents=True)
+    from PIL import Image
+
+    for number in range(40):
+        picture = np.full((8, 8), 200 * (number % 2), np.uint8)
+        Image.fromarray(picture).save(folder / "pictures" / "ab"[number % 2] / f"{number}.png")
+    return [str(folder / "pictures")]
+
+
+KINDS = {
+    "texts": (samples.texts, "text.txt", "lm-small", {}),
+    "rows": (samples.labelled, "rows.tsv", "finetune-classify", {}),
+    "pictures": (labelled_folder, "pictures/a/0.png", "picture-patches", {"model.input.size": 8, "model.context": 5}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_that_have_changed_are_refused_and_a_copy_is_not(kind, tmp_path):
+    make, name, preset, changes = KINDS[kind]
+    data, out, file = make(tmp_path), tmp_path / "run", tmp_path / name
+    learned(data, out, preset, **changes)
+    os.utime(file, (1, 1))
+    learned(data, out, preset, **changes, **{"train.steps": 6})
+    before = sorted(str(path) for path in out.rglob("*"))
+    content = bytearray(file.read_bytes())
+    content[-20] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ch.ClearheadError, match=r"has changed since the run in .*run began; choose another --out"):
+        learned(data, out, preset, **changes, **{"train.steps": 8})
+    assert sorted(str(path) for path in out.rglob("*")) == before
+
+
+def test_the_data_of_a_run_that_never_began_bind_nobody(tmp_path):
+    data, out = samples.texts(tmp_path), tmp_path / "run"
+    out.mkdir()
+    (out / "data.json").write_text(json.dumps({data[0]: {"listing": "", "content": ""}}))
+    assert learned(data, out).config.train.steps == 4
+
+
+def test_what_a_run_is_lies_on_the_disk_before_its_first_step(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(files, "sync", lambda path: synced.append(path.name.rpartition(".")[0]))
+    learned(samples.texts(tmp_path), tmp_path / "run")
+    assert synced.index(".run.json") < synced.index(".log.jsonl")

@@ -1,0 +1,153 @@
+"""From options to lessons: nothing is trained on that is held out, whatever is read, and every batch teaches."""
+
+import io
+import json
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+import samples
+import torch
+from runs import Counting, run
+from samples import NARROW, QUICK
+
+import clearhead as ch
+from clearhead.data.packed import IGNORE, Packed
+from clearhead.train.begin import begin, read_config
+
+SMALL = {**NARROW, **QUICK, "train.steps": 4}
+TEXTS = {"model.context": 16, "data.vocabulary": 300}
+PAIRS = {**TEXTS, "model.shape.layers": 1, "model.context": 32, "model.shape.context": 32, "train.length": 32}
+PICTURE = {"model.context": 5, "model.input.size": 8, "model.input.patch": 4}
+
+
+def begun(recipe, out, **changes):
+    """A run that has not taken a step."""
+    config = read_config(recipe, {**SMALL, **changes})
+    return begin(config, out, resume=True, device="cpu", compiled=False)
+
+
+def trained(recipe, out, **changes):
+    return ch.train(recipe, out, quiet=True, device="cpu", **{**SMALL, **TEXTS, **changes})
+
+
+def piped(monkeypatch, text):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+
+
+# ---------------------------------------------------------------- standard input
+@pytest.mark.parametrize("tokenizer", ["bpe", "characters", "bytes"])
+def test_a_pipe_is_learned_from_as_a_file_is_and_gone_on_with(tokenizer, tmp_path, monkeypatch):
+    trained("lm-small", tmp_path / "file", **{"data.tokenizer": tokenizer, "data.train": samples.texts(tmp_path)})
+    piped(monkeypatch, (tmp_path / "text.txt").read_text())
+    trained("lm-small", tmp_path / "pipe", **{"data.tokenizer": tokenizer, "data.train": ["-"]})
+    one, other = ((tmp_path / name / "steps/00000004/model.safetensors").read_bytes() for name in ("file", "pipe"))
+    assert one == other
+    piped(monkeypatch, "")
+    trained("lm-small", tmp_path / "pipe", **{"data.tokenizer": tokenizer, "data.train": ["-"], "train.steps": 6})
+    assert (tmp_path / "pipe/steps/00000006").is_dir()
+
+
+@pytest.mark.parametrize("recipe", ["mt-small", "finetune-classify", "picture-patches", "sound-patches"])
+@pytest.mark.parametrize("option", ["data.train", "data.valid"])
+def test_what_is_no_text_does_not_come_through_a_pipe(recipe, option, tmp_path):
+    with pytest.raises(ch.ClearheadError, match="standard input"):
+        begun(recipe, tmp_path / "run", **{"data.train": ["a.tsv"], option: ["-"]})
+
+
+# ---------------------------------------------------------------- what is held out
+KINDS = {
+    "lm-small": (samples.texts, TEXTS),
+    "mlm-small": (samples.texts, TEXTS),
+    "mt-small": (samples.sentence_pairs, PAIRS),
+    "finetune-classify": (samples.labelled, TEXTS),
+    "picture-patches": (samples.pictures, PICTURE),
+    "sound-patches": (samples.sounds, {}),
+}
+
+
+@pytest.mark.parametrize("recipe", KINDS)
+def test_the_same_file_cannot_be_trained_on_and_held_out(recipe, tmp_path):
+    make, changes = KINDS[recipe]
+    files = make(tmp_path)
+    with pytest.raises(ch.ClearheadError, match=f"{files[0]} is in data.train and in data.valid"):
+        begun(recipe, tmp_path / "run", **changes, **{"data.train": files, "data.valid": files})
+
+
+def test_a_text_that_is_held_out_is_not_read_with_its_folder(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("abc\n" * 100)
+    (folder / "valid.txt").write_text("abc\n<|endoftext|>\nxyz\n")
+    data = {"data.train": [str(folder)], "data.valid": [str(folder / "valid.txt")], "data.tokenizer": "characters"}
+    made = begun("lm-small", tmp_path / "run", **TEXTS, **data, **{"data.broken": "skip"})
+    assert len(made.model.tokenizer) == len("abc\n") + 1
+    assert made.data.report.places["the file is one of data.valid"] == [str(folder / "valid.txt")]
+
+
+def test_a_run_inside_the_folder_that_it_learns_from_goes_on(tmp_path):
+    samples.texts(tmp_path)
+    for steps in (4, 6):
+        trained("lm-small", tmp_path / "run", **{"data.train": [str(tmp_path)], "train.steps": steps})
+    assert (tmp_path / "run/steps/00000006").is_dir()
+
+
+def test_a_sound_that_is_held_out_is_not_heard_with_its_folder(tmp_path):
+    (folder,) = samples.sounds(tmp_path)
+    data = {"data.train": [folder], "data.valid": [f"{folder}/low"], "data.label": "stem", "data.broken": "skip"}
+    made = begun("sound-patches", tmp_path / "run", **data)
+    assert made.data.labels == tuple(sorted(str(n) for n in range(0, 16, 2)))  # the high ones
+
+
+def test_a_tokenizer_of_rows_has_not_seen_what_is_held_out(tmp_path):
+    rows = [f"{letter} {letter}\t{n % 2}" for n, letter in enumerate("abcdefghijklmnopqrst")]
+    (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    data = {"data.train": [str(tmp_path / "rows.tsv")], "data.tokenizer": "characters", "data.broken": "skip"}
+    made = begun("finetune-classify", tmp_path / "run", **TEXTS, **data, **{"train.patience": 0})
+    assert made.data.report.skipped.total() == 2
+    assert len(made.model.tokenizer) == 18 + 1 + 2
+
+
+# ---------------------------------------------------------------- every batch teaches
+def test_the_number_that_marks_a_word_not_learned_is_learned_like_others(tmp_path):
+    rows = samples.labelled(tmp_path, label=lambda i: IGNORE if i % 2 else IGNORE + 1)
+    trained("finetune-classify", tmp_path / "run", **{"model.head": {"kind": "number"}, "data.train": rows})
+    for line in map(json.loads, (tmp_path / "run/log.jsonl").read_text().splitlines()):
+        assert line["loss"] == pytest.approx(100**2, rel=0.1)
+        assert line["valid"] == pytest.approx(100**2, rel=0.1)
+
+
+def test_a_single_short_row_of_masked_words_teaches(tmp_path):
+    data = {"data.train": samples.texts(tmp_path), "train.rows": 1, "train.length": 8, "train.steps": 20}
+    trained("mlm-small", tmp_path / "run", **data)
+    assert (tmp_path / "run/steps/00000020").is_dir()
+
+
+class Nothing(Counting):
+    """Every second batch teaches nothing."""
+
+    def batch(self, step):
+        packed = super().batch(step)
+        return packed if step % 2 else Packed(packed.tokens, torch.full_like(packed.targets, IGNORE))
+
+
+def test_a_batch_that_teaches_nothing_is_no_end(tmp_path):
+    result = run(tmp_path, Nothing(), steps=4).train(lambda at: True)
+    assert (result.end, math.isfinite(result.best)) == ("done", True)
+
+
+# ---------------------------------------------------------------- tokenizers
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("charcters", r"data.tokenizer = 'charcters' is no kind \(did you mean 'characters'\?\), and charcters is no"),
+        ("nosuch", r"data.tokenizer = 'nosuch' is no kind \(known: bpe, characters, bytes\), and nosuch is no"),
+        ("TEXT", r"data.tokenizer = .*text.txt is no tokenizer; name a tokenizer.json"),
+    ],
+)
+def test_a_tokenizer_that_is_none_is_told_by_its_option(name, words, tmp_path):
+    (text,) = samples.texts(tmp_path)
+    data = {"data.train": [text], "data.tokenizer": text if name == "TEXT" else name}
+    with pytest.raises(ch.ClearheadError, match=words):
+        begun("lm-small", tmp_path / "run", **TEXTS, **data)
