@@ -1,126 +1,31 @@
-"""What people hold in their hands: a model with its tokenizer, text or ids in, tensors out."""
+"""What people hold in their hands: a model with its tokenizer, at work."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead import config as c
-from clearhead.batch import Batch, read_batch
 from clearhead.config import Config
 from clearhead.errors import ClearheadError
+from clearhead.generate import answers
 from clearhead.generate import chat as chats
-from clearhead.generate.answers import pooled
 from clearhead.generate.sampling import sampling
 from clearhead.generate.write import Translated, Writer, check_writes, translations
-from clearhead.lens.edits import as_edit
-from clearhead.lens.names import matching
-from clearhead.lens.seen import Seen, labels
-from clearhead.model.transformer import Transformer, build
+from clearhead.inside import Dense, Inside, Text
+from clearhead.model.transformer import build
 from clearhead.presets import presets
-from clearhead.tap import SILENT, Select, Tap, Watch
+from clearhead.tap import SILENT
 from clearhead.tokens.text import Tokenizer
 from clearhead.weights import formats
 from clearhead.weights.checkpoint import Checkpoint, Home
 
-Text = str | Tensor | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
-Dense = Tensor | str | Path | Sequence[str | Path]  # numbers, or files that hold them
 Messages = Sequence[chats.Message]
-Edits = Mapping[str, Callable[..., Tensor]]
 
 
-class Model:
+class Model(Inside):
     """A Transformer with its configuration and tokenizer; `net` is the torch module itself."""
-
-    def __init__(
-        self,
-        net: Transformer,
-        config: Config,
-        tokenizer: Tokenizer | None = None,
-        source_tokenizer: Tokenizer | None = None,  # where a source is cut by another rule
-        why: str = "",  # it cannot read text, where it has no tokenizer
-    ) -> None:
-        self.net, self.config, self.tokenizer = net, config, tokenizer
-        self.source_tokenizer, self._why = source_tokenizer, why
-        if tokenizer is not None and len(tokenizer) > config.model.vocabulary:
-            size = f"{len(tokenizer)} tokens, the model only {config.model.vocabulary}"
-            raise ClearheadError(f"the tokenizer has {size}; give the model vocabulary={len(tokenizer)}.")
-
-    @property
-    def kind(self) -> str:
-        """decoder, encoder or encoder-decoder."""
-        return self.config.model.shape.kind
-
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.net.parameters())
-
-    def __repr__(self) -> str:
-        m, size = self.config.model, f"{self.parameters:,} parameters"
-        return f"<{self.kind}: {m.layers} layers, {m.attention.heads} heads, width {m.width}, {size}>"
-
-    def hidden(
-        self,
-        x: Text | None = None,
-        *,
-        source: Text | None = None,
-        pictures: Dense | None = None,
-        sound: Dense | None = None,
-        edits: Edits | None = None,
-        gradients: bool = False,
-    ) -> Tensor:
-        """The last hidden states: tokens × width for one text, batch × tokens × width for several."""
-        if edits and "logits" in edits:
-            raise ClearheadError("logits come after the hidden states; an edit of them changes nothing here.")
-        batch, tap = self._batch(x, source, pictures, sound), self._tap((), edits)
-        with _mode(gradients, tap):
-            return batch.unwrap(self._run(batch, tap))
-
-    def logits(
-        self,
-        x: Text | None = None,
-        *,
-        source: Text | None = None,
-        pictures: Dense | None = None,
-        sound: Dense | None = None,
-        edits: Edits | None = None,
-        gradients: bool = False,
-    ) -> Tensor:
-        """Logits at every position (language, masked-word), or one row for the whole text (classes, number).
-
-        Several texts are padded on the right to the longest; what comes out beyond a text's end means nothing.
-        `source` is what an encoder-decoder reads; `pictures` and `sound` (tensors or files) take its place or that of
-        text. `edits` map names of values to `ablate`, `scale`, `replace` or any function of a tensor.
-        """
-        if isinstance(self.config.model.head, c.Hidden):
-            raise ClearheadError("this model has no head, so it has no logits; hidden(…) gives its hidden states.")
-        batch, tap = self._batch(x, source, pictures, sound), self._tap((), edits)
-        with _mode(gradients, tap):
-            return batch.unwrap(self.net.predict(self._run(batch, tap), batch.segments, tap))
-
-    def watch(
-        self,
-        x: Text | None = None,
-        names: str | Iterable[str] | Mapping[str, Select] = "**",
-        *,
-        source: Text | None = None,
-        pictures: Dense | None = None,
-        sound: Dense | None = None,
-        edits: Edits | None = None,
-        gradients: bool = False,
-    ) -> Seen:
-        """The values of those names (`blocks.*.attn.pattern`), by name, always with the batch as first dimension."""
-        batch = self._batch(x, source, pictures, sound)
-        tap = self._tap([names] if isinstance(names, str) else names, edits)
-        with _mode(gradients, tap):
-            self.net.predict(self._run(batch, tap), batch.segments, tap)
-        values = tap.values if isinstance(tap, Watch) else {}
-        tokens = labels(batch.ids, batch.segments, self.tokenizer)
-        source_tokens = labels(batch.source, batch.source_segments, self.source_tokenizer or self.tokenizer)
-        return Seen(values, self.config.model, tokens, source_tokens)
 
     def generate(
         self, prompt: Text, max_tokens: int = 40, temperature: float = 1.0, top_k: int = 0, seed: int = 0, *,
@@ -176,37 +81,30 @@ class Model:
         unit = self.config.use.normalised if normalised is None else normalised
         with torch.no_grad():
             hidden = self._run(batch, SILENT)
-        return batch.unwrap(pooled(hidden, batch.segments, pooling or self.config.use.pooling, unit))
+        return batch.unwrap(answers.pooled(hidden, batch.segments, pooling or self.config.use.pooling, unit))
 
-    def _batch(
-        self, x: object, source: object = None, pictures: object = None, sound: object = None, longest: int = 0
-    ) -> Batch:
-        like, words = next(self.net.parameters()), (self.tokenizer, self.source_tokenizer or self.tokenizer)
-        dense = {"picture": pictures, "sound": sound}
-        return read_batch(self.config, words, like, x, source=source, **dense, longest=longest, why=self._why)
+    def fill(self, text: str, top: int = 5) -> Any:
+        """The likeliest words for [MASK], best first; a list of such lists where there are several."""
+        found = answers.fill(self.net, self.tokenizer, self.config, text, top)
+        return found[0] if len(found) == 1 else found
 
-    def _run(self, batch: Batch, tap: Tap) -> Tensor:
-        return self.net(
-            batch.ids, segments=batch.segments, source=batch.source, source_segments=batch.source_segments, tap=tap
-        )
+    def classify(self, texts: Text | None = None, *, pictures: Dense | None = None, sound: Dense | None = None) -> Any:
+        """The class of each text, picture or sound with its probability; a number where the model gives numbers."""
+        answers.check_judges(self.config.model)
+        batch = self._batch(texts, pictures=pictures, sound=sound, longest=self.net.context)
+        with torch.no_grad():
+            logits = self.net.predict(self._run(batch, SILENT), batch.segments).float()
+        judged = answers.judged(logits, self.config)
+        return judged[0] if batch.single else judged
 
-    def _tap(self, names: Iterable[str] | Mapping[str, Select], edits: Edits | None) -> Tap:
-        names = names if isinstance(names, Mapping) else list(names)
-        if not isinstance(edits or {}, Mapping) or not all(isinstance(name, str) for name in (*names, *(edits or {}))):
-            raise ClearheadError("values are asked for by name, and edits are {name: change}.")
-        if not names and not edits:
-            return SILENT
-        for pattern in (*names, *(edits or {})):
-            matching(self.config.model, pattern)
-        return Watch(names, {name: as_edit(edit) for name, edit in (edits or {}).items()})
-
-
-@contextmanager
-def _mode(gradients: bool, tap: Tap) -> Iterator[None]:
-    """Gradients or not; a watched pass is never compiled."""
-    eager = nullcontext() if tap is SILENT else torch.compiler.set_stance("force_eager")
-    with torch.set_grad_enabled(gradients), eager:
-        yield
+    def score(self, text: Text) -> Any:
+        """How likely the model finds a text: the log-probability of each token after the first, and its perplexity."""
+        check_writes(self.config.model)
+        batch = self._batch(text)
+        with torch.no_grad():
+            logits = self.net.predict(self._run(batch, SILENT)).float()
+        scored = [answers.scored(row, ids) for row, ids in zip(logits, batch.rows(), strict=True)]
+        return scored[0] if batch.single else scored
 
 
 def new(

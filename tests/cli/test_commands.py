@@ -89,7 +89,7 @@ def test_export_writes_what_loads_again(saved, kind, tmp_path):
 def test_train_learns_from_texts_and_goes_on(tmp_path):
     (tmp_path / "texts").mkdir()
     for number in range(20):
-        (tmp_path / "texts" / f"{number}.txt").write_text("the cat sat on the mat. " * 20)
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} times the cat sat on the mat. " * 20)
     words = [
         "train",
         "tiny-decoder",

@@ -4,7 +4,23 @@ import sys
 
 import typer
 
-from clearhead.cli import chat, demo, export, generate, get, presets, see, tokenizer, train, verify
+from clearhead.cli import (
+    chat,
+    classify,
+    demo,
+    embed,
+    export,
+    fill,
+    generate,
+    get,
+    presets,
+    score,
+    see,
+    tokenizer,
+    train,
+    translate,
+    verify,
+)  # fmt: skip
 from clearhead.cli.flags import DOTTED
 from clearhead.errors import ClearheadError
 
@@ -21,6 +37,11 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("translate")(translate.translate)
+app.command("fill")(fill.fill)
+app.command("classify")(classify.classify)
+app.command("embed")(embed.embed)
+app.command("score")(score.score)
 app.command("see")(see.see)
 app.command("train", context_settings=DOTTED)(train.train)
 app.add_typer(tokenizer.app, name="tokenizer")

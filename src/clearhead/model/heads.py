@@ -70,11 +70,11 @@ class LanguageHead(Head):
         smoothing: float = 0.0,
     ) -> Loss:
         """Every position teaches (L5.3); smoothing gives a share of the lesson to all other words."""
-        hidden, targets = self.read(hidden).flatten(0, -2), targets.flatten()
+        hidden, targets = self.read(hidden), targets.flatten()
         if FUSED and hidden.is_cuda and hidden.dtype != torch.float64:
-            total = fused_loss(hidden, self.unembed.weight, self.bias, targets, smoothing)
+            total = fused_loss(hidden.flatten(0, -2), self.unembed.weight, self.bias, targets, smoothing)
             return total, (targets != IGNORE).sum()
-        return surprise(unembed(hidden, self.unembed.weight, self.bias), targets, smoothing)
+        return surprise(unembed(hidden, self.unembed.weight, self.bias).flatten(0, -2), targets, smoothing)
 
 
 class MaskedWordHead(LanguageHead):

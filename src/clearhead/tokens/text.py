@@ -116,6 +116,11 @@ class Tokenizer:
         """The tokens that no plain text becomes, with their ids."""
         return {t.content: i for i, t in self._inner.get_added_tokens_decoder().items() if t.special}
 
+    @property
+    def spaces_first(self) -> bool:
+        """Whether a word's token holds the space before it, as in byte-level BPE."""
+        return isinstance(self._inner.decoder, decoders.ByteLevel)
+
     def __repr__(self) -> str:
         return f"<tokenizer of {len(self)} tokens>"
 

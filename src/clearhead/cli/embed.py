@@ -1,0 +1,35 @@
+"""`clearhead embed`: one vector for each text."""
+
+from pathlib import Path
+
+import typer
+
+from clearhead.cli.flags import MODEL
+from clearhead.cli.lines import INPUT, read_lines
+
+SOME = 64  # texts that are read at once
+
+
+def embed(
+    model: str = MODEL,
+    text: str = typer.Argument("", help="One text.", show_default=False),
+    file: str = INPUT,
+    output: Path = typer.Option(Path("vectors.npy"), help="Where the vectors go: texts × width, for numpy.load."),
+    pooling: str = typer.Option("", help="mean or first; as the model was made for without it.", show_default=False),
+) -> None:
+    """Turn texts into vectors."""
+    import io
+
+    import numpy as np
+    import torch
+
+    from clearhead import api
+    from clearhead.files import overwrite
+
+    loaded, lines = api.load(model), read_lines(text, file)
+    parts = [loaded.embed(lines[i : i + SOME], pooling) for i in range(0, len(lines), SOME)]
+    vectors = torch.cat(parts).float().cpu().numpy()
+    held = io.BytesIO()
+    np.save(held, vectors)
+    overwrite(output, held.getvalue())
+    typer.echo(f"{len(vectors):,} vectors of {vectors.shape[1]} numbers in {output}")

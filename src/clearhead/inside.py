@@ -1,0 +1,144 @@
+"""What can be seen of a model: text or ids in, tensors out; every value by its name, and changed if one likes."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clearhead import config as c
+from clearhead.batch import Batch, read_batch
+from clearhead.config import Config
+from clearhead.errors import ClearheadError
+from clearhead.lens.edits import as_edit
+from clearhead.lens.names import matching
+from clearhead.lens.seen import Seen, labels
+from clearhead.model.transformer import Transformer
+from clearhead.tap import SILENT, Select, Tap, Watch
+from clearhead.tokens.text import Tokenizer
+
+Text = str | Tensor | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+Dense = Tensor | str | Path | Sequence[str | Path]  # numbers, or files that hold them
+Edits = Mapping[str, Callable[..., Tensor]]
+
+
+class Inside:
+    """A Transformer with its configuration and tokenizer; `net` is the torch module itself."""
+
+    def __init__(
+        self,
+        net: Transformer,
+        config: Config,
+        tokenizer: Tokenizer | None = None,
+        source_tokenizer: Tokenizer | None = None,  # where a source is cut by another rule
+        why: str = "",  # it cannot read text, where it has no tokenizer
+    ) -> None:
+        self.net, self.config, self.tokenizer = net, config, tokenizer
+        self.source_tokenizer, self._why = source_tokenizer, why
+        if tokenizer is not None and len(tokenizer) > config.model.vocabulary:
+            size = f"{len(tokenizer)} tokens, the model only {config.model.vocabulary}"
+            raise ClearheadError(f"the tokenizer has {size}; give the model vocabulary={len(tokenizer)}.")
+
+    @property
+    def kind(self) -> str:
+        """decoder, encoder or encoder-decoder."""
+        return self.config.model.shape.kind
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.net.parameters())
+
+    def __repr__(self) -> str:
+        m, size = self.config.model, f"{self.parameters:,} parameters"
+        return f"<{self.kind}: {m.layers} layers, {m.attention.heads} heads, width {m.width}, {size}>"
+
+    def hidden(
+        self,
+        x: Text | None = None,
+        *,
+        source: Text | None = None,
+        pictures: Dense | None = None,
+        sound: Dense | None = None,
+        edits: Edits | None = None,
+        gradients: bool = False,
+    ) -> Tensor:
+        """The last hidden states: tokens × width for one text, batch × tokens × width for several."""
+        if edits and "logits" in edits:
+            raise ClearheadError("logits come after the hidden states; an edit of them changes nothing here.")
+        batch, tap = self._batch(x, source, pictures, sound), self._tap((), edits)
+        with _mode(gradients, tap):
+            return batch.unwrap(self._run(batch, tap))
+
+    def logits(
+        self,
+        x: Text | None = None,
+        *,
+        source: Text | None = None,
+        pictures: Dense | None = None,
+        sound: Dense | None = None,
+        edits: Edits | None = None,
+        gradients: bool = False,
+    ) -> Tensor:
+        """Logits at every position (language, masked-word), or one row for the whole text (classes, number).
+
+        Several texts are padded on the right to the longest; what comes out beyond a text's end means nothing.
+        `source` is what an encoder-decoder reads; `pictures` and `sound` (tensors or files) take its place or that of
+        text. `edits` map names of values to `ablate`, `scale`, `replace` or any function of a tensor.
+        """
+        if isinstance(self.config.model.head, c.Hidden):
+            raise ClearheadError("this model has no head, so it has no logits; hidden(…) gives its hidden states.")
+        batch, tap = self._batch(x, source, pictures, sound), self._tap((), edits)
+        with _mode(gradients, tap):
+            return batch.unwrap(self.net.predict(self._run(batch, tap), batch.segments, tap))
+
+    def watch(
+        self,
+        x: Text | None = None,
+        names: str | Iterable[str] | Mapping[str, Select] = "**",
+        *,
+        source: Text | None = None,
+        pictures: Dense | None = None,
+        sound: Dense | None = None,
+        edits: Edits | None = None,
+        gradients: bool = False,
+    ) -> Seen:
+        """The values of those names (`blocks.*.attn.pattern`), by name, always with the batch as first dimension."""
+        batch = self._batch(x, source, pictures, sound)
+        tap = self._tap([names] if isinstance(names, str) else names, edits)
+        with _mode(gradients, tap):
+            self.net.predict(self._run(batch, tap), batch.segments, tap)
+        values = tap.values if isinstance(tap, Watch) else {}
+        tokens = labels(batch.ids, batch.segments, self.tokenizer)
+        source_tokens = labels(batch.source, batch.source_segments, self.source_tokenizer or self.tokenizer)
+        return Seen(values, self.config.model, tokens, source_tokens)
+
+    def _batch(
+        self, x: object, source: object = None, pictures: object = None, sound: object = None, longest: int = 0
+    ) -> Batch:
+        like, words = next(self.net.parameters()), (self.tokenizer, self.source_tokenizer or self.tokenizer)
+        dense = {"picture": pictures, "sound": sound}
+        return read_batch(self.config, words, like, x, source=source, **dense, longest=longest, why=self._why)
+
+    def _run(self, batch: Batch, tap: Tap) -> Tensor:
+        return self.net(
+            batch.ids, segments=batch.segments, source=batch.source, source_segments=batch.source_segments, tap=tap
+        )
+
+    def _tap(self, names: Iterable[str] | Mapping[str, Select], edits: Edits | None) -> Tap:
+        names = names if isinstance(names, Mapping) else list(names)
+        if not isinstance(edits or {}, Mapping) or not all(isinstance(name, str) for name in (*names, *(edits or {}))):
+            raise ClearheadError("values are asked for by name, and edits are {name: change}.")
+        if not names and not edits:
+            return SILENT
+        for pattern in (*names, *(edits or {})):
+            matching(self.config.model, pattern)
+        return Watch(names, {name: as_edit(edit) for name, edit in (edits or {}).items()})
+
+
+@contextmanager
+def _mode(gradients: bool, tap: Tap) -> Iterator[None]:
+    """Gradients or not; a watched pass is never compiled."""
+    eager = nullcontext() if tap is SILENT else torch.compiler.set_stance("force_eager")
+    with torch.set_grad_enabled(gradients), eager:
+        yield

@@ -1,0 +1,118 @@
+"""The commands that put a model to work: fill, classify, embed, score, translate, chat."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import clearhead as ch
+from clearhead.cli.main import app
+from clearhead.errors import ClearheadError
+
+WORDS = ch.Tokenizer.train_bpe(["the cat sat on the mat"], 300, ("<|end|>", "<|mask|>"))
+SIZE, MASK, END = len(WORDS), WORDS.special["<|mask|>"], WORDS.special["<|end|>"]
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+MODELS = {
+    "reader": ("tiny-encoder", {"use__mask": [MASK]}),
+    "judge": ("tiny-encoder", {"head": {"kind": "classes", "classes": 2}, "use__labels": ["no", "yes"]}),
+    "writer": ("tiny-decoder", {"context": 256, "use__stop": [END], "use__chat": TEMPLATE}),
+    "translator": ("tiny-encoder-decoder", {"use__start": [END], "use__stop": [END]}),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    for name, (preset, changes) in MODELS.items():
+        ch.save(ch.new(preset, vocabulary=SIZE, tokenizer=WORDS, seed=1, **changes), folder / name)
+    return folder
+
+
+def run(*words, typed=None):
+    done = CliRunner().invoke(app, [str(word) for word in words], input=typed, catch_exceptions=True)
+    if isinstance(done.exception, ClearheadError):
+        raise done.exception
+    assert done.exit_code == 0, done.exception
+    return done.stdout
+
+
+def test_fill_tells_words_with_their_probability(models):
+    assert len(run("fill", models / "reader", "the [MASK] sat", "--top", 3).splitlines()) == 3
+    gaps = json.loads(run("fill", models / "reader", "[MASK] cat [MASK]", "--top", 2, "--json"))
+    assert [len(gap) for gap in gaps] == [2, 2]
+
+
+def test_classify_judges_a_text_and_each_line_of_a_file(models, tmp_path):
+    (tmp_path / "lines.txt").write_text("the cat\nsat on the mat\n")
+    lines = run("classify", models / "judge", "--input", tmp_path / "lines.txt").splitlines()
+    assert lines[0] == run("classify", models / "judge", "the cat").strip()
+    assert len(lines) == 2
+    tree = json.loads(run("classify", models / "judge", "the cat", "--json"))
+    assert sum(tree["all"].values()) == pytest.approx(1)
+
+
+def test_embed_writes_a_row_for_each_line(models, tmp_path):
+    run("embed", models / "reader", "--input", "-", "--output", tmp_path / "v.npy", typed="the cat\na mat\n")
+    vectors, model = np.load(tmp_path / "v.npy"), ch.load(models / "reader", device="cpu")
+    assert vectors == pytest.approx(model.embed(["the cat", "a mat"]).numpy(), abs=1e-6)
+
+
+def test_score_tells_perplexity(models):
+    tree = json.loads(run("score", models / "writer", "the cat sat", "--json"))
+    assert tree["perplexity"] == pytest.approx(ch.load(models / "writer", device="cpu").score("the cat sat").perplexity)
+
+
+def test_translate_keeps_the_order_and_empty_lines(models, tmp_path):
+    (tmp_path / "in.txt").write_text("the cat sat on the mat\n\nthe cat\n")
+    run("translate", models / "translator", "--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt",
+        "--beam", 2, "--max-tokens", 4)  # fmt: skip
+    lines = (tmp_path / "out.txt").read_text().split("\n")
+    assert (len(lines), lines[1]) == (4, "")
+    assert lines[2] == run("translate", models / "translator", "the cat", "--beam", 2, "--max-tokens", 4).strip()
+
+
+def test_a_conversation_goes_on_is_seen_and_saved(models, tmp_path):
+    typed = (
+        f"the cat\n/see\n/regenerate\n/save {tmp_path / 'talk.json'}\n/help\n/system You are a mat.\nsat\n/see\n/quit\n"
+    )
+    shown = run("chat", models / "writer", "--max-tokens", 5, "--system", "You are a cat.", typed=typed)
+    assert "system: You are a cat.\nuser: the cat\nassistant:" in shown
+    assert "system: You are a mat.\nuser: sat\nassistant:" in shown
+    assert "/regenerate    another answer" in shown
+    talk = json.loads((tmp_path / "talk.json").read_text())
+    assert [message["role"] for message in talk] == ["system", "user", "assistant"]
+
+
+def test_generate_shows_streams_and_counts_the_same_text(models):
+    words = ("generate", models / "writer", "the cat", "--max-tokens", 6, "--seed", 3)
+    plain = run(*words)
+    assert run(*words, "--stream") == plain
+    assert json.loads(run(*words, "--json"))["text"] == plain.removesuffix("\n").removeprefix("the cat")
+    assert "likeliest" in run(*words, "--logprobs", 2)
+    assert run(*words, "--n", 2).startswith(plain)
+
+
+MISTAKES = [
+    (("fill", "reader", "no gap"), "the text has no gap"),
+    (("classify", "judge"), "give a text, or --input"),
+    (("classify", "judge", "a", "--input", "b"), "give a text, or --input"),
+    (("classify", "reader", "a"), "tells no classes"),
+    (("score", "translator", "a"), "does not write text"),
+    (("translate", "writer", "a"), "has no source to read"),
+    (("chat", "reader"), "no chat template"),
+    (("generate", "writer", "a", "--stream", "--n", "2"), "--stream shows one text"),
+    (("generate", "writer", "a", "--temperature", "-1"), "of at least 0"),
+    (("generate", "writer", "", "--max-tokens", "2"), "empty"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), MISTAKES)
+def test_mistakes_get_a_sentence(models, words, sentence, capsys):
+    command, name, *rest = words
+    if command == "chat":
+        done = CliRunner().invoke(app, [command, str(models / name)], input="hello\n")
+        assert sentence in done.output
+        return
+    with pytest.raises(ClearheadError, match=sentence):
+        run(command, models / name, *rest)
