@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-COMMANDS = [line.split("    #")[0].strip() for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+SHELLS = [[line.split("    #")[0].strip() for line in text.splitlines()] for kind, text in BLOCKS if kind == "sh"]
+COMMANDS = [line for shell in SHELLS for line in shell]
 SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
 
 
@@ -34,11 +35,13 @@ def run(words, folder):
     )
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("clearhead")])
-def test_command_works(command, folder):
-    done = run(["bash", "-c", command], folder)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+@pytest.mark.parametrize("number", range(len(SHELLS)))
+def test_commands_work(number, folder):
+    for command in SHELLS[number]:
+        if command.startswith("clearhead"):
+            done = run(["bash", "-c", command], folder)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))

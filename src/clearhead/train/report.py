@@ -190,16 +190,16 @@ def commands(out: Path, config: c.Config) -> list[tuple[str, str]]:
     last = Checkpoints(out, 1).last()
     where = out / BEST if (out / BEST).exists() else last.folder if last else out
     folder, kind = shlex.quote(str(where)), config.model.shape.kind
-    loaded = f"import clearhead as ch; model = ch.load({str(where)!r})"
     match config.model.head:
         case c.Language() if kind == "decoder":
             use = ("Write with it", f'clearhead generate {folder} "Once"')
-        case c.Language() if kind == "encoder-decoder":
-            use = ("Translate with it", f"python -c {shlex.quote(loaded + '; print(model.translate(input()))')}")
-        case c.Classes() | c.Number() if config.model.vocabulary:
-            use = ("Judge a text with it", f"python -c {shlex.quote(loaded + '; print(model.logits(input()))')}")
+        case c.Language():
+            use = ("Translate with it", f'clearhead translate {folder} "A sentence."')
+        case c.MaskedWord():
+            use = ("Fill gaps with it", f'clearhead fill {folder} "The [MASK] is here."')
         case _:
-            use = ("Use it from Python", f"python -c {shlex.quote(loaded + '; print(model)')}")
+            what = {"tokens": '"A text."', "pictures": "picture.png"}.get(config.model.input.kind, "sound.wav")
+            use = ("Judge with it", f"clearhead classify {folder} {what}")
     see = [("See where a head looks", f'clearhead see {folder} "A sentence." --layer 0 --head 0')]
     return [
         use,
