@@ -80,7 +80,9 @@ def _ranges(value: Any, path: str) -> Iterator[str]:
 def _attention(m: "ModelConfig") -> Iterator[str]:
     a = m.attention
     if not a.head_width and m.width % a.heads:
-        yield f"model.width = {m.width} does not split into {a.heads} heads; give attention.head_width."
+        near = min((n for n in range(1, m.width + 1) if m.width % n == 0), key=lambda n: abs(n - a.heads))
+        choose = f"choose model.attention.heads among its divisors, such as {near}, or give model.attention.head_width"
+        yield f"model.width = {m.width} does not split into {a.heads} heads; {choose}."
     if a.heads % m.kv_heads:
         yield f"model.attention.heads = {a.heads} cannot share {m.kv_heads} kv_heads evenly."
 

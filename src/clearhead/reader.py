@@ -118,8 +118,8 @@ def override(base: Tree, changes: Mapping[str, object]) -> Tree:
                 where = ".".join(parents[: depth + 1])
                 if set(table) == {"kind"}:
                     raise ClearheadError(f"{where} is new with kind {table['kind']!r}; give it as a whole table.")
-                why = "has no options below it" if key in table else f"is not an option; {nearest(key, table)}"
-                raise ClearheadError(f"{where} {why}.")
+                why = "has no options below it." if key in table else f"is not an option; {nearest(key, table)}"
+                raise ClearheadError(f"{where} {why}")
             table = inner
         value = [flag_value(item) for item in value] if isinstance(value, list) else flag_value(value)
         old = table.get(last)

@@ -138,7 +138,15 @@ def recipes(models: Mapping[str, Config]) -> dict[str, Config]:
         "shakespeare-char-cpu": Config(
             _modern(66, 128, 128, 4, 4, 0.0),
             data=Data(tokenizer="characters"),
-            train=Train(steps=700, rows=16, warmup=20, optimiser=fast, schedule=Trapezoid(cooldown=0.7), check=350),
+            train=Train(
+                steps=700,
+                rows=16,
+                warmup=20,
+                optimiser=fast,
+                schedule=Trapezoid(cooldown=0.7),
+                check=350,
+                expected=(350, 1.7, 1.8, 700, 1.53, 1.61),
+            ),
         ),
         "lm-small": Config(
             _modern(8192, 256, 384, 6, 6, 0.1),

@@ -1,5 +1,6 @@
 """The commands that put a model to work: fill, classify, embed, score, translate, chat."""
 
+import io
 import json
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import clearhead as ch
+from clearhead.cli.chat import chat
 from clearhead.cli.main import app
 from clearhead.errors import ClearheadError
 
@@ -108,11 +110,14 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("words", "sentence"), MISTAKES)
-def test_mistakes_get_a_sentence(models, words, sentence, capsys):
+def test_mistakes_get_a_sentence(models, words, sentence, monkeypatch):
     command, name, *rest = words
     if command == "chat":
-        done = CliRunner().invoke(app, [command, str(models / name)], input="hello\n")
-        assert sentence in done.output
+        typed = io.StringIO("hello\n")
+        monkeypatch.setattr("sys.stdin", typed)
+        with pytest.raises(ClearheadError, match=sentence):
+            chat(str(models / name), "", 5, 0.7, 0)
+        assert typed.tell() == 0  # before anything is read
         return
     with pytest.raises(ClearheadError, match=sentence):
         run(command, models / name, *rest)

@@ -452,7 +452,7 @@ def test_po_reads_back_any_text(tmp_path_factory, texts):
         (["none.tmx"], {"sides": ("a", "b")}, "none.tmx cannot be read"),
         (["one.txt"], {}, "one.txt holds no pairs; give two texts, or files of"),
         (["a.en", "b.tsv"], {}, "a.en holds no pairs"),
-        (["a.en", "b.de", "c.fr"], {}, "a.en holds no pairs"),
+        (["a.en", "b.de", "c.fr"], {}, "two texts are wanted, .* not 3: a.en b.de c.fr"),
         (["a.en", "b.de"], {"sides": ("0", "1")}, "has no columns"),
         (["a.po"], {"sides": ("0", "1")}, "has no columns"),
     ],

@@ -49,6 +49,36 @@ def test_a_pipe_is_learned_from_as_a_file_is_and_gone_on_with(tokenizer, tmp_pat
     assert (tmp_path / "pipe/steps/00000006").is_dir()
 
 
+@pytest.mark.parametrize("change", [lambda text: "x" + text[1:], lambda text: text[:-1], lambda text: text + "x"])
+def test_another_text_in_the_pipe_is_not_gone_on_with(change, tmp_path, monkeypatch):
+    samples.texts(tmp_path)
+    text, out = (tmp_path / "text.txt").read_text(), tmp_path / "run"
+    for again in (text, text):
+        piped(monkeypatch, again)
+        trained("lm-small", out, **{"data.train": ["-"]})
+    piped(monkeypatch, change(text))
+    with pytest.raises(ch.ClearheadError, match=r"standard input is not the text that this run learns from"):
+        trained("lm-small", out, **{"data.train": ["-"], "train.steps": 6})
+    assert (out / "piped/train-0.txt").read_text() == text
+
+
+def test_an_empty_pipe_is_called_by_its_name(tmp_path, monkeypatch):
+    piped(monkeypatch, "")
+    with pytest.raises(ch.ClearheadError, match=r"standard input \(-\) is empty"):
+        begun("lm-small", tmp_path / "run", **TEXTS, **{"data.train": ["-"]})
+
+
+def test_a_table_of_pairs_tells_that_its_first_line_is_one(tmp_path):
+    lines = [f"{text},{text.upper()}" for text in samples.sentences(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["en,de", *lines]) + "\n")
+    for sides, told in (([], ["'en' and 'de'"]), (["en", "de"], [])):
+        said, data = [], {"data.train": [str(tmp_path / "a.csv")], "data.sides": sides}
+        config = read_config("mt-small", {**SMALL, **PAIRS, **data})
+        begin(config, tmp_path / "-".join(["run", *sides]), resume=True, device="cpu", compiled=False, say=said.append)
+        assert len(said) == len(told)
+        assert all(words in line for words, line in zip(told, said, strict=True))
+
+
 @pytest.mark.parametrize("recipe", ["mt-small", "finetune-classify", "picture-patches", "sound-patches"])
 @pytest.mark.parametrize("option", ["data.train", "data.valid"])
 def test_what_is_no_text_does_not_come_through_a_pipe(recipe, option, tmp_path):

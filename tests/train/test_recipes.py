@@ -162,8 +162,23 @@ MISTAKES = [
     ("lm-small", {"data.train": []}, "there is nothing to learn from"),
     ("lm-small", {"data.train": "no.txt"}, "no.txt: there is no such file"),
     ("lm-small", {"data.train": "empty.txt"}, "empty.txt: there is no text in it"),
+    ("lm-small", {"data.train": "no.txt"}, r"there is no such file\.$"),
+    ("lm-small", {"data.train": "empty.txt"}, r"no text in it\.$"),
+    ("lm-small", {"data.train": [FILE, "empty.txt"]}, "no text in it; data.broken = skip would leave it out"),
+    (
+        "lm-small",
+        {"data.train": "empty"},
+        r"empty: the folder holds no texts: no name ends in .txt, .text, .md, .jsonl\.$",
+    ),
+    ("lm-small", {"data.train": "zeros.txt"}, r"zeros.txt: it is no text \(byte 3 is not UTF-8\)\.$"),
+    ("lm-small", {"data.train": "sounds", "out": "sounds"}, "--out sounds is the folder of the data"),
+    (
+        "lm-small",
+        {"model.width": 32, "model.attention.heads": 6},
+        "heads among its divisors, such as [48], or give model",
+    ),
     ("lm-small", {"data.train": "short.txt"}, "a row needs 16 tokens and one more; there are 1 to train on"),
-    ("lm-small", {"train.length": 17}, "train.length = 17 is more than the model's context of 16"),
+    ("lm-small", {"train.length": 17}, "choose --train.length=16 or less, or a larger --model.context"),
     ("lm-small", {"data.tokenizer": "words"}, "words is no clearhead model"),
     ("lm-small", {"data.tokenizer": FILE}, "text.txt is no tokenizer"),
     ("lm-small", {"train.expected": [1, 2]}, r"train.expected = \[1.0, 2.0\] must be threes"),
@@ -175,10 +190,18 @@ MISTAKES = [
     ("lm-smal.toml", {}, r"there is no file lm-smal.toml, and no preset of that name; did you mean 'lm-small'\?"),
     ("typo.toml", {}, r"train.stpes is not an option; did you mean 'steps'\?"),
     ("mt-small", {"data.train": FILE}, "text.txt holds no pairs; give two texts"),
-    ("mt-small", {"data.train": [*PAIR, FILE]}, "a.en holds no pairs; give two texts"),
+    ("mt-small", {"data.train": [*PAIR, FILE]}, "two texts are wanted, .* not 3: a.en a.de text.txt"),
     ("mt-small", {"data.train": ["a.en", FILE]}, "a.en has 120 lines and text.txt has 300"),
     ("mt-small", {"data.train": PAIR, "data.most": 1}, "there is no pair to train on; 120 were read"),
     ("mt-small", {"data.train": PAIR, "data.sides": "en"}, "must name two columns"),
+    ("mt-small", {"data.train": "rows.tsv"}, r"has 4 columns: 'text', 'other', 'label', 'score'; .* --data.sides 0 1"),
+    (
+        "mt-small",
+        {"data.train": "pair.csv", "train.patience": 1},
+        "only 1 row, so none can be held out; give data.valid",
+    ),
+    ("finetune-classify", {"data.train": "two.csv", "train.patience": 1}, "only 2 rows, so none can be held out"),
+    ("finetune-classify", {"data.train": "all.csv", "train.patience": 1}, "9 different labels for 9 rows; for numbers"),
     ("finetune-classify", {"data.train": FILE}, "text.txt must be a .csv, .tsv or .jsonl file"),
     ("finetune-classify", {"data.train": "rows.tsv", "data.label": "lable"}, "there is no column 'lable'"),
     ("finetune-classify", {"data.train": "rows.tsv", "model.head": "hidden"}, "a model without a head learns nothing"),
@@ -186,6 +209,7 @@ MISTAKES = [
     ("picture-patches", {"data.train": "one.npz"}, "there are no two classes to tell apart"),
     ("picture-patches", {"data.train": FILE}, "text.txt must be a folder, an .npz"),
     ("picture-patches", {"data.train": "pictures.npz", "data.label": "stm"}, "data.label = 'stm' is no choice"),
+    ("sound-patches", {"data.train": "sounds/low"}, "data.label = stem takes the class from names .* the folder above"),
     ("sound-patches", {"data.train": "sounds", "data.shift": 2}, "only pictures can be shifted"),
     ("whisper-tiny", {}, "speech with its words cannot be learned from files yet"),
 ]
@@ -197,6 +221,11 @@ def test_a_mistake_is_one_sentence(name, changes, sentence, tmp_path, monkeypatc
     for make in (samples.texts, samples.sentence_pairs, samples.labelled, samples.pictures, samples.sounds):
         make(tmp_path)
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "zeros.txt").write_bytes(b"PK\0\xff\n" * 9)
+    (tmp_path / "pair.csv").write_text("one,eins\n")
+    for name_, count in (("two.csv", 2), ("all.csv", 9)):
+        (tmp_path / name_).write_text("text,label\n" + "".join(f"text {n},{n}.5\n" for n in range(count)))
     (tmp_path / "short.txt").write_text("ab")
     (tmp_path / "typo.toml").write_text("[train]\nstpes = 5\n")
     np.savez(tmp_path / "one.npz", images=np.zeros((4, 8, 8), np.uint8), labels=np.zeros(4, np.int64))
@@ -205,3 +234,11 @@ def test_a_mistake_is_one_sentence(name, changes, sentence, tmp_path, monkeypatc
     with pytest.raises(ch.ClearheadError, match=sentence) as told:
         learned(name, FILE, changes.pop("out", "run"), {**small, **changes})
     assert "\n" not in str(told.value)
+
+
+def test_the_folder_of_a_run_stands_for_its_best_model(tmp_path):
+    learned("lm-small", samples.texts(tmp_path), tmp_path / "run", {**QUICK, **WORDS})
+    best, run = (ch.load(tmp_path / name, device="cpu") for name in ("run/best", "run"))
+    assert all(torch.equal(a, b) for a, b in zip(best.net.parameters(), run.net.parameters(), strict=True))
+    (tmp_path / "run" / "best").unlink()
+    assert ch.load(tmp_path / "run", device="cpu").tokenizer.encode("cat") == best.tokenizer.encode("cat")

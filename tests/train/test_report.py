@@ -7,15 +7,19 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from runs import Counting, run
+from samples import NARROW, QUICK, labelled, sentences
 
 import clearhead as ch
 from clearhead.cli.display import Display
 from clearhead.train import report
+from clearhead.train.begin import begin, read_config
 from clearhead.train.curve import MOST, figure, png, thin
 from clearhead.train.diagnosis import band, diagnose, wobble
 from clearhead.train.pace import Speed
-from clearhead.train.teach import shown
+from clearhead.train.teach import opening, shown, teach
 
 STEPS, SEEDS = 2000, 40
 
@@ -119,6 +123,25 @@ def test_the_expected_range_runs_straight_and_ends_where_it_ends():
 def test_a_wobble_is_the_deviation_of_the_noise_whatever_the_course():
     draw = random.Random(0)
     assert wobble([5 * math.exp(-i / 100) + draw.gauss(0, 0.1) for i in range(2000)]) == pytest.approx(0.1, rel=0.1)
+
+
+@given(st.lists(st.floats(0, 20), min_size=2, max_size=200), st.integers(1, 7))
+def test_a_curve_that_only_falls_is_never_called_bad(losses, check):
+    losses = sorted(losses, reverse=True)
+    lines = [{"step": 10 * i, "loss": loss} for i, loss in enumerate(losses, 1)]
+    for line in lines[::check]:
+        line["valid"] = line["loss"]
+    assert not {finding.name for finding in diagnose(lines)} & {"diverging", "spikes", "overfitting", "unsteady"}
+
+
+def test_a_slow_start_is_not_diverging():
+    losses = [6.914, 6.898, 6.848, 6.716, 6.534, 6.345]  # the last mean of few is lower than the median of the last
+    assert names_of(losses) == ["too early to tell"]
+    assert names_of([*losses, 6.6, 6.9, 7.2, 7.5, 7.8]) == ["diverging"]
+
+
+def names_of(losses):
+    return [finding.name for finding in diagnose([{"step": 10 * i, "loss": x} for i, x in enumerate(losses, 1)])]
 
 
 class Page(HTMLParser):
@@ -250,3 +273,74 @@ def test_a_run_that_fails_leaves_a_report_of_what_it_was(tmp_path):
         shown(made, Display, print, "tiny-decoder", False, None)
     assert json.loads((tmp_path / "run" / "facts.json").read_text())["end"] == "failed"
     assert "ended by a mistake" in (tmp_path / "run" / "report.html").read_text()
+
+
+def taught(folder, *, microscope=False, preset="tiny-decoder", **changes):
+    """What is said by a run on a small text."""
+    (folder / "a.txt").write_text("\n".join(sentences(200)))
+    common = {"data.train": [str(folder / "a.txt")], "data.vocabulary": 300, "train.steps": 4, **NARROW, **QUICK}
+    config, said = read_config(preset, {**common, **changes}), []
+    result = teach(config, folder / "run", Display, said.append, name=preset, device="cpu", microscope=microscope)
+    return result, said
+
+
+def test_a_finished_run_has_nothing_left_to_do_and_says_only_that(tmp_path):
+    first, _ = taught(tmp_path)
+    left = [tmp_path / "run" / name for name in ("log.jsonl", "facts.json", "curve.png", "report.html")]
+    before = [path.stat().st_mtime_ns for path in left]
+    again, said = taught(tmp_path)
+    assert again == first
+    assert said == [f"nothing is left to do in {tmp_path / 'run'}: all 4 steps are done; a larger train.steps goes on."]
+    assert [path.stat().st_mtime_ns for path in left] == before
+    _, said = taught(tmp_path, **{"train.average": 1})  # something new is asked for
+    assert "all steps done at step 4" in " ".join(said)
+    assert (tmp_path / "run" / "average").exists()
+    assert "going on after step 4" in " ".join(taught(tmp_path, **{"train.steps": 6})[1])
+
+
+def test_a_run_that_was_killed_before_its_report_still_writes_it(tmp_path):
+    taught(tmp_path)
+    (tmp_path / "run" / "facts.json").unlink()
+    (tmp_path / "run" / "report.html").unlink()
+    taught(tmp_path)
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_the_report_names_the_film_where_there_is_one(tmp_path):
+    _, said = taught(tmp_path)
+    page = tmp_path / "run" / "report.html"
+    assert "microscope/film.png" not in page.read_text()
+    _, said = taught(tmp_path, microscope=True, **{"train.steps": 6})
+    assert "microscope/film.png" in page.read_text()
+    assert sum("film.png" in line for line in said) == 1
+    assert len(taught(tmp_path, microscope=True, **{"train.steps": 6})[1]) == 1
+
+
+def test_the_opening_tells_how_many_parameters_learn(tmp_path):
+    taught(tmp_path, preset="tiny-encoder")
+    changes = {"data.train": labelled(tmp_path), "train.start": str(tmp_path / "run" / "best"), "train.learns": "head"}
+    config = read_config("finetune-classify", changes)
+    made = begin(config, tmp_path / "tuned", resume=True, device="cpu", compiled=False)
+    learn, size = (sum(p.numel() for p in made.net.parameters() if p.requires_grad or all_) for all_ in (False, True))
+    assert opening(made, "cpu")[-1].startswith(f"{learn:,} of {size:,} parameters learn, ")
+    assert learn < size
+
+
+def test_one_step_an_epoch_is_one_step(tmp_path):
+    data = Counting()
+    made = run(tmp_path / "run", data)
+    for epoch, told in ((1, "1 step an epoch"), (2, "2 steps an epoch")):
+        data.epoch = epoch
+        assert told in opening(made, "cpu")[-1]
+
+
+def test_a_number_is_off_by_the_root_of_its_loss(tmp_path, capsys):
+    data = {"data.train": labelled(tmp_path), "data.label": "score"}
+    taught(tmp_path, preset="tiny-encoder", **{"model.head": {"kind": "number"}}, **data)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    roots = [f"{math.sqrt(line['valid']):.4g}" for line in lines if "valid" in line]
+    shown = capsys.readouterr().out
+    assert all(f"off by {root}" in shown for root in roots)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "typical error" in page
+    assert f"<b>{min(roots, key=float)}</b>" in page

@@ -285,22 +285,62 @@ def test_a_loss_that_is_no_number_stops_with_step_and_last_good_checkpoint(tmp_p
         made.train(poison)
 
 
-def test_an_interrupt_in_the_middle_of_a_step_saves_a_whole_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM] * 2], ids=len)
+def test_an_interrupt_in_the_middle_of_a_step_saves_a_whole_one(numbers, tmp_path, monkeypatch):
+    before = [signal.getsignal(number) for number in numbers]
     made = run(tmp_path / "cut", save=100, report=100, check=100)
     move = made.optimiser.step
 
     def interrupted(factor):
         if made.step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
+            for number in numbers:
+                os.kill(os.getpid(), number)
         move(factor)
 
     monkeypatch.setattr(made.optimiser, "step", interrupted)
     result = through(made)
+    assert [signal.getsignal(number) for number in numbers] == before
     assert (result.end, result.step) == ("stopped", 4)
     again = run(tmp_path / "cut", save=100, report=100, check=100)
     assert again.resume()
     whole = through(run(tmp_path / "whole", save=100, report=100, check=100))
     assert equal(weights(through(again).folder), weights(whole.folder))
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
+    made = run(tmp_path / "run")
+
+    def impatient(factor):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(made.optimiser, "step", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        through(made)
+    assert not (tmp_path / "run" / "steps").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_interrupted_saves_and_ends_with_130(number, tmp_path):
+    (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 200)
+    words = ["train", "tiny-decoder", "--data.train=a.txt", "--data.vocabulary=300", "--train.report=1", "--out=run"]
+    command = [sys.executable, "-m", "clearhead", *words, "--train.save=1000000", "--train.check=1000000"]
+    quick = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    child, end = subprocess.Popen([*command, "--train.steps=1000000"], **quick), time.monotonic() + 60
+    log = tmp_path / "run" / "log.jsonl"
+    while not log.exists() or not log.read_text():
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    child.send_signal(number)
+    told, _ = child.communicate(timeout=60)
+    assert child.returncode == 130, told
+    assert "stopped by hand" in told
+    assert "the same command goes on" in told
+    (saved,) = (tmp_path / "run" / "steps").iterdir()
+    step = int(saved.name)
+    again = subprocess.run([*command, f"--train.steps={step + 2}"], **quick, check=False)
+    assert (again.returncode, f"going on after step {step:,}" in again.stdout) == (0, True), again.stdout
 
 
 def test_weights_that_are_no_numbers_are_never_saved(tmp_path):

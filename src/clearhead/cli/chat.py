@@ -32,6 +32,7 @@ def chat(
     from clearhead import api
 
     talk = Talk(api.load(model), system, max_tokens, temperature, seed)
+    talk.model.conversation([*talk.whole, {"role": "user", "content": "Hello"}])  # a model not made for it says so now
     inviting = sys.stdin.isatty()
     if inviting:
         typer.echo(f"{talk.model!r}; /help tells what else can be typed")

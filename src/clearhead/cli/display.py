@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from clearhead.config import Number
 from clearhead.train.pace import Left, Speed, duration
 from clearhead.train.run import Progress, Run
 
@@ -23,6 +24,7 @@ class Display:
     def __init__(self, run: Run, speed: Speed) -> None:
         self.speed, self.left, self.best = speed, Left(run.options.steps), run.best
         self.valid = ""  # the last one, in words
+        self.number = isinstance(run.model.config.model.head, Number)
         console = Console(highlight=False)
         self.live: Live | None = None
         if sys.stdout.isatty() and not console.is_dumb_terminal:
@@ -44,6 +46,7 @@ class Display:
             better = at.valid < self.best
             self.best = min(self.best, at.valid)
             self.valid = f"validation {at.valid:.4f}" + (" (best)" if better else f" (best {self.best:.4f})")
+            self.valid += f", off by {math.sqrt(at.valid):.4g}" if self.number else ""  # in the label's own unit
             self.valid += "" if at.accuracy is None else f", accuracy {at.accuracy:.1%}"
         speed = [f"{at.lessons * self.speed.tokens:,.0f} tok/s"]
         if self.speed.peak:

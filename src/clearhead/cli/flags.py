@@ -1,8 +1,10 @@
 """--dotted.flags: any option of a configuration, on the command line."""
 
+from collections.abc import Iterator
+
 import typer
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, nearest
 
 MODEL = typer.Argument(
     help="A clearhead or Hugging Face folder, a .gguf file, a name that was fetched, or owner/name on the hub.",
@@ -23,8 +25,8 @@ def dotted(words: list[str]) -> dict[str, object]:
         word = rest.pop(0)
         key, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or "." not in key:
-            dotted_form = f"--model.{key.strip('-')}={value or '…'}"
-            raise ClearheadError(f"{word!r} is not an option; an option of the model is written {dotted_form}.")
+            raise ClearheadError(f"{word!r} is not an option; {_in_full(key.strip('-'), value or '…')}")
+        _check_section(key)
         values = [value] if equals else []
         while rest and not rest[0].startswith("--"):
             values.append(rest.pop(0))
@@ -32,3 +34,31 @@ def dotted(words: list[str]) -> dict[str, object]:
             raise ClearheadError(f"{word} needs a value.")
         found[key] = values if len(values) > 1 else values[0]
     return found
+
+
+def _check_section(key: str) -> None:
+    """Refuses a key that begins with no section and, as attention.heads may, with no option of the model."""
+    from clearhead.config import Config
+
+    tree = Config().tree()
+    first, _, rest = key.partition(".")
+    known = [*tree, *tree["model"]]
+    if first not in known:
+        raise ClearheadError(f"--{key} is not an option; {nearest(key, [f'{name}.{rest}' for name in known])}")
+
+
+def _in_full(name: str, value: str) -> str:
+    """The end of a sentence: how the option of that name is written, whatever its section."""
+    from clearhead.config import Config
+
+    same = [path for path in _paths(Config().tree()) if path.endswith(f".{name}")]
+    if same:
+        return f"did you mean --{min(same, key=lambda path: path.count('.'))}={value}?"
+    return "options are written with their section, as in --train.steps=100."
+
+
+def _paths(tree: dict[str, object], before: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        yield before + name
+        if isinstance(value, dict):
+            yield from _paths(value, f"{before}{name}.")

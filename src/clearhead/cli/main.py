@@ -1,5 +1,6 @@
 """`clearhead`: the commands, and how mistakes are told. Nothing here imports torch."""
 
+import os
 import sys
 
 import typer
@@ -96,5 +97,6 @@ def main() -> None:
 
 
 def _stop(sentence: str, status: int) -> None:
-    typer.echo(f"clearhead: {sentence}", err=True)
+    if os.environ.get("RANK", "0") == "0":  # of several processes that all fail alike, one says why
+        typer.echo(f"clearhead: {sentence}", err=True)
     sys.exit(status)

@@ -28,7 +28,7 @@ def train(
     """Train a model on data of your own.
 
     --data.train FILES… says what it learns from; any option of clearhead presets NAME can be changed so.
-    Ctrl-C saves; the same command goes on. At the end report.html in the folder tells how it went.
+    Ctrl-C saves and ends with status 130; the same command goes on. At the end report.html in the folder tells all.
     """
     from clearhead.cli.display import Display
     from clearhead.cli.flags import dotted
@@ -38,7 +38,7 @@ def train(
 
     if resume not in ("auto", "never"):
         raise ClearheadError(f"--resume {resume} is unknown; it is auto or never.")
-    teach(
+    result = teach(
         read_config(what, dotted(context.args)),
         out,
         Display,
@@ -50,3 +50,5 @@ def train(
         tensorboard=tensorboard,
         microscope=microscope,
     )
+    if result.end == "stopped":  # so that what stands after && does not take half a training for a whole one
+        raise typer.Exit(130)

@@ -40,11 +40,12 @@ class Report:
     read: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     places: dict[str, list[str]] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)  # how it was read, where that was not asked for
 
-    def skip(self, where: str, why: str) -> None:
-        """Leaves something out, or refuses to, as the user chose."""
+    def skip(self, where: str, why: str, *, alone: bool = False) -> None:
+        """Leaves something out, or refuses to, as the user chose; without what is `alone` nothing would be left."""
         if self.broken == "refuse":
-            raise ClearheadError(f"{where}: {why}; data.broken = skip would leave it out.")
+            raise ClearheadError(f"{where}: {why}{'' if alone else '; data.broken = skip would leave it out'}.")
         self.note(where, why)
 
     def note(self, where: str, why: str) -> None:

@@ -68,9 +68,13 @@ def _rows(paths: Sequence[Path], report: Report, sides: Sides | None) -> Iterato
             raise ClearheadError(f"{paths[0]} is given as both sides; the second must be what the first becomes.")
         yield from _aligned(*paths)
         return
+    if known.isdisjoint(kinds) and len(paths) > 2:
+        names = " ".join(map(str, paths))
+        raise ClearheadError(f"two texts are wanted, what is read and what it becomes, not {len(paths)}: {names}.")
     for path, kind in zip(paths, kinds, strict=True):
         if kind in TABLES:
-            yield from ((where, (found[0], found[1])) for where, found in records(path, report, sides or TABLES[kind]))
+            read = records(path, report, sides or TABLES[kind], only=sides is None)
+            yield from ((where, (found[0], found[1])) for where, found in read)
         elif kind == ".tmx":
             yield from _tmx(path, sides)
         elif kind == ".po":

@@ -72,7 +72,8 @@ def _folder(path: Path, source: Pictures | Mel, report: Report, label: str) -> T
         if file.suffix.lower() not in known:
             report.note(str(file), f"the name does not end in {', '.join(known)}")
         elif label == "folder" and len(parts) == 1:
-            report.skip(str(file), "the file is not in the folder of a class")
+            instead = "data.label = stem takes the class from names such as cat_1, or give the folder above"
+            report.skip(str(file), f"the file is not in the folder of a class; {instead}")
         else:
             try:
                 with understood(f"{file} cannot be read"):

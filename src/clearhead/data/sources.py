@@ -41,14 +41,18 @@ class Document:
 
 def documents(paths: Sequence[str], report: Report, field: str = "text") -> Iterator[Document]:
     """The documents of files, folders and globs, in order; `field` is that of lines of JSON."""
-    for path in files(paths, report):
+    inside = files(paths, report)
+    for path in inside:
+        alone = len(inside) == 1
         found, skipped = 0, report.skipped.total()
-        for document in _from_json(path, field, report) if path.endswith(JSON) else _from_text(path, report):
+        for document in (
+            _from_json(path, field, report, alone) if path.endswith(JSON) else _from_text(path, report, alone)
+        ):
             found += 1
             report.read += document.begins
             yield document
         if not found and skipped == report.skipped.total():
-            report.skip(path, "there is no text in it")
+            report.skip(path, "there is no text in it", alone=alone)
 
 
 def files(paths: Sequence[str], report: Report) -> list[str]:
@@ -60,10 +64,14 @@ def files(paths: Sequence[str], report: Report) -> list[str]:
         try:
             inside = _files_of(path)
         except OSError as error:
-            report.skip(path, f"it cannot be read: {error.strerror}")
+            report.skip(path, f"it cannot be read: {error.strerror}", alone=len(paths) == 1)
             continue
         if not inside:
-            report.skip(path, "there is no such file, and no folder with text files")
+            ends = ", ".join(name for name in TEXTS if not name.endswith(PACKED))
+            why = (
+                f"the folder holds no texts: no name ends in {ends}" if Path(path).is_dir() else "there is no such file"
+            )
+            report.skip(path, why, alone=len(paths) == 1)
         for file in inside:
             if (place := Path(file).resolve()) in found:
                 report.skip(file, "the file is given twice")
@@ -97,7 +105,7 @@ def check_apart(train: Sequence[str], valid: Sequence[str]) -> None:
 def kept(paths: Sequence[str], name: str, ready: bool) -> Sequence[str]:
     """The same paths, but files called `name`… for what can be read only once: standard input, and pipes.
 
-    Where it is `ready`, the file of an earlier start stands for it, and nothing is read.
+    Where it is `ready`, the file of an earlier start stands for it; standard input must be that text, or nothing.
     """
     return [_kept(path, f"{name}-{i}", ready) for i, path in enumerate(paths)]
 
@@ -107,18 +115,34 @@ def _kept(path: str, name: str, ready: bool) -> str:
         return path
     place = Path(name + ("".join(Path(path).suffixes) or ".txt"))  # which tells how it is read
     if ready and place.is_file():
+        if path == STDIN and not _gone_on_with(place):
+            other = f"standard input is not the text that this run learns from, which it keeps in {place}"
+            raise ClearheadError(f"{other}; pipe the same or nothing, or start anew with another --out.")
         return str(place)
     draft = draft_of(place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with nullcontext(sys.stdin.buffer) if path == STDIN else Path(path).open("rb") as old, draft.open("wb") as new:
             shutil.copyfileobj(old, new)
+        if path == STDIN and not draft.stat().st_size:
+            raise ClearheadError("standard input (-) is empty; pipe a text into it, or name a file.")
         put(place)
     except OSError as error:
         raise ClearheadError(f"{place} cannot be saved: {error.strerror or error}.") from None
     finally:
         draft.unlink(missing_ok=True)
     return str(place)
+
+
+def _gone_on_with(place: Path) -> bool:
+    """Whether standard input is what an earlier start kept, or says nothing: it is empty, or a terminal."""
+    new, read = sys.stdin.buffer, 0
+    with place.open("rb") as old:
+        while not new.isatty() and (piece := new.read(PIECE)):
+            read += len(piece)
+            if piece != old.read(len(piece)):
+                return False
+    return read in (0, place.stat().st_size)
 
 
 def _files_of(path: str) -> list[str]:
@@ -131,10 +155,10 @@ def _files_of(path: str) -> list[str]:
     return sorted(file for file in glob.glob(path, recursive=True) if Path(file).is_file())  # noqa: PTH207
 
 
-def _from_text(path: str, report: Report) -> Iterator[Document]:
+def _from_text(path: str, report: Report, alone: bool) -> Iterator[Document]:
     lines: list[str] = []
     first, size, begins = 1, 0, True
-    for number, line in _lines(path, report):
+    for number, line in _lines(path, report, alone):
         separates = line.rstrip("\r\n") in SEPARATORS
         if lines and (separates or _may_cut(size, lines[-1], line)):
             yield Document("".join(lines), f"{path}:{first}", begins)
@@ -155,8 +179,8 @@ def _may_cut(size: int, above: str, below: str) -> bool:
     return size >= 2 * PIECE or (size >= PIECE and above[-2:-1].strip() != "" and below[0].strip() != "")
 
 
-def _from_json(path: str, field: str, report: Report) -> Iterator[Document]:
-    for number, line in _lines(path, report):
+def _from_json(path: str, field: str, report: Report, alone: bool) -> Iterator[Document]:
+    for number, line in _lines(path, report, alone):
         if not line.strip():
             continue
         where = f"{path}:{number}"
@@ -187,18 +211,25 @@ def _field(line: str, field: str) -> tuple[str, str]:
     return text, ""
 
 
-def _lines(path: str, report: Report) -> Iterator[tuple[int, str]]:
-    """The lines of a file, with their numbers and their ends; those that are not UTF-8 are left out."""
-    number = 0
+def _lines(path: str, report: Report, alone: bool) -> Iterator[tuple[int, str]]:
+    """The lines of a file, with their numbers and their ends; those that are not UTF-8 are left out.
+
+    A file that begins with such a line, and holds zeros there, is no text: all of it is left out.
+    """
+    number, before = 0, 0
     try:
         with _opened(path) as file:
             for number, line in enumerate(file, 1):
                 try:
                     text = line.decode()
-                except UnicodeDecodeError:
+                except UnicodeDecodeError as error:
+                    if not before and b"\0" in line:
+                        report.skip(path, f"it is no text (byte {error.start} is not UTF-8)", alone=alone)
+                        return
                     report.skip(f"{path}:{number}", "the line is not UTF-8")
                     continue
                 text = text.removeprefix("\ufeff") if number == 1 else text
+                before += 1
                 if text:
                     yield number, text
     except UNREADABLE as error:

@@ -11,10 +11,13 @@ from clearhead.data.unpacked import kind_of, readable
 from clearhead.errors import ClearheadError, nearest
 
 
-def records(path: Path, report: Report, columns: Sequence[str]) -> Iterator[tuple[str, list[object]]]:
+def records(
+    path: Path, report: Report, columns: Sequence[str], *, only: bool = False
+) -> Iterator[tuple[str, list[object]]]:
     """Where a record is, and what it has in each of `columns`.
 
     Columns are names, which the first line gives, or numbers from 0; where all are numbers there is no such line.
+    With `only`, a table that has other columns too is refused: which are meant must be told.
     In .csv, "…" may hold commas and line ends; in .tsv, as GLUE's, a quote is a letter like others.
     """
     kind = kind_of(path)
@@ -22,10 +25,12 @@ def records(path: Path, report: Report, columns: Sequence[str]) -> Iterator[tupl
         raise ClearheadError(
             f"{path} must be a .csv, .tsv or .jsonl file, or one of those with .gz, .xz or .zst after it."
         )
-    return _objects(path, report, columns) if kind == ".jsonl" else _table(path, report, columns, kind == ".tsv")
+    return _objects(path, report, columns) if kind == ".jsonl" else _table(path, report, columns, kind == ".tsv", only)
 
 
-def _table(path: Path, report: Report, columns: Sequence[str], tabbed: bool) -> Iterator[tuple[str, list[object]]]:
+def _table(
+    path: Path, report: Report, columns: Sequence[str], tabbed: bool, only: bool
+) -> Iterator[tuple[str, list[object]]]:
     lines = _lines(path)
     reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabbed else csv.reader(lines, strict=True)
     named = not all(column.isdecimal() for column in columns)
@@ -44,6 +49,14 @@ def _table(path: Path, report: Report, columns: Sequence[str], tabbed: bool) -> 
             continue
         if not cells:
             continue
+        if not width and only and len(cells) > len(columns):
+            which = f"{len(cells)} columns: {', '.join(f'{cell!r:.30}' for cell in cells)}"
+            raise ClearheadError(f"{where} has {which}; choose two by name or number, as in --data.sides 0 1.")
+        if not width and only:
+            pair = " and ".join(f"{cell!r:.40}" for cell in cells)
+            report.told.append(
+                f"{path}: every line is a pair, the first too: {pair}; if it names them, give data.sides"
+            )
         if not width:
             width, at = len(cells), [_column(column, cells, named, where) for column in columns]
             if named:

@@ -45,7 +45,9 @@ class Tokenizer:
         if isinstance(texts, str):
             raise ClearheadError("BPE learns from several texts, not from the letters of one; write [text].")
         if size < (least := len(BYTES) + len(special)):
-            raise ClearheadError(f"a vocabulary of {size} is too small; 256 bytes and {special} need {least}.")
+            raise ClearheadError(
+                f"a vocabulary of {size} is too small; 256 bytes and {', '.join(special)} need {least}."
+            )
         inner = tk.Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()

@@ -41,6 +41,9 @@ def begin(
     """A run in `out`: a fresh one, or the one that is there."""
     if not config.data.train:
         raise ClearheadError("there is nothing to learn from; give --data.train a file, a folder or a glob.")
+    for path in (*config.data.train, *config.data.valid):
+        if Path(path).is_dir() and Path(path).resolve() == out.resolve():
+            raise ClearheadError(f"--out {out} is the folder of the data; a run needs a folder of its own.")
     last = Checkpoints(out).last()
     if last is not None and not resume:
         raise ClearheadError(f"{out} holds a run already; --resume auto goes on with it, another --out starts anew.")
@@ -63,6 +66,8 @@ def begin(
         words = Words(config, out, ready, start.tokenizer, start.source_tokenizer)
     with team.in_turn():
         lessons = prepare(config, words, report)
+    for line in report.told if team.first else ():
+        say(line)
     config = lessons.config
     if last is not None:
         check_same(out / CONFIG, config.tree())

@@ -44,8 +44,8 @@ def diagnose(lines: Sequence[Line], expected: Sequence[float] = ()) -> list[Find
     - settled: none of these.
 
     With fewer than five validations, or few that wobble by much, nothing of this is said. Diverging: the training loss
-    itself ends higher than its best by four wobbles and a tenth of all that was learned. A spike is a report of the
-    training loss that stands twelve wobbles and such a tenth above the median of the nine around it.
+    itself, in medians of five, ends above its best by four wobbles and a tenth of all that was learned. A spike is a
+    report of the training loss that stands twelve wobbles and such a tenth above the median of the nine around it.
     """
     train, valid = points(lines, "loss"), points(lines, "valid")
     return [_diverging(train) or _course(train, valid), *_spikes(train), *_against(valid, expected)]
@@ -117,10 +117,11 @@ _CALM = "a smaller rate (train.optimiser.rate), a longer warm-up or train.clip w
 def _diverging(train: Points) -> Finding | None:
     if len(train) < FEW:
         return None
-    means = smooth(train, 5)
-    best, lowest = min(means, key=lambda point: point[1])
-    high = statistics.median(value for _, value in train[-5:])
-    if high - lowest <= max(_visible(train), SURE * wobble([value for _, value in train])):
+    # Medians of five reports each, the last too: of a curve that falls, the last is the lowest.
+    values = [value for _, value in train]
+    middles = [(train[i - 3][0], statistics.median(values[i - 5 : i])) for i in range(5, len(train) + 1)]
+    (best, lowest), (_, high) = min(middles, key=lambda point: point[1]), middles[-1]
+    if high - lowest <= max(_visible(train), SURE * wobble(values)):
         return None
     rise = f"the training loss has risen from {lowest:.4g} around step {best:,} to {high:.4g}"
     return Finding("diverging", f"{rise}; {_CALM}.", bad=True)

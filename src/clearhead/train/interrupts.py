@@ -1,4 +1,4 @@
-"""Ctrl-C at a moment that suits."""
+"""Ctrl-C, or a polite end from outside, at a moment that suits."""
 
 import signal
 import threading
@@ -8,19 +8,23 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """Ctrl-C, kept until a step is whole: half a step must never be saved. A second one ends at once."""
+    """Ctrl-C and SIGTERM (docker stop, Slurm), kept until a step is whole: half a step must never be saved.
+
+    A second Ctrl-C ends at once. A second SIGTERM does not: launchers pass theirs on to processes that have it already.
+    """
     asked: list[int] = []
 
     def ask(number: int, frame: object) -> None:
-        if asked:
+        if number == signal.SIGINT and number in asked:
             raise KeyboardInterrupt
         asked.append(number)
 
     if threading.current_thread() is not threading.main_thread():  # signals are not for others
         yield asked
         return
-    before = signal.signal(signal.SIGINT, ask)
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

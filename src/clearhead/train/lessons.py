@@ -37,7 +37,10 @@ def prepare(config: Config, words: Words, report: Report) -> Lessons:
     """The lessons for a model; whatever it is, its data are described by the same section."""
     m = config.model
     if m.vocabulary and config.train.length > m.context:
-        raise ClearheadError(f"train.length = {config.train.length} is more than the model's context of {m.context}.")
+        choose = f"choose --train.length={m.context} or less, or a larger --model.context"
+        raise ClearheadError(
+            f"train.length = {config.train.length} is more than model.context = {m.context}; {choose}."
+        )
     writes = isinstance(m.input, c.Tokens) and isinstance(m.head, c.Language | c.MaskedWord)
     if writes and not isinstance(m.shape, c.EncoderDecoder):
         return _texts(config, words, report)
@@ -91,6 +94,7 @@ def _pairs(config: Config, words: Words, report: Report) -> Lessons:
     held = _read_pairs(d, report, d.valid)
     if not d.valid:
         picks = split([""] * len(read), [pair.source for pair in read], d.held_out, t.seed)
+        _check_held(config, len(picks[1]), [""] * len(read))
         read, held = ([read[i] for i in part] for part in picks)
     tokenizer, source_tokenizer = words.tokenizer, words.source_tokenizer
     if tokenizer is None:
@@ -138,7 +142,9 @@ def _rows(config: Config, words: Words, report: Report) -> Lessons:
     found, held = list(read(d.train)), list(read(d.valid))
     if not d.valid:
         keys = [(row.text, row.second) for row in found]
-        picks = split([row.label for row in found], keys, d.held_out, t.seed)
+        labels = [row.label for row in found]
+        picks = split(labels, keys, d.held_out, t.seed)
+        _check_held(config, len(picks[1]), labels)
         found, held = ([found[i] for i in part] for part in picks)
     tokenizer = words.tokenizer
     if tokenizer is None:
@@ -188,6 +194,17 @@ def _things(config: Config, report: Report) -> Lessons:
         train = pictured.without(train, held, report)
     data = pictured.Pictured(train, held, source, report, rows=t.rows, seed=t.seed, shift=d.shift)
     return Lessons(_with_classes(config, data.labels), data)
+
+
+def _check_held(config: Config, held: int, labels: Sequence[str | float]) -> None:
+    """Patience needs rows that are held out, of which there may be none although a share is asked for."""
+    if held or not labels or not config.train.patience or not config.data.held_out:
+        return
+    count, names = len(labels), {label for label in labels if isinstance(label, str)}
+    if 2 < count == len(names):
+        raise ClearheadError(f"{count} different labels for {count} rows; for numbers choose --model.head number.")
+    few = f"only {count} {'row' if count == 1 else 'rows'}, so none can be held out"
+    raise ClearheadError(f"{few}; give data.valid, or more rows, or set train.patience = 0.")
 
 
 def _with_classes(config: Config, labels: tuple[str, ...]) -> Config:

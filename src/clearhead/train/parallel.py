@@ -80,9 +80,14 @@ class Copies(Alone):
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        if not self.first:
-            self.wait()
-        yield
+        if not self.first and self.any(False):
+            raise SystemExit(2)  # the first has said why
+        try:
+            yield
+        except BaseException:
+            if self.first:
+                self.any(True)
+            raise
         if self.first:
             self.wait()
 

@@ -17,6 +17,7 @@ from clearhead import __version__, count, reader
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.files import json_lines, overwrite
+from clearhead.lens.film import FOLDER
 from clearhead.presets import presets
 from clearhead.train import curve
 from clearhead.train.checkpoint import BEST, Checkpoints
@@ -27,6 +28,7 @@ from clearhead.weights.fields import apart
 
 Facts = dict[str, Any]
 FACTS, LOG, PICTURE, PAGE = "facts.json", "log.jsonl", "curve.png", "report.html"
+FILM = f"{FOLDER}/film.png"
 ENDS = {
     "done": "all steps done",
     "stopped": "stopped by hand",
@@ -95,6 +97,7 @@ def page(out: Path, facts: Facts, lines: list[Line], findings: list[Finding]) ->
             checks=_checks(config, facts, lines),
             speed=_speed(facts, lines),
             commands=commands(out, config),
+            film=FILM if (out / FILM).is_file() else "",
         )
     )
 
@@ -121,6 +124,8 @@ def _tiles(config: c.Config, facts: Facts, lines: list[Line]) -> list[tuple[str,
         told = isinstance(config.model.head, c.Language | c.MaskedWord) and best < 20
         also = f" · perplexity {math.exp(best):.4g}" if told else ""
         found.append(("best validation loss", f"{best:.4g}", f"step {step:,}{also}"))
+        if isinstance(config.model.head, c.Number):
+            found.append(("typical error", f"{math.sqrt(best):.4g}", "root of it, in the label's own unit"))
     if accuracy := points(lines, "accuracy"):
         step, best = max(accuracy, key=lambda point: point[1])
         found.append(("best accuracy", f"{best:.1%}", f"step {step:,}"))

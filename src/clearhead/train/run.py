@@ -187,8 +187,8 @@ class Run:
                     self.save()
                 counted = []
                 clock.start()
-        self.net.eval()
-        place, end = self.save(), self.end if going else "stopped"
+            self.net.eval()
+            place, end = self.save(), self.end if going else "stopped"
         if o.average and end != "stopped" and team.first:
             found = self.checkpoints.average(self.model, o.average)
             if found < o.average:

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from clearhead import reader
 from clearhead.config import Config
 from clearhead.errors import ClearheadError
 from clearhead.files import json_lines
@@ -13,7 +14,7 @@ from clearhead.train.board import Board
 from clearhead.train.claim import claimed
 from clearhead.train.microscope import Microscope
 from clearhead.train.pace import Speed, peak
-from clearhead.train.report import ENDS, LOG, PAGE, Facts, commands, facts_of, write
+from clearhead.train.report import ENDS, FACTS, FILM, LOG, PAGE, Facts, commands, facts_of, write
 from clearhead.train.run import Progress, Result, Run
 from clearhead.train.team import join
 from clearhead.weights.checkpoint import Home
@@ -47,6 +48,10 @@ def teach(
         tell = say if team.first else _silent
         fast = where.startswith("cuda") if compiled is None else compiled
         run = begin(config, out, resume=resume, device=where, compiled=fast, team=team, say=tell)
+        if team.any(team.first and _finished(run, microscope)):
+            tell(f"nothing is left to do in {out}: {_nothing_left(run)}")
+            loss = json_lines(out / LOG)[-1]["loss"]
+            return Result(run.end, run.step, loss, run.best, run.checkpoints.place(run.step))
         for line in opening(run, where):
             tell(line)
         looks = microscope and (team.first or team.sharded)  # where weights are shared out, all look or none
@@ -59,8 +64,8 @@ def teach(
             result = shown(run, display, say, name, tensorboard, scope)
         else:
             result = run.train(lambda at: True, each=scope)
-        if scope is not None and (told := scope.finish(result.step)):
-            tell(told)
+            if scope is not None:
+                scope.finish(result.step)
     return result
 
 
@@ -68,14 +73,30 @@ def _silent(line: str) -> None:
     """What only the first process says."""
 
 
+def _finished(run: Run, microscope: bool) -> bool:
+    """Whether this very run came to its end before, and left all that it is to leave: its report was the last."""
+    if not run.end or not (run.out / FACTS).is_file() or (microscope and not (run.out / FILM).is_file()):
+        return False
+    facts = reader.load(run.out / FACTS)
+    return bool(facts["end"] == run.end and facts["config"] == run.model.config.tree())
+
+
+def _nothing_left(run: Run) -> str:
+    if run.end == "done":
+        return f"all {run.options.steps:,} steps are done; a larger train.steps goes on."
+    return f"it no longer got better by step {run.step:,}; a larger train.patience goes on."
+
+
 def opening(run: Run, where: str) -> list[str]:
     """What was read, and what is about to be trained."""
     told = [str(run.data.report)] if run.data.report.skipped else []
     size = sum(p.numel() for p in run.net.parameters())
-    epoch = run.data.epoch / run.options.accumulate
+    learn = sum(p.numel() for p in run.net.parameters() if p.requires_grad)
+    many = f"{learn:,} of {size:,} parameters learn" if learn < size else f"{size:,} parameters"
+    epoch = f"{run.data.epoch / run.options.accumulate:,.4g}"
     among = f", {run.team.size} processes" if run.team.size > 1 else ""
     begins = f"going on after step {run.step:,}" if run.step else f"from {run.options.start or 'random weights'}"
-    return [*told, f"{size:,} parameters, {epoch:,.4g} steps an epoch, on {where}{among}, {begins}"]
+    return [*told, f"{many}, {epoch} step{'s' * (epoch != '1')} an epoch, on {where}{among}, {begins}"]
 
 
 def shown(
@@ -102,6 +123,7 @@ def shown(
 
         try:
             result = run.train(watch, each=scope)
+            film = scope.finish(result.step) if scope is not None else ""  # before the report, which names it
         except ClearheadError:
             _report(run, facts | {"end": "failed"}, say)
             raise
@@ -111,6 +133,8 @@ def shown(
     best = f", best validation {result.best:.4f}" if result.best < float("inf") else ""
     say(f"{ENDS[result.end]} at step {result.step:,}: loss {result.loss:.4f}{best}")
     _report(run, facts | {"end": result.end}, say)
+    if film:
+        say(film)
     if result.end == "stopped":
         say("the same command goes on")
     sentence, line = commands(run.out, run.model.config)[0]

@@ -82,7 +82,16 @@ def _found(where: str | Path, wanted: list[str]) -> Path:
         hint = "" if "/" in str(where) else " (a model on the hub is written owner/name)"
         hint = f"; did you mean {begun[0]!r}?" if begun else hint
         raise ClearheadError(f"{where} is no clearhead model: there is no such folder or file{hint}.")
-    return _only_gguf(path) or path
+    return _best_of_run(path) or _only_gguf(path) or path
+
+
+def _best_of_run(path: Path) -> Path | None:
+    """The best model of a training run, or its last, where the folder is one."""
+    if not (path / "run.json").is_file():
+        return None
+    steps = sorted(place for place in (path / "steps").glob("[0-9]*") if (place / folder.CONFIG).is_file())
+    best = path / "best"
+    return best if best.exists() else steps[-1] if steps else None
 
 
 def _only_gguf(path: Path) -> Path | None:
