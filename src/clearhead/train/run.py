@@ -133,9 +133,8 @@ class Run:
         place = self.checkpoints.place(self.step)
         if self.team.any(not all(t.isfinite().all() for t in self.optimiser.held.values())):
             raise self.broken(f"the weights after step {self.step} hold no numbers")
-        if self.team.any(
-            self.team.first and not self.checkpoints.holds(self.step)
-        ):  # a run that goes on comes to the same numbers
+        fresh = self.team.first and not self.checkpoints.holds(self.step)  # one that went on comes to the same numbers
+        if self.team.any(fresh):
             state = {f"optimiser.{name}": t for name, t in self.optimiser.state().items()}
             if self.ema is not None:
                 state |= {f"ema.{name}": t for name, t in self.ema.state().items()}
