@@ -29,7 +29,7 @@ from clearhead.schedule import Cosine, InverseSquareRoot, Trapezoid
 
 EXPECTS = {
     "shakespeare-char": "one text of about a million characters, such as tinyshakespeare",
-    "shakespeare-char-cpu": "the same, for three minutes of two CPU cores",
+    "shakespeare-char-cpu": "one text of about a million characters, in two minutes of two CPU cores",
     "lm-small": "any texts, of a few megabytes or more",
     "gpt2-124m": "any texts, of a gigabyte or more",
     "mt-small": "some ten thousand sentence pairs, such as Multi30k: two aligned files, or .tsv, .jsonl, .tmx, .po",

@@ -33,6 +33,8 @@ def test_the_start_page_names_the_first_commands():
 def test_presets_lists_all_and_prints_one_that_reads_back():
     listed = clearhead("presets").stdout
     assert all(name in listed for name in ch.presets)
+    assert "such as Multi30k" in listed
+    assert "# learns from one text of about a million characters" in clearhead("presets", "shakespeare-char").stdout
     assert Config.of(tomllib.loads(clearhead("presets", "whisper-tiny").stdout)) == ch.presets["whisper-tiny"]
 
 

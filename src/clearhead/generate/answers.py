@@ -76,9 +76,8 @@ def gapped(tokenizer: Tokenizer, use: c.Use, text: str) -> list[int]:
     """The ids of a text with gaps, with what stands around it. A word brings its own space, so a gap does too."""
     mask = use.mask[0]
     names = [GAP, *(name for name, token in tokenizer.special.items() if token == mask)]
-    parts = re.split(
-        "|".join(rf" ?{re.escape(name)}" if tokenizer.spaces_first else re.escape(name) for name in names), text
-    )
+    space = " ?" if tokenizer.spaces_first else ""
+    parts = re.split("|".join(space + re.escape(name) for name in names), text)
     if len(parts) == 1:
         raise ClearheadError(f"the text has no gap; write {GAP} where a word is missing.")
     ids = [*use.begin, *tokenizer.encode(parts[0])]
