@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=256, help="pairs of a padded batch")
     parser.add_argument("--length", type=int, default=256, help="tokens of a packed row")
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--peers", nargs="+", default=["padded", "bucketed"], choices=["padded", "bucketed"])
     options = parser.parse_args()
     device, cuda = options.device, options.device == "cuda"
     texts = list(pairs_in(options.data, Report()))
@@ -171,11 +172,10 @@ def main() -> None:
     length = options.length
     fits = {"rows": rows, "length": length, "source_length": source_length_for(map(_encoded, ids), length), "seed": 0}
     data = Pairs(ids, [], Report(), **fits)
-    sides = {
-        "ours": ours(net, config, data, device),
-        "padded": peer(Peer(build(config.model), 0.1), plain, device),
-        "bucketed": peer(Peer(build(config.model), 0.1), bucketed, device),
-    }
+    sides = {"ours": ours(net, config, data, device)}
+    for name in options.peers:
+        batches = {"padded": plain, "bucketed": bucketed}[name]
+        sides[name] = peer(Peer(build(config.model), 0.1), batches, device)
     for name, step in sides.items():
         began = time.perf_counter()
         for _ in range(10):

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from clearhead.errors import ClearheadError
     from clearhead.evaluate.verify import verify
     from clearhead.learn import train
+    from clearhead.lens.context import context
     from clearhead.lens.edits import ablate, replace, scale
+    from clearhead.lens.vectors import vectors
     from clearhead.tokens.text import Tokenizer
 
 __version__ = "0.1.0"
@@ -29,6 +31,7 @@ _HOME = {
     "Model": "clearhead.api",
     "Tokenizer": "clearhead.tokens.text",
     "ablate": "clearhead.lens.edits",
+    "context": "clearhead.lens.context",
     "lens": "clearhead.lens",
     "load": "clearhead.api",
     "new": "clearhead.api",
@@ -36,6 +39,7 @@ _HOME = {
     "save": "clearhead.api",
     "scale": "clearhead.lens.edits",
     "train": "clearhead.train",
+    "vectors": "clearhead.lens.vectors",
     "verify": "clearhead.evaluate.verify",
 }
 
@@ -45,6 +49,7 @@ __all__ = [
     "Model",
     "Tokenizer",
     "ablate",
+    "context",
     "lens",
     "load",
     "new",
@@ -53,6 +58,7 @@ __all__ = [
     "save",
     "scale",
     "train",
+    "vectors",
     "verify",
 ]
 

@@ -9,11 +9,16 @@ from torch import Tensor
 
 from clearhead.config import Config
 from clearhead.errors import ClearheadError
-from clearhead.generate import answers
+from clearhead.generate import answers, engines
 from clearhead.generate import chat as chats
+from clearhead.generate.beamed import best_texts, prefixes, unlisted, wishes
+from clearhead.generate.engine import Engine
 from clearhead.generate.sampling import sampling
-from clearhead.generate.write import Translated, Writer, check_writes, translations
+from clearhead.generate.talk import Talk
+from clearhead.generate.translate import Translator
+from clearhead.generate.write import Writer, check_writes, engine_for
 from clearhead.inside import Dense, Inside, Text
+from clearhead.model.linear import by_column
 from clearhead.model.transformer import build
 from clearhead.presets import presets
 from clearhead.tap import SILENT
@@ -27,19 +32,24 @@ Messages = Sequence[chats.Message]
 class Model(Inside):
     """A Transformer with its configuration and tokenizer; `net` is the torch module itself."""
 
+    _engine: Engine | None = None  # that wrote last
+
     def generate(
         self, prompt: Text, max_tokens: int = 40, temperature: float = 1.0, top_k: int = 0, seed: int = 0, *,
-        n: int = 1, logprobs: int = 0, stream: bool = False, **options: Any,
+        n: int = 1, logprobs: int = 0, echo: bool = False, stream: bool = False, **options: Any,
     ) -> Any:  # fmt: skip
         """What follows the prompt, as `Generated`; a list of them for several prompts, or for `n` samples of one.
 
         More options are those of `Sampling` (top_p, stop …). `logprobs` tells so many of the likeliest tokens with
-        each. With `stream`, pieces of text as they are written.
+        each, `echo` repeats the prompt. With `stream`, pieces of text as they are written.
         """
         check_writes(self.config.model)
         how = sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed, **options)
-        batch = self._batch(prompt)
-        writer = Writer(self.net, self.tokenizer, self.config.use, batch.rows(), how, n, logprobs)
+        batch = self._batch(prompt, endless=how.overflow == "slide")
+        rows = batch.rows()
+        known, longest = len(self.tokenizer) if self.tokenizer else None, max(map(len, rows)) + max_tokens
+        self._engine = engine_for(self.net, self.config.use, known, len(rows) * n, longest, how, self._engine)
+        writer = Writer(self._engine, self.tokenizer, rows, how, n, logprobs, echo)
         if stream:
             return iter(writer)
         written = writer.results()
@@ -51,37 +61,62 @@ class Model(Inside):
         ids = chats.encode(self.config.use.chat, messages, self.tokenizer)
         return self.generate(ids, min(max_tokens, max(1, self.net.context - len(ids))), temperature, **options)
 
+    def talk(self, system: str = "", **options: Any) -> Talk:
+        """A conversation that goes on: `say` a message, and hear the answer; what was read is not read again."""
+        return Talk(self, system, **options)
+
     def conversation(self, messages: Messages) -> str:
         """The very text that the model reads of a conversation, special tokens spelled out."""
         return chats.shown(self.config.use.chat, messages, self.tokenizer)
 
+    def beams(
+        self, prompt: Text, beam: int = 5, max_tokens: int = 40, length_penalty: float = 1.0, **options: Any
+    ) -> Any:
+        """The best text after the prompt that beam search finds, as `Written`; a list with `n_best` (see `Wishes`)."""
+        check_writes(self.config.model)
+        how = wishes(beam=beam, max_tokens=max_tokens, length_penalty=length_penalty, **options)
+        batch = self._batch(prompt)
+        begins = prefixes(how.prefix, len(batch.ids), self.tokenizer)
+        found = best_texts(self.net, self.tokenizer, self.config.use, batch.rows(), how, begins)
+        return unlisted(found, how.n_best)[0] if batch.single else unlisted(found, how.n_best)
+
     def translate(
-        self,
-        texts: str | Sequence[str] | None = None,
-        beam: int = 5,
-        max_tokens: int = 0,
-        length_penalty: float = 1.0,
-        *,
-        sound: Dense | None = None,
-    ) -> list[Translated]:
-        """The best output for each source by beam search; texts, or sounds for a model that listens."""
-        if self.kind != "encoder-decoder":
-            raise ClearheadError(f"this {self.kind} has no source to read; an encoder-decoder translates.")
-        if not self.config.use.start:
-            raise ClearheadError("it is not known which token an output starts with; give the model use__start=[id].")
-        batch = self._batch(None, source=texts, sound=sound)
-        return translations(self.net, self.tokenizer, self.config.use, batch, beam, max_tokens, length_penalty)
+        self, texts: Text | None = None, beam: int = 5, max_tokens: int = 0, length_penalty: float = 1.0, *,
+        sound: Dense | None = None, split: bool = False, align: int | str | None = None, **options: Any,
+    ) -> list[Any]:  # fmt: skip
+        """The best output for each source by beam search, as `Translated`; with `n_best`, a list of them for each.
+
+        Sources are texts, or sounds for a model that listens. Long texts, and all with `split`, are translated
+        sentence by sentence. `align` tells for each token the source token that a layer of the decoder attends to most
+        (-2, or "all"). More options are those of `Wishes`: n_best, prefix, no_repeat, alternatives …
+        """
+        how = wishes(beam=beam, max_tokens=max_tokens, length_penalty=length_penalty, **options)
+        words = self.tokenizer, self.source_tokenizer or self.tokenizer
+        listed = [texts] if isinstance(texts, str) else texts
+        translator = Translator(self.net, self.config, words, how, align, split)
+        if words[1] is not None and isinstance(listed, list | tuple) and all(isinstance(text, str) for text in listed):
+            return unlisted(translator.texts(listed), how.n_best)
+        return unlisted(translator.batch(self._batch(None, source=texts, sound=sound)), how.n_best)
+
+    def through(self, engine: str, dtype: str = "") -> engines.Elsewhere:
+        """The same model, its texts written by another engine: `generate` and `translate` of ctranslate2, onnxruntime.
+
+        CTranslate2 takes a `dtype` of its own, int8 among them. What an engine cannot do as we do is refused.
+        """
+        return engines.through(self, engine, dtype)
 
     def embed(self, texts: str | Sequence[str], pooling: str = "", normalised: bool | None = None) -> Tensor:
         """One vector for each text: the mean of its hidden states, or the first, as the model was made for.
 
         Models of sentence-transformers cut long texts (`config.use.longest`); others refuse what exceeds the context.
         """
-        batch = self._batch(texts, longest=self.config.use.longest)
+        answers.check_embeds(self.config.model)
+        batch, pooling = self._batch(texts, longest=self.config.use.longest), pooling or self.config.use.pooling
         unit = self.config.use.normalised if normalised is None else normalised
         with torch.no_grad():
-            hidden = self._run(batch, SILENT)
-        return batch.unwrap(answers.pooled(hidden, batch.segments, pooling or self.config.use.pooling, unit))
+            return batch.unwrap(
+                batch.each(lambda part: answers.pooled(self._run(part, SILENT), part.segments, pooling, unit))
+            )
 
     def fill(self, text: str, top: int = 5) -> Any:
         """The likeliest words for [MASK], best first; a list of such lists where there are several."""
@@ -89,21 +124,27 @@ class Model(Inside):
         return found[0] if len(found) == 1 else found
 
     def classify(self, texts: Text | None = None, *, pictures: Dense | None = None, sound: Dense | None = None) -> Any:
-        """The class of each text, picture or sound with its probability; a number where the model gives numbers."""
+        """The class of each text, picture or sound with its probability; a number where the model gives numbers.
+
+        A tuple of two texts is judged as a pair. What exceeds the context is cut; of a pair, the longer text.
+        """
         answers.check_judges(self.config.model)
         batch = self._batch(texts, pictures=pictures, sound=sound, longest=self.net.context)
         with torch.no_grad():
-            logits = self.net.predict(self._run(batch, SILENT), batch.segments).float()
+            logits = batch.each(lambda part: self.net.predict(self._run(part, SILENT), part.segments).float())
         judged = answers.judged(logits, self.config)
         return judged[0] if batch.single else judged
 
-    def score(self, text: Text) -> Any:
-        """How likely the model finds a text: the log-probability of each token after the first, and its perplexity."""
+    def score(self, text: Text, overflow: str = "refuse") -> Any:
+        """How likely the model finds a text: the log-probability of each token after the first, and its perplexity.
+
+        With overflow "slide", a text may exceed the context: it is read in pieces as long as the context, each
+        beginning in the middle of the one before, so that every token is told from at least half a context.
+        """
         check_writes(self.config.model)
-        batch = self._batch(text)
-        with torch.no_grad():
-            logits = self.net.predict(self._run(batch, SILENT)).float()
-        scored = [answers.scored(row, ids) for row, ids in zip(logits, batch.rows(), strict=True)]
+        answers.check_overflow(overflow)
+        batch = self._batch(text, endless=overflow == "slide")
+        scored = answers.scored(self.net, batch.rows())
         return scored[0] if batch.single else scored
 
 
@@ -125,6 +166,8 @@ def new(
     if not isinstance(config, Config):
         raise ClearheadError(f"a preset's name or a Config is needed, not {type(config).__name__}.")
     config, home = config.change(**changes), Home.of(device, dtype)
+    if home.int8:
+        raise ClearheadError("a fresh model is made to be trained, which int8 cannot be; load a trained one in int8.")
     net = build(config.model, seed, home.device, home.dtype or torch.float32)
     return Model(net.eval(), config, tokenizer)
 
@@ -133,11 +176,14 @@ def load(where: str | Path, *, device: str = "", dtype: str = "") -> Model:
     """The model in a folder of clearhead's or Hugging Face's, a .gguf file, or under a name of the hub's.
 
     It goes onto a GPU where there is one, unless `device` says otherwise; there in the `dtype` of its largest matrix,
-    on a CPU in float32. With `dtype="stored"` every weight stays as it is in the file.
+    on a CPU in float32. With `dtype="stored"` every weight stays as it is in the file; with "int8" a CPU multiplies
+    whole numbers, which is faster and needs less memory.
     """
     read = formats.read(where, Home.of(device, dtype))
     if not dtype:
         read.net.to(max(read.net.parameters(), key=lambda p: p.numel()).dtype)
+    if next(read.net.parameters()).device.type == "cpu":
+        by_column(read.net)
     return Model(read.net, read.config, read.tokenizer, read.source_tokenizer, read.why)
 
 

@@ -1,36 +1,81 @@
 """Whatever a person gives, as a batch the network can read: text, ids, pictures, sound; or a sentence why not."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from clearhead import config as c
+from clearhead.data.labelled import shares
 from clearhead.errors import ClearheadError
-from clearhead.tokens import pictures
-from clearhead.tokens import sound as sounds
+from clearhead.tokens import dense
 from clearhead.tokens.text import Tokenizer
+
+MOST = {"cpu": 1024}  # tokens that are read at once, where a batch is read in parts; more take a CPU longer
+ELSEWHERE = 16384  # bounds the memory
 
 
 @dataclass(frozen=True)
 class Batch:
     ids: Tensor  # or pictures, or mel frames
-    segments: Tensor | None  # None where nothing is padded
-    single: bool  # one text, so results drop the batch
-    source: Tensor | None
-    source_segments: Tensor | None
+    segments: Tensor | None = None  # None where nothing is padded
+    single: bool = False  # one text, so results drop the batch
+    kinds: Tensor | None = None  # 1 for the second text of a pair; None where there is none, or none is told apart
+    source: Tensor | None = None
+    source_segments: Tensor | None = None
+    dense: int = 0  # how many tokens a picture or a sound is
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], device: torch.device) -> "Batch":
+        """Ids, padded on the right."""
+        lengths = torch.tensor([len(row) for row in rows], device=device)
+        longest = int(lengths.max())
+        real = (torch.arange(longest, device=device) < lengths[:, None]).long()
+        ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+        return cls(ids, None if bool(real.all()) else real)
 
     def rows(self) -> list[list[int]]:
         """The ids of each text, without padding."""
-        if self.segments is None:
-            return self.ids.tolist()
-        return [row[real].tolist() for row, real in zip(self.ids, self.segments != 0, strict=True)]
+        return unpadded(self.ids, self.segments)
 
     def unwrap(self, result: Tensor) -> Tensor:
         return result[0] if self.single else result
+
+    def parts(self, most: int = 0) -> Iterator[tuple[Tensor, "Batch"]]:
+        """Rows of like length, and which they are: `most` tokens at once (0 = as suits), or one row; longest first."""
+        most = most or MOST.get(self.ids.device.type, ELSEWHERE)
+        rows, width = len(self.ids), self.dense or self.ids.shape[1]
+        held = torch.full((rows,), width) if self.segments is None else (self.segments != 0).sum(dim=1).cpu()
+        lengths, order = held.sort(descending=True, stable=True)
+        start = 0
+        while start < rows:
+            longest = int(lengths[start])
+            stop = start + max(1, most // longest)
+            picked = order[start:stop].to(self.ids.device)
+            padded = int(lengths[start:stop][-1]) < longest
+            yield (
+                picked,
+                Batch(
+                    self.ids[picked] if self.dense else self.ids[picked, :longest],
+                    self.segments[picked, :longest] if padded and self.segments is not None else None,
+                    kinds=None if self.kinds is None else self.kinds[picked, :longest],
+                ),
+            )
+            start = stop
+
+    def each(self, answer: Callable[["Batch"], Tensor]) -> Tensor:
+        """What `answer` gives for each row, in their order; it is asked in parts, so any number of rows will do."""
+        picked, found = zip(*((numbers, answer(part)) for numbers, part in self.parts()), strict=True)
+        return torch.cat(found)[torch.cat(picked).argsort()]
+
+
+def unpadded(ids: Tensor, segments: Tensor | None) -> list[list[int]]:
+    if segments is None:
+        return ids.tolist()
+    return [row[real].tolist() for row, real in zip(ids, segments != 0, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -43,6 +88,7 @@ class Side:
     vocabulary: int
     context: int
     longest: int  # tokens after which a text is cut; 0 = never
+    pairs: bool  # whether two texts may stand in a row
     why: str  # there is no tokenizer
 
 
@@ -56,9 +102,13 @@ def read_batch(
     picture: object = None,
     sound: object = None,
     longest: int = 0,
+    endless: bool = False,
     why: str = "",
 ) -> Batch:
-    """`like` is a parameter of the model, whose device and dtype are the batch's; the second tokenizer the source's."""
+    """`like` is a parameter of the model, whose device and dtype are the batch's; the second tokenizer the source's.
+
+    A text of more than `longest` tokens is cut; of more than the context it is refused, unless it may be `endless`.
+    """
     m, use = config.model, config.use
     both = isinstance(m.shape, c.EncoderDecoder)
     reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
@@ -71,100 +121,114 @@ def read_batch(
     if given[wanted] is None:
         raise ClearheadError(f"this model reads {named}; none was given.")
     if not isinstance(m.shape, c.EncoderDecoder):
-        side = Side(tokenizers[0], use.begin, use.end, m.vocabulary, m.context, longest, why)
-        return Batch(*_read(given[wanted], reads, side, like), None, None)
-    source_side = Side(
-        tokenizers[1], use.begin, use.end, m.shape.vocabulary or m.vocabulary, m.shape.context, longest, why
-    )
-    first, first_segments, one = _read(given[wanted], reads, source_side, like)
+        context = sys.maxsize if endless else m.context
+        side = Side(tokenizers[0], use.begin, use.end, m.vocabulary, context, longest, bool(use.end), why)
+        batch = _read(given[wanted], reads, side, like)
+        return batch if isinstance(reads, c.Tokens) and reads.kinds > 1 else replace(batch, kinds=None)
+    vocabulary = m.shape.vocabulary or m.vocabulary
+    side = Side(tokenizers[1], use.begin, use.end, vocabulary, m.shape.context, longest, False, why)
+    first = _read(given[wanted], reads, side, like)
     if x is None and not use.start:
         raise ClearheadError("an encoder-decoder also needs the target: logits(target, source=…).")
     if x is None:  # what its output starts with
-        x = list(use.start) if one else [list(use.start)] * len(first)
-    side = Side(tokenizers[0], use.start, (), m.vocabulary, m.context, longest, why)
-    ids, segments, single = _read(x, m.input, side, like)
-    if len(ids) != len(first):
-        raise ClearheadError(f"there are {len(ids)} targets for {len(first)} sources; each target needs one source.")
-    return Batch(ids, segments, single, first, first_segments)
+        x = list(use.start) if first.single else [list(use.start)] * len(first.ids)
+    side = Side(tokenizers[0], use.start, (), m.vocabulary, m.context, longest, False, why)
+    second, sources = _read(x, m.input, side, like), len(first.ids)
+    if len(second.ids) != sources:
+        raise ClearheadError(
+            f"there are {len(second.ids)} targets for {sources} sources; each target needs one source."
+        )
+    return replace(second, source=first.ids, source_segments=first.segments)
 
 
-def _read(x: object, reads: c.Input, side: Side, like: Tensor) -> tuple[Tensor, Tensor | None, bool]:
-    """One side of a batch: what the network reads, segments where rows are padded, and whether it was only one."""
+def _read(x: object, reads: c.Input, side: Side, like: Tensor) -> Batch:
+    """One side of a batch."""
     if isinstance(reads, c.Tokens):
-        return _ids(x, side, like.device)
-    return _dense(x, reads, like)
+        return _tensor(x, side, like.device) if isinstance(x, Tensor) else _texts(x, side, like.device)
+    numbers, single = dense.read(x, reads)
+    return Batch(numbers.to(like), single=single, dense=c.tokens_of(reads))
 
 
-def _ids(x: object, side: Side, device: torch.device) -> tuple[Tensor, Tensor | None, bool]:
-    single = (
-        isinstance(x, str)
-        or (isinstance(x, Tensor) and x.dim() == 1)
-        or (_is_list(x) and bool(x) and isinstance(x[0], int))
-    )
-    if isinstance(x, Tensor):
-        if x.dim() not in (1, 2) or x.is_floating_point() or x.dtype == torch.bool:
-            raise ClearheadError(f"token ids must be a 1-D or 2-D tensor of whole numbers, not {x.dim()}-D {x.dtype}.")
-        rows = x.long()[None] if single else x.long()
-        ids, segments = rows.to(device), None
-    else:
-        texts = [x] if single else x
-        if not _is_list(texts):
-            raise ClearheadError(f"text, a list of texts or token ids are needed, not {type(x).__name__}.")
-        listed = [_encode(text, side) for text in texts]
-        for tokens in listed:
-            _in_range(tokens, side.vocabulary)
-        longest = max(map(len, listed), default=0)
-        ids = torch.tensor([[*tokens, *[0] * (longest - len(tokens))] for tokens in listed], device=device).long()
-        lengths = torch.tensor([len(tokens) for tokens in listed], device=device)
-        real = (torch.arange(longest, device=device) < lengths[:, None]).long()
-        segments = None if bool(real.all()) else real
-    if not ids.numel() or (segments is not None and not bool(segments[:, 0].all())):
-        raise ClearheadError("the text is empty; give at least one token.")
-    if ids.shape[1] > side.context:
-        raise ClearheadError(f"{ids.shape[1]} tokens are more than this model's context of {side.context}.")
-    _in_range((int(ids.min()), int(ids.max())), side.vocabulary)
-    return ids, segments, single
+def _tensor(x: Tensor, side: Side, device: torch.device) -> Batch:
+    if x.dim() not in (1, 2) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise ClearheadError(f"token ids must be a 1-D or 2-D tensor of whole numbers, not {x.dim()}-D {x.dtype}.")
+    _check_length(x.shape[-1] if x.numel() else 0, side)
+    _check_range((int(x.min()), int(x.max())), side)
+    return Batch(x.long().view(-1, x.shape[-1]).to(device), single=x.dim() == 1)
 
 
-def _in_range(ids: Sequence[int], vocabulary: int) -> None:
+def _texts(x: object, side: Side, device: torch.device) -> Batch:
+    single = isinstance(x, str) or _is_pair(x) or (_is_list(x) and bool(x) and isinstance(x[0], int))
+    texts = [x] if single else x
+    if not _is_list(texts):
+        raise ClearheadError(f"text, a list of texts or token ids are needed, not {type(x).__name__}.")
+    encoded = [_encode(text, side) for text in texts]
+    for i, (ids, _) in enumerate(encoded):
+        _check_length(len(ids), side, "" if single else f" (text {i + 1} of {len(texts)})")
+        _check_range(ids, side)
+    if not encoded:
+        raise ClearheadError("the text is empty; give at least one.")
+    batch = replace(Batch.of([ids for ids, _ in encoded], device), single=single)
+    if not any(map(_is_pair, texts)):
+        return batch
+    firsts = torch.tensor([first for _, first in encoded], device=device)[:, None]
+    return replace(batch, kinds=(torch.arange(batch.ids.shape[1], device=device) >= firsts).long())
+
+
+def _check_length(tokens: int, side: Side, which: str = "") -> None:
+    if not tokens:
+        raise ClearheadError(f"the text is empty{which}; give at least one token.")
+    if tokens > side.context:
+        raise ClearheadError(f"{tokens} tokens are more than this model's context of {side.context}{which}.")
+
+
+def _check_range(ids: Sequence[int], side: Side) -> None:
     for i in ids:
-        if not 0 <= i < vocabulary:
-            raise ClearheadError(f"token id {i} is out of range; the vocabulary has ids 0 to {vocabulary - 1}.")
+        if not 0 <= i < side.vocabulary:
+            raise ClearheadError(f"token id {i} is out of range; the vocabulary has ids 0 to {side.vocabulary - 1}.")
 
 
-def _encode(text: object, side: Side) -> Sequence[int]:
-    """Ids as they are; a text with what belongs around it."""
+def _encode(text: object, side: Side) -> tuple[Sequence[int], int]:
+    """Ids as they are; a text, or a pair, with what belongs around it. And how many ids are of the first text."""
+    if _is_pair(text):
+        return _encode_pair(text, side)
     if isinstance(text, str):
-        if side.tokenizer is None:
-            why = side.why or "this model has no tokenizer, so it cannot read text."
-            raise ClearheadError(f"{why.removesuffix('.')}; give token ids.")
         room = side.longest - len(side.begin) - len(side.end) if side.longest else None
-        return [*side.begin, *side.tokenizer.encode(text)[:room], *side.end]
+        ids: Sequence[int] = [*side.begin, *_words(text, side)[:room], *side.end]
+        return ids, len(ids)
     if _is_list(text) and all(isinstance(i, int) and not isinstance(i, bool) for i in text):
-        return text
-    raise ClearheadError(f"a text or a list of token ids is needed, not {text!r:.60}.")
+        return text, len(text)
+    hint = "; a pair of texts is a tuple" if _is_list(text) and any(isinstance(part, str) for part in text) else ""
+    raise ClearheadError(f"a text or a list of token ids is needed, not {text!r:.60}{hint}.")
+
+
+def _encode_pair(pair: Sequence[Any], side: Side) -> tuple[Sequence[int], int]:
+    """`begin a end b end`, as rows are laid out in training."""
+    if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+        raise ClearheadError(f"a tuple is a pair of two texts, not {pair!r:.60}; several texts are a list.")
+    if not side.pairs:
+        raise ClearheadError(f"this model reads no pairs of texts, as {pair!r:.60} is one; several texts are a list.")
+    first, second = (_words(text, side) for text in pair)
+    if not first or not second:
+        raise ClearheadError(f"a text of the pair {pair!r:.60} is empty; both need at least one token.")
+    if side.longest:
+        a, b = shares(len(first), len(second), max(2, side.longest - len(side.begin) - 2 * len(side.end)))
+        first, second = first[:a], second[:b]
+    row = [*side.begin, *first, *side.end]
+    return [*row, *second, *side.end], len(row)
+
+
+def _words(text: str, side: Side) -> list[int]:
+    if side.tokenizer is None:
+        why = side.why or "this model has no tokenizer, so it cannot read text."
+        raise ClearheadError(f"{why.removesuffix('.')}; give token ids.")
+    return side.tokenizer.encode(text)
 
 
 def _is_list(x: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(x, list | tuple)
 
 
-def _dense(x: object, reads: c.Pictures | c.Sound | c.Spectrogram, like: Tensor) -> tuple[Tensor, None, bool]:
-    """Pictures as channels × height × width and sound as samples, one or a batch; or files of them."""
-    if not isinstance(x, Tensor):
-        files: list[Any] = list(x) if _is_list(x) else [x]
-        if not files:
-            raise ClearheadError(f"at least one file of {reads.kind} is needed.")
-        if isinstance(reads, c.Pictures):
-            return pictures.batch(files, reads).to(like), None, not _is_list(x)
-        if not all(isinstance(file, str | Path) for file in files):
-            raise ClearheadError(f"{reads.kind} must be a tensor of samples or the name of a file.")
-        heard = [sounds.log_mel(sounds.read(file, reads), reads) for file in files]
-        return torch.cat(heard).to(like), None, not _is_list(x)
-    one = 3 if isinstance(reads, c.Pictures) else 1
-    if not x.is_floating_point() or x.dim() not in (one, one + 1):
-        sizes = f"{one} dimensions, or {one + 1} for a batch"
-        raise ClearheadError(f"{reads.kind} must be floating-point numbers of {sizes}, not {x.dim()}-D {x.dtype}.")
-    single = x.dim() == one
-    x = x[None] if single else x
-    return (x if isinstance(reads, c.Pictures) else sounds.log_mel(x.float(), reads)).to(like), None, single
+def _is_pair(x: object) -> TypeGuard[tuple[Any, ...]]:
+    """Several texts are a list; a tuple that holds a text is meant as a pair."""
+    return isinstance(x, tuple) and any(isinstance(part, str) for part in x)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ from clearhead.model.transformer import Transformer
 from clearhead.tap import SILENT, Select, Tap, Watch
 from clearhead.tokens.text import Tokenizer
 
-Text = str | Tensor | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+Pair = tuple[str, str]  # two texts to be read together
+Text = str | Pair | Tensor | Sequence[str] | Sequence[Pair] | Sequence[int] | Sequence[Sequence[int]]
 Dense = Tensor | str | Path | Sequence[str | Path]  # numbers, or files that hold them
 Edits = Mapping[str, Callable[..., Tensor]]
 
@@ -47,7 +49,7 @@ class Inside:
 
     @property
     def parameters(self) -> int:
-        return sum(p.numel() for p in self.net.parameters())
+        return self.config.parameters()  # of int8 matrices torch counts none
 
     def __repr__(self) -> str:
         m, size = self.config.model, f"{self.parameters:,} parameters"
@@ -82,7 +84,8 @@ class Inside:
     ) -> Tensor:
         """Logits at every position (language, masked-word), or one row for the whole text (classes, number).
 
-        Several texts are padded on the right to the longest; what comes out beyond a text's end means nothing.
+        Several texts are padded on the right to the longest; what comes out beyond a text's end means nothing. A tuple
+        of two texts is a pair, which models with something between two texts (`use.end`) read together.
         `source` is what an encoder-decoder reads; `pictures` and `sound` (tensors or files) take its place or that of
         text. `edits` map names of values to `ablate`, `scale`, `replace` or any function of a tensor.
         """
@@ -114,15 +117,20 @@ class Inside:
         return Seen(values, self.config.model, tokens, source_tokens)
 
     def _batch(
-        self, x: object, source: object = None, pictures: object = None, sound: object = None, longest: int = 0
+        self, x: object, source: object = None, pictures: object = None, sound: object = None, **limits: Any
     ) -> Batch:
         like, words = next(self.net.parameters()), (self.tokenizer, self.source_tokenizer or self.tokenizer)
-        dense = {"picture": pictures, "sound": sound}
-        return read_batch(self.config, words, like, x, source=source, **dense, longest=longest, why=self._why)
+        given = {"source": source, "picture": pictures, "sound": sound, "why": self._why, **limits}
+        return read_batch(self.config, words, like, x, **given)
 
     def _run(self, batch: Batch, tap: Tap) -> Tensor:
         return self.net(
-            batch.ids, segments=batch.segments, source=batch.source, source_segments=batch.source_segments, tap=tap
+            batch.ids,
+            segments=batch.segments,
+            kinds=batch.kinds,
+            source=batch.source,
+            source_segments=batch.source_segments,
+            tap=tap,
         )
 
     def _tap(self, names: Iterable[str] | Mapping[str, Select], edits: Edits | None) -> Tap:

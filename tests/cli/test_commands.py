@@ -162,7 +162,7 @@ MISTAKES = [
     (["generate", "SAVED", "a", "--max-tokens", "many"], "'--max-tokens'"),
     (["see", "SAVED", "abc", "--layer", "7"], "there is no layer 7; this model has layers 0 to 1"),
     (["see", "SAVED", "abc", "--head", "7"], "there is no head 7"),
-    (["see", "SAVED", "abc", "--out", "a.pdf"], ".png or .svg"),
+    (["see", "SAVED", "abc", "--out", "a.pdf"], "a.pdf must end in .png, .svg, .html, .csv or .npy"),
     (["see", "SAVED", "abc" * 30], "more than this model's context"),
 ]
 

@@ -18,6 +18,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}as
 MODELS = {
     "reader": ("tiny-encoder", {"use__mask": [MASK]}),
     "judge": ("tiny-encoder", {"head": {"kind": "classes", "classes": 2}, "use__labels": ["no", "yes"]}),
+    "pairs": ("tiny-encoder", {"head": {"kind": "classes", "classes": 2}, "use__end": [END], "input__kinds": 2}),
     "writer": ("tiny-decoder", {"context": 256, "use__stop": [END], "use__chat": TEMPLATE}),
     "translator": ("tiny-encoder-decoder", {"use__start": [END], "use__stop": [END]}),
 }
@@ -54,10 +55,32 @@ def test_classify_judges_a_text_and_each_line_of_a_file(models, tmp_path):
     assert sum(tree["all"].values()) == pytest.approx(1)
 
 
+def test_classify_judges_pairs(models, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("the cat\tsat\nthe mat\n")
+    lines = run("classify", models / "pairs", "--input", tmp_path / "pairs.tsv").splitlines()
+    assert lines[0] == run("classify", models / "pairs", "the cat", "--second", "sat").strip()
+    tree = json.loads(run("classify", models / "pairs", "the cat", "--second", "sat", "--json"))
+    expected = ch.load(models / "pairs", device="cpu").classify(("the cat", "sat"))
+    assert (tree["input"], tree["label"]) == ("the cat\tsat", expected.label)
+    assert tree["probability"] == pytest.approx(expected.probability, abs=1e-6)
+
+
 def test_embed_writes_a_row_for_each_line(models, tmp_path):
     run("embed", models / "reader", "--input", "-", "--output", tmp_path / "v.npy", typed="the cat\na mat\n")
     vectors, model = np.load(tmp_path / "v.npy"), ch.load(models / "reader", device="cpu")
     assert vectors == pytest.approx(model.embed(["the cat", "a mat"]).numpy(), abs=1e-6)
+
+
+def test_a_line_that_says_nothing_is_told_by_its_number(models, tmp_path):
+    (tmp_path / "lines.txt").write_text("the cat\n \nthe mat\n")
+    for command, model in (("classify", "judge"), ("embed", "reader"), ("score", "writer")):
+        with pytest.raises(ClearheadError, match=r"line 2 of .*lines\.txt is empty"):
+            run(command, models / model, "--input", tmp_path / "lines.txt")
+
+
+def test_score_slides_over_a_long_text(models):
+    tree = json.loads(run("score", models / "writer", "the cat sat " * 99, "--overflow", "slide", "--json"))
+    assert len(tree["logprobs"]) > 256
 
 
 def test_score_tells_perplexity(models):
@@ -101,8 +124,16 @@ MISTAKES = [
     (("classify", "judge", "a", "--input", "b"), "give a text, or --input"),
     (("classify", "reader", "a"), "tells no classes"),
     (("score", "translator", "a"), "does not write text"),
+    (("score", "writer", "   "), "the text is empty"),
+    (("score", "writer", "a", "--overflow", "cut"), "overflow 'cut' is unknown"),
+    (("score", "writer", "cat " * 300), "more than this model's context"),
+    (("classify", "pairs", "--second", "a"), "--second goes with a text"),
+    (("classify", "pairs", "a\tb", "--second", "c"), "a tuple is a pair of two texts"),
+    (("classify", "judge", "a", "--second", "b"), "reads no pairs of texts"),
+    (("embed", "reader", "a", "--pooling", "max"), "it is mean or first"),
+    (("fill", "reader", "a [MASK]", "--top", "0"), "ask for at least 1"),
     (("translate", "writer", "a"), "has no source to read"),
-    (("chat", "reader"), "no chat template"),
+    (("chat", "reader"), "does not write text"),
     (("generate", "writer", "a", "--stream", "--n", "2"), "--stream shows one text"),
     (("generate", "writer", "a", "--temperature", "-1"), "of at least 0"),
     (("generate", "writer", "", "--max-tokens", "2"), "empty"),

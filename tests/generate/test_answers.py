@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.batch import MOST
+from clearhead.generate import answers
 from clearhead.generate.answers import gapped
 
 WORDS = ch.Tokenizer.train_bpe(["the cat sat on the mat", "a dog ran"], 300, ("<|end|>", "<|mask|>"))
@@ -77,6 +79,57 @@ def test_a_score_is_the_sum_of_what_the_model_gives_each_token():
     assert model.score(["abcab", "ab"])[1].logprobs == pytest.approx(expected[:1], abs=1e-5)
 
 
+@pytest.fixture(scope="module")
+def writer():
+    return ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=3)
+
+
+@pytest.mark.parametrize("length", [33, 47, 48, 49, 80, 200])
+def test_a_long_text_is_scored_piece_by_piece_each_token_from_at_least_half_a_context(writer, length):
+    ids = torch.randint(256, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+    made = writer.score(ids, "slide").logprobs
+    assert len(made) == length - 1
+    begins = [0] * 32 + [
+        16 * ((i - 16) // 16) for i in range(32, length)
+    ]  # where the piece begins that tells token i + 1
+    for i in (0, 5, 31, length // 2, length - 2):
+        piece = ids[begins[i] : i + 1]
+        assert i < 32 or len(piece) > 16
+        expected = writer.logits(piece)[-1].log_softmax(-1)[ids[i + 1]]
+        assert made[i] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_sliding_changes_nothing_for_what_fits(writer):
+    assert writer.score("a text", "slide") == writer.score("a text")
+    assert writer.score("a") == writer.score(["a", "bc"])[0]
+    assert writer.score("a").logprobs == []
+
+
+def test_many_texts_are_read_in_parts_and_come_back_in_order(writer, judge, monkeypatch):
+    texts = ["the cat"[: 1 + i % 7] + "x" * (i * 7 % 13) for i in range(60)]
+    alone = [(judge.classify(t), judge.embed(t), writer.score(t)) for t in texts]
+    widths = []
+    for model in (judge, writer):
+        forward = model.net.forward
+        monkeypatch.setattr(
+            model.net, "forward", lambda ids, forward=forward, **k: widths.append(ids.numel()) or forward(ids, **k)
+        )
+    monkeypatch.setitem(MOST, "cpu", 50)
+    made = zip(judge.classify(texts), judge.embed(texts), writer.score(texts), strict=True)
+    for (judged, vector, scored), (judged_alone, vector_alone, scored_alone) in zip(made, alone, strict=True):
+        assert judged.probability == pytest.approx(judged_alone.probability, abs=1e-6)
+        assert torch.allclose(vector, vector_alone, atol=1e-5)
+        assert scored.logprobs == pytest.approx(scored_alone.logprobs, abs=1e-5)
+    assert max(widths) <= 50
+    assert len(widths) > 20
+
+
+def test_logits_are_made_for_a_few_tokens_at_a_time(writer, monkeypatch):
+    expected = writer.score("abcabcabcab").logprobs
+    monkeypatch.setattr(answers, "LOGITS", 256 * 3)
+    assert writer.score("abcabcabcab").logprobs == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
@@ -86,6 +139,30 @@ def test_a_score_is_the_sum_of_what_the_model_gives_each_token():
         (lambda r, j: r.fill("a [MASK] " * 40), "more than this model's context"),
         (lambda r, j: r.classify("a"), "tells no classes"),
         (lambda r, j: r.score("a"), "does not write text"),
+        (lambda r, j: r.fill(""), "the text has no gap"),
+        (lambda r, j: r.fill(["a [MASK]"]), "one text with"),
+        (lambda r, j: r.fill(7), "one text with"),
+        (lambda r, j: r.fill("a [MASK]", 2.5), "top = 2.5"),
+        (lambda r, j: r.fill("a [MASK]", True), "top = True"),
+        (lambda r, j: j.classify(), "none was given"),
+        (lambda r, j: j.classify([]), "the text is empty"),
+        (lambda r, j: j.classify(["a", ""]), r"the text is empty \(text 2 of 2\)"),
+        (lambda r, j: j.classify([None]), "a text or a list of token ids"),
+        (lambda r, j: j.classify(pictures="a.png"), "reads text, not pictures"),
+        (lambda r, j: j.classify([[1.5]]), "a text or a list of token ids"),
+        (lambda r, j: j.classify({"a": 1}), "not dict"),
+        (lambda r, j: j.classify([[10**6]]), "out of range"),
+        (lambda r, j: r.embed([]), "the text is empty"),
+        (lambda r, j: r.embed("a", pooling="max"), "it is mean or first"),
+        (lambda r, j: r.embed("x" * 99), "99 tokens are more than this model's context"),
+        (lambda r, j: r.embed(["a", "x" * 99]), r"99 tokens .* \(text 2 of 2\)"),
+        (lambda r, j: r.embed("half \ud83d"), "no token"),
+        (lambda r, j: ch.new("tiny-encoder-decoder").embed([1]), "gives no vector"),
+        (lambda r, j: ch.new("tiny-pictures").embed("a"), "reads pictures"),
+        (lambda r, j: ch.new("tiny-decoder").score("a"), "has no tokenizer"),
+        (lambda r, j: ch.new("tiny-decoder").score([1, 2], "skip"), "overflow 'skip' is unknown"),
+        (lambda r, j: ch.new("tiny-decoder").score([1] * 99), "99 tokens are more than"),
+        (lambda r, j: ch.new("tiny-decoder").score([[1], []]), r"the text is empty \(text 2 of 2\)"),
     ],
 )
 def test_what_a_model_cannot_answer_is_refused_with_a_sentence(reader, judge, wrong, sentence):

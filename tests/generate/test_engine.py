@@ -7,8 +7,11 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead.config import Use
-from clearhead.generate.engine import Engine, Request
-from clearhead.generate.sampling import Draw, Sampling, key_of
+from clearhead.generate import engine as engine_module
+from clearhead.generate.draw import Draw, key_of
+from clearhead.generate.engine import Engine
+from clearhead.generate.request import Request
+from clearhead.generate.sampling import Sampling
 
 NETS = {name: ch.new(name, seed=1).net for name in ("tiny-decoder", "tiny-llama")}
 NETS["alibi"] = ch.new("tiny-decoder", position="alibi", attention__kv_heads=2).net
@@ -48,7 +51,7 @@ def spelled(net, prompt, sampling):
         with torch.no_grad():
             logits = net.predict(net(torch.tensor([ids])))[:, -1]
         read, wrote = (torch.bincount(torch.tensor(x, dtype=torch.long), minlength=64)[None] for x in (prompt, out))
-        out.append(int(draw(logits, torch.tensor([[len(out)]]), read, wrote)))
+        out.append(int(draw(logits, torch.tensor([[len(out)]]), read, wrote)[0]))
         ids.append(out[-1])
     return out
 
@@ -118,3 +121,113 @@ def test_logits_that_are_no_numbers_stop_it_and_say_where():
         model.net.embed.tokens.weight[5] = torch.nan
     with pytest.raises(ch.ClearheadError, match="the logits of token 1 hold no numbers"):
         model.generate([1, 2], 3)
+
+
+@given(wishes, st.integers(1, 3), st.data())
+@settings(max_examples=10, deadline=None)
+def test_what_a_row_remembers_changes_nothing(wanted, slots, data):
+    """Prompts that begin as others did, or go on from what was written, as a conversation does."""
+    net, engine = NETS["tiny-llama"], Engine(NETS["tiny-llama"], Use(stop=(7,)), slots, 32)
+    before, texts = engine_module.WORTH, []
+    engine_module.WORTH = 1
+    try:
+        for prompt, sampling in wanted:
+            start = data.draw(st.sampled_from(texts)) if texts and data.draw(st.booleans()) else []
+            request = Request((start + prompt)[:20], sampling)
+            engine.add(request)
+            while engine.step():
+                pass
+            assert [chosen.token for chosen in request.written] == spelled(net, request.prompt, sampling)
+            texts += [request.tokens, request.prompt]
+    finally:
+        engine_module.WORTH = before
+
+
+def test_a_prompt_that_was_read_is_not_read_again():
+    net, read = NETS["tiny-llama"], []
+    engine = Engine(net, Use(), 1, 32)
+    inner = engine.desk.read
+    engine.desk.read = lambda texts, row=0, common=0: read.append(common) or inner(texts, row, common)
+    first = Request(list(range(20)), Sampling(max_tokens=5))
+    engine.add(first)
+    while engine.step():
+        pass
+    second = Request([*first.tokens, 3, 4], Sampling(max_tokens=3))
+    engine.add(second)
+    while engine.step():
+        pass
+    assert read == [0, 24]
+    engine.forget()
+    engine.add(Request(list(first.prompt), Sampling(max_tokens=1)))
+    engine.step()
+    assert read == [0, 24, 0]
+
+
+def test_several_samples_read_their_prompt_once():
+    net, read = NETS["tiny-llama"], []
+    engine = Engine(net, Use(), 4, 32)
+    inner = engine.desk.read
+    engine.desk.read = lambda texts, row=0, common=0: read.append(len(texts)) or inner(texts, row, common)
+    for sample in range(4):
+        engine.add(Request([1, 2, 3], Sampling(max_tokens=4), sample))
+    while engine.step():
+        pass
+    assert read == [1]
+
+
+@given(st.lists(st.integers(0, 63), min_size=1, max_size=40), st.integers(1, 40), st.integers(0, 3))
+@settings(max_examples=30, deadline=None)
+def test_a_context_that_slides_goes_on_from_its_newer_half(prompt, more, seed):
+    net, sampling = NETS["tiny-llama"], Sampling(max_tokens=more, overflow="slide", seed=seed)
+    engine = Engine(net, Use(), 2, 16)
+    request = Request(list(prompt), sampling)
+    engine.add(request)
+    engine.add(Request([5], Sampling(max_tokens=9, overflow="slide")))
+    while engine.step():
+        pass
+    ids, start = list(prompt), 0
+    draw = Draw([sampling], [key_of(seed)], torch.device("cpu"))
+    for place in range(more):
+        if len(ids) - start >= 16:
+            start = len(ids) - 8
+        with torch.no_grad():
+            logits = net.predict(net(torch.tensor([ids[start:]])))[:, -1]
+        ids.append(int(draw(logits, torch.tensor([[place]]))[0]))
+    assert request.tokens == ids
+
+
+def test_who_stops_listening_frees_the_row():
+    model = ch.new("tiny-llama", seed=3)
+    pieces = model.generate([1, 2], 20, stream=True)
+    next(pieces)
+    pieces.close()
+    assert model._engine.step() == []
+    assert model._engine.idle
+
+
+def test_echo_tells_the_prompt_and_how_likely_it_was():
+    model = ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
+    plain, echoed = (model.generate("abc", 4, seed=1, echo=echo, logprobs=2) for echo in (False, True))
+    assert echoed.text == "abc" + plain.text
+    assert [chosen.logprob for chosen in echoed.prompt] == pytest.approx(model.score("abc").logprobs, abs=1e-5)
+    assert [chosen.token for chosen in echoed.prompt] == [98, 99]
+    assert all(len(chosen.top) == 2 for chosen in echoed.prompt)
+    assert plain.prompt == []
+    streamed = "".join(piece.text for piece in model.generate("abc", 4, seed=1, echo=True, stream=True))
+    assert streamed == echoed.text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "sentence"),
+    [
+        ([], {}, "empty"),
+        ([1] * 20, {}, "exceed the context of 32"),
+        ([1], {"overflow": "wrap"}, "can refuse or slide"),
+        ([1], {"logprobs": -1}, "ask for 0 or more"),
+        ([1], {"n": 0}, "at least 1"),
+        ([1], {"tempreature": 1}, "temperature"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_with_a_sentence(prompt, options, sentence):
+    with pytest.raises(ch.ClearheadError, match=sentence):
+        ch.new("tiny-llama").generate(prompt, 20, **options)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.generate.sampling import Draw, Sampling, key_of, likeliest, nucleus, penalised
+from clearhead.generate.draw import Draw, gumbel, key_of, likeliest, nucleus, penalised
+from clearhead.generate.sampling import Sampling
 
 CPU = torch.device("cpu")
 rows = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=40).map(lambda x: torch.tensor([x]))
@@ -16,7 +17,7 @@ rows = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=40).map(lambda 
 def draw(logits, sampling, places=0, keys=(0,)):
     drawer = Draw([sampling] * len(keys), [key_of(key) for key in keys], CPU)
     counts = torch.zeros(len(keys), logits.shape[1], dtype=torch.long)
-    return drawer(logits.expand(len(keys), -1), torch.full((len(keys), 1), places), counts, counts)
+    return drawer(logits.expand(len(keys), -1), torch.full((len(keys), 1), places), counts, counts)[0]
 
 
 def chi_square(found, expected):
@@ -31,7 +32,7 @@ def test_draws_follow_the_softmax(temperature, by):
         found = draw(logits, Sampling(temperature=temperature), keys=range(n))
     else:
         drawer = Draw([Sampling(temperature=temperature)] * n, [key_of(5)] * n, CPU)
-        found = drawer(logits.expand(n, -1), torch.arange(n)[:, None], None, None)
+        found = drawer(logits.expand(n, -1), torch.arange(n)[:, None])[0]
     expected = n * (logits[0] / temperature).softmax(-1)
     assert chi_square(torch.bincount(found, minlength=6), expected) < 20.5  # one in a thousand exceeds it
 
@@ -70,7 +71,12 @@ def test_a_row_draws_the_same_alone_and_among_others(x, seed, place, others):
     alone = draw(x, Sampling(top_p=0.9), place, (seed,))
     among = Draw([Sampling(top_k=2, temperature=0.3), Sampling(top_p=0.9)] * others, [1, key_of(seed)] * others, CPU)
     logits = torch.cat([x.flip(1), x] * others)
-    assert among(logits, torch.full((2 * others, 1), place), None, None)[1] == alone
+    assert among(logits, torch.full((2 * others, 1), place))[0][1] == alone
+
+
+def test_noise_is_finite_for_any_bits():
+    assert gumbel(torch.tensor([0, 2**31, 2**32 - 1])).isfinite().all()
+    assert gumbel(torch.arange(2**32 - 4096, 2**32)).isfinite().all()
 
 
 def test_temperature_zero_takes_the_likeliest_and_of_equals_the_first():

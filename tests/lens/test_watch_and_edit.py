@@ -9,8 +9,8 @@ from hypothesis import given, settings
 import clearhead as ch
 from clearhead.config import Config
 from clearhead.evaluate.subject import Subject
+from clearhead.lens.attention import heads_of
 from clearhead.lens.names import names
-from clearhead.lens.plots import attention_text
 from clearhead.model.transformer import build
 from clearhead.tap import Watch, compile_pattern
 from strategies import models
@@ -205,7 +205,7 @@ def test_padding_has_no_label():
     assert padded.tokens == ["a"]
     assert len(ch.lens.attention_figure(padded, 0, 1).axes[0].get_xticklabels()) == 3
     pictures = ch.new("tiny-pictures").watch(pictures=torch.rand(1, 8, 8), names="blocks.0.attn.pattern")
-    assert len(str(attention_text(pictures, 0, 0)).splitlines()) == 17
+    assert len(heads_of(pictures, 0, 0).values) == 17
 
 
 def test_a_pattern_edited_on_purpose_is_what_the_head_uses():
@@ -249,8 +249,8 @@ def test_what_was_seen_tells_of_itself():
     seen = model().watch(IDS, ["blocks.0.attn.pattern"])
     assert "1 × 4 × 6 × 6" in repr(seen)
     assert "rows add up to 1" in seen._repr_html_()
-    assert seen._repr_html_().count("<img") == 1
-    assert "<img" not in model().watch(IDS, "embed")._repr_html_()
+    assert seen._repr_html_().count("<svg") == 4
+    assert "<svg" not in model().watch(IDS, "embed")._repr_html_()
     assert seen.tokens == [str(i) for i in IDS]
-    assert ch.lens.attention_figure(seen, 0, 1).axes[0].get_title(loc="left") == "layer 0, head 1"
-    assert len(ch.lens.attention_figure(seen, 0).axes) == 4
+    assert ch.lens.attention_figure(seen, 0, 1).get_suptitle() == "layer 0, head 1"
+    assert len(ch.lens.attention_figure(seen, 0).axes) == 5  # and the scale

@@ -31,18 +31,28 @@ class Bare(nn.Module):
             x = x + F.embedding(at, net.position.table)
         for block in net.blocks:
             h = block.attn_norm(x)
-            q, k, v = (
-                w(h).unflatten(-1, (-1, m.head_width)).transpose(1, 2)
-                for w in (block.attn.q, block.attn.k, block.attn.v)
-            )
+            made = side_by_side(h, block.attn.q, block.attn.k, block.attn.v)
+            q, k, v = (x.unflatten(-1, (-1, m.head_width)).transpose(1, 2) for x in made)
             if self.rotary:
                 q, k = turn(q, cos, sin), turn(k, cos, sin)
             z = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=m.kv_heads != m.attention.heads)
             x = x + block.attn.out(z.transpose(1, 2).flatten(2))
             h = block.ffn_norm(x)
-            up = block.ffn.activation(block.ffn.up(h))
-            x = x + block.ffn.down(up * block.ffn.gate(h) if m.ffn.gated else up)
+            if m.ffn.gated:
+                up, gate = side_by_side(h, block.ffn.up, block.ffn.gate)
+                x = x + block.ffn.down(block.ffn.activation(up) * gate)
+            else:
+                x = x + block.ffn.down(block.ffn.activation(block.ffn.up(h)))
         return net.norm(x)
+
+
+def side_by_side(x, *layers):
+    """One product in training, as plain models have it; else one for each."""
+    if not torch.is_grad_enabled():
+        return [layer(x) for layer in layers]
+    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    joined = F.linear(x, torch.cat([layer.weight for layer in layers]), bias)
+    return joined.split([len(layer.weight) for layer in layers], dim=-1)
 
 
 def turn(x, cos, sin):

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_fused_loss_has_the_value_and_gradients_of_cross_entropy(vocabulary, smoothing, biased, compiled):
-    from clearhead.model.fused_loss import fused_loss
+    from clearhead.kernels.loss import fused_loss
 
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, 32, generator=generator) for n in (40, vocabulary))

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clearhead.cli.flags import MODEL
+from clearhead.cli.flags import DTYPE, MODEL
 
 if TYPE_CHECKING:
     from clearhead.api import Model
+    from clearhead.generate.write import Piece
 
 HELP = """/system TEXT   another system prompt; the conversation begins anew
 /regenerate    another answer to the last message
@@ -27,15 +28,15 @@ def chat(
     max_tokens: int = typer.Option(200, help="How long an answer may get."),
     temperature: float = typer.Option(0.7, help="0 always takes the likeliest token; higher spreads the chance."),
     seed: int = typer.Option(0, help="The same seed and the same messages give the same answers."),
+    dtype: str = DTYPE,
 ) -> None:
     """Talk with a model that was made for it."""
     from clearhead import api
 
-    talk = Talk(api.load(model), system, max_tokens, temperature, seed)
-    talk.model.conversation([*talk.whole, {"role": "user", "content": "Hello"}])  # a model not made for it says so now
+    talk = Terminal(api.load(model, dtype=dtype), system, max_tokens=max_tokens, temperature=temperature, seed=seed)
     inviting = sys.stdin.isatty()
     if inviting:
-        typer.echo(f"{talk.model!r}; /help tells what else can be typed")
+        typer.echo(f"{talk.talk.model!r}; /help tells what else can be typed")
     for line in _lines(inviting):
         if not talk.hear(line):
             break
@@ -53,69 +54,51 @@ def _lines(inviting: bool) -> Iterator[str]:
             return
 
 
-class Talk:
-    """One conversation."""
+class Terminal:
+    """A conversation at the keyboard."""
 
-    def __init__(self, model: "Model", system: str, max_tokens: int, temperature: float, seed: int) -> None:
-        self.model, self.system = model, system
-        self.options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
-        self.seed = seed
-        self.messages: list[dict[str, str]] = []
+    def __init__(self, model: "Model", system: str, **options: Any) -> None:
+        self.talk = model.talk(system, **options)
 
     def hear(self, line: str) -> bool:
         """A message, or a command; whether the conversation goes on."""
         from clearhead.errors import ClearheadError
 
         word, _, rest = line.strip().partition(" ")
-        if not word:
-            return True
         try:
-            if not word.startswith("/"):
-                self.messages.append({"role": "user", "content": line.strip()})
-                self.answer()
-            elif word == "/quit":
+            if word == "/quit":
                 return False
-            else:
+            if word.startswith("/"):
                 self.command(word, rest.strip())
+            elif word:
+                self.show(self.talk.stream(line.strip()))
         except ClearheadError as mistake:
-            if not word.startswith("/") and self.messages and self.messages[-1]["role"] == "user":
-                self.messages.pop()
             typer.echo(f"clearhead: {mistake}", err=True)
         return True
 
     def command(self, word: str, rest: str) -> None:
-        if word == "/system":
-            self.system, self.messages = rest, []
-        elif word == "/clear":
-            self.messages = []
-        elif word == "/regenerate" and self.messages:
-            self.messages.pop()
-            self.seed += 1
-            self.answer()
+        talk = self.talk
+        if word in ("/system", "/clear"):
+            system = [{"role": "system", "content": rest}] if word == "/system" and rest else []
+            talk.messages[:] = system if word == "/system" else [m for m in talk.messages if m["role"] == "system"]
+        elif word == "/regenerate":
+            self.show(talk.stream_again())
         elif word == "/see":
-            typer.echo(self.model.conversation(self.whole))
+            typer.echo(talk.model.conversation(talk.messages) if talk.messages else "nothing yet")
         elif word == "/save" and rest:
             from clearhead.files import overwrite
 
-            overwrite(Path(rest), (json.dumps(self.whole, indent=1, ensure_ascii=False) + "\n").encode())
+            overwrite(Path(rest), (json.dumps(talk.messages, indent=1, ensure_ascii=False) + "\n").encode())
             typer.echo(f"saved {rest}")
         else:
             typer.echo(HELP)
 
-    @property
-    def whole(self) -> list[dict[str, str]]:
-        first = [{"role": "system", "content": self.system}] if self.system else []
-        return [*first, *self.messages]
-
-    def answer(self) -> None:
-        """Shown while it is written; Ctrl-C ends it, and what was written stays."""
-        text = ""
+    def show(self, pieces: Iterator["Piece"]) -> None:
+        """While it is written; Ctrl-C ends it, and what was written stays."""
         try:
-            for piece in self.model.chat(self.whole, seed=self.seed, stream=True, **self.options):
+            for piece in pieces:
                 typer.echo(piece.text, nl=False)
                 sys.stdout.flush()
-                text += piece.text
         except KeyboardInterrupt:
-            pass
+            pieces.close()  # type: ignore[attr-defined]
         typer.echo()
-        self.messages.append({"role": "assistant", "content": text})

@@ -6,35 +6,39 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from clearhead.cli.flags import MODEL
-from clearhead.cli.lines import INPUT, read_lines
+from clearhead.cli.lines import INPUT, read_texts
 
 if TYPE_CHECKING:
     from clearhead.api import Model
 
-SOME = 64  # texts that are judged at once
+TAB = "\t"  # stands between the two texts of a pair
 
 
 def classify(
     model: str = MODEL,
     what: str = typer.Argument("", help="A text; or a picture or sound file, where the model reads those."),
+    second: str = typer.Option("", help="A second text, to be judged together with the first.", show_default=False),
     file: str = INPUT,
     as_json: bool = typer.Option(False, "--json", help="One JSON object a line, with the probability of each class."),
 ) -> None:
-    """Judge texts, pictures or sounds."""
+    """Judge texts, pairs of texts (a tab stands between the two in a line), pictures or sounds."""
     from clearhead import api
+    from clearhead.errors import ClearheadError
 
-    loaded, lines = api.load(model), read_lines(what, file)
-    for start in range(0, len(lines), SOME):
-        some = lines[start : start + SOME]
+    if second and not what:
+        raise ClearheadError("--second goes with a text; in the lines of a file, a tab stands between two texts.")
+    blocks, loaded = read_texts(f"{what}{TAB}{second}" if second else what, file), api.load(model)
+    for some in blocks:
         for line, answer in zip(some, judged(loaded, some), strict=True):
             typer.echo(json.dumps(_tree(line, answer), ensure_ascii=False) if as_json else _words(answer))
 
 
 def judged(model: "Model", some: list[str]) -> list[Any]:
-    """Lines are texts for a model of texts, and names of files for others."""
+    """Lines are texts, or pairs of them, for a model of texts, and names of files for others."""
     kind = model.config.model.input.kind
     if kind == "tokens":
-        return model.classify(some)
+        given: list[Any] = [tuple(line.split(TAB)) if TAB in line else line for line in some]
+        return model.classify(given)
     return model.classify(pictures=some) if kind == "pictures" else model.classify(sound=some)
 
 

@@ -39,7 +39,7 @@ def demo(
     from rich.console import Console
 
     from clearhead import api
-    from clearhead.lens.plots import attention_figure, attention_text
+    from clearhead.lens.attention import heads_of
     from clearhead.weights.whole import check_free
 
     console = Console(highlight=False)
@@ -56,9 +56,9 @@ def demo(
     console.print(
         f"\n[bold]It looks[/] [dim](layer {layer}, head {head}; darker squares are where each token looks)[/]"
     )
-    console.print(attention_text(seen, layer, head))
+    console.print(heads_of(seen, layer, head).terminal())
     picture = out / "attention.png"
-    attention_figure(seen, layer, head).savefig(picture, dpi=160)
+    heads_of(seen, layer, head).save(picture)
     console.print(f"saved {picture} and {out / 'model'}; go on with")
     console.print(f'  clearhead generate {out / "model"} "Open a"', markup=False, soft_wrap=True)
     console.print(
@@ -142,7 +142,7 @@ def busiest_head(seen: "Seen") -> tuple[int, int]:
     """The head that looks around most sharply: the largest weights on tokens other than itself and the first."""
     import torch
 
-    from clearhead.lens.plots import pattern_of
+    from clearhead.lens.attention import pattern_of
 
     patterns = torch.stack([pattern_of(seen, layer) for layer in range(len(seen))])  # layer head query key
     patterns[..., 0] = 0

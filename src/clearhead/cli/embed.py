@@ -5,9 +5,7 @@ from pathlib import Path
 import typer
 
 from clearhead.cli.flags import MODEL
-from clearhead.cli.lines import INPUT, read_lines
-
-SOME = 64  # texts that are read at once
+from clearhead.cli.lines import INPUT, read_texts
 
 
 def embed(
@@ -26,9 +24,8 @@ def embed(
     from clearhead import api
     from clearhead.files import overwrite
 
-    loaded, lines = api.load(model), read_lines(text, file)
-    parts = [loaded.embed(lines[i : i + SOME], pooling) for i in range(0, len(lines), SOME)]
-    vectors = torch.cat(parts).float().cpu().numpy()
+    blocks, loaded = read_texts(text, file), api.load(model)
+    vectors = torch.cat([loaded.embed(some, pooling).float().cpu() for some in blocks]).numpy()
     held = io.BytesIO()
     np.save(held, vectors)
     overwrite(output, held.getvalue())

@@ -11,6 +11,9 @@ MODEL = typer.Argument(
     show_default=False,
 )
 
+DTYPE = typer.Option("", help="float32, bfloat16 …, or int8 on a CPU; else as the device likes it.", show_default=False)
+ENGINE = typer.Option("", help="Let ctranslate2 or onnxruntime do the work, where installed.", show_default=False)
+
 DOTTED = {"allow_extra_args": True, "ignore_unknown_options": True}  # for the commands that take them
 
 

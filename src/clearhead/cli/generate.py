@@ -2,12 +2,11 @@
 
 import json
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clearhead.cli.flags import MODEL
+from clearhead.cli.flags import DTYPE, ENGINE, MODEL
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -31,6 +30,12 @@ def generate(
     logprobs: int = typer.Option(0, help="Show each token with this many of the likeliest in its place."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object for each text."),
     stream: bool = typer.Option(False, "--stream", help="Show the text while it is written."),
+    beam: int = typer.Option(0, help="Search the likeliest text instead of drawing one, following so many at once."),
+    overflow: str = typer.Option(
+        "refuse", help="Or slide: where the context is full, its newer half is read anew and it goes on from there."
+    ),
+    dtype: str = DTYPE,
+    engine: str = ENGINE,
 ) -> None:
     """Write on from a prompt."""
     from clearhead import api
@@ -38,6 +43,10 @@ def generate(
 
     if stream and (n > 1 or as_json or logprobs):
         raise ClearheadError("--stream shows one text as it comes; leave out --n, --json and --logprobs.")
+    if beam and (stream or logprobs or n > beam):
+        raise ClearheadError(
+            "--beam searches whole texts; leave out --stream and --logprobs, and --n is at most --beam."
+        )
     prompt = sys.stdin.read() if prompt == "-" else prompt
     options: dict[str, Any] = {
         "top_p": top_p,
@@ -46,8 +55,16 @@ def generate(
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
         "stop": tuple(stop),
+        "overflow": overflow,
     }
-    loaded = api.load(model)
+    loaded: Any = api.load(model, dtype=dtype)
+    if beam:
+        found = loaded.beams(prompt, beam, max_tokens, n_best=n)
+        for one in found if n > 1 else [found]:
+            told = {"prompt": prompt, "text": one.text, "score": one.score, "logprob": one.logprob}
+            typer.echo(json.dumps(told, ensure_ascii=False) if as_json else prompt + one.text)
+        return
+    loaded = loaded.through(engine) if engine else loaded
     if stream:
         typer.echo(prompt, nl=False)
         for piece in loaded.generate(prompt, max_tokens, temperature, top_k, seed, stream=True, **options):
@@ -68,7 +85,7 @@ def generate(
 
 
 def _tree(prompt: str, made: "Generated") -> dict[str, Any]:
-    chosen = [asdict(one) for one in made.chosen]
+    chosen = [one._asdict() for one in made.chosen]
     return {"prompt": prompt, "text": made.text, "finish_reason": made.finish_reason, "tokens": chosen}
 
 

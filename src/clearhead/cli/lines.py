@@ -1,6 +1,7 @@
 """Texts for the commands that take many: one on the command line, or a file of lines, or stdin."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
@@ -9,6 +10,7 @@ from clearhead.errors import ClearheadError
 
 INPUT = typer.Option("", "--input", help="A file with a text on each line; - is stdin.", show_default=False)
 MOST = 1_000_000  # lines
+SOME = 256  # lines that are worked on together, and shown when they are done
 
 
 def read_lines(text: str, file: str) -> list[str]:
@@ -25,3 +27,13 @@ def read_lines(text: str, file: str) -> list[str]:
     if not lines or len(lines) > MOST:
         raise ClearheadError(f"{file} has {len(lines):,} lines; there must be from 1 to {MOST:,}.")
     return lines
+
+
+def read_texts(text: str, file: str) -> Iterator[list[str]]:
+    """The same, some lines at a time, for commands to which an empty line says nothing."""
+    lines = read_lines(text, file)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            where = f"line {number:,} of {file}" if file else "the text"
+            raise ClearheadError(f"{where} is empty; there must be something to read.")
+    return (lines[start : start + SOME] for start in range(0, len(lines), SOME))

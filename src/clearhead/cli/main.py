@@ -20,6 +20,7 @@ from clearhead.cli import (
     tokenizer,
     train,
     translate,
+    vectors,
     verify,
 )  # fmt: skip
 from clearhead.cli.flags import DOTTED
@@ -44,6 +45,7 @@ app.command("classify")(classify.classify)
 app.command("embed")(embed.embed)
 app.command("score")(score.score)
 app.command("see")(see.see)
+app.command("vectors")(vectors.vectors)
 app.command("train", context_settings=DOTTED)(train.train)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.command("get")(get.get)

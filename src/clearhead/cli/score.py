@@ -5,23 +5,26 @@ import json
 import typer
 
 from clearhead.cli.flags import MODEL
-from clearhead.cli.lines import INPUT, read_lines
+from clearhead.cli.lines import INPUT, read_texts
 
 
 def score(
     model: str = MODEL,
     text: str = typer.Argument("", help="A text.", show_default=False),
     file: str = INPUT,
+    overflow: str = typer.Option(
+        "refuse", help="What becomes of a text that exceeds the context: refuse, or slide (read piece by piece)."
+    ),
     as_json: bool = typer.Option(False, "--json", help="One JSON object a line, with each token's log-probability."),
 ) -> None:
     """Tell log-probability and perplexity of texts."""
     from clearhead import api
 
-    loaded = api.load(model)
-    for line in read_lines(text, file):
-        made = loaded.score(line)
-        if as_json:
-            tree = {"text": line, "logprob": made.total, "perplexity": made.perplexity, "logprobs": made.logprobs}
-            typer.echo(json.dumps(tree, ensure_ascii=False))
-        else:
-            typer.echo(f"log p {made.total:.3f}  perplexity {made.perplexity:.3f}  {line}")
+    blocks, loaded = read_texts(text, file), api.load(model)
+    for some in blocks:
+        for line, made in zip(some, loaded.score(some, overflow), strict=True):
+            if as_json:
+                tree = {"text": line, "logprob": made.total, "perplexity": made.perplexity, "logprobs": made.logprobs}
+                typer.echo(json.dumps(tree, ensure_ascii=False))
+            else:
+                typer.echo(f"log p {made.total:.3f}  perplexity {made.perplexity:.3f}  {line}")

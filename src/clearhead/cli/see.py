@@ -1,33 +1,97 @@
-"""`clearhead see`: an attention head as a picture."""
+"""`clearhead see`: what a model does with a text, as a picture."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from clearhead.cli.flags import MODEL
 
+if TYPE_CHECKING:
+    from clearhead.api import Model
+    from clearhead.lens.view import View
+
+WHAT = (
+    "tokens, positions, attention, cross, encoder, scores, contribution, written, rollout, atlas, "
+    "residual, lens, logits, attribution, heads"
+)
+
 
 def see(
     model: str = MODEL,
-    text: str = typer.Argument(help="What the model reads.", show_default=False),
-    layer: int = typer.Option(0, help="Which block, from 0."),
-    head: int = typer.Option(0, help="Which head, from 0."),
+    text: str = typer.Argument(help="What the model reads; of an encoder-decoder, the output.", show_default=False),
+    what: str = typer.Option("attention", help=f"{WHAT}."),
+    layer: int = typer.Option(None, help="Which block, from 0; the first, or all in a file.", show_default=False),
+    head: int = typer.Option(None, help="Which head, from 0; the first, or all in a file.", show_default=False),
+    source: str = typer.Option(None, help="What an encoder-decoder reads.", show_default=False),
+    token: str = typer.Option(None, help="The answer that is asked about; the likeliest.", show_default=False),
+    against: str = typer.Option(None, help="An answer to compare it with.", show_default=False),
     out: Path = typer.Option(
-        None, help="Save as .png or .svg; without it the picture is drawn here.", show_default=False
+        None, help="Save as .png, .svg, .html, .csv or .npy; without it, draw here.", show_default=False
     ),
 ) -> None:
-    """Show where each token looks."""
+    """Show what a model does with a text: where each token looks, and what comes of it."""
     from rich.console import Console
 
     from clearhead import api
-    from clearhead.errors import ClearheadError
-    from clearhead.lens.plots import attention_figure, attention_text
+    from clearhead.lens.view import check_ending
 
-    if out is not None and out.suffix not in (".png", ".svg"):
-        raise ClearheadError(f"{out} must end in .png or .svg.")
-    seen = api.load(model).watch(text, ["blocks.*.attn.pattern"])
+    if out is not None:
+        check_ending(out)
+    here = out is None
+    view = _view(api.load(model), text, what, layer, head, here, {"source": source} if source else {}, token, against)
     if out is None:
-        Console().print(attention_text(seen, layer, head), soft_wrap=True)
+        Console(highlight=False).print(view.terminal(), soft_wrap=True, end="")
         return
-    attention_figure(seen, layer, head).savefig(out, dpi=160)
+    view.save(out)
     typer.echo(f"saved {out}")
+
+
+def _view(
+    model: "Model",
+    text: str,
+    what: str,
+    layer: int | None,
+    head: int | None,
+    here: bool,
+    given: dict[str, Any],
+    token: str | None,
+    against: str | None,
+) -> "View":
+    from clearhead import lens
+    from clearhead.errors import ClearheadError, nearest
+    from clearhead.lens.positions import positions
+
+    known = WHAT.split(", ")
+    if what not in known:
+        raise ClearheadError(f"there is no {what!r} to see; {nearest(what, known)}")
+    if here and what in ("attention", "cross", "encoder", "scores", "contribution"):  # one picture fits a screen
+        layer, head = layer or 0, head or 0
+    where: dict[str, Any] = {"layer": layer, "head": head, **given}
+    match what:
+        case "tokens":
+            return lens.tokens(model, text)
+        case "positions":
+            return positions(model)
+        case "attention" | "cross" | "encoder":
+            return lens.attention(model, text, part=what, **where)
+        case "scores":
+            return lens.attention(model, text, what="masked", **where)
+        case "contribution":
+            return lens.contribution(model, text, **where)
+        case "written":
+            return lens.written(model, text, **given)
+        case "rollout":
+            return lens.rollout(model, text, **given)
+        case "atlas":
+            return lens.atlas(model, text, **given)
+        case "residual":
+            return lens.residual(model, text, **given)
+        case "lens":
+            return lens.logit_lens(model, text, **given).view()
+        case "logits":
+            return lens.logit_lens(model, text, **given, top=10).answers()
+        case "attribution":
+            return lens.attribution(model, text, token=token, against=against, **given)
+        case _:
+            return lens.sweep(model, text, token=token, against=against, **given)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-What = typer.Argument(help="A preset, or a run.toml.", show_default=False)
+What = typer.Argument(help="A preset, or a run.toml; or vectors, of the words of a text.", show_default=False)
 Out = typer.Option(Path("run"), help="The folder of the run.")
 Resume = typer.Option("auto", help="auto goes on with what is in the folder; never refuses if there is something.")
 Device = typer.Option("", help="cpu, cuda …; the best there is without it.", show_default=False)
@@ -30,6 +30,13 @@ def train(
     --data.train FILES… says what it learns from; any option of clearhead presets NAME can be changed so.
     Ctrl-C saves and ends with status 130; the same command goes on. At the end report.html in the folder tells all.
     """
+    if what == "vectors":
+        from clearhead.cli.train_vectors import train_vectors
+
+        looks = {"tensorboard": tensorboard, "microscope": microscope}
+        others = {"resume": resume != "auto", "device": device, "compile": compiled is not None, **looks}
+        train_vectors(context.args, out, others)
+        return
     from clearhead.cli.display import Display
     from clearhead.cli.flags import dotted
     from clearhead.errors import ClearheadError

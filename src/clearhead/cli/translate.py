@@ -1,48 +1,140 @@
 """`clearhead translate`: by beam search, a line for each line."""
 
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from clearhead.cli.flags import MODEL
-from clearhead.cli.lines import INPUT, read_lines
+from clearhead.cli.flags import DTYPE, ENGINE, MODEL
+from clearhead.cli.lines import INPUT
+from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
     from clearhead.api import Model
+    from clearhead.generate.translate import Translated
 
-SOME = 32  # sentences that are searched at once
+BLOCK = 2048  # lines that are read, sorted by length and translated before the next
 
 
 def translate(
     model: str = MODEL,
     text: str = typer.Argument("", help="One sentence.", show_default=False),
     file: str = INPUT,
-    output: Path = typer.Option(None, help="Where the lines go instead of the screen.", show_default=False),
+    output: str = typer.Option("-", help="Where the lines go; - is the screen."),
     beam: int = typer.Option(5, help="How many translations are followed at once; 1 is greedy."),
     length_penalty: float = typer.Option(1.0, help="More than 1 prefers long ones, less short ones."),
     max_tokens: int = typer.Option(0, help="How long one may get; 0 = as the context allows."),
+    n_best: int = typer.Option(1, help="So many for each line, with the line's number and their scores."),
+    early: bool = typer.Option(False, "--early", help="Be content with the first that end; sooner done."),
+    no_repeat: int = typer.Option(0, help="Runs of so many tokens stand only once in a translation; 0 = as they come."),
+    prefix: str = typer.Option("", help="What each translation begins with.", show_default=False),
+    alternatives: int = typer.Option(
+        None, help="The --n-best keep so many tokens of the best and differ in the next.", show_default=False
+    ),
+    align: str = typer.Option(
+        "",
+        help="Tell which source token each token attends to: a layer of the decoder (-2), or all.",
+        show_default=False,
+    ),
+    split: bool = typer.Option(False, "--split", help="Sentence by sentence, not only where a line is too long."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object for each line."),
+    dtype: str = DTYPE,
+    engine: str = ENGINE,
 ) -> None:
     """Translate a sentence, or a file line by line."""
     from clearhead import api
-    from clearhead.files import overwrite
 
-    loaded, lines = api.load(model), read_lines(text, file)
-    made = translated(loaded, lines, beam, max_tokens, length_penalty)
-    if output is None:
-        typer.echo("\n".join(made))
-    else:
-        overwrite(output, "".join(f"{line}\n" for line in made).encode())
-        typer.echo(f"{len(made):,} lines in {output}")
+    if bool(text) == bool(file):
+        raise ClearheadError("give a text, or --input with a file of lines.")
+    if align and not as_json:
+        raise ClearheadError("--align is told in JSON; add --json.")
+    options = {
+        "beam": beam, "max_tokens": max_tokens, "length_penalty": length_penalty, "n_best": n_best, "early": early,
+        "no_repeat": no_repeat, "prefix": prefix, "alternatives": alternatives, "split": split,
+        "align": _layer(align) if align else None,
+    }  # fmt: skip
+    loaded: Any = api.load(model, dtype=dtype)
+    loaded, count = loaded.through(engine) if engine else loaded, 0
+    with written_to(output) as out:
+        for lines in [[text]] if text else blocks(file):
+            made = translated(loaded, lines, count, options)
+            for number, (line, found) in enumerate(zip(lines, made, strict=True), count + 1):
+                out.write(_json(line, found) if as_json else _plain(number, found, n_best))
+            out.flush()
+            count += len(lines)
+    if output != "-":
+        typer.echo(f"{count:,} lines in {output}")
 
 
-def translated(model: "Model", lines: list[str], beam: int, max_tokens: int, length_penalty: float) -> list[str]:
-    """In their order; sentences of like length are searched together, and empty lines stay empty."""
-    order = sorted((i for i, line in enumerate(lines) if line.strip()), key=lambda i: len(lines[i]))
-    made = [""] * len(lines)
-    for start in range(0, len(order), SOME):
-        some = order[start : start + SOME]
-        found = model.translate([lines[i] for i in some], beam, max_tokens, length_penalty)
-        for i, best in zip(some, found, strict=True):
-            made[i] = " ".join(best.text.split())
-    return made
+def translated(model: "Model", lines: list[str], before: int, options: dict[str, Any]) -> list[list["Translated"]]:
+    """Each line's best; a line that cannot be read is told by its number in the file."""
+    from clearhead.generate.translate import Unreadable
+
+    try:
+        found = model.translate(lines, **options)
+    except Unreadable as error:
+        raise Unreadable(before + error.number, error.why, "line") from None
+    return found if options["n_best"] > 1 else [[best] for best in found]
+
+
+def blocks(file: str) -> Iterator[list[str]]:
+    """The lines of a file, some at a time."""
+    try:
+        with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as source:
+            lines = _decoded(source, file)
+            while block := list(islice(lines, BLOCK)):
+                yield block
+    except OSError as error:
+        raise ClearheadError(f"{file} cannot be read: {error.strerror}.") from None
+
+
+def _decoded(source: IO[bytes], file: str) -> Iterator[str]:
+    for number, line in enumerate(source, 1):
+        try:
+            yield line.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise ClearheadError(f"line {number:,} of {file} is not UTF-8.") from None
+
+
+@contextmanager
+def written_to(output: str) -> Iterator[IO[str]]:
+    """The screen, or a file that is there when all is written, and not before."""
+    from clearhead.files import draft_of, place
+
+    if output == "-":
+        yield sys.stdout
+        return
+    draft = draft_of(Path(output))
+    try:
+        with draft.open("w", encoding="utf-8", newline="\n") as out:
+            yield out
+        place(Path(output))
+    except OSError as error:
+        raise ClearheadError(f"{output} cannot be written: {error.strerror}.") from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _layer(align: str) -> int | str:
+    try:
+        return int(align)
+    except ValueError:
+        return align
+
+
+def _plain(number: int, found: list["Translated"], n_best: int) -> str:
+    texts = [" ".join(one.text.splitlines()).strip() for one in found]  # a line stays one
+    if n_best == 1:
+        return f"{texts[0]}\n"
+    return "".join(f"{number}\t{one.score:.4f}\t{text}\n" for one, text in zip(found, texts, strict=True))
+
+
+def _json(line: str, found: list["Translated"]) -> str:
+    shown = ("text", "score", "logprob", "tokens", "alignment")
+    tree = [{name: getattr(one, name) for name in shown if getattr(one, name) is not None} for one in found]
+    return json.dumps({"source": line, "translations": tree}, ensure_ascii=False) + "\n"

@@ -94,6 +94,12 @@ def encoded(read: Iterable[Row], tokenizer: Tokenizer, report: Report) -> Iterat
                 yield Example(first, None if row.second is None else second, row.label, row.where)
 
 
+def shares(a: int, b: int, room: int) -> tuple[int, int]:
+    """How many ids of each of two texts fit: while there are too many, the longer text loses its last."""
+    b = min(b, max(room - a, room // 2))
+    return min(a, room - b), b
+
+
 # ---------------------------------------------------------------- batches
 @dataclass(frozen=True)
 class _Side:
@@ -177,12 +183,10 @@ class Labelled:
         return _Side(all_ids, at[:-1], at.diff(), torch.tensor(firsts), torch.tensor(targets, dtype=kind))
 
     def _fitting(self, a: int, b: int, pair: bool) -> tuple[int, int]:
-        """How many ids of each text fit: while there are too many, the longer text loses its last."""
         room = self.context - len(self.begin) - len(self.end) * (1 + pair)
         if room < 1 + pair:
             raise ClearheadError(f"a context of {self.context} has no room for a text and what stands around it.")
-        b = min(b, max(room - a, room // 2))
-        return min(a, room - b), b
+        return shares(a, b, room)
 
     def _shuffled(self, epoch: int) -> Tensor:
         """The rows of an epoch in order: first those that fill the last epoch's last batch, then whole batches."""

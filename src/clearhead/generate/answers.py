@@ -2,18 +2,21 @@
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from clearhead import config as c
+from clearhead.batch import Batch
 from clearhead.errors import ClearheadError
 from clearhead.model.heads import pool_mean
 from clearhead.model.transformer import Transformer
 from clearhead.tokens.text import Tokenizer
 
 GAP = "[MASK]"  # what people type, whatever the tokenizer calls it
+LOGITS = 2**24  # that are made at once, where one for each word and place would be too many
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,10 @@ def fill(net: Transformer, tokenizer: Tokenizer | None, config: c.Config, text: 
         raise ClearheadError(f"this {config.model.shape.kind} fills no gaps; a model with a masked-word head does.")
     if tokenizer is None or not config.use.mask:
         raise ClearheadError("it is not known which token hides a word; give the model a tokenizer and use__mask=[id].")
-    if top < 1:
-        raise ClearheadError(f"top = {top} answers are too few; ask for at least 1.")
+    if not isinstance(text, str):
+        raise ClearheadError(f"one text with {GAP} where a word is missing is needed, not {type(text).__name__}.")
+    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
+        raise ClearheadError(f"top = {top} is no number of answers; ask for at least 1.")
     ids = gapped(tokenizer, config.use, text)
     if len(ids) > net.context:
         raise ClearheadError(f"{len(ids)} tokens are more than this model's context of {net.context}.")
@@ -86,6 +91,18 @@ def gapped(tokenizer: Tokenizer, use: c.Use, text: str) -> list[int]:
     return [*ids, *use.end]
 
 
+def check_embeds(m: c.ModelConfig) -> None:
+    if isinstance(m.shape, c.EncoderDecoder):
+        raise ClearheadError("an encoder-decoder gives no vector for a text; an encoder or a decoder does.")
+
+
+def check_overflow(overflow: str) -> None:
+    if overflow not in ("refuse", "slide"):
+        raise ClearheadError(
+            f"overflow {overflow!r} is unknown; what exceeds the context is refused, or made to slide."
+        )
+
+
 def check_judges(m: c.ModelConfig) -> None:
     if not isinstance(m.head, c.Classes | c.Number):
         raise ClearheadError(f"this {m.shape.kind} has head {m.head.kind}, which tells no classes; fine-tune it to.")
@@ -104,9 +121,41 @@ def judged(logits: Tensor, config: c.Config) -> list[Judged] | list[float]:
     return found
 
 
-def scored(logits: Tensor, ids: list[int]) -> Scored:
-    rows, following = logits[: len(ids) - 1].log_softmax(dim=-1), torch.tensor(ids[1:], device=logits.device)
-    return Scored(rows.gather(1, following[:, None])[:, 0].tolist())
+@torch.no_grad()
+def scored(net: Transformer, rows: list[list[int]]) -> list[Scored]:
+    """How likely each text is, whatever its length and however many there are."""
+    found: list[list[float]] = [[] for _ in rows]
+    pieces = [(text, *piece) for text, ids in enumerate(rows) for piece in windows(len(ids) - 1, net.context)]
+    if pieces:
+        device, told = next(net.parameters()).device, [[0.0]] * len(pieces)
+        for picked, part in Batch.of([rows[text][begin:end] for text, begin, _, end in pieces], device).parts():
+            hidden = net(part.ids, segments=part.segments)
+            for i, states in zip(picked.tolist(), hidden, strict=True):
+                text, begin, new, end = pieces[i]
+                told[i] = _told(net, states[new - begin : end - begin], rows[text][new + 1 : end + 1])
+        for (text, *_), logprobs in zip(pieces, told, strict=True):
+            found[text] += logprobs
+    return [Scored(logprobs) for logprobs in found]
+
+
+def windows(tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
+    """Pieces of a text, each half a context after the one before: its begin, what is new from there, its end."""
+    new, step = 0, max(1, context // 2)
+    for begin in range(0, tokens, step):
+        if new < tokens:
+            end = min(begin + context, tokens)
+            yield begin, new, end
+            new = end
+
+
+def _told(net: Transformer, states: Tensor, following: list[int]) -> list[float]:
+    """The log-probability of the token after each state; logits are made for a few at a time, being so many."""
+    found, some = [], max(1, LOGITS // net.config.vocabulary)
+    for at in range(0, len(following), some):
+        log_probs = net.predict(states[None, at : at + some])[0].float().log_softmax(dim=-1)
+        wanted = torch.tensor(following[at : at + some], device=log_probs.device)
+        found += log_probs.gather(1, wanted[:, None])[:, 0].tolist()
+    return found
 
 
 def pooled(hidden: Tensor, segments: Tensor | None, pooling: str, unit: bool) -> Tensor:

@@ -1,160 +1,225 @@
-"""Texts written side by side: each has a slot of the memory, and joins and leaves at any step.
+"""Texts written side by side: each has a row of the memory, and joins and leaves at any step.
 
-A step reads the last token of every text at once. A prompt is read alone, before its text joins, so what is written
-does not depend on who else is there. The memory is set aside once, slots × capacity; who finds no slot waits.
+What is written does not depend on who else is there. The memory is set aside once, rows × capacity; who finds no row
+waits. A row that has been left keeps what was read in it: a prompt that begins as a row does is read from there on,
+so a conversation goes on where it was, and what many prompts begin with is read once.
 """
 
+import math
 from collections import deque
-from dataclasses import dataclass, field
+from itertools import islice, takewhile
 
 import torch
-from torch import Tensor
 
 from clearhead.config import Use
 from clearhead.errors import ClearheadError
-from clearhead.generate.sampling import Draw, Sampling, key_of
+from clearhead.generate.desk import Desk, Drawn
+from clearhead.generate.request import Chosen, Request
+from clearhead.model.caches import Memory
 from clearhead.model.transformer import Transformer
 
-
-@dataclass(frozen=True)
-class Chosen:
-    """A token that was written: its log-probability under the model, and those of the likeliest tokens."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(eq=False)
-class Request:
-    """A prompt, how it is to be written on, and what has been written."""
-
-    prompt: list[int]
-    sampling: Sampling
-    sample: int = 0  # which of several from one seed
-    top: int = 0  # how many of the likeliest are told with each token
-    written: list[Chosen] = field(default_factory=list)
-    reason: str = ""  # why it ended: stop or length
-
-    def end(self, reason: str) -> None:
-        """Ends it before the next step; the first reason holds."""
-        self.reason = self.reason or reason
+AHEAD = 1  # steps begun on a GPU before the one before is looked at
+TOGETHER = 8192  # tokens of prompts that are read at once
+WORTH = 16  # tokens in common that are worth copying
 
 
 class Engine:
     """A network that writes up to `slots` texts at once; `step` goes one token on in each."""
 
-    def __init__(self, net: Transformer, use: Use, slots: int, capacity: int, known: int | None = None) -> None:
-        self.net, self.use, self.slots, self.capacity = net, use, slots, capacity
-        self.known = net.config.vocabulary if known is None else known
-        self.device = next(net.parameters()).device
-        self.memory = net.remember(slots, capacity)
+    def __init__(
+        self, net: Transformer, use: Use, slots: int, capacity: int, known: int | None = None, recorded: bool = False
+    ) -> None:
+        self.use, self.slots, self.capacity = use, slots, capacity
+        known = net.config.vocabulary if known is None else known
+        self.desk = Desk(net, use, slots, capacity, known, recorded)
+        self.ahead = AHEAD if recorded else 0
         self.waiting: deque[Request] = deque()
-        self.live: list[Request] = []
-        self.draw: Draw | None = None  # of those that are live
-        self.logits = torch.zeros(slots, self.known, device=self.device)  # of each text's next token
+        self.live: list[Request] = []  # the first rows
+        self.held: list[list[int]] = [[] for _ in range(slots)]  # tokens of each row; of a live one, when it joined
+        self.lengths = [0] * slots  # how many tokens each row holds
+        self.left = [0] * slots  # when each was left, counted in leavings
+        self.pending: deque[tuple[list[Request], Drawn]] = deque()
+        self.told: deque[list[Request]] = deque()  # by steps that were looked at before anyone asked
+        self.changed = False
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.live or self.pending or self.told)
 
     def add(self, request: Request) -> None:
-        """Queues a request; it starts when there is a slot."""
+        """Queues a request; it starts when there is a row for it."""
+        self.check(request)
+        self.waiting.append(request)
+
+    def check(self, request: Request) -> None:
+        """Refuses what could not be written."""
         if not request.prompt:
             raise ClearheadError("the prompt is empty; there must be at least one token to go on from.")
-        needed, most = len(request.prompt) + request.sampling.max_tokens, self.capacity
-        if needed > most:
-            room = f"the context of {most}; ask for at most {max(0, most - len(request.prompt))}"
-            raise ClearheadError(
-                f"{len(request.prompt)} tokens of prompt and {request.sampling.max_tokens} to write exceed {room}."
-            )
-        self.waiting.append(request)
+        if request.sampling.overflow == "refuse":
+            refuse_too_long(len(request.prompt), request.sampling.max_tokens, self.capacity)
+
+    def forget(self) -> None:
+        """What rows held that are left; the weights may have changed."""
+        self.held = [[] for _ in self.held]
+        self.desk.refresh()
 
     @torch.no_grad()
     def step(self) -> list[Request]:
-        """One more token for every text that has a slot; those are given back, and none if nothing is left to do."""
-        self._leave()
-        while self.waiting and len(self.live) < self.slots:
-            request = self.waiting.popleft()
-            if not request.reason:
-                self._join(request)
-        if not self.live:
-            return []
-        self._choose()
-        going = [request for request in self.live if not request.reason]
-        if going:
-            self._read([request.written[-1].token for request in self.live])
-        return list(self.live)
-
-    def _join(self, request: Request) -> None:
-        alone, row = self.net.remember(1, len(request.prompt)), len(self.live)
-        hidden = self.net(torch.tensor([request.prompt], device=self.device), memory=alone)
-        self.memory.put(row, alone, 0, len(request.prompt))
-        self.logits[row] = self._predict(hidden[:, -1:])[0]
-        self.live.append(request)
-        self.draw = None
+        """One more token for the texts under way; those are given back, and none if nothing is left to do."""
+        while not self.idle:
+            self._leave()
+            self._join()
+            begun = self._begin()
+            if self.pending and (len(self.pending) > self.ahead or not begun):
+                self._look()
+            while self.told:
+                if told := self.told.popleft():
+                    return told
+        return []
 
     def _leave(self) -> None:
-        """The last text takes the place of one that has ended."""
+        """Those that ended leave, and those that slide join again; the last row takes the place of one left."""
+        if any(self._full(row) for row in range(len(self.live))):
+            self._settle()
         for row in reversed(range(len(self.live))):
-            if self.live[row].reason:
-                last = self.live.pop()
-                if row < len(self.live):
-                    self.memory.put(row, self.memory, len(self.live), len(last.prompt) + len(last.written))
-                    self.logits[row], self.live[row] = self.logits[len(self.live)], last
-                self.draw = None
+            request, full = self.live[row], self._full(row)
+            if not request.reason and request.asked < request.sampling.max_tokens and not full:
+                continue
+            if full and not request.reason:
+                request.start = len(request.tokens) - self.capacity // 2
+                self.waiting.appendleft(request)
+            last = len(self.live) - 1
+            self.held[row] = [] if full else request.tokens[request.start :][: self.lengths[row]]
+            self.left[row] = max(self.left) + 1
+            if row < last:
+                self._swap(row, last)
+            self.live[row] = self.live[last]
+            self.live.pop()
+            self.changed = True
 
-    def _read(self, tokens: list[int]) -> None:
-        rows = self.memory.rows
-        rows.used = len(tokens)
-        rows.longest = max(len(request.prompt) + len(request.written) - 1 for request in self.live)
-        hidden = self.net(torch.tensor(tokens, device=self.device)[:, None], memory=self.memory)
-        self.logits[: len(tokens)] = self._predict(hidden)
+    def _full(self, row: int) -> bool:
+        """Whether there is no room for the next token of a text that is to go on."""
+        return self.lengths[row] == self.capacity and self.live[row].asked < self.live[row].sampling.max_tokens
 
-    def _predict(self, hidden: Tensor) -> Tensor:
-        return self.net.predict(hidden)[:, -1, : self.known].float()
+    def _swap(self, row: int, other: int) -> None:
+        self.desk.swap(row, other, self.lengths)
+        self.held[row], self.held[other] = self.held[other], self.held[row]
+        self.lengths[row], self.lengths[other] = self.lengths[other], self.lengths[row]
+        self.left[row], self.left[other] = self.left[other], self.left[row]
 
-    def _choose(self) -> None:
-        logits = self.logits[: len(self.live)]
-        if self.draw is None:
-            keys = [key_of(request.sampling.seed, request.sample) for request in self.live]
-            self.draw = Draw([request.sampling for request in self.live], keys, self.device)
-        places = torch.tensor([[len(request.written)] for request in self.live], device=self.device)
-        read, written = self._counts() if self.draw.looks_back else (None, None)
-        allowed = torch.stack([self._shaped(row, request) for row, request in zip(logits, self.live, strict=True)])
-        tokens = self.draw(allowed, places, read, written).tolist()
-        log_probs = logits.log_softmax(dim=-1)
-        for request, token, row, broken in zip(
-            self.live, tokens, log_probs, logits.isnan().any(dim=-1).tolist(), strict=True
-        ):
-            at = len(request.written)
-            if broken:
-                request.end("broken")
-                raise ClearheadError(
-                    f"the logits of token {at + 1} hold no numbers; the weights of the model may be broken."
-                )
-            token = request.sampling.forced[at] if at < len(request.sampling.forced) else token
-            best = row.topk(min(request.top, len(row)))
-            top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-            request.written.append(Chosen(token, float(row[token]), top))
-            if token in self.use.stop:
-                request.end("stop")
-            elif at + 1 == request.sampling.max_tokens:
-                request.end("length")
+    def _join(self) -> None:
+        """Those that wait get the free rows; prompts that begin as a row does are read from there, others together."""
+        fresh: list[Request] = []
+        while self.waiting and len(self.live) + len(fresh) < self.slots:
+            request = self.waiting.popleft()
+            if request.reason:
+                continue
+            text = request.tokens[self._start(request) :]
+            row, common = self._known(text)
+            if common:
+                self._seat([request], [text], [0], *self.desk.read([text], row, common))
+            else:
+                fresh.append(request)
+        fresh.sort(key=lambda request: len(request.tokens) - request.start)
+        while fresh:
+            texts: dict[tuple[int, ...], list[Request]] = {}
+            for request in fresh:
+                key = tuple(request.tokens[request.start :])
+                if texts and len(key) * (len(texts) + 1) > min(TOGETHER, 2 * (len(key) + sum(map(len, texts)))):
+                    break
+                texts.setdefault(key, []).append(request)
+            read = self.desk.read([list(key) for key in texts])
+            some = [request for same in texts.values() for request in same]
+            theirs = [i for i, same in enumerate(texts.values()) for _ in same]
+            self._seat(some, [list(key) for key, same in texts.items() for _ in same], theirs, *read)
+            fresh = fresh[len(some) :]
 
-    def _shaped(self, logits: Tensor, request: Request) -> Tensor:
-        """The logits with what this request adds and forbids."""
-        s = request.sampling
-        banned = [*self.use.never, *s.banned, *(() if request.written else self.use.never_first)]
-        if s.bias:
-            logits = logits.index_add(
-                0,
-                torch.tensor(list(s.bias), device=self.device),
-                torch.tensor(list(s.bias.values()), device=self.device, dtype=logits.dtype),
+    def _start(self, request: Request) -> int:
+        """Where its text is read from: a prompt that leaves no room slides too."""
+        if request.sampling.overflow == "slide" and len(request.tokens) - request.start >= self.capacity:
+            request.start = len(request.tokens) - self.capacity // 2
+        return request.start
+
+    def _known(self, text: list[int]) -> tuple[int, int]:
+        """The row that begins most like a text, and how many tokens they have in common; the last is read anyway."""
+        best = (0, 0)
+        for row, held in enumerate(self.held):
+            same = sum(
+                1 for _ in takewhile(lambda two: two[0] == two[1], zip(held, islice(text, len(text) - 1), strict=False))
             )
-        return logits.index_fill(0, torch.tensor(banned, device=self.device), -torch.inf) if banned else logits
+            if same >= WORTH and same > best[1]:
+                best = row, same
+        return best
 
-    def _counts(self) -> tuple[Tensor, Tensor]:
-        """How often each token was read and written, by row."""
+    def _seat(
+        self, requests: list[Request], texts: list[list[int]], theirs: list[int], memory: Memory, logits: torch.Tensor
+    ) -> None:
+        """Into the first free rows; what those held goes where the oldest was."""
+        desk, first = self.desk, len(self.live)
+        lengths = [len(text) for text in texts]
+        for new, text in enumerate(texts, first):
+            later = range(first + len(texts), self.slots)
+            oldest = min(later, key=lambda i: self.left[i], default=new)
+            if self.held[new] and self.left[oldest] < self.left[new]:
+                desk.memory.put(oldest, desk.memory, [new], [self.lengths[new]])
+                self.held[oldest], self.lengths[oldest] = self.held[new], self.lengths[new]
+                self.left[oldest] = self.left[new]
+            self.held[new], self.lengths[new] = text, len(text)
+        desk.memory.put(first, memory, theirs, lengths)
+        desk.logits[first : first + len(texts)] = logits[theirs]
+        self.live += requests
+        self.changed = True
 
-        def counted(texts: list[list[int]]) -> Tensor:
-            rows = [torch.bincount(torch.tensor(text, dtype=torch.long), minlength=self.known) for text in texts]
-            return torch.stack([row[: self.known] for row in rows]).to(self.device)
+    def _begin(self) -> bool:
+        """A step of the device, if anyone is there."""
+        if not self.live:
+            return False
+        if self.changed:
+            if any(request.sampling.looks_back for request in self.live):
+                self._settle()
+            self.desk.arrange(self.live)
+            self.changed = False
+        rows, now = self.desk.memory.rows, self.lengths[: len(self.live)]
+        if not self.desk.recorded:
+            rows.longest, rows.even = max(now), min(now) == max(now)
+        for request in self.live:
+            request.asked += 1
+        reading = self.desk.recorded or any(request.asked < request.sampling.max_tokens for request in self.live)
+        for row in range(len(self.live)):
+            self.lengths[row] += reading
+        self.pending.append((list(self.live), self.desk.step(len(self.live), reading)))
+        return True
 
-        return counted([r.prompt for r in self.live]), counted([[c.token for c in r.written] for r in self.live])
+    def _settle(self) -> None:
+        """Everything that was begun becomes known."""
+        while self.pending:
+            self._look()
+
+    def _look(self) -> None:
+        """At what the oldest step drew."""
+        live, drawn = self.pending.popleft()
+        told = []
+        for request, (token, logprob, *others) in zip(live, drawn.rows(), strict=True):
+            if request.reason:
+                continue
+            if math.isnan(logprob):
+                request.end("broken")
+                at = len(request.written) + 1
+                raise ClearheadError(
+                    f"the logits of token {at} hold no numbers; the weights of the model may be broken."
+                )
+            half, top = len(others) // 2, min(request.top, len(others) // 2)
+            best = tuple(zip(map(int, others[:top]), others[half : half + top], strict=True))
+            request.written.append(Chosen(int(token), logprob, best))
+            told.append(request)
+            if int(token) in self.use.stop:
+                request.end("stop")
+            elif len(request.written) == request.sampling.max_tokens:
+                request.end("length")
+        self.told.append(told)
+
+
+def refuse_too_long(prompt: int, more: int, most: int) -> None:
+    if prompt + more > most:
+        room = f"the context of {most}; ask for at most {max(0, most - prompt)}, or let it slide (overflow)"
+        raise ClearheadError(f"{prompt} tokens of prompt and {more} to write exceed {room}.")

@@ -24,9 +24,9 @@ class TextStream:
         self.shown = 0  # how much of it was given out
         self.stopped = False
 
-    def feed(self, token: int) -> str:
-        """What can be shown now that this token was written."""
-        self.tokens.append(token)
+    def feed(self, *tokens: int) -> str:
+        """What can be shown now that these tokens were written."""
+        self.tokens += tokens
         before = self.tokenizer.decode(self.tokens[self.from_ : self.told])
         now = self.tokenizer.decode(self.tokens[self.from_ :])
         if not now.endswith(UNFINISHED):

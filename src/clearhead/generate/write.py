@@ -1,20 +1,22 @@
 """Writing on from prompts: tokens become text, and the model's own stop tokens, or the user's texts, end it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from clearhead import config as c
-from clearhead.batch import Batch
 from clearhead.config import Use
 from clearhead.errors import ClearheadError
-from clearhead.generate.beam import beam_search
-from clearhead.generate.engine import Chosen, Engine, Request
+from clearhead.generate.engine import Engine
+from clearhead.generate.request import Chosen, Request
 from clearhead.generate.sampling import Sampling
 from clearhead.generate.stream import TextStream
 from clearhead.model.transformer import Transformer
 from clearhead.tokens.text import Tokenizer
 
-SLOTS = 16  # texts that are written side by side
+SLOTS = {"cpu": 16, "cuda": 64}  # texts that are written side by side
+RECORDED = 16  # tokens from which it pays to record a step
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Generated:
     tokens: list[int]
     finish_reason: str
     chosen: list[Chosen]  # each token with its log-probability
+    prompt: list[Chosen] = field(default_factory=list)  # the same for the prompt after its first token, with echo
 
     @property
     def logprobs(self) -> list[float]:
@@ -51,24 +54,32 @@ class Writer:
     """Prompts that are written on together; one pass over it writes them all."""
 
     def __init__(
-        self, net: Transformer, tokenizer: Tokenizer | None, use: Use, prompts: Sequence[list[int]], sampling: Sampling,
-        n: int = 1, top: int = 0,
+        self, engine: Engine, tokenizer: Tokenizer | None, prompts: Sequence[list[int]], sampling: Sampling,
+        n: int = 1, top: int = 0, echo: bool = False,
     ) -> None:  # fmt: skip
         if not isinstance(n, int) or n < 1:
             raise ClearheadError(f"n = {n} samples cannot be written; ask for at least 1.")
+        if not isinstance(top, int) or top < 0:
+            raise ClearheadError(f"logprobs = {top} of the likeliest cannot be told; ask for 0 or more.")
+        self.engine, self.use, self.echo = engine, engine.use, echo
         self.requests = [Request(list(prompt), sampling, i, top) for prompt in prompts for i in range(n)]
-        known = len(tokenizer) if tokenizer else None
-        most = max(len(prompt) for prompt in prompts) + sampling.max_tokens
-        self.engine = Engine(net, use, min(len(self.requests), SLOTS), min(most, net.context), known)
         self.streams = [TextStream(tokenizer, r.prompt, sampling.stop) if tokenizer else None for r in self.requests]
-        self.use, self.places = use, {id(request): i for i, request in enumerate(self.requests)}
+        self.heads = [tokenizer.decode(r.prompt) if tokenizer and echo else "" for r in self.requests]
+        self.places = {id(request): i for i, request in enumerate(self.requests)}
         for request in self.requests:
-            self.engine.add(request)
+            engine.check(request)
+        for request in self.requests:
+            engine.add(request)
 
     def __iter__(self) -> Iterator[Piece]:
-        while live := self.engine.step():
-            for request in live:
-                yield self._piece(request)
+        """Piece by piece; who stops listening frees the rows."""
+        try:
+            while live := self.engine.step():
+                for request in live:
+                    yield self._piece(request)
+        finally:
+            for request in self.requests:
+                request.end("stop")
 
     def _piece(self, request: Request) -> Piece:
         index, chosen = self.places[id(request)], request.written[-1]
@@ -79,56 +90,62 @@ class Writer:
                 request.end("stop")
         if stream is not None and request.reason:
             text += stream.end()
-        return Piece(text, index, chosen, request.reason)
+        return Piece(self.heads[index] + text if len(request.written) == 1 else text, index, chosen, request.reason)
 
     def results(self) -> list[Generated]:
-        """All of them, when they have ended."""
-        for _ in self:
-            pass
-        texts = ["" if stream is None else stream.text for stream in self.streams]
+        """All of them, when they have ended. Only where texts may stop one, they are spelled on the way."""
+        if self.requests[0].sampling.stop:
+            for _ in self:
+                pass
+        else:
+            while self.engine.step():
+                pass
+        told = self._told() if self.echo else [[] for _ in self.requests]
         return [
-            Generated(text, [c.token for c in r.written], r.reason, r.written)
-            for text, r in zip(texts, self.requests, strict=True)
+            Generated(head + self._text(stream, r), [c.token for c in r.written], r.reason, r.written, read)
+            for head, stream, r, read in zip(self.heads, self.streams, self.requests, told, strict=True)
         ]
 
+    def _text(self, stream: TextStream | None, request: Request) -> str:
+        if stream is None:
+            return ""
+        if not request.sampling.stop:
+            stream.feed(*(c.token for c in request.written if c.token not in self.use.stop))
+            stream.end()
+        return stream.text
 
-@dataclass(frozen=True)
-class Translated:
-    """What a model made of a source; the score is its log-probability over its length to the penalty's power."""
-
-    text: str
-    tokens: list[int]
-    score: float
-
-
-def translations(
-    net: Transformer,
-    tokenizer: Tokenizer | None,
-    use: Use,
-    batch: Batch,
-    beams: int,
-    max_tokens: int,
-    length_penalty: float,
-) -> list[Translated]:
-    """The best output for each source by beam search; the batch's targets are what outputs start with."""
-    best = beam_search(
-        net,
-        batch.ids,
-        source=batch.source,
-        source_segments=batch.source_segments,
-        beams=beams,
-        max_tokens=max_tokens or net.context - batch.ids.shape[1],
-        stop=use.stop,
-        length_penalty=length_penalty,
-        never=use.never,
-        never_first=use.never_first,
-        renormalised=use.renormalised,
-        closed=use.closed,
-        known=len(tokenizer) if tokenizer else None,
-    )
-    return [Translated(plain_text(tokenizer, h.tokens, use), h.tokens, h.score) for h, *_ in best]
+    def _told(self) -> list[list[Chosen]]:
+        """Each prompt's tokens after the first, as if they had been written."""
+        desk, told = self.engine.desk, {}
+        for request in self.requests:
+            if (key := tuple(request.prompt)) not in told:
+                with torch.no_grad():
+                    logits = desk.net.predict(desk.net(torch.tensor([request.prompt], device=desk.device)))
+                rows = logits[0, :-1, : desk.known].float().log_softmax(dim=-1)
+                best = rows.topk(min(request.top, desk.known)) if request.top else None
+                told[key] = [
+                    Chosen(token, float(row[token]), () if best is None else _pairs(best.indices[i], best.values[i]))
+                    for i, (token, row) in enumerate(zip(request.prompt[1:], rows, strict=True))
+                ]
+        return [told[tuple(request.prompt)] for request in self.requests]
 
 
-def plain_text(tokenizer: Tokenizer | None, tokens: Sequence[int], use: Use) -> str:
-    """What was written, without the token that ended it."""
-    return "" if tokenizer is None else tokenizer.decode([t for t in tokens if t not in use.stop])
+def _pairs(tokens: torch.Tensor, values: torch.Tensor) -> tuple[tuple[int, float], ...]:
+    return tuple(zip(tokens.tolist(), values.tolist(), strict=True))
+
+
+def engine_for(
+    net: Transformer, use: Use, known: int | None, texts: int, longest: int, sampling: Sampling, kept: Engine | None
+) -> Engine:
+    """An engine for so many texts of up to so many tokens.
+
+    On a GPU its steps are recorded where that pays, so the one `kept` from before is taken if it suits.
+    """
+    cuda = next(net.parameters()).is_cuda
+    slots, capacity = min(texts, SLOTS["cuda" if cuda else "cpu"]), min(longest, net.context)
+    if not cuda or sampling.max_tokens < RECORDED:
+        return Engine(net, use, slots, capacity, known)
+    if kept is not None and kept.idle and kept.slots >= slots and kept.capacity >= capacity and kept.desk.same(net):
+        kept.forget()
+        return kept
+    return Engine(net, use, slots, min(net.context, max(256, 1 << (capacity - 1).bit_length())), known, recorded=True)

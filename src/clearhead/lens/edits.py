@@ -41,9 +41,25 @@ class Change:
         return (slice(None), slice(None) if self.head is None else self.head, token)
 
 
-def ablate(head: int | None = None, token: int | None = None) -> Change:
-    """Set to zero: one head of it, one token, or all of it."""
-    return Change(lambda part, value, name: torch.zeros_like(part), head, token)
+def ablate(head: int | None = None, token: int | None = None, *, mean: bool | Mapping[str, Tensor] = False) -> Change:
+    """Set to zero: one head of it, one token, or all of it.
+
+    With `mean`, to the mean over the tokens of this text, or over all tokens of another run (its `seen` values).
+    """
+
+    def new(part: Tensor, value: Tensor, name: str) -> Tensor:
+        if not mean:
+            return torch.zeros_like(part)
+        if isinstance(mean, Mapping):
+            over = _from(mean, name).to(value).mean(dim=(0, -2), keepdim=True)
+            if over.shape[1:-2] != value.shape[1:-2] or over.shape[-1] != value.shape[-1]:
+                raise ClearheadError(f"{name} is {_x(value)} here; the mean of the other run is {_x(over)}.")
+        else:
+            over = value.mean(dim=-2, keepdim=True)
+        return over.expand_as(value)[change._where(value, name)]
+
+    change = Change(new, head, token)
+    return change
 
 
 def scale(factor: float, head: int | None = None, token: int | None = None) -> Change:

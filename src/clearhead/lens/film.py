@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from torch import Tensor
 
@@ -11,10 +10,10 @@ from clearhead import reader
 from clearhead.errors import ClearheadError
 from clearhead.files import json_lines
 from clearhead.lens.logit_lens import Lens
+from clearhead.lens.parts import PARTS, Part
 from clearhead.weights.store import Safetensors
 
 FOLDER, INDEX, TOKENS = "microscope", "index.json", "tokens.json"
-Part = Literal["attention", "cross", "encoder"]
 
 
 def file_of(folder: Path, step: int) -> Path:
@@ -60,8 +59,7 @@ class Film:
     @property
     def parts(self) -> list[Part]:
         """Which attention there is."""
-        known: tuple[Part, ...] = ("attention", "cross", "encoder")
-        return [part for part in known if f"0.{part}" in self._shapes]
+        return [part for part in PARTS if f"0.{part}" in self._shapes]
 
     def attention(self, step: int, probe: int = 0, part: Part = "attention") -> Tensor:
         """layer × head × query × key: of the probe to itself, to its source (cross), or of the source (encoder)."""

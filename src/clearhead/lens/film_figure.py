@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.lens.film import Film, Part, Probe
+from clearhead.lens.colours import LIGHT, colour_map
+from clearhead.lens.film import Film, Probe
+from clearhead.lens.parts import Part
 from clearhead.lens.plots import plain
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def film_figure(
     norm = PowerNorm(0.5, vmin=0, vmax=1)  # a square root, or the even patterns of the beginning would be white
     for n, frame in enumerate(frames):
         pattern = film.attention(film.steps[frame], probe, part)[layer, head]
-        picture = above[n].imshow(pattern.numpy(), cmap="Blues", norm=norm, interpolation="nearest")
+        picture = above[n].imshow(pattern.numpy(), cmap=colour_map(False, LIGHT), norm=norm, interpolation="nearest")
         loss = film.losses[frame]
         above[n].set_title(f"step {film.steps[frame]:,}\n{'' if loss is None else f'loss {loss:.2f}'}", fontsize=9)
         answers = [lenses[n].words(shown.asked if lenses[n].ids.shape[1] > 1 else 0)[row][0] for row in rows]
@@ -90,7 +92,7 @@ def _spread(count: int, most: int) -> list[int]:
 
 def _answers(axes: "Axes", answers: list[tuple[str, float]]) -> None:
     """A column of words, shaded by their probability."""
-    axes.imshow([[share] for _, share in answers], cmap="Greens", vmin=0, vmax=1.2, aspect="auto")
+    axes.imshow([[share] for _, share in answers], cmap=colour_map(False, LIGHT), vmin=0, vmax=1, aspect="auto")
     for row, (word, share) in enumerate(answers):
         colour = "white" if share > 0.75 else "black"
         short = plain([word if len(word) <= WORD else word[: WORD - 1] + "…"])[0]

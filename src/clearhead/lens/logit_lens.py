@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
+from clearhead.lens.view import Axis, View
 from clearhead.model.transformer import Transformer
 from clearhead.tokens.text import Tokenizer
 
@@ -36,6 +37,25 @@ class Lens:
         """For each layer the likeliest answers at a position, with their probabilities, the first one first."""
         ids, shares = self.ids[:, position].tolist(), self.probabilities[:, position].tolist()
         return [[(self.word(i), p) for i, p in zip(*layer, strict=True)] for layer in zip(ids, shares, strict=True)]
+
+    def view(self) -> View:
+        """The first answers and their probabilities, layers down, positions across."""
+        layers = ["start", *map(str, range(len(self.ids) - 1))]
+        words = tuple(tuple(self.word(i) for i in layer) for layer in self.ids[:, :, 0].tolist())
+        axes = Axis.of("layer", layers), Axis.of("token", self.tokens)
+        note = "the likeliest answer if the model stopped after that layer; the colour is its probability"
+        values = self.probabilities[:, :, 0]
+        return View(values, axes, "logit lens", "probability", most=1.0, words=words, note=note)
+
+    def answers(self, position: int = -1) -> View:
+        """The model's own likeliest answers at a position."""
+        best = self.words(position)[-1]
+        axis = Axis.of("answer", [word for word, _ in best])
+        title = f"likeliest answers after {self.tokens[position]!r}" if self.tokens[position] else "likeliest answers"
+        return View(torch.tensor([share for _, share in best]), (axis,), title, "probability", most=1.0)
+
+    def _repr_html_(self) -> str:
+        return self.view()._repr_html_()
 
     def __str__(self) -> str:
         """The first answers, layers down, positions across."""

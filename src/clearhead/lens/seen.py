@@ -1,16 +1,14 @@
 """What one run had inside: values by name, with the tokens they belong to."""
 
-import base64
 import html
-import io
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError, nearest
+from clearhead.lens.attention import heads_of
 from clearhead.lens.names import names
-from clearhead.lens.plots import attention_figure
 from clearhead.tokens.text import Tokenizer
 
 
@@ -60,15 +58,13 @@ class Seen(Mapping[str, Tensor]):
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in self._rows())
         table = f"<table><tr><th>name</th><th>shape</th><th>formula</th><th>what it is</th></tr>{rows}</table>"
-        return "".join(f'<img alt="attention" src="data:image/png;base64,{png}">' for png in self._pictures()) + table
+        return "".join(self._pictures()) + table
 
     def _pictures(self) -> Iterator[str]:
         """The heads of each layer whose pattern was watched."""
         for layer in range(self.layers):
             if f"blocks.{layer}.attn.pattern" in self:
-                png = io.BytesIO()
-                attention_figure(self, layer).savefig(png, format="png", dpi=80)
-                yield base64.b64encode(png.getvalue()).decode()
+                yield heads_of(self, layer)._repr_html_()
 
 
 def labels(ids: Tensor | None, segments: Tensor | None, tokenizer: Tokenizer | None) -> list[str]:

@@ -4,16 +4,23 @@ Self or cross is a call: `attention(h, h, …)` or `attention(h, memory, …)`. 
 width of k and v.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead import config as c
+from clearhead.kernels import TRITON
 from clearhead.model.caches import Fresh, Frozen, Growing, KeysValues
-from clearhead.model.layers import make_norm
+from clearhead.model.layers import make_norm, products
+from clearhead.model.linear import Linear
 from clearhead.model.masks import Mask
 from clearhead.model.positions import Place
 from clearhead.tap import Tap
+
+if TRITON:
+    from clearhead.kernels.one_query import one_query
 
 Stream = Float[Tensor, "batch query width"]
 Source = Float[Tensor, "batch key width"]
@@ -28,10 +35,10 @@ class Attention(nn.Module):
     def __init__(self, m: c.ModelConfig) -> None:
         super().__init__()
         a, d = m.attention, m.head_width
-        self.q = nn.Linear(m.width, a.heads * d, bias="q" in a.bias)
-        self.k = nn.Linear(m.width, m.kv_heads * d, bias="k" in a.bias)
-        self.v = nn.Linear(m.width, m.kv_heads * d, bias="v" in a.bias)
-        self.out = nn.Linear(a.heads * d, m.width, bias="out" in a.bias)
+        self.q = Linear(m.width, a.heads * d, bias="q" in a.bias)
+        self.k = Linear(m.width, m.kv_heads * d, bias="k" in a.bias)
+        self.v = Linear(m.width, m.kv_heads * d, bias="v" in a.bias)
+        self.out = Linear(a.heads * d, m.width, bias="out" in a.bias)
         self.q_norm = make_norm(m.norm, d) if a.qk_norm else nn.Identity()
         self.k_norm = make_norm(m.norm, d) if a.qk_norm else nn.Identity()
         self.head_width = d
@@ -42,15 +49,18 @@ class Attention(nn.Module):
         self, x: Stream, source: Source, place: Place, mask: Mask, cache: Fresh | Growing | Frozen, tap: Tap
     ) -> Stream:
         attend = spelled if tap.deep else fused
-        q = tap("q_turned", place.turn(tap("q", self.q_norm(self.split(self.q(x))))))
-        k, v = cache(self.keys_values, source, place, tap)
+        made = products(x, self.q, self.k, self.v) if source is x else [self.q(x)]
+        q = tap("q_turned", place.turn(tap("q", self.q_norm(self.split(made[0])))))
+        k, v = cache(self.keys_values, source, place, tap, made[1:])
         dropout = self.dropout if self.training else 0.0
         z = tap("z", attend(q, k, v, place.bias(q, self.scale), mask, self.scale, dropout, tap))
         return tap("out", self.out(z.transpose(1, 2).flatten(2)))
 
-    def keys_values(self, source: Source, place: Place, tap: Tap) -> KeysValues:
-        k = tap("k_turned", place.turn(tap("k", self.k_norm(self.split(self.k(source))))))
-        return k, tap("v", self.split(self.v(source)))
+    def keys_values(self, source: Source, place: Place, tap: Tap, made: Sequence[Tensor] = ()) -> KeysValues:
+        """Of a source; what queries were `made` together with is split only."""
+        k, v = made or products(source, self.k, self.v)
+        k = tap("k_turned", place.turn(tap("k", self.k_norm(self.split(k)))))
+        return k, tap("v", self.split(v))
 
     def split(self, x: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch head token d"]:
         """A head is a slice of the width."""
@@ -61,7 +71,9 @@ def fused(
     q: Queries, k: Keys, v: Keys, bias: Bias | None, mask: Mask, scale: float, dropout: float, tap: Tap
 ) -> Queries:
     """One kernel; scores and pattern never exist as a whole."""
-    allowed = mask.allowed
+    if mask.seen is not None and bias is None and TRITON and q.is_cuda and not torch.is_grad_enabled():
+        return one_query(q, k, v, mask.seen, scale, mask.owner)
+    allowed = mask.allowed if mask.seen is None else mask.render(q, k)
     if bias is not None:
         allowed = _masked(bias, mask.render(q, k))
     z = nn.functional.scaled_dot_product_attention(

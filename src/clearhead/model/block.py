@@ -89,8 +89,10 @@ class CrossBlock(Block):
         cross = tap.at("cross")
 
         def attend(h: Stream) -> Stream:
-            return self.drop(
-                self.cross(cross("in", h), scene.source, NOWHERE, scene.source_mask, scene.source_cache, cross)
-            )
+            source = scene.source
+            assert source is not None
+            beams = cross("in", h).reshape(source.shape[0], -1, h.shape[-1])  # of one sentence, as so many queries
+            seen = self.cross(beams, source, NOWHERE, scene.source_mask, scene.source_cache, cross)
+            return self.drop(seen.reshape(h.shape))
 
         return tap("crossed", self.wire(x, self.cross_norm, attend))

@@ -3,8 +3,6 @@
 A sum and a count, never a mean: pieces of a batch, ranks of a group and the whole batch then agree exactly.
 """
 
-from importlib.util import find_spec
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -12,12 +10,13 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
+from clearhead.kernels import TRITON
 from clearhead.model.layers import ACTIVATIONS, make_dropout, make_norm
 from clearhead.model.unembed import unembed
 
-FUSED = find_spec("triton") is not None  # torch brings it along where it can use a GPU
+FUSED = TRITON
 if FUSED:
-    from clearhead.model.fused_loss import fused_loss, works
+    from clearhead.kernels.loss import fused_loss, works
 
 Stream = Float[Tensor, "batch token d"]
 Segments = Int[Tensor, "batch token"]
@@ -60,7 +59,7 @@ class LanguageHead(Head):
         return hidden * self.scale if self.scale != 1.0 else hidden
 
     def forward(self, hidden: Stream, segments: Segments | None = None) -> Float[Tensor, "batch token vocabulary"]:
-        return unembed(self.read(hidden), self.unembed.weight, self.bias)
+        return unembed(self.read(hidden), self.unembed, self.bias)
 
     def loss(
         self,
@@ -74,7 +73,7 @@ class LanguageHead(Head):
         if FUSED and hidden.is_cuda and hidden.dtype != torch.float64:
             total = fused_loss(hidden.flatten(0, -2), self.unembed.weight, self.bias, targets, smoothing)
             return total, (targets != IGNORE).sum()
-        return surprise(unembed(hidden, self.unembed.weight, self.bias).flatten(0, -2), targets, smoothing)
+        return surprise(unembed(hidden, self.unembed, self.bias).flatten(0, -2), targets, smoothing)
 
 
 class MaskedWordHead(LanguageHead):

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import config as c
+from clearhead.model.int8 import Linear8
+from clearhead.model.linear import Linear
 from clearhead.tap import Tap
 
 Stream = Float[Tensor, "batch token d"]
@@ -21,6 +24,22 @@ def make_norm(norm: c.Norm, width: int) -> nn.Module:
 
 def make_dropout(share: float) -> nn.Module:
     return nn.Dropout(share) if share else nn.Identity()
+
+
+def products(x: Stream, *layers: nn.Linear | Linear8) -> list[Tensor]:
+    """What several linear layers make of the same input.
+
+    Where gradients are taken it is one product: wide ones suit machines better, and so does one gradient of the input.
+    Else joining the matrices would cost more than it saves.
+    """
+    if not torch.is_grad_enabled() or isinstance(layers[0], Linear8):
+        return [layer(x) for layer in layers]
+    sizes = [layer.out_features for layer in layers]
+    bias = None
+    if any(layer.bias is not None for layer in layers):
+        bias = torch.cat([x.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers])
+    joined = F.linear(x, torch.cat([layer.weight for layer in layers]), bias)
+    return list(joined.split(sizes, dim=-1))
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -48,8 +67,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, m: c.ModelConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(m.width, m.ffn_width, bias=m.ffn.bias)
-        self.down = nn.Linear(m.ffn_width, m.width, bias=m.ffn.bias)
+        self.up = Linear(m.width, m.ffn_width, bias=m.ffn.bias)
+        self.down = Linear(m.ffn_width, m.width, bias=m.ffn.bias)
         self.activation = ACTIVATIONS[m.ffn.activation]
 
     def forward(self, x: Stream, tap: Tap) -> Stream:
@@ -61,10 +80,11 @@ class Gated(FeedForward):
 
     def __init__(self, m: c.ModelConfig) -> None:
         super().__init__(m)
-        self.gate = nn.Linear(m.width, m.ffn_width, bias=m.ffn.bias)
+        self.gate = Linear(m.width, m.ffn_width, bias=m.ffn.bias)
 
     def forward(self, x: Stream, tap: Tap) -> Stream:
-        active = self.activation(tap("pre", self.up(x))) * tap("gate", self.gate(x))
+        up, gate = products(x, self.up, self.gate)
+        active = self.activation(tap("pre", up)) * tap("gate", gate)
         return tap("out", self.down(tap("post", active)))
 
 

@@ -16,14 +16,19 @@ class Mask:
     """`allowed` where the answer depends on the data; else the kernel's own causal flag is enough.
 
     `blind` marks queries that may see nothing: kernels do not agree on what comes out of them, here it is zero.
+    `seen` is for one query a row: it may see so many keys, the first ones; with an `owner`, each in that row's memory.
     """
 
     causal: bool = False
     allowed: Bool[Tensor, "batch 1 query key"] | None = None
     blind: Bool[Tensor, "batch 1 query 1"] | None = None
+    seen: Int[Tensor, " batch"] | None = None
+    owner: Int[Tensor, "batch key"] | None = None
 
     def render(self, queries: Tensor, keys: Tensor) -> Bool[Tensor, "batch 1 query key"] | None:
         """The grid of what is allowed, written out; None allows everything."""
+        if self.seen is not None:
+            return (torch.arange(keys.shape[-2], device=keys.device) < self.seen[:, None])[:, None, None]
         if self.allowed is not None or not self.causal:
             return self.allowed
         return torch.ones(queries.shape[-2], keys.shape[-2], dtype=torch.bool, device=queries.device).tril()[None, None]

@@ -21,8 +21,8 @@ from clearhead.tap import SILENT, Tap
 Stream = Float[Tensor, "batch token d"]
 Ids = Int[Tensor, "batch token"]
 At = Int[Tensor, "#batch token"]  # positions may be the same for all rows
-Source = Float[Tensor, "batch key d"]
-SourceIds = Int[Tensor, "batch key"]
+Source = Float[Tensor, "sentence key d"]  # several rows in a row may be beams of one sentence
+SourceIds = Int[Tensor, "sentence key"]
 Caches = Sequence[tuple[Fresh | Growing, Fresh | Frozen]]
 
 
@@ -98,6 +98,9 @@ class Stack(nn.Module):
         keys = torch.arange(memory.rows.longest, device=device)[None]
         if memory.rows.longest == tokens and not self.window:  # nothing held yet: whole rows, as without a memory
             return at, keys, Mask(causal=True)
+        if tokens == 1 and not self.window:
+            owner = memory.rows.owner
+            return at, keys, EVERYTHING if memory.rows.even and not x.is_cuda else Mask(seen=at[:, 0] + 1, owner=owner)
         return at, keys, Mask(allowed=masks.between(at, keys, causal=True, window=self.window))
 
 
@@ -155,7 +158,7 @@ class Transformer(Stack):
         if encoded is None or (segments is None and source_segments is None):
             return EVERYTHING
         one = torch.ones((), dtype=torch.long, device=encoded.device)
-        own = one.expand(tokens.shape) if segments is None else segments
+        own = one.expand(encoded.shape[0], 1) if segments is None else segments  # all tokens see the same
         return masks.across(own, one.expand(encoded.shape[:2]) if source_segments is None else source_segments)
 
     def encode(self, source: Tensor, segments: Ids | None = None, tap: Tap = SILENT) -> Stream:

@@ -1,15 +1,17 @@
 """h Eᵀ (L5.1), for vocabularies that do not suit the machine.
 
-A vocabulary like GPT-2's 50,257 leaves the rows of logits unaligned. On a CPU the product then takes a third
-longer, so there they are written with a little room after each row. On a GPU `fused_loss` does the like.
+A vocabulary like GPT-2's 50,257 leaves the rows of logits unaligned. On a CPU that takes gradients, the product is a
+third slower then, so there they are written with a little room after each row. On a GPU `kernels.loss` does the like.
 """
 
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
+
+from clearhead.model.int8 import Table8
+from clearhead.model.linear import linear
 
 ALIGNED = 16
 
@@ -39,11 +41,14 @@ spaced_product.register_autograd(_backward, setup_context=_remember)
 
 
 def unembed(
-    hidden: Float[Tensor, "*batch d"], weight: Float[Tensor, "vocabulary d"], bias: Float[Tensor, " vocabulary"] | None
+    hidden: Float[Tensor, "*batch d"], table: nn.Embedding | Table8, bias: Float[Tensor, " vocabulary"] | None
 ) -> Float[Tensor, "*batch vocabulary"]:
-    suits = len(weight) % ALIGNED == 0 or hidden.device.type != "cpu"
+    if isinstance(table, Table8):
+        return table.multiply(hidden, bias)
+    weight = table.weight
+    suits = len(weight) % ALIGNED == 0 or hidden.device.type != "cpu" or not torch.is_grad_enabled()
     if suits or hidden.dim() == 1 or torch.is_autocast_enabled("cpu"):
-        return F.linear(hidden, weight, bias)
+        return linear(hidden, weight, bias)
     rows = spaced_product(hidden.reshape(-1, hidden.shape[-1]), weight)
     logits = rows.unflatten(0, hidden.shape[:-1])
     return logits if bias is None else logits + bias

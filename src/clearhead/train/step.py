@@ -1,5 +1,6 @@
 """One step: the gradients of some batches' summed loss, clipped, and new weights; on a GPU recorded and replayed."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import cast
@@ -130,6 +131,8 @@ class Replay:
             with torch.cuda.graph(graph):
                 self.mean = self.work(places, [self.share] * len(places), self.factor)
         except RuntimeError as error:
+            with warnings.catch_warnings(action="ignore"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+                pass  # nothing: but chance, which still believes in the recording that broke, is free again
             raise NoRecording(str(error).splitlines()[0]) from None
         self.graph = graph
 

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from clearhead.config import Config, EncoderDecoder, ModelConfig
 from clearhead.errors import ClearheadError, nearest
+from clearhead.model.int8 import quantise
 from clearhead.model.transformer import Transformer, build
 from clearhead.tokens.text import Tokenizer
 
 TOKENIZER, SOURCE_TOKENIZER, CHAT = "tokenizer.json", "source_tokenizer.json", "chat_template.jinja"
-STORED = "stored"  # the dtype that leaves weights as they are
+STORED, INT8 = "stored", "int8"  # the dtype that leaves weights as they are, and the one that is made of float32
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -45,17 +46,22 @@ class Home:
     device: str = "cpu"
     dtype: torch.dtype | None = None
     least: torch.dtype | None = None  # what is stored in less becomes this
+    int8: bool = False  # matrices become int8 when all are there
 
     @classmethod
     def of(cls, device: str, dtype: str) -> Self:
         """By names. Without: on a GPU as stored, where there is one; else on the CPU in 32 bits, for 16 are slower."""
-        if dtype and dtype not in (known := [*DTYPES, STORED]):
+        if dtype and dtype not in (known := [*DTYPES, STORED, INT8]):
             raise ClearheadError(f"dtype {dtype!r} is unknown; {nearest(dtype, known)}")
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         try:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError):
             raise ClearheadError(f"there is no device {device!r} here; cpu always works.") from None
+        if dtype == INT8:
+            if not device.startswith("cpu"):
+                raise ClearheadError(f"int8 is for CPUs, not for {device}; choose device cpu, or dtype bfloat16.")
+            return cls(device, torch.float32, int8=True)
         return cls(device, DTYPES.get(dtype), torch.float32 if device == "cpu" and not dtype else None)
 
     def __call__(self, tensor: Tensor) -> Tensor:
@@ -97,4 +103,6 @@ def fill(net: Transformer, tensors: Iterable[tuple[str, Tensor]], home: Home, wh
     net.load_state_dict(state, strict=False, assign=True)  # shared matrices are stored once
     for p in net.parameters():
         p.requires_grad_()
+    if home.int8:
+        quantise(net)
     return net.eval()

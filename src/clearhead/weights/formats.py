@@ -6,6 +6,7 @@ from pathlib import Path
 
 from clearhead import reader
 from clearhead.errors import ClearheadError, nearest, understood
+from clearhead.model.int8 import quantised
 from clearhead.presets import presets
 from clearhead.tokens import ggml, published
 from clearhead.tokens.published import Published
@@ -108,6 +109,8 @@ def write(where: str | Path, model: Checkpoint, kind: str = "clearhead") -> None
     """Whole or not at all."""
     if kind not in FORMATS:
         raise ClearheadError(f"format {kind!r} is unknown; {nearest(str(kind).lower(), FORMATS)}")
+    if quantised(model.net):
+        raise ClearheadError("a model in int8 is not saved; save it in float32, and it is made int8 when it is read.")
     writer: Callable[[Path, Checkpoint], None] = import_module(FORMATS[kind]).write
     with whole(where, kind) as new:
         writer(new, model)

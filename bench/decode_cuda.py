@@ -1,0 +1,82 @@
+"""Writing on one GPU: 124M, bf16, 256 tokens, top-k 50, against Hugging Face with a static cache and a compiled step.
+
+python bench/decode_cuda.py --batch 1 64
+
+Equal weights and prompts; whole calls, from the prompt to the last token. Interleaved, medians with the spread; a ratio
+above 1 means ours is faster. What came before the first measured call (compiling, recording) is given apart.
+"""
+
+import argparse
+import json
+import time
+from statistics import median
+
+import torch
+
+import clearhead as ch
+from peers import HuggingFace
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peers", nargs="*", default=["static"], choices=["static", "dynamic"])
+    options = parser.parse_args()
+    model = ch.new("gpt2-124m", device="cuda", dtype="bfloat16")
+    peer = HuggingFace(ch.new("gpt2-124m").net).model.to("cuda", torch.bfloat16).eval()
+    peer.config.use_cache = peer.generation_config.use_cache = True
+    ids = torch.randint(50000, (max(options.batch), options.prompt), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        gap = (model.logits(ids[:2]).float() - peer(ids[:2].cuda()).logits.float()).abs().max()
+    print(f"logits differ by at most {float(gap):.3f}", flush=True)
+    for batch in options.batch:
+        print(json.dumps(measure(model, peer, ids[:batch], options)), flush=True)
+
+
+def measure(model: ch.Model, peer: torch.nn.Module, ids: torch.Tensor, options: argparse.Namespace) -> dict:
+    tokens, prompts, there = options.tokens, ids.tolist(), ids.cuda()
+
+    def ours() -> None:
+        made = model.generate(prompts, tokens, top_k=50)
+        assert all(len(one.tokens) == tokens for one in made)
+
+    def theirs(cache: str) -> None:
+        length = {"max_new_tokens": tokens, "min_new_tokens": tokens}
+        made = peer.generate(there, do_sample=True, top_k=50, cache_implementation=cache, pad_token_id=0, **length)
+        assert made.shape[1] == ids.shape[1] + tokens
+
+    sides = {"ours": ours} | {name: lambda name=name: theirs(name) for name in options.peers}
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    first = {}
+    for name, side in sides.items():
+        for _ in range(2):
+            spent = timed(side)
+            first.setdefault(name, round(spent, 2))
+    for _ in range(options.rounds):
+        for name, side in sides.items():
+            times[name].append(timed(side))
+    result: dict = {"batch": len(ids), "tokens": tokens, "torch": torch.__version__}
+    for name, spent in times.items():
+        result[name] = {
+            "tokens_per_s": round(len(ids) * tokens / median(spent)),
+            "range": [round(len(ids) * tokens / f(spent)) for f in (max, min)],
+            "ours_is_faster": round(median(spent) / median(times["ours"]), 2),
+            "first_call_s": first[name],
+        }
+        print(f"batch {len(ids)} {name:<8} {json.dumps(result[name])}", flush=True)
+    return result
+
+
+def timed(side) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    side()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

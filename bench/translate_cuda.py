@@ -1,0 +1,99 @@
+"""Translation on one GPU: an encoder-decoder of 2017 (6 + 6 layers, 512 wide, 32,000 words), bf16, 32 tokens out.
+
+python bench/translate_cuda.py
+
+Against Marian in Hugging Face's transformers with equal weights. Every output has its full length (nothing ends it), so
+both do the same work. Whole calls, interleaved; medians with the spread; a ratio above 1 means ours is faster.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+import transformers
+
+from clearhead.generate.beam import beam_search
+from clearhead.model.transformer import build
+from clearhead.presets import presets
+from clearhead.weights import formats
+from clearhead.weights.checkpoint import Checkpoint
+
+WORDS, STOP, START = 32000, 1, 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 5])
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    config = presets["vaswani-base"].change(
+        **{"model.vocabulary": WORDS, "model.position.layout": "halves"},
+        **{
+            "model.attention.bias": ["q", "k", "v", "out"],
+            "use.start": [START],
+            "use.stop": [STOP],
+            "use.pad": [START],
+        },
+    )
+    net = build(config.model, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        formats.write(Path(folder) / "marian", Checkpoint(net, config), "hf")
+        peer = transformers.MarianMTModel.from_pretrained(Path(folder) / "marian", dtype=torch.bfloat16).cuda().eval()
+    net = net.to("cuda", torch.bfloat16).eval()
+    chance = torch.Generator().manual_seed(0)
+    sources = [torch.randint(3, WORDS, (options.batch, 32), generator=chance).cuda() for _ in range(4)]
+    for beams in options.beams:
+        print(json.dumps(measure(net, peer, sources, beams, options)), flush=True)
+
+
+def measure(net, peer, sources, beams: int, options: argparse.Namespace) -> dict:
+    at = 0
+
+    def ours() -> list[list[int]]:
+        wishes = {"beams": beams, "max_tokens": options.tokens, "never": (STOP,), "stop": ()}
+        start = [[START]] * options.batch
+        return [found[0].tokens for found in beam_search(net, start, source=sources[at % 4], **wishes)]
+
+    def theirs() -> list[list[int]]:
+        length = {"max_new_tokens": options.tokens, "min_new_tokens": options.tokens}
+        made = peer.generate(sources[at % 4], num_beams=beams, do_sample=False, suppress_tokens=[STOP], **length)
+        return made[:, 1 : 1 + options.tokens].tolist()
+
+    sides = {"ours": ours, "transformers": theirs}
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    first = {name: timed(side) for name, side in sides.items()}
+    [timed(side) for side in sides.values() for _ in range(2)]
+    for _ in range(options.rounds):
+        at += 1
+        for name, side in sides.items():
+            times[name].append(timed(side))
+    mine, others = ours(), theirs()
+    equal = sum(a == b for a, b in zip(mine, others, strict=True))
+    result: dict = {"batch": options.batch, "beams": beams, "equal_outputs": equal, "torch": torch.__version__}
+    for name, spent in times.items():
+        result[name] = {
+            "sentences_per_s": round(options.batch / median(spent)),
+            "range": [round(options.batch / f(spent)) for f in (max, min)],
+            "ours_is_faster": round(median(spent) / median(times["ours"]), 2),
+            "first_call_s": round(first[name], 2),
+        }
+        print(f"beams {beams} {name:<12} {json.dumps(result[name])}", flush=True)
+    return result
+
+
+def timed(side) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    side()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

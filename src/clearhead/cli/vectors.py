@@ -1,0 +1,89 @@
+"""`clearhead vectors`: what vectors of words tell."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from clearhead.lens.vectors import Vectors
+    from clearhead.lens.view import View
+
+Where = typer.Argument(
+    help="A model, as for other commands; or vectors: a folder of clearhead train vectors, a .txt, .vec or .bin file.",
+    show_default=False,
+)
+Sum = typer.Argument("", help='A word, or a sum of words: "king - man + woman".', show_default=False)
+Layer = typer.Option(
+    None, help="Of a model: the stream after this layer, each word read alone; its embeddings without it.",
+    show_default=False,
+)  # fmt: skip
+Pairs = typer.Option("", "--direction", help='Pairs that make a direction: "cat:cats dog:dogs".', show_default=False)
+Words = typer.Option("", help="Words, to be measured along the direction, or each with each.", show_default=False)
+Test = typer.Option(
+    [], "--benchmark", help="A file of analogies or similarities, as published; may be given several times.",
+    show_default=False,
+)  # fmt: skip
+Top = typer.Option(10, help="How many near words.")
+Out = typer.Option(
+    None, help="Save as .png, .svg, .html, .csv or .npy; without it it is shown here.", show_default=False
+)
+
+
+def vectors(
+    model: str = Where,
+    written: str = Sum,
+    layer: int = Layer,
+    direction: str = Pairs,
+    words: str = Words,
+    benchmark: list[Path] = Test,
+    top: int = Top,
+    out: Path = Out,
+) -> None:
+    """Find near words, solve analogies, measure directions.
+
+    --direction with --words tells how far each word lies along it; --words alone how similar they are.
+    """
+    from rich.console import Console
+
+    from clearhead import api
+    from clearhead.errors import ClearheadError
+    from clearhead.lens.vectors import vectors as vectors_of
+    from clearhead.lens.view import check_ending
+    from clearhead.words.files import holds_vectors
+
+    if sum(map(bool, (written, direction or words, benchmark))) != 1 or (direction and not words):
+        raise ClearheadError('give a sum ("king - man + woman"), or --words, --direction and --words, or --benchmark.')
+    if out is not None:
+        check_ending(out)
+        if len(benchmark) > 1:
+            raise ClearheadError(f"{out} takes one result; give one --benchmark with --out.")
+    pairs = [_pair(pair) for pair in direction.split()]
+    known = vectors_of(model if holds_vectors(Path(model)) else api.load(model), layer)
+    for view in _views(known, written, pairs, words.split(), benchmark, top):
+        if out is None:
+            Console().print(view.terminal(), soft_wrap=True)
+        else:
+            view.save(out)
+            typer.echo(f"saved {out}")
+
+
+def _views(
+    known: "Vectors", written: str, pairs: list[tuple[str, str]], words: list[str], files: list[Path], top: int
+) -> "list[View]":
+    from clearhead.words.benchmark import benchmark
+
+    if written:
+        return [known.solve(written, top)]
+    if pairs:
+        return [known.direction(pairs).scores(words)]
+    return [known.similarity(words)] if words else [benchmark(known, file) for file in files]
+
+
+def _pair(written: str) -> tuple[str, str]:
+    from clearhead.errors import ClearheadError
+
+    first, colon, second = written.partition(":")
+    if not (first and colon and second):
+        raise ClearheadError(f"{written!r} is no pair; write --direction as cat:cats dog:dogs.")
+    return first, second

@@ -1,0 +1,207 @@
+"""A model inside CTranslate2: it does all of the writing, and what it does otherwise than we do is refused.
+
+Beam search is content with the first `beam` outputs that end, as ours is with `early`. Tokens that are never to be
+written leave their probability to the others.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import fields
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import finalize
+
+import torch
+from torch import Tensor
+
+from clearhead import config as c
+from clearhead.batch import unpadded
+from clearhead.errors import ClearheadError, nearest
+from clearhead.generate.beam import check
+from clearhead.generate.beam_rules import Rules
+from clearhead.generate.beamed import Wishes, plain_text, unlisted, wishes
+from clearhead.generate.request import Chosen
+from clearhead.generate.sampling import Sampling, sampling
+from clearhead.generate.stream import TextStream
+from clearhead.generate.translate import Translated, Translator
+from clearhead.generate.write import Generated, Piece, check_writes
+from clearhead.tokens.text import Tokenizer
+
+if TYPE_CHECKING:
+    from clearhead.api import Model
+
+WRITES = {"max_tokens", "temperature", "top_k", "seed", "stop"}  # the options that CTranslate2 takes
+SEARCHES = {"beam", "max_tokens", "length_penalty", "n_best", "early"}
+
+
+class CTranslate2:
+    """A model inside CTranslate2, with weights in the dtype that is asked for: int8, say."""
+
+    def __init__(self, model: "Model", folder: Path, dtype: str = "") -> None:
+        import ctranslate2  # type: ignore[import-untyped]
+
+        self._model, self._use, shape = model, model.config.use, model.config.model.shape
+        if isinstance(shape, c.EncoderDecoder) and not isinstance(shape.input, c.Tokens):
+            raise ClearheadError(f"CTranslate2 reads text here, not {shape.input.kind}; leave the engine out.")
+        device = next(model.net.parameters()).device.type
+        if dtype and dtype not in (known := sorted(ctranslate2.get_supported_compute_types(device))):
+            raise ClearheadError(f"CTranslate2 has no dtype {dtype!r} on this {device}; {nearest(dtype, known)}")
+        opened = ctranslate2.Translator if isinstance(shape, c.EncoderDecoder) else ctranslate2.Generator
+        threads = torch.get_num_threads()
+        self._held = [opened(str(folder), device, compute_type=dtype or "default", intra_threads=threads)]
+        self._names, self._source_names = (_vocabulary(folder, side) for side in ("target", "source"))
+        finalize(self, self._held.clear)  # its threads abort the process if Python ends before them
+        unknown = self._names[len(model.tokenizer) :] if model.tokenizer else []
+        self._limits = {
+            "end_token": [*self._use.stop] or None,
+            "suppress_sequences": [[name] for name in unknown] or None,
+        }
+
+    def generate(
+        self, prompt: Any, max_tokens: int = 40, temperature: float = 1.0, top_k: int = 0, seed: int = 0, *,
+        n: int = 1, logprobs: int = 0, stream: bool = False, **options: Any,
+    ) -> Any:  # fmt: skip
+        """As `Model.generate`, always with the likeliest token: its dice would not fall the same for the same seed."""
+        check_writes(self._model.config.model)
+        how, idle = (
+            sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed, **options),
+            Sampling(),
+        )
+        if how.temperature and how.top_k != 1:
+            raise ClearheadError(f"temperature = {temperature}: CTranslate2 draws by no seed of ours; ask for 0.")
+        asked = {f.name: getattr(how, f.name) != getattr(idle, f.name) for f in fields(how) if f.name not in WRITES}
+        _refuse({"n": n != 1, "logprobs": logprobs != 0, **asked})
+        batch = self._model._batch(prompt)
+        rows, context = batch.rows(), self._model.net.context
+        if (longest := max(map(len, rows))) + max_tokens > context:
+            raise ClearheadError(
+                f"{longest} tokens of prompt and {max_tokens} to write exceed the context of {context}."
+            )
+        texts = [_Text(self._model.tokenizer, row, how.stop, self._use.stop) for row in rows]
+        pieces = self._pieces(rows, texts, max_tokens)
+        if stream:
+            return pieces
+        for _ in pieces:
+            pass
+        written = [text.result() for text in texts]
+        return written[0] if batch.single else written
+
+    def _pieces(self, rows: list[list[int]], texts: list["_Text"], max_tokens: int) -> Iterator[Piece]:
+        for _, group in groupby(sorted(range(len(rows)), key=lambda i: len(rows[i])), lambda i: len(rows[i])):
+            same = list(group)  # prompts of one length: for shorter ones it would count what they lack as written
+            prompts = [_called(rows[i], self._names) for i in same]
+            steps = self._held[0].generate_tokens(prompts, max_length=max_tokens, return_log_prob=True, **self._limits)
+            with closing(steps):
+                for step in steps:
+                    text = texts[same[step.batch_id]]
+                    if not text.reason:
+                        shown = text.add(Chosen(step.token_id, step.log_prob), last=step.is_last)
+                        yield Piece(shown, same[step.batch_id], text.chosen[-1], text.reason)
+                    if all(texts[i].reason for i in same):
+                        break
+
+    def translate(
+        self, texts: Any, beam: int = 5, max_tokens: int = 0, length_penalty: float = 1.0, *, split: bool = False,
+        **options: Any,
+    ) -> list[Any]:  # fmt: skip
+        """As `Model.translate` with `early`."""
+        how, model = {"beam": beam, "max_tokens": max_tokens, "length_penalty": length_penalty, **options}, self._model
+        _refuse({name: name not in SEARCHES and value not in (None, 0, "") for name, value in how.items()})
+        wish = wishes(**{name: value for name, value in how.items() if name in SEARCHES})
+        searched = _Searched(self, model, wish, split)
+        listed = [texts] if isinstance(texts, str) else texts
+        if isinstance(listed, list | tuple) and all(isinstance(text, str) for text in listed) and model.tokenizer:
+            return unlisted(searched.texts(listed), wish.n_best)
+        return unlisted(searched.batch(model._batch(None, source=texts)), wish.n_best)
+
+    def search(self, rows: list[list[int]], wish: Wishes) -> list[list[Translated]]:
+        """The best outputs for each source that fits the context."""
+        use, words, penalty = self._use, self._model.tokenizer, wish.length_penalty
+        again = len(use.start) - 1  # of several that it starts with, an output repeats all but the first
+        most = wish.max_tokens or self._model.net.context - len(use.start)
+        rules = Rules(torch.device("cpu"), wish.beam, most)
+        check(self._model.net, rules, [[*use.start]] * len(rows), [[]] * len(rows), None, wish.n_best)
+        if len(use.start) + most - 1 > (context := self._model.net.context):
+            raise ClearheadError(f"max_tokens = {most} is more than the context of {context} leaves room for.")
+        if wish.beam > 1 and max(len(use.start), len(use.stop)) > 1:  # it counts all starts, and runs past some stops
+            several = f"there are {len(use.start)} tokens to start an output with and {len(use.stop)} to stop it at"
+            raise ClearheadError(f"CTranslate2's beams differ from ours where {several}; ask for beam=1.")
+        found = self._held[0].translate_batch(
+            [_called(row, self._source_names) for row in rows],
+            [_called(use.start, self._names)] * len(rows) if again else None,
+            beam_size=wish.beam,
+            num_hypotheses=wish.n_best,
+            length_penalty=penalty,
+            max_input_length=0,
+            max_decoding_length=again + most - use.closed,
+            min_decoding_length=0,
+            return_scores=True,
+            return_end_token=True,
+            **self._limits,
+        )
+        number = {name: i for i, name in enumerate(self._names)}
+        made: list[list[Translated]] = []
+        for one in found:
+            made.append([])
+            for names, score in zip(one.hypotheses, one.scores, strict=True):
+                ids = [number[name] for name in names[again:]]
+                logprob = score * len(names) ** penalty
+                if use.closed and ids[-1:] != [*use.stop[:1]]:
+                    ids.append(use.stop[0])  # which costs nothing, but it counts
+                made[-1].append(Translated(plain_text(words, ids, use), ids, logprob / len(ids) ** penalty, logprob))
+        return made
+
+
+class _Searched(Translator):
+    """A translator whose search is done elsewhere."""
+
+    def __init__(self, engine: CTranslate2, model: "Model", wish: Wishes, split: bool) -> None:
+        super().__init__(
+            model.net, model.config, (model.tokenizer, model.source_tokenizer or model.tokenizer), wish, split=split
+        )
+        self.engine = engine
+
+    def _search(self, source: Tensor, segments: Tensor | None, begins: list[list[int]]) -> list[list[Translated]]:
+        return self.engine.search(unpadded(source, segments), self.wish)
+
+
+class _Text:
+    """What is written after one prompt."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, prompt: list[int], stop: Sequence[str], ends: tuple[int, ...]
+    ) -> None:
+        self.stream = TextStream(tokenizer, prompt, stop) if tokenizer else None
+        self.ends, self.chosen, self.reason = ends, list[Chosen](), ""
+
+    def add(self, chosen: Chosen, last: bool) -> str:
+        """What can be shown now."""
+        self.chosen.append(chosen)
+        ended = chosen.token in self.ends
+        shown = self.stream.feed(chosen.token) if self.stream and not ended else ""
+        if ended or (self.stream and self.stream.stopped):
+            self.reason = "stop"
+        elif last:
+            self.reason = "length"
+        return shown + self.stream.end() if self.stream and self.reason else shown
+
+    def result(self) -> Generated:
+        tokens = [chosen.token for chosen in self.chosen]
+        return Generated(self.stream.text if self.stream else "", tokens, self.reason, self.chosen)
+
+
+def _refuse(asked: dict[str, bool]) -> None:
+    if names := [name for name, wanted in asked.items() if wanted]:
+        raise ClearheadError(f"CTranslate2 does not know {', '.join(names)} as we do; leave it out, or the engine.")
+
+
+def _vocabulary(folder: Path, side: str) -> list[str]:
+    """What CTranslate2 calls the tokens: of one side, or of both."""
+    files = [folder / f"{name}vocabulary.json" for name in (f"{side}_", "shared_", "")]
+    return json.loads(next(file for file in files if file.is_file()).read_text(encoding="utf-8"))
+
+
+def _called(ids: Sequence[int], names: list[str]) -> list[str]:
+    return [names[i] for i in ids]

@@ -1,0 +1,63 @@
+"""Other engines behind the same calls, for those who have them: `model.through("ctranslate2")`, `"onnxruntime"`.
+
+The model is exported into a folder that is gone when the engine has read it. onnxruntime computes the passes of the
+network and nothing else, so every option of writing works there; CTranslate2 does all of it in its own way.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from clearhead import config as c
+from clearhead.errors import ClearheadError, nearest
+from clearhead.generate.ctranslate2 import CTranslate2
+from clearhead.generate.onnx_net import OnnxNet
+from clearhead.generate.write import check_writes
+from clearhead.weights import formats
+from clearhead.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from clearhead.api import Model
+
+
+class OnnxRuntime:
+    """A model whose passes onnxruntime computes, in float32 on the CPU."""
+
+    def __init__(self, model: "Model", folder: Path, dtype: str = "") -> None:
+        if dtype not in ("", "float32"):
+            raise ClearheadError(f"onnxruntime computes in float32 here, not in {dtype}; leave the dtype out.")
+        net = OnnxNet(model.config.model, folder)
+        self._inner = type(model)(net, model.config, model.tokenizer, model.source_tokenizer)
+
+    def generate(self, *args: Any, **options: Any) -> Any:
+        """As `Model.generate`."""
+        return self._inner.generate(*args, **options)
+
+    def translate(self, *args: Any, **options: Any) -> Any:
+        """As `Model.translate`, but for `align`: attention is not to be seen there."""
+        if options.pop("align", None) is not None:
+            raise ClearheadError(
+                "onnxruntime does not show attention, which align asks for; leave it or the engine out."
+            )
+        return self._inner.translate(*args, **options)
+
+
+Elsewhere = CTranslate2 | OnnxRuntime
+ENGINES: dict[str, tuple[str, type[CTranslate2] | type[OnnxRuntime]]]
+ENGINES = {"ctranslate2": ("ctranslate2", CTranslate2), "onnxruntime": ("onnx", OnnxRuntime)}  # formats, and who reads
+
+
+def through(model: "Model", engine: str, dtype: str = "") -> Elsewhere:
+    """A model whose texts another engine writes."""
+    if engine not in ENGINES:
+        raise ClearheadError(f"engine {engine!r} is unknown; {nearest(str(engine), ENGINES)}")
+    kind, opened = ENGINES[engine]
+    if find_spec(engine) is None:
+        raise ClearheadError(f"{engine} is not installed; pip install 'clearhead[{kind}]'.")
+    if not isinstance(model.config.model.shape, c.EncoderDecoder):
+        check_writes(model.config.model)
+    with TemporaryDirectory(prefix="clearhead-") as place:
+        held = Checkpoint(model.net, model.config, model.tokenizer, model.source_tokenizer)
+        formats.write(Path(place) / kind, held, kind)
+        return opened(model, Path(place) / kind, dtype)

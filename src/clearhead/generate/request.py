@@ -1,0 +1,37 @@
+"""What is asked of the engine, and what came of it."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from clearhead.generate.sampling import Sampling
+
+
+class Chosen(NamedTuple):
+    """A token that was written: its log-probability under the model, and those of the likeliest tokens."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt, how it is to be written on, and what has been written."""
+
+    prompt: list[int]
+    sampling: Sampling
+    sample: int = 0  # which of several from one seed
+    top: int = 0  # how many of the likeliest are told with each token
+    written: list[Chosen] = field(default_factory=list)
+    reason: str = ""  # why it ended: stop or length
+    asked: int = 0  # tokens that were begun; the last may not be known yet
+    start: int = 0  # where in the text it reads begins what the memory holds
+
+    @property
+    def tokens(self) -> list[int]:
+        """The whole text so far."""
+        return [*self.prompt, *(chosen.token for chosen in self.written)]
+
+    def end(self, reason: str) -> None:
+        """Ends it before the next step; the first reason holds."""
+        self.reason = self.reason or reason

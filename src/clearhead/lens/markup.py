@@ -1,0 +1,143 @@
+"""Views for notebooks and browsers: drawings that need no script, no font and no net, on light paper or dark.
+
+Text takes the page's own colour, and values are a share of a colour over the page's own paper.
+"""
+
+import base64
+import io
+from html import escape
+from typing import TYPE_CHECKING
+
+import torch
+from matplotlib.colors import to_rgb
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.lens.colours import LESS, MORE
+
+if TYPE_CHECKING:
+    from clearhead.lens.view import View
+
+LETTER, LINE = 6.7, 18.0  # how wide a letter and how high a line is, in pixels
+LARGE, MOST = 24.0, 560.0  # pixels of a cell, and of a map, which is a third of that among others
+CELLS = 3000  # more would make a page slow: then the map is one picture, and its cells do not tell their values
+FONT = "font:11px ui-monospace,monospace"
+
+
+def page(view: "View") -> str:
+    """A whole page that follows the reader's choice of light or dark."""
+    head = f'<meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>{escape(view.title)}</title>'
+    return f"<!doctype html>{head}{view._repr_html_()}\n"
+
+
+def drawing(view: "View") -> str:
+    if len(view.axes) == 1:
+        inside = _bars(view)
+    else:
+        panels, side = view.panels()
+        alone = len(panels) == 1
+        maps = "".join(f"<div>{escape(title)}<br/>{_map(view, values, alone)}</div>" for title, values in panels)
+        inside = f'<div style="display:grid;gap:10px;grid-template-columns:repeat({side},max-content)">{maps}</div>'
+    return framed(view, inside)
+
+
+def framed(view: "View", inside: str) -> str:
+    """A drawing between the title of its view and its note."""
+    below = f"<figcaption>{escape(view.note)}</figcaption>" if view.note else ""
+    style = f"margin:0;overflow:auto;{FONT}"
+    return f'<figure style="{style}"><div><b>{escape(view.title)}</b></div>{inside}{below}</figure>'
+
+
+def _bars(view: "View") -> str:
+    labels, values = view.axes[0].labels, view.values.nan_to_num(0, 0, 0).tolist()
+    left, full = _longest(labels) * LETTER + 8, 300.0
+    low, high = min(0.0, *values, 0.0), max(0.0, *values, 0.0)
+    scale = full / ((high - low) or 1.0)
+    zero, parts = left - low * scale, []
+    for i, (label, value) in enumerate(zip(labels, values, strict=True)):
+        y, x = i * LINE, zero + min(value, 0) * scale
+        bar = f'<rect x="{x:.1f}" y="{y + 3:.1f}" width="{abs(value) * scale:.1f}" height="{LINE - 5}"'
+        parts.append(f'{bar} fill="{MORE if value >= 0 else LESS}"/>' + text(left - 4, y + 13, label, "end"))
+        parts.append(text(left + full + 6, y + 13, f"{value:.4g}"))
+    parts.append(f'<path d="M{zero:.1f} 0v{len(values) * LINE}" stroke="currentColor" stroke-width=".6"/>')
+    return svg(left + full + 80, len(values) * LINE + 4, parts)
+
+
+def _map(view: "View", values: Tensor, labelled: bool) -> str:
+    down, across = view.axes[-2:]
+    if view.words is not None:
+        wide, high = LETTER * max(_longest(row) for row in (*view.words, across.labels)) + 8, LINE
+    else:
+        wide = high = min(LARGE, MOST / max(values.shape) / (1 if labelled else 3))
+    labelled = labelled and min(wide, high) >= 9
+    flat = view.words is not None or _longest(across.labels) * LETTER <= wide
+    left = _longest(down.labels) * LETTER + 8 if labelled else 1
+    top = (LINE if flat else _longest(across.labels) * LETTER + 8) if labelled else 1
+    parts = _cells(view, values, left, top, wide, high) if view.values.numel() <= CELLS else [
+        _raster(view, values, left, top, wide, high)
+    ]  # fmt: skip
+    for i, label in enumerate(down.labels if labelled else ()):
+        parts.append(text(left - 4, top + (i + 0.5) * high + 4, label, "end"))
+    for i, label in enumerate(across.labels if labelled else ()):
+        x = left + (i + 0.5) * wide
+        parts.append(text(x, top - 5, label, "middle") if flat else text(x + 4, top - 4, label, turned=True))
+    width, height = wide * values.shape[1], high * values.shape[0]
+    frame = f'<rect x="{left}" y="{top}" width="{width:.1f}" height="{height:.1f}" fill="none" stroke="currentColor"'
+    parts.append(f'{frame} stroke-width=".3"/>')
+    return svg(left + width + 2, top + height + 2, parts)
+
+
+def _cells(view: "View", values: Tensor, left: float, top: float, wide: float, high: float) -> list[str]:
+    """A square for each value, which tells its labels and its number to the mouse."""
+    down, across = view.axes[-2:]
+    parts = []
+    for i, row in enumerate(values.tolist()):
+        for j, value in enumerate(row):
+            x, y, colour, share = left + j * wide, top + i * high, *_shade(view, value)
+            told = f"{down.name} {down.labels[i]}, {across.name} {across.labels[j]}: {value:.4g}"
+            square = f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}" fill="{colour}"'
+            parts.append(f'{square} fill-opacity="{share:.3f}"><title>{escape(told)}</title></rect>')
+            if view.words is not None:
+                parts.append(text(x + wide / 2, y + 13, view.words[i][j], "middle"))
+    return parts
+
+
+def _raster(view: "View", values: Tensor, left: float, top: float, wide: float, high: float) -> str:
+    from PIL import Image
+
+    share = (values.nan_to_num(0, 0, 0) / view.full).clamp(-1 if view.signed else 0, 1)
+    if max(share.shape) > MOST:  # of values that share a pixel, the strongest
+        pixel = [min(n, int(MOST)) for n in share.shape]
+        more, less = (F.adaptive_max_pool2d(side.clamp(min=0)[None], pixel)[0] for side in (share, -share))
+        share = torch.where(more >= less, more, -less)
+    pixels = share.new_zeros(*share.shape, 4)
+    pixels[..., :3] = share.new_tensor(to_rgb(MORE))
+    pixels[share < 0, :3] = share.new_tensor(to_rgb(LESS))
+    pixels[..., 3] = share.abs()
+    png = io.BytesIO()
+    Image.fromarray((pixels * 255).round().byte().numpy(), "RGBA").save(png, "PNG")
+    coded, size = base64.b64encode(png.getvalue()).decode(), (wide * values.shape[1], high * values.shape[0])
+    place = f'x="{left}" y="{top}" width="{size[0]:.1f}" height="{size[1]:.1f}" preserveAspectRatio="none"'
+    return f'<image {place} style="image-rendering:pixelated" href="data:image/png;base64,{coded}"/>'
+
+
+def _shade(view: "View", value: float) -> tuple[str, float]:
+    if not abs(value) < float("inf"):  # −∞, or no number: no colour
+        return MORE, 0.0
+    share = max(-1.0 if view.signed else 0.0, min(1.0, value / view.full))
+    return (MORE if share >= 0 else LESS), abs(share)
+
+
+def _longest(words: tuple[str, ...]) -> int:
+    return max(map(len, words), default=0)
+
+
+def text(x: float, y: float, words: str, anchor: str = "start", turned: bool = False) -> str:
+    turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turn}'
+    return f'<text {place} xml:space="preserve" fill="currentColor">{escape(words)}</text>'
+
+
+def svg(width: float, height: float, parts: list[str]) -> str:
+    size = f'width="{width:.0f}" height="{height:.0f}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" style="{FONT}">{"".join(parts)}</svg>'

@@ -1,0 +1,116 @@
+"""The neurons of a feed-forward layer, with the places in a corpus that excite them most."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from clearhead import config as c
+from clearhead.errors import ClearheadError
+from clearhead.lens.parts import check_layer
+from clearhead.lens.progress import shown
+from clearhead.lens.view import Axis, Row, View
+
+if TYPE_CHECKING:
+    from clearhead.api import Model
+
+TOGETHER = 16  # texts in one batch
+AROUND = 8  # tokens that are shown on either side
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Neurons(View):
+    """neuron × rank: how strongly each was excited, with the text around the token, which stands in ‹ ›."""
+
+    def table(self) -> list[Row]:
+        neurons, ranks = (axis.labels for axis in self.axes)
+        return [
+            {"neuron": neuron, "rank": rank, self.measure: float(self.values[i, j]), "text": (self.words or ())[i][j]}
+            for i, neuron in enumerate(neurons)
+            for j, rank in enumerate(ranks)
+        ]
+
+
+def neurons(
+    model: "Model", layer: int, corpus: str | Path | Sequence[str], which: int | Sequence[int], *, top: int = 5
+) -> Neurons:
+    """The tokens of a corpus (texts, or a file with one in each line) where those neurons are highest after f.
+
+    A text longer than the model's context is read in pieces.
+    """
+    m = model.config.model
+    check_layer(layer, m.layers)
+    wanted = [which] if isinstance(which, int) else list(which)
+    for neuron in wanted:
+        if not isinstance(neuron, int) or not 0 <= neuron < m.ffn_width:
+            raise ClearheadError(f"there is no neuron {neuron}; the layer has neurons 0 to {m.ffn_width - 1}.")
+    if not wanted or top < 1:
+        raise ClearheadError("at least one neuron and top=1 are needed.")
+    if isinstance(m.shape, c.EncoderDecoder) or not isinstance(m.input, c.Tokens):
+        raise ClearheadError(
+            "a corpus excites neurons of a model that reads text alone; this one reads something else."
+        )
+    texts = _texts(model, corpus)
+    batches = [texts[i : i + TOGETHER] for i in range(0, len(texts), TOGETHER)]
+    name, best = f"blocks.{layer}.ffn.post", _Best(len(wanted), top)
+    for batch in shown(batches, len(batches), f"{len(texts)} texts"):
+        value = model.watch(batch, {name: lambda value: value[..., wanted]})[name].float().cpu()  # text token neuron
+        for ids, excited in zip(batch, value, strict=True):
+            best.take(ids, excited[: len(ids)].mT)
+    words = tuple(tuple(_around(model, ids, at) for ids, at in row) for row in best.places)
+    axes = Axis.of("neuron", [str(neuron) for neuron in wanted]), Axis.of("rank", best.values.shape[1])
+    return Neurons(best.values, axes, f"layer {layer}, what excites its neurons", "excited", signed=True, words=words)
+
+
+class _Best:
+    """The highest values so far of each neuron, and where they were."""
+
+    def __init__(self, neurons: int, top: int) -> None:
+        self.top, self.values = top, torch.empty(neurons, 0)
+        self.places: list[list[tuple[list[int], int]]] = [[] for _ in range(neurons)]
+
+    def take(self, ids: list[int], excited: Tensor) -> None:
+        """neuron × token of one text."""
+        found = excited.topk(min(self.top, len(ids)), dim=1)
+        values = torch.cat((self.values, found.values), dim=1)
+        order = values.argsort(dim=1, descending=True, stable=True)[:, : self.top]
+        self.values = values.gather(1, order)
+        for i, kept in enumerate(order.tolist()):
+            known = [*self.places[i], *((ids, at) for at in found.indices[i].tolist())]
+            self.places[i] = [known[k] for k in kept]
+
+
+def _texts(model: "Model", corpus: str | Path | Sequence[str]) -> list[list[int]]:
+    if isinstance(corpus, str | Path):
+        path = Path(corpus)
+        if not path.is_file():
+            raise ClearheadError(
+                f"there is no file {str(path)!r:.80}; a corpus is a list of texts, or a file of lines."
+            )
+        corpus = path.read_text(encoding="utf-8").splitlines()
+    if not isinstance(corpus, Sequence) or not all(isinstance(text, str) for text in corpus):
+        raise ClearheadError("a corpus is a list of texts, or a file of lines.")
+    room, pieces = model.config.model.context, list[list[int]]()
+    for text in corpus:
+        if text.strip():
+            ids = _encoded(model, text)
+            pieces += [ids[i : i + room] for i in range(0, len(ids), room)]
+    if not pieces:
+        raise ClearheadError("the corpus is empty; give at least one text.")
+    return pieces
+
+
+def _encoded(model: "Model", text: str) -> list[int]:
+    if model.tokenizer is None:
+        raise ClearheadError("this model has no tokenizer, so it cannot read a corpus.")
+    return [*model.config.use.begin, *model.tokenizer.encode(text), *model.config.use.end]
+
+
+def _around(model: "Model", ids: list[int], at: int) -> str:
+    assert model.tokenizer is not None
+    before, token, after = ids[max(0, at - AROUND) : at], ids[at : at + 1], ids[at + 1 : at + 1 + AROUND]
+    texts = [model.tokenizer.decode(part) if part else "" for part in (before, token, after)]
+    return " ".join(f"{texts[0]}‹{texts[1]}›{texts[2]}".split())

@@ -1,0 +1,85 @@
+"""Where to look: the attention of which stack, which layer, which head, and what its rows and columns are called."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from clearhead import config as c
+from clearhead.errors import ClearheadError, nearest
+from clearhead.model.attention import Attention
+from clearhead.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    from clearhead.api import Model
+    from clearhead.lens.seen import Seen
+
+Part = Literal["attention", "cross", "encoder"]
+PARTS: tuple[Part, ...] = ("attention", "cross", "encoder")
+PATHS = {"attention": "blocks.{}.attn", "cross": "blocks.{}.cross", "encoder": "encoder.blocks.{}.attn"}
+
+
+def layers_of(m: c.ModelConfig, part: str) -> int:
+    """How many layers have that attention: to the text itself, to its source (cross), or of the source (encoder)."""
+    if part not in PARTS:
+        raise ClearheadError(f"there is no part {part!r}; {nearest(str(part), PARTS)}")
+    if part == "attention" or isinstance(m.shape, c.EncoderDecoder):
+        return m.shape.layers if part == "encoder" and isinstance(m.shape, c.EncoderDecoder) else m.layers
+    raise ClearheadError(f"a model of shape {m.shape.kind} has no {part} beside its attention.")
+
+
+def path_of(part: str, layer: int) -> str:
+    """The path of its values."""
+    return PATHS[part].format(layer)
+
+
+def module_of(net: Transformer, part: str, layer: int) -> Attention:
+    """The attention itself, with its matrices."""
+    stack = net.encoder if part == "encoder" and net.encoder is not None else net
+    found: Attention = stack.get_submodule(path_of(part, layer).removeprefix("encoder."))  # type: ignore[assignment]
+    return found
+
+
+def check_layer(layer: int, layers: int) -> int:
+    if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < layers:
+        raise ClearheadError(f"there is no layer {layer}; this model has layers 0 to {layers - 1}.")
+    return layer
+
+
+def check_head(head: int, heads: int) -> int:
+    if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < heads:
+        raise ClearheadError(f"there is no head {head}; this layer has heads 0 to {heads - 1}.")
+    return head
+
+
+def check_token(token: int, tokens: int) -> int:
+    """The place of a token, counted from 0, or from the end below 0."""
+    if isinstance(token, bool) or not isinstance(token, int) or not -tokens <= token < tokens:
+        raise ClearheadError(f"there is no token {token}; the text has tokens 0 to {tokens - 1}.")
+    return token % tokens
+
+
+def labels_of(seen: "Seen", part: str, shape: tuple[int, int]) -> tuple[list[str], list[str]]:
+    """Names for queries and keys: the tokens, or numbers where patches and paddings have none."""
+    own, source = (seen.tokens, shape[0]), (seen.source_tokens, shape[0])
+    sides = {
+        "attention": (own, (seen.tokens, shape[1])),
+        "cross": (own, (seen.source_tokens, shape[1])),
+        "encoder": (source, (seen.source_tokens, shape[1])),
+    }[part]
+    down, across = ([*names, *map(str, range(len(names), size))] for names, size in sides)
+    return down, across
+
+
+def of_one_text(value: Tensor) -> Tensor:
+    """The value of the one text there is."""
+    if len(value) != 1:
+        raise ClearheadError(f"this looks at one text at a time, not at {len(value)}.")
+    return value[0].detach().float().cpu()
+
+
+def watch_one(model: "Model", x: Any, names: Any, given: dict[str, Any]) -> "Seen":
+    """What a model did with one text (or source=, pictures=, sound=)."""
+    seen = model.watch(x, names, **given)
+    for value in seen.values():
+        of_one_text(value[..., :0])
+    return seen

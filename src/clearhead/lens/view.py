@@ -1,0 +1,152 @@
+"""What every part of the lens gives back: numbers with names, and pictures of them.
+
+A view is an array, an axis of labels for each of its dimensions, and a word for what its values measure. From that
+follow the table, the figure, the notebook's and the terminal's picture, and every file.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.files import overwrite
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.text import Text
+
+Row = dict[str, str | int | float]
+SIDE_BY_SIDE = 4  # maps of one axis in a row
+ENDINGS = (".png", ".svg", ".html", ".csv", ".npy")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One dimension: what it counts, and the name of each of its places."""
+
+    name: str
+    labels: tuple[str, ...]
+
+    @classmethod
+    def of(cls, name: str, labels: Sequence[str] | int) -> "Axis":
+        """From labels, or numbered from 0."""
+        return cls(name, tuple(map(str, range(labels) if isinstance(labels, int) else labels)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class View:
+    """Values with a name for every place. One dimension is drawn as bars, two as a map, more as maps side by side.
+
+    Where values have a sign, 0 has no colour. Words, if there are any, stand in the cells of a map.
+    """
+
+    values: Tensor
+    axes: tuple[Axis, ...]
+    title: str
+    measure: str  # what a value is: the name of its column
+    signed: bool = False
+    most: float | None = None  # the value of the full colour; None for the largest, inf for none at all
+    words: tuple[tuple[str, ...], ...] | None = None
+    note: str = ""  # a sentence below the picture: how the values are defined
+
+    def __post_init__(self) -> None:
+        sizes = tuple(len(axis.labels) for axis in self.axes)
+        if tuple(self.values.shape) != sizes:  # a mistake of ours, not of the user's
+            raise ValueError(f"values of {tuple(self.values.shape)} do not fit labels of {sizes}")
+        object.__setattr__(self, "values", self.values.detach().float().cpu())
+
+    def numpy(self) -> "np.ndarray[Any, np.dtype[np.float32]]":
+        """The bare numbers."""
+        return self.values.numpy()
+
+    def table(self) -> list[Row]:
+        """A row for each value: its labels, its word if it has one, and the value."""
+        words = [word for line in self.words or () for word in line]
+        rows: list[Row] = []
+        for labels, value in zip(
+            product(*(axis.labels for axis in self.axes)), self.values.flatten().tolist(), strict=True
+        ):
+            row: Row = {axis.name: label for axis, label in zip(self.axes, labels, strict=True)}
+            if words:
+                row["word"] = words[len(rows)]
+            rows.append({**row, self.measure: value})
+        return rows
+
+    def csv(self) -> str:
+        """The table as text, a line for each row, the names first."""
+        rows, text = self.table(), io.StringIO()
+        writer = csv.DictWriter(text, rows[0] if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+    @property
+    def full(self) -> float:
+        """The value that gets the full colour."""
+        if self.most is not None:
+            return self.most
+        return float(self.values.nan_to_num(0, 0, 0).abs().max()) or 1.0 if self.values.numel() else 1.0
+
+    def panels(self) -> tuple[list[tuple[str, Tensor]], int]:
+        """Its maps, each with a title, and how many of them stand side by side."""
+        leading = self.axes[:-2]
+        if not leading:
+            return [("", self.values)], 1
+        names = [
+            ", ".join(f"{axis.name} {label}" for axis, label in zip(leading, labels, strict=True))
+            for labels in product(*(axis.labels for axis in leading))
+        ]
+        side = len(leading[-1].labels) if len(leading) > 1 else min(len(names), SIDE_BY_SIDE)
+        return list(zip(names, self.values.flatten(0, len(leading) - 1), strict=True)), side
+
+    def figure(self, dark: bool = False) -> "Figure":
+        """A figure of matplotlib's."""
+        from clearhead.lens.plots import figure
+
+        return figure(self, dark)
+
+    def terminal(self) -> "Text":
+        """A picture of characters: print() shows it plain, a console of rich in colours."""
+        from clearhead.lens.characters import picture
+
+        return picture(self)
+
+    def _repr_html_(self) -> str:
+        """A drawing for notebooks, light or dark, that needs nothing but itself."""
+        from clearhead.lens.markup import drawing
+
+        return drawing(self)
+
+    def __repr__(self) -> str:
+        size = " × ".join(f"{len(axis.labels)} {axis.name}" for axis in self.axes)
+        return f"<{self.title}: {self.measure}, {size}>"
+
+    def save(self, path: str | Path, dark: bool = False) -> None:
+        """As a picture (.png, .svg), a page (.html), a table (.csv) or bare numbers (.npy)."""
+        path = Path(path)
+        check_ending(path)
+        content = io.BytesIO()
+        if path.suffix == ".csv":
+            content.write(self.csv().encode())
+        elif path.suffix == ".npy":
+            np.save(content, self.numpy())
+        elif path.suffix == ".html":
+            from clearhead.lens.markup import page
+
+            content.write(page(self).encode())
+        else:
+            self.figure(dark).savefig(content, format=path.suffix[1:], dpi=160)
+        overwrite(path, content.getvalue())
+
+
+def check_ending(path: Path) -> None:
+    """Refuses, before any work is done, what a view cannot be saved as."""
+    if path.suffix not in ENDINGS:
+        raise ClearheadError(f"{path} must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}.")

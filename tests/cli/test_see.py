@@ -1,0 +1,55 @@
+"""`clearhead see`: every view, in the terminal and in files."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+import clearhead as ch
+from clearhead.cli.main import app
+from clearhead.cli.see import WHAT
+
+WORDS = {"vocabulary": 256, "tokenizer": ch.Tokenizer.bytes()}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A decoder and an encoder-decoder."""
+    found = []
+    for name in ("tiny-decoder", "tiny-encoder-decoder"):
+        found.append(str(tmp_path_factory.mktemp("models") / name))
+        ch.save(ch.new(name, seed=3, **WORDS), found[-1])
+    return found
+
+
+def see(*words):
+    return CliRunner().invoke(app, ["see", *words], catch_exceptions=False).stdout
+
+
+@pytest.mark.parametrize("what", WHAT.split(", "))
+def test_every_view_is_drawn_and_saved(folders, what, tmp_path):
+    source = ["--source", "hello"] if what in ("cross", "encoder") else []
+    folder = folders[bool(source)]
+    assert len(see(folder, "abcab", "--what", what, *source).splitlines()) > 2
+    for ending in ("png", "csv"):
+        assert "saved" in see(folder, "abcab", "--what", what, *source, "--out", str(tmp_path / f"x.{ending}"))
+
+
+def test_a_file_holds_all_heads_and_the_terminal_one(folders, tmp_path):
+    see(folders[0], "abc", "--out", str(tmp_path / "x.csv"))
+    assert (tmp_path / "x.csv").read_text().splitlines()[0] == "layer,head,query,key,pattern"
+    assert see(folders[0], "abc").startswith("layer 0, head 0\n")
+    assert see(folders[0], "abc", "--layer", "1", "--head", "2").startswith("layer 1, head 2\n")
+
+
+def test_answers_are_compared(folders):
+    shown = see(folders[0], "abc", "--what", "attribution", "--token", "d", "--against", "e")
+    assert shown.startswith("logit of 'd' less that of 'e' after 'c'\n")
+    assert re.search("1 feed-forward", shown)
+
+
+def test_what_cannot_be_seen_is_told(folders):
+    with pytest.raises(ch.ClearheadError, match="there is no 'atention' to see; did you mean 'attention'"):
+        see(folders[0], "abc", "--what", "atention")
+    with pytest.raises(ch.ClearheadError, match="a model of shape decoder has no cross"):
+        see(folders[0], "abc", "--what", "cross")

@@ -1,0 +1,197 @@
+"""What may be asked of beam search: no repeats, a beginning, alternatives, the whole tree; each as it is defined."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_beam import PROMPTS, peer, sharp, shown, tiny, tokens
+
+import clearhead as ch
+from clearhead.errors import ClearheadError
+from clearhead.generate import beam_state
+from clearhead.generate.alternatives import alternatives
+from clearhead.generate.beam import beam_search
+
+TOLD = {"beams": 3, "n_best": 3, "max_tokens": 8}
+EVEN = [[3, 4, 5, 3], [6, 7, 8, 9], [11, 3, 11, 3], [12, 13, 12, 12]]  # transformers counts padding as tokens
+
+
+def runs(text, size):
+    return [tuple(text[i : i + size]) for i in range(len(text) - size + 1)]
+
+
+# ---------------------------------------------------------------- no repeats
+@pytest.mark.parametrize("seed", range(3))
+def test_runs_that_do_not_repeat_are_those_of_transformers(seed, monkeypatch):
+    monkeypatch.setattr("test_beam.PROMPTS", EVEN)
+    net, generate = peer(seed)
+    stop, changed = (beam_search(net, EVEN, beams=1, max_tokens=6)[0][0].tokens[5],), False
+    for size in (1, 2, 3):
+        for beams in (1, 2, 4):
+            ours = beam_search(net, EVEN, beams=beams, n_best=beams, max_tokens=10, stop=stop, no_repeat=size)
+            assert tokens(ours) == generate(stop, beams, num_beams=beams, no_repeat_ngram_size=size)
+            changed |= tokens(ours) != tokens(
+                beam_search(net, EVEN, beams=beams, n_best=beams, max_tokens=10, stop=stop)
+            )
+    assert changed
+
+
+@given(size=st.integers(1, 4), beams=st.integers(1, 4), seed=st.integers(0, 9))
+@settings(max_examples=15)
+def test_no_run_stands_twice_whoever_else_is_in_the_batch(size, beams, seed):
+    net = tiny(seed=seed, layers=1, vocabulary=23)
+    options = {"beams": beams, "max_tokens": 9, "no_repeat": size}
+    prompts = [list(dict.fromkeys(prompt)) for prompt in PROMPTS]
+    together = beam_search(net, prompts, **options)
+    for prompt, found in zip(prompts, together, strict=True):
+        assert tokens([found]) == tokens(beam_search(net, [prompt], **options))
+        told = runs(prompt + found[0].tokens, size)
+        assert len(told) == len(set(told))
+
+
+# ---------------------------------------------------------------- a beginning
+@given(
+    name=st.sampled_from(["tiny-decoder", "tiny-llama", "tiny-encoder-decoder"]),
+    seed=st.integers(0, 9),
+    begins=st.lists(st.lists(st.integers(3, 28), max_size=4), min_size=4, max_size=4),
+    penalty=st.sampled_from([0.0, 1.0, 2.0]),
+)
+@settings(max_examples=20)
+def test_a_text_with_a_prefix_is_scored_as_a_whole_and_goes_on_as_after_a_longer_prompt(name, seed, begins, penalty):
+    net = tiny(name, seed, layers=1)
+    source = {"source": torch.arange(12).view(4, 3) + 3} if net.encoder is not None else {}
+    found = beam_search(net, PROMPTS, prefix=begins, length_penalty=penalty, **source, **TOLD)
+    for i, (prompt, begin, hypotheses) in enumerate(zip(PROMPTS, begins, found, strict=True)):
+        one = {key: value[i : i + 1] for key, value in source.items()}
+        bare = beam_search(net, [prompt + begin], length_penalty=penalty, **one, **TOLD)
+        assert [begin + h.tokens for h in bare[0]] == [h.tokens for h in hypotheses]  # no stop: all are as long
+        for h in hypotheses:
+            logprob = float(shown(net, prompt, h.tokens, **one)[range(len(h.tokens)), h.tokens].sum())
+            assert h.logprob == pytest.approx(logprob, abs=1e-4)
+            assert h.score == pytest.approx(logprob / len(h.tokens) ** penalty, abs=1e-4)
+
+
+def test_what_is_never_first_may_follow_a_prefix():
+    net = tiny()
+    first = beam_search(net, [[3, 4, 5]], beams=1, max_tokens=1)[0][0].tokens[0]
+    [[h]] = beam_search(net, [[3, 4]], prefix=[[5]], beams=1, max_tokens=1, never_first=(first,))
+    assert h.tokens == [5, first]
+
+
+# ---------------------------------------------------------------- alternatives
+@pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder-decoder"])
+@pytest.mark.parametrize("prefix", [[], [7, 8]])
+def test_alternatives_keep_the_best_up_to_a_position_and_differ_in_the_likeliest_ways(name, prefix):
+    net, prompt = tiny(name, seed=2, head__tied=False), [6, 7]
+    options = {"source": torch.tensor([[3, 4, 5]])} if net.encoder is not None else {}
+    [[free]] = beam_search(net, [prompt], beams=3, max_tokens=8, prefix=[prefix], **options)
+    likely = shown(net, prompt, free.tokens, **options)[3].topk(12).indices.tolist()
+    stop = next(token for token in likely if token not in free.tokens)
+    search = {"beams": 3, "stop": (stop,), **options}
+    [[best]] = beam_search(net, [prompt], max_tokens=8, prefix=[prefix], **search)
+    ended = 0
+    for at in range(len(best.tokens)):
+        found = alternatives(net, prompt, at=at, n_best=12, max_tokens=8, prefix=prefix, **search)
+        chances = shown(net, prompt, best.tokens[: at + 1], **options)[-1]
+        assert [h.tokens[at] for h in found] == chances.topk(12).indices.tolist()
+        for h in found:
+            assert h.tokens[:at] == best.tokens[:at]
+            assert h.tokens[-1] == stop or len(h.tokens) == len(prefix) + 8
+            if h.tokens[at] == stop:
+                ended += 1
+            elif left := len(prefix) + 7 - at:
+                [[again]] = beam_search(net, [prompt], prefix=[h.tokens[: at + 1]], max_tokens=left, **search)
+                assert again.tokens == h.tokens
+    assert ended
+
+
+# ---------------------------------------------------------------- the tree
+@given(beams=st.integers(1, 4), stops=st.integers(0, 2), seed=st.integers(0, 9))
+@settings(max_examples=15)
+def test_the_tree_holds_every_hypothesis_and_every_step_on_the_way(beams, stops, seed):
+    net = tiny(seed=seed, layers=1)
+    free = beam_search(net, PROMPTS, beams=2, max_tokens=8)
+    stop = tuple({free[i][0].tokens[3] for i in range(stops)})
+    options = {"beams": beams, "n_best": beams, "max_tokens": 8, "stop": stop}
+    found = beam_search(net, PROMPTS, tree=True, **options)
+    assert tokens(found) == tokens(beam_search(net, PROMPTS, **options))
+    for prompt, hypotheses in zip(PROMPTS, found, strict=True):
+        tree = hypotheses[0].tree
+        finished = {tuple(tree.text(i)): node for i, node in enumerate(tree.nodes) if node.fate == "finished"}
+        for h in hypotheses:
+            assert finished[tuple(h.tokens)].logprob == pytest.approx(h.logprob)
+        parents = {node.parent for node in tree.nodes}
+        for number, row in enumerate(tree.table()):
+            assert (row["node"], row["step"]) == (number, len(tree.text(number)))
+            assert row["fate"] == "kept" or number not in parents
+        for step in range(1, 9):
+            assert sum(node.step == step and node.fate == "kept" for node in tree.nodes) <= beams
+        deep = max(range(len(tree.nodes)), key=lambda i: tree.nodes[i].step)
+        chances = shown(net, prompt, tree.text(deep))[range(tree.nodes[deep].step), tree.text(deep)]
+        assert tree.nodes[deep].logprob == pytest.approx(float(chances.sum()), abs=1e-4)
+
+
+# ---------------------------------------------------------------- inside
+@pytest.mark.parametrize("vocabulary", [29, 64 * 20, 64 * 20 + 1, 5000])
+def test_the_likeliest_by_blocks_are_the_likeliest(vocabulary):
+    chances = torch.randn(3, 2, vocabulary).round(decimals=2)
+    values, places = beam_state.likeliest(chances, 7)
+    assert torch.equal(values, chances.topk(7).values)
+    assert torch.equal(chances.gather(-1, places), values)
+
+
+def test_a_source_is_kept_once_however_many_beams_look_at_it(monkeypatch):
+    net, kept = tiny("tiny-encoder-decoder"), []
+    remember = net.remember
+    monkeypatch.setattr(net, "remember", lambda *given: kept.append(remember(*given)) or kept[-1])
+    beam_search(net, [[1]] * 3, source=torch.arange(12).view(3, 4), beams=5, max_tokens=6)
+    [memory] = kept
+    assert all(len(frozen.kept[0]) == 3 for _, frozen in memory.layers)
+    assert len(memory.rows.held) == 15
+
+
+def test_a_step_reads_and_writes_the_same_tensors():
+    from clearhead.generate.beam_rounds import Search
+    from clearhead.generate.beam_rules import Rules
+
+    net = tiny()
+    with torch.no_grad():
+        search = Search(net, Rules(torch.device("cpu"), 3, 8), PROMPTS, [[]] * 4, None, None, trees=False)
+        values = [*vars(search.state).values(), search.memory.rows.held, search.memory.layers[0][0].keys]
+        before = [value.data_ptr() for value in values]
+        search.begin()
+        for _ in range(3):
+            search.step()
+        after = [*vars(search.state).values(), search.memory.rows.held, search.memory.layers[0][0].keys]
+    assert [value.data_ptr() for value in after] == before
+
+
+# ---------------------------------------------------------------- mistakes
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"no_repeat": -1}, "no_repeat = -1 is too few; it must be at least 0"),
+        ({"no_repeat": 1, "known": 3, "max_tokens": 5}, "no token can be written"),
+        ({"prefix": [[1], [2]]}, "2 prefixes for 1 prompts"),
+        ({"prefix": [[29]]}, "the prefix holds token 29; the vocabulary has ids 0 to 28"),
+        ({"prefix": [[4, 5]], "stop": (5,)}, "the prefix holds token 5, which ends a text"),
+        ({"prefix": [[4] * 22]}, "more than this model's context"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(change, sentence):
+    with pytest.raises(ClearheadError, match=sentence):
+        beam_search(tiny(), **{"prompt": [[1]], "beams": 3, "max_tokens": 4, **change})
+
+
+def test_a_position_that_is_not_there_is_refused():
+    for at, sentence in ((-1, "is no position"), (4, "beyond the best text, which has 4 tokens")):
+        with pytest.raises(ClearheadError, match=sentence):
+            alternatives(tiny(), [1], at=at, n_best=2, beams=3, max_tokens=4, prefix=[])
+
+
+def test_weights_that_are_no_numbers_are_told():
+    net = sharp(ch.presets["tiny-decoder"].change(vocabulary=29).model)
+    with torch.no_grad():
+        net.norm.scale.fill_(torch.nan) if hasattr(net.norm, "scale") else net.norm.weight.fill_(torch.nan)
+    with pytest.raises(ClearheadError, match="the logits hold no numbers"):
+        beam_search(net, [[1, 2]], beams=3, max_tokens=4, stop=(5,))

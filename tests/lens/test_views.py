@@ -1,0 +1,107 @@
+"""Views: numbers first, and the same numbers in every picture and file."""
+
+import base64
+import csv
+import io
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import clearhead as ch
+from clearhead.lens.view import Axis, View
+
+GRID = View(
+    torch.tensor([[0.5, -1.0, 0.0], [float("nan"), 0.25, -float("inf")]]),
+    (Axis.of("word", ["a<b", "$c$"]), Axis.of("layer", 3)),
+    "a title & more",
+    "weight",
+    signed=True,
+    note="a note",
+)
+BARS = View(torch.tensor([0.5, -1.0]), (Axis.of("word", ["x", "y"]),), "bars", "logit", signed=True)
+PANELS = View(torch.rand(2, 3, 4, 5), tuple(Axis.of(n, k) for n, k in zip("abcd", (2, 3, 4, 5), strict=True)), "p", "v")
+WORDS = View(torch.rand(1, 2), (Axis.of("a", 1), Axis.of("b", 2)), "w", "v", words=(("so", "wide"),))
+LARGE = View(torch.randn(80, 80), (Axis.of("a", 80), Axis.of("b", 80)), "large", "v", signed=True)
+
+
+def test_the_table_has_a_row_for_each_value_and_reads_back_from_csv():
+    rows = GRID.table()
+    assert rows[1] == {"word": "a<b", "layer": "1", "weight": -1.0}
+    read = list(csv.DictReader(io.StringIO(GRID.csv())))
+    assert [float(row["weight"]) for row in read][:3] == [0.5, -1.0, 0.0]
+    assert len(read) == GRID.values.numel()
+    assert WORDS.table()[1]["word"] == "wide"
+
+
+@pytest.mark.parametrize("view", [GRID, BARS, PANELS, WORDS, LARGE], ids=["grid", "bars", "panels", "words", "large"])
+@pytest.mark.parametrize("ending", ["png", "svg", "html", "csv", "npy"])
+def test_every_view_goes_into_every_file(view, ending, tmp_path):
+    path = tmp_path / f"x.{ending}"
+    view.save(path, dark=True)
+    if ending == "npy":
+        assert np.array_equal(np.load(path), view.numpy(), equal_nan=True)
+    assert path.stat().st_size > 20
+
+
+@pytest.mark.parametrize("view", [GRID, BARS, PANELS, WORDS, LARGE], ids=["grid", "bars", "panels", "words", "large"])
+def test_a_notebook_gets_a_drawing_that_needs_nothing_from_outside(view):
+    drawn = view._repr_html_()
+    ET.fromstring(drawn)  # well formed, whatever the labels hold
+    assert set(re.findall(r"https?://[^\"]*", drawn)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert "<script" not in drawn
+    assert "currentColor" in drawn  # text is of the page's colour, on light paper and dark
+
+
+def test_the_drawing_shows_each_value_with_its_share_of_colour_and_nothing_for_no_number():
+    squares = re.findall(r'fill="(#\w+)" fill-opacity="([\d.]+)"', GRID._repr_html_())
+    more, less = "#2b83d8", "#d9691c"
+    assert squares == [
+        (more, "0.500"),
+        (less, "1.000"),
+        (more, "0.000"),
+        (more, "0.000"),
+        (more, "0.250"),
+        (more, "0.000"),
+    ]
+    assert "word a&lt;b, layer 1: -1" in GRID._repr_html_()
+
+
+def test_a_large_map_is_one_picture_no_larger_than_the_screen_that_hides_no_peak():
+    values = torch.zeros(1200, 1200)
+    values[700, 301], values[5, 6] = 1.0, -0.5
+    drawn = View(values, (Axis.of("a", 1200), Axis.of("b", 1200)), "t", "v", signed=True)._repr_html_()
+    coded = re.search(r"base64,([^\"]*)", drawn).group(1)
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(coded))))
+    assert picture.shape == (560, 560, 4)
+    assert picture[700 * 560 // 1200, 301 * 560 // 1200].tolist() == [0x2B, 0x83, 0xD8, 255]
+    assert sorted(set(picture[..., 3].ravel().tolist())) == [0, 128, 255]
+    assert drawn.count("<rect") == 1  # the frame
+
+
+def test_figures_show_the_same_numbers():
+    picture = GRID.figure().axes[0].images[0]
+    assert picture.get_clim() == (-1.0, 1.0)
+    shown = picture.get_array()
+    assert shown.mask.tolist() == [[False, False, False], [True, False, True]]
+    assert shown[0].tolist() == [0.5, -1.0, 0.0]
+    assert [bar.get_width() for bar in BARS.figure().axes[0].patches] == [0.5, -1.0]
+    assert len(PANELS.figure().axes) == 7  # and the scale
+    assert WORDS.figure().axes[0].texts[1].get_text() == "wide"
+    assert GRID.figure(dark=True).get_facecolor() != GRID.figure().get_facecolor()
+
+
+def test_the_terminal_shows_signs_without_colours_too():
+    lines = str(GRID.terminal()).splitlines()
+    assert lines[2].endswith("▒▒-█    1 -1")
+    assert "-1" in str(BARS.terminal())
+    assert "wide" in str(WORDS.terminal())
+    assert str(LARGE.terminal()).splitlines()[2].count("…") == 1
+
+
+def test_what_no_file_can_be_is_refused():
+    with pytest.raises(ch.ClearheadError, match=re.escape("x.pdf must end in .png, .svg, .html, .csv or .npy.")):
+        GRID.save("x.pdf")
