@@ -30,7 +30,6 @@ from clearhead.api import Model
 from clearhead.config import Config
 from clearhead.generate.beam import beam_search
 from clearhead.model import int8
-from clearhead.model.linear import by_column
 from clearhead.model.transformer import Transformer, build
 from clearhead.presets import presets
 from clearhead.weights import formats
@@ -51,7 +50,6 @@ def sides(
     """All engines; our networks are as `clearhead.load` leaves them."""
     whole = copy.deepcopy(net)
     int8.quantise(whole)
-    by_column(net)
     both = {"ours float32": ours(net), "ours int8": ours(whole)}
     return both | {f"ctranslate2 {d}": theirs(d) for d in ("float32", "int8")} | {"hf float32": face}
 

@@ -18,7 +18,6 @@ from clearhead.generate.talk import Talk
 from clearhead.generate.translate import Translator
 from clearhead.generate.write import Writer, check_writes, engine_for
 from clearhead.inside import Dense, Inside, Text
-from clearhead.model.linear import by_column
 from clearhead.model.transformer import build
 from clearhead.presets import presets
 from clearhead.tap import SILENT
@@ -182,8 +181,6 @@ def load(where: str | Path, *, device: str = "", dtype: str = "") -> Model:
     read = formats.read(where, Home.of(device, dtype))
     if not dtype:
         read.net.to(max(read.net.parameters(), key=lambda p: p.numel()).dtype)
-    if next(read.net.parameters()).device.type == "cpu":
-        by_column(read.net)
     return Model(read.net, read.config, read.tokenizer, read.source_tokenizer, read.why)
 
 

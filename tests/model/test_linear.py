@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import clearhead as ch
 from clearhead.model import linear as under_test
-from clearhead.model.linear import Linear, by_column, linear
+from clearhead.model.linear import Linear, linear
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +28,6 @@ def test_products_are_those_of_torch(shape, turned, bias):
 
 def test_gradients_flow():
     layer = Linear(8, 16)
-    by_column(layer)
     layer(torch.randn(3, 8)).sum().backward()
     assert layer.weight.grad is not None
     assert layer.weight.grad.abs().sum() > 0
@@ -39,15 +37,3 @@ def test_gradients_flow():
 def test_other_dtypes_go_torchs_own_way():
     x, weight = torch.randn(3, 8, dtype=torch.float64), torch.randn(16, 8, dtype=torch.float64)
     assert torch.equal(linear(x, weight, None), F.linear(x, weight))
-
-
-def test_a_loaded_model_lies_by_column_and_is_saved_as_it_was(tmp_path):
-    made = ch.new("tiny-decoder")
-    ch.save(made, tmp_path / "first")
-    loaded = ch.load(tmp_path / "first", device="cpu")
-    assert loaded.net.blocks[0].ffn.up.weight.stride(0) == 1
-    assert loaded.net.blocks[0].ffn.down.weight.stride(0) == 128
-    torch.testing.assert_close(loaded.logits([1, 2, 3]), made.logits([1, 2, 3]))
-    ch.save(loaded, tmp_path / "second")
-    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second"))
-    assert first == second

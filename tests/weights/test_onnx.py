@@ -11,6 +11,7 @@ import torch
 import clearhead as ch
 from clearhead import config as c
 from clearhead.config import Use
+from clearhead.generate.engine import Engine
 from clearhead.generate.sampling import Sampling
 from clearhead.generate.write import Writer
 from clearhead.model.transformer import build
@@ -134,7 +135,7 @@ def test_a_greedy_loop_writes_what_the_network_writes(exported):
         made = run(input_ids=ids, attention_mask=torch.ones(1, count).long(), position_ids=at, **past)
         past, ids = as_past(made), made["logits"][:, -1:].argmax(dim=-1)
         written.append(int(ids))
-    greedy = Writer(net, None, Use(), prompt.tolist(), Sampling(max_tokens=12, temperature=0))
+    greedy = Writer(Engine(net, Use(), 1, 16), None, prompt.tolist(), Sampling(max_tokens=12, temperature=0))
     assert written == greedy.results()[0].tokens
 
 
