@@ -12,13 +12,12 @@ from clearhead.errors import ClearheadError
 from clearhead.generate import answers, engines
 from clearhead.generate import chat as chats
 from clearhead.generate.beamed import best_texts, prefixes, unlisted, wishes
-from clearhead.generate.engine import Engine
 from clearhead.generate.sampling import sampling
 from clearhead.generate.talk import Talk
 from clearhead.generate.translate import Translator
-from clearhead.generate.write import Writer, check_writes, engine_for
+from clearhead.generate.write import Engines, Writer, check_samples, check_writes
 from clearhead.inside import Dense, Inside, Text
-from clearhead.model.transformer import build
+from clearhead.model.transformer import build, settle
 from clearhead.presets import presets
 from clearhead.tap import SILENT
 from clearhead.tokens.text import Tokenizer
@@ -31,7 +30,9 @@ Messages = Sequence[chats.Message]
 class Model(Inside):
     """A Transformer with its configuration and tokenizer; `net` is the torch module itself."""
 
-    _engine: Engine | None = None  # that wrote last
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._engines = Engines()
 
     def generate(
         self, prompt: Text, max_tokens: int = 40, temperature: float = 1.0, top_k: int = 0, seed: int = 0, *,
@@ -45,10 +46,11 @@ class Model(Inside):
         check_writes(self.config.model)
         how = sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed, **options)
         batch = self._batch(prompt, endless=how.overflow == "slide")
-        rows = batch.rows()
-        known, longest = len(self.tokenizer) if self.tokenizer else None, max(map(len, rows)) + max_tokens
-        self._engine = engine_for(self.net, self.config.use, known, len(rows) * n, longest, how, self._engine)
-        writer = Writer(self._engine, self.tokenizer, rows, how, n, logprobs, echo)
+        check_samples(n, logprobs)
+        rows, known = batch.rows(), len(self.tokenizer) if self.tokenizer else None
+        longest, use = max(map(len, rows)) + max_tokens, self.config.use
+        engine = self._engines(self.net.eval(), use, known, len(rows) * n, longest, how)
+        writer = Writer(engine, self.tokenizer, rows, how, n, logprobs, echo)
         if stream:
             return iter(writer)
         written = writer.results()
@@ -58,7 +60,7 @@ class Model(Inside):
     def chat(self, messages: Messages, max_tokens: int = 200, temperature: float = 0.7, **options: Any) -> Any:
         """The assistant's answer to `[{"role": "user", "content": "…"}, …]`; a system prompt comes first."""
         ids = chats.encode(self.config.use.chat, messages, self.tokenizer)
-        return self.generate(ids, min(max_tokens, max(1, self.net.context - len(ids))), temperature, **options)
+        return self.generate(ids, chats.room(max_tokens, ids, self.net.context, options), temperature, **options)
 
     def talk(self, system: str = "", **options: Any) -> Talk:
         """A conversation that goes on: `say` a message, and hear the answer; what was read is not read again."""
@@ -168,6 +170,7 @@ def new(
     if home.int8:
         raise ClearheadError("a fresh model is made to be trained, which int8 cannot be; load a trained one in int8.")
     net = build(config.model, seed, home.device, home.dtype or torch.float32)
+    settle(net)
     return Model(net.eval(), config, tokenizer)
 
 
@@ -181,6 +184,7 @@ def load(where: str | Path, *, device: str = "", dtype: str = "") -> Model:
     read = formats.read(where, Home.of(device, dtype))
     if not dtype:
         read.net.to(max(read.net.parameters(), key=lambda p: p.numel()).dtype)
+    settle(read.net)
     return Model(read.net, read.config, read.tokenizer, read.source_tokenizer, read.why)
 
 

@@ -12,6 +12,7 @@ from clearhead.generate.draw import Draw, key_of
 from clearhead.generate.engine import Engine
 from clearhead.generate.request import Request
 from clearhead.generate.sampling import Sampling
+from clearhead.generate.write import Writer
 
 NETS = {name: ch.new(name, seed=1).net for name in ("tiny-decoder", "tiny-llama")}
 NETS["alibi"] = ch.new("tiny-decoder", position="alibi", attention__kv_heads=2).net
@@ -51,7 +52,7 @@ def spelled(net, prompt, sampling):
         with torch.no_grad():
             logits = net.predict(net(torch.tensor([ids])))[:, -1]
         read, wrote = (torch.bincount(torch.tensor(x, dtype=torch.long), minlength=64)[None] for x in (prompt, out))
-        out.append(int(draw(logits, torch.tensor([[len(out)]]), read, wrote)[0]))
+        out.append(int(draw(logits, torch.tensor([[len(out)]]), counts=(read, wrote))[0]))
         ids.append(out[-1])
     return out
 
@@ -198,11 +199,13 @@ def test_a_context_that_slides_goes_on_from_its_newer_half(prompt, more, seed):
 
 def test_who_stops_listening_frees_the_row():
     model = ch.new("tiny-llama", seed=3)
-    pieces = model.generate([1, 2], 20, stream=True)
+    engine = Engine(model.net, Use(), 1, 32)
+    pieces = iter(Writer(engine, None, [[1, 2]], Sampling(max_tokens=20)))
     next(pieces)
     pieces.close()
-    assert model._engine.step() == []
-    assert model._engine.idle
+    assert engine.idle
+    engine.add(Request([3], Sampling(max_tokens=1)))
+    assert [request.prompt for request in engine.step()] == [[3]]
 
 
 def test_echo_tells_the_prompt_and_how_likely_it_was():
@@ -231,3 +234,67 @@ def test_echo_tells_the_prompt_and_how_likely_it_was():
 def test_what_cannot_be_written_is_refused_with_a_sentence(prompt, options, sentence):
     with pytest.raises(ch.ClearheadError, match=sentence):
         ch.new("tiny-llama").generate(prompt, 20, **options)
+
+
+def test_what_prompts_that_join_together_have_in_common_is_read_once():
+    net, read = NETS["tiny-llama"], []
+    engine = Engine(net, Use(stop=(7,)), 8, 32)
+    inner = engine.desk.read
+
+    def watched(texts, row=0, common=0):
+        read.append((len(texts), common))
+        return inner(texts, row, common)
+
+    engine.desk.read = watched
+    requests = [Request([*range(20), 30 + i, 40 + i], Sampling(max_tokens=4, seed=i)) for i in range(8)]
+    for request in requests:
+        engine.add(request)
+    while engine.step():
+        pass
+    assert read == [(1, 0), (7, 20)]
+    for request in requests:
+        assert [chosen.token for chosen in request.written] == spelled(net, request.prompt, request.sampling)
+
+
+def test_a_text_that_breaks_takes_nothing_from_the_others():
+    engine = Engine(ch.new("tiny-decoder").net, Use(), 3, 32)
+    well = [Request([1 + i, 2], Sampling(max_tokens=6, seed=i)) for i in range(3)]
+    for request in well:
+        engine.add(request)
+    engine.step()
+    engine.desk.logits[1] = torch.nan
+    with pytest.raises(ch.ClearheadError, match="token 2 hold no numbers"):
+        engine.step()
+    while engine.step():
+        pass
+    assert well[1].reason == "broken"
+    for request in (well[0], well[2]):
+        expected = spelled(engine.desk.net, request.prompt, request.sampling)
+        assert [chosen.token for chosen in request.written][: len(expected)] == expected
+        assert request.reason == "length"
+
+
+def test_log_probabilities_count_tokens_that_nobody_can_write():
+    model = ch.new("tiny-decoder", vocabulary=300, tokenizer=ch.Tokenizer.bytes(), seed=2)
+    made = model.generate("abc", 4, temperature=0, echo=True)
+    expected = model.score(list(b"abc") + made.tokens).logprobs
+    assert [c.logprob for c in (*made.prompt, *made.chosen)] == pytest.approx(expected, abs=1e-5)
+
+
+def test_tokens_of_ones_own_end_a_text():
+    model = ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
+    whole = model.generate("ab", 10, seed=4)
+    cut = model.generate("ab", 10, seed=4, stop_tokens=(whole.tokens[3],))
+    assert cut.tokens == whole.tokens[: whole.tokens.index(whole.tokens[3]) + 1]
+    assert cut.finish_reason == "stop"
+    assert whole.text.startswith(cut.text)
+
+
+@pytest.mark.parametrize(
+    "options", [{"banned": (999,)}, {"bias": {999: 1.0}}, {"forced": (-5,)}, {"banned": 5}, {"bias": [1]}, {"n": -1},
+                {"bias": {5: float("nan")}}, {"banned": tuple(range(64))}, {"n": 2.0}, {"stop_tokens": ("a",)},
+                {"stop": None}]
+)  # fmt: skip
+def test_ids_that_are_none_are_refused_with_a_sentence(options):
+    with pytest.raises(ch.ClearheadError):
+        ch.new("tiny-llama").generate([1], 4, **options)

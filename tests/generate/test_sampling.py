@@ -17,7 +17,7 @@ rows = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=40).map(lambda 
 def draw(logits, sampling, places=0, keys=(0,)):
     drawer = Draw([sampling] * len(keys), [key_of(key) for key in keys], CPU)
     counts = torch.zeros(len(keys), logits.shape[1], dtype=torch.long)
-    return drawer(logits.expand(len(keys), -1), torch.full((len(keys), 1), places), counts, counts)[0]
+    return drawer(logits.expand(len(keys), -1), torch.full((len(keys), 1), places), counts=(counts, counts))[0]
 
 
 def chi_square(found, expected):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clearhead.cli.flags import DTYPE, MODEL
+from clearhead.cli.flags import DTYPE, MODEL, OVERFLOW
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -28,12 +28,20 @@ def chat(
     max_tokens: int = typer.Option(200, help="How long an answer may get."),
     temperature: float = typer.Option(0.7, help="0 always takes the likeliest token; higher spreads the chance."),
     seed: int = typer.Option(0, help="The same seed and the same messages give the same answers."),
+    overflow: str = OVERFLOW,
     dtype: str = DTYPE,
 ) -> None:
     """Talk with a model that was made for it."""
     from clearhead import api
 
-    talk = Terminal(api.load(model, dtype=dtype), system, max_tokens=max_tokens, temperature=temperature, seed=seed)
+    talk = Terminal(
+        api.load(model, dtype=dtype),
+        system,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        overflow=overflow,
+    )
     inviting = sys.stdin.isatty()
     if inviting:
         typer.echo(f"{talk.talk.model!r}; /help tells what else can be typed")
@@ -74,13 +82,15 @@ class Terminal:
                 self.show(self.talk.stream(line.strip()))
         except ClearheadError as mistake:
             typer.echo(f"clearhead: {mistake}", err=True)
+        except OSError as error:
+            typer.echo(f"clearhead: {rest.strip()} cannot be written: {error.strerror}.", err=True)
         return True
 
     def command(self, word: str, rest: str) -> None:
         talk = self.talk
         if word in ("/system", "/clear"):
-            system = [{"role": "system", "content": rest}] if word == "/system" and rest else []
-            talk.messages[:] = system if word == "/system" else [m for m in talk.messages if m["role"] == "system"]
+            kept = [m for m in talk.messages if m["role"] == "system" and word == "/clear"]
+            talk.messages = [{"role": "system", "content": rest}] if word == "/system" and rest else kept
         elif word == "/regenerate":
             self.show(talk.stream_again())
         elif word == "/see":

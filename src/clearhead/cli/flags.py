@@ -14,6 +14,10 @@ MODEL = typer.Argument(
 DTYPE = typer.Option("", help="float32, bfloat16 …, or int8 on a CPU; else as the device likes it.", show_default=False)
 ENGINE = typer.Option("", help="Let ctranslate2 or onnxruntime do the work, where installed.", show_default=False)
 
+OVERFLOW = typer.Option(
+    "refuse", help="Or slide: where the context is full, its newer half is read anew and it goes on from there."
+)
+
 DOTTED = {"allow_extra_args": True, "ignore_unknown_options": True}  # for the commands that take them
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clearhead.cli.flags import DTYPE, ENGINE, MODEL
+from clearhead.cli.flags import DTYPE, ENGINE, MODEL, OVERFLOW
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -31,9 +31,7 @@ def generate(
     as_json: bool = typer.Option(False, "--json", help="One JSON object for each text."),
     stream: bool = typer.Option(False, "--stream", help="Show the text while it is written."),
     beam: int = typer.Option(0, help="Search the likeliest text instead of drawing one, following so many at once."),
-    overflow: str = typer.Option(
-        "refuse", help="Or slide: where the context is full, its newer half is read anew and it goes on from there."
-    ),
+    overflow: str = OVERFLOW,
     dtype: str = DTYPE,
     engine: str = ENGINE,
 ) -> None:
@@ -57,22 +55,30 @@ def generate(
         "stop": tuple(stop),
         "overflow": overflow,
     }
-    loaded: Any = api.load(model, dtype=dtype)
+    if beam:
+        idle = {"top_p": 1.0, "repetition_penalty": 1.0, "overflow": "refuse"}
+        others = {"top_k": top_k, "seed": seed, "stream": stream, "logprobs": logprobs, "engine": engine}
+        for name, value in {**options, **others}.items():
+            if value != idle.get(name, type(value)()):
+                raise ClearheadError(
+                    f"--beam searches the likeliest text; --{name.replace('_', '-')} has no part in it."
+                )
+    loaded: Any = api.load(model, dtype="" if engine else dtype)
     if beam:
         found = loaded.beams(prompt, beam, max_tokens, n_best=n)
         for one in found if n > 1 else [found]:
             told = {"prompt": prompt, "text": one.text, "score": one.score, "logprob": one.logprob}
             typer.echo(json.dumps(told, ensure_ascii=False) if as_json else prompt + one.text)
         return
-    loaded = loaded.through(engine) if engine else loaded
+    writer = loaded.through(engine, dtype) if engine else loaded
     if stream:
         typer.echo(prompt, nl=False)
-        for piece in loaded.generate(prompt, max_tokens, temperature, top_k, seed, stream=True, **options):
+        for piece in writer.generate(prompt, max_tokens, temperature, top_k, seed, stream=True, **options):
             typer.echo(piece.text, nl=False)
             sys.stdout.flush()
         typer.echo()
         return
-    made = loaded.generate(prompt, max_tokens, temperature, top_k, seed, n=n, logprobs=logprobs, **options)
+    made = writer.generate(prompt, max_tokens, temperature, top_k, seed, n=n, logprobs=logprobs, **options)
     for number, text in enumerate(made if n > 1 else [made]):
         if as_json:
             typer.echo(json.dumps(_tree(prompt, text), ensure_ascii=False))

@@ -23,7 +23,7 @@ def read_lines(text: str, file: str) -> list[str]:
         source = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ClearheadError(f"{file} is not UTF-8 (byte {error.start:,}).") from None
-    lines = source.splitlines()
+    lines = source.removesuffix("\n").split("\n") if source else []
     if not lines or len(lines) > MOST:
         raise ClearheadError(f"{file} has {len(lines):,} lines; there must be from 1 to {MOST:,}.")
     return lines

@@ -4,7 +4,7 @@ import json
 
 import typer
 
-from clearhead.cli.flags import MODEL
+from clearhead.cli.flags import DTYPE, MODEL
 from clearhead.cli.lines import INPUT, read_texts
 
 
@@ -15,16 +15,18 @@ def score(
     overflow: str = typer.Option(
         "refuse", help="What becomes of a text that exceeds the context: refuse, or slide (read piece by piece)."
     ),
+    dtype: str = DTYPE,
     as_json: bool = typer.Option(False, "--json", help="One JSON object a line, with each token's log-probability."),
 ) -> None:
     """Tell log-probability and perplexity of texts."""
     from clearhead import api
 
-    blocks, loaded = read_texts(text, file), api.load(model)
+    blocks, loaded = read_texts(text, file), api.load(model, dtype=dtype)
     for some in blocks:
         for line, made in zip(some, loaded.score(some, overflow), strict=True):
             if as_json:
-                tree = {"text": line, "logprob": made.total, "perplexity": made.perplexity, "logprobs": made.logprobs}
+                told = made.perplexity if made.logprobs else None  # of one token nothing can be told
+                tree = {"text": line, "logprob": made.total, "perplexity": told, "logprobs": made.logprobs}
                 typer.echo(json.dumps(tree, ensure_ascii=False))
             else:
                 typer.echo(f"log p {made.total:.3f}  perplexity {made.perplexity:.3f}  {line}")

@@ -58,8 +58,8 @@ def translate(
         "no_repeat": no_repeat, "prefix": prefix, "alternatives": alternatives, "split": split,
         "align": _layer(align) if align else None,
     }  # fmt: skip
-    loaded: Any = api.load(model, dtype=dtype)
-    loaded, count = loaded.through(engine) if engine else loaded, 0
+    loaded: Any = api.load(model, dtype="" if engine else dtype)
+    loaded, count = loaded.through(engine, dtype) if engine else loaded, 0
     with written_to(output) as out:
         for lines in [[text]] if text else blocks(file):
             made = translated(loaded, lines, count, options)

@@ -41,9 +41,11 @@ def beam_search(
     prefixes = prefix or [[]] * len(prompts)
     check(net, by, prompts, prefixes, source, n_best)
     if by.device.type == "cuda" and source is not None and not source.is_floating_point():
-        source, source_segments = rounded(source, source_segments)
+        source, source_segments = rounded(net, source, source_segments)
     search = Search(net, by, prompts, prefixes, source, source_segments, tree)
-    found = replayed(search) if by.device.type == "cuda" and search.even and not (tree or prefix) else search.run()
+    found = (
+        replayed(search) if by.device.type == "cuda" and search.even and not (tree or any(prefixes)) else search.run()
+    )
     if any(isnan(h.score) for hypotheses in found for h in hypotheses):
         raise ClearheadError("the logits hold no numbers; the weights of the model may be broken.")
     if not all(found):

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead import config as c
 from clearhead.generate.beam_rounds import ASK, Hypothesis, Search
+from clearhead.kernels import TRITON
 from clearhead.model.transformer import Transformer
 
-FORMS = 8  # of searches that are kept for a net
+FORMS = 4  # of searches that are kept for a net
 Form = tuple[object, ...]
 KEPT: WeakKeyDictionary[Transformer, dict[Form, "Recording | None"]] = WeakKeyDictionary()
 
@@ -31,11 +33,18 @@ def replayed(search: Search) -> list[list[Hypothesis]]:
     return recording.run(search)
 
 
-def rounded(source: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor]:
+def rounded(net: Transformer, source: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sources with room up to a multiple of 16 tokens, so that there are few forms."""
     segments = torch.ones_like(source) if segments is None else segments
-    room = (0, -source.shape[1] % 16)
+    most = source.shape[1] if net.encoder is None else net.encoder.context
+    room = (0, max(0, min(-source.shape[1] % 16, most - source.shape[1])))
     return F.pad(source, room), F.pad(segments, room)
+
+
+def told_whose(m: c.ModelConfig) -> bool:
+    """Whether attention can be told in which row each key lies; else beams that split are copied."""
+    biased = isinstance(m.position, c.Relative | c.Shaw | c.Alibi)
+    return TRITON and not biased and not m.attention.window
 
 
 def form_of(search: Search) -> Form:
@@ -55,12 +64,12 @@ class Recording:
         owner = torch.arange(len(rows.held), dtype=torch.int32, device=rows.held.device)
         self.own = owner[:, None].repeat(1, rows.capacity)
         with torch.cuda.graph(self.begin):
-            rows.owner = None
             search.begin()
-            rows.owner = self.own.clone()
-        rows.fixed = True
+            rows.owner = self.own.clone() if told_whose(search.net.config) else None
+        rows.fixed, rows.longest = True, rows.capacity
         with torch.cuda.graph(self.step, pool=self.begin.pool()):
             search.step()
+        del search.net  # else what is kept for a net would keep it alive
 
     def run(self, other: Search) -> list[list[Hypothesis]]:
         mine = self.search

@@ -43,6 +43,11 @@ class Wishes:
     alternatives: int | None = None  # a position where the n_best are to differ; before it they are as the best
     tree: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("beam", "max_tokens", "n_best", "no_repeat"):
+            if type(value := getattr(self, name)) is not int:
+                raise ClearheadError(f"{name} = {value!r} must be a whole number.")
+
 
 def wishes(**options: Any) -> Wishes:
     """Options by name."""

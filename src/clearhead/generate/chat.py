@@ -43,6 +43,11 @@ def encode(template: str, messages: Sequence[Message], tokenizer: Tokenizer | No
     return ids
 
 
+def room(max_tokens: int, ids: Sequence[int], context: int, options: Mapping[str, Any]) -> int:
+    """How long an answer may get: what the context leaves, unless that slides."""
+    return max_tokens if options.get("overflow") == "slide" else min(max_tokens, max(1, context - len(ids)))
+
+
 def shown(template: str, messages: Sequence[Message], tokenizer: Tokenizer | None) -> str:
     """What the tokens of the conversation say."""
     ids = encode(template, messages, tokenizer)

@@ -63,19 +63,22 @@ class Desk:
         self.weights = [p.data_ptr() for p in net.parameters()]  # what is recorded reads them where they are
         self.memory = net.remember(rows, capacity)
         self.memory.rows.fixed = recorded
-        self.logits = torch.zeros(rows, known, device=self.device)
+        self.logits = torch.zeros(rows, net.config.vocabulary, device=self.device)
         self.tokens, self.places = (torch.zeros(rows, 1, dtype=torch.long, device=self.device) for _ in range(2))
-        self.read_counts: Tensor | None = None  # how often each token was read and written, where someone asks for it
-        self.written_counts: Tensor | None = None
-        self.extra: Tensor | None = None  # what is added to the logits, where someone asks for it
-        self.forced: Tensor | None = None
+        self.counts: tuple[Tensor, Tensor] | None = None  # how often each token was read and written, if it matters
+        self.extra: Tensor | None = None  # what is added to the logits, if anything is
+        self.forced: Tensor | None = None  # tokens that texts begin with
+        self.buffers: dict[Key, Tensor] = {}  # for these: what is recorded reads and writes them where they are
+        self.first = torch.zeros(known, device=self.device)  # what is added to the logits of a first token
+        self.first[list(use.never_first)] = -torch.inf
         self.swift = Swift(net) if recorded and TRITON and suits(net) else None
         self.recordings: dict[Key, Recording] = {}
         self.pool = torch.cuda.graph_pool_handle() if recorded else None
 
-    def same(self, net: Transformer) -> bool:
-        """Whether this is that net, its weights where they were."""
-        return net is self.net and self.weights == [p.data_ptr() for p in net.parameters()]
+    def same(self, net: Transformer, known: int | None) -> bool:
+        """Whether this is for that net, its weights where they were, and for so many tokens."""
+        known = net.config.vocabulary if known is None else known
+        return net is self.net and known == self.known and self.weights == [p.data_ptr() for p in net.parameters()]
 
     def refresh(self) -> None:
         """The weights may have changed."""
@@ -83,14 +86,14 @@ class Desk:
             self.swift.refresh()
 
     def read(self, texts: Sequence[list[int]], row: int = 0, common: int = 0) -> tuple[Memory, Tensor]:
-        """Texts read together, with the logits that follow; one text may begin with what a row holds already.
+        """Texts read together, with the logits that follow; all may begin with what a row holds already.
 
         Shorter texts are filled up at their ends, which nothing before them sees.
         """
         longest = max(map(len, texts))
         memory = self.net.remember(len(texts), longest)
         if common:
-            memory.put(0, self.memory, [row], [common])
+            memory.put(0, self.memory, [row] * len(texts), [common] * len(texts))
         ids = torch.tensor([text[common:] + [0] * (longest - len(text)) for text in texts], device=self.device)
         last = torch.tensor([len(text) - common - 1 for text in texts], device=self.device)
         with sdpa_kernel(QUICK, set_priority=True):
@@ -117,7 +120,7 @@ class Desk:
         self._count(live, draw.looks_back)
         self._shape(live)
         if self.recorded:
-            key = (rows, draw.form, self.top, self.extra is None, None if self.forced is None else self.forced.shape)
+            key = (rows, draw.form, self.top, self.extra is None, None if self.forced is None else self.forced.shape[1])
             self.recording = self.recordings.setdefault(key, Recording(draw))
             self.recording.draw.become(draw)
             draw = self.recording.draw
@@ -141,18 +144,18 @@ class Desk:
 
     def _step(self, rows: int, reading: bool) -> Tensor:
         logits, places = self.logits[:rows], self.places[:rows]
-        read, written = (None if c is None else c[:rows] for c in (self.read_counts, self.written_counts))
-        tokens, log_probs = self.draw(logits, places, read, written, self._added(rows))
+        counts = None if self.counts is None else (self.counts[0][:rows], self.counts[1][:rows])
+        tokens, log_probs = self.draw(logits, places, self.known, counts, self._added(rows))
         if self.forced is not None:
             asked = self.forced[:rows].gather(1, places.clamp(max=self.forced.shape[1] - 1))[:, 0]
             tokens = torch.where(asked >= 0, asked, tokens)
             log_probs = (logits.gather(1, tokens[:, None]) - logits.logsumexp(-1, keepdim=True))[:, 0]
         drawn = [tokens[:, None].double(), log_probs[:, None].double()]
         if self.top:
-            best = logits.log_softmax(dim=-1).topk(min(self.top, self.known))
+            best = logits.log_softmax(dim=-1)[:, : self.known].topk(min(self.top, self.known))
             drawn += [best.indices.double(), best.values.double()]
-        if self.written_counts is not None:
-            self.written_counts[:rows].scatter_add_(1, tokens[:, None], torch.ones_like(tokens[:, None]))
+        if counts is not None:
+            counts[1].scatter_add_(1, tokens[:, None], torch.ones_like(tokens[:, None]))
         self.tokens[:rows, 0] = tokens
         self.places[:rows] += 1
         if reading:
@@ -160,7 +163,7 @@ class Desk:
             if self.swift is None:
                 self.logits[:rows] = self._predict(self.net(tokens, memory=self.memory))
             else:
-                self.logits[:rows] = self.swift(tokens, self.memory)[:, : self.known]
+                self.logits[:rows] = self.swift(tokens, self.memory)
         return torch.cat(drawn, dim=1)
 
     def _aside(self, rows: int) -> Tensor:
@@ -173,7 +176,7 @@ class Desk:
         return drawn
 
     def _predict(self, hidden: Tensor) -> Tensor:
-        return self.net.predict(hidden)[:, -1, : self.known].float()
+        return self.net.predict(hidden)[:, -1].float()
 
     def _rows(self, live: int) -> int:
         """So many rows take part: where steps are recorded there are few sizes, so that few are recorded."""
@@ -182,42 +185,39 @@ class Desk:
         step = max(4, 1 << (live - 1).bit_length() - 2)
         return min(-(-live // step) * step, len(self.tokens))
 
+    def _buffer(self, name: str, width: int, dtype: torch.dtype) -> Tensor:
+        """Rows of that width, always the same ones."""
+        if (name, width) not in self.buffers:
+            self.buffers[name, width] = torch.zeros(len(self.tokens), width, dtype=dtype, device=self.device)
+        return self.buffers[name, width]
+
     def _count(self, live: Sequence[Request], looks_back: bool) -> None:
-        if not looks_back:
-            self.read_counts = self.written_counts = None
-            return
-        if self.read_counts is None:
-            self.read_counts, self.written_counts = (
-                torch.zeros(self.logits.shape, dtype=torch.long, device=self.device) for _ in range(2)
-            )
-        texts = [request.prompt for request in live], [[c.token for c in request.written] for request in live]
-        for counts, of in zip((self.read_counts, self.written_counts), texts, strict=True):
-            assert counts is not None
-            for row, text in enumerate(of):
-                ids = torch.tensor(text, dtype=torch.long)
-                counts[row] = torch.bincount(ids[ids < self.known], minlength=self.known)
+        self.counts = None
+        if looks_back:
+            read, written = (self._buffer(name, self.known, torch.long) for name in ("read", "written"))
+            self.counts = read, written
+            for row, request in enumerate(live):
+                for counts, text in ((read, request.prompt), (written, [c.token for c in request.written])):
+                    counts[row] = torch.bincount(torch.tensor(text, dtype=torch.long), minlength=self.known)[
+                        : self.known
+                    ]
 
     def _shape(self, live: Sequence[Request]) -> None:
         """What each adds to its logits, forbids or begins with."""
-        wishes = [request.sampling for request in live]
-        if not any(s.bias or s.banned for s in wishes) and not self.use.never:
-            self.extra = None
-        else:
-            self.extra = torch.zeros_like(self.logits) if self.extra is None else self.extra.zero_()
+        wishes, self.extra, self.forced = [request.sampling for request in live], None, None
+        if self.use.never or any(s.bias or s.banned for s in wishes):
+            self.extra = self._buffer("extra", self.known, torch.float32).zero_()
             for row, s in zip(self.extra, wishes, strict=False):
                 if s.bias:
                     row[list(s.bias)] = torch.tensor(list(s.bias.values()), device=self.device, dtype=row.dtype)
                 row[[*self.use.never, *s.banned]] = -torch.inf
-        self.forced = None
         if most := max(len(s.forced) for s in wishes):
             begins = [[*s.forced, *[-1] * (most + 1 - len(s.forced))] for s in wishes]
-            idle = [[-1] * (most + 1)] * (len(self.tokens) - len(live))
-            self.forced = torch.tensor(begins + idle, device=self.device)
+            self.forced = self._buffer("forced", most + 1, torch.long).fill_(-1)
+            self.forced[: len(live)] = torch.tensor(begins, device=self.device)
 
     def _added(self, rows: int) -> Tensor | None:
         if not self.use.never_first:
             return None if self.extra is None else self.extra[:rows]
-        first = torch.zeros(self.known, device=self.device)
-        first[list(self.use.never_first)] = -torch.inf
-        first = torch.where(self.places[:rows] == 0, first, 0.0)
+        first = torch.where(self.places[:rows] == 0, self.first, 0.0)
         return first if self.extra is None else first + self.extra[:rows]

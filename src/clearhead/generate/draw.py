@@ -21,7 +21,7 @@ if TRITON:
     from clearhead.kernels import draw as drawing
 
 Logits = Float[Tensor, "row vocabulary"]
-Counts = Int[Tensor, "row vocabulary"]
+Counts = Int[Tensor, "row known"]
 Each = Float[Tensor, "row 1"]
 Number = TypeVar("Number", int, Tensor)
 OPTIONS = ("temperature", "top_k", "top_p", "min_p")
@@ -63,17 +63,17 @@ class Draw:
         self,
         logits: Logits,
         places: Int[Tensor, "row 1"],
-        read: Counts | None = None,
-        written: Counts | None = None,
-        extra: Logits | None = None,
+        known: int | None = None,
+        counts: tuple[Counts, Counts] | None = None,
+        extra: Float[Tensor, "row known"] | None = None,
     ) -> tuple[Int[Tensor, " row"], Float[Tensor, " row"]]:
-        """The token of each row and its log-probability under the model.
+        """The token of each row, one of the first `known`, and its log-probability under the model.
 
         It comes at this place of its text; so often each token was read and written; `extra` is added to the logits.
         """
-        x = logits
-        if read is not None and written is not None:
-            x = penalised(x, read, written, *self.penalties[:, :, None].unbind(1))
+        x = logits[:, :known]
+        if counts is not None:
+            x = penalised(x, *counts, *self.penalties[:, :, None].unbind(1))
         if extra is not None:
             x = x + extra
         if self.kernel:
@@ -86,7 +86,7 @@ class Draw:
         temperature, top_k, top_p, min_p = self.options[:, :, None].unbind(1)
         if not self.noisy:
             return x.argmax(dim=-1)
-        x = x / temperature.clamp(min=1e-6)
+        x = torch.where(temperature > 0, x / temperature.clamp(min=1e-6), x)
         if self.most:
             x = likeliest(x, top_k, self.most)
         if self.nucleus:

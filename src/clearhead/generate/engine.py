@@ -7,14 +7,14 @@ so a conversation goes on where it was, and what many prompts begin with is read
 
 import math
 from collections import deque
-from itertools import islice, takewhile
+from collections.abc import Mapping
 
 import torch
 
 from clearhead.config import Use
 from clearhead.errors import ClearheadError
 from clearhead.generate.desk import Desk, Drawn
-from clearhead.generate.request import Chosen, Request
+from clearhead.generate.request import Chosen, Request, alike
 from clearhead.model.caches import Memory
 from clearhead.model.transformer import Transformer
 
@@ -44,7 +44,8 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not (self.waiting or self.live or self.pending or self.told)
+        """Whether nothing is left to do; those that were told to end do not count."""
+        return not self.told and all(r.reason for r in (*self.waiting, *self.live))
 
     def add(self, request: Request) -> None:
         """Queues a request; it starts when there is a row for it."""
@@ -55,6 +56,12 @@ class Engine:
         """Refuses what could not be written."""
         if not request.prompt:
             raise ClearheadError("the prompt is empty; there must be at least one token to go on from.")
+        for name in ("bias", "banned", "forced", "stop_tokens"):
+            for token in getattr(request.sampling, name):
+                if not 0 <= token < self.desk.known:
+                    raise ClearheadError(f"{name}: there is no token {token}; ids are 0 to {self.desk.known - 1}.")
+        if len({*request.sampling.banned, *self.use.never}) >= self.desk.known:
+            raise ClearheadError("all tokens are banned; there must be one that can be written.")
         if request.sampling.overflow == "refuse":
             refuse_too_long(len(request.prompt), request.sampling.max_tokens, self.capacity)
 
@@ -66,7 +73,7 @@ class Engine:
     @torch.no_grad()
     def step(self) -> list[Request]:
         """One more token for the texts under way; those are given back, and none if nothing is left to do."""
-        while not self.idle:
+        while not self.idle or self.pending or self.live:
             self._leave()
             self._join()
             begun = self._begin()
@@ -108,31 +115,37 @@ class Engine:
         self.left[row], self.left[other] = self.left[other], self.left[row]
 
     def _join(self) -> None:
-        """Those that wait get the free rows; prompts that begin as a row does are read from there, others together."""
-        fresh: list[Request] = []
-        while self.waiting and len(self.live) + len(fresh) < self.slots:
+        """Those that wait get the free rows. What a text has in common with a row is not read again; texts that go on
+        from the same row are read together, and so are new ones, unless they have much in common themselves."""
+        joining: list[Request] = []
+        while self.waiting and len(self.live) + len(joining) < self.slots:
             request = self.waiting.popleft()
-            if request.reason:
-                continue
-            text = request.tokens[self._start(request) :]
-            row, common = self._known(text)
-            if common:
-                self._seat([request], [text], [0], *self.desk.read([text], row, common))
-            else:
-                fresh.append(request)
-        fresh.sort(key=lambda request: len(request.tokens) - request.start)
-        while fresh:
-            texts: dict[tuple[int, ...], list[Request]] = {}
-            for request in fresh:
-                key = tuple(request.tokens[request.start :])
-                if texts and len(key) * (len(texts) + 1) > min(TOGETHER, 2 * (len(key) + sum(map(len, texts)))):
-                    break
-                texts.setdefault(key, []).append(request)
-            read = self.desk.read([list(key) for key in texts])
-            some = [request for same in texts.values() for request in same]
-            theirs = [i for i, same in enumerate(texts.values()) for _ in same]
-            self._seat(some, [list(key) for key, same in texts.items() for _ in same], theirs, *read)
-            fresh = fresh[len(some) :]
+            if not request.reason:
+                joining.append(request)
+        joining.sort(key=lambda request: len(request.tokens) - self._start(request))
+        while joining:
+            later, group = list[Request](), dict[tuple[int, ...], list[Request]]()
+            for request in joining:
+                text = request.tokens[request.start :]
+                if not group:
+                    row, common = self._known(text)
+                if (key := tuple(text)) in group or self._goes_with(group, text, row, common):
+                    group.setdefault(key, []).append(request)
+                else:
+                    later.append(request)
+            read = self.desk.read([list(key) for key in group], row, common)
+            theirs = [i for i, same in enumerate(group.values()) for _ in same]
+            texts = [list(key) for key, same in group.items() for _ in same]
+            self._seat([request for same in group.values() for request in same], texts, theirs, *read)
+            joining = later
+
+    def _goes_with(self, group: Mapping[tuple[int, ...], object], text: list[int], row: int, common: int) -> bool:
+        """Whether a text is read together with others that have so much in common with a row."""
+        if group and len(text) * (len(group) + 1) > min(TOGETHER, 2 * (len(text) + sum(map(len, group)))):
+            return False
+        if common:
+            return self._known(text) == (row, common)
+        return not self._known(text)[1] and all(alike(text, other) < WORTH for other in group)
 
     def _start(self, request: Request) -> int:
         """Where its text is read from: a prompt that leaves no room slides too."""
@@ -144,9 +157,7 @@ class Engine:
         """The row that begins most like a text, and how many tokens they have in common; the last is read anyway."""
         best = (0, 0)
         for row, held in enumerate(self.held):
-            same = sum(
-                1 for _ in takewhile(lambda two: two[0] == two[1], zip(held, islice(text, len(text) - 1), strict=False))
-            )
+            same = min(alike(text, held), len(text) - 1)
             if same >= WORTH and same > best[1]:
                 best = row, same
         return best
@@ -198,25 +209,26 @@ class Engine:
     def _look(self) -> None:
         """At what the oldest step drew."""
         live, drawn = self.pending.popleft()
-        told = []
+        told, broken = list[Request](), 0
         for request, (token, logprob, *others) in zip(live, drawn.rows(), strict=True):
             if request.reason:
                 continue
             if math.isnan(logprob):
                 request.end("broken")
-                at = len(request.written) + 1
-                raise ClearheadError(
-                    f"the logits of token {at} hold no numbers; the weights of the model may be broken."
-                )
+                broken = len(request.written) + 1
+                continue
             half, top = len(others) // 2, min(request.top, len(others) // 2)
             best = tuple(zip(map(int, others[:top]), others[half : half + top], strict=True))
             request.written.append(Chosen(int(token), logprob, best))
             told.append(request)
-            if int(token) in self.use.stop:
+            if int(token) in self.use.stop or int(token) in request.sampling.stop_tokens:
                 request.end("stop")
             elif len(request.written) == request.sampling.max_tokens:
                 request.end("length")
         self.told.append(told)
+        if broken:
+            why = "hold no numbers; the weights of the model may be broken"
+            raise ClearheadError(f"the logits of token {broken} {why}.")
 
 
 def refuse_too_long(prompt: int, more: int, most: int) -> None:

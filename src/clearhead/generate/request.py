@@ -1,5 +1,6 @@
 """What is asked of the engine, and what came of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,3 +36,11 @@ class Request:
     def end(self, reason: str) -> None:
         """Ends it before the next step; the first reason holds."""
         self.reason = self.reason or reason
+
+
+def alike(one: Sequence[object], other: Sequence[object]) -> int:
+    """How much two texts have in common at their beginning, in tokens or in characters."""
+    for at, (here, there) in enumerate(zip(one, other, strict=False)):
+        if here != there:
+            return at
+    return min(len(one), len(other))

@@ -26,6 +26,7 @@ class Sampling:
     banned: tuple[int, ...] = ()
     forced: tuple[int, ...] = ()  # what it begins with
     stop: tuple[str, ...] = ()  # texts that end it; they are not shown
+    stop_tokens: tuple[int, ...] = ()  # tokens that end it, besides the model's own
     seed: int = 0
     overflow: str = (
         "refuse"  # or slide: where the context is full, its newer half is read anew and it goes on from there
@@ -51,6 +52,17 @@ class Sampling:
         if not self.top_p or not self.repetition_penalty:
             name = "repetition_penalty" if self.top_p else "top_p"
             raise ClearheadError(f"{name} = 0 would leave nothing to draw from; it must be more than 0.")
+        for name in ("banned", "forced", "stop_tokens"):
+            tokens = getattr(self, name)
+            if not isinstance(tokens, list | tuple) or not all(type(token) is int for token in tokens):
+                raise ClearheadError(f"{name} = {tokens!r:.60} must be a list of ids.")
+        if not isinstance(self.bias, Mapping) or not all(
+            type(token) is int and isinstance(value, int | float) and math.isfinite(value)
+            for token, value in self.bias.items()
+        ):
+            raise ClearheadError(f"bias = {self.bias!r:.60} must give ids finite numbers: {{5: 2.0}}.")
+        if not isinstance(self.stop, list | tuple):
+            raise ClearheadError(f"stop = {self.stop!r:.60} must be a text or a list of texts.")
         if self.overflow not in ("refuse", "slide"):
             raise ClearheadError(
                 f"overflow = {self.overflow!r} is unknown; a context that is full can refuse or slide."

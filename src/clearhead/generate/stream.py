@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from clearhead.generate.request import alike
 from clearhead.tokens.text import Tokenizer
 
 UNFINISHED = "�"  # what bytes that are no whole character yet are decoded as
@@ -30,7 +31,7 @@ class TextStream:
         before = self.tokenizer.decode(self.tokens[self.from_ : self.told])
         now = self.tokenizer.decode(self.tokens[self.from_ :])
         if not now.endswith(UNFINISHED):
-            self._grow(now[len(before) :] if now.startswith(before) else now)
+            self._grow(now[alike(before, now) :])
             self.from_, self.told = max(self.from_, self.told - BACK), len(self.tokens)
         return self._show(self._safe())
 
@@ -39,7 +40,7 @@ class TextStream:
         if not self.stopped and self.told < len(self.tokens):
             before = self.tokenizer.decode(self.tokens[self.from_ : self.told])
             now = self.tokenizer.decode(self.tokens[self.from_ :])
-            self._grow(now[len(before) :] if now.startswith(before) else now)
+            self._grow(now[alike(before, now) :])
             self.told = len(self.tokens)
         return self._show(len(self.text))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead.errors import ClearheadError
 from clearhead.generate import chat
 from clearhead.generate.engine import Engine
-from clearhead.generate.sampling import sampling
+from clearhead.generate.sampling import Sampling, sampling
 from clearhead.generate.write import Piece, Writer, check_writes
 
 if TYPE_CHECKING:
@@ -37,29 +37,30 @@ class Talk:
 
     def stream(self, text: str, **options: Any) -> Iterator[Piece]:
         """The answer while it is written; what was written when one stops listening is the answer."""
-        self.messages.append({"role": "user", "content": text})
-        return self._answer(options)
+        return self._answer([*self.messages, {"role": "user", "content": text}], options)
 
     def stream_again(self, **options: Any) -> Iterator[Piece]:
         if not self.messages or self.messages[-1]["role"] != "assistant":
             raise ClearheadError("there is no answer yet that could be given again.")
-        self.messages.pop()
-        self.options["seed"] = self.options.get("seed", 0) + 1
-        return self._answer(options)
+        seed = options.setdefault("seed", self.options.get("seed", 0) + 1)
+        answer = self._answer(self.messages[:-1], options)
+        self.options["seed"] = seed
+        return answer
 
-    def _answer(self, options: dict[str, Any]) -> Iterator[Piece]:
-        model, heard = self.model, ""
+    def _answer(self, messages: list[chat.Message], options: dict[str, Any]) -> Iterator[Piece]:
+        """What was said before stays as it is until the answer has begun."""
+        model, how = self.model, {**self.options, **options}
+        if not self.engine.idle:
+            raise ClearheadError("an answer is being written; let it end, or close it, before the next.")
+        ids = chat.encode(model.config.use.chat, messages, model.tokenizer)
+        how["max_tokens"] = chat.room(how["max_tokens"], ids, model.net.context, how)
+        return self._heard(messages, [ids], sampling(**how))
+
+    def _heard(self, messages: list[chat.Message], prompt: list[list[int]], how: Sampling) -> Iterator[Piece]:
+        heard, writer = "", Writer(self.engine, self.model.tokenizer, prompt, how)
         try:
-            ids = chat.encode(model.config.use.chat, self.messages, model.tokenizer)
-            how = {**self.options, **options}
-            how["max_tokens"] = min(how["max_tokens"], max(1, model.net.context - len(ids)))
-            pieces = iter(Writer(self.engine, model.tokenizer, [ids], sampling(**how)))
-        except ClearheadError:
-            self.messages.pop()
-            raise
-        try:
-            for piece in pieces:
+            for piece in writer:
                 heard += piece.text
                 yield piece
         finally:
-            self.messages.append({"role": "assistant", "content": heard})
+            self.messages = [*messages, {"role": "assistant", "content": heard}]

@@ -50,6 +50,13 @@ def check_writes(m: c.ModelConfig) -> None:
         raise ClearheadError(f"this {m.shape.kind} does not write text after a prompt; a decoder language model does.")
 
 
+def check_samples(n: int, top: int) -> None:
+    if type(n) is not int or n < 1:
+        raise ClearheadError(f"n = {n} samples cannot be written; ask for at least 1.")
+    if type(top) is not int or top < 0:
+        raise ClearheadError(f"logprobs = {top} of the likeliest cannot be told; ask for 0 or more.")
+
+
 class Writer:
     """Prompts that are written on together; one pass over it writes them all."""
 
@@ -57,11 +64,9 @@ class Writer:
         self, engine: Engine, tokenizer: Tokenizer | None, prompts: Sequence[list[int]], sampling: Sampling,
         n: int = 1, top: int = 0, echo: bool = False,
     ) -> None:  # fmt: skip
-        if not isinstance(n, int) or n < 1:
-            raise ClearheadError(f"n = {n} samples cannot be written; ask for at least 1.")
-        if not isinstance(top, int) or top < 0:
-            raise ClearheadError(f"logprobs = {top} of the likeliest cannot be told; ask for 0 or more.")
-        self.engine, self.use, self.echo = engine, engine.use, echo
+        if echo and sampling.overflow == "slide":
+            raise ClearheadError("echo tells how likely the whole prompt was, which may slide; leave out one of them.")
+        self.engine, self.ends, self.echo = engine, {*engine.use.stop, *sampling.stop_tokens}, echo
         self.requests = [Request(list(prompt), sampling, i, top) for prompt in prompts for i in range(n)]
         self.streams = [TextStream(tokenizer, r.prompt, sampling.stop) if tokenizer else None for r in self.requests]
         self.heads = [tokenizer.decode(r.prompt) if tokenizer and echo else "" for r in self.requests]
@@ -84,7 +89,7 @@ class Writer:
     def _piece(self, request: Request) -> Piece:
         index, chosen = self.places[id(request)], request.written[-1]
         stream, text = self.streams[index], ""
-        if stream is not None and chosen.token not in self.use.stop:
+        if stream is not None and chosen.token not in self.ends:
             text = stream.feed(chosen.token)
             if stream.stopped:
                 request.end("stop")
@@ -110,7 +115,7 @@ class Writer:
         if stream is None:
             return ""
         if not request.sampling.stop:
-            stream.feed(*(c.token for c in request.written if c.token not in self.use.stop))
+            stream.feed(*(c.token for c in request.written if c.token not in self.ends))
             stream.end()
         return stream.text
 
@@ -121,7 +126,7 @@ class Writer:
             if (key := tuple(request.prompt)) not in told:
                 with torch.no_grad():
                     logits = desk.net.predict(desk.net(torch.tensor([request.prompt], device=desk.device)))
-                rows = logits[0, :-1, : desk.known].float().log_softmax(dim=-1)
+                rows = logits[0, :-1].float().log_softmax(dim=-1)[:, : desk.known]
                 best = rows.topk(min(request.top, desk.known)) if request.top else None
                 told[key] = [
                     Chosen(token, float(row[token]), () if best is None else _pairs(best.indices[i], best.values[i]))
@@ -134,18 +139,25 @@ def _pairs(tokens: torch.Tensor, values: torch.Tensor) -> tuple[tuple[int, float
     return tuple(zip(tokens.tolist(), values.tolist(), strict=True))
 
 
-def engine_for(
-    net: Transformer, use: Use, known: int | None, texts: int, longest: int, sampling: Sampling, kept: Engine | None
-) -> Engine:
-    """An engine for so many texts of up to so many tokens.
+class Engines:
+    """Engines for one net. On a GPU, where steps are recorded, the last one is kept for the next texts."""
 
-    On a GPU its steps are recorded where that pays, so the one `kept` from before is taken if it suits.
-    """
-    cuda = next(net.parameters()).is_cuda
-    slots, capacity = min(texts, SLOTS["cuda" if cuda else "cpu"]), min(longest, net.context)
-    if not cuda or sampling.max_tokens < RECORDED:
-        return Engine(net, use, slots, capacity, known)
-    if kept is not None and kept.idle and kept.slots >= slots and kept.capacity >= capacity and kept.desk.same(net):
-        kept.forget()
-        return kept
-    return Engine(net, use, slots, min(net.context, max(256, 1 << (capacity - 1).bit_length())), known, recorded=True)
+    def __init__(self) -> None:
+        self.kept: Engine | None = None
+
+    def __call__(
+        self, net: Transformer, use: Use, known: int | None, texts: int, longest: int, sampling: Sampling
+    ) -> Engine:
+        """One for so many texts of up to so many tokens."""
+        cuda = next(net.parameters()).is_cuda
+        slots, capacity = min(texts, SLOTS["cuda" if cuda else "cpu"]), min(longest, net.context)
+        if not cuda or sampling.max_tokens < RECORDED:
+            return Engine(net, use, slots, capacity, known)
+        kept = self.kept
+        fits = kept is not None and kept.idle and kept.slots >= slots and kept.capacity >= capacity
+        if kept is not None and fits and kept.use == use and kept.desk.same(net, known):
+            kept.forget()
+            return kept
+        room = min(net.context, max(256, 1 << (capacity - 1).bit_length()))
+        self.kept = Engine(net, use, slots, room, known, recorded=True)
+        return self.kept

@@ -74,7 +74,7 @@ def _middle(low, high):
 
 @triton.jit
 def _kernel(
-    shaped, shaped_row, logits, logits_row, vocabulary, how, keys, places, tokens, log_probs,
+    shaped, shaped_row, logits, logits_row, vocabulary, columns, how, keys, places, tokens, log_probs,
     LANES: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -86,7 +86,8 @@ def _kernel(
     raw_total = tl.zeros([LANES], tl.float32)
     for start in range(0, vocabulary, LANES):
         tops = tl.maximum(tops, _row(shaped, start, vocabulary, LANES))
-        raw = _row(logits, start, vocabulary, LANES)
+    for start in range(0, columns, LANES):
+        raw = _row(logits, start, columns, LANES)
         new = tl.maximum(raw_top, raw)
         raw_total = raw_total * tl.exp(raw_top - new) + tl.exp(raw - new)
         raw_top = new
@@ -95,7 +96,7 @@ def _kernel(
 
     least = _order(tl.full([], -float("inf"), tl.float32)) + 1  # all that may be drawn
     top = _order(highest)
-    heat = tl.maximum(temperature, 1e-6)
+    heat = tl.where(temperature > 0, tl.maximum(temperature, 1e-6), 1.0)
     if (top_k > 0) & (top_k < vocabulary) & (temperature > 0):
         lanes, high = _order(tops), top
         if top_k <= LANES:
@@ -159,11 +160,12 @@ def draw(shaped: Tensor, logits: Tensor, options: Tensor, keys: Tensor, places: 
 
     Options are temperature, top-k, top-p and min-p.
     """
-    rows, vocabulary = logits.shape
+    rows, vocabulary = shaped.shape
     tokens = torch.empty(rows, dtype=torch.long, device=logits.device)
     log_probs = torch.empty(rows, device=logits.device)
     _kernel[(rows,)](
-        shaped, shaped.stride(0), logits, logits.stride(0), vocabulary, options, keys, places, tokens, log_probs,
+        shaped, shaped.stride(0), logits, logits.stride(0), vocabulary, logits.shape[1], options, keys, places,
+        tokens, log_probs,
         LANES=min(LANES, max(128, triton.next_power_of_2(vocabulary))), NEAR=NEAR, num_warps=32,
     )  # fmt: skip
     return tokens, log_probs
