@@ -17,7 +17,7 @@ from clearhead.generate.talk import Talk
 from clearhead.generate.translate import Translator
 from clearhead.generate.write import Engines, Writer, check_samples, check_writes
 from clearhead.inside import Dense, Inside, Text
-from clearhead.model.transformer import build, settle
+from clearhead.model.transformer import build
 from clearhead.presets import presets
 from clearhead.tap import SILENT
 from clearhead.tokens.text import Tokenizer
@@ -170,7 +170,6 @@ def new(
     if home.int8:
         raise ClearheadError("a fresh model is made to be trained, which int8 cannot be; load a trained one in int8.")
     net = build(config.model, seed, home.device, home.dtype or torch.float32)
-    settle(net)
     return Model(net.eval(), config, tokenizer)
 
 
@@ -184,7 +183,6 @@ def load(where: str | Path, *, device: str = "", dtype: str = "") -> Model:
     read = formats.read(where, Home.of(device, dtype))
     if not dtype:
         read.net.to(max(read.net.parameters(), key=lambda p: p.numel()).dtype)
-    settle(read.net)
     return Model(read.net, read.config, read.tokenizer, read.source_tokenizer, read.why)
 
 

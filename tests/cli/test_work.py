@@ -147,7 +147,7 @@ def test_mistakes_get_a_sentence(models, words, sentence, monkeypatch):
         typed = io.StringIO("hello\n")
         monkeypatch.setattr("sys.stdin", typed)
         with pytest.raises(ClearheadError, match=sentence):
-            chat(str(models / name), "", 5, 0.7, 0)
+            chat(str(models / name), "", 5, 0.7, 0, "refuse", "")
         assert typed.tell() == 0  # before anything is read
         return
     with pytest.raises(ClearheadError, match=sentence):

@@ -101,7 +101,7 @@ class Terminal:
             overwrite(Path(rest), (json.dumps(talk.messages, indent=1, ensure_ascii=False) + "\n").encode())
             typer.echo(f"saved {rest}")
         else:
-            typer.echo(HELP)
+            typer.echo(HELP if word == "/help" else f"{word} is no command, or lacks what it needs.\n{HELP}")
 
     def show(self, pieces: Iterator["Piece"]) -> None:
         """While it is written; Ctrl-C ends it, and what was written stays."""

@@ -17,7 +17,7 @@ def generate(
     model: str = MODEL,
     prompt: str = typer.Argument(help="What the text begins with; - reads it from stdin.", show_default=False),
     max_tokens: int = typer.Option(40, help="How many tokens to write."),
-    temperature: float = typer.Option(0.8, help="0 always takes the likeliest token; higher spreads the chance."),
+    temperature: float = typer.Option(1.0, help="0 always takes the likeliest token; higher spreads the chance."),
     top_k: int = typer.Option(0, help="Draw only from the k likeliest tokens; 0 = all."),
     top_p: float = typer.Option(1.0, help="Draw only from the likeliest that have this share together."),
     min_p: float = typer.Option(0.0, help="Draw only from those this share as likely as the likeliest."),
@@ -66,14 +66,24 @@ def generate(
     loaded: Any = api.load(model, dtype="" if engine else dtype)
     if beam:
         found = loaded.beams(prompt, beam, max_tokens, n_best=n)
-        for one in found if n > 1 else [found]:
-            told = {"prompt": prompt, "text": one.text, "score": one.score, "logprob": one.logprob}
+        for number, one in enumerate(found if n > 1 else [found]):
+            if number and not as_json:
+                typer.echo("―――")
+            told = {
+                "prompt": prompt,
+                "text": one.text,
+                "score": one.score,
+                "logprob": one.logprob,
+                "tokens": one.tokens,
+            }
             typer.echo(json.dumps(told, ensure_ascii=False) if as_json else prompt + one.text)
         return
     writer = loaded.through(engine, dtype) if engine else loaded
     if stream:
-        typer.echo(prompt, nl=False)
-        for piece in writer.generate(prompt, max_tokens, temperature, top_k, seed, stream=True, **options):
+        pieces = writer.generate(prompt, max_tokens, temperature, top_k, seed, stream=True, **options)
+        for number, piece in enumerate(pieces):
+            if not number:
+                typer.echo(prompt, nl=False)
             typer.echo(piece.text, nl=False)
             sys.stdout.flush()
         typer.echo()

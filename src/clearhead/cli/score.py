@@ -29,4 +29,5 @@ def score(
                 tree = {"text": line, "logprob": made.total, "perplexity": told, "logprobs": made.logprobs}
                 typer.echo(json.dumps(tree, ensure_ascii=False))
             else:
-                typer.echo(f"log p {made.total:.3f}  perplexity {made.perplexity:.3f}  {line}")
+                perplexity = f"{made.perplexity:.3f}" if made.logprobs else "–"
+                typer.echo(f"log p {made.total:.3f}  perplexity {perplexity}  {line}")

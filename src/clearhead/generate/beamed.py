@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -47,6 +48,10 @@ class Wishes:
         for name in ("beam", "max_tokens", "n_best", "no_repeat"):
             if type(value := getattr(self, name)) is not int:
                 raise ClearheadError(f"{name} = {value!r} must be a whole number.")
+        if not isinstance(self.length_penalty, int | float) or not isfinite(self.length_penalty):
+            raise ClearheadError(f"length_penalty = {self.length_penalty!r} must be a finite number.")
+        if not isinstance(self.prefix, str | list | tuple):
+            raise ClearheadError(f"prefix = {self.prefix!r:.60} must be a text, ids, or a list of them.")
 
 
 def wishes(**options: Any) -> Wishes:

@@ -80,6 +80,8 @@ def sampling(**options: Any) -> Sampling:
     """Options by name; one text to stop at may stand alone."""
     known = Sampling.__dataclass_fields__
     for name in options:
+        if name in ("beam", "beams", "n_best"):
+            raise ClearheadError(f"{name} is for searching, not for drawing: model.beams(prompt, beam=5, n_best=1).")
         if name not in known:
             raise ClearheadError(f"{name} is no option of writing; {nearest(name, known)}")
     if isinstance(stop := options.get("stop"), str):

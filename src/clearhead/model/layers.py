@@ -1,6 +1,5 @@
 """What acts on one token alone: norms (L4.3) and the feed-forward layer (L4.2)."""
 
-import itertools
 from collections.abc import Callable
 
 import torch
@@ -10,7 +9,7 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.model.int8 import Linear8
-from clearhead.model.linear import Linear, linear
+from clearhead.model.linear import Linear
 from clearhead.tap import Tap
 
 Stream = Float[Tensor, "batch token d"]
@@ -28,52 +27,19 @@ def make_dropout(share: float) -> nn.Module:
 
 
 def products(x: Stream, *layers: nn.Linear | Linear8) -> list[Tensor]:
-    """What several linear layers make of the same input: one product, which suits machines better than several.
+    """What several linear layers make of the same input.
 
-    With gradients their matrices are joined for it. Else that would cost more than it saves, unless they lie together.
+    Where gradients are taken it is one product: wide ones suit machines better, and so does one gradient of the input.
+    Else joining the matrices would cost more than it saves.
     """
     plain = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    if len(plain) < len(layers):
+    if not torch.is_grad_enabled() or len(plain) < len(layers):
         return [layer(x) for layer in layers]
-    sizes = [layer.out_features for layer in plain]
-    if torch.is_grad_enabled():
-        bias = None
-        if any(layer.bias is not None for layer in plain):
-            bias = torch.cat([x.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in plain])
-        joined = F.linear(x, torch.cat([layer.weight for layer in plain]), bias)
-        return list(joined.split(sizes, dim=-1))
-    if torch.compiler.is_compiling() or (whole := together(plain)) is None:
-        return [layer(x) for layer in plain]
-    return list(linear(x, *whole).split(sizes, dim=-1))
-
-
-@torch.no_grad()
-def lay_together(*layers: nn.Linear | Linear8) -> None:
-    """Lays the matrices of layers that read the same input one after the other in memory."""
-    plain = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    if len(plain) < len(layers) or len({layer.bias is None for layer in plain}) > 1:
-        return
-    for held in ([layer.weight for layer in plain], [layer.bias for layer in plain]):
-        if held[0] is not None:
-            for parameter, part in zip(held, torch.cat(tuple(held)).split([len(p) for p in held]), strict=True):
-                parameter.data = part
-
-
-def together(layers: list[nn.Linear]) -> tuple[Tensor, Tensor | None] | None:
-    """The matrix and the bias that layers are parts of, where they lie together."""
-    parts: list[Tensor | None] = []
-    for held in ([layer.weight for layer in layers], [layer.bias for layer in layers]):
-        if all(p is None for p in held):
-            parts.append(None)
-            continue
-        if any(p is None or not p.is_contiguous() for p in held):
-            return None
-        if any(a.data_ptr() + a.nbytes != b.data_ptr() for a, b in itertools.pairwise(held)):
-            return None
-        first, rows = held[0], sum(len(p) for p in held)
-        parts.append(first.as_strided((rows, *first.shape[1:]), first.stride()))
-    assert parts[0] is not None
-    return parts[0], parts[1]
+    bias = None
+    if any(layer.bias is not None for layer in plain):
+        bias = torch.cat([x.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in plain])
+    joined = F.linear(x, torch.cat([layer.weight for layer in plain]), bias)
+    return list(joined.split([layer.out_features for layer in plain], dim=-1))
 
 
 def relu2(x: Tensor) -> Tensor:

@@ -11,11 +11,10 @@ from torch.overrides import TorchFunctionMode
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.model import heads, inputs, masks, positions
-from clearhead.model.attention import Attention
 from clearhead.model.block import Block, CrossBlock, Scene
 from clearhead.model.caches import FRESH, Fresh, Frozen, Growing, Memory
 from clearhead.model.initial import initialise
-from clearhead.model.layers import Gated, lay_together, make_norm
+from clearhead.model.layers import make_norm
 from clearhead.model.masks import EVERYTHING, Mask
 from clearhead.tap import SILENT, Tap
 
@@ -184,15 +183,6 @@ class Transformer(Stack):
         if (capacity or 0) > m.context:
             raise ClearheadError(f"a memory of {capacity} tokens is more than this model's context of {m.context}.")
         return Memory(m.layers, batch, capacity or m.context, m.kv_heads, m.head_width, p.dtype, p.device)
-
-
-def settle(net: nn.Module) -> None:
-    """Lays together in memory what is multiplied with the same input, for a net that is used, not trained."""
-    for part in net.modules():
-        if isinstance(part, Attention):
-            lay_together(part.q, part.k, part.v)
-        elif isinstance(part, Gated):
-            lay_together(part.up, part.gate)
 
 
 class _Bare(TorchFunctionMode):
