@@ -45,7 +45,7 @@ class Model(Inside):
         """
         check_writes(self.config.model)
         how = sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed, **options)
-        batch = self._batch(prompt, endless=how.overflow == "slide")
+        batch = self._batch(prompt, endless=True)  # the engine refuses, or slides
         check_samples(n, logprobs)
         rows, known = batch.rows(), len(self.tokenizer) if self.tokenizer else None
         longest, use = max(map(len, rows)) + max_tokens, self.config.use

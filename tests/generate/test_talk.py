@@ -75,7 +75,7 @@ def test_one_answer_at_a_time_and_a_closed_one_stays(model):
 def test_a_long_conversation_may_slide(model):
     talk = model.talk(max_tokens=30, overflow="slide")
     assert talk.say("y" * 600)
-    with pytest.raises(ch.ClearheadError, match="exceed the context"):
+    with pytest.raises(ch.ClearheadError, match="leave no room in the context"):
         model.talk(max_tokens=30).say("y" * 600)
 
 

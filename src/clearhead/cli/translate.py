@@ -58,13 +58,14 @@ def translate(
         "no_repeat": no_repeat, "prefix": prefix, "alternatives": alternatives, "split": split,
         "align": _layer(align) if align else None,
     }  # fmt: skip
-    loaded: Any = api.load(model, dtype="" if engine else dtype)
-    loaded, count = loaded.through(engine, dtype) if engine else loaded, 0
+    reader = api.load(model, dtype="" if engine else dtype)
+    loaded: Any = reader.through(engine, dtype) if engine else reader
+    count = 0
     with written_to(output) as out:
         for lines in [[text]] if text else blocks(file):
             made = translated(loaded, lines, count, options)
             for number, (line, found) in enumerate(zip(lines, made, strict=True), count + 1):
-                out.write(_json(line, found) if as_json else _plain(number, found, n_best))
+                out.write(_json(reader, line, found) if as_json else _plain(number, found, n_best))
             out.flush()
             count += len(lines)
     if output != "-":
@@ -134,7 +135,14 @@ def _plain(number: int, found: list["Translated"], n_best: int) -> str:
     return "".join(f"{number}\t{one.score:.4f}\t{text}\n" for one, text in zip(found, texts, strict=True))
 
 
-def _json(line: str, found: list["Translated"]) -> str:
-    shown = ("text", "score", "logprob", "tokens", "alignment")
-    tree = [{name: getattr(one, name) for name in shown if getattr(one, name) is not None} for one in found]
-    return json.dumps({"source": line, "translations": tree}, ensure_ascii=False) + "\n"
+def _json(model: "Model", line: str, found: list["Translated"]) -> str:
+    """A line with its translations; the places of an alignment are those of `source_pieces`."""
+    shown, tree, words = ("text", "score", "logprob", "tokens", "alignment"), [], model.tokenizer
+    for one in found:
+        told = {name: getattr(one, name) for name in shown if getattr(one, name) is not None}
+        tree.append(told | ({"pieces": words.pieces(one.tokens)} if words else {}))
+    source: dict[str, Any] = {"source": line}
+    if any(one.alignment for one in found) and (own := model.source_tokenizer or words):
+        use = model.config.use
+        source["source_pieces"] = own.pieces([*use.begin, *own.encode(line), *use.end])
+    return json.dumps(source | {"translations": tree}, ensure_ascii=False) + "\n"

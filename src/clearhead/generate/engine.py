@@ -96,7 +96,9 @@ class Engine:
                 request.start = len(request.tokens) - self.capacity // 2
                 self.waiting.appendleft(request)
             last = len(self.live) - 1
-            self.held[row] = [] if full else request.tokens[request.start :][: self.lengths[row]]
+            # Where steps are recorded a free row may be written to behind its end; at most its last place is lost.
+            whole = min(self.lengths[row], self.capacity - 1)
+            self.held[row] = [] if full else request.tokens[request.start :][:whole]
             self.left[row] = max(self.left) + 1
             if row < last:
                 self._swap(row, last)
@@ -232,6 +234,8 @@ class Engine:
 
 
 def refuse_too_long(prompt: int, more: int, most: int) -> None:
+    if prompt >= most:
+        raise ClearheadError(f"{prompt} tokens of prompt leave no room in the context of {most}; overflow can slide.")
     if prompt + more > most:
-        room = f"the context of {most}; ask for at most {max(0, most - prompt)}, or let it slide (overflow)"
+        room = f"the context of {most}; ask for at most {most - prompt}, or let it slide (overflow)"
         raise ClearheadError(f"{prompt} tokens of prompt and {more} to write exceed {room}.")
