@@ -8,12 +8,11 @@ above 1 means ours is faster. What came before the first measured call (compilin
 
 import argparse
 import json
-import time
-from statistics import median
 
 import torch
 
 import clearhead as ch
+from gpu_calls import timed, told
 from peers import HuggingFace
 
 
@@ -50,32 +49,14 @@ def measure(model: ch.Model, peer: torch.nn.Module, ids: torch.Tensor, options: 
 
     sides = {"ours": ours} | {name: lambda name=name: theirs(name) for name in options.peers}
     times: dict[str, list[float]] = {name: [] for name in sides}
-    first = {}
-    for name, side in sides.items():
-        for _ in range(2):
-            spent = timed(side)
-            first.setdefault(name, round(spent, 2))
+    first = {name: timed(side) for name, side in sides.items()}
+    for side in sides.values():
+        side()
     for _ in range(options.rounds):
         for name, side in sides.items():
             times[name].append(timed(side))
-    result: dict = {"batch": len(ids), "tokens": tokens, "torch": torch.__version__}
-    for name, spent in times.items():
-        result[name] = {
-            "tokens_per_s": round(len(ids) * tokens / median(spent)),
-            "range": [round(len(ids) * tokens / f(spent)) for f in (max, min)],
-            "ours_is_faster": round(median(spent) / median(times["ours"]), 2),
-            "first_call_s": first[name],
-        }
-        print(f"batch {len(ids)} {name:<8} {json.dumps(result[name])}", flush=True)
-    return result
-
-
-def timed(side) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    side()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    result = {"batch": len(ids), "tokens": tokens, "torch": torch.__version__}
+    return result | told(f"batch {len(ids)}", times, first, len(ids) * tokens, "tokens")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ both do the same work. Whole calls, interleaved; medians with the spread; a rati
 import argparse
 import json
 import tempfile
-import time
 from pathlib import Path
-from statistics import median
 
 import torch
 import transformers
@@ -21,6 +19,7 @@ from clearhead.model.transformer import build
 from clearhead.presets import presets
 from clearhead.weights import formats
 from clearhead.weights.checkpoint import Checkpoint
+from gpu_calls import timed, told
 
 WORDS, STOP, START = 32000, 1, 2
 
@@ -75,24 +74,8 @@ def measure(net, peer, sources, beams: int, options: argparse.Namespace) -> dict
             times[name].append(timed(side))
     mine, others = ours(), theirs()
     equal = sum(a == b for a, b in zip(mine, others, strict=True))
-    result: dict = {"batch": options.batch, "beams": beams, "equal_outputs": equal, "torch": torch.__version__}
-    for name, spent in times.items():
-        result[name] = {
-            "sentences_per_s": round(options.batch / median(spent)),
-            "range": [round(options.batch / f(spent)) for f in (max, min)],
-            "ours_is_faster": round(median(spent) / median(times["ours"]), 2),
-            "first_call_s": round(first[name], 2),
-        }
-        print(f"beams {beams} {name:<12} {json.dumps(result[name])}", flush=True)
-    return result
-
-
-def timed(side) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    side()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    result = {"batch": options.batch, "beams": beams, "equal_outputs": equal, "torch": torch.__version__}
+    return result | told(f"beams {beams}", times, first, options.batch, "sentences")
 
 
 if __name__ == "__main__":
