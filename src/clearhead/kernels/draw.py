@@ -133,7 +133,7 @@ def _kernel(
                 least, many = middle, above
             else:
                 high, fewer = middle - 1, above
-    floor = highest / heat + tl.log(tl.maximum(min_p, 1e-30))
+    floor = tl.where(min_p > 0, highest / heat + tl.log(tl.maximum(min_p, 1e-30)), -float("inf"))
     key, place = tl.load(keys + row).to(tl.uint32), tl.load(places + row).to(tl.uint32)
     seed = _mix(key ^ _mix(place + 1))
     best, who = tl.full([LANES], -float("inf"), tl.float32), tl.full([LANES], 2147483647, tl.int32)
@@ -144,7 +144,7 @@ def _kernel(
         value = value / heat
         if temperature > 0:
             bits = _mix(seed ^ _mix(at.to(tl.uint32) * 2 + 1))
-            kept = kept & ((min_p == 0) | (value >= floor))
+            kept = kept & (value >= floor)
             value -= tl.log(-tl.log(((bits >> 9).to(tl.float32) + 0.5) / 8388608.0))
         value = tl.where(kept, value, -float("inf"))
         who = tl.where(value > best, at, who)

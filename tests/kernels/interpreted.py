@@ -1,0 +1,59 @@
+"""Our kernels without a GPU: triton interprets them, and what they give is compared with torch's own operations."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from clearhead.generate.draw import Draw, key_of
+from clearhead.generate.sampling import Sampling
+from clearhead.kernels import draw, products, vocabulary
+from clearhead.kernels.one_query import one_query
+
+
+def attention() -> None:
+    q, k, v = torch.randn(3, 4, 1, 16), torch.randn(3, 2, 40, 16), torch.randn(3, 2, 40, 16)
+    seen, at = torch.tensor([40, 7, 23]), torch.arange(40)
+    owner = torch.randint(0, 3, (3, 40), dtype=torch.int32)
+    for whose in (None, owner):
+        theirs = [x if whose is None else x[whose.long(), :, at].transpose(1, 2) for x in (k, v)]
+        allowed = (at < seen[:, None])[:, None, None]
+        expected = F.scaled_dot_product_attention(q, *theirs, attn_mask=allowed, enable_gqa=True)
+        torch.testing.assert_close(one_query(q, k, v, seen, 16**-0.5, whose), expected)
+
+
+def drawing() -> None:
+    wide = [(1.0, 0.0), (0.9, 0.0), (1.0, 0.05)]
+    how = [Sampling(temperature=t, top_k=k, top_p=p, min_p=m) for t in (0, 0.7) for k in (0, 5) for p, m in wide]
+    by, places = Draw(how, [key_of(i) for i in range(len(how))], torch.device("cpu")), torch.arange(len(how))[:, None]
+    for size, known in ((65, 65), (500, 450)):
+        logits, extra = torch.randn(len(how), size) * 3, torch.zeros(len(how), known)
+        extra[:, 3] = -torch.inf
+        expected = by(logits, places, known, None, extra)
+        found = draw.draw(logits[:, :known] + extra, logits, by.options, by.keys, places)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def rows_of_logits() -> None:
+    x = torch.randn(4, 700)
+    torch.testing.assert_close(vocabulary.log_total(x), x.logsumexp(-1, keepdim=True))
+    assert torch.equal(vocabulary.tops(x, 10, 64), x[:, :640].unflatten(1, (10, 64)).amax(-1))
+
+
+@torch.no_grad()
+def around_products() -> None:
+    weight, bias, norm = torch.randn(40, 24), torch.randn(40), nn.LayerNorm(24)
+    nn.init.normal_(norm.weight)
+    for rows in (1, 3):
+        x, residual = torch.randn(rows, 24), torch.randn(rows, 40)
+        up = F.linear(norm(x), weight, bias)
+        gated = products.product(x, (weight, bias), (weight, bias), norm, "gelu-tanh", residual)
+        torch.testing.assert_close(gated, F.gelu(up, approximate="tanh") * up + residual, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(products.product(x, (weight, None)), F.linear(x, weight), atol=1e-4, rtol=1e-4)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    for part in (attention, drawing, rows_of_logits, around_products):
+        part()
+    print("all as torch has them")
