@@ -4,8 +4,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import clearhead as ch
 from clearhead.generate.draw import Draw, key_of
 from clearhead.generate.sampling import Sampling
+from clearhead.generate.swift import Swift, suits
 from clearhead.kernels import draw, products, vocabulary
 from clearhead.kernels.one_query import one_query
 
@@ -52,8 +54,24 @@ def around_products() -> None:
         torch.testing.assert_close(products.product(x, (weight, None)), F.linear(x, weight), atol=1e-4, rtol=1e-4)
 
 
+@torch.no_grad()
+def whole_steps() -> None:
+    for changes in ({}, {"attention__qk_norm": True, "ffn__activation": "geglu-tanh"}, {"position": "learned"}):
+        net = ch.new("tiny-llama", **changes).net
+        assert suits(net)
+        for rows in (1, 3):
+            ids = torch.randint(net.config.vocabulary, (rows, 6))
+            plain, swift = net.remember(rows, 16), net.remember(rows, 16)
+            net(ids[:, :5], memory=plain), net(ids[:, :5], memory=swift)
+            swift.rows.fixed = True
+            expected = net.predict(net(ids[:, 5:], memory=plain))[:, 0]
+            torch.testing.assert_close(Swift(net)(ids[:, 5:], swift), expected, atol=1e-5, rtol=1e-5)
+            for one, other in zip(swift.layers, plain.layers, strict=True):
+                torch.testing.assert_close(one[0].keys[:, :, :6], other[0].keys[:, :, :6], atol=1e-5, rtol=1e-5)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for part in (attention, drawing, rows_of_logits, around_products):
+    for part in (attention, drawing, rows_of_logits, around_products, whole_steps):
         part()
     print("all as torch has them")
