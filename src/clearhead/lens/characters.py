@@ -30,10 +30,17 @@ def picture(view: "View") -> Text:
 
 
 def _bars(view: "View", drawn: Text) -> None:
-    wide = max(map(len, view.axes[0].labels), default=0)
-    for label, value in zip(view.axes[0].labels, view.values.tolist(), strict=True):
-        eighths = round(8 * BAR * min(abs(value) / view.full, 1)) if value == value else 0
+    """To the right; where some values are negative, those to the left of a line in the middle."""
+    wide, values = max(map(len, view.axes[0].labels), default=0), view.values.tolist()
+    both = any(value < 0 for value in values)
+    room = BAR // 2 if both else BAR
+    for label, value in zip(view.axes[0].labels, values, strict=True):
+        eighths = round(8 * room * min(abs(value) / view.full, 1)) if value == value else 0
         bar = "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
+        if both and value < 0:
+            bar = f"{'█' * round(eighths / 8):>{room}}│{'':{room}}"
+        elif both:
+            bar = f"{'':{room}}│{bar:<{room}}"
         drawn.append(f"{label:>{wide}} ").append(f"{bar:<{BAR}}", style=_colour(value)).append(f" {value:.4g}\n")
 
 
