@@ -1,8 +1,9 @@
 """Texts written side by side: each has a row of the memory, and joins and leaves at any step.
 
-What is written does not depend on who else is there, but for the rounding of products in 16 bits. The memory is set aside once, rows × capacity; who finds no row
-waits. A row that has been left keeps what was read in it: a prompt that begins as a row does is read from there on,
-so a conversation goes on where it was, and what many prompts begin with is read once.
+What is written does not depend on who else is there, but for the rounding of products in 16 bits. The memory is set
+aside once, rows × capacity; who finds no row waits. A row that has been left keeps what was read in it: a prompt that
+begins as a row does is read from there on, so a conversation goes on where it was, and what many prompts begin with is
+read once.
 """
 
 import math
