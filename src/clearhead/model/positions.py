@@ -150,18 +150,19 @@ class Alibi(Positions):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        self.slopes = slopes(heads)
+        self.heads = heads
 
     def places(self, queries: Queries, keys: Keys, layers: int) -> list[Place]:
         distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
-        return [Biased(-torch.tensor(self.slopes, device=queries.device)[:, None, None] * distance)] * layers
+        return [Biased(-slopes(self.heads, queries.device)[:, None, None] * distance)] * layers
 
 
-def slopes(heads: int) -> list[float]:
+def slopes(heads: int, device: torch.device) -> Float[Tensor, " head"]:
     """2^(−8i/n) for n heads; between powers of two, every other slope of the next power fills up."""
     whole = 2 ** int(math.log2(heads))
-    first = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
-    return first + [2 ** (-4 * (2 * i + 1) / whole) for i in range(heads - whole)]
+    first, between = torch.arange(1, whole + 1, device=device), torch.arange(heads - whole, device=device) + 0.5
+    return 2.0 ** (-8 * torch.cat((first, between)) / whole)
+
 
 
 class Shaw(Positions):
