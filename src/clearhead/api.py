@@ -12,12 +12,13 @@ from clearhead.errors import ClearheadError
 from clearhead.generate import answers, engines
 from clearhead.generate import chat as chats
 from clearhead.generate.beamed import best_texts, prefixes, unlisted, wishes
+from clearhead.generate.edited import Edited
 from clearhead.generate.sampling import sampling
 from clearhead.generate.talk import Talk
 from clearhead.generate.translate import Translator
 from clearhead.generate.write import Engines, Writer, check_samples, check_writes
-from clearhead.inside import Dense, Inside, Text
-from clearhead.model.transformer import build
+from clearhead.inside import Dense, Edits, Inside, Text
+from clearhead.model.transformer import Transformer, build
 from clearhead.presets import presets
 from clearhead.tap import SILENT
 from clearhead.tokens.text import Tokenizer
@@ -36,12 +37,14 @@ class Model(Inside):
 
     def generate(
         self, prompt: Text, max_tokens: int = 40, temperature: float = 1.0, top_k: int = 0, seed: int = 0, *,
-        n: int = 1, logprobs: int = 0, echo: bool = False, stream: bool = False, **options: Any,
+        n: int = 1, logprobs: int = 0, echo: bool = False, stream: bool = False, edits: Edits | None = None,
+        **options: Any,
     ) -> Any:  # fmt: skip
         """What follows the prompt, as `Generated`; a list of them for several prompts, or for `n` samples of one.
 
         More options are those of `Sampling` (top_p, stop …). `logprobs` tells so many of the likeliest tokens with
-        each, `echo` repeats the prompt. With `stream`, pieces of text as they are written.
+        each, `echo` repeats the prompt. With `stream`, pieces of text as they are written. `edits` change values of
+        the model while it writes, each token by itself, as steering does.
         """
         check_writes(self.config.model)
         how = sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed, **options)
@@ -49,7 +52,7 @@ class Model(Inside):
         check_samples(n, logprobs)
         rows, known = batch.rows(), len(self.tokenizer) if self.tokenizer else None
         longest, use = max(map(len, rows)) + max_tokens, self.config.use
-        engine = self._engines(self.net.eval(), use, known, len(rows) * n, longest, how)
+        engine = self._engines(self._edited(edits), use, known, len(rows) * n, longest, how)
         writer = Writer(engine, self.tokenizer, rows, how, n, logprobs, echo)
         if stream:
             return iter(writer)
@@ -71,19 +74,21 @@ class Model(Inside):
         return chats.shown(self.config.use.chat, messages, self.tokenizer)
 
     def beams(
-        self, prompt: Text, beam: int = 5, max_tokens: int = 40, length_penalty: float = 1.0, **options: Any
-    ) -> Any:
+        self, prompt: Text, beam: int = 5, max_tokens: int = 40, length_penalty: float = 1.0, *,
+        edits: Edits | None = None, **options: Any,
+    ) -> Any:  # fmt: skip
         """The best text after the prompt that beam search finds, as `Written`; a list with `n_best` (see `Wishes`)."""
         check_writes(self.config.model)
         how = wishes(beam=beam, max_tokens=max_tokens, length_penalty=length_penalty, **options)
         batch = self._batch(prompt)
         begins = prefixes(how.prefix, len(batch.ids), self.tokenizer)
-        found = best_texts(self.net, self.tokenizer, self.config.use, batch.rows(), how, begins)
+        found = best_texts(self._edited(edits), self.tokenizer, self.config.use, batch.rows(), how, begins)
         return unlisted(found, how.n_best)[0] if batch.single else unlisted(found, how.n_best)
 
     def translate(
         self, texts: Text | None = None, beam: int = 5, max_tokens: int = 0, length_penalty: float = 1.0, *,
-        sound: Dense | None = None, split: bool = False, align: int | str | None = None, **options: Any,
+        sound: Dense | None = None, split: bool = False, align: int | str | None = None,
+        edits: Edits | None = None, **options: Any,
     ) -> list[Any]:  # fmt: skip
         """The best output for each source by beam search, as `Translated`; with `n_best`, a list of them for each.
 
@@ -94,10 +99,15 @@ class Model(Inside):
         how = wishes(beam=beam, max_tokens=max_tokens, length_penalty=length_penalty, **options)
         words = self.tokenizer, self.source_tokenizer or self.tokenizer
         listed = [texts] if isinstance(texts, str) else texts
-        translator = Translator(self.net, self.config, words, how, align, split)
+        translator = Translator(self._edited(edits), self.config, words, how, align, split)
         if words[1] is not None and isinstance(listed, list | tuple) and all(isinstance(text, str) for text in listed):
             return unlisted(translator.texts(listed), how.n_best)
         return unlisted(translator.batch(self._batch(None, source=texts, sound=sound)), how.n_best)
+
+    def _edited(self, edits: Edits | None) -> Transformer:
+        """The net, edited wherever it writes."""
+        net = self.net.eval()
+        return net if not edits else Edited(net, self._changes(edits, alone=True))
 
     def through(self, engine: str, dtype: str = "") -> engines.Elsewhere:
         """The same model, its texts written by another engine: `generate` and `translate` of ctranslate2, onnxruntime.

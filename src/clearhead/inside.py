@@ -12,11 +12,11 @@ from clearhead import config as c
 from clearhead.batch import Batch, read_batch
 from clearhead.config import Config
 from clearhead.errors import ClearheadError
-from clearhead.lens.edits import as_edit
+from clearhead.lens.edits import Change, as_edit
 from clearhead.lens.names import matching
 from clearhead.lens.seen import Seen, labels
 from clearhead.model.transformer import Transformer
-from clearhead.tap import SILENT, Select, Tap, Watch
+from clearhead.tap import SILENT, Edit, Select, Tap, Watch
 from clearhead.tokens.text import Tokenizer
 
 Pair = tuple[str, str]  # two texts to be read together
@@ -135,13 +135,27 @@ class Inside:
 
     def _tap(self, names: Iterable[str] | Mapping[str, Select], edits: Edits | None) -> Tap:
         names = names if isinstance(names, Mapping) else list(names)
-        if not isinstance(edits or {}, Mapping) or not all(isinstance(name, str) for name in (*names, *(edits or {}))):
-            raise ClearheadError("values are asked for by name, and edits are {name: change}.")
         if not names and not edits:
             return SILENT
-        for pattern in (*names, *(edits or {})):
-            matching(self.config.model, pattern)
-        return Watch(names, {name: as_edit(edit) for name, edit in (edits or {}).items()})
+        for pattern in names:
+            self._check_name(pattern)
+        return Watch(names, self._changes(edits or {}))
+
+    def _changes(self, edits: Edits, alone: bool = False) -> dict[str, Edit]:
+        """Edits by name; where texts are written, each must change a token `alone`, whatever the others are."""
+        if not isinstance(edits, Mapping):
+            raise ClearheadError(f"edits are {{name: change}}, not {type(edits).__name__}.")
+        for name, edit in edits.items():
+            self._check_name(name)
+            if alone and isinstance(edit, Change) and not edit.alone:
+                needs = "a token's place, a mean over the text, or another run"
+                raise ClearheadError(f"the edit of {name} needs {needs}; tokens are written one at a time.")
+        return {name: as_edit(edit) for name, edit in edits.items()}
+
+    def _check_name(self, name: object) -> None:
+        if not isinstance(name, str):
+            raise ClearheadError(f"values are asked for by name, not by {type(name).__name__}.")
+        matching(self.config.model, name)
 
 
 @contextmanager

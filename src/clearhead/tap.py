@@ -29,6 +29,9 @@ class Silent:
         """The tap for names below `path`."""
         return self
 
+    def edited(self, edits: "Mapping[str, Edit]") -> "Watch":
+        return Watch(edits=edits)
+
 
 SILENT = Silent()
 
@@ -54,6 +57,11 @@ class Watch:
         inner._keep, inner._edits, inner.values = self._keep, self._edits, self.values
         inner._scope = f"{self._scope}{'.'.join(map(str, path))}."
         return inner
+
+    def edited(self, edits: Mapping[str, Edit]) -> Self:
+        """This tap, which edits these values too."""
+        self._edits |= {compile_pattern(pattern): edit for pattern, edit in edits.items()}
+        return self
 
     @property
     def deep(self) -> bool:

@@ -9,6 +9,7 @@ from clearhead.generate.draw import Draw, key_of
 from clearhead.generate.sampling import Sampling
 from clearhead.generate.swift import Swift, suits
 from clearhead.kernels import draw, products, vocabulary
+from clearhead.kernels.across import across
 from clearhead.kernels.one_query import one_query
 
 
@@ -21,6 +22,21 @@ def attention() -> None:
         allowed = (at < seen[:, None])[:, None, None]
         expected = F.scaled_dot_product_attention(q, *theirs, attn_mask=allowed, enable_gqa=True)
         torch.testing.assert_close(one_query(q, k, v, seen, 16**-0.5, whose), expected)
+
+
+def cross_attention() -> None:
+    k, v, real = torch.randn(3, 2, 21, 12), torch.randn(3, 2, 21, 12), torch.randint(0, 2, (3, 21))
+    real[0] = 0  # who sees nothing finds nothing
+    for beams in (1, 5):
+        q = torch.randn(3 * beams, 4 * 12)
+        queries = q.view(3, beams, 4, 12).transpose(1, 2)
+        for seen in (None, real):
+            allowed = None if seen is None else (seen != 0)[:, None, None]
+            expected = F.scaled_dot_product_attention(queries, k, v, attn_mask=allowed, enable_gqa=True)
+            expected = expected.transpose(1, 2).reshape(3 * beams, 48)
+            if seen is not None:
+                expected[:beams] = 0
+            torch.testing.assert_close(across(q, k, v, seen, 12**-0.5), expected)
 
 
 def drawing() -> None:
@@ -46,8 +62,9 @@ def rows_of_logits() -> None:
 def around_products() -> None:
     weight, bias, norm = torch.randn(40, 24), torch.randn(40), nn.LayerNorm(24)
     nn.init.normal_(norm.weight)
-    for rows in (1, 3):
+    for rows in (1, 3, products.MANY + 1):
         x, residual = torch.randn(rows, 24), torch.randn(rows, 40)
+        torch.testing.assert_close(products.normed(x, norm, more=x), norm(2 * x))
         up = F.linear(norm(x), weight, bias)
         gated = products.product(x, (weight, bias), (weight, bias), norm, "gelu-tanh", residual)
         torch.testing.assert_close(gated, F.gelu(up, approximate="tanh") * up + residual, atol=1e-4, rtol=1e-4)
@@ -70,8 +87,32 @@ def whole_steps() -> None:
                 torch.testing.assert_close(one[0].keys[:, :, :6], other[0].keys[:, :, :6], atol=1e-5, rtol=1e-5)
 
 
+@torch.no_grad()
+def whole_steps_of_beams() -> None:
+    for changes in ({}, {"wiring": "pre", "norm": "rms", "attention__qk_norm": True, "attention__kv_heads": 2}):
+        net = ch.new("tiny-encoder-decoder", **changes).net
+        assert suits(net)
+        ids, source = torch.randint(net.config.vocabulary, (6, 5)), torch.randint(net.config.vocabulary, (2, 7))
+        real = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
+        given = {"encoded": net.encode(source, real), "source_segments": real}
+        plain, swift = net.remember(6, 16), net.remember(6, 16)
+        net(ids[:, :4], memory=plain, **given), net(ids[:, :4], memory=swift, **given)
+        swift.rows.fixed = True
+        expected = net(ids[:, 4:], memory=plain, **given)[:, 0]
+        found = net.norm(Swift(net).hidden(ids[:, 4:], swift, real))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for part in (attention, drawing, rows_of_logits, around_products, whole_steps):
+    for part in (
+        attention,
+        cross_attention,
+        drawing,
+        rows_of_logits,
+        around_products,
+        whole_steps,
+        whole_steps_of_beams,
+    ):
         part()
     print("all as torch has them")

@@ -15,6 +15,7 @@ from clearhead.errors import ClearheadError
 from clearhead.generate.beam_recorded import replayed, rounded
 from clearhead.generate.beam_rounds import Hypothesis, Search
 from clearhead.generate.beam_rules import Rules
+from clearhead.generate.edited import Edited
 from clearhead.model.transformer import Transformer
 
 
@@ -43,9 +44,8 @@ def beam_search(
     if by.device.type == "cuda" and source is not None and not source.is_floating_point():
         source, source_segments = rounded(net, source, source_segments)
     search = Search(net, by, prompts, prefixes, source, source_segments, tree)
-    found = (
-        replayed(search) if by.device.type == "cuda" and search.even and not (tree or any(prefixes)) else search.run()
-    )
+    plain = search.even and not tree and not any(prefixes) and not isinstance(net, Edited)
+    found = replayed(search) if by.device.type == "cuda" and plain else search.run()
     if any(isnan(h.score) for hypotheses in found for h in hypotheses):
         raise ClearheadError("the logits hold no numbers; the weights of the model may be broken.")
     if not all(found):

@@ -14,6 +14,9 @@ from clearhead.generate.beam_rounds import ASK, Hypothesis, Search
 from clearhead.kernels import TRITON
 from clearhead.model.transformer import Transformer
 
+if TRITON:
+    from clearhead.generate.swift import Swift, suits
+
 FORMS = 4  # of searches that are kept for a net
 Form = tuple[object, ...]
 KEPT: WeakKeyDictionary[Transformer, dict[Form, "Recording | None"]] = WeakKeyDictionary()
@@ -63,13 +66,15 @@ class Recording:
         self.begin, self.step = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         owner = torch.arange(len(rows.held), dtype=torch.int32, device=rows.held.device)
         self.own = owner[:, None].repeat(1, rows.capacity)
+        search.swift = Swift(search.net) if TRITON and told_whose(search.net.config) and suits(search.net) else None
+        self.joined = [] if search.swift is None else search.swift.joined
         with torch.cuda.graph(self.begin):
             search.begin()
             rows.owner = self.own.clone() if told_whose(search.net.config) else None
         rows.fixed, rows.longest = True, rows.capacity
         with torch.cuda.graph(self.step, pool=self.begin.pool()):
             search.step()
-        del search.net  # else what is kept for a net would keep it alive
+        del search.net, search.swift  # else what is kept for a net would keep it alive
 
     def run(self, other: Search) -> list[list[Hypothesis]]:
         mine = self.search
@@ -78,6 +83,8 @@ class Recording:
                 held.copy_(getattr(other, name))
         mine.sentences, mine.prefixes, mine.found, mine.trees = other.sentences, other.prefixes, {}, other.trees
         mine.first.become(other.first)
+        for joined in self.joined:
+            joined.refresh()
         self.begin.replay()
         for step in range(mine.rules.max_tokens - 1):
             if step % ASK == 0 and not mine.leave():

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,6 +13,9 @@ from clearhead.generate.beam_rules import Chances, Rules
 from clearhead.generate.beam_state import NOTHING, State, likeliest
 from clearhead.generate.beam_tree import BeamTree
 from clearhead.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    from clearhead.generate.swift import Swift  # needs triton
 
 ASK = 8  # steps between asking a GPU whether all sentences are done
 
@@ -97,6 +100,7 @@ class Search:
         self.net, self.rules, self.prefixes = net, rules, prefixes
         self.sentences = list(range(len(prompts)))  # those that are still written
         self.found: dict[int, list[Hypothesis]] = {}
+        self.swift: Swift | None = None
         self.trees = [BeamTree(rules.beams) if trees else None for _ in prompts]
         self.source, self.source_segments, self.encoded = source, source_segments, source
         texts = [prompt + prefix for prompt, prefix in zip(prompts, prefixes, strict=True)]
@@ -141,8 +145,14 @@ class Search:
         rows = self.state.rows.flatten()
         if self.rules.beams > 1 or len(rows) < self.memory.rows.used:
             self.memory.follow(rows)
-        logits = self.net.predict(self.pass_on(self.state.last(self.rules.max_tokens)))
+        logits = self.net.predict(self.read(self.state.last(self.rules.max_tokens)))
         self.choose(logits.unflatten(0, (-1, self.rules.beams))[:, :, 0])
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Hidden states of one more token in every beam."""
+        if self.swift is None:
+            return self.pass_on(tokens)
+        return self.net.norm(self.swift.hidden(tokens, self.memory, self.source_segments)[:, None])
 
     def choose(self, logits: Chances) -> None:
         new, considered = advance(self.state, logits, self.rules)

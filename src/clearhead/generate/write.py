@@ -8,6 +8,7 @@ import torch
 from clearhead import config as c
 from clearhead.config import Use
 from clearhead.errors import ClearheadError
+from clearhead.generate.edited import Edited
 from clearhead.generate.engine import Engine
 from clearhead.generate.request import Chosen, Request
 from clearhead.generate.sampling import Sampling
@@ -151,7 +152,7 @@ class Engines:
         """One for so many texts of up to so many tokens."""
         cuda = next(net.parameters()).is_cuda
         slots, capacity = min(texts, SLOTS["cuda" if cuda else "cpu"]), min(longest, net.context)
-        if not cuda or sampling.max_tokens < RECORDED:
+        if not cuda or sampling.max_tokens < RECORDED or isinstance(net, Edited):
             return Engine(net, use, slots, capacity, known)
         kept = self.kept
         fits = kept is not None and kept.idle and kept.slots >= slots and kept.capacity >= capacity

@@ -4,14 +4,13 @@ With few rows a product costs the reading of its matrix, and every kernel its be
 and the residual stream are done on the way.
 """
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 
 Layer = tuple[Tensor, Tensor | None]  # weight, bias
+MANY = 256  # rows from which torch's own products are faster
 ACTS = {"": 0, "relu": 1, "relu2": 2, "gelu": 3, "gelu-tanh": 4, "silu": 5}
 
 
@@ -86,13 +85,16 @@ def _one_row(
 
 @triton.jit
 def _norm_rows(
-    x, x_row, gain, shift, eps, out, K: tl.constexpr, ALL: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr
-):
-    """One row, normed."""
+    x, x_row, more, gain, shift, eps, out, K: tl.constexpr, ALL: tl.constexpr, NORM: tl.constexpr,
+    SHIFT: tl.constexpr, MORE: tl.constexpr,
+):  # fmt: skip
+    """One row, normed; what is added to it comes first."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, ALL)
     inside = at < K
     whole = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
+    if MORE:
+        whole += tl.load(more + row * K + at, mask=inside, other=0.0).to(tl.float32)
     middle = 0.0
     if NORM == 1:
         middle = tl.sum(whole, 0) / K
@@ -149,23 +151,21 @@ def product(
     """act(norm(x) Wᵀ + b) [⊙ the same of the gate, without act] [+ residual], for rows × width."""
     (weight, bias), (other, other_bias) = layer, gate or layer
     (rows, k), n = x.shape, len(weight)
+    if rows > MANY:
+        return _many_rows(x if norm is None else normed(x, norm), layer, gate, act, residual).to(dtype or x.dtype)
     out = torch.empty(rows, n, dtype=dtype or x.dtype, device=x.device)
-    gain, shift, eps = _around(norm, weight)
-    normed = {"NORM": 0 if norm is None else 2 if isinstance(norm, nn.RMSNorm) else 1, "SHIFT": shift is not gain}
+    gain, shift, eps, around = _around(norm, weight)
     forms = {"BIAS": bias is not None, "GATED": gate is not None, "ACT": ACTS[act], "RESIDUAL": residual is not None}
     inner = (weight, other, weight if bias is None else bias, weight if other_bias is None else other_bias)
-    whole = triton.next_power_of_2(k)
     if rows == 1:
         bn, bk, warps = (2, 1024, 4) if n <= 1024 else (8, 1024, 4) if n <= 4096 else (16, 256, 2)
         _one_row[(triton.cdiv(n, bn),)](
             x, gain, shift, eps, *inner, x if residual is None else residual, out, n,
-            K=k, ALL=whole, **normed, **forms, BN=bn, BK=bk, num_warps=warps,
+            K=k, ALL=triton.next_power_of_2(k), **around, **forms, BN=bn, BK=bk, num_warps=warps,
         )  # fmt: skip
         return out
     if norm is not None:
-        made = torch.empty(rows, k, dtype=x.dtype, device=x.device)
-        _norm_rows[(rows,)](x, x.stride(0), gain, shift, eps, made, K=k, ALL=whole, **normed, num_warps=4)
-        x = made
+        x = normed(x, norm)
     bm = min(64, max(16, triton.next_power_of_2(rows)))
     bn, bk, stages = (16, 128, 5) if n <= 1024 else (32, 128, 5) if n <= 4096 else (128, 64, 3)
     if x.dtype == torch.float32:
@@ -177,74 +177,48 @@ def product(
     return out
 
 
-def _around(norm: nn.Module | None, idle: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Gain, shift and ε of a norm; what it has not is told by the gain in its place."""
+def _around(norm: nn.Module | None, idle: Tensor) -> tuple[Tensor, Tensor, float, dict[str, int]]:
+    """Gain, shift and ε of a norm, and what kind it is."""
     if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
-        return idle, idle, 0.0
+        return idle, idle, 0.0, {"NORM": 0, "SHIFT": False}
     shift = getattr(norm, "bias", None)
-    return norm.weight, norm.weight if shift is None else shift, norm.eps or 0.0
+    kind = {"NORM": 2 if isinstance(norm, nn.RMSNorm) else 1, "SHIFT": shift is not None}
+    return norm.weight, norm.weight if shift is None else shift, norm.eps or 0.0, kind
+
+
+def normed(x: Tensor, norm: nn.Module, more: Tensor | None = None) -> Tensor:
+    """norm(x [+ more]), for rows × width."""
+    (rows, k), (gain, shift, eps, around) = x.shape, _around(norm, x)
+    made = torch.empty(rows, k, dtype=x.dtype, device=x.device)
+    _norm_rows[(rows,)](
+        x, x.stride(0), x if more is None else more, gain, shift, eps, made, K=k, ALL=triton.next_power_of_2(k),
+        **around, MORE=more is not None, num_warps=4,
+    )  # fmt: skip
+    return made
 
 
 @triton.jit
-def _take(
-    made, made_row, cos, sin, turn_row, gain_q, gain_k, eps, queries, keys, values, k_row, k_head, k_key, writing,
-    heads, groups, first, TURNED: tl.constexpr, NORMED: tl.constexpr, HALF: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr,
-):  # fmt: skip
-    """One head of one row: a query is turned, a key is turned and kept, a value is kept."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1) + first
-    at = tl.arange(0, WIDTH)
-    inside = at < D
-    made += row * made_row + head * D
-    x = tl.load(made + at, mask=inside, other=0.0).to(tl.float32)
-    if head < heads + groups:
-        beside = tl.where(at < HALF, at + HALF, tl.where(at < 2 * HALF, at - HALF, at))
-        y = tl.load(made + beside, mask=inside, other=0.0).to(tl.float32)
-        if NORMED:
-            scale = tl.rsqrt(tl.sum(x * x, 0) / D + eps)
-            gain = gain_q
-            if head >= heads:
-                gain = gain_k
-            x *= scale * tl.load(gain + at, mask=inside, other=0.0).to(tl.float32)
-            y *= scale * tl.load(gain + beside, mask=inside, other=0.0).to(tl.float32)
-        if TURNED:
-            angle = tl.where(at < HALF, at, at - HALF)
-            turns = at < 2 * HALF
-            c = tl.load(cos + row * turn_row + angle, mask=turns, other=1.0)
-            s = tl.load(sin + row * turn_row + angle, mask=turns, other=0.0)
-            x = x * c + tl.where(at < HALF, -y, y) * s
-    if head < heads:
-        tl.store(queries + (row * heads + head) * D + at, x.to(queries.dtype.element_ty), mask=inside)
-    else:
-        kept = keys
-        group = head - heads
-        if head >= heads + groups:
-            kept = values
-            group = head - heads - groups
-        place = row * k_row + group * k_head + tl.load(writing + row) * k_key
-        tl.store(kept + place + at, x.to(keys.dtype.element_ty), mask=inside)
+def _finish(
+    y, gate, residual, count, GATED: tl.constexpr, ACT: tl.constexpr, RESIDUAL: tl.constexpr, SOME: tl.constexpr
+):
+    """What follows a product, in its place: act(y) [⊙ gate] [+ residual]."""
+    at = tl.program_id(0).to(tl.int64) * SOME + tl.arange(0, SOME)
+    here = at < count
+    x = _activated(tl.load(y + at, mask=here, other=0.0).to(tl.float32), ACT)
+    if GATED:
+        x *= tl.load(gate + at, mask=here, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        x += tl.load(residual + at, mask=here, other=0.0).to(tl.float32)
+    tl.store(y + at, x.to(y.dtype.element_ty), mask=here)
 
 
-def take(
-    made: Tensor,
-    heads: int,
-    keys: Tensor,
-    values: Tensor,
-    writing: Tensor,
-    turned: tuple[Tensor, Tensor] | None,
-    norms: Sequence[nn.RMSNorm],
-) -> Tensor:
-    """Queries from what was made of a row; its keys and values go where they are remembered."""
-    rows, d, groups = len(made), keys.shape[-1], keys.shape[1]
-    plain = turned is None and not norms
-    queries = made if plain else torch.empty(rows, heads * d, dtype=made.dtype, device=made.device)
-    cos, sin = turned or (made, made)
-    gains: list[Tensor] = [norm.weight for norm in norms] or [made, made]
-    first = heads if plain else 0
-    _take[(rows, heads + 2 * groups - first)](
-        made, made.stride(0), cos, sin, cos.stride(0), *gains, norms[0].eps if norms else 0.0,
-        queries, keys, values, *keys.stride()[:3], writing, heads, groups, first,
-        TURNED=turned is not None, NORMED=bool(norms), HALF=cos.shape[-1] if turned else d // 2, D=d,
-        WIDTH=triton.next_power_of_2(d), num_warps=1,
-    )  # fmt: skip
-    return queries[:, : heads * d].unflatten(1, (heads, 1, d)) if plain else queries.view(rows, heads, 1, d)
+def _many_rows(x: Tensor, layer: Layer, gate: Layer | None, act: str, residual: Tensor | None) -> Tensor:
+    """The same by torch's products, which are the fastest from some hundred rows on."""
+    y = nn.functional.linear(x, *layer)
+    other = y if gate is None else nn.functional.linear(x, *gate)
+    forms = {"GATED": gate is not None, "ACT": ACTS[act], "RESIDUAL": residual is not None}
+    if any(forms.values()):
+        _finish[(triton.cdiv(y.numel(), 1024),)](
+            y, other, y if residual is None else residual, y.numel(), **forms, SOME=1024, num_warps=4
+        )
+    return y

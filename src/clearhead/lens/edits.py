@@ -19,6 +19,7 @@ class Change:
     new: Callable[[Tensor, Tensor, str], Tensor]  # the part to change, the whole value, its name
     head: int | None
     token: int | None
+    alone: bool = True  # whether it changes each token by itself, whatever the others are
 
     def __call__(self, value: Tensor, name: str) -> Tensor:
         where = self._where(value, name)
@@ -58,13 +59,13 @@ def ablate(head: int | None = None, token: int | None = None, *, mean: bool | Ma
             over = value.mean(dim=-2, keepdim=True)
         return over.expand_as(value)[change._where(value, name)]
 
-    change = Change(new, head, token)
+    change = Change(new, head, token, alone=token is None and mean is not True)
     return change
 
 
 def scale(factor: float, head: int | None = None, token: int | None = None) -> Change:
     """Multiply by `factor`: one head of it, one token, or all of it."""
-    return Change(lambda part, value, name: part * factor, head, token)
+    return Change(lambda part, value, name: part * factor, head, token, alone=token is None)
 
 
 def replace(with_: Mapping[str, Tensor] | Tensor, head: int | None = None, token: int | None = None) -> Change:
@@ -78,7 +79,7 @@ def replace(with_: Mapping[str, Tensor] | Tensor, head: int | None = None, token
             )
         return other.to(value)[change._where(other, name)]
 
-    change = Change(new, head, token)
+    change = Change(new, head, token, alone=False)
     return change
 
 

@@ -1,0 +1,87 @@
+"""Edits while a model writes: what a pass over the whole text with the same edits would say."""
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.errors import ClearheadError
+
+NAMES = {
+    "tiny-decoder": ["embed", "blocks.0.post", "blocks.1.attn.z", "blocks.*.attn.k", "blocks.0.attn.pattern", "logits"],
+    "tiny-llama": ["blocks.1.attn.k_turned", "blocks.*.ffn.post", "blocks.0.attn.scores", "norm"],
+}
+
+
+def nudge(value):
+    return value * 1.5 + 0.25 * (value != 0)  # what is masked stays so
+
+
+def slowly(model, ids, count, edits):
+    """The likeliest tokens, each from a pass over the whole text."""
+    for _ in range(count):
+        ids = [*ids, int(model.logits([ids], edits=edits)[0, -1].argmax())]
+    return ids[-count:]
+
+
+@pytest.mark.parametrize(("preset", "name"), [(p, n) for p, names in NAMES.items() for n in names])
+def test_written_tokens_are_those_of_edited_passes_over_the_whole_text(preset, name):
+    model, edits = ch.new(preset, seed=3), {name: nudge}
+    prompts = [[5, 9, 2, 7], [1, 2, 3, 4, 5, 6, 7]]
+    written = model.generate(prompts, max_tokens=6, temperature=0, edits=edits)
+    assert [w.tokens for w in written] == [slowly(model, p, 6, edits) for p in prompts]
+    beams = model.beams(prompts, beam=1, max_tokens=6, edits=edits)
+    assert [b.tokens for b in beams] == [w.tokens for w in written]
+
+
+def test_edits_change_what_is_written_and_leave_the_model_as_it_was():
+    model = ch.new("tiny-decoder", seed=0)
+    plain = model.generate([5, 9, 2], max_tokens=8, temperature=0)
+    changed = model.generate([5, 9, 2], max_tokens=8, temperature=0, edits={"blocks.0.attn.z": ch.ablate(head=0)})
+    assert changed.logprobs != plain.logprobs
+    assert model.generate([5, 9, 2], max_tokens=8, temperature=0).tokens == plain.tokens
+
+
+def test_a_steering_vector_that_points_to_a_word_makes_the_model_say_it():
+    model = ch.new("tiny-decoder", seed=0)
+    word = 17
+    push = ch.lens.steering(model, [([1, 2, word], [1, 2, 3])], "norm")
+    toward = model.net.head.unembed.weight[word].detach()
+    steered = type(push)("norm", toward / toward.norm() * 1e3)
+    written = model.generate([1, 2, 3], max_tokens=5, temperature=0, edits=steered.edits())
+    assert written.tokens == [word] * 5
+    assert model.generate([1, 2, 3], max_tokens=5, temperature=0, edits=push.edits(0.0)).tokens == (
+        model.generate([1, 2, 3], max_tokens=5, temperature=0).tokens
+    )
+
+
+@pytest.mark.parametrize("name", ["encoder.blocks.0.post", "blocks.0.cross.z", "blocks.1.post"])
+def test_translations_are_edited_in_both_stacks_and_scores_are_those_of_edited_passes(name):
+    model, edits = ch.new("tiny-encoder-decoder", seed=1, use__start=[2], use__stop=[1]), {name: nudge}
+    source = torch.tensor([[5, 9, 4, 7], [3, 3, 8, 6]])
+    found = model.translate(source, beam=3, max_tokens=6, edits=edits, align=-1)
+    for row, one in zip(source, found, strict=True):
+        target = torch.tensor([[2, *one.tokens]])
+        chances = model.logits(target, source=row[None], edits=edits)[0].log_softmax(-1)
+        told = sum(float(chances[i, token]) for i, token in enumerate(one.tokens))
+        assert one.logprob == pytest.approx(told, abs=1e-4)
+        seen = model.watch(target, "blocks.*.cross.pattern", source=row[None], edits=edits)
+        best = seen[f"blocks.{model.net.config.layers - 1}.cross.pattern"][0].mean(0).argmax(-1).tolist()
+        assert one.alignment == best[: len(one.tokens)]
+
+
+@pytest.mark.parametrize(
+    ("edits", "words"),
+    [
+        ({"blocks.0.post": ch.ablate(token=2)}, "one at a time"),
+        ({"blocks.0.post": ch.ablate(mean=True)}, "one at a time"),
+        ({"blocks.0.post": ch.replace(torch.zeros(1, 3, 32))}, "one at a time"),
+        ({"blocks.0.pots": ch.ablate()}, "names no value"),
+        ({"blocks.0.post": lambda x: x[:1, :1, :1]}, "must return a tensor"),
+        ([1], "name: change"),
+        ({3: ch.ablate()}, "by name"),
+    ],
+)
+def test_edits_that_cannot_be_made_while_writing_are_a_sentence(edits, words):
+    model = ch.new("tiny-decoder", seed=0)
+    with pytest.raises(ClearheadError, match=words):
+        model.generate([1, 2, 3], max_tokens=3, edits=edits)
