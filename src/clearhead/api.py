@@ -88,18 +88,18 @@ class Model(Inside):
     def translate(
         self, texts: Text | None = None, beam: int = 5, max_tokens: int = 0, length_penalty: float = 1.0, *,
         sound: Dense | None = None, split: bool = False, align: int | str | None = None,
-        edits: Edits | None = None, **options: Any,
+        logprobs: int | None = None, edits: Edits | None = None, **options: Any,
     ) -> list[Any]:  # fmt: skip
         """The best output for each source by beam search, as `Translated`; with `n_best`, a list of them for each.
 
         Sources are texts, or sounds for a model that listens. Long texts, and all with `split`, are translated
         sentence by sentence. `align` tells for each token the source token that a layer of the decoder attends to most
-        (-2, or "all"). More options are those of `Wishes`: n_best, prefix, no_repeat, alternatives …
+        (-2, or "all"), `logprobs` how likely it was, with so many of the likeliest. More options are those of `Wishes`: n_best, prefix, no_repeat, alternatives …
         """
         how = wishes(beam=beam, max_tokens=max_tokens, length_penalty=length_penalty, **options)
         words = self.tokenizer, self.source_tokenizer or self.tokenizer
         listed = [texts] if isinstance(texts, str) else texts
-        translator = Translator(self._edited(edits), self.config, words, how, align, split)
+        translator = Translator(self._edited(edits), self.config, words, how, align, split, logprobs)
         if words[1] is not None and isinstance(listed, list | tuple) and all(isinstance(text, str) for text in listed):
             return unlisted(translator.texts(listed), how.n_best)
         return unlisted(translator.batch(self._batch(None, source=texts, sound=sound)), how.n_best)

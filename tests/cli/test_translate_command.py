@@ -70,6 +70,15 @@ def test_json_tells_scores_tokens_and_alignment(translator):
         assert (told["score"], told["logprob"]) == pytest.approx((one.score, one.logprob))
 
 
+def test_each_token_is_told_with_its_log_probability(translator):
+    [told] = json.loads(run(translator, "a", "--json", "--logprobs", 2, *FEW))["translations"]
+    assert [one["token"] for one in told["logprobs"]] == told["tokens"]
+    assert all(one["piece"] and len(one["top"]) == 2 for one in told["logprobs"])
+    _, head, *rows = run(translator, "a", "--logprobs", 2, *FEW).splitlines()
+    assert head.split() == ["token", "log", "p", "likeliest"]
+    assert len(rows) == len(told["tokens"])
+
+
 def test_options_reach_the_search(translator):
     assert run(translator, "a", "--prefix", "Ein", *FEW).startswith("Ein")
     model = ch.load(translator, device="cpu")

@@ -170,7 +170,11 @@ def test_an_unknown_engine_dtype_or_task_gets_a_sentence(engine, writer, transla
         (lambda: engine("ctranslate2", translator).translate("a", no_repeat=2), "does not know no_repeat"),
         (lambda: engine("ctranslate2", translator).translate("a", n_best=9), "more than the 5 beams can give"),
         (lambda: engine("ctranslate2", translator).translate("a", align=-2), "does not know align"),
-        (lambda: engine("onnxruntime", translator).translate("a", align=-2), "does not show attention"),
+        (
+            lambda: engine("onnxruntime", translator).translate("a", align=-2),
+            "does not show what happens inside, as align",
+        ),
+        (lambda: engine("onnxruntime", translator).translate("a", edits={"norm": ch.ablate()}), "as edits asks"),
         (lambda: engine("ctranslate2", translator).translate("a " * 600), "reads at most 512 at once"),
         (lambda: engine("ctranslate2", translator).translate("a", max_tokens=1000), "max_tokens = 1000 is more than"),
         (

@@ -172,6 +172,17 @@ def test_alignment_is_what_cross_attention_attends_to_most(model, align):
     assert model.translate("A dog.", max_tokens=3)[0].alignment is None
 
 
+def test_log_probabilities_of_the_tokens_sum_to_that_of_the_translation(model):
+    for found in model.translate(["A dog.", "Two old men run"], beam=3, n_best=2, max_tokens=9, logprobs=3):
+        for one in found:
+            assert [c.token for c in one.chosen] == one.tokens
+            assert sum(c.logprob for c in one.chosen) == pytest.approx(one.logprob, abs=1e-4)
+            assert all(len(c.top) == 3 and c.top[0][1] >= c.logprob - 1e-6 for c in one.chosen)
+    assert model.translate(["A dog."], max_tokens=3)[0].chosen is None
+    split = model.translate(["A dog. Two men."], split=True, max_tokens=4, logprobs=0)[0]
+    assert [c.token for c in split.chosen] == split.tokens
+
+
 def test_a_decoder_searches_with_beams_too():
     from clearhead.generate.beam import beam_search
 

@@ -98,6 +98,9 @@ class Terminal:
         elif word == "/save" and rest:
             from clearhead.files import overwrite
 
+            if Path(rest).exists():
+                typer.echo(f"{rest} is there already; save under another name.")
+                return
             overwrite(Path(rest), (json.dumps(talk.messages, indent=1, ensure_ascii=False) + "\n").encode())
             typer.echo(f"saved {rest}")
         else:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from clearhead.cli.chosen import chosen_tree, token_table
 from clearhead.cli.flags import DTYPE, ENGINE, MODEL, OVERFLOW
 
 if TYPE_CHECKING:
@@ -91,31 +92,15 @@ def generate(
     made = writer.generate(prompt, max_tokens, temperature, top_k, seed, n=n, logprobs=logprobs, **options)
     for number, text in enumerate(made if n > 1 else [made]):
         if as_json:
-            typer.echo(json.dumps(_tree(prompt, text), ensure_ascii=False))
+            typer.echo(json.dumps(_tree(loaded, prompt, text), ensure_ascii=False))
             continue
         if number:
             typer.echo("―――")
         typer.echo(prompt + text.text)
         if logprobs:
-            _table(loaded, text)
+            typer.echo(token_table(loaded.tokenizer, text.chosen), nl=False)
 
 
-def _tree(prompt: str, made: "Generated") -> dict[str, Any]:
-    chosen = [one._asdict() for one in made.chosen]
-    return {"prompt": prompt, "text": made.text, "finish_reason": made.finish_reason, "tokens": chosen}
-
-
-def _table(model: "Model", made: "Generated") -> None:
-    """Each token, its log-probability, and what else was likely there."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    def label(token: int) -> str:
-        return model.tokenizer.pieces([token])[0] if model.tokenizer else str(token)
-
-    table = Table("token", "log p", "likeliest", box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for one in made.chosen:
-        others = "  ".join(f"{label(token)} {value:.2f}" for token, value in one.top)
-        table.add_row(Text(label(one.token)), f"{one.logprob:.2f}", Text(others))
-    Console(highlight=False).print(table)
+def _tree(model: "Model", prompt: str, made: "Generated") -> dict[str, Any]:
+    tokens = chosen_tree(model.tokenizer, made.chosen)
+    return {"prompt": prompt, "text": made.text, "finish_reason": made.finish_reason, "tokens": tokens}

@@ -29,6 +29,20 @@ def read_lines(text: str, file: str) -> list[str]:
     return lines
 
 
+def shown_lines(blocks: Iterator[list[str]], file: str, quiet: bool) -> Iterator[list[str]]:
+    """Blocks of a file's lines with a bar of how far they are done; `quiet` where results go to the same terminal."""
+    if file == "-" or (quiet and sys.stdout.isatty()):
+        return blocks
+    from clearhead.lens.progress import shown
+
+    try:
+        with Path(file).open("rb") as source:
+            total = sum(part.count(b"\n") for part in iter(lambda: source.read(1 << 20), b""))
+    except OSError:
+        return blocks  # whoever reads it says so
+    return shown(blocks, total, "lines", len)
+
+
 def read_texts(text: str, file: str) -> Iterator[list[str]]:
     """The same, some lines at a time, for commands to which an empty line says nothing."""
     lines = read_lines(text, file)
@@ -36,4 +50,5 @@ def read_texts(text: str, file: str) -> Iterator[list[str]]:
         if not line.strip():
             where = f"line {number:,} of {file}" if file else "the text"
             raise ClearheadError(f"{where} is empty; there must be something to read.")
-    return (lines[start : start + SOME] for start in range(0, len(lines), SOME))
+    blocks = (lines[start : start + SOME] for start in range(0, len(lines), SOME))
+    return shown_lines(blocks, file, quiet=True) if file else blocks

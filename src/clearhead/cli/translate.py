@@ -10,8 +10,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
+from clearhead.cli.chosen import chosen_tree, token_table
 from clearhead.cli.flags import DTYPE, ENGINE, MODEL
-from clearhead.cli.lines import INPUT
+from clearhead.cli.lines import INPUT, shown_lines
 from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def translate(
         help="Tell which source token each token attends to: a layer of the decoder (-2), or all.",
         show_default=False,
     ),
+    logprobs: int = typer.Option(
+        None, help="Show each token with this many of the likeliest in its place.", show_default=False
+    ),
     split: bool = typer.Option(False, "--split", help="Sentence by sentence, not only where a line is too long."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object for each line."),
     dtype: str = DTYPE,
@@ -56,16 +60,19 @@ def translate(
     options = {
         "beam": beam, "max_tokens": max_tokens, "length_penalty": length_penalty, "n_best": n_best, "early": early,
         "no_repeat": no_repeat, "prefix": prefix, "alternatives": alternatives, "split": split,
-        "align": _layer(align) if align else None,
+        "align": _layer(align) if align else None, "logprobs": logprobs,
     }  # fmt: skip
     reader = api.load(model, dtype="" if engine else dtype)
     loaded: Any = reader.through(engine, dtype) if engine else reader
     count = 0
     with written_to(output) as out:
-        for lines in [[text]] if text else blocks(file):
+        for lines in [[text]] if text else shown_lines(blocks(file), file, quiet=output == "-"):
             made = translated(loaded, lines, count, options)
             for number, (line, found) in enumerate(zip(lines, made, strict=True), count + 1):
                 out.write(_json(reader, line, found) if as_json else _plain(number, found, n_best))
+                if logprobs is not None and not as_json:
+                    for one in found:
+                        out.write(token_table(reader.tokenizer, one.chosen or []))
             out.flush()
             count += len(lines)
     if output != "-":
@@ -140,7 +147,8 @@ def _json(model: "Model", line: str, found: list["Translated"]) -> str:
     shown, tree, words = ("text", "score", "logprob", "tokens", "alignment"), [], model.tokenizer
     for one in found:
         told = {name: getattr(one, name) for name in shown if getattr(one, name) is not None}
-        tree.append(told | ({"pieces": words.pieces(one.tokens)} if words else {}))
+        told |= {"pieces": words.pieces(one.tokens)} if words else {}
+        tree.append(told | ({} if one.chosen is None else {"logprobs": chosen_tree(words, one.chosen)}))
     source: dict[str, Any] = {"source": line}
     if any(one.alignment for one in found) and (own := model.source_tokenizer or words):
         use = model.config.use

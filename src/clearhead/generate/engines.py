@@ -31,16 +31,23 @@ class OnnxRuntime:
         self._inner = type(model)(net, model.config, model.tokenizer, model.source_tokenizer)
 
     def generate(self, *args: Any, **options: Any) -> Any:
-        """As `Model.generate`."""
+        """As `Model.generate`, but for `edits`."""
+        _refuse_inside(options)
         return self._inner.generate(*args, **options)
 
     def translate(self, *args: Any, **options: Any) -> Any:
-        """As `Model.translate`, but for `align`: attention is not to be seen there."""
-        if options.pop("align", None) is not None:
-            raise ClearheadError(
-                "onnxruntime does not show attention, which align asks for; leave it or the engine out."
-            )
+        """As `Model.translate`, but for `align` and `edits`."""
+        _refuse_inside(options)
         return self._inner.translate(*args, **options)
+
+
+def _refuse_inside(options: dict[str, Any]) -> None:
+    """What happens inside is not to be seen or changed there."""
+    for name in ("align", "edits"):
+        if options.get(name) is not None:
+            raise ClearheadError(
+                f"onnxruntime does not show what happens inside, as {name} asks; leave it or the engine out."
+            )
 
 
 Elsewhere = CTranslate2 | OnnxRuntime

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -10,7 +11,10 @@ from clearhead.config import Config, EncoderDecoder
 from clearhead.errors import ClearheadError
 from clearhead.generate.align import alignments, check_layer
 from clearhead.generate.beamed import Wishes, Written, best_texts, prefixes
+from clearhead.generate.chances import chances
+from clearhead.generate.request import Chosen
 from clearhead.generate.sentences import sentences
+from clearhead.generate.write import check_samples
 from clearhead.model.transformer import Transformer
 from clearhead.tokens.text import Tokenizer
 
@@ -22,6 +26,7 @@ class Translated(Written):
     """What a model made of a source."""
 
     alignment: list[int] | None = None  # for each token, the place of the source token it attended to most
+    chosen: list[Chosen] | None = None  # each token with its log-probability, where it was asked for
 
 
 class Unreadable(ClearheadError):
@@ -33,11 +38,14 @@ class Unreadable(ClearheadError):
 
 
 class Translator:
-    """An encoder-decoder with what is wished of it; `align` is a layer of the decoder, or all."""
+    """An encoder-decoder with what is wished of it; `align` is a layer of the decoder, or all.
+
+    `top` is how many of the likeliest are told with each token; None leaves out how likely that was, too.
+    """
 
     def __init__(
         self, net: Transformer, config: Config, tokenizers: tuple[Tokenizer | None, Tokenizer | None], wish: Wishes,
-        align: int | str | None = None, split: bool = False,
+        align: int | str | None = None, split: bool = False, top: int | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(shape := config.model.shape, EncoderDecoder):
             raise ClearheadError(f"this {shape.kind} has no source to read; an encoder-decoder translates.")
@@ -45,6 +53,9 @@ class Translator:
             raise ClearheadError("it is not known which token an output starts with; give the model use__start=[id].")
         if align is not None:
             check_layer(net, align)
+        if top is not None:
+            check_samples(1, top)
+        self.top = top
         self.net, self.use, self.context = net, config.use, shape.context
         (self.tokenizer, self.source_tokenizer), self.wish, self.align, self.split = tokenizers, wish, align, split
 
@@ -81,13 +92,20 @@ class Translator:
         prompts = [list(self.use.start)] * len(source)
         found = best_texts(self.net, self.tokenizer, self.use, prompts, self.wish, begins, source, segments)
         made = [[Translated(**vars(written)) for written in sentence] for sentence in found]
-        if self.align is None:
-            return made
         which = [i for i, sentence in enumerate(made) for _ in sentence]
-        outputs = [one.tokens for sentence in made for one in sentence]
+        texts = [prompts[i] for i in which], [one.tokens for sentence in made for one in sentence]
         sides = source[which], None if segments is None else segments[which]
-        places = iter(alignments(self.net, [prompts[i] for i in which], outputs, self.align, *sides))
-        return [[replace(one, alignment=next(places)) for one in sentence] for sentence in made]
+        told: dict[str, Iterator[Any]] = {}
+        if self.align is not None:
+            told["alignment"] = iter(alignments(self.net, *texts, self.align, *sides))
+        if self.top is not None:
+            known = len(self.tokenizer) if self.tokenizer else None
+            told["chosen"] = iter(chances(self.net, *texts, self.top, known, *sides))
+        if not told:
+            return made
+        return [
+            [replace(one, **{name: next(values) for name, values in told.items()}) for one in some] for some in made
+        ]
 
     def _parts(self, number: int, text: str) -> list[tuple[list[int], str]]:
         """The ids of a text, or of its sentences, each with the white space that follows; those of nothing are none."""
@@ -120,7 +138,9 @@ class Translator:
         best = [some[0] for some, _ in parts]
         tokens, logprob = [t for one in best for t in one.tokens], sum(one.logprob for one in best)
         text = "".join(one.text + gap for one, (_, gap) in zip(best, parts, strict=True))
-        return [Translated(text, tokens, logprob / max(1, len(tokens)) ** self.wish.length_penalty, logprob, None)]
+        score = logprob / max(1, len(tokens)) ** self.wish.length_penalty
+        chosen = None if self.top is None else [c for one in best for c in one.chosen or ()]
+        return [Translated(text, tokens, score, logprob, chosen=chosen)]
 
     def _most(self) -> int:
         """How many sources are searched at once: what their beams remember is bounded."""

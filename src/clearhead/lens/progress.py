@@ -1,12 +1,12 @@
 """A bar with rate and time left, for work that takes a while; nothing where nobody watches."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def shown(items: Iterable[T], total: int, words: str) -> Iterator[T]:
+def shown(items: Iterable[T], total: int, words: str, size: Callable[[T], int] = lambda _: 1) -> Iterator[T]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -19,4 +19,4 @@ def shown(items: Iterable[T], total: int, words: str) -> Iterator[T]:
         for item in items:
             yield item
             speed = bar.tasks[task].speed
-            bar.update(task, advance=1, rate=f"{speed:.1f}/s" if speed else "")
+            bar.update(task, advance=size(item), rate=f"{speed:.1f}/s" if speed else "")
