@@ -114,10 +114,12 @@ def override(base: Tree, changes: Mapping[str, object]) -> Tree:
             inner = table.get(key)
             if isinstance(inner, str):  # `position = "rotary"` is short for its table
                 inner = table[key] = {"kind": inner}
+            if (
+                key not in table and "kind" in table
+            ):  # an option of a kind that is new here; whether it has it is read later
+                inner = table[key] = {}
             if not isinstance(inner, dict):
                 where = ".".join(parents[: depth + 1])
-                if set(table) == {"kind"}:
-                    raise ClearheadError(f"{where} is new with kind {table['kind']!r}; give it as a whole table.")
                 why = "has no options below it." if key in table else f"is not an option; {nearest(key, table)}"
                 raise ClearheadError(f"{where} {why}")
             table = inner

@@ -8,6 +8,7 @@ from hypothesis import given
 import clearhead as ch
 from clearhead.config import Attention, Config, ModelConfig, Sinusoidal
 from clearhead.model.transformer import build
+from clearhead.options import Adam, Muon
 from strategies import models
 
 PUBLISHED = {  # as the model cards or papers give them
@@ -131,7 +132,7 @@ MISTAKES = [
     ({"vocabulary": 0}, "vocabulary"),
     ({"context.more": 1}, "no options below it"),
     ({"position": {"theta": 1}}, "needs a kind"),
-    ({"shape": "encoder-decoder", "shape.input.scaled": True}, "give it as a whole table"),
+    ({"shape": "encoder-decoder", "shape.input.scaled": True}, "shape.input needs a kind"),
     ({"modle.width": 3}, "model.modle is not an option"),
     ({"position": {"kind": ["rotary"]}}, "needs a kind"),
     (
@@ -139,6 +140,11 @@ MISTAKES = [
         "must be 0",
     ),
 ]
+
+
+def test_options_of_a_new_kind_may_be_tables_of_their_own():
+    new = {"train.optimiser": "muon", "train.optimiser.rate": 0.01, "train.optimiser.adam.rate": 0.002}
+    assert ch.presets["tiny-decoder"].change(**new).train.optimiser == Muon(rate=0.01, adam=Adam(rate=0.002))
 
 
 @pytest.mark.parametrize(("change", "words"), MISTAKES)
