@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.generate.beam_rounds import ASK, Hypothesis, Search
-from clearhead.kernels import TRITON
+from clearhead.kernels import ALONE, TRITON
 from clearhead.model.transformer import Transformer
 
 if TRITON:
@@ -68,11 +68,11 @@ class Recording:
         self.own = owner[:, None].repeat(1, rows.capacity)
         search.swift = Swift(search.net) if TRITON and told_whose(search.net.config) and suits(search.net) else None
         self.joined = [] if search.swift is None else search.swift.joined
-        with torch.cuda.graph(self.begin):
+        with torch.cuda.graph(self.begin, capture_error_mode=ALONE):
             search.begin()
             rows.owner = self.own.clone() if told_whose(search.net.config) else None
         rows.fixed, rows.longest = True, rows.capacity
-        with torch.cuda.graph(self.step, pool=self.begin.pool()):
+        with torch.cuda.graph(self.step, pool=self.begin.pool(), capture_error_mode=ALONE):
             search.step()
         del search.net, search.swift  # else what is kept for a net would keep it alive
 

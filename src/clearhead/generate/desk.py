@@ -15,7 +15,7 @@ from clearhead.config import Use
 from clearhead.generate.draw import Draw, key_of
 from clearhead.generate.request import Request
 from clearhead.generate.sampling import Sampling
-from clearhead.kernels import TRITON
+from clearhead.kernels import ALONE, TRITON
 from clearhead.model.caches import Memory
 from clearhead.model.transformer import Transformer
 
@@ -133,7 +133,7 @@ class Desk:
             return Drawn(self._step(rows, reading)[:live])
         if (now := self.recording).graph is None and now.drawn is not None:
             now.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(now.graph, pool=self.pool):
+            with torch.cuda.graph(now.graph, pool=self.pool, capture_error_mode=ALONE):
                 now.drawn = self._step(rows, True)
         if now.graph is None:
             now.drawn = self._aside(rows)
