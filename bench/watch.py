@@ -1,45 +1,132 @@
-"""What watching costs: GPT-2 124M, forward on this machine, silent against watched. A ratio of 1 is free.
+"""What watching costs a user: calls that look, against model.logits of the same text. A ratio of 1 is free.
 
-python bench/watch.py
+python bench/watch.py [--turns 15] [--out figures.json]
+
+GPT-2 124M with random weights; on a CPU float32, one thread and the processor's own time, which others on the machine
+change little; on a GPU bfloat16 and the clock. Each turn makes every call once, in a new order; ratios are taken
+within a turn, and their medians are told with the quartiles. Peak memory is what a call needs beyond the weights, on
+a CPU from a process of its own; kept is what it still holds at the end.
 """
 
+import argparse
+import json
 import random
+import subprocess
+import sys
 import time
-from statistics import median
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median, quantiles
 
 import torch
 
-from clearhead.model.transformer import build
-from clearhead.presets import presets
-from clearhead.tap import SILENT, Watch
+import clearhead as ch
 
-CASES = {
-    "silent": lambda: SILENT,
-    "the residual stream (blocks.*.post)": lambda: Watch(["blocks.*.post"]),
-    "one head's pattern (blocks.5.attn.pattern)": lambda: Watch({"blocks.5.attn.pattern": lambda p: p[:, 3]}),
-    "all patterns": lambda: Watch(["blocks.*.attn.pattern"]),
-    "everything": lambda: Watch(["**"]),
+HEAD = {"blocks.5.attn.pattern": lambda pattern: pattern[:, 3]}
+PLAIN = "logits"
+CALLS: dict[str, Callable] = {
+    PLAIN: lambda model, ids: model.logits(ids),
+    "the residual stream": lambda model, ids: model.watch(ids, ["blocks.*.pre", "blocks.*.mid", "blocks.*.post"]),
+    "one head's pattern": lambda model, ids: model.watch(ids, HEAD),
+    "all patterns": lambda model, ids: model.watch(ids, "blocks.*.attn.pattern"),
+    "everything": lambda model, ids: model.watch(ids),
 }
+STREAM = (PLAIN, "the residual stream")
+CASES = {(1, 256): STREAM, (8, 128): STREAM, (1, 1024): tuple(CALLS)}
+LIMITS = {"the residual stream": 1.05, "one head's pattern": 1.3}
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def made() -> ch.Model:
+    torch.set_num_threads(1)
+    return ch.new("gpt2-124m", device=DEVICE, dtype="bfloat16" if DEVICE == "cuda" else "float32")
+
+
+def text(shape: tuple[int, int]) -> torch.Tensor:
+    return torch.randint(0, 50257, shape, generator=torch.Generator().manual_seed(0))
+
+
+def seconds(call: Callable, model: ch.Model, ids: torch.Tensor) -> float:
+    if DEVICE == "cpu":
+        start = time.process_time()
+        call(model, ids)
+        return time.process_time() - start
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call(model, ids)
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def times(model: ch.Model, shape: tuple[int, int], turns: int) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {name: [] for name in CASES[shape]}
+    for turn in range(-2, turns):  # the first ones warm up
+        for name in random.sample(CASES[shape], len(CASES[shape])):
+            spent = seconds(CALLS[name], model, text(shape))
+            if turn >= 0:
+                found[name].append(spent)
+    return found
+
+
+def memory(name: str, model: ch.Model, shape: tuple[int, int]) -> tuple[float, float]:
+    """Peak and kept MB of one call; on a CPU a process may ask this only once."""
+    call, ids, short = CALLS[name], text(shape), text((1, 8))
+    call(model, short)
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        kept = call(model, ids)
+        peak = torch.cuda.max_memory_allocated() - before
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        before = resident("VmRSS")
+        kept = call(model, ids)
+        peak = resident("VmHWM") - before
+    values = [kept] if isinstance(kept, torch.Tensor) else kept.values()
+    return peak / 1e6, sum(
+        {v.untyped_storage().data_ptr(): v.untyped_storage().nbytes() for v in values}.values()
+    ) / 1e6
+
+
+def resident(what: str) -> int:
+    """Bytes of this process that are in memory now (VmRSS), or were at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(what))
+
+
+def memory_apart(name: str, shape: tuple[int, int]) -> tuple[float, float]:
+    asked = [sys.executable, __file__, "--memory", json.dumps([name, shape])]
+    return tuple(json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout))
 
 
 def main() -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    net = build(presets["gpt2-124m"].model, device=device).eval()
-    ids = torch.randint(0, 50257, (1, 512), device=device)
-    times: dict[str, list[float]] = {name: [] for name in CASES}
-    with torch.no_grad():
-        for turn in range(16):
-            for name, tap in random.sample(list(CASES.items()), len(CASES)):
-                start = time.perf_counter()
-                net(ids, tap=tap())
-                if device == "cuda":
-                    torch.cuda.synchronize()
-                if turn:
-                    times[name].append(time.perf_counter() - start)
-    base = median(times["silent"])
-    for name, seconds in times.items():
-        low, high = min(seconds) * 1e3, max(seconds) * 1e3
-        print(f"{name:<44} {median(seconds) * 1e3:8.1f} ms ({low:.1f}–{high:.1f})  x {median(seconds) / base:.3f}")
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--turns", type=int, default=15)
+    options.add_argument("--out", type=Path)
+    options.add_argument("--memory", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    model = made()
+    if given.memory:
+        name, shape = json.loads(given.memory)
+        print(json.dumps(memory(name, model, tuple(shape))))
+        return
+    figures = []
+    for shape in CASES:
+        spent = times(model, shape, given.turns)
+        for name, seconds in spent.items():
+            ratios = [mine / plain for mine, plain in zip(seconds, spent[PLAIN], strict=True)]
+            low, _, high = quantiles(ratios)
+            peak, kept = memory(name, model, shape) if DEVICE == "cuda" else memory_apart(name, shape)
+            row = {"shape": shape, "call": name, "ms": median(seconds) * 1e3, "ratio": median(ratios)}
+            figures.append(row | {"quartiles": [low, high], "peak_MB": peak, "kept_MB": kept})
+            limit = f"at most {LIMITS[name]}" if name in LIMITS else ""
+            print(
+                f"{shape[0]} x {shape[1]:<5} {name:<20} {median(seconds) * 1e3:8.2f} ms  x {median(ratios):.3f} "
+                f"({low:.3f}–{high:.3f})  peak {peak:6.0f} MB, kept {kept:6.1f} MB  {limit}",
+                flush=True,
+            )
+    if given.out:
+        given.out.write_text(json.dumps({"device": DEVICE, "figures": figures}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ object handed down as an argument, because the compiler ignores module hooks and
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Self
 
 from torch import Tensor
@@ -46,39 +47,34 @@ class Watch:
     def __init__(
         self, keep: Iterable[str] | Mapping[str, Select] = (), edits: Mapping[str, Edit] | None = None
     ) -> None:
-        selects = keep if isinstance(keep, Mapping) else dict.fromkeys(keep, _whole)
-        self._keep = {compile_pattern(pattern): select for pattern, select in selects.items()}
-        self._edits = {compile_pattern(pattern): edit for pattern, edit in (edits or {}).items()}
+        self._keep = keep if isinstance(keep, Mapping) else dict.fromkeys(keep, _whole)
+        self._edits = {**(edits or {})}
         self._scope = ""
         self.values: dict[str, Tensor] = {}
 
-    def at(self, *path: str | int) -> "Watch":
+    def at(self, *path: str | int) -> "Tap":
+        scope = f"{self._scope}{'.'.join(map(str, path))}."
+        if not reaches((*self._keep, *self._edits), scope):
+            return SILENT  # most of a pass, which has no time on a GPU to be asked about every value
         inner = Watch.__new__(Watch)
-        inner._keep, inner._edits, inner.values = self._keep, self._edits, self.values
-        inner._scope = f"{self._scope}{'.'.join(map(str, path))}."
+        inner._keep, inner._edits, inner._scope, inner.values = self._keep, self._edits, scope, self.values
         return inner
 
     def edited(self, edits: Mapping[str, Edit]) -> Self:
         """This tap, which edits these values too."""
-        self._edits |= {compile_pattern(pattern): edit for pattern, edit in edits.items()}
+        self._edits |= edits
         return self
 
     @property
     def deep(self) -> bool:
-        names = [self._scope + name for name in DEEP]
-        return any(p.fullmatch(name) for p in (*self._keep, *self._edits) for name in names)
+        return any(meant((*self._keep, *self._edits), self._scope + name) for name in DEEP)
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
         path = self._scope + name
-        for pattern, edit in self._edits.items():
-            if pattern.fullmatch(path):
-                value = edit(value, path)
-        for pattern, select in self._keep.items():
-            if pattern.fullmatch(path):
-                kept = select(value)
-                if kept.untyped_storage().nbytes() > kept.nbytes and select is not _whole:
-                    kept = kept.clone()  # a view would keep the whole value alive
-                self.values[path] = kept
+        for pattern in meant(tuple(self._edits), path):
+            value = self._edits[pattern](value, path)
+        for pattern in meant(tuple(self._keep), path):
+            self.values[path] = _kept(value, self._keep[pattern])
         return value
 
 
@@ -89,6 +85,34 @@ def _whole(value: Tensor) -> Tensor:
     return value
 
 
+def _kept(value: Tensor, select: Select) -> Tensor:
+    """What is selected, and no more: a view would keep the whole value alive."""
+    part = select(value)
+    return part.clone() if select is not _whole and part.untyped_storage().nbytes() > part.nbytes else part
+
+
+@lru_cache(maxsize=1 << 14)
+def meant(patterns: tuple[str, ...], path: str) -> tuple[str, ...]:
+    """Those of some patterns that mean a path."""
+    return tuple(pattern for pattern in patterns if compile_pattern(pattern).fullmatch(path))
+
+
+@lru_cache(maxsize=1 << 12)
+def reaches(patterns: tuple[str, ...], scope: str) -> bool:
+    """Whether any of some patterns may mean a path below a scope, which ends in a dot."""
+    return any(_begins(pattern.split("."), scope.split(".")[:-1]) for pattern in patterns)
+
+
+def _begins(pattern: list[str], scope: list[str]) -> bool:
+    for asked, part in zip(pattern, scope, strict=False):
+        if "**" in asked:
+            return True
+        if not compile_pattern(asked).fullmatch(part):
+            return False
+    return len(pattern) > len(scope)
+
+
+@lru_cache
 def compile_pattern(pattern: str) -> re.Pattern[str]:
     """`*` is one part of a dotted path, `**` any number of them."""
     parts = re.split(r"(\*\*|\*)", pattern)

@@ -70,6 +70,8 @@ def test_the_demo_trains_writes_and_draws(tmp_path):
     done = clearhead("demo", "--seconds", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "It writes" in done.stdout
+    assert "clearhead explore" in done.stdout
+    assert (tmp_path / "demo" / "page.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "demo" / "attention.png").read_bytes().startswith(b"\x89PNG")
     assert ch.load(tmp_path / "demo" / "model").generate("Return the", 5).text
 

@@ -42,6 +42,26 @@ def test_a_file_holds_all_heads_and_the_terminal_one(folders, tmp_path):
     assert see(folders[0], "abc", "--layer", "1", "--head", "2").startswith("layer 1, head 2\n")
 
 
+def test_nothing_is_told_by_colour_alone(folders):
+    shown = see(folders[0], "abc").splitlines()
+    assert shown[1].split() == ["query\\key", "a", "b", "c"]
+    assert shown[2].split() == ["a", "1.00█", "0", "0"]
+    model = ch.load(folders[0])
+    word, share = ch.lens.logit_lens(model, "abc").words(0)[-1][0]
+    assert f"{word} {share:.2f}" in see(folders[0], "abc", "--what", "lens").splitlines()[4]
+
+
+def test_positions_fit_a_screen(folders):
+    shown = see(folders[0], "abc", "--what", "positions").splitlines()
+    assert len(shown) <= 24
+    assert max(map(len, shown)) <= 100
+
+
+def test_a_folder_that_is_not_there_is_told(folders, tmp_path):
+    with pytest.raises(ch.ClearheadError, match="nowhere to save x"):
+        see(folders[0], "abc", "--out", str(tmp_path / "nowhere" / "x.png"))
+
+
 def test_answers_are_compared(folders):
     shown = see(folders[0], "abc", "--what", "attribution", "--token", "d", "--against", "e")
     assert shown.startswith("logit of 'd' less that of 'e' after 'c'\n")

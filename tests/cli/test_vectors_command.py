@@ -33,6 +33,9 @@ def test_what_was_trained_answers_and_saves(folder):
     alike = np.load(folder / "alike.npy")
     assert alike.shape == (2, 2)
     assert alike.diagonal() == pytest.approx(1)
+    shown = clearhead("vectors", "made", "--words", "king queen", cwd=folder).stdout.splitlines()
+    assert shown[2].split() == ["king", "1.00█", *shown[2].split()[2:]]  # a number, not only a shade
+    assert float(shown[2].split()[2].rstrip("░▒▓█")) == pytest.approx(float(alike[0, 1]), abs=0.006)
     done = clearhead("vectors", "made", "--direction", "king:queen", "--words", "man woman", cwd=folder)
     assert "woman" in done.stdout
 

@@ -118,8 +118,22 @@ def test_the_atlas_sorts_all_heads_and_tells_its_definitions():
     layer, head = map(int, first.axes[0].labels[0].split("."))
     best = atlas.by("first", top=3)
     assert torch.equal(best.values[0], ch.lens.attention(decoder(), TEXT).values[layer, head])
-    assert all(f"{name}: {words}" in atlas.note for name, (words, _) in SCORES.items())
-    assert ch.lens.atlas(both(), "abc", source="hello", part="cross").values.shape[0] == 5
+    assert atlas.axes[0].labels == tuple(name for name in SCORES if name != "next")  # where nobody may look ahead
+    assert all(f"{name}: {SCORES[name][0]}" in atlas.note for name in atlas.axes[0].labels)
+    assert ch.lens.atlas(both(), "abc", source="hello, b", part="cross").values.shape[0] == 5
+
+
+def test_the_atlas_leaves_out_what_nothing_in_a_text_shows():
+    encoder = ch.new("tiny-encoder", seed=3, **WORDS)
+    assert "next" in ch.lens.atlas(encoder, TEXT).axes[0].labels
+    short = ch.lens.atlas(decoder(), "ab")
+    assert not {"same", "induction", "punctuation", "next"} & {*short.axes[0].labels}
+    assert short.values.isfinite().all()
+    shown = str(short.terminal())
+    assert "nan" not in shown
+    best = short.best(top=2)
+    assert best.words[0][0] == "{}.{}:".format(*divmod(int(short.values[0].argmax()), 4))
+    assert float(best.values[0, 0]) == float(short.values[0].max())
 
 
 def test_lines_show_the_weights_of_a_head():
@@ -161,7 +175,15 @@ MISTAKES = [
     (lambda m: ch.lens.rollout(m, TEXT, part="cross"), "rollout follows one stack"),
     (lambda m: ch.lens.atlas(m, TEXT).by("frist"), "heads have no score 'frist'; did you mean 'first'?"),
     (lambda m: ch.lens.atlas(m, "abc").by("induction"), "nothing in this text shows 'induction'"),
+    (lambda m: ch.lens.atlas(m, TEXT, prt="cross"), "atlas has no 'prt'; did you mean 'part'?"),
+    (lambda m: ch.lens.sweep(m, TEXT, edit={}), "sweep has no 'edit'; did you mean 'edits'?"),
 ]
+
+
+@pytest.mark.parametrize("name", ch.lens.__all__)
+def test_no_function_takes_a_name_that_it_does_not_know(name):
+    with pytest.raises(ch.ClearheadError, match=f"{name} has no 'nonsense'"):
+        getattr(ch.lens, name)(nonsense=1)
 
 
 @pytest.mark.parametrize(("mistake", "words"), MISTAKES)

@@ -3,6 +3,7 @@
 import base64
 import csv
 import io
+import itertools
 import re
 import xml.etree.ElementTree as ET
 
@@ -94,14 +95,68 @@ def test_figures_show_the_same_numbers():
     assert GRID.figure(dark=True).get_facecolor() != GRID.figure().get_facecolor()
 
 
-def test_the_terminal_shows_signs_without_colours_too():
+def test_the_terminal_shows_small_maps_as_numbers_with_a_shade():
     lines = str(GRID.terminal()).splitlines()
-    assert lines[2].endswith("▒▒-█    1 -1")
+    assert lines[1].split() == ["word\\layer", "0", "1", "2"]
+    assert lines[2].split() == ["a<b", "0.50▒", "-1.00█", "0"]
+    assert lines[3].split() == ["$c$", "0.25░", "−∞"]  # and nothing for no number
     assert "-1" in str(BARS.terminal())
-    assert "wide" in str(WORDS.terminal())
-    assert str(LARGE.terminal()).splitlines()[2].count("…") == 1
+
+
+def test_the_terminal_shows_large_maps_as_squares_that_hide_no_peak_and_tell_signs_without_colours():
+    values = torch.zeros(80, 160)
+    values[0, 100], values[1, 101], values[2, 102] = 1.0, -1.0, -0.3
+    lines = str(View(values, (Axis.of("a", 80), Axis.of("b", 160)), "t", "v", signed=True).terminal()).splitlines()
+    assert "each square is the strongest of 4 values" in lines[1]
+    assert lines[2].split() == ["0", "██", "100", "1"]
+    assert lines[3].split() == ["1", "≡≡", "101", "-1"]
+    assert lines[4].split() == ["2", "-", "102", "-0.3"]
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_terminal_puts_words_with_their_values_into_as_many_columns_as_fit(monkeypatch):
+    words = tuple(f"word{n}" for n in range(6))
+    view = View(torch.arange(6.0)[None] / 5, (Axis.of("a", 1), Axis.of("b", 6)), "t", "v", words=(words,))
+    assert len(str(view.terminal()).splitlines()) == 3
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = str(view.terminal()).splitlines()
+    assert [line.split() for line in lines[1::2]] == [["a\\b", "0", "1", "2"], ["a\\b", "3", "4", "5"]]
+    assert lines[4].split() == ["0", "word3", "0.60", "word4", "0.80", "word5", "1.00"]
+    assert max(map(len, lines)) <= 40
+
+
+def test_the_terminal_puts_panels_side_by_side():
+    lines = str(PANELS.terminal()).splitlines()
+    assert lines[1].split("   ")[0] == "a 0, b 0"
+    assert lines[1].count("b ") > 1
+    assert max(map(len, lines)) <= 100
+
+
+def test_small_maps_have_their_numbers_in_every_picture():
+    assert [text.get_text() for text in GRID.figure().axes[0].texts] == ["0.50", "-1.00", "0", "", "0.25", "−∞"]
+    assert ">-1.00</text>" in GRID._repr_html_()
+    assert not LARGE.figure().axes[0].texts
+
+
+def test_labels_are_left_out_before_they_overlap():
+    axes = View(torch.rand(2, 30, 60), tuple(Axis.of(n, k) for n, k in (("p", 2), ("a", 30), ("b", 60))), "t", "v")
+    figure = axes.figure()
+    figure.canvas.draw()
+    for ticks in (figure.axes[0].get_yticklabels(), figure.axes[0].get_xticklabels()):
+        boxes = [tick.get_window_extent() for tick in ticks]
+        assert 10 < len(boxes) <= 30
+        assert not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
 
 
 def test_what_no_file_can_be_is_refused():
     with pytest.raises(ch.ClearheadError, match=re.escape("x.pdf must end in .png, .svg, .html, .csv or .npy.")):
         GRID.save("x.pdf")
+
+
+def test_a_folder_that_is_not_there_is_told_before_any_work(tmp_path):
+    with pytest.raises(ch.ClearheadError, match=re.escape(f"there is no folder {tmp_path}/a to save x.png in")):
+        GRID.save(tmp_path / "a" / "x.png")
+    (tmp_path / "y.csv").mkdir()
+    with pytest.raises(ch.ClearheadError, match=re.escape(f"{tmp_path}/y.csv cannot be written: Is a directory.")):
+        GRID.save(tmp_path / "y.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["y.csv"]  # nothing half written is left

@@ -12,7 +12,7 @@ from clearhead.evaluate.subject import Subject
 from clearhead.lens.attention import heads_of
 from clearhead.lens.names import names
 from clearhead.model.transformer import build
-from clearhead.tap import Watch, compile_pattern
+from clearhead.tap import SILENT, Watch, compile_pattern
 from strategies import models
 
 
@@ -179,6 +179,27 @@ def test_gradients_flow_through_a_cache():
     assert torch.allclose(cached, full[:, :, :4], atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder-decoder"])
+def test_each_value_can_be_watched_alone(name):
+    made = ch.new(name, seed=1)
+    given = {"source": IDS} if made.kind == "encoder-decoder" else {}
+    everything = made.watch(IDS, **given)
+    for path in everything:
+        alone = made.watch(IDS, [path], **given)
+        assert [*alone] == [path]
+        torch.testing.assert_close(alone[path], everything[path])
+
+
+def test_a_scope_that_nobody_asks_about_is_silent():
+    watch = Watch(["blocks.*.post", "**.scores"], {"blocks.1.ffn.*": lambda value, name: value})
+    assert watch.at("norm") is not SILENT  # ** may mean anything below
+    watch = Watch(["blocks.*.post"], {"blocks.1.ffn.*": lambda value, name: value})
+    assert watch.at("blocks", 0).at("ffn") is SILENT
+    assert watch.at("blocks", 1).at("attn") is SILENT
+    assert watch.at("blocks", 1).at("ffn") is not SILENT
+    assert watch.at("encoder") is SILENT
+
+
 def test_an_edit_in_place_reaches_nothing_else():
     def cut(value):
         value[:, 1] = 0
@@ -218,8 +239,12 @@ def test_a_pattern_edited_on_purpose_is_what_the_head_uses():
 
 
 MISTAKES = [
-    (lambda m: m.watch(IDS, ["blocks.7.post"]), "names no value of this model; did you mean"),
-    (lambda m: m.logits(IDS, edits={"blocks.*.atn.z": ch.ablate()}), "names no value"),
+    (lambda m: m.watch(IDS, ["blocks.7.post"]), "names no value of this model; there it has layers 0 to 1."),
+    (lambda m: m.logits(IDS, edits={"blocks.*.atn.z": ch.ablate()}), "did you mean 'blocks.*.attn.z'?"),
+    (lambda m: m.watch(IDS, "blocks.1.atn.z"), "did you mean 'blocks.1.attn.z'?"),
+    (lambda m: ch.ablate(hed=1), "ablate has no 'hed'; did you mean 'head'?"),
+    (lambda m: m.watch(IDS, "patern"), "did you mean 'blocks.*.attn.pattern'?"),
+    (lambda m: m.watch(IDS, "???"), "known: embed.tokens, embed.positions, embed, blocks.*.pre, blocks.*.attn.in"),
     (lambda m: m.logits(IDS, edits={"blocks.0.post": ch.ablate(head=1)}), "is not split by head"),
     (lambda m: m.logits(IDS, edits={"blocks.0.attn.z": ch.ablate(head=4)}), "has 4 heads; there is no head 4"),
     (lambda m: m.logits(IDS, edits={"blocks.0.attn.z": ch.ablate(token=6)}), "has 6 tokens; there is no token 6"),

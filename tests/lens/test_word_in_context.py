@@ -108,6 +108,14 @@ def test_sinusoidal_positions_are_the_equation_and_bits_flip_at_the_pace_of_thei
     assert counting[:, 0].tolist() == [1.0 if at >> fastest & 1 else -1.0 for at in range(16)]
 
 
+def test_some_dimensions_are_spread_evenly_and_keep_their_numbers():
+    made = model(position="sinusoidal")
+    some, all_ = positions(made, 8, dimensions=4), positions(made, 8)
+    places = [int(label) for label in some.axes[2].labels]
+    assert places == [i * made.config.model.width // 4 for i in range(4)]
+    assert torch.equal(some.values, all_.values[..., places])
+
+
 def test_learned_positions_are_the_table():
     made = model(position="learned")
     torch.testing.assert_close(positions(made, 8).values[0], made.net.position.table[:8].detach())

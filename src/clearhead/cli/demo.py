@@ -3,9 +3,11 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from clearhead.cli.explore import explore
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,9 +34,10 @@ def demo(
     out: Path = typer.Option(Path("demo"), help="Where the model and the picture go."),
     seconds: int = typer.Option(45, min=1, help="How long to train at most."),
 ) -> None:
-    """Train a small model, write with it, look inside.
+    """Train a small model, write with it, look inside; then open the page on it.
 
-    It learns from the docstrings of Python's standard library, for under a minute.
+    It learns from the docstrings of Python's standard library, for under a minute. Where there is no terminal or no
+    browser, the page is only saved, as one file.
     """
     from rich.console import Console
 
@@ -59,14 +62,30 @@ def demo(
     console.print(heads_of(seen, layer, head).terminal())
     picture = out / "attention.png"
     heads_of(seen, layer, head).save(picture)
+    shown: dict[str, Any] = {"models": [str(out / "model")], "text": SENTENCE, "source": "", "port": 8800}
+    shown |= {"device": "cpu", "dtype": ""}
+    explore(**shown, no_open=True, save=out / "page.html")
     console.print(f"saved {picture} and {out / 'model'}; go on with")
-    console.print(f'  clearhead generate {out / "model"} "Open a"', markup=False, soft_wrap=True)
-    console.print(
-        f'  clearhead see {out / "model"} "Return True if the file exists." --layer 1 --head 2',
-        markup=False,
-        soft_wrap=True,
-    )
-    console.print(f"  clearhead verify {out / 'model'}", markup=False, soft_wrap=True)
+    for words in (
+        f"explore {out / 'model'}",
+        f'generate {out / "model"} "Open a"',
+        f'see {out / "model"} "Return True if the file exists." --layer 1 --head 2',
+        f"verify {out / 'model'}",
+    ):
+        console.print(f"  clearhead {words}", markup=False, soft_wrap=True)
+    if somebody_looks():
+        explore(**shown, no_open=False, save=None)
+
+
+def somebody_looks() -> bool:
+    """Whether there is a terminal to end the page from, and a browser to show it."""
+    import sys
+    import webbrowser
+
+    try:
+        return sys.stdin.isatty() and sys.stdout.isatty() and bool(webbrowser.get())
+    except webbrowser.Error:
+        return False
 
 
 def train(console: "Console", seconds: int) -> "Model":

@@ -10,6 +10,7 @@ from clearhead.cli import (
     classify,
     demo,
     embed,
+    explore,
     export,
     fill,
     generate,
@@ -17,6 +18,7 @@ from clearhead.cli import (
     presets,
     score,
     see,
+    serve,
     tokenizer,
     train,
     translate,
@@ -37,6 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(demo.demo)
+app.command("explore")(explore.explore)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("translate")(translate.translate)
@@ -50,6 +53,7 @@ app.command("train", context_settings=DOTTED)(train.train)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.command("get")(get.get)
 app.command("export")(export.export)
+app.command("serve")(serve.serve)
 app.command("verify", context_settings=DOTTED)(verify.verify)
 app.command("presets", context_settings=DOTTED)(presets.presets)
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from clearhead.api import Model
     from clearhead.lens.view import View
 
+    Some = dict[str, Any]
+
 WHAT = (
     "tokens, positions, attention, cross, encoder, scores, contribution, written, rollout, atlas, "
     "residual, lens, logits, attribution, heads"
@@ -31,33 +33,19 @@ def see(
     ),
 ) -> None:
     """Show what a model does with a text: where each token looks, and what comes of it."""
-    from rich.console import Console
-
     from clearhead import api
-    from clearhead.lens.view import check_ending
+    from clearhead.cli.pictures import give
+    from clearhead.lens.view import check_out
 
     if out is not None:
-        check_ending(out)
-    here = out is None
-    view = _view(api.load(model), text, what, layer, head, here, {"source": source} if source else {}, token, against)
-    if out is None:
-        Console(highlight=False).print(view.terminal(), soft_wrap=True, end="")
-        return
-    view.save(out)
-    typer.echo(f"saved {out}")
+        check_out(out)
+    where, given = {"layer": layer, "head": head}, {"source": source} if source else {}
+    view = _view(api.load(model), text, what, out is None, where, {"token": token, "against": against}, given)
+    give(view, out)
 
 
-def _view(
-    model: "Model",
-    text: str,
-    what: str,
-    layer: int | None,
-    head: int | None,
-    here: bool,
-    given: dict[str, Any],
-    token: str | None,
-    against: str | None,
-) -> "View":
+def _view(model: "Model", text: str, what: str, here: bool, where: "Some", asked: "Some", given: "Some") -> "View":
+    """`here` is a screen, which holds less than a file; the rest are arguments of those views that take them."""
     from clearhead import lens
     from clearhead.errors import ClearheadError, nearest
     from clearhead.lens.positions import positions
@@ -66,19 +54,18 @@ def _view(
     if what not in known:
         raise ClearheadError(f"there is no {what!r} to see; {nearest(what, known)}")
     if here and what in ("attention", "cross", "encoder", "scores", "contribution"):  # one picture fits a screen
-        layer, head = layer or 0, head or 0
-    where: dict[str, Any] = {"layer": layer, "head": head, **given}
+        where = {name: place or 0 for name, place in where.items()}
     match what:
         case "tokens":
             return lens.tokens(model, text)
         case "positions":
-            return positions(model)
+            return positions(model, **({"count": 16, "dimensions": 20} if here else {}))  # so much fits a screen
         case "attention" | "cross" | "encoder":
-            return lens.attention(model, text, part=what, **where)
+            return lens.attention(model, text, part=what, **where, **given)
         case "scores":
-            return lens.attention(model, text, what="masked", **where)
+            return lens.attention(model, text, what="masked", **where, **given)
         case "contribution":
-            return lens.contribution(model, text, **where)
+            return lens.contribution(model, text, **where, **given)
         case "written":
             return lens.written(model, text, **given)
         case "rollout":
@@ -92,6 +79,6 @@ def _view(
         case "logits":
             return lens.logit_lens(model, text, **given, top=10).answers()
         case "attribution":
-            return lens.attribution(model, text, token=token, against=against, **given)
+            return lens.attribution(model, text, **asked, **given)
         case _:
-            return lens.sweep(model, text, token=token, against=against, **given)
+            return lens.sweep(model, text, **asked, **given)

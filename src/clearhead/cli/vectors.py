@@ -44,28 +44,23 @@ def vectors(
 
     --direction with --words tells how far each word lies along it; --words alone how similar they are.
     """
-    from rich.console import Console
-
     from clearhead import api
+    from clearhead.cli.pictures import give
     from clearhead.errors import ClearheadError
     from clearhead.lens.vectors import vectors as vectors_of
-    from clearhead.lens.view import check_ending
+    from clearhead.lens.view import check_out
     from clearhead.words.files import holds_vectors
 
     if sum(map(bool, (written, direction or words, benchmark))) != 1 or (direction and not words):
         raise ClearheadError('give a sum ("king - man + woman"), or --words, --direction and --words, or --benchmark.')
     if out is not None:
-        check_ending(out)
+        check_out(out)
         if len(benchmark) > 1:
             raise ClearheadError(f"{out} takes one result; give one --benchmark with --out.")
     pairs = [_pair(pair) for pair in direction.split()]
     known = vectors_of(model if holds_vectors(Path(model)) else api.load(model), layer)
     for view in _views(known, written, pairs, words.split(), benchmark, top):
-        if out is None:
-            Console().print(view.terminal(), soft_wrap=True)
-        else:
-            view.save(out)
-            typer.echo(f"saved {out}")
+        give(view, out)
 
 
 def _views(

@@ -9,10 +9,13 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError, nearest
 from clearhead.lens.attention import KIND, attention
+from clearhead.lens.given import known_names
 from clearhead.lens.parts import Part
 from clearhead.lens.view import Axis, Row, View
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from clearhead.api import Model
 
 
@@ -93,9 +96,23 @@ BETWEEN_TEXTS = ("entropy", "first", "same", "punctuation", "position")  # where
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Atlas(View):
-    """score × layer × head. A score that nothing in the text could show (no token occurs twice) is no number."""
+    """score × layer × head. Scores that nothing in the text could show (no token occurs twice) are left out."""
 
     patterns: View | None = None
+
+    def terminal(self) -> "Text":
+        """The heads that have most of each score, and what it is."""
+        return self.best().terminal()
+
+    def best(self, top: int = 5) -> View:
+        """The heads that have most of each score, layer.head."""
+        kinds = self.axes[0].labels
+        ranked = [self._ranked(kind, top) for kind in kinds]
+        values = torch.tensor([[value for value, _, _ in row] for row in ranked])
+        words = tuple(tuple(f"{i}.{j}:" for _, i, j in row) for row in ranked)
+        axes = Axis.of("score", kinds), Axis.of("rank", [str(n + 1) for n in range(values.shape[1])])
+        title = f"{self.title}: those that have most of each score, layer.head"
+        return View(values, axes, title, "score", most=1.0, words=words, note=self.note.replace("; ", "\n"))
 
     def table(self) -> list[Row]:
         """A row for each head, with all its scores."""
@@ -124,15 +141,16 @@ class Atlas(View):
 
     def _ranked(self, score: str, top: int) -> list[tuple[float, int, int]]:
         kinds = self.axes[0].labels
-        if score not in kinds:
+        if score not in SCORES:
             raise ClearheadError(f"heads have no score {score!r}; {nearest(str(score), kinds)}")
-        values = self.values[kinds.index(score)]
-        if bool(values.isnan().all()):
+        if score not in kinds:
             raise ClearheadError(f"nothing in this text shows {score!r}: {SCORES[score][0]}.")
-        found = [(float(values[i, j]), int(i), int(j)) for i, j in values.isfinite().nonzero()]
+        values = self.values[kinds.index(score)]
+        found = [(float(value), i, j) for i, row in enumerate(values) for j, value in enumerate(row)]
         return sorted(found, key=lambda head: -head[0])[: max(1, top)]
 
 
+@known_names
 def atlas(model: "Model", x: Any = None, *, part: Part = "attention", **given: Any) -> Atlas:
     """What every head does with a text: how spread it looks, and at what."""
     patterns = attention(model, x, part=part, **given)
@@ -142,7 +160,16 @@ def atlas(model: "Model", x: Any = None, *, part: Part = "attention", **given: A
     apart = torch.ones_like(visible) if part == "cross" else ~torch.eye(len(visible), dtype=torch.bool)
     scene = Scene(patterns.values, queries, keys, visible, apart)
     kinds = BETWEEN_TEXTS if part == "cross" else tuple(SCORES)
-    values = torch.stack([SCORES[kind][1](scene) for kind in kinds])
-    axes = Axis.of("score", kinds), *patterns.axes[:2]
-    note = "; ".join(f"{kind}: {SCORES[kind][0]}" for kind in kinds)
-    return Atlas(values, axes, f"{KIND[part]}what the heads do", "score", most=1.0, note=note, patterns=patterns)
+    scores = {kind: SCORES[kind][1](scene) for kind in kinds}
+    shown = {kind: values for kind, values in scores.items() if bool(values.isfinite().all())}
+    axes = Axis.of("score", list(shown)), *patterns.axes[:2]
+    note = "; ".join(f"{kind}: {SCORES[kind][0]}" for kind in shown)
+    return Atlas(
+        torch.stack(list(shown.values())),
+        axes,
+        f"{KIND[part]}what the heads do",
+        "score",
+        most=1.0,
+        note=note,
+        patterns=patterns,
+    )

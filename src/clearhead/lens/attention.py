@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError, nearest
+from clearhead.lens.given import known_names
 from clearhead.lens.matrices import out_of
 from clearhead.lens.parts import (
     Part,
@@ -54,6 +55,7 @@ class Heads(View):
         return Lines(values, self.axes, self.title, self.measure, self.signed, self.most, note=self.note)
 
 
+@known_names
 def attention(
     model: "Model",
     x: Any = None,
@@ -99,6 +101,7 @@ def _heads(
     return Heads(stacked, tuple(axes), title, what, signed, most, note=note or WHAT[what])
 
 
+@known_names
 def softmax_row(
     model: "Model", x: Any = None, *, layer: int, head: int, token: int = -1, part: Part = "attention", **given: Any
 ) -> View:
@@ -114,13 +117,13 @@ def softmax_row(
     scores, masked, pattern = (grid[at] for grid in grids)
     raised = (masked - masked.max().nan_to_num(0, 0, 0)).exp()  # the largest is 1, so nothing overflows
     steps = torch.stack((scores, masked, raised, pattern))
-    words = tuple(tuple(f"{value:.3g}" for value in step) for step in steps.tolist())
     axes = Axis.of("step", ("scores", "masked", "exp", "softmax")), Axis.of("key", across)
     title = f"{KIND[part]}layer {layer}, head {head}, query {down[at]} (token {at})"
     note = "exp(masked − its largest), divided by the sum of the row, is the softmax"
-    return View(steps, axes, title, "value", signed=True, words=words, note=note)
+    return View(steps, axes, title, "value", signed=True, note=note)
 
 
+@known_names
 def contribution(
     model: "Model",
     x: Any = None,
@@ -146,6 +149,7 @@ def contribution(
     return _heads(seen, values, layer, head, part, "length", note)
 
 
+@known_names
 def written(model: "Model", x: Any = None, *, part: Part = "attention", **given: Any) -> View:
     """How much each head adds to the stream at each token, layer × head × token: the length of z W_O."""
     paths = [path_of(part, i) for i in range(layers_of(model.config.model, part))]
@@ -161,6 +165,7 @@ def written(model: "Model", x: Any = None, *, part: Part = "attention", **given:
     return View(values, axes, f"{KIND[part]}what the heads write", "length", note=note)
 
 
+@known_names
 def rollout(model: "Model", x: Any = None, *, part: Part = "attention", **given: Any) -> View:
     """Attention rollout (Abnar and Zuidema): how much of each input token has arrived at each place, by layer.
 
@@ -197,6 +202,7 @@ def heads_of(seen: "Seen", layer: int, head: int | None = None, cross: bool = Fa
     return _heads(seen, [values], layer, head, part, "pattern")
 
 
+@known_names
 def attention_figure(seen: "Seen", layer: int, head: int | None = None, cross: bool = False) -> "Figure":
     """One head's pattern as a matrix, queries down, keys across; without `head`, all heads of the layer."""
     return heads_of(seen, layer, head, cross).figure()

@@ -15,6 +15,7 @@ from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.lens.ask import Answer, Question, ask
 from clearhead.lens.frozen import exact, from_answer
+from clearhead.lens.given import known_names
 from clearhead.lens.parts import labels_of, watch_one
 from clearhead.lens.view import Axis, Row, View
 from clearhead.lens.walk import Look, split, watched
@@ -71,6 +72,7 @@ class Attribution(View):
         return [layer[part] for layer in self.layers]
 
 
+@known_names
 def attribution(
     model: "Model", x: Any = None, *, token: Answer = None, against: Answer = None, at: int = -1, **given: Any
 ) -> Attribution:

@@ -15,6 +15,7 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.lens.ask import one_id
+from clearhead.lens.given import known_names
 from clearhead.lens.logit_lens import token_labels
 from clearhead.lens.matrices import head_matrices, unembedding
 from clearhead.lens.parts import check_head, check_layer
@@ -106,6 +107,7 @@ def _check_top(top: int) -> None:
         raise ClearheadError(f"top = {top} must be at least 1.")
 
 
+@known_names
 def circuit(model: "Model", layer: int, head: int, kind: Literal["OV", "QK"] = "OV") -> Circuit:
     """What a head of a model of words does, by its matrices."""
     if kind not in ("OV", "QK"):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.lens.given import known_names
 from clearhead.lens.matrices import HeadMatrices, head_matrices
 from clearhead.lens.view import Axis, View
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 NOTE = "|later · earlier| / (|later| |earlier|) of the {read} circuit of the later and the OV of the earlier head"
 
 
+@known_names
 def composition(model: "Model", kind: Literal["Q", "K", "V"] = "V") -> View:
     """Earlier head × later head. Q and K: what the later one asks, or answers to, is made of it. V: what it passes on.
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from clearhead.errors import ClearheadError, nearest
 from clearhead.lens.frozen import Ray, exact
+from clearhead.lens.given import known_names
 from clearhead.lens.view import Axis, View
 from clearhead.lens.walk import split, watched
 from clearhead.lens.word_sources import Side
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """A sentence as it was read: its ids, and which of its tokens are the word."""
+    """A sentence as it was read: its ids, which of its tokens are the word, and where that stands in the text."""
 
     text: str
     ids: list[int]
     word: list[int]
+    span: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,6 +104,7 @@ class Change(View):
         return View(self.by_head, axes, f"{self.title}, by head", self.measure, signed=True, note=self.note)
 
 
+@known_names
 def context(model: "Inside", word: str, sentences: Sequence[str]) -> Context:
     """How alike a word is in each two of some sentences, layer by layer.
 
@@ -132,14 +135,18 @@ def _reading(side: Side, word: str, text: str) -> Reading:
     if not found:
         hint = nearest(word, dict.fromkeys(re.findall(r"\w+", text)))
         raise ClearheadError(f"{word!r} is not in {text!r:.80}; {hint}")
-    start, end = found[-1].span()
+    return placed(side, text, *found[-1].span())
+
+
+def placed(side: Side, text: str, start: int, end: int) -> Reading:
+    """A sentence whose word stands between two of its characters."""
     ids = side.tokenizer.encode(text)
     places = side.tokenizer._inner.encode(text, add_special_tokens=False)
     if places.ids != ids:  # a text that spells out a special token
         raise ClearheadError(f"{text!r:.80} holds a special token; leave it out.")
     inside = [i for i, (a, b) in enumerate(places.offsets) if a < end and b > start]
     before = len(side.begin)
-    return Reading(text, [*side.begin, *ids, *side.end], [before + i for i in inside])
+    return Reading(text, [*side.begin, *ids, *side.end], [before + i for i in inside], (start, end))
 
 
 def _read(side: Side, reading: Reading, names: list[str]) -> list[Tensor]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.lens.given import known_names
 from clearhead.tap import Edit
 
 Index = tuple[slice | int, ...]
@@ -42,6 +43,7 @@ class Change:
         return (slice(None), slice(None) if self.head is None else self.head, token)
 
 
+@known_names
 def ablate(head: int | None = None, token: int | None = None, *, mean: bool | Mapping[str, Tensor] = False) -> Change:
     """Set to zero: one head of it, one token, or all of it.
 
@@ -63,11 +65,13 @@ def ablate(head: int | None = None, token: int | None = None, *, mean: bool | Ma
     return change
 
 
+@known_names
 def scale(factor: float, head: int | None = None, token: int | None = None) -> Change:
     """Multiply by `factor`: one head of it, one token, or all of it."""
     return Change(lambda part, value, name: part * factor, head, token, alone=token is None)
 
 
+@known_names
 def replace(with_: Mapping[str, Tensor] | Tensor, head: int | None = None, token: int | None = None) -> Change:
     """Put in what another run had there: its `seen` values, or a tensor of the same shape."""
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from clearhead import reader
 from clearhead.errors import ClearheadError
 from clearhead.files import json_lines
+from clearhead.lens.given import known_names
 from clearhead.lens.logit_lens import Lens
 from clearhead.lens.parts import PARTS, Part
 from clearhead.weights.store import Safetensors
@@ -61,6 +62,11 @@ class Film:
         """Which attention there is."""
         return [part for part in PARTS if f"0.{part}" in self._shapes]
 
+    @property
+    def embedded(self) -> list[str]:
+        """Which embedding matrices there are: tokens, and source where that has its own."""
+        return [*self._embedded]
+
     def attention(self, step: int, probe: int = 0, part: Part = "attention") -> Tensor:
         """layer × head × query × key: of the probe to itself, to its source (cross), or of the source (encoder)."""
         if part not in self.parts:
@@ -94,6 +100,7 @@ class Film:
         return Safetensors([file_of(self._folder, step)]).read(name)
 
 
+@known_names
 def read_film(out: str | Path) -> Film:
     """The film in the folder of a run."""
     folder = Path(out) / FOLDER

@@ -7,6 +7,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.lens.colours import LIGHT, colour_map
 from clearhead.lens.film import Film, Probe
+from clearhead.lens.given import known_names
 from clearhead.lens.parts import Part
 from clearhead.lens.plots import plain
 
@@ -20,6 +21,7 @@ WORD = 14  # characters of a token that fit a cell
 KINDS = {"attention": "attention", "cross": "cross-attention", "encoder": "attention in the encoder,"}
 
 
+@known_names
 def film_figure(
     film: Film, probe: int = 0, layer: int | None = None, head: int | None = None, part: Part | None = None
 ) -> "Figure":

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
+from clearhead.lens.given import known_names
 from clearhead.lens.view import Axis, View
 from clearhead.model.transformer import Transformer
 from clearhead.tokens.text import Tokenizer
@@ -43,7 +44,7 @@ class Lens:
         layers = ["start", *map(str, range(len(self.ids) - 1))]
         words = tuple(tuple(self.word(i) for i in layer) for layer in self.ids[:, :, 0].tolist())
         axes = Axis.of("layer", layers), Axis.of("token", self.tokens)
-        note = "the likeliest answer if the model stopped after that layer; the colour is its probability"
+        note = "the likeliest answer if the model stopped after that layer, and its probability"
         values = self.probabilities[:, :, 0]
         return View(values, axes, "logit lens", "probability", most=1.0, words=words, note=note)
 
@@ -58,13 +59,10 @@ class Lens:
         return self.view()._repr_html_()
 
     def __str__(self) -> str:
-        """The first answers, layers down, positions across."""
-        rows = [[self.word(i) for i in layer] for layer in self.ids[:, :, 0].tolist()]
-        table = [["", *self.tokens], *([str(n), *row] for n, row in enumerate(rows))]
-        wide = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return "\n".join("  ".join(f"{cell:<{w}}" for cell, w in zip(row, wide, strict=True)) for row in table)
+        return str(self.view().terminal())
 
 
+@known_names
 def logit_lens(
     model: "Model", x: Any = None, *, source: Any = None, pictures: Any = None, sound: Any = None, top: int = TOP
 ) -> Lens:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from clearhead.lens.view import View
 
 LETTER, LINE = 6.7, 18.0  # how wide a letter and how high a line is, in pixels
-LARGE, MOST = 24.0, 560.0  # pixels of a cell, and of a map, which is a third of that among others
+LARGE, MOST = 24.0, 560.0  # pixels of a cell, and of a map, which is half of that among few, a third among others
+FEW, MANY = 4, 16  # maps; of more, none has labels
 CELLS = 3000  # more would make a page slow: then the map is one picture, and its cells do not tell their values
 FONT = "font:11px ui-monospace,monospace"
 
@@ -35,8 +36,7 @@ def drawing(view: "View") -> str:
         inside = _bars(view)
     else:
         panels, side = view.panels()
-        alone = len(panels) == 1
-        maps = "".join(f"<div>{escape(title)}<br/>{_map(view, values, alone)}</div>" for title, values in panels)
+        maps = "".join(f"<div>{escape(title)}<br/>{_map(view, values, len(panels))}</div>" for title, values in panels)
         inside = f'<div style="display:grid;gap:10px;grid-template-columns:repeat({side},max-content)">{maps}</div>'
     return framed(view, inside)
 
@@ -63,19 +63,22 @@ def _bars(view: "View") -> str:
     return svg(left + full + 80, len(values) * LINE + 4, parts)
 
 
-def _map(view: "View", values: Tensor, labelled: bool) -> str:
+def _map(view: "View", values: Tensor, among: int) -> str:
     down, across = view.axes[-2:]
-    if view.words is not None:
-        wide, high = LETTER * max(_longest(row) for row in (*view.words, across.labels)) + 8, LINE
+    words = view.cells
+    if words is not None:
+        longest = max(_longest(row) for row in (*words, across.labels if view.words is not None else ()))
+        wide, high = LETTER * longest + 8, LINE if view.words is not None else LARGE
     else:
-        wide = high = min(LARGE, MOST / max(values.shape) / (1 if labelled else 3))
-    labelled = labelled and min(wide, high) >= 9
-    flat = view.words is not None or _longest(across.labels) * LETTER <= wide
-    left = _longest(down.labels) * LETTER + 8 if labelled else 1
-    top = (LINE if flat else _longest(across.labels) * LETTER + 8) if labelled else 1
+        wide = high = min(LARGE, MOST / max(values.shape) / (1 if among == 1 else 2 if among <= FEW else 3))
+    labelled, corner = among <= MANY and min(wide, high) >= 9, f"{down.name}\\{across.name}"
+    flat = _longest(across.labels) * LETTER <= wide
+    left = _longest((corner, *down.labels)) * LETTER + 8 if labelled else 1
+    top = (LINE if flat else _longest(across.labels) * LETTER + 8) if labelled else LINE
     parts = _cells(view, values, left, top, wide, high) if view.values.numel() <= CELLS else [
         _raster(view, values, left, top, wide, high)
     ]  # fmt: skip
+    parts.append(text(left - 4, top - 5, corner, "end") if labelled else text(left, top - 5, corner))
     for i, label in enumerate(down.labels if labelled else ()):
         parts.append(text(left - 4, top + (i + 0.5) * high + 4, label, "end"))
     for i, label in enumerate(across.labels if labelled else ()):
@@ -90,15 +93,15 @@ def _map(view: "View", values: Tensor, labelled: bool) -> str:
 def _cells(view: "View", values: Tensor, left: float, top: float, wide: float, high: float) -> list[str]:
     """A square for each value, which tells its labels and its number to the mouse."""
     down, across = view.axes[-2:]
-    parts = []
+    parts, words = [], view.cells
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
             x, y, colour, share = left + j * wide, top + i * high, *_shade(view, value)
             told = f"{down.name} {down.labels[i]}, {across.name} {across.labels[j]}: {value:.4g}"
             square = f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}" fill="{colour}"'
             parts.append(f'{square} fill-opacity="{share:.3f}"><title>{escape(told)}</title></rect>')
-            if view.words is not None:
-                parts.append(text(x + wide / 2, y + 13, view.words[i][j], "middle"))
+            if words is not None:
+                parts.append(text(x + wide / 2, y + high / 2 + 4, words[i][j], "middle"))
     return parts
 
 

@@ -3,12 +3,16 @@
 Plots, pages and tests read this table; a value that is not in it has no name.
 """
 
-from collections.abc import Iterator
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
 
 from clearhead import config as c
-from clearhead.errors import ClearheadError, nearest
-from clearhead.tap import compile_pattern
+from clearhead.errors import ClearheadError
+from clearhead.tap import meant
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ GATED = (
 )
 
 
-def names(m: c.ModelConfig) -> dict[str, Name]:
+@lru_cache(maxsize=32)
+def names(m: c.ModelConfig) -> Mapping[str, Name]:
     """Every value of such a model, in the order in which it comes to be."""
     found: list[Name] = []
     if isinstance(m.shape, c.EncoderDecoder):
@@ -72,7 +77,7 @@ def names(m: c.ModelConfig) -> dict[str, Name]:
     if not isinstance(m.head, c.Hidden):
         shape = "batch outputs" if pooled else "batch token vocabulary"
         found.append(Name("logits", shape, "norm · Eᵀ" if not pooled else "pooled W", "the answer, before softmax"))
-    return {name.path: name for name in found}
+    return MappingProxyType({name.path: name for name in found})
 
 
 def _stack(m: c.ModelConfig, layers: int, cross: bool) -> Iterator[Name]:
@@ -95,10 +100,25 @@ def _below(path: str, table: tuple[Name, ...]) -> Iterator[Name]:
     return (replace(n, path=f"{path}.{n.path}") for n in table)
 
 
-def matching(m: c.ModelConfig, pattern: str) -> list[str]:
+@lru_cache(maxsize=1024)
+def matching(m: c.ModelConfig, pattern: str) -> tuple[str, ...]:
     """The paths that a pattern means in such a model; none is a mistake."""
-    known = names(m)
-    found = [path for path in known if compile_pattern(pattern).fullmatch(path)]
+    found = tuple(path for path in names(m) if meant((pattern,), path))
     if not found:
-        raise ClearheadError(f"{pattern!r} names no value of this model; {nearest(pattern, known)}")
+        raise ClearheadError(f"{pattern!r} names no value of this model; {_hint(pattern, names(m))}")
     return found
+
+
+def _hint(pattern: str, known: Iterable[str]) -> str:
+    """What to write instead: with its star where the pattern has one, and with its layer where it has that."""
+    every = list(dict.fromkeys(re.sub(r"\d+", "*", path) for path in known))
+    starred = re.sub(r"\d+", "*", pattern)
+    layers = [int(n) for path in known for n in re.findall(r"\d+", path) if re.sub(r"\d+", "*", path) == starred]
+    if layers:
+        return f"there it has layers 0 to {max(layers)}."
+    ends = {path.rpartition(".")[2]: path for path in every}
+    close = difflib.get_close_matches(starred, [*every, *ends], n=1, cutoff=0.6)
+    if not close:
+        return f"known: {', '.join(every)}"
+    path, layer = ends.get(close[0], close[0]), re.search(r"\d+", pattern)
+    return f"did you mean {path.replace('*', layer.group(0)) if layer else path!r}?"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
+from clearhead.lens.given import known_names
 from clearhead.lens.parts import check_layer
 from clearhead.lens.progress import shown
 from clearhead.lens.view import Axis, Row, View
@@ -34,6 +35,7 @@ class Neurons(View):
         ]
 
 
+@known_names
 def neurons(
     model: "Model", layer: int, corpus: str | Path | Sequence[str], which: int | Sequence[int], *, top: int = 5
 ) -> Neurons:

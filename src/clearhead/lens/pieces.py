@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from clearhead.lens.given import known_names
 from clearhead.lens.logit_lens import token_labels
 from clearhead.lens.view import Axis, View
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from clearhead.api import Model
 
 
+@known_names
 def tokens(model: "Model", text: Any) -> View:
     """Each token and its id, with all that stands around a text."""
     tokenizer = model.source_tokenizer or model.tokenizer

@@ -1,5 +1,6 @@
 """Views as figures of matplotlib's: bars, a map, or maps side by side."""
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
 
     from clearhead.lens.view import View
 
-CELL, PANEL = 0.24, 2.6  # inches of a labelled cell, and of one map among many
-READABLE = 32  # labels along the side of one map among many
+CELL = 0.24  # inches of a labelled cell
+PANEL, LARGE, FEW = 2.6, 5.0, 4  # inches of one map among many, and the most if they are few
+LETTER = 0.09  # inches of a letter in a cell, with some space around the word
 
 
 def figure(view: "View", dark: bool = False) -> "Figure":
@@ -51,20 +53,29 @@ def _maps(view: "View", theme: Theme) -> "Figure":
     panels, side = view.panels()
     down, across = view.axes[-2:]
     rows, alone = -(-len(panels) // side), len(panels) == 1
-    wide = CELL * len(across.labels) if view.words is None else 0.09 * sum(map(_widest, zip(*view.words, strict=True)))
-    size = (max(3.0, wide + 2.2), max(2.4, CELL * len(down.labels) + 1.6)) if alone else (PANEL, PANEL)
-    drawn = Figure(figsize=(min(size[0] * side, 40), min(size[1] * rows, 40)), layout="constrained")
+    words = view.cells
+    wide = CELL * len(across.labels) if words is None else LETTER * sum(map(_widest, zip(*words, strict=True)))
+    if alone:
+        size = max(3.0, wide + 2.2), max(2.4, CELL * len(down.labels) + 1.6)
+    else:
+        most = LARGE if len(panels) <= FEW else PANEL
+        size = min(max(PANEL, wide / 2), most), min(max(PANEL, CELL * len(down.labels) / 2), most)
+    size = min(size[0], 40 / side), min(size[1], 40 / rows)
+    drawn = Figure(figsize=(size[0] * side, size[1] * rows), layout="constrained")
     for number, (title, values) in enumerate(panels):
         axes = drawn.add_subplot(rows, side, number + 1)
         picture = _map(axes, values, view, theme)
         axes.set_title(plain([title])[0], fontsize=9, loc="left", color=theme.ink)
-        fits = alone or max(len(down.labels), len(across.labels)) <= READABLE
-        first, last = fits and number % side == 0, fits and number + side >= len(panels)  # the outer edges
-        axes.set_yticks(*_ticks(down.labels if first else ()))
-        axes.set_xticks(*_ticks(across.labels if last else ()), rotation=90 if _widest(across.labels) > 2 else 0)
+        first, last = number % side == 0, number + side >= len(panels)  # the outer edges
+        letters = 8 if alone else 6
+        axes.set_yticks(*_ticks(down.labels if first else (), size[1], letters))
+        turned = _widest(across.labels) > 2
+        flat = 1 if turned else max(1, 0.7 * _widest(across.labels))  # a digit is narrower than a line is high
+        axes.set_xticks(*_ticks(across.labels if last else (), size[0], letters * flat), rotation=90 if turned else 0)
         axes.set_ylabel(down.name if first else "", fontsize=8, color=theme.ink)
         axes.set_xlabel(across.name if last else "", fontsize=8, color=theme.ink)
-        _bare(axes, theme, 8 if alone else 6)
+        _bare(axes, theme, letters)
+        axes.spines[:].set(visible=not alone, color=theme.ink, linewidth=0.3)
     if view.full == np.inf:
         return drawn
     bar = drawn.colorbar(picture, ax=drawn.axes, shrink=0.6, label=view.measure)
@@ -80,14 +91,15 @@ def _map(axes: "Axes", values: Tensor, view: "View", theme: Theme) -> "AxesImage
     look = colour_map(view.signed, theme)
     picture = axes.imshow(seen, cmap=look, vmin=low, vmax=view.full, interpolation="nearest", aspect="auto")
     picture.set_visible(view.full < np.inf)
-    for row, words in enumerate(view.words or ()):
+    for row, words in enumerate(view.cells or ()):
         for column, word in enumerate(plain(words)):
             axes.text(column, row, word, fontsize=7, ha="center", va="center", color=theme.ink)
     return picture
 
 
-def _ticks(labels: tuple[str, ...]) -> tuple[list[int], list[str]]:
-    every = -(-len(labels) // 200) or 1  # more cannot be read on any page
+def _ticks(labels: tuple[str, ...], inches: float, points: float) -> tuple[list[int], list[str]]:
+    """As many labels as can be read side by side, evenly; a fifth of the room is lost to margins."""
+    every = math.ceil(len(labels) * points * 1.25 / (0.8 * inches * 72)) or 1
     return list(range(0, len(labels), every)), plain(labels[::every])
 
 

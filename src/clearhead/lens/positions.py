@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
+from clearhead.lens.given import known_names
 from clearhead.lens.view import Axis, View
 from clearhead.model import positions as schemes
 from clearhead.tap import Watch
@@ -21,22 +22,36 @@ SHOWN = 32  # positions, unless more are asked for
 THETA = 10000.0
 
 
-def positions(model: "Inside", count: int = SHOWN) -> View:
+@known_names
+def positions(model: "Inside", count: int = SHOWN, dimensions: int | None = None) -> View:
     """position × dimension of a scheme that is added or turns, beside binary counting.
 
     Of rotary positions the cosine of each pair's angle. The second map has in each column the bit of the position's
-    number that flips at the pace nearest to that dimension's wave; +1 for a one, −1 for a zero.
+    number that flips at the pace nearest to that dimension's wave, blue for a one, orange for a zero. With
+    `dimensions`, only so many of them, evenly spread.
     """
     scheme, values, rates = _waves(model, count)
     bits = (math.pi / rates).log2().round().clamp(min=0).long()  # a bit stays for 2^bit positions, half a wave π / rate
-    counting = (torch.arange(count)[:, None] >> bits) % 2 * 2 - 1
+    counting = ((torch.arange(count)[:, None] >> bits) % 2 * 2 - 1) * values.abs().max()  # as strong as the scheme
+    shown = _spread(len(bits), dimensions)
     axes = (
-        Axis.of("scheme", [scheme, "binary counting"]), Axis.of("position", count), Axis.of("dimension", len(bits)),
-    )  # fmt: skip
-    note = "a bit of the position's number is 1 or −1, in the column whose wave is nearest to its pace"
-    return View(torch.stack((values, counting.float())), axes, f"{scheme} positions", "value", signed=True, note=note)
+        Axis.of("scheme", [scheme, "binary counting"]),
+        Axis.of("position", count),
+        Axis.of("dimension", list(map(str, shown))),
+    )
+    note = "a bit of the position's number is + or −, in the column whose wave is nearest to its pace"
+    both = torch.stack((values, counting))[..., shown]
+    return View(both, axes, f"{scheme} positions", "value", signed=True, note=note)
 
 
+def _spread(size: int, some: int | None) -> list[int]:
+    """All places of a row, or some of them, evenly."""
+    if some is not None and (isinstance(some, bool) or not isinstance(some, int) or some < 1):
+        raise ClearheadError(f"dimensions = {some!r} must be a whole number, at least 1.")
+    return [i * size // some for i in range(some)] if some is not None and some < size else list(range(size))
+
+
+@known_names
 def position_similarity(model: "Inside", count: int = SHOWN) -> View:
     """position × position: the cosine of their vectors; of rotary ones, the mean cosine of the angle between them."""
     scheme, values, rates = _waves(model, count)
@@ -50,6 +65,7 @@ def position_similarity(model: "Inside", count: int = SHOWN) -> View:
     return View(alike, axes, f"similarity of {scheme} positions", "cosine", signed=True, most=1.0)
 
 
+@known_names
 def rotary_angles(model: "Inside", count: int = SHOWN) -> View:
     """position × pair of dimensions: the angle by which queries and keys are turned, in turns of 360°."""
     _check(model, count)
@@ -63,6 +79,7 @@ def rotary_angles(model: "Inside", count: int = SHOWN) -> View:
     return View(turns, axes, "rotary angles", "turns", note=note)
 
 
+@known_names
 def relative_bias(model: "Inside", count: int = SHOWN) -> View:
     """head × distance: what is added to a score, by how far the key lies before the query (below 0: after it)."""
     _check(model, count)
@@ -90,6 +107,7 @@ class Shifted(View):
     patterns: View | None = None
 
 
+@known_names
 def shifted(model: "Inside", x: Any, by: int = 1) -> Shifted:
     """What changes when a text starts `by` positions later: nothing, where only distances count (L2.4, L2.5)."""
     m = model.config.model

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from clearhead import config as c
+from clearhead.lens.given import known_names
 from clearhead.lens.names import names
 from clearhead.lens.parts import labels_of, layers_of, of_one_text, watch_one
 from clearhead.lens.view import Axis, View
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 QUANTITIES = ("added", "stream")
 
 
+@known_names
 def residual(model: "Model", x: Any = None, *, encoder: bool = False, **given: Any) -> View:
     """Two maps, part × token: the length of what a part adds, and that of the stream after it."""
     m = model.config.model
@@ -29,8 +31,9 @@ def residual(model: "Model", x: Any = None, *, encoder: bool = False, **given: A
     values = torch.stack(columns, dim=1)  # quantity part token
     tokens = labels_of(seen, "encoder" if encoder else "attention", (values.shape[2], values.shape[2]))[0]
     axes = Axis.of("quantity", QUANTITIES), Axis.of("part", list(parts)), Axis.of("token", tokens)
-    note = "added: |what the part writes|; stream: |the stream after it|"
-    return View(values, axes, f"{stack.replace('.', ', ')}residual stream", "length", note=note)
+    most = float(values.flatten().quantile(0.95))  # some tokens grow a hundred times as long as all others
+    note = f"added: |what the part writes|; stream: |the stream after it|; full colour from {most:.3g} on"
+    return View(values, axes, f"{stack.replace('.', ', ')}residual stream", "length", most=most, note=note)
 
 
 def _parts(m: c.ModelConfig, layers: int, encoder: bool) -> dict[str, tuple[str, str]]:

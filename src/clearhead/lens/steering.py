@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.lens.given import known_names
 from clearhead.lens.names import matching
 from clearhead.lens.parts import check_token
 
@@ -39,6 +40,7 @@ class Push:
         return value + self.vector.to(value)
 
 
+@known_names
 def steering(model: "Inside", pairs: Sequence[tuple[Any, Any]], name: str, *, token: int = -1) -> Steering:
     """The mean difference of the value `name` at a token, the last one, between the texts of each pair.
 

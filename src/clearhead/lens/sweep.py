@@ -15,6 +15,7 @@ from clearhead.batch import Batch
 from clearhead.errors import ClearheadError
 from clearhead.lens.ask import Answer, ask
 from clearhead.lens.edits import ablate, replace
+from clearhead.lens.given import known_names
 from clearhead.lens.names import matching
 from clearhead.lens.parts import of_one_text
 from clearhead.lens.progress import shown
@@ -46,6 +47,7 @@ class Sweep(View):
         return View(values, self.axes, self.title, "recovered", signed=True, note=note)
 
 
+@known_names
 def sweep(
     model: "Model",
     x: Any = None,
@@ -95,6 +97,7 @@ def sweep(
     )
 
 
+@known_names
 def patching(
     model: "Model",
     x: Any,

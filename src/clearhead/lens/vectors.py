@@ -1,7 +1,7 @@
 """Vectors of words (L1.4): which are near each other, what sums of them mean, and what directions carry."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,30 +77,39 @@ class Vectors:
             raise ClearheadError("several words are a list; write ['one', 'two'].")
         return [self.source.find(_text(word)) for word in words]
 
-    def solve(self, written: str, top: int = 10) -> View:
-        """The words nearest to a sum of words, `king - man + woman`, other than its own.
+    def solve(self, written: str, top: int = 10, own: bool = False) -> View:
+        """The words nearest to a sum of words, `king - man + woman`, other than its `own`.
 
         Words count with length 1. Of names that differ in case or in a space before them, only the nearest is told.
         """
-        if top < 1:
-            raise ClearheadError(f"top = {top} must be at least 1.")
+        words, goal = self.sum(written)
+        best = self.nearest(goal, top, () if own else [word.text for word in words])
+        return replace(best, title=written, note=f"cosine with {written}" + _told(words))
+
+    def sum(self, written: str) -> tuple[list[Word], Tensor]:
+        """The words of a sum, each with length 1 in it, and what it adds up to."""
         summed = terms(_text(written))
         words = self.found([word for _, word in summed])
         signs = torch.tensor([float(sign) for sign, _ in summed])
         goal = signs @ F.normalize(torch.stack([word.vector for word in words]), dim=-1)
         if goal.norm() < 1e-6:
             raise ClearheadError(f"{written!r} adds up to nothing; every word in it is taken away again.")
-        cosines = self.unit @ F.normalize(goal, dim=0)
-        seen, best = {_fold(word.text) for word in words}, list[int]()
+        return words, goal
+
+    def nearest(self, vector: Tensor, top: int = 10, without: Sequence[str] = ()) -> View:
+        """The words nearest to any vector, but for some."""
+        if top < 1:
+            raise ClearheadError(f"top = {top} must be at least 1.")
+        cosines = self.unit @ F.normalize(vector, dim=0)
+        seen, best = {*map(_fold, without)}, list[int]()
         for i in cosines.argsort(descending=True).tolist():
             if len(best) == top:
                 break
             if (same := _fold(self.source.names[i])) not in seen:
                 seen.add(same)
                 best.append(i)
-        names = [self.source.names[i] for i in best]
-        note = f"cosine with {written}" + _told(words)
-        return View(cosines[best], (Axis.of("word", names),), written, "cosine", signed=True, most=1.0, note=note)
+        names = Axis.of("word", [self.source.names[i] for i in best])
+        return View(cosines[best], (names,), "nearest words", "cosine", signed=True, most=1.0)
 
     def near(self, word: str, top: int = 10) -> View:
         """The words nearest to a word."""

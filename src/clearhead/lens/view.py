@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.files import overwrite
+from clearhead.lens.numerals import Cells, numerals
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, str | int | float]
 SIDE_BY_SIDE = 4  # maps of one axis in a row
+SMALL, NARROW = 256, 16  # values of a view, and of a row, that are read better as numbers
 ENDINGS = (".png", ".svg", ".html", ".csv", ".npy")
 
 
@@ -53,7 +55,7 @@ class View:
     measure: str  # what a value is: the name of its column
     signed: bool = False
     most: float | None = None  # the value of the full colour; None for the largest, inf for none at all
-    words: tuple[tuple[str, ...], ...] | None = None
+    words: Cells | None = None
     note: str = ""  # a sentence below the picture: how the values are defined
 
     def __post_init__(self) -> None:
@@ -106,6 +108,18 @@ class View:
         side = len(leading[-1].labels) if len(leading) > 1 else min(len(names), SIDE_BY_SIDE)
         return list(zip(names, self.values.flatten(0, len(leading) - 1), strict=True)), side
 
+    @property
+    def small(self) -> bool:
+        """Whether its numbers can be shown themselves, not only as colours."""
+        return self.values.numel() <= SMALL and self.values.shape[-1] <= NARROW
+
+    @property
+    def cells(self) -> Cells | None:
+        """What stands in the cells of its map: its words, or the numbers of a small one."""
+        if self.words is None and len(self.axes) == 2 and self.small:
+            return numerals(self.values, self.full)
+        return self.words
+
     def figure(self, dark: bool = False) -> "Figure":
         """A figure of matplotlib's."""
         from clearhead.lens.plots import figure
@@ -131,7 +145,7 @@ class View:
     def save(self, path: str | Path, dark: bool = False) -> None:
         """As a picture (.png, .svg), a page (.html), a table (.csv) or bare numbers (.npy)."""
         path = Path(path)
-        check_ending(path)
+        check_out(path)
         content = io.BytesIO()
         if path.suffix == ".csv":
             content.write(self.csv().encode())
@@ -143,10 +157,15 @@ class View:
             content.write(page(self).encode())
         else:
             self.figure(dark).savefig(content, format=path.suffix[1:], dpi=160)
-        overwrite(path, content.getvalue())
+        try:
+            overwrite(path, content.getvalue())
+        except OSError as error:
+            raise ClearheadError(f"{path} cannot be written: {error.strerror}.") from None
 
 
-def check_ending(path: Path) -> None:
-    """Refuses, before any work is done, what a view cannot be saved as."""
+def check_out(path: Path) -> None:
+    """Refuses, before any work is done, what a view cannot be saved as, or where."""
     if path.suffix not in ENDINGS:
         raise ClearheadError(f"{path} must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}.")
+    if not path.parent.is_dir():
+        raise ClearheadError(f"there is no folder {path.parent} to save {path.name} in; make it first.")

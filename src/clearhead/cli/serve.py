@@ -1,0 +1,55 @@
+"""`clearhead serve`: models for other programs, through the API that they already speak."""
+
+import typer
+
+from clearhead.cli.flags import DTYPE
+from clearhead.errors import ClearheadError
+
+
+def serve(
+    models: list[str] = typer.Argument(help="Models as in other commands, or NAME=MODEL.", show_default=False),
+    host: str = typer.Option("127.0.0.1", help="Where to listen; all but this machine's own addresses want a key."),
+    port: int = typer.Option(8000, help="The port; 0 takes one that is free."),
+    api_key: str = typer.Option(
+        "", envvar="CLEARHEAD_API_KEY", help="What clients must know; best kept in the environment.", show_default=False
+    ),
+    allow_host: list[str] = typer.Option(
+        [], help="A name by which browsers may call this server; may be given again.", show_default=False
+    ),
+    max_queue: int = typer.Option(256, help="How many texts may wait for a model; more are refused (429)."),
+    slots: int = typer.Option(0, help="How many texts a model writes side by side; 0 = as suits the device."),
+    max_tokens: int = typer.Option(2048, help="The longest text that may be asked for."),
+    memory: float = typer.Option(0.0, help="GiB that loaded models may take; 0 = half of what the device has."),
+    page: bool = typer.Option(False, "--page", help="Also the page of `clearhead explore`."),
+    read_only: bool = typer.Option(False, "--read-only", help="For a class: all is loaded now, and nothing written."),
+    device: str = typer.Option("", help="cpu, or cuda; else a GPU where there is one.", show_default=False),
+    dtype: str = DTYPE,
+) -> None:
+    """Serve models over HTTP: completions, chats, embeddings, translations."""
+    from clearhead.serve.app import build
+    from clearhead.serve.limits import Limits
+    from clearhead.serve.server import listening, loopback, run
+    from clearhead.serve.shelf import Shelf, half_of, named
+    from clearhead.weights import hub
+
+    if not loopback(host) and not api_key:
+        key = "set CLEARHEAD_API_KEY to a key that they must know"
+        raise ClearheadError(f"with --host {host} others can come in; {key}.")
+    if memory < 0:
+        raise ClearheadError(f"--memory {memory:g} is no amount; it must be at least 0.")
+    paths = named(models)
+    for path in paths.values():  # those that are loaded later too
+        if hub.find(path) is None:
+            raise ClearheadError(f"{path} is no model: there is no such folder or file.")
+    limits = Limits(slots=slots, queue=max_queue, max_tokens=max_tokens)
+    shelf = Shelf(paths, int(memory * 2**30) or half_of(device), device, dtype)
+    app = build(shelf, limits, api_key, page, [host, *allow_host], read_only)
+    at = listening(host, port)
+    name, port = at.getsockname()[:2]
+    url = f"http://{f'[{name}]' if ':' in name else name}:{port}/"
+    path = (f"?key={api_key}" if api_key else "") if page else "v1"
+
+    def ready() -> None:
+        typer.echo(f"{', '.join(shelf.names)} at {url}{path} (Ctrl-C ends it)")
+
+    run(app, shelf, at, read_only, ready)

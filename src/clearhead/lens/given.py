@@ -1,0 +1,28 @@
+"""Arguments by name: those that functions of the lens hand on to `model.watch`, and those that nobody knows."""
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
+from typing import ParamSpec, TypeVar
+
+from clearhead.errors import ClearheadError, nearest
+
+HANDED_ON = ("source", "pictures", "sound", "edits")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def known_names(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuses arguments that neither the function nor what it hands on to has, with the nearest that there is."""
+    taken = signature(function).parameters.values()
+    known = [name for p in taken for name in (HANDED_ON if p.kind is Parameter.VAR_KEYWORD else [p.name])]
+
+    @wraps(function)
+    def checked(*args: P.args, **named: P.kwargs) -> R:
+        for name in named:
+            if name not in known:
+                raise ClearheadError(f"{function.__name__} has no {name!r}; {nearest(name, known)}")
+        return function(*args, **named)
+
+    return checked

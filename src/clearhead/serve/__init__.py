@@ -1,0 +1,1 @@
+"""HTTP: the models as other programs expect them, and the page."""

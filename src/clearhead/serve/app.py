@@ -1,0 +1,102 @@
+"""All that is served, put together: the API, what tells of the server itself, and the page."""
+
+from collections.abc import Sequence
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+
+from clearhead import __version__
+from clearhead.errors import ClearheadError
+from clearhead.serve import answers, openai
+from clearhead.serve.guard import Guard
+from clearhead.serve.limits import Limits
+from clearhead.serve.metrics import Now, labels, resident
+from clearhead.serve.refused import Refused
+from clearhead.serve.shapes import Tree
+from clearhead.serve.shelf import Shelf
+
+
+def build(
+    shelf: Shelf, limits: Limits, key: str = "", page: bool = False, hosts: Sequence[str] = (), read_only: bool = False
+) -> FastAPI:
+    """The app for the models of a shelf. `hosts` are names it answers to besides localhost and numbers.
+
+    With `read_only` (for the page: app.state.read_only), nothing is written or loaded for anyone.
+    """
+    shelf.limits = limits
+    app = FastAPI(title="clearhead", version=__version__, docs_url=None, redoc_url=None)
+    app.state.read_only = read_only
+    app.add_middleware(Guard, limits=limits, key=key, hosts=hosts, counted=shelf.metrics.requests)
+    app.add_exception_handler(ClearheadError, _mistake)
+    app.add_exception_handler(RequestValidationError, _misread)
+    app.add_exception_handler(HTTPException, _nowhere)
+    openai.add(app, shelf, limits)
+    answers.add(app, shelf, limits)
+    _about(app, shelf)
+    if page:
+        from clearhead.serve.pages import add
+
+        add(app, shelf, limits)
+    return app
+
+
+def _about(app: FastAPI, shelf: Shelf) -> None:
+    @app.get("/health")
+    async def health() -> Tree:
+        """Whether work is taken on."""
+        if shelf.stopping:
+            raise Refused("this server is stopping.", 503, again=5)
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """What is counted, as Prometheus reads it."""
+        at_work = [(labels(model=name), held.started) for name, held in shelf.held.items() if held.started]
+        made = [(label, worker.made) for label, worker in at_work if worker.made]
+        now: Now = {
+            "clearhead_waiting_texts": ("Texts that wait.", [(label, w.texts.count) for label, w in at_work]),
+            "clearhead_slots": ("Texts that can be written at once.", [(label, m.engine.slots) for label, m in made]),
+            "clearhead_slots_used": ("Texts being written.", [(label, len(m.seated)) for label, m in made]),
+            "clearhead_models_bytes": (
+                "What models take, with their rows.",
+                [(labels(model=name), held.bytes) for name, held in shelf.held.items()],
+            ),
+            "process_resident_memory_bytes": ("Memory of the process.", [((), resident())]),
+        }
+        return PlainTextResponse(shelf.metrics.text(now), media_type="text/plain; version=0.0.4")
+
+
+async def _mistake(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ClearheadError)
+    return _told(Refused.of(error))
+
+
+async def _misread(request: Request, error: Exception) -> Response:
+    """What is wrong with a field; where it may be of several kinds, all of them."""
+    assert isinstance(error, RequestValidationError)
+    found = error.errors()
+    if isinstance(own := found[0].get("ctx", {}).get("error"), ClearheadError):
+        return _told(Refused.of(own))
+    if found[0]["type"] == "json_invalid":
+        return _told(Refused("the body is not JSON."))
+    name = [*found[0]["loc"], "body"][1]  # loc is the body, its field, places inside that
+    wrong = dict.fromkeys(one["msg"].removeprefix("Input ") for one in found if name in one["loc"])
+    return _told(Refused(f"{name}: {' or '.join(wrong) or found[0]['msg']}."[:300].lower(), param=str(name)[:80]))
+
+
+async def _nowhere(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:80]
+    sentences = {
+        "Not Found": f"there is nothing at {path}.",
+        "Method Not Allowed": f"{request.method} is not done here.",
+    }
+    told = _told(Refused(sentences.get(str(error.detail), str(error.detail)), error.status_code))
+    told.headers.update(error.headers or {})
+    return told
+
+
+def _told(error: Refused) -> Response:
+    return Response(error.body, error.status, error.headers, "application/json")

@@ -1,0 +1,82 @@
+"""What requests ask for, as the model takes it, and not more of it than the server's limits allow."""
+
+import math
+import secrets
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+
+from clearhead.generate import chat as chats
+from clearhead.generate.request import Chosen
+from clearhead.generate.sampling import Sampling, sampling
+from clearhead.serve.job import Text
+from clearhead.serve.limits import Limits
+from clearhead.serve.refused import Refused
+from clearhead.serve.schemas import Chat, Completion, Drawn, Prompt
+from clearhead.serve.shelf import Held
+
+SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+SHORT = 16  # tokens of a completion that asks for no number of them; so it is with OpenAI
+
+
+def client_of(request: Request) -> str:
+    """Whom turns are counted for: an address."""
+    return request.client.host if request.client else ""
+
+
+def listed(given: Prompt, limits: Limits, n: int = 1) -> list[Any]:
+    """One or several texts, or lists of ids, as several; not more than one request may bring."""
+    several: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else [*given]
+    if len(several) * n > limits.texts:
+        raise Refused(f"{len(several) * n} texts are more than the {limits.texts} of one request here.")
+    if (size := sum(map(len, several))) > limits.prompt:
+        raise Refused(f"{size} characters are more than the {limits.prompt} of one request here.")
+    return several
+
+
+def how(asked: Drawn, limits: Limits, max_tokens: int) -> Sampling:
+    """The options of writing; where no seed is given, a new one is drawn."""
+    if max_tokens > limits.max_tokens:
+        much = f"{max_tokens} tokens are more than the {limits.max_tokens} that one text may get here."
+        raise Refused(much, param="max_tokens")
+    try:
+        bias = {int(token): float(value) for token, value in asked.logit_bias.items()}
+    except (ValueError, TypeError, OverflowError):
+        raise Refused('logit_bias must give ids numbers: {"5": 2.0}.', param="logit_bias") from None
+    stop = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop)
+    seed = secrets.randbelow(1 << 31) if asked.seed is None else asked.seed
+    same = {name: getattr(asked, name) for name in SAME}
+    return sampling(max_tokens=max_tokens, bias=bias, stop=stop, seed=seed, **same)
+
+
+def prompted(held: Held, asked: Completion, given: list[Any], limits: Limits) -> list[Text]:
+    """The texts of a completion. To tell of the prompt alone, nothing is written."""
+    scribe = held.worker.scribe
+    prompts = held.model._batch(given, endless=True).rows()  # the engine refuses what is too long
+    most = min(SHORT, limits.max_tokens) if asked.max_tokens is None else asked.max_tokens
+    wish = how(asked, limits, 1 if asked.echo and not most else most)
+    return scribe.ready(prompts, wish, asked.n, asked.logprobs or 0, asked.echo)
+
+
+def conversed(held: Held, asked: Chat, limits: Limits) -> list[Text]:
+    """The texts of an answer in a chat; it may get as long as it is asked to, or as the context allows."""
+    model, scribe = held.model, held.worker.scribe
+    ids = chats.encode(model.config.use.chat, [message.plain() for message in asked.messages], model.tokenizer)
+    most = asked.max_completion_tokens or asked.max_tokens or limits.max_tokens
+    wish = how(asked, limits, chats.room(most, ids, scribe.engine.capacity, {}))
+    return scribe.ready([ids], wish, asked.n, asked.top_logprobs, False)
+
+
+async def echoed(held: Held, client: str, asked: Completion, texts: list[Text]) -> dict[int, list[Chosen]]:
+    """How likely the tokens of each text's prompt were, where that is asked for; of the first nothing is known."""
+    if not asked.echo or asked.logprobs is None:
+        return {}
+
+    def told(prompt: list[int]) -> list[Chosen]:
+        read = held.model.generate(prompt, max_tokens=1, logprobs=asked.logprobs or 0, echo=True).prompt
+        return [Chosen(prompt[0], math.nan), *read]
+
+    prompts = {tuple(text.request.prompt): text.request.prompt for text in texts}
+    found = {key: await held.worker.call(client, partial(told, prompt)) for key, prompt in prompts.items()}
+    return {text.index: found[tuple(text.request.prompt)] for text in texts}

@@ -1,0 +1,108 @@
+// The anatomy of one head: from queries and keys to what it writes, each step with its real numbers (L3.3 – L3.7).
+
+import { html, nothing } from "lit-html";
+import { npy } from "ch/api";
+import { told } from "ch/colours";
+import { path, sides, texts } from "ch/paths";
+
+const STEPS = ["q_turned", "k_turned", "v", "scores", "masked", "pattern", "z"];
+
+/** The steps of the chosen head, as a template. */
+export function anatomy({ run, card, state, set, resource }, { part, layer, head }, masked) {
+  const at = path(part, layer), group = Math.floor(head / (card.heads / card.kv_heads));
+  const get = (what) => {
+    const which = what === "k_turned" || what === "v" ? group : head;
+    const url = `/api/runs/${run.id}/tensor/${at}.${what}?head=${which}`;
+    return resource(url, ({ signal }) => npy(url, { signal }), `anatomy ${what}`);
+  };
+  const found = Object.fromEntries(STEPS.map((what) => [what, get(what)]));
+  const missing = STEPS.map((what) => found[what]).find(({ error }) => error);
+  if (missing) return html`<p class="problem">${missing.error.message}</p>`;
+  const v = Object.fromEntries(STEPS.map((what) => [what, found[what].value]));
+  const [queries, keys] = sides(run, part).map(texts);
+  if (Object.values(v).some((value) => !value) || v.scores.shape[0] !== queries.length) return html`<p class="loading">The head is being taken apart …</p>`;
+  const scaled = state.scaled || !card.scaled;
+  const steps = scaled ? { scores: v.scores, masked: v.masked, pattern: v.pattern } : unscaled(v, card.d_head, masked);
+  const sums = rowSums(steps.pattern);
+  const real = (what) => (scaled ? `${at}.${what}` : "");
+  const cell = state.query >= 0 && state.query < queries.length ? [state.query, -1] : null;
+  const map = (what, values, rows, cols, more = {}) => html`<ch-map .values=${values} .rows=${rows} .cols=${cols} .name=${more.name ?? `${at}.${what}`} .run=${run.id}
+    .index=${more.index ?? ((r, c) => [head, r, c])} .signed=${more.signed ?? true} .most=${more.most ?? null} .masked=${more.masked ?? null} .most_cell=${18} .cursor=${more.cursor ?? null}
+    .label=${what} .by=${more.by ?? ["token", "dimension"]} .measure=${what}></ch-map>`;
+  const shared = (r, c) => [group, r, c];
+  const grid = { by: ["query", "key"] };
+  return html`<div class="anatomy">
+    ${step("q", formula.q, `what each token asks${card.position === "rotary" ? ", turned by its position" : ""}`, map("q_turned", v.q_turned, queries, null))}
+    ${step("k", formula.k, `what each token answers to${card.kv_heads < card.heads ? `, shared by ${card.heads / card.kv_heads} heads` : ""}`, map("k_turned", v.k_turned, keys, null, { index: shared }))}
+    ${step("v", formula.v, "what each token passes on", map("v", v.v, keys, null, { index: shared }))}
+    ${step("scores", scaled ? formula.scores : formula.raw, html`how well each key fits each query
+      ${card.scaled ? html`<label class="switch"><input type="checkbox" .checked=${state.scaled} @change=${({ target }) => set({ scaled: target.checked })}> divided by √${card.d_head}</label>` : nothing}`,
+      map("scores", steps.scores, queries, keys, { name: real("scores"), ...grid }))}
+    ${step("mask", formula.masked, masked ? "hatched cells are −∞: a query may not look there" : "nothing is hidden from a query", map("masked", steps.masked, queries, keys, { name: real("masked"), masked, ...grid }))}
+    ${step("softmax", formula.pattern, html`each row adds up to 1 (here ${told(sums.least, 7)} to ${told(sums.most, 7)}); its largest weight is ${told(sums.largest)} on average${scaled ? "" : html` <b>without scaling</b>, ${told(rowSums(v.pattern).largest)} with it`}`,
+      map("pattern", steps.pattern, queries, keys, { name: real("pattern"), masked, most: 1, signed: false, cursor: cell, ...grid }))}
+    ${step("z", formula.z, scaled ? "weights times values: what the head has gathered" : "the model’s own z; it scales", map("z", v.z, queries, null))}
+    ${step("out", formula.out, html`all heads side by side, times W_O, is added to the stream; each head’s share of it is in the inspector
+      (<button type="button" class="quiet" @click=${() => set({ cell: `${at}.out@${Math.max(0, state.query < 0 ? queries.length - 1 : state.query)},0` })}>${at}.out</button>)`, nothing)}
+  </div>`;
+}
+
+function step(name, math, words, picture) {
+  return html`<section><h4>${name}</h4><p class="math">${math}</p><p class="hint">${words}</p>${picture}</section>`;
+}
+
+const known = new WeakMap(); // scores -> the same without scaling
+/** The same head if its scores were not divided by the square root of its width; computed from its own q and k. */
+function unscaled(v, width, masked) {
+  if (known.has(v.scores)) return known.get(v.scores);
+  const [rows, cols] = v.scores.shape, [, d] = v.q_turned.shape, scale = Math.sqrt(width);
+  const scores = new Float32Array(rows * cols), hidden = new Float32Array(rows * cols), pattern = new Float32Array(rows * cols);
+  for (let r = 0; r < rows; r++) {
+    let most = -Infinity, sum = 0;
+    for (let c = 0; c < cols; c++) {
+      let product = 0;
+      for (let i = 0; i < d; i++) product += v.q_turned.data[r * d + i] * v.k_turned.data[c * d + i];
+      const bias = v.scores.data[r * cols + c] - product / scale;
+      scores[r * cols + c] = product + bias;
+      hidden[r * cols + c] = masked?.(r, c) ? -Infinity : product + bias;
+      most = Math.max(most, hidden[r * cols + c]);
+    }
+    for (let c = 0; c < cols; c++) sum += pattern[r * cols + c] = Math.exp(hidden[r * cols + c] - most);
+    for (let c = 0; c < cols; c++) pattern[r * cols + c] /= sum;
+  }
+  const shape = [rows, cols];
+  const found = { scores: { shape, data: scores }, masked: { shape, data: hidden }, pattern: { shape, data: pattern } };
+  known.set(v.scores, found);
+  return found;
+}
+
+const summed = new WeakMap();
+/** The least and the largest sum of a row, and the mean of each row's largest weight; computed once for a pattern. */
+export function rowSums({ shape: [rows, cols], data }) {
+  if (summed.has(data)) return summed.get(data);
+  let least = Infinity, most = -Infinity, largest = 0;
+  for (let r = 0, i = 0; r < rows; r++) {
+    let sum = 0, top = 0;
+    for (let c = 0; c < cols; c++, i++) {
+      sum += data[i];
+      if (data[i] > top) top = data[i];
+    }
+    least = Math.min(least, sum);
+    most = Math.max(most, sum);
+    largest += top / rows;
+  }
+  summed.set(data, { least, most, largest });
+  return summed.get(data);
+}
+
+const formula = {
+  q: html`<math><mi>Q</mi><mo>=</mo><mi>X</mi><msub><mi>W</mi><mi>Q</mi></msub></math>`,
+  k: html`<math><mi>K</mi><mo>=</mo><mi>X</mi><msub><mi>W</mi><mi>K</mi></msub></math>`,
+  v: html`<math><mi>V</mi><mo>=</mo><mi>X</mi><msub><mi>W</mi><mi>V</mi></msub></math>`,
+  scores: html`<math><mi>S</mi><mo>=</mo><mi>Q</mi><msup><mi>K</mi><mi mathvariant="normal">T</mi></msup><mo>/</mo><msqrt><msub><mi>d</mi><mi>k</mi></msub></msqrt></math>`,
+  raw: html`<math><mi>S</mi><mo>=</mo><mi>Q</mi><msup><mi>K</mi><mi mathvariant="normal">T</mi></msup></math>`,
+  masked: html`<math><mi>S</mi><mo>+</mo><mi>M</mi></math>`,
+  pattern: html`<math><mi>A</mi><mo>=</mo><mtext>softmax</mtext><mo>(</mo><mi>S</mi><mo>+</mo><mi>M</mi><mo>)</mo></math>`,
+  z: html`<math><mi>Z</mi><mo>=</mo><mi>A</mi><mi>V</mi></math>`,
+  out: html`<math><mtext>concat</mtext><mo>(</mo><msub><mi>Z</mi><mn>1</mn></msub><mo>…</mo><msub><mi>Z</mi><mi>h</mi></msub><mo>)</mo><msub><mi>W</mi><mi>O</mi></msub></math>`,
+};

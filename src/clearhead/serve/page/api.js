@@ -1,0 +1,223 @@
+// What the page asks its server. Answers are kept; in a page that was saved as one file they are all there is.
+
+/** A sentence for people, and the status it came with; 0 where nobody answered. */
+export class Problem extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const MOST = 120e6; // bytes of answers that are kept
+const kept = new Map(); // "METHOD url body" -> { answer: Promise, content, type, bytes }
+const bodies = new Map(); // id of a run -> the request that makes it again
+const stored = document.getElementById("snapshot");
+export const snapshot = stored ? JSON.parse(stored.textContent) : null;
+let waiting = 0;
+let settled = () => {};
+
+/** How many requests are under way; `whenSettled` is called each time there are none any more. */
+export const pending = () => waiting;
+export const whenSettled = (call) => (settled = call);
+
+/** JSON. A GET is asked once; so is a POST with `cached`. */
+export async function json(method, url, body, { signal, cached = method === "GET" } = {}) {
+  return ask(method, url, body, { signal, cached, type: "json" });
+}
+
+/** A .npy file: { shape, data, pooled }. */
+export async function npy(url, { signal } = {}) {
+  return ask("GET", url, undefined, { signal, cached: true, type: "npy" });
+}
+
+/** A view of the lens, its values decoded. */
+export async function view(url, body, { signal } = {}) {
+  const found = await json(body === undefined ? "GET" : "POST", url, body, { signal, cached: true });
+  return decoded(found);
+}
+
+/** The wire form of a view -> the same with `values` as numbers; anything else stays as it is. */
+export function decoded(found) {
+  if (!found || typeof found.values !== "string") return found;
+  const bytes = Uint8Array.from(atob(found.values), (letter) => letter.charCodeAt(0));
+  return { ...found, values: new Float32Array(bytes.buffer) };
+}
+
+/** Server-sent events of a POST: onEvent(name, data) for each, until `done`. */
+export async function events(url, body, onEvent, signal) {
+  const name = keyOf("POST", url, body);
+  if (snapshot) {
+    for (const [event, data] of fromSnapshot(name).content) onEvent(event, data);
+    return;
+  }
+  count(1);
+  const seen = [];
+  try {
+    const response = await fetched("POST", url, body, signal);
+    if (!response.ok) throw await problem(response);
+    await eachEvent(response.body, (event, data) => {
+      seen.push([event, data]);
+      onEvent(event, data);
+    });
+    remember(name, { type: "events", content: seen, bytes: 100 * seen.length });
+  } finally {
+    count(-1);
+  }
+}
+
+/** Every answer that is kept, to be saved with the page. */
+export async function everything() {
+  const found = {};
+  for (const [name, entry] of kept) {
+    await entry.answer?.catch(() => null);
+    if (entry.content === undefined) continue;
+    const packed = entry.type === "npy" ? { headers: entry.headers, content: base64(entry.content) } : { content: entry.content };
+    found[name] = { type: entry.type, ...packed };
+  }
+  return found;
+}
+
+/** The page as one file, with a hole where its numbers go. */
+export async function shell() {
+  return (await fetched("GET", "/api/whole")).text();
+}
+
+/** The server answers again: what could not be had may be asked for anew. */
+export async function alive() {
+  try {
+    return (await fetch("api/models", { cache: "no-store" })).ok;
+  } catch {
+    return false;
+  }
+}
+
+function keyOf(method, url, body) {
+  return `${method} ${url.replace(/^\//, "")}${body === undefined ? "" : ` ${JSON.stringify(body)}`}`;
+}
+
+async function ask(method, url, body, { signal, cached, type }) {
+  const name = keyOf(method, url, body);
+  if (snapshot) return opened(fromSnapshot(name));
+  const found = kept.get(name);
+  if (found && cached) {
+    kept.delete(name);
+    kept.set(name, found); // the newest is the last
+    return found.answer;
+  }
+  count(1);
+  const entry = { type };
+  entry.answer = once(method, url, body, signal, entry).finally(() => count(-1));
+  if (cached) {
+    remember(name, entry);
+    entry.answer.then(() => trim(), () => kept.get(name) === entry && kept.delete(name));
+  }
+  return entry.answer;
+}
+
+async function once(method, url, body, signal, entry, again = true) {
+  const response = await fetched(method, url, body, signal);
+  const run = /api\/runs\/([0-9a-f]+)\//.exec(url);
+  if (response.status === 410 && again && run && bodies.has(run[1])) {
+    await fetched("POST", "/api/runs", bodies.get(run[1]), signal);
+    return once(method, url, body, signal, entry, false);
+  }
+  if (!response.ok) throw await problem(response);
+  if (entry.type === "npy") {
+    entry.content = await response.arrayBuffer();
+    entry.headers = { pooled: Number(response.headers.get("X-Pooled") ?? 1) };
+    entry.bytes = entry.content.byteLength;
+  } else {
+    const text = await response.text();
+    entry.content = JSON.parse(text);
+    entry.bytes = 2 * text.length;
+    if (method === "POST" && /api\/runs$/.test(url)) bodies.set(entry.content.id, body);
+  }
+  return opened(entry);
+}
+
+async function fetched(method, url, body, signal) {
+  const headers = body === undefined ? {} : { "Content-Type": "application/json" };
+  try {
+    const sent = body === undefined ? undefined : JSON.stringify(body);
+    return await fetch(url.replace(/^\//, ""), { method, headers, body: sent, signal, cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem("The server does not answer. Start it again; this page goes on by itself.", 0);
+  }
+}
+
+async function problem(response) {
+  let message = `The server answered ${response.status}.`;
+  try {
+    const told = await response.json();
+    if (typeof told.error?.message === "string") message = told.error.message;
+  } catch { /* no sentence: the status must do */ }
+  return new Problem(message.replace(/^[a-z]+(?=[ ,'’])/, (word) => word[0].toUpperCase() + word.slice(1)), response.status);
+}
+
+function opened(entry) {
+  return entry.type === "npy" ? { ...parsed(entry.content), ...entry.headers } : entry.content;
+}
+
+function fromSnapshot(name) {
+  const found = snapshot[name];
+  if (!found) throw new Problem("This needs the live model: run clearhead explore.", 0);
+  if (found.type === "npy" && typeof found.content === "string") {
+    found.content = Uint8Array.from(atob(found.content), (letter) => letter.charCodeAt(0)).buffer;
+  }
+  return found;
+}
+
+/** A .npy file of float32 or bytes. */
+export function parsed(buffer) {
+  const length = new DataView(buffer).getUint16(8, true);
+  const header = new TextDecoder().decode(new Uint8Array(buffer, 10, length));
+  const shape = [.../\(([^)]*)\)/.exec(header)[1].matchAll(/\d+/g)].map(Number);
+  const bytes = /'descr': '.u1'/.test(header);
+  return { shape, data: new (bytes ? Uint8Array : Float32Array)(buffer, 10 + length) };
+}
+
+async function eachEvent(stream, onEvent) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = ""; // events and chunks end at different places
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    rest += value;
+    for (let end; (end = rest.indexOf("\n\n")) >= 0; rest = rest.slice(end + 2)) {
+      const lines = rest.slice(0, end).split("\n");
+      const name = lines.find((line) => line.startsWith("event:"))?.slice(6).trim() ?? "message";
+      const data = lines.filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart()).join("\n");
+      if (data) onEvent(name, JSON.parse(data));
+    }
+  }
+}
+
+function remember(name, entry) {
+  kept.delete(name);
+  kept.set(name, entry);
+}
+
+function trim() {
+  let held = 0;
+  for (const entry of kept.values()) held += entry.bytes ?? 0;
+  for (const [name, entry] of kept) {
+    if (held <= MOST) return;
+    if (entry.content === undefined) continue;
+    held -= entry.bytes ?? 0;
+    kept.delete(name);
+  }
+}
+
+function base64(buffer) {
+  const bytes = new Uint8Array(buffer);
+  let letters = "";
+  for (let i = 0; i < bytes.length; i += 32768) letters += String.fromCharCode(...bytes.subarray(i, i + 32768));
+  return btoa(letters);
+}
+
+function count(by) {
+  waiting += by;
+  delete document.body.dataset.ready;
+  if (!waiting) setTimeout(() => waiting || settled(), 0);
+}

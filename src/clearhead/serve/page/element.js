@@ -1,0 +1,85 @@
+// What the page's own elements share: properties that redraw once after they change, and words for events.
+
+import { render } from "lit-html";
+
+/** A custom element without a shadow. `static properties` are its properties with their defaults; `draw` draws it. */
+export class Element extends HTMLElement {
+  constructor() {
+    super();
+    const given = { ...this.constructor.properties };
+    for (const name of Object.keys(given)) {
+      if (Object.hasOwn(this, name)) { // set before the element was defined
+        given[name] = this[name];
+        delete this[name];
+      }
+    }
+    this.props = given;
+  }
+
+  connectedCallback() {
+    this.soon();
+  }
+
+  /** Draw after all properties of this round are set. */
+  soon() {
+    if (this.waiting) return;
+    this.waiting = true;
+    queueMicrotask(() => {
+      this.waiting = false;
+      if (this.isConnected) this.draw();
+    });
+  }
+
+  /** Put a template into the element. */
+  fill(template) {
+    render(template, this);
+  }
+
+  /** An event for whoever put the element there; with `up`, for all around it too. */
+  tell(name, detail, up = false) {
+    this.dispatchEvent(new CustomEvent(name, { detail, bubbles: up }));
+  }
+}
+
+/** Register an element; its properties become accessors. */
+export function define(name, type) {
+  for (const property of Object.keys(type.properties ?? {})) {
+    Object.defineProperty(type.prototype, property, {
+      get() {
+        return this.props[property];
+      },
+      set(value) {
+        const old = this.props[property];
+        this.props[property] = value;
+        if (!same(old, value)) this.soon();
+      },
+    });
+  }
+  if (!customElements.get(name)) customElements.define(name, type);
+}
+
+/** Templates make lists and functions anew each time; only other content is a reason to draw. */
+function same(a, b) {
+  if (a === b || (typeof a === "function" && typeof b === "function")) return true;
+  if (Array.isArray(a) && Array.isArray(b)) return a.length === b.length && a.every((each, i) => each === b[i]);
+  return !!a?.data && a.data === b?.data && String(a.shape) === String(b.shape);
+}
+
+const seen = new WeakMap();
+const sizes = new ResizeObserver((entries) => {
+  for (const { target, contentRect } of entries) {
+    if (seen.get(target) === contentRect.width) continue; // only widths matter; heights follow from what is drawn
+    seen.set(target, contentRect.width);
+    target.soon();
+  }
+});
+
+/** Draw again whenever the element gets another width, or the page another theme. */
+export function resized(element) {
+  sizes.observe(element);
+}
+
+window.addEventListener("theme", () => {
+  for (const element of document.querySelectorAll("ch-map, ch-lines, ch-tokens, ch-bars, ch-view, ch-atlas")) element.soon();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => window.dispatchEvent(new Event("theme")));

@@ -1,0 +1,47 @@
+// The keyboard, and the sheet that tells about it.
+
+import { html } from "lit-html";
+import { clear } from "ch/inspector";
+import { set } from "ch/state";
+
+const KEYS = [
+  ["1 – 9", "view"], ["[ ]", "layer"], ["{ }", "head"], ["arrows", "move the cell or the token"], ["Enter", "keep the cell"],
+  ["T", "table instead of picture"], ["Space", "play, where there is something to play"], [".", "one step"], ["/", "type a text"], ["Esc", "clear"], ["?", "this sheet"],
+];
+
+/** Listens to keys that belong to no field. `shown` gives the views, `move` changes layer or head. */
+export function listen({ shown, move }) {
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest?.("input, textarea, select");
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "Escape") {
+      if (typing) event.target.blur();
+      else clear();
+      return;
+    }
+    if (typing) return;
+    const digit = Number(event.key);
+    if (digit >= 1 && digit <= 9) shown()[digit - 1] && set({ view: shown()[digit - 1].id });
+    else if (event.key === "[" || event.key === "]") move("layer", event.key === "]" ? 1 : -1);
+    else if (event.key === "{" || event.key === "}") move("head", event.key === "}" ? 1 : -1);
+    else if (event.key === "/") document.querySelector("form.prompt textarea[name=text]")?.focus();
+    else if (event.key === "?") document.getElementById("help").showModal();
+    else if (event.key === " " && event.target.closest?.("button, summary, a")) return;
+    else if (event.key === " " || event.key === ".") {
+      const told = new CustomEvent(event.key === " " ? "play" : "step", { cancelable: true });
+      if (window.dispatchEvent(told)) return; // nobody took it
+    } else if (event.key.toLowerCase() === "t") {
+      const map = document.querySelector("main ch-map");
+      if (!map) return;
+      map.tabled = !map.tabled;
+    } else return;
+    event.preventDefault();
+  });
+}
+
+/** The sheet of keys. */
+export function help() {
+  return html`<dialog id="help" aria-label="keys" @click=${(event) => event.target.id === "help" && event.target.close()}>
+    <form method="dialog"><h2>Keys</h2><dl>${KEYS.map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl>
+      <button class="main">Close</button></form></dialog>`;
+}

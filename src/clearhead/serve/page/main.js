@@ -1,0 +1,160 @@
+// The shell: header, rail of views, the view itself, inspector and token strip. It draws from the state, and only then.
+
+import { html, nothing, render } from "lit-html";
+import * as api from "ch/api";
+import { editControls, prompt } from "ch/header";
+import * as inspector from "ch/inspector";
+import { help, listen } from "ch/keys";
+import { card, current, lost, reading, resource, retry } from "ch/run";
+import { changed, on, set, state } from "ch/state";
+import "ch/bars";
+import "ch/edit";
+import "ch/figure";
+import "ch/lines";
+import "ch/map";
+import "ch/tokens";
+import "ch/view";
+
+const ORDER = ["machine", "tokens", "position", "attention", "block", "predict", "lens", "vectors", "translate", "fill", "chat", "patches", "compare", "tour"];
+const root = document.getElementById("page");
+const views = new Map();
+const marks = { token: -1 }; // what is under the cursor, for views that point at the same token
+
+async function start() {
+  if (api.snapshot?.hash && !location.hash) history.replaceState(null, "", api.snapshot.hash);
+  const { imports } = JSON.parse(document.querySelector('script[type="importmap"]').textContent);
+  const names = Object.keys(imports).filter((name) => name.startsWith("ch/view-"));
+  const loaded = await Promise.allSettled(names.map((name) => import(name)));
+  for (const found of loaded) {
+    if (found.status === "fulfilled") views.set(found.value.default.id, found.value.default);
+    else console.error(found.reason);
+  }
+  root.replaceChildren();
+  on(schedule);
+  listen({ shown, move });
+  root.addEventListener("inspect", ({ detail }) => inspector.inspect(detail, detail?.how));
+  api.whenSettled(schedule);
+  window.addEventListener("theme", schedule);
+  schedule();
+}
+
+/** How much of the window header and strip take, for what stands between them. */
+const edges = new ResizeObserver((entries) => {
+  for (const { target } of entries) document.documentElement.style.setProperty(target.matches(".top") ? "--top" : "--strip", `${target.offsetHeight}px`);
+});
+
+let scheduled = false;
+function schedule() {
+  if (scheduled) return;
+  scheduled = true;
+  requestAnimationFrame(() => {
+    scheduled = false;
+    draw();
+    if (!api.pending() && !scheduled) document.body.dataset.ready = "";
+    else delete document.body.dataset.ready;
+  });
+}
+
+/** The views that have something to show of this model, in their order. */
+function shown() {
+  const found = card().value;
+  const here = (view) => !found || (found.views.includes(view.id) && (view.applies?.(found) ?? true));
+  return ORDER.filter((id) => views.has(id)).map((id) => views.get(id)).filter(here);
+}
+
+function draw() {
+  const model = card();
+  render(model.value ? page(model.value) : opening(model), root);
+  for (const part of root.querySelectorAll(":scope > .top, :scope > .strip")) edges.observe(part);
+  comeBack();
+}
+
+function opening(model) {
+  return html`<main class="alone">${model.error
+    ? html`<h1>clearhead</h1><p class="problem">${model.error.message}</p><p><button type="button" @click=${retry}>Try again</button></p>`
+    : html`<p class="loading">The model is being loaded …</p>`}</main>`;
+}
+
+function page(found) {
+  const here = shown();
+  const view = here.find(({ id }) => id === state().view) ?? here[0];
+  const now = current(found);
+  const context = {
+    state: state(), set, card: found, resource, ...reading(found), marks,
+    run: now.run, edited: now.edited, pending: now.pending, error: now.error, empty: !!now.empty,
+    inspect: inspector.inspect, hover: point,
+  };
+  document.title = `${view?.title ?? "clearhead"} · ${found.name} · clearhead`;
+  return html`<a class="skip" href="#view" @click=${skip}>Skip to the view</a>
+    ${prompt(context)}
+    <nav class="rail" aria-label="views">${here.map((each, i) => html`<button type="button" aria-current=${each === view ? "page" : "false"}
+      title=${each.sentence ?? ""} @click=${() => set({ view: each.id })}><kbd>${i < 9 ? i + 1 : ""}</kbd>${each.title}</button>`)}</nav>
+    <main id="view" tabindex="-1" class="view ${view?.id ?? ""} ${now.pending ? "pending" : ""}">${body(view, context)}</main>
+    <aside class=${inspector.open() ? "inspector open" : "inspector"} aria-label="inspector">${inspector.panel(context)}</aside>
+    ${strip(context)}
+    ${lost() ? html`<div class="lost" role="alert">The server does not answer. Start it again; this page goes on by itself.</div>` : nothing}
+    ${help()}`;
+}
+
+function body(view, context) {
+  if (!view) return html`<p class="hint">There is no view for this model.</p>`;
+  const title = html`<header class="title"><h1>${view.title}</h1>${view.sentence ? html`<p>${view.sentence}</p>` : nothing}</header>`;
+  const trouble = context.error ? html`<p class="problem" role="alert">${context.error.message}</p>` : nothing;
+  const mind = editControls(context);
+  if (view.free || context.run) return html`${title}${trouble}${mind}${guarded(view, context)}`;
+  if (context.empty) return html`${title}<p class="hint">This model reads ${context.card.pictures ? "pictures" : "sound"}; give it one in the view Patches.</p>`;
+  return html`${title}${trouble}${context.error ? nothing : html`<p class="loading">The model is reading …</p>`}`;
+}
+
+/** A view that breaks takes nobody else with it. */
+function guarded(view, context) {
+  try {
+    return view.template(context);
+  } catch (error) {
+    console.error(error);
+    return html`<p class="problem">This view could not be drawn (${error.message}); the others can.</p>`;
+  }
+}
+
+function strip({ run, card }) {
+  if (!run) return html`<footer class="strip" aria-label="tokens"></footer>`;
+  const { query } = state();
+  const row = (tokens, label, pick) => html`<ch-tokens .tokens=${tokens} .selected=${pick ? query : state().key} .marked=${pick ? marks.token : -1} .label=${label}
+    @pick=${({ detail }) => set(pick ? { query: detail.index === query ? -1 : detail.index } : { key: detail.index })}
+    @hover=${({ detail }) => pick && point(detail.index)}></ch-tokens>`;
+  const both = run.source && card.kind === "encoder-decoder";
+  return html`<footer class="strip" aria-label="tokens">
+    ${both ? html`<div class="side"><span>source</span>${row(run.source, "tokens of the source", false)}</div>` : nothing}
+    <div class="side">${both ? html`<span>target</span>` : nothing}${row(run.tokens, "tokens", true)}</div>
+    <span class="count">${run.tokens.length} of ${card.context} tokens · ${run.milliseconds.toFixed(0)} ms</span></footer>`;
+}
+
+function point(token) {
+  if (marks.token === token) return;
+  marks.token = token;
+  changed();
+}
+
+function skip(event) {
+  event.preventDefault();
+  document.getElementById("view").focus();
+}
+
+/** Another view, layer or head by so many steps. */
+function move(what, by) {
+  const found = card().value;
+  if (!found) return;
+  const most = what === "head" ? found.heads : state().part === "encoder" ? found.encoder_layers : found.layers;
+  set({ [what]: Math.max(0, Math.min(most - 1, state()[what] + by)) });
+}
+
+let asking = false;
+async function comeBack() {
+  if (!lost() || asking) return;
+  asking = true;
+  for (let wait = 500; !(await api.alive()); wait = Math.min(4000, 1.5 * wait)) await new Promise((done) => setTimeout(done, wait));
+  asking = false;
+  retry();
+}
+
+start();

@@ -1,0 +1,310 @@
+// <ch-map>: a matrix as colours. Cells are drawn once onto a canvas; the cursor moves on a second one above it.
+
+import { html, nothing } from "lit-html";
+import { ink, shade, table, theme, told } from "ch/colours";
+import { define, Element, resized } from "ch/element";
+import { pooled } from "ch/pool";
+
+const FONT = "12px system-ui, sans-serif";
+const WINDOW = 64; // rows and columns of the table
+const measure = document.createElement("canvas").getContext("2d");
+
+export class HeatMap extends Element {
+  static properties = {
+    values: null, // { shape: [rows, cols], data }
+    rows: null, cols: null, // labels
+    words: null, // what stands in the cells
+    signed: false, most: null,
+    masked: null, // (row, col) -> whether it is hatched
+    name: "", run: "", // the value of the model that this is, for the inspector
+    index: null, // (row, col) -> indices of that value
+    cursor: null, // [row, col], where someone has clicked
+    label: "", measure: "", by: ["row", "column"],
+    plain: false, // no colour
+    tabled: false, // as a table
+    most_cell: 28,
+    tall: 0, // height of a cell, where it is not to be square
+  };
+
+  connectedCallback() {
+    this.at ??= null; // the cell under the pointer or the arrows
+    this.tabIndex = 0;
+    this.setAttribute("role", "group");
+    this.setAttribute("aria-roledescription", "heat map");
+    this.addEventListener("pointermove", (event) => this.#over(this.#cell(event)));
+    this.addEventListener("pointerleave", () => this.#over(null));
+    this.addEventListener("click", (event) => this.#pick(this.#cell(event), event.shiftKey));
+    this.addEventListener("keydown", (event) => this.#key(event));
+    this.addEventListener("blur", () => this.#over(null));
+    resized(this);
+    this.soon();
+  }
+
+  draw() {
+    if (!this.values) return;
+    const [rows, cols] = (this.size = shapeOf(this.values));
+    this.setAttribute("aria-label", `${this.label || this.name || "values"}, ${rows} × ${cols}. Arrows move, Enter keeps a cell, T shows a table.`);
+    this.classList.toggle("tabled", this.tabled);
+    if (this.tabled) {
+      this.fill(this.#table());
+      return;
+    }
+    this.plan = planned(this, rows, cols);
+    this.fill(html`<div class="scroll"><div class="layers"><canvas class="base"></canvas><canvas class="over"></canvas></div></div>
+      ${this.plan.factor > 1 ? html`<p class="badge">max-pooled ${this.plan.factor}×; hovering shows exact cells</p>` : nothing}
+      <span class="heard" aria-live="polite"></span>`);
+    const [base, over] = this.querySelectorAll("canvas");
+    const dots = Math.min(3, devicePixelRatio || 1);
+    for (const canvas of [base, over]) sized(canvas, this.plan.width, this.plan.height, dots);
+    this.picture(base.getContext("2d"), dots);
+    this.#mark();
+    this.#reveal();
+  }
+
+  /** Where cells are wide and some out of sight, the one that was chosen is brought into it, once. */
+  #reveal() {
+    const box = this.querySelector(".scroll"), { left, cell, width } = this.plan;
+    if (!this.words || !this.cursor || this.revealed === this.cursor[1] || width <= box.clientWidth) return;
+    this.revealed = this.cursor[1];
+    box.scrollLeft = left + (this.cursor[1] + 0.5) * cell - box.clientWidth / 2;
+  }
+
+  /** The whole drawing onto a context, so many dots a pixel. */
+  picture(context, dots, cellsOnly = false) {
+    const plan = this.plan, { left, top, cell, tall, grid } = plan;
+    const colours = theme();
+    context.setTransform(dots, 0, 0, dots, 0, 0);
+    context.clearRect(0, 0, plan.width, plan.height);
+    context.imageSmoothingEnabled = false;
+    const wide = grid.cols * cell, high = grid.rows * tall;
+    if (!this.plain) context.drawImage(pixels(grid, plan.most, this.signed), left, top, wide, high);
+    if (grid.hatched) context.drawImage(hatched(grid, wide, high, dots, colours.line), left, top, wide, high);
+    context.strokeStyle = colours.line;
+    context.lineWidth = 1;
+    context.strokeRect(left + 0.5, top + 0.5, wide - 1, high - 1);
+    if (this.words) this.#write(context);
+    if (!cellsOnly) labels(context, this, plan, colours);
+  }
+
+  #write(context) {
+    const { left, top, cell, tall, most } = this.plan;
+    context.font = FONT;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    this.words.forEach((line, r) => line.forEach((word, c) => {
+      const share = this.plain ? 0 : this.value(r, c) / most;
+      context.fillStyle = this.plain ? theme().ink : ink(share);
+      context.fillText(shortened(word, cell - 6), left + (c + 0.5) * cell, top + (r + 0.5) * tall + 0.5);
+    }));
+  }
+
+  value(r, c) {
+    const [, cols] = this.size;
+    return this.values.data[r * cols + c];
+  }
+
+  #cell(event) {
+    const plan = this.plan;
+    const canvas = this.querySelector("canvas.base");
+    if (!plan || !canvas) return null;
+    const box = canvas.getBoundingClientRect();
+    const c = Math.floor((event.clientX - box.left - plan.left) / plan.cell);
+    const r = Math.floor((event.clientY - box.top - plan.top) / plan.tall);
+    const { grid } = plan;
+    if (r < 0 || c < 0 || r >= grid.rows || c >= grid.cols) return null;
+    return plan.factor === 1 ? [r, c] : grid.largest(r, c); // of a pooled square, the cell that gave its colour
+  }
+
+  #over(cell, heard = false) {
+    if (String(cell) === String(this.at)) return;
+    this.at = cell;
+    this.#mark();
+    this.tell("hover", cell && this.#detail(cell));
+    if (this.name) this.tell("inspect", cell && { ...this.#detail(cell), how: "hover" }, true);
+    if (heard && cell) this.querySelector(".heard").textContent = this.#said(cell);
+  }
+
+  #pick(cell, more = false) {
+    if (!cell) return;
+    this.tell("pick", { ...this.#detail(cell), more });
+    if (this.name) this.tell("inspect", { ...this.#detail(cell), how: more ? "pin" : "lock" }, true);
+  }
+
+  #detail([row, col]) {
+    const index = this.name ? (this.index ?? ((r, c) => [r, c]))(row, col) : null;
+    return { row, col, value: this.value(row, col), name: this.name, run: this.run, index };
+  }
+
+  #said([r, c]) {
+    const [, cols] = this.size;
+    const value = this.value(r, c);
+    if (this.masked?.(r, c)) return `${this.#row(r)} → ${this.#col(c)}: masked`;
+    const line = Array.from(this.values.data.subarray(r * cols, (r + 1) * cols)).filter((v, k) => !this.masked?.(r, k));
+    const rank = 1 + line.filter((other) => other > value).length;
+    const word = this.words ? `${this.words[r][c]}, ` : "";
+    return `${this.#row(r)} → ${this.#col(c)} ${word}${told(value)}, rank ${rank} of ${line.length}`;
+  }
+
+  #row = (r) => this.rows?.[r] ?? String(r);
+  #col = (c) => this.cols?.[c] ?? String(c);
+
+  #mark() {
+    const canvas = this.querySelector("canvas.over");
+    if (!canvas || !this.plan) return;
+    const context = canvas.getContext("2d");
+    const { left, top, cell, tall, factor, grid, dots } = { ...this.plan, dots: canvas.width / this.plan.width };
+    context.setTransform(dots, 0, 0, dots, 0, 0);
+    context.clearRect(0, 0, this.plan.width, this.plan.height);
+    const colours = theme();
+    const outline = ([r, c], width, colour) => {
+      context.strokeStyle = colour;
+      context.lineWidth = width;
+      const x = left + Math.floor(c / factor) * cell, y = top + Math.floor(r / factor) * tall;
+      context.strokeRect(x, y, Math.max(2, cell), Math.max(2, tall));
+    };
+    if (this.at) {
+      context.fillStyle = colours.ink;
+      context.globalAlpha = 0.07;
+      context.fillRect(left, top + Math.floor(this.at[0] / factor) * tall, grid.cols * cell, tall);
+      context.fillRect(left + Math.floor(this.at[1] / factor) * cell, top, cell, grid.rows * tall);
+      context.globalAlpha = 1;
+      outline(this.at, 1.5, colours.ink);
+    }
+    const [r, c] = this.cursor ?? [-1, -1];
+    if (r >= 0 && c >= 0 && r < this.size[0] && c < this.size[1]) outline(this.cursor, 2.5, colours.ink);
+  }
+
+  #key(event) {
+    const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+    if (event.target !== this && !moves[event.key]) return;
+    if (moves[event.key] && !this.tabled && this.size) {
+      const from = this.at ?? this.cursor ?? [0, -1 * (event.key === "ArrowRight")];
+      const [rows, cols] = this.size;
+      const [dr, dc] = moves[event.key];
+      this.#over([clamp(from[0] + dr, rows), clamp(from[1] + dc, cols)], true);
+    } else if (event.key === "Enter" && this.at) this.#pick(this.at, event.shiftKey);
+    else if (event.key.toLowerCase() === "t" && !event.ctrlKey && !event.metaKey) this.tabled = !this.tabled;
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  #table() {
+    const [rows, cols] = this.size;
+    const [r0, c0] = (this.cursor ?? [0, 0]).map((at, i) => clamp(at - WINDOW / 2, Math.max(1, [rows, cols][i] - WINDOW + 1)));
+    const rs = range(r0, Math.min(rows, r0 + WINDOW)), cs = range(c0, Math.min(cols, c0 + WINDOW));
+    const cut = rows > WINDOW || cols > WINDOW;
+    return html`<div class="scroll"><table class="numbers">
+      ${cut ? html`<caption>rows ${r0}–${rs.at(-1)}, columns ${c0}–${cs.at(-1)}, of ${rows} × ${cols}</caption>` : nothing}
+      <thead><tr><td></td>${cs.map((c) => html`<th scope="col">${this.#col(c)}</th>`)}</tr></thead>
+      <tbody>${rs.map((r) => html`<tr><th scope="row">${this.#row(r)}</th>${cs.map((c) =>
+        html`<td>${this.masked?.(r, c) ? "masked" : told(this.value(r, c))}${this.words ? html` <b>${this.words[r][c]}</b>` : nothing}</td>`)}</tr>`)}</tbody>
+    </table></div>`;
+  }
+}
+define("ch-map", HeatMap);
+
+function planned(map, rows, cols) {
+  measure.font = FONT;
+  const width = Math.max(120, map.clientWidth || 600);
+  const longest = (names, most) => Math.min(most, Math.max(0, ...(names ?? []).slice(0, 400).map((name) => measure.measureText(name).width)));
+  const left = Math.ceil(longest(map.rows, Math.min(120, width * 0.25))) + (map.rows ? 8 : 1);
+  const slanted = longest(map.cols, 120);
+  let cell = Math.min(map.most_cell, (width - left - 2) / cols);
+  let factor = 1;
+  if (map.words) cell = Math.max(46, Math.min(96, (width - left - 2) / cols));
+  else if (cell < 1) factor = Math.ceil(1 / cell);
+  const grid = pooled(map.values, rows, cols, factor, map.signed, map.masked);
+  if (factor > 1) cell = Math.max(1, Math.floor(((width - left - 2) / grid.cols) * 4) / 4);
+  else if (cell > 3) cell = Math.floor(cell);
+  const flat = slanted <= cell - 4;
+  const tall = map.tall || (map.words ? 24 : factor > 1 ? cell : Math.max(cell, rows <= 40 ? Math.min(16, 480 / rows) : cell));
+  const overhang = map.cols && !flat ? Math.min(slanted * 0.6, 70) : 0; // the last label leans over the edge
+  const top = map.cols ? (flat ? 20 : Math.ceil(slanted * 0.8) + 12) : 1;
+  const whole = Math.ceil(left + grid.cols * cell + 2);
+  return {
+    left, top, cell, tall, factor, grid, flat,
+    most: map.most ?? (Math.max(grid.most, 0) || 1),
+    width: Math.max(whole, Math.min(width, Math.ceil(whole + overhang))),
+    height: Math.ceil(top + grid.rows * tall + 2),
+  };
+}
+
+function pixels(grid, most, signed) {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [grid.cols, grid.rows];
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(grid.cols, grid.rows);
+  const out = new Uint32Array(image.data.buffer), colours = table(signed);
+  for (let i = 0; i < out.length; i++) out[i] = colours[shade(grid.data[i], most, signed)];
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+/** Diagonal lines where a query may not look: drawn everywhere, then cut out. */
+function hatched(grid, wide, high, dots, colour) {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [Math.ceil(wide * dots), Math.ceil(high * dots)];
+  const context = canvas.getContext("2d");
+  context.strokeStyle = colour;
+  context.lineWidth = dots;
+  context.beginPath();
+  for (let x = -high * dots; x < wide * dots; x += 6 * dots) {
+    context.moveTo(x, high * dots);
+    context.lineTo(x + high * dots, 0);
+  }
+  context.stroke();
+  const cut = document.createElement("canvas");
+  [cut.width, cut.height] = [grid.cols, grid.rows];
+  const image = cut.getContext("2d").createImageData(grid.cols, grid.rows);
+  for (let i = 0; i < grid.hatched.length; i++) image.data[4 * i + 3] = grid.hatched[i] ? 255 : 0;
+  cut.getContext("2d").putImageData(image, 0, 0);
+  context.globalCompositeOperation = "destination-in";
+  context.imageSmoothingEnabled = false;
+  context.drawImage(cut, 0, 0, canvas.width, canvas.height);
+  return canvas;
+}
+
+function labels(context, map, plan, colours) {
+  const { left, top, cell, tall, factor, grid, flat } = plan;
+  context.font = FONT;
+  context.fillStyle = colours.quiet;
+  context.textBaseline = "middle";
+  context.textAlign = "right";
+  const every = Math.max(1, Math.ceil(14 / tall)), across = Math.max(1, Math.ceil((flat ? 1 : 14) / cell));
+  if (map.rows) for (let r = 0; r < grid.rows; r += every) {
+    context.fillText(shortened(map.rows[r * factor] ?? "", left - 8), left - 5, top + (r + 0.5) * tall);
+  }
+  if (!map.cols) return;
+  for (let c = 0; c < grid.cols; c += across) {
+    const name = shortened(map.cols[c * factor] ?? "", 118);
+    context.save();
+    context.translate(left + (c + 0.5) * cell, top - 6);
+    if (flat) context.textAlign = "center";
+    else {
+      context.rotate(-Math.PI / 3.4);
+      context.textAlign = "left";
+    }
+    context.fillText(name, 0, flat ? -4 : 0);
+    context.restore();
+  }
+}
+
+/** As much of a label as has room. */
+export function shortened(text, room) {
+  measure.font = FONT;
+  if (measure.measureText(text).width <= room) return text;
+  let end = text.length;
+  while (end > 1 && measure.measureText(`${text.slice(0, end)}…`).width > room) end--;
+  return `${text.slice(0, end)}…`;
+}
+
+function sized(canvas, width, height, dots) {
+  [canvas.width, canvas.height] = [Math.round(width * dots), Math.round(height * dots)];
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+}
+
+const shapeOf = ({ shape }) => (shape.length === 1 ? [1, shape[0]] : shape);
+const clamp = (at, size) => Math.max(0, Math.min(size - 1, Math.round(at)));
+const range = (from, to) => Array.from({ length: Math.max(0, to - from) }, (_, i) => from + i);

@@ -1,0 +1,44 @@
+// The unembedding (L5.1): the last state times the row of a token, number by number, is its logit.
+
+import { html, nothing } from "lit-html";
+import * as api from "ch/api";
+import { told } from "ch/colours";
+import { numbers, shown } from "ch/shown";
+
+const BY = ["", "dimension"];
+
+/** h · E[token] for one candidate: both strips, their product, and the sum. */
+export function meeting({ card, resource }, run, words, ranks, id) {
+  const last = run.tokens.length - 1;
+  const state = resource(`${run.id} last state`, ({ signal }) => api.npy(`/api/runs/${run.id}/tensor/norm?rows=${last}:${last + 1}`, { signal }), "last state");
+  const row = resource(`out ${card.name} ${id}`, ({ signal }) => api.json("GET", `/api/models/${encodeURIComponent(card.name)}/rows?ids=${id}&out=true`, undefined, { signal }), "row of the unembedding");
+  return html`<ch-figure .caption=${"How a logit comes about"} .badge=${card.tied ? "tied: the rows of the embedding matrix" : "a matrix of its own"}>
+    ${shown(state, (value) => (row.value ? strips(value, row.value, run, words, ranks, id) : nothing))}</ch-figure>`;
+}
+
+const products = new WeakMap(); // of a row with a state
+function product(state, row) {
+  const known = products.get(row);
+  if (known?.state === state) return known;
+  const { shape, data } = numbers(row);
+  const made = { state, values: { shape, data: Float32Array.from(data, (value, i) => value * state.data[i]) } };
+  products.set(row, made);
+  return made;
+}
+
+function strips(state, row, run, words, ranks, id) {
+  const values = numbers(row);
+  if (values.shape[1] !== state.data.length) return nothing;
+  const { values: made } = product(state, row);
+  const sum = made.data.reduce((a, b) => a + b, 0), logit = ranks.logits[id], last = run.tokens.length - 1;
+  const same = Math.abs(logit - sum) <= 1e-3 * Math.max(1, Math.abs(logit));
+  const strip = (words, value, name) => html`<span>${words}</span><ch-map .values=${value} .signed=${true} .most_cell=${12} .tall=${14} .label=${words} .by=${BY} .name=${name} .run=${name ? run.id : ""} .index=${name ? (r, c) => [last, c] : null}></ch-map>`;
+  return html`<div class="meeting">
+      ${strip("last state h", state, "norm")}<span class="sign" aria-hidden="true">×</span>
+      ${strip(`row of ${words[id] ?? id}`, values, "")}<span class="sign" aria-hidden="true">=</span>
+      ${strip("products", made, "")}<span></span></div>
+    <p>${same
+      ? html`They add up to <b>${told(sum, 6)}</b>, the logit of <code>${words[id] ?? id}</code>.`
+      : html`They add up to <b>${told(sum, 6)}</b>; the head scales that or adds to it, and the logit of <code>${words[id] ?? id}</code> is <b>${told(logit, 6)}</b>.`}</p>
+    <p class="hint">Point at another candidate to see its row meet the same state; the inspector tells every term. Softmax: <math><mrow><msub><mi>p</mi><mi>i</mi></msub><mo>=</mo><mfrac><msup><mi>e</mi><mrow><msub><mi>u</mi><mi>i</mi></msub><mo>/</mo><mi>T</mi></mrow></msup><mrow><munder><mo>∑</mo><mi>j</mi></munder><msup><mi>e</mi><mrow><msub><mi>u</mi><mi>j</mi></msub><mo>/</mo><mi>T</mi></mrow></msup></mrow></mfrac></mrow></math></p>`;
+}

@@ -1,0 +1,58 @@
+// Two of a kind: what two texts share, how far two patterns lie apart, and what two runs find likely.
+
+import { html } from "lit-html";
+import * as api from "ch/api";
+import { told } from "ch/colours";
+import { resource } from "ch/run";
+
+/** Places of tokens to compare, [[i, j], …]: all where there are as many, else those that are the same at both ends. */
+export function shared(a, b) {
+  if (a.length === b.length) return a.map((_, i) => [i, i]);
+  const same = (i, j) => i >= 0 && j >= 0 && i < a.length && j < b.length && a[i].text === b[j].text;
+  const pairs = [];
+  let first = 0, last = 0;
+  while (same(first, first)) pairs.push([first, first++]);
+  const most = Math.min(a.length, b.length) - first;
+  while (last < most && same(a.length - 1 - last, b.length - 1 - last)) last++;
+  for (; last > 0; last--) pairs.push([a.length - last, b.length - last]);
+  return pairs;
+}
+
+/** second − first, over the tokens of the pairs: { shape, data }. */
+export function apart(first, second, pairs) {
+  const data = new Float32Array(pairs.length ** 2);
+  const [wide, other] = [first.shape[1], second.shape[1]];
+  pairs.forEach(([qi, qj], r) => pairs.forEach(([ki, kj], c) => (data[r * pairs.length + c] = second.data[qj * other + kj] - first.data[qi * wide + ki])));
+  return { shape: [pairs.length, pairs.length], data };
+}
+
+/** One head's pattern in a run, as a resource. */
+export function pattern(run, path, head, slot) {
+  const url = `/api/runs/${run}/tensor/${path}.pattern?head=${head}`;
+  return resource(url, ({ signal }) => api.npy(url, { signal }), slot);
+}
+
+/** The probability of every token after the last one of a run, as a resource. */
+export function chances(run, slot) {
+  const url = `/api/runs/${run}/logits?at=-1`;
+  return resource(`chances ${url}`, async ({ signal }) => softmax((await api.npy(url, { signal })).data), slot);
+}
+
+function softmax(logits) {
+  const most = logits.reduce((a, b) => Math.max(a, b), -Infinity);
+  const raised = Float64Array.from(logits, (logit) => Math.exp(logit - most));
+  const sum = raised.reduce((a, b) => a + b, 0);
+  return raised.map((value) => value / sum);
+}
+
+/** The likeliest next tokens of two runs, each with its probability in both. */
+export function likeliest(runs, names) {
+  const rows = runs.map(({ id }, i) => chances(id, `chances ${i}`));
+  if (rows.some(({ value, pending }) => !value || pending)) return html`<p class="hint">The model reads …</p>`;
+  const ids = new Map(runs.flatMap(({ top }) => top.slice(0, 7)).map(({ id, text }) => [id, text]));
+  return html`<div class="scroll"><table class="numbers changes"><thead><tr><th scope="col">next</th>${names.map((name) => html`<th scope="col">${name}</th>`)}<th scope="col">difference</th></tr></thead>
+    <tbody>${[...ids].map(([id, text]) => {
+      const [first, second] = rows.map(({ value }) => value[id]);
+      return html`<tr><th scope="row" class="word">${text}</th><td>${told(first)}</td><td>${told(second)}</td><td class=${second < first ? "less" : "more"}>${second < first ? "−" : "+"}${told(Math.abs(second - first))}</td></tr>`;
+    })}</tbody></table></div>`;
+}

@@ -1,0 +1,28 @@
+// A matrix made smaller without losing what stands out: of each square the largest value stays, with its sign.
+
+/** { rows, cols, data, hatched, most, largest(r, c) -> [row, col] }; with factor 1, the matrix itself. */
+export function pooled({ data: values }, rows, cols, factor, signed, masked) {
+  const high = Math.ceil(rows / factor), wide = Math.ceil(cols / factor);
+  const data = factor === 1 ? values : new Float32Array(high * wide).fill(NaN);
+  const from = factor === 1 ? null : new Uint32Array(high * wide);
+  const hatched = masked ? new Uint8Array(high * wide).fill(1) : null;
+  let most = 0;
+  for (let r = 0, i = 0; r < rows; r++) {
+    const line = Math.floor(r / factor) * wide;
+    for (let c = 0, left = factor, here = line; c < cols; c++, i++) {
+      const value = values[i], size = value < 0 ? -value : value;
+      if (size > most && size < Infinity) most = size;
+      if (from && !((signed ? size : value) <= (signed ? Math.abs(data[here]) : data[here]))) {
+        data[here] = value;
+        from[here] = i;
+      }
+      if (hatched && hatched[here] && !masked(r, c)) hatched[here] = 0;
+      if (--left === 0) {
+        left = factor;
+        here++;
+      }
+    }
+  }
+  const largest = (r, c) => (from ? [Math.floor(from[r * wide + c] / cols), from[r * wide + c] % cols] : [r, c]);
+  return { rows: high, cols: wide, data, hatched: hatched?.some(Boolean) ? hatched : null, most, largest };
+}

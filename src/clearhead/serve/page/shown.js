@@ -1,0 +1,41 @@
+// What a view says while something is on its way, or when it could not be had.
+
+import { html } from "lit-html";
+import { decoded } from "ch/api";
+
+/** The value drawn; dimmed while a newer one is on its way; a sentence where there is none. */
+export function shown(resource, draw, waiting = "The model is at work …") {
+  if (resource.error) return html`<p class="problem" role="status">${resource.error.message}</p>`;
+  if (resource.value === undefined || resource.value === null) return html`<p class="hint" role="status">${waiting}</p>`;
+  return html`<div class="${resource.pending ? "stale" : ""}" aria-busy=${resource.pending ? "true" : "false"}>${draw(resource.value)}</div>`;
+}
+
+/** What is said where a model has computed no numbers. */
+export const broken = () => html`<p class="problem" role="status">There are no numbers here; the weights of the model may be broken.</p>`;
+
+const opened = new WeakMap();
+/** A view of the lens as it was sent -> the same with numbers, for <ch-view>; the same object each time. */
+export function lensed(view) {
+  if (!opened.has(view)) opened.set(view, decoded(view));
+  return opened.get(view);
+}
+
+const plain = new WeakMap();
+/** The same for <ch-map>: { shape, data }. */
+export function numbers(view) {
+  if (!plain.has(view)) plain.set(view, { shape: view.shape, data: lensed(view).values });
+  return plain.get(view);
+}
+
+const spelled = new WeakMap();
+/** A small matrix with its numbers in the cells. */
+export function spelt(view) {
+  const { shape: [rows, cols], values } = lensed(view);
+  if (rows > 12 || cols > 12) return lensed(view);
+  const cell = (r, c) => values[r * cols + c].toFixed(2).replace("-", "−");
+  if (!spelled.has(view)) spelled.set(view, { ...lensed(view), words: Array.from({ length: rows }, (_, r) => Array.from({ length: cols }, (_, c) => cell(r, c))) });
+  return spelled.get(view);
+}
+
+/** 12,345 for people. */
+export const count = (number, word = "") => `${number.toLocaleString("en")}${word ? ` ${word}${number === 1 ? "" : "s"}` : ""}`;

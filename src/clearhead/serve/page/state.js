@@ -1,0 +1,93 @@
+// The one selection object. It is the URL's hash, so that a link shows what its sender saw; Back undoes a selection.
+
+let known = {
+  model: "", text: null, source: null, view: "machine", part: "attention",
+  layer: 0, head: 0, query: -1, key: -1, step: 0, cell: "",
+  temp: 1, topk: 0, topp: 1, seed: 0, edits: [], against: "", pins: [],
+};
+let now = null;
+const listeners = new Set();
+
+/** The state: frozen; every key has a value. `text` is null until someone types: then the model's example is read. */
+export function state() {
+  return (now ??= read(location.hash));
+}
+
+/** Keys that a view needs, with their defaults; to be called when the module is loaded. */
+export function defaults(more) {
+  const taken = Object.keys(more).find((key) => key in known);
+  if (taken) throw new Error(`two views want the key ${taken} of the state`);
+  known = { ...more, ...known };
+  now = null;
+}
+
+/** A new state. Selections become steps of the history; sliders and typing `replace` the last one. */
+export function set(patch, { replace = false } = {}) {
+  const next = Object.freeze({ ...state(), ...patch });
+  if (written(next) === written(state())) return;
+  if (!replace) put(); // what a slider has left to write belongs to the step before
+  now = next;
+  if (replace) timer ||= setTimeout(put, 150); // browsers let the address change only so often
+  else put("pushState");
+  changed();
+}
+
+let timer = 0;
+function put(how = "replaceState") {
+  clearTimeout(timer);
+  timer = 0;
+  const hash = written(state());
+  if (hash !== location.hash) history[how](null, "", hash || location.pathname + location.search);
+}
+
+/** Calls back after each change of the state, and whenever something arrived that was waited for. */
+export function on(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+/** Something other than the state is new: draw again. */
+export function changed() {
+  for (const listener of listeners) listener(state());
+}
+
+/** The link to a state, in full. */
+export function link(patch = {}) {
+  return location.href.split("#")[0] + written({ ...state(), ...patch });
+}
+
+function read(hash) {
+  const given = new URLSearchParams(hash.replace(/^#/, ""));
+  const found = {};
+  for (const [key, value] of Object.entries(known)) found[key] = given.has(key) ? typed(given.get(key), value) : value;
+  return Object.freeze(found);
+}
+
+function typed(text, like) {
+  if (typeof like === "number") return Number.isFinite(Number(text)) ? Number(text) : like;
+  if (typeof like === "boolean") return text === "true";
+  if (like === null || typeof like === "string") return text;
+  try {
+    const value = JSON.parse(text);
+    return Array.isArray(value) === Array.isArray(like) ? value : like;
+  } catch {
+    return like;
+  }
+}
+
+function written(values) {
+  const pairs = new URLSearchParams();
+  for (const [key, value] of Object.entries(values)) {
+    const text = typeof value === "object" && value !== null ? JSON.stringify(value) : value;
+    const usual = typeof known[key] === "object" && known[key] !== null ? JSON.stringify(known[key]) : known[key];
+    if (text !== usual && text !== null && text !== undefined) pairs.set(key, text);
+  }
+  const hash = pairs.toString();
+  return hash ? `#${hash}` : "";
+}
+
+window.addEventListener("popstate", () => {
+  now = null;
+  changed();
+});
+window.clearhead = { get state() { return state(); }, set };

@@ -1,0 +1,96 @@
+// Rotary positions (L2.5): two dimensions at a time, a query and a key are turned by where they stand.
+
+import { html, nothing, svg } from "lit-html";
+import * as api from "ch/api";
+import { told } from "ch/colours";
+import { broken, shown } from "ch/shown";
+import { defaults } from "ch/state";
+
+defaults({ start: 0, apart: 0 });
+const DIALS = 6;
+const SIZE = 60; // of the longest arrow
+
+/** Dials of some pairs of dimensions of a query and a key, and their product as the two move. */
+export function turning(ctx, { rates, turns, kind }) {
+  const { card, run, resource, state } = ctx;
+  if (!run || !run.names[`blocks.${state.layer}.attn.q`] || !run.tokens.length) return nothing;
+  const layer = state.layer, head = Math.min(state.head, card.heads - 1);
+  const shared = Math.floor(head / (card.heads / card.kv_heads)); // several heads may have one key
+  const path = (name, h) => `/api/runs/${run.id}/tensor/blocks.${layer}.attn.${name}?head=${h}`;
+  const found = resource(`turning ${run.id} ${layer} ${head}`, async ({ signal }) => {
+    const [q, k, scores] = await Promise.all([["q", head], ["k", shared], ["scores", head]].map(([name, h]) => api.npy(path(name, h), { signal })));
+    return { q, k, scores };
+  }, "turning");
+  return html`<ch-figure .caption=${"Rotary positions: pairs that turn"} .badge=${turns ? "yours" : "for comparison"}>
+    ${turns ? nothing : html`<p class="hint">This model's positions are ${kind}. These are its own queries and keys, turned as rotary positions would turn them.</p>`}
+    ${shown(found, (value) => dials(ctx, value, rates, turns, layer, head))}</ch-figure>`;
+}
+
+function dials({ card, run, state, set }, { q, k, scores }, rates, turns, layer, head) {
+  const tokens = run.tokens, last = tokens.length - 1;
+  const i = Math.min(last, state.query < 0 ? last : state.query);
+  const j = Math.min(last, state.key < 0 ? Math.max(0, i - 1) : state.key);
+  const width = q.shape[1], half = rates.length;
+  const [a, b] = [q.data.subarray(i * width, (i + 1) * width), k.data.subarray(j * width, (j + 1) * width)];
+  if (![...a, ...b].every(Number.isFinite)) return broken();
+  const scale = card.scaled === false ? 1 : Math.sqrt(width);
+  const product = (distance) => turned(a, b, rates, distance) / scale;
+  const at = [i + state.start + state.apart, j + state.start];
+  const pairs = spread(half, DIALS);
+  const longest = Math.max(1e-9, ...pairs.flatMap((p) => [Math.hypot(a[p], a[p + half]), Math.hypot(b[p], b[p + half])]));
+  const pick = (key, value) => tokens.length > 100 ? html`<input type="number" aria-label=${key} min="0" max=${last} .value=${String(value)} @change=${(event) => set({ [key]: Number(event.target.value) })}> ${tokens[value].text}` : html`<select aria-label=${key} @change=${(event) => set({ [key]: Number(event.target.value) })}>${tokens.map((token, n) => html`<option value=${n} ?selected=${n === value}>${n} ${token.text}</option>`)}</select>`;
+  const slider = (key, words, least, most) => html`<label>${words} <input type="range" min=${least} max=${most} .value=${String(state[key])}
+    @input=${(event) => set({ [key]: Number(event.target.value) }, { replace: true })}> <output>${state[key]}</output></label>`;
+  const now = product(at[0] - at[1]), model = scores.data[i * scores.shape[1] + j];
+  return html`
+    <div class="row"><label><span class="dot q"></span>query ${pick("query", i)}</label> <label><span class="dot k"></span>key ${pick("key", j)}</label>
+      <span class="hint">layer ${layer}, head ${head}</span></div>
+    <div class="row">${slider("start", "both stand later by", 0, 64)} ${slider("apart", "the query alone later by", 0, 32)}
+      ${state.start || state.apart ? html`<button type="button" class="quiet" @click=${() => set({ start: 0, apart: 0 })}>back</button>` : nothing}</div>
+    <div class="dials">${pairs.map((p) => dial(p, a, b, half, rates[p], at, longest))}</div>
+    <div class="columns turned"><div>
+      <p class="large">${told(now, 5)}</p>
+      <p class="hint">q · k ${scale === 1 ? "" : html`÷ √${width}`} over all ${half} pairs, query at ${at[0]}, key at ${at[1]}, <b>${at[0] - at[1]} apart</b>.
+        ${state.start && !state.apart ? html`Both moved, and it is what it was: only the distance counts.` : nothing}
+        ${!state.start && !state.apart && turns && Number.isFinite(model) ? html`The model itself has ${told(model, 5)} there.` : nothing}</p></div>
+      ${curve(product, at[0] - at[1])}</div>`;
+}
+
+function dial(p, a, b, half, rate, [i, j], longest) {
+  const arrow = (v, place, name) => {
+    const angle = rate * place, [x, y] = [v[p], v[p + half]];
+    const end = [x * Math.cos(angle) - y * Math.sin(angle), y * Math.cos(angle) + x * Math.sin(angle)].map((n) => (n / longest) * SIZE);
+    return svg`<line class=${name} x1="0" y1="0" x2=${end[0]} y2=${-end[1]}></line><circle class=${name} cx=${end[0]} cy=${-end[1]} r="4"></circle>`;
+  };
+  const degrees = (rate * 180) / Math.PI;
+  return html`<figure><svg viewBox="-70 -70 140 140" role="img" aria-label=${`pair ${p}: query turned by ${Math.round(degrees * i)}°, key by ${Math.round(degrees * j)}°`}>
+    <circle class="rim" r=${SIZE + 6}></circle><path class="cross" d="M-66 0H66M0-66V66"></path>${arrow(b, j, "k")}${arrow(a, i, "q")}</svg>
+    <figcaption>pair ${p}<br><span class="hint">${told(degrees)}° a position</span></figcaption></figure>`;
+}
+
+/** The score against the distance. */
+function curve(product, distance) {
+  const way = distance < 0 ? -1 : 1; // a key may stand behind its query
+  const most = Math.max(32, Math.abs(distance)), points = Array.from({ length: most + 1 }, (_, d) => product(way * d));
+  const high = Math.max(1e-9, ...points.map(Math.abs));
+  const x = (d) => 30 + (d / most) * 260, y = (value) => 50 - (value / high) * 40;
+  return html`<svg class="curve" viewBox="0 0 300 112" role="img" aria-label="the product by distance">
+    <line class="axis" x1="30" x2="290" y1=${y(0)} y2=${y(0)}></line><path d=${points.map((value, d) => `${d ? "L" : "M"}${x(d).toFixed(1)} ${y(value).toFixed(1)}`).join("")}></path>
+    <circle cx=${x(Math.abs(distance))} cy=${y(product(distance))} r="4"></circle>
+    <text x="26" y=${y(high) + 4} text-anchor="end">${told(high, 2)}</text><text x="26" y=${y(-high) + 4} text-anchor="end">${told(-high, 2)}</text>
+    <text x="160" y="108" text-anchor="middle">distance of query and key, 0 to ${way * most}</text></svg>`;
+}
+
+/** q · k after both were turned, so far apart; dimensions beyond the pairs do not turn. */
+export function turned(a, b, rates, distance) {
+  const half = rates.length;
+  let sum = 0;
+  for (let p = 0; p < half; p++) {
+    const [cos, sin] = [Math.cos(rates[p] * distance), Math.sin(rates[p] * distance)];
+    sum += (a[p] * b[p] + a[p + half] * b[p + half]) * cos + (a[p] * b[p + half] - a[p + half] * b[p]) * sin;
+  }
+  for (let d = 2 * half; d < a.length; d++) sum += a[d] * b[d];
+  return sum;
+}
+
+const spread = (size, most) => [...new Set(Array.from({ length: Math.min(most, size) }, (_, n) => Math.round((n * (size - 1)) / Math.max(1, Math.min(most, size) - 1))))];

@@ -1,0 +1,127 @@
+// Attention: all heads at once, one head as a map or as lines, and what it is made of (L3).
+
+import { html, nothing } from "lit-html";
+import { anatomy, rowSums } from "ch/anatomy";
+import { decoded, json, npy } from "ch/api";
+import { told } from "ch/colours";
+import { locked } from "ch/inspector";
+import { layers, mask, parts, path, place, sides, texts } from "ch/paths";
+import { asked, run as runOf } from "ch/run";
+import { defaults } from "ch/state";
+import "ch/atlas";
+
+defaults({ sort: "", lines: false, scaled: true, anatomy: false, scored: false, versus: "" });
+
+const FEW = 256; // tokens up to which heads are scored unasked
+const NAMES = { attention: "decoder", cross: "cross", encoder: "encoder" };
+
+export default {
+  id: "attention", title: "Attention", key: "4",
+  sentence: "Where each token looks. All heads first; choose one, and take it apart.",
+  applies: () => true,
+  template(context) {
+    const { state, card } = context;
+    const where = place(state, card);
+    const hidden = mask(card, where.part);
+    const one = head(context, where, hidden.hidden); // asked for first: it is what one looks at
+    return html`${presets(context)}${atlas(context, where)}${chooser(context, where, hidden)}${one}
+      <details class="apart" ?open=${state.anatomy} @toggle=${(event) => event.target.open !== context.state.anatomy && context.set({ anatomy: event.target.open }, { replace: true })}>
+        <summary><h3>How this head comes to its pattern</h3></summary>${state.anatomy ? anatomy(context, where, hidden.hidden) : nothing}</details>`;
+  },
+};
+
+function presets({ card, state, set }) {
+  const { fluffy, pair } = card.examples;
+  if (!card.text || card.kind === "encoder-decoder") return nothing;
+  const plain = { query: -1, key: -1, cell: "", pins: [] };
+  return html`<div class="row presets"><span class="hint">Try</span>
+    ${fluffy ? html`<button type="button" class="quiet" @click=${() => set({ text: fluffy, versus: "", ...plain })}>a fluffy blue creature</button>` : nothing}
+    ${pair?.every(Boolean) && pair[0] !== pair[1] ? html`<button type="button" class="quiet" aria-pressed=${state.versus === pair[1]} @click=${() => set({ text: pair[0], versus: pair[1], ...plain })}>the chicken: tired / wide</button>` : nothing}
+    ${state.versus ? html`<button type="button" class="chip" @click=${() => set({ versus: "" })}>beside “${state.versus}” <span aria-hidden="true">×</span><span class="unseen">, close</span></button>` : nothing}</div>`;
+}
+
+function atlas({ run, card, state, set, resource }, { part, layer, head }) {
+  const pictures = `/api/runs/${run.id}/atlas?part=${part}`, numbers = `/api/runs/${run.id}/heads?part=${part}`;
+  const seen = resource(pictures, ({ signal }) => npy(pictures, { signal }), "atlas");
+  const wanted = seen.value && !seen.pending && (run.tokens.length <= FEW || state.sort || state.scored); // long texts take a while
+  const scores = wanted ? resource(numbers, async ({ signal }) => {
+    const found = await json("GET", numbers, undefined, { signal });
+    return { definitions: found.scores, view: decoded(found.view) };
+  }, "scores") : {};
+  const kinds = Object.keys(scores.value?.definitions ?? {});
+  const pooled = seen.value?.pooled > 1 ? `max-pooled ${seen.value.pooled}×` : "";
+  return html`<ch-figure .caption=${`All ${layers(card, part)} × ${card.heads} heads`} .bare=${true} .badge=${pooled} .pending=${seen.pending}
+      .note=${state.sort && scores.value ? `${state.sort}: ${scores.value.definitions[state.sort] ?? "nothing in this text shows it"}` : "A thumbnail for each head: queries down, keys across. Layers down, heads across."}>
+    <div class="row"><label>Sort by <select @change=${({ target }) => set({ sort: target.value })}>
+      ${["", ...kinds].map((kind) => html`<option .value=${kind} ?selected=${kind === state.sort}>${kind || "layer and head"}</option>`)}</select></label>
+      ${kinds.length || !seen.value ? nothing : scores.error ? html`<span class="problem">${scores.error.message}</span>` : scores.pending ? html`<span class="hint">the heads are being scored …</span>`
+        : html`<button type="button" class="quiet" @click=${() => set({ scored: true }, { replace: true })}>score the heads</button>`}</div>
+    ${seen.error ? html`<p class="problem">${seen.error.message}</p>` : nothing}
+    <ch-atlas .atlas=${seen.value ?? null} .scores=${scores.value?.view ?? null} .sort=${state.sort} .layer=${layer} .head=${head}
+      @pick=${({ detail }) => set({ ...detail, cell: "" })}></ch-atlas></ch-figure>`;
+}
+
+function chooser({ card, state, set }, { part, layer, head }, hidden) {
+  const number = (name, value, count) => html`<label>${name} <select @change=${({ target }) => set({ [name]: Number(target.value), cell: "" })}>
+    ${Array.from({ length: count }, (_, i) => html`<option .value=${String(i)} ?selected=${i === value}>${i}</option>`)}</select></label>`;
+  const choice = (words, pressed, patch) => html`<button type="button" aria-pressed=${pressed} @click=${() => set(patch)}>${words}</button>`;
+  return html`<div class="row">
+    ${parts(card).length > 1 ? html`<span class="choices" role="group" aria-label="which attention">${parts(card).map((each) => choice(NAMES[each], each === part, { part: each, cell: "" }))}</span>` : nothing}
+    ${number("layer", layer, layers(card, part))}${number("head", head, card.heads)}
+    <span class="choices" role="group" aria-label="how it is drawn">${choice("map", !state.lines, { lines: false })}${choice("lines", state.lines, { lines: true })}</span>
+    <ch-edit .name=${`${path(part, layer)}.z`} .head=${head} .label=${"this head"}></ch-edit>
+    <span class="hint">${hidden.words}</span></div>`;
+}
+
+/** One head of the run; beside it what the edits, or another text, make of it. */
+function head(context, where, hidden) {
+  const { run, edited, card, state } = context;
+  const other = edited ? { run: edited, title: "with the edits" } : state.versus ? { run: runOf(asked(card, { text: state.versus }), "beside").value, title: `“${state.versus}”` } : null;
+  const first = pattern(context, run, where, "pattern");
+  if (!other?.run) return figure(context, where, run, first, hidden, "");
+  const second = pattern(context, other.run, where, "other pattern");
+  const same = texts(run.tokens).findIndex((text, i) => text !== other.run.tokens[i]?.text);
+  const note = edited ? "" : same > 0 && card.kind !== "encoder" && where.part === "attention"
+    ? `The texts part at token ${same}. This model reads from left to right, so all rows above are the same.` : "";
+  return html`<div class="pair">${figure(context, where, run, first, hidden, edited ? "without edits" : `“${context.text}”`)}${figure(context, where, other.run, second, hidden, other.title)}</div>
+    ${difference(run, where, first, second, hidden, note)}`;
+}
+
+function pattern({ resource }, run, { part, layer, head }, slot) {
+  const url = `/api/runs/${run.id}/tensor/${path(part, layer)}.pattern?head=${head}`;
+  return resource(url, ({ signal }) => npy(url, { signal }), slot);
+}
+
+function figure({ state, set, hover, marks }, { part, layer, head }, run, found, hidden, title) {
+  const name = `${path(part, layer)}.pattern`;
+  const [queries, keys] = sides(run, part).map(texts);
+  const fits = found.value?.shape[0] === queries.length && found.value?.shape[1] === keys.length;
+  const kept = locked(name);
+  const caption = `${part === "attention" ? "" : `${NAMES[part]}, `}layer ${layer}, head ${head}${title ? ` · ${title}` : ""}`;
+  const values = fits ? found.value : null;
+  const query = marks.token >= 0 ? marks.token : state.query;
+  const sums = values ? rowSums(values) : null;
+  return html`<ch-figure .caption=${caption} .pending=${found.pending}
+      .note=${sums ? `The weight that each query (row) gives each key (column). Rows add up to 1: the least ${told(sums.least, 7)}, the largest ${told(sums.most, 7)}.` : ""}>
+    ${found.error ? html`<p class="problem">${found.error.message}</p>` : nothing}
+    ${state.lines
+      ? html`<ch-lines .values=${values} .rows=${queries} .cols=${keys} .query=${query} .label=${`${caption}, as lines`}
+          @pick=${({ detail }) => set({ query: detail.row === state.query ? -1 : detail.row })} @hover=${({ detail }) => hover(detail ? detail.row : -1)}></ch-lines>`
+      : html`<ch-map .values=${values} .rows=${queries} .cols=${keys} .most=${1} .masked=${hidden} .name=${name} .run=${run.id} .index=${(r, c) => [head, r, c]}
+          .cursor=${kept && kept[0] === head ? kept.slice(1) : state.query >= 0 ? [state.query, state.key] : null} .label=${caption} .measure=${"weight"} .by=${["query", "key"]}
+          @hover=${({ detail }) => hover(detail ? detail.row : -1)} @pick=${({ detail }) => set({ query: detail.row, key: detail.col })}></ch-map>`}</ch-figure>`;
+}
+
+const differences = new WeakMap();
+function difference(run, { part, layer, head }, first, second, hidden, note) {
+  if (!first.value || !second.value) return nothing;
+  const [queries, keys] = sides(run, part).map(texts);
+  const rows = Math.min(first.value.shape[0], second.value.shape[0]), cols = Math.min(first.value.shape[1], second.value.shape[1]);
+  if (differences.get(first.value)?.other !== second.value) {
+    const data = new Float32Array(rows * cols);
+    for (let r = 0; r < rows; r++) for (let c = 0; c < cols; c++) data[r * cols + c] = second.value.data[r * second.value.shape[1] + c] - first.value.data[r * first.value.shape[1] + c];
+    differences.set(first.value, { other: second.value, values: { shape: [rows, cols], data } });
+  }
+  return html`<ch-figure .caption=${`Difference · layer ${layer}, head ${head}`} .note=${`The second less the first: blue looks there more, orange less. ${note}`}>
+    <ch-map .values=${differences.get(first.value).values} .rows=${queries.slice(0, rows)} .cols=${keys.slice(0, cols)} .signed=${true} .masked=${hidden} .label=${"difference"} .measure=${"difference"} .by=${["query", "key"]}></ch-map></ch-figure>`;
+}

@@ -1,0 +1,162 @@
+// The block (L4): one token's vector passes up, a norm evens it out, neurons answer, and every part adds to it.
+
+import { html, nothing, svg } from "lit-html";
+import * as api from "ch/api";
+import { numbered, oneOf, placeOf } from "ch/choose";
+import { told } from "ch/colours";
+import { shown } from "ch/shown";
+import "ch/bars";
+import "ch/edit";
+import "ch/view";
+
+const PARTS = { attn: "attention", cross: "cross-attention", ffn: "feed-forward" };
+
+function template(ctx) {
+  const { card, state, set, run } = ctx;
+  const encoder = card.kind === "encoder-decoder" && state.part === "encoder";
+  const layers = encoder ? card.encoder_layers : card.layers;
+  const tokens = encoder ? run.source : run.tokens;
+  const layer = Math.min(state.layer, layers - 1), at = placeOf(state.query, tokens.length);
+  const block = of(ctx, run, layer, at, encoder, "block");
+  const edited = ctx.edited && of(ctx, ctx.edited, layer, at, encoder, "edited block");
+  return html`
+    <div class="row">
+      ${card.kind === "encoder-decoder" ? oneOf("which stack", [["encoder", "encoder"], ["attention", "decoder"]], encoder ? "encoder" : "attention", (part) => set({ part })) : nothing}
+      ${numbered("Layer", layers, layer, (to) => set({ layer: to }))}
+      <p class="hint">Token ${at}: <b class="word">${tokens[at].text}</b>. Choose another in the strip of tokens.</p>
+    </div>
+    ${shown(block, (inside) => html`
+      ${stream(ctx, run, inside, card, tokens[at].text, edited?.value)}
+      ${inside.norms.map((norm) => normed(run, inside, norm, card))}
+      ${neurons(ctx, run, inside, card)}`)}
+    ${lengths(ctx, run, encoder, layer, at)}`;
+}
+
+function of({ resource }, run, layer, token, encoder, slot) {
+  const url = `/api/runs/${run.id}/block?layer=${layer}&token=${token}&encoder=${encoder}`;
+  return resource(url, async ({ signal }) => {
+    const found = await api.json("GET", url, undefined, { signal });
+    return { ...found, stream: rows(found.stream), norms: found.norms.map((norm) => ({ ...norm, ...rows(norm.view) })), neurons: { ...found.neurons, ...rows(found.neurons.view) } };
+  }, slot);
+}
+
+/** A view as vectors by name, each folded into a few lines; and the largest size of all. */
+function rows(view) {
+  const { values, shape: [, size], axes } = api.decoded(view);
+  const line = folded(size), found = {};
+  axes[0].labels.forEach((name, i) => (found[name] = { shape: [Math.ceil(size / line), line], data: values.slice(i * size, (i + 1) * size) }));
+  return { rows: found, most: usual(values) };
+}
+
+/** How many numbers of a vector stand in one line: the most, up to 128, that divide it. */
+function folded(size) {
+  for (let line = Math.min(128, size); line > 24; line--) if (size % line === 0) return line;
+  return size;
+}
+
+/** What gets the full colour: larger than 99 of 100. A few dimensions of large models would leave all others pale. */
+function usual(values) {
+  const sizes = Float32Array.from(values, Math.abs).sort();
+  return sizes[Math.floor(0.99 * (sizes.length - 1))] || sizes.at(-1) || 1;
+}
+
+const length = ({ data }) => Math.sqrt(data.reduce((sum, value) => sum + value * value, 0));
+
+/** One row of numbers: its name, its colours, its length. */
+function strip(label, values, most, { name = "", run = "", token = 0, hint = "", kind = "", side = length(values) }) {
+  return html`<div class="strip-row ${kind}"><span class="label" title=${hint}>${label}</span>
+    <ch-map .values=${values} .signed=${true} .most=${most} .most_cell=${5} .tall=${values.shape[0] > 1 ? 6 : 16} .name=${name} .run=${run} .index=${(r, c) => [token, r * values.shape[1] + c]}
+      .label=${label} .by=${["line", "dimension"]}></ch-map>
+    <span class="number">${typeof side === "number" ? told(side) : side}</span></div>`;
+}
+
+function stream(ctx, run, { path, token, stream: { rows, most } }, card, word, edited) {
+  const post = card.wiring === "post";
+  const sum = post ? "= norm of the sum" : "= the sum";
+  const labels = { pre: "x, coming in", mid: sum, crossed: sum, post: `${sum}, going out` };
+  const added = (name) => name.endsWith(".out");
+  return html`<ch-figure .caption=${`The stream of “${word}”, and what is added to it`}
+      .note=${`Each strip is one vector, all in the same colours: blue above zero, orange below, full from ${told(most)} on. The number is its length. Attention is the only part that brings something from other tokens.`}>
+    <div class="strips">
+      ${Object.entries(rows).map(([name, values]) => strip(added(name) ? `+ ${PARTS[name.split(".")[0]]}` : labels[name], values, most, {
+        name: `${path}.${name}`, run: run.id, token, kind: added(name) ? "added" : "", hint: `${path}.${name}`,
+        side: edited ? html`${told(length(values))} → <b>${told(length(edited.stream.rows[name]))}</b>` : length(values),
+      }))}
+    </div>
+    <div class="row controls">${Object.keys(rows).filter(added).map((name) => html`<ch-edit .name=${`${path}.${name}`} .label=${PARTS[name.split(".")[0]]}></ch-edit>`)}</div>
+  </ch-figure>`;
+}
+
+function normed(run, { path, token }, norm, card) {
+  const { rows, mean, deviation, centred } = norm;
+  const most = Math.max(...["x", "(x − μ) / σ", "out"].map((name) => usual(rows[name].data)));
+  const before = card.wiring === "pre" ? `before ${PARTS[norm.part]}` : `after ${PARTS[norm.part]}`;
+  const words = { x: `x = ${norm.reads}`, "(x − μ) / σ": centred ? "(x − μ) / σ" : "x / σ", γ: "γ, learned", β: "β, learned", out: "what goes on" };
+  return html`<ch-figure .caption=${`Norm ${before}`} .note=${centred
+      ? "Over the numbers of one token alone: their mean is taken away, they are divided by their deviation, then each dimension gets its own scale and shift."
+      : "Over the numbers of one token alone: they are divided by the root of their mean square, then each dimension gets its own scale."}>
+    <p class="formula-line">${centred ? html`<math display="block"><mrow><mi>γ</mi><mo>⊙</mo><mfrac><mrow><mi>x</mi><mo>−</mo><mi>μ</mi></mrow><mi>σ</mi></mfrac><mo>+</mo><mi>β</mi></mrow></math>`
+      : html`<math display="block"><mrow><mi>γ</mi><mo>⊙</mo><mfrac><mi>x</mi><mi>σ</mi></mfrac></mrow></math>`}
+      <span>${centred ? html`μ = <b>${told(mean, 4)}</b>, ` : nothing}σ = <b>${told(deviation, 4)}</b>
+        <span class="quiet">(${centred ? "√(variance + ε)" : "√(mean of squares + ε)"}, ε = ${told(norm.eps, 1)})</span></span></p>
+    <div class="strips">${Object.entries(rows).map(([name, values]) => strip(words[name], values, "γβ".includes(name) ? usual(values.data) : most, {
+      name: name === "out" ? `${path}.${norm.name}` : "", run: run.id, token, kind: "γβ".includes(name) ? "learned" : "", hint: name === "out" ? `${path}.${norm.name}` : "",
+    }))}</div>
+  </ch-figure>`;
+}
+
+function neurons(ctx, run, { path, token, neurons: { rows, most, top, active, positive } }, card) {
+  const relu = card.activation.startsWith("relu");
+  const share = relu ? `${(100 * active).toFixed(0)} % of ${rows.post.data.length} neurons answer; the others are exactly 0.`
+    : `${(100 * positive).toFixed(0)} % of ${rows.post.data.length} neurons are above zero before the activation.`;
+  const labels = top.map(({ neuron }) => `neuron ${neuron}`);
+  const notes = top.some(({ words }) => words.length) ? top.map(({ words }) => words.join("  ")) : null;
+  return html`<ch-figure .caption=${"Feed-forward: neurons answer, and write"} .note=${share}>
+    <div class="two">
+      <div><h4>Every neuron: before (across, grey: how many) and after ${card.activation} (up)</h4>${scatter(rows.pre.data, rows.post.data, card.gated)}</div>
+      <div><h4>The neurons that write most</h4>
+        <ch-bars .labels=${labels} .values=${top.map(({ length }) => length)} .notes=${notes} .measure=${"length"} .label=${"the neurons that write most"}
+          @pick=${(event) => ctx.inspect({ run: run.id, name: `${path}.ffn.post`, index: [token, top[event.detail.index].neuron], value: top[event.detail.index].value }, "lock")}></ch-bars>
+        <p class="note">The length of what each writes: |answer| × |its row of W₂|.${notes ? " Behind it the tokens whose logits it alone would raise most." : ""}</p></div>
+    </div>
+    <div class="strips">${Object.entries(rows).map(([name, values]) => strip({ pre: "before", gate: "gate", post: "after" }[name], values, most, { name: `${path}.ffn.${name}`, run: run.id, token, hint: `${path}.ffn.${name}` }))}</div>
+  </ch-figure>`;
+}
+
+/** Neurons as dots: where they stood, and what became of that; how many stood where behind them. Without a gate they draw the activation itself. */
+function scatter(before, after, gated) {
+  const [wide, high, room] = [300, 190, 26];
+  const [x0, x1, y0, y1] = [Math.min(...before, 0), Math.max(...before, 0), Math.min(...after, 0), Math.max(...after, 0)];
+  const x = (v) => room + ((v - x0) / (x1 - x0 || 1)) * (wide - 2 * room), y = (v) => high - room - ((v - y0) / (y1 - y0 || 1)) * (high - 2 * room);
+  const bins = new Array(32).fill(0);
+  for (const v of before) bins[Math.min(31, Math.floor((32 * (v - x0)) / (x1 - x0 || 1)))]++;
+  const most = Math.max(...bins), step = (wide - 2 * room) / 32;
+  const dots = Array.from(before, (v, i) => `M${x(v).toFixed(1)} ${y(after[i]).toFixed(1)}h0`).join("");
+  const tick = (v, at) => svg`<text x=${at === "x" ? x(v) : x(0) - 5} y=${at === "x" ? y(0) + 12 : y(v)} text-anchor=${at === "x" ? "middle" : "end"} dominant-baseline="middle">${told(v, 2)}</text>`;
+  return html`<svg class="scatter" viewBox="0 0 ${wide} ${high}" role="img" aria-label="${before.length} neurons before and after their activation">
+    ${bins.map((n, i) => svg`<rect x=${room + i * step} y=${high - room - (0.5 * (high - 2 * room) * n) / most} width=${step - 1} height=${(0.5 * (high - 2 * room) * n) / most}><title>${n} neurons</title></rect>`)}
+    <line x1=${room / 2} x2=${wide - room / 2} y1=${y(0)} y2=${y(0)}></line><line x1=${x(0)} x2=${x(0)} y1=${room / 2} y2=${high - room / 2}></line>
+    <path class="dots" d=${dots}></path>${[x0, x1].filter(Boolean).map((v) => tick(v, "x"))}${[y0, y1].filter(Boolean).map((v) => tick(v, "y"))}
+    </svg>${gated ? html`<p class="note">Times their gates, so the dots leave the line of the activation.</p>` : nothing}`;
+}
+
+/** How long the stream is after every part, and how much each part adds, for all tokens. */
+function lengths({ resource, set, card }, run, encoder, layer, at) {
+  const url = `/api/runs/${run.id}/residual?encoder=${encoder}`;
+  const found = resource(url, ({ signal }) => api.view(url, undefined, { signal }), "residual");
+  const own = run.tokens.length > 256 ? "The first tokens are often the longest." : "";
+  return shown(found, (view) => html`<ch-view .view=${view} .pending=${found.pending} .caption=${`The stream through all layers: how much is added, and how long it gets. ${own}`}
+    @pick=${(event) => {
+      const [part] = view.axes[1].labels[event.detail.row].split(" ");
+      set({ query: event.detail.col, ...(/^\d+$/.test(part) ? { layer: Number(part) } : {}) });
+    }}></ch-view>`);
+}
+
+export default {
+  id: "block",
+  title: "Block",
+  key: "5",
+  sentence: "One token's vector passes up; norms even it out, neurons answer, and every part adds to it.",
+  applies: (card) => card.views.includes("block"),
+  template,
+};

@@ -1,0 +1,141 @@
+// Chat (L5.5): a conversation is just a longer prefix. Here are its very tokens, and who said them.
+
+import { html, nothing } from "lit-html";
+import * as api from "ch/api";
+import { likeliest } from "ch/pair";
+import { run } from "ch/run";
+import { count, shown } from "ch/shown";
+import { changed, defaults } from "ch/state";
+import "ch/bars";
+import "ch/figure";
+
+defaults({ system: "You are an apple.", turns: [{ role: "user", content: "Hello! What are you?" }], other: "" });
+
+const ROLES = ["system", "user", "assistant"];
+let answer = null; // { turns, text, tokens, stop, error } while it is written
+
+function template(ctx) {
+  const { state } = ctx;
+  const now = tokens(ctx, messages(state.system, state.turns), "conversation");
+  return html`<div class="columns chat-columns"><div>${talk(ctx, now)}</div><div>
+    ${shown(now, bands)}${likely(ctx, now)}</div></div>
+    ${compare(ctx, now)}`;
+}
+
+const messages = (system, turns) => [...(system.trim() ? [{ role: "system", content: system }] : []), ...turns];
+
+function tokens({ card, resource }, said, slot) {
+  const body = { model: card.name, messages: said };
+  return resource(`chat ${JSON.stringify(body)}`, async ({ signal }) => ({ ...(await api.json("POST", "/api/chat/tokens", body, { cached: true, signal })), said }), slot);
+}
+
+/** The conversation as people see it: every message can be changed. */
+function talk(ctx, now) {
+  const { state, set } = ctx;
+  const turns = (next) => set({ turns: next }, { replace: true });
+  const box = (content, write, label) => html`<textarea rows=${Math.max(1, Math.ceil(content.length / 46))} aria-label=${label} spellcheck="false" .value=${content} @input=${(event) => write(event.target.value)}></textarea>`;
+  const mine = answer && String(JSON.stringify(state.turns)) === answer.turns;
+  return html`<section class="talk" aria-label="conversation">
+    <div class="message system"><span class="role">system</span>${box(state.system, (system) => set({ system }, { replace: true }), "system prompt")}</div>
+    ${state.turns.map((turn, i) => html`<div class="message ${turn.role}"><span class="role">${turn.role}</span>
+      ${box(turn.content, (content) => turns(state.turns.map((other, j) => (i === j ? { ...turn, content } : other))), `${turn.role}, message ${i + 1}`)}
+      <button type="button" class="quiet" title="Take this message and all after it away" @click=${() => set({ turns: state.turns.slice(0, i) })}>×</button></div>`)}
+    ${mine ? html`<div class="message assistant" aria-live="polite"><span class="role">assistant</span><p class="writing">${answer.text || "…"}</p></div>` : nothing}
+    ${mine && answer.error ? html`<p class="problem">${answer.error}</p>` : nothing}
+    <div class="row">
+      ${mine && answer.stop ? html`<button type="button" class="main" @click=${() => answer.stop.abort()}>Stop</button>`
+        : state.turns.at(-1)?.role === "user" ? html`<button type="button" class="main" ?disabled=${!now.value || now.pending || full(ctx.card, now.value)} @click=${() => write(ctx, now.value)}>Answer</button>`
+        : html`<button type="button" class="main" @click=${() => set({ turns: [...state.turns, { role: "user", content: "" }] })}>Say something</button>`}
+      <span class="hint">Temperature ${state.temp}, seed ${state.seed}; they are those of Predict.</span></div>
+  </section>`;
+}
+
+/** The model goes on after exactly these tokens; what it wrote becomes the next turn. */
+async function write({ card, state, set }, { ids }) {
+  const stop = new AbortController();
+  const here = (answer = { turns: JSON.stringify(state.turns), text: "", stop, error: null });
+  changed();
+  const body = { model: card.name, ids, max_tokens: Math.max(1, Math.min(200, card.context - ids.length)), temperature: state.temp, top_k: state.topk, top_p: state.topp, seed: state.seed };
+  try {
+    await api.events("/api/generate", body, (event, data) => {
+      if (event === "token") here.text += data.piece;
+      if (event === "error") here.error = data.message;
+      changed();
+    }, stop.signal);
+  } catch (error) {
+    if (error.name !== "AbortError") here.error = error.message;
+  }
+  here.stop = null;
+  if (answer !== here || here.error) return changed();
+  answer = null;
+  set({ turns: [...state.turns, { role: "assistant", content: here.text.trim() }] });
+}
+
+const full = (card, { ids }) => ids.length >= card.context;
+
+/** Exactly what the model reads: the template's own tokens between what was said. */
+function bands({ tokens, told: known, said }) {
+  const typed = tokens.filter(({ message }) => message !== null).length;
+  return html`<ch-figure .caption=${`What the model reads: ${count(tokens.length, "token")}`}
+      .note=${known ? `${count(typed, "token")} were said; the other ${count(tokens.length - typed)} are the template's. The model continues after the last one.` : "This model's template rewrites messages, so it cannot be told which tokens are whose."}>
+    <div class="bands">${runs(tokens).map(({ message, part }) => html`<span class="band ${message === null ? "template" : said[message].role}" title=${message === null ? "put there by the template" : said[message].role}>${
+      part.map((token) => html`<span class="piece-of ${token.special ? "special" : ""}" title=${`id ${token.id}`}>${lined(token)}</span>`)}</span>`)}</div>
+    <p class="legend roles">${ROLES.filter((role) => said.some((one) => one.role === role)).map((role) => html`<span class="band ${role}">${role}</span>`)}<span class="band template">template</span></p>
+  </ch-figure>`;
+}
+
+/** A token that ends a line ends it here too. */
+const lined = ({ text }) => (text.endsWith("↵") ? `${text}\n` : text);
+
+function runs(tokens) {
+  const found = [];
+  for (const token of tokens) {
+    if (found.at(-1)?.message === token.message && found.length) found.at(-1).part.push(token);
+    else found.push({ message: token.message, part: [token] });
+  }
+  return found;
+}
+
+function likely({ card }, now) {
+  if (!now.value || now.pending) return nothing;
+  if (full(card, now.value)) return html`<p class="hint">The conversation fills the context of ${count(card.context)} tokens; there is no room for an answer.</p>`;
+  const next = run({ model: card.name, ids: now.value.ids }, "chat run");
+  return html`<ch-figure .caption=${"The answer's first token"} .pending=${next.pending}>${shown(next, ({ top }) => html`
+    <ch-bars .labels=${top.map(({ text }) => text)} .values=${top.map(({ prob }) => prob)} .most=${1} .measure=${"probability"} .label=${"likeliest first tokens"}></ch-bars>`)}</ch-figure>`;
+}
+
+/** The same conversation under another system prompt: which tokens differ, and what that does to the answer. */
+function compare(ctx, now) {
+  const { card, state, set } = ctx;
+  const there = state.other.trim() ? tokens(ctx, messages(state.other, state.turns), "other conversation") : null;
+  return html`<ch-figure .caption=${"Another system prompt, side by side"} .note=${"Only the prefix differs; the model is the same."}>
+    <label class="other">Instead of the system prompt: <input type="text" .value=${state.other} placeholder="You are a pirate." @input=${(event) => set({ other: event.target.value }, { replace: true })}></label>
+    ${there && now.value && !now.pending && !full(card, now.value) ? shown(there, (found) => {
+      if (full(card, found)) return html`<p class="hint">With this prompt the conversation fills the context.</p>`;
+      const [a, b] = [now.value, found].map(({ ids }, i) => run({ model: card.name, ids }, i ? "other chat run" : "chat run"));
+      return html`<div class="bands">${difference(now.value.tokens, found.tokens).map(([kind, token]) => html`<span class="piece-of ${kind}" title=${{ gone: "only with the first prompt", came: "only with the other", same: "in both" }[kind]}>${lined(token)}</span>`)}</div>
+        ${shown(b, () => shown(a, () => likeliest([a.value, b.value], [state.system, state.other].map(short))))}`;
+    }) : html`<p class="hint">Write another one to see what changes.</p>`}
+  </ch-figure>`;
+}
+
+const short = (text) => (text.trim() ? (text.length > 28 ? `${text.slice(0, 27)}…` : text) : "no system prompt");
+
+/** What two lists of tokens share, at their beginning and end; what lies between has gone and come. */
+function difference(before, after) {
+  const same = (a, b) => a && b && a.id === b.id;
+  let first = 0, last = 0;
+  while (same(before[first], after[first])) first++;
+  while (last < Math.min(before.length, after.length) - first && same(before.at(-1 - last), after.at(-1 - last))) last++;
+  return [...before.slice(0, first).map((t) => ["same", t]), ...before.slice(first, before.length - last).map((t) => ["gone", t]),
+    ...after.slice(first, after.length - last).map((t) => ["came", t]), ...before.slice(before.length - last).map((t) => ["same", t])];
+}
+
+export default {
+  id: "chat",
+  title: "Chat",
+  sentence: "A conversation is just a longer prefix: these are its very tokens, and who said them.",
+  applies: (card) => card.views.includes("chat"),
+  free: true,
+  template,
+};

@@ -1,0 +1,105 @@
+// The tour: each point of the lectures as a short caption over the live views. It goes with the state, so links carry it.
+
+import { html, nothing, render } from "lit-html";
+import { card } from "ch/run";
+import { defaults, on, set, state } from "ch/state";
+import { PARTS, stops } from "ch/stops";
+
+defaults({ tour: "" });
+
+function template({ card }) {
+  const all = stops(card), first = all.find(({ view }) => view), done = all.find(({ id }) => id === state().tour);
+  return html`<p class="row"><button type="button" class="main" @click=${() => go(card, first)}>Begin the tour</button>
+      ${done ? html`<button type="button" @click=${() => go(card, done)}>Go on at ${done.title}</button>` : nothing}
+      <span class="hint">Keys: N next, B back, Esc ends it.</span></p>
+    <div class="parts">${PARTS.map(({ title }, i) => html`<section><h3>${i + 1}. ${title}</h3><ol>${all.filter(({ part }) => part === title).map((stop) => html`<li>
+      <button type="button" class="stop" ?disabled=${!stop.view} aria-current=${stop.id === state().tour ? "step" : "false"} @click=${() => go(card, stop)}>
+        <b>${stop.title}</b><span>${stop.view ? stop.say : `This needs ${stop.needs}.`}</span></button></li>`)}</ol></section>`)}</div>`;
+}
+
+function go(card, stop) {
+  if (stop?.view) set({ cell: "", pins: [], ...stop.at(card), view: stop.view, tour: stop.id });
+}
+
+/** The next stop that this model can show, forwards or backwards. */
+function move(by) {
+  const found = card().value;
+  if (!found || !state().tour) return;
+  const here = stops(found).filter(({ view }) => view);
+  const at = here.findIndex(({ id }) => id === state().tour);
+  if (at + by >= here.length) end();
+  else if (at + by >= 0) go(found, here[at + by]);
+}
+
+const end = () => set({ tour: "" });
+
+// ---------------------------------------------------------------- the caption, over whatever view is there
+const host = document.createElement("aside");
+host.className = "tour-caption";
+host.setAttribute("aria-label", "tour");
+host.setAttribute("aria-live", "polite");
+document.body.append(host);
+
+function caption() {
+  const found = card().value, here = found ? stops(found).filter(({ view }) => view) : [];
+  const at = here.findIndex(({ id }) => id === state().tour), stop = here[at];
+  const strayed = stop && stop.view !== state().view;
+  host.hidden = !stop || state().view === "tour";
+  document.body.classList.toggle("touring", !host.hidden);
+  render(host.hidden ? nothing : html`
+    <p class="where">${stop.part}<span>${at + 1} of ${here.length}${stop.id.startsWith("L") ? ` · ${stop.id}` : ""}</span></p>
+    <h2>${stop.title}</h2><p class="say">${stop.say}</p>
+    <p class="steps-on"><button type="button" ?disabled=${at === 0} @click=${() => move(-1)}>Back</button>
+      ${strayed ? html`<button type="button" class="main" @click=${() => go(found, stop)}>Return</button>` : html`<button type="button" class="main" @click=${() => move(1)}>${at === here.length - 1 ? "Finish" : "Next"}</button>`}
+      <button type="button" class="quiet" @click=${end}>End the tour</button></p>`, host);
+  light(host.hidden || strayed ? null : stop);
+}
+
+let lit = null;
+let reached = ""; // the stop that was scrolled to
+/** Draw attention to what the caption is about, as soon as it is there. */
+function light(stop) {
+  const target = stop ? targetOf(stop.find) : null;
+  if (lit !== target) {
+    lit?.classList.remove("toured");
+    target?.classList.add("toured");
+    lit = target;
+  }
+  if (!stop) reached = "";
+  else if (target && reached !== stop.id) {
+    reached = stop.id;
+    target.scrollIntoView({ block: "center", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+  }
+}
+
+/** An element by its selector, or a figure by words of its caption. */
+function targetOf(find) {
+  if (!find) return null;
+  if (typeof find === "string" && /^(main|ch-|[.#])/.test(find)) return document.querySelector(find);
+  const fits = (text) => (find instanceof RegExp ? find.test(text) : text.toLowerCase().includes(find.toLowerCase()));
+  return [...document.querySelectorAll("main ch-figure")].find((figure) => fits(figure.caption)) ?? null;
+}
+
+let waiting = 0;
+on(() => { // two frames after the last change the page itself has been drawn
+  cancelAnimationFrame(waiting);
+  waiting = requestAnimationFrame(() => (waiting = requestAnimationFrame(caption)));
+});
+
+document.addEventListener("keydown", (event) => {
+  if (!state().tour || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, textarea, select")) return;
+  const by = { n: 1, b: -1 }[event.key.toLowerCase()];
+  if (event.key === "Escape") end();
+  else if (by) move(by);
+  else return;
+  event.preventDefault();
+});
+
+export default {
+  id: "tour",
+  title: "Tour",
+  sentence: "Through the lectures, point by point, over these same live views, with your model.",
+  applies: () => true,
+  free: true,
+  template,
+};

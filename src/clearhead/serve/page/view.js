@@ -1,0 +1,64 @@
+// <ch-view>: any view of the lens. One dimension is bars, two a map, more are maps side by side.
+
+import { html, nothing } from "lit-html";
+import { define, Element } from "ch/element";
+import "ch/bars";
+import "ch/figure";
+import "ch/map";
+
+const MOST = 64; // maps of one figure
+
+export class View extends Element {
+  static properties = {
+    view: null, // as the API sends it, its values decoded
+    pending: false, caption: null,
+    cursor: null, // [row, col] in every map
+    masked: null,
+  };
+
+  draw() {
+    if (!this.view) return;
+    const { axes, title, note } = this.view;
+    this.fill(html`<ch-figure .caption=${this.caption ?? title} .note=${note ?? ""} .pending=${this.pending}>
+      ${axes.length === 1 ? this.#bars() : this.#maps()}</ch-figure>`);
+  }
+
+  #bars() {
+    const { axes, values, signed, most, measure } = this.view;
+    return html`<ch-bars .labels=${axes[0].labels} .values=${values} .signed=${signed} .most=${most} .measure=${measure}
+      @pick=${(event) => this.tell("pick", event.detail)}></ch-bars>`;
+  }
+
+  #maps() {
+    const { axes, values, shape, signed, words, measure, plain } = this.view;
+    const [down, across] = axes.slice(-2);
+    const size = down.labels.length * across.labels.length;
+    const names = titles(axes.slice(0, -2));
+    const most = this.view.most ?? largest(values);
+    return html`<div class="maps ${names.length > 1 ? "many" : ""}">${names.slice(0, MOST).map((name, i) => html`<div>
+      ${name ? html`<h4>${name}</h4>` : nothing}
+      <ch-map .values=${cut(this.view, i, size, shape)} .rows=${down.labels} .cols=${across.labels} .signed=${signed} .most=${most}
+        .words=${words} .plain=${!!plain} .measure=${measure} .by=${[down.name, across.name]} .label=${name || this.view.title}
+        .cursor=${this.cursor} .masked=${this.masked} @pick=${(event) => this.tell("pick", { ...event.detail, map: i })}
+        @hover=${(event) => this.tell("hover", event.detail && { ...event.detail, map: i })}></ch-map></div>`)}</div>
+      ${names.length > MOST ? html`<p class="badge">the first ${MOST} of ${names.length}</p>` : nothing}`;
+  }
+}
+define("ch-view", View);
+
+const cuts = new WeakMap();
+/** One map of a view; the same object each time, so that nothing is drawn twice. */
+function cut(view, i, size, shape) {
+  if (!cuts.has(view)) cuts.set(view, []);
+  return (cuts.get(view)[i] ??= { shape: shape.slice(-2), data: view.values.subarray(i * size, (i + 1) * size) });
+}
+
+function titles(leading) {
+  return leading.reduce((names, axis) => names.flatMap((name) => axis.labels.map((label) => `${name}${name && ", "}${axis.name} ${label}`)), [""]);
+}
+
+function largest(values) {
+  let most = 0;
+  for (const value of values) if (Number.isFinite(value) && Math.abs(value) > most) most = Math.abs(value);
+  return most || 1;
+}

@@ -1,0 +1,38 @@
+"""Copy as Python: code that prints the number that someone points at, edits included."""
+
+from clearhead import config as c
+from clearhead.serve.pages.edits import python as written
+from clearhead.serve.pages.runs import Run
+
+
+def python(run: Run, name: str, index: list[int]) -> str:
+    """The same run and the same place, as `model.watch` has it: with the batch as first dimension."""
+    request = run.request
+    lines = ["import clearhead as ch", "", f"model = ch.load({run.path!r})"]
+    if any(edit.op == "swap" for edit in request.edits):
+        names = sorted({edit.name for edit in request.edits if edit.op == "swap"})
+        source = f", source={request.source!r}" if request.source else ""
+        lines.append(f"other = model.watch({request.against!r}, {names!r}{source})")
+    words = [*_read(run), f"names={name!r}"]
+    if request.edits:
+        words.append(f"edits={written(request.edits)}")
+    lines.append(f"seen = model.watch({', '.join(words)})")
+    lines.append(f"print(seen[{name!r}][{', '.join(map(str, [0, *index]))}].item())")
+    return "\n".join(lines)
+
+
+def _read(run: Run) -> list[str]:
+    request, batch = run.request, run.trace.batch
+    if request.picture is not None:
+        return ['pictures="picture.png"']
+    words = []
+    if request.sound is not None:
+        words.append('sound="sound.wav"')
+    both = isinstance(run.trace.config.shape, c.EncoderDecoder)
+    if request.messages is not None or request.ids is not None or (both and request.text is None):
+        words.insert(0, repr(batch.ids[0].tolist()))
+    elif request.text or not both:
+        words.insert(0, repr(request.text))
+    if request.source:
+        words.append(f"source={request.source!r}")
+    return words

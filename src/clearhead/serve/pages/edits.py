@@ -1,0 +1,77 @@
+"""Causal clicks: edits as the page writes them, as functions that change a run, and as Python to copy."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.lens.edits import Change, ablate, replace, scale
+from clearhead.serve.pages.trace import Edits, Trace
+
+
+class Edit(BaseModel):
+    """Switch off a value (or set it to its mean), scale it, or swap in that of another text: of one head, one token."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    op: Literal["ablate", "mean", "scale", "swap"] = "ablate"
+    head: int | None = None
+    token: int | None = None
+    by: float = 0.0  # what `scale` multiplies with
+
+    def change(self, other: Trace | None) -> Change:
+        match self.op:
+            case "ablate":
+                return ablate(self.head, self.token)
+            case "mean":
+                return ablate(self.head, self.token, mean=True)
+            case "scale":
+                return scale(self.by, self.head, self.token)
+            case "swap":
+                if other is None:
+                    raise ClearheadError("to swap a value in, give the other text it comes from (against).")
+                return replace({self.name: other.value(self.name)[None]}, self.head, self.token)
+
+    def python(self) -> str:
+        where = [f"{word}={n}" for word, n in (("head", self.head), ("token", self.token)) if n is not None]
+        first = {"ablate": [], "mean": [], "scale": [f"{self.by:g}"], "swap": ["with_=other"]}[self.op]
+        last = ["mean=True"] if self.op == "mean" else []
+        verb = {"mean": "ablate", "swap": "replace"}.get(self.op, self.op)
+        return f"ch.{verb}({', '.join([*first, *where, *last])})"
+
+
+def read(edits: list[Edit], other: Trace | None = None) -> Edits:
+    """For `model.logits(edits=…)`: several changes of one value follow each other."""
+    grouped: dict[str, list[Change]] = {}
+    for edit in edits:
+        grouped.setdefault(edit.name, []).append(edit.change(other))
+    return {name: changes[0] if len(changes) == 1 else _one_by_one(name, changes) for name, changes in grouped.items()}
+
+
+def _one_by_one(name: str, changes: list[Change]) -> Callable[[Tensor], Tensor]:
+    def all_of_them(value: Tensor) -> Tensor:
+        for change in changes:
+            value = change(value, name)
+        return value
+
+    return all_of_them
+
+
+def python(edits: list[Edit]) -> str:
+    """`{"blocks.2.attn.z": ch.ablate(head=3)}`, as `edits=` takes it."""
+    grouped: dict[str, list[str]] = {}
+    for edit in edits:
+        grouped.setdefault(edit.name, []).append(edit.python())
+    return "{" + ", ".join(f'"{name}": {_nested(name, written)}' for name, written in grouped.items()) + "}"
+
+
+def _nested(name: str, written: list[str]) -> str:
+    if len(written) == 1:
+        return written[0]
+    inner = "value"
+    for change in written:
+        inner = f'{change}({inner}, "{name}")'
+    return f"lambda value: {inner}"

@@ -1,0 +1,50 @@
+"""The lectures' own sentences, for a model to be looked at with before anyone has typed."""
+
+from clearhead import config as c
+from clearhead.api import Model
+from clearhead.errors import ClearheadError
+from clearhead.tokens.text import Tokenizer
+
+FLUFFY = "a fluffy blue creature roamed the verdant forest"
+CHICKEN = "The chicken didn't cross the road because it was too {}"
+PROMPT = "thanks for all the"
+SOURCE = "A little dog runs through the green grass."
+
+
+def examples(model: Model) -> dict[str, object]:
+    """`text` (and `source`) to begin with, and the sentences of single views."""
+    m = model.config.model
+    both = isinstance(m.shape, c.EncoderDecoder)
+    return {
+        "text": None if both and model.config.use.start else readable(model, FLUFFY),  # None: what it writes itself
+        "source": readable(model, SOURCE, source=True) if both else "",
+        "fluffy": readable(model, FLUFFY),
+        "pair": [readable(model, CHICKEN.format(word)) for word in ("tired", "wide")],
+        "predict": readable(model, PROMPT),
+        "mole": [
+            readable(model, text)
+            for text in ("American shrew mole", "one mole of carbon dioxide", "take a biopsy of the mole")
+        ],
+    }
+
+
+def readable(model: Model, text: str, source: bool = False) -> str:
+    """The text, or what of it this model's tokenizer has tokens for and its context has room for."""
+    tokenizer = (model.source_tokenizer or model.tokenizer) if source else model.tokenizer
+    if tokenizer is None:
+        return ""
+    m, use = model.config.model, model.config.use
+    room = m.shape.context if source and isinstance(m.shape, c.EncoderDecoder) else m.context
+    room -= len(use.begin) + len(use.end)
+    known = "".join(letter for letter in text if _reads(tokenizer, letter))
+    while known and len(tokenizer.encode(known)) > room:
+        known = known[: len(known) * 3 // 4]
+    return known
+
+
+def _reads(tokenizer: Tokenizer, letter: str) -> bool:
+    try:
+        tokenizer.encode(letter)
+    except ClearheadError:
+        return False
+    return True

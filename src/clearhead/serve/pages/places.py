@@ -1,0 +1,158 @@
+"""What the page asks about positions (L2): the model's own scheme, others to compare it with, and a shifted text."""
+
+from typing import Any
+
+import torch
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from clearhead import config as c
+from clearhead.api import Model
+from clearhead.errors import ClearheadError
+from clearhead.lens.logit_lens import token_labels
+from clearhead.lens.positions import position_similarity, positions, relative_bias, rotary_angles, shifted
+from clearhead.lens.view import Axis, View
+from clearhead.model import positions as schemes
+from clearhead.serve.pages.desk import Desk
+from clearhead.serve.pages.wire import sent
+from clearhead.tap import Watch
+
+THETA = 10000.0
+LONG = 128  # tokens of a text that is shifted or put in reverse
+
+
+class Places(BaseModel):
+    model: str = ""
+    count: int = Field(32, ge=2, le=512)  # a model with a shorter context has fewer
+
+
+class Shift(BaseModel):
+    model: str = ""
+    text: str
+    by: int = Field(1, ge=1, le=4096)
+
+
+class Order(BaseModel):
+    model: str = ""
+    text: str
+
+
+def routes(desk: Desk) -> APIRouter:
+    router = APIRouter(prefix="/api", tags=["page"])
+
+    @router.post("/positions")
+    async def places(asked: Places) -> dict[str, Any]:
+        held = await desk.held(asked.model)
+        return await desk.work(told, held.model, asked.count)
+
+    @router.post("/shifted")
+    async def shift(asked: Shift) -> dict[str, Any]:
+        """What changes inside when the text starts later."""
+        held = await desk.held(asked.model)
+        return await desk.work(later_on, held.model, asked.text, asked.by)
+
+    @router.post("/order")
+    async def order(asked: Order) -> dict[str, Any]:
+        """What the last token notices when those before it come in reverse."""
+        held = await desk.held(asked.model)
+        return await desk.work(reversed_, held.model, asked.text)
+
+    return router
+
+
+def told(model: Model, count: int) -> dict[str, Any]:
+    """Views of positions, each said to be the model's own or not, and the paces at which pairs turn."""
+    count, own = min(count, model.net.context), model.config.model.position.kind
+    views: dict[str, View] = {}
+    if own in ("learned", "sinusoidal", "rotary"):
+        views["own"] = _first(positions(model, count))
+        views["similarity"] = position_similarity(model, count)
+    if own == "rotary":
+        views["angles"] = rotary_angles(model, count)
+    if own in ("relative", "alibi"):
+        views["bias"] = relative_bias(model, count)
+    compared = {"binary": _counting(count)}
+    if own != "sinusoidal":
+        compared["waves"] = _waves(model, count)
+    return {
+        "kind": own,
+        "count": count,
+        "own": {name: sent(view) for name, view in views.items()},
+        "compared": {name: sent(view) for name, view in compared.items()},
+        "rates": _rates(model).tolist(),
+        "turns": own == "rotary",
+    }
+
+
+def _first(view: View) -> View:
+    """The scheme without the binary counting beside it."""
+    return View(view.values[0], view.axes[1:], view.title, view.measure, view.signed)
+
+
+def _counting(count: int) -> View:
+    bits = (count - 1).bit_length()
+    values = torch.arange(count)[:, None] >> torch.arange(bits) & 1
+    axes = Axis.of("position", count), Axis.of("bit", [str(2**bit) for bit in range(bits)])
+    return View(values, axes, "binary counting", "bit", note="each bit flips half as often as the one before it")
+
+
+def _waves(model: Model, count: int) -> View:
+    width = model.config.model.width
+    values = schemes.Sinusoidal(width + width % 2, "interleaved").embed(torch.arange(count)[None], torch.float32)[0]
+    axes = Axis.of("position", count), Axis.of("dimension", values.shape[1])
+    return View(values, axes, "sinusoidal positions", "value", signed=True)
+
+
+def _rates(model: Model) -> torch.Tensor:
+    """Radians a position of each pair of a head's dimensions; where nothing turns, what it would be in 2021's paper."""
+    position, here = model.net.position, torch.device("cpu")
+    if isinstance(position, schemes.Rotary):
+        return position.rates(here)
+    width = model.config.model.head_width
+    if width < 2:
+        raise ClearheadError("heads of one dimension have no pairs that could turn.")
+    return schemes.wave_rates(width - width % 2, THETA, here)
+
+
+def later_on(model: Model, text: str, by: int) -> dict[str, Any]:
+    ids, whole = _begun(model, text)
+    found = shifted(model, ids, by)
+    assert found.patterns is not None
+    return {"stream": sent(found), "patterns": sent(found.patterns), "whole": whole}
+
+
+def _begun(model: Model, text: str) -> tuple[list[int], bool]:
+    """The first tokens of a text, for what looks at every pattern; and whether these are all."""
+    m = model.config.model
+    if not isinstance(m.input, c.Tokens) or isinstance(m.shape, c.EncoderDecoder):
+        raise ClearheadError("a text is moved or put in reverse in decoders and encoders of text.")
+    ids = model._batch(text).rows()[0]
+    return ids[:LONG], len(ids) <= LONG
+
+
+def reversed_(model: Model, text: str) -> dict[str, Any]:
+    """How far the last token's stream moves when the others come in reverse, by layer: with the model's own positions,
+    and with all tokens at the same place (L2.1). Who sees whom stays as it is."""
+    m, use = model.config.model, model.config.use
+    ids, whole = _begun(model, text)
+    first, last = len(use.begin), len(ids) - (len(use.end) if whole else 0) - 1
+    if last - first < 2:
+        raise ClearheadError("there must be two tokens or more before the last one, to be put in reverse.")
+    rows = [ids, [*ids[:first], *ids[first:last][::-1], *ids[last:]]]
+    device, names = next(model.net.parameters()).device, [f"blocks.{i}.post" for i in range(m.layers)]
+    moved = []
+    for at in (torch.arange(len(ids), device=device)[None], torch.zeros(1, len(ids), dtype=torch.long, device=device)):
+        watch = Watch(names)
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            model.net(torch.tensor(rows, device=device), at=at.expand(2, -1), tap=watch)
+        streams = torch.stack([watch.values[name][:, last].float().cpu() for name in names])  # layer order width
+        moved.append((streams[:, 1] - streams[:, 0]).norm(dim=-1) / streams[:, 0].norm(dim=-1))
+    axes = Axis.of("positions", ["its own", "all the same"]), Axis.of("layer", m.layers)
+    note = "how far the last token's stream moved, as a share of its length"
+    view = View(torch.stack(moved), axes, "the other tokens in reverse", "change", note=note)
+    return {
+        "view": sent(view),
+        "rows": [token_labels(model.tokenizer, row) for row in rows],
+        "at": last,
+        "whole": whole,
+    }

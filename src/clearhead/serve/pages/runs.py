@@ -1,0 +1,179 @@
+"""Runs: what the page asks a model to do with a text, by an id that the same question always gets."""
+
+import hashlib
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from clearhead import config as c
+from clearhead.api import Model
+from clearhead.errors import ClearheadError
+from clearhead.generate import chat
+from clearhead.lens.logit_lens import answers
+from clearhead.serve.pages import uploads
+from clearhead.serve.pages.edits import Edit, read
+from clearhead.serve.pages.kept import Kept
+from clearhead.serve.pages.pieces import pieces
+from clearhead.serve.pages.terms import finite
+from clearhead.serve.pages.trace import Gone, Trace
+from clearhead.serve.shelf import Held
+
+MOST_BYTES = 1 << 30  # of streams that are kept
+MOST_AGAIN = 256 << 20  # of values that were computed again
+TOP = 10
+OWN = 96  # tokens of a target that the model writes itself
+
+
+class RunRequest(BaseModel):
+    """What to read, and what to change on the way."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = ""
+    text: str | None = None
+    ids: list[int] | None = None
+    messages: list[dict[str, str]] | None = None
+    source: str | None = None
+    picture: str | None = Field(default=None, description="a picture in base64")
+    sound: str | None = Field(default=None, description="a sound in base64")
+    edits: list[Edit] = []
+    against: str = Field(default="", description="the text whose values `swap` takes")
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:20]
+
+    def given(self, model: Model) -> dict[str, Any]:
+        """As `model.watch` takes it."""
+        m = model.config.model
+        reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
+        found: dict[str, Any] = {"source": self.source or None} if isinstance(m.shape, c.EncoderDecoder) else {}
+        if self.picture is not None:
+            found["pictures"] = uploads.picture(self.picture)
+        if self.sound is not None and isinstance(reads, c.Mel):
+            found["sound"] = uploads.sound(self.sound, reads)
+        if self.messages is not None:
+            return {"x": chat.encode(model.config.use.chat, self.messages, model.tokenizer), **found}
+        x: object = self.text if self.ids is None else self.ids
+        if x is None and isinstance(m.shape, c.EncoderDecoder):
+            x = written(model, found)
+        return {"x": x or None if found else x, **found}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A request, the trace of it, and how long that took."""
+
+    request: RunRequest
+    trace: Trace
+    path: str  # of the model
+    milliseconds: float
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    def given(self) -> dict[str, Any]:
+        """For functions of the lens: `lens.atlas(model, **run.given())`, edits included."""
+        return {**self.request.given(self.trace.model), **({"edits": self.trace.edits} if self.trace.edits else {})}
+
+    def told(self) -> dict[str, Any]:
+        """What the page learns of it at once."""
+        trace, model = self.trace, self.trace.model
+        return {
+            "id": self.id,
+            "tokens": tokens(model, trace.batch.ids, trace, source=False),
+            "source": None if trace.batch.source is None else tokens(model, trace.batch.source, trace, source=True),
+            "names": {
+                path: {"shape": trace.shape(path), "formula": name.formula, "sentence": name.sentence}
+                for path, name in trace.table.items()
+            },
+            "top": likeliest(model, trace.logits(), TOP),
+            "milliseconds": round(self.milliseconds, 2),
+        }
+
+
+class Runs:
+    """The runs that are kept, and values of theirs that were computed again."""
+
+    def __init__(self) -> None:
+        self._runs: Kept[Run] = Kept(MOST_BYTES, lambda run: run.trace.nbytes)
+        self._values: Kept[Tensor] = Kept(MOST_AGAIN, lambda value: value.untyped_storage().nbytes())
+
+    def make(self, held: Held, request: RunRequest) -> Run:
+        """The run of a request: the one that is kept, or a new one."""
+        found = self._runs.get(request.id)
+        if found is not None and found.trace.loaded(held.model):
+            return found
+        other = None
+        if any(edit.op == "swap" for edit in request.edits):
+            if not request.against:
+                raise ClearheadError("to swap a value in, give the other text it comes from (against).")
+            there = RunRequest(model=request.model, text=request.against, source=request.source)
+            other = self.make(held, there).trace
+        start = time.perf_counter()
+        trace = Trace(held.model, held.model._batch(**request.given(held.model)), read(request.edits, other))
+        return self._runs.put(
+            request.id, Run(request, trace, held.path or held.name, 1000 * (time.perf_counter() - start))
+        )
+
+    def get(self, name: str) -> Run:
+        found = self._runs.get(name)
+        if found is None:
+            raise Gone(f"run {name!r:.30} is no longer kept; ask for it again.")
+        return found
+
+    def values(self, run: Run, names: Iterable[str]) -> dict[str, Tensor]:
+        """Values of one block of a run; what was computed again stays at hand for the next look."""
+        names = list(names)
+        found = {name: self._values.get(f"{run.id} {name}") for name in names}
+        missing = [name for name in names if found[name] is None]
+        for name, value in (run.trace.values(missing) if missing else {}).items():
+            found[name] = self._values.put(f"{run.id} {name}", value)
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def written(model: Model, given: dict[str, Any]) -> list[int]:
+    """What an encoder-decoder makes of its source itself, greedily: a target to look at where none was given."""
+    use = model.config.use
+    room = min(OWN, model.config.model.context - len(use.start))
+    best = model.translate(given["source"], beam=1, max_tokens=room, sound=given.get("sound"))[0].tokens
+    return [*use.start, *(token for token in best if token not in use.stop)]
+
+
+def tokens(model: Model, ids: Tensor | None, trace: Trace, source: bool) -> list[dict[str, Any]]:
+    """Each token for people to read; patches have numbers."""
+    assert ids is not None
+    if ids.is_floating_point():
+        count = trace.streams["encoder.embed" if source else "embed"].shape[1]
+        return [{"id": None, "text": str(i), "special": False} for i in range(count)]
+    tokenizer = (model.source_tokenizer or model.tokenizer) if source else model.tokenizer
+    return pieces(tokenizer, ids[0].tolist())
+
+
+def likeliest(model: Model, logits: Tensor, top: int) -> list[dict[str, Any]]:
+    """The best answers with their probabilities; of a head that gives a number, the number."""
+    config = model.config
+    if isinstance(config.model.head, c.Hidden):
+        return []
+    if isinstance(config.model.head, c.Number):
+        return [{"id": 0, "text": "number", "logit": finite(logits[0]), "prob": None, "logprob": None}]
+    logits = torch.atleast_2d(logits)[-1].float().cpu()
+    logprobs = logits.log_softmax(dim=-1)
+    best = logits.topk(min(top, len(logits))).indices.tolist()
+    names = answers(config, model.tokenizer, best)
+    return [
+        {
+            "id": i,
+            "text": text,
+            "logit": finite(logits[i]),
+            "prob": finite(logprobs[i].exp()),
+            "logprob": finite(logprobs[i]),
+        }
+        for i, text in zip(best, names, strict=True)
+    ]

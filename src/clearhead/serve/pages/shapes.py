@@ -1,0 +1,136 @@
+"""What each shape of model is for: an encoder-decoder translates (L6.2), an encoder fills gaps and judges (L6.3)."""
+
+from typing import Any
+
+import torch
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from clearhead import config as c
+from clearhead.api import Model
+from clearhead.errors import ClearheadError
+from clearhead.generate.answers import GAP, check_judges, gapped, judged
+from clearhead.serve.pages import uploads
+from clearhead.serve.pages.beams import rewritten, translation
+from clearhead.serve.pages.desk import Desk
+from clearhead.serve.pages.edits import Edit, read
+from clearhead.serve.pages.pieces import pieces
+from clearhead.serve.pages.runs import RunRequest
+from clearhead.serve.pages.trace import Edits, Trace
+
+TOP = 50  # fillers that may be asked for
+
+
+class Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = ""
+    edits: list[Edit] = []
+
+
+class Translate(Asked):
+    text: str = ""
+    sound: str | None = None  # in base64, for a model that listens
+    beam: int = Field(4, ge=1, le=16)
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+
+
+class Fill(Asked):
+    text: str
+    against: str = ""  # the text whose values `swap` takes
+    hide: list[int] = []  # tokens that become gaps, besides those the text has
+    top: int = Field(8, ge=1, le=TOP)
+
+
+class Classify(RunRequest):
+    second: str | None = None  # the other text of a pair
+
+
+def routes(desk: Desk) -> APIRouter:
+    router = APIRouter(prefix="/api", tags=["page"])
+
+    @router.post("/translate")
+    async def translate(asked: Translate) -> dict[str, Any]:
+        """The tree of a beam search; of an edited model, what it writes greedily."""
+        return await desk.work(translated, (await desk.held(asked.model)).model, asked)
+
+    @router.post("/fill")
+    async def fill(asked: Fill) -> dict[str, Any]:
+        return await desk.work(filled, (await desk.held(asked.model)).model, asked)
+
+    @router.post("/classify")
+    async def classify(asked: Classify) -> dict[str, Any]:
+        return await desk.work(classified, (await desk.held(asked.model)).model, asked)
+
+    return router
+
+
+def translated(model: Model, asked: Translate) -> dict[str, Any]:
+    shape = model.config.model.shape
+    if not isinstance(shape, c.EncoderDecoder):
+        raise ClearheadError(f"this {shape.kind} has no source to read; an encoder-decoder translates.")
+    given: dict[str, Any] = {"source": asked.text}
+    if asked.sound is not None and isinstance(shape.input, c.Mel):
+        given = {"sound": uploads.sound(asked.sound, shape.input)}
+    if asked.edits:
+        return rewritten(model, given, read(asked.edits))
+    return translation(model, given, asked.beam, asked.length_penalty)
+
+
+def filled(model: Model, asked: Fill) -> dict[str, Any]:
+    """The tokens with their gaps, and for each gap the likeliest words; of a hidden word also how likely it was."""
+    ids, use = _gapped(model, asked.text), model.config.use
+    for place in asked.hide:
+        if not 0 <= place < len(ids):
+            raise ClearheadError(f"there is no token {place} to hide; the text has tokens 0 to {len(ids) - 1}.")
+    was = {place: ids[place] for place in asked.hide if ids[place] != use.mask[0]}
+    shown = [use.mask[0] if place in was else token for place, token in enumerate(ids)]
+    gaps = [place for place, token in enumerate(shown) if token == use.mask[0]]
+    found: list[dict[str, Any]] = []
+    if gaps:
+        assert model.tokenizer is not None
+        logits = model.logits(shown, edits=_changes(model, asked))[gaps, : len(model.tokenizer)].float()
+        found = [
+            _gap(model, place, row, asked.top, was.get(place))
+            for place, row in zip(gaps, logits.softmax(dim=-1), strict=True)
+        ]
+    return {"ids": shown, "tokens": pieces(model.tokenizer, shown), "gaps": found}
+
+
+def _changes(model: Model, asked: Fill | Classify) -> Edits:
+    swaps = any(edit.op == "swap" for edit in asked.edits)
+    return read(asked.edits, Trace(model, model._batch(asked.against)) if swaps and asked.against else None)
+
+
+def _gapped(model: Model, text: str) -> list[int]:
+    """The ids of a text, whether it has gaps or not."""
+    use, tokenizer = model.config.use, model.tokenizer
+    if not isinstance(model.config.model.head, c.MaskedWord) or tokenizer is None or not use.mask:
+        raise ClearheadError(f"this {model.kind} fills no gaps; an encoder with a masked-word head does.")
+    names = [GAP, *(name for name, token in tokenizer.special.items() if token == use.mask[0])]
+    if any(name in text for name in names):
+        return gapped(tokenizer, use, text)
+    return [*use.begin, *tokenizer.encode(text), *use.end]
+
+
+def _gap(model: Model, place: int, shares: torch.Tensor, top: int, was: int | None) -> dict[str, Any]:
+    best = shares.topk(min(top, len(shares)))
+    words = zip(pieces(model.tokenizer, best.indices.tolist()), best.values.tolist(), strict=True)
+    found: dict[str, Any] = {"at": place, "words": [{**piece, "probability": p} for piece, p in words], "was": None}
+    if was is not None:
+        rank = int((shares > shares[was]).sum()) + 1
+        found["was"] = {**pieces(model.tokenizer, [was])[0], "probability": float(shares[was]), "rank": rank}
+    return found
+
+
+def classified(model: Model, asked: Classify) -> dict[str, Any]:
+    """Each class with its probability, or the number that the model gives."""
+    check_judges(model.config.model)
+    given = asked.given(model)
+    if asked.second is not None:
+        given["x"] = (asked.text or "", asked.second)
+    logits = model.logits(**given, edits=_changes(model, asked)).float()
+    verdict = judged(logits[None], model.config)[0]
+    if isinstance(verdict, float):
+        return {"number": verdict, "classes": None}
+    return {"number": None, "classes": [{"text": name, "probability": p} for name, p in verdict.all.items()]}

@@ -1,0 +1,152 @@
+"""The page itself: its files under names that change with their content, and the map from bare names to them."""
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from fastapi import APIRouter, Response
+from fastapi.responses import HTMLResponse
+
+from clearhead.errors import ClearheadError
+
+FOLDER = Path(__file__).parent.parent / "page"
+VENDOR = "vendor"
+KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
+
+HTML = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>clearhead</title>
+<link rel="icon" href="{icon}">
+{styles}
+<script type="importmap">{imports}</script>
+{scripts}
+</head>
+<body>
+<div id="page"><p class="loading">The page is loading …</p></div>
+<noscript>This page needs JavaScript; every number is also in <code>clearhead see</code> and in Python.</noscript>
+{data}
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One file of the page."""
+
+    name: str  # its path without the ending
+    ending: str
+    content: bytes
+
+    @property
+    def url(self) -> str:
+        return f"page/{self.name}.{hashlib.sha256(self.content).hexdigest()[:12]}{self.ending}"
+
+    @property
+    def data_url(self) -> str:
+        return f"data:{KINDS[self.ending]};base64,{base64.b64encode(self.content).decode()}"
+
+
+class Shell:
+    """All files of the page, read once."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self.assets = [
+            Asset(path.relative_to(folder).with_suffix("").as_posix(), path.suffix, path.read_bytes())
+            for path in sorted(folder.rglob("*"))
+            if path.suffix in KINDS
+        ]
+        if not any(asset.name == f"{VENDOR}/lit-html" for asset in self.assets):
+            raise ClearheadError(f"{folder / VENDOR} lacks lit-html; install the package again to have the page.")
+
+    @property
+    def modules(self) -> dict[str, Asset]:
+        """By bare name: lit-html, and ch/NAME for ours."""
+        own = {f"ch/{a.name}": a for a in self.assets if a.ending == ".js" and not a.name.startswith(VENDOR)}
+        return {"lit-html": self._vendor("lit-html"), **own}
+
+    @property
+    def styles(self) -> list[Asset]:
+        """The vendor's first, then the page's, then those of single views."""
+        found = [asset for asset in self.assets if asset.ending == ".css"]
+        return sorted(found, key=lambda a: (not a.name.startswith(VENDOR), a.name != "style", a.name))
+
+    @cached_property
+    def imports(self) -> str:
+        return json.dumps({"imports": {name: f"./{asset.url}" for name, asset in self.modules.items()}})
+
+    @property
+    def policy(self) -> str:
+        """What a browser may load for the page: its own files, and the import map, known by its hash."""
+        known = base64.b64encode(hashlib.sha256(self.imports.encode()).digest()).decode()
+        sources = (
+            f"script-src 'self' 'sha256-{known}'; style-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:"
+        )
+        return f"default-src 'self'; {sources}; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+
+    @cached_property
+    def page(self) -> str:
+        """As it is served."""
+        styles = "\n".join(f'<link rel="stylesheet" href="{asset.url}">' for asset in self.styles)
+        # After the import map: a module that is loaded ahead of it, from a cache, would not know its imports.
+        ahead = "\n".join(f'<link rel="modulepreload" href="{asset.url}">' for asset in self.modules.values())
+        scripts = f'<script src="{self._vendor("uplot").url}" defer></script>\n'
+        scripts += f'<script type="module" src="{self.modules["ch/main"].url}"></script>'
+        return HTML.format(
+            icon=self._icon.url, styles=styles, imports=self.imports, scripts=f"{ahead}\n{scripts}", data=""
+        )
+
+    def whole(self, data: str) -> str:
+        """As one file that needs no server: the same modules under data: URLs, and what they would have asked for."""
+        imports = json.dumps({"imports": {name: asset.data_url for name, asset in self.modules.items()}})
+        styles = "\n".join(f"<style>{asset.content.decode()}</style>" for asset in self.styles)
+        scripts = f'<script src="{self._vendor("uplot").data_url}"></script>\n'
+        scripts += '<script type="module">import "ch/main";</script>'
+        held = f'<script type="application/json" id="snapshot">{data}</script>'
+        return HTML.format(icon=self._icon.data_url, styles=styles, imports=imports, scripts=scripts, data=held)
+
+    @property
+    def _icon(self) -> Asset:
+        return next(asset for asset in self.assets if asset.name == "icon")
+
+    def _vendor(self, name: str) -> Asset:
+        return next(a for a in self.assets if a.name == f"{VENDOR}/{name}" and a.ending == ".js")
+
+
+def safe(tree: object) -> str:
+    """JSON that may stand inside a <script>: no text in it can end that."""
+    return json.dumps(tree, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+
+
+HOLE = '"the numbers go here"'
+
+
+def routes(shell: Shell) -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+    served = {asset.url: asset for asset in shell.assets}
+
+    @router.get("/")
+    async def page() -> HTMLResponse:
+        return HTMLResponse(shell.page, headers={"Cache-Control": "no-cache", "Content-Security-Policy": shell.policy})
+
+    @router.get("/page/{path:path}")
+    async def file(path: str) -> Response:
+        asset = served.get(f"page/{path}")
+        if asset is None:
+            return Response("There is no such file.", status_code=404, media_type="text/plain")
+        return Response(asset.content, media_type=f"{KINDS[asset.ending]}; charset=utf-8", headers=FOREVER)
+
+    @router.get("/api/whole")
+    async def whole() -> HTMLResponse:
+        """The page as one file, with a hole where its data go."""
+        return HTMLResponse(shell.whole(HOLE))
+
+    return router

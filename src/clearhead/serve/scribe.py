@@ -1,0 +1,106 @@
+"""The texts of many clients as rows of one engine: who has a row, and what each new token says."""
+
+from collections.abc import Iterable, Sequence
+
+from clearhead.api import Model
+from clearhead.errors import ClearheadError
+from clearhead.generate.engine import Engine
+from clearhead.generate.request import Request
+from clearhead.generate.sampling import Sampling
+from clearhead.generate.stream import TextStream
+from clearhead.generate.write import SLOTS, Piece, check_writes
+from clearhead.model.caches import Memory
+from clearhead.serve.job import Job, Text
+from clearhead.serve.limits import Limits
+from clearhead.serve.refused import Refused
+
+ROWS = 2 << 30  # bytes that rows may take where their number is not given
+
+
+class Scribe:
+    """An engine, its rows set aside for good, and the texts that have one; only `ready` is for any thread."""
+
+    def __init__(self, model: Model, limits: Limits) -> None:
+        check_writes(model.config.model)
+        net, self.words = model.net.eval(), model.tokenizer
+        capacity, cuda = min(net.context, limits.context), next(net.parameters()).is_cuda
+        fit = max(1, ROWS // (_bytes(net.remember(1, 1)) * capacity))
+        slots = limits.slots or min(fit, SLOTS["cuda" if cuda else "cpu"])
+        known = len(self.words) if self.words else None
+        self.engine = Engine(net, model.config.use, slots, capacity, known, recorded=cuda)
+        self.seated: dict[Request, tuple[Job, Text]] = {}
+
+    @property
+    def bytes(self) -> int:
+        return _bytes(self.engine.desk.memory)
+
+    @property
+    def free(self) -> int:
+        return self.engine.slots - len(self.seated)
+
+    def ready(self, prompts: Iterable[list[int]], how: Sampling, n: int, top: int, echo: bool) -> list[Text]:
+        """Texts that can be written, `n` for each prompt; or a sentence why not."""
+        words, texts = self.words, list[Text]()
+        for prompt in prompts:
+            head = words.decode(prompt) if words and echo else ""
+            for sample in range(n):
+                request = Request(prompt, how, sample, top)
+                self.engine.check(request)
+                stream = TextStream(words, prompt, how.stop) if words else None
+                texts.append(Text(request, stream, len(texts), head))
+        return texts
+
+    def leavers(self) -> list[Job]:
+        """Whose texts have ended, one for each: their rows are free."""
+        ended = [request for request in self.seated if request.reason]
+        return [self.seated.pop(request)[0] for request in ended]
+
+    def seat(self, job: Job, text: Text) -> None:
+        self.seated[text.request] = job, text
+        if not text.request.reason:  # else the client went away while it waited
+            self.engine.add(text.request)
+
+    def step(self) -> tuple[dict[Job, list[Piece]], dict[Job, Refused]]:
+        """One more token for all: what it says to each job, and what went wrong in some."""
+        news, errors = dict[Job, list[Piece]](), dict[Job, Refused]()
+        try:
+            live = self.engine.step()
+        except ClearheadError as error:  # logits that are no numbers; those of the others are told with the next step
+            live = []
+            errors = {j: Refused(str(error), 500) for r, (j, _) in self.seated.items() if r.reason == "broken"}
+        for request in live:
+            if request in self.seated:
+                job, text = self.seated[request]
+                try:
+                    news.setdefault(job, []).extend(self._spelled(text))
+                except ClearheadError as error:  # an id that stands for no text
+                    request.end("broken")
+                    errors[job] = Refused(str(error))
+        return news, errors
+
+    def _spelled(self, text: Text) -> list[Piece]:
+        """What can be shown of the tokens that are new; as `Writer` does it."""
+        request, pieces = text.request, list[Piece]()
+        ends, last = {*self.engine.use.stop, *request.sampling.stop_tokens}, len(request.written)
+        while text.told < last:
+            chosen, said = request.written[text.told], ""
+            text.told += 1
+            if text.stream is not None and chosen.token not in ends:
+                said = text.stream.feed(chosen.token)
+                if text.stream.stopped:
+                    request.end("stop")
+                    last = text.told
+            reason = request.reason if text.told == last else ""
+            if text.stream is not None and reason:
+                said += text.stream.end()
+            pieces.append(Piece(text.head + said if text.told == 1 else said, text.index, chosen, reason))
+        return pieces
+
+
+def told(jobs: Sequence[tuple[Job, Sequence[Piece]]]) -> None:
+    for job, pieces in jobs:
+        job.tell(pieces)
+
+
+def _bytes(memory: Memory) -> int:
+    return sum(growing.keys.nbytes + growing.values.nbytes for growing, _ in memory.layers)

@@ -1,0 +1,85 @@
+"""The process that serves: a port, a loop, and an end that keeps its word."""
+
+import asyncio
+import ipaddress
+import os
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from clearhead.errors import ClearheadError
+from clearhead.serve.exchange import GRACE
+from clearhead.serve.shelf import Shelf
+
+SILENT = 30.0  # seconds
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine itself can come in there."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A port that is ours, or a sentence why not."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error.strerror or error)
+        raise ClearheadError(f"{host}:{port} cannot be served on: {reason}; choose another --port or --host.") from None
+    except OverflowError:
+        raise ClearheadError(f"--port {port} is no port; it is 0 to 65535, and 0 is any that is free.") from None
+
+
+class Connection(H11Protocol):
+    """One that asks for something now and then; who connects and keeps silent, or never ends a header, is cut off."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.looking = self.loop.call_later(SILENT, self._look, None)
+
+    def _look(self, last: RequestResponseCycle | None) -> None:
+        if self.cycle is last and (last is None or last.response_complete):  # nothing since the last look
+            self.transport.close()
+        else:
+            self.looking = self.loop.call_later(SILENT, self._look, self.cycle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.looking.cancel()
+        super().connection_lost(exc)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which lets the models finish or tell their readers before it ends."""
+
+    def __init__(self, app: ASGIApp, shelf: Shelf) -> None:
+        self.shelf = shelf
+        options = {"http": Connection, "ws": "none", "loop": "asyncio", "lifespan": "off", "access_log": False}
+        quiet = {"log_config": None, "log_level": "critical", "server_header": False, "proxy_headers": False}
+        seconds = int(shelf.limits.stop_seconds + GRACE)
+        super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=seconds, **options, **quiet))  # type: ignore[arg-type]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        stopping = asyncio.create_task(self.shelf.stop(self.shelf.limits.stop_seconds))
+        await super().shutdown(sockets)
+        if self.force_exit:
+            stopping.cancel()
+        await asyncio.gather(stopping, return_exceptions=True)
+        self._captured_signals.clear()  # which were heeded, and need not end the process once more
+
+
+def run(app: ASGIApp, shelf: Shelf, at: socket.socket, all_at_once: bool, ready: Callable[[], None]) -> None:
+    """Until a signal; the first model is there before anyone is let in, or all of them."""
+
+    async def serve() -> None:
+        await (shelf.load_all() if all_at_once else shelf.get(shelf.names[0]))
+        ready()
+        await Server(app, shelf).serve(sockets=[at])
+
+    asyncio.run(serve())

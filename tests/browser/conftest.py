@@ -1,0 +1,83 @@
+"""A page in Debian's Chromium, on a server in this process; nothing outside this machine can be reached."""
+
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from clearhead.serve.shelf import Shelf
+from serving import running
+
+CHROMIUM = "/usr/bin/chromium"
+READY = "body[data-ready]"
+
+
+class Visit:
+    """A page that was opened, with all that it complained about."""
+
+    def __init__(self, page, url):
+        self.page, self.url, self.complaints, self.outside = page, url, [], []
+        page.on("console", lambda message: message.type == "error" and self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: self._asked(request.url))
+
+    def _asked(self, url):
+        if not url.startswith((self.url, "data:", "blob:", "file:")):
+            self.outside.append(url)
+
+    def go(self, state=""):
+        self.page.goto(f"{self.url}/{state}")
+        return self.ready()
+
+    def ready(self):
+        self.page.wait_for_timeout(30)
+        self.page.wait_for_selector(READY, timeout=20000)
+        return self
+
+    def set(self, **patch):
+        self.page.evaluate("patch => clearhead.set(patch)", patch)
+        return self.ready()
+
+    def state(self):
+        return self.page.evaluate("() => ({...clearhead.state})")
+
+    def until(self, expression, seconds=10):
+        """A content security policy forbids playwright's own wait_for_function."""
+        end = time.monotonic() + seconds
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < end, f"this did not come true: {expression}"
+            time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")  # as long as playwright is there, no other loop can run in this thread
+def browser():
+    sync = pytest.importorskip("playwright.sync_api", reason="NO BROWSER TESTS: playwright is not installed")
+    if not Path(CHROMIUM).exists():
+        pytest.skip(f"NO BROWSER TESTS: there is no {CHROMIUM}")
+    with sync.sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page_on(browser):
+    """`with page_on(models) as visit:` with models by name, a shelf, or one model; options are those of a context."""
+
+    @contextmanager
+    def opened(models, **options):
+        models = models if isinstance(models, dict | Shelf) else {"model": models}
+        with running(models, page=True) as server:
+            context = browser.new_context(
+                accept_downloads=True, **{"viewport": {"width": 1200, "height": 850}, **options}
+            )
+            try:
+                visit = Visit(context.new_page(), server.url)
+                visit.server, visit.context = server, context
+                yield visit
+            finally:
+                context.close()
+
+    return opened

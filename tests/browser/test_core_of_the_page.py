@@ -1,0 +1,247 @@
+"""The page's promises that concern every view: real numbers, the URL, the keyboard, mistakes, no world outside."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import clearhead as ch
+from page_models import model_of
+
+PAGE = Path(ch.__file__).parent / "serve" / "page"
+OWN = [path for path in PAGE.rglob("*.js") if "vendor" not in path.parts]
+TEXT = "the cat, the cat"
+
+
+def views(visit):
+    return visit.page.evaluate("() => [...document.querySelectorAll('nav.rail button')].length")
+
+
+@pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder", "tiny-encoder-decoder"])
+def test_every_view_works_without_the_world(page_on, name):
+    with page_on(model_of(name)) as visit:
+        visit.context.route(re.compile(r"^(?!http://127\.0\.0\.1|data:|blob:)"), lambda route: route.abort())
+        visit.go()
+        for number in range(views(visit)):
+            visit.page.locator("nav.rail button").nth(number).click()
+            visit.ready()
+            assert visit.page.locator("main h1").inner_text()
+            assert not visit.page.get_by_text("could not be drawn").count()
+        assert visit.outside == []
+        assert visit.complaints == []
+
+
+def test_the_inspector_tells_the_models_own_number(page_on):
+    model = model_of()
+    seen, dice = model.watch(TEXT), torch.Generator().manual_seed(0)
+    names = [name for name in seen if name != "blocks.0.attn.masked" and name != "blocks.1.attn.masked"]
+    with page_on(model) as visit:
+        visit.go(f"#text={TEXT}&view=attention")
+        for _ in range(25):
+            name = names[int(torch.randint(len(names), (), generator=dice))]
+            index = [int(torch.randint(size, (), generator=dice)) for size in seen[name].shape[1:]]
+            visit.set(cell=f"{name}@{','.join(map(str, index))}")
+            told = float(visit.page.locator(".inspector .value").get_attribute("data-value"))
+            assert told == pytest.approx(float(seen[name][(0, *index)]), abs=1e-6), name
+
+
+def test_what_is_drawn_is_what_was_computed(page_on):
+    """The numbers under the picture are the pattern itself; its rows add up to 1 and its future is hatched."""
+    model = model_of()
+    pattern = model.watch(TEXT, "blocks.1.attn.pattern")["blocks.1.attn.pattern"][0, 2]
+    with page_on(model) as visit:
+        visit.go(f"#text={TEXT}&view=attention&layer=1&head=2")
+        drawn = visit.page.evaluate("() => Array.from(document.querySelector('ch-map').values.data)")
+        found = torch.tensor(drawn).view_as(pattern)
+        assert torch.allclose(found, pattern, atol=1e-6)
+        assert torch.allclose(found.sum(dim=1), torch.ones(()), atol=1e-5)
+        hatched = visit.page.evaluate(
+            "() => [[0, 1], [1, 0], [3, 3]].map(([r, c]) => !!document.querySelector('ch-map').masked?.(r, c))"
+        )
+        assert hatched == [True, False, False]
+        visit.set(text=TEXT[:-1] + "r")
+        changed = torch.tensor(
+            visit.page.evaluate("() => Array.from(document.querySelector('ch-map').values.data)")
+        ).view_as(pattern)
+        assert torch.allclose(changed[:-1], found[:-1], atol=1e-6)
+        assert not torch.allclose(changed[-1], found[-1], atol=1e-6)
+
+
+def test_an_encoder_hides_nothing(page_on):
+    with page_on(model_of("tiny-encoder")) as visit:
+        visit.go("#view=attention")
+        assert visit.page.evaluate("() => document.querySelector('ch-map').masked") is None
+
+
+def test_a_link_shows_what_its_sender_saw_and_back_undoes(page_on):
+    state = {
+        "text": TEXT,
+        "view": "attention",
+        "layer": 1,
+        "head": 2,
+        "query": 3,
+        "cell": "blocks.1.attn.pattern@2,3,1",
+    }
+    with page_on(model_of()) as visit:
+        visit.go()
+        visit.set(**state)
+        value = visit.page.locator(".inspector .value").inner_text()
+        link = visit.page.evaluate("() => location.hash")
+        other = visit.context.browser.new_context().new_page()
+        other.goto(f"{visit.url}/{link}")
+        other.wait_for_selector("body[data-ready]")
+        assert {key: other.evaluate("() => ({...clearhead.state})")[key] for key in state} == state
+        assert other.locator(".inspector .value").inner_text() == value
+        other.context.close()
+        visit.set(head=3)
+        visit.page.go_back()
+        visit.ready()
+        assert visit.state()["head"] == 2
+
+
+def test_causal_clicks_change_the_answer_and_the_url(page_on):
+    model = model_of()
+    with page_on(model) as visit:
+        visit.go(f"#text={TEXT}&view=attention&layer=0&head=1")
+        visit.page.locator("ch-edit button", has_text="off").first.click()
+        visit.ready()
+        assert visit.state()["edits"] == [{"name": "blocks.0.attn.z", "head": 1, "op": "ablate"}]
+        real = model.logits(TEXT, edits={"blocks.0.attn.z": ch.ablate(head=1)})[-1].softmax(dim=-1)
+        assert f"{100 * float(real.max()):.1f} %" in visit.page.locator(".edits p").inner_text()
+        assert visit.page.locator("ch-figure", has_text="Difference").count() == 1
+        visit.page.locator(".edits .chip").click()
+        visit.ready()
+        assert visit.state()["edits"] == []
+
+
+def test_the_keyboard_is_enough(page_on, tmp_path):
+    """Type, run, reach a head, read a cell, save it as CSV."""
+    with page_on(model_of()) as visit:
+        visit.go()
+        keys = visit.page.keyboard
+        keys.press("/")
+        keys.press("Control+A")
+        keys.type("abcabc")
+        keys.press("Enter")
+        visit.ready()
+        keys.press("Escape")
+        keys.press("4")
+        for key in ("]", "}", "}"):
+            keys.press(key)
+        visit.ready()
+        assert (visit.state()["text"], visit.state()["view"]) == ("abcabc", "attention")
+        assert (visit.state()["layer"], visit.state()["head"]) == (1, 2)
+        for _ in range(60):
+            keys.press("Tab")
+            focused = visit.page.evaluate("() => document.activeElement.localName")
+            shown = visit.page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
+            assert shown != "none", f"{focused} does not show that it is chosen"
+            if focused == "ch-map":
+                break
+        for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+            keys.press(key)
+        said = visit.page.locator("ch-map .heard").first.inner_text()
+        assert re.match(r"c → b 0\.\d+, rank \d of 3", said)
+        keys.press("t")
+        visit.ready()
+        assert visit.page.locator("ch-map table td").count() > 30
+        keys.press("Shift+Tab")  # back to the figure's Save
+        keys.press("Enter")
+        keys.press("Tab")
+        for _ in range(2):
+            keys.press("Tab")
+        with visit.page.expect_download() as download:
+            keys.press("Enter")
+        assert download.value.suggested_filename.endswith(".csv")
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_cut_off(page_on, width, scheme):
+    with page_on(model_of(), viewport={"width": width, "height": 800}, color_scheme=scheme) as visit:
+        visit.go()
+        for number in range(views(visit)):
+            visit.page.locator("nav.rail button").nth(number).click()
+            visit.ready()
+            wide = visit.page.evaluate("() => document.documentElement.scrollWidth")
+            assert wide <= width, visit.state()["view"]
+
+
+@pytest.mark.parametrize("text", ["", "🦊 fox", "שלום עולם", "<script>alert(1)</script>", "a" * 500, "\u0301\u200b"])
+def test_hostile_texts_are_answered(page_on, text):
+    with page_on(model_of()) as visit:
+        visit.go("#view=attention")
+        visit.page.on("dialog", lambda dialog: pytest.fail("a script of the text ran"))
+        visit.set(text=text)
+        told = visit.page.locator("main .problem")
+        if not text or len(text.encode()) > 32:
+            assert told.first.inner_text()
+        else:
+            assert told.count() == 0
+        visit.set(text="fine")
+        assert told.count() == 0
+        assert visit.page.locator(".strip .token").count() == 4
+        assert all("400" in complaint for complaint in visit.complaints)  # browsers write refused requests down
+
+
+def test_a_model_full_of_nan_can_be_looked_at(page_on):
+    model = model_of()
+    with torch.no_grad():
+        model.net.blocks[0].ffn.up.weight.fill_(float("nan"))
+    with page_on(model) as visit:
+        visit.go()
+        for number in range(views(visit)):
+            visit.page.locator("nav.rail button").nth(number).click()
+            visit.ready()
+            assert not visit.page.get_by_text("could not be drawn").count()
+        visit.set(cell="norm@1,1")
+        assert visit.page.locator(".inspector .value").inner_text() == "no number"
+
+
+def test_a_run_that_was_dropped_is_made_again_in_silence(page_on):
+    with page_on(model_of()) as visit:
+        visit.go(f"#text={TEXT}&view=attention")
+        visit.server.app.state.desk.runs._runs._entries.clear()
+        visit.set(head=3)
+        assert visit.page.locator("main .problem").count() == 0
+        assert visit.page.evaluate("() => document.querySelector('ch-map').values.shape") == [len(TEXT)] * 2
+
+
+def test_two_pages_do_not_disturb_each_other(page_on):
+    with page_on(model_of()) as visit:
+        visit.go("#text=first&view=attention")
+        other = visit.context.new_page()
+        other.goto(f"{visit.url}/#text=second&view=attention")
+        other.wait_for_selector("body[data-ready]")
+        visit.set(head=2)
+        assert visit.page.locator(".strip .token").count() == 5
+        assert other.locator(".strip .token").count() == 6
+
+
+def test_the_page_comes_back_with_its_server(page_on):
+    with page_on(model_of()) as visit:
+        visit.go("#view=attention")
+        visit.context.set_offline(True)
+        visit.page.evaluate("() => clearhead.set({text: 'unheard'})")
+        visit.page.wait_for_selector(".lost")
+        assert "does not answer" in visit.page.locator(".lost").inner_text()
+        assert visit.page.locator(".strip .token").count() > 7  # what was there is still there
+        visit.context.set_offline(False)
+        visit.until("() => document.querySelectorAll('.strip .token').length === 7")
+        assert visit.page.locator(".lost").count() == 0
+
+
+def test_nothing_that_is_drawn_is_invented():
+    for path in OWN:
+        source = path.read_text()
+        assert "Math.random" not in source, path.name
+        assert not re.search(
+            r"innerHTML|unsafeHTML|insertAdjacentHTML|document\.write|eval\(|https?://(?!www\.w3\.org)", source
+        ), path.name
+
+
+def test_the_page_stays_small():
+    assert sum(path.stat().st_size for path in OWN) <= 300_000
+    assert sum(path.stat().st_size for path in PAGE.rglob("*") if path.suffix in (".js", ".css", ".svg")) <= 400_000
+    assert all(len(path.read_text().splitlines()) <= 500 for path in OWN)

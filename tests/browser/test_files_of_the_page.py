@@ -1,0 +1,103 @@
+"""What leaves the page: figures as PNG, SVG, CSV and .npy, and the page itself as one file."""
+
+import csv
+import io
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import clearhead as ch
+from clearhead.cli.main import app
+from clearhead.serve.pages import snapshot
+from page_models import model_of
+
+TEXT = "the cat, the cat"
+
+
+def saved(visit, kind):
+    """The bytes of a file that the first head's figure gives."""
+    figure = visit.page.locator("ch-figure", has=visit.page.locator("ch-map")).first
+    figure.locator("summary").click()
+    with visit.page.expect_download() as download:
+        figure.get_by_role("button", name=kind, exact=True).click()
+    return download.value.path().read_bytes()
+
+
+def test_every_file_holds_what_is_drawn(page_on):
+    model = model_of()
+    pattern = model.watch(TEXT, "blocks.1.attn.pattern")["blocks.1.attn.pattern"][0, 2].numpy()
+    with page_on(model) as visit:
+        visit.go(f"#text={TEXT}&view=attention&layer=1&head=2")
+        numbers = np.load(io.BytesIO(saved(visit, ".npy")))
+        assert numbers.dtype == np.float32
+        assert np.allclose(numbers, pattern, atol=1e-6)
+        rows = list(csv.DictReader(io.StringIO(saved(visit, "CSV").decode())))
+        assert len(rows) == len(TEXT) ** 2
+        assert rows[1] == {"query": "t", "key": "h", "weight": "masked"}
+        assert float(rows[16]["weight"]) == pytest.approx(pattern[1, 0], abs=1e-6)
+        drawing = saved(visit, "SVG").decode()
+        assert drawing.count("<text") == 2 * len(TEXT)
+        picture = Image.open(io.BytesIO(saved(visit, "PNG, 2×"))).convert("RGB")
+        plan = visit.page.evaluate(
+            "() => { const {grid, ...plan} = document.querySelector('ch-map').plan; return plan; }"
+        )
+        assert picture.width == 2 * plan["width"]
+        for r, c in ((1, 0), (5, 3), (9, 9)):
+            x, y = (2 * (plan[a] + (n + 0.5) * plan[b]) for n, a, b in ((c, "left", "cell"), (r, "top", "tall")))
+            share = pattern[r, c]
+            wanted = [255 + (full - 255) * share for full in (0x2B, 0x83, 0xD8)]
+            assert np.allclose(picture.getpixel((int(x), int(y))), wanted, atol=3)
+
+
+def test_the_saved_page_needs_no_server(page_on, browser, tmp_path):
+    model = model_of()
+    with page_on(model) as visit:
+        visit.go(f"#text={TEXT}&view=attention&layer=1&head=2&cell=blocks.1.attn.pattern@2,3,1")
+        value = visit.page.locator(".inspector .value").inner_text()
+        with visit.page.expect_download() as download:
+            visit.page.get_by_role("button", name="Save page").click()
+        download.value.save_as(tmp_path / "page.html")
+    page, complaints = browser.new_page(), []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on(
+        "request", lambda request: request.url.startswith(("file:", "data:", "blob:")) or complaints.append(request.url)
+    )
+    page.goto((tmp_path / "page.html").as_uri())
+    page.wait_for_selector("body[data-ready]")
+    assert page.locator(".inspector .value").inner_text() == value
+    assert page.evaluate("() => document.querySelector('ch-map').values.shape") == [len(TEXT)] * 2
+    page.evaluate("() => clearhead.set({text: 'something else'})")
+    page.get_by_text("This needs the live model").first.wait_for()
+    page.close()
+    assert complaints == []
+
+
+@pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder-decoder"])
+def test_a_page_is_saved_without_a_browser(browser, tmp_path, name):
+    ch.save(model_of(name), tmp_path / "model")
+    words = ["explore", str(tmp_path / "model"), "--save", str(tmp_path / "page.html")]
+    with ThreadPoolExecutor() as elsewhere:  # playwright has a loop of its own in this thread
+        elsewhere.submit(app, words, standalone_mode=False).result()
+    page, complaints = browser.new_page(), []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto((tmp_path / "page.html").as_uri())
+    page.wait_for_selector("body[data-ready]")
+    for view in ("machine", "attention"):
+        page.evaluate("view => clearhead.set({view, layer: 1, head: 1})", view)
+        page.wait_for_timeout(50)
+        page.wait_for_selector("body[data-ready]")
+        assert page.locator("main .problem").count() == 0
+    assert page.evaluate("() => !!document.querySelector('ch-map').values")
+    page.close()
+    assert complaints == []
+
+
+def test_no_text_can_end_the_data_of_a_saved_page():
+    written = snapshot.safe({"text": "</script><script>alert(1)</script>"})
+    assert "<" not in written
+    assert json.loads(written)["text"].startswith("</script>")
+    assert re.search(r"\\u003c/script", written)

@@ -1,0 +1,58 @@
+"""`clearhead explore` before any page is opened: what it says when something is wrong, and where it listens."""
+
+import socket
+
+import pytest
+
+import clearhead as ch
+from clearhead.cli.explore import _free, _state
+from clearhead.cli.main import app
+from clearhead.errors import ClearheadError
+from clearhead.serve.server import listening
+
+
+def explore(*words):
+    return app(["explore", *map(str, words)], standalone_mode=False)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    ch.save(ch.new("tiny-decoder", tokenizer=ch.Tokenizer.bytes(), vocabulary=256), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_without_a_model_it_says_how_to_get_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ClearheadError, match="clearhead demo"):
+        explore()
+
+
+def test_a_page_is_saved_as_html_only(folder, tmp_path):
+    with pytest.raises(ClearheadError, match=r"must end in \.html"):
+        explore(folder, "--save", tmp_path / "page.pdf")
+
+
+def test_the_saved_page_holds_its_text(folder, tmp_path, capsys):
+    explore(folder, "--save", tmp_path / "page.html", "--text", "a <b> c")
+    written = (tmp_path / "page.html").read_text()
+    assert "saved" in capsys.readouterr().out
+    assert '"text": "a \\u003cb> c"' in written or "a \\u003cb> c" in written
+    assert "http://" not in written.split("<body>")[0].replace("http://www.w3.org", "")
+
+
+def test_what_a_model_cannot_read_is_told_before_a_page_is_written(folder, tmp_path):
+    with pytest.raises(ClearheadError, match="context"):
+        explore(folder, "--save", tmp_path / "page.html", "--text", "a" * 500)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_the_next_port_is_taken_where_one_is_not_free():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with _free(port, listening) as found:
+            assert port < found.getsockname()[1] < port + 10
+
+
+def test_a_text_goes_into_the_address():
+    assert _state("", "") == ""
+    assert _state("a b&c", "") == "#text=a+b%26c"

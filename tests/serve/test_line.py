@@ -1,0 +1,72 @@
+"""Clients take turns; there is always a place for someone new."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.serve.line import Line
+from clearhead.serve.metrics import Metrics, labels
+from clearhead.serve.refused import Refused
+
+asked = st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=60)
+
+
+@given(asked, st.integers(1, 12))
+def test_nothing_is_lost_and_each_clients_own_stay_in_order(steps, most):
+    line, waiting, number = Line[tuple[str, int]](most), [], 0
+    for client, adds in steps:
+        if adds:
+            with suppress(Refused):
+                line.add(client, (client, number))
+                waiting.append((client, number))
+            number += 1
+        elif waiting:
+            found = line.next()
+            assert found == next(one for one in waiting if one[0] == found[0])
+            waiting.remove(found)
+            line.done(found[0])
+        assert line.count == len(waiting) <= most
+    assert not line.under_way
+
+
+def test_who_has_least_under_way_is_next_then_who_had_no_turn_longest():
+    line = Line[str](100)
+    line.add("a", "a1", "a2", "a3", "a4")
+    line.add("b", "b1", "b2")
+    line.add("c", "c1")
+    assert [line.next() for _ in range(7)] == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+    line.add("a", "a5")
+    line.add("c", "c2")
+    assert line.next() == "c2"  # a has four under way
+    for _ in range(4):
+        line.done("a")
+    assert line.next() == "a5"
+
+
+def test_one_alone_fills_half_and_a_newcomer_finds_a_place():
+    line = Line[int](8)
+    for i in range(4):
+        line.add("a", i)
+    with pytest.raises(Refused, match="4 of 8"):
+        line.add("a", 9)
+    line.add("b", 5)
+    line.drop("a", lambda thing: thing < 3)
+    assert line.count == 2
+    assert [line.next(), line.next()] == [5, 3]
+
+
+def test_prometheus_reads_what_is_counted():
+    metrics = Metrics()
+    metrics.requests.add(path="/", status="200")
+    metrics.requests.add(path="/", status="200")
+    for seconds in (0.01, 0.02, 99):
+        metrics.first.see(seconds, model='a"\\\n')
+    lines = metrics.text({"now": ("A gauge.", [(labels(x="1"), 2.5), ((), 3)])}).splitlines()
+    assert 'clearhead_requests_total{path="/",status="200"} 2' in lines
+    buckets = [line for line in lines if line.startswith("clearhead_first_token_seconds_bucket")]
+    assert buckets[0].endswith('{model="a\\"\\\\\\n",le="0.01"} 1')
+    assert [int(line.rsplit(" ")[-1]) for line in buckets] == [1] + [2] * 11 + [3]
+    assert 'clearhead_first_token_seconds_count{model="a\\"\\\\\\n"} 3' in lines
+    assert lines[-4:] == ["# HELP now A gauge.", "# TYPE now gauge", 'now{x="1"} 2.5', "now 3"]

@@ -1,0 +1,224 @@
+"""Many at once: each gets what it would get alone, in turn, or a quick and orderly refusal."""
+
+import asyncio
+import json
+import threading
+import time
+
+import openai
+import pytest
+
+from clearhead.generate.sampling import sampling
+from clearhead.serve.limits import Limits
+from clearhead.serve.metrics import Metrics
+from clearhead.serve.refused import Refused
+from clearhead.serve.worker import Worker
+from serving import ENDLESS, LONG, ask, running, slow, stream, until, writer
+
+
+@pytest.fixture(scope="module")
+def model():
+    return writer(**ENDLESS)
+
+
+def test_every_stream_equals_what_one_user_gets_alone(model):
+    wishes = [
+        {"prompt": f"Text {i}, which is {'long ' * (i % 5)}", "seed": i, "temperature": 0.5 + i % 3, "top_k": i % 4 * 8}
+        for i in range(12)
+    ]
+
+    async def all_of_them(url):
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+
+            async def one(wish):
+                how = {name: value for name, value in wish.items() if name != "top_k"}
+                pieces = await client.completions.create(
+                    model="writer", max_tokens=12, stream=True, extra_body={"top_k": wish["top_k"]}, **how
+                )
+                return "".join([chunk.choices[0].text async for chunk in pieces])
+
+            return await asyncio.gather(*map(one, wishes))
+
+    with running({"writer": model}, Limits(slots=5)) as served:
+        texts = asyncio.run(all_of_them(served.url))
+    for wish, text in zip(wishes, texts, strict=True):
+        how = dict(wish)
+        assert text == model.generate(how.pop("prompt"), max_tokens=12, **how).text
+
+
+def test_who_goes_away_frees_the_row_within_a_step():
+    with running({"writer": slow(writer(**ENDLESS), 0.02)}, Limits(slots=2)) as served:
+        worker = served.shelf.held["writer"].worker
+        connections = [stream(served.port, LONG) for _ in range(2)]
+        for connection in connections:
+            assert b"200 OK" in connection.recv(4096)
+        step, seen = worker.made.engine.desk.step, []
+
+        def counted(*given):
+            seen.append((len(worker.jobs), len(worker.made.seated)))
+            return step(*given)
+
+        worker.made.engine.desk.step = counted
+        connections[0].close()
+        until(lambda: len(worker.made.seated) == 1)
+        assert seen.count((1, 2)) <= 1  # steps for a client that was known to be gone
+        connections[1].close()
+        until(lambda: not worker.made.seated and not worker.busy)
+        assert not worker.texts.under_way
+        assert not worker.texts.count
+
+
+def test_who_goes_away_while_waiting_is_forgotten():
+    with running({"writer": slow(writer(**ENDLESS), 0.02)}, Limits(slots=1)) as served:
+        worker = served.shelf.held["writer"].worker
+        first = stream(served.port, LONG)
+        assert b"200 OK" in first.recv(4096)
+        second = stream(served.port, LONG)
+        until(lambda: worker.texts.count == 1)
+        second.close()
+        until(lambda: worker.texts.count == 0)
+        assert len(worker.jobs) == 1
+        first.close()
+
+
+def test_clients_take_turns_however_much_each_asks_for():
+    with running({"writer": slow(writer(**ENDLESS), 0.005)}, Limits(slots=2)) as served:
+        worker, order = served.shelf.held["writer"].worker, []
+        done = []
+
+        def one(source):
+            body = {"model": "writer", "prompt": "Once", "max_tokens": 10, "seed": 1}
+            order.append((source, ask(served.port, "POST", "/v1/completions", body, source=source)[0]))
+
+        greedy = [threading.Thread(target=one, args=("127.0.0.2",)) for _ in range(12)]
+        for thread in greedy:
+            thread.start()
+        until(lambda: worker.texts.count >= 8)
+        modest = threading.Thread(target=one, args=("127.0.0.3",))
+        modest.start()
+        for thread in [*greedy, modest]:
+            thread.join()
+        assert [status for _, status in order] == [200] * 13
+        done = [source for source, _ in order]
+        assert done.index("127.0.0.3") <= 8  # not after all who came before
+
+
+def test_other_work_has_its_turn_between_steps_and_is_counted(model):
+    with running({"writer": slow(writer(**ENDLESS), 0.01)}, Limits(slots=3)) as served:
+        busy = stream(served.port, {**LONG, "max_tokens": 100})
+        assert b"200 OK" in busy.recv(4096)
+        status, _, content = ask(served.port, "POST", "/v1/embeddings", {"model": "writer", "input": "Once"})
+        assert status == 200
+        assert json.loads(content)["data"][0]["embedding"] == model.embed("Once").tolist()
+        told = ask(served.port, "GET", "/metrics")[2].decode()
+        values = dict(line.rsplit(" ", 1) for line in told.splitlines() if not line.startswith("#"))
+        assert values['clearhead_slots{model="writer"}'] == "3"
+        assert values['clearhead_slots_used{model="writer"}'] == "1"  # it was not over yet
+        assert values['clearhead_prompt_tokens_total{model="writer"}'] == "8"
+        assert values['clearhead_requests_total{path="/v1/embeddings",status="200"}'] == "1"
+        assert values['clearhead_first_token_seconds_count{model="writer"}'] == "1"
+        assert int(values["process_resident_memory_bytes"]) > 1 << 20
+        busy.close()
+
+
+def test_a_full_line_refuses_quickly_and_service_goes_on(model):
+    with running({"writer": slow(writer(**ENDLESS), 0.01)}, Limits(slots=2, queue=8)) as served:
+        body = {"model": "writer", "prompt": "Once", "max_tokens": 20, "seed": 1}
+        found = []
+
+        def one():
+            begun = time.monotonic()
+            status, headers, content = ask(served.port, "POST", "/v1/completions", body)
+            found.append((status, headers, json.loads(content), time.monotonic() - begun))
+
+        threads = [threading.Thread(target=one) for _ in range(40)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert {status for status, *_ in found} == {200, 429}
+        expected = model.generate("Once", max_tokens=20, seed=1).text
+        for status, headers, tree, _ in found:
+            if status == 200:
+                assert tree["choices"][0]["text"] == expected
+            else:
+                assert headers["retry-after"] == "1"
+                assert tree["error"]["code"] == "rate_limit_exceeded"
+        assert sum(status == 200 for status, *_ in found) >= 4
+        assert ask(served.port, "POST", "/v1/completions", body)[0] == 200
+
+
+def test_a_broken_model_ends_its_request_and_nobody_elses(model):
+    broken = writer(head__tied=False, **ENDLESS)
+    broken.net.embed.tokens.weight.data[ord("x")] = float("nan")  # whoever reads an x
+    with running({"writer": broken, "other": model}) as served:
+        body = {"model": "writer", "prompt": "abc", "max_tokens": 20, "temperature": 0, "logit_bias": {"120": -100}}
+        found = []
+        fine = threading.Thread(target=lambda: found.append(ask(served.port, "POST", "/v1/completions", body)))
+        fine.start()
+        status, _, content = ask(served.port, "POST", "/v1/completions", {**body, "prompt": "x"})
+        fine.join()
+        assert status == 500
+        assert "hold no numbers" in json.loads(content)["error"]["message"]
+        assert json.loads(content)["error"]["type"] == "server_error"
+        assert found[0][0] == 200
+        assert ask(served.port, "POST", "/v1/completions", body)[0] == 200
+
+
+def test_whatever_breaks_in_a_step_the_next_client_is_served(model):
+    own = writer(**ENDLESS)
+    with running({"writer": own}) as served:
+        forward = own.net.forward
+        own.net.forward = None
+        body = {"model": "writer", "prompt": "Once", "max_tokens": 20, "seed": 1}
+        status, _, content = ask(served.port, "POST", "/v1/completions", body)
+        assert status == 500
+        assert b"something went wrong" in content
+        own.net.forward = forward
+        status, _, content = ask(served.port, "POST", "/v1/completions", body)
+        assert json.loads(content)["choices"][0]["text"] == model.generate("Once", max_tokens=20, seed=1).text
+
+
+def test_an_error_in_a_stream_is_told_in_the_stream():
+    broken = writer(head__tied=False, **ENDLESS)
+    broken.net.embed.tokens.weight.data[ord("x")] = float("nan")
+    force = {"120": 1000.0}
+    with running({"writer": broken}) as served, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        pieces = client.completions.create(model="writer", prompt="abc", max_tokens=9, logit_bias=force, stream=True)
+        assert next(pieces).choices[0].text == "x"
+        with pytest.raises(openai.APIError, match="hold no numbers"):
+            next(pieces)
+
+
+def test_a_slow_reader_holds_up_nobody_and_is_let_go(model):
+    async def both():
+        worker = Worker(model, Limits(slots=2, behind=10), Metrics(), "writer")
+        how = sampling(max_tokens=40, seed=1)
+        lazy, keen = (worker.write(client, worker.scribe.ready([[1, 2]], how, 1, 0, False)) for client in "ab")
+        text = ""
+        while pieces := await keen.take():
+            text += "".join(piece.text for piece in pieces)
+        with pytest.raises(Refused, match="too slow"):
+            await lazy.take()
+        assert worker.jobs == {keen}
+        keen.close()
+        worker.close()
+        worker.thread.join(5)
+        return text
+
+    assert asyncio.run(both()) == model.generate([1, 2], max_tokens=40, seed=1).text
+
+
+def test_waiting_and_working_have_their_time():
+    with running({"writer": slow(writer(**ENDLESS), 0.02)}, Limits(slots=1, queue_seconds=0.2, seconds=1.0)) as served:
+        first = stream(served.port, LONG)
+        assert b"200 OK" in first.recv(4096)
+        status, headers, content = ask(served.port, "POST", "/v1/completions", {**LONG, "stream": False})
+        assert status == 503
+        assert headers["retry-after"] == "5"
+        assert b"waited longer" in content
+        rest = b""
+        while b"[DONE]" not in rest:
+            rest += first.recv(4096)
+        assert b"took longer than 1 seconds" in rest
+        first.close()

@@ -1,0 +1,257 @@
+"""The client that programs use for OpenAI's API gets from here what the library writes."""
+
+import asyncio
+import base64
+import json
+
+import openai
+import pytest
+import torch
+
+import clearhead as ch
+from serving import ask, running, writer
+
+HOW = {"max_tokens": 24, "temperature": 0.9, "seed": 5}
+TALK = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
+
+
+def translator():
+    use = {"use__start": [256], "use__stop": [256], "use__end": [256]}
+    shape = {"vocabulary": 257, "head__tied": False, "context": 64, "shape__context": 64}
+    return ch.new("tiny-encoder-decoder", tokenizer=ch.Tokenizer.bytes(("<|end|>",)), seed=2, **shape, **use)
+
+
+@pytest.fixture(scope="module")
+def models():
+    reader = ch.new("tiny-encoder", vocabulary=256, context=64, tokenizer=ch.Tokenizer.bytes(), seed=3)
+    return {"writer": writer(), "reader": reader, "translator": translator(), "mute": writer(use__chat="")}
+
+
+@pytest.fixture(scope="module")
+def served(models):
+    with running(models) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_models_are_listed_by_name(client, models):
+    assert [model.id for model in client.models.list()] == list(models)
+    assert client.models.retrieve("writer").id == "writer"
+    with pytest.raises(openai.NotFoundError, match="did you mean 'writer'"):
+        client.models.retrieve("writr")
+
+
+def test_a_completion_is_what_the_library_writes(client, models):
+    made = client.completions.create(model="writer", prompt="Once", **HOW)
+    expected = models["writer"].generate("Once", **HOW)
+    assert made.choices[0].text == expected.text
+    assert made.choices[0].finish_reason == expected.finish_reason
+    assert made.usage.prompt_tokens == 4
+    assert made.usage.completion_tokens == len(expected.tokens)
+    assert made.usage.total_tokens == 4 + len(expected.tokens)
+
+
+def test_texts_ids_and_samples_come_in_order(client, models):
+    prompts = ["Once", "upon", "a time"]
+    made = client.completions.create(model="writer", prompt=prompts, n=2, **HOW)
+    expected = [one for some in models["writer"].generate(prompts, n=2, **HOW) for one in some]
+    assert [choice.text for choice in made.choices] == [one.text for one in expected]
+    assert [choice.index for choice in made.choices] == list(range(6))
+    ids = [list(text.encode()) for text in prompts]
+    assert [c.text for c in client.completions.create(model="writer", prompt=ids, n=2, **HOW).choices] == [
+        one.text for one in expected
+    ]
+    assert client.completions.create(model="writer", prompt=ids[0], **HOW).choices[0].text == expected[0].text
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_streams_joined_are_the_text(client, models, n):
+    stream = client.completions.create(
+        model="writer", prompt="Once", n=n, stream=True, stream_options={"include_usage": True}, **HOW
+    )
+    texts, reasons, usage = [""] * n, [None] * n, None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    expected = models["writer"].generate("Once", n=n, **HOW)
+    expected = expected if n > 1 else [expected]
+    assert texts == [one.text for one in expected]
+    assert reasons == [one.finish_reason for one in expected]
+    assert usage.completion_tokens == sum(len(one.tokens) for one in expected)
+
+
+def test_all_options_of_drawing_reach_the_model(client, models):
+    theirs = {"top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.2}
+    ours = {"top_k": 9, "min_p": 0.01, "repetition_penalty": 1.3}
+    made = client.completions.create(
+        model="writer", prompt="Once", logit_bias={"101": 3.0}, **theirs, **HOW, extra_body=ours
+    )
+    expected = models["writer"].generate("Once", bias={101: 3.0}, **theirs, **HOW, **ours)
+    assert made.choices[0].text == expected.text
+    assert made.choices[0].text != models["writer"].generate("Once", **HOW).text
+
+
+def test_stops_are_never_shown_half(client, models):
+    whole = models["writer"].generate("Once", **HOW).text
+    stop = whole[8:11]
+    expected = models["writer"].generate("Once", stop=stop, **HOW)
+    stream = client.completions.create(model="writer", prompt="Once", stop=stop, stream=True, **HOW)
+    pieces = [choice for chunk in stream for choice in chunk.choices]
+    assert "".join(piece.text for piece in pieces) == expected.text == whole[: whole.index(stop)]
+    assert pieces[-1].finish_reason == "stop"
+
+
+def test_completions_tell_log_probabilities(client, models):
+    made = client.completions.create(model="writer", prompt="Once", logprobs=2, echo=True, **HOW).choices[0]
+    expected = models["writer"].generate("Once", logprobs=2, echo=True, **HOW)
+    told = made.logprobs
+    assert made.text == expected.text
+    assert told.token_logprobs[0] is None
+    assert told.token_logprobs[1:] == [one.logprob for one in (*expected.prompt, *expected.chosen)]
+    assert told.tokens[:4] == list("Once")
+    assert told.text_offset[:5] == [0, 1, 2, 3, 4]
+    for before, token, at in zip(told.tokens, told.tokens[1:], told.text_offset[1:], strict=False):
+        assert "‹" in before + token or made.text[at:].startswith(token)
+    assert [len(top) for top in told.top_logprobs[1:]] == [2] * (len(told.tokens) - 1)
+
+
+def test_with_no_tokens_to_write_the_prompt_is_told_alone(client, models):
+    made = client.completions.create(model="writer", prompt="Once", max_tokens=0, echo=True, logprobs=0)
+    assert made.choices[0].text == "Once"
+    assert made.choices[0].logprobs.token_logprobs[1:] == pytest.approx(models["writer"].score("Once").logprobs)
+    assert made.usage.completion_tokens == 0
+
+
+def test_a_chat_is_what_the_library_answers(client, models):
+    made = client.chat.completions.create(model="writer", messages=TALK, logprobs=True, top_logprobs=3, **HOW)
+    expected = models["writer"].chat(TALK, logprobs=3, **HOW)
+    assert made.choices[0].message.content == expected.text
+    assert made.choices[0].message.role == "assistant"
+    told = made.choices[0].logprobs.content
+    assert [one.logprob for one in told] == expected.logprobs
+    assert [[t.logprob for t in one.top_logprobs] for one in told] == [[p for _, p in c.top] for c in expected.chosen]
+    assert all(bytes(one.bytes).decode() == one.token for one in told if one.bytes is not None)
+
+
+def test_a_chat_streams_and_goes_on(client, models):
+    talk = [*TALK[:1], {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]}]
+    stream = client.chat.completions.create(
+        model="writer", messages=talk, stream=True, temperature=0.9, seed=5, max_completion_tokens=24
+    )
+    chunks = [choice for chunk in stream for choice in chunk.choices]
+    assert chunks[0].delta.role == "assistant"
+    said = "".join(choice.delta.content for choice in chunks)
+    assert said == models["writer"].chat(TALK, **HOW).text
+    answer = client.chat.completions.create(model="writer", messages=TALK, **HOW).choices[0].message
+    longer = [*TALK, answer, {"role": "user", "content": "And?"}]
+    plain = [*TALK, {"role": "assistant", "content": said}, longer[-1]]
+    assert (
+        client.chat.completions.create(model="writer", messages=longer, **HOW).choices[0].message.content
+        == models["writer"].chat(plain, **HOW).text
+    )
+
+
+def test_without_a_seed_a_new_one_is_drawn_and_told(client):
+    first, second = (client.completions.create(model="writer", prompt="Once", max_tokens=24) for _ in range(2))
+    assert first.choices[0].text != second.choices[0].text
+    again = client.completions.create(model="writer", prompt="Once", max_tokens=24, seed=first.seed)
+    assert again.choices[0].text == first.choices[0].text
+
+
+@pytest.mark.parametrize("kind", ["float", "base64"])
+def test_embeddings_are_the_models_vectors(client, models, kind):
+    texts = ["one text", "another"]
+    made = client.embeddings.create(model="reader", input=texts, encoding_format=kind)
+    expected = models["reader"].embed(texts)
+    vectors = [
+        torch.frombuffer(bytearray(base64.b64decode(one.embedding)), dtype=torch.float32)
+        if isinstance(one.embedding, str)
+        else torch.tensor(one.embedding)
+        for one in made.data
+    ]
+    assert torch.equal(torch.stack(vectors), expected)
+    assert made.usage.prompt_tokens == len("one text") + len("another")
+
+
+def test_the_asynchronous_client_gets_the_same(served, models):
+    async def both():
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+            whole = client.completions.create(model="writer", prompt="Once", **HOW)
+            stream = client.completions.create(model="writer", prompt="Once", stream=True, **HOW)
+            made, pieces = await asyncio.gather(whole, stream)
+            return made.choices[0].text, "".join([c.choices[0].text async for c in pieces])
+
+    text = models["writer"].generate("Once", **HOW).text
+    assert asyncio.run(both()) == (text, text)
+
+
+def test_translations_are_the_models_own(served, models):
+    texts, how = ["A dog runs.", "Two men."], {"beam": 3, "n_best": 2, "align": -1, "max_tokens": 8}
+    status, _, body = ask(served.port, "POST", "/translate", {"model": "translator", "text": texts, **how})
+    assert status == 200
+    expected = models["translator"].translate(texts, **how)
+    for told, best in zip(json.loads(body)["translations"], expected, strict=True):
+        assert [one["text"] for one in told["best"]] == [one.text for one in best]
+        assert [one["alignment"] for one in told["best"]] == [one.alignment for one in best]
+        assert len(told["source_pieces"]) == len(told["source"]) + 1
+
+
+def test_many_texts_are_translated_in_turns_and_come_in_order(served, models):
+    texts, how = [f"Text {i}." for i in range(10)], {"beam": 1, "max_tokens": 3}
+    body = {"model": "translator", "text": texts, **how}
+    found = json.loads(ask(served.port, "POST", "/translate", body)[2])["translations"]
+    assert [one["source"] for one in found] == texts
+    assert [one["best"][0]["text"] for one in found] == [t.text for t in models["translator"].translate(texts, **how)]
+    long = {**body, "text": [*texts[:9], "x" * 70]}
+    status, _, content = ask(served.port, "POST", "/translate", long)
+    assert status == 400
+    assert "text 10 has a sentence of 71 tokens" in json.loads(content)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "words"),
+    [
+        ({"model": "writr"}, "model", "did you mean 'writer'"),
+        ({"extra_body": {"max_token": 3}}, "max_token", "did you mean 'max_tokens'"),
+        ({"suffix": "end"}, "suffix", "not done here"),
+        ({"temperature": -1.0}, None, "temperature = -1.0 must be"),
+        ({"max_tokens": 5000}, "max_tokens", "more than the 2048"),
+        ({"max_tokens": 200}, None, "exceed the context of 128"),
+        ({"n": 65}, None, "more than the 64"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "must give ids numbers"),
+        ({"prompt": [[300]]}, None, "out of range"),
+        ({"prompt": ""}, None, "empty"),
+        ({"prompt": "x" * 300_000}, None, "characters are more than"),
+        ({"extra_body": {"prompt": {"a": 1}}}, "prompt", "should be a valid string"),
+        ({"model": "reader"}, None, "does not write text"),
+        ({"model": "translator"}, None, "does not write text"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(client, given, param, words):
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.completions.create(**{"model": "writer", "prompt": "Once", **given})
+    assert caught.value.status_code in (400, 404)
+    told = caught.value.body
+    assert words in told["message"]
+    assert told["param"] == param
+    assert told["type"] == "invalid_request_error"
+
+
+def test_fields_that_change_nothing_are_accepted(client, models):
+    idle = {"user": "someone", "metadata": {"a": "b"}, "store": False, "tools": [], "response_format": {"type": "text"}}
+    made = client.chat.completions.create(model="writer", messages=TALK, **HOW, extra_body={**idle, "top_p": None})
+    assert made.choices[0].message.content == models["writer"].chat(TALK, **HOW).text
+    with pytest.raises(openai.BadRequestError, match="response_format is not done here"):
+        client.chat.completions.create(model="writer", messages=TALK, response_format={"type": "json_object"})
+
+
+def test_a_model_without_a_template_does_not_chat(client):
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        client.chat.completions.create(model="mute", messages=TALK)

@@ -1,0 +1,141 @@
+"""Models are loaded when asked for, once, and the one unused longest makes room, never one in use."""
+
+import asyncio
+
+import pytest
+
+import clearhead as ch
+from clearhead import api
+from clearhead.serve.shelf import Shelf, named
+from serving import writer
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    place = tmp_path_factory.mktemp("models")
+    for name in "abc":
+        ch.save(writer(), place / name)
+    return {name: str(place / name) for name in "abc"}
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    counted, load = [], api.load
+
+    def counting(where, **options):
+        counted.append(str(where)[-1])
+        return load(where, **options)
+
+    monkeypatch.setattr(api, "load", counting)
+    return counted
+
+
+BYTES = 4 * writer().parameters
+
+
+def test_those_who_come_together_wait_for_one_load(paths, loads):
+    async def many():
+        shelf = Shelf(paths, 10 * BYTES)
+        return await asyncio.gather(*(shelf.get("a") for _ in range(5)))
+
+    held = asyncio.run(many())
+    assert len({id(one) for one in held}) == 1
+    assert loads == ["a"]
+
+
+def test_who_goes_away_does_not_end_a_load_for_the_others(paths, loads):
+    async def some():
+        shelf = Shelf(paths, 10 * BYTES)
+        first, second = (asyncio.create_task(shelf.get("a")) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    assert asyncio.run(some()).name == "a"
+    assert loads == ["a"]
+
+
+def test_the_one_unused_longest_makes_room(paths, loads):
+    async def some():
+        shelf = Shelf(paths, 2 * BYTES)
+        for name in "abacb":
+            await shelf.get(name)
+            assert shelf.bytes <= 2 * BYTES
+        return list(shelf.held)
+
+    assert asyncio.run(some()) == ["c", "b"]
+    assert loads == ["a", "b", "c", "b"]
+
+
+def test_who_is_in_use_stays(paths):
+    async def some():
+        shelf = Shelf(paths, BYTES)
+        async with shelf.using("a") as held:
+            await shelf.get("b")
+            assert list(shelf.held) == ["a", "b"]
+            assert held.busy
+        await shelf.get("c")
+        assert list(shelf.held) == ["c"]
+        async with shelf.held["c"].lock:
+            await shelf.get("a")
+            assert list(shelf.held) == ["c", "a"]
+
+    asyncio.run(some())
+
+
+def test_what_is_put_away_leaves_no_thread(paths):
+    async def some():
+        shelf = Shelf(paths, BYTES)
+        worker = (await shelf.get("a")).worker
+        assert await worker.call("me", lambda: 5) == 5
+        await shelf.get("b")
+        worker.thread.join(5)
+        assert not worker.thread.is_alive()
+        with pytest.raises(ch.ClearheadError, match="stopping"):
+            await worker.call("me", lambda: 5)
+
+    asyncio.run(some())
+
+
+def test_what_cannot_be_loaded_is_told_and_can_be_tried_again(paths, tmp_path):
+    async def some():
+        shelf = Shelf({"new": str(tmp_path / "new")}, BYTES)
+        with pytest.raises(ch.ClearheadError, match="no such folder"):
+            await shelf.get("new")
+        ch.save(writer(), tmp_path / "new")
+        assert (await shelf.get("new")).name == "new"
+        with pytest.raises(ch.ClearheadError, match="did you mean 'new'"):
+            await shelf.get("now")
+        small = Shelf(paths, BYTES - 1)
+        with pytest.raises(ch.ClearheadError, match="--memory"):
+            await small.get("a")
+
+    asyncio.run(some())
+
+
+def test_a_class_has_all_models_and_loads_none(paths):
+    async def some():
+        shelf = Shelf(paths, 3 * BYTES)
+        await shelf.load_all()
+        assert list(shelf.held) == list("abc")
+        small = Shelf(paths, 2 * BYTES)
+        with pytest.raises(ch.ClearheadError, match="not all models at once"):
+            await small.load_all()
+
+    asyncio.run(some())
+
+
+def test_names_are_the_last_part_of_a_path_or_given(tmp_path):
+    (tmp_path / "x=y").mkdir()
+    words = ["some/where/model", "file.gguf", "own=some/where/model", "owner/name", str(tmp_path / "x=y")]
+    assert named(words) == {
+        "model": "some/where/model",
+        "file": "file.gguf",
+        "own": "some/where/model",
+        "name": "owner/name",
+        "x=y": str(tmp_path / "x=y"),
+    }
+    with pytest.raises(ch.ClearheadError, match="two models are called 'a'"):
+        named(["x/a", "y/a"])
+    with pytest.raises(ch.ClearheadError, match="names no model"):
+        named(["=x"])

@@ -1,0 +1,222 @@
+"""The page's API: every tensor is the one that `watch` sees, runs are kept by bytes, mistakes are sentences."""
+
+import asyncio
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.serve.app import build
+from clearhead.serve.limits import Limits
+from clearhead.serve.pages.kept import Kept
+from clearhead.serve.pages.snapshot import ask
+from clearhead.serve.shelf import Shelf
+
+WORDS = {"vocabulary": 256, "context": 128, "tokenizer": ch.Tokenizer.bytes()}
+
+
+class Site:
+    def __init__(self, **models):
+        self.app = build(Shelf.of(models), Limits(), page=True)
+
+    def ask(self, method, url, body=None):
+        return asyncio.run(ask(self.app, method, url, body))
+
+    def json(self, method, url, body=None):
+        status, _, content = self.ask(method, url, body)
+        assert status == 200, content
+        return json.loads(content)
+
+    def npy(self, url):
+        status, headers, content = self.ask("GET", url)
+        assert status == 200, content
+        return np.load(io.BytesIO(content)), headers
+
+    def run(self, text="hello", **more):
+        return self.json("POST", "/api/runs", {"text": text, **more})
+
+
+@pytest.fixture(scope="module")
+def model():
+    return ch.new("tiny-decoder", seed=2, **WORDS)
+
+
+@pytest.fixture(scope="module")
+def site(model):
+    return Site(m=model)
+
+
+@pytest.mark.parametrize("name", ["tiny-decoder", "tiny-llama", "tiny-encoder", "tiny-encoder-decoder"])
+def test_every_tensor_is_the_one_that_is_watched(name):
+    model = ch.new(name, seed=2, **WORDS)
+    both = {"source": "the cat"} if model.kind == "encoder-decoder" else {}
+    site, seen = Site(m=model), model.watch("hello", **both)
+    run = site.run(**both)
+    assert set(run["names"]) == set(seen)
+    for path, value in seen.items():
+        found, _ = site.npy(f"/api/runs/{run['id']}/tensor/{path}")
+        assert found.dtype == np.float32
+        assert list(found.shape) == run["names"][path]["shape"]
+        assert np.allclose(found, value[0].numpy(), atol=1e-6), path
+
+
+def test_a_window_of_one_head(site, model):
+    run = site.run()
+    pattern = model.watch("hello", "blocks.1.attn.pattern")["blocks.1.attn.pattern"][0, 2]
+    found, _ = site.npy(f"/api/runs/{run['id']}/tensor/blocks.1.attn.pattern?head=2&rows=1:4&cols=0:2")
+    assert np.allclose(found, pattern[1:4, :2], atol=1e-6)
+    half, _ = site.npy(f"/api/runs/{run['id']}/tensor/blocks.1.attn.pattern?head=2&dtype=f2")
+    assert half.dtype == np.float16
+    assert np.allclose(half, pattern, atol=1e-3)
+
+
+def test_the_same_question_has_the_same_id_and_edits_another(site):
+    edits = [{"name": "blocks.0.attn.z", "op": "ablate", "head": 1}]
+    assert site.run()["id"] == site.run()["id"] != site.run(edits=edits)["id"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "change"),
+    [
+        ({"name": "blocks.0.attn.z", "op": "ablate", "head": 1}, ch.ablate(head=1)),
+        ({"name": "blocks.0.attn.z", "op": "mean", "head": 1}, ch.ablate(head=1, mean=True)),
+        ({"name": "blocks.1.ffn.out", "op": "scale", "by": 3.0}, ch.scale(3.0)),
+        ({"name": "blocks.1.pre", "op": "scale", "by": 3.0, "token": 2}, ch.scale(3.0, token=2)),
+        ({"name": "logits", "op": "scale", "by": 2.0, "token": 1}, ch.scale(2.0, token=1)),
+    ],
+    ids=["head", "mean", "layer", "stream", "logits"],
+)
+def test_an_edited_run_is_the_edited_model(site, model, edit, change):
+    run = site.run(edits=[edit])
+    real = model.logits("hello", edits={edit["name"]: change})
+    for at in (-1, 1):
+        assert np.allclose(site.npy(f"/api/runs/{run['id']}/logits?at={at}")[0], real[at].numpy(), atol=1e-5)
+    seen = model.watch("hello", edits={edit["name"]: change})
+    for path in ("blocks.1.pre", "blocks.1.attn.pattern", "blocks.1.post", "norm"):
+        found, _ = site.npy(f"/api/runs/{run['id']}/tensor/{path}")
+        assert np.allclose(found, seen[path][0].numpy(), atol=1e-5), path
+
+
+def test_swapping_takes_the_value_of_the_other_text(site, model):
+    run = site.run(edits=[{"name": "blocks.0.attn.z", "op": "swap", "head": 1}], against="jelly")
+    other = model.watch("jelly", "blocks.0.attn.z")
+    real = model.logits("hello", edits={"blocks.0.attn.z": ch.replace(with_=other, head=1)})
+    assert np.allclose(site.npy(f"/api/runs/{run['id']}/logits")[0], real[-1].numpy(), atol=1e-5)
+
+
+def test_the_likeliest_are_told_in_order(site, model):
+    top = site.run()["top"]
+    shares = model.logits("hello")[-1].softmax(dim=-1)
+    assert [one["id"] for one in top] == shares.topk(10).indices.tolist()
+    assert [one["prob"] for one in top] == pytest.approx(shares.topk(10).values.tolist(), rel=1e-5)
+
+
+def test_thumbnails_keep_the_largest_weight_of_each_square(site, model):
+    text = "a" * 100
+    run = site.run(text)
+    found, headers = site.npy(f"/api/runs/{run['id']}/atlas")
+    pattern = torch.stack([v[0] for v in model.watch(text, "blocks.*.attn.pattern").values()])
+    assert headers["x-pooled"] == "3"
+    assert found.dtype == np.uint8
+    assert found.shape == (*pattern.shape[:2], 34, 34)
+    assert found[1, 2, 0, 0] == round(float(pattern[1, 2, :3, :3].max()) * 255)
+
+
+def test_scores_are_those_of_the_lens(site, model):
+    text = "the cat, the cat"
+    found = site.json("GET", f"/api/runs/{site.run(text)['id']}/heads")["view"]
+    real = ch.lens.atlas(model, text)
+    assert [axis["labels"] for axis in found["axes"]] == [list(axis.labels) for axis in real.axes]
+    values = np.frombuffer(base64.b64decode(found["values"]), "<f4").reshape(found["shape"])
+    assert np.allclose(values, real.numpy(), atol=1e-5)
+
+
+def test_a_run_that_is_gone_says_so(site):
+    status, _, content = site.ask("GET", "/api/runs/0123456789abcdef0123/atlas")
+    assert status == 410
+    assert "no longer kept" in json.loads(content)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "body"),
+    [
+        ("POST", "/api/runs", {"text": ""}),
+        ("POST", "/api/runs", {"text": "x" * 5000}),
+        ("POST", "/api/runs", {"text": "x", "edits": [{"name": "nothing"}]}),
+        ("POST", "/api/runs", {"text": "x", "edits": [{"name": "blocks.0.attn.z", "head": 99}]}),
+        ("POST", "/api/runs", {"text": "x", "edits": [{"name": "blocks.0.attn.z", "op": "swap"}]}),
+        ("POST", "/api/runs", {"text": "x", "picture": "no base64!"}),
+        ("POST", "/api/runs", {"ids": [9999]}),
+        ("POST", "/api/runs", {"text": "x", "wrong": 1}),
+        ("POST", "/api/runs", {"messages": [{"role": "user", "content": "x"}]}),
+        ("GET", "/api/models/nobody", None),
+    ],
+)  # fmt: skip
+def test_mistakes_are_sentences(site, method, url, body):
+    status, _, content = site.ask(method, url, body)
+    assert 400 <= status < 500
+    assert len(json.loads(content)["error"]["message"].split()) > 3
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "tensor/nothing",
+        "tensor/norm?head=1",
+        "tensor/norm?rows=x",
+        "why?name=norm&index=1,x",
+        "why?name=norm&index=1",
+        "logits?at=99",
+        "heads?part=cross",
+    ],
+)
+def test_questions_about_a_run_too(site, tail):
+    status, _, content = site.ask("GET", f"/api/runs/{site.run()['id']}/{tail}")
+    assert status == 400, content
+
+
+def test_no_number_is_no_error():
+    """A model that went wrong in training can still be looked at."""
+    model = ch.new("tiny-decoder", seed=2, **WORDS)
+    with torch.no_grad():
+        model.net.blocks[0].ffn.up.weight.fill_(float("nan"))
+    site = Site(m=model)
+    run = site.run()
+    assert run["top"][0]["prob"] is None
+    assert np.isnan(site.npy(f"/api/runs/{run['id']}/tensor/norm")[0]).all()
+    for name, index in (("norm", "1,1"), ("blocks.1.attn.pattern", "0,1,1"), ("logits", "1,5")):
+        assert site.json("GET", f"/api/runs/{run['id']}/why?name={name}&index={index}")["special"] == "nan"
+
+
+def test_what_is_kept_is_bounded_by_bytes():
+    kept = Kept(100, len)
+    for letter in "abcdef":
+        kept.put(letter, letter * 40)
+    assert len(kept) == 2
+    assert kept.bytes == 80
+    assert kept.get("e") == "e" * 40
+    kept.put("g", "g" * 40)
+    assert kept.get("f") is None
+    kept.put("h", "h" * 500)  # larger than all, yet the newest stays
+    assert len(kept) == 1
+
+
+def test_a_long_text_keeps_streams_only(site):
+    run = site.app.state.desk.runs.get(site.run("a" * 64)["id"])
+    m = run.trace.config
+    stream = 4 * 64 * m.width
+    assert run.trace.nbytes <= stream * (m.layers + 2) + 4 * m.vocabulary
+
+
+def test_models_tell_what_they_are(site, model):
+    (card,) = site.json("GET", "/api/models")
+    m = model.config.model
+    assert (card["layers"], card["heads"], card["width"]) == (m.layers, m.attention.heads, m.width)
+    assert card["parameters"] == model.parameters
+    assert {"machine", "attention", "predict"} <= set(card["views"])
+    assert "translate" not in card["views"]
+    assert len(site.json("GET", "/api/models/m/vocabulary")) == m.vocabulary

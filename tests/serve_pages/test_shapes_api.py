@@ -1,0 +1,240 @@
+"""What the page shows of a translation, a gap or a verdict is what the model itself says."""
+
+import base64
+import io
+
+import pytest
+import torch
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from fastapi.testclient import TestClient
+from PIL import Image
+
+import clearhead as ch
+from clearhead.serve.limits import Limits
+from clearhead.serve.pages import media, shapes
+from clearhead.serve.pages.desk import Desk
+from clearhead.serve.shelf import Shelf
+
+WORDS = ch.Tokenizer.bytes(("<|end|>", "<|mask|>"))
+END, MASK = 256, 257
+TEXT = "A dog runs."
+LISTENS = {"shape__input": "sound", "shape__input__rate": 8000, "shape__input__frames": 128}
+
+
+def shaken(model, seed=1):
+    """Random weights that are sure of something, so that texts end and differ."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.net.parameters():
+            p += 0.3 * torch.randn(p.shape, generator=generator)
+    return model
+
+
+@pytest.fixture(scope="module")
+def models():
+    both = {"use__start": [END], "use__stop": [END], "use__end": [END], "context": 16, "shape__context": 64}
+    return {
+        "translator": shaken(ch.new("tiny-encoder-decoder", tokenizer=WORDS, vocabulary=258, **both)),
+        "encoder": shaken(ch.new("tiny-encoder", tokenizer=WORDS, vocabulary=258, use__mask=[MASK])),
+        "pictures": shaken(ch.new("tiny-pictures")),
+        "sounds": shaken(ch.new("tiny-sound")),
+        "listener": shaken(ch.new("tiny-encoder-decoder", tokenizer=WORDS, vocabulary=258, **both, **LISTENS)),
+        "decoder": ch.new("tiny-decoder", tokenizer=WORDS, vocabulary=258),
+    }
+
+
+@pytest.fixture(scope="module")
+def client(models):
+    app, desk = FastAPI(), Desk(Shelf.of(models), Limits())
+    for module in (shapes, media):
+        app.include_router(module.routes(desk))
+
+    @app.exception_handler(ch.ClearheadError)
+    async def mistaken(request, error):
+        return JSONResponse({"error": {"message": str(error)}}, 400)
+
+    with TestClient(app) as client:
+        yield client
+
+
+def asked(client, path, **body):
+    answer = client.post(f"/api/{path}", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refused(client, path, **body):
+    answer = client.post(f"/api/{path}", json=body)
+    assert 400 <= answer.status_code < 500, answer.text
+    return answer.json()["error"]["message"]
+
+
+# ---------------------------------------------------------------- translate
+@pytest.mark.parametrize(("beam", "length_penalty"), [(1, 1.0), (4, 1.0), (5, 0.0), (3, 2.0)])
+def test_the_winner_is_the_sum_of_its_steps_and_no_text_that_ended_beats_it(client, models, beam, length_penalty):
+    shown = asked(client, "translate", model="translator", text=TEXT, beam=beam, length_penalty=length_penalty)
+    nodes, best = shown["nodes"], shown["best"][0]
+    path = [nodes[number] for number in best["path"]]
+    assert [node["id"] for node in path] == best["tokens"]
+    assert sum(node["own"] for node in path) == pytest.approx(best["logprob"], abs=1e-5)
+    assert path[-1]["score"] == pytest.approx(best["score"], abs=1e-6)
+    assert best["score"] >= max(node["score"] for node in nodes if node["fate"] == "finished") - 1e-6
+    told = models["translator"].translate([TEXT], beam=beam, length_penalty=length_penalty)[0]
+    assert (told.text, told.tokens) == (best["text"], best["tokens"])
+    assert told.logprob == pytest.approx(best["logprob"])
+
+
+def test_every_node_follows_a_text_that_was_kept(client):
+    nodes = asked(client, "translate", model="translator", text=TEXT, beam=3)["nodes"]
+    for node in nodes:
+        if node["parent"] >= 0:
+            parent = nodes[node["parent"]]
+            assert parent["fate"] == "kept"
+            assert parent["step"] == node["step"] - 1
+            assert node["logprob"] == pytest.approx(parent["logprob"] + node["own"], abs=1e-6)
+    assert {node["fate"] for node in nodes} >= {"kept", "dropped"}
+
+
+def test_an_edit_that_changes_nothing_writes_what_one_beam_writes(client, models):
+    same = [{"name": "blocks.0.cross.z", "op": "scale", "by": 1.0}]
+    edited = asked(client, "translate", model="translator", text=TEXT, edits=same)
+    greedy = models["translator"].translate([TEXT], beam=1)[0]
+    assert edited["tokens"] == greedy.tokens
+    assert edited["text"] == greedy.text
+    assert edited["logprob"] == pytest.approx(greedy.logprob, abs=1e-4)
+
+
+def test_a_decoder_that_cannot_look_at_its_source_writes_the_same_for_all(client):
+    blind = [{"name": f"blocks.{layer}.cross.out"} for layer in range(2)]
+    texts = {
+        asked(client, "translate", model="translator", text=text, edits=blind)["text"] for text in (TEXT, "Two men")
+    }
+    assert len(texts) == 1
+
+
+def test_a_sound_is_written_down_as_the_model_writes_it_down(client, models):
+    from clearhead.serve.pages import uploads
+
+    shown = asked(client, "translate", model="listener", sound=wav(), beam=2)
+    samples = uploads.sound(wav(), models["listener"].config.model.shape.input)
+    told = models["listener"].translate(None, sound=samples, beam=2)[0]
+    assert shown["best"][0]["tokens"] == told.tokens
+    assert len(shown["source"]) == 64  # two frames a token
+    same = [{"name": "blocks.0.cross.z", "op": "scale", "by": 1.0}]
+    greedy = models["listener"].translate(None, sound=samples, beam=1)[0]
+    assert asked(client, "translate", model="listener", sound=wav(), edits=same)["tokens"] == greedy.tokens
+
+
+@pytest.mark.parametrize("body", [{"model": "translator", "text": "  "}, {"model": "decoder", "text": TEXT}])
+def test_what_cannot_be_translated_is_told_in_a_sentence(client, body):
+    assert refused(client, "translate", **body).endswith(".")
+
+
+# ---------------------------------------------------------------- fill
+def test_gaps_are_filled_as_the_model_fills_them(client, models):
+    shown = asked(client, "fill", model="encoder", text="The [MASK] sat", top=5)
+    (gap,) = shown["gaps"]
+    assert shown["ids"][gap["at"]] == MASK
+    assert gap["was"] is None
+    told = models["encoder"].fill("The [MASK] sat", top=5)
+    assert [(word["id"], word["probability"]) for word in gap["words"]] == [
+        (one.token, pytest.approx(one.probability)) for one in told
+    ]
+
+
+def test_a_hidden_token_is_told_with_its_chance_and_rank(client, models):
+    ids = WORDS.encode("The cat sat")
+    shown = asked(client, "fill", model="encoder", text="The cat sat", hide=[4, 6], top=3)
+    masked = [MASK if place in (4, 6) else token for place, token in enumerate(ids)]
+    chances = models["encoder"].logits(masked)[:, : len(WORDS)].softmax(-1)
+    assert shown["ids"] == masked
+    assert [gap["at"] for gap in shown["gaps"]] == [4, 6]
+    for gap in shown["gaps"]:
+        row, was = chances[gap["at"]], ids[gap["at"]]
+        assert gap["was"]["id"] == was
+        assert gap["was"]["probability"] == pytest.approx(float(row[was]))
+        assert gap["was"]["rank"] == 1 + row.argsort(descending=True).tolist().index(was)
+
+
+def test_a_text_without_gaps_has_none(client):
+    assert asked(client, "fill", model="encoder", text="The cat")["gaps"] == []
+
+
+def test_what_another_text_had_can_be_swapped_in(client, models):
+    """The whole stream of the other text: then its own answers come out."""
+    swap = [{"name": "blocks.0.pre", "op": "swap"}]
+    one, other = "The cat sat", "A bird sang"
+    shown = asked(client, "fill", model="encoder", text=one, hide=[4], edits=swap, against=other, top=3)
+    chances = models["encoder"].logits(other)[4, : len(WORDS)].softmax(-1).topk(3)
+    assert [word["id"] for word in shown["gaps"][0]["words"]] == chances.indices.tolist()
+    assert "against" in refused(client, "fill", model="encoder", text=one, hide=[4], edits=swap)
+
+
+def test_an_edit_changes_what_fills_a_gap(client):
+    body = {"model": "encoder", "text": "The [MASK] sat"}
+    off = [{"name": f"blocks.{layer}.attn.out"} for layer in range(2)]
+    assert asked(client, "fill", **body) != asked(client, "fill", **body, edits=off)
+
+
+@pytest.mark.parametrize(
+    "body", [{"model": "encoder", "text": "The", "hide": [9]}, {"model": "decoder", "text": "The [MASK]"}]
+)
+def test_what_cannot_be_filled_is_told_in_a_sentence(client, body):
+    assert refused(client, "fill", **body).endswith(".")
+
+
+# ---------------------------------------------------------------- pictures and sounds
+def png(size=(20, 12), colour=(250, 10, 40)):
+    held = io.BytesIO()
+    Image.new("RGB", size, colour).save(held, "PNG")
+    return base64.b64encode(held.getvalue()).decode()
+
+
+def wav(samples=4000, rate=8000):
+    soundfile = pytest.importorskip("soundfile")
+    held = io.BytesIO()
+    soundfile.write(held, torch.sin(torch.arange(samples) * 0.3).numpy(), rate, format="WAV")
+    return base64.b64encode(held.getvalue()).decode()
+
+
+def numbers(view):
+    return torch.frombuffer(bytearray(base64.b64decode(view["values"])), dtype=torch.float32).view(view["shape"])
+
+
+def test_a_picture_is_shown_as_the_model_sees_it(client, models):
+    from clearhead.tokens import pictures
+
+    shown, reads = asked(client, "patches", model="pictures", picture=png()), models["pictures"].config.model.input
+    image = Image.open(io.BytesIO(base64.b64decode(png())))
+    seen = pictures.read(image, reads) * torch.tensor(reads.deviation) + torch.tensor(reads.mean)
+    assert torch.allclose(numbers(shown["view"]), seen, atol=1e-6)
+    assert shown["rows"] * shown["columns"] + shown["first"] == models["pictures"].config.model.context
+    assert shown["steps"][0].startswith("20 × 12 pixels")
+
+
+def test_a_sound_is_shown_as_the_model_hears_it(client, models):
+    shown, reads = asked(client, "patches", model="sounds", sound=wav()), models["sounds"].config.model.input
+    assert shown["view"]["shape"] == [reads.mels, reads.frames]
+    assert shown["rows"] * shown["columns"] + shown["first"] == models["sounds"].config.model.context
+
+
+def test_a_picture_is_judged_as_the_model_judges_it(client, models):
+    shown = asked(client, "classify", model="pictures", picture=png())["classes"]
+    told = models["pictures"].classify(pictures=Image.open(io.BytesIO(base64.b64decode(png()))))
+    assert {one["text"]: pytest.approx(one["probability"]) for one in shown} == told.all
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "pictures", "picture": "!!"},
+        {"model": "pictures", "picture": base64.b64encode(b"no picture").decode()},
+        {"model": "pictures", "sound": "UklGRg=="},
+        {"model": "sounds", "sound": base64.b64encode(b"no sound").decode()},
+        {"model": "pictures"},
+        {"model": "decoder", "picture": png()},
+    ],
+)
+def test_what_is_no_picture_or_sound_is_told_in_a_sentence(client, body):
+    assert refused(client, "patches", **body).endswith(".")

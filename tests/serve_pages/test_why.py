@@ -1,0 +1,102 @@
+"""The inspector's arithmetic: its last step is the model's own number, and its Python prints that number."""
+
+import contextlib
+import io
+import math
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.errors import ClearheadError
+from clearhead.serve.pages.runs import RunRequest, Runs
+from clearhead.serve.pages.why import why
+from clearhead.serve.shelf import Shelf
+
+WORDS = {"vocabulary": 256, "tokenizer": ch.Tokenizer.bytes()}
+KINDS = {
+    "lecture": ("tiny-decoder", {}),
+    "llama": ("tiny-llama", {}),
+    "t5": ("tiny-encoder-decoder", {"position": "relative"}),
+    "marian": ("tiny-encoder-decoder", {"wiring": "post", "position": "sinusoidal"}),
+    "bert": ("tiny-encoder", {"wiring": "post", "input__norm": True, "input__kinds": 2}),
+    "shaw": ("tiny-decoder", {"position": "shaw", "attention__qk_norm": True, "attention__window": 3}),
+    "alibi": ("tiny-decoder", {"position": "alibi", "ffn__activation": "swiglu"}),
+    "classes": ("tiny-encoder", {"head": {"kind": "classes", "classes": 3, "pooler": True}}),
+}
+
+
+def run_of(kind, **more):
+    name, changes = KINDS[kind]
+    model = ch.new(name, seed=1, **WORDS, **changes)
+    both = {"source": "the cat"} if model.kind == "encoder-decoder" else {}
+    runs, shelf = Runs(), Shelf.of({"m": model})
+    return runs, runs.make(shelf.held["m"], RunRequest(model="m", text="hello", **both, **more)), model
+
+
+def places(run, seed=0):
+    """One random place of every value."""
+    dice = torch.Generator().manual_seed(seed)
+    for name in run.trace.table:
+        yield name, [int(torch.randint(size, (), generator=dice)) for size in run.trace.shape(name)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_step_is_the_number(kind):
+    runs, run, model = run_of(kind)
+    both = {"source": "the cat"} if model.kind == "encoder-decoder" else {}
+    seen = model.watch("hello", **both)
+    for name, index in places(run):
+        told = why(runs, run, name, index)
+        assert seen[name].shape[1:] == torch.Size(told["shape"])
+        real = float(seen[name][(0, *index)])
+        if not math.isfinite(real):
+            assert told["value"] is None
+            assert told["special"] == str(real) == told["steps"][-1]["special"]
+            continue
+        assert told["value"] == pytest.approx(real, rel=1e-5, abs=1e-6), name
+        assert told["steps"][-1]["value"] == pytest.approx(real, rel=1e-4, abs=2e-6), name
+        assert len(told["labels"]) == len(index)
+
+
+def test_terms_add_up_to_their_step():
+    runs, run, _ = run_of("lecture")
+    for name, index in places(run, seed=3):
+        for step in why(runs, run, name, index)["steps"]:
+            if step["terms"]:
+                assert sum(term[3] for term in step["terms"]) == pytest.approx(step["value"], rel=1e-5, abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [],
+        [{"name": "blocks.0.attn.z", "op": "ablate", "head": 1}],
+        [
+            {"name": "blocks.1.pre", "op": "scale", "by": 2.0},
+            {"name": "blocks.0.attn.z", "op": "mean", "head": 0},
+            {"name": "blocks.0.attn.z", "op": "scale", "head": 1, "token": 2, "by": -1.0},
+        ],
+        [{"name": "blocks.0.ffn.out", "op": "swap", "token": 1}],
+    ],
+    ids=["none", "ablate", "three", "swap"],
+)
+def test_copied_python_prints_the_same_number(tmp_path, edits):
+    model = ch.new("tiny-decoder", seed=1, **WORDS)
+    ch.save(model, tmp_path / "model")
+    runs, shelf = Runs(), Shelf.of({"m": model})
+    shelf.held["m"].path = str(tmp_path / "model")
+    run = runs.make(shelf.held["m"], RunRequest(model="m", text='it\'s "so"', edits=edits, against="the other"))
+    for name, index in list(places(run, seed=7))[::3]:
+        told, out = why(runs, run, name, index), io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(told["python"], {})
+        assert float(out.getvalue()) == pytest.approx(told["value"] or float(told.get("special", 0)), abs=1e-6)
+
+
+def test_a_place_that_is_not_there_is_told():
+    runs, run, _ = run_of("lecture")
+    with pytest.raises(ClearheadError, match="there is no"):
+        why(runs, run, "blocks.0.attn.pattern", [0, 0, 99])
+    with pytest.raises(ClearheadError, match=r"did you mean 'blocks\.0\.attn\.pattern'"):
+        why(runs, run, "blocks.0.attn.patern", [0, 0, 0])
