@@ -94,7 +94,8 @@ class Model(Inside):
 
         Sources are texts, or sounds for a model that listens. Long texts, and all with `split`, are translated
         sentence by sentence. `align` tells for each token the source token that a layer of the decoder attends to most
-        (-2, or "all"), `logprobs` how likely it was, with so many of the likeliest. More options are those of `Wishes`: n_best, prefix, no_repeat, alternatives …
+        (-2, or "all"), `logprobs` how likely it was, with so many of the likeliest. More options are those of
+        `Wishes`: n_best, prefix, no_repeat, alternatives …
         """
         how = wishes(beam=beam, max_tokens=max_tokens, length_penalty=length_penalty, **options)
         words = self.tokenizer, self.source_tokenizer or self.tokenizer

@@ -148,8 +148,8 @@ def test_the_keyboard_is_enough(page_on, tmp_path):
         assert visit.page.locator("ch-map table td").count() > 30
         keys.press("Shift+Tab")  # back to the figure's Save
         keys.press("Enter")
-        keys.press("Tab")
-        for _ in range(2):
+        visit.page.locator("details[open] .items button").first.wait_for()
+        while visit.page.evaluate("() => document.activeElement.textContent") != "CSV":
             keys.press("Tab")
         with visit.page.expect_download() as download:
             keys.press("Enter")
@@ -245,3 +245,52 @@ def test_the_page_stays_small():
     assert sum(path.stat().st_size for path in OWN) <= 300_000
     assert sum(path.stat().st_size for path in PAGE.rglob("*") if path.suffix in (".js", ".css", ".svg")) <= 400_000
     assert all(len(path.read_text().splitlines()) <= 500 for path in OWN)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "#edits=[1,null,{%22name%22:5},{%22name%22:%22blocks.0.attn.z%22,%22op%22:%22explode%22}]&pins=[3]",
+        "#layer=-7&head=99&query=1e9&key=-5&cell=nothing@x&view=attention",
+        "#view=nowhere&part=sideways&temp=hot&topk={}&written=5",
+        "#%FF%00=<b>&text=%3Cimg%20src=x%20onerror=alert(1)%3E",
+    ],
+)
+def test_a_crooked_link_shows_a_page(page_on, state):
+    with page_on(model_of()) as visit:
+        visit.page.on("dialog", lambda dialog: pytest.fail("a script of the link ran"))
+        visit.go(state)
+        assert visit.page.locator("main h1").inner_text()
+        assert visit.page.locator(".strip .token").count() > 3 or visit.page.locator(".problem").count()
+        assert not [c for c in visit.complaints if "Failed to load" not in c]
+
+
+def test_a_link_to_a_model_that_is_not_here_offers_another(page_on):
+    with page_on(model_of()) as visit:
+        visit.page.goto(f"{visit.url}/#model=nobody")
+        visit.page.get_by_text("there is no model").or_(visit.page.get_by_text("There is no model")).wait_for()
+        visit.page.get_by_role("button", name="Show another model").click()
+        visit.ready()
+        assert visit.page.locator("main h1").inner_text() == "Machine"
+
+
+def test_cells_are_collected_and_cleared(page_on):
+    with page_on(model_of()) as visit:
+        visit.go(f"#text={TEXT}&view=attention")
+        cells = visit.page.locator("main ch-map canvas.base").first
+        cells.scroll_into_view_if_needed()
+        plan = visit.page.evaluate(
+            "() => { const {grid, ...plan} = document.querySelector('ch-map').plan; return plan; }"
+        )
+
+        def at(row, col):
+            return {"x": plan["left"] + (col + 0.5) * plan["cell"], "y": plan["top"] + (row + 0.5) * plan["tall"]}
+
+        cells.click(position=at(3, 1))
+        cells.click(position=at(5, 2), modifiers=["Shift"])
+        visit.ready()
+        assert visit.state()["cell"] == "blocks.0.attn.pattern@0,3,1"
+        assert visit.state()["pins"] == ["blocks.0.attn.pattern@0,5,2"]
+        visit.page.keyboard.press("Escape")
+        visit.ready()
+        assert (visit.state()["cell"], visit.state()["pins"]) == ("", [])

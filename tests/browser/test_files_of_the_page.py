@@ -86,11 +86,12 @@ def test_a_page_is_saved_without_a_browser(browser, tmp_path, name):
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto((tmp_path / "page.html").as_uri())
     page.wait_for_selector("body[data-ready]")
-    for view in ("machine", "attention"):
-        page.evaluate("view => clearhead.set({view, layer: 1, head: 1})", view)
+    for view in ("machine", "tokens", "position", "block", "vectors", "attention"):
+        place = {"layer": 1, "head": 1} if view == "attention" else {}
+        page.evaluate("patch => clearhead.set(patch)", {"view": view, **place})
         page.wait_for_timeout(50)
         page.wait_for_selector("body[data-ready]")
-        assert page.locator("main .problem").count() == 0
+        assert page.locator("main .problem").all_inner_texts() == [], view
     assert page.evaluate("() => !!document.querySelector('ch-map').values")
     page.close()
     assert complaints == []

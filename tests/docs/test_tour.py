@@ -24,11 +24,10 @@ def trained(tmp_path_factory):
 def test_a_page_runs_and_draws_its_figures(page, trained):
     notebook = nbformat.read(page, as_version=4)
     NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(TOUR)}}).execute()
-    shown = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert 5 <= sum("<svg" in output.get("data", {}).get("text/html", "") for output in shown) <= 16
-    assert not any(
-        output.get("data", {}).get("text/plain") == "False" for output in shown
-    )  # what is shown to be equal is
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    shown = [output.get("data", {}) for output in outputs]
+    assert 5 <= sum("<svg" in data.get("text/html", "") for data in shown) <= 16
+    assert not any(data.get("text/plain") == "False" for data in shown)  # what a page says is equal is
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

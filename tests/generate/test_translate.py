@@ -183,6 +183,12 @@ def test_log_probabilities_of_the_tokens_sum_to_that_of_the_translation(model):
     assert [c.token for c in split.chosen] == split.tokens
 
 
+def test_an_output_that_fills_the_context_can_be_aligned_and_told(model):
+    full = {"beam": 1, "max_tokens": model.net.context, "align": -1, "logprobs": 1}
+    for one in model.translate(["A dog."], **full):
+        assert len(one.chosen) == len(one.alignment) == len(one.tokens)
+
+
 def test_a_decoder_searches_with_beams_too():
     from clearhead.generate.beam import beam_search
 

@@ -125,6 +125,11 @@ def test_the_terminal_puts_words_with_their_values_into_as_many_columns_as_fit(m
     assert max(map(len, lines)) <= 40
 
 
+def test_the_terminal_draws_a_single_row_as_bars():
+    row = View(BARS.values[None], (Axis.of("name", ["z"]), *BARS.axes), "bars", "logit", signed=True)
+    assert str(row.terminal()) == str(BARS.terminal())
+
+
 def test_the_terminal_puts_panels_side_by_side():
     lines = str(PANELS.terminal()).splitlines()
     assert lines[1].split("   ")[0] == "a 0, b 0"

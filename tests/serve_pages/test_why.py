@@ -1,11 +1,14 @@
 """The inspector's arithmetic: its last step is the model's own number, and its Python prints that number."""
 
+import base64
 import contextlib
 import io
 import math
 
 import pytest
+import soundfile
 import torch
+from PIL import Image
 
 import clearhead as ch
 from clearhead.errors import ClearheadError
@@ -100,3 +103,41 @@ def test_a_place_that_is_not_there_is_told():
         why(runs, run, "blocks.0.attn.pattern", [0, 0, 99])
     with pytest.raises(ClearheadError, match=r"did you mean 'blocks\.0\.attn\.pattern'"):
         why(runs, run, "blocks.0.attn.patern", [0, 0, 0])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float64"])
+def test_weights_of_any_kind_are_explained(tmp_path, dtype):
+    """Without a step where a matrix has numbers of its own, as int8 has; with rounding in 16 bits."""
+    ch.save(ch.new("tiny-llama", seed=1, **WORDS), tmp_path / "model")
+    model = ch.load(tmp_path / "model", dtype=dtype)
+    runs = Runs()
+    run = runs.make(Shelf.of({"m": model}).held["m"], RunRequest(model="m", text="hello"))
+    seen = model.watch("hello")
+    for name, index in places(run):
+        told, real = why(runs, run, name, index), float(seen[name][(0, *index)])
+        assert told["value"] is None or told["value"] == pytest.approx(real, rel=0.02, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", ["pictures", "spectrogram", "sound"])
+def test_patches_are_explained(kind):
+    reads = {
+        "pictures": {"kind": "pictures", "size": 8, "patch": 4, "channels": 1},
+        "spectrogram": {"kind": "spectrogram", "mels": 16, "frames": 16, "patch_mels": 8, "patch_frames": 8},
+        "sound": {"kind": "sound", "mels": 16, "frames": 16},
+    }[kind]
+    head = {"kind": "classes", "classes": 3}
+    model = ch.new("tiny-encoder", seed=1, vocabulary=0, context=8 if kind == "sound" else 5, input=reads, head=head)
+    if kind == "pictures":
+        file = io.BytesIO()
+        Image.new("L", (8, 8), 90).save(file, "PNG")
+        given = {"picture": base64.b64encode(file.getvalue()).decode()}
+    else:
+        file = io.BytesIO()
+        soundfile.write(file, torch.sin(torch.arange(4000) / 9).numpy(), 16000, format="WAV")
+        given = {"sound": f"data:audio/wav;base64,{base64.b64encode(file.getvalue()).decode()}"}
+    runs = Runs()
+    run = runs.make(Shelf.of({"m": model}).held["m"], RunRequest(model="m", **given))
+    assert len(run.told()["tokens"]) == run.trace.shape("embed")[0]
+    for name, index in places(run):
+        told = why(runs, run, name, index)
+        assert told["steps"][-1]["value"] == pytest.approx(told["value"], rel=1e-4, abs=2e-6), name

@@ -25,7 +25,7 @@ def explore(
     source: str = typer.Option("", help="What an encoder-decoder reads at first.", show_default=False),
     port: int = typer.Option(8800, help="The port; the next free one if it is taken, 0 for any."),
     no_open: bool = typer.Option(False, "--no-open", help="Do not open a browser."),
-    save: Path = typer.Option(
+    save: Path | None = typer.Option(
         None, help="Save the page with its numbers as one .html file, and stop.", show_default=False
     ),
     device: str = typer.Option("", help="cpu, or cuda; else a GPU where there is one.", show_default=False),

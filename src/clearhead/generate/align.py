@@ -33,7 +33,7 @@ def alignments(
     The attention is that of the pass that wrote the token.
     """
     check_layer(net, layer)
-    texts = Batch.of([[*prompt, *output] for prompt, output in zip(prompts, outputs, strict=True)], source.device)
+    texts = read_to_write(prompts, outputs, source.device)
     tap = Watch({f"blocks.{'*' if isinstance(layer, str) else layer % net.config.layers}.cross.pattern": heads_mean})
     net(texts.ids, segments=texts.segments, source=source, source_segments=source_segments, tap=tap)
     places = torch.stack([*tap.values.values()]).mean(0).argmax(-1).tolist()
@@ -41,6 +41,11 @@ def alignments(
         row[len(prompt) - 1 : len(prompt) + len(output) - 1]
         for row, prompt, output in zip(places, prompts, outputs, strict=True)
     ]
+
+
+def read_to_write(prompts: Sequence[list[int]], outputs: Sequence[list[int]], device: torch.device) -> Batch:
+    """What was read when each token of the outputs was written; the last of them was not."""
+    return Batch.of([[*prompt, *output[:-1]] for prompt, output in zip(prompts, outputs, strict=True)], device)
 
 
 def heads_mean(pattern: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch query key"]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clearhead.batch import Batch
+from clearhead.generate.align import read_to_write
 from clearhead.generate.request import Chosen
 from clearhead.model.transformer import Transformer
 
@@ -21,7 +21,7 @@ def chances(
     source_segments: Tensor | None,
 ) -> list[list[Chosen]]:
     """Each token of each output with its log-probability, and those of the `top` likeliest in its place."""
-    texts = Batch.of([[*prompt, *output] for prompt, output in zip(prompts, outputs, strict=True)], source.device)
+    texts = read_to_write(prompts, outputs, source.device)
     hidden = net(texts.ids, segments=texts.segments, source=source, source_segments=source_segments)
     told = []
     for row, prompt, output in zip(hidden, prompts, outputs, strict=True):

@@ -49,6 +49,8 @@ class Sampling:
             if not isinstance(value, int | float) or not low <= value <= high or math.isinf(value):
                 right = f"from {low:g} to {high:g}" if high == 1 else "of at least 0" if low == 0 else "that is finite"
                 raise ClearheadError(f"{name} = {value} must be a number {right}.")
+            if not _fits(value):
+                raise ClearheadError(f"{name} = {value} is no number that 32 bits can hold.")
         if not self.top_p or not self.repetition_penalty:
             name = "repetition_penalty" if self.top_p else "top_p"
             raise ClearheadError(f"{name} = 0 would leave nothing to draw from; it must be more than 0.")
@@ -57,8 +59,7 @@ class Sampling:
             if not isinstance(tokens, list | tuple) or not all(type(token) is int for token in tokens):
                 raise ClearheadError(f"{name} = {tokens!r:.60} must be a list of ids.")
         if not isinstance(self.bias, Mapping) or not all(
-            type(token) is int and isinstance(value, int | float) and math.isfinite(value)
-            for token, value in self.bias.items()
+            type(token) is int and isinstance(value, int | float) and _fits(value) for token, value in self.bias.items()
         ):
             raise ClearheadError(f"bias = {self.bias!r:.60} must give ids finite numbers: {{5: 2.0}}.")
         if not isinstance(self.stop, list | tuple):
@@ -74,6 +75,11 @@ class Sampling:
     def looks_back(self) -> bool:
         """Whether what was read and written matters."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+
+def _fits(value: float) -> bool:
+    """Whether it is a finite number also in 32 bits, and is not 0 there unless it is."""
+    return not value or 1e-37 < abs(value) < 1e38
 
 
 def sampling(**options: Any) -> Sampling:

@@ -74,8 +74,8 @@ def _kernel(
 
 
 @cache
-def _arrived(device: torch.device) -> Tensor:
-    """How many programs of each head have ended; the last sets it back."""
+def _arrived(device: torch.device, stream: int) -> Tensor:
+    """How many programs of each head have ended; the last sets it back. Streams run side by side: each has its own."""
     return torch.zeros(BUSY, dtype=torch.int32, device=device)
 
 
@@ -92,9 +92,10 @@ def one_query(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, owner
     out = torch.empty(rows, heads, 1, d, dtype=q.dtype, device=q.device)
     parts = torch.empty(rows * heads * split * (width + 2) if split > 1 else 1, device=q.device)
     whose = (seen, 0) if owner is None else (owner, owner.stride(0))
+    stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
     keys, warps = (KEYS // 2, 1) if k.shape[2] <= KEYS else (KEYS, 2)  # a short memory is looked at by many at once
     _kernel[(rows, heads, split)](
-        q, k, v, seen, *whose, out, parts, _arrived(q.device), scale * 1.4426950408889634,
+        q, k, v, seen, *whose, out, parts, _arrived(q.device, stream), scale * 1.4426950408889634,
         q.stride(0), q.stride(1), *k.stride()[:3], *v.stride()[:3],
         heads, SHARE=heads // k.shape[1], WIDTH=width, D=d, KEYS=keys, SPLIT=split, OWNED=owner is not None,
         num_warps=warps,

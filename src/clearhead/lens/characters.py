@@ -21,7 +21,6 @@ SHADES = " ░▒▓█"  # a fifth of the full value each
 BELOW = ("  ", "- ", "--", "==", "≡≡")  # the same for squares below 0
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 BAR, SCREEN = 40, 100  # characters of the longest bar, and of a line where nobody knows better
-HEADING = 9  # characters of a label above a column of numbers; more, if there is room for all of them
 APART = 3  # spaces between two maps
 
 Cell = tuple[str, float]  # what stands there, and the value that gives it its colour
@@ -31,7 +30,8 @@ Block = list[Text]  # lines, all as wide
 def picture(view: "View") -> Text:
     """As text of rich's: print() shows it plain, a console of rich's in colours."""
     room = shutil.get_terminal_size((SCREEN, 24)).columns
-    lines = _bars(view) if len(view.axes) == 1 else _maps(view, room)
+    one_row = view.values.numel() == len(view.axes[-1].labels) and view.words is None
+    lines = _bars(view) if one_row else _maps(view, room)
     for line in lines:
         line.rstrip()
     return Text("\n").join((Text(view.title), *lines, *([Text(view.note, "dim")] if view.note else ()), Text()))
@@ -39,7 +39,7 @@ def picture(view: "View") -> Text:
 
 def _bars(view: "View") -> Block:
     """To the right; where some values are negative, those to the left of a line in the middle."""
-    labels, values = view.axes[0].labels, view.values.tolist()
+    labels, values = view.axes[-1].labels, view.values.flatten().tolist()
     both = any(value < 0 for value in values)
     room, lines = BAR // 2 if both else BAR, []
     for label, value in zip(_padded(labels), values, strict=True):
@@ -92,7 +92,7 @@ def _cut(view: "View", rows: list[list[Cell]], room: int) -> list[Block]:
     wide = [
         max(map(cell_len, (label, *(row[i][0] for row in rows)))) + 2 for i, label in enumerate(across.labels)
     ]  # fmt: skip
-    room -= max(map(cell_len, (_corner(view), *down.labels)))
+    room -= max(map(cell_len, (view.corner, *down.labels)))
     starts, used = [0], 0
     for i, width in enumerate(wide):
         if used + width > room and used:
@@ -109,8 +109,9 @@ def _numbers(view: "View", values: Tensor, room: int) -> Block:
     down, across = view.axes[-2:]
     told = numerals(values, view.full)
     longest = max((len(cell) for row in told for cell in row), default=0)
-    free = (room - max(map(cell_len, (_corner(view), *down.labels)))) // max(1, len(across.labels)) - 2
-    wide = max(longest, min(max(HEADING, free), max(map(cell_len, across.labels), default=0))) + 2
+    free = (room - max(map(cell_len, (view.corner, *down.labels)))) // max(1, len(across.labels)) - 2
+    label = min(free, max(map(cell_len, across.labels), default=0))  # as much of it as there is room for
+    wide = max(longest, label) + 2
     rows = [
         [(f"{number}{SHADES[_fifths(value, view)]}", value) for number, value in zip(row, numbers, strict=True)]
         for row, numbers in zip(told, values.tolist(), strict=True)
@@ -120,17 +121,12 @@ def _numbers(view: "View", values: Tensor, room: int) -> Block:
 
 
 def _table(view: "View", across: Sequence[str], rows: list[list[Cell]], wide: Sequence[int], left: bool) -> Block:
-    first = _padded((_corner(view), *view.axes[-2].labels))
+    first = _padded((view.corner, *view.axes[-2].labels))
     lines = [Text(first[0] + "".join(_fit(*x, left=left) for x in zip(across, wide, strict=True)), "dim")]
     for label, row in zip(first[1:], rows, strict=True):
         cells = [(_fit(cell, w, left=left), _colour(value)) for (cell, value), w in zip(row, wide, strict=True)]
         lines.append(Text.assemble(label, *cells))
     return lines
-
-
-def _corner(view: "View") -> str:
-    """What goes down and what goes across."""
-    return "\\".join(axis.name for axis in view.axes[-2:])
 
 
 def _squares(view: "View", values: Tensor, room: int, alone: bool) -> Block:

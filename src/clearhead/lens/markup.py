@@ -71,14 +71,14 @@ def _map(view: "View", values: Tensor, among: int) -> str:
         wide, high = LETTER * longest + 8, LINE if view.words is not None else LARGE
     else:
         wide = high = min(LARGE, MOST / max(values.shape) / (1 if among == 1 else 2 if among <= FEW else 3))
-    labelled, corner = among <= MANY and min(wide, high) >= 9, f"{down.name}\\{across.name}"
+    labelled = among <= MANY and min(wide, high) >= 9
     flat = _longest(across.labels) * LETTER <= wide
-    left = _longest((corner, *down.labels)) * LETTER + 8 if labelled else 1
+    left = _longest((view.corner, *down.labels)) * LETTER + 8 if labelled else 1
     top = (LINE if flat else _longest(across.labels) * LETTER + 8) if labelled else LINE
     parts = _cells(view, values, left, top, wide, high) if view.values.numel() <= CELLS else [
         _raster(view, values, left, top, wide, high)
     ]  # fmt: skip
-    parts.append(text(left - 4, top - 5, corner, "end") if labelled else text(left, top - 5, corner))
+    parts.append(text(left - 4, top - 5, view.corner, "end") if labelled else text(left, top - 5, view.corner))
     for i, label in enumerate(down.labels if labelled else ()):
         parts.append(text(left - 4, top + (i + 0.5) * high + 4, label, "end"))
     for i, label in enumerate(across.labels if labelled else ()):
@@ -87,7 +87,7 @@ def _map(view: "View", values: Tensor, among: int) -> str:
     width, height = wide * values.shape[1], high * values.shape[0]
     frame = f'<rect x="{left}" y="{top}" width="{width:.1f}" height="{height:.1f}" fill="none" stroke="currentColor"'
     parts.append(f'{frame} stroke-width=".3"/>')
-    return svg(left + width + 2, top + height + 2, parts)
+    return svg(max(left + width, _longest((view.corner,)) * LETTER) + 2, top + height + 2, parts)
 
 
 def _cells(view: "View", values: Tensor, left: float, top: float, wide: float, high: float) -> list[str]:

@@ -109,6 +109,11 @@ class View:
         return list(zip(names, self.values.flatten(0, len(leading) - 1), strict=True)), side
 
     @property
+    def corner(self) -> str:
+        """What goes down its maps, and what across."""
+        return "\\".join(axis.name for axis in self.axes[-2:])
+
+    @property
     def small(self) -> bool:
         """Whether its numbers can be shown themselves, not only as colours."""
         return self.values.numel() <= SMALL and self.values.shape[-1] <= NARROW

@@ -20,30 +20,33 @@ export function anatomy({ run, card, state, set, resource }, { part, layer, head
   if (missing) return html`<p class="problem">${missing.error.message}</p>`;
   const v = Object.fromEntries(STEPS.map((what) => [what, found[what].value]));
   const [queries, keys] = sides(run, part).map(texts);
-  if (Object.values(v).some((value) => !value) || v.scores.shape[0] !== queries.length) return html`<p class="loading">The head is being taken apart …</p>`;
+  const ready = Object.values(v).every(Boolean) && v.scores.shape[0] === queries.length;
+  if (!ready) return html`<p class="loading">The head is being taken apart …</p>`;
   const scaled = state.scaled || !card.scaled;
   const steps = scaled ? { scores: v.scores, masked: v.masked, pattern: v.pattern } : unscaled(v, card.d_head, masked);
   const sums = rowSums(steps.pattern);
   const real = (what) => (scaled ? `${at}.${what}` : "");
   const cell = state.query >= 0 && state.query < queries.length ? [state.query, -1] : null;
-  const map = (what, values, rows, cols, more = {}) => html`<ch-map .values=${values} .rows=${rows} .cols=${cols} .name=${more.name ?? `${at}.${what}`} .run=${run.id}
-    .index=${more.index ?? ((r, c) => [head, r, c])} .signed=${more.signed ?? true} .most=${more.most ?? null} .masked=${more.masked ?? null} .most_cell=${18} .cursor=${more.cursor ?? null}
-    .label=${what} .by=${more.by ?? ["token", "dimension"]} .measure=${what}></ch-map>`;
-  const shared = (r, c) => [group, r, c];
-  const grid = { by: ["query", "key"] };
+  const map = (what, values, rows, cols, { name = `${at}.${what}`, index = (r, c) => [head, r, c], by = ["token", "dimension"], ...more } = {}) =>
+    html`<ch-map .values=${values} .rows=${rows} .cols=${cols} .name=${name} .run=${run.id} .index=${index} .by=${by} .label=${what} .measure=${what}
+      .signed=${more.signed ?? true} .most=${more.most ?? null} .masked=${more.masked ?? null} .cursor=${more.cursor ?? null} .most_cell=${18}></ch-map>`;
+  const grid = (what, more) => map(what, steps[what], queries, keys, { name: real(what), by: ["query", "key"], ...more });
+  const shared = { index: (r, c) => [group, r, c] };
+  const turned = card.position === "rotary" && part !== "cross" ? ", turned by its position" : "";
+  const groups = card.kv_heads < card.heads ? `, shared by ${card.heads / card.kv_heads} heads` : "";
+  const last = state.query < 0 ? queries.length - 1 : Math.min(state.query, queries.length - 1);
   return html`<div class="anatomy">
-    ${step("q", formula.q, `what each token asks${card.position === "rotary" ? ", turned by its position" : ""}`, map("q_turned", v.q_turned, queries, null))}
-    ${step("k", formula.k, `what each token answers to${card.kv_heads < card.heads ? `, shared by ${card.heads / card.kv_heads} heads` : ""}`, map("k_turned", v.k_turned, keys, null, { index: shared }))}
-    ${step("v", formula.v, "what each token passes on", map("v", v.v, keys, null, { index: shared }))}
-    ${step("scores", scaled ? formula.scores : formula.raw, html`how well each key fits each query
-      ${card.scaled ? html`<label class="switch"><input type="checkbox" .checked=${state.scaled} @change=${({ target }) => set({ scaled: target.checked })}> divided by √${card.d_head}</label>` : nothing}`,
-      map("scores", steps.scores, queries, keys, { name: real("scores"), ...grid }))}
-    ${step("mask", formula.masked, masked ? "hatched cells are −∞: a query may not look there" : "nothing is hidden from a query", map("masked", steps.masked, queries, keys, { name: real("masked"), masked, ...grid }))}
-    ${step("softmax", formula.pattern, html`each row adds up to 1 (here ${told(sums.least, 7)} to ${told(sums.most, 7)}); its largest weight is ${told(sums.largest)} on average${scaled ? "" : html` <b>without scaling</b>, ${told(rowSums(v.pattern).largest)} with it`}`,
-      map("pattern", steps.pattern, queries, keys, { name: real("pattern"), masked, most: 1, signed: false, cursor: cell, ...grid }))}
+    ${step("q", formula.q, `what each token asks${turned}`, map("q_turned", v.q_turned, queries, null))}
+    ${step("k", formula.k, `what each token answers to${turned}${groups}`, map("k_turned", v.k_turned, keys, null, shared))}
+    ${step("v", formula.v, `what each token passes on${groups}`, map("v", v.v, keys, null, shared))}
+    ${step("scores", scaled ? formula.scores : formula.raw, html`how well each key fits each query ${card.scaled ? html`<label class="switch"><input type="checkbox"
+      .checked=${state.scaled} @change=${({ target }) => set({ scaled: target.checked })}> divided by √${card.d_head}</label>` : nothing}`, grid("scores"))}
+    ${step("mask", formula.masked, masked ? "hatched cells are −∞: a query may not look there" : "nothing is hidden from a query", grid("masked", { masked }))}
+    ${step("softmax", formula.pattern, html`each row adds up to 1 (here ${told(sums.least, 7)} to ${told(sums.most, 7)}); its largest weight is ${told(sums.largest)}
+      on average${scaled ? "" : html` <b>without scaling</b>, ${told(rowSums(v.pattern).largest)} with it`}`, grid("pattern", { masked, most: 1, signed: false, cursor: cell }))}
     ${step("z", formula.z, scaled ? "weights times values: what the head has gathered" : "the model’s own z; it scales", map("z", v.z, queries, null))}
-    ${step("out", formula.out, html`all heads side by side, times W_O, is added to the stream; each head’s share of it is in the inspector
-      (<button type="button" class="quiet" @click=${() => set({ cell: `${at}.out@${Math.max(0, state.query < 0 ? queries.length - 1 : state.query)},0` })}>${at}.out</button>)`, nothing)}
+    ${step("out", formula.out, html`all heads side by side, times W_O, is added to the stream; each head’s share of a number of it is in the inspector:
+      <button type="button" class="quiet" @click=${() => set({ cell: `${at}.out@${last},0` })}>${at}.out</button>`, nothing)}
   </div>`;
 }
 

@@ -65,8 +65,6 @@ function field(name, label, value, own) {
   return html`<label><span class="unseen">${label}</span><textarea name=${name} rows=${rows} spellcheck="false" placeholder=${label}
     .value=${value} @input=${(event) => type(event.target, name, own)} @keydown=${enter}></textarea></label>`;
 }
-    @input=${(event) => type(event.target, name, own)} @keydown=${(event) => event.key === "Enter" && !event.shiftKey && (event.preventDefault(), event.target.form.requestSubmit())}></textarea></label>`;
-}
 
 let timer = 0;
 /** Typing is read after a short rest, and is one step of the history until Run or Enter ends it. */

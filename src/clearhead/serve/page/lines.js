@@ -35,7 +35,7 @@ export class Lines extends Element {
       class=${what} data-i=${i}>${shortened(text, side - 10)}</text>`;
     this.fill(html`<svg viewBox="0 0 ${width} ${height}" width=${width} height=${height} role="img" aria-label=${this.label}>
       <g class="edges">${this.#edges(r0, r1, c0, c1).map(([r, c, weight]) => svg`<path d=${`M${side} ${y(r - r0)} C${width / 2} ${y(r - r0)} ${width / 2} ${y(c - c0)} ${width - side} ${y(c - c0)}`}
-        class=${this.query >= 0 && this.query !== r ? "weak" : ""} .style=${`--weight:${weight}`}><title>${this.rows[r]} → ${this.cols[c]} ${told(weight)}</title></path>`)}</g>
+        class=${this.query < 0 ? "" : this.query === r ? "strong" : "weak"} .style=${`--weight:${weight}`}><title>${this.rows[r]} → ${this.cols[c]} ${told(weight)}</title></path>`)}</g>
       ${range(r0, r1).map((r) => svg`<g class=${r === this.query ? "query chosen" : "query"} @click=${() => this.tell("pick", { row: r })}
         @pointerenter=${() => this.tell("hover", { row: r })} @pointerleave=${() => this.tell("hover", null)}>
         <rect x="0" y=${y(r - r0) - TALL / 2} width=${side} height=${TALL}></rect>${name(this.rows[r], r - r0, side - 7, "end", "")}</g>`)}

@@ -70,8 +70,9 @@ function draw() {
 }
 
 function opening(model) {
+  const other = state().model ? html`<button type="button" @click=${() => set({ model: "" })}>Show another model</button>` : nothing;
   return html`<main class="alone">${model.error
-    ? html`<h1>clearhead</h1><p class="problem">${model.error.message}</p><p><button type="button" @click=${retry}>Try again</button></p>`
+    ? html`<h1>clearhead</h1><p class="problem">${model.error.message}</p><p><button type="button" @click=${retry}>Try again</button> ${other}</p>`
     : html`<p class="loading">The model is being loaded …</p>`}</main>`;
 }
 

@@ -66,7 +66,7 @@ export class HeatMap extends Element {
     const box = this.querySelector(".scroll"), { left, cell, width } = this.plan;
     if (!this.words || !this.cursor || this.revealed === this.cursor[1] || width <= box.clientWidth) return;
     this.revealed = this.cursor[1];
-    box.scrollLeft = left + (this.cursor[1] + 0.5) * cell - box.clientWidth / 2;
+    if (left + (this.cursor[1] + 1) * cell > box.clientWidth) box.scrollLeft = left + (this.cursor[1] + 0.5) * cell - box.clientWidth / 2;
   }
 
   /** The whole drawing onto a context, so many dots a pixel. */
@@ -126,8 +126,8 @@ export class HeatMap extends Element {
 
   #pick(cell, more = false) {
     if (!cell) return;
-    this.tell("pick", { ...this.#detail(cell), more });
     if (this.name) this.tell("inspect", { ...this.#detail(cell), how: more ? "pin" : "lock" }, true);
+    this.tell("pick", { ...this.#detail(cell), more });
   }
 
   #detail([row, col]) {
@@ -212,7 +212,7 @@ function planned(map, rows, cols) {
   const slanted = longest(map.cols, 120);
   let cell = Math.min(map.most_cell, (width - left - 2) / cols);
   let factor = 1;
-  if (map.words) cell = Math.max(46, Math.min(96, (width - left - 2) / cols));
+  if (map.words) cell = Math.max(44, Math.min(96, (width - left - 2) / cols));
   else if (cell < 1) factor = Math.ceil(1 / cell);
   const grid = pooled(map.values, rows, cols, factor, map.signed, map.masked);
   if (factor > 1) cell = Math.max(1, Math.floor(((width - left - 2) / grid.cols) * 4) / 4);

@@ -29,5 +29,6 @@ export function mask(card, part) {
 /** The layer and head of the state, within what the model has. */
 export function place(state, card) {
   const part = parts(card).includes(state.part) ? state.part : "attention";
-  return { part, layer: Math.min(state.layer, layers(card, part) - 1), head: Math.min(state.head, card.heads - 1) };
+  const within = (n, count) => Math.max(0, Math.min(count - 1, Math.floor(n)));
+  return { part, layer: within(state.layer, layers(card, part)), head: within(state.head, card.heads) };
 }

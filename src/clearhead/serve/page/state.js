@@ -5,6 +5,7 @@ let known = {
   layer: 0, head: 0, query: -1, key: -1, step: 0, cell: "",
   temp: 1, topk: 0, topp: 1, seed: 0, edits: [], against: "", pins: [],
 };
+const OPS = ["ablate", "mean", "scale", "swap"];
 let now = null;
 const listeners = new Set();
 
@@ -60,6 +61,8 @@ function read(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   const found = {};
   for (const [key, value] of Object.entries(known)) found[key] = given.has(key) ? typed(given.get(key), value) : value;
+  found.edits = found.edits.filter((edit) => typeof edit?.name === "string" && OPS.includes(edit.op)); // links are written by anyone
+  found.pins = found.pins.filter((pin) => typeof pin === "string");
   return Object.freeze(found);
 }
 

@@ -24,7 +24,7 @@ export default {
     const where = place(state, card);
     const hidden = mask(card, where.part);
     const one = head(context, where, hidden.hidden); // asked for first: it is what one looks at
-    return html`${presets(context)}${atlas(context, where)}${chooser(context, where, hidden)}${one}
+    return html`${presets(context)}<div class="heads">${atlas(context, where)}<div>${chooser(context, where, hidden)}${one}</div></div>
       <details class="apart" ?open=${state.anatomy} @toggle=${(event) => event.target.open !== context.state.anatomy && context.set({ anatomy: event.target.open }, { replace: true })}>
         <summary><h3>How this head comes to its pattern</h3></summary>${state.anatomy ? anatomy(context, where, hidden.hidden) : nothing}</details>`;
   },
@@ -33,11 +33,13 @@ export default {
 function presets({ card, state, set }) {
   const { fluffy, pair } = card.examples;
   if (!card.text || card.kind === "encoder-decoder") return nothing;
-  const plain = { query: -1, key: -1, cell: "", pins: [] };
+  const show = (text, versus) => () => set({ text, versus, query: -1, key: -1, cell: "", pins: [] });
+  const two = pair.every(Boolean) && pair[0] !== pair[1];
   return html`<div class="row presets"><span class="hint">Try</span>
-    ${fluffy ? html`<button type="button" class="quiet" @click=${() => set({ text: fluffy, versus: "", ...plain })}>a fluffy blue creature</button>` : nothing}
-    ${pair?.every(Boolean) && pair[0] !== pair[1] ? html`<button type="button" class="quiet" aria-pressed=${state.versus === pair[1]} @click=${() => set({ text: pair[0], versus: pair[1], ...plain })}>the chicken: tired / wide</button>` : nothing}
-    ${state.versus ? html`<button type="button" class="chip" @click=${() => set({ versus: "" })}>beside “${state.versus}” <span aria-hidden="true">×</span><span class="unseen">, close</span></button>` : nothing}</div>`;
+    ${fluffy ? html`<button type="button" class="quiet" @click=${show(fluffy, "")}>a fluffy blue creature</button>` : nothing}
+    ${two ? html`<button type="button" class="quiet" aria-pressed=${state.versus === pair[1]} @click=${show(...pair)}>the chicken: tired / wide</button>` : nothing}
+    ${state.versus ? html`<button type="button" class="chip" @click=${() => set({ versus: "" })}>beside “${state.versus}”
+      <span aria-hidden="true">×</span><span class="unseen">, close</span></button>` : nothing}</div>`;
 }
 
 function atlas({ run, card, state, set, resource }, { part, layer, head }) {
@@ -48,17 +50,26 @@ function atlas({ run, card, state, set, resource }, { part, layer, head }) {
     const found = await json("GET", numbers, undefined, { signal });
     return { definitions: found.scores, view: decoded(found.view) };
   }, "scores") : {};
-  const kinds = Object.keys(scores.value?.definitions ?? {});
   const pooled = seen.value?.pooled > 1 ? `max-pooled ${seen.value.pooled}×` : "";
+  const sorted = state.sort && scores.value ? `${state.sort}: ${scores.value.definitions[state.sort] ?? "nothing in this text shows it"}` : "";
   return html`<ch-figure .caption=${`All ${layers(card, part)} × ${card.heads} heads`} .bare=${true} .badge=${pooled} .pending=${seen.pending}
-      .note=${state.sort && scores.value ? `${state.sort}: ${scores.value.definitions[state.sort] ?? "nothing in this text shows it"}` : "A thumbnail for each head: queries down, keys across. Layers down, heads across."}>
-    <div class="row"><label>Sort by <select @change=${({ target }) => set({ sort: target.value })}>
-      ${["", ...kinds].map((kind) => html`<option .value=${kind} ?selected=${kind === state.sort}>${kind || "layer and head"}</option>`)}</select></label>
-      ${kinds.length || !seen.value ? nothing : scores.error ? html`<span class="problem">${scores.error.message}</span>` : scores.pending ? html`<span class="hint">the heads are being scored …</span>`
-        : html`<button type="button" class="quiet" @click=${() => set({ scored: true }, { replace: true })}>score the heads</button>`}</div>
+      .note=${sorted || "A thumbnail for each head: queries down, keys across. Layers down, heads across."}>
+    ${seen.value ? order(scores, state, set) : nothing}
     ${seen.error ? html`<p class="problem">${seen.error.message}</p>` : nothing}
     <ch-atlas .atlas=${seen.value ?? null} .scores=${scores.value?.view ?? null} .sort=${state.sort} .layer=${layer} .head=${head}
       @pick=${({ detail }) => set({ ...detail, cell: "" })}></ch-atlas></ch-figure>`;
+}
+
+/** By what heads are sorted; scores of a long text are computed when someone wants them. */
+function order(scores, state, set) {
+  if (scores.error) return html`<p class="problem">${scores.error.message}</p>`;
+  if (!scores.value) {
+    return html`<div class="row">${scores.pending ? html`<span class="hint">the heads are being scored …</span>`
+      : html`<button type="button" class="quiet" @click=${() => set({ scored: true }, { replace: true })}>Score the heads</button>`}</div>`;
+  }
+  const kinds = ["", ...Object.keys(scores.value.definitions)];
+  return html`<div class="row"><label>Sort by <select @change=${({ target }) => set({ sort: target.value })}>
+    ${kinds.map((kind) => html`<option .value=${kind} ?selected=${kind === state.sort}>${kind || "layer and head"}</option>`)}</select></label></div>`;
 }
 
 function chooser({ card, state, set }, { part, layer, head }, hidden) {
@@ -66,7 +77,8 @@ function chooser({ card, state, set }, { part, layer, head }, hidden) {
     ${Array.from({ length: count }, (_, i) => html`<option .value=${String(i)} ?selected=${i === value}>${i}</option>`)}</select></label>`;
   const choice = (words, pressed, patch) => html`<button type="button" aria-pressed=${pressed} @click=${() => set(patch)}>${words}</button>`;
   return html`<div class="row">
-    ${parts(card).length > 1 ? html`<span class="choices" role="group" aria-label="which attention">${parts(card).map((each) => choice(NAMES[each], each === part, { part: each, cell: "" }))}</span>` : nothing}
+    ${parts(card).length > 1 ? html`<span class="choices" role="group" aria-label="which attention">
+      ${parts(card).map((each) => choice(NAMES[each], each === part, { part: each, cell: "" }))}</span>` : nothing}
     ${number("layer", layer, layers(card, part))}${number("head", head, card.heads)}
     <span class="choices" role="group" aria-label="how it is drawn">${choice("map", !state.lines, { lines: false })}${choice("lines", state.lines, { lines: true })}</span>
     <ch-edit .name=${`${path(part, layer)}.z`} .head=${head} .label=${"this head"}></ch-edit>
@@ -109,7 +121,7 @@ function figure({ state, set, hover, marks }, { part, layer, head }, run, found,
           @pick=${({ detail }) => set({ query: detail.row === state.query ? -1 : detail.row })} @hover=${({ detail }) => hover(detail ? detail.row : -1)}></ch-lines>`
       : html`<ch-map .values=${values} .rows=${queries} .cols=${keys} .most=${1} .masked=${hidden} .name=${name} .run=${run.id} .index=${(r, c) => [head, r, c]}
           .cursor=${kept && kept[0] === head ? kept.slice(1) : state.query >= 0 ? [state.query, state.key] : null} .label=${caption} .measure=${"weight"} .by=${["query", "key"]}
-          @hover=${({ detail }) => hover(detail ? detail.row : -1)} @pick=${({ detail }) => set({ query: detail.row, key: detail.col })}></ch-map>`}</ch-figure>`;
+          @hover=${({ detail }) => hover(detail ? detail.row : -1)} @pick=${({ detail }) => set({ query: detail.row, key: detail.col }, { replace: true })}></ch-map>`}</ch-figure>`;
 }
 
 const differences = new WeakMap();
@@ -119,9 +131,11 @@ function difference(run, { part, layer, head }, first, second, hidden, note) {
   const rows = Math.min(first.value.shape[0], second.value.shape[0]), cols = Math.min(first.value.shape[1], second.value.shape[1]);
   if (differences.get(first.value)?.other !== second.value) {
     const data = new Float32Array(rows * cols);
-    for (let r = 0; r < rows; r++) for (let c = 0; c < cols; c++) data[r * cols + c] = second.value.data[r * second.value.shape[1] + c] - first.value.data[r * first.value.shape[1] + c];
+    const at = ({ data, shape }, r, c) => data[r * shape[1] + c]; // rows may be of another length
+    for (let r = 0; r < rows; r++) for (let c = 0; c < cols; c++) data[r * cols + c] = at(second.value, r, c) - at(first.value, r, c);
     differences.set(first.value, { other: second.value, values: { shape: [rows, cols], data } });
   }
   return html`<ch-figure .caption=${`Difference · layer ${layer}, head ${head}`} .note=${`The second less the first: blue looks there more, orange less. ${note}`}>
-    <ch-map .values=${differences.get(first.value).values} .rows=${queries.slice(0, rows)} .cols=${keys.slice(0, cols)} .signed=${true} .masked=${hidden} .label=${"difference"} .measure=${"difference"} .by=${["query", "key"]}></ch-map></ch-figure>`;
+    <ch-map .values=${differences.get(first.value).values} .rows=${queries.slice(0, rows)} .cols=${keys.slice(0, cols)} .signed=${true} .masked=${hidden}
+      .label=${"difference"} .measure=${"difference"} .by=${["query", "key"]}></ch-map></ch-figure>`;
 }

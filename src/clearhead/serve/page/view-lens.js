@@ -61,7 +61,8 @@ function made({ card, resource, state, set }, run) {
       ${parts(view, total, found.pending)}
       ${Object.entries(heads).map(([part, map]) => html`<div><ch-view .view=${lensed(map)} .pending=${found.pending} .caption=${`The heads' share: ${part}`}
         .cursor=${cursor(state.layer, state.head)} @pick=${({ detail }) => set({ layer: detail.row, head: detail.col })}></ch-view>
-        ${part === "attention" ? html`<p class="hint">Head ${state.head} of layer ${state.layer}: <ch-edit .name=${`blocks.${state.layer}.attn.z`} .head=${state.head}></ch-edit></p>` : nothing}</div>`)}</div>`)}
+        ${part === "attention" ? html`<p class="hint">Layer ${state.layer}, head ${state.head}: <ch-edit .name=${`blocks.${state.layer}.attn.z`} .head=${state.head}></ch-edit></p>
+          <p class="hint">Layer ${state.layer}, feed-forward: <ch-edit .name=${`blocks.${state.layer}.ffn.out`}></ch-edit></p>` : nothing}</div>`)}</div>`)}
   </section>`;
 }
 

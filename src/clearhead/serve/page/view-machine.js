@@ -33,8 +33,9 @@ export default {
     const token = Math.min(state.query, run.tokens.length - 1);
     const about = token >= 0 ? html`at <b>${run.tokens[token].text}</b> (token ${token})` : "on average over all tokens; choose one in the strip below";
     return html`<p class="hint">Widths are |what a part adds| ÷ |the stream after it|, ${about}.</p>
-      <div class="machines"><div class=${both ? "stacks two" : "stacks"}>${both ? stack(context, { encoder: true, layers: card.encoder_layers, share: shares(other.value, -1), now: after(true, -1), title: "encoder", tokens: run.source }) : nothing}
-      ${stack(context, { encoder: false, layers: card.layers, share: shares(own.value, token), now: after(false, token), title: both ? "decoder" : "", tokens: run.tokens })}</div>
+      <div class="machines"><div class=${both ? "stacks two" : "stacks"}>
+        ${both ? stack(context, { encoder: true, share: shares(other.value, -1), now: after(true, -1) }) : nothing}
+        ${stack(context, { encoder: false, share: shares(own.value, token), now: after(false, token) })}</div>
       ${chosen(context)}</div>`;
   },
 };
@@ -53,9 +54,11 @@ function shares({ axes, values, shape }, token) {
   }));
 }
 
-function stack(context, { encoder, layers, share, now, title, tokens }) {
+function stack(context, { encoder, share, now }) {
   const { card, state, set, run } = context;
-  const cross = card.kind === "encoder-decoder" && !encoder;
+  const both = card.kind === "encoder-decoder", cross = both && !encoder;
+  const [layers, tokens] = encoder ? [card.encoder_layers, run.source] : [card.layers, run.tokens];
+  const title = both ? (encoder ? "encoder" : "decoder") : "";
   const folded = layers > SHOWN + 1 && !state.unfolded;
   const shown = folded ? [0, 1, 2, -1, layers - 2, layers - 1] : Array.from({ length: layers }, (_, i) => i);
   const block = HIGH + (cross ? CROSS : 0);
@@ -76,9 +79,14 @@ function stack(context, { encoder, layers, share, now, title, tokens }) {
       ${blocks}
       ${box(middle, height - 42, 190, "tokens and their vectors", `${tokens.length} × ${card.width}`, () => set(open))}
       ${"positions" in share ? svg`<text class="number" x=${middle + 104} y=${height - 38}>positions ${told(share.positions, 2)}</text>` : nothing}
-      ${encoder ? box(middle, 52, 170, card.wiring === "pre" ? "norm" : "the encoder’s output", "what the decoder looks at →", null)
-        : svg`${card.wiring === "pre" ? svg`<text class="small" x=${middle + 20} y="92">norm</text>` : nothing}${box(middle, 44, 216, ends[card.head] ?? "answer", answer(context), () => set({ view: card.views.includes("predict") ? "predict" : "lens" }))}`}
+      ${encoder ? box(middle, 52, 170, card.wiring === "pre" ? "norm" : "the encoder’s output", "what the decoder looks at →", null) : end(context, middle)}
     </svg>${state.unfolded && layers > SHOWN + 1 ? html`<button type="button" class="quiet" @click=${() => set({ unfolded: false })}>fold the middle blocks</button>` : nothing}</figure>`;
+}
+
+function end(context, middle) {
+  const { card, set } = context, view = card.views.includes("predict") ? "predict" : "lens";
+  return svg`${card.wiring === "pre" ? svg`<text class="small" x=${middle + 20} y="92">norm</text>` : nothing}
+    ${box(middle, 44, 216, ends[card.head] ?? "answer", answer(context), () => set({ view }))}`;
 }
 
 const ends = { language: "unembedding: next token", "masked-word": "the hidden words", classes: "classes", number: "a number", hidden: "hidden states" };
@@ -112,7 +120,8 @@ function branch(middle, y, side, [share, now], edited, name, words, wiring, go) 
     <circle class="plus" cx=${middle} cy=${up} r="9"></circle><text class="sign" x=${middle} y=${up + 4.5}>+</text>
     ${box(x, y - 22, WIDE + 24, name, words, go)}
     <text class="number" x=${middle + side * 66} y=${up - 6 - wide / 2} text-anchor="middle">${told(share, 2)}${changed ? ` → ${told(now, 2)}` : ""}</text>
-    ${wiring === "pre" ? svg`<text class="small" x=${middle + side * 34} y=${y + 13} text-anchor="middle">norm</text>` : svg`<text class="small" x=${middle - side * 14} y=${up - 8} text-anchor=${side > 0 ? "end" : "start"}>norm</text>`}
+    ${wiring === "pre" ? svg`<text class="small" x=${middle + side * 34} y=${y + 13} text-anchor="middle">norm</text>`
+      : svg`<text class="small" x=${middle - side * 14} y=${up - 8} text-anchor=${side > 0 ? "end" : "start"}>norm</text>`}
   </g>`;
 }
 
@@ -140,7 +149,8 @@ function chosen({ card, run, state, set }) {
     ${line("attention", "attn.out")}${card.kind === "encoder-decoder" && !encoder ? line("cross-attention", "cross.out") : nothing}${line("feed-forward", "ffn.out")}
     ${token >= 0 && !encoder ? html`<p><ch-edit .name=${"embed.tokens"} .token=${token} .label=${`the token ${run.tokens[token].text}`}></ch-edit></p>` : nothing}
     <p><button type="button" @click=${() => set({ view: "attention", layer })}>Its heads</button> <button type="button" @click=${() => set({ view: "block", layer })}>Its neurons and norms</button></p>
-    <dl><dt>stream</dt><dd>${card.width} numbers a token</dd><dt>heads</dt><dd>${card.heads} of ${card.d_head}${card.kv_heads < card.heads ? `, ${card.kv_heads} of keys and values` : ""}</dd>
+    <dl><dt>stream</dt><dd>${card.width} numbers a token</dd>
+      <dt>heads</dt><dd>${card.heads} of ${card.d_head}${card.kv_heads < card.heads ? `, ${card.kv_heads} of keys and values` : ""}</dd>
       <dt>neurons</dt><dd>${card.ffn_width}, ${card.activation}</dd><dt>norm</dt><dd>${card.norm === "rms" ? "RMS" : "layer norm"}, ${card.wiring === "pre" ? "before each part" : "after each sum"}</dd>
       <dt>positions</dt><dd>${card.position}</dd></dl></section>`;
 }

@@ -11,6 +11,7 @@ import { turning } from "ch/turning";
 defaults({ count: 32, later: 4 });
 const PLACES = ["position", "dimension"];
 const SUM = ["token", "dimension"], OTHERS = ["position", "other"], LOOK = ["query", "key"];
+const AFTER = (query, key) => key > query; // what a decoder does not see
 const KINDS = {
   none: "None. Attention sees a set: the same words in another order are the same to it.",
   learned: "Learned: a matrix with a row for each position, random at first and trained with everything else.",
@@ -68,8 +69,8 @@ function bias(view) {
   }
   const most = values.reduce((a, b) => Math.max(a, Math.abs(b)), 1e-9);
   return html`<ch-view .view=${lensed(view)} .caption=${"What is added to a score, by distance (yours)"}></ch-view>
-    <ch-figure .caption=${"The same, as it lies over the scores"} .badge=${"yours"} .note=${"Query down, key across: every diagonal has one value, wherever the text begins."}>
-      <div class="maps many">${bands.get(view).map((band, head) => html`<div><h4>head ${head}</h4><ch-map .values=${band} .signed=${true} .most=${most} .label=${`bias of head ${head}`} .by=${LOOK} .most_cell=${9}></ch-map></div>`)}</div></ch-figure>`;
+    <ch-figure .caption=${"The same, as it lies over the scores"} .badge=${"yours"} .note=${"Query down, key across: every diagonal has one value, wherever the text begins. All heads have one scale."}>
+      <div class="maps many">${bands.get(view).map((band, head) => html`<div><h4>head ${head}</h4><ch-map .values=${band} .signed=${true} .most=${most} .label=${`bias of head ${head}`} .by=${LOOK} .most_cell=${9} .tall=${9} .masked=${Number(axes[1].labels[0]) === 0 ? AFTER : null}></ch-map></div>`)}</div></ch-figure>`;
 }
 
 /** E[w] + P[i] = the start of the stream, all three on one scale. */

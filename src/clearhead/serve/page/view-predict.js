@@ -131,7 +131,7 @@ function next(ctx, ids, { run: made, ranks }, edited, words) {
         <span><b data-fact="kept" data-value=${spread.kept}>${count(spread.kept)}</b> of ${count(ranks.order.length)} can be drawn</span>
         <span><b data-fact="mass" data-value=${spread.mass}>${percent(spread.mass)}</b> of the chance before the cut</span></p>
       ${edited?.error ? html`<p class="problem">${edited.error.message}</p>` : nothing}
-      <table class="chances"><thead><tr><th>rank</th><th>token</th><th>chance${other ? ", and with the edits" : ""}<span class="scale"> · a full bar is ${100 * wide} %</span></th><th></th><th class="more">logit</th><th class="more">log-prob</th><th class="more">together</th></tr></thead>
+      <table class="chances"><thead><tr><th>rank</th><th>token</th><th colspan="2">chance${other ? ", and with the edits" : ""}<span class="scale"> · a full bar is ${100 * wide} %</span></th><th class="more">logit</th><th class="more">log-prob</th><th class="more">together</th></tr></thead>
       <tbody @pointerleave=${() => hover(-1, null, ctx)}>${top.map((id, rank) => {
         const share = rank < spread.kept ? spread.shares[rank] / spread.mass : 0;
         before += spread.shares[rank];

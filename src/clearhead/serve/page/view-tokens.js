@@ -42,12 +42,12 @@ function drawn(ctx, told, source) {
         ${tokens.some((token) => token.added) ? html`Dashed pieces were added by the model's own rules.` : nothing}</p>
       ${told.back === null ? nothing : html`<p class="hint">Back to text these tokens are another one: <q>${told.back}</q></p>`}
     </ch-figure>
-    ${way(ctx, told, tokens[at], at)}
+    ${way(ctx, told, tokens[at], at, source)}
     ${rows(ctx, tokens, source, at)}`;
 }
 
 /** One token, step by step: piece, bytes, merges, number, one-hot row, row of the matrix. */
-function way(ctx, told, token, at) {
+function way(ctx, told, token, at, source) {
   const { bytes, steps } = told.made[token.id];
   const { card } = ctx;
   const row = ctx.resource(`row ${card.name} ${token.id}`, ({ signal }) => api.json("GET", `/api/models/${encodeURIComponent(card.name)}/rows?ids=${token.id}`, undefined, { signal }), "row");
@@ -64,9 +64,9 @@ function way(ctx, told, token, at) {
       <li><h4>Number</h4><p class="large">${count(token.id)}</p>
         <p class="hint">of ${count(told.vocabulary)}, from 0${token.special ? "; a special token, which no typed text becomes" : ""}</p></li>
       <li><h4>One-hot row</h4>
-        <svg class="onehot" viewBox="0 0 200 34" role="img" aria-label=${`a row of ${told.vocabulary} zeros with a one at ${token.id}`}>
-          <line x1="2" x2="198" y1="28" y2="28"></line><line class="one" x1=${2 + 196 * place} x2=${2 + 196 * place} y1="28" y2="5"></line>
-          <text x=${Math.max(8, Math.min(192, 2 + 196 * place + 7))} y="12">1</text></svg>
+        <svg class="onehot" viewBox="0 0 120 34" role="img" aria-label=${`a row of ${told.vocabulary} zeros with a one at ${token.id}`}>
+          <line x1="2" x2="118" y1="28" y2="28"></line><line class="one" x1=${2 + 116 * place} x2=${2 + 116 * place} y1="28" y2="5"></line>
+          <text x=${Math.max(8, Math.min(114, 2 + 116 * place + 7))} y="12">1</text></svg>
         <p class="hint">${count(told.vocabulary - 1, "zero")} and one 1. Times E it is the row of E at that place:
           <math><mrow><msub><mi>e</mi><mn>${token.id}</mn></msub><mo>·</mo><mi>E</mi><mo>=</mo><mi>E</mi><mo>[</mo><mn>${token.id}</mn><mo>]</mo></mrow></math></p></li>
       <li class="wide"><h4>Row of the embedding matrix E</h4>
@@ -76,7 +76,8 @@ function way(ctx, told, token, at) {
             <span class="here" aria-hidden="true"></span></div>`, "Looking at the whole matrix …")}
           <div>${shown(row, (view) => html`<ch-map class="one-row" .values=${numbers(view)} .signed=${true} .most_cell=${14} .tall=${20} .label=${`row ${token.id} of E`} .measure=${"value"} .by=${BY}></ch-map>
             <p class="hint">${view.shape[1]} numbers: all that the model knows of <span class="word">${token.text}</span> before it has read anything else.</p>`)}
-            <p class="hint">${matrix.value?.note ?? ""}</p></div>
+            <p class="hint">${matrix.value?.note ?? ""}</p>
+            <p class="hint">And if it were something else? <ch-edit .name=${source ? "encoder.embed.tokens" : "embed.tokens"} .token=${at}></ch-edit></p></div>
         </div></li>
     </ol>`;
 }

@@ -7,16 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.model.attention import Attention
-from clearhead.serve.pages.terms import Step, Term, dot, linear, normalised
+from clearhead.serve.pages.runs import tokens
+from clearhead.serve.pages.terms import Step, Term, dimension, dot, linear, normalised, parted
 
 if TYPE_CHECKING:
     from clearhead.serve.pages.reasons import Reasons
-
-SHOWN = 8
-
-
-def dimension(i: int) -> str:
-    return f"dimension {i}"
 
 
 class Attending:
@@ -43,7 +38,7 @@ class Attending:
         return self._out()
 
     def _here(self, *names: str) -> list[Tensor]:
-        return self.of._here(*(f"{self.part}.{name}" for name in names))
+        return self.of.here(*(f"{self.part}.{name}" for name in names))
 
     def _group(self, head: int, shared: Tensor) -> int:
         """Which of the shared heads of keys and values a head of queries looks at."""
@@ -114,12 +109,11 @@ class Attending:
         if most == -math.inf:
             return [Step("this query may look at nothing", 0.0)]
         raised = (row - most).exp()
-        labels = self._keys()
-        terms: list[Term] = [
-            (labels[i], None, None, float(raised[i])) for i in raised.argsort(descending=True)[:SHOWN].tolist()
-        ]
-        if len(row) > SHOWN:
-            terms.append((f"{len(row) - SHOWN} others", None, None, float(raised.sum()) - sum(t[3] for t in terms)))
+        labels, order = self._keys(), raised.argsort(descending=True)
+        first, rest = parted(order[raised[order] > 0])
+        terms: list[Term] = [(labels[i], None, None, float(raised[i])) for i in first.tolist()]
+        if len(rest):
+            terms.append((f"{len(rest)} others", None, None, float(raised[rest].sum())))
         return [
             Step(f"exp(score − largest) = exp({float(row[key]):.5g} − {most:.5g})", float(raised[key])),
             Step("the sum of the row", float(raised.sum()), terms),
@@ -144,8 +138,6 @@ class Attending:
         return [Step("what each head writes: z · W_O", sum(term[3] for term in terms), terms)]
 
     def _keys(self) -> list[str]:
-        from clearhead.serve.pages.runs import tokens
-
         trace = self.of.trace
         source = bool(self.of.side) or self.part == "cross"
         ids = trace.batch.source if source else trace.batch.ids

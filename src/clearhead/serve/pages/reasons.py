@@ -12,14 +12,11 @@ from clearhead.model.heads import LanguageHead, PooledHead, pool_mean
 from clearhead.model.inputs import PatchInput, TokenInput
 from clearhead.model.layers import Gated
 from clearhead.model.positions import NOWHERE, Place, Rotary
-from clearhead.serve.pages.terms import Step, dot, linear, normalised, total
+from clearhead.serve.pages.attending import Attending
+from clearhead.serve.pages.terms import Step, dimension, dot, linear, normalised, total
 from clearhead.serve.pages.trace import ENCODER, Trace
 
 Values = Callable[[Iterable[str]], dict[str, Tensor]]
-
-
-def dimension(i: int) -> str:
-    return f"dimension {i}"
 
 
 class Reasons:
@@ -35,16 +32,23 @@ class Reasons:
         self.path = ".".join(path[2:] if self.inner else path)
 
     def steps(self) -> list[Step]:
-        if not self.inner:
-            return {"embed.tokens": self._tokens, "embed.positions": self._positions, "embed": self._embed}.get(
-                self.path, self._norm if self.path == "norm" else self._logits
-            )()
         part, _, what = self.path.rpartition(".")
-        if part == "ffn":
-            return self._feed_forward(what)
-        if part:
-            return self._attention(part, what)
-        return [self._entering()] if what == "pre" else self._joined(what)
+        match part if self.inner else self.path:
+            case "attn" | "cross":
+                return self._attention(part, what)
+            case "ffn":
+                return self._feed_forward(what)
+            case "":
+                return [self._entering()] if what == "pre" else self._joined(what)
+            case "embed.tokens":
+                return self._tokens()
+            case "embed.positions":
+                return self._positions()
+            case "embed":
+                return self._embed()
+            case "norm":
+                return self._norm()
+        return self._logits()
 
     # ---------------------------------------------------------------- around the blocks
     def _tokens(self) -> list[Step]:
@@ -131,7 +135,7 @@ class Reasons:
     def _one(self, name: str) -> Tensor:
         return self.values([self.side + name])[self.side + name]
 
-    def _here(self, *names: str) -> list[Tensor]:
+    def here(self, *names: str) -> list[Tensor]:
         """Values of this block, from one pass through it."""
         paths = [f"{self.side}blocks.{self.layer}.{name}" for name in names]
         found = self.values(paths)
@@ -151,7 +155,7 @@ class Reasons:
             "crossed": ("mid", "cross.out", "cross_norm"),
             "post": ("crossed" if cross else "mid", "ffn.out", "ffn_norm"),
         }[what]
-        stream, added = (value[at].float() for value in self._here(before, part))
+        stream, added = (value[at].float() for value in self.here(before, part))
         summed = total("the stream and what the part adds", [(before, float(stream[j])), (part, float(added[j]))])
         if self.trace.config.wiring == "pre":
             return [summed]
@@ -166,7 +170,7 @@ class Reasons:
             "cross": ("mid", getattr(self.block, "cross_norm", None)),
             "ffn": ("crossed" if cross else "mid", self.block.ffn_norm),
         }[part]
-        stream = self._here(before)[0][at]
+        stream = self.here(before)[0][at]
         if self.trace.config.wiring == "post" or norm is None:
             return [Step(f"the stream itself ({before})", float(stream[j]))]
         return normalised(norm, stream, j)
@@ -180,25 +184,23 @@ class Reasons:
         if what in ("pre", "gate"):
             layer: nn.Module = ffn.up if what == "pre" else ffn.gate  # type: ignore[assignment]
             step = linear(
-                "what the layer reads · the neuron's weights", layer, j, self._here("ffn.in")[0][at], dimension
+                "what the layer reads · the neuron's weights", layer, j, self.here("ffn.in")[0][at], dimension
             )
         elif what == "post":
-            before = self._here("ffn.pre")[0][at, j]
+            before = self.here("ffn.pre")[0][at, j]
             kind = self.trace.config.ffn.activation
             found = [Step(f"{kind} of {float(before):.6g}", float(ffn.activation(before)))]
             if isinstance(ffn, Gated):
-                gate = float(self._here("ffn.gate")[0][at, j])
+                gate = float(self.here("ffn.gate")[0][at, j])
                 found.append(Step(f"times its gate, {gate:.6g}", found[0].value * gate))
             return found
         else:
-            post = self._here("ffn.post")[0][at]
+            post = self.here("ffn.post")[0][at]
             step = linear("the neurons · what each writes here", ffn.down, j, post, lambda i: f"neuron {i}")
         return [step] if step else []
 
     # ---------------------------------------------------------------- attention
     def _attention(self, part: str, what: str) -> list[Step]:
-        from clearhead.serve.pages.attending import Attending
-
         if what == "in":
             return self._read(part)
         return Attending(self, part, self.attention(part)).steps(what)

@@ -25,6 +25,11 @@ class Step:
         return {"words": self.words, **number(self.value), "terms": terms}
 
 
+def dimension(i: int) -> str:
+    """What most terms are called."""
+    return f"dimension {i}"
+
+
 def finite(value: float | Tensor | None) -> float | None:
     """A number that JSON can hold, or nothing."""
     return None if value is None or not math.isfinite(value) else float(value)
@@ -38,13 +43,19 @@ def number(value: float) -> dict[str, Any]:
 def dot(words: str, a: Tensor, b: Tensor, label: Callable[[int], str], bias: Tensor | float | None = None) -> Step:
     """a · b, and a bias: the largest products one by one, the rest as their sum."""
     products = (a.float() * b.float()).cpu()
-    order = products.abs().nan_to_num(0).argsort(descending=True)
-    terms: list[Term] = [(label(i), float(a[i]), float(b[i]), float(products[i])) for i in order[:SHOWN].tolist()]
-    if len(rest := order[SHOWN:]):
+    first, rest = parted(products.abs().nan_to_num(0).argsort(descending=True))
+    terms: list[Term] = [(label(i), float(a[i]), float(b[i]), float(products[i])) for i in first.tolist()]
+    if len(rest):
         terms.append((f"{len(rest)} others", None, None, float(products[rest].double().sum())))
     if bias is not None:
         terms.append(("bias", None, None, float(bias)))
     return Step(words, float(products.double().sum()) + float(bias or 0.0), terms)
+
+
+def parted(order: Tensor) -> tuple[Tensor, Tensor]:
+    """Those that are told one by one, and the others, of which there are several or none."""
+    shown = SHOWN if len(order) > SHOWN + 1 else len(order)
+    return order[:shown], order[shown:]
 
 
 def total(words: str, parts: Sequence[tuple[str, float]]) -> Step:
