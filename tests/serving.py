@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import itertools
 import json
 import socket
 import threading
@@ -60,11 +61,11 @@ def ask(port, method, path, body=None, headers=None, source=None):
     return status, {name.lower(): value for name, value in told.items()}, content
 
 
-def stream(port, body, source="127.0.0.1"):
-    """A connection on which a stream has begun."""
+def stream(port, body, source="127.0.0.1", path="/v1/completions"):
+    """A connection on which an answer has begun."""
     data = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", port), timeout=20, source_address=(source, 0))
-    head = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     connection.sendall("\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data)
     return connection
 
@@ -79,6 +80,19 @@ def slow(model, seconds):
 
     model.net.forward = later
     return model
+
+
+def paused(model, after):
+    """The model, whose network stands still after so many passes, and the event that lets it go on."""
+    forward, passes, go_on = model.net.forward, itertools.count(), threading.Event()
+
+    def later(*args, **named):
+        if next(passes) >= after:
+            assert go_on.wait(20)
+        return forward(*args, **named)
+
+    model.net.forward = later
+    return model, go_on
 
 
 def until(true, seconds=10.0):

@@ -93,18 +93,10 @@ class Side:
 
 
 def read_batch(
-    config: c.Config,
-    tokenizers: tuple[Tokenizer | None, Tokenizer | None],
-    like: Tensor,
-    x: object = None,
-    *,
-    source: object = None,
-    picture: object = None,
-    sound: object = None,
-    longest: int = 0,
-    endless: bool = False,
-    why: str = "",
-) -> Batch:
+    config: c.Config, tokenizers: tuple[Tokenizer | None, Tokenizer | None], like: Tensor, x: object = None, *,
+    source: object = None, picture: object = None, sound: object = None,
+    longest: int = 0, endless: bool = False, why: str = "",
+) -> Batch:  # fmt: skip
     """`like` is a parameter of the model, whose device and dtype are the batch's; the second tokenizer the source's.
 
     A text of more than `longest` tokens is cut; of more than the context it is refused, unless it may be `endless`.
@@ -141,6 +133,19 @@ def read_batch(
     return replace(second, source=first.ids, source_segments=first.segments)
 
 
+def read_rows(
+    config: c.Config, tokenizer: Tokenizer | None, texts: Sequence[Any], longest: int = 0, endless: bool = False,
+    why: str = "",
+) -> Iterator[list[int]]:  # fmt: skip
+    """The ids of texts as `read_batch` reads them where there is no source; one by one, and no tensor is made."""
+    m, use = config.model, config.use
+    if not isinstance(m.input, c.Tokens):
+        raise ClearheadError(f"this model reads {m.input.kind}, not text.")
+    context = sys.maxsize if endless else m.context
+    side = Side(tokenizer, use.begin, use.end, m.vocabulary, context, longest, bool(use.end), why)
+    return (list(ids) for ids, _ in _encoded(texts, side, single=len(texts) == 1))
+
+
 def _read(x: object, reads: c.Input, side: Side, like: Tensor) -> Batch:
     """One side of a batch."""
     if isinstance(reads, c.Tokens):
@@ -162,17 +167,23 @@ def _texts(x: object, side: Side, device: torch.device) -> Batch:
     texts = [x] if single else x
     if not _is_list(texts):
         raise ClearheadError(f"text, a list of texts or token ids are needed, not {type(x).__name__}.")
-    encoded = [_encode(text, side) for text in texts]
-    for i, (ids, _) in enumerate(encoded):
-        _check_length(len(ids), side, "" if single else f" (text {i + 1} of {len(texts)})")
-        _check_range(ids, side)
-    if not encoded:
-        raise ClearheadError("the text is empty; give at least one.")
+    encoded = list(_encoded(texts, side, single))
     batch = replace(Batch.of([ids for ids, _ in encoded], device), single=single)
     if not any(map(_is_pair, texts)):
         return batch
     firsts = torch.tensor([first for _, first in encoded], device=device)[:, None]
     return replace(batch, kinds=(torch.arange(batch.ids.shape[1], device=device) >= firsts).long())
+
+
+def _encoded(texts: Sequence[Any], side: Side, single: bool) -> Iterator[tuple[Sequence[int], int]]:
+    """Each text as `_encode` gives it, or a sentence why it cannot be read."""
+    if not texts:
+        raise ClearheadError("the text is empty; give at least one.")
+    for i, text in enumerate(texts):
+        ids, first = _encode(text, side)
+        _check_length(len(ids), side, "" if single else f" (text {i + 1} of {len(texts)})")
+        _check_range(ids, side)
+        yield ids, first
 
 
 def _check_length(tokens: int, side: Side, which: str = "") -> None:

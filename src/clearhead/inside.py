@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.batch import Batch, read_batch
+from clearhead.batch import Batch, read_batch, read_rows
 from clearhead.config import Config
 from clearhead.errors import ClearheadError
 from clearhead.lens.edits import Change, as_edit
@@ -122,6 +122,10 @@ class Inside:
         like, words = next(self.net.parameters()), (self.tokenizer, self.source_tokenizer or self.tokenizer)
         given = {"source": source, "picture": pictures, "sound": sound, "why": self._why, **limits}
         return read_batch(self.config, words, like, x, **given)
+
+    def _rows(self, texts: Sequence[Any], **limits: Any) -> Iterator[list[int]]:
+        """The ids of each text alone, where no tensor is wanted."""
+        return read_rows(self.config, self.tokenizer, texts, why=self._why, **limits)
 
     def _run(self, batch: Batch, tap: Tap) -> Tensor:
         return self.net(

@@ -1,14 +1,17 @@
 """Who comes in, and with what: strangers, pages of others and bodies without end are refused, in a sentence."""
 
+import asyncio
+import http.client
 import json
 import socket
+from contextlib import suppress
 
 import pytest
 
 from clearhead.serve import server
 from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import resident
-from serving import ENDLESS, LONG, ask, running, slow, stream, writer
+from serving import ENDLESS, LONG, ask, paused, running, stream, until, writer
 
 BODY = {"model": "writer", "prompt": "Once", "max_tokens": 2}
 LARGE = 1 << 16
@@ -160,28 +163,77 @@ def test_a_body_that_does_not_come_is_not_waited_for(served):
     "said", [b"", b"GET /health HTTP/1.1\r\nHost: loc", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /"]
 )
 def test_who_keeps_silent_is_cut_off_and_who_is_answered_is_not(monkeypatch, said):
-    monkeypatch.setattr(server, "SILENT", 0.15)
-    with running({"writer": slow(writer(**ENDLESS), 0.01)}) as served:
+    model, go_on = paused(writer(**ENDLESS), after=2)
+    with running({"writer": model}) as served:
         busy = stream(served.port, {**LONG, "max_tokens": 60})
-        with socket.create_connection(("127.0.0.1", served.port), timeout=5) as raw:
+        rest = busy.recv(4096)
+        [connection] = served.server.server_state.connections
+        monkeypatch.setattr(server, "SILENT", 0.15)
+        served.loop.call_soon_threadsafe(connection._look_later)
+        with socket.create_connection(("127.0.0.1", served.port), timeout=20) as raw:
             raw.sendall(said)
-            while raw.recv(4096):
-                pass  # until the other end closes
-        rest = b""
+            with suppress(ConnectionResetError):
+                while raw.recv(4096):
+                    pass  # until the other end closes
+        go_on.set()
         while b"[DONE]" not in rest:
             rest += busy.recv(65536)
         busy.close()
 
 
-def test_so_many_requests_at_once_and_not_more():
-    with running({"writer": writer()}, Limits(requests=2)) as served:
-        waiting = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(2)]
-        for raw in waiting:
-            raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
-        statuses = {ask(served.port, "GET", "/health")[0] for _ in range(20)}
-        assert 429 in statuses
+def test_who_was_answered_a_moment_ago_is_not_cut_off(monkeypatch):
+    monkeypatch.setattr(server, "SILENT", 3600.0)
+    with running({"writer": writer()}) as served:
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+        for _ in range(2):
+            [*before] = served.server.server_state.connections
+            seen = before[0]._now() if before else (None, True, 0)
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status":"ok"}'
+            [one] = served.server.server_state.connections
+            asyncio.run_coroutine_threadsafe(_looked(one, seen), served.loop).result(20)
+            assert not one.transport.is_closing()
+        asyncio.run_coroutine_threadsafe(_looked(one, one._now()), served.loop).result(20)
+        assert one.transport.is_closing()  # nothing more since that look
+        connection.close()
+
+
+async def _looked(connection, before):
+    connection.looking.cancel()
+    connection._look(before)
+
+
+def unfinished(served, source, size=1):
+    """A request whose body does not end."""
+    raw = socket.create_connection(("127.0.0.1", served.port), source_address=(source, 0))
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (size + 1)
+    raw.sendall(head + b" " * size)
+    return raw
+
+
+def test_of_requests_and_bodies_one_address_may_have_as_much_as_is_left():
+    with running({"writer": writer()}, Limits(requests=6, body=2000, bodies=6000, body_seconds=20)) as served:
+        assert ask(served.port, "GET", "/health")[0] == 200
+        traffic = served.app.middleware_stack.app.traffic
+        waiting = [unfinished(served, "127.0.0.2", 1000) for _ in range(3)]
+        until(lambda: (traffic.requests.count, traffic.bytes.count) == (3, 3000))
+        status, _, content = ask(served.port, "GET", "/v1/models", source="127.0.0.2")
+        assert status == 429
+        assert "3 requests of yours" in told(content)["message"]
+        assert ask(served.port, "GET", "/health", source="127.0.0.2")[0] == 200
+        assert ask(served.port, "GET", "/v1/models", source="127.0.0.3")[0] == 200
+        assert ask(served.port, "POST", "/v1/completions", BODY, source="127.0.0.3")[0] == 200
+        waiting.append(unfinished(served, "127.0.0.3", 1500))
+        until(lambda: traffic.bytes.count == 4500)
+        large = {**BODY, "metadata": {"a": "x" * 500}}
+        status, _, content = ask(served.port, "POST", "/v1/completions", large, source="127.0.0.3")
+        assert status == 503
+        assert "too much is being read" in told(content)["message"]
         for raw in waiting:
             raw.close()
+        until(lambda: not (traffic.requests.count or traffic.bytes.count))
+        assert not traffic.requests.own
+        assert not traffic.bytes.own
 
 
 @pytest.mark.parametrize(

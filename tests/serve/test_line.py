@@ -10,18 +10,20 @@ from clearhead.serve.line import Line
 from clearhead.serve.metrics import Metrics, labels
 from clearhead.serve.refused import Refused
 
-asked = st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=60)
+asked = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 5)), max_size=60)  # so many more, or the next
 
 
 @given(asked, st.integers(1, 12))
 def test_nothing_is_lost_and_each_clients_own_stay_in_order(steps, most):
     line, waiting, number = Line[tuple[str, int]](most), [], 0
-    for client, adds in steps:
-        if adds:
+    for client, more in steps:
+        if more:
+            new, own = [(client, number + i) for i in range(more)], sum(one[0] == client for one in waiting)
             with suppress(Refused):
-                line.add(client, (client, number))
-                waiting.append((client, number))
-            number += 1
+                line.add(client, *new)
+                waiting += new
+                assert own + more <= most - (len(waiting) - more)  # not more than there were places left
+            number += more
         elif waiting:
             found = line.next()
             assert found == next(one for one in waiting if one[0] == found[0])
@@ -52,6 +54,12 @@ def test_one_alone_fills_half_and_a_newcomer_finds_a_place():
     with pytest.raises(Refused, match="4 of 8"):
         line.add("a", 9)
     line.add("b", 5)
+    with pytest.raises(Refused, match="5 of 8") as refused:
+        line.add("c", 1, 2, 3, 4)
+    assert refused.value.status == 429
+    with pytest.raises(Refused, match="9 texts are more than the 8 that may wait") as refused:
+        line.add("c", *range(9))
+    assert refused.value.status == 400  # it is no use to try again
     line.drop("a", lambda thing: thing < 3)
     assert line.count == 2
     assert [line.next(), line.next()] == [5, 3]

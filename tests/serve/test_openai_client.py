@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.serve.metrics import labels
 from serving import ask, running, writer
 
 HOW = {"max_tokens": 24, "temperature": 0.9, "seed": 5}
@@ -127,6 +128,15 @@ def test_with_no_tokens_to_write_the_prompt_is_told_alone(client, models):
     assert made.choices[0].text == "Once"
     assert made.choices[0].logprobs.token_logprobs[1:] == pytest.approx(models["writer"].score("Once").logprobs)
     assert made.usage.completion_tokens == 0
+
+
+def test_the_prompt_alone_can_be_streamed_and_is_counted(models):
+    with running(models) as served, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        how = {"model": "writer", "prompt": "Once", "max_tokens": 0, "echo": True, "logprobs": 0}
+        whole = client.completions.create(**how).choices
+        [chunk] = client.completions.create(**how, stream=True)
+        assert chunk.choices == whole
+        assert served.shelf.metrics.read.values[labels(model="writer")] == 8
 
 
 def test_a_chat_is_what_the_library_answers(client, models):

@@ -3,9 +3,11 @@
 import asyncio
 
 import pytest
+import torch
 
 import clearhead as ch
 from clearhead import api
+from clearhead.serve.limits import Limits
 from clearhead.serve.shelf import Shelf, named
 from serving import writer
 
@@ -30,7 +32,7 @@ def loads(monkeypatch):
     return counted
 
 
-BYTES = 4 * writer().parameters
+BYTES = Shelf.of({"a": writer()}).bytes
 
 
 def test_those_who_come_together_wait_for_one_load(paths, loads):
@@ -65,6 +67,24 @@ def test_the_one_unused_longest_makes_room(paths, loads):
 
     assert asyncio.run(some()) == ["c", "b"]
     assert loads == ["a", "b", "c", "b"]
+
+
+def test_rows_count_before_they_are_made(paths):
+    async def some():
+        shelf = Shelf(paths, 10 * BYTES)
+        held = await shelf.get("a")
+        weights = 4 * held.model.parameters
+        rows = [side for growing, _ in held.worker.scribe.engine.desk.memory.layers for side in vars(growing).values()]
+        assert held.bytes == weights + sum(side.nbytes for side in rows if isinstance(side, torch.Tensor)) == BYTES
+        with pytest.raises(ch.ClearheadError, match="with the rows of its texts"):
+            await Shelf(paths, BYTES - 1).get("a")
+        few = Shelf(paths, BYTES - 1)
+        few.limits = Limits(slots=1)
+        assert weights < (await few.get("a")).bytes < BYTES
+
+    asyncio.run(some())
+    reader = ch.new("tiny-encoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes())
+    assert Shelf.of({"reader": reader}).bytes == 4 * reader.parameters  # it has no rows
 
 
 def test_who_is_in_use_stays(paths):
@@ -113,11 +133,15 @@ def test_what_cannot_be_loaded_is_told_and_can_be_tried_again(paths, tmp_path):
     asyncio.run(some())
 
 
-def test_a_class_has_all_models_and_loads_none(paths):
+def test_a_class_has_all_models_and_loads_none(paths, loads):
     async def some():
         shelf = Shelf(paths, 3 * BYTES)
         await shelf.load_all()
         assert list(shelf.held) == list("abc")
+        shelf.paths["d"] = paths["a"]
+        with pytest.raises(ch.ClearheadError, match="this server loads none"):
+            await shelf.get("d")
+        assert list(shelf.held) == list(loads) == list("abc")
         small = Shelf(paths, 2 * BYTES)
         with pytest.raises(ch.ClearheadError, match="not all models at once"):
             await small.load_all()

@@ -15,19 +15,23 @@ import pytest
 from typer.testing import CliRunner
 
 import clearhead as ch
+from clearhead import api
 from clearhead.cli.main import app
 from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import Metrics
+from clearhead.serve.refused import Refused
+from clearhead.serve.shelf import Shelf
 from clearhead.serve.worker import Worker
-from serving import ENDLESS, LONG, ask, running, slow, stream, until, writer
+from serving import ENDLESS, LONG, ask, paused, running, slow, stream, until, writer
 
 
 def test_what_runs_may_end_and_what_waits_is_told():
-    model = writer(**ENDLESS)
-    with running({"writer": slow(model, 0.01)}, Limits(slots=1, stop_seconds=20)) as served:
+    model, go_on = paused(writer(**ENDLESS), after=2)
+    with running({"writer": model}, Limits(slots=1, stop_seconds=20)) as served:
         worker = served.shelf.held["writer"].worker
         first = stream(served.port, {**LONG, "max_tokens": 40, "seed": 1})
-        assert b"200 OK" in first.recv(4096)
+        rest = first.recv(4096)
+        assert b"200 OK" in rest
         found = []
         body = {**LONG, "stream": False}
         waiting = threading.Thread(target=lambda: found.append(ask(served.port, "POST", "/v1/completions", body)))
@@ -37,10 +41,10 @@ def test_what_runs_may_end_and_what_waits_is_told():
         waiting.join(10)
         assert found[0][0] == 503
         assert b"stopping" in found[0][2]
-        rest = b""
+        go_on.set()
         while piece := first.recv(65536):
             rest += piece
-        assert rest.count(b"data: {") >= 30
+        assert rest.count(b"data: {") == 40
         assert b'"finish_reason":"length"' in rest
         assert b"[DONE]" in rest
         served.thread.join(10)
@@ -58,6 +62,24 @@ def test_what_does_not_end_in_time_is_told():
             rest += piece
         assert b"this server is stopping" in rest
         assert b"[DONE]" in rest
+
+
+def test_nothing_is_taken_on_by_models_and_workers_that_come_later(saved, monkeypatch):
+    async def stopped():
+        shelf, load, go_on = Shelf({"a": str(saved), "b": str(saved)}, 1 << 40), api.load, threading.Event()
+        async with shelf.using("a") as held:
+            monkeypatch.setattr(api, "load", lambda *given, **named: go_on.wait(20) and load(*given, **named))
+            loading = asyncio.create_task(shelf.get("b"))
+            await asyncio.sleep(0)
+            await shelf.stop(0.1)
+            go_on.set()
+            for late in (loading, shelf.get("a"), shelf.get("b"), held.worker.call("me", lambda: 5)):
+                with pytest.raises(Refused, match="stopping") as refused:
+                    await late
+                assert refused.value.status == 503
+            assert held.worker.thread is None
+
+    asyncio.run(stopped())
 
 
 def test_calls_are_told_too():
@@ -124,6 +146,17 @@ def test_ctrl_c_ends_it_with_nothing_more_to_say(saved):
     idle.close()
 
 
+def test_the_link_to_the_page_holds_the_key_unless_it_was_kept_in_the_environment(saved):
+    for words, kept, shown in (
+        (["--api-key", "a&b #+%"], {}, "a%26b%20%23%2B%25"),
+        ([], {"CLEARHEAD_API_KEY": "k"}, "…"),
+    ):
+        server = Process(saved, "--port", 0, "--page", "--read-only", *words, **kept)
+        assert server.line == f"tiny at http://127.0.0.1:{server.port}/?key={shown} (Ctrl-C ends it)\n"
+        assert kept or ask(server.port, "GET", f"/v1/models?key={shown}")[0] == 303
+        assert server.end(signal.SIGTERM) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -132,6 +165,8 @@ def test_ctrl_c_ends_it_with_nothing_more_to_say(saved):
         (["--host", "nowhere.invalid", "--api-key", "k"], "cannot be served on"),
         (["--memory", "0.000001"], "more than the 0.0 GiB"),
         (["--max-queue", "0"], "too small a limit"),
+        (["--api-key", "schlüssel"], "must be of ASCII characters"),
+        (["--api-key", " k"], "no space around"),
         (["no/such/model"], "no/such/model is no model"),
     ],
 )

@@ -1,5 +1,8 @@
 """`clearhead serve`: models for other programs, through the API that they already speak."""
 
+import os
+from urllib.parse import quote
+
 import typer
 
 from clearhead.cli.flags import DTYPE
@@ -21,7 +24,9 @@ def serve(
     max_tokens: int = typer.Option(2048, help="The longest text that may be asked for."),
     memory: float = typer.Option(0.0, help="GiB that loaded models may take; 0 = half of what the device has."),
     page: bool = typer.Option(False, "--page", help="Also the page of `clearhead explore`."),
-    read_only: bool = typer.Option(False, "--read-only", help="For a class: all is loaded now, and nothing written."),
+    read_only: bool = typer.Option(
+        False, "--read-only", help="For a class: every model is loaded at the start, and none later."
+    ),
     device: str = typer.Option("", help="cpu, or cuda; else a GPU where there is one.", show_default=False),
     dtype: str = DTYPE,
 ) -> None:
@@ -35,6 +40,8 @@ def serve(
     if not loopback(host) and not api_key:
         key = "set CLEARHEAD_API_KEY to a key that they must know"
         raise ClearheadError(f"with --host {host} others can come in; {key}.")
+    if not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):
+        raise ClearheadError("the key must be of ASCII characters, with no space around them; headers carry no others.")
     if memory < 0:
         raise ClearheadError(f"--memory {memory:g} is no amount; it must be at least 0.")
     paths = named(models)
@@ -43,11 +50,12 @@ def serve(
             raise ClearheadError(f"{path} is no model: there is no such folder or file.")
     limits = Limits(slots=slots, queue=max_queue, max_tokens=max_tokens)
     shelf = Shelf(paths, int(memory * 2**30) or half_of(device), device, dtype)
-    app = build(shelf, limits, api_key, page, [host, *allow_host], read_only)
+    app = build(shelf, limits, api_key, page, [host, *allow_host])
     at = listening(host, port)
     name, port = at.getsockname()[:2]
     url = f"http://{f'[{name}]' if ':' in name else name}:{port}/"
-    path = (f"?key={api_key}" if api_key else "") if page else "v1"
+    shown = "…" if api_key == os.environ.get("CLEARHEAD_API_KEY") else quote(api_key, safe="")
+    path = (f"?key={shown}" if api_key else "") if page else "v1"
 
     def ready() -> None:
         typer.echo(f"{', '.join(shelf.names)} at {url}{path} (Ctrl-C ends it)")

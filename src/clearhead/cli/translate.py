@@ -143,14 +143,13 @@ def _plain(number: int, found: list["Translated"], n_best: int) -> str:
 
 
 def _json(model: "Model", line: str, found: list["Translated"]) -> str:
-    """A line with its translations; the places of an alignment are those of `source_pieces`."""
-    shown, tree, words = ("text", "score", "logprob", "tokens", "alignment"), [], model.tokenizer
-    for one in found:
-        told = {name: getattr(one, name) for name in shown if getattr(one, name) is not None}
-        told |= {"pieces": words.pieces(one.tokens)} if words else {}
-        tree.append(told | ({} if one.chosen is None else {"logprobs": chosen_tree(words, one.chosen)}))
-    source: dict[str, Any] = {"source": line}
-    if any(one.alignment for one in found) and (own := model.source_tokenizer or words):
-        use = model.config.use
-        source["source_pieces"] = own.pieces([*use.begin, *own.encode(line), *use.end])
-    return json.dumps(source | {"translations": tree}, ensure_ascii=False) + "\n"
+    """A line with its translations."""
+    from clearhead.generate.told import told
+
+    words = model.tokenizer
+    both, aligned = (words, model.source_tokenizer or words), any(one.alignment for one in found)
+    source, trees = told(line, found, both, model.config.use, aligned)
+    for tree, one in zip(trees, found, strict=True):
+        if one.chosen is not None:
+            tree["logprobs"] = chosen_tree(words, one.chosen)
+    return json.dumps(source | {"translations": trees}, ensure_ascii=False) + "\n"

@@ -1,5 +1,6 @@
-"""What is answered at once, not written token by token: /v1/embeddings and /translate."""
+"""What is not written token by token: /v1/embeddings and /translate, some texts at a time."""
 
+import asyncio
 import base64
 from functools import partial
 from typing import Any
@@ -9,7 +10,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from clearhead.api import Model
-from clearhead.generate.translate import Unreadable
+from clearhead.batch import ELSEWHERE, MOST
+from clearhead.generate.answers import check_embeds
+from clearhead.generate.told import told
+from clearhead.generate.translate import Unreadable, alike
 from clearhead.serve.asking import client_of, listed
 from clearhead.serve.limits import Limits
 from clearhead.serve.openai import FAILURES
@@ -19,7 +23,9 @@ from clearhead.serve.shapes import Tree
 from clearhead.serve.shelf import Shelf
 
 WISHES = ("beam", "n_best", "max_tokens", "length_penalty", "early", "no_repeat", "prefix", "alternatives", "split")
-TURN = 8  # texts that are translated before others have their turn
+TURN = 8  # texts of one client that are answered before others have their turn
+
+Vector = np.ndarray[Any, Any]
 
 
 def add(app: FastAPI, shelf: Shelf, limits: Limits) -> None:
@@ -33,12 +39,19 @@ def add(app: FastAPI, shelf: Shelf, limits: Limits) -> None:
             if asked.dimensions not in (None, width):
                 sentence = f"vectors of this model have {width} dimensions, not {asked.dimensions}."
                 raise Refused(sentence, param="dimensions")
-            vectors, read = await held.worker.call(client, partial(_embedded, held.model, given))
+            check_embeds(held.model.config.model)
+            rows = await asyncio.to_thread(_rows, held.model, given)
+            vectors = dict[int, Vector]()
+            most = MOST.get(next(held.model.net.parameters()).device.type, ELSEWHERE)
+            for some in alike([len(row) for row in rows], most, TURN):  # who leaves between two of these ends it
+                found = await held.worker.call(client, partial(_embedded, held.model, [rows[i] for i in some]))
+                vectors |= zip(some, found, strict=True)
+        read = sum(map(len, rows))
         shelf.metrics.read.add(read, model=held.name)
         encoded = asked.encoding_format == "base64"
         data = [
             {"object": "embedding", "index": i, "embedding": _encoded(v) if encoded else v.tolist()}
-            for i, v in enumerate(vectors)
+            for i, v in sorted(vectors.items())
         ]
         usage = {"prompt_tokens": read, "total_tokens": read}
         return JSONResponse({"object": "list", "model": held.name, "data": data, "usage": usage})
@@ -59,32 +72,28 @@ def add(app: FastAPI, shelf: Shelf, limits: Limits) -> None:
         return JSONResponse({"model": held.name, "translations": found})
 
 
-def _embedded(model: Model, given: list[Any]) -> tuple[np.ndarray[Any, Any], int]:
-    rows = model._batch(given, longest=model.config.use.longest).rows()
-    vectors = model.embed(rows).float().cpu().numpy()  # type: ignore[arg-type]  # ids do as well as texts
+def _rows(model: Model, given: list[Any]) -> list[list[int]]:
+    return list(model._rows(given, longest=model.config.use.longest))
+
+
+def _embedded(model: Model, rows: list[list[int]]) -> Vector:
+    """A vector for each text."""
+    vectors: Vector = model.embed(rows).float().cpu().numpy()  # type: ignore[arg-type]  # ids do as well as texts
     if not np.isfinite(vectors).all():
         raise Refused("the vectors hold no numbers; the weights of the model may be broken.", 500)
-    return vectors, sum(map(len, rows))
+    return vectors
 
 
-def _encoded(vector: np.ndarray[Any, Any]) -> str:
+def _encoded(vector: Vector) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 def _translated(model: Model, texts: list[str], asked: Translation) -> list[Tree]:
-    """The best of each text; with `align`, places in `source_pieces` for each of their tokens."""
+    """The best of each text."""
     wishes = {name: getattr(asked, name) for name in WISHES}
     made = model.translate(texts, align=asked.align, **wishes)
-    own, use = model.source_tokenizer or model.tokenizer, model.config.use
-    trees = []
+    both, trees = (model.tokenizer, model.source_tokenizer or model.tokenizer), list[Tree]()
     for text, best in zip(texts, made if asked.n_best > 1 else [[one] for one in made], strict=True):
-        tree: Tree = {"source": text}
-        if asked.align is not None and own is not None:
-            tree["source_pieces"] = own.pieces([*use.begin, *own.encode(text), *use.end])
-        tree["best"] = [
-            {name: value for name, value in vars(one).items() if name != "tree" and value is not None}
-            | {"pieces": model.tokenizer.pieces(one.tokens) if model.tokenizer else []}
-            for one in best
-        ]
-        trees.append(tree)
+        source, found = told(text, best, both, model.config.use, asked.align is not None)
+        trees.append(source | {"best": found})
     return trees

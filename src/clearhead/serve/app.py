@@ -16,18 +16,13 @@ from clearhead.serve.metrics import Now, labels, resident
 from clearhead.serve.refused import Refused
 from clearhead.serve.shapes import Tree
 from clearhead.serve.shelf import Shelf
+from clearhead.serve.worker import stopping
 
 
-def build(
-    shelf: Shelf, limits: Limits, key: str = "", page: bool = False, hosts: Sequence[str] = (), read_only: bool = False
-) -> FastAPI:
-    """The app for the models of a shelf. `hosts` are names it answers to besides localhost and numbers.
-
-    With `read_only` (for the page: app.state.read_only), nothing is written or loaded for anyone.
-    """
+def build(shelf: Shelf, limits: Limits, key: str = "", page: bool = False, hosts: Sequence[str] = ()) -> FastAPI:
+    """The app for the models of a shelf. `hosts` are names it answers to besides localhost and numbers."""
     shelf.limits = limits
     app = FastAPI(title="clearhead", version=__version__, docs_url=None, redoc_url=None)
-    app.state.read_only = read_only
     app.add_middleware(Guard, limits=limits, key=key, hosts=hosts, counted=shelf.metrics.requests)
     app.add_exception_handler(ClearheadError, _mistake)
     app.add_exception_handler(RequestValidationError, _misread)
@@ -47,20 +42,20 @@ def _about(app: FastAPI, shelf: Shelf) -> None:
     async def health() -> Tree:
         """Whether work is taken on."""
         if shelf.stopping:
-            raise Refused("this server is stopping.", 503, again=5)
+            raise stopping()
         return {"status": "ok"}
 
     @app.get("/metrics")
     async def metrics() -> Response:
         """What is counted, as Prometheus reads it."""
         at_work = [(labels(model=name), held.started) for name, held in shelf.held.items() if held.started]
-        made = [(label, worker.made) for label, worker in at_work if worker.made]
+        made = [(label, scribe) for label, worker in at_work if (scribe := worker.made)]
         now: Now = {
             "clearhead_waiting_texts": ("Texts that wait.", [(label, w.texts.count) for label, w in at_work]),
             "clearhead_slots": ("Texts that can be written at once.", [(label, m.engine.slots) for label, m in made]),
             "clearhead_slots_used": ("Texts being written.", [(label, len(m.seated)) for label, m in made]),
             "clearhead_models_bytes": (
-                "What models take, with their rows.",
+                "What models take, with the rows of their texts.",
                 [(labels(model=name), held.bytes) for name, held in shelf.held.items()],
             ),
             "process_resident_memory_bytes": ("Memory of the process.", [((), resident())]),

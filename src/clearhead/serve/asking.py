@@ -51,9 +51,9 @@ def how(asked: Drawn, limits: Limits, max_tokens: int) -> Sampling:
 
 
 def prompted(held: Held, asked: Completion, given: list[Any], limits: Limits) -> list[Text]:
-    """The texts of a completion. To tell of the prompt alone, nothing is written."""
+    """The texts of a completion, up to one that is too long. To tell of the prompt alone, nothing is written."""
     scribe = held.worker.scribe
-    prompts = held.model._batch(given, endless=True).rows()  # the engine refuses what is too long
+    prompts = held.model._rows(given, endless=True)  # read one by one while the engine looks at them
     most = min(SHORT, limits.max_tokens) if asked.max_tokens is None else asked.max_tokens
     wish = how(asked, limits, 1 if asked.echo and not most else most)
     return scribe.ready(prompts, wish, asked.n, asked.logprobs or 0, asked.echo)

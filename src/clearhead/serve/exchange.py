@@ -3,14 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clearhead.serve.limits import Limits
 from clearhead.serve.refused import Refused
+from clearhead.serve.share import Share
 
 log = logging.getLogger("clearhead.serve")
+OPEN = ("/health",)  # what needs no key, and is always answered
 GRACE = 5.0  # seconds after its time in which a request may still say so itself
 SAFE = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -24,13 +25,11 @@ SAFE = {
 Check = Callable[[Mapping[str, str], str, str], dict[str, str]]
 
 
-@dataclass
 class Traffic:
-    """What is under way in all."""
+    """What is under way in all, and whose it is."""
 
-    limits: Limits
-    requests: int = 0
-    bytes: int = 0
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.requests, self.bytes = limits, Share(limits.requests), Share(limits.bodies)
 
 
 class Gone(Exception):
@@ -43,11 +42,11 @@ class Exchange:
     def __init__(self, traffic: Traffic, scope: Scope, receive: Receive, send: Send) -> None:
         self.traffic, self.limits, self.scope = traffic, traffic.limits, scope
         self.receive, self.to_client = receive, send
-        self.status, self.complete, self.held = 0, False, 0
+        self.client = scope["client"][0] if scope.get("client") else ""
+        self.status, self.complete, self.counted, self.held = 0, False, 0, 0
 
     async def run(self, check: Check, app: ASGIApp) -> None:
         """Whatever happens, the client hears a sentence, and the log one line."""
-        self.traffic.requests += 1
         try:
             await self._run(check, app)
         except Gone:
@@ -60,8 +59,8 @@ class Exchange:
             log.error("%s %r: %s: %s", self.scope["method"], self.scope["path"], type(error).__name__, error)
             await self._refuse(Refused("something went wrong here; it was written down.", 500))
         finally:
-            self.traffic.requests -= 1
-            self.traffic.bytes -= self.held
+            self.traffic.requests.give(self.client, self.counted)
+            self.traffic.bytes.give(self.client, self.held)
 
     async def _run(self, check: Check, app: ASGIApp) -> None:
         headers: dict[str, str] = {}
@@ -73,9 +72,18 @@ class Exchange:
         if elsewhere:
             await self._reply(303, elsewhere, b"")
             return
-        if self.traffic.requests > self.limits.requests:
-            raise Refused(f"{self.limits.requests} requests are under way already; try again.", 429, again=1)
+        self._count()
         await self._answered(app, await self._body(headers))
+
+    def _count(self) -> None:
+        """As one more that is under way; whether all is well can be asked at any time."""
+        if self.scope["path"] in OPEN:
+            return
+        if not self.traffic.requests.fits(self.client, 1):
+            under_way = f"{self.traffic.requests.own[self.client]} requests of yours are under way here already"
+            raise Refused(f"{under_way}, of {self.traffic.requests.count} in all; try again.", 429, again=1)
+        self.counted = 1
+        self.traffic.requests.take(self.client, 1)
 
     async def _body(self, headers: Mapping[str, str]) -> bytes:
         """All of it, counted while it comes."""
@@ -90,14 +98,14 @@ class Exchange:
                     message = await self.receive()
                     if message["type"] == "http.disconnect":
                         raise Gone
-                    parts.append(message.get("body", b""))
-                    more = message.get("more_body", False)
-                    self.held += len(parts[-1])
-                    self.traffic.bytes += len(parts[-1])
-                    if self.held > self.limits.body:
+                    part, more = message.get("body", b""), message.get("more_body", False)
+                    if self.held + len(part) > self.limits.body:
                         raise large
-                    if self.traffic.bytes > self.limits.bodies:
+                    if part and not self.traffic.bytes.fits(self.client, len(part)):
                         raise Refused("too much is being read already; try again.", 503, again=1)
+                    parts.append(part)
+                    self.held += len(part)
+                    self.traffic.bytes.take(self.client, len(part))
         except TimeoutError:
             raise Refused(f"a request must arrive within {self.limits.body_seconds:g} seconds.", 408) from None
         return b"".join(parts)

@@ -7,13 +7,12 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from clearhead.serve.exchange import Exchange, Traffic
+from clearhead.serve.exchange import OPEN, Exchange, Traffic
 from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import Count
 from clearhead.serve.refused import Refused
 
 COOKIE = "clearhead_key"
-OPEN = ("/health",)  # what needs no key
 
 
 class Guard:

@@ -35,6 +35,9 @@ class Job:
         self.left, self.seated = len(texts), False
         self.unread: list[Piece] = []
         self.error: Refused | None = None
+        self.reader: asyncio.Task[object] | None = (
+            None  # who streams it, and may be stuck with a client that does not read
+        )
         self.news = asyncio.Event()
         self.leave: Callable[[Job], None] = lambda job: None  # how the worker hears of it
 
@@ -90,6 +93,8 @@ class Job:
         if len(self.unread) > self.limits.behind:
             self.unread = []
             self.fail(Refused(f"{self.limits.behind} tokens were not fetched; this reader is too slow.", 408))
+            if self.reader is not None:
+                self.reader.cancel()
         self.news.set()
 
     def fail(self, error: Refused) -> None:

@@ -21,6 +21,8 @@ from clearhead.serve.shelf import Shelf
 FAILURES: dict[int | str, dict[str, Any]] = {
     status: {"model": Failure} for status in (400, 401, 403, 404, 413, 429, 500, 503, 504)
 }
+SSE, LIVE = "text/event-stream", {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+DONE = b"data: [DONE]\n\n"
 
 
 def add(app: FastAPI, shelf: Shelf, limits: Limits) -> None:
@@ -39,12 +41,13 @@ def add(app: FastAPI, shelf: Shelf, limits: Limits) -> None:
     async def completions(asked: Completion, request: Request) -> Response:
         given, client = listed(asked.prompt, limits, asked.n), client_of(request)
         async with shelf.using(asked.model) as held:
-            held.worker.check(client)
+            held.worker.check(client, len(given) * asked.n)
             texts = await asyncio.to_thread(prompted, held, asked, given, limits)
             told = asked.logprobs is not None
             shape = Shape(held, texts, False, told, await echoed(held, client, asked, texts))
             if asked.max_tokens == 0:
-                return JSONResponse(shape.heads())
+                shelf.metrics.read.add(shape.read, model=held.name)
+                return _whole(shape.heads(), asked.stream)
             job = held.worker.write(client, texts)
         return await _answer(job, shape, asked)
 
@@ -55,7 +58,7 @@ def add(app: FastAPI, shelf: Shelf, limits: Limits) -> None:
         if asked.top_logprobs and not asked.logprobs:
             raise Refused("top_logprobs needs logprobs to be true.", param="top_logprobs")
         async with shelf.using(asked.model) as held:
-            held.worker.check(client)
+            held.worker.check(client, asked.n)
             texts = await asyncio.to_thread(conversed, held, asked, limits)
             job = held.worker.write(client, texts)
         return await _answer(job, Shape(held, texts, True, asked.logprobs), asked)
@@ -77,16 +80,20 @@ async def _answer(job: Job, shape: Shape, asked: Drawn) -> Response:
     return JSONResponse(shape.whole(all_of_it))
 
 
+def _whole(tree: Tree, stream: bool) -> Response:
+    """What is known already; where a stream was asked for, as its only event."""
+    return Response(_event(tree) + DONE, headers=LIVE, media_type=SSE) if stream else JSONResponse(tree)
+
+
 class Events(StreamingResponse):
     """A job's answer while it is written; when it ends, or nobody listens any more, so does the job."""
 
-    media_type = "text/event-stream"
-
     def __init__(self, job: Job, shape: Shape, usage: bool) -> None:
-        super().__init__(_events(job, shape, usage), headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(_events(job, shape, usage), headers=LIVE, media_type=SSE)
         self.job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.job.reader = asyncio.current_task()
         with self.job:
             await self.stream_response(send)
 
@@ -102,7 +109,7 @@ async def _events(job: Job, shape: Shape, usage: bool) -> AsyncIterator[bytes]:
             some.append(shape.closing())
     except Refused as error:
         some.append(error.tree)
-    yield b"".join(map(_event, some)) + b"data: [DONE]\n\n"
+    yield b"".join(map(_event, some)) + DONE
 
 
 def _event(tree: Tree) -> bytes:

@@ -1,6 +1,7 @@
 """The texts of many clients as rows of one engine: who has a row, and what each new token says."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
@@ -17,22 +18,33 @@ from clearhead.serve.refused import Refused
 ROWS = 2 << 30  # bytes that rows may take where their number is not given
 
 
+class Rows(NamedTuple):
+    """The rows that a model's texts get: how many, for so many tokens each, and what they take of the memory."""
+
+    slots: int
+    capacity: int
+    bytes: int
+
+    @classmethod
+    def of(cls, model: Model, limits: Limits) -> "Rows":
+        """Known before they are made."""
+        check_writes(model.config.model)
+        capacity, one = min(model.net.context, limits.context), next(model.net.parameters())
+        row = capacity * _bytes(model.net.remember(1, 1))
+        slots = limits.slots or min(max(1, ROWS // row), SLOTS["cuda" if one.is_cuda else "cpu"])
+        return cls(slots, capacity, slots * row)
+
+
 class Scribe:
     """An engine, its rows set aside for good, and the texts that have one; only `ready` is for any thread."""
 
     def __init__(self, model: Model, limits: Limits) -> None:
-        check_writes(model.config.model)
+        slots, capacity, _ = Rows.of(model, limits)
         net, self.words = model.net.eval(), model.tokenizer
-        capacity, cuda = min(net.context, limits.context), next(net.parameters()).is_cuda
-        fit = max(1, ROWS // (_bytes(net.remember(1, 1)) * capacity))
-        slots = limits.slots or min(fit, SLOTS["cuda" if cuda else "cpu"])
         known = len(self.words) if self.words else None
-        self.engine = Engine(net, model.config.use, slots, capacity, known, recorded=cuda)
+        recorded = next(net.parameters()).is_cuda
+        self.engine = Engine(net, model.config.use, slots, capacity, known, recorded)
         self.seated: dict[Request, tuple[Job, Text]] = {}
-
-    @property
-    def bytes(self) -> int:
-        return _bytes(self.engine.desk.memory)
 
     @property
     def free(self) -> int:
@@ -42,10 +54,10 @@ class Scribe:
         """Texts that can be written, `n` for each prompt; or a sentence why not."""
         words, texts = self.words, list[Text]()
         for prompt in prompts:
+            requests = [Request(prompt, how, sample, top) for sample in range(n)]
+            self.engine.check(requests[0])
             head = words.decode(prompt) if words and echo else ""
-            for sample in range(n):
-                request = Request(prompt, how, sample, top)
-                self.engine.check(request)
+            for request in requests:
                 stream = TextStream(words, prompt, how.stop) if words else None
                 texts.append(Text(request, stream, len(texts), head))
         return texts
@@ -65,14 +77,15 @@ class Scribe:
         news, errors = dict[Job, list[Piece]](), dict[Job, Refused]()
         try:
             live = self.engine.step()
-        except ClearheadError as error:  # logits that are no numbers; those of the others are told with the next step
-            live = []
+        except ClearheadError as error:  # logits that are no numbers; the others have a token, which may be their last
+            live = [request for request in self.seated if request.reason != "broken"]
             errors = {j: Refused(str(error), 500) for r, (j, _) in self.seated.items() if r.reason == "broken"}
         for request in live:
             if request in self.seated:
                 job, text = self.seated[request]
                 try:
-                    news.setdefault(job, []).extend(self._spelled(text))
+                    if pieces := self._spelled(text):
+                        news.setdefault(job, []).extend(pieces)
                 except ClearheadError as error:  # an id that stands for no text
                     request.end("broken")
                     errors[job] = Refused(str(error))

@@ -38,17 +38,27 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class Connection(H11Protocol):
-    """One that asks for something now and then; who connects and keeps silent, or never ends a header, is cut off."""
+    """One that asks for something now and then, and reads the answers; who keeps silent, never ends a header, or does
+    not fetch what is left of an answer, is cut off."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.looking = self.loop.call_later(SILENT, self._look, None)
+        self._look_later()
 
-    def _look(self, last: RequestResponseCycle | None) -> None:
-        if self.cycle is last and (last is None or last.response_complete):  # nothing since the last look
-            self.transport.close()
+    def _now(self) -> tuple[RequestResponseCycle | None, bool, int]:
+        """The request, whether the next would be its client's turn, and how much of answers was not fetched."""
+        over = self.cycle is None or self.cycle.response_complete or self.transport.is_closing()
+        return self.cycle, over, self.transport.get_write_buffer_size()
+
+    def _look_later(self) -> None:
+        self.looking = self.loop.call_later(SILENT, self._look, self._now())
+
+    def _look(self, before: tuple[RequestResponseCycle | None, bool, int]) -> None:
+        """A client whose turn it is, and who has done nothing since the last look, has gone."""
+        if before[1] and self._now() == before:
+            self.transport.abort()  # not close, which would wait until the rest was fetched
         else:
-            self.looking = self.loop.call_later(SILENT, self._look, self.cycle)
+            self._look_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.looking.cancel()

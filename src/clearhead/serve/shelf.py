@@ -17,11 +17,13 @@ from clearhead.model.int8 import quantised
 from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import Metrics
 from clearhead.serve.refused import Refused
-from clearhead.serve.worker import Worker
+from clearhead.serve.scribe import Rows
+from clearhead.serve.worker import Worker, stopping
 
 
 class Held:
-    """A model that is loaded. Its worker is the one thread that computes with it; `lock` is for whoever needs turns."""
+    """A model that is loaded. Its worker's thread computes for the API, the page in threads of its own (`pages.desk`);
+    `lock` is for whoever needs turns."""
 
     def __init__(self, name: str, path: str, model: api.Model, shelf: "Shelf") -> None:
         self.name, self.path, self.model, self._shelf = name, path, model, shelf
@@ -30,7 +32,10 @@ class Held:
 
     @cached_property
     def worker(self) -> Worker:
-        return Worker(self.model, self._shelf.limits, self._shelf.metrics, self.name)
+        worker = Worker(self.model, self._shelf.limits, self._shelf.metrics, self.name)
+        if self._shelf.stopping:
+            worker.close()  # it takes on nothing
+        return worker
 
     @property
     def started(self) -> Worker | None:
@@ -42,11 +47,18 @@ class Held:
     def busy(self) -> bool:
         return bool(self.users) or self.lock.locked() or (self.started is not None and self.started.busy)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
-        """Of its weights, and of the memory that its worker has set aside."""
+        """Of its weights, and of the rows of its texts, whether or not anyone has asked for one yet."""
         one = 1 if quantised(self.model.net) else next(self.model.net.parameters()).element_size()
-        return self.model.parameters * one + (self.started.made.bytes if self.started and self.started.made else 0)
+        return self.model.parameters * one + self._rows
+
+    @property
+    def _rows(self) -> int:
+        try:
+            return Rows.of(self.model, self._shelf.limits).bytes
+        except ClearheadError:  # it writes no texts
+            return 0
 
 
 class Shelf:
@@ -91,9 +103,15 @@ class Shelf:
 
     async def get(self, name: str) -> Held:
         """The model of that name. It stays at least as long as its lock is held or its worker has work."""
+        self._open()
         held = self.held.pop(name, None) or await self._loaded(name)
         self.held[name] = held  # the newest is the last
+        self._open()  # loading takes its time
         return held
+
+    def _open(self) -> None:
+        if self.stopping:
+            raise stopping()
 
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Held]:
@@ -138,7 +156,8 @@ class Shelf:
         held = Held(name, self.paths[name], model, self)
         if held.bytes > self.most_bytes:
             sizes = f"{held.bytes / 2**30:.1f} GiB, more than the {self.most_bytes / 2**30:.1f} GiB"
-            raise Refused(f"{name} needs {sizes} that models may take here (--memory).", 503)
+            rows = "with the rows of its texts, which --slots makes fewer"
+            raise Refused(f"{name} needs {sizes} that models may take here (--memory), {rows}.", 503)
         self.held[name] = held
         self._put_away(keep=name)
         return held

@@ -1,4 +1,4 @@
-"""The one thread that computes with a model: it writes the texts of many clients side by side, and runs calls between.
+"""The thread that computes with a model for the API: it writes the texts of many side by side, and runs calls between.
 
 The loop hands over work and hears of what was written; it never waits for the model, and the model never for a reader.
 What a text says depends on nobody else: it is what `model.generate` gives.
@@ -60,15 +60,15 @@ class Worker:
                 self.made = Scribe(self.model, self.limits)
             return self.made
 
-    def check(self, client: str) -> None:
+    def check(self, client: str, texts: int) -> None:
         """Refuses a client whose texts could not even wait, before anything is done for it."""
         if self.stopping:
-            raise _stopping()
-        self.texts.check(client)
+            raise stopping()
+        self.texts.check(client, texts)
 
     def write(self, client: str, texts: Sequence[Text]) -> Job:
         """Texts, made `ready` by the scribe, that wait for their rows from now on."""
-        self.check(client)
+        self.check(client, len(texts))
         job = Job(client, self.name, texts, self.limits, self.metrics)
         self._hand(self.texts, client, *((job, text) for text in texts))
         job.leave, self.loop = self._left, job.loop
@@ -80,7 +80,7 @@ class Worker:
     async def call(self, client: str, work: Callable[[], T]) -> T:
         """What a function gives that computes with the model; it has its turn between two steps."""
         if self.stopping:
-            raise _stopping()
+            raise stopping()
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._hand(self.calls, client, Call(client, work, answer))
         self.asked.add(answer)
@@ -109,13 +109,13 @@ class Worker:
         """What waits is told at once; what is being written may end within so many seconds, and is told then."""
         self.stopping = True
         for job in [job for job in self.jobs if not job.seated]:
-            job.fail(_stopping())
+            job.fail(stopping())
         until = asyncio.get_running_loop().time() + seconds
         while self.busy and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.02)
-        self._end(_stopping())
+        self._end(stopping())
         for answer in self.asked:
-            _settle(answer, None, _stopping())
+            _settle(answer, None, stopping())
         self.close()
 
     def _end(self, error: Refused) -> None:
@@ -147,19 +147,21 @@ class Worker:
             return not self.closed
 
     def _answer(self) -> None:
-        """One of the calls."""
-        with self.wake:
-            call = self.calls.next() if self.calls.count else None
-        if call is None:
-            return
-        try:
-            if not call.answer.cancelled():
-                _post(call.answer.get_loop(), _settle, call.answer, call.work(), None)
-        except BaseException as error:  # is told to whoever called
-            _post(call.answer.get_loop(), _settle, call.answer, None, error)
-        finally:
+        """One of the calls; those that nobody waits for any more cost nothing."""
+        answered = False
+        while not answered:
             with self.wake:
-                self.calls.done(call.client)
+                call = self.calls.next() if self.calls.count else None
+            if call is None:
+                return
+            try:
+                if answered := not call.answer.done():
+                    _post(call.answer.get_loop(), _settle, call.answer, call.work(), None)
+            except BaseException as error:  # is told to whoever called
+                _post(call.answer.get_loop(), _settle, call.answer, None, error)
+            finally:
+                with self.wake:
+                    self.calls.done(call.client)
 
     def _seat(self) -> None:
         """Who has left frees a row, and who waits takes it."""
@@ -196,7 +198,7 @@ class Worker:
             _post(self.loop, self._end, Refused("something went wrong while this was written.", 500))
 
 
-def _stopping() -> Refused:
+def stopping() -> Refused:
     return Refused("this server is stopping.", 503, again=5)
 
 

@@ -80,10 +80,10 @@ function unscaled(v, width, masked) {
 }
 
 const summed = new WeakMap();
-/** The least and the largest sum of a row, and the mean of each row's largest weight; computed once for a pattern. */
+/** The least and the largest sum of a row, the mean of each row's largest weight, and the largest of all; computed once for a pattern. */
 export function rowSums({ shape: [rows, cols], data }) {
   if (summed.has(data)) return summed.get(data);
-  let least = Infinity, most = -Infinity, largest = 0;
+  let least = Infinity, most = -Infinity, largest = 0, highest = 0;
   for (let r = 0, i = 0; r < rows; r++) {
     let sum = 0, top = 0;
     for (let c = 0; c < cols; c++, i++) {
@@ -93,8 +93,9 @@ export function rowSums({ shape: [rows, cols], data }) {
     least = Math.min(least, sum);
     most = Math.max(most, sum);
     largest += top / rows;
+    highest = Math.max(highest, top);
   }
-  summed.set(data, { least, most, largest });
+  summed.set(data, { least, most, largest, highest });
   return summed.get(data);
 }
 

@@ -11,6 +11,7 @@ export class Atlas extends Element {
     atlas: null, // { shape: [layer, head, query, key], data: bytes }
     scores: null, // a view: score × layer × head
     sort: "", layer: 0, head: 0,
+    stretch: false, // each head's largest weight has the full colour
   };
 
   connectedCallback() {
@@ -60,7 +61,9 @@ export class Atlas extends Element {
     context.textBaseline = "middle";
     this.order.forEach((place, n) => {
       const [x, y] = this.#corner(n), from = place * rows * cols;
-      for (let i = 0; i < out.length; i++) out[i] = lut[this.atlas.data[from + i]];
+      const cells = this.atlas.data.subarray(from, from + out.length);
+      const most = this.stretch ? cells.reduce((a, b) => Math.max(a, b), 1) : 255;
+      for (let i = 0; i < out.length; i++) out[i] = lut[Math.round((255 * cells[i]) / most)];
       small.getContext("2d").putImageData(image, 0, 0);
       context.drawImage(small, x, y, wide, tall);
       const chosen = place === this.layer * heads + this.head;

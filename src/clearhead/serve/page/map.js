@@ -210,22 +210,23 @@ function planned(map, rows, cols) {
   const longest = (names, most) => Math.min(most, Math.max(0, ...(names ?? []).slice(0, 400).map((name) => measure.measureText(name).width)));
   const left = Math.ceil(longest(map.rows, Math.min(120, width * 0.25))) + (map.rows ? 8 : 1);
   const slanted = longest(map.cols, 120);
-  let cell = Math.min(map.most_cell, (width - left - 2) / cols);
+  const over = map.cols && !map.words ? Math.min(70, 0.6 * longest(map.cols.slice(-2), 120)) : 0; // the last label leans over the edge
+  const room = width - left - 2 - over;
+  let cell = Math.min(map.most_cell, room / cols);
   let factor = 1;
   if (map.words) cell = Math.max(44, Math.min(96, (width - left - 2) / cols));
   else if (cell < 1) factor = Math.ceil(1 / cell);
   const grid = pooled(map.values, rows, cols, factor, map.signed, map.masked);
-  if (factor > 1) cell = Math.max(1, Math.floor(((width - left - 2) / grid.cols) * 4) / 4);
+  if (factor > 1) cell = Math.max(1, Math.floor((room / grid.cols) * 4) / 4);
   else if (cell > 3) cell = Math.floor(cell);
   const flat = slanted <= cell - 4;
   const tall = map.tall || (map.words ? 24 : factor > 1 ? cell : Math.max(cell, rows <= 40 ? Math.min(16, 480 / rows) : cell));
-  const overhang = map.cols && !flat ? Math.min(slanted * 0.6, 70) : 0; // the last label leans over the edge
   const top = map.cols ? (flat ? 20 : Math.ceil(slanted * 0.8) + 12) : 1;
   const whole = Math.ceil(left + grid.cols * cell + 2);
   return {
     left, top, cell, tall, factor, grid, flat,
     most: map.most ?? (Math.max(grid.most, 0) || 1),
-    width: Math.max(whole, Math.min(width, Math.ceil(whole + overhang))),
+    width: Math.max(whole, Math.min(width, Math.ceil(whole + over))),
     height: Math.ceil(top + grid.rows * tall + 2),
   };
 }

@@ -11,12 +11,15 @@ const MOST = 160;
  * With a `slot`, the value before it stays visible (pending is true) while the next one is on its way.
  */
 export function resource(key, loader, slot = key) {
-  let place = places.get(slot);
-  if (place && place.key === key) return place;
-  place?.stop.abort();
+  const before = places.get(slot);
+  places.delete(slot); // what was looked at last stands last
+  if (before?.key === key) {
+    places.set(slot, before);
+    return before;
+  }
+  before?.stop.abort();
   const stop = new AbortController();
-  place = { key, value: place?.value, error: null, pending: true, stop };
-  places.delete(slot);
+  const place = { key, value: before?.value, error: null, pending: true, stop };
   places.set(slot, place);
   if (places.size > MOST) places.delete(places.keys().next().value);
   const here = () => places.get(slot) === place;

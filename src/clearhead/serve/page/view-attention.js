@@ -10,7 +10,7 @@ import { asked, run as runOf } from "ch/run";
 import { defaults } from "ch/state";
 import "ch/atlas";
 
-defaults({ sort: "", lines: false, scaled: true, anatomy: false, scored: false, versus: "" });
+defaults({ sort: "", lines: false, stretch: false, scaled: true, anatomy: false, scored: false, versus: "" });
 
 const FEW = 256; // tokens up to which heads are scored unasked
 const NAMES = { attention: "decoder", cross: "cross", encoder: "encoder" };
@@ -56,7 +56,7 @@ function atlas({ run, card, state, set, resource }, { part, layer, head }) {
       .note=${sorted || "A thumbnail for each head: queries down, keys across. Layers down, heads across."}>
     ${seen.value ? order(scores, state, set) : nothing}
     ${seen.error ? html`<p class="problem">${seen.error.message}</p>` : nothing}
-    <ch-atlas .atlas=${seen.value ?? null} .scores=${scores.value?.view ?? null} .sort=${state.sort} .layer=${layer} .head=${head}
+    <ch-atlas .atlas=${seen.value ?? null} .scores=${scores.value?.view ?? null} .sort=${state.sort} .stretch=${state.stretch} .layer=${layer} .head=${head}
       @pick=${({ detail }) => set({ ...detail, cell: "" })}></ch-atlas></ch-figure>`;
 }
 
@@ -81,6 +81,8 @@ function chooser({ card, state, set }, { part, layer, head }, hidden) {
       ${parts(card).map((each) => choice(NAMES[each], each === part, { part: each, cell: "" }))}</span>` : nothing}
     ${number("layer", layer, layers(card, part))}${number("head", head, card.heads)}
     <span class="choices" role="group" aria-label="how it is drawn">${choice("map", !state.lines, { lines: false })}${choice("lines", state.lines, { lines: true })}</span>
+    <label title="The largest weight of a head gets the full colour; else the weight 1"><input type="checkbox" .checked=${state.stretch}
+      @change=${({ target }) => set({ stretch: target.checked })}> stronger colours</label>
     <ch-edit .name=${`${path(part, layer)}.z`} .head=${head} .label=${"this head"}></ch-edit>
     <span class="hint">${hidden.words}</span></div>`;
 }
@@ -114,12 +116,12 @@ function figure({ state, set, hover, marks }, { part, layer, head }, run, found,
   const query = marks.token >= 0 ? marks.token : state.query;
   const sums = values ? rowSums(values) : null;
   return html`<ch-figure .caption=${caption} .pending=${found.pending}
-      .note=${sums ? `The weight that each query (row) gives each key (column). Rows add up to 1: the least ${told(sums.least, 7)}, the largest ${told(sums.most, 7)}.` : ""}>
+      .note=${sums ? `The weight that each query (row) gives each key (column). Rows add up to 1: the least ${told(sums.least, 7)}, the largest ${told(sums.most, 7)}.${state.stretch ? ` The full colour is ${told(sums.highest)}.` : ""}` : ""}>
     ${found.error ? html`<p class="problem">${found.error.message}</p>` : nothing}
     ${state.lines
       ? html`<ch-lines .values=${values} .rows=${queries} .cols=${keys} .query=${query} .label=${`${caption}, as lines`}
           @pick=${({ detail }) => set({ query: detail.row === state.query ? -1 : detail.row })} @hover=${({ detail }) => hover(detail ? detail.row : -1)}></ch-lines>`
-      : html`<ch-map .values=${values} .rows=${queries} .cols=${keys} .most=${1} .masked=${hidden} .name=${name} .run=${run.id} .index=${(r, c) => [head, r, c]}
+      : html`<ch-map .values=${values} .rows=${queries} .cols=${keys} .most=${state.stretch ? null : 1} .masked=${hidden} .name=${name} .run=${run.id} .index=${(r, c) => [head, r, c]}
           .cursor=${kept && kept[0] === head ? kept.slice(1) : state.query >= 0 ? [state.query, state.key] : null} .label=${caption} .measure=${"weight"} .by=${["query", "key"]}
           @hover=${({ detail }) => hover(detail ? detail.row : -1)} @pick=${({ detail }) => set({ query: detail.row, key: detail.col }, { replace: true })}></ch-map>`}</ch-figure>`;
 }

@@ -1,0 +1,79 @@
+"""What is read and computed besides writing: piece by piece, in turns, and only while somebody waits for it."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.batch import Batch
+from clearhead.serve.asking import prompted
+from clearhead.serve.limits import Limits
+from clearhead.serve.metrics import Metrics
+from clearhead.serve.schemas import Completion
+from clearhead.serve.shelf import Shelf
+from clearhead.serve.worker import Worker
+from serving import ENDLESS, ask, running, stream, until, writer
+
+
+def test_texts_are_read_one_by_one_up_to_one_that_is_too_long(monkeypatch):
+    model, seen = writer(**ENDLESS), []
+    encode = ch.Tokenizer.encode
+    monkeypatch.setattr(ch.Tokenizer, "encode", lambda self, text: seen.append(text) or encode(self, text))
+    monkeypatch.setattr(Batch, "of", None)  # nothing is padded to the longest
+    [held] = Shelf.of({"writer": model}).held.values()
+    asked = Completion(model="writer", prompt=[])
+    assert [len(text.request.prompt) for text in prompted(held, asked, ["Once", "a"], Limits())] == [4, 1]
+    with pytest.raises(ch.ClearheadError, match="1000 tokens of prompt leave no room"):
+        prompted(held, asked, ["b", "x" * 1000, "c"], Limits())
+    assert seen == ["Once", "a", "b", "x" * 1000]
+
+
+def test_embeddings_are_made_some_at_a_time_and_leaving_ends_them():
+    model = writer(**ENDLESS)
+    embed, seen, leave = model.embed, [], threading.Event()
+
+    def counted(rows):
+        seen.append([len(row) for row in rows])
+        if leave.is_set():
+            left.close()
+            until(lambda: not worker.asked)
+        return embed(rows)
+
+    model.embed = counted
+    texts = ["x" * 100] * 12 + ["y" * 3] * 10
+    with running({"writer": model}) as served:
+        worker = served.shelf.held["writer"].worker
+        body = {"model": "writer", "input": texts}
+        status, _, content = ask(served.port, "POST", "/v1/embeddings", body)
+        assert status == 200
+        assert seen == [[100] * 8, [100] * 4 + [3] * 4, [3] * 6]
+        found = torch.tensor([one["embedding"] for one in json.loads(content)["data"]])
+        torch.testing.assert_close(found, embed(texts))
+        leave.set()
+        left = stream(served.port, body, path="/v1/embeddings")
+        until(lambda: len(seen) == 4 and not worker.asked and not worker.calls.count)
+        until(lambda: not served.server.server_state.tasks)
+    assert len(seen) == 4
+
+
+def test_a_call_that_nobody_waits_for_costs_no_step():
+    async def some():
+        worker, done, go_on = Worker(writer(), Limits(), Metrics(), "writer"), [], threading.Event()
+        worker._step = lambda: done.append("step")
+        first = asyncio.create_task(worker.call("a", lambda: done.append("first") or go_on.wait(20)))
+        left = [asyncio.create_task(worker.call("a", lambda: done.append("left"))) for _ in range(3)]
+        last = asyncio.create_task(worker.call("a", lambda: done.append("last")))
+        await asyncio.sleep(0)
+        for task in left:
+            task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(first, last)
+        worker.close()
+        worker.thread.join(5)
+        return done
+
+    assert asyncio.run(some()) == ["first", "step", "last", "step"]

@@ -1,0 +1,36 @@
+"""Whatever the page's API is asked, by its schema or against it, it answers, and never by a mistake of ours."""
+
+import asyncio
+import json
+
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+
+from clearhead.serve.app import build
+from clearhead.serve.limits import Limits
+from clearhead.serve.pages.snapshot import ask
+from clearhead.serve.shelf import Shelf
+from serving import writer
+
+SMALL = Limits(max_tokens=8, texts=4, seconds=10.0)
+APP = build(Shelf.of({"writer": writer()}), SMALL, hosts=["testserver"], page=True)
+RUN = json.loads(asyncio.run(ask(APP, "POST", "/api/runs", {"text": "hello"}))[2])
+schema = schemathesis.openapi.from_asgi("/openapi.json", APP).include(path_regex="^/api/")
+
+
+@schema.parametrize()
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_question_breaks_the_page(case):
+    if isinstance(case.body, dict) and "model" in case.body:
+        case.body = {**case.body, "model": "writer"}  # else all that is tried is a name that nobody has
+    parts = case.path_parameters or {}
+    known = {"run": RUN["id"], "model": "writer"}
+    if "run" in parts and isinstance(case.query, dict) and "name" in case.query:
+        case.query["name"] = "blocks.0.attn.pattern"
+    for name in parts:
+        if name in known or (name == "name" and "/models/" in case.path):
+            parts[name] = known.get(name, "writer")
+        elif name == "name":
+            parts[name] = "norm"
+    case.call_and_validate(checks=[not_a_server_error])
