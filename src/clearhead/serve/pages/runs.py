@@ -27,6 +27,7 @@ MOST_BYTES = 1 << 30  # of streams that are kept
 MOST_AGAIN = 256 << 20  # of values that were computed again
 TOP = 10
 OWN = 96  # tokens of a target that the model writes itself
+BEAM = 4  # texts that a translator follows at once, unless it is told otherwise
 
 
 class RunRequest(BaseModel):
@@ -139,10 +140,10 @@ class Runs:
 
 
 def written(model: Model, given: dict[str, Any]) -> list[int]:
-    """What an encoder-decoder makes of its source itself, greedily: a target to look at where none was given."""
+    """What an encoder-decoder makes of its source itself: a target to look at where none was given."""
     use = model.config.use
     room = min(OWN, model.config.model.context - len(use.start))
-    best = model.translate(given["source"], beam=1, max_tokens=room, sound=given.get("sound"))[0].tokens
+    best = model.translate(given["source"], beam=BEAM, max_tokens=room, sound=given.get("sound"))[0].tokens
     return [*use.start, *(token for token in best if token not in use.stop)]
 
 

@@ -15,7 +15,7 @@ from clearhead.serve.pages.beams import rewritten, translation
 from clearhead.serve.pages.desk import Desk
 from clearhead.serve.pages.edits import Edit, read
 from clearhead.serve.pages.pieces import pieces
-from clearhead.serve.pages.runs import RunRequest
+from clearhead.serve.pages.runs import BEAM, RunRequest
 from clearhead.serve.pages.trace import Edits, Trace
 
 TOP = 50  # fillers that may be asked for
@@ -31,7 +31,7 @@ class Asked(BaseModel):
 class Translate(Asked):
     text: str = ""
     sound: str | None = None  # in base64, for a model that listens
-    beam: int = Field(4, ge=1, le=16)
+    beam: int = Field(BEAM, ge=1, le=16)
     length_penalty: float = Field(1.0, ge=-10, le=10)
 
 
