@@ -229,7 +229,7 @@ def test_echo_tells_the_prompt_and_how_likely_it_was():
         ([1], {"logprobs": -1}, "ask for 0 or more"),
         ([1], {"n": 0}, "at least 1"),
         ([1], {"tempreature": 1}, "temperature"),
-        ([1], {"top_p": 1e-300}, "top_p = 1e-300 is no number that 32 bits"),
+        ([1], {"top_p": 1e-300}, "top_p = 1e-300 would leave nothing"),
         ([1], {"presence_penalty": 1e39}, "32 bits"),
         ([1], {"bias": {3: 1e39}}, "finite numbers"),
         ([1], {"temperature": "warm"}, "must be a number"),

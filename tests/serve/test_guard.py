@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 
 from clearhead.serve import server
+from clearhead.serve.guard import Guard
 from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import resident
 from serving import ENDLESS, LONG, ask, paused, running, stream, until, writer
@@ -214,7 +215,10 @@ def unfinished(served, source, size=1):
 def test_of_requests_and_bodies_one_address_may_have_as_much_as_is_left():
     with running({"writer": writer()}, Limits(requests=6, body=2000, bodies=6000, body_seconds=20)) as served:
         assert ask(served.port, "GET", "/health")[0] == 200
-        traffic = served.app.middleware_stack.app.traffic
+        guard = served.app.middleware_stack
+        while not isinstance(guard, Guard):
+            guard = guard.app
+        traffic = guard.traffic
         waiting = [unfinished(served, "127.0.0.2", 1000) for _ in range(3)]
         until(lambda: (traffic.requests.count, traffic.bytes.count) == (3, 3000))
         status, _, content = ask(served.port, "GET", "/v1/models", source="127.0.0.2")

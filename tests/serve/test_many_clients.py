@@ -14,6 +14,7 @@ from clearhead.serve import server
 from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import Metrics
 from clearhead.serve.refused import Refused
+from clearhead.serve.scribe import Scribe
 from clearhead.serve.worker import Worker
 from serving import ENDLESS, LONG, ask, paused, running, slow, stream, until, writer
 
@@ -238,27 +239,18 @@ def test_waiting_and_working_have_their_time():
 def test_a_text_that_ends_where_another_breaks_is_told_its_last_token():
     model = writer(head__tied=False, **ENDLESS)
     model.net.embed.tokens.weight.data[ord("x")] = float("nan")
-
-    async def both():
-        worker = Worker(model, Limits(slots=2, seconds=5.0), Metrics(), "writer")
-        ready = worker.scribe.ready
-        fine = ready([[97, 98]], sampling(max_tokens=2, temperature=0, bias={ord("x"): -1000.0}), 1, 0, False)
-        breaks = ready([[97, 99]], sampling(max_tokens=9, temperature=0, bias={ord("x"): 1000.0}), 1, 0, False)
-        one, other = worker.write("a", fine), worker.write("b", breaks)  # which is an x, and then no numbers
-        pieces = []
-        with one, other:
-            while some := await one.take():
-                pieces += some
-            assert len(await other.take()) == 1
-            with pytest.raises(Refused, match="hold no numbers"):
-                await other.take()
-        worker.close()
-        worker.thread.join(5)
-        return pieces, worker.metrics.first.counts
-
-    pieces, first = asyncio.run(both())
-    assert [piece.finish_reason for piece in pieces] == ["", "length"]
-    assert sum(map(sum, first.values())) == 2
+    scribe = Scribe(model, Limits(slots=3))
+    for name, tokens, bias in (("ends", 2, -1000.0), ("breaks", 9, 1000.0), ("left", 9, -1000.0)):
+        how = sampling(max_tokens=tokens, temperature=0, bias={ord("x"): bias})  # an x, and then no numbers
+        [text] = scribe.ready([[97, 98]], how, 1, 0, False)
+        scribe.seat(name, text)
+    news, errors = scribe.step()
+    assert {name: len(pieces) for name, pieces in news.items()} == {"ends": 1, "breaks": 1, "left": 1}
+    assert not errors
+    text.request.end("cancelled")
+    news, errors = scribe.step()
+    assert {name: [piece.finish_reason for piece in pieces] for name, pieces in news.items()} == {"ends": ["length"]}
+    assert list(errors) == ["breaks"]
 
 
 def test_who_does_not_read_a_stream_is_cut_off(monkeypatch):
@@ -269,6 +261,9 @@ def test_who_does_not_read_a_stream_is_cut_off(monkeypatch):
         with socket.socket() as lazy:
             lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             lazy.connect(("127.0.0.1", served.port))
+            until(lambda: connections)
+            [connection] = connections
+            connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             data = json.dumps(body).encode()
             head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
             lazy.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + data)

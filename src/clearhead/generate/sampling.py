@@ -8,6 +8,7 @@ from typing import Any
 from clearhead.errors import ClearheadError, nearest
 
 WHOLE = ("max_tokens", "top_k", "seed")
+LEAST = 1e-37  # what is less may be 0 in 32 bits
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ class Sampling:
                 raise ClearheadError(f"{name} = {value} must be a number {right}.")
             if not _fits(value):
                 raise ClearheadError(f"{name} = {value} is no number that 32 bits can hold.")
-        if not self.top_p or not self.repetition_penalty:
-            name = "repetition_penalty" if self.top_p else "top_p"
-            raise ClearheadError(f"{name} = 0 would leave nothing to draw from; it must be more than 0.")
+        for name in ("top_p", "repetition_penalty"):
+            if (value := getattr(self, name)) < LEAST:
+                raise ClearheadError(f"{name} = {value} would leave nothing to draw from; it must be more than 0.")
         for name in ("banned", "forced", "stop_tokens"):
             tokens = getattr(self, name)
             if not isinstance(tokens, list | tuple) or not all(type(token) is int for token in tokens):
@@ -78,8 +79,8 @@ class Sampling:
 
 
 def _fits(value: float) -> bool:
-    """Whether it is a finite number also in 32 bits, and is not 0 there unless it is."""
-    return not value or 1e-37 < abs(value) < 1e38
+    """Whether it is a finite number also in 32 bits."""
+    return abs(value) < 1e38
 
 
 def sampling(**options: Any) -> Sampling:

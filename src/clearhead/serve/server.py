@@ -68,12 +68,16 @@ class Connection(H11Protocol):
 class Server(uvicorn.Server):
     """uvicorn, which lets the models finish or tell their readers before it ends."""
 
-    def __init__(self, app: ASGIApp, shelf: Shelf) -> None:
-        self.shelf = shelf
+    def __init__(self, app: ASGIApp, shelf: Shelf, ready: Callable[[], None] = lambda: None) -> None:
+        self.shelf, self.ready = shelf, ready
         options = {"http": Connection, "ws": "none", "loop": "asyncio", "lifespan": "off", "access_log": False}
         quiet = {"log_config": None, "log_level": "critical", "server_header": False, "proxy_headers": False}
         seconds = int(shelf.limits.stop_seconds + GRACE)
         super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=seconds, **options, **quiet))  # type: ignore[arg-type]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready()  # from here on a signal is heeded
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         stopping = asyncio.create_task(self.shelf.stop(self.shelf.limits.stop_seconds))
@@ -89,7 +93,6 @@ def run(app: ASGIApp, shelf: Shelf, at: socket.socket, all_at_once: bool, ready:
 
     async def serve() -> None:
         await (shelf.load_all() if all_at_once else shelf.get(shelf.names[0]))
-        ready()
-        await Server(app, shelf).serve(sockets=[at])
+        await Server(app, shelf, ready).serve(sockets=[at])
 
     asyncio.run(serve())

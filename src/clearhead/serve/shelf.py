@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import cached_property
@@ -19,6 +20,8 @@ from clearhead.serve.metrics import Metrics
 from clearhead.serve.refused import Refused
 from clearhead.serve.scribe import Rows
 from clearhead.serve.worker import Worker, stopping
+
+FEW = 8  # models, all of which are named where one is not there
 
 
 class Held:
@@ -99,6 +102,8 @@ class Shelf:
     def check(self, name: str) -> None:
         if name not in self.names:
             known = nearest(name[:80], self.names)
+            if known.endswith("?") and len(self.names) <= FEW:
+                known = f"{known} Served are {', '.join(self.names)}."
             raise Refused(f"there is no model {name[:80]!r} here; {known}", 404, "model", "model_not_found")
 
     async def get(self, name: str) -> Held:
@@ -179,18 +184,28 @@ class Shelf:
 
 
 def named(words: Iterable[str]) -> dict[str, str]:
-    """Paths by name: NAME=PATH, or a path alone, whose last part is the name."""
-    found: dict[str, str] = {}
+    """Paths by name: NAME=PATH, or a path alone, whose last part is the name.
+
+    Of several folders that are all called model, or best, as in runs, it is the name of the folder above.
+    """
+    words, found = list(words), dict[str, str]()
+    often = Counter(_spelled(word).name for word in words)
     for word in words:
         name, equals, path = word.partition("=")
         if not equals or Path(word).exists():
-            name, path = Path(word).resolve().name.removesuffix(".gguf"), word
+            here, path = _spelled(word), word
+            above = often[here.name] > 1 and here.name in ("model", "best")
+            name = (here.parent if above else here).name.removesuffix(".gguf")
         if not name or not path:
             raise ClearheadError(f"{word!r} names no model; write a path, or NAME=PATH.")
         if name in found:
             raise ClearheadError(f"two models are called {name!r}; tell them apart with NAME=PATH.")
         found[name] = path
     return found
+
+
+def _spelled(path: str) -> Path:
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links, whose own names are meant
 
 
 def half_of(device: str) -> int:
