@@ -12,6 +12,7 @@ from clearhead import config as c
 from clearhead.data.labelled import shares
 from clearhead.errors import ClearheadError
 from clearhead.tokens import dense
+from clearhead.tokens.gaps import with_gaps
 from clearhead.tokens.text import Tokenizer
 
 MOST = {"cpu": 1024}  # tokens that are read at once, where a batch is read in parts; more take a CPU longer
@@ -90,6 +91,7 @@ class Side:
     longest: int  # tokens after which a text is cut; 0 = never
     pairs: bool  # whether two texts may stand in a row
     why: str  # there is no tokenizer
+    mask: tuple[int, ...] = ()  # what stands for a gap of a text, where gaps are known
 
 
 def read_batch(
@@ -113,9 +115,7 @@ def read_batch(
     if given[wanted] is None:
         raise ClearheadError(f"this model reads {named}; none was given.")
     if not isinstance(m.shape, c.EncoderDecoder):
-        context = sys.maxsize if endless else m.context
-        side = Side(tokenizers[0], use.begin, use.end, m.vocabulary, context, longest, bool(use.end), why)
-        batch = _read(given[wanted], reads, side, like)
+        batch = _read(given[wanted], reads, _alone(config, tokenizers[0], longest, endless, why), like)
         return batch if isinstance(reads, c.Tokens) and reads.kinds > 1 else replace(batch, kinds=None)
     vocabulary = m.shape.vocabulary or m.vocabulary
     side = Side(tokenizers[1], use.begin, use.end, vocabulary, m.shape.context, longest, False, why)
@@ -138,12 +138,17 @@ def read_rows(
     why: str = "",
 ) -> Iterator[list[int]]:  # fmt: skip
     """The ids of texts as `read_batch` reads them where there is no source; one by one, and no tensor is made."""
-    m, use = config.model, config.use
-    if not isinstance(m.input, c.Tokens):
-        raise ClearheadError(f"this model reads {m.input.kind}, not text.")
-    context = sys.maxsize if endless else m.context
-    side = Side(tokenizer, use.begin, use.end, m.vocabulary, context, longest, bool(use.end), why)
+    if not isinstance(config.model.input, c.Tokens):
+        raise ClearheadError(f"this model reads {config.model.input.kind}, not text.")
+    side = _alone(config, tokenizer, longest, endless, why)
     return (list(ids) for ids, _ in _encoded(texts, side, single=len(texts) == 1))
+
+
+def _alone(config: c.Config, tokenizer: Tokenizer | None, longest: int, endless: bool, why: str) -> Side:
+    """The one side there is where there is no source."""
+    m, use = config.model, config.use
+    context, mask = sys.maxsize if endless else m.context, use.mask if isinstance(m.head, c.MaskedWord) else ()
+    return Side(tokenizer, use.begin, use.end, m.vocabulary, context, longest, bool(use.end), why, mask)
 
 
 def _read(x: object, reads: c.Input, side: Side, like: Tensor) -> Batch:
@@ -233,7 +238,7 @@ def _words(text: str, side: Side) -> list[int]:
     if side.tokenizer is None:
         why = side.why or "this model has no tokenizer, so it cannot read text."
         raise ClearheadError(f"{why.removesuffix('.')}; give token ids.")
-    return side.tokenizer.encode(text)
+    return with_gaps(side.tokenizer, side.mask[0], text) if side.mask else side.tokenizer.encode(text)
 
 
 def _is_list(x: object) -> TypeGuard[Sequence[Any]]:

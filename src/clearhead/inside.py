@@ -16,7 +16,7 @@ from clearhead.lens.edits import Change, as_edit
 from clearhead.lens.names import matching
 from clearhead.lens.seen import Seen, labels
 from clearhead.model.transformer import Transformer
-from clearhead.tap import SILENT, Edit, Select, Tap, Watch
+from clearhead.tap import SILENT, Edit, Select, Tap, Watch, eager
 from clearhead.tokens.text import Tokenizer
 
 Pair = tuple[str, str]  # two texts to be read together
@@ -165,6 +165,5 @@ class Inside:
 @contextmanager
 def _mode(gradients: bool, tap: Tap) -> Iterator[None]:
     """Gradients or not; a watched pass is never compiled."""
-    eager = nullcontext() if tap is SILENT else torch.compiler.set_stance("force_eager")
-    with torch.set_grad_enabled(gradients), eager:
+    with torch.set_grad_enabled(gradients), nullcontext() if tap is SILENT else eager():
         yield

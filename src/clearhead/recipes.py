@@ -41,6 +41,12 @@ EXPECTS = {
     "sound-patches": "a folder of sounds for each class, or data.label = stem, such as the spoken digits",
 }
 
+MEASURED_ON = {  # the data that train.expected of a recipe was measured on
+    "shakespeare-char": "tinyshakespeare",
+    "shakespeare-char-cpu": "tinyshakespeare",
+    "mt-small": "Multi30k, English to German",
+}
+
 
 def _modern(vocabulary: int, context: int, width: int, layers: int, heads: int, dropout: float) -> ModelConfig:
     """A decoder as they are built today; other engines read it as a Qwen3."""

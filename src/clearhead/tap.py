@@ -6,10 +6,14 @@ object handed down as an argument, because the compiler ignores module hooks and
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Self
 
+import torch
 from torch import Tensor
 
 Edit = Callable[[Tensor, str], Tensor]
@@ -81,6 +85,37 @@ class Watch:
 Tap = Silent | Watch
 
 
+def eager() -> AbstractContextManager[object]:
+    """The block in which a pass that is watched runs: it is not compiled."""
+    if "torch._dynamo" not in sys.modules:  # nobody has compiled anything, and to fetch the compiler takes seconds
+        return nullcontext()
+    return _STANCE.eager()
+
+
+class _Stance:
+    """The compiler's, one for all threads: who comes first makes it eager, who leaves last puts it back."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._changed = threading.Lock(), 0, ExitStack()
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        with self._lock:
+            if not self._users:
+                self._changed.enter_context(torch.compiler.set_stance("force_eager"))
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._changed.close()
+
+
+_STANCE = _Stance()
+
+
 def _whole(value: Tensor) -> Tensor:
     return value
 
@@ -94,7 +129,7 @@ def _kept(value: Tensor, select: Select) -> Tensor:
 @lru_cache(maxsize=1 << 14)
 def meant(patterns: tuple[str, ...], path: str) -> tuple[str, ...]:
     """Those of some patterns that mean a path."""
-    return tuple(pattern for pattern in patterns if compile_pattern(pattern).fullmatch(path))
+    return tuple(pattern for pattern in patterns if means(pattern, path))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -107,13 +142,24 @@ def _begins(pattern: list[str], scope: list[str]) -> bool:
     for asked, part in zip(pattern, scope, strict=False):
         if "**" in asked:
             return True
-        if not compile_pattern(asked).fullmatch(part):
+        if not means(asked, part):
             return False
     return len(pattern) > len(scope)
 
 
-@lru_cache
-def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """`*` is one part of a dotted path, `**` any number of them."""
-    parts = re.split(r"(\*\*|\*)", pattern)
-    return re.compile("".join({"**": ".*", "*": "[^.]*"}.get(part, re.escape(part)) for part in parts))
+def means(pattern: str, path: str) -> bool:
+    """`*` is one part of a dotted path or a piece of it, `**` any number of parts.
+
+    It follows all places of the path that are reached at once; a regular expression would try every way to get there.
+    """
+    reached = {0}
+    for piece in re.findall(r"\*+|[^*]+", pattern):
+        if piece == "*":
+            reached = {end for start in reached for end in range(start, f"{path}.".index(".", start) + 1)}
+        elif piece[0] == "*":
+            reached = {*range(min(reached), len(path) + 1)}
+        else:
+            reached = {start + len(piece) for start in reached if path.startswith(piece, start)}
+        if not reached:
+            return False
+    return len(path) in reached

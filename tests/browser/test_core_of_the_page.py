@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.serve.pages.shell import VENDOR, Shell
 from page_models import model_of
 
 PAGE = Path(ch.__file__).parent / "serve" / "page"
@@ -241,10 +242,101 @@ def test_nothing_that_is_drawn_is_invented():
         ), path.name
 
 
+@pytest.mark.parametrize(
+    ("view", "number"),
+    [
+        ("lens", "main ch-view ch-map canvas"),
+        ("lens", "table.rising td"),
+        ("lens", "main .columns ch-map canvas"),
+        ("lens", "main .columns .bar"),
+        ("position", "main ch-map canvas"),
+        ("machine", "main svg text.number"),
+        ("vectors", "main .bar"),
+        ("vectors", "main section:last-of-type ch-map canvas"),
+    ],
+)
+def test_every_number_has_something_to_say(page_on, view, number):
+    """Those too that the model has no name for: what they are, where they stand, their value."""
+    with page_on(model_of()) as visit:
+        visit.go(f"#text={TEXT}&view={view}")
+        visit.page.locator(number).first.hover()
+        visit.until("!!document.querySelector('.inspector .value')")
+        told = visit.page.locator(".inspector .cell")
+        assert told.locator(".path").inner_text()
+        assert float(told.locator(".value").get_attribute("data-value")) is not None
+        assert "where" in told.locator("dl").inner_text()
+        visit.page.locator(number).first.click()
+        visit.page.mouse.move(5, 5)
+        if visit.state()["view"] == view:
+            visit.until("!!document.querySelector('.inspector .value')")
+
+
+def test_escape_forgets_what_was_typed_and_enter_gives_the_keys_back(page_on):
+    with page_on(model_of()) as visit:
+        page = visit.go(f"#text={TEXT}&view=attention").page
+        page.locator("form.prompt textarea").focus()
+        page.keyboard.type("zzz")
+        visit.until(f"clearhead.state.text !== {TEXT!r}")  # typing is read after a rest
+        page.keyboard.press("Escape")
+        assert visit.ready().state()["text"] == TEXT
+        assert page.locator("form.prompt textarea").input_value() == TEXT
+        page.keyboard.press("/")
+        page.keyboard.press("End")
+        page.keyboard.type(" sat")
+        page.keyboard.press("Enter")
+        assert visit.ready().state()["text"] == f"{TEXT} sat"
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        assert visit.state()["query"] == 1
+        page.keyboard.press("t")
+        visit.until("!!document.querySelector('main table.numbers')")
+
+
+def test_an_edit_moves_nothing_and_says_at_once_what_it_did(page_on):
+    with page_on(model_of()) as visit:
+        page = visit.go(f"#text={TEXT}&view=attention&layer=1&head=2").page
+        off = page.locator("ch-edit button", has_text="off").first
+        off.scroll_into_view_if_needed()
+        before = off.bounding_box()
+        off.click()
+        visit.until("/→/.test(document.querySelector('.edits p')?.textContent ?? '')")
+        assert off.bounding_box() == before
+        box = page.locator(".edits").bounding_box()
+        assert 0 < box["y"] < 850 - box["height"]
+        assert page.evaluate("() => document.querySelector('ch-atlas').off") == [1 * 4 + 2]
+
+
+def test_on_a_narrow_page_the_sheet_does_not_cover_what_was_clicked(page_on):
+    with page_on(model_of(), viewport={"width": 400, "height": 800}) as visit:
+        page = visit.go(f"#text={TEXT}&view=attention").page
+        page.evaluate("() => document.querySelector('main ch-map').scrollIntoView({block: 'end'})")
+        page.locator("main ch-map canvas").first.click(position={"x": 60, "y": 240})
+        visit.until("!!document.querySelector('.inspector.open .steps')")
+        seen = """() => { const map = document.querySelector('main ch-map'), {top, tall} = map.plan;
+          return map.querySelector('canvas').getBoundingClientRect().top + top + (map.cursor[0] + 1) * tall
+            - document.querySelector('.inspector').getBoundingClientRect().top; }"""
+        visit.until(f"({seen})() <= 0")
+        rail = page.locator("nav.rail").bounding_box()
+        tab = page.locator("nav.rail [aria-current=page]").bounding_box()
+        assert rail["x"] <= tab["x"]
+        assert tab["x"] + tab["width"] <= rail["x"] + rail["width"]
+
+
 def test_the_page_stays_small():
-    assert sum(path.stat().st_size for path in OWN) <= 300_000
-    assert sum(path.stat().st_size for path in PAGE.rglob("*") if path.suffix in (".js", ".css", ".svg")) <= 400_000
+    sent = Shell().assets
+    assert sum(len(asset.content) for asset in sent if asset.ending == ".js" and VENDOR not in asset.name) <= 300_000
+    assert sum(len(asset.content) for asset in sent) <= 400_000
     assert all(len(path.read_text().splitlines()) <= 500 for path in OWN)
+
+
+def test_what_is_sent_lacks_comments_and_nothing_else():
+    """Lines stay where they are, and no comment stands inside a template."""
+    for asset in (asset for asset in Shell().assets if asset.ending == ".js" and VENDOR not in asset.name):
+        lines = (PAGE / f"{asset.name}.js").read_text().splitlines()
+        kept = asset.content.decode().splitlines()
+        assert len(kept) == len(lines)
+        for line, sent in zip(lines, kept, strict=True):
+            assert sent == line or (not sent and re.match(r"\s*(//|/\*|\*)", line)), line
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,15 @@ def test_the_saved_page_needs_no_server(page_on, browser, tmp_path):
     page.wait_for_selector("body[data-ready]")
     assert page.locator(".inspector .value").inner_text() == value
     assert page.evaluate("() => document.querySelector('ch-map').values.shape") == [len(TEXT)] * 2
+    assert page.get_by_text("saved page of").count() == 1
+    assert page.locator("form.prompt button").count() == 0
+    assert page.locator("form.prompt textarea").get_attribute("readonly") is not None
+    for view in page.evaluate("() => [...document.querySelectorAll('nav.rail button')].map((_, i) => i)"):
+        page.locator("nav.rail button").nth(view).click()
+        page.wait_for_timeout(30)
+        page.wait_for_selector("body[data-ready]")
+        assert page.locator("main .problem").all_inner_texts() == [], view  # though only one was opened
+        assert page.locator("ch-edit button:enabled").count() == 0
     page.evaluate("() => clearhead.set({text: 'something else'})")
     page.get_by_text("This needs the live model").first.wait_for()
     page.close()

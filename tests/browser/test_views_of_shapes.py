@@ -269,6 +269,36 @@ def test_a_link_opens_the_tour_where_it_was_and_escape_ends_it(page_on):
         visit.until("document.querySelector('.tour-caption').hidden && !document.querySelector('.toured')")
 
 
+def test_the_end_of_the_tour_gives_everything_back(page_on):
+    with page_on(talker()) as visit:
+        page = visit.go("#view=block&text=my own&layer=1").page
+        before = visit.state()
+        visit.set(view="tour")
+        page.get_by_role("button", name="Order must be told").click()
+        visit.ready()
+        assert visit.state()["second"]
+        page.keyboard.press("n")
+        visit.ready()
+        assert visit.state()["second"] == before["second"]  # each stop starts from what was there
+        page.keyboard.press("Escape")
+        assert visit.ready().state() == before
+
+
+def test_the_tour_offers_the_model_that_can_show_a_stop(page_on):
+    with page_on({"talker": talker(), "translator": translator()}) as visit:
+        page = visit.go("#view=tour").page
+        if page.get_by_role("button", name="See what translator can show").count():
+            page.get_by_role("button", name="See what translator can show").click()
+            visit.ready()
+        page.get_by_role("button", name="With translator").first.click()
+        visit.ready()
+        assert visit.state()["model"] == "translator"
+        assert visit.state()["view"] == "translate"
+        page.keyboard.press("Escape")
+        assert visit.ready().state()["model"] == ""
+        assert not visit.complaints
+
+
 def test_the_page_comes_back_after_a_reload_whose_modules_are_all_in_the_cache(page_on):
     with page_on(talker()) as visit:
         page = visit.go("#view=tour").page

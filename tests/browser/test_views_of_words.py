@@ -73,6 +73,8 @@ def test_sliders_follow_the_full_vocabulary_without_a_request(predict):
             count = int((np.cumsum(falling) - falling < share).sum())
             assert fact(predict, "kept") == count
             assert fact(predict, "mass") == pytest.approx(falling[:count].sum(), abs=1e-5)
+            left = falling[:count] / falling[:count].sum()
+            assert fact(predict, "entropy") == pytest.approx(-float((left * np.log2(left)).sum()), abs=1e-4)
         slide(predict, "topp", 1)
     assert doubts == sorted(doubts)
     assert not asked

@@ -56,3 +56,8 @@ def test_the_next_port_is_taken_where_one_is_not_free():
 def test_a_text_goes_into_the_address():
     assert _state("", "") == ""
     assert _state("a b&c", "") == "#text=a+b%26c"
+
+
+def test_a_page_that_has_no_folder_is_told_before_any_work():
+    with pytest.raises(ClearheadError, match=r"no folder nowhere to save page\.html in; make it first"):
+        explore("no/such/model", "--save", "nowhere/page.html")

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import clearhead as ch
 from clearhead.cli.main import app
-from clearhead.cli.see import WHAT
+from clearhead.cli.see import TAKES
 
 WORDS = {"vocabulary": 256, "tokenizer": ch.Tokenizer.bytes()}
 
@@ -26,7 +26,7 @@ def see(*words):
     return CliRunner().invoke(app, ["see", *words], catch_exceptions=False).stdout
 
 
-@pytest.mark.parametrize("what", WHAT.split(", "))
+@pytest.mark.parametrize("what", TAKES)
 def test_every_view_is_drawn_and_saved(folders, what, tmp_path):
     source = ["--source", "hello"] if what in ("cross", "encoder") else []
     folder = folders[bool(source)]
@@ -73,3 +73,37 @@ def test_what_cannot_be_seen_is_told(folders):
         see(folders[0], "abc", "--what", "atention")
     with pytest.raises(ch.ClearheadError, match="a model of shape decoder has no cross"):
         see(folders[0], "abc", "--what", "cross")
+
+
+OPTIONS = {"layer": "1", "head": "1", "source": "x", "token": "a", "against": "b"}
+
+
+@pytest.mark.parametrize("what", TAKES)
+def test_options_without_a_part_in_what_is_seen_are_refused(what):
+    for option in OPTIONS.keys() - {*TAKES[what]}:
+        with pytest.raises(ch.ClearheadError, match=f"--{option} has no part in --what {what}"):
+            see("nowhere", "abc", "--what", what, f"--{option}", OPTIONS[option])
+
+
+@pytest.mark.parametrize("what", TAKES)
+def test_options_with_a_part_in_what_is_seen_change_it(folders, what):
+    given = ["--source", "hello"] if "source" in TAKES[what] else []
+    folder = folders[bool(given)]
+    before = see(folder, "abcab", "--what", what, *given)
+    for option in TAKES[what]:
+        if option not in ("source", "against"):  # which reach not every head, and need a token
+            assert see(folder, "abcab", "--what", what, *given, f"--{option}", OPTIONS[option]) != before
+
+
+def test_what_else_a_model_reads_is_asked_for_in_words_of_the_shell(folders, tmp_path):
+    with pytest.raises(ch.ClearheadError, match="give it with --source"):
+        see(folders[1], "abc")
+    ch.save(ch.new("tiny-pictures"), tmp_path / "eye")
+    with pytest.raises(ch.ClearheadError, match="reads pictures, and here only texts"):
+        see(str(tmp_path / "eye"), "abc")
+
+
+def test_less_than_nothing_looks_otherwise_than_more(folders):
+    shown = see(folders[0], "abcd", "--what", "scores")
+    assert re.search("[░▒▓█]", shown)
+    assert not re.search("-[0-9.]+[░▒▓█]", shown)

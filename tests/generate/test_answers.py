@@ -168,3 +168,11 @@ def test_logits_are_made_for_a_few_tokens_at_a_time(writer, monkeypatch):
 def test_what_a_model_cannot_answer_is_refused_with_a_sentence(reader, judge, wrong, sentence):
     with pytest.raises(ch.ClearheadError, match=sentence):
         wrong(reader, judge)
+
+
+def test_a_gap_is_read_as_one_wherever_a_masked_word_model_reads_text(reader, judge):
+    text, ids = "the [MASK] sat", [*WORDS.encode("the"), MASK, *WORDS.encode(" sat")]
+    assert torch.equal(reader.logits(text), reader.logits(ids))
+    assert reader.watch(text, "embed").tokens == reader.watch(ids, "embed").tokens
+    assert list(reader._rows([text])) == [ids]
+    assert not torch.equal(judge.logits(text), judge.logits(ids))  # others read what is written

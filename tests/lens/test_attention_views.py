@@ -190,3 +190,14 @@ def test_no_function_takes_a_name_that_it_does_not_know(name):
 def test_a_mistake_gets_a_sentence(mistake, words):
     with pytest.raises(ch.ClearheadError, match=re.escape(words)):
         mistake(decoder())
+
+
+def test_the_stream_begins_with_the_tokens_alone():
+    for name in ("tiny-decoder", "tiny-llama"):  # with and without positions that are added
+        model = ch.new(name, seed=3)
+        seen = model.watch([1, 2, 3], ["embed", "embed.tokens"])
+        added, stream = ch.lens.residual(model, [1, 2, 3]).values
+        torch.testing.assert_close(stream[0], seen["embed.tokens"][0].norm(dim=-1))
+        torch.testing.assert_close(added[0], stream[0])
+        last = list(ch.lens.residual(model, [1, 2, 3]).axes[1].labels).index("0 attention") - 1
+        torch.testing.assert_close(stream[last], seen["embed"][0].norm(dim=-1))

@@ -134,3 +134,7 @@ MISTAKES = [
 def test_a_mistake_gets_a_sentence(mistake, words):
     with pytest.raises(ch.ClearheadError, match=re.escape(words)):
         mistake(new())
+
+
+def test_a_circuit_is_told_in_a_line():
+    assert repr(ch.lens.circuit(new(), 0, 1)) == "<OV of layer 0, head 1: logit, 256 × 256 tokens>"

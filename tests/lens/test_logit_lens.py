@@ -67,3 +67,14 @@ def test_what_the_lens_cannot_show_is_told():
         ch.lens.logit_lens(ch.new("tiny-encoder", head="hidden"), [1, 2])
     with pytest.raises(ch.ClearheadError, match="top = 0 must be at least 1"):
         ch.lens.logit_lens(ch.new("tiny-decoder"), [1, 2], top=0)
+
+
+def test_a_lens_answers_as_every_view_does(tmp_path):
+    lens = ch.lens.logit_lens(ch.new("tiny-decoder"), [1, 2])
+    view = lens.view()
+    assert lens.table() == view.table()
+    assert repr(lens) == repr(view) == "<logit lens: probability, 3 layer × 2 token>"
+    assert repr(lens.terminal()) == str(lens) == str(view.terminal())
+    lens.save(tmp_path / "x.csv")
+    assert (tmp_path / "x.csv").read_text() == view.csv()
+    assert lens.figure().axes[0].get_title() == view.figure().axes[0].get_title()

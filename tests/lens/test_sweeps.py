@@ -195,3 +195,9 @@ MISTAKES = [
 def test_a_mistake_gets_a_sentence(mistake, words):
     with pytest.raises(ch.ClearheadError, match=re.escape(words)):
         mistake(new())
+
+
+def test_steering_is_told_in_a_line():
+    model = ch.new("tiny-decoder", seed=3)
+    steered = ch.lens.steering(model, [([1, 2], [3, 4])], "blocks.0.post")
+    assert repr(steered) == f"<steering of blocks.0.post: 32 numbers, length {float(steered.vector.norm()):.3g}>"

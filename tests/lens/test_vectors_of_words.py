@@ -1,5 +1,7 @@
 """Vectors of words: near words, sums, directions; files in and out; published questions."""
 
+import re
+
 import pytest
 import torch
 
@@ -186,3 +188,11 @@ def test_broken_questions_are_refused_with_their_line(known, tmp_path, text, wor
     (tmp_path / "q.txt").write_text(text)
     with pytest.raises(ch.ClearheadError, match=words):
         benchmark(known, tmp_path / "q.txt")
+
+
+def test_only_sums_are_solved():
+    for sign in "*×·/÷^=":
+        with pytest.raises(ch.ClearheadError, match=f"has {re.escape(repr(sign))} after a word"):
+            terms(f"king {sign} man")
+    assert terms("king - *") == [(1, "king"), (-1, "*")]  # a word like any other
+    assert terms("/") == [(1, "/")]

@@ -98,7 +98,7 @@ def test_figures_show_the_same_numbers():
 def test_the_terminal_shows_small_maps_as_numbers_with_a_shade():
     lines = str(GRID.terminal()).splitlines()
     assert lines[1].split() == ["word\\layer", "0", "1", "2"]
-    assert lines[2].split() == ["a<b", "0.50▒", "-1.00█", "0"]
+    assert lines[2].split() == ["a<b", "0.50▒", "-1.00≡", "0"]
     assert lines[3].split() == ["$c$", "0.25░", "−∞"]  # and nothing for no number
     assert "-1" in str(BARS.terminal())
 
@@ -165,3 +165,9 @@ def test_a_folder_that_is_not_there_is_told_before_any_work(tmp_path):
     with pytest.raises(ch.ClearheadError, match=re.escape(f"{tmp_path}/y.csv cannot be written: Is a directory.")):
         GRID.save(tmp_path / "y.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["y.csv"]  # nothing half written is left
+
+
+def test_a_prompt_shows_the_terminals_picture_as_it_is():
+    shown = GRID.terminal()
+    assert repr(shown) == str(shown) == shown.plain
+    assert shown.spans  # and a console has its colours

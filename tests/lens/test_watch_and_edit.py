@@ -12,7 +12,7 @@ from clearhead.evaluate.subject import Subject
 from clearhead.lens.attention import heads_of
 from clearhead.lens.names import names
 from clearhead.model.transformer import build
-from clearhead.tap import SILENT, Watch, compile_pattern
+from clearhead.tap import SILENT, Watch, means
 from strategies import models
 
 
@@ -55,11 +55,11 @@ IDS = [3, 1, 4, 1, 5, 9]
 
 
 def test_star_is_one_part_and_two_stars_any_number():
-    assert compile_pattern("blocks.*.pre").fullmatch("blocks.3.pre")
-    assert not compile_pattern("blocks.*.pre").fullmatch("blocks.3.ffn.pre")
-    assert compile_pattern("blocks.1.**").fullmatch("blocks.1.attn.q")
-    assert not compile_pattern("embed").fullmatch("embed.tokens")
-    assert not compile_pattern("blocks.1").fullmatch("blocksx1")
+    assert means("blocks.*.pre", "blocks.3.pre")
+    assert not means("blocks.*.pre", "blocks.3.ffn.pre")
+    assert means("blocks.1.**", "blocks.1.attn.q")
+    assert not means("embed", "embed.tokens")
+    assert not means("blocks.1", "blocksx1")
 
 
 def test_watching_keeps_what_was_asked_for_and_nothing_else():
@@ -279,3 +279,12 @@ def test_what_was_seen_tells_of_itself():
     assert seen.tokens == [str(i) for i in IDS]
     assert ch.lens.attention_figure(seen, 0, 1).get_suptitle() == "layer 0, head 1"
     assert len(ch.lens.attention_figure(seen, 0).axes) == 5  # and the scale
+
+
+def test_no_pattern_takes_long():
+    path = "blocks.0.attn.k_turned"
+    assert not means("**" * 40 + "!", path)
+    assert not means("*k" * 2000, path)
+    assert means("*" * 41, path)
+    assert means("bl*.*.*n.k_*d", path)
+    assert not means("bl*d", path)

@@ -105,7 +105,7 @@ def test_sinusoidal_positions_are_the_equation_and_bits_flip_at_the_pace_of_thei
         assert float(waves[at, 2 * i]) == pytest.approx(math.sin(at / 10000 ** (2 * i / width)), abs=1e-5)
         assert float(waves[at, 2 * i + 1]) == pytest.approx(math.cos(at / 10000 ** (2 * i / width)), abs=1e-5)
     fastest = round(math.log2(math.pi))  # half a wave of the first dimension lasts π positions
-    assert counting[:, 0].tolist() == [1.0 if at >> fastest & 1 else -1.0 for at in range(16)]
+    assert counting[:, 0].tolist() == [float(at >> fastest & 1) for at in range(16)]
 
 
 def test_some_dimensions_are_spread_evenly_and_keep_their_numbers():

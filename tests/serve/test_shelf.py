@@ -163,3 +163,24 @@ def test_names_are_the_last_part_of_a_path_or_given(tmp_path):
         named(["x/a", "y/a"])
     with pytest.raises(ch.ClearheadError, match="names no model"):
         named(["=x"])
+
+
+def test_models_of_several_runs_are_called_as_their_runs():
+    assert named(["a/model", "b/model/"]) == {"a": "a/model", "b": "b/model/"}
+    assert named(["a/best", "b/model"]) == {"best": "a/best", "model": "b/model"}  # which are apart already
+    assert named(["model=a/model", "b/model"]) == {"model": "a/model", "b": "b/model"}
+    with pytest.raises(ch.ClearheadError, match="two models are called 'run'"):
+        named(["a/run/model", "b/run/model"])
+
+
+def test_a_link_has_a_name_of_its_own(tmp_path, monkeypatch):
+    (tmp_path / "long-name-of-a-run").mkdir()
+    (tmp_path / "mine").symlink_to("long-name-of-a-run")
+    assert named([str(tmp_path / "mine")]) == {"mine": str(tmp_path / "mine")}
+    monkeypatch.chdir(tmp_path / "long-name-of-a-run")
+    assert named(["."]) == {"long-name-of-a-run": "."}
+
+
+def test_who_asks_for_no_model_is_told_all_of_a_few():
+    with pytest.raises(ch.ClearheadError, match="did you mean 'story'\\? Served are story, chat"):
+        Shelf({"story": "x", "chat": "y"}, 0).check("storr")

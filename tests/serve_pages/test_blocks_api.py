@@ -1,6 +1,7 @@
 """The inside of a block on the page adds up: norms from their operands, the stream from its parts."""
 
 import base64
+from functools import cache
 
 import pytest
 import torch
@@ -19,15 +20,20 @@ CHANGES = {
 }
 
 
-def a_run(kind, edits=()):
+@cache  # a run does not keep its model
+def model_of(kind):
     preset, changes = CHANGES[kind]
     model = ch.new(preset, tokenizer=WORDS, vocabulary=257, seed=3, **changes)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in model.net.parameters():
             p += 0.2 * torch.randn(p.shape, generator=generator)
+    return model
+
+
+def a_run(kind, edits=()):
     source = {"source": "A dog"} if kind == "both" else {}
-    return Runs().make(Shelf.of({"m": model}).held["m"], RunRequest(text="hello", edits=list(edits), **source))
+    return Runs().make(Shelf.of({"m": model_of(kind)}).held["m"], RunRequest(text="hello", edits=list(edits), **source))
 
 
 def numbers(view):

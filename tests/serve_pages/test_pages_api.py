@@ -1,8 +1,6 @@
 """The page's API: every tensor is the one that `watch` sees, runs are kept by bytes, mistakes are sentences."""
 
-import asyncio
 import base64
-import io
 import json
 
 import numpy as np
@@ -10,34 +8,10 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.serve.app import build
-from clearhead.serve.limits import Limits
 from clearhead.serve.pages.kept import Kept
-from clearhead.serve.pages.snapshot import ask
-from clearhead.serve.shelf import Shelf
+from page_site import Site
 
 WORDS = {"vocabulary": 256, "context": 128, "tokenizer": ch.Tokenizer.bytes()}
-
-
-class Site:
-    def __init__(self, **models):
-        self.app = build(Shelf.of(models), Limits(), page=True)
-
-    def ask(self, method, url, body=None):
-        return asyncio.run(ask(self.app, method, url, body))
-
-    def json(self, method, url, body=None):
-        status, _, content = self.ask(method, url, body)
-        assert status == 200, content
-        return json.loads(content)
-
-    def npy(self, url):
-        status, headers, content = self.ask("GET", url)
-        assert status == 200, content
-        return np.load(io.BytesIO(content)), headers
-
-    def run(self, text="hello", **more):
-        return self.json("POST", "/api/runs", {"text": text, **more})
 
 
 @pytest.fixture(scope="module")
@@ -208,8 +182,8 @@ def test_what_is_kept_is_bounded_by_bytes():
 def test_a_long_text_keeps_streams_only(site):
     run = site.app.state.desk.runs.get(site.run("a" * 64)["id"])
     m = run.trace.config
-    stream = 4 * 64 * m.width
-    assert run.trace.nbytes <= stream * (m.layers + 2) + 4 * m.vocabulary
+    stream, ids = 4 * 64 * m.width, 8 * 64
+    assert run.trace.nbytes <= stream * (m.layers + 2) + 4 * m.vocabulary + ids
 
 
 def test_models_tell_what_they_are(site, model):

@@ -14,6 +14,7 @@ import clearhead as ch
 from clearhead.serve.limits import Limits
 from clearhead.serve.pages import media, shapes
 from clearhead.serve.pages.desk import Desk
+from clearhead.serve.pages.runs import RunRequest
 from clearhead.serve.shelf import Shelf
 
 WORDS = ch.Tokenizer.bytes(("<|end|>", "<|mask|>"))
@@ -169,6 +170,15 @@ def test_what_another_text_had_can_be_swapped_in(client, models):
     chances = models["encoder"].logits(other)[4, : len(WORDS)].softmax(-1).topk(3)
     assert [word["id"] for word in shown["gaps"][0]["words"]] == chances.indices.tolist()
     assert "against" in refused(client, "fill", model="encoder", text=one, hide=[4], edits=swap)
+
+
+def test_a_run_reads_a_gap_as_filling_does(client, models):
+    for text in ("The [MASK] sat", "The <|mask|> sat"):
+        given = RunRequest(text=text).given(models["encoder"])
+        assert given["x"].count(MASK) == 1
+        assert given["x"] == asked(client, "fill", model="encoder", text=text)["ids"]
+    assert RunRequest(text="The cat").given(models["encoder"])["x"] == "The cat"
+    assert RunRequest(text="The [MASK] sat").given(models["translator"])["x"] == "The [MASK] sat"
 
 
 def test_an_edit_changes_what_fills_a_gap(client):

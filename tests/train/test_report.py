@@ -14,6 +14,7 @@ from samples import NARROW, QUICK, labelled, sentences
 
 import clearhead as ch
 from clearhead.cli.display import Display
+from clearhead.recipes import MEASURED_ON
 from clearhead.train import report
 from clearhead.train.begin import begin, read_config
 from clearhead.train.curve import MOST, figure, png, thin
@@ -344,3 +345,25 @@ def test_a_number_is_off_by_the_root_of_its_loss(tmp_path, capsys):
     page = (tmp_path / "run" / "report.html").read_text()
     assert "typical error" in page
     assert f"<b>{min(roots, key=float)}</b>" in page
+
+
+def told_of(preset, **changes):
+    config = ch.presets[preset].change(**changes)
+    return report._expected(config, preset)
+
+
+def test_a_recipes_range_holds_for_the_recipe_only_and_says_what_it_was_measured_on():
+    cpu, own = ch.presets["shakespeare-char-cpu"].train.expected, (1.0, 2.0, 3.0)
+    same = {"data__train": ["mine.txt"], "train__seed": 3, "train__check": 100, "vocabulary": 80}
+    assert told_of("shakespeare-char-cpu", **same) == (cpu, "tinyshakespeare")
+    for other in ({"width": 64}, {"train__rows": 8}, {"train__steps": 350}, {"data__tokenizer": "bpe"}):
+        assert told_of("shakespeare-char-cpu", **other)[0] == ()
+    assert told_of("shakespeare-char-cpu", width=64, train__expected=own) == (own, "")
+    assert all(preset in MEASURED_ON for preset, config in ch.presets.items() if config.train.expected)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.4, 1.6), (1.2, 1.4), (1.7, 2.0)])
+def test_what_was_measured_on_other_data_is_no_reproach(low, high):
+    (_, found) = diagnose(log(learned), (500, 2.0, 4.0, STEPS, low, high), "tinyshakespeare")
+    assert "on tinyshakespeare" in found.sentence
+    assert not found.bad

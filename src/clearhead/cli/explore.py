@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def explore(
     models: list[str] = typer.Argument(
-        None, help="Models as in other commands; what `clearhead demo` made.", show_default=False
+        None, help="Models as in other commands, or NAME=MODEL; else what `clearhead demo` made.", show_default=False
     ),
     text: str = typer.Option(
         "", help="What the page reads at first; else a sentence of the lectures.", show_default=False
@@ -40,6 +40,8 @@ def explore(
     from clearhead.serve.server import listening, run
     from clearhead.serve.shelf import Shelf, half_of, named
 
+    if save is not None:
+        _check_save(save)
     shelf = Shelf(named(models or _usual()), half_of(device), device, dtype)
     app = build(shelf, Limits(), page=True)
     if save is not None:
@@ -83,14 +85,20 @@ def _state(text: str, source: str) -> str:
     return f"#{urlencode(given)}" if given else ""
 
 
+def _check_save(path: Path) -> None:
+    from clearhead.lens.view import check_folder
+
+    if path.suffix not in (".html", ".htm"):
+        raise ClearheadError(f"{path} must end in .html.")
+    check_folder(path)
+
+
 def _save(app: "FastAPI", path: Path, text: str, source: str) -> None:
     import asyncio
 
     from clearhead.files import overwrite
     from clearhead.serve.pages.snapshot import page
 
-    if path.suffix not in (".html", ".htm"):
-        raise ClearheadError(f"{path} must end in .html.")
     written = asyncio.run(page(app, text, source)).encode()
     overwrite(path, written)
     typer.echo(f"saved {path} ({len(written) / 1e6:.1f} MB)")

@@ -13,10 +13,15 @@ if TYPE_CHECKING:
 
     Some = dict[str, Any]
 
-WHAT = (
-    "tokens, positions, attention, cross, encoder, scores, contribution, written, rollout, atlas, "
-    "residual, lens, logits, attribution, heads"
-)
+HEADS, ANSWERS = ("layer", "head", "source"), ("source", "token", "against")
+TAKES: dict[str, tuple[str, ...]] = {  # what can be seen, and which options have a part in it
+    "tokens": (),
+    "positions": (),
+    **dict.fromkeys(("attention", "cross", "encoder", "scores", "contribution"), HEADS),
+    **dict.fromkeys(("written", "rollout", "atlas", "residual", "lens", "logits"), ("source",)),
+    **dict.fromkeys(("attribution", "heads"), ANSWERS),
+}
+WHAT = ", ".join(TAKES)
 
 
 def see(
@@ -39,21 +44,49 @@ def see(
 
     if out is not None:
         check_out(out)
-    where, given = {"layer": layer, "head": head}, {"source": source} if source else {}
-    view = _view(api.load(model), text, what, out is None, where, {"token": token, "against": against}, given)
-    give(view, out)
+    where, asked = {"layer": layer, "head": head}, {"token": token, "against": against}
+    given = {"source": source} if source is not None else {}
+    _check(what, [name for name, value in (where | asked | given).items() if value is not None])
+    loaded = api.load(model)
+    _check_source(loaded, what, source)
+    give(_view(loaded, text, what, out is None, where, asked, given), out)
+
+
+def _check(what: str, options: list[str]) -> None:
+    """Refuses what cannot be seen, and options that would change nothing."""
+    from clearhead.errors import ClearheadError, nearest
+
+    if what not in TAKES:
+        raise ClearheadError(f"there is no {what!r} to see; {nearest(what, TAKES)}")
+    for name in options:
+        if name not in TAKES[what]:
+            takes = ", ".join(f"--{taken}" for taken in TAKES[what]) or "none of them"
+            raise ClearheadError(f"--{name} has no part in --what {what}, which takes {takes}.")
+
+
+def _check_source(model: "Model", what: str, source: str | None) -> None:
+    """Refuses, in words of the shell, models that read more than a text, and those that read something else."""
+    from clearhead import config as c
+    from clearhead.errors import ClearheadError
+
+    m = model.config.model
+    reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
+    if "source" not in TAKES[what]:
+        return
+    if not isinstance(reads, c.Tokens):
+        raise ClearheadError(
+            f"this model reads {reads.kind}, and here only texts are seen; clearhead.lens sees others."
+        )
+    if isinstance(m.shape, c.EncoderDecoder) and source is None:
+        raise ClearheadError("this model also reads a source, from which the text is made; give it with --source.")
 
 
 def _view(model: "Model", text: str, what: str, here: bool, where: "Some", asked: "Some", given: "Some") -> "View":
     """`here` is a screen, which holds less than a file; the rest are arguments of those views that take them."""
     from clearhead import lens
-    from clearhead.errors import ClearheadError, nearest
     from clearhead.lens.positions import positions
 
-    known = WHAT.split(", ")
-    if what not in known:
-        raise ClearheadError(f"there is no {what!r} to see; {nearest(what, known)}")
-    if here and what in ("attention", "cross", "encoder", "scores", "contribution"):  # one picture fits a screen
+    if here and TAKES[what] == HEADS:  # one picture fits a screen
         where = {name: place or 0 for name, place in where.items()}
     match what:
         case "tokens":

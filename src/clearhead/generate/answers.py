@@ -1,7 +1,6 @@
 """What models answer without writing on: a word for a gap, a class, a number, a vector, how likely a text is."""
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,9 +12,9 @@ from clearhead.batch import Batch
 from clearhead.errors import ClearheadError
 from clearhead.model.heads import pool_mean
 from clearhead.model.transformer import Transformer
+from clearhead.tokens.gaps import GAP, with_gaps
 from clearhead.tokens.text import Tokenizer
 
-GAP = "[MASK]"  # what people type, whatever the tokenizer calls it
 LOGITS = 2**24  # that are made at once, where one for each word and place would be too many
 
 
@@ -78,17 +77,11 @@ def fill(net: Transformer, tokenizer: Tokenizer | None, config: c.Config, text: 
 
 
 def gapped(tokenizer: Tokenizer, use: c.Use, text: str) -> list[int]:
-    """The ids of a text with gaps, with what stands around it. A word brings its own space, so a gap does too."""
-    mask = use.mask[0]
-    names = [GAP, *(name for name, token in tokenizer.special.items() if token == mask)]
-    space = " ?" if tokenizer.spaces_first else ""
-    parts = re.split("|".join(space + re.escape(name) for name in names), text)
-    if len(parts) == 1:
+    """The ids of a text with gaps, with what stands around it."""
+    ids = with_gaps(tokenizer, use.mask[0], text)
+    if use.mask[0] not in ids:
         raise ClearheadError(f"the text has no gap; write {GAP} where a word is missing.")
-    ids = [*use.begin, *tokenizer.encode(parts[0])]
-    for part in parts[1:]:
-        ids += [mask, *tokenizer.encode(part)]
-    return [*ids, *use.end]
+    return [*use.begin, *ids, *use.end]
 
 
 def check_embeds(m: c.ModelConfig) -> None:

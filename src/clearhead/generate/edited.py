@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clearhead.model.transformer import Transformer
-from clearhead.tap import SILENT, Edit, Tap
+from clearhead.tap import SILENT, Edit, Tap, eager
 
 
 class Edited(Transformer):
@@ -22,7 +21,7 @@ class Edited(Transformer):
         self.__dict__.update(net.__dict__, _compiled_call_impl=None, edits=edits)
 
     def forward(self, tokens: Tensor, *, tap: Tap = SILENT, **given: Any) -> Tensor:
-        with torch.compiler.set_stance("force_eager"):
+        with eager():
             return super().forward(tokens, tap=tap.edited(self.edits), **given)
 
     def encode(self, source: Tensor, segments: Tensor | None = None, tap: Tap = SILENT) -> Tensor:

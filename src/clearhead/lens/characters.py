@@ -27,6 +27,13 @@ Cell = tuple[str, float]  # what stands there, and the value that gives it its c
 Block = list[Text]  # lines, all as wide
 
 
+class Picture(Text):
+    """Text that a prompt shows as it is."""
+
+    def __repr__(self) -> str:
+        return self.plain
+
+
 def picture(view: "View") -> Text:
     """As text of rich's: print() shows it plain, a console of rich's in colours."""
     room = shutil.get_terminal_size((SCREEN, 24)).columns
@@ -34,7 +41,11 @@ def picture(view: "View") -> Text:
     lines = _bars(view) if one_row else _maps(view, room)
     for line in lines:
         line.rstrip()
-    return Text("\n").join((Text(view.title), *lines, *([Text(view.note, "dim")] if view.note else ()), Text()))
+    shown = Picture()
+    shown.append_text(
+        Text("\n").join((Text(view.title), *lines, *([Text(view.note, "dim")] if view.note else ()), Text()))
+    )
+    return shown
 
 
 def _bars(view: "View") -> Block:
@@ -113,7 +124,7 @@ def _numbers(view: "View", values: Tensor, room: int) -> Block:
     label = min(free, max(map(cell_len, across.labels), default=0))  # as much of it as there is room for
     wide = max(longest, label) + 2
     rows = [
-        [(f"{number}{SHADES[_fifths(value, view)]}", value) for number, value in zip(row, numbers, strict=True)]
+        [(f"{number}{_square(value, view)[0]}", value) for number, value in zip(row, numbers, strict=True)]
         for row, numbers in zip(told, values.tolist(), strict=True)
     ]
     headings = [f"{set_cell_size(label, wide - 2).rstrip()} " for label in across.labels]

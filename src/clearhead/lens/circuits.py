@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 BLOCK = 1 << 25  # entries of the whole matrix that are looked at together
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
     """left · rightᵀ, token × token: rows are what stands there (OV) or asks (QK), columns what is said or looked at."""
 
@@ -37,6 +37,9 @@ class Circuit:
     where: str
     left: Tensor  # vocabulary d
     right: Tensor
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} of {self.where}: {self._measure}, {len(self.left):,} × {len(self.right):,} tokens>"
 
     def row(self, token: str | int, top: int = 10) -> View:
         """OV: the logits that a look at this token adds most to. QK: the tokens that this one looks at most."""

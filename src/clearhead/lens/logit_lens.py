@@ -6,6 +6,7 @@ before the first block, the last row is the model's own answer.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,18 +15,21 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.lens.given import known_names
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import Axis, Row, View
 from clearhead.model.transformer import Transformer
 from clearhead.tokens.text import Tokenizer
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.text import Text
+
     from clearhead.api import Model
 
 STREAMS = ("blocks.0.pre", "blocks.*.post")  # what must be watched for it
 TOP = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Lens:
     """The likeliest answers: layer × position × rank. A head that answers once for a whole text has one position."""
 
@@ -55,11 +59,28 @@ class Lens:
         title = f"likeliest answers after {self.tokens[position]!r}" if self.tokens[position] else "likeliest answers"
         return View(torch.tensor([share for _, share in best]), (axis,), title, "probability", most=1.0)
 
+    # What every view answers, this one's answers with its picture of all layers.
+
+    def table(self) -> list[Row]:
+        return self.view().table()
+
+    def figure(self, dark: bool = False) -> "Figure":
+        return self.view().figure(dark)
+
+    def terminal(self) -> "Text":
+        return self.view().terminal()
+
+    def save(self, path: str | Path, dark: bool = False) -> None:
+        self.view().save(path, dark)
+
     def _repr_html_(self) -> str:
         return self.view()._repr_html_()
 
+    def __repr__(self) -> str:
+        return repr(self.view())
+
     def __str__(self) -> str:
-        return str(self.view().terminal())
+        return str(self.terminal())
 
 
 @known_names

@@ -13,7 +13,7 @@ from clearhead.errors import ClearheadError
 from clearhead.lens.given import known_names
 from clearhead.lens.view import Axis, View
 from clearhead.model import positions as schemes
-from clearhead.tap import Watch
+from clearhead.tap import Watch, eager
 
 if TYPE_CHECKING:
     from clearhead.inside import Inside
@@ -27,19 +27,19 @@ def positions(model: "Inside", count: int = SHOWN, dimensions: int | None = None
     """position × dimension of a scheme that is added or turns, beside binary counting.
 
     Of rotary positions the cosine of each pair's angle. The second map has in each column the bit of the position's
-    number that flips at the pace nearest to that dimension's wave, blue for a one, orange for a zero. With
+    number that flips at the pace nearest to that dimension's wave, full for a one, empty for a zero. With
     `dimensions`, only so many of them, evenly spread.
     """
     scheme, values, rates = _waves(model, count)
     bits = (math.pi / rates).log2().round().clamp(min=0).long()  # a bit stays for 2^bit positions, half a wave π / rate
-    counting = ((torch.arange(count)[:, None] >> bits) % 2 * 2 - 1) * values.abs().max()  # as strong as the scheme
+    counting = ((torch.arange(count)[:, None] >> bits) % 2) * values.abs().max()  # as strong as the scheme
     shown = _spread(len(bits), dimensions)
     axes = (
         Axis.of("scheme", [scheme, "binary counting"]),
         Axis.of("position", count),
         Axis.of("dimension", list(map(str, shown))),
     )
-    note = "a bit of the position's number is + or −, in the column whose wave is nearest to its pace"
+    note = "a bit of the position's number is full or empty, in the column whose wave is nearest to its pace"
     both = torch.stack((values, counting))[..., shown]
     return View(both, axes, f"{scheme} positions", "value", signed=True, note=note)
 
@@ -130,7 +130,7 @@ def shifted(model: "Inside", x: Any, by: int = 1) -> Shifted:
     for start in (0, by):
         watch = Watch([*streams, *looks])
         at = torch.arange(start, start + tokens, device=batch.ids.device)[None]
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with torch.no_grad(), eager():
             model.net(batch.ids, at=at, tap=watch)
         runs.append(watch.values)
     old, new = ([run[name][0].float().cpu() for name in streams] for run in runs)

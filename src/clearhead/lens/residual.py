@@ -40,7 +40,7 @@ def _parts(m: c.ModelConfig, layers: int, encoder: bool) -> dict[str, tuple[str,
     """Every part: where what it adds is seen, and where the stream after it."""
     parts = {"embedding": ("embed.tokens", "embed")}
     if "embed.positions" in names(m):
-        parts["positions"] = ("embed.positions", "embed")
+        parts = {"embedding": ("embed.tokens", "embed.tokens"), "positions": ("embed.positions", "embed")}
     cross = isinstance(m.shape, c.EncoderDecoder) and not encoder
     for i in range(layers):
         block = f"blocks.{i}"

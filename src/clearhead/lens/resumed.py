@@ -17,7 +17,7 @@ from clearhead.model.block import Block, Scene
 from clearhead.model.caches import FRESH
 from clearhead.model.masks import EVERYTHING
 from clearhead.model.transformer import Transformer
-from clearhead.tap import Edit, Watch
+from clearhead.tap import Edit, Watch, eager
 
 Edited = tuple[str, Edit]  # the name of a value, and what becomes of it
 
@@ -31,7 +31,7 @@ class Resumed:
         self.net, self.batch, self.layers = net, batch, net.config.layers
         last = f"blocks.{self.layers - 1}.post"
         watch = Watch(["blocks.*.pre", last])
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with torch.no_grad(), eager():
             self.encoded = None if batch.source is None else net.encode(batch.source)
             self.logits = net.predict(net(batch.ids, kinds=batch.kinds, encoded=self.encoded, tap=watch))[0].float()
         self.streams = [*(watch.values[f"blocks.{i}.pre"] for i in range(self.layers)), watch.values[last]]
@@ -54,7 +54,7 @@ class Resumed:
     def run(self, start: int, rows: Sequence[Edited], at: int) -> Tensor:
         """The logits at a token (or of the whole text) after each change: row × outputs."""
         tap, count = Watch(edits=by_row(rows)), len(rows)
-        with torch.compiler.set_stance("force_eager"):
+        with eager():
             if start < 0:
                 ids, kinds, source = (
                     _repeated(x, count) for x in (self.batch.ids, self.batch.kinds, self.batch.source)

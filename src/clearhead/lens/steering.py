@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from clearhead.inside import Inside
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Steering:
     """A vector that goes onto the value `name` at every token: `model.logits(x, edits=steering.edits(2.0))`."""
 
     name: str
     vector: Tensor
+
+    def __repr__(self) -> str:
+        return f"<steering of {self.name}: {len(self.vector)} numbers, length {float(self.vector.norm()):.3g}>"
 
     def edits(self, strength: float = 1.0) -> "dict[str, Push]":
         """For edits= of logits, watch, hidden and generate."""

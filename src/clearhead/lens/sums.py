@@ -3,6 +3,7 @@
 from clearhead.errors import ClearheadError
 
 SIGNS = {"+": 1, "-": -1, "−": -1}
+OTHERS = ("*", "×", "·", "/", "÷", "^", "=")  # signs of sums that are none
 Terms = list[tuple[int, str]]  # a sign and a word each
 
 
@@ -11,6 +12,8 @@ def terms(written: str) -> Terms:
     found: Terms = []
     sign, name = 1, list[str]()
     for number, part in enumerate(written.split()):
+        if name and part in OTHERS:
+            raise ClearheadError(f"{written!r} has {part!r} after a word; words are added (+) and taken away (-) only.")
         if part not in SIGNS:
             name.append(part)
             continue

@@ -172,5 +172,10 @@ def check_out(path: Path) -> None:
     """Refuses, before any work is done, what a view cannot be saved as, or where."""
     if path.suffix not in ENDINGS:
         raise ClearheadError(f"{path} must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}.")
+    check_folder(path)
+
+
+def check_folder(path: Path) -> None:
+    """Refuses to save a file where there is no folder for it."""
     if not path.parent.is_dir():
         raise ClearheadError(f"there is no folder {path.parent} to save {path.name} in; make it first.")

@@ -164,7 +164,6 @@ def slopes(heads: int, device: torch.device) -> Float[Tensor, " head"]:
     return 2.0 ** (-8 * torch.cat((first, between)) / whole)
 
 
-
 class Shaw(Positions):
     """q·(k + a) for a learned key a of the clipped distance, in each layer (L2.4, Shaw et al.)."""
 

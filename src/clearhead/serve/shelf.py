@@ -188,16 +188,19 @@ def named(words: Iterable[str]) -> dict[str, str]:
 
     Of several folders that are all called model, or best, as in runs, it is the name of the folder above.
     """
-    words, found = list(words), dict[str, str]()
-    often = Counter(_spelled(word).name for word in words)
+    given: list[tuple[str, str, bool]] = []  # and whether it was called so
     for word in words:
         name, equals, path = word.partition("=")
-        if not equals or Path(word).exists():
-            here, path = _spelled(word), word
-            above = often[here.name] > 1 and here.name in ("model", "best")
-            name = (here.parent if above else here).name.removesuffix(".gguf")
+        called = bool(equals) and not Path(word).exists()
+        if not called:
+            name, path = _spelled(word).name.removesuffix(".gguf"), word
         if not name or not path:
             raise ClearheadError(f"{word!r} names no model; write a path, or NAME=PATH.")
+        given.append((name, path, called))
+    often, found = Counter(name for name, *_ in given), dict[str, str]()
+    for own, path, called in given:
+        above = often[own] > 1 and own in ("model", "best") and not called
+        name = _spelled(path).parent.name if above else own
         if name in found:
             raise ClearheadError(f"two models are called {name!r}; tell them apart with NAME=PATH.")
         found[name] = path

@@ -30,8 +30,8 @@ def points(lines: Sequence[Line], key: str) -> Points:
     return [(line["step"], line[key]) for line in lines if line.get(key) is not None and math.isfinite(line[key])]
 
 
-def diagnose(lines: Sequence[Line], expected: Sequence[float] = ()) -> list[Finding]:
-    """What a run's log shows, the most urgent first.
+def diagnose(lines: Sequence[Line], expected: Sequence[float] = (), on: str = "") -> list[Finding]:
+    """What a run's log shows, the most urgent first. `on` is the data that `expected` was measured on, if others.
 
     The rule. A *wobble* is the standard deviation of the noise, taken from how far values lie off a curve through their
     neighbours (the median, so that neither the course nor a single spike counts). From twelve validations on, means of
@@ -48,7 +48,7 @@ def diagnose(lines: Sequence[Line], expected: Sequence[float] = ()) -> list[Find
     report of the training loss that stands twelve wobbles and such a tenth above the median of the nine around it.
     """
     train, valid = points(lines, "loss"), points(lines, "valid")
-    return [_diverging(train) or _course(train, valid), *_spikes(train), *_against(valid, expected)]
+    return [_diverging(train) or _course(train, valid), *_spikes(train), *_against(valid, expected, on)]
 
 
 def wobble(values: Sequence[float]) -> float:
@@ -160,17 +160,21 @@ def band(expected: Sequence[float], step: int) -> tuple[float, float] | None:
     return None
 
 
-def _against(valid: Points, expected: Sequence[float]) -> list[Finding]:
-    """Where the last validation for which a range is known lies."""
+def _against(valid: Points, expected: Sequence[float], on: str) -> list[Finding]:
+    """Where the last validation for which a range is known lies; other data than it was measured on are no mistake."""
     for step, value in reversed(valid):
         if (found := band(expected, step)) is not None:
             low, high = found
             here = f"the validation loss of {value:.4g} at step {step:,}"
+            should = f"compares with {low:.4g} to {high:.4g} on {on}" if on else f"should be {low:.4g} to {high:.4g}"
+            same = "if that is your data too, " if on else ""
             if value > high:
-                look = "the data or a changed option may be why"
-                return [Finding("above what is expected", f"{here} should be at most {high:.4g}; {look}.", bad=True)]
+                look = f"{same}something else differs" if on else "the data or a changed option may be why"
+                return [Finding("above what is expected", f"{here} {should}; {look}.", bad=not on)]
             if value < low:
-                return [Finding("better than expected", f"{here} should be {low:.4g} to {high:.4g}; check that "
-                                "what is held out is not in the training data.")]  # fmt: skip
-            return [Finding("as expected", f"{here} is between {low:.4g} and {high:.4g}.")]
+                look = f"{same}check that what is held out is not in the training data"
+                return [Finding("better than expected", f"{here} {should}; {look}.")]
+            return [
+                Finding("as expected", f"{here} is between {low:.4g} and {high:.4g}{f', as on {on}' if on else ''}.")
+            ]
     return []

@@ -19,8 +19,9 @@ from clearhead.errors import ClearheadError
 from clearhead.files import json_lines, overwrite
 from clearhead.lens.film import FOLDER
 from clearhead.presets import presets
+from clearhead.recipes import MEASURED_ON
 from clearhead.train import curve
-from clearhead.train.checkpoint import BEST, Checkpoints
+from clearhead.train.checkpoint import BEST, FREE, Checkpoints
 from clearhead.train.diagnosis import Finding, Line, diagnose, points
 from clearhead.train.pace import Speed, duration
 from clearhead.train.run import Run
@@ -35,6 +36,10 @@ ENDS = {
     "patience": "stopped, because it no longer got better",
     "running": "not at its end",
 }
+
+# Options of which a recipe's range is independent; with other steps the schedule is another.
+SAME_LOSS = {"data.train", "data.valid", "data.field", "data.sides", "train.seed"}
+SAME_LOSS |= {f"train.{name}" for name in FREE if name != "steps"}
 
 
 def facts_of(run: Run, preset: str, speed: Speed) -> Facts:
@@ -64,8 +69,9 @@ def write(out: Path, facts: Facts | None = None) -> list[Finding]:
     lines = json_lines(out / LOG)
     if not lines:
         raise ClearheadError(f"{out / LOG} holds no report yet, so there is nothing to draw.")
-    expected = facts["config"]["train"]["expected"]
-    findings = diagnose(lines, expected)
+    config = c.Config.of(facts["config"])
+    expected, on = _expected(config, facts["preset"])
+    findings = diagnose(lines, expected, on)
     overwrite(out / FACTS, (json.dumps(facts, indent=1) + "\n").encode())
     overwrite(out / PICTURE, curve.png(curve.figure(lines, expected)))
     overwrite(out / PAGE, page(out, facts, lines, findings).encode())
@@ -76,7 +82,7 @@ def page(out: Path, facts: Facts, lines: list[Line], findings: list[Finding]) ->
     from jinja2 import Environment, StrictUndefined
 
     config = c.Config.of(facts["config"])
-    expected = config.train.expected
+    expected, _ = _expected(config, facts["preset"])
     template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     # The two drawings are ours; all else is escaped.
     return (
@@ -148,6 +154,18 @@ def _changed(config: c.Config, preset: str) -> list[tuple[str, str, str]]:
     found = apart(before.tree(), config.tree(), "")
     own = [(name, now, was) for name, was, now in found if name != "model.vocabulary" and not name.startswith("use.")]
     return [(name, _plain(now), _plain(was)) for name, now, was in own]
+
+
+def _expected(config: c.Config, preset: str) -> tuple[tuple[float, ...], str]:
+    """The range to hold a run against, and the data it was measured on, unless the user gave a range.
+
+    A recipe's range is none where an option that changes the loss is not the recipe's.
+    """
+    expected = config.train.expected
+    if preset not in presets or expected != presets[preset].train.expected:
+        return expected, ""
+    own = {name for name, _, _ in _changed(config, preset)} - SAME_LOSS
+    return (() if own else expected), MEASURED_ON.get(preset, "")
 
 
 def _plain(value: object) -> str:

@@ -13,6 +13,8 @@ const kept = new Map(); // "METHOD url body" -> { answer: Promise, content, type
 const bodies = new Map(); // id of a run -> the request that makes it again
 const stored = document.getElementById("snapshot");
 export const snapshot = stored ? JSON.parse(stored.textContent) : null;
+/** What a saved page says of controls that it cannot serve. */
+export const ONLY = "This is a saved page; clearhead explore opens the live model.";
 let waiting = 0;
 let settled = () => {};
 

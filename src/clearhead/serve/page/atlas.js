@@ -11,6 +11,7 @@ export class Atlas extends Element {
     atlas: null, // { shape: [layer, head, query, key], data: bytes }
     scores: null, // a view: score × layer × head
     sort: "", layer: 0, head: 0,
+    off: [], // heads that are switched off, counted through all layers
     stretch: false, // each head's largest weight has the full colour
   };
 
@@ -70,6 +71,7 @@ export class Atlas extends Element {
       context.lineWidth = chosen ? 2.5 : 1;
       context.strokeStyle = chosen ? colours.ink : colours.line;
       context.strokeRect(x + 0.5, y + 0.5, wide - 1, tall - 1);
+      if (this.off.includes(place)) crossed(context, x, y, wide, tall);
       context.fillStyle = colours.quiet;
       context.textAlign = "left";
       if (score) context.fillText(`${Math.floor(place / heads)}.${place % heads}  ${told(score[place], 2)}`, x, y + tall + 8);
@@ -110,7 +112,7 @@ export class Atlas extends Element {
     const heads = this.atlas.shape[1], size = this.atlas.shape[0] * heads;
     const scores = this.scores ? this.scores.axes[0].labels.map((name, i) => [name, this.scores.values[i * size + place]]) : [];
     const told_ = scores.filter(([, value]) => !Number.isNaN(value)).map(([name, value]) => `${name} ${told(value, 2)}`);
-    return [`layer ${Math.floor(place / heads)}, head ${place % heads}`, ...told_].join(" · ");
+    return [`layer ${Math.floor(place / heads)}, head ${place % heads}${this.off.includes(place) ? ", off" : ""}`, ...told_].join(" · ");
   }
 
   #pick(place) {
@@ -131,3 +133,13 @@ export class Atlas extends Element {
   }
 }
 define("ch-atlas", Atlas);
+
+/** Switched off. */
+function crossed(context, x, y, wide, tall) {
+  context.strokeStyle = "#d9691c";
+  context.lineWidth = 2;
+  context.beginPath();
+  context.moveTo(x, y), context.lineTo(x + wide, y + tall);
+  context.moveTo(x, y + tall), context.lineTo(x + wide, y);
+  context.stroke();
+}

@@ -2,7 +2,7 @@
 
 import { html, nothing } from "lit-html";
 import { told } from "ch/colours";
-import { define, Element } from "ch/element";
+import { define, Element, framed } from "ch/element";
 import { csvOf, npyOf } from "ch/export";
 
 export class Bars extends Element {
@@ -22,13 +22,18 @@ export class Bars extends Element {
     if (this.label) this.setAttribute("aria-label", this.label);
     this.fill(html`${values.map((value, i) => html`
       <button type="button" class="bar ${value < 0 ? "less" : ""}" data-i=${i} aria-pressed=${this.selected === i}
-        @click=${(event) => this.tell("pick", { index: i, value, more: event.shiftKey })}
-        @pointerenter=${() => this.tell("hover", { index: i, value })} @pointerleave=${() => this.tell("hover", null)}>
+        @click=${(event) => { this.#show(i, "lock"); this.tell("pick", { index: i, value, more: event.shiftKey }); }}
+        @pointerenter=${() => { this.#show(i); this.tell("hover", { index: i, value }); }} @pointerleave=${() => { this.#show(-1); this.tell("hover", null); }}>
         <span class="name">${this.labels[i]}</span>
         <span class="track" .style=${`--share:${share(value)}`}><span class="fill"></span>
-          ${this.before ? html`<span class="before" .style=${`--share:${share(this.before[i])}`} title=${`without edits ${told(this.before[i])}`}></span>` : nothing}</span>
+          ${this.before && !Number.isNaN(this.before[i]) ? html`<span class="before" .style=${`--share:${share(this.before[i])}`} title=${`without edits ${told(this.before[i])}`}></span>` : nothing}</span>
         <span class="number">${told(value)}</span>${this.notes ? html`<span class="note">${this.notes[i]}</span>` : nothing}
       </button>`)}`);
+  }
+
+  /** In the inspector: this bar, or none. */
+  #show(i, how = "hover") {
+    this.tell("inspect", i < 0 ? null : { ...framed(this), where: [this.labels[i]], measure: this.measure, value: this.values[i], how }, true);
   }
 
   csv() {

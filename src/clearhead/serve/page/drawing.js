@@ -20,7 +20,7 @@ export const logprob = (ranks, id) => ranks.logits[id] - ranks.all;
 
 /**
  * { shares, kept, mass, entropy }: the chance of each rank at this temperature before anything is cut off, how many
- * ranks are left after top-k and top-p, the chance they have together, and the bits of doubt before the cut.
+ * ranks are left after top-k and top-p, the chance they have together, and the bits of doubt among them.
  */
 export function distribution({ logits, order }, { temp, topk, topp }) {
   const count = order.length;
@@ -33,11 +33,7 @@ export function distribution({ logits, order }, { temp, topk, topp }) {
   const most = logits[order[0]];
   let sum = 0;
   for (let rank = 0; rank < count; rank++) sum += shares[rank] = Math.exp((logits[order[rank]] - most) / temp);
-  let entropy = 0;
-  for (let rank = 0; rank < count; rank++) {
-    const share = (shares[rank] /= sum);
-    if (share > 0) entropy -= share * Math.log2(share);
-  }
+  for (let rank = 0; rank < count; rank++) shares[rank] /= sum;
   let kept = count;
   if (topk > 0 && topk < count) {
     kept = topk;
@@ -51,6 +47,11 @@ export function distribution({ logits, order }, { temp, topk, topp }) {
     while (inside < kept && before < goal) before += shares[inside++];
     while (inside < kept && shares[inside] === shares[inside - 1]) before += shares[inside++];
     [kept, mass] = [inside, before];
+  }
+  let entropy = 0;
+  for (let rank = 0; rank < kept; rank++) {
+    const share = shares[rank] / mass;
+    if (share > 0) entropy -= share * Math.log2(share);
   }
   return { shares, kept, mass, entropy };
 }

@@ -1,6 +1,7 @@
 // <ch-edit>: switch a part of the model off, scale it, or swap in what it was in another text; and edits as words.
 
 import { html, nothing } from "lit-html";
+import { ONLY, snapshot } from "ch/api";
 import { define, Element } from "ch/element";
 import { on, set, state } from "ch/state";
 
@@ -42,7 +43,7 @@ export class EditControl extends Element {
     const place = { name: this.name, head: this.head, token: this.token };
     const now = editOf(place);
     const is = (op, by) => !!now && now.op === op && (by === undefined || now.by === by);
-    const button = (words, hint, op, by) => html`<button type="button" class="quiet" aria-pressed=${is(op, by)} title=${hint}
+    const button = (words, hint, op, by) => html`<button type="button" class="quiet" aria-pressed=${is(op, by)} title=${snapshot ? ONLY : hint} ?disabled=${!!snapshot}
       @click=${() => (is(op, by) ? dropEdit(place) : addEdit({ ...place, op, by }))}>${words}</button>`;
     this.setAttribute("role", "group");
     this.setAttribute("aria-label", `edit ${editWords({ ...place, op: "ablate" }).replace(/ off$/, "")}`);

@@ -65,6 +65,12 @@ function same(a, b) {
   return !!a?.data && a.data === b?.data && String(a.shape) === String(b.shape);
 }
 
+/** What the figure around an element says of its numbers. */
+export function framed(element) {
+  const figure = element.closest("ch-figure");
+  return { title: element.label || figure?.caption || "", note: figure?.note ?? "" };
+}
+
 const seen = new WeakMap();
 const sizes = new ResizeObserver((entries) => {
   for (const { target, contentRect } of entries) {

@@ -5,12 +5,13 @@ import * as api from "ch/api";
 import { dark } from "ch/colours";
 import { dropEdit, editWords } from "ch/edit";
 import { save } from "ch/export";
-import { resource } from "ch/run";
-import { link, set, state } from "ch/state";
+import { asked, card, resource } from "ch/run";
+import { changed, link, set, state } from "ch/state";
 
 const few = (n) => (n >= 1e9 ? `${(n / 1e9).toFixed(1)}B` : n >= 1e6 ? `${(n / 1e6).toFixed(1)}M` : n >= 1e3 ? `${(n / 1e3).toFixed(0)}k` : String(n));
 
-const FRESH = { text: null, source: null, edits: [], cell: "", pins: [], layer: 0, head: 0, query: -1, key: -1 };
+/** What another model begins with. */
+export const FRESH = { text: null, source: null, edits: [], cell: "", pins: [], layer: 0, head: 0, query: -1, key: -1, part: "attention" };
 
 /** The header of the page. */
 export function prompt({ card, text, source }) {
@@ -18,6 +19,7 @@ export function prompt({ card, text, source }) {
   const both = card.kind === "encoder-decoder";
   const facts = [card.kind, `${both ? `${card.encoder_layers} + ` : ""}${card.layers} layers`, `${card.heads} heads`, `width ${card.width}`,
     card.vocabulary ? `${few(card.vocabulary)} tokens` : "", `${few(card.parameters)} parameters`, card.device, card.step === null ? "" : `step ${card.step}`].filter(Boolean);
+  const saved = api.snapshot ? html`<p class="saved" title=${api.ONLY}>saved page of “${card.name}”</p>` : null;
   return html`<header class="top">
     <div class="model"><span class="brand">clearhead</span>
       ${models.length > 1 ? chooser(models, card) : html`<b>${card.name}</b>`}
@@ -26,7 +28,7 @@ export function prompt({ card, text, source }) {
     ${card.text || card.chat ? html`<form class="prompt" @submit=${(event) => read(event)}>
       ${both ? field("source", "What it reads", source ?? "", false) : nothing}
       ${field("text", both ? "What it has written so far; as long as this is empty, what it writes itself" : "What it reads", text ?? "", both)}
-      <button type="submit" class="main">Run</button></form>` : nothing}
+      ${saved ?? html`<button type="submit" class="main">Run</button>`}</form>` : saved ?? nothing}
     </header>`;
 }
 
@@ -57,13 +59,25 @@ export function editControls({ run, edited }) {
 
 function field(name, label, value, own) {
   const rows = Math.min(6, Math.max(1, value.split("\n").length, Math.ceil(value.length / 90)));
-  const enter = (event) => {
+  const key = (event) => {
+    if (event.key === "Escape") drop(event.target, name);
     if (event.key !== "Enter" || event.shiftKey) return;
     event.preventDefault();
     event.target.form.requestSubmit();
+    event.target.blur(); // keys are the page's again
   };
   return html`<label><span class="unseen">${label}</span><textarea name=${name} rows=${rows} spellcheck="false" placeholder=${label}
-    .value=${value} @input=${(event) => type(event.target, name, own)} @keydown=${enter}></textarea></label>`;
+    ?readonly=${api.snapshot} title=${api.snapshot ? api.ONLY : ""} .value=${value} @focus=${({ target }) => (before = [state()[name], target.value])}
+    @input=${(event) => type(event.target, name, own)} @keydown=${key}></textarea></label>`;
+}
+
+let before = [null, ""]; // of the field in which someone types: its state and its text when that began
+/** What was typed is forgotten. */
+function drop(target, name) {
+  clearTimeout(timer);
+  if (api.snapshot || target.value === before[1]) return;
+  target.value = before[1];
+  put({ [name]: before[0] }, true);
 }
 
 let timer = 0;
@@ -86,7 +100,7 @@ function put(patch, replace) {
 
 function tools() {
   return html`<button type="button" class="quiet" title="Copy the link to exactly this" @click=${(event) => share(event.target)}>Link</button>
-    ${api.snapshot ? nothing : html`<button type="button" class="quiet" title="Save this page, with the numbers seen so far, as one file that needs no server" @click=${whole}>Save page</button>`}
+    ${api.snapshot ? nothing : html`<button type="button" class="quiet" title="Save this page with its numbers as one file that needs no server" ?disabled=${saving} @click=${whole}>${saving ? "Saving …" : "Save page"}</button>`}
     <button type="button" class="quiet" title="Light or dark" aria-label="light or dark" @click=${turn}>${dark() ? "☀" : "☾"}</button>
     <button type="button" class="quiet" title="Keys (?)" aria-label="keys" @click=${() => document.getElementById("help").showModal()}>?</button>`;
 }
@@ -115,8 +129,21 @@ async function share(button) {
   setTimeout(() => (button.textContent = "Link"), 1600);
 }
 
+let saving = false;
+/** All that the views need at first, as `clearhead explore --save` has it, and whatever was seen besides. */
 async function whole() {
-  const [page, numbers] = await Promise.all([api.shell(), api.everything()]);
-  const data = JSON.stringify({ ...numbers, hash: location.hash }).replaceAll("<", "\\u003c");
-  save(`${document.title.replace(/[^\w.-]+/g, "-")}.html`, page.replace('"the numbers go here"', () => data), "text/html");
+  const found = card().value, { edits, against, layer, head, query } = state();
+  saving = true;
+  changed();
+  try {
+    const needed = await api.json("POST", `/api/page?layer=${layer}&head=${head}&query=${query}`, asked(found, { edits, against }));
+    const [page, seen] = await Promise.all([api.shell(), api.everything()]);
+    const data = JSON.stringify({ ...needed, ...seen, hash: location.hash }).replaceAll("<", "\\u003c");
+    save(`${document.title.replace(/[^\w.-]+/g, "-")}.html`, page.replace('"the numbers go here"', () => data), "text/html");
+  } catch (error) {
+    alert(error.message);
+  } finally {
+    saving = false;
+    changed();
+  }
 }

@@ -4,10 +4,12 @@ import { html, nothing } from "lit-html";
 import * as api from "ch/api";
 import { told } from "ch/colours";
 import { resource } from "ch/run";
+import { told as said } from "ch/shown";
 import { changed, set, state } from "ch/state";
 
 const PATIENCE = 70; // milliseconds on a cell before its arithmetic is asked for
-let hovered = null; // { run, name, index, value }
+let hovered = null; // { run, name, index, value }; of a number that the model has no name for { title, where, measure, value, note }
+let kept = null; // such a one, where it was clicked: { cell, view }
 let resting = null;
 let timer = 0;
 
@@ -18,7 +20,12 @@ export function inspect(cell, how = "hover") {
     clearTimeout(timer);
     timer = setTimeout(() => { resting = hovered; changed(); }, PATIENCE);
     changed();
+  } else if (cell && !cell.name) {
+    kept = { cell, view: state().view };
+    if (state().cell) set({ cell: "" });
+    changed();
   } else if (cell) {
+    kept = null;
     const place = placeOf(cell);
     if (how === "pin") set({ pins: [...state().pins.filter((pin) => pin !== place), place] });
     else set({ cell: place });
@@ -27,12 +34,13 @@ export function inspect(cell, how = "hover") {
 
 /** Nothing is kept any more. */
 export function clear() {
-  hovered = resting = null;
+  hovered = resting = kept = null;
   set({ cell: "", pins: [] });
   changed();
 }
 
-const placeOf = ({ name, index }) => `${name}@${index.join(",")}`;
+const placeOf = ({ name, index }) => `${name}@${index?.join(",")}`;
+const nameless = () => (kept?.view === state().view ? kept.cell : null);
 
 /** A place as the URL has it: name@1,5,3. */
 export function read(place) {
@@ -47,23 +55,33 @@ export function locked(name) {
 }
 
 /** Whether there is anything to show. */
-export const open = () => !!(hovered || state().cell || state().pins.length);
+export const open = () => !!(hovered || nameless() || state().cell || state().pins.length);
 
 /** The panel at the right. */
 export function panel({ run, edited }) {
-  const shown = hovered ?? read(state().cell);
+  const shown = hovered ?? nameless() ?? read(state().cell);
   const ready = hovered ? resting && placeOf(resting) === placeOf(hovered) : true;
   const id = (cell) => cell.run || run?.id;
-  const kept = state().cell || state().pins.length;
+  const clearable = nameless() || state().cell || state().pins.length;
   const hint = html`<p class="hint">Point at any number to see what it is. Click keeps it, Shift-click collects, Esc clears.</p>`;
-  return html`<header><h2>Inspector</h2>${kept ? html`<button type="button" class="quiet" @click=${clear}>Clear (Esc)</button>` : nothing}</header>
-    ${shown && run ? about(shown, run, id(shown), ready, "inspected") : hint}
-    ${shown && edited && !hovered ? changedTo(shown, edited) : nothing}
+  return html`<header><h2>Inspector</h2>${clearable ? html`<button type="button" class="quiet" @click=${clear}>Clear (Esc)</button>` : nothing}</header>
+    ${shown && !shown.name ? plain(shown) : shown && run ? about(shown, run, id(shown), ready, "inspected") : hint}
+    ${shown?.name && edited && !hovered ? changedTo(shown, edited) : nothing}
     ${state().pins.map(read).filter(Boolean).map((cell) => html`<hr>${about(cell, run, id(cell), true, `pin ${placeOf(cell)}`)}`)}`;
 }
 
+/** A number that is made of values of the model, but is none of them: what it says itself. */
+function plain({ title, where, measure, value, note }) {
+  return html`<section class="cell"><p class="path">${title}</p>
+    <p class="value" data-value=${value}>${typeof value === "number" ? exact(value) : value}</p>
+    <dl>${measure ? html`<dt>measure</dt><dd>${measure}</dd>` : nothing}${where.length ? html`<dt>where</dt><dd>${lines(where)}</dd>` : nothing}
+      ${note ? html`<dt>what it is</dt><dd>${note}</dd>` : nothing}</dl></section>`;
+}
+
+const lines = (labels) => labels.map((label, i) => html`${i ? html`<br>` : nothing}${label}`);
+
 function about(cell, run, id, ready, slot) {
-  const what = run?.names[cell.name];
+  const what = run && Object.hasOwn(run.names, cell.name) ? run.names[cell.name] : null;
   if (!what) return html`<p class="hint">This model has no ${cell.name}.</p>`;
   const url = `/api/runs/${id}/why?name=${encodeURIComponent(cell.name)}&index=${cell.index.join(",")}`;
   const found = ready ? resource(url, ({ signal }) => api.json("GET", url, undefined, { signal }), slot) : { pending: true };
@@ -74,10 +92,11 @@ function about(cell, run, id, ready, slot) {
     <p class="what">${what.sentence}</p>
     <p class="value" data-value=${value ?? nothing}>${value === null || value === undefined ? why ? told(number(why)) : " " : exact(value)}</p>
     <dl><dt>shape</dt><dd>${(why?.shape ?? what.shape).join(" × ")}</dd>
-      ${why ? html`<dt>where</dt><dd>${why.labels.join(" · ")}</dd>` : nothing}
-      ${why?.percentile !== null && why?.percentile !== undefined ? html`<dt>larger than</dt><dd>${why.percentile.toFixed(1)} % of its values</dd>` : nothing}
+      ${why ? html`<dt>where</dt><dd>${lines(why.labels)}</dd>` : nothing}
+      ${why?.largest ? html`<dt>rank</dt><dd>the largest of its values</dd>`
+        : why?.percentile !== null && why?.percentile !== undefined ? html`<dt>larger than</dt><dd>${Math.min(99.9, why.percentile).toFixed(1)} % of its values</dd>` : nothing}
       <dt>formula</dt><dd>${what.formula}</dd></dl>
-    ${found.error ? html`<p class="problem">${found.error.message}</p>` : nothing}
+    ${said(found.error) ? html`<p class="problem">${found.error.message}</p>` : nothing}
     ${why ? html`<ol class="steps">${why.steps.map(step)}</ol>
       <details class="python"><summary>Python</summary><pre>${why.python}</pre></details>
       <p><button type="button" @click=${(event) => copy(event.target, why.python)}>Copy as Python</button></p>` : nothing}
@@ -96,8 +115,8 @@ const number = (why) => ({ "-inf": -Infinity, inf: Infinity })[why.special] ?? N
 
 function step({ words, value, special, terms }) {
   return html`<li><span>${words}</span>${value === undefined ? nothing : html` <b>${value === null ? told(number({ special })) : told(value, 6)}</b>`}
-    ${terms?.length ? html`<table class="terms"><tbody>${terms.map(([label, a, b, product]) => html`<tr><th scope="row">${label}</th>
-      <td>${a === null ? "" : told(a, 4)}</td><td>${b === null ? "" : html`× ${told(b, 4)}`}</td><td>${told(product, 4)}</td></tr>`)}</tbody></table>` : nothing}</li>`;
+    ${terms?.length ? html`<table class="terms"><tbody>${terms.map(([label, a, b, product]) => html`<tr><th scope="row" title=${label} colspan=${a === null && b === null ? 3 : 1}>${label.replace(/^dimension /, "dim ")}</th>
+      ${a === null && b === null ? nothing : html`<td>${a === null ? "" : told(a, 4)}</td><td>${b === null ? "" : html`× ${told(b, 4)}`}</td>`}<td>${told(product, 4)}</td></tr>`)}</tbody></table>` : nothing}</li>`;
 }
 
 /** Six digits, and all of them if someone wants to copy. */

@@ -5,8 +5,8 @@ import { clear } from "ch/inspector";
 import { set } from "ch/state";
 
 const KEYS = [
-  ["1 – 9", "view"], ["[ ]", "layer"], ["{ }", "head"], ["arrows", "move the cell or the token"], ["Enter", "keep the cell"],
-  ["T", "table instead of picture"], ["Space", "play, where there is something to play"], [".", "one step"], ["/", "type a text"], ["Esc", "clear"], ["?", "this sheet"],
+  ["1 – 9", "view"], ["[ ]", "layer"], ["{ }", "head"], ["← →", "the token before or after; in a picture, arrows move the cell"], ["Enter", "keep the cell"],
+  ["T", "table instead of picture: of the first figure, or of the one that has the focus"], ["Space", "play, where there is something to play"], [".", "one step"], ["/", "type a text"], ["Esc", "clear"], ["?", "this sheet"],
 ];
 
 /** Listens to keys that belong to no field. `shown` gives the views, `move` changes layer or head. */
@@ -26,14 +26,17 @@ export function listen({ shown, move }) {
     else if (event.key === "{" || event.key === "}") move("head", event.key === "}" ? 1 : -1);
     else if (event.key === "/") document.querySelector("form.prompt textarea[name=text]")?.focus();
     else if (event.key === "?") document.getElementById("help").showModal();
-    else if (event.key === " " && event.target.closest?.("button, summary, a")) return;
+    else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
+      if (!event.target.matches?.("body, main")) return; // it belongs to what has the focus
+      move("query", event.key === "ArrowRight" ? 1 : -1);
+    } else if (event.key === " " && event.target.closest?.("button, summary, a")) return;
     else if (event.key === " " || event.key === ".") {
       const told = new CustomEvent(event.key === " " ? "play" : "step", { cancelable: true });
       if (window.dispatchEvent(told)) return; // nobody took it
     } else if (event.key.toLowerCase() === "t") {
-      const map = document.querySelector("main ch-map");
-      if (!map) return;
-      map.tabled = !map.tabled;
+      const button = document.querySelector("main ch-figure:has(ch-map) > header .tools > button");
+      if (!button) return;
+      button.click();
     } else return;
     event.preventDefault();
   });

@@ -5,8 +5,10 @@ import * as api from "ch/api";
 import { editControls, prompt } from "ch/header";
 import * as inspector from "ch/inspector";
 import { help, listen } from "ch/keys";
-import { card, current, lost, reading, resource, retry } from "ch/run";
+import { pointedAt } from "ch/pointed";
+import { busy, card, current, lost, reading, resource, retry } from "ch/run";
 import { changed, on, set, state } from "ch/state";
+import { told } from "ch/shown";
 import "ch/bars";
 import "ch/edit";
 import "ch/figure";
@@ -33,9 +35,38 @@ async function start() {
   on(schedule);
   listen({ shown, move });
   root.addEventListener("inspect", ({ detail }) => inspector.inspect(detail, detail?.how));
+  root.addEventListener("pointerover", ({ target }) => over(pointedAt(target)));
+  root.addEventListener("click", (event) => {
+    const cell = pointedAt(event.target);
+    if (cell) inspector.inspect(cell, "lock");
+    setTimeout(() => uncover(event), 120);
+  });
   api.whenSettled(schedule);
   window.addEventListener("theme", schedule);
   schedule();
+}
+
+let pointing = false; // at a number of a table or a drawing; maps and bars tell by themselves
+function over(cell) {
+  if (cell || pointing) inspector.inspect(cell);
+  pointing = !!cell;
+}
+
+/** On a narrow window the inspector is a sheet from below; what was clicked is moved above it. */
+function uncover({ target, clientY }) {
+  const sheet = root.querySelector(".inspector.open");
+  if (!sheet || getComputedStyle(sheet).position !== "fixed" || !target.closest?.("main")) return;
+  const hidden = clientY + 30 - sheet.getBoundingClientRect().top;
+  if (hidden > 0) window.scrollBy({ top: hidden });
+}
+
+let tab = "";
+/** Where views are a row of tabs, the one that is open is brought into sight. */
+function bring() {
+  const rail = root.querySelector(".rail"), open = rail?.querySelector("[aria-current=page]");
+  if (!open || tab === open.textContent) return;
+  tab = open.textContent;
+  rail.scrollLeft = open.offsetLeft - rail.offsetLeft - (rail.clientWidth - open.clientWidth) / 2;
 }
 
 /** How much of the window header and strip take, for what stands between them. */
@@ -50,7 +81,7 @@ function schedule() {
   requestAnimationFrame(() => {
     scheduled = false;
     draw();
-    if (!api.pending() && !scheduled) document.body.dataset.ready = "";
+    if (!api.pending() && !busy() && !scheduled) document.body.dataset.ready = "";
     else delete document.body.dataset.ready;
   });
 }
@@ -66,6 +97,7 @@ function draw() {
   const model = card();
   render(model.value ? page(model.value) : opening(model), root);
   for (const part of root.querySelectorAll(":scope > .top, :scope > .strip")) edges.observe(part);
+  bring();
   comeBack();
 }
 
@@ -100,9 +132,9 @@ function page(found) {
 function body(view, context) {
   if (!view) return html`<p class="hint">There is no view for this model.</p>`;
   const title = html`<header class="title"><h1>${view.title}</h1>${view.sentence ? html`<p>${view.sentence}</p>` : nothing}</header>`;
-  const trouble = context.error ? html`<p class="problem" role="alert">${context.error.message}</p>` : nothing;
+  const trouble = told(context.error) ? html`<p class="problem" role="alert">${context.error.message}</p>` : nothing;
   const mind = editControls(context);
-  if (view.free || context.run) return html`${title}${trouble}${mind}${guarded(view, context)}`;
+  if (view.free || context.run) return html`${title}${trouble}${guarded(view, context)}${mind}`;
   if (context.empty) return html`${title}<p class="hint">This model reads ${context.card.pictures ? "pictures" : "sound"}; give it one in the view Patches.</p>`;
   return html`${title}${trouble}${context.error ? nothing : html`<p class="loading">The model is reading …</p>`}`;
 }
@@ -141,10 +173,15 @@ function skip(event) {
   document.getElementById("view").focus();
 }
 
-/** Another view, layer or head by so many steps. */
+/** Another layer, head or token by so many steps. */
 function move(what, by) {
   const found = card().value;
   if (!found) return;
+  if (what === "query") {
+    const last = (current(found).run?.tokens.length ?? 0) - 1, { query } = state();
+    if (last >= 0) set({ query: Math.max(0, Math.min(last, query < 0 ? (by > 0 ? 0 : last) : query + by)) });
+    return;
+  }
   const most = what === "head" ? found.heads : state().part === "encoder" ? found.encoder_layers : found.layers;
   set({ [what]: Math.max(0, Math.min(most - 1, state()[what] + by)) });
 }

@@ -2,10 +2,11 @@
 
 import { html, nothing } from "lit-html";
 import { ink, shade, table, theme, told } from "ch/colours";
-import { define, Element, resized } from "ch/element";
+import { define, Element, framed, resized } from "ch/element";
 import { pooled } from "ch/pool";
 
 const FONT = "12px system-ui, sans-serif";
+const LEAN = 0.61; // of its length, how far a slanted label reaches to the right
 const WINDOW = 64; // rows and columns of the table
 const measure = document.createElement("canvas").getContext("2d");
 
@@ -59,6 +60,7 @@ export class HeatMap extends Element {
     this.picture(base.getContext("2d"), dots);
     this.#mark();
     this.#reveal();
+    this.querySelector(".scroll").onscroll = () => this.#mark();
   }
 
   /** Where cells are wide and some out of sight, the one that was chosen is brought into it, once. */
@@ -120,19 +122,22 @@ export class HeatMap extends Element {
     this.at = cell;
     this.#mark();
     this.tell("hover", cell && this.#detail(cell));
-    if (this.name) this.tell("inspect", cell && { ...this.#detail(cell), how: "hover" }, true);
+    this.tell("inspect", cell && { ...this.#detail(cell), how: "hover" }, true);
     if (heard && cell) this.querySelector(".heard").textContent = this.#said(cell);
   }
 
   #pick(cell, more = false) {
     if (!cell) return;
-    if (this.name) this.tell("inspect", { ...this.#detail(cell), how: more ? "pin" : "lock" }, true);
+    this.tell("inspect", { ...this.#detail(cell), how: more && this.name ? "pin" : "lock" }, true);
     this.tell("pick", { ...this.#detail(cell), more });
   }
 
   #detail([row, col]) {
-    const index = this.name ? (this.index ?? ((r, c) => [r, c]))(row, col) : null;
-    return { row, col, value: this.value(row, col), name: this.name, run: this.run, index };
+    const found = { row, col, value: this.value(row, col), name: this.name, run: this.run, index: null };
+    if (this.name) return { ...found, index: (this.index ?? ((r, c) => [r, c]))(row, col) };
+    const word = this.words?.[row]?.[col], [down, across] = this.by;
+    const where = [`${down} ${this.#row(row)}`, `${across} ${this.#col(col)}`, ...(word && Number.isNaN(Number(word.replace("−", "-"))) ? [`“${word}”`] : [])];
+    return { ...found, where, ...framed(this), measure: this.masked?.(row, col) ? "masked" : this.measure };
   }
 
   #said([r, c]) {
@@ -172,6 +177,12 @@ export class HeatMap extends Element {
     }
     const [r, c] = this.cursor ?? [-1, -1];
     if (r >= 0 && c >= 0 && r < this.size[0] && c < this.size[1]) outline(this.cursor, 2.5, colours.ink);
+    const moved = canvas.closest(".scroll").scrollLeft;
+    if (!moved || !this.rows) return;
+    context.fillStyle = getComputedStyle(document.body).backgroundColor; // labels of rows stay in sight
+    context.fillRect(moved, top, left, grid.rows * tall);
+    context.translate(moved, 0);
+    rowLabels(context, this, this.plan, colours);
   }
 
   #key(event) {
@@ -210,11 +221,15 @@ function planned(map, rows, cols) {
   const longest = (names, most) => Math.min(most, Math.max(0, ...(names ?? []).slice(0, 400).map((name) => measure.measureText(name).width)));
   const left = Math.ceil(longest(map.rows, Math.min(120, width * 0.25))) + (map.rows ? 8 : 1);
   const slanted = longest(map.cols, 120);
-  const over = map.cols && !map.words ? Math.min(70, 0.6 * longest(map.cols.slice(-2), 120)) : 0; // the last label leans over the edge
+  const about = map.words ? 44 : Math.min(map.most_cell, Math.max(1, (width - left) / cols));
+  const last = (map.cols ?? []).slice(-100);
+  const lean = (name, i) => LEAN * Math.min(118, measure.measureText(name).width) - (last.length - 0.5 - i) * about;
+  const over = Math.max(0, ...last.map(lean)); // labels reach over the edge
   const room = width - left - 2 - over;
   let cell = Math.min(map.most_cell, room / cols);
   let factor = 1;
-  if (map.words) cell = Math.max(44, Math.min(96, (width - left - 2) / cols));
+  const worded = (room) => Math.max(44, Math.min(96, room / cols));
+  if (map.words) cell = slanted <= worded(room + over) - 4 ? worded(room + over) : worded(room);
   else if (cell < 1) factor = Math.ceil(1 / cell);
   const grid = pooled(map.values, rows, cols, factor, map.signed, map.masked);
   if (factor > 1) cell = Math.max(1, Math.floor((room / grid.cols) * 4) / 4);
@@ -226,7 +241,7 @@ function planned(map, rows, cols) {
   return {
     left, top, cell, tall, factor, grid, flat,
     most: map.most ?? (Math.max(grid.most, 0) || 1),
-    width: Math.max(whole, Math.min(width, Math.ceil(whole + over))),
+    width: Math.ceil(whole + (flat ? 0 : over)),
     height: Math.ceil(top + grid.rows * tall + 2),
   };
 }
@@ -266,17 +281,25 @@ function hatched(grid, wide, high, dots, colour) {
   return canvas;
 }
 
-function labels(context, map, plan, colours) {
-  const { left, top, cell, tall, factor, grid, flat } = plan;
+function rowLabels(context, map, { left, top, tall, factor, grid }, colours) {
   context.font = FONT;
   context.fillStyle = colours.quiet;
   context.textBaseline = "middle";
   context.textAlign = "right";
-  const every = Math.max(1, Math.ceil(14 / tall)), across = Math.max(1, Math.ceil((flat ? 1 : 14) / cell));
-  if (map.rows) for (let r = 0; r < grid.rows; r += every) {
+  const every = Math.max(1, Math.ceil(14 / tall));
+  for (let r = 0; r < grid.rows; r += every) {
     context.fillText(shortened(map.rows[r * factor] ?? "", left - 8), left - 5, top + (r + 0.5) * tall);
   }
+}
+
+function labels(context, map, plan, colours) {
+  const { left, top, cell, factor, grid, flat } = plan;
+  if (map.rows) rowLabels(context, map, plan, colours);
   if (!map.cols) return;
+  context.font = FONT;
+  context.fillStyle = colours.quiet;
+  context.textBaseline = "middle";
+  const across = Math.max(1, Math.ceil((flat ? 1 : 14) / cell));
   for (let c = 0; c < grid.cols; c += across) {
     const name = shortened(map.cols[c * factor] ?? "", 118);
     context.save();

@@ -45,14 +45,17 @@ function softmax(logits) {
   return raised.map((value) => value / sum);
 }
 
-/** The likeliest next tokens of two runs, each with its probability in both. */
-export function likeliest(runs, names) {
+/** The likeliest next tokens of two runs, each with its probability in both; of two models, by their texts. */
+export function likeliest(runs, names, models = []) {
   const rows = runs.map(({ id }, i) => chances(id, `chances ${i}`));
-  if (rows.some(({ value, pending }) => !value || pending)) return html`<p class="hint">The model reads …</p>`;
-  const ids = new Map(runs.flatMap(({ top }) => top.slice(0, 7)).map(({ id, text }) => [id, text]));
+  const words = models.map((name) => resource(`vocabulary ${name}`, () => api.json("GET", `/api/models/${encodeURIComponent(name)}/vocabulary`)));
+  if ([...rows, ...words].some(({ value, pending }) => !value || pending)) return html`<p class="hint">The model reads …</p>`;
+  const place = (i, id, text) => (words.length ? words[i].value.indexOf(text) : id);
+  const ids = new Map(runs.flatMap(({ top }) => top.slice(0, 7)).map(({ id, text }) => [models.length ? text : id, text]));
   return html`<div class="scroll"><table class="numbers changes"><thead><tr><th scope="col">next</th>${names.map((name) => html`<th scope="col">${name}</th>`)}<th scope="col">difference</th></tr></thead>
     <tbody>${[...ids].map(([id, text]) => {
-      const [first, second] = rows.map(({ value }) => value[id]);
+      const [first, second] = rows.map(({ value }, i) => value[place(i, id, text)]);
+      if (first === undefined || second === undefined) return html`<tr><th scope="row" class="word">${text}</th>${[first, second].map((one) => html`<td>${one === undefined ? "no token" : told(one)}</td>`)}<td></td></tr>`;
       return html`<tr><th scope="row" class="word">${text}</th><td>${told(first)}</td><td>${told(second)}</td><td class=${second < first ? "less" : "more"}>${second < first ? "−" : "+"}${told(Math.abs(second - first))}</td></tr>`;
     })}</tbody></table></div>`;
 }

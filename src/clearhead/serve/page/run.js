@@ -26,10 +26,14 @@ export function resource(key, loader, slot = key) {
   Promise.resolve()
     .then(() => loader({ signal: stop.signal }))
     .then((value) => here() && Object.assign(place, { value, pending: false }))
+    .catch((error) => here() && error.name === "AbortError" ? places.delete(slot) : Promise.reject(error)) // another slot gave up what both wanted: ask anew
     .catch((error) => here() && Object.assign(place, { error, pending: false, value: error.status === 0 ? place.value : undefined }))
-    .finally(() => here() && changed());
+    .finally(() => (here() || !places.has(slot)) && changed());
   return place;
 }
+
+/** Whether anything is still on its way. */
+export const busy = () => [...places.values()].some(({ pending }) => pending);
 
 /** What could not be had is asked for again when it is next drawn. */
 export function retry() {
@@ -84,10 +88,10 @@ export function current(card) {
   if ((card.pictures || card.sound) && !upload.picture && !upload.sound) {
     return { run: null, edited: null, pending: false, error: null, empty: true };
   }
-  const plain = run(asked(card), "the run");
+  const plain = run(asked(card), `the run of ${card.name}`); // no view gets a run of another model
   const { edits, against } = state();
   const complete = edits.length && (against || edits.every(({ op }) => op !== "swap"));
-  const other = complete ? run(asked(card, { edits, against }), "the edited run") : null;
+  const other = complete ? run(asked(card, { edits, against }), `the edited run of ${card.name}`) : null;
   const fits = other && !other.error && plain.value && other.value?.tokens.length === plain.value.tokens.length;
   return {
     run: plain.value ?? null,

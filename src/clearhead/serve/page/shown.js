@@ -1,11 +1,14 @@
 // What a view says while something is on its way, or when it could not be had.
 
 import { html } from "lit-html";
-import { decoded } from "ch/api";
+import { decoded, snapshot } from "ch/api";
+
+/** Whether an error has something to say; that nobody answers is said once, by the page. */
+export const told = (error) => !!error && (error.status !== 0 || !!snapshot);
 
 /** The value drawn; dimmed while a newer one is on its way; a sentence where there is none. */
 export function shown(resource, draw, waiting = "The model is at work …") {
-  if (resource.error) return html`<p class="problem" role="status">${resource.error.message}</p>`;
+  if (told(resource.error)) return html`<p class="problem" role="status">${resource.error.message}</p>`;
   if (resource.value === undefined || resource.value === null) return html`<p class="hint" role="status">${waiting}</p>`;
   return html`<div class="${resource.pending ? "stale" : ""}" aria-busy=${resource.pending ? "true" : "false"}>${draw(resource.value)}</div>`;
 }

@@ -5,6 +5,7 @@ let known = {
   layer: 0, head: 0, query: -1, key: -1, step: 0, cell: "",
   temp: 1, topk: 0, topp: 1, seed: 0, edits: [], against: "", pins: [],
 };
+const REAL = ["temp", "topp", "penalty"]; // all other numbers are whole
 const OPS = ["ablate", "mean", "scale", "swap"];
 let now = null;
 const listeners = new Set();
@@ -60,14 +61,14 @@ export function link(patch = {}) {
 function read(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   const found = {};
-  for (const [key, value] of Object.entries(known)) found[key] = given.has(key) ? typed(given.get(key), value) : value;
+  for (const [key, value] of Object.entries(known)) found[key] = given.has(key) ? typed(given.get(key), value, REAL.includes(key)) : value;
   found.edits = found.edits.filter((edit) => typeof edit?.name === "string" && OPS.includes(edit.op)); // links are written by anyone
   found.pins = found.pins.filter((pin) => typeof pin === "string");
   return Object.freeze(found);
 }
 
-function typed(text, like) {
-  if (typeof like === "number") return Number.isFinite(Number(text)) ? Number(text) : like;
+function typed(text, like, real) {
+  if (typeof like === "number") return !Number.isFinite(Number(text)) ? like : real ? Number(text) : Math.trunc(Number(text));
   if (typeof like === "boolean") return text === "true";
   if (like === null || typeof like === "string") return text;
   try {

@@ -57,7 +57,14 @@ function atlas({ run, card, state, set, resource }, { part, layer, head }) {
     ${seen.value ? order(scores, state, set) : nothing}
     ${seen.error ? html`<p class="problem">${seen.error.message}</p>` : nothing}
     <ch-atlas .atlas=${seen.value ?? null} .scores=${scores.value?.view ?? null} .sort=${state.sort} .stretch=${state.stretch} .layer=${layer} .head=${head}
+      .off=${switchedOff(state, card, part)}
       @pick=${({ detail }) => set({ ...detail, cell: "" })}></ch-atlas></ch-figure>`;
+}
+
+/** Heads that are switched off, counted through all layers. */
+function switchedOff({ edits }, card, part) {
+  const places = Array.from({ length: layers(card, part) }, (_, layer) => `${path(part, layer)}.z`);
+  return edits.filter(({ op, name }) => op === "ablate" && places.includes(name)).map(({ name, head }) => places.indexOf(name) * card.heads + head);
 }
 
 /** By what heads are sorted; scores of a long text are computed when someone wants them. */
@@ -135,9 +142,10 @@ function difference(run, { part, layer, head }, first, second, hidden, note) {
     const data = new Float32Array(rows * cols);
     const at = ({ data, shape }, r, c) => data[r * shape[1] + c]; // rows may be of another length
     for (let r = 0; r < rows; r++) for (let c = 0; c < cols; c++) data[r * cols + c] = at(second.value, r, c) - at(first.value, r, c);
-    differences.set(first.value, { other: second.value, values: { shape: [rows, cols], data } });
+    differences.set(first.value, { other: second.value, values: { shape: [rows, cols], data }, most: data.reduce((a, b) => Math.max(a, Math.abs(b)), 0) });
   }
-  return html`<ch-figure .caption=${`Difference · layer ${layer}, head ${head}`} .note=${`The second less the first: blue looks there more, orange less. ${note}`}>
+  const { most } = differences.get(first.value);
+  return html`<ch-figure .caption=${`Difference · layer ${layer}, head ${head}`} .note=${`The second less the first: blue looks there more, orange less; ${most ? `the colour is full from ±${told(most)} on` : "there is no difference"}. ${note}`}>
     <ch-map .values=${differences.get(first.value).values} .rows=${queries.slice(0, rows)} .cols=${keys.slice(0, cols)} .signed=${true} .masked=${hidden}
       .label=${"difference"} .measure=${"difference"} .by=${["query", "key"]}></ch-map></ch-figure>`;
 }

@@ -44,7 +44,7 @@ function talk(ctx, now) {
     ${mine && answer.error ? html`<p class="problem">${answer.error}</p>` : nothing}
     <div class="row">
       ${mine && answer.stop ? html`<button type="button" class="main" @click=${() => answer.stop.abort()}>Stop</button>`
-        : state.turns.at(-1)?.role === "user" ? html`<button type="button" class="main" ?disabled=${!now.value || now.pending || full(ctx.card, now.value)} @click=${() => write(ctx, now.value)}>Answer</button>`
+        : state.turns.at(-1)?.role === "user" ? html`<button type="button" class="main" ?disabled=${!!api.snapshot || !now.value || now.pending || full(ctx.card, now.value)} title=${api.snapshot ? api.ONLY : ""} @click=${() => write(ctx, now.value)}>Answer</button>`
         : html`<button type="button" class="main" @click=${() => set({ turns: [...state.turns, { role: "user", content: "" }] })}>Say something</button>`}
       <span class="hint">Temperature ${state.temp}, seed ${state.seed}; they are those of Predict.</span></div>
   </section>`;

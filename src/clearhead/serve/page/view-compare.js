@@ -3,10 +3,11 @@
 import { html, nothing } from "lit-html";
 import * as api from "ch/api";
 import { numbered, oneOf } from "ch/choose";
+import { told } from "ch/colours";
 import { apart, likeliest, pattern, shared } from "ch/pair";
 import { layers, mask, path, sides, texts } from "ch/paths";
 import { asked, run } from "ch/run";
-import { shown } from "ch/shown";
+import { count as counted, shown } from "ch/shown";
 import { defaults } from "ch/state";
 import { once } from "ch/steady";
 import { training } from "ch/training";
@@ -42,13 +43,14 @@ function models(ctx) {
   if (!others.length) return html`<p class="hint">Only one model is here. Two can be compared when both are opened: <code>clearhead explore first second</code>. Checkpoints of one run are two models.</p>`;
   const name = others.includes(state.model2) ? state.model2 : "";
   const there = name && run({ ...asked(card), model: name }, "the model beside");
+  const both = known.find((one) => one.name === name)?.head === card.head ? [card.name, name] : null;
   return html`<div class="row"><label>Beside it: <select @change=${(event) => set({ model2: event.target.value })}>
       <option value="" ?selected=${!name}>choose a model</option>${others.map((each) => html`<option ?selected=${each === name}>${each}</option>`)}</select></label></div>
-    ${here && there ? shown(there, (beside) => two(ctx, [here, beside], [card.name, name])) : nothing}`;
+    ${here && there ? shown(there, (beside) => two(ctx, [here, beside], [card.name, name], both)) : nothing}`;
 }
 
 /** Two runs: one head of each, their difference over the tokens they share, and what follows. */
-function two(ctx, runs, names) {
+function two(ctx, runs, names, models) {
   const { card, state, set } = ctx;
   if (!runs[0]) return nothing;
   const count = layers(card, partOf(card)), layer = Math.min(state.layer, count - 1), head = Math.min(state.head, card.heads - 1), here = path(partOf(card), layer);
@@ -56,11 +58,11 @@ function two(ctx, runs, names) {
   if (!first || !second) return html`<p class="hint">The two models do not read the same kind of thing.</p>`;
   const pairs = shared(first, second);
   const fits = runs.every((each) => each.names[`${here}.pattern`]?.shape[0] > head);
-  const tops = runs.every((each) => each.top.length && each.top[0].prob !== null) && card.head === "language";
+  const tops = runs.every((each) => each.top.length && each.top[0].prob !== null) && card.head === "language" && models !== null;
   return html`<div class="row">${numbered("Layer", count, layer, (to) => set({ layer: to }))}${numbered("Head", card.heads, head, (to) => set({ head: to }))}
-      <p class="hint">${first.length === second.length ? "Both have as many tokens; they are compared place by place." : `They share ${pairs.length} tokens, at the beginning and at the end; the difference is over those.`}</p></div>
+      <p class="hint">${first.length === second.length ? "Both have as many tokens; they are compared place by place." : `They share ${counted(pairs.length, "token")}, at the beginning and at the end; the difference is over those.`}</p></div>
     ${fits ? triple(ctx, runs.map((each, i) => ({ run: each, path: here, head, name: names[i] })), pairs) : html`<p class="hint">The other model has no layer ${layer}, head ${head}.</p>`}
-    ${tops ? html`<ch-figure .caption=${"What follows"} .note=${"The likeliest of either, with their probability in both."}>${likeliest(runs, names.map(short))}</ch-figure>` : nothing}`;
+    ${tops ? html`<ch-figure .caption=${"What follows"} .note=${"The likeliest of either, with their probability in both."}>${likeliest(runs, names.map(short), models)}</ch-figure>` : nothing}`;
 }
 
 /** Of an encoder-decoder the source is compared: that is what differs. */
@@ -94,9 +96,10 @@ function triple(ctx, sides, pairs) {
   const [{ value: first }, { value: second }] = found;
   const between = fits && pairs.length ? once(once(first, second, () => ({})), String(pairs), () => {
     const values = apart(first, second, pairs);
-    return { ...values, names: pairs.map(name), none: values.data.every((value) => Math.abs(value) < 1e-6) };
+    const most = values.data.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
+    return { ...values, names: pairs.map(name), most, none: most < 1e-6 };
   }) : null;
-  return html`<ch-figure .caption=${"Side by side"} .pending=${pending} .note=${"In the difference blue means that the second gives more weight, orange that the first does; no colour is no difference."}>
+  return html`<ch-figure .caption=${"Side by side"} .pending=${pending} .note=${`In the difference blue means that the second gives more weight, orange that the first does; no colour is no difference.${between && !between.none ? ` The colour is full from ±${told(between.most)} on.` : ""}`}>
     <div class="triple">${sides.map(({ run: { id }, path, head, name }, i) => html`<div><h4>${short(name)}</h4><ch-map .values=${found[i].value} .rows=${labels[i]} .cols=${labels[i]} .most=${1} .masked=${hidden} .name=${`${path}.pattern`} .run=${id} .index=${(r, c) => [head, r, c]}
         .by=${["query", "key"]} .measure=${"pattern"} .label=${name}></ch-map></div>`)}
       ${between ? html`<div><h4>the second less the first</h4><ch-map .values=${between} .signed=${true} .rows=${between.names} .cols=${between.names} .masked=${hidden} .most=${between.none ? 1 : null} .by=${["query", "key"]} .measure=${"difference"} .label=${"difference"}></ch-map>

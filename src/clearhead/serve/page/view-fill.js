@@ -19,7 +19,8 @@ defaults({ hide: [] });
 function template(ctx) {
   const { card, state, text } = ctx;
   if (!text?.trim()) return html`<p class="hint">There is no text yet. Type a sentence above, with [MASK] where a word is missing, or hide its tokens here.</p>`;
-  const body = { model: card.name, text, hide: state.hide, top: 10 };
+  const most = ctx.run?.tokens.length ?? Infinity; // the text may have become shorter since
+  const body = { model: card.name, text, hide: state.hide.filter((at) => at < most), top: 10 };
   const plain = asked(ctx, body, "gaps");
   const edited = state.edits.length ? asked(ctx, { ...body, edits: state.edits, against: state.against }, "edited gaps") : null;
   return shown(plain, (found) => drawn(ctx, found, edited), "The model reads …");
@@ -57,7 +58,7 @@ function fillers({ set, state }, gap, edited) {
   return html`<ch-figure .caption=${`What stood at token ${gap.at}?`} .pending=${!!edited?.pending}
       .note=${after ? "With your edits; the dark line marks the probability without them, where it was among the first." : "Softmax over all of the vocabulary; here are the first."}>
     <ch-bars .labels=${words.map(({ text }) => text)} .values=${words.map(({ probability }) => probability)} .most=${1} .measure=${"probability"} .label=${"what stood there"}
-      .before=${after ? words.map(({ id }) => first.get(id) ?? 0) : null} .selected=${was ? words.findIndex(({ id }) => id === was.id) : -1}></ch-bars>
+      .before=${after ? words.map(({ id }) => first.get(id) ?? NaN) : null} .selected=${was ? words.findIndex(({ id }) => id === was.id) : -1}></ch-bars>
     ${was ? html`<p class="verdict">It was <b class="word">${was.text}</b>: probability <b>${told(was.probability)}</b>, ${was.rank === 1 ? "its first guess" : `guess number ${count(was.rank)}`}${
       after && gap.was ? html` <span class="hint">(without edits ${told(gap.was.probability)})</span>` : nothing}.</p>` : nothing}
   </ch-figure>`;

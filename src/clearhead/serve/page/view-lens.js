@@ -44,14 +44,14 @@ function rising({ view, layers, at }) {
   const number = view.measure !== "probability", most = Math.min(6, layers[0].length);
   return html`<ch-figure .caption=${`After “${view.axes[1].labels[at]}”, layer by layer`} .note=${"The stream after each layer, put through the last norm and the head as if it were the end. Wherever the whole model's answer shows up it is marked."}>
     <div class="scroll"><table class="rising"><tbody>${layers.map((best, layer) => html`<tr><th scope="row">${layer ? `layer ${names[layer]}` : "start"}</th>
-      ${best.slice(0, most).map(([word, share]) => html`<td class=${word === last ? "answer" : ""}><span class="share" .style=${`--share:${number ? 0 : share ?? 0}`}></span><span class="word">${word}</span> <span class="hint">${number ? told(share) : percent(share)}</span></td>`)}</tr>`)}</tbody></table></div></ch-figure>`;
+      ${best.slice(0, most).map(([word, share]) => html`<td class=${word === last ? "answer" : ""} data-value=${share}><span class="share" .style=${`--share:${number ? 0 : share ?? 0}`}></span><span class="word">${word}</span> <span class="hint">${number ? told(share) : percent(share)}</span></td>`)}</tr>`)}</tbody></table></div></ch-figure>`;
 }
 
 /** What a logit is made of. */
 function made({ card, resource, state, set }, run) {
   if (!run.top?.length || run.top[0].prob === null) return nothing;
   const pick = (value, first, words, key) => html`<label>${words} <select @change=${(event) => set({ [key]: Number(event.target.value) })}>
-    ${first}${run.top.map(({ id, text }) => html`<option value=${id} ?selected=${id === value}>${text}</option>`)}</select></label>`;
+    ${first}${value >= 0 && !run.top.some(({ id }) => id === value) ? html`<option value=${value} selected>token ${value}</option>` : nothing}${run.top.map(({ id, text }) => html`<option value=${id} ?selected=${id === value}>${text}</option>`)}</select></label>`;
   const wanted = state.wanted >= 0 ? state.wanted : run.top[0].id;
   const url = `/api/runs/${run.id}/attribution?token=${wanted}${state.rival >= 0 && state.rival !== wanted ? `&against=${state.rival}` : ""}`;
   const found = resource(url, ({ signal }) => api.json("GET", url, undefined, { signal }), "attribution");

@@ -92,26 +92,28 @@ function end(context, middle) {
 const ends = { language: "unembedding: next token", "masked-word": "the hidden words", classes: "classes", number: "a number", hidden: "hidden states" };
 const answer = ({ run }) => (run.top[0] ? `“${run.top[0].text}”${run.top[0].prob === null ? "" : ` ${(100 * run.top[0].prob).toFixed(1)} %`}` : "");
 
-function drawn({ card, state, set }, { layer, bottom, middle, share, now, cross, encoder }) {
+function drawn({ card, state, set, run }, { layer, bottom, middle, share, now, cross, encoder }) {
   const at = `${encoder ? "encoder." : ""}blocks.${layer}`;
   const part = encoder ? "encoder" : "attention";
   const active = state.layer === layer && (state.part === "encoder") === encoder;
   const rise = cross ? CROSS : 0;
   const much = (part) => [share[`${layer} ${part}`], now?.[`${layer} ${part}`]];
+  const where = encoder || state.query < 0 ? "the mean over all tokens" : `${run.tokens[Math.min(state.query, run.tokens.length - 1)].text} (token ${state.query})`;
+  const names = (part, stream) => [`${at}.${part}`, `${at}.${stream}`, where];
   const go = (patch) => () => set({ layer, part, ...patch });
   return svg`<g class=${active ? "block active" : "block"}>
     <rect class="frame" x="4" y=${bottom - HIGH - rise + 8} width=${2 * middle - 8} height=${HIGH + rise - 14} rx="12" @click=${go({})}></rect>
     <text class="small" x="16" y=${bottom - HIGH - rise + 28}>block ${layer}</text>
-    ${branch(middle, bottom - 12, -1, much("attention"), off(state, `${at}.attn`), "attention", `${card.heads} heads`, card.wiring, go({ view: "attention" }))}
-    ${cross ? branch(middle, bottom - 12 - CROSS, -1, much("cross"), off(state, `${at}.cross`), "cross-attention", "to the source", card.wiring, go({ view: "attention", part: "cross" })) : nothing}
-    ${branch(middle, bottom - 66 - rise, 1, much("feed-forward"), off(state, `${at}.ffn`), "feed-forward", `${card.ffn_width} neurons`, card.wiring, go({ view: "block" }))}
+    ${branch(middle, bottom - 12, -1, much("attention"), off(state, `${at}.attn`), "attention", `${card.heads} heads`, card.wiring, go({ view: "attention" }), names("attn.out", "mid"))}
+    ${cross ? branch(middle, bottom - 12 - CROSS, -1, much("cross"), off(state, `${at}.cross`), "cross-attention", "to the source", card.wiring, go({ view: "attention", part: "cross" }), names("cross.out", "crossed")) : nothing}
+    ${branch(middle, bottom - 66 - rise, 1, much("feed-forward"), off(state, `${at}.ffn`), "feed-forward", `${card.ffn_width} neurons`, card.wiring, go({ view: "block" }), names("ffn.out", "post"))}
   </g>`;
 }
 
 const off = (state, at) => state.edits.some(({ name }) => name.startsWith(at));
 
 /** Out of the stream, through a part, and back into it with a plus. */
-function branch(middle, y, side, [share, now], edited, name, words, wiring, go) {
+function branch(middle, y, side, [share, now], edited, name, words, wiring, go, [part, stream, where]) {
   const x = middle + side * SIDE, wide = Math.max(1, Math.min(2 * TRUNK, TRUNK * (now ?? share) || 0)), up = y - 44;
   const changed = now !== undefined && told(now, 2) !== told(share, 2);
   return svg`<g class=${edited ? "branch edited" : "branch"}>
@@ -119,7 +121,8 @@ function branch(middle, y, side, [share, now], edited, name, words, wiring, go) 
     <path class="back" d=${`M${x} ${y - 34} C${x} ${up - 8} ${middle + side * 60} ${up} ${middle + side * 10} ${up}`} stroke-width=${wide}></path>
     <circle class="plus" cx=${middle} cy=${up} r="9"></circle><text class="sign" x=${middle} y=${up + 4.5}>+</text>
     ${box(x, y - 22, WIDE + 24, name, words, go)}
-    <text class="number" x=${middle + side * 66} y=${up - 6 - wide / 2} text-anchor="middle">${told(share, 2)}${changed ? ` → ${told(now, 2)}` : ""}</text>
+    <text class="number" x=${middle + side * 66} y=${up - 6 - wide / 2} text-anchor="middle" data-what=${`what ${part} adds`} data-where=${where}
+      data-value=${now ?? share} data-formula=${`|${part}| ÷ |${stream}|: the length of what the part adds, compared with the stream after it`}>${told(share, 2)}${changed ? ` → ${told(now, 2)}` : ""}</text>
     ${wiring === "pre" ? svg`<text class="small" x=${middle + side * 34} y=${y + 13} text-anchor="middle">norm</text>`
       : svg`<text class="small" x=${middle - side * 14} y=${up - 8} text-anchor=${side > 0 ? "end" : "start"}>norm</text>`}
   </g>`;
@@ -150,7 +153,7 @@ function chosen({ card, run, state, set }) {
     ${token >= 0 && !encoder ? html`<p><ch-edit .name=${"embed.tokens"} .token=${token} .label=${`the token ${run.tokens[token].text}`}></ch-edit></p>` : nothing}
     <p><button type="button" @click=${() => set({ view: "attention", layer })}>Its heads</button> <button type="button" @click=${() => set({ view: "block", layer })}>Its neurons and norms</button></p>
     <dl><dt>stream</dt><dd>${card.width} numbers a token</dd>
-      <dt>heads</dt><dd>${card.heads} of ${card.d_head}${card.kv_heads < card.heads ? `, ${card.kv_heads} of keys and values` : ""}</dd>
+      <dt>heads</dt><dd>${card.heads}, each ${card.d_head} wide${card.kv_heads < card.heads ? `; ${card.kv_heads} of keys and values` : ""}</dd>
       <dt>neurons</dt><dd>${card.ffn_width}, ${card.activation}</dd><dt>norm</dt><dd>${card.norm === "rms" ? "RMS" : "layer norm"}, ${card.wiring === "pre" ? "before each part" : "after each sum"}</dd>
       <dt>positions</dt><dd>${card.position}</dd></dl></section>`;
 }

@@ -82,11 +82,12 @@ function instead({ run, set }, ids, at, words, recalled) {
 }
 
 function buttons({ card, run, state, set }, ids, rules) {
-  const end = writer.atEnd(run, rules.stop) || run.tokens.length + ids.length >= card.context;
+  const end = !!api.snapshot || writer.atEnd(run, rules.stop) || run.tokens.length + ids.length >= card.context;
+  const hint = (words) => (api.snapshot ? api.ONLY : words);
   return html`<div class="row">
-    <button type="button" class="main" ?disabled=${end} @click=${() => writer.write(card, run, 1)} title="Draw one token (.)">Step</button>
+    <button type="button" class="main" ?disabled=${end} @click=${() => writer.write(card, run, 1)} title=${hint("Draw one token (.)")}>Step</button>
     ${writer.playing() ? html`<button type="button" @click=${writer.halt} title="Stop within this token (Space)">Pause</button>`
-      : html`<button type="button" ?disabled=${end} @click=${() => writer.write(card, run)} title="Draw token after token (Space)">Play</button>`}
+      : html`<button type="button" ?disabled=${end} @click=${() => writer.write(card, run)} title=${hint("Draw token after token (Space)")}>Play</button>`}
     <button type="button" ?disabled=${!ids.length} @click=${() => { writer.halt(); writer.rewrite(run, ids.slice(0, -1)); }}>Undo</button>
     <button type="button" class="quiet" ?disabled=${!ids.length} @click=${() => { writer.halt(); writer.rewrite(run, []); }}>Begin anew</button>
     <button type="button" class="quiet" ?disabled=${!ids.length} @click=${() => adopt(card, run)} title="All other views then show the longer text">Make it the prompt</button>
@@ -126,15 +127,15 @@ function next(ctx, ids, { run: made, ranks }, edited, words) {
   const wide = FULL.find((share) => share >= best) ?? 1; // of a bar that fills its place
   let before = 0;
   return html`
-    <ch-figure .caption=${"The next token"} .note=${"The bar is the chance to be drawn; the pale one is what it was before top-k and top-p cut the rest off. Logits and log-probabilities are the model's own, whatever the sliders say. Click a bar to write that token."}>
-      <p class="facts"><span><b data-fact="entropy" data-value=${spread.entropy}>${spread.entropy.toFixed(2)}</b> bits of doubt: as between ${told(2 ** spread.entropy)} equal tokens</span>
+    <ch-figure .caption=${"The next token"} .note=${"The bar is the chance to be drawn now, with the temperature, top-k and top-p above; the pale one is what it was before top-k and top-p cut the rest off. Logits and log-probabilities are the model's own, at temperature 1, whatever the sliders say. Click a bar to write that token."}>
+      <p class="facts"><span><b data-fact="entropy" data-value=${spread.entropy}>${spread.entropy.toFixed(2)}</b> bits of doubt in what can be drawn: as between ${told(2 ** spread.entropy)} equal tokens</span>
         <span><b data-fact="kept" data-value=${spread.kept}>${count(spread.kept)}</b> of ${count(ranks.order.length)} can be drawn</span>
         <span><b data-fact="mass" data-value=${spread.mass}>${percent(spread.mass)}</b> of the chance before the cut</span></p>
       ${edited?.error ? html`<p class="problem">${edited.error.message}</p>` : nothing}
-      <table class="chances"><thead><tr><th>rank</th><th>token</th><th colspan="2">chance${other ? ", and with the edits" : ""}<span class="scale"> · a full bar is ${100 * wide} %</span></th><th class="more">logit</th><th class="more">log-prob</th><th class="more">together</th></tr></thead>
+      <table class="chances"><thead><tr><th>rank</th><th>token</th><th colspan="2">chance now${other ? ", and with the edits" : ""}<span class="scale"> · a full bar is ${100 * wide} %</span></th><th class="more" title="The chance now of this one and all above it">together</th><th class="more">logit</th><th class="more" title="The model's own, at temperature 1 and with nothing cut off">log-prob at T = 1</th></tr></thead>
       <tbody @pointerleave=${() => hover(-1, null, ctx)}>${top.map((id, rank) => {
         const share = rank < spread.kept ? spread.shares[rank] / spread.mass : 0;
-        before += spread.shares[rank];
+        before += share;
         const changedTo = otherShare?.get(id) ?? 0;
         return html`<tr class=${rank < spread.kept ? "" : "out"} data-id=${id} @pointerenter=${() => hover(id, made, ctx)}>
           <td class="rank">${rank + 1}</td>
@@ -142,7 +143,7 @@ function next(ctx, ids, { run: made, ranks }, edited, words) {
           <td class="track ${other ? "two" : ""}" @click=${() => force(id)}><span class="ghost" .style=${`--share:${Math.min(1, spread.shares[rank] / wide)}`}></span><span class="fill" .style=${`--share:${share / wide}`}></span>
             ${other ? html`<span class="edited" .style=${`--share:${changedTo / wide}`}></span>` : nothing}</td>
           <td class="number">${percent(share)}${other ? html`<span class="after">${percent(changedTo)}</span>` : nothing}</td>
-          <td class="number more">${told(ranks.logits[id], 4)}</td><td class="number more">${told(logprob(ranks, id), 4)}</td><td class="number more">${percent(Math.min(1, before))}</td></tr>`;
+          <td class="number more">${percent(Math.min(1, before))}</td><td class="number more">${told(ranks.logits[id], 4)}</td><td class="number more">${told(logprob(ranks, id), 4)}</td></tr>`;
       })}</tbody></table>
       ${other ? movers(ranks, edited.value.ranks, words) : nothing}
     </ch-figure>

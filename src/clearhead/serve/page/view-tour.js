@@ -1,24 +1,48 @@
 // The tour: each point of the lectures as a short caption over the live views. It goes with the state, so links carry it.
 
 import { html, nothing, render } from "lit-html";
-import { card } from "ch/run";
-import { defaults, on, set, state } from "ch/state";
+import * as api from "ch/api";
+import { FRESH } from "ch/header";
+import { card, resource } from "ch/run";
+import { changed, defaults, on, set, state } from "ch/state";
 import { PARTS, stops } from "ch/stops";
 
 defaults({ tour: "" });
 
 function template({ card }) {
-  const all = stops(card), first = all.find(({ view }) => view), done = all.find(({ id }) => id === state().tour);
+  const all = stops(card).map((stop) => (stop.view ? stop : elsewhere(stop, card))), first = all.find(({ view }) => view), done = all.find(({ id }) => id === state().tour);
+  const unknown = all.every(({ view }) => view) ? [] : others(card).filter(({ views }) => !views).map(({ name }) => name);
   return html`<p class="row"><button type="button" class="main" @click=${() => go(card, first)}>Begin the tour</button>
       ${done ? html`<button type="button" @click=${() => go(card, done)}>Go on at ${done.title}</button>` : nothing}
-      <span class="hint">Keys: N next, B back, Esc ends it.</span></p>
+      <span class="hint">Keys: N next, B back, Esc ends it.</span>
+      ${unknown.length && !wanted ? html`<button type="button" class="quiet" @click=${() => { wanted = true; changed(); }}>See what ${unknown.join(", ")} can show</button>` : nothing}</p>
     <div class="parts">${PARTS.map(({ title }, i) => html`<section><h3>${i + 1}. ${title}</h3><ol>${all.filter(({ part }) => part === title).map((stop) => html`<li>
-      <button type="button" class="stop" ?disabled=${!stop.view} aria-current=${stop.id === state().tour ? "step" : "false"} @click=${() => go(card, stop)}>
-        <b>${stop.title}</b><span>${stop.view ? stop.say : `This needs ${stop.needs}.`}</span></button></li>`)}</ol></section>`)}</div>`;
+      <button type="button" class="stop" ?disabled=${!stop.view} aria-current=${stop.id === state().tour ? "step" : "false"} @click=${() => go(stop.card ?? card, stop)}>
+        <b>${stop.title}</b><span>${!stop.view ? `This needs ${stop.needs}.` : stop.card ? `With ${stop.card.name}: ${stop.say}` : stop.say}</span></button></li>`)}</ol></section>`)}</div>`;
 }
 
-function go(card, stop) {
-  if (stop?.view) set({ cell: "", pins: [], ...stop.at(card), view: stop.view, tour: stop.id });
+let wanted = false; // that models are loaded which nobody has used yet
+const others = (card) => (resource("models", () => api.json("GET", "/api/models")).value ?? []).filter(({ name }) => name !== card.name)
+  .map((other) => (other.views || !wanted ? other : resource(`card of ${other.name}`, () => api.json("GET", `/api/models/${encodeURIComponent(other.name)}`)).value ?? other));
+
+/** A stop that this model cannot show, with the card of another one on this page that can. */
+function elsewhere(stop, card) {
+  for (const other of others(card).filter(({ views }) => views)) {
+    const found = stops(other).find(({ id }) => id === stop.id);
+    if (found.view) return { ...found, card: other };
+  }
+  return stop;
+}
+
+let seen = "machine"; // the view before the tour
+on(({ view, tour }) => tour || view === "tour" || (seen = view));
+let before = null; // the state in which the tour began: each stop starts from it, and at the end it comes back
+
+function go(to, stop) {
+  if (!stop?.view) return;
+  if (!state().tour || !before) before = { ...state(), view: seen, tour: "" };
+  const other = to.name === card().value.name ? { model: state().model } : { ...FRESH, model: to.name };
+  set({ ...before, cell: "", pins: [], ...other, ...stop.at(to), view: stop.view, tour: stop.id });
 }
 
 /** The next stop that this model can show, forwards or backwards. */
@@ -31,7 +55,10 @@ function move(by) {
   else if (at + by >= 0) go(found, here[at + by]);
 }
 
-const end = () => set({ tour: "" });
+function end() {
+  set({ ...before, tour: "" });
+  before = null;
+}
 
 // ---------------------------------------------------------------- the caption, over whatever view is there
 const host = document.createElement("aside");

@@ -1,6 +1,6 @@
 """The page and its API: /, /page/… and /api/…"""
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from clearhead.serve.limits import Limits
 from clearhead.serve.pages import (
@@ -12,12 +12,13 @@ from clearhead.serve.pages import (
     places,
     shapes,
     shell,
+    snapshot,
     tensors,
     training,
     words,
     writing,
 )
-from clearhead.serve.pages.desk import Desk
+from clearhead.serve.pages.desk import Desk, whose
 from clearhead.serve.shelf import Shelf
 
 
@@ -26,5 +27,6 @@ def add(app: FastAPI, shelf: Shelf, limits: Limits) -> None:
     desk = Desk(shelf, limits)
     app.state.desk, app.state.shell = desk, shell.Shell()
     app.include_router(shell.routes(app.state.shell))
+    app.include_router(snapshot.routes())
     for module in (cards, tensors, blocks, chats, media, shapes, training, words, places, meanings, writing):
-        app.include_router(module.routes(desk))
+        app.include_router(module.routes(desk), dependencies=[Depends(whose)])

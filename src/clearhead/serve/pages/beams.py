@@ -1,5 +1,6 @@
 """A translation and the search that found it, to be drawn: every text considered, what became of it, and its worth."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def translation(model: Model, given: Given, beam: int, length_penalty: float) ->
     return {**_read(model, given), "best": best, "nodes": nodes}
 
 
-def rewritten(model: Model, given: Given, edits: Edits) -> dict[str, Any]:
+def rewritten(model: Model, given: Given, edits: Edits) -> Iterator[dict[str, Any] | None]:
     """What an edited model writes, the likeliest token each time: a whole pass for each, for edits reach every one."""
     use, known = model.config.use, len(model.tokenizer) if model.tokenizer else None
     written, owns = list(use.start), list[float]()
@@ -53,10 +54,11 @@ def rewritten(model: Model, given: Given, edits: Edits) -> dict[str, Any]:
         written.append(token)
         if token in use.stop:
             break
+        yield None
     tokens = written[len(use.start) :]
     plain = [token for token in tokens if token not in use.stop]
     steps = zip(pieces(model.tokenizer, tokens), owns, strict=True)
-    return {
+    yield {
         **_read(model, given),
         "text": model.tokenizer.decode(plain) if model.tokenizer else "",
         "logprob": sum(owns),

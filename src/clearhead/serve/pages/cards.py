@@ -10,6 +10,7 @@ from clearhead.lens.logit_lens import answers
 from clearhead.serve.pages import training
 from clearhead.serve.pages.desk import Desk
 from clearhead.serve.pages.examples import examples
+from clearhead.serve.pages.loaded import loaded
 from clearhead.serve.shelf import Held
 
 
@@ -47,6 +48,7 @@ def card(held: Held) -> dict[str, Any]:
     return {
         "name": held.name,
         "path": held.path,
+        "loaded": loaded(held),  # other weights under the same name have another
         "kind": model.kind,
         "layers": m.layers,
         "encoder_layers": both.layers if both else 0,

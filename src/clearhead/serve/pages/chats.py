@@ -3,11 +3,11 @@
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict
 
 from clearhead.api import Model
 from clearhead.generate import chat
 from clearhead.generate.stream import TextStream
+from clearhead.serve.pages.asked import Asked
 from clearhead.serve.pages.desk import Desk
 from clearhead.serve.pages.pieces import pieces
 
@@ -15,10 +15,7 @@ BEGIN, END = "\ufdd1", "\ufdd2"  # code points that are no characters, around wh
 Span = tuple[int, int, int]  # begin and end in the text, and the number of the message
 
 
-class Conversation(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    model: str = ""
+class Conversation(Asked):
     messages: list[dict[str, str]]
 
 
@@ -28,7 +25,7 @@ def routes(desk: Desk) -> APIRouter:
     @router.post("/chat/tokens")
     async def tokens(asked: Conversation) -> dict[str, Any]:
         """The tokens up to where the assistant is to answer; `message` is whose words they are, null the template's."""
-        return await desk.work(templated, (await desk.held(asked.model)).model, asked.messages)
+        return await desk.work(templated, (await desk.asked(asked)).model, asked.messages)
 
     return router
 

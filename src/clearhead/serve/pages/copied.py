@@ -2,7 +2,7 @@
 
 from clearhead import config as c
 from clearhead.serve.pages.edits import python as written
-from clearhead.serve.pages.runs import Run
+from clearhead.serve.pages.runs import Run, read_text
 
 
 def python(run: Run, name: str, index: list[int]) -> str:
@@ -29,7 +29,8 @@ def _read(run: Run) -> list[str]:
     if request.sound is not None:
         words.append('sound="sound.wav"')
     both = isinstance(run.trace.config.shape, c.EncoderDecoder)
-    if request.messages is not None or request.ids is not None or (both and request.text is None):
+    as_ids = request.messages is not None or request.ids is not None or (both and request.text is None)
+    if as_ids or isinstance(read_text(run.trace.model, request.text), list):  # `watch` knows no gaps
         words.insert(0, repr(batch.ids[0].tolist()))
     elif request.text or not both:
         words.insert(0, repr(request.text))

@@ -1,24 +1,43 @@
-"""Where the page's work is done: models by name, runs by id, computation in threads, a few at once."""
+"""Where the page's work is done: models by name, runs by id, computation in threads, a few at once, in turns."""
 
 import asyncio
 import importlib
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, TypeVar
 
+from fastapi import Request
+
+from clearhead.serve.asking import client_of
 from clearhead.serve.limits import Limits
+from clearhead.serve.line import Line
+from clearhead.serve.pages.asked import Asked
 from clearhead.serve.pages.runs import Run, RunRequest, Runs
+from clearhead.serve.refused import Refused
 from clearhead.serve.shelf import Held, Shelf
 
 AT_ONCE = 2  # more would only take each other's cores
 
 T = TypeVar("T")
+Job = tuple[str, "Future[Any]", Callable[[], Any]]  # whose it is, its answer, what to do
+
+_client: ContextVar[str] = ContextVar("client", default="")  # who asks
+
+
+async def whose(request: Request) -> None:
+    """Every question of the page begins with who asks it."""
+    _client.set(client_of(request))
 
 
 class Desk:
     def __init__(self, shelf: Shelf, limits: Limits) -> None:
         self.shelf, self.limits, self.runs = shelf, limits, Runs()
         self.first = shelf.names[0]
+        self._line: Line[Job] = Line(limits.queue)
+        self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="page")
         self._threads.submit(_prepare)
 
@@ -26,14 +45,47 @@ class Desk:
         """A model, loaded if need be; the first one where no name is given."""
         return await self.shelf.get(name or self.first)
 
+    async def asked(self, question: Asked) -> Held:
+        """The model that a question is for; one that is too long is not even read."""
+        self._check(question)
+        return await self.held(question.model)
+
     async def work(self, function: Callable[..., T], *args: object) -> T:
-        """Never on the event loop, which has others to listen to."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        """Never on the event loop, which has others to listen to. Who leaves before their turn gives it up."""
+        job: Job = _client.get(), Future(), partial(function, *args)
+        with self._lock:
+            self._line.add(job[0], job)
+        self._threads.submit(self._next)  # whichever thread is free first takes whoever's turn it is by then
+        found: T = await asyncio.wrap_future(job[1])
+        return found
+
+    def _next(self) -> None:
+        with self._lock:
+            client, answer, do = self._line.next()
+        try:
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(do())
+        except BaseException as error:  # panics of libraries are not even an Exception
+            answer.set_exception(error)
+        finally:
+            with self._lock:
+                self._line.done(client)
+
+    async def steps(self, steps: Iterator[T | None]) -> T:
+        """The first that is something, a step at a time: others have turns between, and who leaves ends it."""
+        while (found := await self.work(next, steps)) is None:
+            pass
+        return found
 
     async def run(self, request: RunRequest) -> Run:
         """What a model makes of a text, kept or computed now."""
+        self._check(request)
         async with self.shelf.using(request.model or self.first) as held:
             return await self.work(self.runs.make, held, request)
+
+    def _check(self, question: Asked) -> None:
+        if (size := question.size) > (most := self.limits.prompt):
+            raise Refused(f"{size:,} characters are more than the {most:,} of one request here.")
 
 
 def _prepare() -> None:

@@ -1,14 +1,17 @@
 """Causal clicks: edits as the page writes them, as functions that change a run, and as Python to copy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.lens.edits import Change, ablate, replace, scale
-from clearhead.serve.pages.trace import Edits, Trace
+from clearhead.serve.pages.asked import Asked
+from clearhead.serve.pages.trace import Edits
+
+MOST = 64  # edits of one run
 
 
 class Edit(BaseModel):
@@ -16,13 +19,20 @@ class Edit(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str
+    name: str = Field(max_length=200)
     op: Literal["ablate", "mean", "scale", "swap"] = "ablate"
     head: int | None = None
     token: int | None = None
-    by: float = 0.0  # what `scale` multiplies with
+    by: float = Field(0.0, allow_inf_nan=False)  # what `scale` multiplies with
 
-    def change(self, other: Trace | None) -> Change:
+    @field_validator("name")
+    @classmethod
+    def one_value(cls, name: str) -> str:
+        if "*" in name:
+            raise ClearheadError(f"an edit changes one value; {name!r:.60} may name several.")
+        return name
+
+    def change(self, swapped: Mapping[str, Tensor]) -> Change:
         match self.op:
             case "ablate":
                 return ablate(self.head, self.token)
@@ -31,23 +41,33 @@ class Edit(BaseModel):
             case "scale":
                 return scale(self.by, self.head, self.token)
             case "swap":
-                if other is None:
-                    raise ClearheadError("to swap a value in, give the other text it comes from (against).")
-                return replace({self.name: other.value(self.name)[None]}, self.head, self.token)
+                return replace(swapped, self.head, self.token)
 
     def python(self) -> str:
         where = [f"{word}={n}" for word, n in (("head", self.head), ("token", self.token)) if n is not None]
-        first = {"ablate": [], "mean": [], "scale": [f"{self.by:g}"], "swap": ["with_=other"]}[self.op]
+        first = {"ablate": [], "mean": [], "scale": [repr(self.by)], "swap": ["with_=other"]}[self.op]
         last = ["mean=True"] if self.op == "mean" else []
         verb = {"mean": "ablate", "swap": "replace"}.get(self.op, self.op)
         return f"ch.{verb}({', '.join([*first, *where, *last])})"
 
 
-def read(edits: list[Edit], other: Trace | None = None) -> Edits:
+class Edited(Asked):
+    """A question about a model that may be changed on the way."""
+
+    edits: list[Edit] = Field(default=[], max_length=MOST)
+    against: str = Field(default="", description="the text whose values `swap` takes")
+
+    @property
+    def swaps(self) -> set[str]:
+        """The values that are taken from the other text."""
+        return {edit.name for edit in self.edits if edit.op == "swap"}
+
+
+def read(edits: list[Edit], swapped: Mapping[str, Tensor]) -> Edits:
     """For `model.logits(edits=…)`: several changes of one value follow each other."""
     grouped: dict[str, list[Change]] = {}
     for edit in edits:
-        grouped.setdefault(edit.name, []).append(edit.change(other))
+        grouped.setdefault(edit.name, []).append(edit.change(swapped))
     return {name: changes[0] if len(changes) == 1 else _one_by_one(name, changes) for name, changes in grouped.items()}
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import torch
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,6 +17,7 @@ from clearhead.lens.context import Context, Reading, context, placed
 from clearhead.lens.logit_lens import STREAMS, Lens, answers, through_the_head
 from clearhead.lens.view import Axis, View
 from clearhead.lens.word_sources import Side
+from clearhead.serve.pages.asked import Asked
 from clearhead.serve.pages.desk import Desk
 from clearhead.serve.pages.runs import Run, tokens
 from clearhead.serve.pages.terms import finite
@@ -25,13 +26,12 @@ from clearhead.serve.pages.words import Words, known
 
 NEAR = 6  # words told to be nearest
 TOP = 8  # answers of each layer
-WIDE = 12  # tokens that the lens shows: as many as have room for words in them
+WIDE = 16  # tokens that the lens shows: as many as have room for words in them
 
 
-class Meant(BaseModel):
+class Meant(Asked):
     """A word, and sentences that hold it."""
 
-    model: str = ""
     word: str = Field(max_length=100)
     texts: Annotated[list[Annotated[str, Field(max_length=2000)]], Field(max_length=6)]
 
@@ -48,12 +48,12 @@ def routes(desk: Desk) -> APIRouter:
 
     @router.post("/context")
     async def in_context(asked: Meant) -> dict[str, Any]:
-        held = await desk.held(asked.model)
+        held = await desk.asked(asked)
         return await desk.work(meant, held.model, asked)
 
     @router.post("/instead")
     async def in_its_place(asked: Instead) -> dict[str, Any]:
-        held = await desk.held(asked.model)
+        held = await desk.asked(asked)
         return await desk.work(lambda: sent(instead(held.model, asked)))
 
     @router.get("/runs/{name}/lens")

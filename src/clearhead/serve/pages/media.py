@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from clearhead import config as c
@@ -12,18 +11,16 @@ from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.lens.view import Axis, View
 from clearhead.serve.pages import uploads
+from clearhead.serve.pages.asked import Asked
 from clearhead.serve.pages.desk import Desk
 from clearhead.serve.pages.wire import sent
 from clearhead.tokens import pictures
 from clearhead.tokens import sound as sounds
 
 
-class Look(BaseModel):
+class Look(Asked):
     """A file in base64, as a browser reads it."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: str = ""
     picture: str | None = None
     sound: str | None = None
 
@@ -34,7 +31,7 @@ def routes(desk: Desk) -> APIRouter:
     @router.post("/patches")
     async def patches(asked: Look) -> dict[str, Any]:
         """What the model reads of a picture or a sound, and the grid of its patches."""
-        return await desk.work(looked, (await desk.held(asked.model)).model, asked.picture, asked.sound)
+        return await desk.work(looked, (await desk.asked(asked)).model, asked.picture, asked.sound)
 
     return router
 

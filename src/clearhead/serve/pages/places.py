@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from clearhead import config as c
 from clearhead.api import Model
@@ -13,27 +13,25 @@ from clearhead.lens.logit_lens import token_labels
 from clearhead.lens.positions import position_similarity, positions, relative_bias, rotary_angles, shifted
 from clearhead.lens.view import Axis, View
 from clearhead.model import positions as schemes
+from clearhead.serve.pages.asked import Asked
 from clearhead.serve.pages.desk import Desk
 from clearhead.serve.pages.wire import sent
-from clearhead.tap import Watch
+from clearhead.tap import Watch, eager
 
 THETA = 10000.0
 LONG = 128  # tokens of a text that is shifted or put in reverse
 
 
-class Places(BaseModel):
-    model: str = ""
+class Places(Asked):
     count: int = Field(32, ge=2, le=512)  # a model with a shorter context has fewer
 
 
-class Shift(BaseModel):
-    model: str = ""
+class Shift(Asked):
     text: str
     by: int = Field(1, ge=1, le=4096)
 
 
-class Order(BaseModel):
-    model: str = ""
+class Order(Asked):
     text: str
 
 
@@ -42,19 +40,19 @@ def routes(desk: Desk) -> APIRouter:
 
     @router.post("/positions")
     async def places(asked: Places) -> dict[str, Any]:
-        held = await desk.held(asked.model)
+        held = await desk.asked(asked)
         return await desk.work(told, held.model, asked.count)
 
     @router.post("/shifted")
     async def shift(asked: Shift) -> dict[str, Any]:
         """What changes inside when the text starts later."""
-        held = await desk.held(asked.model)
+        held = await desk.asked(asked)
         return await desk.work(later_on, held.model, asked.text, asked.by)
 
     @router.post("/order")
     async def order(asked: Order) -> dict[str, Any]:
         """What the last token notices when those before it come in reverse."""
-        held = await desk.held(asked.model)
+        held = await desk.asked(asked)
         return await desk.work(reversed_, held.model, asked.text)
 
     return router
@@ -143,7 +141,7 @@ def reversed_(model: Model, text: str) -> dict[str, Any]:
     moved = []
     for at in (torch.arange(len(ids), device=device)[None], torch.zeros(1, len(ids), dtype=torch.long, device=device)):
         watch = Watch(names)
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with torch.no_grad(), eager():
             model.net(torch.tensor(rows, device=device), at=at.expand(2, -1), tap=watch)
         streams = torch.stack([watch.values[name][:, last].float().cpu() for name in names])  # layer order width
         moved.append((streams[:, 1] - streams[:, 0]).norm(dim=-1) / streams[:, 0].norm(dim=-1))

@@ -4,50 +4,55 @@ import hashlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from clearhead import config as c
 from clearhead.api import Model
+from clearhead.batch import Batch
 from clearhead.errors import ClearheadError
 from clearhead.generate import chat
+from clearhead.generate.answers import gapped
 from clearhead.lens.logit_lens import answers
 from clearhead.serve.pages import uploads
-from clearhead.serve.pages.edits import Edit, read
+from clearhead.serve.pages.asked import UPLOADS
+from clearhead.serve.pages.edits import Edited, read
 from clearhead.serve.pages.kept import Kept
+from clearhead.serve.pages.loaded import loaded
 from clearhead.serve.pages.pieces import pieces
 from clearhead.serve.pages.terms import finite
-from clearhead.serve.pages.trace import Gone, Trace
+from clearhead.serve.pages.trace import Edits, Gone, Trace
+from clearhead.serve.schemas import Ids
 from clearhead.serve.shelf import Held
+from clearhead.tokens.gaps import GAP
 
-MOST_BYTES = 1 << 30  # of streams that are kept
+MOST_BYTES = 1 << 30  # of runs that are kept
 MOST_AGAIN = 256 << 20  # of values that were computed again
 TOP = 10
 OWN = 96  # tokens of a target that the model writes itself
 BEAM = 4  # texts that a translator follows at once, unless it is told otherwise
 
 
-class RunRequest(BaseModel):
+class RunRequest(Edited):
     """What to read, and what to change on the way."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: str = ""
     text: str | None = None
-    ids: list[int] | None = None
+    ids: Ids | None = None
     messages: list[dict[str, str]] | None = None
     source: str | None = None
     picture: str | None = Field(default=None, description="a picture in base64")
     sound: str | None = Field(default=None, description="a sound in base64")
-    edits: list[Edit] = []
-    against: str = Field(default="", description="the text whose values `swap` takes")
 
-    @property
-    def id(self) -> str:
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:20]
+    def id(self, held: Held) -> str:
+        """The same for the same question to the same weights."""
+        return hashlib.sha256(f"{loaded(held)} {self.model_dump_json()}".encode()).hexdigest()[:20]
+
+    def without_uploads(self) -> Self:
+        """Only that there were some: they may be large, and what was read of them is kept elsewhere."""
+        return self.model_copy(update={name: "" for name in UPLOADS if getattr(self, name) is not None})
 
     def given(self, model: Model) -> dict[str, Any]:
         """As `model.watch` takes it."""
@@ -60,7 +65,7 @@ class RunRequest(BaseModel):
             found["sound"] = uploads.sound(self.sound, reads)
         if self.messages is not None:
             return {"x": chat.encode(model.config.use.chat, self.messages, model.tokenizer), **found}
-        x: object = self.text if self.ids is None else self.ids
+        x: object = read_text(model, self.text) if self.ids is None else self.ids
         if x is None and isinstance(m.shape, c.EncoderDecoder):
             x = written(model, found)
         return {"x": x or None if found else x, **found}
@@ -68,20 +73,24 @@ class RunRequest(BaseModel):
 
 @dataclass(frozen=True)
 class Run:
-    """A request, the trace of it, and how long that took."""
+    """A request, what was read of it, the trace of that, and how long it took."""
 
+    id: str
     request: RunRequest
+    read: dict[str, Any]
     trace: Trace
+    swapped: dict[str, Tensor]  # values of another text
     path: str  # of the model
     milliseconds: float
 
     @property
-    def id(self) -> str:
-        return self.request.id
+    def nbytes(self) -> int:
+        values = [value for value in (*self.read.values(), *self.swapped.values()) if isinstance(value, Tensor)]
+        return self.trace.nbytes + sum(value.untyped_storage().nbytes() for value in values) + self.request.size
 
     def given(self) -> dict[str, Any]:
         """For functions of the lens: `lens.atlas(model, **run.given())`, edits included."""
-        return {**self.request.given(self.trace.model), **({"edits": self.trace.edits} if self.trace.edits else {})}
+        return {**self.read, **({"edits": self.trace.edits} if self.trace.edits else {})}
 
     def told(self) -> dict[str, Any]:
         """What the page learns of it at once."""
@@ -103,25 +112,37 @@ class Runs:
     """The runs that are kept, and values of theirs that were computed again."""
 
     def __init__(self) -> None:
-        self._runs: Kept[Run] = Kept(MOST_BYTES, lambda run: run.trace.nbytes)
+        self._runs: Kept[Run] = Kept(MOST_BYTES, lambda run: run.nbytes)
         self._values: Kept[Tensor] = Kept(MOST_AGAIN, lambda value: value.untyped_storage().nbytes())
 
     def make(self, held: Held, request: RunRequest) -> Run:
         """The run of a request: the one that is kept, or a new one."""
-        found = self._runs.get(request.id)
+        name = request.id(held)
+        found = self._runs.get(name)
         if found is not None and found.trace.loaded(held.model):
             return found
-        other = None
-        if any(edit.op == "swap" for edit in request.edits):
-            if not request.against:
-                raise ClearheadError("to swap a value in, give the other text it comes from (against).")
-            there = RunRequest(model=request.model, text=request.against, source=request.source)
-            other = self.make(held, there).trace
+        swapped = self._swapped(held, request, request.source)
         start = time.perf_counter()
-        trace = Trace(held.model, held.model._batch(**request.given(held.model)), read(request.edits, other))
+        given = request.given(held.model)
+        batch = held.model._batch(**given)
+        trace = Trace(held.model, batch, read(request.edits, swapped))
+        taken, path = 1000 * (time.perf_counter() - start), held.path or held.name
         return self._runs.put(
-            request.id, Run(request, trace, held.path or held.name, 1000 * (time.perf_counter() - start))
+            name, Run(name, request.without_uploads(), as_read(batch, given), trace, swapped, path, taken)
         )
+
+    def edits(self, held: Held, asked: Edited, source: str | None = None) -> Edits:
+        """The changes that a question asks for, as `model.logits` takes them."""
+        return read(asked.edits, self._swapped(held, asked, source))
+
+    def _swapped(self, held: Held, asked: Edited, source: str | None) -> dict[str, Tensor]:
+        """What the other text has where values are swapped, with the batch as first dimension."""
+        if not asked.swaps:
+            return {}
+        if not asked.against:
+            raise ClearheadError("to swap a value in, give the other text it comes from (against).")
+        other = self.make(held, RunRequest(model=asked.model, text=asked.against, source=source)).trace
+        return {name: other.value(name)[None] for name in asked.swaps}
 
     def get(self, name: str) -> Run:
         found = self._runs.get(name)
@@ -137,6 +158,27 @@ class Runs:
         for name, value in (run.trace.values(missing) if missing else {}).items():
             found[name] = self._values.put(f"{run.id} {name}", value)
         return {name: value for name, value in found.items() if value is not None}
+
+
+def read_text(model: Model, text: str | None) -> str | list[int] | None:
+    """A text; of one with gaps, for a model that fills them, the ids with its mask in each."""
+    use, tokenizer = model.config.use, model.tokenizer
+    if text is None or tokenizer is None or not use.mask or not isinstance(model.config.model.head, c.MaskedWord):
+        return text
+    names = [GAP, *(name for name, token in tokenizer.special.items() if token == use.mask[0])]
+    return gapped(tokenizer, use, text) if any(name in text for name in names) else text
+
+
+def as_read(batch: Batch, given: dict[str, Any]) -> dict[str, Any]:
+    """What was given, such that `model.watch` neither cuts nor unpacks nor writes it again."""
+    sides = {"x": batch.ids, "source": batch.source}
+    found: dict[str, Any] = {"x": None}
+    for name, side in sides.items():
+        if side is not None and not side.is_floating_point():
+            found[name] = side[0].tolist()
+        elif side is not None and "pictures" in given:
+            found["pictures"] = side[0]
+    return {**found, **({"sound": given["sound"]} if "sound" in given else {})}
 
 
 def written(model: Model, given: dict[str, Any]) -> list[int]:

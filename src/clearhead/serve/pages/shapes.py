@@ -1,44 +1,38 @@
 """What each shape of model is for: an encoder-decoder translates (L6.2), an encoder fills gaps and judges (L6.3)."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
-from clearhead.generate.answers import GAP, check_judges, gapped, judged
+from clearhead.generate.answers import check_judges, judged
 from clearhead.serve.pages import uploads
 from clearhead.serve.pages.beams import rewritten, translation
 from clearhead.serve.pages.desk import Desk
-from clearhead.serve.pages.edits import Edit, read
+from clearhead.serve.pages.edits import Edited
 from clearhead.serve.pages.pieces import pieces
-from clearhead.serve.pages.runs import BEAM, RunRequest
-from clearhead.serve.pages.trace import Edits, Trace
+from clearhead.serve.pages.runs import BEAM, RunRequest, Runs, read_text
+from clearhead.serve.schemas import Ids
+from clearhead.serve.shelf import Held
 
 TOP = 50  # fillers that may be asked for
 
 
-class Asked(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    model: str = ""
-    edits: list[Edit] = []
-
-
-class Translate(Asked):
+class Translate(Edited):
     text: str = ""
     sound: str | None = None  # in base64, for a model that listens
     beam: int = Field(BEAM, ge=1, le=16)
     length_penalty: float = Field(1.0, ge=-10, le=10)
 
 
-class Fill(Asked):
+class Fill(Edited):
     text: str
-    against: str = ""  # the text whose values `swap` takes
-    hide: list[int] = []  # tokens that become gaps, besides those the text has
+    hide: Ids = Field([])  # tokens that become gaps, besides those the text has
     top: int = Field(8, ge=1, le=TOP)
 
 
@@ -52,33 +46,37 @@ def routes(desk: Desk) -> APIRouter:
     @router.post("/translate")
     async def translate(asked: Translate) -> dict[str, Any]:
         """The tree of a beam search; of an edited model, what it writes greedily."""
-        return await desk.work(translated, (await desk.held(asked.model)).model, asked)
+        held = await desk.asked(asked)
+        return await desk.steps(translated(desk.runs, held, asked))
 
     @router.post("/fill")
     async def fill(asked: Fill) -> dict[str, Any]:
-        return await desk.work(filled, (await desk.held(asked.model)).model, asked)
+        return await desk.work(filled, desk.runs, await desk.asked(asked), asked)
 
     @router.post("/classify")
     async def classify(asked: Classify) -> dict[str, Any]:
-        return await desk.work(classified, (await desk.held(asked.model)).model, asked)
+        return await desk.work(classified, desk.runs, await desk.asked(asked), asked)
 
     return router
 
 
-def translated(model: Model, asked: Translate) -> dict[str, Any]:
-    shape = model.config.model.shape
+def translated(runs: Runs, held: Held, asked: Translate) -> Iterator[dict[str, Any] | None]:
+    """The translation, after nothing for each step that can be waited for."""
+    model, shape = held.model, held.model.config.model.shape
     if not isinstance(shape, c.EncoderDecoder):
         raise ClearheadError(f"this {shape.kind} has no source to read; an encoder-decoder translates.")
     given: dict[str, Any] = {"source": asked.text}
     if asked.sound is not None and isinstance(shape.input, c.Mel):
         given = {"sound": uploads.sound(asked.sound, shape.input)}
     if asked.edits:
-        return rewritten(model, given, read(asked.edits))
-    return translation(model, given, asked.beam, asked.length_penalty)
+        yield from rewritten(model, given, runs.edits(held, asked, source=asked.text))
+    else:
+        yield translation(model, given, asked.beam, asked.length_penalty)
 
 
-def filled(model: Model, asked: Fill) -> dict[str, Any]:
+def filled(runs: Runs, held: Held, asked: Fill) -> dict[str, Any]:
     """The tokens with their gaps, and for each gap the likeliest words; of a hidden word also how likely it was."""
+    model = held.model
     ids, use = _gapped(model, asked.text), model.config.use
     for place in asked.hide:
         if not 0 <= place < len(ids):
@@ -89,7 +87,7 @@ def filled(model: Model, asked: Fill) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     if gaps:
         assert model.tokenizer is not None
-        logits = model.logits(shown, edits=_changes(model, asked))[gaps, : len(model.tokenizer)].float()
+        logits = model.logits(shown, edits=runs.edits(held, asked))[gaps, : len(model.tokenizer)].float()
         found = [
             _gap(model, place, row, asked.top, was.get(place))
             for place, row in zip(gaps, logits.softmax(dim=-1), strict=True)
@@ -97,20 +95,13 @@ def filled(model: Model, asked: Fill) -> dict[str, Any]:
     return {"ids": shown, "tokens": pieces(model.tokenizer, shown), "gaps": found}
 
 
-def _changes(model: Model, asked: Fill | Classify) -> Edits:
-    swaps = any(edit.op == "swap" for edit in asked.edits)
-    return read(asked.edits, Trace(model, model._batch(asked.against)) if swaps and asked.against else None)
-
-
 def _gapped(model: Model, text: str) -> list[int]:
     """The ids of a text, whether it has gaps or not."""
     use, tokenizer = model.config.use, model.tokenizer
     if not isinstance(model.config.model.head, c.MaskedWord) or tokenizer is None or not use.mask:
         raise ClearheadError(f"this {model.kind} fills no gaps; an encoder with a masked-word head does.")
-    names = [GAP, *(name for name, token in tokenizer.special.items() if token == use.mask[0])]
-    if any(name in text for name in names):
-        return gapped(tokenizer, use, text)
-    return [*use.begin, *tokenizer.encode(text), *use.end]
+    found = read_text(model, text)
+    return [*use.begin, *tokenizer.encode(text), *use.end] if found is None or isinstance(found, str) else found
 
 
 def _gap(model: Model, place: int, shares: torch.Tensor, top: int, was: int | None) -> dict[str, Any]:
@@ -123,13 +114,14 @@ def _gap(model: Model, place: int, shares: torch.Tensor, top: int, was: int | No
     return found
 
 
-def classified(model: Model, asked: Classify) -> dict[str, Any]:
+def classified(runs: Runs, held: Held, asked: Classify) -> dict[str, Any]:
     """Each class with its probability, or the number that the model gives."""
+    model = held.model
     check_judges(model.config.model)
     given = asked.given(model)
     if asked.second is not None:
         given["x"] = (asked.text or "", asked.second)
-    logits = model.logits(**given, edits=_changes(model, asked)).float()
+    logits = model.logits(**given, edits=runs.edits(held, asked, asked.source)).float()
     verdict = judged(logits[None], model.config)[0]
     if isinstance(verdict, float):
         return {"number": verdict, "classes": None}

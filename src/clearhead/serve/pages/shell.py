@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from clearhead.errors import ClearheadError
 FOLDER = Path(__file__).parent.parent / "page"
 VENDOR = "vendor"
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+COMMENT = re.compile(rb"^[ \t]*(?://.*|/\*(?:[^*]|\*(?!/))*\*/[ \t]*)$", re.MULTILINE)  # on lines of its own
 FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 HTML = """<!doctype html>
@@ -55,12 +57,18 @@ class Asset:
         return f"data:{KINDS[self.ending]};base64,{base64.b64encode(self.content).decode()}"
 
 
+def sent(path: Path) -> bytes:
+    """A file as it is sent: ours without comments, each line where it was; those of others as they are."""
+    content = path.read_bytes()
+    return content if path.parent.name == VENDOR else COMMENT.sub(lambda found: b"\n" * found[0].count(b"\n"), content)
+
+
 class Shell:
     """All files of the page, read once."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self.assets = [
-            Asset(path.relative_to(folder).with_suffix("").as_posix(), path.suffix, path.read_bytes())
+            Asset(path.relative_to(folder).with_suffix("").as_posix(), path.suffix, sent(path))
             for path in sorted(folder.rglob("*"))
             if path.suffix in KINDS
         ]

@@ -3,18 +3,21 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, Request
 
 from clearhead.errors import ClearheadError
+from clearhead.serve.pages.runs import BEAM, RunRequest
 from clearhead.serve.pages.shell import safe
 
 Question = tuple[str, str, dict[str, Any] | None]  # method, address, body
 
 MOST = 24 << 20  # bytes of patterns that go inside
+OTHERS = ["mouse", "rat", "gram", "unit", "tumor", "skin", "spy"]  # what may stand in the place of a mole
 VECTORS: list[dict[str, Any]] = [  # what the vector lab begins with
     {"written": "king - man + woman", "own": False, "layer": None},
     {
@@ -26,43 +29,80 @@ VECTORS: list[dict[str, Any]] = [  # what the vector lab begins with
 ]
 
 
+Allowed = Sequence[tuple[bytes, bytes]]  # headers of who asks, which let it in
+Chosen = tuple[int, int, int]  # layer, head and token; −1 is the last
+Kept = dict[str, dict[str, Any]]  # what the page would ask for -> the answer
+
+
+def routes() -> APIRouter:
+    router = APIRouter(prefix="/api", tags=["page"])
+
+    @router.post("/page")
+    async def kept(asked: RunRequest, request: Request, layer: int = 0, head: int = 0, query: int = -1) -> Kept:
+        """What a saved page of this run needs, where someone has chosen a layer, a head and a token."""
+        names = (b"authorization", b"cookie", b"host")
+        allowed = [(name, value) for name, value in request.headers.raw if name in names]
+        return await answers(request.app, await request.json(), allowed, (layer, head, query))
+
+    return router
+
+
 async def page(app: FastAPI, text: str, source: str = "") -> str:
     """The page of the first model with a text, as it is when it opens; its heads can be looked through."""
-    found = {key: answer async for key, answer in _answers(app, text, source)}
-    hash_ = "&".join(f"{k}={quote(v)}" for k, v in (("text", text), ("source", source)) if v)
+    given = {key: value for key, value in (("text", text), ("source", source)) if value}
+    found = await answers(app, given)
+    hash_ = "&".join(f"{key}={quote(value)}" for key, value in given.items())
     whole: str = app.state.shell.whole(safe({**found, "hash": f"#{hash_}" if hash_ else ""}))
     return whole
 
 
-async def _answers(app: FastAPI, text: str, source: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    (first, *_) = json.loads((await _asked(app, "GET", "/api/models"))[1])
-    here = f"/api/models/{quote(first['name'])}"
-    card = json.loads((await _asked(app, "GET", here))[1])
-    text = text or card["examples"]["text"]
-    read = {"model": card["name"], **({} if text is None else {"text": text})}
-    if card["kind"] == "encoder-decoder":
-        read["source"] = source or card["examples"]["source"]
-    run = json.loads((await _asked(app, "POST", "/api/runs", read))[1])
-    asked: list[Question] = [("GET", "/api/models", None), ("GET", here, None), ("POST", "/api/runs", read)]
-    for question in (*asked, *_about_the_run(card, run), *_about_the_model(here, card, run, read)):
-        try:
-            yield await _kept(app, *question)
-        except ClearheadError:  # what this model has not, the page does not ask for
-            continue
+async def answers(app: FastAPI, asked: dict[str, Any], allowed: Allowed = (), chosen: Chosen = (0, 0, -1)) -> Kept:
+    """All that the views ask for when they open on a run, and on the same without its edits."""
+    (first, *_) = json.loads((await _asked(app, "GET", "/api/models", None, allowed))[1])
+    here = f"/api/models/{quote(asked.get('model') or first['name'], safe='')}"
+    card = json.loads((await _asked(app, "GET", here, None, allowed))[1])
+    plain = {key: value for key, value in _read(card, asked).items() if key not in ("edits", "against")}
+    edited = {**plain, **{key: asked[key] for key in ("edits", "against") if asked.get(key)}}
+    questions: list[Question] = [("GET", "/api/models", None), ("GET", here, None)]
+    for read in (plain, edited) if edited != plain else (plain,):
+        run = json.loads((await _asked(app, "POST", "/api/runs", read, allowed))[1])
+        questions += [("POST", "/api/runs", read), *_about_the_run(card, run, chosen)]
+        if read is plain:
+            questions += _about_the_model(here, card, run, read)
+            questions += await _other(app, card, run, plain, allowed)
+    found: Kept = {}
+    for question in questions:
+        with suppress(ClearheadError):  # what this model has not, the page does not ask for
+            key, answer = await _kept(app, *question, allowed=allowed)
+            found[key] = answer
+    return found
 
 
-def _about_the_run(card: dict[str, Any], run: dict[str, Any]) -> list[Question]:
+def _read(card: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """A request of a run as the page writes it: with the model's examples where nothing was typed."""
+    wanted = {name: asked.get(name) or card["examples"][name] for name in ("text", "source")}
+    more = {key: value for key, value in asked.items() if value is not None}
+    if card["kind"] != "encoder-decoder":
+        del wanted["source"]
+        more.pop("source", None)
+    given = {"model": card["name"], **{name: value for name, value in wanted.items() if value is not None}}
+    return {**given, **{key: value for key, value in more.items() if key not in given}}
+
+
+def _about_the_run(card: dict[str, Any], run: dict[str, Any], chosen: Chosen) -> list[Question]:
     """What the views ask about a run when they open; every head, while there is room."""
+    layer, head, query = chosen
+    token = query if query >= 0 else len(run["tokens"]) - 1
     both, last = card["kind"] == "encoder-decoder", len(run["tokens"]) - 1
     paths = {"attention": "blocks.{}.attn", "cross": "blocks.{}.cross", "encoder": "encoder.blocks.{}.attn"}
-    found = ["residual", "residual?encoder=false", "residual?encoder=true", "logits?at=-1", "lens?at=-1"]
+    found = ["residual", "residual?encoder=false", "residual?encoder=true", "logits?at=-1", f"lens?at={query}"]
     found += [
         f"tensor/{name}"
         for name in ("encoder.embed.tokens", "embed.tokens", "embed.positions", "embed", f"norm?rows={last}:{last + 1}")
     ]
-    found += [f"tensor/blocks.0.attn.{what}?head=0" for what in ("q", "k", "v", "q_turned", "k_turned", "z")]
-    found += [f"tensor/blocks.0.attn.{what}?head=0" for what in ("scores", "masked")]
-    found += [f"block?layer={layer}&token={last}&encoder=false" for layer in range(min(12, card["layers"]))]
+    found += [f"tensor/blocks.{layer}.attn.{what}?head={head}" for what in ("q", "k", "v", "q_turned", "k_turned", "z")]
+    found += [f"tensor/blocks.{layer}.attn.{what}?head={head}" for what in ("scores", "masked")]
+    found += [f"block?layer={at}&token={token}&encoder=false" for at in range(min(12, card["layers"]))]
     found += [f"attribution?token={run['top'][0]['id']}"] if run["top"] else []
     room = MOST
     for part in paths if both else ("attention",):
@@ -75,10 +115,34 @@ def _about_the_run(card: dict[str, Any], run: dict[str, Any]) -> list[Question]:
     return [("GET", f"/api/runs/{run['id']}/{tail}", None) for tail in found]
 
 
-def _about_the_model(here: str, card: dict[str, Any], run: dict[str, Any], read: dict[str, str]) -> list[Question]:
+async def _other(
+    app: FastAPI, card: dict[str, Any], run: dict[str, Any], plain: dict[str, Any], allowed: Allowed
+) -> list[Question]:
+    """The run that a view begins with besides, and what it asks about that."""
+    beside, tails = _beside(card, run, plain)
+    try:
+        other = json.loads((await _asked(app, "POST", "/api/runs", beside, allowed))[1])["id"]
+    except ClearheadError:  # not every model can read the lectures' sentences
+        return []
+    return [("POST", "/api/runs", beside), *(("GET", f"/api/runs/{other}/{tail}", None) for tail in tails)]
+
+
+def _beside(card: dict[str, Any], run: dict[str, Any], read: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A translation to look at, or a text to compare; and which of its values."""
+    part = "cross" if "source" in read else "attn"
+    count = min(12, card["layers"])
+    heads = [f"tensor/blocks.{at}.{part}.pattern?head={head}" for at in range(count) for head in range(card["heads"])]
+    if "source" in read:
+        ids = [token["id"] for token in run["tokens"]]
+        return {"model": card["name"], "ids": ids, "source": read["source"]}, heads
+    return {**read, **({"text": card["examples"]["pair"][1]} if card["text"] else {})}, ["logits?at=-1", *heads]
+
+
+def _about_the_model(here: str, card: dict[str, Any], run: dict[str, Any], read: dict[str, Any]) -> list[Question]:
     """What they ask about its words."""
     source, model = "source" in read, {"model": card["name"]}
-    text = read["source"] if source else read["text"]
+    text = read.get("source" if source else "text", "")
+    mole = {"word": "mole", "texts": card["examples"]["mole"]}
     ids = [token["id"] for token in run["source" if source else "tokens"]][-2:]
     best = [answer["id"] for answer in run["top"][:1]]
     tails = [
@@ -93,24 +157,28 @@ def _about_the_model(here: str, card: dict[str, Any], run: dict[str, Any], read:
         "positions": [{"count": 32}],
         "order": [{"text": text}],
         "shifted": [{"text": text, "by": 4}],
-        "context": [{"word": "mole", "texts": card["examples"]["mole"]}],
+        "context": [mole],
+        "instead": [{**mole, "others": OTHERS, "layer": -1}],
         "vectors": VECTORS,
-        **({"translate": [{"text": text, "beam": 4, "length_penalty": 1}]} if source else {}),
+        **({"translate": [{"text": text, "beam": BEAM, "length_penalty": 1}]} if source else {}),
+        **({"fill": [{"text": text, "hide": [], "top": 10}]} if "fill" in card["views"] else {}),
     }
     asked: list[Question] = [("GET", f"{here}/{tail}", None) for tail in tails]
     return asked + [("POST", f"/api/{name}", model | body) for name, bodies in posts.items() for body in bodies]
 
 
-async def _asked(app: FastAPI, method: str, url: str, body: object = None) -> tuple[dict[str, str], bytes]:
-    status, headers, content = await ask(app, method, url, body)
+async def _asked(
+    app: FastAPI, method: str, url: str, body: object = None, allowed: Allowed = ()
+) -> tuple[dict[str, str], bytes]:
+    status, headers, content = await ask(app, method, url, body, allowed)
     if status != 200:
         raise ClearheadError(json.loads(content)["error"]["message"])
     return headers, content
 
 
-async def _kept(app: FastAPI, method: str, url: str, body: object = None) -> tuple[str, dict[str, Any]]:
+async def _kept(app: FastAPI, method: str, url: str, body: object, allowed: Allowed) -> tuple[str, dict[str, Any]]:
     """The key under which the page looks for an answer, and the answer."""
-    headers, content = await _asked(app, method, url, body)
+    headers, content = await _asked(app, method, url, body, allowed)
     written = "" if body is None else " " + json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     key = f"{method} {url.removeprefix('/')}{written}"
     if "json" in headers.get("content-type", ""):
@@ -119,11 +187,14 @@ async def _kept(app: FastAPI, method: str, url: str, body: object = None) -> tup
     return key, {"type": "npy", "headers": {"pooled": pooled}, "content": base64.b64encode(content).decode()}
 
 
-async def ask(app: FastAPI, method: str, url: str, body: object = None) -> tuple[int, dict[str, str], bytes]:
+async def ask(
+    app: FastAPI, method: str, url: str, body: object = None, allowed: Allowed = ()
+) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and content of an answer, without a network."""
     parts = urlsplit(url)
     content = b"" if body is None else json.dumps(body).encode()
-    given = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+    given = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+    given += allowed or [(b"host", b"localhost")]
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
         "path": parts.path, "raw_path": parts.path.encode(), "query_string": parts.query.encode(), "root_path": "",

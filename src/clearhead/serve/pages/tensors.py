@@ -1,5 +1,6 @@
 """/api/runs: a text goes through a model, and every number of it can be asked for."""
 
+import re
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
@@ -92,9 +93,8 @@ def window(value: Tensor, rows: str, cols: str) -> Tensor:
     for written, dim in ((rows, -2), (cols, -1)):
         if not written:
             continue
-        first, _, last = written.partition(":")
-        if value.dim() < -dim or not first.isdigit() or not last.isdigit():
+        if value.dim() < -dim or not re.fullmatch("[0-9]{1,9}:[0-9]{1,9}", written):
             raise ClearheadError(f"{written!r:.40} is no window; write it as 0:256.")
-        start, stop = min(int(first), value.shape[dim]), min(int(last), value.shape[dim])
+        start, stop = (min(int(end), value.shape[dim]) for end in written.split(":"))
         value = value.narrow(dim, start, max(0, stop - start))
     return value

@@ -23,7 +23,7 @@ from clearhead.model.caches import FRESH
 from clearhead.model.masks import EVERYTHING
 from clearhead.model.transformer import Stack
 from clearhead.serve.refused import Refused
-from clearhead.tap import Tap, Watch
+from clearhead.tap import Tap, Watch, eager
 
 Edits = dict[str, Callable[..., Tensor]]
 STREAMS = ("embed", "blocks.*.post", "norm")  # what enters each block, after edits; and what the head reads
@@ -40,7 +40,7 @@ class Trace:
         for name in self.edits:
             matching(model.config.model, name)
         tap = self._watch([*STREAMS, *(ENCODER + name for name in STREAMS if batch.source is not None)])
-        with _eager():
+        with _watched():
             model._run(batch, tap)
         self.streams = tap.values
         self.last = self._answer(-1)
@@ -72,7 +72,8 @@ class Trace:
 
     @property
     def nbytes(self) -> int:
-        return sum(value.nbytes for value in self.streams.values()) + self.last.nbytes
+        read = [value for value in vars(self.batch).values() if isinstance(value, Tensor)]
+        return sum(value.nbytes for value in (*self.streams.values(), self.last, *read))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a value, without the batch; known before the value is."""
@@ -111,7 +112,7 @@ class Trace:
         found = {name: self.streams[name] for name in wanted if name in self.streams}
         rest = [name for name in wanted if name not in found]
         if rest:
-            with _eager():
+            with _watched():
                 found |= self._again(rest)
         return {name: self.of_head(found[name][0], head, name) for name in wanted}
 
@@ -136,7 +137,7 @@ class Trace:
 
     def _answer(self, at: int) -> Tensor:
         hidden = self.streams["norm"]
-        with _eager():
+        with _watched():
             if self.pooled or "logits" in self.edits:  # an edit may be of one token, and counts them all
                 whole = self._head(hidden)[0]
                 return (whole if self.pooled else whole[at]).float()
@@ -196,7 +197,7 @@ class Gone(Refused):
 
 
 @contextmanager
-def _eager() -> Iterator[None]:
+def _watched() -> Iterator[None]:
     """Without gradients, never compiled."""
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    with torch.no_grad(), eager():
         yield

@@ -13,7 +13,6 @@ from clearhead.serve.pages.copied import python
 from clearhead.serve.pages.reasons import Reasons
 from clearhead.serve.pages.runs import Run, Runs, tokens
 from clearhead.serve.pages.terms import Step, number
-from clearhead.tap import compile_pattern
 
 
 def why(runs: Runs, run: Run, name: str, index: list[int]) -> dict[str, Any]:
@@ -30,9 +29,8 @@ def why(runs: Runs, run: Run, name: str, index: list[int]) -> dict[str, Any]:
         whole = trace.logits(index[0]) if name == "logits" else values([name])[name]
         value = whole[index[-1]] if name == "logits" else whole[tuple(index)]
         steps = Reasons(trace, values, name, index).steps()
-    for pattern in trace.edits:
-        if compile_pattern(pattern).fullmatch(name):
-            steps.append(Step("after the edits of this value", float(value)))
+    if name in trace.edits:
+        steps.append(Step("after the edits of this value", float(value)))
     finite = whole[whole.isfinite()]
     percentile = float((finite < value).float().mean() * 100) if finite.numel() and value.isfinite() else None
     return {
@@ -42,6 +40,7 @@ def why(runs: Runs, run: Run, name: str, index: list[int]) -> dict[str, Any]:
         "labels": labels(run, name, index),
         **number(float(value)),
         "percentile": percentile,
+        "largest": percentile is not None and bool(value >= finite.max()),
         "formula": trace.table[name].formula,
         "steps": [step.told() for step in steps],
         "python": python(run, name, index),

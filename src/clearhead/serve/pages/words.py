@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import torch
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,6 +18,7 @@ from clearhead.lens.vectors import Vectors, vectors
 from clearhead.lens.view import Axis, View
 from clearhead.lens.word_sources import Side
 from clearhead.model.heads import LanguageHead
+from clearhead.serve.pages.asked import Asked
 from clearhead.serve.pages.desk import Desk
 from clearhead.serve.pages.pieces import pieces
 from clearhead.serve.pages.wire import sent
@@ -32,21 +33,19 @@ Name = Annotated[str, Field(max_length=200)]
 Words = Annotated[list[Name], Field(max_length=64)]
 
 
-class Cut(BaseModel):
+class Cut(Asked):
     """A text to be cut into tokens, as what a model writes or as the source that an encoder-decoder reads."""
 
-    model: str = ""
     text: str
     source: bool = False
 
 
-class Sum(BaseModel):
+class Sum(Asked):
     """A sum of words, or pairs that make a direction and words along it, or words to compare."""
 
-    model: str = ""
     written: str = Field("", max_length=400)
     pairs: list[tuple[Name, Name]] = Field([], max_length=32)
-    words: Words = []
+    words: Words = Field([])
     layer: int | None = None  # None for the embedding matrix
     top: int = Field(10, ge=1, le=50)
     own: bool = False  # whether the words of the sum may be answers
@@ -57,7 +56,7 @@ def routes(desk: Desk) -> APIRouter:
 
     @router.post("/tokens")
     async def tokens(asked: Cut) -> dict[str, Any]:
-        held = await desk.held(asked.model)
+        held = await desk.asked(asked)
         return await desk.work(cut, held.model, asked.text, asked.source)
 
     @router.get("/models/{name}/matrix")
@@ -74,7 +73,7 @@ def routes(desk: Desk) -> APIRouter:
 
     @router.post("/vectors")
     async def sums(asked: Sum) -> dict[str, Any]:
-        held = await desk.held(asked.model)
+        held = await desk.asked(asked)
         return await desk.work(answer, held.model, asked)
 
     return router
@@ -152,12 +151,13 @@ def _rows(model: Model, ids: str, out: bool) -> View:
 def known(model: Model, layer: int | None = None) -> Vectors:
     """All vectors of a model, kept with it and gone with it."""
     kept: dict[int | None, Vectors] = vars(model).setdefault("_vectors", {})
-    if layer not in kept:
+    found = kept.get(layer)
+    if found is None:  # others may ask at the same time, so nothing here counts on what they leave
         found = vectors(model, layer)  # which refuses a layer that is not there
-        for other in [key for key in kept if key is not None]:
-            del kept[other]
+        for other in [key for key in list(kept) if key is not None]:
+            kept.pop(other, None)
         kept[layer] = found
-    return kept[layer]
+    return found
 
 
 def answer(model: Model, asked: Sum) -> dict[str, Any]:

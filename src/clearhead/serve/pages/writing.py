@@ -6,26 +6,24 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.generate.write import Piece
 from clearhead.lens.logit_lens import token_labels
 from clearhead.serve.pages.desk import Desk
-from clearhead.serve.pages.edits import Edit, read
+from clearhead.serve.pages.edits import Edited
 from clearhead.serve.pages.terms import finite
+from clearhead.serve.schemas import Ids
 
 
-class Writing(BaseModel):
+class Writing(Edited):
     """What to go on from and how to draw, as `model.generate` takes it; `forced` is what the text begins with."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: str = ""
     text: str = ""
-    ids: list[int] | None = None  # instead of a text, as they are
-    forced: list[int] = []
+    ids: Ids | None = None  # instead of a text, as they are
+    forced: Ids = Field([])
     max_tokens: int = Field(40, ge=1)  # the forced ones among them
     temperature: float = 1.0
     top_k: int = Field(0, le=2**31)
@@ -34,12 +32,10 @@ class Writing(BaseModel):
     seed: int = Field(0, lt=2**64)
     stop: list[str] = Field([], max_length=8)
     top: int = Field(8, ge=0, le=50)  # alternatives told with each token
-    edits: list[Edit] = []
 
     def options(self) -> dict[str, Any]:
         named = ("forced", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
-        edits = {"edits": read(self.edits)} if self.edits else {}
-        return {**{name: getattr(self, name) for name in named}, "logprobs": self.top, **edits}
+        return {**{name: getattr(self, name) for name in named}, "logprobs": self.top}
 
 
 def routes(desk: Desk) -> APIRouter:
@@ -50,9 +46,14 @@ def routes(desk: Desk) -> APIRouter:
         """Server-sent events: `token` for each token, then `done` with the whole text, or `error` with a sentence."""
         if asked.max_tokens > desk.limits.max_tokens:
             raise ClearheadError(f"{asked.max_tokens} tokens are more than the {desk.limits.max_tokens} allowed here.")
-        held = await desk.held(asked.model)
-        given = asked.text if asked.ids is None else asked.ids
-        written = await desk.work(lambda: held.model.generate(given, stream=True, **asked.options()))
+        held = await desk.asked(asked)
+
+        def begun() -> Iterator[Piece]:
+            edits: dict[str, Any] = {"edits": desk.runs.edits(held, asked)} if asked.edits else {}
+            given = asked.text if asked.ids is None else asked.ids
+            return held.model.generate(given, stream=True, **asked.options(), **edits)
+
+        written = await desk.work(begun)
         return StreamingResponse(_events(desk, held.model, written), media_type="text/event-stream")
 
     @router.get("/models/{name}/drawing")
