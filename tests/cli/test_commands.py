@@ -148,7 +148,7 @@ MISTAKES = [
     (["presets", "tiny-decoder", "--trian.steps=5"], "--trian.steps is not an option; did you mean 'train.steps'?"),
     (["presets", "tiny-decoder", "--model.atention.heads=5"], "is not an option; did you mean 'attention'?\n"),
     (["presets", "--model.layers=3"], "name one first"),
-    (["see", "SAVED", "abc", "--out", "/no/such/a.png"], "No such file or directory"),
+    (["see", "SAVED", "abc", "--out", "/no/such/a.png"], "there is no folder /no/such"),
     (["demo", "--out", "SAVED/model.safetensors"], "is a file; choose another name"),
     (["demo", "--seconds", "0"], "greater than or equal to 1"),
     (

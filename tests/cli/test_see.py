@@ -51,7 +51,8 @@ def test_nothing_is_told_by_colour_alone(folders):
     assert f"{word} {share:.2f}" in see(folders[0], "abc", "--what", "lens").splitlines()[4]
 
 
-def test_positions_fit_a_screen(folders):
+def test_positions_fit_a_screen(folders, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     shown = see(folders[0], "abc", "--what", "positions").splitlines()
     assert len(shown) <= 24
     assert max(map(len, shown)) <= 100

@@ -103,7 +103,8 @@ def test_the_terminal_shows_small_maps_as_numbers_with_a_shade():
     assert "-1" in str(BARS.terminal())
 
 
-def test_the_terminal_shows_large_maps_as_squares_that_hide_no_peak_and_tell_signs_without_colours():
+def test_the_terminal_shows_large_maps_as_squares_that_hide_no_peak_and_tell_signs_without_colours(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     values = torch.zeros(80, 160)
     values[0, 100], values[1, 101], values[2, 102] = 1.0, -1.0, -0.3
     lines = str(View(values, (Axis.of("a", 80), Axis.of("b", 160)), "t", "v", signed=True).terminal()).splitlines()
