@@ -1,4 +1,4 @@
-# make demo   sets everything up, then trains a small model, writes with it and looks inside
+# make demo   sets everything up, then opens the page on a bundled model, or shows it in the terminal
 # make test   sets everything up, then checks style and types and runs the tests
 PYTHON ?= python3
 VENV := .venv

@@ -1,4 +1,4 @@
-"""Copies the page's two libraries from npm, as package-lock.json pins them, into the package that is built."""
+"""Copies the page's one library from npm, as package-lock.json pins them, into the package that is built."""
 
 import shutil
 import subprocess
@@ -12,9 +12,6 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 FILES = {
     "lit-html.js": "lit-html/lit-html.js",
     "lit-html.LICENSE": "lit-html/LICENSE",
-    "uplot.js": "uplot/dist/uPlot.iife.min.js",
-    "uplot.css": "uplot/dist/uPlot.min.css",
-    "uplot.LICENSE": "uplot/LICENSE",
 }
 LOCKS = ("package.json", "package-lock.json")
 

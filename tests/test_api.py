@@ -152,7 +152,7 @@ MISTAKES = [
     (lambda m: ch.presets["gpt2"], "did you mean 'gpt2-124m'?"),
     (lambda m: ch.verify("demo/model"), "a model is needed, not str"),
     (lambda m: ch.save(3, "x"), "a model is needed, not int"),
-    (lambda m: ch.new("tiny-decoder", heads=2), "did you mean 'model.attention.heads'?"),
+    (lambda m: ch.new("tiny-decoder", bias=2), "did you mean 'model.attention.bias'?"),
     (lambda m: m.generate("a", max_tokens=2.5), "max_tokens = 2.5 must be a whole number"),
     (lambda m: m.watch("a", [3]), "asked for by name"),
     (lambda m: m.logits("a", edits=[ch.ablate()]), "edits are {name: change}"),
@@ -187,7 +187,7 @@ def test_a_model_without_a_head_has_hidden_states_and_no_logits():
 
 def test_a_translator_needs_to_know_what_its_output_starts_with():
     bare = ch.new("tiny-encoder-decoder")
-    with pytest.raises(ch.ClearheadError, match="use__start"):
+    with pytest.raises(ch.ClearheadError, match=r"use\.start"):
         bare.translate([[1, 2]])
     model = ch.new("tiny-encoder-decoder", use__start=[3], use__stop=[4])
     (best,) = model.translate([[1, 2]], beam=2, max_tokens=5)

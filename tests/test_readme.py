@@ -18,13 +18,10 @@ SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where a reader stands after `make demo`, which would train for longer."""
+    """Where a reader stands."""
     path = tmp_path_factory.mktemp("reader")
     shutil.copy(ROOT / "README.md", path)
     shutil.copytree(ROOT / "docs", path / "docs")
-    subprocess.run(
-        [sys.executable, "-m", "clearhead", "demo", "--seconds", "1"], cwd=path, check=True, capture_output=True
-    )
     return path
 
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from clearhead.api import Model, load, new, save
     from clearhead.config import Config
     from clearhead.errors import ClearheadError
+    from clearhead.evaluate.evaluation import evaluate
     from clearhead.evaluate.verify import verify
+    from clearhead.lab.compare import compare
     from clearhead.learn import train
     from clearhead.lens.context import context
     from clearhead.lens.edits import ablate, replace, scale
@@ -31,7 +33,9 @@ _HOME = {
     "Model": "clearhead.api",
     "Tokenizer": "clearhead.tokens.text",
     "ablate": "clearhead.lens.edits",
+    "compare": "clearhead.lab.compare",
     "context": "clearhead.lens.context",
+    "evaluate": "clearhead.evaluate",
     "lens": "clearhead.lens",
     "load": "clearhead.api",
     "new": "clearhead.api",
@@ -49,7 +53,9 @@ __all__ = [
     "Model",
     "Tokenizer",
     "ablate",
+    "compare",
     "context",
+    "evaluate",
     "lens",
     "load",
     "new",

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+MANY = 10_000  # names; of more, only those with the same first letter are compared, or it would take minutes
+
 
 class ClearheadError(ValueError):
     """What was wrong, the value, what would be right. The command line prints it and exits with 2."""
@@ -13,7 +15,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence: the closest name where there is one, else the names there are."""
     known = list(known)
     begins = [k for k in known if k.startswith(name)] if name else []
-    close = begins or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    alike = known if len(known) <= MANY else [k for k in known if k[:1] == name[:1]]
+    close = begins or difflib.get_close_matches(name, alike, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
     return "known: " + ", ".join(known) if len(known) <= 24 else f"there are {len(known)} to choose from"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,9 @@ class Inside:
         with _mode(gradients, tap):
             self.net.predict(self._run(batch, tap), batch.segments, tap)
         values = tap.values if isinstance(tap, Watch) else {}
-        tokens = labels(batch.ids, batch.segments, self.tokenizer)
-        source_tokens = labels(batch.source, batch.source_segments, self.source_tokenizer or self.tokenizer)
-        return Seen(values, self.config.model, tokens, source_tokens)
+        tokens = partial(labels, batch.ids, batch.segments, self.tokenizer)
+        source_tokens = partial(labels, batch.source, batch.source_segments, self.source_tokenizer or self.tokenizer)
+        return Seen(values, self.config.model, tokens, source_tokens, whole=not isinstance(names, Mapping))
 
     def _batch(
         self, x: object, source: object = None, pictures: object = None, sound: object = None, **limits: Any
@@ -138,6 +139,8 @@ class Inside:
         )
 
     def _tap(self, names: Iterable[str] | Mapping[str, Select], edits: Edits | None) -> Tap:
+        if not isinstance(names, Iterable):
+            raise ClearheadError(f"values are asked for by name, not by {type(names).__name__}.")
         names = names if isinstance(names, Mapping) else list(names)
         if not names and not edits:
             return SILENT

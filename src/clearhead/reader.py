@@ -104,7 +104,8 @@ def load(path: str | Path) -> Tree:
 def override(base: Tree, changes: Mapping[str, object]) -> Tree:
     """`base` with dotted keys replaced: {"model.position.kind": "rotary"}; text from flags is read as TOML.
 
-    A new kind starts from its own defaults: the options of the old kind do not belong to it.
+    A new kind starts from its own defaults: the options of the old kind do not belong to it. An option that only one
+    section below has may be written without that section: model.heads is model.attention.heads.
     """
     result: Tree = json.loads(json.dumps(base))
     for dotted, value in sorted(changes.items(), key=_outer_first):
@@ -123,6 +124,8 @@ def override(base: Tree, changes: Mapping[str, object]) -> Tree:
                 why = "has no options below it." if key in table else f"is not an option; {nearest(key, table)}"
                 raise ClearheadError(f"{where} {why}")
             table = inner
+        if last not in table and len(holders := [x for x in table.values() if isinstance(x, dict) and last in x]) == 1:
+            table = holders[0]
         value = [flag_value(item) for item in value] if isinstance(value, list) else flag_value(value)
         old = table.get(last)
         if last == "kind" and table.get("kind") != value:

@@ -53,31 +53,32 @@ class Watch:
     ) -> None:
         self._keep = keep if isinstance(keep, Mapping) else dict.fromkeys(keep, _whole)
         self._edits = {**(edits or {})}
-        self._scope = ""
+        self._plan = _plan(tuple(self._keep), tuple(self._edits), "")
         self.values: dict[str, Tensor] = {}
 
     def at(self, *path: str | int) -> "Tap":
-        scope = f"{self._scope}{'.'.join(map(str, path))}."
-        if not reaches((*self._keep, *self._edits), scope):
+        plan = self._plan.below(path)
+        if plan is None:
             return SILENT  # most of a pass, which has no time on a GPU to be asked about every value
         inner = Watch.__new__(Watch)
-        inner._keep, inner._edits, inner._scope, inner.values = self._keep, self._edits, scope, self.values
+        inner._keep, inner._edits, inner._plan, inner.values = self._keep, self._edits, plan, self.values
         return inner
 
     def edited(self, edits: Mapping[str, Edit]) -> Self:
         """This tap, which edits these values too."""
         self._edits |= edits
+        self._plan = _plan(tuple(self._keep), tuple(self._edits), self._plan.scope)
         return self
 
     @property
     def deep(self) -> bool:
-        return any(meant((*self._keep, *self._edits), self._scope + name) for name in DEEP)
+        return self._plan.deep
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
-        path = self._scope + name
-        for pattern in meant(tuple(self._edits), path):
+        edits, keep, path = self._plan.about(name)
+        for pattern in edits:
             value = self._edits[pattern](value, path)
-        for pattern in meant(tuple(self._keep), path):
+        for pattern in keep:
             self.values[path] = _kept(value, self._keep[pattern])
         return value
 
@@ -126,16 +127,35 @@ def _kept(value: Tensor, select: Select) -> Tensor:
     return part.clone() if select is not _whole and part.untyped_storage().nbytes() > part.nbytes else part
 
 
-@lru_cache(maxsize=1 << 14)
-def meant(patterns: tuple[str, ...], path: str) -> tuple[str, ...]:
-    """Those of some patterns that mean a path."""
-    return tuple(pattern for pattern in patterns if means(pattern, path))
+class _Plan:
+    """What patterns mean below a scope, found once for all passes that ask for the same: a GPU waits for the answer."""
+
+    def __init__(self, keep: tuple[str, ...], edits: tuple[str, ...], scope: str) -> None:
+        self._keep, self._edits, self.scope = keep, edits, scope
+        self._below: dict[tuple[str | int, ...], _Plan | None] = {}
+        self._about: dict[str, tuple[list[str], list[str], str]] = {}
+        self.deep = any(means(pattern, scope + name) for pattern in (*keep, *edits) for name in DEEP)
+
+    def below(self, path: tuple[str | int, ...]) -> "_Plan | None":
+        """The plan of a scope inside this one; None where no pattern may mean anything in it."""
+        if path not in self._below:
+            scope = f"{self.scope}{'.'.join(map(str, path))}."
+            reached = any(_begins(pattern.split("."), scope.split(".")[:-1]) for pattern in (*self._keep, *self._edits))
+            self._below[path] = _Plan(self._keep, self._edits, scope) if reached else None
+        return self._below[path]
+
+    def about(self, name: str) -> tuple[list[str], list[str], str]:
+        """The patterns by which a value is edited and kept, and its path."""
+        if name not in self._about:
+            path = self.scope + name
+            edits, keep = ([pattern for pattern in some if means(pattern, path)] for some in (self._edits, self._keep))
+            self._about[name] = edits, keep, path
+        return self._about[name]
 
 
-@lru_cache(maxsize=1 << 12)
-def reaches(patterns: tuple[str, ...], scope: str) -> bool:
-    """Whether any of some patterns may mean a path below a scope, which ends in a dot."""
-    return any(_begins(pattern.split("."), scope.split(".")[:-1]) for pattern in patterns)
+@lru_cache(maxsize=256)
+def _plan(keep: tuple[str, ...], edits: tuple[str, ...], scope: str) -> _Plan:
+    return _Plan(keep, edits, scope)
 
 
 def _begins(pattern: list[str], scope: list[str]) -> bool:

@@ -31,7 +31,6 @@ class Visit:
         return self.ready()
 
     def ready(self):
-        self.page.wait_for_timeout(30)
         self.page.wait_for_selector(READY, timeout=20000)
         return self
 

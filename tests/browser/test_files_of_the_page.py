@@ -75,7 +75,6 @@ def test_the_saved_page_needs_no_server(page_on, browser, tmp_path):
     assert page.locator("form.prompt textarea").get_attribute("readonly") is not None
     for view in page.evaluate("() => [...document.querySelectorAll('nav.rail button')].map((_, i) => i)"):
         page.locator("nav.rail button").nth(view).click()
-        page.wait_for_timeout(30)
         page.wait_for_selector("body[data-ready]")
         assert page.locator("main .problem").all_inner_texts() == [], view  # though only one was opened
         assert page.locator("ch-edit button:enabled").count() == 0
@@ -98,7 +97,6 @@ def test_a_page_is_saved_without_a_browser(browser, tmp_path, name):
     for view in ("machine", "tokens", "position", "block", "vectors", "attention"):
         place = {"layer": 1, "head": 1} if view == "attention" else {}
         page.evaluate("patch => clearhead.set(patch)", {"view": view, **place})
-        page.wait_for_timeout(50)
         page.wait_for_selector("body[data-ready]")
         assert page.locator("main .problem").all_inner_texts() == [], view
     assert page.evaluate("() => !!document.querySelector('ch-map').values")

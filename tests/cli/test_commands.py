@@ -23,13 +23,6 @@ def saved(tmp_path_factory):
     return str(path)
 
 
-def test_the_start_page_names_the_first_commands():
-    done = clearhead()
-    assert done.returncode == 0
-    for words in ("clearhead demo", "clearhead presets", "clearhead verify"):
-        assert words in done.stdout
-
-
 def test_presets_lists_all_and_prints_one_that_reads_back():
     listed = clearhead("presets").stdout
     assert all(name in listed for name in ch.presets)
@@ -64,16 +57,6 @@ def test_verify_prints_every_law_with_its_difference(saved):
     assert done.returncode == 0
     assert "holds cached equals full: largest difference" in done.stdout
     assert "0 broken" in done.stdout
-
-
-def test_the_demo_trains_writes_and_draws(tmp_path):
-    done = clearhead("demo", "--seconds", "1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "It writes" in done.stdout
-    assert "clearhead explore" in done.stdout
-    assert (tmp_path / "demo" / "page.html").read_text().startswith("<!doctype html>")
-    assert (tmp_path / "demo" / "attention.png").read_bytes().startswith(b"\x89PNG")
-    assert ch.load(tmp_path / "demo" / "model").generate("Return the", 5).text
 
 
 def test_get_lists_what_has_a_short_name():
@@ -149,8 +132,7 @@ MISTAKES = [
     (["presets", "tiny-decoder", "--model.atention.heads=5"], "is not an option; did you mean 'attention'?\n"),
     (["presets", "--model.layers=3"], "name one first"),
     (["see", "SAVED", "abc", "--out", "/no/such/a.png"], "there is no folder /no/such"),
-    (["demo", "--out", "SAVED/model.safetensors"], "is a file; choose another name"),
-    (["demo", "--seconds", "0"], "greater than or equal to 1"),
+    (["models", "stori"], "there is no bundled model 'stori'"),
     (
         ["verify", "tiny-decoder", "--model.width=31"],
         "does not split into 4 heads; choose model.attention.heads among its divisors, such as 1, or",

@@ -1,14 +1,18 @@
 """`clearhead explore` before any page is opened: what it says when something is wrong, and where it listens."""
 
+import re
 import socket
 
 import pytest
+from fastapi.testclient import TestClient
 
 import clearhead as ch
-from clearhead.cli.explore import _free, _state
+from clearhead.cli.explore import _free, _state, _usual
 from clearhead.cli.main import app
 from clearhead.errors import ClearheadError
+from clearhead.serve import server
 from clearhead.serve.server import listening
+from clearhead.weights import bundled
 
 
 def explore(*words):
@@ -21,10 +25,34 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-def test_without_a_model_it_says_how_to_get_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ClearheadError, match="clearhead demo"):
+def test_without_a_model_it_takes_those_that_came_along(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(bundled, "ROOT", tmp_path / "none")
+    with pytest.raises(ClearheadError, match="clearhead explore PATH"):
         explore()
+    vectors = tmp_path / "bundled" / "words"
+    vectors.mkdir(parents=True)
+    (vectors / "words.safetensors").touch()  # no model, so no page of it
+    folder.rename(tmp_path / "bundled" / "story")
+    monkeypatch.setattr(bundled, "ROOT", tmp_path / "bundled")
+    assert _usual() == ["story"]
+
+
+@pytest.mark.parametrize(("host", "key"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
+def test_others_get_in_with_the_key_of_the_printed_address_only(folder, monkeypatch, capsys, host, key):
+    monkeypatch.delenv("CLEARHEAD_API_KEY", raising=False)
+    told = []
+
+    def run(app, shelf, at, all_at_once, ready):
+        with at:
+            ready()
+        client = TestClient(app, base_url="http://127.0.0.1", follow_redirects=False)
+        told.append((client.get("/").status_code, client.get("/?key=guess").status_code))
+        there = re.search(rf"http://{re.escape(host)}:\d+/(\S*)", capsys.readouterr().out)[1]
+        assert client.get(f"/{there}").status_code == (303 if key else 200)
+
+    monkeypatch.setattr(server, "run", run)
+    explore(folder, "--host", host, "--port", 0, "--no-open")
+    assert told == [(401, 401) if key else (200, 200)]
 
 
 def test_a_page_is_saved_as_html_only(folder, tmp_path):
@@ -49,7 +77,7 @@ def test_what_a_model_cannot_read_is_told_before_a_page_is_written(folder, tmp_p
 def test_the_next_port_is_taken_where_one_is_not_free():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with _free(port, listening) as found:
+        with _free("127.0.0.1", port, listening) as found:
             assert port < found.getsockname()[1] < port + 10
 
 

@@ -15,7 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A part may import from its own row and from the rows above it.
 LAYERS = [
-    {"errors"},
+    {"called", "errors"},
     {"files", "reader", "tap", "variants"},
     {"check", "count", "options", "schedule"},
     {"recipe"},
@@ -29,6 +29,7 @@ LAYERS = [
     {"inside"},
     {"api"},
     {"learn"},
+    {"lab"},
     {"serve"},
     {"cli", "__main__"},
 ]
@@ -37,7 +38,7 @@ LONGEST_FILE = 250
 
 # Growth is a decision: whoever adds an option writes the new number down here.
 CONFIG_FIELDS = 126
-CLI_OPTIONS = 128
+CLI_OPTIONS = 157
 
 
 def imported(path: Path) -> set[str]:

@@ -136,6 +136,13 @@ def test_the_atlas_leaves_out_what_nothing_in_a_text_shows():
     assert float(best.values[0, 0]) == float(short.values[0].max())
 
 
+def test_the_atlas_refuses_attention_that_is_no_number():
+    model = decoder()
+    model.net.blocks[1].attn.q.weight.data.fill_(torch.nan)
+    with pytest.raises(ch.ClearheadError, match="some weights of attention are no numbers"):
+        ch.lens.atlas(model, TEXT)
+
+
 def test_lines_show_the_weights_of_a_head():
     head = ch.lens.attention(decoder(), "abc", layer=0, head=1)
     assert len(head.lines().figure().axes[0].lines) == int((head.values > 0.02).sum())
@@ -176,7 +183,7 @@ MISTAKES = [
     (lambda m: ch.lens.atlas(m, TEXT).by("frist"), "heads have no score 'frist'; did you mean 'first'?"),
     (lambda m: ch.lens.atlas(m, "abc").by("induction"), "nothing in this text shows 'induction'"),
     (lambda m: ch.lens.atlas(m, TEXT, prt="cross"), "atlas has no 'prt'; did you mean 'part'?"),
-    (lambda m: ch.lens.sweep(m, TEXT, edit={}), "sweep has no 'edit'; did you mean 'edits'?"),
+    (lambda m: ch.lens.rollout(m, TEXT, edit={}), "rollout has no 'edit'; did you mean 'edits'?"),
 ]
 
 

@@ -79,7 +79,52 @@ def test_classes_are_asked_for_by_name():
     assert told.title == "logit of 'class 3' less that of 'class 4'"
 
 
+def test_classes_without_names_go_by_their_numbers():
+    told = ch.lens.attribution(ch.new("tiny-pictures"), pictures=torch.rand(1, 8, 8), token="3")
+    assert (told.question.answer, told.title) == (3, "logit of '3'")
+
+
+def test_an_edited_head_gives_what_is_left_of_it():
+    model, cut = ch.new("tiny-decoder", seed=3), {"blocks.0.attn.z": ch.ablate(head=1)}
+    told = ch.lens.attribution(model, IDS, token=5, edits=cut)
+    assert float(told.heads().values[0, 1]) == 0
+    assert told.heads().values[0].count_nonzero() == 3
+    want = float(model.logits(IDS, edits=cut)[-1, 5])
+    assert told.total == pytest.approx(want, abs=1e-4)
+    assert sum(row["logit"] for row in told.table()) == pytest.approx(want, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["embed", "blocks.0.mid", "blocks.1.post", "blocks.0.attn.out", "norm", "logits"])
+def test_whatever_is_edited_the_parts_add_up_and_what_no_part_wrote_is_the_rest(name):
+    model, doubled = ch.new("tiny-decoder", seed=3), {name: ch.scale(2.0)}
+    told = ch.lens.attribution(model, IDS, token=5, edits=doubled)
+    want = float(model.logits(IDS, edits=doubled)[-1, 5])
+    assert told.total == pytest.approx(want, abs=1e-3)
+    assert sum(row["logit"] for row in told.table()) == pytest.approx(want, abs=1e-3)
+    rests = [row["part"] for row in told.table() if "rest" in (row["part"], row["head"])]
+    assert rests == ["0 attention" if name.endswith("out") else "rest"]
+    assert "rest" not in ch.lens.attribution(model, IDS, token=5).axes[0].labels
+
+
+def test_the_parts_add_up_in_int8_too(tmp_path):
+    ch.save(ch.new("tiny-decoder", seed=3, width=128), tmp_path / "model")
+    model = ch.load(tmp_path / "model", dtype="int8")
+    assert ch.lens.attribution(model, IDS, token=5).total == pytest.approx(float(model.logits(IDS)[-1, 5]), abs=1e-3)
+
+
+def test_where_words_are_hidden_the_first_hidden_one_is_asked_about():
+    model = ch.new("tiny-encoder", seed=3, use__mask=[9])
+    told = ch.lens.attribution(model, [3, 1, 9, 1, 9])
+    assert (told.question.at, told.title.split(" at ")[1]) == (2, "'9'")
+    assert ch.lens.attribution(model, [3, 1, 4]).question.at == 2
+    assert ch.lens.attribution(model, [3, 1, 9, 1, 9], at=0).question.at == 0
+    swept = ch.lens.sweep(model, [3, 1, 9, 1, 9])
+    assert swept.plain == pytest.approx(float(model.logits([3, 1, 9, 1, 9])[2].max()))
+
+
 MISTAKES = [
+    (lambda m: ch.lens.attribution(m, "abc", at="1"), "at = '1' must be the number of a token"),
+    (lambda m: ch.lens.attribution(ch.new("tiny-pictures"), pictures=torch.rand(1, 8, 8), token="cat"), "known: 0, 1"),
     (lambda m: ch.lens.attribution(m, "abc", token="xyz"), "'xyz' is 3 tokens here ('x', 'y', 'z')"),
     (lambda m: ch.lens.attribution(m, "abc", token=256), "there is no answer 256; they go from 0 to 255."),
     (lambda m: ch.lens.attribution(m, "abc", at=3), "there is no token 3; the text has tokens 0 to 2."),

@@ -111,7 +111,30 @@ def test_neurons_tell_the_places_that_excite_them(tmp_path):
     assert torch.equal(ch.lens.neurons(model, 1, path, [5, 17], top=4).values, told.values)
 
 
+def test_a_classifiers_heads_are_asked_about_words_not_classes():
+    model = new("tiny-encoder", head="classes")
+    assert torch.equal(*(ch.lens.circuit(model, 0, 0, "QK").row(token).values for token in ("a", ord("a"))))
+
+
+def test_what_is_normed_as_it_is_read_is_normed_here():
+    model = new("tiny-encoder")
+    embed, attention = model.net.embed, model.net.blocks[0].attn
+    with torch.no_grad():
+        table = embed.tokens.weight
+        read = (table - table.mean(dim=-1, keepdim=True)) * embed.norm.weight
+        q, k = (read @ matrix.weight[8:16].T for matrix in (attention.q, attention.k))
+    want = (q[5] @ k.T / 8**0.5).topk(10).values
+    torch.testing.assert_close(ch.lens.circuit(model, 0, 1, "QK").row(5).values, want)
+
+
+def test_a_corpus_that_is_no_text_is_told(tmp_path):
+    (tmp_path / "corpus.txt").write_bytes("caf\xe9".encode("latin-1"))
+    with pytest.raises(ch.ClearheadError, match=r"corpus.txt is not UTF-8 \(byte 3\)"):
+        ch.lens.neurons(new(), 0, tmp_path / "corpus.txt", 1)
+
+
 MISTAKES = [
+    (lambda m: ch.lens.neurons(m, 0, ["a"], None), "there is no neuron None"),
     (lambda m: ch.lens.circuit(m, 2, 0), "there is no layer 2"),
     (lambda m: ch.lens.circuit(m, 0, 4), "there is no head 4"),
     (lambda m: ch.lens.circuit(m, 0, 0, "VO"), "there is no circuit 'VO'; known: OV, QK."),

@@ -67,12 +67,32 @@ def test_what_the_lens_cannot_show_is_told():
         ch.lens.logit_lens(ch.new("tiny-encoder", head="hidden"), [1, 2])
     with pytest.raises(ch.ClearheadError, match="top = 0 must be at least 1"):
         ch.lens.logit_lens(ch.new("tiny-decoder"), [1, 2], top=0)
+    with pytest.raises(ch.ClearheadError, match="there is no token 2; the text has tokens 0 to 1"):
+        ch.lens.logit_lens(ch.new("tiny-decoder"), [1, 2]).words(2)
+
+
+def test_an_encoder_answers_at_a_token_and_first_at_a_hidden_one():
+    lens = ch.lens.logit_lens(ch.new("tiny-encoder", seed=3, use__mask=[9]), [3, 9, 4])
+    assert lens.answers().title == "likeliest answers at '9'"
+    assert lens.words() == lens.words(1) != lens.words(2)
+    assert ch.lens.logit_lens(ch.new("tiny-decoder"), [3, 9, 4]).answers().title == "likeliest answers after '4'"
+    pictured = ch.lens.logit_lens(ch.new("tiny-pictures"), pictures=torch.rand(1, 8, 8))
+    assert pictured.answers().title == "likeliest answers"
+
+
+def test_a_number_is_not_called_a_probability():
+    model = ch.new("tiny-encoder", seed=3, head="number")
+    lens = ch.lens.logit_lens(model, [1, 2])
+    assert repr(lens) == "<logit lens: number, 3 layer × 1 token>"
+    assert "probability" not in str(lens)
+    assert lens.answers().table() == [{"answer": "number", "number": pytest.approx(float(model.logits([1, 2])))}]
 
 
 def test_a_lens_answers_as_every_view_does(tmp_path):
     lens = ch.lens.logit_lens(ch.new("tiny-decoder"), [1, 2])
     view = lens.view()
     assert lens.table() == view.table()
+    assert (lens.numpy() == view.numpy()).all()
     assert repr(lens) == repr(view) == "<logit lens: probability, 3 layer × 2 token>"
     assert repr(lens.terminal()) == str(lens) == str(view.terminal())
     lens.save(tmp_path / "x.csv")

@@ -170,6 +170,8 @@ def test_steering_is_the_same_with_a_memory():
 
 
 MISTAKES = [
+    (lambda m: ch.lens.sweep(m, TEXT, edits={"norm": ch.ablate()}), "sweep has no 'edits'"),
+    (lambda m: ch.lens.steering(m, [5], "blocks.0.post"), "steering needs pairs of prompts"),
     (lambda m: ch.lens.sweep(m, TEXT, "blocks.*.atn.z"), "names no value of this model; did you mean"),
     (lambda m: ch.lens.sweep(m, TEXT, "blocks.0.post"), "blocks.0.post is not split by head"),
     (lambda m: ch.lens.sweep(m, TEXT, 5), "names of values are needed, such as blocks.*.attn.z; not 5."),

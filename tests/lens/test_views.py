@@ -71,6 +71,24 @@ def test_the_drawing_shows_each_value_with_its_share_of_colour_and_nothing_for_n
     assert "word a&lt;b, layer 1: -1" in GRID._repr_html_()
 
 
+def test_a_bar_of_no_number_is_not_called_0():
+    bars = View(torch.tensor([1.0, torch.nan]), (Axis.of("word", ["a", "b"]),), "bars", "share")
+    assert ">nan</text>" in bars._repr_html_()
+    assert "nan" in str(bars.terminal())
+
+
+def test_tokens_are_shown_of_one_text_that_is_one():
+    words = {"vocabulary": 256, "tokenizer": ch.Tokenizer.bytes()}
+    both = ch.new("tiny-encoder-decoder", **words, use__end=[0])
+    assert ch.lens.tokens(both, "ab").words == (("a", "b", "‹00›"), ("97", "98", "0"))
+    for model, text, told in [
+        (ch.new("tiny-decoder", **words), ["ab", "c"], "one text at a time, not at 2"),
+        (ch.new("tiny-pictures"), "ab", "this model reads pictures, not text"),
+    ]:
+        with pytest.raises(ch.ClearheadError, match=told):
+            ch.lens.tokens(model, text)
+
+
 def test_a_large_map_is_one_picture_no_larger_than_the_screen_that_hides_no_peak():
     values = torch.zeros(1200, 1200)
     values[700, 301], values[5, 6] = 1.0, -0.5

@@ -229,6 +229,33 @@ def test_padding_has_no_label():
     assert len(heads_of(pictures, 0, 0).values) == 17
 
 
+def test_what_has_no_name_goes_by_its_number():
+    roomy = ch.new("tiny-decoder", vocabulary=300, tokenizer=ch.Tokenizer.bytes())
+    assert roomy.watch([65, 299], "embed").tokens == ["A", "299"]
+    assert ch.lens.shifted(roomy, [65, 299]).axes[1].labels == ("A", "299")
+
+
+def test_a_part_of_a_pattern_is_kept_and_not_drawn_as_if_it_were_all():
+    seen = model().watch(IDS, {"blocks.0.attn.pattern": lambda p: p[:, 3]})
+    assert seen["blocks.0.attn.pattern"].shape == (1, 6, 6)
+    assert "<svg" not in seen._repr_html_()
+    with pytest.raises(ch.ClearheadError, match="was not watched whole"):
+        ch.lens.attention_figure(seen, 0)
+
+
+def test_all_three_attentions_are_drawn():
+    seen = model("tiny-encoder-decoder").watch(IDS, "**.1.*.pattern", source=[2, 7])
+    assert seen._repr_html_().count("<svg") == 3 * 4
+    assert "cross-attention, layer 1" in seen._repr_html_()
+    assert ch.lens.attention_figure(seen, 1, 0, part="encoder").get_suptitle() == "encoder, layer 1, head 0"
+
+
+def test_edits_that_come_later_stay_within_their_scope():
+    tap = Watch(["blocks.0.pre", "pre"]).at("blocks", 0).edited({"blocks.0.pre": lambda value, name: value + 1})
+    tap("pre", torch.zeros(1))
+    assert {name: float(value) for name, value in tap.values.items()} == {"blocks.0.pre": 1}
+
+
 def test_a_pattern_edited_on_purpose_is_what_the_head_uses():
     def uniform(pattern):
         return torch.ones_like(pattern).tril() / torch.arange(1, 7)[:, None]
@@ -239,6 +266,8 @@ def test_a_pattern_edited_on_purpose_is_what_the_head_uses():
 
 
 MISTAKES = [
+    (lambda m: m.watch(IDS, None), "values are asked for by name, not by NoneType"),
+    (lambda m: m.logits(IDS, edits={"blocks.0.attn.z": ch.ablate(head="1")}), "has 4 heads; there is no head 1"),
     (lambda m: m.watch(IDS, ["blocks.7.post"]), "names no value of this model; there it has layers 0 to 1."),
     (lambda m: m.logits(IDS, edits={"blocks.*.atn.z": ch.ablate()}), "did you mean 'blocks.*.attn.z'?"),
     (lambda m: m.watch(IDS, "blocks.1.atn.z"), "did you mean 'blocks.1.attn.z'?"),

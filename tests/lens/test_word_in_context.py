@@ -158,9 +158,9 @@ def test_mistakes_about_positions_are_told():
     for ask, words in [
         (lambda: positions(learned, 1), "must be from 2 to"),
         (lambda: positions(learned, 10**6), "must be from 2 to"),
-        (lambda: positions(model(position="none")), "none positions are no vectors"),
-        (lambda: rotary_angles(learned), "only rotary positions turn; this model has learned ones"),
-        (lambda: relative_bias(rotary), "this model has rotary ones"),
+        (lambda: positions(model(position="none")), "positions of the kind 'none' are no vectors; shifted shows"),
+        (lambda: rotary_angles(learned), "only rotary positions turn; those of this model are 'learned'"),
+        (lambda: relative_bias(rotary), "those of this model are 'rotary'"),
         (lambda: shifted(rotary, "a mole", by=0), "at least 1"),
         (lambda: shifted(learned, "a mole", by=10**6), "learned positions, so"),
         (lambda: shifted(rotary, ["a mole", "a"]), "one text at a time"),

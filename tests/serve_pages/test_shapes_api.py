@@ -12,9 +12,8 @@ from PIL import Image
 
 import clearhead as ch
 from clearhead.serve.limits import Limits
-from clearhead.serve.pages import media, shapes
+from clearhead.serve.pages import media, shapes, tensors, words
 from clearhead.serve.pages.desk import Desk
-from clearhead.serve.pages.runs import RunRequest
 from clearhead.serve.shelf import Shelf
 
 WORDS = ch.Tokenizer.bytes(("<|end|>", "<|mask|>"))
@@ -48,7 +47,7 @@ def models():
 @pytest.fixture(scope="module")
 def client(models):
     app, desk = FastAPI(), Desk(Shelf.of(models), Limits())
-    for module in (shapes, media):
+    for module in (shapes, media, tensors, words):
         app.include_router(module.routes(desk))
 
     @app.exception_handler(ch.ClearheadError)
@@ -172,13 +171,12 @@ def test_what_another_text_had_can_be_swapped_in(client, models):
     assert "against" in refused(client, "fill", model="encoder", text=one, hide=[4], edits=swap)
 
 
-def test_a_run_reads_a_gap_as_filling_does(client, models):
+def test_a_run_and_the_tokens_read_a_gap_as_filling_does(client):
     for text in ("The [MASK] sat", "The <|mask|> sat"):
-        given = RunRequest(text=text).given(models["encoder"])
-        assert given["x"].count(MASK) == 1
-        assert given["x"] == asked(client, "fill", model="encoder", text=text)["ids"]
-    assert RunRequest(text="The cat").given(models["encoder"])["x"] == "The cat"
-    assert RunRequest(text="The [MASK] sat").given(models["translator"])["x"] == "The [MASK] sat"
+        filled = asked(client, "fill", model="encoder", text=text)["ids"]
+        assert filled.count(MASK) == 1
+        for where in ("runs", "tokens"):
+            assert [token["id"] for token in asked(client, where, model="encoder", text=text)["tokens"]] == filled
 
 
 def test_an_edit_changes_what_fills_a_gap(client):

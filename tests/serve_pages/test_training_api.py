@@ -33,7 +33,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(run):
-    paths = {"best": str(run / "best"), "last": str(run / "steps" / "00000006")}
+    paths = {"best": str(run / "best"), "run": str(run), "last": str(run / "steps" / "00000006")}
     app, desk = FastAPI(), Desk(Shelf(paths, most_bytes=2**30, device="cpu"), Limits())
     app.include_router(training.routes(desk))
 
@@ -62,9 +62,9 @@ def test_the_curve_is_that_of_the_log(client, run):
     assert curve["valid"] == [[line["step"], pytest.approx(line["valid"])] for line in lines if "valid" in line]
 
 
-def test_every_checkpoint_of_a_run_finds_its_film(client, run):
+def test_a_run_and_every_checkpoint_of_it_finds_its_film(client, run):
     film = read_film(run)
-    for name in ("best", "last"):
+    for name in ("best", "last", "run"):  # the run itself is its best checkpoint
         told = asked(client, name=name)["film"]
         assert told["steps"] == film.steps
         assert told["parts"] == film.parts

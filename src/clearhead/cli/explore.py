@@ -1,8 +1,11 @@
 """`clearhead explore`: the page on which a person sees a model think, and can interfere."""
 
+import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
 
 import typer
 
@@ -17,13 +20,16 @@ if TYPE_CHECKING:
 
 def explore(
     models: list[str] = typer.Argument(
-        None, help="Models as in other commands, or NAME=MODEL; else what `clearhead demo` made.", show_default=False
+        None,
+        help="Models as in other commands, or NAME=MODEL; else those that came with clearhead.",
+        show_default=False,
     ),
     text: str = typer.Option(
         "", help="What the page reads at first; else a sentence of the lectures.", show_default=False
     ),
     source: str = typer.Option("", help="What an encoder-decoder reads at first.", show_default=False),
     port: int = typer.Option(8800, help="The port; the next free one if it is taken, 0 for any."),
+    host: str = typer.Option("127.0.0.1", help="Where to listen; others than this machine get in with a key."),
     no_open: bool = typer.Option(False, "--no-open", help="Do not open a browser."),
     save: Path | None = typer.Option(
         None, help="Save the page with its numbers as one .html file, and stop.", show_default=False
@@ -33,22 +39,25 @@ def explore(
 ) -> None:
     """Look inside models on a page of this machine: tokens, heads, streams, predictions; switch parts off and see.
 
-    Nobody else can come in; `clearhead serve --page` is for several people.
+    Nobody else can come in, unless --host lets them: the address that is printed then holds a key, which is
+    CLEARHEAD_API_KEY where that is set. For many people there is `clearhead serve --page`.
     """
     from clearhead.serve.app import build
     from clearhead.serve.limits import Limits
-    from clearhead.serve.server import listening, run
+    from clearhead.serve.server import listening, loopback, run
     from clearhead.serve.shelf import Shelf, half_of, named
 
     if save is not None:
         _check_save(save)
     shelf = Shelf(named(models or _usual()), half_of(device), device, dtype)
-    app = build(shelf, Limits(), page=True)
+    key = "" if loopback(host) else os.environ.get("CLEARHEAD_API_KEY") or secrets.token_urlsafe(12)
+    app = build(shelf, Limits(), key, page=True, hosts=[host])
     if save is not None:
         _save(app, save, text, source)
         return
-    at = _free(port, listening)
-    url = f"http://127.0.0.1:{at.getsockname()[1]}/{_state(text, source)}"
+    at = _free(host, port, listening)
+    name = f"[{host}]" if ":" in host else host
+    url = f"http://{name}:{at.getsockname()[1]}/{f'?key={quote(key)}' if key else ''}{_state(text, source)}"
 
     def ready() -> None:
         typer.echo(f"{', '.join(shelf.names)} at {url} (Ctrl-C ends it)")
@@ -61,17 +70,20 @@ def explore(
 
 
 def _usual() -> list[str]:
-    """What the demo leaves behind."""
-    if not Path("demo/model").is_dir():
-        raise ClearheadError("no model was named; clearhead explore PATH, or let clearhead demo make one first.")
-    return ["demo/model"]
+    """The bundled models; vectors of words alone are none."""
+    from clearhead.weights import bundled
+
+    here = [name for name in bundled.names() if (bundled.ROOT / name / "clearhead.json").is_file()]
+    if not here:
+        raise ClearheadError("no model was named, and none came with this installation; clearhead explore PATH.")
+    return here
 
 
-def _free(port: int, listening: Callable[[str, int], "socket"]) -> "socket":
+def _free(host: str, port: int, listening: Callable[[str, int], "socket"]) -> "socket":
     """The port, or one of the next ones."""
     for number in range(port, port + 10 if port else 1):
         try:
-            return listening("127.0.0.1", number)
+            return listening(host, number)
         except ClearheadError:
             if number == port + 9 or not port:
                 raise
@@ -79,8 +91,6 @@ def _free(port: int, listening: Callable[[str, int], "socket"]) -> "socket":
 
 
 def _state(text: str, source: str) -> str:
-    from urllib.parse import urlencode
-
     given = {key: value for key, value in (("text", text), ("source", source)) if value}
     return f"#{urlencode(given)}" if given else ""
 

@@ -7,7 +7,7 @@ import typer
 from clearhead.errors import ClearheadError, nearest
 
 MODEL = typer.Argument(
-    help="A clearhead or Hugging Face folder, a .gguf file, a name that was fetched, or owner/name on the hub.",
+    help="A bundled or fetched name, a clearhead or Hugging Face folder, a .gguf file, or owner/name on the hub.",
     show_default=False,
 )
 

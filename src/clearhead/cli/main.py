@@ -8,13 +8,16 @@ import typer
 from clearhead.cli import (
     chat,
     classify,
+    compare,
     demo,
     embed,
+    evaluate,
     explore,
     export,
     fill,
     generate,
     get,
+    models,
     presets,
     score,
     see,
@@ -50,23 +53,15 @@ app.command("score")(score.score)
 app.command("see")(see.see)
 app.command("vectors")(vectors.vectors)
 app.command("train", context_settings=DOTTED)(train.train)
+app.command("compare", context_settings=DOTTED)(compare.compare)
 app.add_typer(tokenizer.app, name="tokenizer")
+app.command("models")(models.models)
 app.command("get")(get.get)
 app.command("export")(export.export)
 app.command("serve")(serve.serve)
+app.command("evaluate")(evaluate.evaluate)
 app.command("verify", context_settings=DOTTED)(verify.verify)
 app.command("presets", context_settings=DOTTED)(presets.presets)
-
-START = """clearhead {version} — the Transformer of the lectures, to read, train, watch and edit
-
-Three commands to try first:
-
-  clearhead demo                    trains a small model on this machine, writes with it, shows a head
-  clearhead presets                 every model that can be built, with its size
-  clearhead verify tiny-decoder     the laws every model must keep, checked one by one
-
-clearhead --help lists all commands.
-"""
 
 
 @app.callback(invoke_without_command=True)
@@ -76,12 +71,13 @@ def start(
 ) -> None:
     """The Transformer of the lectures as real software."""
     from clearhead import __version__
+    from clearhead.cli.start import greeting
 
     if version:
         typer.echo(f"clearhead {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        typer.echo(START.format(version=__version__), nl=False)
+        typer.echo(greeting(__version__), nl=False)
 
 
 def main() -> None:

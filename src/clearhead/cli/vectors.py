@@ -49,6 +49,7 @@ def vectors(
     from clearhead.errors import ClearheadError
     from clearhead.lens.vectors import vectors as vectors_of
     from clearhead.lens.view import check_out
+    from clearhead.weights import hub
     from clearhead.words.files import holds_vectors
 
     if sum(map(bool, (written, direction or words, benchmark))) != 1 or (direction and not words):
@@ -58,7 +59,8 @@ def vectors(
         if len(benchmark) > 1:
             raise ClearheadError(f"{out} takes one result; give one --benchmark with --out.")
     pairs = [_pair(pair) for pair in direction.split()]
-    known = vectors_of(model if holds_vectors(Path(model)) else api.load(model), layer)
+    path = hub.find(model) or Path(model)
+    known = vectors_of(path if holds_vectors(path) else api.load(model), layer)
     for view in _views(known, written, pairs, words.split(), benchmark, top):
         give(view, out)
 

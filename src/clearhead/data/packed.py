@@ -83,8 +83,9 @@ def order(count: int, seed: int, epoch: int) -> Tensor:
 
 def draw(step: int, rows: int, count: int, seed: int) -> list[tuple[int, int]]:
     """(epoch, number) of each row of a batch: epochs follow one another without a gap."""
-    found = []
-    for place in range(step * rows, (step + 1) * rows):
-        epoch, at = divmod(place, count)
-        found.append((epoch, int(order(count, seed, epoch)[at])))
+    found: list[tuple[int, int]] = []
+    while len(found) < rows:
+        epoch, at = divmod(step * rows + len(found), count)
+        numbers = order(count, seed, epoch)[at : at + rows - len(found)].tolist()
+        found.extend((epoch, number) for number in numbers)
     return found

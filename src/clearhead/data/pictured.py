@@ -191,13 +191,14 @@ class Pictured:
     def batch(self, step: int) -> Packed:
         things, classes = self._train
         picks = torch.tensor([number for _, number in draw(step, self.rows, len(classes), self.seed)])
-        return Packed(self._floats(self._shifted(things[picks], step)), classes[picks])
+        return Packed(floats(self._shifted(things[picks], step), self.source), classes[picks])
 
     def held_out(self) -> Iterator[Packed]:
         """In order; the last batch may be smaller, so that each row counts once."""
         things, classes = self._held
         for first in range(0, len(classes), self.rows):
-            yield Packed(self._floats(things[first : first + self.rows]), classes[first : first + self.rows])
+            some = slice(first, first + self.rows)
+            yield Packed(floats(things[some], self.source), classes[some])
 
     def _numbered(self, things: Things) -> tuple[Tensor, Tensor]:
         names = {name: i for i, name in enumerate(self.labels)}
@@ -206,12 +207,6 @@ class Pictured:
         known = [i for i, number in enumerate(numbers) if number is not None]
         data = things.data if len(known) == len(numbers) else things.data[known]
         return data, torch.tensor([number for number in numbers if number is not None], dtype=torch.long)
-
-    def _floats(self, things: Tensor) -> Tensor:
-        if not isinstance(self.source, Pictures):
-            return things
-        mean, deviation = (torch.tensor(v)[:, None, None] for v in (self.source.mean, self.source.deviation))
-        return (things / 255 - mean) / deviation
 
     def _shifted(self, things: Tensor, step: int) -> Tensor:
         if not self.shift:
@@ -222,6 +217,14 @@ class Pictured:
         y, x = (torch.arange(size) + by).clamp(0, size - 1)
         row = torch.arange(len(things))[:, None, None]
         return things.movedim(1, -1)[row, y[:, :, None], x[:, None, :]].movedim(-1, 1)
+
+
+def floats(things: Tensor, source: Pictures | Mel) -> Tensor:
+    """What the network reads of the `data` of things."""
+    if not isinstance(source, Pictures):
+        return things
+    mean, deviation = (torch.tensor(v)[:, None, None] for v in (source.mean, source.deviation))
+    return (things / 255 - mean) / deviation
 
 
 def _some(things: Things, picks: Sequence[int]) -> Things:

@@ -81,7 +81,7 @@ class Stream:
 
     def batch(self, step: int) -> Packed:
         drawn = draw(step, self.rows, self._count, self.seed)
-        phases = {epoch: self._phase(epoch) for epoch, _ in drawn}
+        phases = {epoch: self._phase(epoch) for epoch in {epoch for epoch, _ in drawn}}
         starts = np.array([phases[epoch] + number * self.length for epoch, number in drawn])
         return self._train.rows(starts, self.length)
 
@@ -159,10 +159,10 @@ class Masked:
         chance = np.random.default_rng([self._rows.seed % 2**63, part, number])
         ids = packed.tokens.numpy()
         free = self._free[ids] if packed.segments is None else self._free[ids] & (packed.segments.numpy() > 0)
-        fate = np.where(free, chance.random(ids.shape) / self._hidden, np.inf)  # hidden if less than 1
-        others = self._words[chance.integers(len(self._words), size=ids.shape)]
+        fate = np.where(free, chance.random(ids.shape, np.float32), np.inf) / self._hidden  # hidden if less than 1
         if free.any() and fate.min() >= 1:
             fate.flat[fate.argmin()] = chance.random()
-        tokens = np.where(fate < 0.8, self._mask, np.where(fate < 0.9, others, ids))
+        tokens, other = np.where(fate < 0.8, self._mask, ids), (fate >= 0.8) & (fate < 0.9)
+        tokens[other] = self._words[chance.integers(len(self._words), size=other.sum())]
         targets = np.where(fate < 1, ids, IGNORE)
         return Packed(torch.from_numpy(tokens), torch.from_numpy(targets), packed.segments)

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from clearhead.errors import ClearheadError
 from clearhead.evaluate import laws
 from clearhead.evaluate.subject import DoesNotApply, Subject
 from clearhead.model.transformer import Transformer
+from clearhead.tap import eager
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -73,7 +72,7 @@ def check_one(law: Law, subject: Subject) -> Result:
     training = subject.net.training
     subject.net.eval()
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with eager():
             return Result(name, law(subject), tolerance, "")
     except DoesNotApply as reason:
         return Result(name, None, tolerance, str(reason))

@@ -1,15 +1,17 @@
 """What models answer without writing on: a word for a gap, a class, a number, a vector, how likely a text is."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.batch import Batch
+from clearhead.batch import ELSEWHERE, MOST, Batch
 from clearhead.errors import ClearheadError
+from clearhead.generate.translate import alike
 from clearhead.model.heads import pool_mean
 from clearhead.model.transformer import Transformer
 from clearhead.tokens.gaps import GAP, with_gaps
@@ -58,7 +60,7 @@ def fill(net: Transformer, tokenizer: Tokenizer | None, config: c.Config, text: 
     if not isinstance(config.model.head, c.MaskedWord):
         raise ClearheadError(f"this {config.model.shape.kind} fills no gaps; a model with a masked-word head does.")
     if tokenizer is None or not config.use.mask:
-        raise ClearheadError("it is not known which token hides a word; give the model a tokenizer and use__mask=[id].")
+        raise ClearheadError("it is not known which token hides a word; it needs a tokenizer, and use.mask = [id].")
     if not isinstance(text, str):
         raise ClearheadError(f"one text with {GAP} where a word is missing is needed, not {type(text).__name__}.")
     if not isinstance(top, int) or isinstance(top, bool) or top < 1:
@@ -114,34 +116,47 @@ def judged(logits: Tensor, config: c.Config) -> list[Judged] | list[float]:
     return found
 
 
-@torch.no_grad()
 def scored(net: Transformer, rows: list[list[int]]) -> list[Scored]:
     """How likely each text is, whatever its length and however many there are."""
+    cuts = [(text, *cut) for text, ids in enumerate(rows) for cut in windows(len(ids) - 1, net.context)]
+    told = dict(told_tokens(net, [(rows[text][begin : end + 1], new - begin) for text, begin, new, end in cuts]))
     found: list[list[float]] = [[] for _ in rows]
-    pieces = [(text, *piece) for text, ids in enumerate(rows) for piece in windows(len(ids) - 1, net.context)]
-    if pieces:
-        device, told = next(net.parameters()).device, [[0.0]] * len(pieces)
-        for picked, part in Batch.of([rows[text][begin:end] for text, begin, _, end in pieces], device).parts():
-            hidden = net(part.ids, segments=part.segments)
-            for i, states in zip(picked.tolist(), hidden, strict=True):
-                text, begin, new, end = pieces[i]
-                told[i] = _told(net, states[new - begin : end - begin], rows[text][new + 1 : end + 1])
-        for (text, *_), logprobs in zip(pieces, told, strict=True):
-            found[text] += logprobs
+    for number, (text, *_) in enumerate(cuts):
+        found[text] += told[number]
     return [Scored(logprobs) for logprobs in found]
 
 
-def windows(tokens: int, context: int) -> Iterator[tuple[int, int, int]]:
-    """Pieces of a text, each half a context after the one before: its begin, what is new from there, its end."""
-    new, step = 0, max(1, context // 2)
-    for begin in range(0, tokens, step):
+def windows(tokens: int, context: int, step: int = 0) -> Iterator[tuple[int, int, int]]:
+    """Pieces of a text, each so many tokens after the one before: its begin, what is new from there, its end.
+
+    The step is half a context where it is not told.
+    """
+    new = 0
+    for begin in range(0, tokens, step or max(1, context // 2)):
         if new < tokens:
             end = min(begin + context, tokens)
             yield begin, new, end
             new = end
 
 
-def _told(net: Transformer, states: Tensor, following: list[int]) -> list[float]:
+@torch.no_grad()
+def told_tokens(net: Transformer, pieces: Sequence[tuple[Sequence[int], int]]) -> Iterator[tuple[int, list[float]]]:
+    """The log-probability of each token after place `new` of a piece `(ids, new)`, with the number of the piece.
+
+    Pieces of like length are read together, so they come in another order than they were given in.
+    """
+    device = next(net.parameters()).device
+    for some in alike([len(ids) - 1 for ids, _ in pieces], MOST.get(device.type, ELSEWHERE), len(pieces)):
+        batch = Batch.of([pieces[i][0][:-1] for i in some], device)
+        hidden = net(batch.ids, segments=batch.segments)
+        news = [(i, *pieces[i]) for i in some]
+        states = torch.cat([row[new : len(ids) - 1] for row, (_, ids, new) in zip(hidden, news, strict=True)])
+        told = iter(_told(net, states, [token for _, ids, new in news for token in ids[new + 1 :]]))
+        for i, ids, new in news:
+            yield i, [*islice(told, len(ids) - 1 - new)]
+
+
+def _told(net: Transformer, states: Tensor, following: Sequence[int]) -> list[float]:
     """The log-probability of the token after each state; logits are made for a few at a time, being so many."""
     found, some = [], max(1, LOGITS // net.config.vocabulary)
     for at in range(0, len(following), some):

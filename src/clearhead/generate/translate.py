@@ -50,7 +50,9 @@ class Translator:
         if not isinstance(shape := config.model.shape, EncoderDecoder):
             raise ClearheadError(f"this {shape.kind} has no source to read; an encoder-decoder translates.")
         if not config.use.start:
-            raise ClearheadError("it is not known which token an output starts with; give the model use__start=[id].")
+            raise ClearheadError(
+                "it is not known which token an output starts with; its configuration needs use.start = [id]."
+            )
         if align is not None:
             check_layer(net, align)
         if top is not None:

@@ -8,6 +8,7 @@ from clearhead.lens.composition import composition
 from clearhead.lens.film import read_film
 from clearhead.lens.film_figure import film_figure
 from clearhead.lens.logit_lens import logit_lens
+from clearhead.lens.looks import looks
 from clearhead.lens.neurons import neurons
 from clearhead.lens.pieces import tokens
 from clearhead.lens.positions import position_similarity, positions, relative_bias, rotary_angles, shifted
@@ -25,6 +26,7 @@ __all__ = [
     "contribution",
     "film_figure",
     "logit_lens",
+    "looks",
     "neurons",
     "patching",
     "position_similarity",

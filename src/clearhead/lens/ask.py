@@ -36,31 +36,32 @@ def ask(model: "Inside", logits: Tensor, answer: Answer, against: Answer, token:
     pooled = logits.dim() == 1
     at = 0 if pooled else check_token(token, len(logits))
     row = logits if pooled else logits[at]
-    first = int(row.argmax()) if answer is None else one_id(model, answer, len(row))
-    second = None if against is None else one_id(model, against, len(row))
+    first = int(row.argmax()) if answer is None else _number(model, answer, len(row))
+    second = None if against is None else _number(model, against, len(row))
     names = answers(model.config, model.tokenizer, [i for i in (first, second) if i is not None])
     return Question(first, second, at, f"logit of {' less that of '.join(map(repr, names))}")
 
 
-def one_id(model: "Inside", answer: str | int, outputs: int) -> int:
-    """The number of an answer, by its name or as it is."""
-    if isinstance(answer, str):
-        return _named(model, answer)
-    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < outputs:
-        raise ClearheadError(f"there is no answer {answer!r}; they go from 0 to {outputs - 1}.")
-    return answer
+def _number(model: "Inside", answer: str | int, outputs: int) -> int:
+    """Which of the outputs an answer is, by its name or as it is."""
+    if not isinstance(answer, str) or not isinstance(model.config.model.head, c.Classes | c.Number):
+        return token_id(model, answer, outputs)
+    names = answers(model.config, None, range(outputs))
+    if answer not in names:
+        raise ClearheadError(f"there is no class {answer!r}; {nearest(answer, names)}")
+    return names.index(answer)
 
 
-def _named(model: "Inside", answer: str) -> int:
-    if isinstance(model.config.model.head, c.Classes):
-        labels = model.config.use.labels
-        if answer not in labels:
-            raise ClearheadError(f"there is no class {answer!r}; {nearest(answer, labels)}")
-        return labels.index(answer)
+def token_id(model: "Inside", token: str | int, count: int) -> int:
+    """The id of a token, by its text or as it is."""
+    if not isinstance(token, str):
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < count:
+            raise ClearheadError(f"there is no answer {token!r}; they go from 0 to {count - 1}.")
+        return token
     if model.tokenizer is None:
-        raise ClearheadError(f"this model has no tokenizer, so {answer!r} means nothing to it; give a token id.")
-    ids = model.tokenizer.encode(answer)
+        raise ClearheadError(f"this model has no tokenizer, so {token!r} means nothing to it; give a token id.")
+    ids = model.tokenizer.encode(token)
     if len(ids) != 1:
         pieces = ", ".join(map(repr, model.tokenizer.pieces(ids)))
-        raise ClearheadError(f"{answer!r} is {len(ids)} tokens here ({pieces}); ask for one token, or for its id.")
+        raise ClearheadError(f"{token!r} is {len(ids)} tokens here ({pieces}); ask for one token, or for its id.")
     return ids[0]

@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError, nearest
 from clearhead.lens.attention import KIND, attention
 from clearhead.lens.given import known_names
-from clearhead.lens.parts import Part
+from clearhead.lens.parts import Part, check_top
 from clearhead.lens.view import Axis, Row, View
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ class Scene:
 
 
 def _entropy(s: Scene) -> Tensor:
-    bits = -torch.special.xlogy(s.pattern, s.pattern).sum(dim=-1)
+    spread = -torch.special.xlogy(s.pattern, s.pattern).sum(dim=-1)
     most = s.visible.sum(dim=-1).float().log()
-    return (bits / most)[..., most > 0].mean(dim=-1)
+    return (spread / most)[..., most > 0].mean(dim=-1)
 
 
 def _same(s: Scene) -> Tensor:
@@ -147,13 +147,17 @@ class Atlas(View):
             raise ClearheadError(f"nothing in this text shows {score!r}: {SCORES[score][0]}.")
         values = self.values[kinds.index(score)]
         found = [(float(value), i, j) for i, row in enumerate(values) for j, value in enumerate(row)]
-        return sorted(found, key=lambda head: -head[0])[: max(1, top)]
+        return sorted(found, key=lambda head: -head[0])[: check_top(top)]
 
 
 @known_names
 def atlas(model: "Model", x: Any = None, *, part: Part = "attention", **given: Any) -> Atlas:
     """What every head does with a text: how spread it looks, and at what."""
     patterns = attention(model, x, part=part, **given)
+    if not bool(patterns.values.isfinite().all()):
+        raise ClearheadError(
+            "some weights of attention are no numbers here; the model's own weights may not be either."
+        )
     masked = attention(model, x, layer=0, head=0, part=part, what="masked", **given)  # all heads see alike
     queries, keys = (axis.labels for axis in patterns.axes[2:])
     visible = masked.values > -torch.inf

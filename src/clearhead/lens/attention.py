@@ -187,22 +187,17 @@ def rollout(model: "Model", x: Any = None, *, part: Part = "attention", **given:
     return View(torch.stack(by_layer), axes, f"{KIND[part]}rollout", "share", most=1.0, note=note)
 
 
-def pattern_of(seen: "Seen", layer: int, cross: bool = False) -> Tensor:
-    """head × query × key of the first text that was watched."""
-    name = f"{path_of('cross' if cross else 'attention', check_layer(layer, seen.layers))}.pattern"
-    if name not in seen:
-        raise ClearheadError(f"{name} was not watched; ask for it in model.watch(text, [{name!r}]).")
-    return seen[name][0].detach().float().cpu()
-
-
-def heads_of(seen: "Seen", layer: int, head: int | None = None, cross: bool = False) -> Heads:
+def heads_of(seen: "Seen", layer: int, head: int | None = None, part: Part = "attention") -> Heads:
     """The patterns of a layer of the first text that was watched."""
-    pattern, part = pattern_of(seen, layer, cross), "cross" if cross else "attention"
+    name = f"{path_of(part, check_layer(layer, layers_of(seen.config, part)))}.pattern"
+    if name not in seen or not seen.whole:
+        raise ClearheadError(f"{name} was not watched whole; ask for it in model.watch(text, [{name!r}]).")
+    pattern = seen[name][0].detach().float().cpu()
     values = pattern if head is None else pattern[check_head(head, len(pattern))]
     return _heads(seen, [values], layer, head, part, "pattern")
 
 
 @known_names
-def attention_figure(seen: "Seen", layer: int, head: int | None = None, cross: bool = False) -> "Figure":
+def attention_figure(seen: "Seen", layer: int, head: int | None = None, part: Part = "attention") -> "Figure":
     """One head's pattern as a matrix, queries down, keys across; without `head`, all heads of the layer."""
-    return heads_of(seen, layer, head, cross).figure()
+    return heads_of(seen, layer, head, part).figure()

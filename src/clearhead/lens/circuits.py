@@ -2,7 +2,8 @@
 
 OV: what is written if a token is looked at, E W_V W_O Eᵀ. QK: which tokens look at which, E W_Q W_Kᵀ Eᵀ / √d. Both
 are vocabulary × vocabulary and never written down whole: they are kept as two tall matrices of a head's width.
-Positions play no part, biases none, and of a norm only its weights; rotary heads are those of equal places.
+Positions play no part, biases none, and of a norm only its weights; rotary heads are those of equal places. Where norms
+stand on the stream itself (post wiring), those of the blocks play none either.
 """
 
 from dataclasses import dataclass
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.lens.ask import one_id
+from clearhead.lens.ask import token_id
 from clearhead.lens.given import known_names
 from clearhead.lens.logit_lens import token_labels
-from clearhead.lens.matrices import head_matrices, unembedding
-from clearhead.lens.parts import check_head, check_layer
+from clearhead.lens.matrices import after_norm, head_matrices, unembedding
+from clearhead.lens.parts import check_head, check_layer, check_top
 from clearhead.lens.view import Axis, View
 from clearhead.model.inputs import TokenInput
 
@@ -53,7 +54,7 @@ class Circuit:
 
     def pairs(self, top: int = 20) -> View:
         """The largest entries of the whole, searched through block by block."""
-        _check_top(top)
+        check_top(top)
         rows = max(1, BLOCK // len(self.right))
         values, places = self.left.new_empty(0), torch.empty(0, dtype=torch.long)
         for start in range(0, len(self.left), rows):
@@ -93,8 +94,7 @@ class Circuit:
         return "logit" if self.kind == "OV" else "score"
 
     def _best(self, values: Tensor, title: str, top: int) -> View:
-        _check_top(top)
-        best = values.topk(min(top, len(values)))
+        best = values.topk(min(check_top(top), len(values)))
         axis = Axis.of("token", self._labels(best.indices.tolist()))
         return View(best.values, (axis,), title, self._measure, signed=True)
 
@@ -102,12 +102,7 @@ class Circuit:
         return token_labels(self.model.tokenizer, ids)
 
     def _id(self, token: str | int) -> int:
-        return one_id(self.model, token, len(self.left))
-
-
-def _check_top(top: int) -> None:
-    if top < 1:
-        raise ClearheadError(f"top = {top} must be at least 1.")
+        return token_id(self.model, token, len(self.left))
 
 
 @known_names
@@ -124,8 +119,6 @@ def circuit(model: "Model", layer: int, head: int, kind: Literal["OV", "QK"] = "
     check_head(head, m.attention.heads)
     table = net.embed.tokens.weight.detach().float().cpu() * net.embed.scale
     matrices = head_matrices(net, layer)
-    if kind == "OV":
-        left, right = table @ matrices.v[head].mT, unembedding(net) @ matrices.o[head]
-    else:
-        left, right = table @ matrices.q[head].mT * matrices.scale, table @ matrices.k[head].mT
+    q, k, v = (table @ after_norm(weight[head], net.embed.norm).mT for weight in (matrices.q, matrices.k, matrices.v))
+    left, right = (v, unembedding(net) @ matrices.o[head]) if kind == "OV" else (q * matrices.scale, k)
     return Circuit(model, kind, f"layer {layer}, head {head}", left, right)

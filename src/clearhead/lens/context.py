@@ -56,7 +56,7 @@ class Context(View):
         """
         side, count = self._side, len(self.readings)
         for number in (first, second):
-            if not 0 <= number < count:
+            if not isinstance(number, int) or not 0 <= number < count:
                 raise ClearheadError(f"there is no sentence {number}; there are sentences 0 to {count - 1}.")
         if first == second:
             raise ClearheadError(f"sentence {first} does not differ from itself; give two sentences.")
@@ -76,10 +76,7 @@ class Context(View):
         (old, old_looks), (new, new_looks) = walks
         values = torch.stack([new[part] - old[part] for part in new])
         by_head = torch.stack(
-            [
-                b["attention"].keys.sum(dim=-1) - a["attention"].keys.sum(dim=-1)
-                for a, b in zip(old_looks, new_looks, strict=True)
-            ]
+            [b["attention"].heads - a["attention"].heads for a, b in zip(old_looks, new_looks, strict=True)]
         )
         note = f"what each part adds to the distance of {float(values.sum()):.4f}, along the difference"
         title = f"what changed {self.title} from {chosen[0].text!r} to {chosen[1].text!r}"
@@ -111,7 +108,7 @@ def context(model: "Inside", word: str, sentences: Sequence[str]) -> Context:
     A word of several tokens is the mean of them; where a sentence has it several times, the last is meant, which has
     read most. An encoder-decoder is looked at where it reads: in its encoder.
     """
-    if isinstance(sentences, str) or len(sentences) < 2:
+    if not isinstance(sentences, list | tuple) or len(sentences) < 2:
         raise ClearheadError("a word is compared in two sentences or more; give a list of them.")
     side = Side(model)
     readings = tuple(_reading(side, word, text) for text in sentences)

@@ -7,7 +7,8 @@ from typing import ParamSpec, TypeVar
 
 from clearhead.errors import ClearheadError, nearest
 
-HANDED_ON = ("source", "pictures", "sound", "edits")
+READ = ("source", "pictures", "sound")
+HANDED_ON = {"read": READ, "given": (*READ, "edits")}  # by the name of the parameter that gathers them
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -16,7 +17,7 @@ R = TypeVar("R")
 def known_names(function: Callable[P, R]) -> Callable[P, R]:
     """Refuses arguments that neither the function nor what it hands on to has, with the nearest that there is."""
     taken = signature(function).parameters.values()
-    known = [name for p in taken for name in (HANDED_ON if p.kind is Parameter.VAR_KEYWORD else [p.name])]
+    known = [name for p in taken for name in (HANDED_ON[p.name] if p.kind is Parameter.VAR_KEYWORD else [p.name])]
 
     @wraps(function)
     def checked(*args: P.args, **named: P.kwargs) -> R:

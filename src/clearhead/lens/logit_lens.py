@@ -5,7 +5,7 @@ before the first block, the last row is the model's own answer.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,13 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.lens.given import known_names
+from clearhead.lens.parts import asked_at, check_token, check_top, watch_one
 from clearhead.lens.view import Axis, Row, View
 from clearhead.model.transformer import Transformer
 from clearhead.tokens.text import Tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
     from rich.text import Text
 
@@ -37,9 +39,12 @@ class Lens:
     ids: Tensor
     probabilities: Tensor  # of a head that gives a number, the number
     word: Callable[[int], str]
+    head: c.Head = field(default=c.Language())
+    asked: int = -1  # the position that is looked at where none is named
 
-    def words(self, position: int = -1) -> list[list[tuple[str, float]]]:
+    def words(self, position: int | None = None) -> list[list[tuple[str, float]]]:
         """For each layer the likeliest answers at a position, with their probabilities, the first one first."""
+        position = self._at(position)
         ids, shares = self.ids[:, position].tolist(), self.probabilities[:, position].tolist()
         return [[(self.word(i), p) for i, p in zip(*layer, strict=True)] for layer in zip(ids, shares, strict=True)]
 
@@ -48,18 +53,33 @@ class Lens:
         layers = ["start", *map(str, range(len(self.ids) - 1))]
         words = tuple(tuple(self.word(i) for i in layer) for layer in self.ids[:, :, 0].tolist())
         axes = Axis.of("layer", layers), Axis.of("token", self.tokens)
-        note = "the likeliest answer if the model stopped after that layer, and its probability"
-        values = self.probabilities[:, :, 0]
-        return View(values, axes, "logit lens", "probability", most=1.0, words=words, note=note)
+        answer = "answer" if self.measure == "number" else "likeliest answer, and its probability,"
+        note = f"the {answer} if the model stopped after that layer"
+        return self._drawn(self.probabilities[:, :, 0], axes, "logit lens", words=words, note=note)
 
-    def answers(self, position: int = -1) -> View:
+    def answers(self, position: int | None = None) -> View:
         """The model's own likeliest answers at a position."""
-        best = self.words(position)[-1]
+        token, best = self.tokens[self._at(position)], self.words(position)[-1]
         axis = Axis.of("answer", [word for word, _ in best])
-        title = f"likeliest answers after {self.tokens[position]!r}" if self.tokens[position] else "likeliest answers"
-        return View(torch.tensor([share for _, share in best]), (axis,), title, "probability", most=1.0)
+        title = f"likeliest answers {beside(self.head)} {token!r}" if token else "likeliest answers"
+        return self._drawn(torch.tensor([share for _, share in best]), (axis,), title)
+
+    @property
+    def measure(self) -> str:
+        """What its values are."""
+        return "number" if isinstance(self.head, c.Number) else "probability"
+
+    def _drawn(self, values: Tensor, axes: tuple[Axis, ...], title: str, **more: Any) -> View:
+        number = self.measure == "number"
+        return View(values, axes, title, self.measure, signed=number, most=None if number else 1.0, **more)
+
+    def _at(self, position: int | None) -> int:
+        return check_token(self.asked if position is None else position, len(self.tokens))
 
     # What every view answers, this one's answers with its picture of all layers.
+
+    def numpy(self) -> "np.ndarray[Any, np.dtype[np.float32]]":
+        return self.view().numpy()
 
     def table(self) -> list[Row]:
         return self.view().table()
@@ -88,17 +108,17 @@ def logit_lens(
     model: "Model", x: Any = None, *, source: Any = None, pictures: Any = None, sound: Any = None, top: int = TOP
 ) -> Lens:
     """The `top` likeliest answers after each layer, for one text (or picture, or sound)."""
-    if isinstance(model.config.model.head, c.Hidden):
+    head = model.config.model.head
+    if isinstance(head, c.Hidden):
         raise ClearheadError("this model has no head, so there is no answer to look for; hidden states have no words.")
-    if top < 1:
-        raise ClearheadError(f"top = {top} must be at least 1.")
-    seen = model.watch(x, STREAMS, source=source, pictures=pictures, sound=sound)
-    if len(seen[STREAMS[0]]) != 1:
-        raise ClearheadError(f"the lens looks at one text at a time, not at {len(seen[STREAMS[0]])}.")
+    check_top(top)
+    given = {"source": source, "pictures": pictures, "sound": sound}
+    seen = watch_one(model, x, STREAMS, given)
     with torch.no_grad():
         ids, shares = (found[0].cpu() for found in through_the_head(model.net, seen, None, top))
-    across = seen.tokens if ids.shape[1] == len(seen.tokens) else [str(n) for n in range(ids.shape[1])]
-    return Lens(across, ids, shares, lambda i: answers(model.config, model.tokenizer, [i])[0])
+    pooled, asked = isinstance(head, c.Classes | c.Number), asked_at(model, None, x, given)
+    across = [""] if pooled else seen.tokens
+    return Lens(across, ids, shares, lambda i: answers(model.config, model.tokenizer, [i])[0], head, asked)
 
 
 def through_the_head(
@@ -115,6 +135,11 @@ def through_the_head(
         )
     ids, shares = (torch.stack(parts, dim=1) for parts in zip(*found, strict=True))
     return ids, shares
+
+
+def beside(head: c.Head) -> str:
+    """How an answer stands to the token whose hidden state it is made of."""
+    return "at" if isinstance(head, c.MaskedWord) else "after"
 
 
 def answers(config: c.Config, tokenizer: Tokenizer | None, ids: Iterable[int]) -> list[str]:

@@ -58,7 +58,7 @@ def _bars(view: "View") -> str:
         y, x = i * LINE, zero + min(value, 0) * scale
         bar = f'<rect x="{x:.1f}" y="{y + 3:.1f}" width="{abs(value) * scale:.1f}" height="{LINE - 5}"'
         parts.append(f'{bar} fill="{MORE if value >= 0 else LESS}"/>' + text(left - 4, y + 13, label, "end"))
-        parts.append(text(left + full + 6, y + 13, f"{value:.4g}"))
+        parts.append(text(left + full + 6, y + 13, f"{float(view.values[i]):.4g}"))
     parts.append(f'<path d="M{zero:.1f} 0v{len(values) * LINE}" stroke="currentColor" stroke-width=".6"/>')
     return svg(left + full + 80, len(values) * LINE + 4, parts)
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.tap import meant
+from clearhead.tap import means
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _below(path: str, table: tuple[Name, ...]) -> Iterator[Name]:
 @lru_cache(maxsize=1024)
 def matching(m: c.ModelConfig, pattern: str) -> tuple[str, ...]:
     """The paths that a pattern means in such a model; none is a mistake."""
-    found = tuple(path for path in names(m) if meant((pattern,), path))
+    found = tuple(path for path in names(m) if means(pattern, path))
     if not found:
         raise ClearheadError(f"{pattern!r} names no value of this model; {_hint(pattern, names(m))}")
     return found

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
+from clearhead.files import text_lines
 from clearhead.lens.given import known_names
-from clearhead.lens.parts import check_layer
+from clearhead.lens.parts import check_layer, check_top
 from clearhead.lens.progress import shown
 from clearhead.lens.view import Axis, Row, View
 
@@ -45,12 +46,13 @@ def neurons(
     """
     m = model.config.model
     check_layer(layer, m.layers)
-    wanted = [which] if isinstance(which, int) else list(which)
+    wanted = list(which) if isinstance(which, list | tuple | range) else [which]
     for neuron in wanted:
         if not isinstance(neuron, int) or not 0 <= neuron < m.ffn_width:
             raise ClearheadError(f"there is no neuron {neuron}; the layer has neurons 0 to {m.ffn_width - 1}.")
-    if not wanted or top < 1:
-        raise ClearheadError("at least one neuron and top=1 are needed.")
+    if not wanted:
+        raise ClearheadError("at least one neuron is needed.")
+    check_top(top)
     if isinstance(m.shape, c.EncoderDecoder) or not isinstance(m.input, c.Tokens):
         raise ClearheadError(
             "a corpus excites neurons of a model that reads text alone; this one reads something else."
@@ -92,7 +94,7 @@ def _texts(model: "Model", corpus: str | Path | Sequence[str]) -> list[list[int]
             raise ClearheadError(
                 f"there is no file {str(path)!r:.80}; a corpus is a list of texts, or a file of lines."
             )
-        corpus = path.read_text(encoding="utf-8").splitlines()
+        corpus = text_lines(path)
     if not isinstance(corpus, Sequence) or not all(isinstance(text, str) for text in corpus):
         raise ClearheadError("a corpus is a list of texts, or a file of lines.")
     room, pieces = model.config.model.context, list[list[int]]()

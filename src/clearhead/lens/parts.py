@@ -1,4 +1,4 @@
-"""Where to look: the attention of which stack, which layer, which head, and what its rows and columns are called."""
+"""Where to look: the attention of which stack, which layer, head and token, and what rows and columns are called."""
 
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,13 +18,18 @@ PARTS: tuple[Part, ...] = ("attention", "cross", "encoder")
 PATHS = {"attention": "blocks.{}.attn", "cross": "blocks.{}.cross", "encoder": "encoder.blocks.{}.attn"}
 
 
+def parts_of(m: c.ModelConfig) -> tuple[Part, ...]:
+    """Which attention a model has."""
+    return PARTS if isinstance(m.shape, c.EncoderDecoder) else PARTS[:1]
+
+
 def layers_of(m: c.ModelConfig, part: str) -> int:
     """How many layers have that attention: to the text itself, to its source (cross), or of the source (encoder)."""
     if part not in PARTS:
         raise ClearheadError(f"there is no part {part!r}; {nearest(str(part), PARTS)}")
-    if part == "attention" or isinstance(m.shape, c.EncoderDecoder):
-        return m.shape.layers if part == "encoder" and isinstance(m.shape, c.EncoderDecoder) else m.layers
-    raise ClearheadError(f"a model of shape {m.shape.kind} has no {part} beside its attention.")
+    if part not in parts_of(m):
+        raise ClearheadError(f"a model of shape {m.shape.kind} has no {part} beside its attention.")
+    return m.shape.layers if part == "encoder" and isinstance(m.shape, c.EncoderDecoder) else m.layers
 
 
 def path_of(part: str, layer: int) -> str:
@@ -56,6 +61,25 @@ def check_token(token: int, tokens: int) -> int:
     if isinstance(token, bool) or not isinstance(token, int) or not -tokens <= token < tokens:
         raise ClearheadError(f"there is no token {token}; the text has tokens 0 to {tokens - 1}.")
     return token % tokens
+
+
+def asked_at(model: "Model", at: int | None, x: Any, given: dict[str, Any]) -> int:
+    """The place of the token that is asked about: the last, or the first that is hidden where words are."""
+    if at is not None:
+        if isinstance(at, bool) or not isinstance(at, int):
+            raise ClearheadError(f"at = {at!r} must be the number of a token.")
+        return at
+    if not isinstance(model.config.model.head, c.MaskedWord):
+        return -1
+    ids = model._batch(x, **{name: value for name, value in given.items() if name != "edits"}).ids[0].tolist()
+    return next((place for place, token in enumerate(ids) if token in model.config.use.mask), -1)
+
+
+def check_top(top: int) -> int:
+    """How many of the best are wanted."""
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise ClearheadError(f"top = {top!r} must be at least 1, and whole.")
+    return top
 
 
 def labels_of(seen: "Seen", part: str, shape: tuple[int, int]) -> tuple[list[str], list[str]]:

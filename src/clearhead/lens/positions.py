@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.lens.given import known_names
+from clearhead.lens.logit_lens import token_labels
 from clearhead.lens.view import Axis, View
 from clearhead.model import positions as schemes
 from clearhead.tap import Watch, eager
@@ -71,7 +72,7 @@ def rotary_angles(model: "Inside", count: int = SHOWN) -> View:
     _check(model, count)
     position = model.net.position
     if not isinstance(position, schemes.Rotary):
-        raise ClearheadError(f"only rotary positions turn; this model has {_kind(model)} ones.")
+        raise ClearheadError(f"only rotary positions turn; those of this model are {_kind(model)!r}.")
     rates = position.rates(torch.device("cpu"))
     turns = torch.arange(count)[:, None] * rates / (2 * math.pi)
     axes = Axis.of("position", count), Axis.of("pair", len(rates))
@@ -86,7 +87,7 @@ def relative_bias(model: "Inside", count: int = SHOWN) -> View:
     position = model.net.position
     if not isinstance(position, schemes.Relative | schemes.Alibi):
         raise ClearheadError(
-            f"a bias by distance alone is what relative and alibi positions have; this model has {_kind(model)} ones."
+            f"only relative and alibi positions are a bias by distance alone; those of this model are {_kind(model)!r}."
         )
     back = list(range(count) if model.net.causal else range(1 - count, count))
     like = next(model.net.parameters())
@@ -138,12 +139,18 @@ def shifted(model: "Inside", x: Any, by: int = 1) -> Shifted:
     most_moved = torch.stack(
         [(runs[1][name] - runs[0][name])[0].float().abs().amax(dim=(-1, -2)).cpu() for name in looks]
     )
-    names = model.tokenizer.pieces(batch.rows()[0]) if model.tokenizer else list(map(str, batch.rows()[0]))
     layer, title = Axis.of("layer", m.layers), f"{by} positions later"
     note = "largest change of a weight of each head's pattern"
     patterns = View(most_moved, (layer, Axis.of("head", most_moved.shape[1])), title, "change", note=note)
     note = "how far the stream after each layer moved, as a share of its length"
-    return Shifted(moved, (layer, Axis.of("token", names)), title, "change", note=note, patterns=patterns)
+    return Shifted(
+        moved,
+        (layer, Axis.of("token", token_labels(model.tokenizer, batch.rows()[0]))),
+        title,
+        "change",
+        note=note,
+        patterns=patterns,
+    )
 
 
 def _waves(model: "Inside", count: int) -> tuple[str, Tensor, Tensor]:
@@ -157,9 +164,9 @@ def _waves(model: "Inside", count: int) -> tuple[str, Tensor, Tensor]:
     with torch.no_grad():
         added = position.embed(torch.arange(count, device=like.device)[None], torch.float32)
     if added is None:
-        raise ClearheadError(
-            f"{_kind(model)} positions are no vectors; relative_bias shows a bias, shifted what they do."
-        )
+        biased = isinstance(position, schemes.Relative | schemes.Alibi)
+        instead = "relative_bias shows their bias" if biased else "shifted shows what they do"
+        raise ClearheadError(f"positions of the kind {_kind(model)!r} are no vectors; {instead}.")
     rates = schemes.wave_rates(added.shape[-1] + added.shape[-1] % 2, THETA, device)
     halves = isinstance(position, schemes.Sinusoidal) and position.layout == "halves"
     by_dimension = rates.repeat(2) if halves else rates.repeat_interleave(2)

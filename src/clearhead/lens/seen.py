@@ -1,15 +1,20 @@
 """What one run had inside: values by name, with the tokens they belong to."""
 
 import html
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 
 from torch import Tensor
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError, nearest
 from clearhead.lens.attention import heads_of
+from clearhead.lens.logit_lens import token_labels
 from clearhead.lens.names import names
+from clearhead.lens.parts import layers_of, parts_of, path_of
 from clearhead.tokens.text import Tokenizer
+
+Labels = Callable[[], list[str]]
 
 
 class NotSeen(ClearheadError, KeyError):
@@ -19,17 +24,24 @@ class NotSeen(ClearheadError, KeyError):
 
 
 class Seen(Mapping[str, Tensor]):
-    """A mapping name → tensor; `tokens` label the first text, `source_tokens` its source. Draws itself in notebooks."""
+    """A mapping name → tensor; `tokens` label the first text, `source_tokens` its source. Draws itself in notebooks.
+
+    `whole` tells whether values are as the model had them, not parts that somebody selected.
+    """
 
     def __init__(
-        self, values: dict[str, Tensor], m: c.ModelConfig, tokens: list[str], source_tokens: list[str]
+        self, values: dict[str, Tensor], m: c.ModelConfig, tokens: Labels, source_tokens: Labels, whole: bool
     ) -> None:
-        self._values, self._model, self.tokens, self.source_tokens = values, m, tokens, source_tokens
+        self._values, self.config, self.whole = values, m, whole
+        self._tokens, self._source_tokens = tokens, source_tokens  # made when asked for: a GPU would be waited for
 
-    @property
-    def layers(self) -> int:
-        """How many blocks the model has, watched or not."""
-        return self._model.layers
+    @cached_property
+    def tokens(self) -> list[str]:
+        return self._tokens()
+
+    @cached_property
+    def source_tokens(self) -> list[str]:
+        return self._source_tokens()
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._values:
@@ -46,7 +58,7 @@ class Seen(Mapping[str, Tensor]):
         return len(self._values)
 
     def _rows(self) -> list[tuple[str, str, str, str]]:
-        table = names(self._model)
+        table = names(self.config)
         return [
             (name, " × ".join(map(str, value.shape)), table[name].formula, table[name].sentence)
             for name, value in self.items()
@@ -62,9 +74,10 @@ class Seen(Mapping[str, Tensor]):
 
     def _pictures(self) -> Iterator[str]:
         """The heads of each layer whose pattern was watched."""
-        for layer in range(self.layers):
-            if f"blocks.{layer}.attn.pattern" in self:
-                yield heads_of(self, layer)._repr_html_()
+        for part in parts_of(self.config) if self.whole else ():
+            for layer in range(layers_of(self.config, part)):
+                if f"{path_of(part, layer)}.pattern" in self:
+                    yield heads_of(self, layer, part=part)._repr_html_()
 
 
 def labels(ids: Tensor | None, segments: Tensor | None, tokenizer: Tokenizer | None) -> list[str]:
@@ -72,4 +85,4 @@ def labels(ids: Tensor | None, segments: Tensor | None, tokenizer: Tokenizer | N
     if ids is None or ids.is_floating_point():
         return []
     first = (ids[0] if segments is None else ids[0][segments[0] != 0]).tolist()
-    return tokenizer.pieces(first) if tokenizer else [str(i) for i in first]
+    return token_labels(tokenizer, first)

@@ -50,7 +50,8 @@ def steering(model: "Inside", pairs: Sequence[tuple[Any, Any]], name: str, *, to
     Pairs are (what to go towards, what to go away from); their texts need not be equally long. Where a model reads
     more than a text, each is {"x": …, "source": …}.
     """
-    if not pairs or not all(len(pair) == 2 and not isinstance(pair, str) for pair in pairs):
+    listed = isinstance(pairs, list | tuple) and bool(pairs)
+    if not listed or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise ClearheadError("steering needs pairs of prompts: [(towards, away from), …].")
     found = matching(model.config.model, name)
     if len(found) != 1:

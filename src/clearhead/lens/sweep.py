@@ -17,7 +17,7 @@ from clearhead.lens.ask import Answer, ask
 from clearhead.lens.edits import ablate, replace
 from clearhead.lens.given import known_names
 from clearhead.lens.names import matching
-from clearhead.lens.parts import of_one_text
+from clearhead.lens.parts import asked_at, of_one_text
 from clearhead.lens.progress import shown
 from clearhead.lens.resumed import Resumed, of_source
 from clearhead.lens.seen import labels
@@ -57,24 +57,25 @@ def sweep(
     change: Callable[..., Any] = ablate,
     token: Answer = None,
     against: Answer = None,
-    at: int = -1,
+    at: int | None = None,
     measure: Measure | None = None,
-    **given: Any,
+    **read: Any,
 ) -> Sweep:
     """Changes one value at a time and tells by how much the answer moves: every head of every layer, to begin with.
 
     `names` are what is changed and `by` how it is cut: "head", "token", both, or () for whole values. `change` makes
     an edit of head= and token=: `ablate`, `partial(scale, 2.0)`, `partial(replace, seen)`. The answer is the logit of
-    `token` (the likeliest, if none is given), less that of `against`, after the token `at`; or any `measure` of the
-    logits there, rows × outputs → rows. Many changes are rows of one batch.
+    `token` (the likeliest, if none is given), less that of `against`, after the token `at` (the last, or the first
+    that is hidden where words are); or any `measure` of the logits there, rows × outputs → rows. Many changes are rows
+    of one batch.
     """
     if isinstance(model.config.model.head, c.Hidden):
         raise ClearheadError("this model has no head, so there is no answer that a change could move.")
     if not callable(change):
         raise ClearheadError(f"change makes an edit of head= and token=, as ablate does; it is not {change!r:.40}.")
-    paths, batch = _paths(model, names), model._batch(x, **given)
+    paths, batch = _paths(model, names), model._batch(x, **read)
     way = Resumed(model.net, batch)
-    question = ask(model, way.logits, token, against, at)
+    question = ask(model, way.logits, token, against, asked_at(model, at, x, read))
     counted = measure or question.of
     plain = _counted(counted, _row(way.logits, question.at))
     cuts = _cuts(by, way, paths)
@@ -107,9 +108,9 @@ def patching(
     by: str | Sequence[str] = "token",
     token: Answer = None,
     against: Answer = None,
-    at: int = -1,
+    at: int | None = None,
     measure: Measure | None = None,
-    **given: Any,
+    **read: Any,
 ) -> Sweep:
     """Activation patching: a run of `x` into which values of a run of `other` are put, one at a time.
 
@@ -117,12 +118,13 @@ def patching(
     is as in `sweep`; without `token`, the other run's likeliest.
     """
     paths = _paths(model, names)
-    there = model.watch(**(other if isinstance(other, Mapping) else {**given, "x": other}), names=[*paths, "logits"])
+    there = model.watch(**(other if isinstance(other, Mapping) else {**read, "x": other}), names=[*paths, "logits"])
     logits = of_one_text(there["logits"])
+    at = asked_at(model, at, x, read)
     question = ask(model, logits, token, against, at)
     swept = sweep(
         model, x, paths, by=by, change=partial(replace, there), token=question.answer, against=question.against,
-        at=at, measure=measure, **given,
+        at=at, measure=measure, **read,
     )  # fmt: skip
     brought = float(_counted(measure or question.of, _row(logits, question.at)))
     return dataclasses.replace(swept, other=brought, note=f"{swept.note}; in the other run {brought:.4f}")

@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.errors import ClearheadError
+from clearhead.lens.parts import check_top
 from clearhead.lens.sums import terms
 from clearhead.lens.view import Axis, View
 from clearhead.lens.word_sources import Embedded, InLayer, Listed, Side, Source, Word
+from clearhead.weights import bundled
 from clearhead.words.files import Table, holds_vectors, read_table, write_table
 
 if TYPE_CHECKING:
@@ -98,8 +100,9 @@ class Vectors:
 
     def nearest(self, vector: Tensor, top: int = 10, without: Sequence[str] = ()) -> View:
         """The words nearest to any vector, but for some."""
-        if top < 1:
-            raise ClearheadError(f"top = {top} must be at least 1.")
+        check_top(top)
+        if vector.shape != self.unit.shape[1:]:
+            raise ClearheadError(f"a vector has {self.unit.shape[1]} numbers here, not {tuple(vector.shape)}.")
         cosines = self.unit @ F.normalize(vector, dim=0)
         seen, best = {*map(_fold, without)}, list[int]()
         for i in cosines.argsort(descending=True).tolist():
@@ -125,7 +128,8 @@ class Vectors:
 
     def direction(self, pairs: Sequence[tuple[str, str]]) -> Direction:
         """What leads from the first word of each pair to the second: `[("cat", "cats"), ("dog", "dogs")]`."""
-        if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        listed = isinstance(pairs, tuple | list) and bool(pairs)
+        if not listed or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
             raise ClearheadError('a direction is made of pairs of words: [("cat", "cats")].')
         ends = [self.found(pair) for pair in pairs]
         differences = torch.stack([b.vector - a.vector for a, b in ends])
@@ -144,12 +148,13 @@ class Vectors:
 def vectors(of: "Inside | str | Path | Table", layer: int | None = None) -> Vectors:
     """Of a model: the rows of its embedding matrix, or with `layer` the stream after it, each word read alone.
 
-    Of a folder or file of vectors (.txt, .vec, .bin): what is in it.
+    Of a folder or file of vectors (.txt, .vec, .bin), or of the bundled "words": what is in it.
     """
     if isinstance(of, str | Path):
-        if not holds_vectors(Path(of)):
+        path = Path(of) if holds_vectors(Path(of)) else bundled.find(str(of)) or Path(of)
+        if not holds_vectors(path):
             raise ClearheadError(f"{of} holds no vectors of words; a model must be loaded first, with clearhead.load.")
-        of = read_table(Path(of))
+        of = read_table(path)
     if not isinstance(of, Table):
         side = Side(of)
         return Vectors(Embedded(side) if layer is None else InLayer(side, layer))

@@ -16,14 +16,18 @@ from clearhead.model.attention import Attention
 from clearhead.model.block import Block, CrossBlock
 from clearhead.model.transformer import Transformer
 
-ENDS = ("pre", "mid", "crossed", "post", "attn.v", "attn.out", "cross.v", "cross.out", "ffn.out")
+ENDS = ("pre", "mid", "crossed", "post", "attn.v", "attn.z", "attn.out", "cross.v", "cross.z", "cross.out", "ffn.out")
 PATTERNS = ("attn.pattern", "cross.pattern")
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one attention has given: by head and key, and its bias, which is no head's."""
+    """What one attention has given: by head, by head and key, and its bias, which is no head's.
 
+    A head's keys add up to what it gave, unless an edit of its z came between.
+    """
+
+    heads: Tensor
     keys: Tensor  # head key
     bias: Tensor
 
@@ -93,12 +97,13 @@ class _Walk:
         return (added * self.ray.direction).sum()
 
     def _look(self, name: str, attention: Attention) -> Look:
-        """pattern · (v W_O) · direction, over all queries that the ray passes."""
-        pattern, v = self.value(f"{name}.pattern"), self.value(f"{name}.v")
+        """z W_O · direction, and pattern · (v W_O) · direction, over all queries that the ray passes."""
+        pattern, v, z = (self.value(f"{name}.{what}") for what in ("pattern", "v", "z"))
         rows = slice(None) if self.at is None else [self.at]
         wanted = self.ray.direction[rows] @ exact(attention.out.weight)  # what the ray asks of each head's z
         wanted = wanted.unflatten(1, (-1, attention.head_width)).transpose(0, 1)  # head query d
         v = v.repeat_interleave(len(pattern) // len(v), dim=0)
+        heads, keys = (z[:, rows] * wanted).sum(dim=(1, 2)), (pattern * (wanted @ v.mT)).sum(dim=1)
         bias = attention.out.bias
-        keys = (pattern * (wanted @ v.mT)).sum(dim=1)
-        return Look(keys, keys.new_zeros(()) if bias is None else self._on(exact(bias).expand_as(self.ray.direction)))
+        given = keys.new_zeros(()) if bias is None else self._on(exact(bias).expand_as(self.ray.direction))
+        return Look(heads, keys, given)

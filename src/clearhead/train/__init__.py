@@ -8,17 +8,6 @@ device="cpu", compiled=False, tensorboard=True, microscope=True, quiet=True. Wha
 losses, report.html, checkpoints) is in the folder; docs/training.md tells more.
 """
 
-import sys
-from importlib import import_module
-from types import ModuleType
-from typing import Any
+from clearhead.called import make_callable
 
-
-class _Callable(ModuleType):
-    """A module of the name of what it does, as `clearhead.train` is both."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return import_module("clearhead.learn").train(*args, **kwargs)  # which stands above this part
-
-
-sys.modules[__name__].__class__ = _Callable
+make_callable(__name__, "clearhead.learn")  # which stands above this part

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,9 +132,12 @@ def read_config(name: str, changes: dict[str, object]) -> Config:
     if name not in presets and Path(name).suffix in (".toml", ".json"):
         if not Path(name).exists():
             raise ClearheadError(f"there is no file {name}, and no preset of that name; {nearest(name, presets)}")
-        before = Config.of(reader.load(name))
-    else:
-        before = presets[name]
+        return changed(Config.of(reader.load(name)), changes)
+    return changed(presets[name], changes)
+
+
+def changed(before: Config, changes: Mapping[str, object]) -> Config:
+    """With changes on top, none of which may be without effect."""
     config = before.change(**changes)
     if config.train.start:
         for path, _, new in apart(before.tree(), config.tree(), ""):

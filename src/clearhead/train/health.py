@@ -4,7 +4,12 @@ import math
 
 from clearhead.config import Classes, ModelConfig, Number
 from clearhead.data.packed import Dataset
+from clearhead.errors import ClearheadError
 from clearhead.weights.checkpoint import Checkpoint
+
+
+class Diverged(ClearheadError):
+    """A run whose numbers are no numbers any more, or far too large."""
 
 
 def highest(m: ModelConfig, first: float) -> float:

@@ -19,7 +19,7 @@ from clearhead.data.stream import Masked, Stream
 from clearhead.errors import ClearheadError
 from clearhead.tokens.kinds import END
 from clearhead.tokens.text import Tokenizer
-from clearhead.train.words import MASK, START, Words, ids_of
+from clearhead.train.words import MASK, START, Words, ids_of, opening
 from clearhead.weights.checkpoint import SOURCE_TOKENIZER
 
 
@@ -36,11 +36,7 @@ class Lessons:
 def prepare(config: Config, words: Words, report: Report) -> Lessons:
     """The lessons for a model; whatever it is, its data are described by the same section."""
     m = config.model
-    if m.vocabulary and config.train.length > m.context:
-        choose = f"choose --train.length={m.context} or less, or a larger --model.context"
-        raise ClearheadError(
-            f"train.length = {config.train.length} is more than model.context = {m.context}; {choose}."
-        )
+    check_length(config)
     writes = isinstance(m.input, c.Tokens) and isinstance(m.head, c.Language | c.MaskedWord)
     if writes and not isinstance(m.shape, c.EncoderDecoder):
         return _texts(config, words, report)
@@ -56,6 +52,13 @@ def prepare(config: Config, words: Words, report: Report) -> Lessons:
     raise ClearheadError("a model without a head learns nothing; give it one, such as model.head = classes.")
 
 
+def check_length(config: Config) -> None:
+    context, length = config.model.context, config.train.length
+    if config.model.vocabulary and length > context:
+        choose = f"choose --train.length={context} or less, or a larger --model.context"
+        raise ClearheadError(f"train.length = {length} is more than model.context = {context}; {choose}.")
+
+
 # ---------------------------------------------------------------- texts
 def _texts(config: Config, words: Words, report: Report) -> Lessons:
     d, t, hides = config.data, config.train, isinstance(config.model.head, c.MaskedWord)
@@ -68,7 +71,7 @@ def _texts(config: Config, words: Words, report: Report) -> Lessons:
         ends = ids_of(tokenizer, END)
         use = {"use.mask": ids_of(tokenizer, MASK)} if hides else {"use.begin": ends, "use.stop": ends}
         config = config.change(**{"model.vocabulary": len(tokenizer)}, **use)
-    first = next(iter((*config.use.begin, *config.use.stop, *ids_of(tokenizer, END))), None)
+    first = opening(config.use, tokenizer)
 
     def read(paths: Sequence[str], name: str) -> Tokens:
         return tokenised(paths, tokenizer, words.out / "tokens" / name, report=report, field=d.field, begin=first)
@@ -90,8 +93,8 @@ def _pairs(config: Config, words: Words, report: Report) -> Lessons:
     assert isinstance(shape, c.EncoderDecoder)
     if not isinstance(shape.input, c.Tokens):
         raise ClearheadError("speech with its words cannot be learned from files yet; sounds with classes can.")
-    read = _read_pairs(d, report, d.train)
-    held = _read_pairs(d, report, d.valid)
+    read = read_pairs(d, report, d.train)
+    held = read_pairs(d, report, d.valid)
     if not d.valid:
         picks = split([""] * len(read), [pair.source for pair in read], d.held_out, t.seed)
         _check_held(config, len(picks[1]), [""] * len(read))
@@ -123,7 +126,7 @@ def _pairs(config: Config, words: Words, report: Report) -> Lessons:
     return Lessons(config, data, tokenizer, source_tokenizer)
 
 
-def _read_pairs(d: c.Data, report: Report, paths: tuple[str, ...]) -> list[Pair]:
+def read_pairs(d: c.Data, report: Report, paths: tuple[str, ...]) -> list[Pair]:
     if d.sides and len(d.sides) != 2:
         raise ClearheadError(f"data.sides = {list(d.sides)} must name two columns, the source's and the target's.")
     return list(pairs_in(paths, report, sides=(d.sides[0], d.sides[1]) if d.sides else None)) if paths else []
@@ -133,13 +136,7 @@ def _read_pairs(d: c.Data, report: Report, paths: tuple[str, ...]) -> list[Pair]
 def _rows(config: Config, words: Words, report: Report) -> Lessons:
     d, t = config.data, config.train
     numbers = isinstance(config.model.head, c.Number)
-
-    def read(paths: tuple[str, ...]) -> Iterator[labelled.Row]:
-        for path in paths:
-            second = d.second or None
-            yield from labelled.rows(path, report, text=d.field, label=d.label, second=second, numbers=numbers)
-
-    found, held = list(read(d.train)), list(read(d.valid))
+    found, held = (list(read_rows(d, report, paths, numbers)) for paths in (d.train, d.valid))
     if not d.valid:
         keys = [(row.text, row.second) for row in found]
         labels = [row.label for row in found]
@@ -172,28 +169,34 @@ def _rows(config: Config, words: Words, report: Report) -> Lessons:
     return Lessons(_with_classes(config, data.labels), data, tokenizer)
 
 
+def read_rows(d: c.Data, report: Report, paths: tuple[str, ...], numbers: bool) -> Iterator[labelled.Row]:
+    for path in paths:
+        yield from labelled.rows(path, report, text=d.field, label=d.label, second=d.second or None, numbers=numbers)
+
+
 # ---------------------------------------------------------------- pictures and sounds
 def _things(config: Config, report: Report) -> Lessons:
     d, t, source = config.data, config.train, config.model.input
     if not isinstance(config.model.head, c.Classes) or isinstance(source, c.Tokens):
         raise ClearheadError("pictures and sounds are learned with classes; choose model.head = classes.")
-    label = "folder" if d.label == "label" else d.label
-    if label not in ("folder", "stem"):
-        raise ClearheadError(f"data.label = {label!r} is no choice for pictures and sounds; folder or stem is.")
-
-    def read(paths: tuple[str, ...]) -> pictured.Things:
-        parts = [pictured.load(path, source, report, label=label) for path in paths]  # type: ignore[arg-type]
-        return pictured.Things(
-            torch.cat([part.data for part in parts]),
-            [name for part in parts for name in part.labels],
-            [place for part in parts for place in part.where],
-        )
-
-    train, held = read(d.train), read(d.valid) if d.valid else d.held_out
+    train = read_things(d, report, d.train, source)
+    held = read_things(d, report, d.valid, source) if d.valid else d.held_out
     if isinstance(held, pictured.Things):
         train = pictured.without(train, held, report)
     data = pictured.Pictured(train, held, source, report, rows=t.rows, seed=t.seed, shift=d.shift)
     return Lessons(_with_classes(config, data.labels), data)
+
+
+def read_things(d: c.Data, report: Report, paths: tuple[str, ...], source: c.Pictures | c.Mel) -> pictured.Things:
+    label = "folder" if d.label == "label" else d.label
+    if label not in ("folder", "stem"):
+        raise ClearheadError(f"data.label = {label!r} is no choice for pictures and sounds; folder or stem is.")
+    parts = [pictured.load(path, source, report, label=label) for path in paths]  # type: ignore[arg-type]
+    return pictured.Things(
+        torch.cat([part.data for part in parts]),
+        [name for part in parts for name in part.labels],
+        [place for part in parts for place in part.where],
+    )
 
 
 def _check_held(config: Config, held: int, labels: Sequence[str | float]) -> None:

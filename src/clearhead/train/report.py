@@ -79,33 +79,34 @@ def write(out: Path, facts: Facts | None = None) -> list[Finding]:
 
 
 def page(out: Path, facts: Facts, lines: list[Line], findings: list[Finding]) -> str:
-    from jinja2 import Environment, StrictUndefined
-
     config = c.Config.of(facts["config"])
     expected, _ = _expected(config, facts["preset"])
-    template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-    # The two drawings are ours; all else is escaped.
-    return (
-        Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        .from_string(template)
-        .render(
-            name=out.resolve().name,
-            version=__version__,
-            wide=curve.svg(curve.figure(lines, expected), "wide"),
-            narrow=curve.svg(curve.figure(lines, expected, (4.2, 4.6)), "narrow"),
-            model=_model(config),
-            tiles=_tiles(config, facts, lines),
-            findings=findings,
-            changed=_changed(config, facts["preset"]),
-            preset=facts["preset"],
-            data=_data(config, facts, lines),
-            skipped=facts["skipped"],
-            checks=_checks(config, facts, lines),
-            speed=_speed(facts, lines),
-            commands=commands(out, config),
-            film=FILM if (out / FILM).is_file() else "",
-        )
+    return rendered(
+        Path(__file__).with_name("report.html"),
+        name=out.resolve().name,
+        wide=curve.svg(curve.figure(lines, expected), "wide"),
+        narrow=curve.svg(curve.figure(lines, expected, (4.2, 4.6)), "narrow"),
+        model=_model(config),
+        tiles=_tiles(config, facts, lines),
+        findings=findings,
+        changed=_changed(config, facts["preset"]),
+        preset=facts["preset"],
+        data=_data(config, facts, lines),
+        skipped=facts["skipped"],
+        checks=_checks(config, facts, lines),
+        speed=_speed(facts, lines),
+        commands=commands(out, config),
+        film=FILM if (out / FILM).is_file() else "",
     )
+
+
+def rendered(template: Path, **values: object) -> str:
+    """A page that is one file, in the style of all reports; all but our own drawings is escaped."""
+    from jinja2 import Environment, StrictUndefined
+
+    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
+    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return made.from_string(template.read_text(encoding="utf-8")).render(style=style, version=__version__, **values)
 
 
 def _model(config: c.Config) -> list[tuple[str, str]]:
@@ -138,13 +139,13 @@ def _tiles(config: c.Config, facts: Facts, lines: list[Line]) -> list[tuple[str,
     found.append(("training loss", f"{last['loss']:.4g}", "at the end"))
     end = ENDS.get(facts["end"], "ended by a mistake")
     found.append(("steps", f"{last['step']:,}", end if facts["end"] == "done" else f"of {config.train.steps:,}; {end}"))
-    speed, rate = Speed(**facts["speed"]), _rate(lines)
+    speed, rate = Speed(**facts["speed"]), lessons_a_second(lines)
     share = f" · {speed.share(rate):.0%} of peak" if speed.peak else ""
     return [*found, ("speed", short(rate * speed.tokens), f"tokens a second{share}")]
 
 
-def _rate(lines: list[Line]) -> float:
-    """Lessons a second, of the report in the middle."""
+def lessons_a_second(lines: list[Line]) -> float:
+    """Of the report in the middle."""
     return statistics.median([line["lessons_per_second"] for line in lines])
 
 
@@ -196,16 +197,20 @@ def _checks(config: c.Config, facts: Facts, lines: list[Line]) -> list[dict[str,
 
 
 def _speed(facts: Facts, lines: list[Line]) -> list[tuple[str, str]]:
-    speed, rate = Speed(**facts["speed"]), _rate(lines)
+    speed, rate = Speed(**facts["speed"]), lessons_a_second(lines)
     found = [("machine", facts["machine"]), ("median", f"{rate * speed.tokens:,.0f} tokens a second")]
     if speed.peak:
         share = f"{speed.share(rate):.0%} of the {short(speed.peak)}FLOP/s that a matrix product reaches here"
         found.append(("share of peak", share))
-    lessons = facts["config"]["train"]["accumulate"] * speed.lessons
+    return [*found, ("time of all steps", f"{duration(seconds(facts, lines))}, without validations and saving")]
+
+
+def seconds(facts: Facts, lines: list[Line]) -> float:
+    """That all steps took, without validations and saving."""
+    lessons = facts["config"]["train"]["accumulate"] * facts["speed"]["lessons"]
     starts = [0, *(line["step"] for line in lines)]
-    spent = sum((line["step"] - start) * lessons / max(1, line["lessons_per_second"])
-                for start, line in zip(starts, lines, strict=False))  # fmt: skip
-    return [*found, ("time of all steps", f"{duration(spent)}, without validations and saving")]
+    return sum((line["step"] - start) * lessons / max(1, line["lessons_per_second"])
+               for start, line in zip(starts, lines, strict=False))  # fmt: skip
 
 
 def commands(out: Path, config: c.Config) -> list[tuple[str, str]]:

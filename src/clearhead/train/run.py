@@ -21,7 +21,7 @@ from clearhead.recipe import Train
 from clearhead.train.checkpoint import Checkpoints, Log, Saved
 from clearhead.train.clock import Clock
 from clearhead.train.ema import Ema
-from clearhead.train.health import highest, taught
+from clearhead.train.health import Diverged, highest, taught
 from clearhead.train.interrupts import interrupts
 from clearhead.train.optim import Optimiser
 from clearhead.train.step import Step
@@ -226,10 +226,10 @@ class Run:
             raise self.broken(f"the loss of step {step} is {losses[lost]:.4g}, of {batches}")
         return mean
 
-    def broken(self, what: str) -> ClearheadError:
+    def broken(self, what: str) -> Diverged:
         saved = self.checkpoints.last()
         good = f"the last good checkpoint is {saved.folder}" if saved else "there is no checkpoint yet"
-        return ClearheadError(f"{what}: a smaller rate may help; {good}.")
+        return Diverged(f"{what}: a smaller rate may help; {good}.")
 
     def validate(self) -> tuple[float | None, float | None]:
         """The loss of a lesson on what is held out, and the accuracy, with the averaged weights if there are some."""

@@ -14,7 +14,7 @@ from clearhead import config as c
 from clearhead.lens.logit_lens import STREAMS, TOP, answers, through_the_head, token_labels
 from clearhead.model.inputs import TokenInput
 from clearhead.model.transformer import Transformer
-from clearhead.tap import Watch
+from clearhead.tap import Watch, eager
 from clearhead.train.lesson import to
 from clearhead.train.probes import Probes
 from clearhead.train.team import ALONE, Alone
@@ -81,7 +81,7 @@ class Sight:
         training = self.net.training
         self.net.eval()
         try:
-            with torch.compiler.set_stance("force_eager"):
+            with eager():
                 self.net(x.tokens, segments=x.segments, kinds=x.kinds, **sides, tap=watch)
                 ids, shares = through_the_head(self.net, watch.values, x.segments, TOP)
         finally:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from clearhead.config import Config
+from clearhead.config import Config, Use
 from clearhead.errors import ClearheadError, nearest
 from clearhead.tokens.kinds import END, KINDS
 from clearhead.tokens.text import Tokenizer
@@ -47,6 +47,11 @@ class Words:
 def ids_of(tokenizer: Tokenizer, name: str) -> list[int]:
     """The id of a special token, or of what a published tokenizer has in its place."""
     return [tokenizer.special[n] for n in (name, *ALSO[name]) if n in tokenizer.special][:1]
+
+
+def opening(use: Use, tokenizer: Tokenizer) -> int | None:
+    """The id that opens every document, if there is one."""
+    return next(iter((*use.begin, *use.stop, *ids_of(tokenizer, END))), None)
 
 
 def _published(where: str, special: tuple[str, ...]) -> Tokenizer:

@@ -10,9 +10,10 @@ from clearhead.model.int8 import quantised
 from clearhead.presets import presets
 from clearhead.tokens import ggml, published
 from clearhead.tokens.published import Published
-from clearhead.weights import folder, hub
+from clearhead.weights import bundled, folder, hub
 from clearhead.weights.checkpoint import Checkpoint, Home
 from clearhead.weights.whole import whole
+from clearhead.words.files import holds_vectors
 
 FORMATS = {
     "clearhead": "clearhead.weights.folder",
@@ -26,7 +27,7 @@ WRITE_ONLY = {"model.bin": "CTranslate2", "onnx_config.json": "ONNX"}
 
 
 def read(where: str | Path, home: Home) -> Checkpoint:
-    """A clearhead folder, a Hugging Face folder, a .gguf file, a model that was fetched, or `owner/name` on the hub."""
+    """A bundled or fetched model by name, a clearhead or Hugging Face folder, a .gguf file, `owner/name` on the hub."""
     path = _found(where, hub.WANTED)
     if path.suffix in (".safetensors", ".json", ".bin"):
         raise ClearheadError(f"{where} is one file of a model; name the folder that it is in.")
@@ -45,6 +46,8 @@ def read(where: str | Path, home: Home) -> Checkpoint:
             )
     if (path / huggingface.CONFIG).is_file():
         return huggingface.read(path, home)
+    if holds_vectors(path):
+        raise ClearheadError(f"{where} holds vectors of words, no model; clearhead vectors {where} … asks them.")
     needed = f"{folder.CONFIG} or {huggingface.CONFIG}"
     raise ClearheadError(f"{where} is no clearhead model and no Hugging Face model: there is no {needed} in it.")
 
@@ -79,10 +82,9 @@ def _found(where: str | Path, wanted: list[str]) -> Path:
             raise ClearheadError(
                 f"{where} is a preset, not a saved model; in Python, clearhead.new({str(where)!r}) makes one."
             )
-        begun = [name for name in hub.CATALOGUE if str(where) and name.startswith(str(where))]
-        hint = "" if "/" in str(where) else " (a model on the hub is written owner/name)"
-        hint = f"; did you mean {begun[0]!r}?" if begun else hint
-        raise ClearheadError(f"{where} is no clearhead model: there is no such folder or file{hint}.")
+        known = nearest(str(where), [*bundled.names(), *hub.CATALOGUE])
+        hint = "." if "/" in str(where) else f" (a model on the hub is written owner/name); {known}"
+        raise ClearheadError(f"{where} is no clearhead model: there is no such folder or file{hint}")
     return _best_of_run(path) or _only_gguf(path) or path
 
 

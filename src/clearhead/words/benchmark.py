@@ -9,6 +9,7 @@
 Small letters stand for capitals where the table has no capitals. Questions with words that have no vector are counted.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.errors import ClearheadError
+from clearhead.evaluate.formulas import spearman
+from clearhead.files import text_lines
 from clearhead.lens.vectors import Vectors
 from clearhead.lens.view import Axis, Row, View
 from clearhead.lens.word_sources import Listed
@@ -65,7 +68,11 @@ def benchmark(vectors: Vectors, file: str | Path) -> Result:
     right, asked_in, among = _analogies(vectors, questions)
     counts = [len(section) for section in questions.values()]
     rows = [*zip(right, asked_in, counts, strict=True), (sum(right), sum(asked_in), sum(counts))]
-    values = torch.tensor([good / max(1, asked) for good, asked, _ in rows])
+    if not sum(asked_in):
+        raise ClearheadError(
+            f"none of the {sum(counts):,} questions of {file} can be asked: their words have no vectors."
+        )
+    values = torch.tensor([good / asked if asked else math.nan for good, asked, _ in rows])
     note = f"share of right answers, among {among:,} words; all: {sum(right):,} of {sum(asked_in):,}"
     return Result(
         values, (Axis.of("part", [*questions, "all"]),), name, "accuracy", most=1.0, note=note,
@@ -75,13 +82,8 @@ def benchmark(vectors: Vectors, file: str | Path) -> Result:
 
 def read_questions(path: Path) -> Pairs | Sections:
     """The questions of a file as it was published."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise ClearheadError(f"{path} is not UTF-8 (byte {error.start:,}).") from None
-    numbered = [(n, line.strip()) for n, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
+    lines = enumerate(text_lines(path), 1)
+    numbered = [(n, line.strip()) for n, line in lines if line.strip() and not line.startswith("#")]
     if not numbered:
         raise ClearheadError(f"{path} holds no questions.")
     if numbered[0][1].startswith(":"):
@@ -111,6 +113,8 @@ def _read_pairs(path: Path, lines: list[tuple[int, str]]) -> Pairs:
         cells = [cell.strip() for cell in line.split(between)]
         try:
             numbers.append(float(cells[column]))
+            if not math.isfinite(numbers[-1]):
+                raise ValueError
         except (IndexError, ValueError):
             raise ClearheadError(f"{path}:{number} must be two words and a number, not {line!r:.60}.") from None
         pairs.append((cells[0], cells[1]))
@@ -126,17 +130,7 @@ def _similarities(vectors: Vectors, questions: Pairs) -> tuple[float, int]:
             numbers.append(number)
     if len(numbers) < 2:
         raise ClearheadError(f"{len(numbers)} of {len(questions.pairs)} pairs have vectors; a correlation needs two.")
-    return spearman(torch.tensor(cosines), torch.tensor(numbers)), len(numbers)
-
-
-def spearman(a: Tensor, b: Tensor) -> float:
-    """The correlation of ranks; equals share the mean of theirs."""
-    return float(torch.corrcoef(torch.stack((_ranks(a), _ranks(b))))[0, 1])
-
-
-def _ranks(values: Tensor) -> Tensor:
-    _, place, counts = values.unique(return_inverse=True, return_counts=True)
-    return (counts.cumsum(0) - (counts - 1) / 2).double()[place]
+    return spearman(cosines, numbers), len(numbers)
 
 
 def _analogies(vectors: Vectors, sections: Sections) -> tuple[list[int], list[int], int]:

@@ -5,6 +5,9 @@ numbers, written out up to the end of the line or as 32-bit floats.
 """
 
 import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +34,7 @@ class Table:
 
     def __post_init__(self) -> None:
         if len(set(self.words)) != len(self.words):
-            twice = next(word for number, word in enumerate(self.words) if word in self.words[:number])
+            twice = Counter(self.words).most_common(1)[0][0]
             raise ClearheadError(f"{twice!r} has two vectors; each word may have one.")
         if self.vectors.dim() != 2 or len(self.vectors) != len(self.words):
             raise ClearheadError(f"there are {len(self.words)} words for vectors of {tuple(self.vectors.shape)}.")
@@ -55,29 +58,48 @@ def read_table(path: Path) -> Table:
     except OSError as error:
         raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
     head, _, rest = content.partition(b"\n")
-    sizes = head.split()
-    if len(sizes) != 2 or not all(size.isdigit() for size in sizes):
+    if not _begins(head):
         raise ClearheadError(f"{path} must begin with two numbers, words and width, as files of word2vec do.")
-    count, width = map(int, sizes)
+    count, width = map(int, head.split())
     with understood(f"{path} is not a whole file of word2vec's"):
         return _binary(rest, count, width) if path.suffix == BINARY else _text(rest, count, width)
 
 
-def check_free(path: Path) -> None:
-    """Vectors may take the place of nothing, or of vectors. Better told now than after an hour's work."""
-    if path.is_dir() and any(path.iterdir()) and not holds_vectors(path):
-        raise ClearheadError(f"{path} is there and holds no vectors; choose another --out.")
+def make_place(path: Path) -> None:
+    """A folder for vectors, which take the place of nothing but vectors. Better told now than after an hour's work."""
+    with _writing(path):
+        free = holds_vectors(path) or not path.exists() or (path.is_dir() and not any(path.iterdir()))
+        if path.is_file() and free:
+            with path.open("rb") as held:
+                free = _begins(held.readline(99))
+        if not free:
+            raise ClearheadError(f"{path} is there and holds no vectors; choose another place for them.")
+        (path.parent if path.suffix in (*TEXT, BINARY) else path).mkdir(parents=True, exist_ok=True)
 
 
 def write_table(path: Path, table: Table, made: dict[str, object] | None = None) -> None:
     """As a folder, with a note of how the vectors were made; or as a file of word2vec's where the ending says so."""
-    if path.suffix in (*TEXT, BINARY):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        overwrite(path, b"".join(_lines(table, binary=path.suffix == BINARY)))
-        return
-    path.mkdir(parents=True, exist_ok=True)
-    overwrite(path / VECTORS, save({"vectors": table.vectors.contiguous()}))
-    overwrite(path / WORDS, json.dumps({"words": table.words, "made": made or {}}, ensure_ascii=False).encode())
+    make_place(path)
+    with _writing(path):
+        if path.suffix in (*TEXT, BINARY):
+            overwrite(path, b"".join(_lines(table, binary=path.suffix == BINARY)))
+            return
+        overwrite(path / VECTORS, save({"vectors": table.vectors.contiguous()}))
+        overwrite(path / WORDS, json.dumps({"words": table.words, "made": made or {}}, ensure_ascii=False).encode())
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ClearheadError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def _begins(line: bytes) -> bool:
+    """Whether it is the first line of a file of word2vec's."""
+    sizes = line.split()
+    return len(sizes) == 2 and all(size.isdigit() for size in sizes)
 
 
 def _lines(table: Table, binary: bool) -> list[bytes]:

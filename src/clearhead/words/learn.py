@@ -12,7 +12,7 @@ from clearhead.lens.progress import shown
 from clearhead.lens.vectors import Vectors, vectors
 from clearhead.variants import say
 from clearhead.words.corpus import Corpus, split
-from clearhead.words.files import Table, check_free, write_table
+from clearhead.words.files import Table, make_place, write_table
 from clearhead.words.skip_gram import CHUNK, Learner, SkipGram
 
 
@@ -39,9 +39,9 @@ def learn_vectors(lesson: Lesson, out: str | Path, tell: Callable[[str], None] =
     `out` is a folder, or a .txt, .vec or .bin in word2vec's format.
     """
     out, how, report = Path(out), lesson.train, Report(lesson.data.broken)
-    check_free(out)
     if not lesson.data.train:
         raise ClearheadError("there is nothing to learn from; give --data.train a file, a folder or a glob.")
+    make_place(out)
     texts = documents(lesson.data.train, report, lesson.data.field)
     corpus = Corpus.of((line for text in texts for line in split(text.text)), how.least)
     if report.skipped:

@@ -1,19 +1,19 @@
 // The anatomy of one head: from queries and keys to what it writes, each step with its real numbers (L3.3 – L3.7).
 
 import { html, nothing } from "lit-html";
-import { npy } from "ch/api";
 import { told } from "ch/colours";
 import { path, sides, texts } from "ch/paths";
+import { array } from "ch/run";
 
 const STEPS = ["q_turned", "k_turned", "v", "scores", "masked", "pattern", "z"];
 
 /** The steps of the chosen head, as a template. */
-export function anatomy({ run, card, state, set, resource }, { part, layer, head }, masked) {
+export function anatomy({ run, card, state, set }, { part, layer, head }, masked) {
   const at = path(part, layer), group = Math.floor(head / (card.heads / card.kv_heads));
   const get = (what) => {
     const which = what === "k_turned" || what === "v" ? group : head;
     const url = `/api/runs/${run.id}/tensor/${at}.${what}?head=${which}`;
-    return resource(url, ({ signal }) => npy(url, { signal }), `anatomy ${what}`);
+    return array(url, `anatomy ${what}`);
   };
   const found = Object.fromEntries(STEPS.map((what) => [what, get(what)]));
   const missing = STEPS.map((what) => found[what]).find(({ error }) => error);
@@ -51,7 +51,7 @@ export function anatomy({ run, card, state, set, resource }, { part, layer, head
 }
 
 function step(name, math, words, picture) {
-  return html`<section><h4>${name}</h4><p class="math">${math}</p><p class="hint">${words}</p>${picture}</section>`;
+  return html`<section><h3>${name}</h3><p class="math">${math}</p><p class="hint">${words}</p>${picture}</section>`;
 }
 
 const known = new WeakMap(); // scores -> the same without scaling

@@ -11,16 +11,20 @@ export class Problem extends Error {
 const MOST = 120e6; // bytes of answers that are kept
 const kept = new Map(); // "METHOD url body" -> { answer: Promise, content, type, bytes }
 const bodies = new Map(); // id of a run -> the request that makes it again
+const weights = new Map(); // name of a model -> which weights it had when its card came
 const stored = document.getElementById("snapshot");
 export const snapshot = stored ? JSON.parse(stored.textContent) : null;
 /** What a saved page says of controls that it cannot serve. */
 export const ONLY = "This is a saved page; clearhead explore opens the live model.";
 let waiting = 0;
 let settled = () => {};
+let stale = () => {};
 
 /** How many requests are under way; `whenSettled` is called each time there are none any more. */
 export const pending = () => waiting;
 export const whenSettled = (call) => (settled = call);
+/** Called when a model has other weights than its answers so far, all of which are dropped then. */
+export const whenStale = (call) => (stale = call);
 
 /** JSON. A GET is asked once; so is a POST with `cached`. */
 export async function json(method, url, body, { signal, cached = method === "GET" } = {}) {
@@ -30,12 +34,6 @@ export async function json(method, url, body, { signal, cached = method === "GET
 /** A .npy file: { shape, data, pooled }. */
 export async function npy(url, { signal } = {}) {
   return ask("GET", url, undefined, { signal, cached: true, type: "npy" });
-}
-
-/** A view of the lens, its values decoded. */
-export async function view(url, body, { signal } = {}) {
-  const found = await json(body === undefined ? "GET" : "POST", url, body, { signal, cached: true });
-  return decoded(found);
 }
 
 /** The wire form of a view -> the same with `values` as numbers; anything else stays as it is. */
@@ -133,19 +131,30 @@ async function once(method, url, body, signal, entry, again = true) {
     entry.content = JSON.parse(text);
     entry.bytes = 2 * text.length;
     if (method === "POST" && /api\/runs$/.test(url)) bodies.set(entry.content.id, body);
+    if (entry.content.loaded) weights.set(entry.content.name, entry.content.loaded);
   }
   return opened(entry);
 }
 
 async function fetched(method, url, body, signal) {
   const headers = body === undefined ? {} : { "Content-Type": "application/json" };
+  const about = body?.model ?? decodeURIComponent(/api\/models\/([^/]+)\/./.exec(url)?.[1] ?? "");
+  if (weights.has(about)) headers["X-Loaded"] = weights.get(about); // 410 if it has others now
+  const sent = body === undefined ? undefined : JSON.stringify(body);
+  let response;
   try {
-    const sent = body === undefined ? undefined : JSON.stringify(body);
-    return await fetch(url.replace(/^\//, ""), { method, headers, body: sent, signal, cache: "no-store" });
+    response = await fetch(url.replace(/^\//, ""), { method, headers, body: sent, signal, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem("The server does not answer. Start it again; this page goes on by itself.", 0);
   }
+  if (response.status === 410 && headers["X-Loaded"]) forget();
+  return response;
+}
+
+function forget() {
+  for (const known of [kept, bodies, weights]) known.clear();
+  stale();
 }
 
 async function problem(response) {

@@ -2,9 +2,10 @@
 
 import { html, svg } from "lit-html";
 import { told } from "ch/colours";
+import { heaviest } from "ch/lines";
 
 const FONT = "13px ui-monospace, monospace";
-const TALL = 150, GAP = 10, TEXT = 22, MOST = 600;
+const TALL = 150, GAP = 10, TEXT = 22;
 const ruler = document.createElement("canvas").getContext("2d");
 
 /** `above` and `below` are labels; `weights` is { shape: [below, above], data }. One place below may be chosen. */
@@ -12,7 +13,7 @@ export function between(above, below, weights, chosen, { pick, hover, label }) {
   const top = placed(above), bottom = placed(below);
   const width = Math.max(top.width, bottom.width), [dx, dy] = [(width - top.width) / 2, (width - bottom.width) / 2];
   const height = TALL + 2 * TEXT;
-  const edges = heaviest(weights);
+  const { edges, badge } = heaviest(weights);
   const word = (text, { x, wide }, shift, y, r, kind) => svg`<g class="${kind} ${r === chosen && kind === "below" ? "picked" : ""}" @click=${() => kind === "below" && pick(r)}
     @pointerenter=${() => kind === "below" && hover(r)} @pointerleave=${() => kind === "below" && hover(-1)}>
     <rect x=${shift + x} y=${y} width=${wide} height=${TEXT} rx="4"></rect><text x=${shift + x + wide / 2} y=${y + TEXT / 2}>${text}</text></g>`;
@@ -24,7 +25,7 @@ export function between(above, below, weights, chosen, { pick, hover, label }) {
         .style=${`--weight:${weight}`}><title>${below[r]} → ${above[c]} ${told(weight)}</title></path>`;
     })}</g>
     ${above.map((text, c) => word(text, top[c], dx, 0, c, "above"))}${below.map((text, r) => word(text, bottom[r], dy, TEXT + TALL, r, "below"))}
-  </svg></div>`;
+  </svg></div>${badge}`;
 }
 
 function placed(words) {
@@ -36,10 +37,4 @@ function placed(words) {
     return at;
   });
   return Object.assign(found, { width: Math.max(1, x - GAP) });
-}
-
-function heaviest({ shape: [rows, cols], data }) {
-  const found = [];
-  for (let r = 0; r < rows; r++) for (let c = 0; c < cols; c++) if (data[r * cols + c] >= 0.02) found.push([r, c, data[r * cols + c]]);
-  return found.sort((a, b) => b[2] - a[2]).slice(0, MOST);
 }

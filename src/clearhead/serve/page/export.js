@@ -33,25 +33,24 @@ export function mapCsv(map) {
   return csvOf(lines);
 }
 
-/** Of a <ch-map>: a canvas of twice the size, on paper. */
-export function mapPicture(map, dots = 2) {
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [map.plan.width * dots, map.plan.height * dots];
+/** Of a <ch-map>: a canvas of twice the size, on paper; without labels the cells alone, on nothing. */
+export function mapPicture(map, cellsOnly = false) {
+  const canvas = document.createElement("canvas"), { width, height } = map.plan;
+  [canvas.width, canvas.height] = [2 * width, 2 * height];
   const context = canvas.getContext("2d");
-  map.picture(context, dots);
-  context.globalCompositeOperation = "destination-over";
-  context.setTransform(1, 0, 0, 1, 0, 0);
-  context.fillStyle = `rgb(${theme().paper.join(" ")})`;
-  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.scale(2, 2);
+  context.imageSmoothingEnabled = false;
+  if (!cellsOnly) {
+    context.fillStyle = `rgb(${theme().paper.join(" ")})`;
+    context.fillRect(0, 0, width, height);
+  }
+  map.picture(context, cellsOnly);
   return canvas;
 }
 
 /** Of a <ch-map>: cells as a picture, labels as text that can be edited. */
 export function mapSvg(map) {
   const { width, height, left, top, cell, tall, factor, grid } = map.plan;
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [2 * width, 2 * height];
-  map.picture(canvas.getContext("2d"), 2, true);
   const escaped = (text) => String(text).replace(/[&<>"]/g, (letter) => `&#${letter.charCodeAt(0)};`);
   const text = (x, y, turn, anchor, words) =>
     `<text transform="translate(${x.toFixed(1)} ${y.toFixed(1)})${turn ? ` rotate(${turn})` : ""}" text-anchor="${anchor}" dominant-baseline="middle">${escaped(words)}</text>`;
@@ -61,7 +60,7 @@ export function mapSvg(map) {
   if (map.cols) for (let c = 0; c < grid.cols; c += across) names.push(text(left + (c + 0.5) * cell, top - 6, -53, "start", map.cols[c * factor]));
   const { ink, paper } = theme();
   return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" font-family="system-ui, sans-serif" font-size="12" fill="${ink}">
-<rect width="100%" height="100%" fill="rgb(${paper.join(",")})"/><image width="${width}" height="${height}" href="${canvas.toDataURL()}" image-rendering="pixelated"/>
+<rect width="100%" height="100%" fill="rgb(${paper.join(",")})"/><image width="${width}" height="${height}" href="${mapPicture(map, true).toDataURL()}" image-rendering="pixelated"/>
 ${names.join("\n")}
 </svg>`;
 }

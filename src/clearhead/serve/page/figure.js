@@ -18,15 +18,16 @@ export class Figure extends Element {
   draw() {
     this.setAttribute("aria-label", this.caption);
     this.classList.toggle("pending", this.pending);
-    render(html`<h3>${this.caption}</h3>${this.badge ? html`<span class="badge">${this.badge}</span>` : nothing}
+    render(html`<h2>${this.caption}</h2>${this.badge ? html`<span class="badge">${this.badge}</span>` : nothing}
       ${this.bare ? nothing : this.#tools()}`, this.head);
     render(this.note ? html`<p>${this.note}</p>` : nothing, this.foot);
   }
 
+  /** What can be saved is known when someone asks. */
   #tools() {
     return html`<div class="tools">
         <button type="button" class="quiet" title="Show the numbers as a table (T)" @click=${() => this.#table()}>Table</button>
-        <details class="menu" @toggle=${(event) => this.#opened(event)}><summary class="quiet" title="Save this figure as a file">Save</summary>
+        <details class="menu"><summary class="quiet" title="Save this figure as a file" @click=${() => this.draw()}>Save</summary>
           <div class="items">${this.#kinds().map(([kind, make]) => html`<button type="button" @click=${() => { make(); this.#close(); }}>${kind}</button>`)}</div>
         </details>
       </div>`;
@@ -34,10 +35,6 @@ export class Figure extends Element {
 
   get #parts() {
     return [...this.querySelectorAll("ch-map, ch-bars, ch-patches")].filter((part) => part.values);
-  }
-
-  #opened(event) {
-    if (event.target.open) this.draw(); // what can be saved is known now
   }
 
   #close() {

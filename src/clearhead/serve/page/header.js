@@ -2,20 +2,18 @@
 
 import { html, nothing } from "lit-html";
 import * as api from "ch/api";
+import { line } from "ch/choose";
 import { dark } from "ch/colours";
 import { dropEdit, editWords } from "ch/edit";
 import { save } from "ch/export";
-import { asked, card, resource } from "ch/run";
+import { asked, card, changes, known } from "ch/run";
 import { changed, link, set, state } from "ch/state";
 
 const few = (n) => (n >= 1e9 ? `${(n / 1e9).toFixed(1)}B` : n >= 1e6 ? `${(n / 1e6).toFixed(1)}M` : n >= 1e3 ? `${(n / 1e3).toFixed(0)}k` : String(n));
 
-/** What another model begins with. */
-export const FRESH = { text: null, source: null, edits: [], cell: "", pins: [], layer: 0, head: 0, query: -1, key: -1, part: "attention" };
-
 /** The header of the page. */
 export function prompt({ card, text, source }) {
-  const models = resource("models", () => api.json("GET", "/api/models")).value ?? [];
+  const models = known().value ?? [];
   const both = card.kind === "encoder-decoder";
   const facts = [card.kind, `${both ? `${card.encoder_layers} + ` : ""}${card.layers} layers`, `${card.heads} heads`, `width ${card.width}`,
     card.vocabulary ? `${few(card.vocabulary)} tokens` : "", `${few(card.parameters)} parameters`, card.device, card.step === null ? "" : `step ${card.step}`].filter(Boolean);
@@ -25,15 +23,19 @@ export function prompt({ card, text, source }) {
       ${models.length > 1 ? chooser(models, card) : html`<b>${card.name}</b>`}
       <span class="facts">${facts.join(" · ")}</span>
       <span class="tools">${tools()}</span></div>
-    ${card.text || card.chat ? html`<form class="prompt" @submit=${(event) => read(event)}>
-      ${both ? field("source", "What it reads", source ?? "", false) : nothing}
-      ${field("text", both ? "What it has written so far; as long as this is empty, what it writes itself" : "What it reads", text ?? "", both)}
+    ${card.text || card.chat ? html`<form class="prompt" @submit=${run} @input=${later} @keydown=${key} @focusin=${() => (begun = false)}>
+      ${both ? field("source", "What it reads", source ?? "") : nothing}
+      ${field("text", both ? "What it has written so far; empty: what it writes itself" : "What it reads", text ?? "")}
       ${saved ?? html`<button type="submit" class="main">Run</button>`}</form>` : saved ?? nothing}
     </header>`;
 }
 
 function chooser(models, card) {
-  const change = ({ target }) => set({ ...FRESH, model: target.value });
+  const change = ({ target }) => {
+    clearTimeout(typing);
+    document.querySelector("form.prompt")?.reset(); // what was typed last was for the model before
+    set({ model: target.value });
+  };
   return html`<select aria-label="model" .value=${card.name} @change=${change}>
     ${models.map(({ name }) => html`<option .value=${name} ?selected=${name === card.name}>${name}</option>`)}</select>`;
 }
@@ -50,52 +52,54 @@ export function editControls({ run, edited }) {
     ${edits.map((edit) => html`<button type="button" class="chip" title="Take this edit away" @click=${() => dropEdit(edit)}>
       ${editWords(edit)} <span aria-hidden="true">×</span><span class="unseen">, take away</span></button>`)}
     ${edits.length > 1 ? html`<button type="button" class="quiet" @click=${() => set({ edits: [] })}>all off</button>` : nothing}
-    ${edits.some(({ op }) => op === "swap") ? html`<label>from the text
-      <input type="text" size="36" placeholder="another text of as many tokens" .value=${state().against} @change=${({ target }) => set({ against: target.value })}></label>` : nothing}
+    ${edits.some(({ op }) => op === "swap") ? line("from the text", state().against, (against) => set({ against }), { wide: false, size: 36, placeholder: "another text of as many tokens" }) : nothing}
     ${best && other && best.prob !== null ? html`<p>Next: <b>${best.text}</b> ${percent(best)} → ${same ? "" : html`<b>${other.text}</b> `}${percent(other)}
       ${same ? nothing : html`<span class="hint">(${best.text} now ${left ? percent(left) : "below the first ten"})</span>`}</p>` : nothing}
   </section>`;
 }
 
-function field(name, label, value, own) {
+/** A field; `reset` of its form gives it the text of the state back. */
+function field(name, label, value) {
   const rows = Math.min(6, Math.max(1, value.split("\n").length, Math.ceil(value.length / 90)));
-  const key = (event) => {
-    if (event.key === "Escape") drop(event.target, name);
-    if (event.key !== "Enter" || event.shiftKey) return;
-    event.preventDefault();
-    event.target.form.requestSubmit();
-    event.target.blur(); // keys are the page's again
-  };
   return html`<label><span class="unseen">${label}</span><textarea name=${name} rows=${rows} spellcheck="false" placeholder=${label}
-    ?readonly=${api.snapshot} title=${api.snapshot ? api.ONLY : ""} .value=${value} @focus=${({ target }) => (before = [state()[name], target.value])}
-    @input=${(event) => type(event.target, name, own)} @keydown=${key}></textarea></label>`;
+    ?readonly=${api.snapshot} title=${api.snapshot ? api.ONLY : ""} .defaultValue=${value} .value=${value}></textarea></label>`;
 }
 
-let before = [null, ""]; // of the field in which someone types: its state and its text when that began
-/** What was typed is forgotten. */
-function drop(target, name) {
-  clearTimeout(timer);
-  if (api.snapshot || target.value === before[1]) return;
-  target.value = before[1];
-  put({ [name]: before[0] }, true);
+let typing = 0; // the timer of what is being typed
+let begun = false; // whether it has become a step of the history; until the field is left, that is one step
+window.addEventListener("popstate", () => (begun = false));
+
+/** Typing is read after a short rest. */
+function later({ currentTarget: form }) {
+  clearTimeout(typing);
+  typing = setTimeout(() => read(form), 350);
 }
 
-let timer = 0;
-/** Typing is read after a short rest, and is one step of the history until Run or Enter ends it. */
-function type(target, name, own) {
-  clearTimeout(timer);
-  timer = setTimeout(() => put({ [name]: target.value || (own ? null : "") }, true), 350);
+function read(form) {
+  clearTimeout(typing);
+  const other = [...form.querySelectorAll("textarea")].filter(({ value, defaultValue }) => value !== defaultValue);
+  if (!other.length) return;
+  set(Object.fromEntries(other.map(({ name, value }) => [name, value || (name === "text" && form.source ? null : "")])), { replace: begun });
+  begun = true;
 }
 
-function read(event) {
+function run(event) {
   event.preventDefault();
-  clearTimeout(timer);
-  const form = event.currentTarget;
-  put(form.source ? { text: form.text.value || null, source: form.source.value } : { text: form.text.value }, false);
+  read(event.currentTarget);
+  begun = false;
 }
 
-function put(patch, replace) {
-  set({ ...patch, query: -1, key: -1, step: 0 }, { replace });
+function key(event) {
+  const { target, currentTarget: form } = event;
+  if (event.key === "Escape" && !api.snapshot) { // what was typed is forgotten
+    clearTimeout(typing);
+    if (begun) history.back();
+    else form.reset();
+  }
+  if (event.key !== "Enter" || event.shiftKey || !target.matches("textarea")) return;
+  event.preventDefault();
+  form.requestSubmit();
+  target.blur(); // keys are the page's again
 }
 
 function tools() {
@@ -132,11 +136,11 @@ async function share(button) {
 let saving = false;
 /** All that the views need at first, as `clearhead explore --save` has it, and whatever was seen besides. */
 async function whole() {
-  const found = card().value, { edits, against, layer, head, query } = state();
+  const found = card().value, { layer, head, query } = state();
   saving = true;
   changed();
   try {
-    const needed = await api.json("POST", `/api/page?layer=${layer}&head=${head}&query=${query}`, asked(found, { edits, against }));
+    const needed = await api.json("POST", `/api/page?layer=${layer}&head=${head}&query=${query}`, asked(found, changes() ?? {}));
     const [page, seen] = await Promise.all([api.shell(), api.everything()]);
     const data = JSON.stringify({ ...needed, ...seen, hash: location.hash }).replaceAll("<", "\\u003c");
     save(`${document.title.replace(/[^\w.-]+/g, "-")}.html`, page.replace('"the numbers go here"', () => data), "text/html");

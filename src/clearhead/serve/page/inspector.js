@@ -1,9 +1,8 @@
 // The inspector: what is under the cursor, the arithmetic that made it, and the Python that prints it.
 
 import { html, nothing } from "lit-html";
-import * as api from "ch/api";
 import { told } from "ch/colours";
-import { resource } from "ch/run";
+import { got } from "ch/run";
 import { told as said } from "ch/shown";
 import { changed, set, state } from "ch/state";
 
@@ -84,7 +83,7 @@ function about(cell, run, id, ready, slot) {
   const what = run && Object.hasOwn(run.names, cell.name) ? run.names[cell.name] : null;
   if (!what) return html`<p class="hint">This model has no ${cell.name}.</p>`;
   const url = `/api/runs/${id}/why?name=${encodeURIComponent(cell.name)}&index=${cell.index.join(",")}`;
-  const found = ready ? resource(url, ({ signal }) => api.json("GET", url, undefined, { signal }), slot) : { pending: true };
+  const found = ready ? got(url, slot) : { pending: true };
   const why = found.value && !found.pending ? found.value : null;
   const value = why ? why.value : cell.value;
   return html`<section class="cell ${found.pending ? "pending" : ""}">
@@ -106,7 +105,7 @@ function about(cell, run, id, ready, slot) {
 /** The same cell after the edits. */
 function changedTo(cell, edited) {
   const url = `/api/runs/${edited.id}/why?name=${encodeURIComponent(cell.name)}&index=${cell.index.join(",")}`;
-  const { value } = resource(url, ({ signal }) => api.json("GET", url, undefined, { signal }), "inspected, edited");
+  const { value } = got(url, "inspected, edited");
   return value ? html`<p class="after">With the edits <b>${value.value === null ? told(number(value)) : told(value.value, 6)}</b>
     <button type="button" class="quiet" @click=${(event) => copy(event.target, value.python)}>Copy as Python</button></p>` : nothing;
 }

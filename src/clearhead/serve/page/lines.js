@@ -8,13 +8,14 @@ import { shortened } from "ch/map";
 const TALL = 21;
 const WINDOW = 72; // tokens a side
 const MOST = 900; // lines in all
+const LEAST = 0.02; // weight of a line that can be seen
 
 export class Lines extends Element {
   static properties = {
     values: null, // { shape: [queries, keys], data }
     rows: [], cols: [],
     query: -1, // only the lines of this one are strong
-    least: 0.02, label: "attention as lines",
+    label: "attention as lines",
   };
 
   connectedCallback() {
@@ -33,28 +34,25 @@ export class Lines extends Element {
     const y = (i) => i * TALL + TALL / 2 + 2;
     const name = (text, i, x, anchor, what) => svg`<text x=${x} y=${y(i)} text-anchor=${anchor} dominant-baseline="middle"
       class=${what} data-i=${i}>${shortened(text, side - 10)}</text>`;
+    const { edges, badge } = heaviest(this.values, [r0, r1], [c0, c1]);
     this.fill(html`<svg viewBox="0 0 ${width} ${height}" width=${width} height=${height} role="img" aria-label=${this.label}>
-      <g class="edges">${this.#edges(r0, r1, c0, c1).map(([r, c, weight]) => svg`<path d=${`M${side} ${y(r - r0)} C${width / 2} ${y(r - r0)} ${width / 2} ${y(c - c0)} ${width - side} ${y(c - c0)}`}
+      <g class="edges">${edges.map(([r, c, weight]) => svg`<path d=${`M${side} ${y(r - r0)} C${width / 2} ${y(r - r0)} ${width / 2} ${y(c - c0)} ${width - side} ${y(c - c0)}`}
         class=${this.query < 0 ? "" : this.query === r ? "strong" : "weak"} .style=${`--weight:${weight}`}><title>${this.rows[r]} → ${this.cols[c]} ${told(weight)}</title></path>`)}</g>
       ${range(r0, r1).map((r) => svg`<g class=${r === this.query ? "query chosen" : "query"} @click=${() => this.tell("pick", { row: r })}
         @pointerenter=${() => this.tell("hover", { row: r })} @pointerleave=${() => this.tell("hover", null)}>
         <rect x="0" y=${y(r - r0) - TALL / 2} width=${side} height=${TALL}></rect>${name(this.rows[r], r - r0, side - 7, "end", "")}</g>`)}
       ${range(c0, c1).map((c) => name(this.cols[c], c - c0, width - side + 7, "start", "key"))}
-    </svg>${rows > WINDOW || cols > WINDOW ? html`<p class="badge">tokens ${r0}–${r1 - 1} of ${rows}; the map shows all</p>` : nothing}`);
-  }
-
-  /** The heaviest lines of each query, and of all. */
-  #edges(r0, r1, c0, c1) {
-    const [, cols] = this.values.shape, found = [];
-    for (let r = r0; r < r1; r++) {
-      for (let c = c0; c < c1; c++) {
-        const weight = this.values.data[r * cols + c];
-        if (weight >= this.least) found.push([r, c, weight]);
-      }
-    }
-    return found.sort((a, b) => b[2] - a[2]).slice(0, MOST);
+    </svg>${rows > WINDOW || cols > WINDOW ? html`<p class="badge">tokens ${r0}–${r1 - 1} of ${rows}; the map shows all</p>` : nothing}${badge}`);
   }
 }
 define("ch-lines", Lines);
+
+/** The heaviest weights of a window, [[row, col, weight] …], and a badge that says what is not drawn. */
+export function heaviest({ shape: [rows, cols], data }, [r0, r1] = [0, rows], [c0, c1] = [0, cols]) {
+  const found = [];
+  for (let r = r0; r < r1; r++) for (let c = c0; c < c1; c++) if (data[r * cols + c] > 0) found.push([r, c, data[r * cols + c]]);
+  const edges = found.sort((a, b) => b[2] - a[2]).slice(0, MOST).filter(([, , weight]) => weight >= LEAST), left = found.slice(edges.length);
+  return { edges, badge: left.length ? html`<p class="badge">${left.length} weights are not drawn as lines, each at most ${told(left[0][2])}; the map has them</p>` : nothing };
+}
 
 const range = (from, to) => Array.from({ length: Math.max(0, to - from) }, (_, i) => from + i);

@@ -17,7 +17,7 @@ import "ch/map";
 import "ch/tokens";
 import "ch/view";
 
-const ORDER = ["machine", "tokens", "position", "attention", "block", "predict", "lens", "vectors", "translate", "fill", "chat", "patches", "compare", "tour"];
+const ORDER = ["machine", "tokens", "position", "attention", "block", "predict", "lens", "vectors", "translate", "classify", "fill", "chat", "patches", "compare", "tour"];
 const root = document.getElementById("page");
 const views = new Map();
 const marks = { token: -1 }; // what is under the cursor, for views that point at the same token
@@ -76,21 +76,33 @@ const edges = new ResizeObserver((entries) => {
 
 let scheduled = false;
 function schedule() {
+  delete document.body.dataset.ready; // at once: whoever waits for it waits for this
   if (scheduled) return;
   scheduled = true;
   requestAnimationFrame(() => {
     scheduled = false;
     draw();
-    if (!api.pending() && !busy() && !scheduled) document.body.dataset.ready = "";
-    else delete document.body.dataset.ready;
+    if (api.pending() || busy() || scheduled) return;
+    setTimeout(reach, 60); // when all elements have been drawn at their size
+    document.body.dataset.ready = "";
   });
+}
+
+/** What is larger than its place can be scrolled by keys. */
+function reach() {
+  for (const box of root.querySelectorAll(".scroll")) {
+    const large = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
+    if (large === (box.tabIndex === 0)) continue;
+    box.tabIndex = large ? 0 : -1;
+    box.setAttribute("role", large ? "group" : "presentation");
+    box.setAttribute("aria-label", large ? "more than fits" : "");
+  }
 }
 
 /** The views that have something to show of this model, in their order. */
 function shown() {
   const found = card().value;
-  const here = (view) => !found || (found.views.includes(view.id) && (view.applies?.(found) ?? true));
-  return ORDER.filter((id) => views.has(id)).map((id) => views.get(id)).filter(here);
+  return ORDER.filter((id) => views.has(id) && (!found || found.views.includes(id))).map((id) => views.get(id));
 }
 
 function draw() {

@@ -1,8 +1,9 @@
 // <ch-map>: a matrix as colours. Cells are drawn once onto a canvas; the cursor moves on a second one above it.
 
 import { html, nothing } from "lit-html";
+import { clamp, Picture, pixels, sheet } from "ch/canvas";
 import { ink, shade, table, theme, told } from "ch/colours";
-import { define, Element, framed, resized } from "ch/element";
+import { define, framed } from "ch/element";
 import { pooled } from "ch/pool";
 
 const FONT = "12px system-ui, sans-serif";
@@ -10,7 +11,8 @@ const LEAN = 0.61; // of its length, how far a slanted label reaches to the righ
 const WINDOW = 64; // rows and columns of the table
 const measure = document.createElement("canvas").getContext("2d");
 
-export class HeatMap extends Element {
+export class HeatMap extends Picture {
+  static what = "heat map";
   static properties = {
     values: null, // { shape: [rows, cols], data }
     rows: null, cols: null, // labels
@@ -27,20 +29,6 @@ export class HeatMap extends Element {
     tall: 0, // height of a cell, where it is not to be square
   };
 
-  connectedCallback() {
-    this.at ??= null; // the cell under the pointer or the arrows
-    this.tabIndex = 0;
-    this.setAttribute("role", "group");
-    this.setAttribute("aria-roledescription", "heat map");
-    this.addEventListener("pointermove", (event) => this.#over(this.#cell(event)));
-    this.addEventListener("pointerleave", () => this.#over(null));
-    this.addEventListener("click", (event) => this.#pick(this.#cell(event), event.shiftKey));
-    this.addEventListener("keydown", (event) => this.#key(event));
-    this.addEventListener("blur", () => this.#over(null));
-    resized(this);
-    this.soon();
-  }
-
   draw() {
     if (!this.values) return;
     const [rows, cols] = (this.size = shapeOf(this.values));
@@ -54,10 +42,10 @@ export class HeatMap extends Element {
     this.fill(html`<div class="scroll"><div class="layers"><canvas class="base"></canvas><canvas class="over"></canvas></div></div>
       ${this.plan.factor > 1 ? html`<p class="badge">max-pooled ${this.plan.factor}×; hovering shows exact cells</p>` : nothing}
       <span class="heard" aria-live="polite"></span>`);
-    const [base, over] = this.querySelectorAll("canvas");
-    const dots = Math.min(3, devicePixelRatio || 1);
-    for (const canvas of [base, over]) sized(canvas, this.plan.width, this.plan.height, dots);
-    this.picture(base.getContext("2d"), dots);
+    const { left, top, cell, tall, grid, width, height } = this.plan;
+    this.cells = { left, top, wide: cell, tall, rows: grid.rows, cols: grid.cols };
+    const [base] = Array.from(this.querySelectorAll("canvas"), (canvas) => sheet(canvas, width, height));
+    this.picture(base);
     this.#mark();
     this.#reveal();
     this.querySelector(".scroll").onscroll = () => this.#mark();
@@ -71,16 +59,13 @@ export class HeatMap extends Element {
     if (left + (this.cursor[1] + 1) * cell > box.clientWidth) box.scrollLeft = left + (this.cursor[1] + 0.5) * cell - box.clientWidth / 2;
   }
 
-  /** The whole drawing onto a context, so many dots a pixel. */
-  picture(context, dots, cellsOnly = false) {
+  /** The whole drawing onto a context that counts in pixels of the page. */
+  picture(context, cellsOnly = false) {
     const plan = this.plan, { left, top, cell, tall, grid } = plan;
-    const colours = theme();
-    context.setTransform(dots, 0, 0, dots, 0, 0);
-    context.clearRect(0, 0, plan.width, plan.height);
-    context.imageSmoothingEnabled = false;
+    const colours = theme(), shades = table(this.signed);
     const wide = grid.cols * cell, high = grid.rows * tall;
-    if (!this.plain) context.drawImage(pixels(grid, plan.most, this.signed), left, top, wide, high);
-    if (grid.hatched) context.drawImage(hatched(grid, wide, high, dots, colours.line), left, top, wide, high);
+    if (!this.plain) context.drawImage(pixels(grid.rows, grid.cols, (i) => shades[shade(grid.data[i], plan.most, this.signed)]), left, top, wide, high);
+    if (grid.hatched) context.drawImage(hatched(grid, wide, high, colours.line), left, top, wide, high);
     context.strokeStyle = colours.line;
     context.lineWidth = 1;
     context.strokeRect(left + 0.5, top + 0.5, wide - 1, high - 1);
@@ -105,31 +90,30 @@ export class HeatMap extends Element {
     return this.values.data[r * cols + c];
   }
 
-  #cell(event) {
-    const plan = this.plan;
-    const canvas = this.querySelector("canvas.base");
-    if (!plan || !canvas) return null;
-    const box = canvas.getBoundingClientRect();
-    const c = Math.floor((event.clientX - box.left - plan.left) / plan.cell);
-    const r = Math.floor((event.clientY - box.top - plan.top) / plan.tall);
-    const { grid } = plan;
-    if (r < 0 || c < 0 || r >= grid.rows || c >= grid.cols) return null;
-    return plan.factor === 1 ? [r, c] : grid.largest(r, c); // of a pooled square, the cell that gave its colour
+  /** Of a pooled square, the cell that gave its colour. */
+  exact(r, c) {
+    return this.plan.factor === 1 ? [r, c] : this.plan.grid.largest(r, c);
   }
 
-  #over(cell, heard = false) {
-    if (String(cell) === String(this.at)) return;
-    this.at = cell;
+  start(key) {
+    return this.cursor ?? [0, -1 * (key === "ArrowRight")];
+  }
+
+  over(cell) {
     this.#mark();
     this.tell("hover", cell && this.#detail(cell));
     this.tell("inspect", cell && { ...this.#detail(cell), how: "hover" }, true);
-    if (heard && cell) this.querySelector(".heard").textContent = this.#said(cell);
+    return cell && this.#said(cell);
   }
 
-  #pick(cell, more = false) {
-    if (!cell) return;
+  pick(cell, more = false) {
     this.tell("inspect", { ...this.#detail(cell), how: more && this.name ? "pin" : "lock" }, true);
     this.tell("pick", { ...this.#detail(cell), more });
+  }
+
+  key(event) {
+    if (event.key.toLowerCase() !== "t" || event.ctrlKey || event.metaKey) return false;
+    return (this.tabled = !this.tabled), true;
   }
 
   #detail([row, col]) {
@@ -156,9 +140,7 @@ export class HeatMap extends Element {
   #mark() {
     const canvas = this.querySelector("canvas.over");
     if (!canvas || !this.plan) return;
-    const context = canvas.getContext("2d");
-    const { left, top, cell, tall, factor, grid, dots } = { ...this.plan, dots: canvas.width / this.plan.width };
-    context.setTransform(dots, 0, 0, dots, 0, 0);
+    const context = canvas.getContext("2d"), { left, top, cell, tall, factor, grid } = this.plan;
     context.clearRect(0, 0, this.plan.width, this.plan.height);
     const colours = theme();
     const outline = ([r, c], width, colour) => {
@@ -180,24 +162,10 @@ export class HeatMap extends Element {
     const moved = canvas.closest(".scroll").scrollLeft;
     if (!moved || !this.rows) return;
     context.fillStyle = getComputedStyle(document.body).backgroundColor; // labels of rows stay in sight
-    context.fillRect(moved, top, left, grid.rows * tall);
+    context.fillRect(moved, 0, left, this.plan.height);
     context.translate(moved, 0);
     rowLabels(context, this, this.plan, colours);
-  }
-
-  #key(event) {
-    const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-    if (event.target !== this && !moves[event.key]) return;
-    if (moves[event.key] && !this.tabled && this.size) {
-      const from = this.at ?? this.cursor ?? [0, -1 * (event.key === "ArrowRight")];
-      const [rows, cols] = this.size;
-      const [dr, dc] = moves[event.key];
-      this.#over([clamp(from[0] + dr, rows), clamp(from[1] + dc, cols)], true);
-    } else if (event.key === "Enter" && this.at) this.#pick(this.at, event.shiftKey);
-    else if (event.key.toLowerCase() === "t" && !event.ctrlKey && !event.metaKey) this.tabled = !this.tabled;
-    else return;
-    event.preventDefault();
-    event.stopPropagation();
+    context.translate(-moved, 0);
   }
 
   #table() {
@@ -246,38 +214,18 @@ function planned(map, rows, cols) {
   };
 }
 
-function pixels(grid, most, signed) {
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [grid.cols, grid.rows];
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(grid.cols, grid.rows);
-  const out = new Uint32Array(image.data.buffer), colours = table(signed);
-  for (let i = 0; i < out.length; i++) out[i] = colours[shade(grid.data[i], most, signed)];
-  context.putImageData(image, 0, 0);
-  return canvas;
-}
-
 /** Diagonal lines where a query may not look: drawn everywhere, then cut out. */
-function hatched(grid, wide, high, dots, colour) {
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [Math.ceil(wide * dots), Math.ceil(high * dots)];
-  const context = canvas.getContext("2d");
+function hatched(grid, wide, high, colour) {
+  const canvas = document.createElement("canvas"), context = sheet(canvas, wide, high);
   context.strokeStyle = colour;
-  context.lineWidth = dots;
   context.beginPath();
-  for (let x = -high * dots; x < wide * dots; x += 6 * dots) {
-    context.moveTo(x, high * dots);
-    context.lineTo(x + high * dots, 0);
+  for (let x = -high; x < wide; x += 6) {
+    context.moveTo(x, high);
+    context.lineTo(x + high, 0);
   }
   context.stroke();
-  const cut = document.createElement("canvas");
-  [cut.width, cut.height] = [grid.cols, grid.rows];
-  const image = cut.getContext("2d").createImageData(grid.cols, grid.rows);
-  for (let i = 0; i < grid.hatched.length; i++) image.data[4 * i + 3] = grid.hatched[i] ? 255 : 0;
-  cut.getContext("2d").putImageData(image, 0, 0);
   context.globalCompositeOperation = "destination-in";
-  context.imageSmoothingEnabled = false;
-  context.drawImage(cut, 0, 0, canvas.width, canvas.height);
+  context.drawImage(pixels(grid.rows, grid.cols, (i) => (grid.hatched[i] ? 255 << 24 : 0)), 0, 0, wide, high);
   return canvas;
 }
 
@@ -323,12 +271,5 @@ export function shortened(text, room) {
   return `${text.slice(0, end)}…`;
 }
 
-function sized(canvas, width, height, dots) {
-  [canvas.width, canvas.height] = [Math.round(width * dots), Math.round(height * dots)];
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
-}
-
 const shapeOf = ({ shape }) => (shape.length === 1 ? [1, shape[0]] : shape);
-const clamp = (at, size) => Math.max(0, Math.min(size - 1, Math.round(at)));
 const range = (from, to) => Array.from({ length: Math.max(0, to - from) }, (_, i) => from + i);

@@ -1,17 +1,17 @@
 // The unembedding (L5.1): the last state times the row of a token, number by number, is its logit.
 
 import { html, nothing } from "lit-html";
-import * as api from "ch/api";
 import { told } from "ch/colours";
+import { array, got, home } from "ch/run";
 import { numbers, shown } from "ch/shown";
 
 const BY = ["", "dimension"];
 
 /** h · E[token] for one candidate: both strips, their product, and the sum. */
-export function meeting({ card, resource }, run, words, ranks, id) {
+export function meeting({ card }, run, words, ranks, id) {
   const last = run.tokens.length - 1;
-  const state = resource(`${run.id} last state`, ({ signal }) => api.npy(`/api/runs/${run.id}/tensor/norm?rows=${last}:${last + 1}`, { signal }), "last state");
-  const row = resource(`out ${card.name} ${id}`, ({ signal }) => api.json("GET", `/api/models/${encodeURIComponent(card.name)}/rows?ids=${id}&out=true`, undefined, { signal }), "row of the unembedding");
+  const state = array(`/api/runs/${run.id}/tensor/norm?rows=${last}:${last + 1}`, "last state");
+  const row = got(`${home(card.name)}/rows?ids=${id}&out=true`, "row of the unembedding");
   return html`<ch-figure .caption=${"How a logit comes about"} .badge=${card.tied ? "tied: the rows of the embedding matrix" : "a matrix of its own"}>
     ${shown(state, (value) => (row.value ? strips(value, row.value, run, words, ranks, id) : nothing))}</ch-figure>`;
 }

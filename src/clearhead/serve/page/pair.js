@@ -1,9 +1,9 @@
 // Two of a kind: what two texts share, how far two patterns lie apart, and what two runs find likely.
 
 import { html } from "lit-html";
-import * as api from "ch/api";
 import { told } from "ch/colours";
-import { resource } from "ch/run";
+import { array, got, home } from "ch/run";
+import { once } from "ch/steady";
 
 /** Places of tokens to compare, [[i, j], …]: all where there are as many, else those that are the same at both ends. */
 export function shared(a, b) {
@@ -18,24 +18,25 @@ export function shared(a, b) {
   return pairs;
 }
 
-/** second − first, over the tokens of the pairs: { shape, data }. */
-export function apart(first, second, pairs) {
-  const data = new Float32Array(pairs.length ** 2);
-  const [wide, other] = [first.shape[1], second.shape[1]];
-  pairs.forEach(([qi, qj], r) => pairs.forEach(([ki, kj], c) => (data[r * pairs.length + c] = second.data[qj * other + kj] - first.data[qi * wide + ki])));
-  return { shape: [pairs.length, pairs.length], data };
+/** second − first, over pairs of places of queries and of keys: { shape, data, most }; made once. */
+export function apart(first, second, queries, keys = queries) {
+  return once(once(first, second, () => ({})), `${queries} ${keys}`, () => {
+    const data = new Float32Array(queries.length * keys.length), [wide, other] = [first.shape[1], second.shape[1]];
+    queries.forEach(([qi, qj], r) => keys.forEach(([ki, kj], c) => (data[r * keys.length + c] = second.data[qj * other + kj] - first.data[qi * wide + ki])));
+    return { shape: [queries.length, keys.length], data, most: data.reduce((a, b) => Math.max(a, Math.abs(b)), 0) };
+  });
 }
 
 /** One head's pattern in a run, as a resource. */
 export function pattern(run, path, head, slot) {
   const url = `/api/runs/${run}/tensor/${path}.pattern?head=${head}`;
-  return resource(url, ({ signal }) => api.npy(url, { signal }), slot);
+  return array(url, slot);
 }
 
 /** The probability of every token after the last one of a run, as a resource. */
 export function chances(run, slot) {
   const url = `/api/runs/${run}/logits?at=-1`;
-  return resource(`chances ${url}`, async ({ signal }) => softmax((await api.npy(url, { signal })).data), slot);
+  return array(url, slot, ({ data }) => softmax(data));
 }
 
 function softmax(logits) {
@@ -48,7 +49,7 @@ function softmax(logits) {
 /** The likeliest next tokens of two runs, each with its probability in both; of two models, by their texts. */
 export function likeliest(runs, names, models = []) {
   const rows = runs.map(({ id }, i) => chances(id, `chances ${i}`));
-  const words = models.map((name) => resource(`vocabulary ${name}`, () => api.json("GET", `/api/models/${encodeURIComponent(name)}/vocabulary`)));
+  const words = models.map((name) => got(`${home(name)}/vocabulary`));
   if ([...rows, ...words].some(({ value, pending }) => !value || pending)) return html`<p class="hint">The model reads …</p>`;
   const place = (i, id, text) => (words.length ? words[i].value.indexOf(text) : id);
   const ids = new Map(runs.flatMap(({ top }) => top.slice(0, 7)).map(({ id, text }) => [models.length ? text : id, text]));

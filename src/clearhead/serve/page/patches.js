@@ -1,13 +1,16 @@
 // <ch-patches>: a picture or a spectrogram cut into tokens, with what one token takes from each of them laid over it.
 
 import { html } from "lit-html";
+import { Picture, pixels, sheet } from "ch/canvas";
 import { table, shade, theme, told } from "ch/colours";
-import { define, Element, resized } from "ch/element";
+import { define } from "ch/element";
 import { csvOf, npyOf } from "ch/export";
+import { once } from "ch/steady";
 
 const LEAST = 3; // pixels of the screen for one of the picture
 
-export class Patches extends Element {
+export class Patches extends Picture {
+  static what = "patches";
   static properties = {
     view: null, // what the model reads: colour × row × column, or band × frame
     rows: 0, columns: 0, first: false, // the grid, and whether a learned token stands before it
@@ -15,40 +18,21 @@ export class Patches extends Element {
     most: null, chosen: -1, widest: 420, label: "patches",
   };
 
-  connectedCallback() {
-    this.tabIndex = 0;
-    this.setAttribute("role", "group");
-    this.setAttribute("aria-roledescription", "patches");
-    this.addEventListener("pointermove", (event) => this.#over(this.#token(event)));
-    this.addEventListener("pointerleave", () => this.#over(-1));
-    this.addEventListener("click", (event) => this.#pick(this.#token(event)));
-    this.addEventListener("keydown", (event) => this.#key(event));
-    resized(this);
-    super.connectedCallback();
-  }
-
   draw() {
     if (!this.view) return;
     const [high, wide] = this.view.shape.slice(-2);
     const scale = Math.max(1, Math.min(this.widest, this.clientWidth || this.widest) / wide);
     const tall = this.view.shape.length === 3 ? scale : Math.max(scale, LEAST); // bands of a spectrogram are few
-    this.size = { width: Math.round(wide * scale), height: Math.round(high * tall) };
+    const [width, height] = [Math.round(wide * scale), Math.round(high * tall)];
+    this.cells = { left: 0, top: 0, wide: width / this.columns, tall: height / this.rows, rows: this.rows, cols: this.columns };
     this.setAttribute("aria-label", `${this.label}: ${this.rows} × ${this.columns} patches. Arrows move, Enter keeps one.`);
     this.fill(html`<canvas></canvas><span class="heard" aria-live="polite"></span>`);
-    const canvas = this.querySelector("canvas"), dots = Math.min(3, devicePixelRatio || 1);
-    [canvas.width, canvas.height] = [this.size.width * dots, this.size.height * dots];
-    canvas.style.width = `${this.size.width}px`;
-    canvas.style.height = `${this.size.height}px`;
-    const context = canvas.getContext("2d");
-    context.scale(dots, dots);
-    context.imageSmoothingEnabled = false;
-    this.#paint(context);
+    this.#paint(sheet(this.querySelector("canvas"), width, height), width, height);
   }
 
-  #paint(context) {
-    const { width, height } = this.size;
+  #paint(context, width, height) {
     context.drawImage(pictured(this.view, !!this.weights), 0, 0, width, height);
-    const [w, h] = [width / this.columns, height / this.rows];
+    const { wide: w, tall: h } = this.cells;
     if (this.weights) {
       const most = this.most ?? Math.max(1e-30, ...this.weights);
       context.fillStyle = `rgb(${theme().paper.join(" ")} / 0.68)`; // the picture fades, so that blue is weight alone
@@ -61,7 +45,7 @@ export class Patches extends Element {
     context.strokeStyle = "rgb(128 128 128 / 0.45)";
     context.lineWidth = 1;
     if (w > 7) this.#each((token, x, y) => context.strokeRect(Math.round(x * w) + 0.5, Math.round(y * h) + 0.5, w, h));
-    for (const [token, colour] of [[this.at ?? -1, "#888"], [this.chosen, "#d9691c"]]) {
+    for (const [token, colour] of [[this.at ? this.#token(this.at) : -1, "#888"], [this.chosen, "#d9691c"]]) {
       const place = token - this.first;
       if (place < 0 || place >= this.rows * this.columns) continue;
       context.strokeStyle = colour;
@@ -89,61 +73,39 @@ export class Patches extends Element {
     for (let place = 0; place < this.rows * this.columns; place++) act(place + Number(this.first), place % this.columns, Math.floor(place / this.columns));
   }
 
-  #token(event) {
-    const box = this.querySelector("canvas")?.getBoundingClientRect();
-    if (!box) return -1;
-    const x = Math.floor(((event.clientX - box.left) / box.width) * this.columns), y = Math.floor(((event.clientY - box.top) / box.height) * this.rows);
-    return x < 0 || y < 0 || x >= this.columns || y >= this.rows ? -1 : y * this.columns + x + Number(this.first);
+  #token([r, c]) {
+    return r * this.columns + c + Number(this.first);
   }
 
-  #over(token, heard = false) {
-    if (token === this.at) return;
-    this.at = token;
+  start() {
+    const place = Math.max(0, this.chosen - this.first);
+    return [Math.floor(place / this.columns), place % this.columns];
+  }
+
+  over(cell) {
+    const token = cell ? this.#token(cell) : -1;
     this.draw();
     this.tell("hover", { index: token });
-    if (heard) this.querySelector(".heard").textContent = `token ${token}${this.weights ? `, weight ${told(this.weights[token])}` : ""}`;
+    return cell && `token ${token}${this.weights ? `, weight ${told(this.weights[token])}` : ""}`;
   }
 
-  #pick(token) {
-    if (token >= 0) this.tell("pick", { index: token });
-  }
-
-  #key(event) {
-    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.columns, ArrowDown: this.columns }[event.key];
-    const now = this.at >= 0 ? this.at : this.chosen;
-    if (by) this.#over(Math.max(Number(this.first), Math.min(this.rows * this.columns - 1 + Number(this.first), now + by)), true);
-    else if (event.key === "Enter") this.#pick(now);
-    else return;
-    event.preventDefault();
-    event.stopPropagation();
+  pick(cell) {
+    this.tell("pick", { index: this.#token(cell) });
   }
 }
 define("ch-patches", Patches);
 
-const drawn = new WeakMap();
 /** The picture at its own size, a pixel for each number or three. A spectrogram is blue, or grey where blue is weight. */
-function pictured(view, grey) {
-  const key = `${theme().ink} ${grey}`;
-  if (!drawn.has(view)) drawn.set(view, new Map());
-  if (drawn.get(view).has(key)) return drawn.get(view).get(key);
+const pictured = (view, grey) => once(view, `${theme().ink} ${grey}`, () => {
   const { shape, values } = view, [high, wide] = shape.slice(-2), size = high * wide;
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [wide, high];
-  const context = canvas.getContext("2d"), image = context.createImageData(wide, high);
   if (shape.length === 3) {
-    for (let i = 0; i < size; i++) {
-      for (let c = 0; c < 3; c++) image.data[4 * i + c] = 255 * values[(shape[0] === 1 ? 0 : c) * size + i];
-      image.data[4 * i + 3] = 255;
-    }
-  } else {
-    const out = new Uint32Array(image.data.buffer), colours = grey ? greys() : table(false);
-    const [least, most] = [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))]; // silence is paper
-    for (let i = 0; i < size; i++) out[i] = colours[shade(values[i] - least, most - least || 1, false)];
+    const light = (c, i) => Math.max(0, Math.min(255, Math.round(255 * values[(shape[0] === 1 ? 0 : c) * size + i])));
+    return pixels(high, wide, (i) => (255 << 24) | (light(2, i) << 16) | (light(1, i) << 8) | light(0, i));
   }
-  context.putImageData(image, 0, 0);
-  drawn.get(view).set(key, canvas);
-  return canvas;
-}
+  const [least, most] = [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))]; // silence is paper
+  const shades = grey ? greys() : table(false);
+  return pixels(high, wide, (i) => shades[shade(values[i] - least, most - least || 1, false)]);
+});
 
 function greys() {
   const { paper } = theme();

@@ -16,6 +16,6 @@ export function pointedAt(target) {
   const table = cell.closest("table"), heads = table.tHead?.rows[0]?.cells;
   const where = [cell.closest("tr").querySelector("th")?.textContent, heads?.[cell.cellIndex]?.textContent, cell.querySelector(".word")?.textContent];
   const value = cell.dataset.value === undefined ? (cell.querySelector(".hint") ?? cell).textContent.trim() : Number(cell.dataset.value);
-  const { title, note } = framed(cell), section = cell.closest("section")?.querySelector("h3")?.textContent;
+  const { title, note } = framed(cell), section = cell.closest("section")?.querySelector("h2")?.textContent;
   return { title: title || section || "", where: where.map((text) => text?.trim()).filter(Boolean), note, value };
 }

@@ -32,6 +32,21 @@ export function resource(key, loader, slot = key) {
   return place;
 }
 
+api.whenStale(() => { // two models' numbers never stand on one screen
+  for (const { stop } of places.values()) stop.abort();
+  places.clear();
+  changed();
+});
+
+const same = (answer) => answer;
+/** Answers as resources: JSON that is got, JSON to a question, an array; `then` makes something of it, once. */
+export const got = (url, slot = url, then = same) => resource(url, async (how) => then(await api.json("GET", url, undefined, how)), slot);
+export const posted = (path, body, slot, then = same) => resource(`${path} ${JSON.stringify(body)}`, async (how) => then(await api.json("POST", `/api/${path}`, body, { ...how, cached: true })), slot);
+export const array = (url, slot, then = same) => resource(url, async (how) => then(await api.npy(url, how)), slot);
+
+/** Where questions about a model go. */
+export const home = (name) => `/api/models/${encodeURIComponent(name)}`;
+
 /** Whether anything is still on its way. */
 export const busy = () => [...places.values()].some(({ pending }) => pending);
 
@@ -46,12 +61,15 @@ export function lost() {
   return !api.snapshot && [...places.values()].some((place) => place.error?.status === 0);
 }
 
+/** The models that are here: names, and the cards of those that are loaded. */
+export const known = () => got("/api/models");
+
 /** The card of the current model. */
 export function card() {
-  const models = resource("models", () => api.json("GET", "/api/models"));
+  const models = known();
   const name = state().model || models.value?.[0]?.name;
   if (!name) return models;
-  return resource(`card ${name}`, () => api.json("GET", `/api/models/${encodeURIComponent(name)}`), "card");
+  return got(home(name), "card");
 }
 
 /** What the current model reads: as typed, or the example that suits it. */
@@ -67,20 +85,25 @@ export function give(more) {
   changed();
 }
 
-/** The request of a run of the current text, or of another one. */
-export function asked(card, { edits = [], text, against = "" } = {}) {
+/** What a question about the edited model says besides; null without edits, or while a swap waits for its other text. */
+export function changes() {
+  const { edits, against } = state();
+  if (!edits.length || (!against && edits.some(({ op }) => op === "swap"))) return null;
+  return against ? { edits, against } : { edits };
+}
+
+/** The request of a run of the current text, or of another one; `more` may be edits. */
+export function asked(card, { text, ...more } = {}) {
   const reads = reading(card);
   const body = { model: card.name };
   if ((text ?? reads.text) !== null) body.text = text ?? reads.text; // without one, an encoder-decoder writes its own
   if (reads.source !== null) body.source = reads.source;
-  if (edits.length) body.edits = edits;
-  if (against) body.against = against;
-  return { ...body, ...upload };
+  return { ...body, ...upload, ...more };
 }
 
 /** A run as a resource. */
 export function run(body, slot) {
-  return resource(`run ${JSON.stringify(body)}`, ({ signal }) => api.json("POST", "/api/runs", body, { cached: true, signal }), slot);
+  return posted("runs", body, slot);
 }
 
 /** { run, edited, error, pending }: the run of the current text, and the same with the edits, if there are any. */
@@ -89,9 +112,7 @@ export function current(card) {
     return { run: null, edited: null, pending: false, error: null, empty: true };
   }
   const plain = run(asked(card), `the run of ${card.name}`); // no view gets a run of another model
-  const { edits, against } = state();
-  const complete = edits.length && (against || edits.every(({ op }) => op !== "swap"));
-  const other = complete ? run(asked(card, { edits, against }), `the edited run of ${card.name}`) : null;
+  const other = changes() ? run(asked(card, changes()), `the edited run of ${card.name}`) : null;
   const fits = other && !other.error && plain.value && other.value?.tokens.length === plain.value.tokens.length;
   return {
     run: plain.value ?? null,

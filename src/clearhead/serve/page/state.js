@@ -7,6 +7,8 @@ let known = {
 };
 const REAL = ["temp", "topp", "penalty"]; // all other numbers are whole
 const OPS = ["ablate", "mean", "scale", "swap"];
+const OF_MODEL = ["text", "source", "edits", "against", "cell", "pins", "layer", "head", "part"]; // which another model begins anew with
+const ofText = new Set(["query", "key", "step"]); // and another text
 let now = null;
 const listeners = new Set();
 
@@ -15,29 +17,44 @@ export function state() {
   return (now ??= read(location.hash));
 }
 
-/** Keys that a view needs, with their defaults; to be called when the module is loaded. */
-export function defaults(more) {
+/**
+ * Keys that a view needs, with their defaults; to be called when the module is loaded.
+ * What is chosen in a text (`inText`) is forgotten with it.
+ */
+export function defaults(more, { inText = false } = {}) {
   const taken = Object.keys(more).find((key) => key in known);
   if (taken) throw new Error(`two views want the key ${taken} of the state`);
   known = { ...more, ...known };
+  if (inText) Object.keys(more).forEach((key) => ofText.add(key));
   now = null;
+}
+
+/** A state with some keys changed: another model or text takes with it what was chosen in the one before. */
+export function moved(from, patch) {
+  const other = (...keys) => keys.some((key) => key in patch && patch[key] !== from[key]);
+  const model = other("model"), gone = [...(model ? OF_MODEL : []), ...(model || other("text", "source") ? ofText : [])];
+  return { ...from, ...Object.fromEntries(gone.map((key) => [key, known[key]])), ...patch };
 }
 
 /** A new state. Selections become steps of the history; sliders and typing `replace` the last one. */
 export function set(patch, { replace = false } = {}) {
-  const next = Object.freeze({ ...state(), ...patch });
+  const next = Object.freeze(moved(state(), patch));
   if (written(next) === written(state())) return;
   if (!replace) put(); // what a slider has left to write belongs to the step before
   now = next;
-  if (replace) timer ||= setTimeout(put, 150); // browsers let the address change only so often
-  else put("pushState");
+  if (!replace) put("pushState");
+  else if (Date.now() - last > PACE) put();
+  else timer ||= setTimeout(put, PACE);
   changed();
 }
 
+const PACE = 160; // milliseconds: browsers let the address change only so often
 let timer = 0;
+let last = 0;
 function put(how = "replaceState") {
   clearTimeout(timer);
   timer = 0;
+  last = Date.now();
   const hash = written(state());
   if (hash !== location.hash) history[how](null, "", hash || location.pathname + location.search);
 }

@@ -1,13 +1,15 @@
 // The training microscope: what heads, answers and embeddings looked like at each step, and the loss meanwhile.
 
 import { html, nothing, svg } from "lit-html";
-import * as api from "ch/api";
-import { oneOf } from "ch/choose";
+import { decoded } from "ch/api";
+import { listed, oneOf } from "ch/choose";
 import { told } from "ch/colours";
 import { play, playing } from "ch/player";
+import { got, home } from "ch/run";
 import { shown } from "ch/shown";
 import { defaults, set, state } from "ch/state";
 import { once } from "ch/steady";
+import "ch/atlas";
 import "ch/curve";
 import "ch/figure";
 import "ch/map";
@@ -17,32 +19,24 @@ defaults({ filmed: "", moment: -1, probe: 0, than: false });
 
 const TITLES = { attention: "attention", cross: "cross-attention", encoder: "the encoder's attention" };
 
-export function training(ctx) {
-  const { card, resource } = ctx;
-  if (card.step === null && !card.microscope) {
-    return html`<p class="hint">Nothing is known of this model's training. Open a checkpoint in the folder of its run; with <code>clearhead train … --microscope</code> a film lies beside it.</p>`;
-  }
-  const url = `/api/models/${encodeURIComponent(card.name)}/training`;
-  const story = resource(url, async ({ signal }) => {
-    const found = await api.json("GET", url, undefined, { signal });
-    return { ...found, lines: lines(found.curve) };
-  }, "training");
+export function training({ card }) {
+  const url = `${home(card.name)}/training`, story = got(url, "training", (found) => ({ ...found, lines: lines(found.curve) }));
   return shown(story, ({ film, lines, curve }) => {
     if (!film) return html`${loss(lines, curve, null, () => {})}<p class="hint">This run was not watched; <code>clearhead train … --microscope</code> keeps a film of it.</p>`;
     const last = film.steps.length - 1, at = state().moment < 0 ? last : Math.min(state().moment, last);
     const probe = Math.min(state().probe, film.probes.length - 1);
     return html`${scrub(film, at, last)}
       ${loss(lines, curve, film.steps[at], (step) => set({ moment: nearest(film.steps, step) }))}
-      ${film.probes.length > 1 ? html`<label class="probe">Probe <select @change=${(event) => set({ probe: Number(event.target.value) })}>${film.probes.map(({ text }, i) => html`<option value=${i} ?selected=${i === probe}>${text.slice(0, 80)}</option>`)}</select></label>`
+      ${film.probes.length > 1 ? listed("Probe", film.probes.map(({ text }, i) => [i, text.slice(0, 80)]), probe, (to) => set({ probe: to }))
         : html`<p class="hint probe">Probe: <q>${film.probes[probe].text}</q></p>`}
-      ${heads(ctx, url, film, at, probe)}${answers(ctx, url, film, at, probe)}${film.embeddings.length ? plane(ctx, url, film, at) : nothing}`;
+      ${heads(url, film, at, probe)}${answers(url, film, at, probe)}${film.embeddings.length ? plane(url, film, at) : nothing}`;
   });
 }
 
 const nearest = (steps, step) => steps.reduce((best, each, i) => (Math.abs(each - step) < Math.abs(steps[best] - step) ? i : best), 0);
 
 function lines({ loss, valid }) {
-  return [{ label: "training loss", points: loss, colour: "#2b83d8" }, { label: "validation loss", points: valid, colour: "#d9691c" }].filter(({ points }) => points.length);
+  return [{ label: "training", points: loss }, { label: "validation", points: valid, kind: "other" }].filter(({ points }) => points.length);
 }
 
 function scrub(film, at, last) {
@@ -56,24 +50,22 @@ function loss(lines, { accuracy }, mark, pick) {
   if (!lines.length) return nothing;
   const best = accuracy.length ? ` Accuracy at the end ${(100 * accuracy.at(-1)[1]).toFixed(1)} %.` : "";
   return html`<ch-figure .caption=${"The loss"} .note=${`From the log of the run.${mark === null ? "" : " The line marks the step below; click to go to another."}${best}`}>
-    <ch-curve .lines=${lines} .mark=${mark} .label=${"the loss by step"} @pick=${({ detail }) => pick(detail.step)}></ch-curve></ch-figure>`;
+    <ch-curve .lines=${lines} .mark=${mark} .measure=${"loss"} .label=${"the loss by step"} @pick=${({ detail }) => pick(detail.x)}></ch-curve></ch-figure>`;
 }
 
 /** All heads at this step, and the chosen one large; or how far it is from what it became. */
-function heads({ resource }, url, film, at, probe) {
+function heads(url, film, at, probe) {
   const part = film.parts.includes(state().filmed) ? state().filmed : film.parts.includes("cross") ? "cross" : film.parts[0];
-  const of = (step, slot) => resource(`${url}/attention?step=${step}&probe=${probe}&part=${part}`, async ({ signal }) => cut(await api.view(`${url}/attention?step=${step}&probe=${probe}&part=${part}`, undefined, { signal })), slot);
+  const of = (step, slot) => got(`${url}/attention?step=${step}&probe=${probe}&part=${part}`, slot, (view) => cut(decoded(view)));
   const now = of(film.steps[at], "film"), end = of(film.steps.at(-1), "end of the film");
   return html`<ch-figure .caption=${`Heads forming: ${TITLES[part]}`} .pending=${now.pending} .note=${`Every head at this step; a row is a query, and adds up to 1. Full colour from ${told(fullOf(now.value?.cols.length ?? 1))} on. Choose one to see it large.`}>
     <div class="row">${film.parts.length > 1 ? oneOf("which attention", film.parts.map((each) => [each, TITLES[each]]), part, (filmed) => set({ filmed })) : nothing}
       ${oneOf("what is shown", [[false, "the pattern"], [true, "less what it became"]], state().than, (than) => set({ than }))}</div>
-    ${shown(now, ({ heads, rows, cols, layers }) => {
-      const [layer, head] = [Math.min(state().layer, layers - 1), Math.min(state().head, heads.length / layers - 1)];
-      const each = heads.length / layers, number = layer * each + head, cell = Math.max(1, Math.min(14, 96 / cols.length)), full = fullOf(cols.length);
+    ${shown(now, ({ heads, rows, cols, atlas }) => {
+      const [layers, each] = atlas.shape, [layer, head] = [Math.min(state().layer, layers - 1), Math.min(state().head, each - 1)], number = layer * each + head;
       const later = state().than && end.value ? less(heads[number], end.value.heads[number]) : null;
-      return html`<div class="forming"><div class="atlas-of" .style=${`--across:${each}`}>${heads.map((values, i) => html`<button type="button" aria-pressed=${i === number} aria-label=${`layer ${Math.floor(i / each)}, head ${i % each}`}
-          title=${`layer ${Math.floor(i / each)}, head ${i % each}`} @click=${() => set({ layer: Math.floor(i / each), head: i % each })}><ch-map .values=${values} .most=${full} .most_cell=${cell} .tall=${cell} .label=${`layer ${Math.floor(i / each)}, head ${i % each}`}></ch-map></button>`)}</div>
-        <div><h4>Layer ${layer}, head ${head}</h4><ch-map .values=${later ?? heads[number]} .signed=${!!later} .rows=${rows} .cols=${cols} .most=${full} .by=${["query", "key"]} .measure=${later ? "difference" : "pattern"}
+      return html`<div class="forming"><ch-atlas .atlas=${atlas} .layer=${layer} .head=${head} @pick=${({ detail }) => set(detail)}></ch-atlas>
+        <div><h3>Layer ${layer}, head ${head}</h3><ch-map .values=${later ?? heads[number]} .signed=${!!later} .rows=${rows} .cols=${cols} .most=${fullOf(cols.length)} .by=${["query", "key"]} .measure=${later ? "difference" : "pattern"}
           .label=${`layer ${layer}, head ${head}, step ${film.steps[at]}`}></ch-map></div></div>`;
     })}</ch-figure>`;
 }
@@ -84,21 +76,20 @@ const fullOf = (keys) => Math.min(1, 8 / keys);
 function cut(view) {
   const [layers, count, rows, cols] = view.shape, size = rows * cols;
   const heads = Array.from({ length: layers * count }, (_, i) => ({ shape: [rows, cols], data: view.values.subarray(i * size, (i + 1) * size) }));
-  return { layers, heads, rows: view.axes[2].labels, cols: view.axes[3].labels };
+  const atlas = { shape: view.shape, data: Uint8Array.from(view.values, (weight) => Math.min(255, (255 * weight) / fullOf(cols))) };
+  return { atlas, heads, rows: view.axes[2].labels, cols: view.axes[3].labels };
 }
 
 const less = (now, end) => once(now, end, () => ({ shape: now.shape, data: now.data.map((value, i) => value - end.data[i]) }));
 
-function answers({ resource }, url, film, at, probe) {
-  const there = `${url}/lens?step=${film.steps[at]}&probe=${probe}`;
-  const found = resource(there, ({ signal }) => api.view(there, undefined, { signal }), "film of the lens");
+function answers(url, film, at, probe) {
+  const found = got(`${url}/lens?step=${film.steps[at]}&probe=${probe}`, "film of the lens", decoded);
   return shown(found, (view) => html`<ch-view .view=${view} .pending=${found.pending} .caption=${"What it would have answered, layer by layer"}></ch-view>`);
 }
 
 /** Every token in a plane; those of the probes by name. */
-function plane({ resource }, url, film, at) {
-  const there = `${url}/embeddings?step=${film.steps[at]}`;
-  const found = resource(there, ({ signal }) => api.view(there, undefined, { signal }), "film of embeddings");
+function plane(url, film, at) {
+  const found = got(`${url}/embeddings?step=${film.steps[at]}`, "film of embeddings", decoded);
   const named = new Set(film.probes.flatMap(({ tokens }) => tokens));
   return shown(found, ({ values, axes: [{ labels }] }) => {
     const most = values.reduce((a, b) => Math.max(a, Math.abs(b)), 1e-30);

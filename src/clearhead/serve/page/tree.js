@@ -6,6 +6,9 @@ import { shortened } from "ch/map";
 
 const WIDE = 122, TALL = 25, PILL = 100;
 
+const label = ({ text }) => shortened(text, PILL - 54);
+const own = (node) => node.own.toFixed(2).replace("-", "−");
+
 /** The nodes from the root to one of them. */
 export function pathTo(nodes, number) {
   const path = [];
@@ -27,12 +30,12 @@ export function beamTree(nodes, start, best, chosen, upto, choose) {
     return svg`<path class="${node.fate} ${won.has(i) && whole ? "best" : ""} ${looked.has(i) ? "looked" : ""}" d=${`M${from.x} ${from.y} C${middle} ${from.y} ${middle} ${to.y} ${to.x} ${to.y}`}></path>`;
   };
   const pill = (node, i) => svg`<g class="node ${node.fate} ${won.has(i) && whole ? "best" : ""} ${looked.has(i) ? "looked" : ""}" tabindex="0" role="button" data-node=${i} data-score=${node.score ?? ""}
-    aria-label=${`${node.text}, step ${node.step}, ${node.fate}, log-probability ${told(node.logprob)}`}
+    aria-label=${`${label(node)} ${own(node)}: ${node.text}, step ${node.step}, ${node.fate}, log-probability ${told(node.logprob)}`}
     @click=${() => choose(i)} @keydown=${(event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), choose(i))}>
     <title>${node.text}: ${told(node.own)} here, ${told(node.logprob)} in all; ${node.fate}${node.score === null ? "" : `, score ${told(node.score)}`}</title>
     <rect x=${x(node.step)} y=${y(place[i].row) - 10} width=${PILL} height="20" rx=${node.fate === "finished" ? 3 : 10}></rect>
-    <text x=${x(node.step) + 8} y=${y(place[i].row)}>${shortened(node.text, PILL - 54)}</text>
-    <text class="own" x=${x(node.step) + PILL - 7} y=${y(place[i].row)} text-anchor="end">${node.own.toFixed(2).replace("-", "−")}</text></g>`;
+    <text x=${x(node.step) + 8} y=${y(place[i].row)}>${label(node)}</text>
+    <text class="own" x=${x(node.step) + PILL - 7} y=${y(place[i].row)} text-anchor="end">${own(node)}</text></g>`;
   return html`<div class="scroll"><svg class="beam-tree" viewBox="0 0 ${width} ${height}" width=${width} height=${height} role="group" aria-label="beam search">
     <text class="root" x="4" y=${y(0)}>${shortened(start, PILL - 26)}</text>${nodes.map((node, i) => (node.step <= upto ? edge(node, i) : nothing))}${nodes.map((node, i) => (node.step <= upto ? pill(node, i) : nothing))}</svg></div>`;
 }

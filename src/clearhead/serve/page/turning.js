@@ -2,9 +2,11 @@
 
 import { html, nothing, svg } from "lit-html";
 import * as api from "ch/api";
+import { listed, slider } from "ch/choose";
 import { told } from "ch/colours";
 import { broken, shown } from "ch/shown";
 import { defaults } from "ch/state";
+import "ch/curve";
 
 defaults({ start: 0, apart: 0 });
 const DIALS = 6;
@@ -28,6 +30,7 @@ export function turning(ctx, { rates, turns, kind }) {
 
 function dials({ card, run, state, set }, { q, k, scores }, rates, turns, layer, head) {
   const tokens = run.tokens, last = tokens.length - 1;
+  if (q.shape[0] !== tokens.length) return nothing; // they are of the text before
   const i = Math.min(last, state.query < 0 ? last : state.query);
   const j = Math.min(last, state.key < 0 ? Math.max(0, i - 1) : state.key);
   const width = q.shape[1], half = rates.length;
@@ -38,14 +41,13 @@ function dials({ card, run, state, set }, { q, k, scores }, rates, turns, layer,
   const at = [i + state.start + state.apart, j + state.start];
   const pairs = spread(half, DIALS);
   const longest = Math.max(1e-9, ...pairs.flatMap((p) => [Math.hypot(a[p], a[p + half]), Math.hypot(b[p], b[p + half])]));
-  const pick = (key, value) => tokens.length > 100 ? html`<input type="number" aria-label=${key} min="0" max=${last} .value=${String(value)} @change=${(event) => set({ [key]: Number(event.target.value) })}> ${tokens[value].text}` : html`<select aria-label=${key} @change=${(event) => set({ [key]: Number(event.target.value) })}>${tokens.map((token, n) => html`<option value=${n} ?selected=${n === value}>${n} ${token.text}</option>`)}</select>`;
-  const slider = (key, words, least, most) => html`<label>${words} <input type="range" min=${least} max=${most} .value=${String(state[key])}
-    @input=${(event) => set({ [key]: Number(event.target.value) }, { replace: true })}> <output>${state[key]}</output></label>`;
+  const pick = (key, value) => listed(html`<span class=${`dot ${key[0]}`}></span>${key}`, tokens.map(({ text }, n) => [n, `${n} ${text}`]), value, (to) => set({ [key]: to }));
+  const slide = (key, words, max) => slider(words, { min: 0, max, value: state[key] }, (to) => set({ [key]: to }, { replace: true }));
   const now = product(at[0] - at[1]), model = scores.data[i * scores.shape[1] + j];
   return html`
-    <div class="row"><label><span class="dot q"></span>query ${pick("query", i)}</label> <label><span class="dot k"></span>key ${pick("key", j)}</label>
+    <div class="row">${pick("query", i)} ${pick("key", j)}
       <span class="hint">layer ${layer}, head ${head}</span></div>
-    <div class="row">${slider("start", "both stand later by", 0, 64)} ${slider("apart", "the query alone later by", 0, 32)}
+    <div class="row">${slide("start", "both stand later by", 64)} ${slide("apart", "the query alone later by", 32)}
       ${state.start || state.apart ? html`<button type="button" class="quiet" @click=${() => set({ start: 0, apart: 0 })}>back</button>` : nothing}</div>
     <div class="dials">${pairs.map((p) => dial(p, a, b, half, rates[p], at, longest))}</div>
     <div class="columns turned"><div>
@@ -71,14 +73,8 @@ function dial(p, a, b, half, rate, [i, j], longest) {
 /** The score against the distance. */
 function curve(product, distance) {
   const way = distance < 0 ? -1 : 1; // a key may stand behind its query
-  const most = Math.max(32, Math.abs(distance)), points = Array.from({ length: most + 1 }, (_, d) => product(way * d));
-  const high = Math.max(1e-9, ...points.map(Math.abs));
-  const x = (d) => 30 + (d / most) * 260, y = (value) => 50 - (value / high) * 40;
-  return html`<svg class="curve" viewBox="0 0 300 112" role="img" aria-label="the product by distance">
-    <line class="axis" x1="30" x2="290" y1=${y(0)} y2=${y(0)}></line><path d=${points.map((value, d) => `${d ? "L" : "M"}${x(d).toFixed(1)} ${y(value).toFixed(1)}`).join("")}></path>
-    <circle cx=${x(Math.abs(distance))} cy=${y(product(distance))} r="4"></circle>
-    <text x="26" y=${y(high) + 4} text-anchor="end">${told(high, 2)}</text><text x="26" y=${y(-high) + 4} text-anchor="end">${told(-high, 2)}</text>
-    <text x="160" y="108" text-anchor="middle">distance of query and key, 0 to ${way * most}</text></svg>`;
+  const points = Array.from({ length: Math.max(32, Math.abs(distance)) + 1 }, (_, d) => [way * d, product(way * d)]);
+  return html`<ch-curve .lines=${[{ label: "", points }]} .mark=${distance} .by=${"distance of query and key"} .measure=${"q · k"} .high=${150} .label=${"the product by distance"}></ch-curve>`;
 }
 
 /** q · k after both were turned, so far apart; dimensions beyond the pairs do not turn. */

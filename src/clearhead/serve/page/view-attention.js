@@ -2,13 +2,15 @@
 
 import { html, nothing } from "lit-html";
 import { anatomy, rowSums } from "ch/anatomy";
-import { decoded, json, npy } from "ch/api";
+import { decoded } from "ch/api";
+import { LOOK } from "ch/atlas";
+import { listed, numbered, oneOf } from "ch/choose";
 import { told } from "ch/colours";
 import { locked } from "ch/inspector";
+import { apart, pattern } from "ch/pair";
 import { layers, mask, parts, path, place, sides, texts } from "ch/paths";
-import { asked, run as runOf } from "ch/run";
+import { array, asked, got, run as runOf } from "ch/run";
 import { defaults } from "ch/state";
-import "ch/atlas";
 
 defaults({ sort: "", lines: false, stretch: false, scaled: true, anatomy: false, scored: false, versus: "" });
 
@@ -16,9 +18,8 @@ const FEW = 256; // tokens up to which heads are scored unasked
 const NAMES = { attention: "decoder", cross: "cross", encoder: "encoder" };
 
 export default {
-  id: "attention", title: "Attention", key: "4",
+  id: "attention", title: "Attention",
   sentence: "Where each token looks. All heads first; choose one, and take it apart.",
-  applies: () => true,
   template(context) {
     const { state, card } = context;
     const where = place(state, card);
@@ -26,14 +27,14 @@ export default {
     const one = head(context, where, hidden.hidden); // asked for first: it is what one looks at
     return html`${presets(context)}<div class="heads">${atlas(context, where)}<div>${chooser(context, where, hidden)}${one}</div></div>
       <details class="apart" ?open=${state.anatomy} @toggle=${(event) => event.target.open !== context.state.anatomy && context.set({ anatomy: event.target.open }, { replace: true })}>
-        <summary><h3>How this head comes to its pattern</h3></summary>${state.anatomy ? anatomy(context, where, hidden.hidden) : nothing}</details>`;
+        <summary><h2>How this head comes to its pattern</h2></summary>${state.anatomy ? anatomy(context, where, hidden.hidden) : nothing}</details>`;
   },
 };
 
 function presets({ card, state, set }) {
   const { fluffy, pair } = card.examples;
   if (!card.text || card.kind === "encoder-decoder") return nothing;
-  const show = (text, versus) => () => set({ text, versus, query: -1, key: -1, cell: "", pins: [] });
+  const show = (text, versus) => () => set({ text, versus, cell: "", pins: [] });
   const two = pair.every(Boolean) && pair[0] !== pair[1];
   return html`<div class="row presets"><span class="hint">Try</span>
     ${fluffy ? html`<button type="button" class="quiet" @click=${show(fluffy, "")}>a fluffy blue creature</button>` : nothing}
@@ -42,21 +43,21 @@ function presets({ card, state, set }) {
       <span aria-hidden="true">×</span><span class="unseen">, close</span></button>` : nothing}</div>`;
 }
 
-function atlas({ run, card, state, set, resource }, { part, layer, head }) {
+function atlas({ run, card, state, set }, { part, layer, head }) {
   const pictures = `/api/runs/${run.id}/atlas?part=${part}`, numbers = `/api/runs/${run.id}/heads?part=${part}`;
-  const seen = resource(pictures, ({ signal }) => npy(pictures, { signal }), "atlas");
+  const seen = array(pictures, "atlas");
   const wanted = seen.value && !seen.pending && (run.tokens.length <= FEW || state.sort || state.scored); // long texts take a while
-  const scores = wanted ? resource(numbers, async ({ signal }) => {
-    const found = await json("GET", numbers, undefined, { signal });
-    return { definitions: found.scores, view: decoded(found.view) };
-  }, "scores") : {};
+  const scores = wanted ? got(numbers, "scores", (found) => ({ definitions: found.scores, view: decoded(found.view) })) : {};
   const pooled = seen.value?.pooled > 1 ? `max-pooled ${seen.value.pooled}×` : "";
-  const sorted = state.sort && scores.value ? `${state.sort}: ${scores.value.definitions[state.sort] ?? "nothing in this text shows it"}` : "";
+  const [queries, keys] = sides(run, part).map(texts), look = queries[state.query] && keys[state.key] && seen.value?.pooled === 1 ? [state.query, state.key] : null;
+  const words = look ? `${queries[look[0]]} → ${keys[look[1]]}` : "";
+  const sorted = state.sort === LOOK ? words && `The weight of ${words} in each head, to 1/255. Choose another cell to ask for another look.`
+    : state.sort && scores.value ? `${state.sort}: ${scores.value.definitions[state.sort] ?? "nothing in this text shows it"}` : "";
   return html`<ch-figure .caption=${`All ${layers(card, part)} × ${card.heads} heads`} .bare=${true} .badge=${pooled} .pending=${seen.pending}
       .note=${sorted || "A thumbnail for each head: queries down, keys across. Layers down, heads across."}>
-    ${seen.value ? order(scores, state, set) : nothing}
+    ${seen.value ? order(scores, state, set, words) : nothing}
     ${seen.error ? html`<p class="problem">${seen.error.message}</p>` : nothing}
-    <ch-atlas .atlas=${seen.value ?? null} .scores=${scores.value?.view ?? null} .sort=${state.sort} .stretch=${state.stretch} .layer=${layer} .head=${head}
+    <ch-atlas .atlas=${seen.value ?? null} .scores=${scores.value?.view ?? null} .sort=${state.sort} .look=${look} .stretch=${state.stretch} .layer=${layer} .head=${head}
       .off=${switchedOff(state, card, part)}
       @pick=${({ detail }) => set({ ...detail, cell: "" })}></ch-atlas></ch-figure>`;
 }
@@ -68,26 +69,21 @@ function switchedOff({ edits }, card, part) {
 }
 
 /** By what heads are sorted; scores of a long text are computed when someone wants them. */
-function order(scores, state, set) {
+function order(scores, state, set, words) {
   if (scores.error) return html`<p class="problem">${scores.error.message}</p>`;
   if (!scores.value) {
     return html`<div class="row">${scores.pending ? html`<span class="hint">the heads are being scored …</span>`
       : html`<button type="button" class="quiet" @click=${() => set({ scored: true }, { replace: true })}>Score the heads</button>`}</div>`;
   }
-  const kinds = ["", ...Object.keys(scores.value.definitions)];
-  return html`<div class="row"><label>Sort by <select @change=${({ target }) => set({ sort: target.value })}>
-    ${kinds.map((kind) => html`<option .value=${kind} ?selected=${kind === state.sort}>${kind || "layer and head"}</option>`)}</select></label></div>`;
+  const kinds = [["", "layer and head"], ...Object.keys(scores.value.definitions).map((kind) => [kind, kind]), ...(words ? [[LOOK, words]] : [])];
+  return html`<div class="row">${listed("Sort by", kinds, state.sort, (sort) => set({ sort }))}</div>`;
 }
 
 function chooser({ card, state, set }, { part, layer, head }, hidden) {
-  const number = (name, value, count) => html`<label>${name} <select @change=${({ target }) => set({ [name]: Number(target.value), cell: "" })}>
-    ${Array.from({ length: count }, (_, i) => html`<option .value=${String(i)} ?selected=${i === value}>${i}</option>`)}</select></label>`;
-  const choice = (words, pressed, patch) => html`<button type="button" aria-pressed=${pressed} @click=${() => set(patch)}>${words}</button>`;
   return html`<div class="row">
-    ${parts(card).length > 1 ? html`<span class="choices" role="group" aria-label="which attention">
-      ${parts(card).map((each) => choice(NAMES[each], each === part, { part: each, cell: "" }))}</span>` : nothing}
-    ${number("layer", layer, layers(card, part))}${number("head", head, card.heads)}
-    <span class="choices" role="group" aria-label="how it is drawn">${choice("map", !state.lines, { lines: false })}${choice("lines", state.lines, { lines: true })}</span>
+    ${parts(card).length > 1 ? oneOf("which attention", parts(card).map((each) => [each, NAMES[each]]), part, (to) => set({ part: to, cell: "" })) : nothing}
+    ${numbered("layer", layers(card, part), layer, (to) => set({ layer: to, cell: "" }))}${numbered("head", card.heads, head, (to) => set({ head: to, cell: "" }))}
+    ${oneOf("how it is drawn", [[false, "map"], [true, "lines"]], state.lines, (lines) => set({ lines }))}
     <label title="The largest weight of a head gets the full colour; else the weight 1"><input type="checkbox" .checked=${state.stretch}
       @change=${({ target }) => set({ stretch: target.checked })}> stronger colours</label>
     <ch-edit .name=${`${path(part, layer)}.z`} .head=${head} .label=${"this head"}></ch-edit>
@@ -98,9 +94,9 @@ function chooser({ card, state, set }, { part, layer, head }, hidden) {
 function head(context, where, hidden) {
   const { run, edited, card, state } = context;
   const other = edited ? { run: edited, title: "with the edits" } : state.versus ? { run: runOf(asked(card, { text: state.versus }), "beside").value, title: `“${state.versus}”` } : null;
-  const first = pattern(context, run, where, "pattern");
+  const first = patternOf(run, where, "pattern");
   if (!other?.run) return figure(context, where, run, first, hidden, "");
-  const second = pattern(context, other.run, where, "other pattern");
+  const second = patternOf(other.run, where, "other pattern");
   const same = texts(run.tokens).findIndex((text, i) => text !== other.run.tokens[i]?.text);
   const note = edited ? "" : same > 0 && card.kind !== "encoder" && where.part === "attention"
     ? `The texts part at token ${same}. This model reads from left to right, so all rows above are the same.` : "";
@@ -108,10 +104,7 @@ function head(context, where, hidden) {
     ${difference(run, where, first, second, hidden, note)}`;
 }
 
-function pattern({ resource }, run, { part, layer, head }, slot) {
-  const url = `/api/runs/${run.id}/tensor/${path(part, layer)}.pattern?head=${head}`;
-  return resource(url, ({ signal }) => npy(url, { signal }), slot);
-}
+const patternOf = (run, { part, layer, head }, slot) => pattern(run.id, path(part, layer), head, slot);
 
 function figure({ state, set, hover, marks }, { part, layer, head }, run, found, hidden, title) {
   const name = `${path(part, layer)}.pattern`;
@@ -133,19 +126,12 @@ function figure({ state, set, hover, marks }, { part, layer, head }, run, found,
           @hover=${({ detail }) => hover(detail ? detail.row : -1)} @pick=${({ detail }) => set({ query: detail.row, key: detail.col }, { replace: true })}></ch-map>`}</ch-figure>`;
 }
 
-const differences = new WeakMap();
 function difference(run, { part, layer, head }, first, second, hidden, note) {
   if (!first.value || !second.value) return nothing;
-  const [queries, keys] = sides(run, part).map(texts);
-  const rows = Math.min(first.value.shape[0], second.value.shape[0]), cols = Math.min(first.value.shape[1], second.value.shape[1]);
-  if (differences.get(first.value)?.other !== second.value) {
-    const data = new Float32Array(rows * cols);
-    const at = ({ data, shape }, r, c) => data[r * shape[1] + c]; // rows may be of another length
-    for (let r = 0; r < rows; r++) for (let c = 0; c < cols; c++) data[r * cols + c] = at(second.value, r, c) - at(first.value, r, c);
-    differences.set(first.value, { other: second.value, values: { shape: [rows, cols], data }, most: data.reduce((a, b) => Math.max(a, Math.abs(b)), 0) });
-  }
-  const { most } = differences.get(first.value);
+  const [queries, keys] = sides(run, part).map(texts), same = (side) => (_, i) => i < Math.min(first.value.shape[side], second.value.shape[side]);
+  const places = [queries, keys].map((labels, side) => labels.map((_, i) => [i, i]).filter(same(side)));
+  const { most, ...values } = apart(first.value, second.value, ...places);
   return html`<ch-figure .caption=${`Difference · layer ${layer}, head ${head}`} .note=${`The second less the first: blue looks there more, orange less; ${most ? `the colour is full from ±${told(most)} on` : "there is no difference"}. ${note}`}>
-    <ch-map .values=${differences.get(first.value).values} .rows=${queries.slice(0, rows)} .cols=${keys.slice(0, cols)} .signed=${true} .masked=${hidden}
+    <ch-map .values=${values} .rows=${queries.filter(same(0))} .cols=${keys.filter(same(1))} .signed=${true} .masked=${hidden}
       .label=${"difference"} .measure=${"difference"} .by=${["query", "key"]}></ch-map></ch-figure>`;
 }

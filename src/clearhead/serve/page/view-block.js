@@ -1,9 +1,10 @@
 // The block (L4): one token's vector passes up, a norm evens it out, neurons answer, and every part adds to it.
 
 import { html, nothing, svg } from "lit-html";
-import * as api from "ch/api";
+import { decoded } from "ch/api";
 import { numbered, oneOf, placeOf } from "ch/choose";
 import { told } from "ch/colours";
+import { got } from "ch/run";
 import { shown } from "ch/shown";
 import "ch/bars";
 import "ch/edit";
@@ -17,8 +18,8 @@ function template(ctx) {
   const layers = encoder ? card.encoder_layers : card.layers;
   const tokens = encoder ? run.source : run.tokens;
   const layer = Math.min(state.layer, layers - 1), at = placeOf(state.query, tokens.length);
-  const block = of(ctx, run, layer, at, encoder, "block");
-  const edited = ctx.edited && of(ctx, ctx.edited, layer, at, encoder, "edited block");
+  const block = of(run, layer, at, encoder, "block");
+  const edited = ctx.edited && of(ctx.edited, layer, at, encoder, "edited block");
   return html`
     <div class="row">
       ${card.kind === "encoder-decoder" ? oneOf("which stack", [["encoder", "encoder"], ["attention", "decoder"]], encoder ? "encoder" : "attention", (part) => set({ part })) : nothing}
@@ -26,23 +27,21 @@ function template(ctx) {
       <p class="hint">Token ${at}: <b class="word">${tokens[at].text}</b>. Choose another in the strip of tokens.</p>
     </div>
     ${shown(block, (inside) => html`
-      ${stream(ctx, run, inside, card, tokens[at].text, edited?.value)}
+      ${stream(run, inside, card, tokens[at].text, edited?.value)}
       ${inside.norms.map((norm) => normed(run, inside, norm, card))}
       ${neurons(ctx, run, inside, card)}`)}
-    ${lengths(ctx, run, encoder, layer, at)}`;
+    ${lengths(ctx, run, encoder)}`;
 }
 
-function of({ resource }, run, layer, token, encoder, slot) {
+function of(run, layer, token, encoder, slot) {
   const url = `/api/runs/${run.id}/block?layer=${layer}&token=${token}&encoder=${encoder}`;
-  return resource(url, async ({ signal }) => {
-    const found = await api.json("GET", url, undefined, { signal });
-    return { ...found, stream: rows(found.stream), norms: found.norms.map((norm) => ({ ...norm, ...rows(norm.view) })), neurons: { ...found.neurons, ...rows(found.neurons.view) } };
-  }, slot);
+  return got(url, slot, (found) => (
+    { ...found, stream: rows(found.stream), norms: found.norms.map((norm) => ({ ...norm, ...rows(norm.view) })), neurons: { ...found.neurons, ...rows(found.neurons.view) } }));
 }
 
 /** A view as vectors by name, each folded into a few lines; and the largest size of all. */
 function rows(view) {
-  const { values, shape: [, size], axes } = api.decoded(view);
+  const { values, shape: [, size], axes } = decoded(view);
   const line = folded(size), found = {};
   axes[0].labels.forEach((name, i) => (found[name] = { shape: [Math.ceil(size / line), line], data: values.slice(i * size, (i + 1) * size) }));
   return { rows: found, most: usual(values) };
@@ -65,12 +64,12 @@ const length = ({ data }) => Math.sqrt(data.reduce((sum, value) => sum + value *
 /** One row of numbers: its name, its colours, its length. */
 function strip(label, values, most, { name = "", run = "", token = 0, hint = "", kind = "", side = length(values) }) {
   return html`<div class="strip-row ${kind}"><span class="label" title=${hint}>${label}</span>
-    <ch-map .values=${values} .signed=${true} .most=${most} .most_cell=${5} .tall=${values.shape[0] > 1 ? 6 : 16} .name=${name} .run=${run} .index=${(r, c) => [token, r * values.shape[1] + c]}
+    <ch-map .values=${values} .signed=${true} .most=${most} .most_cell=${7} .tall=${values.shape[0] > 1 ? 6 : 16} .name=${name} .run=${run} .index=${(r, c) => [token, r * values.shape[1] + c]}
       .label=${label} .by=${["line", "dimension"]}></ch-map>
     <span class="number">${typeof side === "number" ? told(side) : side}</span></div>`;
 }
 
-function stream(ctx, run, { path, token, stream: { rows, most } }, card, word, edited) {
+function stream(run, { path, token, stream: { rows, most } }, card, word, edited) {
   const post = card.wiring === "post";
   const sum = post ? "= norm of the sum" : "= the sum";
   const labels = { pre: "x, coming in", mid: sum, crossed: sum, post: `${sum}, going out` };
@@ -113,8 +112,8 @@ function neurons(ctx, run, { path, token, neurons: { rows, most, top, active, po
   const notes = top.some(({ words }) => words.length) ? top.map(({ words }) => words.join("  ")) : null;
   return html`<ch-figure .caption=${"Feed-forward: neurons answer, and write"} .note=${share}>
     <div class="two">
-      <div><h4>Every neuron: before (across, grey: how many) and after ${card.activation} (up)</h4>${scatter(rows.pre.data, rows.post.data, card.gated)}</div>
-      <div><h4>The neurons that write most</h4>
+      <div><h3>Every neuron: before (across, grey: how many) and after ${card.activation} (up)</h3>${scatter(rows.pre.data, rows.post.data, card.gated)}</div>
+      <div><h3>The neurons that write most</h3>
         <ch-bars .labels=${labels} .values=${top.map(({ length }) => length)} .notes=${notes} .measure=${"length"} .label=${"the neurons that write most"}
           @pick=${(event) => ctx.inspect({ run: run.id, name: `${path}.ffn.post`, index: [token, top[event.detail.index].neuron], value: top[event.detail.index].value }, "lock")}></ch-bars>
         <p class="note">The length of what each writes: |answer| × |its row of W₂|.${notes ? " Behind it the tokens whose logits it alone would raise most." : ""}</p></div>
@@ -141,9 +140,9 @@ function scatter(before, after, gated) {
 }
 
 /** How long the stream is after every part, and how much each part adds, for all tokens. */
-function lengths({ resource, set, card }, run, encoder, layer, at) {
+function lengths({ set }, run, encoder) {
   const url = `/api/runs/${run.id}/residual?encoder=${encoder}`;
-  const found = resource(url, ({ signal }) => api.view(url, undefined, { signal }), "residual");
+  const found = got(url, "residual", decoded);
   const own = run.tokens.length > 256 ? "The first tokens are often the longest." : "";
   return shown(found, (view) => html`<ch-view .view=${view} .pending=${found.pending} .caption=${`The stream through all layers: how much is added, and how long it gets. ${own}`}
     @pick=${(event) => {
@@ -155,8 +154,6 @@ function lengths({ resource, set, card }, run, encoder, layer, at) {
 export default {
   id: "block",
   title: "Block",
-  key: "5",
   sentence: "One token's vector passes up; norms even it out, neurons answer, and every part adds to it.",
-  applies: (card) => card.views.includes("block"),
   template,
 };

@@ -3,38 +3,40 @@
 import { html, nothing } from "lit-html";
 import * as api from "ch/api";
 import { likeliest } from "ch/pair";
-import { run } from "ch/run";
+import { changes, posted, run } from "ch/run";
 import { count, shown } from "ch/shown";
-import { changed, defaults } from "ch/state";
+import { changed, defaults, state as now } from "ch/state";
 import "ch/bars";
 import "ch/figure";
 
 defaults({ system: "You are an apple.", turns: [{ role: "user", content: "Hello! What are you?" }], other: "" });
 
 const ROLES = ["system", "user", "assistant"];
-let answer = null; // { turns, text, tokens, stop, error } while it is written
+let answer = null; // { to, text, stop, error } while it is written
 
 function template(ctx) {
   const { state } = ctx;
-  const now = tokens(ctx, messages(state.system, state.turns), "conversation");
-  return html`<div class="columns chat-columns"><div>${talk(ctx, now)}</div><div>
-    ${shown(now, bands)}${likely(ctx, now)}</div></div>
-    ${compare(ctx, now)}`;
+  const read = tokens(ctx, messages(state.system, state.turns), "conversation");
+  return html`<div class="columns chat-columns"><div>${talk(ctx, read)}</div><div>
+    ${shown(read, bands)}${likely(ctx, read)}</div></div>
+    ${compare(ctx, read)}`;
 }
 
+/** The conversation that an answer is to. */
+const conversation = () => JSON.stringify([now().model, now().system, now().turns]);
 const messages = (system, turns) => [...(system.trim() ? [{ role: "system", content: system }] : []), ...turns];
 
-function tokens({ card, resource }, said, slot) {
+function tokens({ card }, said, slot) {
   const body = { model: card.name, messages: said };
-  return resource(`chat ${JSON.stringify(body)}`, async ({ signal }) => ({ ...(await api.json("POST", "/api/chat/tokens", body, { cached: true, signal })), said }), slot);
+  return posted("chat/tokens", body, slot, (found) => ({ ...found, said }));
 }
 
 /** The conversation as people see it: every message can be changed. */
-function talk(ctx, now) {
+function talk(ctx, read) {
   const { state, set } = ctx;
   const turns = (next) => set({ turns: next }, { replace: true });
   const box = (content, write, label) => html`<textarea rows=${Math.max(1, Math.ceil(content.length / 46))} aria-label=${label} spellcheck="false" .value=${content} @input=${(event) => write(event.target.value)}></textarea>`;
-  const mine = answer && String(JSON.stringify(state.turns)) === answer.turns;
+  const mine = answer?.to === conversation();
   return html`<section class="talk" aria-label="conversation">
     <div class="message system"><span class="role">system</span>${box(state.system, (system) => set({ system }, { replace: true }), "system prompt")}</div>
     ${state.turns.map((turn, i) => html`<div class="message ${turn.role}"><span class="role">${turn.role}</span>
@@ -44,20 +46,21 @@ function talk(ctx, now) {
     ${mine && answer.error ? html`<p class="problem">${answer.error}</p>` : nothing}
     <div class="row">
       ${mine && answer.stop ? html`<button type="button" class="main" @click=${() => answer.stop.abort()}>Stop</button>`
-        : state.turns.at(-1)?.role === "user" ? html`<button type="button" class="main" ?disabled=${!!api.snapshot || !now.value || now.pending || full(ctx.card, now.value)} title=${api.snapshot ? api.ONLY : ""} @click=${() => write(ctx, now.value)}>Answer</button>`
+        : state.turns.at(-1)?.role === "user" ? html`<button type="button" class="main" ?disabled=${!!api.snapshot || !read.value || read.pending || full(ctx.card, read.value)} title=${api.snapshot ? api.ONLY : ""} @click=${() => write(ctx, read.value)}>Answer</button>`
         : html`<button type="button" class="main" @click=${() => set({ turns: [...state.turns, { role: "user", content: "" }] })}>Say something</button>`}
-      <span class="hint">Temperature ${state.temp}, seed ${state.seed}; they are those of Predict.</span></div>
+      <span class="hint">Temperature ${state.temp}, seed ${state.seed}; they are those of Predict.${changes() ? " Your edits act while it answers." : ""}</span></div>
   </section>`;
 }
 
 /** The model goes on after exactly these tokens; what it wrote becomes the next turn. */
 async function write({ card, state, set }, { ids }) {
   const stop = new AbortController();
-  const here = (answer = { turns: JSON.stringify(state.turns), text: "", stop, error: null });
+  const here = (answer = { to: conversation(), text: "", stop, error: null });
   changed();
-  const body = { model: card.name, ids, max_tokens: Math.max(1, Math.min(200, card.context - ids.length)), temperature: state.temp, top_k: state.topk, top_p: state.topp, seed: state.seed };
+  const body = { model: card.name, ids, max_tokens: Math.max(1, Math.min(200, card.context - ids.length)), temperature: state.temp, top_k: state.topk, top_p: state.topp, seed: state.seed, ...changes() };
   try {
     await api.events("/api/generate", body, (event, data) => {
+      if (here.to !== conversation()) stop.abort(); // it has become another one
       if (event === "token") here.text += data.piece;
       if (event === "error") here.error = data.message;
       changed();
@@ -66,9 +69,9 @@ async function write({ card, state, set }, { ids }) {
     if (error.name !== "AbortError") here.error = error.message;
   }
   here.stop = null;
-  if (answer !== here || here.error) return changed();
+  if (answer !== here || here.error || here.to !== conversation()) return changed();
   answer = null;
-  set({ turns: [...state.turns, { role: "assistant", content: here.text.trim() }] });
+  set({ turns: [...now().turns, { role: "assistant", content: here.text.trim() }] });
 }
 
 const full = (card, { ids }) => ids.length >= card.context;
@@ -96,24 +99,25 @@ function runs(tokens) {
   return found;
 }
 
-function likely({ card }, now) {
-  if (!now.value || now.pending) return nothing;
-  if (full(card, now.value)) return html`<p class="hint">The conversation fills the context of ${count(card.context)} tokens; there is no room for an answer.</p>`;
-  const next = run({ model: card.name, ids: now.value.ids }, "chat run");
-  return html`<ch-figure .caption=${"The answer's first token"} .pending=${next.pending}>${shown(next, ({ top }) => html`
-    <ch-bars .labels=${top.map(({ text }) => text)} .values=${top.map(({ prob }) => prob)} .most=${1} .measure=${"probability"} .label=${"likeliest first tokens"}></ch-bars>`)}</ch-figure>`;
+function likely({ card }, read) {
+  if (!read.value || read.pending) return nothing;
+  if (full(card, read.value)) return html`<p class="hint">The conversation fills the context of ${count(card.context)} tokens; there is no room for an answer.</p>`;
+  const body = { model: card.name, ids: read.value.ids }, plain = run(body, "chat run"), next = changes() ? run({ ...body, ...changes() }, "edited chat run") : plain;
+  const before = new Map(next === plain ? [] : plain.value?.top.map(({ id, prob }) => [id, prob]));
+  return html`<ch-figure .caption=${"The answer's first token"} .pending=${next.pending} .note=${next === plain ? "" : "With your edits; the dark lines are without them, where a token was among the first ten."}>${shown(next, ({ top }) => html`
+    <ch-bars .labels=${top.map(({ text }) => text)} .values=${top.map(({ prob }) => prob)} .before=${before.size ? top.map(({ id }) => before.get(id) ?? NaN) : null} .most=${1} .measure=${"probability"} .label=${"likeliest first tokens"}></ch-bars>`)}</ch-figure>`;
 }
 
 /** The same conversation under another system prompt: which tokens differ, and what that does to the answer. */
-function compare(ctx, now) {
+function compare(ctx, read) {
   const { card, state, set } = ctx;
   const there = state.other.trim() ? tokens(ctx, messages(state.other, state.turns), "other conversation") : null;
   return html`<ch-figure .caption=${"Another system prompt, side by side"} .note=${"Only the prefix differs; the model is the same."}>
     <label class="other">Instead of the system prompt: <input type="text" .value=${state.other} placeholder="You are a pirate." @input=${(event) => set({ other: event.target.value }, { replace: true })}></label>
-    ${there && now.value && !now.pending && !full(card, now.value) ? shown(there, (found) => {
+    ${there && read.value && !read.pending && !full(card, read.value) ? shown(there, (found) => {
       if (full(card, found)) return html`<p class="hint">With this prompt the conversation fills the context.</p>`;
-      const [a, b] = [now.value, found].map(({ ids }, i) => run({ model: card.name, ids }, i ? "other chat run" : "chat run"));
-      return html`<div class="bands">${difference(now.value.tokens, found.tokens).map(([kind, token]) => html`<span class="piece-of ${kind}" title=${{ gone: "only with the first prompt", came: "only with the other", same: "in both" }[kind]}>${lined(token)}</span>`)}</div>
+      const [a, b] = [read.value, found].map(({ ids }, i) => run({ model: card.name, ids }, i ? "other chat run" : "chat run"));
+      return html`<div class="bands">${difference(read.value.tokens, found.tokens).map(([kind, token]) => html`<span class="piece-of ${kind}" title=${{ gone: "only with the first prompt", came: "only with the other", same: "in both" }[kind]}>${lined(token)}</span>`)}</div>
         ${shown(b, () => shown(a, () => likeliest([a.value, b.value], [state.system, state.other].map(short))))}`;
     }) : html`<p class="hint">Write another one to see what changes.</p>`}
   </ch-figure>`;
@@ -135,7 +139,6 @@ export default {
   id: "chat",
   title: "Chat",
   sentence: "A conversation is just a longer prefix: these are its very tokens, and who said them.",
-  applies: (card) => card.views.includes("chat"),
   free: true,
   template,
 };

@@ -1,15 +1,13 @@
 // Compare: two prompts, two heads or two models side by side, and what lies between them; and a model with its own past.
 
 import { html, nothing } from "lit-html";
-import * as api from "ch/api";
-import { numbered, oneOf } from "ch/choose";
+import { line, listed, numbered, oneOf } from "ch/choose";
 import { told } from "ch/colours";
 import { apart, likeliest, pattern, shared } from "ch/pair";
 import { layers, mask, path, sides, texts } from "ch/paths";
-import { asked, run } from "ch/run";
+import { asked, known, run } from "ch/run";
 import { count as counted, shown } from "ch/shown";
 import { defaults } from "ch/state";
-import { once } from "ch/steady";
 import { training } from "ch/training";
 import "ch/figure";
 import "ch/map";
@@ -29,23 +27,21 @@ function template(ctx) {
 function prompts(ctx) {
   const { card, state, set } = ctx;
   const both = card.kind === "encoder-decoder", [tired, wide] = card.examples.pair;
-  const key = both ? "source" : "text", other = state.second ?? (both ? "" : wide);
+  const key = both ? "source" : "text", other = state.second ?? (both || state.text !== null ? "" : card.examples.beside);
   const there = other ? run({ ...asked(card), [key]: other }, "the text beside") : null;
-  return html`<div class="row"><label class="beside">Beside it: <input type="text" .value=${other} placeholder="another text" @change=${(event) => set({ second: event.target.value })}></label>
-      ${!both && tired ? html`<button type="button" @click=${() => set({ text: tired, second: wide, query: -1, key: -1 })}>The chicken: tired or wide?</button>` : nothing}</div>
+  return html`<div class="row">${line("Beside it:", other, (second) => set({ second }), { placeholder: "another text" })}
+      ${!both && tired ? html`<button type="button" @click=${() => set({ text: tired, second: wide })}>The chicken: tired or wide?</button>` : nothing}</div>
     ${there ? shown(there, (beside) => two(ctx, [ctx.run, beside], [ctx[key], other])) : html`<p class="hint">Write another text to compare with.</p>`}`;
 }
 
 function models(ctx) {
-  const { card, state, set, resource, run: here } = ctx;
-  const known = resource("models", () => api.json("GET", "/api/models")).value ?? [];
-  const others = known.map(({ name }) => name).filter((name) => name !== card.name);
+  const { card, state, set, run: here } = ctx, models = known().value ?? [];
+  const others = models.map(({ name }) => name).filter((name) => name !== card.name);
   if (!others.length) return html`<p class="hint">Only one model is here. Two can be compared when both are opened: <code>clearhead explore first second</code>. Checkpoints of one run are two models.</p>`;
   const name = others.includes(state.model2) ? state.model2 : "";
   const there = name && run({ ...asked(card), model: name }, "the model beside");
-  const both = known.find((one) => one.name === name)?.head === card.head ? [card.name, name] : null;
-  return html`<div class="row"><label>Beside it: <select @change=${(event) => set({ model2: event.target.value })}>
-      <option value="" ?selected=${!name}>choose a model</option>${others.map((each) => html`<option ?selected=${each === name}>${each}</option>`)}</select></label></div>
+  const both = models.find((one) => one.name === name)?.head === card.head ? [card.name, name] : null;
+  return html`<div class="row">${listed("Beside it:", [["", "choose a model"], ...others.map((each) => [each, each])], name, (model2) => set({ model2 }))}</div>
     ${here && there ? shown(there, (beside) => two(ctx, [here, beside], [card.name, name], both)) : nothing}`;
 }
 
@@ -94,16 +90,12 @@ function triple(ctx, sides, pairs) {
   const fits = found.every(({ value }, i) => value.shape[0] === labels[i].length);
   const name = ([i, j]) => (labels[0][i] === labels[1][j] ? labels[0][i] : `${labels[0][i]} / ${labels[1][j]}`);
   const [{ value: first }, { value: second }] = found;
-  const between = fits && pairs.length ? once(once(first, second, () => ({})), String(pairs), () => {
-    const values = apart(first, second, pairs);
-    const most = values.data.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
-    return { ...values, names: pairs.map(name), most, none: most < 1e-6 };
-  }) : null;
-  return html`<ch-figure .caption=${"Side by side"} .pending=${pending} .note=${`In the difference blue means that the second gives more weight, orange that the first does; no colour is no difference.${between && !between.none ? ` The colour is full from ±${told(between.most)} on.` : ""}`}>
-    <div class="triple">${sides.map(({ run: { id }, path, head, name }, i) => html`<div><h4>${short(name)}</h4><ch-map .values=${found[i].value} .rows=${labels[i]} .cols=${labels[i]} .most=${1} .masked=${hidden} .name=${`${path}.pattern`} .run=${id} .index=${(r, c) => [head, r, c]}
+  const between = fits && pairs.length ? apart(first, second, pairs) : null, names = pairs.map(name), none = !(between?.most >= 1e-6);
+  return html`<ch-figure .caption=${"Side by side"} .pending=${pending} .note=${`In the difference blue means that the second gives more weight, orange that the first does; no colour is no difference.${!none ? ` The colour is full from ±${told(between.most)} on.` : ""}`}>
+    <div class="triple">${sides.map(({ run: { id }, path, head, name }, i) => html`<div><h3>${short(name)}</h3><ch-map .values=${found[i].value} .rows=${labels[i]} .cols=${labels[i]} .most=${1} .masked=${hidden} .name=${`${path}.pattern`} .run=${id} .index=${(r, c) => [head, r, c]}
         .by=${["query", "key"]} .measure=${"pattern"} .label=${name}></ch-map></div>`)}
-      ${between ? html`<div><h4>the second less the first</h4><ch-map .values=${between} .signed=${true} .rows=${between.names} .cols=${between.names} .masked=${hidden} .most=${between.none ? 1 : null} .by=${["query", "key"]} .measure=${"difference"} .label=${"difference"}></ch-map>
-        ${between.none ? html`<p class="note">No difference at all${hidden ? ": with a causal mask, what comes later changes nothing before it" : ""}.</p>` : nothing}</div>` : html`<p class="hint">They share no token.</p>`}</div>
+      ${between ? html`<div><h3>the second less the first</h3><ch-map .values=${between} .signed=${true} .rows=${names} .cols=${names} .masked=${hidden} .most=${none ? 1 : null} .by=${["query", "key"]} .measure=${"difference"} .label=${"difference"}></ch-map>
+        ${none ? html`<p class="note">No difference at all${hidden ? ": with a causal mask, what comes later changes nothing before it" : ""}.</p>` : nothing}</div>` : html`<p class="hint">They share no token.</p>`}</div>
   </ch-figure>`;
 }
 
@@ -113,7 +105,6 @@ export default {
   id: "compare",
   title: "Compare",
   sentence: "Two prompts, two heads or two models side by side, and what lies between them; or a model and its own past.",
-  applies: (card) => card.views.includes("compare"),
   free: true,
   template,
 };

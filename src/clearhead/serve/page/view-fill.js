@@ -1,11 +1,10 @@
 // Masked words (L6.3): hide a token, and an encoder, which sees both sides, says what stood there.
 
 import { html, nothing } from "lit-html";
-import * as api from "ch/api";
 import { numbered, placeOf } from "ch/choose";
 import { told } from "ch/colours";
 import { texts } from "ch/paths";
-import { run } from "ch/run";
+import { array, changes, posted, run } from "ch/run";
 import { count, shown } from "ch/shown";
 import { defaults } from "ch/state";
 import "ch/bars";
@@ -14,20 +13,16 @@ import "ch/lines";
 import "ch/map";
 import "ch/tokens";
 
-defaults({ hide: [] });
+defaults({ hide: [] }, { inText: true });
 
 function template(ctx) {
   const { card, state, text } = ctx;
   if (!text?.trim()) return html`<p class="hint">There is no text yet. Type a sentence above, with [MASK] where a word is missing, or hide its tokens here.</p>`;
   const most = ctx.run?.tokens.length ?? Infinity; // the text may have become shorter since
   const body = { model: card.name, text, hide: state.hide.filter((at) => at < most), top: 10 };
-  const plain = asked(ctx, body, "gaps");
-  const edited = state.edits.length ? asked(ctx, { ...body, edits: state.edits, against: state.against }, "edited gaps") : null;
+  const plain = posted("fill", body, "gaps");
+  const edited = changes() ? posted("fill", { ...body, ...changes() }, "edited gaps") : null;
   return shown(plain, (found) => drawn(ctx, found, edited), "The model reads …");
-}
-
-function asked({ resource }, body, slot) {
-  return resource(`fill ${JSON.stringify(body)}`, ({ signal }) => api.json("POST", "/api/fill", body, { cached: true, signal }), slot);
 }
 
 function drawn(ctx, found, edited) {
@@ -41,7 +36,7 @@ function drawn(ctx, found, edited) {
         aria-pressed=${state.hide.includes(at)} title=${`token ${at}`} @click=${() => set({ hide: flip(at), query: at })}>${wordAt(found, at)}</button>`)}</div>
       ${gaps.length > 1 ? html`<p class="row">Gaps: ${gaps.map(({ at }, i) => html`<button type="button" class="quiet" aria-pressed=${at === gap.at} @click=${() => set({ query: at })}>${i + 1}</button>`)}</p>` : nothing}
     </ch-figure>
-    ${gap ? fillers(ctx, gap, edited) : html`<p class="hint">Nothing is hidden yet.</p>`}
+    ${gap ? fillers(gap, edited) : html`<p class="hint">Nothing is hidden yet.</p>`}
     ${looks(ctx, found, gap)}`;
 }
 
@@ -51,7 +46,7 @@ function wordAt({ tokens, gaps }, at) {
   return was ? html`<s>${was.text}</s>` : tokens[at].text;
 }
 
-function fillers({ set, state }, gap, edited) {
+function fillers(gap, edited) {
   const after = edited?.value?.gaps.find(({ at }) => at === gap.at);
   const { words, was } = after ?? gap;
   const first = new Map(gap.words.map(({ id, probability }) => [id, probability]));
@@ -65,12 +60,12 @@ function fillers({ set, state }, gap, edited) {
 }
 
 /** Attention of the masked text: no triangle, for every token sees all. */
-function looks({ card, state, set, resource }, found, gap) {
+function looks({ card, state, set }, found, gap) {
   const layer = Math.min(state.layer, card.layers - 1), head = Math.min(state.head, card.heads - 1);
-  const read = run({ model: card.name, ids: found.ids, ...(state.edits.length ? { edits: state.edits, against: state.against } : {}) }, "masked run");
+  const read = run({ model: card.name, ids: found.ids, ...changes() }, "masked run");
   const name = `blocks.${layer}.attn.pattern`;
   const url = read.value && !read.pending ? `/api/runs/${read.value.id}/tensor/${name}?head=${head}` : null;
-  const pattern = url ? resource(url, ({ signal }) => api.npy(url, { signal }), "masked pattern") : read;
+  const pattern = url ? array(url, "masked pattern") : read;
   const labels = texts(found.tokens), query = gap && state.query < 0 ? gap.at : placeOf(state.query, labels.length);
   return html`<ch-figure .caption=${"Where each token looks: both ways"} .pending=${pattern.pending} .note=${"An encoder has no causal mask: no cell is hatched. Each row adds up to 1."}>
     <div class="row">${numbered("Layer", card.layers, layer, (to) => set({ layer: to }))}${numbered("Head", card.heads, head, (to) => set({ head: to }))}
@@ -86,7 +81,6 @@ export default {
   id: "fill",
   title: "Fill",
   sentence: "Hide a token: the encoder, which sees both sides, says what stood there.",
-  applies: (card) => card.views.includes("fill"),
   free: true, // the text may hold [MASK], which it reads by itself
   template,
 };

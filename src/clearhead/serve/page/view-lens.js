@@ -1,17 +1,18 @@
 // Lens and context: what the model would answer if it stopped early, and how a word gets its meaning on the way (L3.1).
 
 import { html, nothing } from "lit-html";
-import * as api from "ch/api";
+import { listed } from "ch/choose";
 import { told } from "ch/colours";
 import { context } from "ch/context";
+import { got } from "ch/run";
 import { lensed, shown } from "ch/shown";
 import { defaults } from "ch/state";
 
-defaults({ wanted: -1, rival: -1 });
+defaults({ wanted: -1, rival: -1 }, { inText: true });
 const FEW = 16; // bars
 
 function template(ctx) {
-  const { run, edited, state } = ctx;
+  const { run, edited } = ctx;
   const own = edited ?? run;
   return html`
     ${run ? html`${grid(ctx, own, edited ? "with the edits" : "")}${edited ? grid(ctx, run, "without them") : nothing}
@@ -27,10 +28,10 @@ function cursor(row, col) {
 }
 
 /** Layer × position: the first answer of each. Click a column to see more of it. */
-function grid({ resource, state, set }, run, which) {
+function grid({ state, set }, run, which) {
   const at = Math.min(state.query, run.tokens.length - 1);
   const url = `/api/runs/${run.id}/lens?at=${at}`;
-  const found = resource(url, ({ signal }) => api.json("GET", url, undefined, { signal }), `lens ${which}`);
+  const found = got(url, `lens ${which}`);
   return shown(found, (value) => html`
     <ch-view .view=${lensed(value.view)} .pending=${found.pending} .caption=${`If it stopped after each layer${which ? `, ${which}` : ""}`}
       .cursor=${cursor(Math.min(value.layers.length - 1, state.layer + 1), value.at)} @pick=${({ detail }) => set({ query: value.start + detail.col, layer: Math.max(0, detail.row - 1) })}></ch-view>
@@ -48,15 +49,17 @@ function rising({ view, layers, at }) {
 }
 
 /** What a logit is made of. */
-function made({ card, resource, state, set }, run) {
+function made({ state, set }, run) {
   if (!run.top?.length || run.top[0].prob === null) return nothing;
-  const pick = (value, first, words, key) => html`<label>${words} <select @change=${(event) => set({ [key]: Number(event.target.value) })}>
-    ${first}${value >= 0 && !run.top.some(({ id }) => id === value) ? html`<option value=${value} selected>token ${value}</option>` : nothing}${run.top.map(({ id, text }) => html`<option value=${id} ?selected=${id === value}>${text}</option>`)}</select></label>`;
+  const pick = (value, first, words, key) => {
+    const known = [...first, ...run.top.map(({ id, text }) => [id, text])];
+    return listed(words, known.some(([id]) => id === value) ? known : [[value, `token ${value}`], ...known], value, (id) => set({ [key]: id }));
+  };
   const wanted = state.wanted >= 0 ? state.wanted : run.top[0].id;
   const url = `/api/runs/${run.id}/attribution?token=${wanted}${state.rival >= 0 && state.rival !== wanted ? `&against=${state.rival}` : ""}`;
-  const found = resource(url, ({ signal }) => api.json("GET", url, undefined, { signal }), "attribution");
-  return html`<section><h3>What the answer is made of</h3>
-    <div class="row">${pick(wanted, nothing, "answer", "wanted")} ${pick(state.rival, html`<option value="-1" ?selected=${state.rival < 0}>nothing</option>`, "rather than", "rival")}</div>
+  const found = got(url, "attribution");
+  return html`<section><h2>What the answer is made of</h2>
+    <div class="row">${pick(wanted, [], "answer", "wanted")} ${pick(state.rival, [[-1, "nothing"]], "rather than", "rival")}</div>
     ${shown(found, ({ view, heads, total }) => html`<div class="columns">
       ${parts(view, total, found.pending)}
       ${Object.entries(heads).map(([part, map]) => html`<div><ch-view .view=${lensed(map)} .pending=${found.pending} .caption=${`The heads' share: ${part}`}
@@ -81,9 +84,7 @@ const percent = (share) => (share === null ? "no number" : share < 0.001 ? "<0.1
 export default {
   id: "lens",
   title: "Lens & context",
-  key: "7",
   sentence: "What the model would answer if it stopped after each layer, and how a word becomes what it means here.",
   free: true,
-  applies: (card) => card.views.includes("lens"),
   template,
 };

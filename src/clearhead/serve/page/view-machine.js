@@ -1,8 +1,9 @@
 // The whole model, drawn from its configuration: one stream, and parts that read it and add to it (L4.1, L4.4, L6).
 
 import { html, nothing, svg } from "lit-html";
-import { view } from "ch/api";
+import { decoded } from "ch/api";
 import { told } from "ch/colours";
+import { got } from "ch/run";
 import { defaults } from "ch/state";
 
 defaults({ unfolded: false });
@@ -12,15 +13,14 @@ const SHOWN = 6; // blocks that are drawn before the rest folds
 const HIGH = 132, CROSS = 74, SIDE = 150, WIDE = 116;
 
 export default {
-  id: "machine", title: "Machine", key: "1",
+  id: "machine", title: "Machine",
   sentence: "One stream for each token runs upwards; every part reads it and adds to it. The wider a branch, the more it adds, compared with the stream.",
-  applies: () => true,
   template(context) {
-    const { run, edited, card, state, resource } = context;
+    const { run, edited, card, state } = context;
     const both = card.kind === "encoder-decoder";
     const lengths = (encoder, { id } = run, slot = "") => {
       const url = `/api/runs/${id}/residual${encoder ? "?encoder=true" : ""}`;
-      return resource(url, ({ signal }) => view(url, undefined, { signal }), `residual ${encoder}${slot}`);
+      return got(url, `residual ${encoder}${slot}`, decoded);
     };
     const own = lengths(false), other = both ? lengths(true) : null;
     const after = (encoder, token) => {
@@ -130,13 +130,13 @@ function branch(middle, y, side, [share, now], edited, name, words, wiring, go, 
 
 function box(x, y, width, name, words, go) {
   const key = (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), go());
-  return svg`<g class=${go ? "part open" : "part"} tabindex=${go ? 0 : nothing} role=${go ? "button" : "img"} aria-label=${`${name}, ${words}`} @click=${go ?? nothing} @keydown=${go ? key : nothing}>
+  return svg`<g class=${go ? "part open" : "part"} tabindex=${go ? 0 : nothing} role=${go ? "button" : "img"} aria-label=${`${name} ${words}`.trim()} @click=${go ?? nothing} @keydown=${go ? key : nothing}>
     <rect x=${x - width / 2} y=${y - 19} width=${width} height="38" rx="8"></rect>
-    <text class="name" x=${x} y=${y - 2}>${name}</text><text class="words" x=${x} y=${y + 13}>${words}</text></g>`;
+    <text class="name" x=${x} y=${y - 2}>${name}</text> <text class="words" x=${x} y=${y + 13}>${words}</text></g>`;
 }
 
 function fold(x, y, count, go) {
-  return svg`<g class="part open" tabindex="0" role="button" aria-label=${`show ${count} more blocks`} @click=${go} @keydown=${(event) => event.key === "Enter" && go()}>
+  return svg`<g class="part open" tabindex="0" role="button" aria-label=${`${count} more blocks`} @click=${go} @keydown=${(event) => event.key === "Enter" && go()}>
     <rect x=${x - 80} y=${y - 42} width="160" height="30" rx="15"></rect><text class="name" x=${x} y=${y - 23}>${count} more blocks</text></g>`;
 }
 
@@ -147,7 +147,7 @@ function chosen({ card, run, state, set }) {
   const layer = Math.min(state.layer, (encoder ? card.encoder_layers : card.layers) - 1);
   const at = `${encoder ? "encoder." : ""}blocks.${layer}`;
   const line = (label, name) => html`<p><ch-edit .name=${`${at}.${name}`} .label=${label}></ch-edit></p>`;
-  return html`<section class="chosen"><h3>${encoder ? "Encoder block" : "Block"} ${layer}</h3>
+  return html`<section class="chosen"><h2>${encoder ? "Encoder block" : "Block"} ${layer}</h2>
     <p class="hint">Switch a part off, or scale it, and see what the model says then.</p>
     ${line("attention", "attn.out")}${card.kind === "encoder-decoder" && !encoder ? line("cross-attention", "cross.out") : nothing}${line("feed-forward", "ffn.out")}
     ${token >= 0 && !encoder ? html`<p><ch-edit .name=${"embed.tokens"} .token=${token} .label=${`the token ${run.tokens[token].text}`}></ch-edit></p>` : nothing}

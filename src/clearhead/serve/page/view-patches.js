@@ -1,13 +1,13 @@
 // Patches (L1.1, L6.4): a picture or a sound is cut into tokens, and from there on there is one code path.
 
 import { html, nothing } from "lit-html";
-import * as api from "ch/api";
+import { decoded } from "ch/api";
 import { numbered, oneOf, placeOf, slider } from "ch/choose";
 import { fileName, GRID, open, paint, strokesOf, written } from "ch/given";
-import { asked } from "ch/run";
+import { array, asked, posted } from "ch/run";
 import { shown } from "ch/shown";
 import { set, state } from "ch/state";
-import "ch/bars";
+import { verdict } from "ch/verdict";
 import "ch/edit";
 import "ch/patches";
 
@@ -16,10 +16,7 @@ function template(ctx) {
   const { picture, sound } = asked(card);
   const body = { model: card.name, ...(picture ? { picture } : { sound }) };
   if (!picture && !sound) return giving(card, state);
-  const cut = ctx.resource(`patches ${JSON.stringify(body)}`, async ({ signal }) => {
-    const found = await api.json("POST", "/api/patches", body, { cached: true, signal });
-    return { ...found, view: api.decoded(found.view) };
-  }, "patches");
+  const cut = posted("patches", body, "patches", (found) => ({ ...found, view: decoded(found.view) }));
   return html`<div class="columns">${giving(card, state)}<div>${shown(cut, (found) => seen(ctx, found))}</div></div>
     ${verdict(ctx, body)}${run && cut.value ? looks(ctx, cut.value) : nothing}`;
 }
@@ -91,20 +88,6 @@ function asking(card, { query, key }, first, { tokens, source }) {
 /** Patches are what the model reads: of an encoder-decoder, its source. */
 const choose = (card, token) => set(card.kind === "encoder-decoder" ? { key: token } : { query: token });
 
-function verdict({ card, state, resource }, body) {
-  if (card.head !== "classes" && card.head !== "number") return nothing;
-  const judge = (more, slot) => resource(`classify ${JSON.stringify({ ...body, ...more })}`, ({ signal }) => api.json("POST", "/api/classify", { ...body, ...more }, { cached: true, signal }), slot);
-  const plain = judge({}, "verdict"), edited = state.edits.length ? judge({ edits: state.edits }, "edited verdict") : null;
-  return html`<ch-figure .caption=${"What is it?"} .pending=${plain.pending || !!edited?.pending} .note=${edited ? "With your edits; the dark lines are without them." : ""}>
-    ${shown(plain, ({ classes, number }) => {
-      if (!classes) return html`<p class="verdict">The model's number: <b>${number}</b></p>`;
-      const now = edited?.value?.classes ?? classes;
-      const order = [...now.keys()].sort((a, b) => now[b].probability - now[a].probability).slice(0, 12);
-      return html`<ch-bars .labels=${order.map((i) => now[i].text)} .values=${order.map((i) => now[i].probability)} .most=${1} .measure=${"probability"} .label=${"classes"}
-        .before=${edited?.value ? order.map((i) => classes[i].probability) : null}></ch-bars>`;
-    })}</ch-figure>`;
-}
-
 /** What one token takes from each patch, in every head of a layer. */
 function looks(ctx, { view, rows, columns, first }) {
   const { card, state, run, edited } = ctx;
@@ -113,17 +96,14 @@ function looks(ctx, { view, rows, columns, first }) {
   const at = asking(card, state, first, run);
   const path = `${both ? "encoder." : ""}blocks.${layer}.attn`;
   const url = `/api/runs/${here.id}/tensor/${path}.pattern?rows=${at}:${at + 1}`;
-  const found = ctx.resource(url, async ({ signal }) => {
-    const { shape: [heads, , keys], data } = await api.npy(url, { signal });
-    return Array.from({ length: heads }, (_, h) => data.slice(h * keys, (h + 1) * keys));
-  }, "patch pattern");
+  const found = array(url, "patch pattern", ({ shape: [heads, , keys], data }) => Array.from({ length: heads }, (_, h) => data.slice(h * keys, (h + 1) * keys)));
   return html`<ch-figure .caption=${`Where token ${at} looks, head by head`} .pending=${found.pending}
       .note=${"The bluer a patch, the more weight that head gives it. The orange frame is the token that looks; choose another patch to ask it."}>
     <div class="row">${numbered("Layer", layers, layer, (to) => set({ layer: to }))}
       ${first ? oneOf("which token looks", [[true, "the learned token"], [false, "a patch"]], at === 0, (own) => choose(card, own ? 0 : Math.floor((rows * columns) / 2) + 1)) : nothing}
       <ch-edit .name=${`${path}.z`} .head=${head} .label=${`head ${head}`}></ch-edit></div>
     ${shown(found, (heads) => html`<div class="looks">${heads.map((weights, h) => html`<div class=${h === head ? "picked" : ""}>
-      <h4><button type="button" class="quiet" aria-pressed=${h === head} @click=${() => set({ head: h })}>head ${h}</button></h4>
+      <h3><button type="button" class="quiet" aria-pressed=${h === head} @click=${() => set({ head: h })}>head ${h}</button></h3>
       <ch-patches .view=${view} .rows=${rows} .columns=${columns} .first=${first} .weights=${weights} .chosen=${at} .widest=${220} .label=${`head ${h}`} @pick=${({ detail }) => choose(card, detail.index)}></ch-patches></div>`)}</div>`)}
   </ch-figure>`;
 }
@@ -132,7 +112,6 @@ export default {
   id: "patches",
   title: "Patches",
   sentence: "A picture or a sound is cut into tokens, and from there on all is as with words.",
-  applies: (card) => card.views.includes("patches"),
   free: true,
   template,
 };

@@ -2,8 +2,9 @@
 
 import { html, nothing } from "lit-html";
 import * as api from "ch/api";
+import { slider } from "ch/choose";
 import { told } from "ch/colours";
-import { reading } from "ch/run";
+import { posted, reading } from "ch/run";
 import { lensed, numbers, shown } from "ch/shown";
 import { defaults } from "ch/state";
 import { turning } from "ch/turning";
@@ -25,10 +26,9 @@ const KINDS = {
 function template(ctx) {
   const { card, state, set } = ctx;
   const body = { model: card.name, count: Math.max(2, Math.min(state.count, card.context, 512)) };
-  const found = ctx.resource(`positions ${JSON.stringify(body)}`, ({ signal }) => api.json("POST", "/api/positions", body, { cached: true, signal }), "positions");
+  const found = posted("positions", body, "positions");
   return html`
-    <div class="row"><label>positions <input type="range" min="8" max=${Math.min(card.context, 256)} step="8" .value=${String(body.count)}
-      @input=${(event) => set({ count: Number(event.target.value) }, { replace: true })}> <output>${body.count}</output></label></div>
+    <div class="row">${slider("positions", { min: 8, max: Math.min(card.context, 256), step: 8, value: body.count }, (count) => set({ count }, { replace: true }))}</div>
     ${shown(found, (value) => schemes(value))}
     ${sum(ctx)}
     ${found.value ? turning(ctx, found.value) : nothing}
@@ -70,11 +70,11 @@ function bias(view) {
   const most = values.reduce((a, b) => Math.max(a, Math.abs(b)), 1e-9);
   return html`<ch-view .view=${lensed(view)} .caption=${"What is added to a score, by distance (yours)"}></ch-view>
     <ch-figure .caption=${"The same, as it lies over the scores"} .badge=${"yours"} .note=${"Query down, key across: every diagonal has one value, wherever the text begins. All heads have one scale."}>
-      <div class="maps many">${bands.get(view).map((band, head) => html`<div><h4>head ${head}</h4><ch-map .values=${band} .signed=${true} .most=${most} .label=${`bias of head ${head}`} .by=${LOOK} .most_cell=${9} .tall=${9} .masked=${Number(axes[1].labels[0]) === 0 ? AFTER : null}></ch-map></div>`)}</div></ch-figure>`;
+      <div class="maps many">${bands.get(view).map((band, head) => html`<div><h3>head ${head}</h3><ch-map .values=${band} .signed=${true} .most=${most} .label=${`bias of head ${head}`} .by=${LOOK} .most_cell=${9} .tall=${9} .masked=${Number(axes[1].labels[0]) === 0 ? AFTER : null}></ch-map></div>`)}</div></ch-figure>`;
 }
 
 /** E[w] + P[i] = the start of the stream, all three on one scale. */
-function sum({ card, run, resource, state, set }) {
+function sum({ run, resource, set }) {
   if (!run) return nothing;
   const side = run.source && !run.names["embed.tokens"] ? "encoder." : "";
   const names = ["embed.tokens", "embed.positions", "embed"].map((name) => side + name).filter((name) => run.names[name]);
@@ -90,7 +90,7 @@ function sum({ card, run, resource, state, set }) {
   return html`<ch-figure .caption=${"Token + position = what goes in"}>
     ${shown(found, ({ parts, most, labels }) => html`<div class="sum">${parts.map((part, i) => html`
       ${i ? html`<span class="sign" aria-hidden="true">${i === 1 ? "+" : "="}</span>` : nothing}
-      <div><h4>${words[i]}</h4><ch-map .values=${part} .rows=${labels} .signed=${true} .most=${most} .tall=${Math.max(2, Math.min(14, Math.floor(480 / labels.length)))} .name=${names[i]} .run=${run.id} .label=${words[i]} .by=${SUM}
+      <div><h3>${words[i]}</h3><ch-map .values=${part} .rows=${labels} .signed=${true} .most=${most} .tall=${Math.max(2, Math.min(14, Math.floor(480 / labels.length)))} .name=${names[i]} .run=${run.id} .label=${words[i]} .by=${SUM}
         @pick=${(event) => set({ query: event.detail.row })}></ch-map></div>`)}</div>
       <p class="hint">All three have one scale, from −${told(most)} to ${told(most)}. ${run.names[names[2]].formula}</p>`)}
   </ch-figure>`;
@@ -100,7 +100,7 @@ function sum({ card, run, resource, state, set }) {
 function order(ctx) {
   const { card } = ctx, body = { model: card.name, text: reading(card).text ?? "" };
   if (card.kind === "encoder-decoder" || !card.text || !body.text) return nothing;
-  const found = ctx.resource(`order ${JSON.stringify(body)}`, ({ signal }) => api.json("POST", "/api/order", body, { cached: true, signal }), "order");
+  const found = posted("order", body, "order");
   return html`<ch-figure .caption=${"The same words in another order"}>
     ${shown(found, ({ view, rows, at, whole }) => {
       const { values, shape: [, layers] } = lensed(view);
@@ -121,14 +121,13 @@ function later(ctx) {
   if (card.kind === "encoder-decoder" || !card.text) return nothing;
   const body = { model: card.name, text: reading(card).text ?? "", by: Math.max(1, state.later) };
   if (!body.text) return nothing;
-  const found = ctx.resource(`shifted ${JSON.stringify(body)}`, ({ signal }) => api.json("POST", "/api/shifted", body, { cached: true, signal }), "shifted");
+  const found = posted("shifted", body, "shifted");
   return html`<ch-figure .caption=${"The same text, begun later"}>
-    <div class="row"><label>start later by <input type="range" min="1" max=${Math.max(1, Math.min(32, card.context - 1))} .value=${String(body.by)}
-      @change=${(event) => set({ later: Number(event.target.value) })}> <output>${body.by}</output></label></div>
+    <div class="row">${slider("start later by", { min: 1, max: Math.max(1, Math.min(32, card.context - 1)), value: body.by }, (to) => set({ later: to }, { replace: true }))}</div>
     ${shown(found, ({ stream, patterns, whole }) => {
       const most = lensed(stream).values.reduce((a, b) => Math.max(a, b), 0);
       const still = most < 1e-4, largest = (view) => Math.max(1e-4, lensed(view).values.reduce((a, b) => Math.max(a, b), 0));
-      const map = (view, words) => html`<div><h4>${words}</h4><ch-map .values=${numbers(view)} .rows=${view.axes[0].labels} .cols=${view.axes[1].labels} .most=${largest(view)} .label=${view.note} .measure=${"change"}></ch-map></div>`;
+      const map = (view, words) => html`<div><h3>${words}</h3><ch-map .values=${numbers(view)} .rows=${view.axes[0].labels} .cols=${view.axes[1].labels} .most=${largest(view)} .label=${view.note} .measure=${"change"}></ch-map></div>`;
       return html`<p>${still
         ? html`<b>Nothing moves</b> (at most ${told(most)} of a stream's length, which is rounding): only distances count in this model.`
         : html`The streams move by up to <b>${told(100 * most)} %</b> of their length: this model also knows <i>where</i> a text begins.`}
@@ -141,8 +140,6 @@ function later(ctx) {
 export default {
   id: "position",
   title: "Position",
-  key: "3",
   sentence: "What tells the model in which order its tokens stand.",
-  applies: (card) => card.views.includes("position"),
   template,
 };

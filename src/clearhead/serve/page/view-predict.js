@@ -2,31 +2,32 @@
 
 import { html, nothing } from "lit-html";
 import * as api from "ch/api";
+import { slider } from "ch/choose";
 import { told } from "ch/colours";
 import { distribution, logprob, ranked } from "ch/drawing";
 import { meeting } from "ch/meeting";
-import { asked as requested, reading } from "ch/run";
+import { asked as requested, changes, got, home, reading } from "ch/run";
 import { broken, count, shown } from "ch/shown";
 import { changed, defaults, set as put, state as now } from "ch/state";
 import * as writer from "ch/writer";
 
-defaults({ opened: -1 });
+defaults({ opened: -1 }, { inText: true });
 const SHOWN = 16;
 const FULL = [0.1, 0.25, 0.5, 1]; // what a full bar may be
 let hovered = -1; // the candidate under the pointer
 let current = null; // what keys act on
 
 function template(ctx) {
-  const { card, run, state } = ctx;
+  const { card, run } = ctx;
   current = { card, run };
   if (!run) return html`<p class="hint">There is nothing to go on from yet. Type the beginning of a text above.</p>`;
   const ids = writer.written(run);
-  const words = ctx.resource(`vocabulary ${card.name}`, () => api.json("GET", `/api/models/${encodeURIComponent(card.name)}/vocabulary`));
-  const rules = ctx.resource(`drawing ${card.name}`, () => api.json("GET", `/api/models/${encodeURIComponent(card.name)}/drawing`));
+  const words = got(`${home(card.name)}/vocabulary`);
+  const rules = got(`${home(card.name)}/drawing`);
   if (words.error || rules.error || !words.value || !rules.value) return shown(words.error || !words.value ? words : rules, () => nothing);
   const seen = paced(run, ids);
-  const plain = (asking = { run, ids: seen, found: logits(ctx, seen, [], rules.value, "logits") }).found;
-  const edited = state.edits.length ? logits(ctx, seen, state.edits, rules.value, "edited logits") : null;
+  const plain = (asking = { run, ids: seen, found: logits(ctx, seen, null, rules.value, "logits") }).found;
+  const edited = changes() ? logits(ctx, seen, changes(), rules.value, "edited logits") : null;
   const room = card.context - run.tokens.length - ids.length;
   return html`
     ${text(ctx, ids, words.value, rules.value)}
@@ -44,11 +45,11 @@ function paced(run, ids) {
 }
 
 /** The logits of the next token as a resource: the run of all that is there, and its last row, sorted once. */
-function logits({ card, run, state, resource }, ids, edits, rules, slot) {
+function logits({ card, run, resource }, ids, edits, rules, slot) {
   const banned = ids.length ? rules.never : [...rules.never, ...rules.never_first];
   return resource(`${slot} ${run.id} ${ids} ${JSON.stringify(edits)}`, async ({ signal }) => {
-    const body = { model: card.name, ids: [...run.tokens.map((token) => token.id), ...ids], ...(edits.length ? { edits, against: state.against } : {}) };
-    const made = !ids.length && !edits.length ? run : await api.json("POST", "/api/runs", ids.length ? body : requested(card, { edits, against: state.against }), { cached: true, signal });
+    const body = ids.length ? { model: card.name, ids: [...run.tokens.map((token) => token.id), ...ids], ...edits } : requested(card, edits ?? {});
+    const made = !ids.length && !edits ? run : await api.json("POST", "/api/runs", body, { cached: true, signal });
     const row = await api.npy(`/api/runs/${made.id}/logits?at=-1`, { signal });
     return { run: made, ranks: ranked(row.data, { known: rules.known, banned }) };
   }, slot);
@@ -58,7 +59,7 @@ function logits({ card, run, state, resource }, ids, edits, rules, slot) {
 function text(ctx, ids, words, rules) {
   const { card, run, state, set } = ctx;
   const missing = ids.length && ids.some((_, i) => !writer.alternatives(run, ids, i)) && !writer.playing();
-  const recalled = missing ? ctx.resource(`recall ${run.id} ${ids} ${JSON.stringify(state.edits)}`, (how) => writer.recall(card, run, how), "recall") : null;
+  const recalled = missing ? ctx.resource(`recall ${run.id} ${ids} ${JSON.stringify(changes())}`, (how) => writer.recall(card, run, how), "recall") : null;
   const open = state.opened < ids.length ? state.opened : -1;
   return html`<div class="so-far" role="group" aria-label="the text">
       <span class="given">${run.tokens.map((token) => token.text).join("")}</span>${ids.map((id, i) => {
@@ -91,22 +92,22 @@ function buttons({ card, run, state, set }, ids, rules) {
     <button type="button" ?disabled=${!ids.length} @click=${() => { writer.halt(); writer.rewrite(run, ids.slice(0, -1)); }}>Undo</button>
     <button type="button" class="quiet" ?disabled=${!ids.length} @click=${() => { writer.halt(); writer.rewrite(run, []); }}>Begin anew</button>
     <button type="button" class="quiet" ?disabled=${!ids.length} @click=${() => adopt(card, run)} title="All other views then show the longer text">Make it the prompt</button>
+    ${changes() ? html`<span class="hint">the edited model draws</span>` : nothing}
     <label>seed <input type="number" min="0" max="4294967295" step="1" .value=${String(state.seed)} @change=${(event) => set({ seed: Math.max(0, Math.floor(Number(event.target.value)) || 0) })}></label></div>`;
 }
 
 async function adopt(card, run) {
   writer.halt();
   const { text } = await writer.recall(card, run, {});
-  put({ text: reading(card).text + text, written: { after: "", ids: [] } });
+  put({ text: reading(card).text + text });
 }
 
-function sliders({ card, state, set }) {
-  const slide = (key, words, least, most, step, said, hint) => html`<label title=${hint}>${words}
-    <input type="range" data-key=${key} min=${least} max=${most} step=${step} .value=${String(state[key])} @input=${(event) => set({ [key]: Number(event.target.value) }, { replace: true })}><output>${said}</output></label>`;
+function sliders({ state, set }) {
+  const slide = (key, label, min, max, step, told, hint) => slider(label, { key, min, max, step, value: state[key], told, hint }, (to) => set({ [key]: to }, { replace: true }));
   return html`<div class="row sliders">
-    ${slide("temp", "temperature", 0, 2, 0.05, state.temp ? state.temp.toFixed(2) : "0: the likeliest", "Divides the logits: low is sure, high is bold")}
-    ${slide("topk", "top-k", 0, 100, 1, state.topk || "all", "Only so many of the likeliest")}
-    ${slide("topp", "top-p", 0.05, 1, 0.01, state.topp < 1 ? state.topp.toFixed(2) : "all", "Only the likeliest that have this share together")}</div>`;
+    ${slide("temp", "temperature", 0, 2, 0.05, (v) => (v ? v.toFixed(2) : "0: the likeliest"), "Divides the logits: low is sure, high is bold")}
+    ${slide("topk", "top-k", 0, 100, 1, (v) => v || "all", "Only so many of the likeliest")}
+    ${slide("topp", "top-p", 0.05, 1, 0.01, (v) => (v < 1 ? v.toFixed(2) : "all"), "Only the likeliest that have this share together")}</div>`;
 }
 
 /** The next token: how sure the model is, and the likeliest candidates. */
@@ -132,7 +133,7 @@ function next(ctx, ids, { run: made, ranks }, edited, words) {
         <span><b data-fact="kept" data-value=${spread.kept}>${count(spread.kept)}</b> of ${count(ranks.order.length)} can be drawn</span>
         <span><b data-fact="mass" data-value=${spread.mass}>${percent(spread.mass)}</b> of the chance before the cut</span></p>
       ${edited?.error ? html`<p class="problem">${edited.error.message}</p>` : nothing}
-      <table class="chances"><thead><tr><th>rank</th><th>token</th><th colspan="2">chance now${other ? ", and with the edits" : ""}<span class="scale"> · a full bar is ${100 * wide} %</span></th><th class="more" title="The chance now of this one and all above it">together</th><th class="more">logit</th><th class="more" title="The model's own, at temperature 1 and with nothing cut off">log-prob at T = 1</th></tr></thead>
+      <table class="chances"><thead><tr><th>rank</th><th>token</th><th colspan="2">chance now${other ? ", and edited" : ""}<span class="scale"> · a full bar is ${100 * wide} %</span></th><th class="more" title="The chance now of this one and all above it">together</th><th class="more">logit</th><th class="more" title="The model's own, at temperature 1 and with nothing cut off">log-prob</th></tr></thead>
       <tbody @pointerleave=${() => hover(-1, null, ctx)}>${top.map((id, rank) => {
         const share = rank < spread.kept ? spread.shares[rank] / spread.mass : 0;
         before += share;
@@ -154,7 +155,7 @@ function next(ctx, ids, { run: made, ranks }, edited, words) {
 function movers(plain, edited, words) {
   const ids = [...new Set([...plain.order.subarray(0, 50), ...edited.order.subarray(0, 50)])];
   const moved = ids.map((id) => [id, logprob(edited, id) - logprob(plain, id)]).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, 8);
-  return html`<h4 class="movers">What the edits change most, in log-probability</h4>
+  return html`<h3 class="movers">What the edits change most, in log-probability</h3>
     <ch-bars .labels=${moved.map(([id]) => words[id] ?? String(id))} .values=${moved.map(([, by]) => by)} .signed=${true} .measure=${"change of log-probability"}></ch-bars>`;
 }
 
@@ -180,8 +181,6 @@ window.addEventListener("step", (event) => take(event, ({ card, run }) => writer
 export default {
   id: "predict",
   title: "Predict",
-  key: "6",
   sentence: "The last state meets the row of every token; softmax makes chances of the scores, and one token is drawn.",
-  applies: (card) => card.views.includes("predict"),
   template,
 };

@@ -1,8 +1,8 @@
 // Tokens (L1): a text is cut into pieces, each piece is a number, and each number picks a row of the embedding matrix.
 
 import { html, nothing } from "lit-html";
-import * as api from "ch/api";
-import { reading } from "ch/run";
+import { oneOf } from "ch/choose";
+import { array, got, home, posted, reading } from "ch/run";
 import { count, numbers, shown } from "ch/shown";
 import { defaults } from "ch/state";
 
@@ -16,11 +16,9 @@ function template(ctx) {
   const source = both && state.side === "source";
   const text = source ? reading(card).source : reading(card).text;
   const body = { model: card.name, text: text ?? "", source };
-  const cut = ctx.resource(`tokens ${JSON.stringify(body)}`, ({ signal }) => api.json("POST", "/api/tokens", body, { cached: true, signal }), "tokens");
+  const cut = posted("tokens", body, "tokens");
   return html`
-    ${both ? html`<div class="choices" role="group" aria-label="which text">
-      ${[["source", "what it reads"], ["target", "what it writes"]].map(([side, words]) =>
-        html`<button type="button" aria-pressed=${state.side === side} @click=${() => set({ side })}>${words}</button>`)}</div>` : nothing}
+    ${both ? oneOf("which text", [["source", "what it reads"], ["target", "what it writes"]], state.side, (side) => set({ side })) : nothing}
     ${shown(cut, (told) => drawn(ctx, told, source))}`;
 }
 
@@ -50,26 +48,26 @@ function drawn(ctx, told, source) {
 function way(ctx, told, token, at, source) {
   const { bytes, steps } = told.made[token.id];
   const { card } = ctx;
-  const row = ctx.resource(`row ${card.name} ${token.id}`, ({ signal }) => api.json("GET", `/api/models/${encodeURIComponent(card.name)}/rows?ids=${token.id}`, undefined, { signal }), "row");
-  const matrix = ctx.resource(`matrix ${card.name}`, () => api.json("GET", `/api/models/${encodeURIComponent(card.name)}/matrix`), "matrix");
+  const row = got(`${home(card.name)}/rows?ids=${token.id}`, "row");
+  const matrix = got(`${home(card.name)}/matrix`, "matrix");
   const place = token.id / Math.max(1, told.vocabulary - 1);
-  return html`<h3>Token ${at}, <span class="word">${token.text}</span>, on its way in</h3>
+  return html`<h2>Token ${at}, <span class="word">${token.text}</span>, on its way in</h2>
     <ol class="way">
-      <li><h4>Bytes</h4>
+      <li><h3>Bytes</h3>
         <p class="bytes">${bytes.map((byte) => html`<code>${byte.toString(16).padStart(2, "0")}</code>`)}</p>
         <p class="hint">${odd(bytes, token)}</p></li>
-      ${steps.length ? html`<li><h4>Merges</h4>
+      ${steps.length ? html`<li><h3>Merges</h3>
         <ol class="merges">${steps.map((step) => html`<li>${step.map((symbol) => html`<span class="symbol">${symbol}</span>`)}</li>`)}</ol>
         <p class="hint">Always the two neighbours that were learned first.</p></li>` : nothing}
-      <li><h4>Number</h4><p class="large">${count(token.id)}</p>
+      <li><h3>Number</h3><p class="large">${count(token.id)}</p>
         <p class="hint">of ${count(told.vocabulary)}, from 0${token.special ? "; a special token, which no typed text becomes" : ""}</p></li>
-      <li><h4>One-hot row</h4>
+      <li><h3>One-hot row</h3>
         <svg class="onehot" viewBox="0 0 120 34" role="img" aria-label=${`a row of ${told.vocabulary} zeros with a one at ${token.id}`}>
           <line x1="2" x2="118" y1="28" y2="28"></line><line class="one" x1=${2 + 116 * place} x2=${2 + 116 * place} y1="28" y2="5"></line>
           <text x=${Math.max(8, Math.min(114, 2 + 116 * place + 7))} y="12">1</text></svg>
         <p class="hint">${count(told.vocabulary - 1, "zero")} and one 1. Times E it is the row of E at that place:
           <math><mrow><msub><mi>e</mi><mn>${token.id}</mn></msub><mo>·</mo><mi>E</mi><mo>=</mo><mi>E</mi><mo>[</mo><mn>${token.id}</mn><mo>]</mo></mrow></math></p></li>
-      <li class="wide"><h4>Row of the embedding matrix E</h4>
+      <li class="wide"><h3>Row of the embedding matrix E</h3>
         <div class="found">
           ${shown(matrix, (view) => html`<div class="minimap" .style=${`--at:${place}`}>
             <ch-map .values=${numbers(view)} .signed=${true} .most_cell=${3} .label=${"the whole embedding matrix, made small"} .measure=${"value"} .by=${BY}></ch-map>
@@ -90,12 +88,12 @@ function odd(bytes, token) {
 }
 
 /** All tokens of the run with their rows. */
-function rows({ run, resource, state, set }, tokens, source, at) {
+function rows({ run, state, set }, tokens, source, at) {
   if (!run) return nothing;
   const name = source ? "encoder.embed.tokens" : "embed.tokens";
   const read = source ? run.source : run.tokens;
   if (!run.names[name] || read?.length !== tokens.length) return nothing;
-  const found = resource(`${run.id} ${name}`, ({ signal }) => api.npy(`/api/runs/${run.id}/tensor/${name}`, { signal }), "rows of tokens");
+  const found = array(`/api/runs/${run.id}/tensor/${name}`, "rows of tokens");
   return html`<ch-figure .caption=${"Text in, vectors out"}>
     ${shown(found, (value) => html`<ch-map .values=${value} .rows=${tokens.map((token) => token.text)} .signed=${true} .tall=${Math.max(2, Math.min(14, Math.floor(480 / tokens.length)))} .name=${name} .run=${run.id}
       .cursor=${state.query < 0 ? null : [at, 0]} .by=${BY} .label=${"the vector of each token"} @pick=${(event) => set({ query: event.detail.row })}></ch-map>
@@ -107,8 +105,6 @@ function rows({ run, resource, state, set }, tokens, source, at) {
 export default {
   id: "tokens",
   title: "Tokens",
-  key: "2",
   sentence: "Text is cut into pieces, each piece is a number, and each number picks one row of a matrix.",
-  applies: (card) => card.views.includes("tokens"),
   template,
 };

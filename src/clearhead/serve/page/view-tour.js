@@ -1,10 +1,8 @@
 // The tour: each point of the lectures as a short caption over the live views. It goes with the state, so links carry it.
 
 import { html, nothing, render } from "lit-html";
-import * as api from "ch/api";
-import { FRESH } from "ch/header";
-import { card, resource } from "ch/run";
-import { changed, defaults, on, set, state } from "ch/state";
+import { card, got, home, known } from "ch/run";
+import { changed, defaults, moved, on, set, state } from "ch/state";
 import { PARTS, stops } from "ch/stops";
 
 defaults({ tour: "" });
@@ -16,14 +14,14 @@ function template({ card }) {
       ${done ? html`<button type="button" @click=${() => go(card, done)}>Go on at ${done.title}</button>` : nothing}
       <span class="hint">Keys: N next, B back, Esc ends it.</span>
       ${unknown.length && !wanted ? html`<button type="button" class="quiet" @click=${() => { wanted = true; changed(); }}>See what ${unknown.join(", ")} can show</button>` : nothing}</p>
-    <div class="parts">${PARTS.map(({ title }, i) => html`<section><h3>${i + 1}. ${title}</h3><ol>${all.filter(({ part }) => part === title).map((stop) => html`<li>
+    <div class="parts">${PARTS.map(({ title }, i) => html`<section><h2>${i + 1}. ${title}</h2><ol>${all.filter(({ part }) => part === title).map((stop) => html`<li>
       <button type="button" class="stop" ?disabled=${!stop.view} aria-current=${stop.id === state().tour ? "step" : "false"} @click=${() => go(stop.card ?? card, stop)}>
         <b>${stop.title}</b><span>${!stop.view ? `This needs ${stop.needs}.` : stop.card ? `With ${stop.card.name}: ${stop.say}` : stop.say}</span></button></li>`)}</ol></section>`)}</div>`;
 }
 
 let wanted = false; // that models are loaded which nobody has used yet
-const others = (card) => (resource("models", () => api.json("GET", "/api/models")).value ?? []).filter(({ name }) => name !== card.name)
-  .map((other) => (other.views || !wanted ? other : resource(`card of ${other.name}`, () => api.json("GET", `/api/models/${encodeURIComponent(other.name)}`)).value ?? other));
+const others = (card) => (known().value ?? []).filter(({ name }) => name !== card.name)
+  .map((other) => (other.views || !wanted ? other : got(home(other.name)).value ?? other));
 
 /** A stop that this model cannot show, with the card of another one on this page that can. */
 function elsewhere(stop, card) {
@@ -41,8 +39,8 @@ let before = null; // the state in which the tour began: each stop starts from i
 function go(to, stop) {
   if (!stop?.view) return;
   if (!state().tour || !before) before = { ...state(), view: seen, tour: "" };
-  const other = to.name === card().value.name ? { model: state().model } : { ...FRESH, model: to.name };
-  set({ ...before, cell: "", pins: [], ...other, ...stop.at(to), view: stop.view, tour: stop.id });
+  const model = to.name === card().value.name ? state().model : to.name;
+  set(moved(before, { model, cell: "", pins: [], ...stop.at(to), view: stop.view, tour: stop.id }));
 }
 
 /** The next stop that this model can show, forwards or backwards. */
@@ -94,7 +92,7 @@ function light(stop) {
   }
   if (!stop) reached = "";
   else if (target && reached !== stop.id) {
-    reached = stop.id;
+    if ("ready" in document.body.dataset) reached = stop.id; // until then what stands above may still grow
     target.scrollIntoView({ block: "center", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
   }
 }
@@ -126,7 +124,6 @@ export default {
   id: "tour",
   title: "Tour",
   sentence: "Through the lectures, point by point, over these same live views, with your model.",
-  applies: () => true,
   free: true,
   template,
 };

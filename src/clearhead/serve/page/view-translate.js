@@ -1,13 +1,12 @@
 // Translation (L6.2): the decoder writes, looking at what the encoder has read; beam search follows several texts at once.
 
 import { html, nothing } from "lit-html";
-import * as api from "ch/api";
 import { between } from "ch/between";
 import { numbered, oneOf, slider } from "ch/choose";
 import { told } from "ch/colours";
 import { layers as layersOf, mask, path, texts } from "ch/paths";
 import { play, playing } from "ch/player";
-import { asked as request, reading, run } from "ch/run";
+import { array, asked as request, changes, posted, reading, run } from "ch/run";
 import { shown } from "ch/shown";
 import { changed, defaults } from "ch/state";
 import { beamTree, pathTo } from "ch/tree";
@@ -16,7 +15,8 @@ import "ch/figure";
 import "ch/map";
 import "ch/tokens";
 
-defaults({ beam: 4, penalty: 1, branch: -1, mean: false, look: "cross", upto: 0 });
+defaults({ beam: 4, penalty: 1, mean: false, look: "cross" });
+defaults({ branch: -1, upto: 0 }, { inText: true });
 
 const PARTS = [["cross", "cross", "What is written looks at the source"], ["attention", "decoder", "What is written looks at what was written"], ["encoder", "encoder", "The source looks at itself"]];
 let hovered = -1; // the place under the pointer, which is in no URL
@@ -35,9 +35,9 @@ function template(ctx) {
 }
 
 /** A translation, with what it is of: that may be another thing already while the next is on its way. */
-function asked({ card, resource }, given, more, slot) {
+function asked({ card }, given, more, slot) {
   const body = { model: card.name, ...given, ...more };
-  return resource(`translate ${JSON.stringify(body)}`, async ({ signal }) => ({ ...(await api.json("POST", "/api/translate", body, { cached: true, signal })), given }), slot);
+  return posted("translate", body, slot, (found) => ({ ...found, given }));
 }
 
 function drawn(ctx, found) {
@@ -66,10 +66,9 @@ function results({ state, set }, { best }, way, steps) {
 
 /** With edits: what the edited model writes, the likeliest token each time, beside what it wrote before. */
 function edited(ctx, given) {
-  const { state } = ctx;
-  if (!state.edits.length) return nothing;
+  if (!changes()) return nothing;
   const plain = asked(ctx, given, { beam: 1, length_penalty: 1 }, "greedy");
-  const other = asked(ctx, given, { edits: state.edits }, "edited translation");
+  const other = asked(ctx, given, changes(), "edited translation");
   return html`<ch-figure .caption=${"With your edits"} .note=${"Both greedy: the likeliest token each time. Under each token its log-probability."}>
     ${shown(plain, ({ best: [one], nodes }) => line("before", one, one.path.map((n) => nodes[n])))}
     ${shown(other, (one) => line("after", one, one.steps))}</ch-figure>`;
@@ -80,21 +79,22 @@ function line(when, { text, logprob }, steps) {
     <span class="term total"><b>=</b><span>${told(logprob, 4)}</span></span></p>`;
 }
 
-function attention({ card, state, set, resource }, found, steps) {
+function attention({ card, state, set }, found, steps) {
   const part = PARTS.some(([each]) => each === state.look) ? state.look : "cross";
   const layers = layersOf(card, part);
   const layer = Math.min(state.layer, layers - 1), head = Math.min(state.head, card.heads - 1);
   const ids = [...found.start.map(({ id }) => id), ...steps.slice(0, -1).map(({ id }) => id)];
   const { sound, text } = found.given;
-  const body = { model: card.name, ids, ...(sound ? { sound } : { source: text }), ...(state.edits.length ? { edits: state.edits } : {}) };
+  const body = { model: card.name, ids, ...(sound ? { sound } : { source: text }), ...changes() };
   const made = run(body, "written run");
   const name = `${path(part, layer)}.pattern`;
   const url = made.value && !made.pending ? `/api/runs/${made.value.id}/tensor/${name}${state.mean ? "" : `?head=${head}`}` : null;
-  const pattern = url ? resource(`${url} ${state.mean}`, async ({ signal }) => (state.mean ? meanOf(await api.npy(url, { signal })) : api.npy(url, { signal })), "cross pattern") : made;
+  const pattern = url ? array(url, "cross pattern", state.mean ? meanOf : undefined) : made;
   const source = texts(found.source), after = texts(steps), before = texts([...found.start, ...steps.slice(0, -1)]);
   const [rows, cols] = { cross: [after, source], attention: [after, before], encoder: [source, source] }[part];
   return html`<ch-figure .caption=${{ cross: "Cross-attention: where each written token looks in the source", attention: "Self-attention of the decoder", encoder: "Self-attention of the encoder: no mask, it sees both ways" }[part]}
-      .pending=${pattern.pending} .note=${part === "encoder" ? "Each row adds up to 1." : "A row belongs to the token that was written in that step: it is the look that chose it. Each row adds up to 1."}>
+      .pending=${pattern.pending} .note=${part === "encoder" ? "Each row adds up to 1." : "A row belongs to the token that was written in that step: it is the look that chose it. Each row adds up to 1."}
+      .badge=${changes() ? "with your edits" : ""}>
     <div class="row">
       ${oneOf("which attention", PARTS, part, (look) => set({ look }))}
       ${numbered("Layer", layers, layer, (to) => set({ layer: to }))}
@@ -136,9 +136,7 @@ function tree({ state, set }, { nodes, best, start }, way) {
 export default {
   id: "translate",
   title: "Translate",
-  key: "9",
   sentence: "The encoder reads, the decoder writes and looks back at what was read; beam search follows several texts at once.",
-  applies: (card) => card.views.includes("translate"),
   free: true, // it makes runs of its own
   template,
 };

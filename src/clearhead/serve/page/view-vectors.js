@@ -1,7 +1,8 @@
 // Vector lab (L1.4): sums of words, directions, and who is near whom, over the whole vocabulary.
 
 import { html, nothing, svg } from "lit-html";
-import * as api from "ch/api";
+import { line, listed } from "ch/choose";
+import { posted } from "ch/run";
 import { count, lensed, shown, spelt } from "ch/shown";
 import { defaults } from "ch/state";
 
@@ -12,25 +13,22 @@ function template(ctx) {
   const { card, state, set } = ctx;
   const layers = card.kind === "encoder-decoder" ? card.encoder_layers : card.layers;
   return html`
-    <div class="row"><label>vectors <select @change=${(event) => set({ deep: Number(event.target.value) })}>
-      <option value="-1" ?selected=${state.deep < 0}>the embedding matrix</option>
-      ${Array.from({ length: layers }, (_, i) => html`<option value=${i} ?selected=${state.deep === i}>the stream after layer ${i}, each word read alone</option>`)}</select></label></div>
+    <div class="row">${listed("vectors", [[-1, "the embedding matrix"], ...Array.from({ length: layers }, (_, i) => [i, `the stream after layer ${i}, each word read alone`])], state.deep, (deep) => set({ deep }))}</div>
     ${sum(ctx)} ${direction(ctx)} ${alike(ctx)}`;
 }
 
-function asked({ card, state, resource }, body, slot) {
+function asked({ card, state }, body, slot) {
   const whole = { model: card.name, ...body, layer: state.deep < 0 ? null : state.deep };
-  return resource(`vectors ${JSON.stringify(whole)}`, ({ signal }) => api.json("POST", "/api/vectors", whole, { cached: true, signal }), slot);
+  return posted("vectors", whole, slot);
 }
 
-const field = (label, key, { state, set }, hint = "") => html`<label class="wide">${label}
-  <input type="text" spellcheck="false" title=${hint} .value=${state[key]} @change=${(event) => set({ [key]: event.target.value })}></label>`;
+const field = (label, key, { state, set }, hint = "") => line(label, state[key], (text) => set({ [key]: text }), { hint });
 
 /** king - man + woman. */
 function sum(ctx) {
   const { state, set } = ctx;
   const found = asked(ctx, { written: state.sum, own: state.own }, "sum of words");
-  return html`<section><h3>A sum of words</h3>
+  return html`<section><h2>A sum of words</h2>
     <div class="row">${field("sum", "sum", ctx, "words with + and - between them")}
       <label><input type="checkbox" .checked=${state.own} @change=${(event) => set({ own: event.target.checked })}> its own words may be answers</label></div>
     <div class="row">${SUMS.map((written) => html`<button type="button" class="quiet" @click=${() => set({ sum: written })}>${written}</button>`)}</div>
@@ -58,7 +56,7 @@ function brief(view) {
 
 const bare = (name) => name.replace(/^[·▁]|^##/, "");
 
-function plane({ points, words }) {
+function plane({ points }) {
   const xs = points.map(({ at }) => at[0]), ys = points.map(({ at }) => at[1]);
   const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
   const x = (value) => 40 + ((value - left) / (right - left || 1)) * 300, y = (value) => 270 - ((value - low) / (high - low || 1)) * 240;
@@ -90,7 +88,7 @@ function direction(ctx) {
   const right = pairs.every((pair) => pair.length === 2 && pair[0] && pair[1]);
   const words = state.along.trim().split(/\s+/).filter(Boolean);
   const found = right && words.length ? asked(ctx, { pairs, words }, "direction") : null;
-  return html`<section><h3>A direction</h3>
+  return html`<section><h2>A direction</h2>
     <p class="hint">What leads from the first word of each pair to the second, and how far other words lie along it: their dot product with the mean difference.</p>
     <div class="row">${field("pairs", "pairs", ctx, "first:second, with spaces between pairs")}${field("words", "along", ctx)}</div>
     ${!right ? html`<p class="problem">Write pairs as cat:cats dog:dogs.</p>` : !found ? html`<p class="hint">Give some words to measure.</p>` : shown(found, (value) => html`${pieces(value.words)}<div class="columns">
@@ -102,7 +100,7 @@ function direction(ctx) {
 function alike(ctx) {
   const words = ctx.state.alike.trim().split(/\s+/).filter(Boolean);
   const found = words.length > 1 ? asked(ctx, { words }, "alike") : null;
-  return html`<section><h3>Who is like whom</h3>
+  return html`<section><h2>Who is like whom</h2>
     <div class="row">${field("words", "alike", ctx)}</div>
     ${!found ? html`<p class="hint">Give two words or more.</p>` : shown(found, (value) => html`${pieces(value.words)}<ch-view .view=${brief(spelt(value.view))} .pending=${found.pending} .caption=${"Cosine of each two"}></ch-view>`)}</section>`;
 }
@@ -110,9 +108,7 @@ function alike(ctx) {
 export default {
   id: "vectors",
   title: "Vector lab",
-  key: "8",
   sentence: "Words are vectors: near ones are alike, and directions carry meaning.",
   free: true,
-  applies: (card) => card.views.includes("vectors"),
   template,
 };

@@ -36,7 +36,7 @@ export class View extends Element {
     const names = titles(axes.slice(0, -2));
     const most = this.view.most ?? largest(values);
     return html`<div class="maps ${names.length > 1 ? "many" : ""}">${names.slice(0, MOST).map((name, i) => html`<div>
-      ${name ? html`<h4>${name}</h4>` : nothing}
+      ${name ? html`<h3>${name}</h3>` : nothing}
       <ch-map .values=${cut(this.view, i, size, shape)} .rows=${down.labels} .cols=${across.labels} .signed=${signed} .most=${most}
         .words=${words} .plain=${!!plain} .measure=${measure} .by=${[down.name, across.name]} .label=${name || this.view.title}
         .cursor=${this.cursor} .masked=${this.masked} @pick=${(event) => this.tell("pick", { ...event.detail, map: i })}

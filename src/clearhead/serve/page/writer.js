@@ -1,9 +1,10 @@
 // Writing on, token by token: what was written is in the URL; what could have come instead is kept beside it.
 
 import * as api from "ch/api";
+import { changes } from "ch/run";
 import { changed, defaults, set, state } from "ch/state";
 
-defaults({ written: { after: "", ids: [] } });
+defaults({ written: { after: "", ids: [] } }, { inText: true });
 const PACE = 180; // milliseconds between two tokens, so that eyes can follow
 const ALTERNATIVES = 8;
 const MOST = 200; // tokens of one Play
@@ -87,8 +88,8 @@ export function halt() {
 }
 
 const place = () => JSON.stringify([state().view, state().model, state().text]);
-const settings = () => JSON.stringify([state().temp, state().topk, state().topp, state().seed, state().edits]);
-const before = (run, ids) => `${run.id} ${JSON.stringify(state().edits)} ${ids}`;
+const settings = () => JSON.stringify([state().temp, state().topk, state().topp, state().seed, changes()]);
+const before = (run, ids) => `${run.id} ${JSON.stringify(changes())} ${ids}`;
 function keep(name, token) {
   kept.set(name, token);
   if (kept.size > MANY) kept.delete(kept.keys().next().value);
@@ -97,7 +98,7 @@ function keep(name, token) {
 const later = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 
 function asked(card, run, forced, most) {
-  const { temp, topk, topp, seed, edits } = state();
+  const { temp, topk, topp, seed } = state();
   const how = { temperature: temp, top_k: topk, top_p: topp, seed, top: ALTERNATIVES };
-  return { model: card.name, ids: run.tokens.map((token) => token.id), forced, max_tokens: most, ...how, ...(edits.length ? { edits } : {}) };
+  return { model: card.name, ids: run.tokens.map((token) => token.id), forced, max_tokens: most, ...how, ...changes() };
 }

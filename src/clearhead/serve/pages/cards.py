@@ -104,6 +104,7 @@ def views(model: Model, path: str) -> list[str]:
         "lens": not isinstance(m.head, c.Hidden),
         "vectors": words,
         "translate": both,
+        "classify": text and isinstance(m.head, c.Classes | c.Number),
         "fill": bool(use.mask) and isinstance(m.head, c.MaskedWord),
         "chat": bool(use.chat) and words,
         "patches": not text,

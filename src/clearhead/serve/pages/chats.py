@@ -25,7 +25,7 @@ def routes(desk: Desk) -> APIRouter:
     @router.post("/chat/tokens")
     async def tokens(asked: Conversation) -> dict[str, Any]:
         """The tokens up to where the assistant is to answer; `message` is whose words they are, null the template's."""
-        return await desk.work(templated, (await desk.asked(asked)).model, asked.messages)
+        return await desk.answer(asked, templated, asked.messages)
 
     return router
 

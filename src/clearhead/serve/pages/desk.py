@@ -15,7 +15,9 @@ from clearhead.serve.asking import client_of
 from clearhead.serve.limits import Limits
 from clearhead.serve.line import Line
 from clearhead.serve.pages.asked import Asked
+from clearhead.serve.pages.loaded import loaded
 from clearhead.serve.pages.runs import Run, RunRequest, Runs
+from clearhead.serve.pages.trace import Gone
 from clearhead.serve.refused import Refused
 from clearhead.serve.shelf import Held, Shelf
 
@@ -25,11 +27,13 @@ T = TypeVar("T")
 Job = tuple[str, "Future[Any]", Callable[[], Any]]  # whose it is, its answer, what to do
 
 _client: ContextVar[str] = ContextVar("client", default="")  # who asks
+_believed: ContextVar[str] = ContextVar("believed", default="")  # the weights of which they have answers
 
 
 async def whose(request: Request) -> None:
-    """Every question of the page begins with who asks it."""
+    """Every question of the page begins with who asks it, and of which weights they know."""
     _client.set(client_of(request))
+    _believed.set(request.headers.get("x-loaded", ""))
 
 
 class Desk:
@@ -43,12 +47,16 @@ class Desk:
 
     async def held(self, name: str = "") -> Held:
         """A model, loaded if need be; the first one where no name is given."""
-        return await self.shelf.get(name or self.first)
+        return _checked(await self.shelf.get(name or self.first))
 
     async def asked(self, question: Asked) -> Held:
         """The model that a question is for; one that is too long is not even read."""
         self._check(question)
         return await self.held(question.model)
+
+    async def answer(self, question: Asked, function: Callable[..., T], *args: object) -> T:
+        """What a function says of the model that a question is for."""
+        return await self.work(function, (await self.asked(question)).model, *args)
 
     async def work(self, function: Callable[..., T], *args: object) -> T:
         """Never on the event loop, which has others to listen to. Who leaves before their turn gives it up."""
@@ -81,11 +89,18 @@ class Desk:
         """What a model makes of a text, kept or computed now."""
         self._check(request)
         async with self.shelf.using(request.model or self.first) as held:
-            return await self.work(self.runs.make, held, request)
+            return await self.work(self.runs.make, _checked(held), request)
 
     def _check(self, question: Asked) -> None:
         if (size := question.size) > (most := self.limits.prompt):
             raise Refused(f"{size:,} characters are more than the {most:,} of one request here.")
+
+
+def _checked(held: Held) -> Held:
+    """Who has answers of other weights must not be given one that would stand beside them."""
+    if _believed.get() not in ("", loaded(held)):
+        raise Gone(f"model {held.name!r} was loaded anew, with other weights; ask for its card again.")
+    return held
 
 
 def _prepare() -> None:

@@ -3,6 +3,7 @@
 from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
+from clearhead.tokens.gaps import GAP
 from clearhead.tokens.text import Tokenizer
 
 FLUFFY = "a fluffy blue creature roamed the verdant forest"
@@ -16,9 +17,11 @@ def examples(model: Model) -> dict[str, object]:
     m = model.config.model
     both = isinstance(m.shape, c.EncoderDecoder)
     return {
-        "text": None if both and model.config.use.start else readable(model, FLUFFY),  # None: what it writes itself
+        "text": None if both and model.config.use.start else _begin(model),  # None: what it writes itself
         "source": readable(model, SOURCE, source=True) if both else "",
         "fluffy": readable(model, FLUFFY),
+        "asks": _asks(model),
+        "beside": readable(model, FLUFFY.replace("blue", "little")),
         "pair": [readable(model, CHICKEN.format(word)) for word in ("tired", "wide")],
         "predict": readable(model, PROMPT),
         "mole": [
@@ -26,6 +29,21 @@ def examples(model: Model) -> dict[str, object]:
             for text in ("American shrew mole", "one mole of carbon dioxide", "take a biopsy of the mole")
         ],
     }
+
+
+def _begin(model: Model) -> str:
+    """A sentence; for a model that fills gaps, one with a gap."""
+    text = readable(model, FLUFFY)
+    fills = isinstance(model.config.model.head, c.MaskedWord) and model.config.use.mask and text == FLUFFY
+    return text.replace("creature", GAP) if fills else text
+
+
+def _asks(model: Model) -> list[int] | None:
+    """In that sentence, where creature ends, which asks for adjectives, and fluffy, which answers from afar (L3.6)."""
+    if model.tokenizer is None or readable(model, FLUFFY) != FLUFFY:
+        return None
+    before = len(model.config.use.begin) - 1
+    return [before + len(model.tokenizer.encode(FLUFFY.partition(word)[0] + word)) for word in ("creature", "fluffy")]
 
 
 def readable(model: Model, text: str, source: bool = False) -> str:

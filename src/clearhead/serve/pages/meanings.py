@@ -48,13 +48,11 @@ def routes(desk: Desk) -> APIRouter:
 
     @router.post("/context")
     async def in_context(asked: Meant) -> dict[str, Any]:
-        held = await desk.asked(asked)
-        return await desk.work(meant, held.model, asked)
+        return await desk.answer(asked, meant, asked)
 
     @router.post("/instead")
     async def in_its_place(asked: Instead) -> dict[str, Any]:
-        held = await desk.asked(asked)
-        return await desk.work(lambda: sent(instead(held.model, asked)))
+        return sent(await desk.answer(asked, instead, asked))
 
     @router.get("/runs/{name}/lens")
     async def lens(name: str, at: int = -1) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def routes(desk: Desk) -> APIRouter:
     @router.post("/patches")
     async def patches(asked: Look) -> dict[str, Any]:
         """What the model reads of a picture or a sound, and the grid of its patches."""
-        return await desk.work(looked, (await desk.asked(asked)).model, asked.picture, asked.sound)
+        return await desk.answer(asked, looked, asked.picture, asked.sound)
 
     return router
 

@@ -40,20 +40,17 @@ def routes(desk: Desk) -> APIRouter:
 
     @router.post("/positions")
     async def places(asked: Places) -> dict[str, Any]:
-        held = await desk.asked(asked)
-        return await desk.work(told, held.model, asked.count)
+        return await desk.answer(asked, told, asked.count)
 
     @router.post("/shifted")
     async def shift(asked: Shift) -> dict[str, Any]:
         """What changes inside when the text starts later."""
-        held = await desk.asked(asked)
-        return await desk.work(later_on, held.model, asked.text, asked.by)
+        return await desk.answer(asked, later_on, asked.text, asked.by)
 
     @router.post("/order")
     async def order(asked: Order) -> dict[str, Any]:
         """What the last token notices when those before it come in reverse."""
-        held = await desk.asked(asked)
-        return await desk.work(reversed_, held.model, asked.text)
+        return await desk.answer(asked, reversed_, asked.text)
 
     return router
 

@@ -15,7 +15,6 @@ from clearhead.api import Model
 from clearhead.batch import Batch
 from clearhead.errors import ClearheadError
 from clearhead.generate import chat
-from clearhead.generate.answers import gapped
 from clearhead.lens.logit_lens import answers
 from clearhead.serve.pages import uploads
 from clearhead.serve.pages.asked import UPLOADS
@@ -24,10 +23,9 @@ from clearhead.serve.pages.kept import Kept
 from clearhead.serve.pages.loaded import loaded
 from clearhead.serve.pages.pieces import pieces
 from clearhead.serve.pages.terms import finite
-from clearhead.serve.pages.trace import Edits, Gone, Trace
+from clearhead.serve.pages.trace import ENCODER, Edits, Gone, Trace
 from clearhead.serve.schemas import Ids
 from clearhead.serve.shelf import Held
-from clearhead.tokens.gaps import GAP
 
 MOST_BYTES = 1 << 30  # of runs that are kept
 MOST_AGAIN = 256 << 20  # of values that were computed again
@@ -65,7 +63,7 @@ class RunRequest(Edited):
             found["sound"] = uploads.sound(self.sound, reads)
         if self.messages is not None:
             return {"x": chat.encode(model.config.use.chat, self.messages, model.tokenizer), **found}
-        x: object = read_text(model, self.text) if self.ids is None else self.ids
+        x: object = self.text if self.ids is None else self.ids
         if x is None and isinstance(m.shape, c.EncoderDecoder):
             x = written(model, found)
         return {"x": x or None if found else x, **found}
@@ -141,8 +139,15 @@ class Runs:
             return {}
         if not asked.against:
             raise ClearheadError("to swap a value in, give the other text it comes from (against).")
-        other = self.make(held, RunRequest(model=asked.model, text=asked.against, source=source)).trace
-        return {name: other.value(name)[None] for name in asked.swaps}
+        return {name: self._other(held, asked, source, name).value(name)[None] for name in asked.swaps}
+
+    def _other(self, held: Held, asked: Edited, source: str | None, name: str) -> Trace:
+        """The run of the other text: as the source, where the value is the encoder's."""
+        encoder, start = name.startswith(ENCODER), list(held.model.config.use.start)
+        sides: dict[str, Any] = (
+            {"ids": start, "source": asked.against} if encoder else {"text": asked.against, "source": source}
+        )
+        return self.make(held, RunRequest(model=asked.model, **sides)).trace
 
     def get(self, name: str) -> Run:
         found = self._runs.get(name)
@@ -158,15 +163,6 @@ class Runs:
         for name, value in (run.trace.values(missing) if missing else {}).items():
             found[name] = self._values.put(f"{run.id} {name}", value)
         return {name: value for name, value in found.items() if value is not None}
-
-
-def read_text(model: Model, text: str | None) -> str | list[int] | None:
-    """A text; of one with gaps, for a model that fills them, the ids with its mask in each."""
-    use, tokenizer = model.config.use, model.tokenizer
-    if text is None or tokenizer is None or not use.mask or not isinstance(model.config.model.head, c.MaskedWord):
-        return text
-    names = [GAP, *(name for name, token in tokenizer.special.items() if token == use.mask[0])]
-    return gapped(tokenizer, use, text) if any(name in text for name in names) else text
 
 
 def as_read(batch: Batch, given: dict[str, Any]) -> dict[str, Any]:

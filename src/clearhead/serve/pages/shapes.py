@@ -16,7 +16,7 @@ from clearhead.serve.pages.beams import rewritten, translation
 from clearhead.serve.pages.desk import Desk
 from clearhead.serve.pages.edits import Edited
 from clearhead.serve.pages.pieces import pieces
-from clearhead.serve.pages.runs import BEAM, RunRequest, Runs, read_text
+from clearhead.serve.pages.runs import BEAM, RunRequest, Runs
 from clearhead.serve.schemas import Ids
 from clearhead.serve.shelf import Held
 
@@ -76,8 +76,10 @@ def translated(runs: Runs, held: Held, asked: Translate) -> Iterator[dict[str, A
 
 def filled(runs: Runs, held: Held, asked: Fill) -> dict[str, Any]:
     """The tokens with their gaps, and for each gap the likeliest words; of a hidden word also how likely it was."""
-    model = held.model
-    ids, use = _gapped(model, asked.text), model.config.use
+    model, use = held.model, held.model.config.use
+    if not isinstance(model.config.model.head, c.MaskedWord) or model.tokenizer is None or not use.mask:
+        raise ClearheadError(f"this {model.kind} fills no gaps; an encoder with a masked-word head does.")
+    ids = model._batch(asked.text).rows()[0]
     for place in asked.hide:
         if not 0 <= place < len(ids):
             raise ClearheadError(f"there is no token {place} to hide; the text has tokens 0 to {len(ids) - 1}.")
@@ -86,22 +88,12 @@ def filled(runs: Runs, held: Held, asked: Fill) -> dict[str, Any]:
     gaps = [place for place, token in enumerate(shown) if token == use.mask[0]]
     found: list[dict[str, Any]] = []
     if gaps:
-        assert model.tokenizer is not None
         logits = model.logits(shown, edits=runs.edits(held, asked))[gaps, : len(model.tokenizer)].float()
         found = [
             _gap(model, place, row, asked.top, was.get(place))
             for place, row in zip(gaps, logits.softmax(dim=-1), strict=True)
         ]
     return {"ids": shown, "tokens": pieces(model.tokenizer, shown), "gaps": found}
-
-
-def _gapped(model: Model, text: str) -> list[int]:
-    """The ids of a text, whether it has gaps or not."""
-    use, tokenizer = model.config.use, model.tokenizer
-    if not isinstance(model.config.model.head, c.MaskedWord) or tokenizer is None or not use.mask:
-        raise ClearheadError(f"this {model.kind} fills no gaps; an encoder with a masked-word head does.")
-    found = read_text(model, text)
-    return [*use.begin, *tokenizer.encode(text), *use.end] if found is None or isinstance(found, str) else found
 
 
 def _gap(model: Model, place: int, shares: torch.Tensor, top: int, was: int | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The page itself: its files under names that change with their content, and the map from bare names to them."""
 
 import base64
+import gzip
 import hashlib
 import json
 import re
@@ -8,16 +9,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
 from clearhead.errors import ClearheadError
 
 FOLDER = Path(__file__).parent.parent / "page"
 VENDOR = "vendor"
+LIBRARY = f"{VENDOR}/lit-html"
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 COMMENT = re.compile(rb"^[ \t]*(?://.*|/\*(?:[^*]|\*(?!/))*\*/[ \t]*)$", re.MULTILINE)  # on lines of its own
-FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
+FOREVER = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
 
 HTML = """<!doctype html>
 <html lang="en">
@@ -52,6 +54,11 @@ class Asset:
     def url(self) -> str:
         return f"page/{self.name}.{hashlib.sha256(self.content).hexdigest()[:12]}{self.ending}"
 
+    @cached_property
+    def packed(self) -> bytes:
+        """For those who come over a network."""
+        return gzip.compress(self.content, mtime=0)
+
     @property
     def data_url(self) -> str:
         return f"data:{KINDS[self.ending]};base64,{base64.b64encode(self.content).decode()}"
@@ -72,20 +79,19 @@ class Shell:
             for path in sorted(folder.rglob("*"))
             if path.suffix in KINDS
         ]
-        if not any(asset.name == f"{VENDOR}/lit-html" for asset in self.assets):
+        if not any(asset.name == LIBRARY for asset in self.assets):
             raise ClearheadError(f"{folder / VENDOR} lacks lit-html; install the package again to have the page.")
 
     @property
     def modules(self) -> dict[str, Asset]:
         """By bare name: lit-html, and ch/NAME for ours."""
         own = {f"ch/{a.name}": a for a in self.assets if a.ending == ".js" and not a.name.startswith(VENDOR)}
-        return {"lit-html": self._vendor("lit-html"), **own}
+        return {"lit-html": self._named(LIBRARY), **own}
 
     @property
     def styles(self) -> list[Asset]:
-        """The vendor's first, then the page's, then those of single views."""
-        found = [asset for asset in self.assets if asset.ending == ".css"]
-        return sorted(found, key=lambda a: (not a.name.startswith(VENDOR), a.name != "style", a.name))
+        """The page's own first, then those of single views."""
+        return sorted((a for a in self.assets if a.ending == ".css"), key=lambda a: (a.name != "style", a.name))
 
     @cached_property
     def imports(self) -> str:
@@ -106,27 +112,23 @@ class Shell:
         styles = "\n".join(f'<link rel="stylesheet" href="{asset.url}">' for asset in self.styles)
         # After the import map: a module that is loaded ahead of it, from a cache, would not know its imports.
         ahead = "\n".join(f'<link rel="modulepreload" href="{asset.url}">' for asset in self.modules.values())
-        scripts = f'<script src="{self._vendor("uplot").url}" defer></script>\n'
-        scripts += f'<script type="module" src="{self.modules["ch/main"].url}"></script>'
+        scripts = f'<script type="module" src="{self.modules["ch/main"].url}"></script>'
         return HTML.format(
-            icon=self._icon.url, styles=styles, imports=self.imports, scripts=f"{ahead}\n{scripts}", data=""
+            icon=self._named("icon").url, styles=styles, imports=self.imports, scripts=f"{ahead}\n{scripts}", data=""
         )
 
     def whole(self, data: str) -> str:
         """As one file that needs no server: the same modules under data: URLs, and what they would have asked for."""
         imports = json.dumps({"imports": {name: asset.data_url for name, asset in self.modules.items()}})
         styles = "\n".join(f"<style>{asset.content.decode()}</style>" for asset in self.styles)
-        scripts = f'<script src="{self._vendor("uplot").data_url}"></script>\n'
-        scripts += '<script type="module">import "ch/main";</script>'
+        scripts = '<script type="module">import "ch/main";</script>'
         held = f'<script type="application/json" id="snapshot">{data}</script>'
-        return HTML.format(icon=self._icon.data_url, styles=styles, imports=imports, scripts=scripts, data=held)
+        return HTML.format(
+            icon=self._named("icon").data_url, styles=styles, imports=imports, scripts=scripts, data=held
+        )
 
-    @property
-    def _icon(self) -> Asset:
-        return next(asset for asset in self.assets if asset.name == "icon")
-
-    def _vendor(self, name: str) -> Asset:
-        return next(a for a in self.assets if a.name == f"{VENDOR}/{name}" and a.ending == ".js")
+    def _named(self, name: str) -> Asset:
+        return next(asset for asset in self.assets if asset.name == name)
 
 
 def safe(tree: object) -> str:
@@ -146,11 +148,14 @@ def routes(shell: Shell) -> APIRouter:
         return HTMLResponse(shell.page, headers={"Cache-Control": "no-cache", "Content-Security-Policy": shell.policy})
 
     @router.get("/page/{path:path}")
-    async def file(path: str) -> Response:
+    async def file(path: str, request: Request) -> Response:
         asset = served.get(f"page/{path}")
         if asset is None:
             return Response("There is no such file.", status_code=404, media_type="text/plain")
-        return Response(asset.content, media_type=f"{KINDS[asset.ending]}; charset=utf-8", headers=FOREVER)
+        packs = "gzip" in request.headers.get("accept-encoding", "")
+        headers = {**FOREVER, "Content-Encoding": "gzip"} if packs else FOREVER
+        content = asset.packed if packs else asset.content
+        return Response(content, media_type=f"{KINDS[asset.ending]}; charset=utf-8", headers=headers)
 
     @router.get("/api/whole")
     async def whole() -> HTMLResponse:

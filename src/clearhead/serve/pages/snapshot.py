@@ -135,7 +135,7 @@ def _beside(card: dict[str, Any], run: dict[str, Any], read: dict[str, Any]) -> 
     if "source" in read:
         ids = [token["id"] for token in run["tokens"]]
         return {"model": card["name"], "ids": ids, "source": read["source"]}, heads
-    return {**read, **({"text": card["examples"]["pair"][1]} if card["text"] else {})}, ["logits?at=-1", *heads]
+    return {**read, **({"text": card["examples"]["beside"]} if card["text"] else {})}, ["logits?at=-1", *heads]
 
 
 def _about_the_model(here: str, card: dict[str, Any], run: dict[str, Any], read: dict[str, Any]) -> list[Question]:
@@ -162,6 +162,7 @@ def _about_the_model(here: str, card: dict[str, Any], run: dict[str, Any], read:
         "vectors": VECTORS,
         **({"translate": [{"text": text, "beam": BEAM, "length_penalty": 1}]} if source else {}),
         **({"fill": [{"text": text, "hide": [], "top": 10}]} if "fill" in card["views"] else {}),
+        **({"classify": [{"text": text}]} if "classify" in card["views"] else {}),
     }
     asked: list[Question] = [("GET", f"{here}/{tail}", None) for tail in tails]
     return asked + [("POST", f"/api/{name}", model | body) for name, bodies in posts.items() for body in bodies]

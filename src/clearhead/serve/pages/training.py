@@ -48,9 +48,9 @@ def routes(desk: Desk) -> APIRouter:
 
 
 def run_of(path: str) -> Path:
-    """The folder of the run that a model is a checkpoint of: out/best, out/average, out/steps/00000200."""
+    """The folder of the run that a model is of: out itself, or a checkpoint: out/best, out/steps/00000200."""
     model = Path(path)
-    for folder in (model.parent, model.resolve().parent.parent):
+    for folder in (model, model.parent, model.resolve().parent.parent):
         if path and model.is_dir() and (folder / LOG).is_file():
             return folder
     raise ClearheadError("nothing is known of this model's training; open a checkpoint in the folder of its run.")

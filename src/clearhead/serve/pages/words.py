@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.lens.logit_lens import token_labels
@@ -22,6 +23,7 @@ from clearhead.serve.pages.asked import Asked
 from clearhead.serve.pages.desk import Desk
 from clearhead.serve.pages.pieces import pieces
 from clearhead.serve.pages.wire import sent
+from clearhead.tokens.gaps import with_gaps
 from clearhead.tokens.merges import Merges
 from clearhead.tokens.text import BYTES, Tokenizer
 
@@ -56,8 +58,7 @@ def routes(desk: Desk) -> APIRouter:
 
     @router.post("/tokens")
     async def tokens(asked: Cut) -> dict[str, Any]:
-        held = await desk.asked(asked)
-        return await desk.work(cut, held.model, asked.text, asked.source)
+        return await desk.answer(asked, cut, asked.text, asked.source)
 
     @router.get("/models/{name}/matrix")
     async def matrix(name: str) -> dict[str, Any]:
@@ -73,8 +74,7 @@ def routes(desk: Desk) -> APIRouter:
 
     @router.post("/vectors")
     async def sums(asked: Sum) -> dict[str, Any]:
-        held = await desk.asked(asked)
-        return await desk.work(answer, held.model, asked)
+        return await desk.answer(asked, answer, asked)
 
     return router
 
@@ -86,7 +86,8 @@ def cut(model: Model, text: str, source: bool = False) -> dict[str, Any]:
         raise ClearheadError("this model has no tokenizer, so there is nothing to cut text with.")
     use, target = model.config.use, model.kind == "encoder-decoder" and not source
     before, after = (use.start, ()) if target else (use.begin, use.end)
-    ids = tokenizer.encode(text)
+    mask = use.mask if isinstance(model.config.model.head, c.MaskedWord) else ()
+    ids = with_gaps(tokenizer, mask[0], text) if mask else tokenizer.encode(text)
     if len(ids) > MOST:
         raise ClearheadError(f"{len(ids):,} tokens are more than the {MOST:,} that are shown.")
     row, own, merges = [*before, *ids, *after], range(len(before), len(before) + len(ids)), _merges(tokenizer)

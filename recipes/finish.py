@@ -1,0 +1,38 @@
+"""From a finished run to the model that is shipped: python recipes/finish.py NAME RUN
+
+The best checkpoint in 16 bits, or the 20,000 commonest words, beside the card in src/clearhead/bundled/NAME.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+import clearhead as ch
+from clearhead import reader
+from clearhead.weights import bundled
+from clearhead.words.files import Table, read_table, write_table
+
+COMMONEST = 20_000
+
+
+def finish(name: str, run: Path) -> None:
+    folder = bundled.ROOT / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as there:
+        new = Path(there) / "new"
+        if name == "words":
+            table, made = read_table(run), reader.load(run / "words.json")["made"]
+            write_table(new, Table(table.words[:COMMONEST], table.vectors[:COMMONEST].to(torch.bfloat16)), made)
+        else:
+            ch.save(ch.load(run / "best", device="cpu", dtype="bfloat16"), new)
+        for file in new.iterdir():
+            file.replace(folder / file.name)
+    print(bundled.seal(folder))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in bundled.NAMES:
+        sys.exit(__doc__)
+    finish(sys.argv[1], Path(sys.argv[2]))

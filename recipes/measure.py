@@ -1,0 +1,108 @@
+"""Measures a bundled model and writes figures, and samples as they come, into its card: recipes/measure.py NAME BUILD
+
+BUILD is what prepare.py made, a folder for each name; for words it is the file of Google's analogies.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import clearhead as ch
+from clearhead.weights import bundled
+from clearhead.words.benchmark import benchmark
+
+WHAT = {  # the files, what they are, and the figures that are told
+    "story": (("valid.txt",), "329 held-out TinyStories", ("bits per byte", "perplexity")),
+    "story-rotary": (("valid.txt",), "329 held-out TinyStories", ("bits per byte", "perplexity")),
+    "en-de": (("test.en", "test.de"), "the Tatoeba Challenge's test set", ("bleu", "chrf")),
+    "fill": (("valid.txt",), "held-out books and articles", ("accuracy", "perplexity")),
+    "mood": (("dev.tsv",), "SST-2's dev set", ("accuracy",)),
+    "digits": (("mnist/t10k-images-idx3-ubyte",), "MNIST's test set", ("accuracy",)),
+    "spoken-digits": (("takes/test",), "takes 0 to 4 of each speaker", ("accuracy",)),
+}
+EVERYDAY = (
+    "Good morning! Did you sleep well?",
+    "Where is the nearest train station?",
+    "I would like a cup of coffee, please.",
+    "How much does this shirt cost?",
+    "My sister lives in a small house near the lake.",
+    "It is raining, so we are staying at home today.",
+    "Could you help me carry these boxes?",
+    "He forgot his keys and had to wait outside.",
+    "The children are playing football in the garden.",
+    "I have been learning German for two years.",
+    "What time does the shop close?",
+    "She bought three apples and a loaf of bread.",
+    "We missed the bus because we got up too late.",
+    "Tom does not like fish.",
+    "The old man told us a story about the sea.",
+    "Please turn off the light when you leave.",
+    "I think that this book is better than the film.",
+    "The dog was so tired that it fell asleep at once.",
+    "If the weather is good, we will go swimming tomorrow.",
+    "Thank you very much for your letter.",
+)
+HIDDEN = (
+    "The [MASK] barked at the cat.",
+    "She opened the [MASK] and looked out into the garden.",
+    "Paris is the capital of [MASK].",
+    "He was very [MASK] because he had not slept all night.",
+)
+
+
+def figures(name: str, build: Path) -> list[dict[str, object]]:
+    if name == "words":
+        result = benchmark(ch.vectors(bundled.ROOT / name), build)
+        share, count = float(result.numpy()[-1]), result.asked[-1]
+        apart = 1.96 * math.sqrt(share * (1 - share) / count)
+        where = f"Google's analogies, the {count:,} whose words all have vectors"
+        command = "clearhead vectors words --benchmark questions-words.txt"
+        told = [("accuracy", share, share - apart, share + apart)]
+    else:
+        files, where, wanted = WHAT[name]
+        paths = [str(build / file) for file in files]
+        found = {figure.name: figure for figure in ch.evaluate(ch.load(name), paths).figures}
+        told = [(key, found[key].value, found[key].low, found[key].high) for key in wanted]
+        command = f"clearhead evaluate {name} --data {' '.join(f'build/{name}/{file}' for file in files)}"
+    digits = 4
+    return [
+        {"name": key, "value": round(value, digits), "interval": [round(low, digits), round(high, digits)]}
+        | {"on": where, "command": command}
+        for key, value, low, high in told
+    ]
+
+
+def stories(model: ch.Model) -> list[tuple[str, str]]:
+    begin = "Once upon a time"
+    return [(begin, model.generate(begin, 100, 0.8, seed=seed).text) for seed in range(10)]
+
+
+def translations(model: ch.Model) -> list[tuple[str, str]]:
+    return [(text, found.text) for text, found in zip(EVERYDAY, model.translate(list(EVERYDAY)), strict=True)]
+
+
+def guesses(model: ch.Model) -> list[tuple[str, str]]:
+    return [(text, ", ".join(guess.text.strip() for guess in model.fill(text)[:5])) for text in HIDDEN]
+
+
+SAMPLES: dict[str, Callable[[ch.Model], list[tuple[str, str]]]] = {
+    "story": stories,
+    "story-rotary": stories,
+    "en-de": translations,
+    "fill": guesses,
+}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in bundled.NAMES:
+        sys.exit(__doc__)
+    name, build = sys.argv[1], Path(sys.argv[2])
+    sampled = SAMPLES[name](ch.load(name)) if name in SAMPLES else []
+    card = bundled.seal(
+        bundled.ROOT / name,
+        figures=figures(name, build),
+        samples=[{"given": given, "came": came} for given, came in sampled],
+    )
+    for figure in card.figures:
+        print(f"{figure.name} {figure.value} {figure.interval} on {figure.on}")

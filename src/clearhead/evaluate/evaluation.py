@@ -1,0 +1,78 @@
+"""How good a model is on data: its head decides what is measured."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clearhead import config as c
+from clearhead.data.packed import Report
+from clearhead.errors import ClearheadError
+from clearhead.evaluate.classes import tell_classes
+from clearhead.evaluate.figures import Evaluation
+from clearhead.evaluate.masked import find_hidden
+from clearhead.evaluate.numbers import tell_numbers
+from clearhead.evaluate.task import Task
+from clearhead.evaluate.texts import surprise
+from clearhead.evaluate.translations import compare_translations
+from clearhead.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    from clearhead.api import Model
+
+
+def evaluate(
+    model: "Model",
+    data: str | Path | Sequence[str | Path],
+    *,
+    stride: int = 0,
+    beam: int = 5,
+    seed: int = 0,
+    **columns: object,
+) -> Evaluation:
+    """The figures of a model on files of the kind that it is trained on.
+
+    A language model reads long texts in windows as long as its context, each `stride` tokens after the one before
+    (0 = half a context). Translations are searched with `beam`. What is hidden from a masked-word model, and the
+    intervals, follow from `seed`. Columns are options of `data`: field, second, label, sides, broken; what is not
+    given is as the model was trained with.
+    """
+    if not isinstance(getattr(model, "net", None), Transformer):
+        raise ClearheadError(f"a model is needed, not {type(model).__name__}; clearhead.load reads one from a folder.")
+    paths = tuple(map(str, [data] if isinstance(data, str | Path) else data))
+    if not paths:
+        raise ClearheadError("there is nothing to evaluate on; give a file.")
+    known = {"broken": "refuse", **columns}
+    read = model.config.change(**{f"data.{name}": value for name, value in known.items()}).data
+    _check_options(model, stride, beam, seed)
+    model.net.eval()
+    report = Report(read.broken)
+    found = _measured(Task(model, paths, read, report, stride, beam, seed))
+    left_out = [str(report)] if report.skipped else []
+    return replace(found, notes=[*report.told, *left_out], data=paths)
+
+
+def _measured(task: Task) -> Evaluation:
+    match task.model.config.model:
+        case c.ModelConfig(shape=c.EncoderDecoder()):
+            return compare_translations(task)
+        case c.ModelConfig(head=c.Language()):
+            return surprise(task)
+        case c.ModelConfig(head=c.MaskedWord()):
+            return find_hidden(task)
+        case c.ModelConfig(head=c.Classes()):
+            return tell_classes(task)
+        case c.ModelConfig(head=c.Number()):
+            return tell_numbers(task)
+    raise ClearheadError("this model has no head, so nothing that it answers can be right or wrong.")
+
+
+def _check_options(model: "Model", stride: int, beam: int, seed: int) -> None:
+    m = model.config.model
+    if stride and (not isinstance(m.head, c.Language) or isinstance(m.shape, c.EncoderDecoder)):
+        raise ClearheadError("stride is for language models, which read long texts in windows.")
+    if type(stride) is not int or not 0 <= stride <= m.context:
+        raise ClearheadError(f"stride = {stride!r} must be a whole number from 0 to the context of {m.context}.")
+    for name, value, least in (("beam", beam, 1), ("seed", seed, 0)):
+        if type(value) is not int or value < least:
+            raise ClearheadError(f"{name} = {value!r} must be a whole number of at least {least}.")

@@ -1,0 +1,137 @@
+"""Comparing, from Python and from the shell: `clearhead.compare`."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clearhead.config import Config
+from clearhead.data.alone import alone
+from clearhead.errors import ClearheadError
+from clearhead.lab import report
+from clearhead.lab.experiment import FILE, LOCK, Experiment, Made
+from clearhead.lab.findings import findings, method
+from clearhead.lab.grid import Vary, written
+from clearhead.lab.summary import Summary
+from clearhead.lab.work import Show, unseen, work
+from clearhead.train.begin import read_config
+from clearhead.train.diagnosis import Finding
+from clearhead.train.teach import Say
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """What came out: print() shows it, `table()` has the numbers, `findings` the sentences; all of it is in `out`."""
+
+    summary: Summary
+    out: Path
+    done: bool = True  # False where somebody interrupted
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each variant."""
+        return [row.tree() for row in self.summary.rows]
+
+    @property
+    def findings(self) -> list[Finding]:
+        return findings(self.summary, self.out)
+
+    def __str__(self) -> str:
+        parts = [report.text(report.results(self.summary)), report.text(report.costs(self.summary))]
+        parts += [report.text(report.lengths(self.summary))] if self.summary.experiment.lengths else []
+        said = [str(finding) for finding in self.findings]
+        return "\n\n".join([*parts, "\n".join([*said, method(self.summary)])])
+
+    __repr__ = __str__
+
+    def _repr_markdown_(self) -> str:
+        return report.markdown(self.summary, self.findings, self.out)
+
+
+def compare(
+    what: str | Path | Config,
+    vary: Vary | None = None,
+    seeds: int | Sequence[int] | None = None,
+    out: str | Path | None = None,
+    *,
+    metric: str = "",
+    against: str = "",
+    lengths: Sequence[int] = (),
+    device: str = "",
+    compiled: bool | None = None,
+    tensorboard: bool = False,
+    microscope: bool = False,
+    quiet: bool = False,
+    **changes: object,
+) -> Comparison:
+    """Trains every combination of the values of `vary` with each seed, and tells what can be said of them.
+
+    `what` is a preset, a run.toml or a configuration, and `out` the folder of the experiment (default "comparison"),
+    which is gone on with if it holds one. Or `what` is such a folder itself, or its experiment.toml, to be repeated in
+    another `out`. `seeds` are how many (default 3), or which. Changes are options of all runs, as in `clearhead.train`:
+    `data__train="texts/"`, `train__steps=500`.
+    """
+    options: dict[str, Any] = {"device": device, "compiled": compiled}
+    options |= {"tensorboard": tensorboard, "microscope": microscope}
+    experiment, place = plan(what, written(vary or {}), seeds, out, changes, metric, against, lengths)
+    return carry_out(experiment, place, say=(lambda line: None) if quiet else print, **options)
+
+
+def plan(
+    what: str | Path | Config,
+    vary: tuple[str, ...],
+    seeds: int | Sequence[int] | None,
+    out: str | Path | None,
+    changes: dict[str, object],
+    metric: str = "",
+    against: str = "",
+    lengths: Sequence[int] = (),
+    command: str = "",
+) -> tuple[Experiment, Path]:
+    """The experiment that is meant, every combination checked, and its folder; nothing has happened yet."""
+    given = {"metric": metric.replace("_", " "), "against": against, "lengths": tuple(lengths)}
+    asked: dict[str, Any] = {name: value for name, value in given.items() if value}
+    if (file := _experiment(what)) is not None:
+        if vary or seeds is not None or changes:
+            raise ClearheadError(f"{what} is an experiment, which says by itself what is trained; leave that out.")
+        if Path(str(what)).is_dir() and out is not None and Path(out).resolve() != file.parent.resolve():
+            raise ClearheadError(f"{what} is gone on with where it is; {file} can be repeated in another --out.")
+        own = file.parent if Path(str(what)).is_dir() else Path("comparison")
+        return replace(Experiment.read(file), **asked), own if out is None else Path(out)
+    base = what.change(**changes) if isinstance(what, Config) else read_config(str(what), changes)
+    if not isinstance(seeds, Sequence):
+        seeds = range(base.train.seed, base.train.seed + (3 if seeds is None else seeds))
+    name = "" if isinstance(what, Config) else str(what)
+    made = Experiment(name, vary, tuple(seeds), made=Made(command), base=base, **asked)
+    return made, Path("comparison" if out is None else out)
+
+
+def _experiment(what: str | Path | Config) -> Path | None:
+    """The file of an experiment, where that or its folder is named."""
+    if isinstance(what, Config):
+        return None
+    path = Path(what)
+    return next((file for file in (path, path / FILE) if file.name == FILE and file.is_file()), None)
+
+
+def carry_out(experiment: Experiment, out: Path, *, say: Say, show: Show = unseen, **options: Any) -> Comparison:
+    """All runs of it, and the report, which is written anew now and then."""
+    first = os.environ.get("RANK", "0") == "0"
+    experiment = experiment.settle(out)
+    if first:
+        for line in opening(experiment, out):
+            say(line)
+    done = work(experiment, out, lambda: report.write(experiment, out), say=say, show=show, **options)
+    with alone(out / LOCK):
+        return Comparison(report.write(experiment, out), out, done)
+
+
+def opening(experiment: Experiment, out: Path) -> list[str]:
+    """What is about to be trained."""
+    width = max(len(v.name) for v in experiment.variants)
+    found = [f"{report.title(experiment)}, in {out}"]
+    for v in experiment.variants:
+        words = f" at a vocabulary of {v.config.model.vocabulary:,}" if v.config.model.vocabulary else ""
+        size = f"{v.config.parameters():,} parameters{words}"
+        found.append(f"  {v.name:<{width}}  {f'from {v.config.train.start}' if v.config.train.start else size}")
+    return found

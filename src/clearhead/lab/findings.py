@@ -1,0 +1,107 @@
+"""What an experiment shows and what it does not, in sentences."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from clearhead.config import Language, MaskedWord
+from clearhead.files import json_lines
+from clearhead.lab.certainty import LEAST, MANY
+from clearhead.lab.experiment import LAST, LOSS
+from clearhead.lab.summary import Summary, Versus
+from clearhead.train.diagnosis import Finding, diagnose
+from clearhead.train.report import LOG
+
+NAMES = {LOSS: "lowest validation loss", LAST: "last validation loss"}
+
+
+def findings(summary: Summary, out: Path) -> list[Finding]:
+    """The claims first, then what stands in their way."""
+    missing = len(summary.experiment.runs) - len(summary.done)
+    early = [Finding("not at its end", f"{missing} of {len(summary.experiment.runs)} runs are not done.", bad=True)]
+    caveats = [Finding("mind", sentence, bad=True) for sentence in _caveats(summary, out)]
+    return [*(early if missing else []), *_claims(summary), *caveats]
+
+
+def metric_name(metric: str) -> str:
+    return NAMES.get(metric, metric)
+
+
+def _claims(summary: Summary) -> Iterator[Finding]:
+    first, seeds, metric = summary.first.name, summary.experiment.seeds, metric_name(summary.experiment.metric)
+    if not summary.others:
+        return
+    if len(seeds) < LEAST:
+        few = f"with {len(seeds)} seed{'s' * (len(seeds) > 1)} nothing can be claimed"
+        yield Finding("too few seeds", f"{few}: chance alone makes runs differ. {LEAST} are the least.", bad=True)
+        return
+    judged = [(row, row.versus) for row in summary.others if row.versus is not None]
+    for row, versus in judged:
+        if versus.claimed:
+            better = "better" if (versus.chance.mean < 0) is summary.less else "worse"
+            yield Finding(better, f"{row.name} is {better} than {first}: {metric} {_difference(versus)}.")
+    if same := [row.name for row, _ in judged if not any(row.differences)]:
+        yield Finding("no effect", f"{', '.join(same)}: the same as {first} in every run, to the last digit.")
+    if unclear := [(row, versus) for row, versus in judged if any(row.differences) and not versus.claimed]:
+        each = "; ".join(f"{row.name} {_difference(versus)}" for row, versus in unclear)
+        equal = "That does not make them equal: a difference may be anywhere in its interval"
+        yield Finding("not to be told apart", f"from {first}, by {metric}: {each}. {equal}.")
+    if silent := [row.name for row in summary.others if row.versus is None]:
+        pairs = f"fewer than {LEAST} pairs of runs with the same seed"
+        yield Finding("nothing to say", f"of {', '.join(silent)} there are {pairs}.", bad=True)
+
+
+def _difference(versus: Versus) -> str:
+    chance = versus.chance
+    return f"{chance.mean:+.4g} (95 % interval {chance.low:+.4g} to {chance.high:+.4g}, p = {_p(versus.p)})"
+
+
+def _p(p: float) -> str:
+    return f"{p:.2g}" if p >= 1e-4 else "less than 0.0001"
+
+
+def _caveats(summary: Summary, out: Path) -> Iterator[str]:
+    experiment, done = summary.experiment, summary.done
+    for row in summary.rows:
+        if row.diverged:
+            lost = f"{len(row.diverged)} of {len(row.runs)} runs of {row.name} diverged and count in no mean"
+            yield f"{lost}. The first of them: {row.diverged[0].why}"
+    if experiment.earlier:
+        before = f"the same runs were asked before: {'; '.join(experiment.earlier)}"
+        yield f"{before}. p is corrected for the comparisons of one report only: what is found by asking on is weaker."
+    varied = [text.partition("=")[0] for text in experiment.vary]
+    words = [o for o in varied if o in ("data.tokenizer", "data.vocabulary", "train.start")]
+    told = isinstance(experiment.base.model.head, Language | MaskedWord)
+    if words and told and experiment.metric in (LOSS, LAST, "perplexity"):
+        yield f"{words[0]} varies, and a loss a token cannot be compared where tokens differ; bits per byte can."
+    if other := [o for o in varied if o.startswith("data.") and o not in words]:
+        yield f"{other[0]} varies, so that variants may be judged on other data than each other."
+    if any(o.removeprefix("model.") in ("context", "train.length") for o in varied):
+        yield "variants are judged on texts of the length that they were trained on; --lengths judges all on the same."
+    if not all(v.config.data.valid for v in experiment.variants) and len(experiment.seeds) > 1:
+        yield "without data.valid each seed holds out another share (of one text its end), which adds to the spread."
+    shapes = Counter(found.name for run in done if run.end != "diverged" for found in
+                     diagnose(json_lines(out / run.place / LOG)))  # fmt: skip
+    if shapes["still falling"]:
+        more = "with more steps the order may be another"
+        yield f"{shapes['still falling']} of {len(done)} runs were still falling at their end: {more}."
+    if shapes["overfitting"]:
+        yield f"{shapes['overfitting']} of {len(done)} runs overfit: the lowest loss is from before their end."
+    if len(machines := sorted({run.machine for run in done if run.machine})) > 1:
+        yield f"times and memory are of different machines: {'; '.join(machines)}."
+    if (most := max((run.processes for run in done), default=1)) > 1:
+        yield f"up to {most} runs shared a machine, so each took longer than it would have taken alone."
+
+
+def method(summary: Summary) -> str:
+    """How it was compared, in a paragraph."""
+    n, several = len(summary.experiment.seeds), len(summary.others) > 1
+    found = f"Means over {n} seed{'s' * (n > 1)}, ± the standard deviation of single runs"
+    found += f"; {'less' if summary.less else 'more'} is better."
+    if n < LEAST or not summary.others:
+        return found
+    found += f" Differences are those of runs with the same seed to {summary.first.name}, and p is two-sided, by"
+    found += " Student's t, which takes them to spread normally"
+    found += f" (by counting all choices of signs it could not come below {2 / 2**n:.2g})" if n <= MANY else ""
+    found += ", and corrected by Holm; each interval is for one comparison." if several else "."
+    return f"{found} What is claimed is of other seeds, on the same data."

@@ -1,0 +1,197 @@
+"""What the site says is true of the code: its pages, links, words, commands and snippets. mkdocs is not needed."""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+import unicodedata
+from functools import cache, reduce
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+
+import clearhead as ch
+from clearhead.cli.flags import dotted
+from clearhead.cli.main import app
+from clearhead.lens.names import names
+
+ROOT = Path(__file__).parents[2]
+DOCS, SOURCE = ROOT / "docs", ROOT / "src" / "clearhead"
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+OURS = [page for page in PAGES if page.startswith("guides/") or page in ("index.md", "contributing.md", "faq.md")]
+FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@cache
+def text_of(page):
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+@cache
+def hooks():
+    spec = importlib.util.spec_from_file_location("site_hooks", DOCS / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def generated():
+    """Pages that the code writes while the site is built; those of notebooks, which take long, by name only."""
+    made = hooks()
+    pages = {f"reference/{name}.md": getattr(made, name)() for name in ("commands", "presets", "values")}
+    return pages | {f"tour/{notebook.stem}.md": "" for notebook in made.TOUR}
+
+
+def leaves(tree):
+    match tree:
+        case str():
+            yield tree
+        case dict():
+            yield from (leaf for value in tree.values() for leaf in leaves(value))
+        case list():
+            yield from (leaf for value in tree for leaf in leaves(value))
+
+
+def blocks(page, *kinds):
+    return [body for kind, body in FENCED.findall(text_of(page)) if kind in kinds]
+
+
+# ---------------------------------------------------------------- pages and links
+def test_the_menu_has_every_page_once_and_no_other():
+    menu = list(leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    assert sorted(menu) == sorted([*PAGES, *generated()])
+
+
+def anchors(page):
+    """What a link into a page may end with: its headings as mkdocs writes them, and the names of its reference."""
+    text = generated().get(page) or text_of(page)
+    found = set(re.findall(r"^::: ([\w.]+)", text, re.MULTILINE))
+    for heading in re.findall(r"^#+ +(.+)$", FENCED.sub("", text), re.MULTILINE):
+        plain = unicodedata.normalize("NFKD", re.sub(r"[`*]", "", heading)).encode("ascii", "ignore").decode()
+        found.add(re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower()))
+    return found
+
+
+@pytest.mark.parametrize("page", [*PAGES, "../CONTRIBUTING.md"])
+def test_links_lead_somewhere(page):
+    prose = re.sub(r"`[^`\n]*`", "", FENCED.sub("", text_of(page)))
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if target.startswith("http"):
+            continue
+        where, _, anchor = target.partition("#")
+        file = (DOCS / page).parent.joinpath(where).resolve() if where else DOCS / page
+        name = file.relative_to(DOCS).as_posix() if file.is_relative_to(DOCS) else ""
+        assert file.exists() or name in generated(), f"{page}: {target}"
+        assert not anchor or anchor in anchors(name), f"{page}: {target}"
+
+
+def test_every_command_is_in_the_reference_with_its_help():
+    told = generated()["reference/commands.md"]
+    for name, command in get_command(app).commands.items():
+        assert f"## clearhead {name}\n" in told
+        assert command.help.split("\n")[0][:40] in told
+
+
+def test_every_public_name_is_in_the_reference():
+    told = set(re.findall(r"^::: ([\w.]+)", text_of("reference/python.md"), re.MULTILINE))
+    for path in told:
+        home, _, name = path.rpartition(".")
+        assert inspect.getdoc(getattr(importlib.import_module(home), name)), path
+    ends = {path.rpartition(".")[2] for path in told}
+    assert set(ch.__all__) - {"lens", "presets"} <= ends
+    assert set(ch.lens.__all__) <= ends
+
+
+# ---------------------------------------------------------------- words
+ROWS = [line for line in text_of("glossary.md").splitlines() if line.startswith("|")]
+CELLS = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in ROWS]
+WORDS = [row for row in CELLS if row[2].startswith("`")]
+
+
+def made_in(file):
+    """The names that a file gives to something: classes, functions, fields, and attributes of its objects."""
+    for node in ast.walk(ast.parse((SOURCE / file).read_text(encoding="utf-8"))):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+
+
+@cache
+def seen_anywhere():
+    shapes = [ch.presets[name] for name in ("tiny-decoder", "tiny-encoder-decoder")]
+    some = [shape.change(position="learned", ffn__activation=act) for shape in shapes for act in ("relu", "swiglu")]
+    return {path for config in some for path in names(config.model)}
+
+
+@pytest.mark.parametrize("row", WORDS, ids=lambda row: row[0])
+def test_a_word_of_the_glossary_is_in_the_code(row):
+    file, name, value = (cell.strip("`") for cell in row[2:])
+    assert name in made_in(file)
+    assert not value or value in seen_anywhere()
+
+
+def test_the_glossary_has_all_parts_of_the_lectures():
+    assert re.findall(r"^## .*\((L\d)\)$", text_of("glossary.md"), re.MULTILINE) == [f"L{n}" for n in range(1, 7)]
+    assert len(WORDS) > 50
+
+
+# ---------------------------------------------------------------- commands and snippets
+def commands(page):
+    """What a reader is told to type: lines of `sh`, and of `console` after a dollar; joined where they go on."""
+    for block in blocks(page, "sh", "bash", "console"):
+        prompted = re.search(r"^\$ ", block, re.MULTILINE)
+        for line in block.replace("\\\n", " ").splitlines():
+            if (prompted is None or line.startswith("$ ")) and re.search(r"\bclearhead\b", line):
+                yield line.removeprefix("$ ").split("    #")[0]
+
+
+@pytest.mark.parametrize("page", OURS)
+def test_commands_are_such_as_the_shell_understands(page):
+    for line in commands(page):
+        words = shlex.split(line)
+        if "clearhead" not in words or words[0].startswith("#"):
+            continue
+        rest, command = words[words.index("clearhead") + 1 :], get_command(app)
+        while rest and getattr(command, "commands", None):
+            assert rest[0] in command.commands, line
+            command, rest = command.commands[rest[0]], rest[1:]
+        with command.make_context("clearhead", rest) as context:  # reads the options, runs nothing
+            known(context, line)
+
+
+def known(context, line):
+    """Options with dots are options of a configuration: of a recipe they must be its own."""
+    options = dotted(list(context.args))
+    if options and (recipe := context.params.get("what")) in ch.presets:
+        try:
+            ch.presets[recipe].change(**{key.replace(".", "__"): value for key, value in options.items()})
+        except ch.ClearheadError as mistake:
+            pytest.fail(f"{line}: {mistake}")
+
+
+@pytest.mark.parametrize("page", OURS)
+def test_snippets_use_names_that_exist(page):
+    for block in blocks(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.Attribute):
+                path = ast.unparse(node)
+                if re.fullmatch(r"ch(\.\w+)+", path):
+                    reduce(getattr, path.split(".")[1:], ch)
+                elif re.fullmatch(r"(model|ch\.load\([^()]*\))\.\w+", path):
+                    assert hasattr(ch.Model, node.attr) or node.attr in ("config", "tokenizer", "net"), path
+
+
+def test_the_sizing_table_is_what_its_code_prints():
+    page = text_of("guides/many-gpus.md")
+    code, table = re.search(r"```python\n(.*?)```\n```text\n(.*?)```", page, re.DOTALL).groups()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == table.split()

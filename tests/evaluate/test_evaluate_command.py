@@ -1,0 +1,76 @@
+"""`clearhead evaluate` on small models."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import clearhead as ch
+from clearhead.cli.main import app
+from clearhead.errors import ClearheadError
+
+WORDS = ch.Tokenizer.train_bpe(["the cat sat on the mat"], 300, ("<|end|>",))
+END = WORDS.special["<|end|>"]
+MODELS = {
+    "judge": ("tiny-encoder", {"head": {"kind": "classes", "classes": 2}, "use__labels": ["no", "yes"]}),
+    "writer": ("tiny-decoder", {"use__stop": [END]}),
+    "translator": ("tiny-encoder-decoder", {"context": 24, "use__start": [END], "use__stop": [END]}),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    for name, (preset, changes) in MODELS.items():
+        ch.save(ch.new(preset, vocabulary=len(WORDS), tokenizer=WORDS, seed=1, **changes), folder / name)
+    (folder / "texts.txt").write_text("the cat sat on the mat\n" * 20)
+    (folder / "a.en").write_text("the cat\nsat\n")
+    (folder / "a.de").write_text("mat\non the\n")
+    (folder / "rows.csv").write_text("said,mood\nthe cat,no\nsat on,yes\n")
+    return folder
+
+
+def run(*words):
+    done = CliRunner().invoke(app, ["evaluate", *map(str, words)], catch_exceptions=True)
+    if isinstance(done.exception, ClearheadError):
+        raise done.exception
+    assert done.exit_code == 0, done.exception
+    return done.stdout
+
+
+def test_a_table_tells_each_figure_with_its_interval(place):
+    told = run(place / "writer", "--data", place / "texts.txt")
+    found = ch.evaluate(ch.load(place / "writer", device="cpu"), place / "texts.txt")
+    for figure in found.figures:
+        assert figure.name in told
+        assert f"{figure.value:.4f}"[:5] in told or figure.value > 10
+    assert "The interval: " in told
+
+
+def test_two_files_follow_one_option_and_json_is_saved_as_it_is_printed(place, tmp_path):
+    files = ["--data", place / "a.en", place / "a.de", "--beam", 1]
+    told = json.loads(run(place / "translator", *files, "--json", "--out", tmp_path / "f.json"))
+    assert told["data"] == [str(place / "a.en"), str(place / "a.de")]
+    assert [figure["name"] for figure in told["figures"]] == ["bleu", "chrf", "loss", "perplexity"]
+    assert json.loads((tmp_path / "f.json").read_text()) == told
+    twice = ["--data", place / "a.en", "--data", place / "a.de", "--beam", 1]
+    assert json.loads(run(place / "translator", *twice, "--json")) == told
+
+
+def test_what_came_of_each_row_and_the_confusion_are_saved(place, tmp_path):
+    columns = ["--data.label", "mood", "--data.field", "said"]
+    saved = ["--each", tmp_path / "each.jsonl", "--confusion", tmp_path / "c.csv"]
+    told = run(place / "judge", *columns, "--data", place / "rows.csv", *saved)
+    rows = [json.loads(line) for line in (tmp_path / "each.jsonl").read_text().splitlines()]
+    assert [row["input"] for row in rows] == ["the cat", "sat on"]
+    assert (tmp_path / "c.csv").read_text().splitlines()[0] == "true,predicted,rows"
+    assert "What is taken for what" in told
+
+
+def test_mistakes_are_told_before_the_work(place, tmp_path):
+    with pytest.raises(ClearheadError, match="leave out --confusion"):
+        run(place / "writer", "--data", place / "none.txt", "--confusion", tmp_path / "c.png")
+    with pytest.raises(ClearheadError, match="there is no folder"):
+        run(place / "writer", "--data", place / "texts.txt", "--each", tmp_path / "none" / "each.jsonl")
+    with pytest.raises(ClearheadError, match="must end in"):
+        run(place / "judge", "--data", place / "rows.csv", "--confusion", tmp_path / "c.txt")

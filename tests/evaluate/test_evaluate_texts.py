@@ -1,0 +1,152 @@
+"""Language models and masked-word models on texts, against the same by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import clearhead as ch
+from clearhead.errors import ClearheadError
+from clearhead.generate import answers
+from clearhead.generate.answers import windows
+
+WORDS = ch.Tokenizer.train_bpe(["the cat sat on the mat"], 300, ("<|end|>", "<|mask|>"))
+END, MASK = WORDS.special["<|end|>"], WORDS.special["<|mask|>"]
+TEXTS = ["the cat sat\non the mat", "ä dog", "the mat " * 40]
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "texts.txt").write_text("\n<|endoftext|>\n".join(TEXTS) + "\n")
+    return tmp_path / "texts.txt"
+
+
+def writer(tokenizer=WORDS, **changes):
+    return ch.new("tiny-decoder", vocabulary=len(tokenizer), tokenizer=tokenizer, context=32, seed=1, **changes)
+
+
+def documents(file):
+    return [text.removeprefix("\n") for text in file.read_text().split("<|endoftext|>\n")]
+
+
+def by_hand(model, ids, stride):
+    """−log p of each token after the first: in the window that reads it first."""
+    told = {}
+    for begin in range(0, len(ids) - 1, stride):
+        window = ids[begin : begin + 32]
+        log_probs = model.logits(window).log_softmax(-1)
+        for at, row in enumerate(log_probs, begin + 1):
+            if at < len(ids):
+                told.setdefault(at, -row[ids[at]].item())
+    return [told[at] for at in range(1, len(ids))]
+
+
+@pytest.mark.parametrize("stride", [0, 1, 5, 32])
+def test_loss_perplexity_and_bits_are_those_by_hand(file, stride):
+    model = writer(use__stop=[END])
+    told = [by_hand(model, [END, *WORDS.encode(text)], stride or 16) for text in documents(file)]
+    total, tokens = sum(map(sum, told)), sum(map(len, told))
+    whole = "".join(documents(file))
+    found = ch.evaluate(model, file, stride=stride)
+    assert found.value("loss") == pytest.approx(total / tokens, rel=1e-5)
+    assert found.value("perplexity") == pytest.approx(math.exp(total / tokens), rel=1e-4)
+    assert found.value("word perplexity") == pytest.approx(math.exp(total / len(whole.split())), rel=1e-3)
+    assert found.value("bits per byte") == pytest.approx(total / math.log(2) / len(whole.encode()), rel=1e-5)
+    assert [one["tokens"] for one in found.each] == [len(one) for one in told]
+    assert [one["loss"] for one in found.each] == pytest.approx([np.mean(one) for one in told], rel=1e-5)
+
+
+@given(st.integers(0, 200), st.integers(1, 40), st.data())
+def test_windows_tell_every_token_once_from_at_least_a_context_less_the_stride(tokens, context, data):
+    stride, told = data.draw(st.integers(1, context)), []
+    for begin, new, end in windows(tokens, context, stride):
+        assert end - begin <= context
+        assert begin == 0 or new - begin >= context - stride
+        told += range(new, end)
+    assert told == list(range(tokens))
+
+
+def test_every_figure_is_independent_of_what_is_read_together(file, monkeypatch):
+    one = ch.evaluate(writer(use__stop=[END]), file)
+    monkeypatch.setitem(answers.MOST, "cpu", 1)
+    other = ch.evaluate(writer(use__stop=[END]), file)
+    for a, b in zip(one.figures, other.figures, strict=True):
+        assert (a.value, a.low, a.high) == pytest.approx((b.value, b.low, b.high), rel=1e-5)
+
+
+@pytest.mark.parametrize("tokenizer", [WORDS, ch.Tokenizer.bytes(("<|end|>",))])
+def test_bits_per_byte_are_of_the_text_whatever_the_tokens(file, tokenizer):
+    """A model that finds all tokens alike needs log₂ of the vocabulary for each."""
+    model = writer(tokenizer)
+    torch.nn.init.zeros_(model.net.head.unembed.weight)
+    tokens = sum(len(tokenizer.encode(text)) for text in documents(file))
+    want = tokens * math.log2(len(tokenizer)) / sum(len(text.encode()) for text in documents(file))
+    assert ch.evaluate(model, file).value("bits per byte") == pytest.approx(want, rel=1e-5)
+
+
+def test_without_a_token_that_opens_texts_the_first_is_not_told_and_not_counted(tmp_path):
+    letters = ch.Tokenizer.characters("äabc")
+    (tmp_path / "a.txt").write_text("äabc")
+    found = ch.evaluate(writer(letters), tmp_path / "a.txt")
+    assert (found.each[0]["tokens"], found.each[0]["bytes"]) == (3, 3)
+    assert "no token opens" in found.notes[0]
+
+
+def test_documents_are_drawn_where_there_are_many_and_stretches_where_there_are_few(tmp_path):
+    (tmp_path / "many.txt").write_text("\n<|endoftext|>\n".join(["the cat", "a mat on"] * 20))
+    (tmp_path / "one.txt").write_text("the cat sat on a mat\n" * 50)
+    many, one = (ch.evaluate(writer(), tmp_path / name).figures[0] for name in ("many.txt", "one.txt"))
+    assert (many.n, many.unit, one.unit) == (40, "documents", "stretches of 128 tokens")
+    assert one.low < one.value < one.high
+    assert ch.evaluate(writer(), tmp_path / "one.txt", stride=3).figures[0].n == one.n
+
+
+def test_masked_words_are_told_as_by_hand(file):
+    model = ch.new(
+        "tiny-encoder", vocabulary=len(WORDS), tokenizer=WORDS, context=32, use__mask=[MASK], use__begin=[END], seed=1
+    )
+    found = ch.evaluate(model, file, seed=3)
+    chance, losses, right = np.random.default_rng(3), [], []
+    for text in documents(file):
+        ids = WORDS.encode(text)
+        for row in ([END, *ids[start : start + 31]] for start in range(0, len(ids), 31)):
+            hidden = chance.choice(range(1, len(row)), max(1, round(0.15 * (len(row) - 1))), replace=False)
+            log_probs = model.logits([MASK if i in hidden else token for i, token in enumerate(row)]).log_softmax(-1)
+            losses += [-log_probs[i, row[i]].item() for i in hidden]
+            right += [log_probs[i].argmax().item() == row[i] for i in hidden]
+    assert found.value("loss") == pytest.approx(np.mean(losses), rel=1e-5)
+    assert found.value("accuracy") == pytest.approx(np.mean(right))
+    assert sum(one["hidden"] for one in found.each) == len(losses)
+    assert ch.evaluate(model, file, seed=4).value("loss") != found.value("loss")
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "why"),
+    [
+        ({}, {"stride": 33}, "from 0 to the context of 32"),
+        ({}, {"beam": 0}, "beam = 0 must be"),
+        ({}, {"seed": -1}, "at least 0"),
+        ({}, {"column": "x"}, "column"),
+        ({"head": "hidden"}, {}, "no head"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(file, change, options, why):
+    with pytest.raises(ClearheadError, match=why):
+        ch.evaluate(writer(**change), file, **options)
+
+
+def test_a_file_without_a_text_and_no_file_are_refused(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(ClearheadError, match="there is no text in it"):
+        ch.evaluate(writer(), tmp_path / "empty.txt")
+    with pytest.raises(ClearheadError, match="there is no such file"):
+        ch.evaluate(writer(), tmp_path / "none.txt")
+    with pytest.raises(ClearheadError, match="give a file"):
+        ch.evaluate(writer(), [])
+    with pytest.raises(ClearheadError, match="a model is needed"):
+        ch.evaluate("story", tmp_path / "empty.txt")
+    with pytest.raises(ClearheadError, match="no tokenizer"):
+        ch.evaluate(ch.new("tiny-decoder"), tmp_path / "empty.txt")

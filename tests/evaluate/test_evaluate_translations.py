@@ -1,0 +1,127 @@
+"""Translators on pairs, against sacrebleu's own functions and the loss by hand."""
+
+import numpy as np
+import pytest
+import sacrebleu
+import torch
+
+import clearhead as ch
+from clearhead.data.packed import Report
+from clearhead.data.pair_files import Pair
+from clearhead.data.pairs import Pairs, encoded
+from clearhead.errors import ClearheadError
+from clearhead.evaluate.figures import figures
+from clearhead.evaluate.translations import Overlap
+from clearhead.train.team import Alone
+from clearhead.train.validate import validate
+
+SOURCES = ["the cat sat", "on a mat", "the dog ran home again", "a cat"]
+TARGETS = ["die katze sass", "auf einer matte", "der hund lief wieder heim", "eine katze"]
+WORDS = ch.Tokenizer.train_bpe(SOURCES + TARGETS, 300, ("<|end|>", "<|start|>"))
+END, START = WORDS.special["<|end|>"], WORDS.special["<|start|>"]
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, texts in (("a.en", SOURCES), ("a.de", TARGETS)):
+        (tmp_path / name).write_text("\n".join(texts) + "\n")
+    return [tmp_path / "a.en", tmp_path / "a.de"]
+
+
+@pytest.fixture(scope="module")
+def translator():
+    around = {"use__end": [END], "use__start": [START], "use__stop": [END], "use__never": [START]}
+    return ch.new("tiny-encoder-decoder", vocabulary=len(WORDS), tokenizer=WORDS, context=24, seed=1, **around)
+
+
+def test_scores_are_sacrebleus_on_what_the_model_translates(translator, files, monkeypatch):
+    made = {"the cat sat": "die Katze sass da", "on a mat": "auf einer matte", "a cat": "", SOURCES[2]: "der hund lief"}
+
+    class Told(str):
+        text = property(str)
+
+    monkeypatch.setattr(translator, "translate", lambda texts, beam: [Told(made[text]) for text in texts])
+    found = ch.evaluate(translator, files)
+    hypotheses = [made[source] for source in SOURCES]
+    assert [one["hypothesis"] for one in found.each] == hypotheses
+    assert found.value("bleu") == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [TARGETS]).score)
+    assert found.value("chrf") == pytest.approx(sacrebleu.corpus_chrf(hypotheses, [TARGETS]).score)
+    assert found.each[0]["chrf"] == pytest.approx(sacrebleu.sentence_chrf(hypotheses[0], [TARGETS[0]]).score)
+    assert "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in found["bleu"].method
+    assert found["bleu"].low <= found.value("bleu") <= found["bleu"].high
+
+
+def test_the_interval_is_about_that_of_sacrebleu():
+    chance = np.random.default_rng(0)
+    references = [" ".join(chance.choice(list("abcdefgh"), 12)) for _ in range(200)]
+    hypotheses = [" ".join(w if chance.random() < 0.8 else "x" for w in text.split()) for text in references]
+    metric = sacrebleu.metrics.BLEU(force=True)
+    overlap = Overlap(metric, hypotheses, references)
+    ours = figures({"bleu": ""}, lambda counts: [overlap.score(counts @ overlap.stats)], 200, "sentences", 0)[0]
+    theirs = metric.corpus_score(hypotheses, [references], n_bootstrap=1000)
+    assert ours.value == pytest.approx(theirs.score)
+    assert (ours.high - ours.low) / 2 == pytest.approx(theirs._ci, rel=0.1)
+    assert (ours.high + ours.low) / 2 == pytest.approx(theirs._mean, abs=0.5)
+
+
+def test_hypotheses_are_translations_in_the_order_of_the_file(translator, files):
+    found = ch.evaluate(translator, files, beam=2)
+    wanted = [one.text for one in translator.translate(SOURCES, beam=2)]
+    assert [one["hypothesis"] for one in found.each] == [" ".join(text.split()) for text in wanted]
+    assert [one["source"] for one in found.each] == SOURCES
+
+
+def test_the_loss_is_that_of_the_reference_and_its_end(translator, files):
+    losses = []
+    for source, target in zip(SOURCES, TARGETS, strict=True):
+        ids = [START, *WORDS.encode(target), END]
+        log_probs = translator.logits(ids[:-1], source=[*WORDS.encode(source), END]).log_softmax(-1)
+        losses.append([-row[token].item() for row, token in zip(log_probs, ids[1:], strict=True)])
+    found = ch.evaluate(translator, files, beam=1)
+    assert found.value("loss") == pytest.approx(np.mean(np.concatenate(losses)), rel=1e-5)
+    assert [one["loss"] for one in found.each] == pytest.approx([np.mean(one) for one in losses], rel=1e-5)
+
+
+def test_the_loss_is_what_training_calls_its_validation(translator, files):
+    found = [Pair(*texts, "") for texts in zip(SOURCES, TARGETS, strict=True)]
+    ids = list(encoded(found, WORDS, WORDS, translator.config.use, Report()))
+    held = Pairs(ids, ids, Report(), rows=2, length=24, source_length=24, seed=0)
+    loss, _ = validate(translator.net, held, torch.device("cpu"), Alone())
+    assert ch.evaluate(translator, files, beam=1).value("loss") == pytest.approx(loss, rel=1e-5)
+
+
+def test_pairs_that_do_not_belong_together_are_refused(translator, files, tmp_path):
+    files[1].write_text("eins\n")
+    with pytest.raises(ClearheadError, match=r"4 lines and .* has 1"):
+        ch.evaluate(translator, files)
+    (tmp_path / "wide.tsv").write_text("a\tb\tc\n")
+    with pytest.raises(ClearheadError, match="3 columns"):
+        ch.evaluate(translator, tmp_path / "wide.tsv")
+    with pytest.raises(ClearheadError, match="stride is for language models"):
+        ch.evaluate(translator, files, stride=4)
+
+
+def test_a_model_that_listens_is_refused(files):
+    ear = {"kind": "sound", "mels": 6, "frames": 9}
+    listens = ch.new(
+        "tiny-encoder-decoder",
+        vocabulary=len(WORDS),
+        tokenizer=WORDS,
+        shape__input=ear,
+        shape__context=5,
+        shape__vocabulary=0,
+    )
+    with pytest.raises(ClearheadError, match="this model reads sound"):
+        ch.evaluate(listens, files)
+
+
+def test_a_pair_that_is_too_long_is_refused_or_left_out(translator, tmp_path):
+    long = "the cat " * 200
+    (tmp_path / "long.tsv").write_text(f"a cat\teine katze\n{long}\tviele katzen\n")
+    with pytest.raises(
+        ClearheadError, match=r"long.tsv:2 \(\d+\): the source has more tokens than the \d+ that this model reads"
+    ):
+        ch.evaluate(translator, tmp_path / "long.tsv")
+    found = ch.evaluate(translator, tmp_path / "long.tsv", broken="skip", beam=1)
+    assert len(found.each) == 1
+    assert any("1 × the source has more" in note for note in found.notes)

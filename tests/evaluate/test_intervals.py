@@ -1,0 +1,67 @@
+"""Intervals: where they lie, and what they follow from."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.errors import ClearheadError
+from clearhead.evaluate.figures import Evaluation, figures, number
+
+
+def mean_of(values, seed=0):
+    values = np.array(values, float)
+    return figures({"mean": "the mean"}, lambda counts: [counts @ values / counts.sum()], len(values), "rows", seed)[0]
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=30), st.integers(0, 5))
+def test_the_interval_holds_the_value_and_lies_among_the_values(values, seed):
+    found = mean_of(values, seed)
+    assert found.value == pytest.approx(np.mean(values), abs=1e-9)
+    assert min(values) - 1e-9 <= found.low <= found.value <= found.high <= max(values) + 1e-9
+    assert found == mean_of(values, seed)
+
+
+def test_the_interval_of_a_mean_is_that_of_the_normal_distribution():
+    values = np.random.default_rng(1).normal(3, 2, 2000)
+    found, error = mean_of(values), values.std() / math.sqrt(2000)
+    assert (found.low, found.high) == pytest.approx((found.value - 1.96 * error, found.value + 1.96 * error), abs=0.01)
+
+
+def test_the_interval_shrinks_with_the_root_of_n():
+    values = np.random.default_rng(1).normal(size=100)
+    few, many = mean_of(values), mean_of(np.tile(values, 64))
+    assert (few.high - few.low) / (many.high - many.low) == pytest.approx(8, rel=0.1)
+
+
+def test_an_interval_begins_with_a_value_that_chance_only_makes_larger():
+    values = np.tile([-1.0, 1.0], 50)
+    found = figures({"x": ""}, lambda counts: [abs(counts @ values)], 100, "rows", 0)[0]
+    assert found.low == found.value == 0 < found.high
+
+
+def test_of_one_there_is_no_interval():
+    found = mean_of([2.0])
+    assert (found.value, found.low, found.high) == (2.0, None, None)
+    assert "no interval" in found.method
+
+
+def test_figures_are_asked_for_by_name():
+    found = Evaluation(figures({"bits per byte": "how"}, lambda counts: [1.5], 3, "rows", 0), [])
+    assert found.value("bits per byte") == found.value("bits_per_byte") == 1.5
+    with pytest.raises(ClearheadError, match="did you mean 'bits per byte'"):
+        found.value("bits per bite")
+
+
+def test_what_is_no_finite_number_is_null():
+    found = Evaluation(figures({"x": "how"}, lambda counts: [math.inf], 1, "rows", 0), [{"loss": math.nan}])
+    assert json.loads(found.json())["figures"][0]["value"] is None
+    assert json.loads(found.each_json()) == {"loss": None}
+
+
+@pytest.mark.parametrize(("value", "told"), [(0.12345, "0.1235"), (34.567, "34.57"), (2.5e7, "2.5e+07")])
+def test_numbers_have_four_digits(value, told):
+    assert number(value) == told

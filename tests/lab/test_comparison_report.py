@@ -1,0 +1,137 @@
+"""What is said of an experiment follows from its numbers; the report is one file that needs no other."""
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from experiments import SMALL
+
+import clearhead as ch
+from clearhead.lab import report
+from clearhead.lab.experiment import Experiment
+from clearhead.lab.findings import findings
+from clearhead.lab.outcome import Outcome, keep
+from clearhead.lab.summary import summarise
+
+BASE = ch.presets["lm-small"].change(**SMALL, **{"data.train": "text.txt", "data.valid": "valid.txt"})
+
+
+def summary(values, metric="loss", **changes):
+    """Of variants by their widths, with the values that their runs came to."""
+    vary = (f"model.width={','.join(map(str, values))}",)
+    seeds = tuple(range(max(len(each) for each in values.values())))
+    experiment = Experiment("lm-small", vary, seeds, base=BASE, **{"metric": metric, **changes})
+    runs = {}
+    for width, each in values.items():
+        for seed, value in enumerate(each):
+            end = "diverged" if value is None else "done"
+            known = {"loss": value, "last": value, "figures": {metric: value}, "end": end, "parameters": width}
+            runs[f"width={width}", seed] = Outcome(f"width={width}", seed, **known, why="it was lost", seconds=2.0)
+    return summarise(experiment, runs)
+
+
+def said(found, out):
+    return {finding.name: finding.sentence for finding in findings(found, out)}
+
+
+def test_a_clear_difference_is_claimed_in_its_direction(tmp_path):
+    lower = {16: [3.0, 3.1, 3.2], 32: [2.5, 2.61, 2.7]}
+    assert (
+        "width=32 is better than width=16: lowest validation loss -0.4967" in said(summary(lower), tmp_path)["better"]
+    )
+    assert "worse" in said(summary({32: lower[32], 16: lower[16]}), tmp_path)
+    assert "worse" in said(summary(lower, "bits per byte", against="width=32"), tmp_path)
+
+
+def test_more_is_better_where_it_is(tmp_path):
+    found = summary({16: [3.0, 3.1, 3.2], 32: [2.5, 2.61, 2.7]}, "perplexity")
+    assert found.less
+    rows = BASE.change(**{"model.shape": "encoder", "model.head": "classes"})
+    assert not summarise(Experiment("x", metric="accuracy", base=rows), {}).less
+
+
+def test_noise_is_not_claimed_and_not_called_equal(tmp_path):
+    found = said(summary({16: [3.0, 3.1, 3.2], 32: [3.1, 3.0, 3.25]}), tmp_path)
+    assert list(found) == ["not to be told apart"]
+    assert "does not make them equal" in found["not to be told apart"]
+
+
+def test_looking_at_many_variants_makes_claims_harder(tmp_path):
+    near = {16: [3.0, 3.1, 3.2], 32: [2.9, 3.02, 3.08]}
+    alone = summary(near).rows[1].versus
+    among = summary(near | {w: [3.0, 3.3, 2.9] for w in (8, 64, 128)}).rows[1].versus
+    assert alone.p == alone.chance.p < 0.05
+    assert among.p == pytest.approx(4 * alone.p)
+    assert not among.claimed
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_with_few_seeds_nothing_is_claimed(seeds, tmp_path):
+    found = said(summary({16: [3.0, 3.1][:seeds], 32: [1.0, 1.1][:seeds]}), tmp_path)
+    assert list(found) == ["too few seeds"]
+
+
+def test_an_option_without_effect_is_told_from_a_small_one(tmp_path):
+    assert "no effect" in said(summary({16: [3.0, 3.1, 3.2], 32: [3.0, 3.1, 3.2]}), tmp_path)
+
+
+def test_runs_that_diverged_count_in_no_mean_and_are_told(tmp_path):
+    found = summary({16: [3.0, 3.1, 3.2, 3.3], 32: [None, 2.6, 2.7, 2.8]})
+    row = found.rows[1].tree()
+    assert (row["n"], row["diverged"], row["mean"]) == (3, 1, pytest.approx(2.7))
+    assert row["difference"] == pytest.approx(-0.5)
+    assert "1 of 4 runs of width=32 diverged" in said(found, tmp_path)["mind"]
+    few = summary({16: [3.0, 3.1, 3.2], 32: [None, 2.6, 2.7]})
+    assert "width=32 there are fewer than 3 pairs" in said(few, tmp_path)["nothing to say"]
+
+
+@pytest.mark.parametrize(
+    ("option", "word"),
+    [("data.vocabulary=99,98", "bits per byte"), ("data.valid=a,b", "other data"), ("model.context=8,16", "--lengths")],
+)
+def test_losses_that_are_not_of_the_same_are_pointed_out(option, word, tmp_path):
+    experiment = Experiment("lm-small", (option,), base=BASE)
+    assert any(word in finding.sentence for finding in findings(summarise(experiment, {}), tmp_path))
+
+
+class Page(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open, self.links, self.words = [], [], ""
+
+    def handle_starttag(self, tag, attrs):
+        self.links += [value for name, value in attrs if name in ("src", "href") and not value.startswith("#")]
+        if tag not in ("meta", "br", "wbr", "path", "use", "circle", "rect"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in self.open:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words += data
+
+
+def test_the_page_is_whole_needs_nothing_else_and_escapes_what_is_not_ours(tmp_path):
+    known = summary({16: [3.0, 3.1, 3.2], 32: [2.5, 2.61, None]})
+    experiment = replace(known.experiment, what="<script>alert(1)</script>", lengths=(16, 64))
+    for run in known.done:
+        keep(tmp_path, replace(run, lengths={"16": {"loss": 3.0, "beyond": 0.0}, "64": {}}))
+    report.write(experiment, tmp_path)
+    html = (tmp_path / "report.html").read_text()
+    page = Page()
+    page.feed(html)
+    assert not page.open
+    assert not page.links
+    assert "<script" not in html
+    for word in ("width=32", "1 diverged", "3.1000 ± 0.1000", "min – max", "95 % interval", "peak memory"):
+        assert word in page.words
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "report.md").read_text()
+    assert "| width=16 | 3.1000 ± 0.1000 |" in text
+    assert "nothing here is extrapolation" in text
+
+
+def test_an_experiment_without_any_result_yet_has_a_report_too(tmp_path):
+    report.write(Experiment("lm-small", ("model.width=16,32",), base=BASE), tmp_path)
+    assert "6 of 6 runs are not done" in (tmp_path / "report.md").read_text()

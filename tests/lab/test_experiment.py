@@ -1,0 +1,181 @@
+"""An experiment is a folder: it goes on where it was, repeats itself, and is never another than it began as."""
+
+import csv
+import json
+import shutil
+
+import experiments
+import pytest
+from experiments import POSITIONS, SMALL
+
+import clearhead as ch
+from clearhead.lab import work
+from clearhead.lab.experiment import FIGURES, Experiment
+from clearhead.lab.outcome import outcomes
+
+
+def compared(out, data, vary=POSITIONS, seeds=3, **changes):
+    return ch.compare(
+        "lm-small", vary, seeds, out, quiet=True, device="cpu", **{**SMALL, "data.train": data, **changes}
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return experiments.text(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """Three positions, three seeds, two lengths."""
+    out = tmp_path_factory.mktemp("lab") / "positions"
+    return compared(out, data, lengths=[16, 32])
+
+
+def test_every_variant_is_trained_with_every_seed_as_if_by_train(whole, data, tmp_path):
+    assert sorted(outcomes(whole.out)) == [
+        (f"position={p}", s) for p in ("learned", "none", "rotary") for s in range(3)
+    ]
+    alone = tmp_path / "alone"
+    options = {**SMALL, "data.train": data, "model.position": "rotary", "train.seed": 2}
+    ch.train("lm-small", alone, quiet=True, device="cpu", **options)
+    theirs = [json.loads(line) for line in (alone / "log.jsonl").read_text().splitlines()]
+    ours = [json.loads(line) for line in (whole.out / "runs/position=rotary/2/log.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in ours] == [(line["step"], line["loss"]) for line in theirs]
+    assert outcomes(whole.out)["position=rotary", 2].loss == min(line["valid"] for line in theirs)
+
+
+def test_the_table_says_what_the_runs_say(whole):
+    rows = {row["variant"]: row for row in whole.table()}
+    known = outcomes(whole.out)
+    losses = {name: [known[name, seed].loss for seed in range(3)] for name in rows}
+    for name, row in rows.items():
+        assert row["mean"] == pytest.approx(sum(losses[name]) / 3)
+        assert (row["lowest"], row["highest"], row["n"]) == (min(losses[name]), max(losses[name]), 3)
+        assert row["seconds"] > 0
+        assert row["parameters"] == ch.load(whole.out / f"runs/{name}/0", device="cpu").config.parameters()
+    pairs = [a - b for a, b in zip(losses["position=rotary"], losses["position=none"], strict=True)]
+    assert rows["position=rotary"]["difference"] == pytest.approx(sum(pairs) / 3)
+    assert rows["position=none"]["p"] is None
+    with (whole.out / "table.csv").open() as file:
+        assert [row["variant"] for row in csv.DictReader(file)] == list(rows)
+
+
+def test_longer_texts_are_read_where_positions_allow_it(whole):
+    known = outcomes(whole.out)
+    for (name, seed), run in known.items():
+        assert run.lengths["16"]["loss"] == pytest.approx(run.loss, rel=1e-5), (name, seed)
+        assert run.lengths["16"]["beyond"] == 0
+        assert bool(run.lengths["32"]) is (name != "position=learned")
+    assert known["position=rotary", 0].lengths["32"]["beyond"] == pytest.approx(0.5, abs=0.03)
+    assert "learned positions end with the context" in (whole.out / "report.md").read_text()
+
+
+def test_what_is_done_is_not_done_again(whole, monkeypatch):
+    monkeypatch.setattr(work, "teach", None)
+    again = ch.compare(whole.out, quiet=True)
+    assert again.table() == whole.table()
+
+
+def test_what_is_asked_later_is_measured_without_training(whole, data, monkeypatch, tmp_path):
+    out = shutil.copytree(whole.out, tmp_path / "copy", symlinks=True)
+    monkeypatch.setattr(work, "teach", None)
+    more = ch.compare(out, quiet=True, device="cpu", lengths=[8], against="position=rotary")
+    assert all("8" in run.lengths for run in outcomes(out).values())
+    assert [row["difference"] is None for row in more.table()] == [False, False, True]
+    asked = "the same runs were asked before: loss against position=none. p is corrected"
+    assert asked in str(more)
+    assert asked in str(ch.compare(out, quiet=True, device="cpu"))
+    assert "asked before" not in str(whole)
+
+
+def test_a_run_that_is_lost_is_trained_again_and_comes_to_the_same(whole, tmp_path):
+    out = shutil.copytree(whole.out, tmp_path / "copy", symlinks=True)
+    lines = (out / "results.jsonl").read_text().splitlines(keepends=True)
+    (out / "results.jsonl").write_text("".join(lines[1:]) + lines[0][:40])  # of the first, only half a line is left
+    shutil.rmtree(out / "runs/position=none/0")
+    again = ch.compare(out, quiet=True, device="cpu")
+    assert [row["mean"] for row in again.table()] == [row["mean"] for row in whole.table()]
+
+
+def test_an_experiment_is_repeated_from_its_file(data, tmp_path):
+    before = compared(tmp_path / "lab", data, {"train.clip": [0.1, 1.0]}, [7])
+    again = ch.compare(before.out / "experiment.toml", out=tmp_path / "again", quiet=True, device="cpu")
+    assert [row["mean"] for row in again.table()] == [row["mean"] for row in before.table()]
+    first, second = (Experiment.read(out / "experiment.toml") for out in (before.out, again.out))
+    assert first == second
+
+
+def test_another_experiment_in_the_same_folder_is_refused(whole, data):
+    for changes, sentence in (
+        ({"seeds": 4}, "seeds = [0, 1, 2], not [0, 1, 2, 3]"),
+        ({"vary": {"model.position": ["none"]}}, "vary = "),
+        ({"train.steps": 7}, "train.steps = 6, not 7"),
+    ):
+        with pytest.raises(ch.ClearheadError, match="compares with") as error:
+            compared(whole.out, data, **changes)
+        assert sentence in str(error.value)
+
+
+def test_data_that_have_changed_are_refused(tmp_path):
+    data = experiments.text(tmp_path)
+    compared(tmp_path / "lab", data, {}, 1)
+    with open(data, "a") as file:  # noqa: PTH123
+        file.write(" more")
+    with pytest.raises(ch.ClearheadError, match="has changed"):
+        ch.compare(tmp_path / "lab", quiet=True)
+
+
+def test_a_run_that_diverges_is_a_result_and_the_others_go_on(data, tmp_path):
+    vary = {"train.optimiser": [{"kind": "adamw", "rate": rate} for rate in (1e-3, 1e30)]}
+    done = compared(tmp_path / "lab", data, vary, 1, **{"train.clip": 0.0})
+    good, bad = done.table()
+    assert (good["n"], good["diverged"], bad["n"], bad["diverged"]) == (1, 0, 0, 1)
+    assert "1 of 1 runs of optimiser=adamw,rate=1e+30 diverged" in str(done)
+    assert ch.compare(tmp_path / "lab", quiet=True).table() == done.table()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"seeds": [1, 1]}, "--seeds 1,1 must"),
+        ({"seeds": 0}, "--seeds 0 must"),
+        ({"seeds": "12"}, "must be whole numbers"),
+        ({"against": "rotary"}, "--against rotary is no variant"),
+        ({"metric": "blue"}, "--metric blue is unknown here"),
+        ({"metric": "perplexity"}, "give --data.valid"),
+        ({"data.train": []}, "nothing to learn from"),
+        ({"data.train": "-"}, "standard input"),
+        ({"data.held_out": 0.0}, "nothing is held out"),
+        ({"data.train": "nowhere.txt"}, "position=none, seed 0: "),
+        ({"lengths": [0]}, "must be at least 1"),
+    ],
+)
+def test_wrong_input_is_a_sentence_and_leaves_no_run(data, tmp_path, changes, sentence):
+    with pytest.raises(ch.ClearheadError) as error:
+        compared(tmp_path / "lab", **{"data": data, **changes})
+    assert sentence in str(error.value)
+    assert not list(tmp_path.rglob("run.json"))
+
+
+def test_a_folder_of_something_else_is_left_alone(data, tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ch.ClearheadError, match="needs a folder of its own"):
+        compared(tmp_path, data)
+
+
+def test_a_figure_of_evaluate_is_what_evaluate_says(data, tmp_path):
+    valid = tmp_path / "valid.txt"
+    valid.write_text("the old cat sat on the mat and saw a house\n" * 4)
+    options = {"data.valid": str(valid), "metric": "bits_per_byte"}
+    done = compared(tmp_path / "lab", data, {}, 1, **options)
+    model = ch.load(tmp_path / "lab/runs/base/0", device="cpu")
+    assert done.table()[0]["mean"] == pytest.approx(ch.evaluate(model, valid).value("bits per byte"))
+    assert "bits per byte" in str(done)
+
+
+def test_figures_that_can_be_asked_for_are_those_of_evaluate():
+    from clearhead.evaluate import masked, numbers, texts
+
+    for head, module in (("language", texts), ("masked-word", masked), ("number", numbers)):
+        assert {*FIGURES[head]} == {*module.HOW} - {"loss"}

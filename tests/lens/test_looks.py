@@ -1,0 +1,55 @@
+"""Where a word looks: attention between words, whatever tokens they are cut into."""
+
+import pytest
+import torch
+
+import clearhead as ch
+
+TEXT = "It isn't a big cat, it is a dog"
+WORDS = ("It", "isn't", "a", "big", "cat", "it", "is", "a", "dog")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), context=64)
+
+
+def test_it_looks_from_its_last_token_at_all_tokens_of_a_word(model):
+    seen = ch.lens.looks(model, "cat", TEXT)
+    assert seen.axes[-1].labels == WORDS
+    pattern = ch.lens.attention(model, TEXT).values
+    end, big = TEXT.index("cat") + 2, TEXT.index("big")
+    torch.testing.assert_close(seen.values[..., 3], pattern[:, :, end, big : big + 3].sum(dim=-1))
+
+
+def test_what_is_missing_from_1_goes_to_no_word(model):
+    seen, pattern = ch.lens.looks(model, "dog", TEXT), ch.lens.attention(model, TEXT).values
+    blank = [i for i, letter in enumerate(TEXT) if letter in " ,"]
+    torch.testing.assert_close(1 - seen.values.sum(dim=-1), pattern[:, :, -1, blank].sum(dim=-1))
+
+
+def test_the_last_of_several_is_meant_and_case_is_not_heard(model):
+    assert ch.lens.looks(model, "IT", TEXT).values.equal(ch.lens.looks(model, "it", TEXT).values)
+    assert float(ch.lens.looks(model, "it", TEXT).values[..., 4].min()) > 0  # the first could not see the cat
+
+
+def test_a_decoder_does_not_look_ahead(model):
+    assert not ch.lens.looks(model, "cat", TEXT).values[..., 5:].any()
+
+
+def test_a_translator_is_looked_at_where_it_reads():
+    made = ch.new(
+        "tiny-encoder-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), context=64, shape__context=64,
+        use__start=[0],
+    )  # fmt: skip
+    seen = ch.lens.looks(made, "cat", TEXT)
+    pattern = ch.lens.attention(made, "", source=TEXT, part="encoder").values
+    place = TEXT.index("dog")
+    torch.testing.assert_close(
+        seen.values[..., -1], pattern[:, :, TEXT.index("cat") + 2, place : place + 3].sum(dim=-1)
+    )
+
+
+def test_a_word_that_is_not_there_is_told_with_the_nearest(model):
+    with pytest.raises(ch.ClearheadError, match=r"'dogs' is not in .*; did you mean 'dog'"):
+        ch.lens.looks(model, "dogs", TEXT)

@@ -1,0 +1,93 @@
+"""Edits act wherever a model answers, and answers of two weights are never mixed."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.serve.pages.shell import Shell
+from clearhead.serve.shelf import Held
+from page_models import model_of
+from page_site import Site
+from serving import ask, running
+
+OFF = {"name": "blocks.0.ffn.out", "op": "ablate"}
+
+
+def test_an_encoders_value_is_swapped_for_that_of_another_source():
+    model = model_of("tiny-encoder-decoder")
+    site, name = Site(m=model), "encoder.blocks.0.attn.z"
+    edits = [{"name": name, "op": "swap"}]
+    run = site.run("ab", source="the cat", edits=edits, against="the dog")
+    other = model.watch(None, name, source="the dog")
+    real = model.logits("ab", source="the cat", edits={name: ch.replace(with_=other)})
+    assert np.allclose(site.npy(f"/api/runs/{run['id']}/logits")[0], real[-1].numpy(), atol=1e-5)
+    code = site.json("GET", f"/api/runs/{run['id']}/why?name=logits&index=1,5")
+    told = []
+    exec(code["python"].replace("ch.load('m')", "model"), {"model": model, "print": told.append})
+    assert told == [pytest.approx(code["value"], abs=1e-5)]
+    body = {"model": "m", "text": "the cat", "edits": edits, "against": "the dog"}
+    assert site.json("POST", "/api/translate", body)["tokens"]
+
+
+def test_a_verdict_changes_with_the_edits():
+    model = ch.new("tiny-encoder", tokenizer=ch.Tokenizer.bytes(), vocabulary=256, head="classes", head__classes=3)
+    site = Site(m=model)
+    assert "classify" in site.json("GET", "/api/models/m")["views"]
+    plain, edited = (
+        site.json("POST", "/api/classify", {"text": "so glad", "edits": edits})["classes"] for edits in ([], [OFF])
+    )
+    real = model.logits("so glad", edits={OFF["name"]: ch.ablate()}).softmax(-1).tolist()
+    assert [one["probability"] for one in edited] == pytest.approx(real, abs=1e-6)
+    assert plain != edited
+
+
+def test_who_has_answers_of_other_weights_is_told_so():
+    first, second = model_of(seed=3), model_of(seed=4)
+    with running({"m": first}, page=True) as server:
+        body, url = {"model": "m", "text": "hello"}, "/api/runs"
+        known = told_by(ask(server.port, "GET", "/api/models/m"))["loaded"]
+        assert ask(server.port, "POST", url, body, {"X-Loaded": known})[0] == 200
+        server.shelf.held["m"] = Held("m", "", second, server.shelf)
+        for path, sent in (
+            (url, body),
+            ("/api/tokens", body),
+            ("/api/generate", body),
+            ("/api/models/m/rows?ids=1", None),
+        ):
+            status, _, said = ask(server.port, "POST" if sent else "GET", path, sent, {"X-Loaded": known})
+            assert status == 410
+            assert b"loaded anew" in said
+        now = told_by(ask(server.port, "GET", "/api/models/m"))["loaded"]
+        assert now != known
+        assert ask(server.port, "POST", url, body, {"X-Loaded": now})[0] == 200
+        assert ask(server.port, "POST", url, body)[0] == 200  # who knows nothing is answered
+
+
+def told_by(answer):
+    status, _, content = answer
+    assert status == 200
+    return json.loads(content)
+
+
+def test_files_are_packed_for_who_can_unpack_them():
+    asset = next(asset for asset in Shell().assets if asset.name == "style")
+    with running({"m": model_of()}, page=True) as server:
+        plain = ask(server.port, "GET", f"/{asset.url}")
+        packed = ask(server.port, "GET", f"/{asset.url}", headers={"Accept-Encoding": "gzip, br"})
+    assert plain[2] == asset.content == gzip.decompress(packed[2])
+    assert packed[1]["content-encoding"] == "gzip"
+    assert len(packed[2]) < len(plain[2]) / 2
+
+
+def test_the_examples_tell_who_asks_for_adjectives():
+    model = model_of(context=64)
+    told = Site(m=model).json("GET", "/api/models/m")["examples"]
+    asks, answers = told["asks"]
+    assert told["fluffy"][: asks + 1].endswith("creature")
+    assert told["fluffy"][: answers + 1].endswith("fluffy")
+    assert torch.is_tensor(model.logits(told["beside"]))
+    assert len(told["beside"].split()) == len(told["fluffy"].split())
