@@ -1,11 +1,12 @@
 # make demo   sets everything up, then opens the page on a bundled model, or shows it in the terminal
+# make docs   sets up, then builds the site, its figures included, into site/
 # make test   sets everything up, then checks style and types and runs the tests
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test setup bench clean
+.PHONY: demo test docs setup bench clean
 
 demo: setup
 	$(BIN)/clearhead demo
@@ -15,6 +16,10 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+docs: setup
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: setup
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'

@@ -55,7 +55,7 @@ def story(data: Path, out: Path) -> None:
 
 
 def en_de(data: Path, out: Path) -> None:
-    """Tatoeba twice and Europarl once, without any sentence of the challenge's dev and test sets."""
+    """Tatoeba twice, without any sentence of the challenge's dev and test sets, and Europarl once, as it is."""
 
     def table(name: str, english: int, german: int) -> list[tuple[str, str]]:
         rows = [line.split("\t") for line in read(data / "translation/tatoeba" / name).splitlines()]

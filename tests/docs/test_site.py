@@ -1,11 +1,15 @@
 """What the site says is true of the code: its pages, links, words, commands and snippets. mkdocs is not needed."""
 
 import ast
+import contextlib
 import importlib
 import importlib.util
 import inspect
+import io
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import unicodedata
@@ -14,7 +18,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from nbformat import v4
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import clearhead as ch
 from clearhead.cli.flags import dotted
@@ -109,6 +115,19 @@ def test_every_public_name_is_in_the_reference():
     assert set(ch.lens.__all__) <= ends
 
 
+def test_a_cell_of_a_notebook_becomes_markdown_with_what_it_drew():
+    html, png = {"text/html": "<figure>\n\n  <svg/>\n</figure>", "text/plain": "View"}, {"image/png": "aGk=\n"}
+    outputs = [v4.new_output("display_data", data=data) for data in (html, png, {"text/plain": "3\n"})]
+    cell = v4.new_code_cell("draw()", outputs=[*outputs, v4.new_output("stream", text="said\n")])
+    assert list(hooks()._cell(cell)) == [
+        "```python\ndraw()\n```",
+        '<div class="drawn"><figure>\n<svg/>\n</figure></div>',
+        "![](data:image/png;base64,aGk=)",
+        "```text\n3\n```",
+        "```text\nsaid\n```",
+    ]
+
+
 # ---------------------------------------------------------------- words
 ROWS = [line for line in text_of("glossary.md").splitlines() if line.startswith("|")]
 CELLS = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in ROWS]
@@ -190,8 +209,79 @@ def test_snippets_use_names_that_exist(page):
                     assert hasattr(ch.Model, node.attr) or node.attr in ("config", "tokenizer", "net"), path
 
 
-def test_the_sizing_table_is_what_its_code_prints():
-    page = text_of("guides/many-gpus.md")
-    code, table = re.search(r"```python\n(.*?)```\n```text\n(.*?)```", page, re.DOTALL).groups()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == table.split()
+# ---------------------------------------------------------------- what is shown is what comes
+def same(shown, came):
+    """Word for word, numbers to a hundredth; not shades of cells, sizes of files, and what follows a line of …."""
+    shown = shown.split("\n…")[0].strip()
+    came = "\n".join(came.strip().splitlines()[: shown.count("\n") + 1])
+    number = r"-?\d+\.\d+"
+    texts = [re.sub(rf"{number}|[█-▏░-▓≡=-]+|(?m:^ +[\d,]+  )", "", text).split() for text in (shown, came)]
+    numbers = [[float(n) for n in re.findall(number, text)] for text in (shown, came)]
+    assert texts[0] == texts[1]
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.01)
+
+
+LIVE = re.compile(r"```python\n[^`]*```\n```text")  # a snippet, and below it what it prints
+
+
+@pytest.mark.parametrize("page", [page for page in OURS if LIVE.search(text_of(page))])
+def test_snippets_print_what_the_page_shows(page):
+    here = {}
+    for kind, body in FENCED.findall(text_of(page)):
+        if kind == "python":
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(body, here)
+        elif kind == "text" and here:
+            same(body, printed.getvalue())
+
+
+SHOWN = [(page, block) for page in OURS for block in blocks(page, "console")]
+RUN = [
+    (page, block)
+    for page, block in SHOWN
+    if re.match(r"\$ clearhead (generate|translate|see|vectors|classify|export)", block)
+]
+
+
+@pytest.mark.parametrize(("page", "block"), RUN)
+def test_commands_print_what_the_page_shows(page, block, tmp_path, monkeypatch):
+    shutil.copy(SOURCE / "bundled" / "digits" / "seven.png", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    line, _, shown = block.removeprefix("$ ").partition("\n")
+    done = CliRunner().invoke(app, shlex.split(line)[1:])
+    same(shown, done.output + (f"clearhead: {done.exception}" if done.exception else ""))
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory):
+    """A copy of the source with the diffs of the page for contributors applied."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not here")
+    tree = tmp_path_factory.mktemp("changed")
+    shutil.copytree(SOURCE, tree / "src" / "clearhead", ignore=shutil.ignore_patterns("bundled", "__pycache__", "page"))
+    (tree / "all.diff").write_text("".join(blocks("contributing.md", "diff")))
+    done = subprocess.run(["git", "apply", "-p0", "all.diff"], cwd=tree, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return tree
+
+
+def test_the_diffs_for_contributors_apply_and_work(changed):
+    code = """
+import clearhead as ch
+from clearhead.weights.families.known import FAMILIES
+model = ch.new("tiny-decoder", position="logarithmic", seed=0)
+assert ch.__file__.startswith(PLACE)
+assert all(law.holds for law in ch.verify(model))
+assert ch.lens.spread(model, [1, 2, 3]).values.shape == (2, 4, 3)
+assert "starcoder2" in [family.name for family in FAMILIES]
+"""
+    env = os.environ | {"PYTHONPATH": str(changed / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("PLACE", repr(str(changed)))],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -101,6 +101,15 @@ def test_pairs_that_do_not_belong_together_are_refused(translator, files, tmp_pa
         ch.evaluate(translator, files, stride=4)
 
 
+def test_pairs_that_stand_on_one_line_are_all_evaluated(translator, tmp_path):
+    side = '<tuv xml:lang="{}"><seg>{}</seg></tuv>'
+    texts = zip(SOURCES, TARGETS, strict=True)
+    units = "".join(f"<tu>{side.format('en', a)}{side.format('de', b)}</tu>" for a, b in texts)
+    (tmp_path / "a.tmx").write_text(f"<tmx><body>{units}</body></tmx>")
+    found = ch.evaluate(translator, tmp_path / "a.tmx", sides=("en", "de"), beam=1)
+    assert [one["reference"] for one in found.each] == TARGETS
+
+
 def test_a_model_that_listens_is_refused(files):
     ear = {"kind": "sound", "mels": 6, "frames": 9}
     listens = ch.new(

@@ -43,6 +43,14 @@ def test_an_interval_begins_with_a_value_that_chance_only_makes_larger():
     assert found.low == found.value == 0 < found.high
 
 
+@pytest.mark.filterwarnings("error")
+def test_of_what_may_be_infinite_there_is_no_interval():
+    found = figures(
+        {"x": "", "y": ""}, lambda counts: [math.inf, 1 / counts[0] if counts[0] else math.inf], 5, "rows", 0
+    )
+    assert [(one.low, one.high) for one in found] == [(None, None), (None, None)]
+
+
 def test_of_one_there_is_no_interval():
     found = mean_of([2.0])
     assert (found.value, found.low, found.high) == (2.0, None, None)

@@ -37,7 +37,7 @@ def test_runs_that_do_not_repeat_are_those_of_transformers(seed, monkeypatch):
 
 
 @given(size=st.integers(1, 4), beams=st.integers(1, 4), seed=st.integers(0, 9))
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_no_run_stands_twice_whoever_else_is_in_the_batch(size, beams, seed):
     net = tiny(seed=seed, layers=1, vocabulary=23)
     options = {"beams": beams, "max_tokens": 9, "no_repeat": size}
@@ -56,7 +56,7 @@ def test_no_run_stands_twice_whoever_else_is_in_the_batch(size, beams, seed):
     begins=st.lists(st.lists(st.integers(3, 28), max_size=4), min_size=4, max_size=4),
     penalty=st.sampled_from([0.0, 1.0, 2.0]),
 )
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_a_text_with_a_prefix_is_scored_as_a_whole_and_goes_on_as_after_a_longer_prompt(name, seed, begins, penalty):
     net = tiny(name, seed, layers=1)
     source = {"source": torch.arange(12).view(4, 3) + 3} if net.encoder is not None else {}
@@ -85,15 +85,15 @@ def test_alternatives_keep_the_best_up_to_a_position_and_differ_in_the_likeliest
     net, prompt = tiny(name, seed=2, head__tied=False), [6, 7]
     options = {"source": torch.tensor([[3, 4, 5]])} if net.encoder is not None else {}
     [[free]] = beam_search(net, [prompt], beams=3, max_tokens=8, prefix=[prefix], **options)
-    likely = shown(net, prompt, free.tokens, **options)[3].topk(12).indices.tolist()
+    likely = shown(net, prompt, free.tokens, **options)[3].topk(6).indices.tolist()
     stop = next(token for token in likely if token not in free.tokens)
     search = {"beams": 3, "stop": (stop,), **options}
     [[best]] = beam_search(net, [prompt], max_tokens=8, prefix=[prefix], **search)
     ended = 0
     for at in range(len(best.tokens)):
-        found = alternatives(net, prompt, at=at, n_best=12, max_tokens=8, prefix=prefix, **search)
+        found = alternatives(net, prompt, at=at, n_best=6, max_tokens=8, prefix=prefix, **search)
         chances = shown(net, prompt, best.tokens[: at + 1], **options)[-1]
-        assert [h.tokens[at] for h in found] == chances.topk(12).indices.tolist()
+        assert [h.tokens[at] for h in found] == chances.topk(6).indices.tolist()
         for h in found:
             assert h.tokens[:at] == best.tokens[:at]
             assert h.tokens[-1] == stop or len(h.tokens) == len(prefix) + 8
@@ -107,7 +107,7 @@ def test_alternatives_keep_the_best_up_to_a_position_and_differ_in_the_likeliest
 
 # ---------------------------------------------------------------- the tree
 @given(beams=st.integers(1, 4), stops=st.integers(0, 2), seed=st.integers(0, 9))
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_the_tree_holds_every_hypothesis_and_every_step_on_the_way(beams, stops, seed):
     net = tiny(seed=seed, layers=1)
     free = beam_search(net, PROMPTS, beams=2, max_tokens=8)

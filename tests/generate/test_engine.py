@@ -58,7 +58,7 @@ def spelled(net, prompt, sampling):
 
 
 @given(wishes, st.integers(1, 4), st.integers(0, 3), st.sampled_from(sorted(NETS)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_slots_arrival_and_company_change_nothing(wanted, slots, late, name):
     net = NETS[name]
     assert written(net, wanted, slots, min(late, len(wanted))) == [spelled(net, *wish) for wish in wanted]
@@ -177,7 +177,7 @@ def test_several_samples_read_their_prompt_once():
 
 
 @given(st.lists(st.integers(0, 63), min_size=1, max_size=40), st.integers(1, 40), st.integers(0, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_a_context_that_slides_goes_on_from_its_newer_half(prompt, more, seed):
     net, sampling = NETS["tiny-llama"], Sampling(max_tokens=more, overflow="slide", seed=seed)
     engine = Engine(net, Use(), 2, 16)

@@ -48,6 +48,12 @@ def test_runs_that_are_the_same_are_no_difference():
     assert (same.mean, same.p, same.exact) == (0.0, 1.0, 1.0)
 
 
+def test_differences_that_do_not_spread_claim_no_more_than_their_signs():
+    assert paired([0.01] * 3).p == paired([0.91 - 0.90, 0.92 - 0.91, 0.57 - 0.56]).p == 2 / 8
+    assert paired([-0.1] * 6).p == paired([-0.1] * 6).exact
+    assert paired([0.1] * 20).p == 2 / 2**20
+
+
 @given(st.lists(st.floats(0, 1), max_size=6))
 def test_holm_is_what_its_definition_says(chances):
     found = holm(chances)

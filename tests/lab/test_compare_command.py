@@ -87,7 +87,7 @@ def test_several_processes_share_the_runs_among_them(tmp_path):
     ("words", "sentence"),
     [
         (["--vary", "steps=1,2"], "did you mean --train.steps=1,2?"),
-        (["--seeds", "three"], "--seeds three must be whole numbers"),
+        (["--seeds", "²"], "--seeds ² must be whole numbers"),
     ],
 )
 def test_wrong_words_are_one_sentence_and_status_2(words, sentence, tmp_path):

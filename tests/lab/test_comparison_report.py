@@ -85,6 +85,24 @@ def test_runs_that_diverged_count_in_no_mean_and_are_told(tmp_path):
     assert "width=32 there are fewer than 3 pairs" in said(few, tmp_path)["nothing to say"]
 
 
+def test_the_loss_of_training_is_not_that_of_evaluate():
+    run = Outcome("base", 0, "done", loss=1.0, last=2.0, figures={"loss": 3.0, "perplexity": 20.0})
+    assert [run.value(metric) for metric in ("loss", "last", "perplexity")] == [1.0, 2.0, 20.0]
+
+
+def test_figures_that_training_does_not_log_need_files_of_their_own():
+    rows = BASE.change(**{"model.shape": "encoder", "model.head": "classes", "data.valid": []})
+    assert Experiment("x", metric="accuracy", base=rows).metric == "accuracy"
+    with pytest.raises(ch.ClearheadError, match=r"--metric f1 is measured on files of their own; give --data\.valid"):
+        Experiment("x", metric="f1", base=rows)
+
+
+def test_a_chance_of_almost_nothing_is_not_told_as_none(tmp_path):
+    found = summary({16: [3.0, 3.1, 3.2, 3.3], 32: [2.0, 2.1, 2.2, 2.30001]})
+    assert "p < 0.0001" in said(found, tmp_path)["better"]
+    assert report.results(found)[1][1][-1] == "< 0.0001"
+
+
 @pytest.mark.parametrize(
     ("option", "word"),
     [("data.vocabulary=99,98", "bits per byte"), ("data.valid=a,b", "other data"), ("model.context=8,16", "--lengths")],

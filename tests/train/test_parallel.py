@@ -30,7 +30,7 @@ JOBS = {
     "half": {"precision": "bfloat16", "accumulate": 2, "ema": 0.8},
 }
 CUT = {"ema": 0.8, "optimiser": MUON, **ODD}
-TEAMS = [(2, False), (4, False), (2, True), (4, True)]
+TEAMS = [(2, False), (2, True), (4, True)]
 
 
 def names(processes):

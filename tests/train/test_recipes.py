@@ -179,7 +179,7 @@ MISTAKES = [
     ),
     ("lm-small", {"data.train": "short.txt"}, "a row needs 16 tokens and one more; there are 1 to train on"),
     ("lm-small", {"train.length": 17}, "choose --train.length=16 or less, or a larger --model.context"),
-    ("lm-small", {"data.tokenizer": "words"}, "words is no clearhead model"),
+    ("lm-small", {"data.tokenizer": "wordz"}, "wordz is no clearhead model"),
     ("lm-small", {"data.tokenizer": FILE}, "text.txt is no tokenizer"),
     ("lm-small", {"train.expected": [1, 2]}, r"train.expected = \[1.0, 2.0\] must be threes"),
     ("lm-small", {"train.expected": [1, 3, 2]}, "must be threes of step, lowest, highest"),

@@ -76,9 +76,9 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not(tmp_path):
         for name in ("best", "average"):
             assert equal(weights(out / name), weights(tmp_path / "whole" / name))
         assert (out / "best").readlink() == (tmp_path / "whole" / "best").readlink()
-        if kills >= 20:
+        if kills >= 10:
             break
-    assert kills >= 20
+    assert kills >= 10
 
 
 def test_a_full_disk_loses_nothing_that_was_saved(tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ def compare(
     experiment, place = plan(
         what,
         tuple(vary),
-        int(seeds) if seeds.isdigit() else _numbers("--seeds", seeds) or None,
+        int(seeds) if seeds.isdecimal() else _numbers("--seeds", seeds) or None,
         out,
         dotted(context.args),
         metric,

@@ -24,7 +24,7 @@ class Figure:
 
     name: str
     value: float
-    low: float | None  # None where nothing can be drawn: there is one unit, or no value
+    low: float | None  # None where nothing can be drawn: there is one unit, or no finite value
     high: float | None
     n: int
     unit: str  # what there are n of, and what is drawn anew: documents, sentences, rows
@@ -60,9 +60,9 @@ def _draw(n: int, chance: np.random.Generator) -> Counts:
 
 
 def _ends(value: float, drawn: NDArray[np.float64]) -> tuple[float | None, float | None]:
-    """Where the interval begins and ends; draws of which the statistic is no number tell nothing."""
+    """Where it begins and ends; draws of which the statistic is no number tell nothing, and what is infinite no end."""
     drawn = drawn[~np.isnan(drawn)]
-    if not len(drawn):
+    if not len(drawn) or np.isinf(drawn).any():
         return None, None
     low, high = np.percentile(drawn, ENDS)
     return float(min(low, value)), float(max(high, value))
@@ -119,7 +119,7 @@ def _range(figure: Figure) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits, and no more than that many after the point."""
+    """Four digits after the point where it is small, two where it is larger, and four in all where it is huge."""
     return f"{value:.4g}" if abs(value) >= 1e5 else f"{value:.{4 if abs(value) < 10 else 2}f}"
 
 

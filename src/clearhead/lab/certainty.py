@@ -4,7 +4,8 @@
 
 Student's t says how often chance alone gives so large a mean where differences spread normally. The exact test needs no
 such assumption: if the variants were alike, each difference could as well have the other sign, so all 2ⁿ choices of
-signs are counted; it can never give less than 2 / 2ⁿ.
+signs are counted; it can never give less than 2 / 2ⁿ. Where all differences are the same, as those of an accuracy on
+few rows may be, they do not spread at all, and Student's t would be sure of anything: then the signs alone count.
 """
 
 import itertools
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 LEAST = 3  # pairs; of fewer nothing is claimed
 MANY = 14  # pairs, from which on all choices of signs are too many to count
 SURE = 0.05
+SAME = 1e-9  # of the mean: a spread of less is that of rounding
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Paired:
     mean: float
     low: float
     high: float
-    p: float  # by Student's t
+    p: float  # by Student's t, where they spread
     exact: float | None  # by all choices of signs
 
 
@@ -37,7 +39,9 @@ def paired(differences: Sequence[float]) -> Paired | None:
         return None
     mean = statistics.fmean(differences)
     error = statistics.stdev(differences) / math.sqrt(n)
-    p = 1 - inside(abs(mean) / error, n - 1) if error else float(mean == 0)
+    p = 2 / 2**n if mean else 1.0
+    if error > SAME * abs(mean):
+        p = max(0.0, 1 - inside(abs(mean) / error, n - 1))
     half = error * bound(1 - SURE, n - 1)
     return Paired(n, mean, mean - half, mean + half, p, _signs(differences) if n <= MANY else None)
 

@@ -31,6 +31,7 @@ from clearhead.variants import say
 from clearhead.weights.fields import apart
 
 FILE, RUNS, LOCK = "experiment.toml", "runs", ".lock"
+SIGNS = "*/*/run.json", f"*/*{LOCK}"  # that a run has begun, or that some process is about to begin it
 FREE = (
     "what",
     "metric",
@@ -117,7 +118,8 @@ class Experiment:
         answers = "translation" if isinstance(m.shape, c.EncoderDecoder) else m.head.kind
         if self.metric not in (known := (LOSS, LAST, *FIGURES[answers])):
             yield f"--metric {self.metric} is unknown here; {nearest(self.metric, known)}"
-        if self.metric not in (LOSS, LAST) and answers != "classes" and not all(d.valid for d in data):
+        logged = self.metric in (LOSS, LAST) or (answers, self.metric) == ("classes", "accuracy")
+        if not logged and not all(d.valid for d in data):
             yield f"--metric {self.metric} is measured on files of their own; give --data.valid."
         reads = isinstance(m.input, c.Tokens) and not isinstance(m.shape, c.EncoderDecoder)
         if self.lengths and not (reads and isinstance(m.head, c.Language | c.MaskedWord)):
@@ -151,10 +153,14 @@ class Experiment:
         """
         if out.exists() and not out.is_dir():
             raise ClearheadError(f"{out} is a file; choose another --out.")
+        paths = dict.fromkeys(p for v in self.variants for p in (*v.config.data.train, *v.config.data.valid))
+        for path in paths:
+            if Path(path).is_dir() and out.resolve().is_relative_to(Path(path).resolve()):
+                raise ClearheadError(f"--out {out} is in {path}: runs would read what others leave; choose another.")
         with alone(out / LOCK):
-            if not (out / FILE).is_file() and {path.name for path in out.iterdir()} - {LOCK}:
+            if not (out / FILE).is_file() and not all(path.name.startswith(".") for path in out.iterdir()):
                 raise ClearheadError(f"{out} holds something else; an experiment needs a folder of its own.")
-            begun, mine = any((out / RUNS).glob("*/*/run.json")), self
+            begun, mine = any(any((out / RUNS).glob(sign)) for sign in SIGNS), self
             if begun:
                 before = Experiment.read(out / FILE)
                 asked = dict.fromkeys((*before.earlier, before.question))
@@ -164,8 +170,7 @@ class Experiment:
                     if option not in FREE:
                         was = f"{option.removeprefix('base.')} = {old!r}"
                         raise ClearheadError(f"{out} compares with {was}, not {new!r}; choose another --out.")
-            paths = dict.fromkeys(p for v in self.variants for p in (*v.config.data.train, *v.config.data.valid))
             read = fingerprints(Data(tuple(paths)), out, begun)
+            overwrite(out / FILE, reader.toml(mine).encode())  # first, for it tells whose folder this is
             overwrite(out / DATA, (json.dumps(read, indent=1) + "\n").encode())
-            overwrite(out / FILE, reader.toml(mine).encode())
         return mine

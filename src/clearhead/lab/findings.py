@@ -53,11 +53,11 @@ def _claims(summary: Summary) -> Iterator[Finding]:
 
 def _difference(versus: Versus) -> str:
     chance = versus.chance
-    return f"{chance.mean:+.4g} (95 % interval {chance.low:+.4g} to {chance.high:+.4g}, p = {_p(versus.p)})"
+    return f"{chance.mean:+.4g} (95 % interval {chance.low:+.4g} to {chance.high:+.4g}, p {chance_text(versus.p)})"
 
 
-def _p(p: float) -> str:
-    return f"{p:.2g}" if p >= 1e-4 else "less than 0.0001"
+def chance_text(p: float) -> str:
+    return f"= {p:.2g}" if p >= 1e-4 else "< 0.0001"
 
 
 def _caveats(summary: Summary, out: Path) -> Iterator[str]:

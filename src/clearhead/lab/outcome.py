@@ -66,7 +66,7 @@ class Outcome:
         """What the run is judged by; a run that diverged has nothing to be judged by."""
         if self.end == "diverged":
             return None
-        found = {LOSS: self.loss, LAST: self.last, **self.figures}.get(metric)
+        found = {**self.figures, LOSS: self.loss, LAST: self.last}.get(metric)  # evaluate has a loss of its own
         return found if found is not None and math.isfinite(found) else None
 
 

@@ -10,7 +10,7 @@ from clearhead.evaluate import figures
 from clearhead.files import overwrite
 from clearhead.lab import curves
 from clearhead.lab.experiment import FILE, LAST, LOSS, Experiment
-from clearhead.lab.findings import findings, method, metric_name
+from clearhead.lab.findings import chance_text, findings, method, metric_name
 from clearhead.lab.outcome import outcomes
 from clearhead.lab.summary import Row, Summary, deviation, mean, summarise
 from clearhead.train.curve import png, svg
@@ -52,7 +52,8 @@ def _result(row: Row, losses: list[str], compared: bool) -> list[str]:
     found = [row.name, spread_of(row.values), spread, f"{t['n']}{lost}", *(number(t[n]) for n in losses)]
     between = f"{t['from']:+.4f} to {t['to']:+.4f}" if row.versus else "–"
     difference = "–" if t["difference"] is None else f"{t['difference']:+.4f}"
-    return [*found, *([difference, between, "–" if row.versus is None else f"{row.versus.p:.2g}"] if compared else [])]
+    chance = chance_text(row.versus.p).removeprefix("= ") if row.versus else "–"
+    return [*found, *([difference, between, chance] if compared else [])]
 
 
 def costs(summary: Summary) -> Cells:

@@ -61,11 +61,11 @@ def work(
     `after` is called after each that took its time, in one process at once. More options are those of `teach`.
     """
     seat, took, waiting = Seat.take(device), list[float](), False
-    while left := [run for run in experiment.runs if _lacks(experiment, run, out)]:
+    while left := _left(experiment, out):
         worked = False
         for run in left:
             with _claimed(out / f"{run.place}{LOCK}") as mine:
-                if not mine or not _lacks(experiment, run, out):  # another process has it, or had
+                if not mine or not _lacks(experiment, outcomes(out).get(run.key)):  # another process has it, or had
                     continue
                 start, worked = time.monotonic(), True
                 if show is not unseen:
@@ -89,9 +89,13 @@ def work(
     return True
 
 
-def _lacks(experiment: Experiment, run: Run, out: Path) -> bool:
+def _left(experiment: Experiment, out: Path) -> list[Run]:
+    known = outcomes(out)
+    return [run for run in experiment.runs if _lacks(experiment, known.get(run.key))]
+
+
+def _lacks(experiment: Experiment, found: Outcome | None) -> bool:
     """Whether something that is asked of a run is not known yet."""
-    found = outcomes(out).get(run.key)
     return found is None or (found.end != "diverged" and any(_unmeasured(experiment, found)))
 
 
