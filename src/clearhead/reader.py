@@ -108,24 +108,24 @@ def override(base: Tree, changes: Mapping[str, object]) -> Tree:
     section below has may be written without that section: model.heads is model.attention.heads.
     """
     result: Tree = json.loads(json.dumps(base))
-    for dotted, value in sorted(changes.items(), key=_outer_first):
+    full = {dotted: _in_full(base, dotted) for dotted in changes}
+    for dotted, name in full.items():
+        if name != dotted and name in changes:
+            raise ClearheadError(f"{dotted} is short for {name}, which is given too; leave one out.")
+    for dotted, value in sorted(((full[dotted], value) for dotted, value in changes.items()), key=_outer_first):
         *parents, last = dotted.split(".")
         table = result
         for depth, key in enumerate(parents):
             inner = table.get(key)
             if isinstance(inner, str):  # `position = "rotary"` is short for its table
                 inner = table[key] = {"kind": inner}
-            if (
-                key not in table and "kind" in table
-            ):  # an option of a kind that is new here; whether it has it is read later
+            if key not in table and "kind" in table:  # an option of a kind that is new here; `read` knows if it has it
                 inner = table[key] = {}
             if not isinstance(inner, dict):
                 where = ".".join(parents[: depth + 1])
                 why = "has no options below it." if key in table else f"is not an option; {nearest(key, table)}"
                 raise ClearheadError(f"{where} {why}")
             table = inner
-        if last not in table and len(holders := [x for x in table.values() if isinstance(x, dict) and last in x]) == 1:
-            table = holders[0]
         value = [flag_value(item) for item in value] if isinstance(value, list) else flag_value(value)
         old = table.get(last)
         if last == "kind" and table.get("kind") != value:
@@ -135,6 +135,18 @@ def override(base: Tree, changes: Mapping[str, object]) -> Tree:
         else:
             table[last] = value
     return result
+
+
+def _in_full(base: Tree, dotted: str) -> str:
+    """With the section that was left out, where only one has the option."""
+    *parents, last = dotted.split(".")
+    table: Any = base
+    for key in parents:
+        table = table.get(key) if isinstance(table, dict) else None
+    if not isinstance(table, dict) or last in table:
+        return dotted
+    holders = [name for name, inner in table.items() if isinstance(inner, dict) and last in inner]
+    return ".".join([*parents, *holders, last]) if len(holders) == 1 else dotted
 
 
 def _outer_first(change: tuple[str, object]) -> tuple[int, bool]:

@@ -69,6 +69,8 @@ class Train:
                 raise ClearheadError(f"train.{name} = {getattr(self, name)} must be at least 0 and less than 1.")
         if self.clip < 0:
             raise ClearheadError(f"train.clip = {self.clip} must be at least 0.")
+        if self.seed >= 2**63:
+            raise ClearheadError(f"train.seed = {self.seed} must be less than 2^63.")
         steps, lowest, highest = (self.expected[i::3] for i in range(3))
         if len(self.expected) % 3 or not all(a <= b for a, b in zip(lowest, highest, strict=True)):
             raise ClearheadError(f"train.expected = {list(self.expected)} must be threes of step, lowest, highest.")

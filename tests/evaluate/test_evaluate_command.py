@@ -72,5 +72,7 @@ def test_mistakes_are_told_before_the_work(place, tmp_path):
         run(place / "writer", "--data", place / "none.txt", "--confusion", tmp_path / "c.png")
     with pytest.raises(ClearheadError, match="there is no folder"):
         run(place / "writer", "--data", place / "texts.txt", "--each", tmp_path / "none" / "each.jsonl")
+    with pytest.raises(ClearheadError, match="is a folder; name a file"):
+        run(place / "writer", "--data", place / "texts.txt", "--out", tmp_path)
     with pytest.raises(ClearheadError, match="must end in"):
         run(place / "judge", "--data", place / "rows.csv", "--confusion", tmp_path / "c.txt")

@@ -87,11 +87,13 @@ def test_bits_per_byte_are_of_the_text_whatever_the_tokens(file, tokenizer):
     assert ch.evaluate(model, file).value("bits per byte") == pytest.approx(want, rel=1e-5)
 
 
-def test_without_a_token_that_opens_texts_the_first_is_not_told_and_not_counted(tmp_path):
-    letters = ch.Tokenizer.characters("äabc")
+@pytest.mark.parametrize(
+    ("tokenizer", "tokens", "size"), [(ch.Tokenizer.characters("äabc"), 3, 3), (ch.Tokenizer.bytes(), 4, 4)]
+)
+def test_without_a_token_that_opens_texts_the_first_is_not_told_and_not_counted(tmp_path, tokenizer, tokens, size):
     (tmp_path / "a.txt").write_text("äabc")
-    found = ch.evaluate(writer(letters), tmp_path / "a.txt")
-    assert (found.each[0]["tokens"], found.each[0]["bytes"]) == (3, 3)
+    found = ch.evaluate(writer(tokenizer), tmp_path / "a.txt")
+    assert (found.each[0]["tokens"], found.each[0]["bytes"]) == (tokens, size)
     assert "no token opens" in found.notes[0]
 
 
@@ -129,7 +131,8 @@ def test_masked_words_are_told_as_by_hand(file):
         ({}, {"stride": 33}, "from 0 to the context of 32"),
         ({}, {"beam": 0}, "beam = 0 must be"),
         ({}, {"seed": -1}, "at least 0"),
-        ({}, {"column": "x"}, "column"),
+        ({}, {"column": "x"}, "column is not an option"),
+        ({}, {"train": "x"}, "train is not an option"),
         ({"head": "hidden"}, {}, "no head"),
     ],
 )

@@ -16,12 +16,23 @@ from clearhead.lab import experiment, work
 from clearhead.lab.experiment import FIGURES, Experiment
 from clearhead.lab.outcome import outcomes
 from clearhead.lab.seat import Seat
+from clearhead.train import curve
 
 
 def compared(out, data, vary=POSITIONS, seeds=3, **changes):
     return ch.compare(
         "lm-small", vary, seeds, out, quiet=True, device="cpu", **{**SMALL, "data.train": data, **changes}
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures_of_single_runs():
+    """They have tests of their own, and take most of the time of runs as short as these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curve, "figure", lambda *_: None)
+        patch.setattr(curve, "png", lambda drawn: b"")
+        patch.setattr(curve, "svg", lambda drawn, name: "")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +155,10 @@ def test_a_run_that_diverges_is_a_result_and_the_others_go_on(data, tmp_path):
     [
         ({"seeds": [1, 1]}, "--seeds 1,1 must"),
         ({"seeds": 0}, "--seeds 0 must"),
+        ({"seeds": 10**20}, "from 1 to 1,000"),
+        ({"seeds": 2.5}, "--seeds 2.5 must"),
+        ({"seeds": [10**20]}, "from 0 to 2^63 - 1"),
+        ({"seeds": []}, "different whole numbers"),
         ({"seeds": "12"}, "must be whole numbers"),
         ({"against": "rotary"}, "--against rotary is no variant"),
         ({"metric": "blue"}, "--metric blue is unknown here"),

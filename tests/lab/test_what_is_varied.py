@@ -23,6 +23,18 @@ def test_the_grid_is_the_product_of_all_values():
     assert names("model.heads=1,2") == names("model.attention.heads=1,2")  # no other part of a model has heads
 
 
+def test_an_option_without_its_section_is_never_dropped_by_another():
+    rotary = BASE.change(position="rotary")
+    assert rotary.change(theta=500.0).model.position.theta == 500.0
+    for changes in ({"theta": 500.0, "position": "alibi"}, {"position": "alibi", "theta": 500.0}):
+        with pytest.raises(ch.ClearheadError, match=r"model\.position\.theta is not an option"):
+            rotary.change(**changes)
+    with pytest.raises(
+        ch.ClearheadError, match=r"model\.heads is short for model\.attention\.heads, which is given too"
+    ):
+        BASE.change(heads=2, attention__heads=1)
+
+
 def test_a_variant_is_the_base_with_its_values():
     found = variants(
         BASE, ['model.position={kind = "rotary", theta = 500},learned', 'model.attention.bias=[],["q","k"]']

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clearhead import config as c
 from clearhead.data.packed import Report
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, nearest
 from clearhead.evaluate.classes import tell_classes
 from clearhead.evaluate.figures import Evaluation
 from clearhead.evaluate.masked import find_hidden
@@ -19,6 +19,8 @@ from clearhead.model.transformer import Transformer
 
 if TYPE_CHECKING:
     from clearhead.api import Model
+
+COLUMNS = ("field", "second", "label", "sides", "broken")
 
 
 def evaluate(
@@ -42,6 +44,8 @@ def evaluate(
     paths = tuple(map(str, [data] if isinstance(data, str | Path) else data))
     if not paths:
         raise ClearheadError("there is nothing to evaluate on; give a file.")
+    if unknown := [name for name in columns if name not in COLUMNS]:
+        raise ClearheadError(f"{unknown[0]} is not an option of an evaluation; {nearest(unknown[0], COLUMNS)}")
     known = {"broken": "refuse", **columns}
     read = model.config.change(**{f"data.{name}": value for name, value in known.items()}).data
     _check_options(model, stride, beam, seed)

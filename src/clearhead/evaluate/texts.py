@@ -8,6 +8,7 @@ from clearhead.evaluate.figures import Evaluation, powers
 from clearhead.evaluate.task import Task
 from clearhead.generate.answers import told_tokens, windows
 from clearhead.lens.progress import shown
+from clearhead.tokens.text import Tokenizer
 from clearhead.train.words import opening
 
 STRETCH = 128  # tokens of the parts of which intervals are drawn, where documents are few
@@ -52,9 +53,14 @@ def _opened(task: Task, found: list[Document]) -> tuple[list[Document], list[Seq
     found = [document for document in found if len(document.ids) > 1]
     task.refuse_nothing(len(found), "text of two tokens")
     for document in found:
-        document.bytes -= len(task.tokenizer.decode(document.ids[:1]).encode())
+        document.bytes -= _size(task.tokenizer, document.ids[0])
     task.report.told.append("no token opens a document, so the first is only read, and its bytes do not count")
     return found, [document.ids for document in found]
+
+
+def _size(tokenizer: Tokenizer, token: int) -> int:
+    """Its bytes: tokens made of bytes have a letter for each, and may hold only a part of a character."""
+    return len(tokenizer._token(token) if tokenizer.spaces_first else tokenizer.decode([token]).encode())
 
 
 def _surprises(loss: float, tokens: float, words: float, size: float) -> list[float]:

@@ -19,6 +19,8 @@ from clearhead.train.begin import read_config
 from clearhead.train.diagnosis import Finding
 from clearhead.train.teach import Say
 
+MANY = 1000  # seeds; whoever asks for more has mistaken one for their number
+
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
@@ -99,8 +101,11 @@ def plan(
         own = file.parent if Path(str(what)).is_dir() else Path("comparison")
         return replace(Experiment.read(file), **asked), own if out is None else Path(out)
     base = what.change(**changes) if isinstance(what, Config) else read_config(str(what), changes)
+    seeds = 3 if seeds is None else seeds
     if not isinstance(seeds, Sequence):
-        seeds = range(base.train.seed, base.train.seed + (3 if seeds is None else seeds))
+        if type(seeds) is not int or not 0 < seeds <= MANY:
+            raise ClearheadError(f"--seeds {seeds} must be how many, from 1 to {MANY:,}, or name them: 1,5,9.")
+        seeds = range(base.train.seed, base.train.seed + seeds)
     name = "" if isinstance(what, Config) else str(what)
     made = Experiment(name, vary, tuple(seeds), made=Made(command), base=base, **asked)
     return made, Path("comparison" if out is None else out)

@@ -102,9 +102,8 @@ class Experiment:
         data, m = [v.config.data for v in self.variants], self.base.model
         if not all(type(number) is int for number in (*self.seeds, *self.lengths)):
             yield "seeds and lengths must be whole numbers."
-        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
-            seeds = ",".join(map(str, self.seeds)) or "0"
-            yield f"--seeds {seeds} must say how many there are, or name different whole numbers that are not negative."
+        if len({seed for seed in self.seeds if 0 <= seed < 2**63}) < max(1, len(self.seeds)):
+            yield f"--seeds {','.join(map(str, self.seeds))} must be different whole numbers from 0 to 2^63 - 1."
         if min(self.lengths, default=1) < 1:
             yield f"--lengths {min(self.lengths)} must be at least 1."
         if any(STDIN in (*d.train, *d.valid) for d in data):

@@ -20,9 +20,10 @@ Measured = dict[str, dict[str, float]]
 def loss_by_length(place: Path, lengths: tuple[int, ...], device: str) -> Measured:
     """{"512": {"loss": …, "beyond": …}}: of a run's model on what it held out, cut into rows of each length.
 
-    Every held-out token is counted once at each length. `beyond` is the share of them that stand further from the
-    beginning of their text than any token in training. The length of training is always among them. Learned positions
-    end with the context, so there is nothing to tell of longer rows.
+    Every held-out token is counted once at each length; what is hidden from a masked-word model differs between them.
+    `beyond` is the share of tokens that stand further from the beginning of their text than any token in training. The
+    length of training is always among them. Learned positions end with the context: there is nothing to tell of longer
+    rows.
     """
     read = formats.read(place, Home.of(device, ""))
     config, net = read.config, read.net

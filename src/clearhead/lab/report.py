@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from clearhead.config import MaskedWord
 from clearhead.evaluate import figures
 from clearhead.files import overwrite
 from clearhead.lab import curves
@@ -77,7 +78,9 @@ def lengths(summary: Summary) -> Cells:
 def about_lengths(summary: Summary) -> list[str]:
     """What the losses at other lengths are of."""
     told = [each for run in summary.done for each in run.lengths.values() if each]
-    found = ["Mean loss of a held-out token, at the number of tokens that are read at once; each token counts once."]
+    hides = isinstance(summary.experiment.base.model.head, MaskedWord)
+    once = "at each length other words are hidden" if hides else "each token counts once"
+    found = [f"Mean loss of a held-out token, at the number of tokens that are read at once; {once}."]
     found.append("Dotted: the length in training. A dash: learned positions end with the context.")
     far = max((each["beyond"] for each in told), default=0.0)
     if told and not far:
