@@ -63,6 +63,7 @@ class Model(Inside):
     def chat(self, messages: Messages, max_tokens: int = 200, temperature: float = 0.7, **options: Any) -> Any:
         """The assistant's answer to `[{"role": "user", "content": "…"}, …]`; a system prompt comes first."""
         ids = chats.encode(self.config.use.chat, messages, self.tokenizer)
+        options["seed"] = chats.turned(options.get("seed", 0), messages)
         return self.generate(ids, chats.room(max_tokens, ids, self.net.context, options), temperature, **options)
 
     def talk(self, system: str = "", **options: Any) -> Talk:

@@ -60,7 +60,7 @@ def test_a_folder_without_a_model_hides_nothing(shelf, tmp_path):
 def test_the_nearest_name_is_offered(name, near):
     with pytest.raises(ch.ClearheadError, match=f"did you mean '{near}"):
         ch.load(name)
-    with pytest.raises(ch.ClearheadError, match="there is no bundled model"):
+    with pytest.raises(ch.ClearheadError, match="is no bundled model, and only those have cards"):
         bundled.card(name)
 
 

@@ -132,7 +132,7 @@ MISTAKES = [
     (["presets", "tiny-decoder", "--model.atention.heads=5"], "is not an option; did you mean 'attention'?\n"),
     (["presets", "--model.layers=3"], "name one first"),
     (["see", "SAVED", "abc", "--out", "/no/such/a.png"], "there is no folder /no/such"),
-    (["models", "stori"], "there is no bundled model 'stori'"),
+    (["models", "stori"], "'stori' is no bundled model"),
     (
         ["verify", "tiny-decoder", "--model.width=31"],
         "does not split into 4 heads; choose model.attention.heads among its divisors, such as 1, or",

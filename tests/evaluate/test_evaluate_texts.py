@@ -101,7 +101,7 @@ def test_documents_are_drawn_where_there_are_many_and_stretches_where_there_are_
     (tmp_path / "many.txt").write_text("\n<|endoftext|>\n".join(["the cat", "a mat on"] * 20))
     (tmp_path / "one.txt").write_text("the cat sat on a mat\n" * 50)
     many, one = (ch.evaluate(writer(), tmp_path / name).figures[0] for name in ("many.txt", "one.txt"))
-    assert (many.n, many.unit, one.unit) == (40, "documents", "stretches of 128 tokens")
+    assert (many.n, many.unit, one.unit) == (40, "documents", "stretches of up to 128 tokens")
     assert one.low < one.value < one.high
     assert ch.evaluate(writer(), tmp_path / "one.txt", stride=3).figures[0].n == one.n
 

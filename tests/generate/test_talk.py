@@ -82,3 +82,12 @@ def test_a_long_conversation_may_slide(model):
 def test_models_that_do_not_write_do_not_talk():
     with pytest.raises(ch.ClearheadError, match="does not write text"):
         ch.new("tiny-encoder").talk()
+
+
+def test_each_answer_has_noise_of_its_own():
+    model = ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), use__chat="{{ '' }}x")
+    said = [{"role": "user", "content": "Hello"}]
+    first = model.chat(said, max_tokens=20, temperature=1.0, seed=3).text
+    said += [{"role": "assistant", "content": first}, {"role": "user", "content": "Hello"}]
+    assert model.chat(said, max_tokens=20, temperature=1.0, seed=3).text != first  # the model reads the same: x
+    assert model.chat(said, max_tokens=20, temperature=1.0, seed=3).text == model.chat(said, 20, 1.0, seed=3).text

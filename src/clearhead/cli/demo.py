@@ -37,6 +37,7 @@ def demo(
         typer.echo(TRY.format(layer=layer, head=head, write=WRITE, translate=TRANSLATE))
         run(f'clearhead explore --text "{SENTENCE}"')
         return
+    typer.echo("There is no terminal or no browser here, so the page is saved and not opened.")
     out.mkdir(parents=True, exist_ok=True)
     run(WRITE)
     if "en-de" in here:

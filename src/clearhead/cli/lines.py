@@ -16,7 +16,7 @@ SOME = 256  # lines that are worked on together, and shown when they are done
 def read_lines(text: str, file: str) -> list[str]:
     """The text, or the lines of the file; never both, never none."""
     if bool(text) == bool(file):
-        raise ClearheadError("give a text, or --input with a file of lines.")
+        raise ClearheadError("give a text, or --input with a file of lines, and not both.")
     if text:
         return [text]
     try:

@@ -39,7 +39,7 @@ def translate(
     ),
     align: str = typer.Option(
         "",
-        help="Tell which source token each token attends to: a layer of the decoder (-2), or all.",
+        help="Tell which source token each token attends to, with --json: a layer of the decoder (-2), or all.",
         show_default=False,
     ),
     logprobs: int = typer.Option(
@@ -54,7 +54,7 @@ def translate(
     from clearhead import api
 
     if bool(text) == bool(file):
-        raise ClearheadError("give a text, or --input with a file of lines.")
+        raise ClearheadError("give a text, or --input with a file of lines, and not both.")
     if align and not as_json:
         raise ClearheadError("--align is told in JSON; add --json.")
     options = {

@@ -33,7 +33,7 @@ def surprise(task: Task) -> Evaluation:
     for number, (i, *_) in enumerate(cuts):
         logprobs[i] += told[number]
     parts = [(i, sums) for i, document in enumerate(found) for sums in _sums(document, logprobs[i])]
-    unit = f"stretches of {STRETCH} tokens"
+    unit = f"stretches of up to {STRETCH} tokens"
     return over_documents(task, found, parts, unit, HOW, _surprises, {"tokens": 1, "bytes": 3})
 
 

@@ -14,6 +14,7 @@ from clearhead.tokens.text import Tokenizer
 
 Message = Mapping[str, str]
 LONGEST = 10_000_000  # characters of a conversation
+TURN = 1_000_003  # from the seed of an answer to that of the next
 GUARD = "\ufdd0"  # a code point that is no character, so no text has it
 
 
@@ -46,6 +47,11 @@ def encode(template: str, messages: Sequence[Message], tokenizer: Tokenizer | No
 def room(max_tokens: int, ids: Sequence[int], context: int, options: Mapping[str, Any]) -> int:
     """How long an answer may get: what the context leaves, unless that slides."""
     return max_tokens if options.get("overflow") == "slide" else min(max_tokens, max(1, context - len(ids)))
+
+
+def turned(seed: int, messages: Sequence[Message]) -> int:
+    """The seed of the answer that comes now: with the same noise in each turn all answers would begin alike."""
+    return seed + TURN * sum(message.get("role") == "assistant" for message in messages) if type(seed) is int else seed
 
 
 def shown(template: str, messages: Sequence[Message], tokenizer: Tokenizer | None) -> str:

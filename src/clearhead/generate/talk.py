@@ -53,6 +53,7 @@ class Talk:
         if not self.engine.idle:
             raise ClearheadError("an answer is being written; let it end, or close it, before the next.")
         ids = chat.encode(model.config.use.chat, messages, model.tokenizer)
+        how["seed"] = chat.turned(how.get("seed", 0), messages)
         how["max_tokens"] = chat.room(how["max_tokens"], ids, model.net.context, how)
         return self._heard(messages, [ids], sampling(**how))
 

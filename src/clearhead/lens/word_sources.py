@@ -70,7 +70,8 @@ class Listed:
     def place(self, text: str) -> int:
         """The row of a word."""
         if not self.knows(text):
-            hint = nearest(text.lower(), self.names)
+            joined = len(text) > 1 and any(sign in text[1:] for sign in "+-")
+            hint = "put spaces around + and -." if joined else nearest(text.lower(), self.names)
             raise ClearheadError(f"{text!r} is not one of the {len(self.names):,} words; {hint}")
         return self._place[text if text in self._place else text.lower()]
 

@@ -2,6 +2,7 @@
 
 import math
 import secrets
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -62,9 +63,11 @@ def prompted(held: Held, asked: Completion, given: list[Any], limits: Limits) ->
 def conversed(held: Held, asked: Chat, limits: Limits) -> list[Text]:
     """The texts of an answer in a chat; it may get as long as it is asked to, or as the context allows."""
     model, scribe = held.model, held.worker.scribe
-    ids = chats.encode(model.config.use.chat, [message.plain() for message in asked.messages], model.tokenizer)
+    messages = [message.plain() for message in asked.messages]
+    ids = chats.encode(model.config.use.chat, messages, model.tokenizer)
     most = asked.max_completion_tokens or asked.max_tokens or limits.max_tokens
     wish = how(asked, limits, chats.room(most, ids, scribe.engine.capacity, {}))
+    wish = replace(wish, seed=chats.turned(wish.seed, messages))
     return scribe.ready([ids], wish, asked.n, asked.top_logprobs, False)
 
 

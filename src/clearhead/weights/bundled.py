@@ -88,7 +88,7 @@ def card(name: str) -> Card:
     """What is told about a model."""
     folder = find(name)
     if folder is None:
-        raise ClearheadError(f"there is no bundled model {name!r}; {nearest(name, names())}")
+        raise ClearheadError(f"{name!r} is no bundled model, and only those have cards; {nearest(name, names())}")
     return read_card(folder)
 
 

@@ -9,6 +9,7 @@ import { changed, defaults, state as now } from "ch/state";
 import "ch/bars";
 import "ch/figure";
 
+const TURN = 1000003; // from the seed of an answer to that of the next, as the library takes it
 defaults({ system: "You are an apple.", turns: [{ role: "user", content: "Hello! What are you?" }], other: "" });
 
 const ROLES = ["system", "user", "assistant"];
@@ -57,7 +58,7 @@ async function write({ card, state, set }, { ids }) {
   const stop = new AbortController();
   const here = (answer = { to: conversation(), text: "", stop, error: null });
   changed();
-  const body = { model: card.name, ids, max_tokens: Math.max(1, Math.min(200, card.context - ids.length)), temperature: state.temp, top_k: state.topk, top_p: state.topp, seed: state.seed, ...changes() };
+  const body = { model: card.name, ids, max_tokens: Math.max(1, Math.min(200, card.context - ids.length)), temperature: state.temp, top_k: state.topk, top_p: state.topp, seed: state.seed + TURN * state.turns.filter(({ role }) => role === "assistant").length, ...changes() };
   try {
     await api.events("/api/generate", body, (event, data) => {
       if (here.to !== conversation()) stop.abort(); // it has become another one
