@@ -119,7 +119,8 @@ class Experiment:
             yield f"--metric {self.metric} is unknown here; {nearest(self.metric, known)}"
         logged = self.metric in (LOSS, LAST) or (answers, self.metric) == ("classes", "accuracy")
         if not logged and not all(d.valid for d in data):
-            yield f"--metric {self.metric} is measured on files of their own; give --data.valid, in a new experiment if this one has none."
+            files = "files of their own; give --data.valid, in a new experiment if this one has none"
+            yield f"--metric {self.metric} is measured on {files}."
         reads = isinstance(m.input, c.Tokens) and not isinstance(m.shape, c.EncoderDecoder)
         if self.lengths and not (reads and isinstance(m.head, c.Language | c.MaskedWord)):
             yield "--lengths is for models that read running texts; pairs, rows and pictures are as long as they are."
