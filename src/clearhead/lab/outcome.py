@@ -79,8 +79,9 @@ def outcomes(out: Path) -> dict[tuple[str, int], Outcome]:
     return {(each.variant, each.seed): each for each in found}
 
 
-def keep(out: Path, outcome: Outcome) -> None:
-    """In the place of what was known of the run, in one step, and in one process at a time."""
+def keep(out: Path, outcome: Outcome) -> dict[tuple[str, int], Outcome]:
+    """In the place of what was known of the run, in one step, and in one process at a time; all that is known then."""
     with alone(out / LOCK):
         known = outcomes(out) | {(outcome.variant, outcome.seed): outcome}
         overwrite(out / FILE, "".join(json.dumps(asdict(each)) + "\n" for each in known.values()).encode())
+        return known

@@ -61,7 +61,7 @@ def work(
     `after` is called after each that took its time, in one process at once. More options are those of `teach`.
     """
     seat, took, waiting = Seat.take(device), list[float](), False
-    while left := _left(experiment, out):
+    while left := _left(experiment, outcomes(out)):
         worked = False
         for run in left:
             with _claimed(out / f"{run.place}{LOCK}") as mine:
@@ -73,14 +73,15 @@ def work(
                 found = outcomes(out).get(run.key) or _trained(experiment, run, out, seat, show, options)
                 if found is None:
                     return False
-                keep(out, found)
-                found = _measured(experiment, run, found, out, seat.device)
-                keep(out, found)
-                if time.monotonic() - start > LONG:
+                if _lacks(experiment, found):  # which may take as long, or be killed
+                    keep(out, found)
+                    found = _measured(experiment, run, found, out, seat.device)
+                took.append(time.monotonic() - start)
+                known = keep(out, found)
+                if took[-1] > LONG:
                     with alone(out / LOCK):
                         after()
-            took.append(time.monotonic() - start)
-            say(_told(experiment, found, out, sum(took) / len(took) / seat.processes))
+            say(_told(experiment, found, known, sum(took) / len(took) / seat.processes))
         if not worked:
             if not waiting:
                 say(f"{len(left)} of {len(experiment.runs)} are with other processes; waiting for their end")
@@ -89,8 +90,7 @@ def work(
     return True
 
 
-def _left(experiment: Experiment, out: Path) -> list[Run]:
-    known = outcomes(out)
+def _left(experiment: Experiment, known: dict[tuple[str, int], Outcome]) -> list[Run]:
     return [run for run in experiment.runs if _lacks(experiment, known.get(run.key))]
 
 
@@ -180,11 +180,12 @@ def _measured(experiment: Experiment, run: Run, found: Outcome, out: Path, devic
     return found
 
 
-def _told(experiment: Experiment, found: Outcome, out: Path, seconds: float) -> str:
+def _told(experiment: Experiment, found: Outcome, known: dict[tuple[str, int], Outcome], seconds: float) -> str:
     """A line for a run that is done; runs take `seconds` each, as far as is known."""
-    known, every, value = len(outcomes(out)), len(experiment.runs), found.value(experiment.metric)
+    every, value = len(experiment.runs), found.value(experiment.metric)
+    done = every - len(_left(experiment, known))
     end = found.why or f"no {experiment.metric}"
     if value is not None:
         end = f"{experiment.metric} {value:.4f} in {duration(found.seconds or 0)}"
-    left = f"; about {duration(seconds * (every - known))} left" if known < every else ""
-    return f"{known} of {every}: {found.variant}, seed {found.seed}: {end}{left}"
+    left = f"; about {duration(seconds * (every - done))} left" if done < every else ""
+    return f"{done} of {every}: {found.variant}, seed {found.seed}: {end}{left}"
