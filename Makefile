@@ -18,7 +18,6 @@ test: setup
 	$(BIN)/pytest -n 2
 
 docs: setup
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: setup

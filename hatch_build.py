@@ -1,4 +1,4 @@
-"""Copies the page's one library from npm, as package-lock.json pins them, into the package that is built."""
+"""Copies the page's one library from npm, as package-lock.json pins it, into the package that is built."""
 
 import shutil
 import subprocess

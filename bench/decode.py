@@ -26,6 +26,7 @@ import ctranslate2
 import torch
 import transformers
 
+import kept
 from clearhead.api import Model
 from clearhead.config import Config
 from clearhead.generate.beam import beam_search
@@ -37,6 +38,14 @@ from clearhead.weights.checkpoint import Checkpoint
 
 Texts = list[list[int]]
 Engine = Callable[[], Texts]
+NAMES = {
+    "decode": "GPT-2 124M, one text",
+    "greedy": "translation base, 32 sentences, greedy",
+    "beam": "translation base, 32 sentences, 5 beams",
+    "small": "10M by character, one text",
+}
+PEERS = {"ctranslate2": "CTranslate2", "hf": "Hugging Face", "no": "a loop without cache"}
+FIRST: list[float] = []  # milliseconds until the small model's first token
 PROMPT, WRITTEN, SENTENCES, OUT, CHARACTERS = 16, 96, 32, 24, 240
 
 
@@ -129,7 +138,8 @@ def small(folder: Path, threads: int) -> dict[str, Engine]:
     model, prompt = Model(net, config), torch.arange(PROMPT)
     begin = time.perf_counter()
     model.generate(prompt, 1, temperature=0.0)
-    print(f"small: {config.parameters():,} parameters; first token {(time.perf_counter() - begin) * 1e3:.1f} ms")
+    FIRST.append((time.perf_counter() - begin) * 1e3)
+    print(f"small: {config.parameters():,} parameters; first token {FIRST[-1]:.1f} ms")
 
     @torch.no_grad()
     def without_cache() -> Texts:
@@ -157,7 +167,8 @@ def agreement(some: Texts, others: Texts) -> float:
     return sum(a == b for a, b in zip(some, others, strict=True)) / len(some)
 
 
-def measure(work: str, repeats: int, threads: int) -> list[dict]:
+def measure(work: str, repeats: int, threads: int) -> tuple[list[dict], list[kept.Row]]:
+    """What is told, and what is kept of it."""
     with tempfile.TemporaryDirectory() as folder:
         engines = WORKS[work](Path(folder), threads)
     written = {name: engine() for name, engine in engines.items()}
@@ -173,11 +184,14 @@ def measure(work: str, repeats: int, threads: int) -> list[dict]:
             engine()
             spent[name][0].append(time.perf_counter() - wall)
             spent[name][1].append(time.process_time() - cpu)
-    rows = []
+    rows, figures = [], []
     for name, (walls, cpus) in spent.items():
         if name.startswith("ours"):
             continue
-        mine = spent[f"ours {name.split()[-1]}"]
+        engine, dtype = name.split()[0], name.split()[-1]
+        mine = spent[f"ours {dtype}"]
+        rates = {who: [tokens / t for t in times] for who, times in (("ours", mine[0]), (PEERS[engine], walls))}
+        figures += kept.rows(f"{NAMES[work]}, {dtype}", "tok/s", rates)
         rows.append(
             {
                 "work": work,
@@ -186,10 +200,10 @@ def measure(work: str, repeats: int, threads: int) -> list[dict]:
                 "peer_tok_s": [round(tokens / f(walls), 1) for f in (median, max, min)],
                 "ratio": round(median(walls) / median(mine[0]), 2),
                 "cpu_ratio": round(median(cpus) / median(mine[1]), 2),
-                "as_float32": [agreement(written[n], wanted) for n in (f"ours {name.split()[-1]}", name)],
+                "as_float32": [agreement(written[n], wanted) for n in (f"ours {dtype}", name)],
             }
         )
-    return rows
+    return rows, figures
 
 
 def main() -> None:
@@ -197,18 +211,25 @@ def main() -> None:
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    kept.offer(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     versions = {m.__name__: m.__version__ for m in (torch, ctranslate2, transformers)}
     print(f"{versions}, {options.threads} threads")
-    rows = []
+    rows, figures = [], []
     for work in options.works:
-        for r in measure(work, options.repeats, options.threads):
+        found, more = measure(work, options.repeats, options.threads)
+        figures += more
+        for r in found:
             ours, peer = ("{:.1f} ({:.1f}-{:.1f})".format(*r[key]) for key in ("ours_tok_s", "peer_tok_s"))
             times = f"{r['ratio']:.2f} x, CPU time {r['cpu_ratio']:.2f} x"
             print(f"{work:7s} {r['peer']:20s} ours {ours:24s} tok/s  theirs {peer:24s} tok/s  {times}", flush=True)
             rows.append(r)
     print(json.dumps({"versions": versions, "threads": options.threads, "rows": rows}))
+    if FIRST:
+        figures.append(kept.row("10M by character, first token after loading", "ms", FIRST))
+    if options.keep:
+        kept.write(figures, "ctranslate2", "transformers")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import json
 import torch
 
 import clearhead as ch
+import kept
 from gpu_calls import timed, told
 from peers import HuggingFace
 
@@ -23,7 +24,8 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", nargs="*", default=["static"], choices=["static", "dynamic"])
-    options = parser.parse_args()
+    kept.offer(parser)
+    options, rows = parser.parse_args(), []
     model = ch.new("gpt2-124m", device="cuda", dtype="bfloat16")
     peer = HuggingFace(ch.new("gpt2-124m").net).model.to("cuda", torch.bfloat16).eval()
     peer.config.use_cache = peer.generation_config.use_cache = True
@@ -32,10 +34,21 @@ def main() -> None:
         gap = (model.logits(ids[:2]).float() - peer(ids[:2].cuda()).logits.float()).abs().max()
     print(f"logits differ by at most {float(gap):.3f}", flush=True)
     for batch in options.batch:
-        print(json.dumps(measure(model, peer, ids[:batch], options)), flush=True)
+        result, times = measure(model, peer, ids[:batch], options)
+        print(json.dumps(result), flush=True)
+        work, written = f"GPT-2 124M, {options.tokens} tokens, batch {batch}", batch * options.tokens
+        named = {
+            who if who == "ours" else f"Hugging Face, {who} cache, compiled": spent for who, spent in times.items()
+        }
+        rows += kept.rows(work, "tok/s", {who: [written / t for t in spent] for who, spent in named.items()})
+    if options.keep:
+        kept.write(rows, "transformers", device="cuda")
 
 
-def measure(model: ch.Model, peer: torch.nn.Module, ids: torch.Tensor, options: argparse.Namespace) -> dict:
+def measure(
+    model: ch.Model, peer: torch.nn.Module, ids: torch.Tensor, options: argparse.Namespace
+) -> tuple[dict, dict]:
+    """What is told, and the seconds of every call."""
     tokens, prompts, there = options.tokens, ids.tolist(), ids.cuda()
 
     def ours() -> None:
@@ -56,7 +69,7 @@ def measure(model: ch.Model, peer: torch.nn.Module, ids: torch.Tensor, options: 
         for name, side in sides.items():
             times[name].append(timed(side))
     result = {"batch": len(ids), "tokens": tokens, "torch": torch.__version__}
-    return result | told(f"batch {len(ids)}", times, first, len(ids) * tokens, "tokens")
+    return result | told(f"batch {len(ids)}", times, first, len(ids) * tokens, "tokens"), times
 
 
 if __name__ == "__main__":

@@ -17,11 +17,13 @@ from statistics import median
 
 import torch
 
+import kept
 from clearhead.model.transformer import build
 from clearhead.presets import presets
 from peers import HuggingFace, Ours, TorchEncoder
 
 PEERS = {"huggingface": (HuggingFace, "gelu-tanh"), "torch-encoder": (TorchEncoder, "gelu")}
+NAMES = {"huggingface": "Hugging Face", "torch-encoder": "nn.TransformerEncoder"}
 
 
 def make(name: str, options: argparse.Namespace) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -52,8 +54,14 @@ def batch(options: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
     return ids[:, :-1], ids[:, 1:].contiguous()
 
 
-def measure(options: argparse.Namespace) -> list[dict]:
-    rows = []
+def title(options: argparse.Namespace) -> str:
+    size = "GPT-2 124M" if options.layers == 12 else f"GPT-2 with {options.layers} layers"
+    return f"{size}, {options.batch} × {options.tokens:,}"
+
+
+def measure(options: argparse.Namespace) -> tuple[list[dict], list[kept.Row]]:
+    """What is told, and what is kept of it."""
+    rows, figures = [], []
     ids, targets = batch(options)
     for peer in options.peers:
         pair = make(peer, options)
@@ -94,9 +102,16 @@ def measure(options: argparse.Namespace) -> list[dict]:
                     }
                 )
                 print_row(rows[-1])
+                work = f"{title(options)}, {rows[-1]['work']}, {rows[-1]['mode']}"
+                sides = {"ours": times[0], NAMES[peer]: times[1]}
+                figures += kept.rows(work, "ms", {name: [t * 1e3 for t in spent] for name, spent in sides.items()})
+                if ids.is_cuda:
+                    figures += kept.rows(
+                        f"{work}: peak memory", "GiB", {n: [p] for n, p in zip(sides, peaks, strict=True)}
+                    )
         del pair, models
         torch.compiler.reset()
-    return rows
+    return rows, figures
 
 
 def print_row(r: dict) -> None:
@@ -152,6 +167,7 @@ def main() -> None:
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     parser.add_argument("--with-backward", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json")
+    kept.offer(parser)
     options = parser.parse_args()
     cuda = options.device == "cuda"
     options.batch = options.batch or (16 if cuda else 2)
@@ -164,13 +180,18 @@ def main() -> None:
         print_peak(options)
         return
     print(f"torch {torch.__version__}, {options.device}, batch {options.batch} x {options.tokens} tokens")
-    rows = measure(options)
+    rows, figures = measure(options)
     if not cuda:
         for backward in options.backward:
             sides = ["ours", *options.peers]
-            gib = {side: round(peak_of(side, options, backward), 2) for side in sides}
+            peaks = {side: peak_of(side, options, backward) for side in sides}
+            gib = {side: round(peak, 2) for side, peak in peaks.items()}
             print(f"peak memory above the weights, {'forward+backward' if backward else 'forward'} eager, GiB: {gib}")
             rows.append({"work": "forward+backward" if backward else "forward", "cpu_peak_gib": gib})
+            work = f"{title(options)}, {rows[-1]['work']}, eager: peak memory above the weights"
+            figures += kept.rows(work, "GiB", {NAMES.get(side, side): [peak] for side, peak in peaks.items()})
+    if options.keep:
+        kept.write(figures, "transformers", device=options.device)
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
 

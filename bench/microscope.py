@@ -3,7 +3,7 @@
 Three measures: the clock on the wall, the processor's time (which others on the machine do not change much), and the
 share of its own time that each run spent looking.
 
-python bench/microscope.py [--steps 400] [--turns 5] [--out figures.json]
+python bench/microscope.py [--steps 400] [--turns 5] [--out figures.json] [--keep]
 """
 
 import argparse
@@ -15,6 +15,7 @@ from statistics import median
 
 import torch
 
+import kept
 from clearhead.data.packed import Packed, Report
 from clearhead.model.transformer import build
 from clearhead.presets import presets
@@ -67,6 +68,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=400)
     options.add_argument("--turns", type=int, default=5)
     options.add_argument("--out", type=Path)
+    kept.offer(options)
     given = options.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     train(20, device, looking=True)  # warms up
@@ -97,6 +99,16 @@ def main() -> None:
     print(f"{figures['looks']:.0f} looks take {figures['share']:.2%} of the run, {figures['megabytes']} MB")
     print(f"the picture at the end takes {figures['picture']} s more")
     print(json.dumps(figures))
+    if given.keep:
+        work, seen_runs = f"the microscope in {given.steps} steps of lecture-small", runs[True]
+        shares = [100 * run["looking"] / run["seconds"] for run in seen_runs]
+        whole = [100 * (run["looking"] + run["picture"]) / (run["seconds"] - run["looking"]) for run in seen_runs]
+        rows = [
+            kept.row(f"{work}: looking", "%", shares),
+            kept.row(f"{work}: looking, and the picture at the end", "%", whole),
+            kept.row(f"{work}: size of what is kept", "MB", [run["bytes"] / 1e6 for run in seen_runs]),
+        ]
+        kept.write(rows, device=device)
     if given.out:
         given.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 

@@ -14,6 +14,8 @@ import lzma
 import time
 from pathlib import Path
 
+import kept
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -21,16 +23,23 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("multi30k"))
     parser.add_argument("--score", type=Path)
-    options = parser.parse_args()
+    kept.offer(parser)
+    options, rows = parser.parse_args(), []
     if options.score is None:
-        options.score = translate(options)
+        options.score, seconds = translate(options)
+        rows.append(kept.row("mt-small on Multi30k: training, everything included", "s", [seconds]))
+    used = []
     try:
-        score(options.folder, options.score.read_text(encoding="utf-8").splitlines())
+        rows += score(options.folder, options.score.read_text(encoding="utf-8").splitlines())
+        used += ["sacrebleu", "sacremoses"]
     except ImportError:
         print(f"sacrebleu and sacremoses are not here; {options.score} can be scored elsewhere with --score")
+    if options.keep and rows:
+        kept.write(rows, *used, device=options.device)
 
 
-def translate(options: argparse.Namespace) -> Path:
+def translate(options: argparse.Namespace) -> tuple[Path, float]:
+    """The file of translations, and the seconds of training."""
     import clearhead as ch
 
     files = {part: [str(options.folder / f"{part}.{side}.gz") for side in ("en", "de")] for part in ("train", "val")}
@@ -50,10 +59,10 @@ def translate(options: argparse.Namespace) -> Path:
     there.write_text("\n".join(texts) + "\n", encoding="utf-8")
     seconds = {"training_s": round(trained - began, 1), "translating_s": round(time.perf_counter() - trained, 1)}
     print(json.dumps(seconds), flush=True)
-    return there
+    return there, trained - began
 
 
-def score(folder: Path, texts: list[str]) -> None:
+def score(folder: Path, texts: list[str]) -> list[kept.Row]:
     from sacrebleu.metrics import BLEU
     from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
@@ -68,9 +77,15 @@ def score(folder: Path, texts: list[str]) -> None:
 
     assert [old(text) for text in reference] == prepared, "the prepared test set was made otherwise"
     cased = BLEU()
-    print("cased    ", cased.corpus_score(texts, [reference]), cased.get_signature())
+    cased_score = cased.corpus_score(texts, [reference])
+    print("cased    ", cased_score, cased.get_signature())
     plain = BLEU(tokenize="none", force=True)
-    print("old style", plain.corpus_score([old(text) for text in texts], [prepared]), plain.get_signature())
+    plain_score = plain.corpus_score([old(text) for text in texts], [prepared])
+    print("old style", plain_score, plain.get_signature())
+    return [
+        kept.row("mt-small on Multi30k: sacrebleu, cased", "BLEU", [cased_score.score]),
+        kept.row("mt-small on Multi30k: as older papers score", "BLEU", [plain_score.score]),
+    ]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The page in Chromium: how long a person waits. Prints medians of several visits, with their spread.
 
-python bench/page.py [--visits 5]
+python bench/page.py [--visits 5] [--keep]
 """
 
 import argparse
@@ -14,6 +14,8 @@ from playwright.sync_api import Page, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import clearhead as ch
+import kept
+from clearhead.serve.pages.shell import Shell
 from serving import running
 
 BYTES = ch.Tokenizer.bytes()
@@ -46,7 +48,11 @@ def drawn(size: int) -> str:
     return f"() => document.querySelector('main ch-map')?.plan && document.querySelector('ch-map').size[0] === {size}"
 
 
+ROWS: list[kept.Row] = []
+
+
 def tell(what: str, values: list[float], target: str, unit: str = "ms") -> None:
+    ROWS.append(kept.row(what, unit, values))
     spread = f"{min(values):.0f} – {max(values):.0f}"
     print(f"{what:<52} {statistics.median(values):8.0f} {unit}   ({spread}; target {target})")
 
@@ -54,7 +60,9 @@ def tell(what: str, values: list[float], target: str, unit: str = "ms") -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--visits", type=int, default=5)
-    visits = parser.parse_args().visits
+    kept.offer(parser)
+    given = parser.parse_args()
+    visits = given.visits
     small = ch.new("lecture-small", tokenizer=BYTES, vocabulary=256, layers=2)
     large = ch.new(
         "lecture-small", tokenizer=BYTES, vocabulary=256, layers=12, attention__heads=12, width=384, context=1024
@@ -68,6 +76,9 @@ def main() -> None:
         long_text(browser, server.url, visits)
         causal_click(browser, server.url, visits)
         browser.close()
+    sizes()
+    if given.keep:
+        kept.write(ROWS, "playwright")
 
 
 def first(browser: object, url: str, visits: int) -> None:
@@ -108,10 +119,10 @@ def long_text(browser: object, url: str, visits: int) -> None:
         heap.append(page.evaluate("() => performance.memory.usedJSHeapSize / 1e6"))
         page.close()
     tell("1,024 tokens × 12 × 12: a head, after the forward pass", usable, "< 2000")
-    tell("  pointing at another cell, until it is drawn", hovers, "< 50")
-    tell("  another head", heads, "< 200")
-    tell("  elements", nodes, "< 5000", "")
-    tell("  heap", heap, "< 300", "MB")
+    tell("1,024 tokens × 12 × 12: pointing at another cell", hovers, "< 50")
+    tell("1,024 tokens × 12 × 12: another head", heads, "< 200")
+    tell("1,024 tokens × 12 × 12: elements", nodes, "< 5000", "nodes")
+    tell("1,024 tokens × 12 × 12: heap", heap, "< 300", "MB")
 
 
 def causal_click(browser: object, url: str, visits: int) -> None:
@@ -128,6 +139,14 @@ def causal_click(browser: object, url: str, visits: int) -> None:
         times.append(1000 * (time.perf_counter() - start))
     page.close()
     tell("10M parameters: a head switched off, until the answer", times, "< 300")
+
+
+def sizes() -> None:
+    shell = Shell()
+    own = [asset for name, asset in shell.modules.items() if name.startswith("ch/")]
+    tell("own JavaScript, as sent", [sum(len(asset.content) for asset in own) / 1e3], "< 200", "kB")
+    tell("the page with all its files", [sum(len(asset.content) for asset in shell.assets) / 1e3], "< 400", "kB")
+    tell("the page, packed", [sum(len(asset.packed) for asset in shell.assets) / 1e3], "none", "kB")
 
 
 if __name__ == "__main__":

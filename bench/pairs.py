@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import kept
 from clearhead.data.packed import IGNORE, Packed, Report
 from clearhead.data.pair_files import pairs as pairs_in
 from clearhead.data.pairs import Pairs, source_length_for
@@ -141,6 +142,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="tokens of a packed row")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--peers", nargs="+", default=["padded", "bucketed"], choices=["padded", "bucketed"])
+    kept.offer(parser)
     options = parser.parse_args()
     device, cuda = options.device, options.device == "cuda"
     texts = list(pairs_in(options.data, Report()))
@@ -201,6 +203,12 @@ def main() -> None:
         }
         print(name, result[name], flush=True)
     print(json.dumps(result))
+    if options.keep:
+        size = "base" if options.layers == 6 else f"of {options.layers} layers"
+        work, torch_s = f"translation {size}, {n} pairs a step", f"nn.Transformer{', compiled' if cuda else ''}"
+        named = {who if who == "ours" else f"{torch_s}, {who}": found for who, found in rates.items()}
+        share = kept.Row(f"{work}: share of real tokens", "%", kept.figure(100 * data.share))
+        kept.write([*kept.rows(work, "tok/s", named), share], device=device)
 
 
 def _encoded(pair: tuple[list[int], list[int]]):

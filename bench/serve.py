@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import clearhead as ch
+import kept
 
 WORDS, TOKENS, TEXTS = ["Once upon a time", "To be, or not", "In the beginning", "Call me"], 64, 32
 CROWD, TOGETHER = 500, 32
@@ -206,6 +207,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--leaving", type=int, default=1000)
     parser.add_argument("--slots", type=int, default=64)
+    kept.offer(parser)
     given = parser.parse_args()
     model = ch.new("shakespeare-char", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=1)
     print(f"{model!r}, {given.slots} rows, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}", flush=True)
@@ -225,9 +227,34 @@ def main() -> None:
             one = told("one", asyncio.run(many(clients, 1, given.seconds / 4, expected)))
             all_ = told("many", asyncio.run(many(clients, given.clients, given.seconds, expected)))
             print(f"many / one: {float(str(all_['tokens_per_s'])) / float(str(one['tokens_per_s'])):.2f}", flush=True)
-            told("memory", asyncio.run(memory(clients, given.requests)))
-            told("crowd", asyncio.run(crowd(clients)))
-            told("leaving", asyncio.run(leaving(clients, given.leaving)))
+            asked = told("memory", asyncio.run(memory(clients, given.requests)))
+            at_once = told("crowd", asyncio.run(crowd(clients)))
+            left = told("leaving", asyncio.run(leaving(clients, given.leaving)))
+    if given.keep:
+        kept.write(figures(given, one, all_, asked, at_once, left), "fastapi", "uvicorn")
+
+
+def figures(given: argparse.Namespace, one: dict, all_: dict, asked: dict, at_once: dict, left: dict) -> list[kept.Row]:
+    """What is kept: a single run, so there is no spread."""
+    clients, seen = f"{given.clients} clients, {given.seconds:g} s", asked["resident_mib_each_tenth"]
+    answered, refused = (at_once.get(status, {}) for status in ("200", "429"))
+    found = {
+        (f"{clients}: first token, p50", "ms"): all_["first_token_ms"]["p50"],
+        (f"{clients}: first token, p95", "ms"): all_["first_token_ms"]["p95"],
+        (f"{clients}: streams that failed", "streams"): sum(all_["errors"].values()),
+        (f"{clients}: streams unlike their seed's alone", "streams"): all_["wrong"],
+        (f"{given.requests:,} requests: memory after the last tenth", "× the first's"): seen[-1] / seen[0],
+        (f"{CROWD} at once: served, or refused with 429", "requests"): sum(
+            s.get("count", 0) for s in (answered, refused)
+        ),
+        (f"{CROWD} at once: slowest refusal", "ms"): refused.get("p100", 0),
+        (f"{CROWD} at once: the next request is served", "requests"): int(at_once["next"] == 200),
+        (f"{given.leaving:,} that leave midway: rows held afterwards", "rows"): left["slots_used"],
+    }
+    speeds = kept.rows(
+        f"{clients}: speed", "tok/s", {"ours": [all_["tokens_per_s"]], "one client": [one["tokens_per_s"]]}
+    )
+    return speeds + [kept.row(work, unit, [value]) for (work, unit), value in found.items()]
 
 
 if __name__ == "__main__":

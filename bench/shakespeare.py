@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from statistics import mean
 
+import kept
 from clearhead.presets import presets
 from clearhead.train.begin import begin
 
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--aim", type=float, default=None, help="the loss whose time is asked for")
+    kept.offer(parser)
     options = parser.parse_args()
     gpu = options.device == "cuda"
     aim = options.aim or (1.47 if gpu else 1.60)
@@ -32,6 +34,13 @@ def main() -> None:
         found.append(one(options.text, options.device, seed, aim))
         print(json.dumps(found[-1]), flush=True)
     print(json.dumps({"mean_best": round(mean(f["best"] for f in found), 4), "runs": found}))
+    if options.keep:
+        work, reached = f"tinyshakespeare, {options.seeds} seeds", f"training_s_to_{aim}"
+        rows = [kept.row(f"{work}: lowest validation loss", "nats", [f["best"] for f in found], mean)]
+        if all(f[reached] is not None for f in found):
+            rows.append(kept.row(f"{work}: training until {aim:g}", "s", [f[reached] for f in found], mean))
+        rows.append(kept.row(f"{work}: everything included", "s", [f["whole_s"] for f in found], mean))
+        kept.write(rows, device=options.device)
 
 
 def one(text: str, device: str, seed: int, aim: float) -> dict:

@@ -1,17 +1,18 @@
 """Ablating every head, one at a time: GPT-2 124M, 144 heads, a prompt of 30 tokens; ours against TransformerLens.
 
-python bench/sweep.py [rounds]            (needs transformer-lens)
+python bench/sweep.py [rounds] [--keep]            (needs transformer-lens)
 
 The two take turns in the same process and must give the same numbers; the ratio is theirs / ours.
 """
 
-import sys
+import argparse
 import time
 from statistics import median
 
 import torch
 
 import clearhead as ch
+import kept
 from hooked import hooked
 
 
@@ -33,14 +34,17 @@ def theirs(model, ids, answer):
 
 @torch.no_grad()
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rounds", type=int, nargs="?", default=3)
+    kept.offer(parser)
+    given = parser.parse_args()
     model = ch.new("gpt2-124m", seed=0)
     peer = hooked(model.net)
     ids = torch.randint(0, 50257, (1, 30), generator=torch.Generator().manual_seed(0))
     answer = int(model.logits(ids)[0, -1].argmax())
     times: dict[str, list[float]] = {"clearhead": [], "transformer_lens": []}
     results = {}
-    for _ in range(rounds):
+    for _ in range(given.rounds):
         for name, work in (
             ("clearhead", lambda: ch.lens.sweep(model, ids[0], token=answer).values),
             ("transformer_lens", lambda: theirs(peer, ids, answer)),
@@ -55,6 +59,9 @@ def main() -> None:
     spread = f"({min(ratio):.2f}–{max(ratio):.2f})"
     print(f"theirs / ours      {median(ratio):6.2f}   {spread}, {torch.get_num_threads()} threads")
     print(f"largest difference {difference:.2g}, of changes up to {results['clearhead'].abs().max():.2g}")
+    if given.keep:
+        sides = {"ours": times["clearhead"], "TransformerLens": times["transformer_lens"]}
+        kept.write(kept.rows("GPT-2 124M, 30 tokens: every head left out in turn", "s", sides), "transformer-lens")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from statistics import median
 
 import torch
 
+import kept
 from clearhead.data.packed import Packed, Report
 from clearhead.model.transformer import build
 from clearhead.presets import presets
@@ -29,6 +30,7 @@ SHAPES = {
     "cpu": {"vocabulary": 65, "context": 64, "width": 128, "layers": 4, "attention.heads": 4},
 }
 RATE, DECAY, CLIP = 6e-4, 0.1, 1.0
+NAMES = {"ours": "ours", "plain": "plain torch", "huggingface": "Hugging Face"}
 
 
 class Rows:
@@ -93,13 +95,20 @@ def main() -> None:
     parser.add_argument("--compile", choices=["none", "ours", "all"], default=None, help="all on a GPU, else none")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=None, help="steps of each side in a round")
+    kept.offer(parser)
     options = parser.parse_args()
+    rows: list[kept.Row] = []
     compiled = options.compile or ("all" if options.device == "cuda" else "none")
     for batch in options.batch or ([16, 64] if options.device == "cuda" else [12]):
-        print(json.dumps(measure(options, batch, compiled)), flush=True)
+        result, figures = measure(options, batch, compiled)
+        rows += figures
+        print(json.dumps(result), flush=True)
+    if options.keep:
+        kept.write(rows, "transformers", device=options.device)
 
 
-def measure(options: argparse.Namespace, rows: int, compiled: str) -> dict:
+def measure(options: argparse.Namespace, rows: int, compiled: str) -> tuple[dict, list[kept.Row]]:
+    """What is told, and what is kept of it."""
     device, cuda = options.device, options.device == "cuda"
     config = (
         presets["gpt2-124m"]
@@ -148,7 +157,13 @@ def measure(options: argparse.Namespace, rows: int, compiled: str) -> dict:
             "peak_gib": peaks[name],
         }
         print(f"{name:<12} {json.dumps(result[name])}", flush=True)
-    return result
+    work = f"{'GPT-2 124M' if cuda else 'GPT of 4 layers × 128'}, a step of {rows} × {config.model.context:,}"
+    work += {"none": "", "ours": ", ours compiled", "all": ", compiled"}[compiled]
+    figures = kept.rows(work, "ms", {NAMES[name]: [t * 1e3 for t in spent] for name, spent in times.items()})
+    figures.append(kept.row(f"{work}: speed", "tok/s", [tokens / t for t in times["ours"]]))
+    if cuda:
+        figures += kept.rows(f"{work}: peak memory", "GiB", {NAMES[name]: [peak] for name, peak in peaks.items()})
+    return result, figures
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 
+import kept
 from clearhead.generate.beam import beam_search
 from clearhead.model.transformer import build
 from clearhead.presets import presets
@@ -30,7 +31,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    kept.offer(parser)
+    options, rows = parser.parse_args(), []
     config = presets["vaswani-base"].change(
         **{"model.vocabulary": WORDS, "model.position.layout": "halves"},
         **{
@@ -48,10 +50,19 @@ def main() -> None:
     chance = torch.Generator().manual_seed(0)
     sources = [torch.randint(3, WORDS, (options.batch, 32), generator=chance).cuda() for _ in range(4)]
     for beams in options.beams:
-        print(json.dumps(measure(net, peer, sources, beams, options)), flush=True)
+        result, times = measure(net, peer, sources, beams, options)
+        print(json.dumps(result), flush=True)
+        work = f"translation base, {options.batch} sentences, {'greedy' if beams == 1 else f'{beams} beams'}"
+        named = {"ours": times["ours"], "Hugging Face Marian": times["transformers"]}
+        rows += kept.rows(
+            work, "sentences/s", {who: [options.batch / t for t in spent] for who, spent in named.items()}
+        )
+    if options.keep:
+        kept.write(rows, "transformers", device="cuda")
 
 
-def measure(net, peer, sources, beams: int, options: argparse.Namespace) -> dict:
+def measure(net, peer, sources, beams: int, options: argparse.Namespace) -> tuple[dict, dict]:
+    """What is told, and the seconds of every call."""
     at = 0
 
     def ours() -> list[list[int]]:
@@ -75,7 +86,7 @@ def measure(net, peer, sources, beams: int, options: argparse.Namespace) -> dict
     mine, others = ours(), theirs()
     equal = sum(a == b for a, b in zip(mine, others, strict=True))
     result = {"batch": options.batch, "beams": beams, "equal_outputs": equal, "torch": torch.__version__}
-    return result | told(f"beams {beams}", times, first, options.batch, "sentences")
+    return result | told(f"beams {beams}", times, first, options.batch, "sentences"), times
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Word vectors beside gensim's: the same words and options, in turn; speed, and published questions.
 
-python bench/vectors.py TEXT QUESTIONS… [--gensim PYTHON] [--epochs 3] [--rounds 2] [--threads 2]
+python bench/vectors.py TEXT QUESTIONS… [--gensim PYTHON] [--epochs 3] [--rounds 2] [--threads 2] [--keep]
 
 TEXT has a line of words on each line; PYTHON is one that has gensim, if this one has not. Seconds are from lists of
 words to vectors, and of those the learning alone; words are counted as they stand in the text. Threads are gensim's:
@@ -13,8 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
+
+import kept
 
 
 def read(text: str) -> list[list[str]]:
@@ -58,7 +61,8 @@ def work(who: str, text: str, out: str, epochs: str, threads: str) -> None:
     """One training in a process of its own."""
     lines = read(text)
     whole, learning = LEARN[who](lines, out, int(epochs), int(threads))
-    print(json.dumps({"whole": whole, "learning": learning, "words": sum(map(len, lines))}))
+    versions = {} if who == "ours" else {who: version(who)}
+    print(json.dumps({"whole": whole, "learning": learning, "words": sum(map(len, lines)), "versions": versions}))
 
 
 def main() -> None:
@@ -70,6 +74,7 @@ def main() -> None:
     parser.add_argument("--gensim", default=sys.executable)
     for name, default in (("epochs", 3), ("rounds", 2), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    kept.offer(parser)
     given = parser.parse_args()
     pythons = {"ours": sys.executable, "gensim": given.gensim}
     runs: dict[str, list[dict[str, float]]] = {who: [] for who in LEARN}
@@ -86,18 +91,30 @@ def main() -> None:
                 spread = f"({min(speed):,.0f}–{max(speed):,.0f})"
                 ratio = median(speed) / median(speeds["gensim"])
                 print(f"{part:<9} {who:<7} {median(speed):12,.0f} words/s {spread:<24} x {ratio:.2f}")
-        _answer(folder, given.questions)
+            if part == "whole":
+                title = "skip-gram with negative sampling"
+                rows = kept.rows(f"{title}: speed", "words/s", speeds)
+        for file, shares in _answer(folder, given.questions).items():
+            figures = [kept.figure(shares[who]) for who in LEARN]
+            ratio = kept.figure(shares["ours"] / shares["gensim"])
+            rows.append(kept.Row(f"{title}: {file}", "score", figures[0], "gensim", figures[1], ratio, 1))
+    if given.keep:
+        kept.write(rows, **runs["gensim"][0]["versions"])
     return None
 
 
-def _answer(folder: str, questions: list[str]) -> None:
+def _answer(folder: str, questions: list[str]) -> dict[str, dict[str, float]]:
+    """For each file of questions, the score of each."""
     from clearhead.lens.vectors import vectors
     from clearhead.words.benchmark import benchmark
 
+    found: dict[str, dict[str, float]] = {}
     for file in questions:
         for who in LEARN:
             result = benchmark(vectors(f"{folder}/{who}.bin"), file)
+            found.setdefault(Path(file).stem, {})[who] = float(result.values[-1])
             print(f"{Path(file).stem:<16} {who:<7} {result.measure} {float(result.values[-1]):.4f}")
+    return found
 
 
 if __name__ == "__main__":

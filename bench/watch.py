@@ -1,6 +1,6 @@
 """What watching costs a user: calls that look, against model.logits of the same text. A ratio of 1 is free.
 
-python bench/watch.py [--turns 15] [--out figures.json]
+python bench/watch.py [--turns 15] [--out figures.json] [--keep]
 
 GPT-2 124M with random weights; on a CPU float32, one thread and the processor's own time, which others on the machine
 change little; on a GPU bfloat16 and the clock. Each turn makes every call once, in a new order; ratios are taken
@@ -21,6 +21,7 @@ from statistics import median, quantiles
 import torch
 
 import clearhead as ch
+import kept
 
 HEAD = {"blocks.5.attn.pattern": lambda pattern: pattern[:, 3]}
 PLAIN = "logits"
@@ -103,6 +104,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--turns", type=int, default=15)
     options.add_argument("--out", type=Path)
+    kept.offer(options)
     options.add_argument("--memory", help=argparse.SUPPRESS)
     given = options.parse_args()
     model = made()
@@ -110,21 +112,31 @@ def main() -> None:
         name, shape = json.loads(given.memory)
         print(json.dumps(memory(name, model, tuple(shape))))
         return
-    figures = []
+    figures, rows = [], []
     for shape in CASES:
         spent = times(model, shape, given.turns)
         for name, seconds in spent.items():
             ratios = [mine / plain for mine, plain in zip(seconds, spent[PLAIN], strict=True)]
             low, _, high = quantiles(ratios)
-            peak, kept = memory(name, model, shape) if DEVICE == "cuda" else memory_apart(name, shape)
+            peak, held = memory(name, model, shape) if DEVICE == "cuda" else memory_apart(name, shape)
             row = {"shape": shape, "call": name, "ms": median(seconds) * 1e3, "ratio": median(ratios)}
-            figures.append(row | {"quartiles": [low, high], "peak_MB": peak, "kept_MB": kept})
+            figures.append(row | {"quartiles": [low, high], "peak_MB": peak, "kept_MB": held})
             limit = f"at most {LIMITS[name]}" if name in LIMITS else ""
             print(
                 f"{shape[0]} x {shape[1]:<5} {name:<20} {median(seconds) * 1e3:8.2f} ms  x {median(ratios):.3f} "
-                f"({low:.3f}–{high:.3f})  peak {peak:6.0f} MB, kept {kept:6.1f} MB  {limit}",
+                f"({low:.3f}–{high:.3f})  peak {peak:6.0f} MB, kept {held:6.1f} MB  {limit}",
                 flush=True,
             )
+            if name != PLAIN:
+                work, cost = (
+                    f"GPT-2 124M, {shape[0]} × {shape[1]:,}: watching {name}",
+                    kept.figure(median(ratios), low, high),
+                )
+                rows.append(kept.Row(work, "× a plain pass", cost, rounds=given.turns, quartiles=True))
+            if name == "one head's pattern" and DEVICE == "cpu":
+                rows.append(kept.Row(f"{work}, kept", "matrices", kept.figure(held * 1e6 / (4 * shape[1] ** 2))))
+    if given.keep:
+        kept.write(rows, device=DEVICE)
     if given.out:
         given.out.write_text(json.dumps({"device": DEVICE, "figures": figures}, indent=1) + "\n", encoding="utf-8")
 

@@ -6,6 +6,7 @@ being built: the tests call the writers of the pages without it.
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 HERE = Path(__file__).parent
+# Its tables are the longest of the site.
+DENSE = "<style>.md-typeset table:not([class]) :is(td, th) { padding: 0.35em 0.7em; min-width: 0; }</style>"
 TOUR = sorted((HERE / "tour").glob("*.ipynb"))
 
 
@@ -30,8 +33,12 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 
 
 def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
-    """In the folder the tour is notebooks; on the site their links lead to the pages made of them."""
-    return markdown.replace(".ipynb)", ".md)") if page.file.src_uri == "tour/README.md" else markdown
+    """What is put into written pages: links to the pages made of notebooks, and the tables of benchmarks."""
+    if page.file.src_uri == "tour/README.md":
+        return markdown.replace(".ipynb)", ".md)")
+    if page.file.src_uri == "benchmarks.md":
+        return markdown.replace("<!-- tables -->", benchmarks())
+    return markdown
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -120,6 +127,14 @@ def values() -> str:
             "",
         ]
     )
+
+
+def benchmarks() -> str:
+    """Targets beside what was measured, from bench/targets.toml and bench/results."""
+    sys.path.append(str(HERE.parent / "bench"))
+    from shown import markdown
+
+    return f"{DENSE}\n\n{markdown()}"
 
 
 @cache  # while the site is served, a notebook that did not change is not run again

@@ -14,7 +14,6 @@ from clearhead.words.benchmark import benchmark
 
 WHAT = {  # the files, what they are, and the figures that are told
     "story": (("valid.txt",), "329 held-out TinyStories", ("bits per byte", "perplexity")),
-    "story-rotary": (("valid.txt",), "329 held-out TinyStories", ("bits per byte", "perplexity")),
     "en-de": (("test.en", "test.de"), "the Tatoeba Challenge's test set", ("bleu", "chrf")),
     "fill": (("valid.txt",), "held-out books and articles", ("accuracy", "perplexity")),
     "mood": (("dev.tsv",), "SST-2's dev set", ("accuracy",)),
@@ -58,19 +57,34 @@ def figures(name: str, build: Path) -> list[dict[str, object]]:
         apart = 1.96 * math.sqrt(share * (1 - share) / count)
         where = f"Google's analogies, the {count:,} whose words all have vectors"
         command = "clearhead vectors words --benchmark questions-words.txt"
-        told = [("accuracy", share, share - apart, share + apart)]
-    else:
-        files, where, wanted = WHAT[name]
-        paths = [str(build / file) for file in files]
-        found = {figure.name: figure for figure in ch.evaluate(ch.load(name), paths).figures}
-        told = [(key, found[key].value, found[key].low, found[key].high) for key in wanted]
-        command = f"clearhead evaluate {name} --data {' '.join(f'build/{name}/{file}' for file in files)}"
-    digits = 4
-    return [
-        {"name": key, "value": round(value, digits), "interval": [round(low, digits), round(high, digits)]}
-        | {"on": where, "command": command}
-        for key, value, low, high in told
-    ]
+        return [_told("accuracy", (share, share - apart, share + apart), where, command)]
+    files, where, wanted = WHAT[name]
+    command = f"clearhead evaluate {name} --data {' '.join(f'build/{name}/{file}' for file in files)}"
+    found = _measured(ch.load(name), [str(build / file) for file in files])
+    told = [_told(key, found[key], where, command) for key in wanted]
+    return told + (unheard(build) if name == "spoken-digits" else [])
+
+
+def unheard(build: Path) -> list[dict[str, object]]:
+    """Each voice as it is understood by a model that was trained on the five others."""
+    found = []
+    for run in sorted(build.glob("run_*")):
+        speaker = run.name.removeprefix("run_")
+        command = f"clearhead evaluate build/spoken-digits/{run.name} --data build/spoken-digits/{speaker}/test"
+        where = f"all takes of {speaker}, by a model of the five other voices"
+        found.append(
+            _told("accuracy", _measured(ch.load(run), [str(build / speaker / "test")])["accuracy"], where, command)
+        )
+    return found
+
+
+def _measured(model: ch.Model, paths: list[str]) -> dict[str, tuple[float | None, ...]]:
+    return {figure.name: (figure.value, figure.low, figure.high) for figure in ch.evaluate(model, paths).figures}
+
+
+def _told(name: str, found: tuple[float | None, ...], on: str, command: str) -> dict[str, object]:
+    value, *interval = (each if each is None else round(each, 4) for each in found)
+    return {"name": name, "value": value, "interval": interval, "on": on, "command": command}
 
 
 def stories(model: ch.Model) -> list[tuple[str, str]]:
@@ -83,12 +97,11 @@ def translations(model: ch.Model) -> list[tuple[str, str]]:
 
 
 def guesses(model: ch.Model) -> list[tuple[str, str]]:
-    return [(text, ", ".join(guess.text.strip() for guess in model.fill(text)[:5])) for text in HIDDEN]
+    return [(text, ", ".join(guess.word.strip() for guess in model.fill(text)[:5])) for text in HIDDEN]
 
 
 SAMPLES: dict[str, Callable[[ch.Model], list[tuple[str, str]]]] = {
     "story": stories,
-    "story-rotary": stories,
     "en-de": translations,
     "fill": guesses,
 }

@@ -16,13 +16,13 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from prepare import finished
 from torch import Tensor
 
 import clearhead as ch
 from clearhead.generate.draw import Draw, key_of
 from clearhead.generate.sampling import Sampling
 from clearhead.generate.swift import Swift
+from prepare import finished
 
 END = 0  # <|endoftext|> of SmolLM2
 LENGTH, BATCH, EPOCHS, RATE = 512, 64, 3, 2e-4

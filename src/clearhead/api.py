@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from clearhead.config import Config
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, check_kind, check_whole
 from clearhead.generate import answers, engines
 from clearhead.generate import chat as chats
 from clearhead.generate.beamed import best_texts, prefixes, unlisted, wishes
 from clearhead.generate.edited import Edited
-from clearhead.generate.sampling import sampling
+from clearhead.generate.sampling import LARGEST_SEED, sampling
 from clearhead.generate.talk import Talk
 from clearhead.generate.translate import Translator
 from clearhead.generate.write import Engines, Writer, check_samples, check_writes
@@ -99,10 +99,9 @@ class Model(Inside):
         `Wishes`: n_best, prefix, no_repeat, alternatives …
         """
         how = wishes(beam=beam, max_tokens=max_tokens, length_penalty=length_penalty, **options)
-        words = self.tokenizer, self.source_tokenizer or self.tokenizer
         listed = [texts] if isinstance(texts, str) else texts
-        translator = Translator(self._edited(edits), self.config, words, how, align, split, logprobs)
-        if words[1] is not None and isinstance(listed, list | tuple) and all(isinstance(text, str) for text in listed):
+        translator = Translator(self._edited(edits), self.config, self.tokenizers, how, align, split, logprobs)
+        if self.tokenizers[1] and isinstance(listed, list | tuple) and all(isinstance(text, str) for text in listed):
             return unlisted(translator.texts(listed), how.n_best)
         return unlisted(translator.batch(self._batch(None, source=texts, sound=sound)), how.n_best)
 
@@ -176,8 +175,9 @@ def new(
     """
     if isinstance(config, str):
         config = presets[config]
-    if not isinstance(config, Config):
-        raise ClearheadError(f"a preset's name or a Config is needed, not {type(config).__name__}.")
+    check_kind(config, Config, "a preset's name or a Config")
+    check_kind(tokenizer, Tokenizer | None, "a Tokenizer")
+    check_whole("seed", seed, most=LARGEST_SEED)
     config, home = config.change(**changes), Home.of(device, dtype)
     if home.int8:
         raise ClearheadError("a fresh model is made to be trained, which int8 cannot be; load a trained one in int8.")
@@ -200,6 +200,6 @@ def load(where: str | Path, *, device: str = "", dtype: str = "") -> Model:
 
 def save(model: Model, where: str | Path, format: str = "clearhead") -> None:
     """The model as a folder that `load` reads, or another engine: hf, gguf, ctranslate2, onnx."""
-    if not isinstance(model, Model):
-        raise ClearheadError(f"a model is needed, not {type(model).__name__}.")
+    check_kind(model, Model, "a model")
+    check_kind(where, str | Path, "the name of a folder or file")
     formats.write(where, Checkpoint(model.net, model.config, model.tokenizer, model.source_tokenizer), format)

@@ -45,32 +45,30 @@ class Batch:
     def unwrap(self, result: Tensor) -> Tensor:
         return result[0] if self.single else result
 
-    def parts(self, most: int = 0) -> Iterator[tuple[Tensor, "Batch"]]:
-        """Rows of like length, and which they are: `most` tokens at once (0 = as suits), or one row; longest first."""
-        most = most or MOST.get(self.ids.device.type, ELSEWHERE)
-        rows, width = len(self.ids), self.dense or self.ids.shape[1]
-        held = torch.full((rows,), width) if self.segments is None else (self.segments != 0).sum(dim=1).cpu()
-        lengths, order = held.sort(descending=True, stable=True)
-        start = 0
-        while start < rows:
-            longest = int(lengths[start])
-            stop = start + max(1, most // longest)
-            picked = order[start:stop].to(self.ids.device)
-            padded = int(lengths[start:stop][-1]) < longest
-            yield (
-                picked,
-                Batch(
-                    self.ids[picked] if self.dense else self.ids[picked, :longest],
-                    self.segments[picked, :longest] if padded and self.segments is not None else None,
-                    kinds=None if self.kinds is None else self.kinds[picked, :longest],
-                ),
-            )
-            start = stop
-
     def each(self, answer: Callable[["Batch"], Tensor]) -> Tensor:
         """What `answer` gives for each row, in their order; it is asked in parts, so any number of rows will do."""
-        picked, found = zip(*((numbers, answer(part)) for numbers, part in self.parts()), strict=True)
-        return torch.cat(found)[torch.cat(picked).argsort()]
+        rows, device, found, order = len(self.ids), self.ids.device, list[Tensor](), list[int]()
+        width, real = self.dense or self.ids.shape[1], self.segments
+        held = [width] * rows if real is None else (real != 0).sum(dim=1).tolist()
+        for some in by_length(held, device):
+            picked, longest, padded = torch.tensor(some, device=device), held[some[0]], held[some[-1]] < held[some[0]]
+            part = Batch(
+                self.ids[picked] if self.dense else self.ids[picked, :longest],
+                real[picked, :longest] if padded and real is not None else None,
+                kinds=None if self.kinds is None else self.kinds[picked, :longest],
+            )
+            found.append(answer(part))
+            order += some
+        return torch.cat(found)[torch.tensor(order, device=device).argsort()]
+
+
+def by_length(lengths: Sequence[int], device: torch.device, most: int | None = None) -> Iterator[list[int]]:
+    """Which rows are read together, being of like length, the longest first: `most` rows, and what suits the device."""
+    tokens, order = MOST.get(device.type, ELSEWHERE), sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    while order:
+        count = max(1, min(most or len(order), tokens // lengths[order[0]]))
+        yield order[:count]
+        order = order[count:]
 
 
 def unpadded(ids: Tensor, segments: Tensor | None) -> list[list[int]]:
@@ -105,7 +103,7 @@ def read_batch(
     """
     m, use = config.model, config.use
     both = isinstance(m.shape, c.EncoderDecoder)
-    reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
+    reads = m.reads
     wanted = {c.Tokens: "source" if both else "text", c.Pictures: "pictures"}.get(type(reads), "sound")
     given = {"text": None if both else x, "source": source, "pictures": picture, "sound": sound}
     named = wanted if wanted == "text" else f"{wanted} ({wanted}=…)"

@@ -68,12 +68,13 @@ def _ranges(value: Any, path: str) -> Iterator[str]:
             yield from _ranges(item, where)
             continue
         reader.read_field(hints[f.name], item, where)
-        least = f.metadata["least"]
-        if type(item) is int and item < least:
+        least, below = f.metadata["least"], f.metadata["below"]
+        if below is not None:
+            if not least <= item < below:
+                yield f"{where} = {item} must be at least {least} and less than {below}."
+        elif type(item) is int and item < least:
             yield f"{where} = {item} is too small; it must be at least {least}."
-        if isinstance(item, float) and ".dropout." in where and not 0 <= item < 1:
-            yield f"{where} = {item} must be at least 0 and less than 1."
-        if isinstance(item, float) and ".dropout." not in where and not (0 < item < float("inf") or item == least):
+        elif isinstance(item, float) and not (0 < item < float("inf") or item == least):
             yield f"{where} = {item} must be a positive number."
 
 

@@ -4,49 +4,16 @@ Variants are tagged values (`position = {kind = "rotary", theta = 10000}`), so a
 variant cannot be written for another. What is still impossible is refused when the value is made.
 """
 
+# mypy: implicit-reexport
+# ruff: noqa: F403, F405
+# The variants are names of this module too: whoever needs `c.ModelConfig` needs `c.Rotary` next to it.
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
 from clearhead import check, count, reader
 from clearhead.recipe import Data, Train
-from clearhead.variants import (
-    Alibi,
-    Attention,
-    Classes,
-    Decoder,
-    Dropout,
-    Encoder,
-    EncoderDecoder,
-    FeedForward,
-    Head,
-    Hidden,
-    Input,
-    Language,
-    LayerNorm,
-    Learned,
-    Linear,
-    Llama3,
-    MaskedWord,
-    Mel,
-    NoPositions,
-    Norm,
-    NoScaling,
-    Number,
-    Pictures,
-    Position,
-    Relative,
-    RMSNorm,
-    Rotary,
-    Shape,
-    Shaw,
-    Sinusoidal,
-    Sound,
-    Spectrogram,
-    Tokens,
-    say,
-    tokens_of,
-)
+from clearhead.variants import *
 
 
 @dataclass(frozen=True)
@@ -78,6 +45,11 @@ class ModelConfig:
     @property
     def ffn_width(self) -> int:
         return self.ffn.width or 4 * self.width
+
+    @property
+    def reads(self) -> Input:
+        """What the model is given: the source, where there is one, else its only input."""
+        return self.shape.input if isinstance(self.shape, EncoderDecoder) else self.input
 
     def __post_init__(self) -> None:
         check.model(self)
@@ -125,6 +97,7 @@ class Config:
 
     @classmethod
     def of(cls, tree: reader.Tree) -> Self:
+        """From nested dictionaries, as a file of TOML or JSON holds them; unknown names are refused."""
         return reader.read(cls, tree)
 
     def change(self, **changes: object) -> Self:
@@ -138,6 +111,7 @@ class Config:
         return self.of(reader.override(tree, in_section))
 
     def tree(self) -> reader.Tree:
+        """Nested dictionaries with every option, which `of` reads back to this very configuration."""
         return reader.tree(self)
 
     def toml(self) -> str:
@@ -147,46 +121,3 @@ class Config:
     def parameters(self) -> int:
         """How many trainable numbers, counted without building the model."""
         return sum(count.parts(self.model).values())
-
-
-__all__ = [
-    "Alibi",
-    "Attention",
-    "Classes",
-    "Config",
-    "Data",
-    "Decoder",
-    "Dropout",
-    "Encoder",
-    "EncoderDecoder",
-    "FeedForward",
-    "Head",
-    "Hidden",
-    "Input",
-    "Language",
-    "LayerNorm",
-    "Learned",
-    "Linear",
-    "Llama3",
-    "MaskedWord",
-    "Mel",
-    "ModelConfig",
-    "NoPositions",
-    "NoScaling",
-    "Norm",
-    "Number",
-    "Pictures",
-    "Position",
-    "RMSNorm",
-    "Relative",
-    "Rotary",
-    "Shape",
-    "Shaw",
-    "Sinusoidal",
-    "Sound",
-    "Spectrogram",
-    "Tokens",
-    "Train",
-    "Use",
-    "tokens_of",
-]

@@ -1,8 +1,10 @@
 """The one kind of error a user meets: a mistake in what was given, told in a sentence."""
 
 import difflib
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import UnionType
 
 MANY = 10_000  # names; of more, only those with the same first letter are compared, or it would take minutes
 
@@ -20,6 +22,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return "known: " + ", ".join(known) if len(known) <= 24 else f"there are {len(known)} to choose from"
+
+
+def check_kind(value: object, kind: type | UnionType, what: str) -> None:
+    """Refuses what is of another kind than an argument must be."""
+    if not isinstance(value, kind):
+        raise ClearheadError(f"{what} is needed, not {type(value).__name__}.")
+
+
+def check_whole(name: str, value: object, least: int = 0, most: float = math.inf) -> None:
+    """Refuses what is no whole number, too small, or too large."""
+    if type(value) is not int or not least <= value <= most:
+        right = f"of at least {least}" if most == math.inf else f"from {least} to {most:,}"
+        raise ClearheadError(f"{name} = {value!r:.60} must be a whole number {right}.")
 
 
 @contextmanager

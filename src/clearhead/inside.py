@@ -50,7 +50,13 @@ class Inside:
 
     @property
     def parameters(self) -> int:
+        """How many trainable numbers it has."""
         return self.config.parameters()  # of int8 matrices torch counts none
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer | None, Tokenizer | None]:
+        """That of what it writes and that of what it reads, which are one unless a source has its own."""
+        return self.tokenizer, self.source_tokenizer or self.tokenizer
 
     def __repr__(self) -> str:
         m, size = self.config.model, f"{self.parameters:,} parameters"
@@ -114,15 +120,15 @@ class Inside:
             self.net.predict(self._run(batch, tap), batch.segments, tap)
         values = tap.values if isinstance(tap, Watch) else {}
         tokens = partial(labels, batch.ids, batch.segments, self.tokenizer)
-        source_tokens = partial(labels, batch.source, batch.source_segments, self.source_tokenizer or self.tokenizer)
+        source_tokens = partial(labels, batch.source, batch.source_segments, self.tokenizers[1])
         return Seen(values, self.config.model, tokens, source_tokens, whole=not isinstance(names, Mapping))
 
     def _batch(
         self, x: object, source: object = None, pictures: object = None, sound: object = None, **limits: Any
     ) -> Batch:
-        like, words = next(self.net.parameters()), (self.tokenizer, self.source_tokenizer or self.tokenizer)
+        like = next(self.net.parameters())
         given = {"source": source, "picture": pictures, "sound": sound, "why": self._why, **limits}
-        return read_batch(self.config, words, like, x, **given)
+        return read_batch(self.config, self.tokenizers, like, x, **given)
 
     def _rows(self, texts: Sequence[Any], **limits: Any) -> Iterator[list[int]]:
         """The ids of each text alone, where no tensor is wanted."""

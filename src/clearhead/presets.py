@@ -178,10 +178,10 @@ _LONG_8, _LONG_32 = Llama3(factor=8.0), Llama3(factor=32.0)
 
 
 class Presets(dict[str, Config]):
-    """A dictionary whose missing names get a sentence."""
+    """Exact names and the configurations they stand for; `clearhead presets` lists them. A missing one is told."""
 
     def __missing__(self, name: str) -> Config:
-        raise NoPreset(f"{name!r} is no preset; {nearest(str(name), self)} (clearhead presets lists them.)")
+        raise NoPreset(f"{name!r} is no preset of those that clearhead presets lists; {nearest(str(name), self)}")
 
 
 class NoPreset(ClearheadError, KeyError):

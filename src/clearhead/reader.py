@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from clearhead.errors import ClearheadError, nearest
+from clearhead.errors import ClearheadError, check_kind, nearest
 
 T = TypeVar("T")
 Tree = dict[str, Any]
@@ -88,6 +88,7 @@ def tree(value: Any) -> Tree:
 
 def load(path: str | Path) -> Tree:
     """The plain values in a .toml or .json file."""
+    check_kind(path, str | Path, "the name of a file")
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")

@@ -49,8 +49,8 @@ class Train:
     schedule: Schedule = field(default=Cosine())
     warmup: int = say("steps in which the rate rises", 100, least=0)
     clip: float = say("gradients longer than this are shortened to it; 0 = never", 1.0, least=0)
-    smoothing: float = say("share of each lesson that goes to all other words", 0.0, least=0)
-    ema: float = say("share of the averaged weights that is kept in a step; 0 = no averages", 0.0, least=0)
+    smoothing: float = say("share of each lesson that is spread evenly over all words", 0.0, least=0, below=1)
+    ema: float = say("share of the averaged weights that is kept in a step; 0 = no averages", 0.0, least=0, below=1)
     average: int = say("at the end, the mean of so many last checkpoints is saved as well; 0 = not", 0, least=0)
     precision: Literal["auto", "float32", "bfloat16"] = say("of the passes; auto = bfloat16 on a GPU", "auto")
     sharded: bool = say("whether several processes share the weights (FSDP2) or each have all (DDP)", False)
@@ -64,9 +64,6 @@ class Train:
     patience: int = say("validations without a better one after which it stops; 0 = never", 0, least=0)
 
     def __post_init__(self) -> None:
-        for name in ("smoothing", "ema"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ClearheadError(f"train.{name} = {getattr(self, name)} must be at least 0 and less than 1.")
         if self.clip < 0:
             raise ClearheadError(f"train.clip = {self.clip} must be at least 0.")
         if self.seed >= 2**63:

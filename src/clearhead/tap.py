@@ -51,7 +51,7 @@ class Watch:
     def __init__(
         self, keep: Iterable[str] | Mapping[str, Select] = (), edits: Mapping[str, Edit] | None = None
     ) -> None:
-        self._keep = keep if isinstance(keep, Mapping) else dict.fromkeys(keep, _whole)
+        self._keep = keep if isinstance(keep, Mapping) else dict.fromkeys(keep, whole)
         self._edits = {**(edits or {})}
         self._plan = _plan(tuple(self._keep), tuple(self._edits), "")
         self.values: dict[str, Tensor] = {}
@@ -117,14 +117,15 @@ class _Stance:
 _STANCE = _Stance()
 
 
-def _whole(value: Tensor) -> Tensor:
+def whole(value: Tensor) -> Tensor:
+    """What selects all of a value."""
     return value
 
 
 def _kept(value: Tensor, select: Select) -> Tensor:
     """What is selected, and no more: a view would keep the whole value alive."""
     part = select(value)
-    return part.clone() if select is not _whole and part.untyped_storage().nbytes() > part.nbytes else part
+    return part.clone() if select is not whole and part.untyped_storage().nbytes() > part.nbytes else part
 
 
 class _Plan:

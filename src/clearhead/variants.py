@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
-def say(sentence: str, default: Any, least: int = 1) -> Any:
-    """A field with its default, the sentence that explains it wherever it is printed, and its least whole number."""
-    return field(default=default, metadata={"say": sentence, "least": least})
+def say(sentence: str, default: Any, least: int = 1, below: int | None = None) -> Any:
+    """A field with its default, the sentence that explains it wherever it is printed, and what its numbers must be."""
+    return field(default=default, metadata={"say": sentence, "least": least, "below": below})
 
 
 def kind(sentence: str, name: str) -> Any:
     """The tag of a variant."""
-    return field(default=name, metadata={"say": sentence, "least": 0}, kw_only=True)
+    return field(default=name, metadata={"say": sentence, "least": 0, "below": None}, kw_only=True)
 
 
 # ---------------------------------------------------------------- what goes in (L1, L6.4)
@@ -205,9 +205,9 @@ Norm = LayerNorm | RMSNorm
 
 @dataclass(frozen=True)
 class Dropout:
-    embedding: float = say("on the sum of embeddings", 0.0)
-    residual: float = say("on what each part adds to the residual stream", 0.0)
-    attention: float = say("on attention patterns", 0.0)
+    embedding: float = say("on the sum of embeddings", 0.0, least=0, below=1)
+    residual: float = say("on what each part adds to the residual stream", 0.0, least=0, below=1)
+    attention: float = say("on attention patterns", 0.0, least=0, below=1)
 
 
 # ---------------------------------------------------------------- what comes out (L5)

@@ -84,9 +84,16 @@ def test_the_saved_page_needs_no_server(page_on, browser, tmp_path):
     assert complaints == []
 
 
-@pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder-decoder"])
-def test_a_page_is_saved_without_a_browser(browser, tmp_path, name):
-    ch.save(model_of(name), tmp_path / "model")
+FEW = ch.Tokenizer.characters(" abcdefghijklmnopqrstuvwyz")  # no x, as in carbon dioxide
+
+
+@pytest.mark.parametrize(
+    "model",
+    [model_of(), model_of("tiny-encoder-decoder"), ch.new("tiny-decoder", tokenizer=FEW)],
+    ids=["decoder", "encoder-decoder", "few letters"],
+)
+def test_a_page_is_saved_without_a_browser(browser, tmp_path, model):
+    ch.save(model, tmp_path / "model")
     words = ["explore", str(tmp_path / "model"), "--save", str(tmp_path / "page.html")]
     with ThreadPoolExecutor() as elsewhere:  # playwright has a loop of its own in this thread
         elsewhere.submit(app, words, standalone_mode=False).result()
@@ -94,7 +101,7 @@ def test_a_page_is_saved_without_a_browser(browser, tmp_path, name):
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto((tmp_path / "page.html").as_uri())
     page.wait_for_selector("body[data-ready]")
-    for view in ("machine", "tokens", "position", "block", "vectors", "attention"):
+    for view in ("machine", "tokens", "position", "block", "vectors", "lens", "attention"):
         place = {"layer": 1, "head": 1} if view == "attention" else {}
         page.evaluate("patch => clearhead.set(patch)", {"view": view, **place})
         page.wait_for_selector("body[data-ready]")

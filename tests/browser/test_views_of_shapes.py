@@ -73,6 +73,7 @@ def test_a_translation_adds_up_and_every_written_token_has_its_row_of_cross_atte
         (cross,) = maps(page, "Cross-attention")
         assert len(cross["rows"]) == len(best.tokens) == cross["shape"][0]
         seen = model.watch([END, *best.tokens[:-1]], "blocks.0.cross.pattern", source="A dog runs.")
+        assert [row.split(" → ")[0] for row in cross["rows"]] == seen.tokens  # as clearhead see names its rows
         assert torch.allclose(matrix(cross), seen["blocks.0.cross.pattern"][0, 0], atol=1e-6)
         assert not visit.complaints
         assert not visit.outside

@@ -175,7 +175,7 @@ def test_the_lens_shows_the_first_answers_and_a_click_chooses_a_column(page_on):
         visit.until("!!document.querySelector('table.rising')")
         lens = ch.lens.logit_lens(MODEL, TEXT, top=1)
         layers = visit.page.locator("table.rising tr td:nth-of-type(1) .word").all_inner_texts()
-        assert layers == [best[0][0] for best in lens.words(-1)]
+        assert layers == [best[0][0] for best in lens.likeliest(-1)]
         visit.set(query=0)
         first = TOKENIZER.pieces(TOKENIZER.encode(TEXT))[0]
         visit.until(f"document.querySelector('main').textContent.includes('After “{first}”')")

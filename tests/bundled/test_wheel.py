@@ -58,6 +58,7 @@ def test_the_wheel_is_small_and_holds_the_models_and_the_page(wheel):
     assert wheel.stat().st_size < 62e6
     inside = zipfile.ZipFile(wheel).namelist()
     assert "clearhead/serve/page/vendor/lit-html.js" in inside
+    assert "clearhead/serve/page/vendor/package-lock.json" not in inside
     for name in bundled.names():
         for path in bundled.find(name).iterdir():
             assert f"clearhead/bundled/{name}/{path.name}" in inside

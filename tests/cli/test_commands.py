@@ -5,8 +5,10 @@ import sys
 import tomllib
 
 import pytest
+import torch
 
 import clearhead as ch
+from clearhead.cli import main
 from clearhead.config import Config
 
 
@@ -57,6 +59,24 @@ def test_verify_prints_every_law_with_its_difference(saved):
     assert done.returncode == 0
     assert "holds cached equals full: largest difference" in done.stdout
     assert "0 broken" in done.stdout
+
+
+@pytest.mark.parametrize("width", ["4000000", "4000000000"])
+def test_a_model_that_no_memory_can_hold_is_one_sentence(width):
+    done = clearhead("verify", "tiny-decoder", f"--model.width={width}", "--model.attention.heads=4")
+    assert done.returncode == 2
+    assert done.stderr.startswith("clearhead: this needs more memory than there is; a smaller model")
+    assert done.stderr.count("\n") == 1
+
+
+def test_memory_of_a_gpu_that_is_full_is_one_sentence(monkeypatch, capsys):
+    def full(**_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(main, "app", full)
+    with pytest.raises(SystemExit, match="2"):
+        main.main()
+    assert capsys.readouterr().err.startswith("clearhead: this needs more memory than there is; ")
 
 
 def test_get_lists_what_has_a_short_name():

@@ -45,6 +45,13 @@ def test_its_commands_work(command, tmp_path):
     assert done.stdout
 
 
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_model_is_no_preset(command, tmp_path):
+    done = clearhead(command, "story", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "story is a model that is trained already; clearhead presets lists what can be trained" in done.stderr
+
+
 # clearhead demo
 
 

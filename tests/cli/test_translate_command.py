@@ -60,6 +60,14 @@ def test_n_best_are_told_with_the_line_and_their_scores(translator):
     assert rows[0][2] == run(translator, "a", *FEW).strip()
 
 
+def test_people_read_where_each_token_looked(translator):
+    text, names, *rows = run(translator, "A dog.", "--align", "-2", *FEW).splitlines()
+    [one] = ch.load(translator).translate(["A dog."], beam=2, max_tokens=5, align=-2)
+    assert (text, names.split()) == (" ".join(one.text.splitlines()).strip(), ["written", "looked", "at"])
+    source = WORDS.pieces([*WORDS.encode("A dog."), 256])
+    assert [row.split()[-1] for row in rows] == [source[place] for place in one.alignment]
+
+
 def test_json_tells_scores_tokens_and_alignment(translator):
     tree = json.loads(run(translator, "A dog.", "--json", "--align", "-2", "--n-best", 2, *FEW))
     model = ch.load(translator, device="cpu")
@@ -97,7 +105,6 @@ def test_options_reach_the_search(translator):
         ((), None, "give a text, or --input"),
         (("a", "--input", "b"), None, "give a text, or --input"),
         (("--input", "nowhere.txt"), None, "nowhere.txt cannot be read: No such file"),
-        (("a", "--align", "-2"), None, "--align is told in JSON"),
         (("a", "--json", "--align", "top"), None, "align = 'top' is no layer"),
         (("--input", "-"), "a\nb\n" + "c" * 50, "line 3 has a sentence of 51 tokens"),
         (("--input", "-"), b"a\n\xff\n", "line 2 of - is not UTF-8"),

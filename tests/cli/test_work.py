@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import clearhead as ch
@@ -53,6 +54,21 @@ def test_classify_judges_a_text_and_each_line_of_a_file(models, tmp_path):
     assert len(lines) == 2
     tree = json.loads(run("classify", models / "judge", "the cat", "--json"))
     assert sum(tree["all"].values()) == pytest.approx(1)
+
+
+def test_a_picture_that_is_dark_on_light_is_told_where_the_model_expects_light_on_dark(tmp_path):
+    reads = {"kind": "pictures", "size": 8, "patch": 4, "channels": 1, "mean": [0.13], "deviation": [0.31]}
+    ch.save(ch.new("tiny-pictures", input=reads, context=5), tmp_path / "eye")
+    told = {}
+    for name, ground, ink in (("dark.png", 0, 255), ("light.png", 255, 0)):
+        picture = Image.new("L", (8, 8), ground)
+        picture.paste(ink, (3, 1, 4, 7))
+        picture.save(tmp_path / name)
+        done = CliRunner().invoke(app, ["classify", str(tmp_path / "eye"), str(tmp_path / name)])
+        assert done.stdout.endswith("%\n")
+        told[name] = done.stderr
+    assert told["dark.png"] == ""
+    assert "light.png is far brighter than what this model expects (about 0.13 of white)" in told["light.png"]
 
 
 def test_classify_judges_pairs(models, tmp_path):
@@ -131,6 +147,7 @@ MISTAKES = [
     (("classify", "pairs", "a\tb", "--second", "c"), "a tuple is a pair of two texts"),
     (("classify", "judge", "a", "--second", "b"), "reads no pairs of texts"),
     (("embed", "reader", "a", "--pooling", "max"), "it is mean or first"),
+    (("embed", "reader", "a", "--output", "/no/such/a.npy"), "there is no folder /no/such to save a.npy in"),
     (("fill", "reader", "a [MASK]", "--top", "0"), "ask for at least 1"),
     (("translate", "writer", "a"), "has no source to read"),
     (("chat", "reader"), "does not write text"),

@@ -162,13 +162,12 @@ def test_folders_arrays_and_idx_files_hold_the_same_pictures(tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(folder / f"{i}.png")
     np.savez(tmp_path / "x.npz", images=images, labels=labels)
-    np.savez_compressed(tmp_path / "y.npz", x_train=images[..., None], y_train=labels.astype(str))
+    np.savez_compressed(tmp_path / "y.npz", images=images[..., None], labels=labels.astype(str))
     idx(tmp_path / "t-images-idx3-ubyte", images), idx(tmp_path / "t-labels-idx1-ubyte", labels)
     idx(tmp_path / "t-images-idx3-ubyte.gz", images, True), idx(tmp_path / "t-labels-idx1-ubyte.gz", labels, True)
-    names = {"arrays": ("x_train", "y_train")}
     for name in ("folder", "x.npz", "y.npz", "t-images-idx3-ubyte", "t-images-idx3-ubyte.gz"):
         report = Report()
-        read = load(tmp_path / name, GREY, report, **(names if name == "y.npz" else {}))
+        read = load(tmp_path / name, GREY, report)
         assert read.data.dtype == torch.uint8
         assert torch.equal(read.data[:, 0], torch.from_numpy(images))
         assert list(read.labels) == [*"000111"]

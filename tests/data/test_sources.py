@@ -258,6 +258,14 @@ def test_what_is_not_there_or_there_twice_is_refused_or_skipped(tmp_path):
         next(documents("a.txt", Report()))
 
 
+@pytest.mark.parametrize(("count", "end"), [(3, "c.txt"), (4, "c.txt …")])
+def test_a_report_hints_at_more_places_where_there_are_more(count, end):
+    report = Report("skip")
+    for name in "abcd"[:count]:
+        report.skip(f"{name}.txt", "it is broken")
+    assert str(report).endswith(f"  {count} × it is broken: a.txt, b.txt, {end}")
+
+
 def test_a_large_file_needs_little_memory(tmp_path):
     path = tmp_path / "large.txt"
     with path.open("w") as file:

@@ -74,5 +74,9 @@ def test_mistakes_are_told_before_the_work(place, tmp_path):
         run(place / "writer", "--data", place / "texts.txt", "--each", tmp_path / "none" / "each.jsonl")
     with pytest.raises(ClearheadError, match="is a folder; name a file"):
         run(place / "writer", "--data", place / "texts.txt", "--out", tmp_path)
+    for name, options in (("writer", "label"), ("writer", "sides"), ("judge", "sides"), ("translator", "field")):
+        values = ["en", "de"] if options == "sides" else ["x"]
+        with pytest.raises(ClearheadError, match=f"data.{options} has no part in evaluating this model, which takes"):
+            run(place / name, "--data", place / "none.txt", f"--data.{options}", *values)
     with pytest.raises(ClearheadError, match="must end in"):
         run(place / "judge", "--data", place / "rows.csv", "--confusion", tmp_path / "c.txt")

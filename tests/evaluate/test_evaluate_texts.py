@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
+from clearhead.batch import MOST
 from clearhead.errors import ClearheadError
-from clearhead.generate import answers
 from clearhead.generate.answers import windows
 
 WORDS = ch.Tokenizer.train_bpe(["the cat sat on the mat"], 300, ("<|end|>", "<|mask|>"))
@@ -71,7 +71,7 @@ def test_windows_tell_every_token_once_from_at_least_a_context_less_the_stride(t
 
 def test_every_figure_is_independent_of_what_is_read_together(file, monkeypatch):
     one = ch.evaluate(writer(use__stop=[END]), file)
-    monkeypatch.setitem(answers.MOST, "cpu", 1)
+    monkeypatch.setitem(MOST, "cpu", 1)
     other = ch.evaluate(writer(use__stop=[END]), file)
     for a, b in zip(one.figures, other.figures, strict=True):
         assert (a.value, a.low, a.high) == pytest.approx((b.value, b.low, b.high), rel=1e-5)

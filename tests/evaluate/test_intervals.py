@@ -51,6 +51,20 @@ def test_of_what_may_be_infinite_there_is_no_interval():
     assert [(one.low, one.high) for one in found] == [(None, None), (None, None)]
 
 
+@pytest.mark.parametrize(("right", "low", "high"), [(1.0, 0.7225, 1.0), (0.0, 0.0, 0.2775)])
+def test_a_share_of_all_or_nothing_has_the_interval_of_wilson(right, low, high):
+    """As tables have it for 10 of 10; drawn, it would have no width."""
+    how = {"accuracy": "share", "f1": "no share"}
+    found, other = figures(how, lambda counts: [right, right], 10, "rows", 0, ("accuracy",))
+    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
+    assert "Wilson" in found.method
+    assert (other.low, other.high, other.wilson) == (right, right, False)
+    told = str(Evaluation([found, other], []))
+    assert "The interval: 95 % of 1,000 bootstrap samples" in told
+    assert "That of accuracy: Wilson's 95 % for a share of 10 rows" in told
+    assert not figures(how, lambda counts: [counts[0], right], 10, "rows", 0, ("accuracy",))[0].wilson
+
+
 def test_of_one_there_is_no_interval():
     found = mean_of([2.0])
     assert (found.value, found.low, found.high) == (2.0, None, None)

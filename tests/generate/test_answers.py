@@ -170,6 +170,15 @@ def test_what_a_model_cannot_answer_is_refused_with_a_sentence(reader, judge, wr
         wrong(reader, judge)
 
 
+@pytest.mark.parametrize("head", ["classes", "number"])
+def test_what_is_no_number_has_no_class_and_is_none(head):
+    model, blank = ch.new("tiny-pictures", head=head), torch.zeros(2, 1, 8, 8)
+    assert len(model.classify(pictures=blank)) == 2
+    blank[1, 0, 3, 3] = torch.nan
+    with pytest.raises(ch.ClearheadError, match="the logits hold no numbers"):
+        model.classify(pictures=blank)
+
+
 def test_a_gap_is_read_as_one_wherever_a_masked_word_model_reads_text(reader, judge):
     text, ids = "the [MASK] sat", [*WORDS.encode("the"), MASK, *WORDS.encode(" sat")]
     assert torch.equal(reader.logits(text), reader.logits(ids))

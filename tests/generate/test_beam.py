@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead as ch
+from clearhead.config import Attention, Learned, Rotary, Shaw
 from clearhead.errors import ClearheadError
+from clearhead.generate import beam_recorded
 from clearhead.generate.beam import beam_search
 from clearhead.model.transformer import build
 from strategies import POSITIONS
@@ -35,6 +38,12 @@ def some_stops(net, count, **given):
     """Tokens that the network writes, each a little later than the one before: texts end at different lengths."""
     free = beam_search(net, **{"prompt": PROMPTS, **given}, beams=4, n_best=4, max_tokens=10)
     return tuple({free[i % len(free)][i].tokens[2 + i] for i in range(count)})
+
+
+def test_only_positions_that_attention_can_be_told_of_are_told_whose_they_are(monkeypatch):
+    monkeypatch.setattr(beam_recorded, "TRITON", True)
+    for position, told in ((Rotary(), True), (Learned(), True), (Shaw(), False), (object(), False)):
+        assert beam_recorded.told_whose(SimpleNamespace(position=position, attention=Attention())) is told
 
 
 def tokens(found):

@@ -91,3 +91,11 @@ def test_each_answer_has_noise_of_its_own():
     said += [{"role": "assistant", "content": first}, {"role": "user", "content": "Hello"}]
     assert model.chat(said, max_tokens=20, temperature=1.0, seed=3).text != first  # the model reads the same: x
     assert model.chat(said, max_tokens=20, temperature=1.0, seed=3).text == model.chat(said, 20, 1.0, seed=3).text
+
+
+def test_any_seed_has_a_next_one_and_no_other_becomes_one(model):
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "a"}]
+    assert len(model.chat(said, max_tokens=5, seed=2**64 - 1).tokens) == 5
+    for seed in (-1, 2**64):
+        with pytest.raises(ch.ClearheadError, match=f"seed = {seed} must be a whole number"):
+            model.chat(said, max_tokens=5, seed=seed)

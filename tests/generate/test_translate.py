@@ -1,6 +1,7 @@
 """Translations come in order, whole and aligned, whatever is translated beside them."""
 
 import re
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -8,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
+from clearhead.batch import MOST, by_length
 from clearhead.errors import ClearheadError
 from clearhead.generate import translate as module
 from clearhead.generate.sentences import sentences
-from clearhead.generate.translate import alike
 
 WORDS = ch.Tokenizer.bytes(("<|end|>",))
 END = 256
@@ -78,7 +79,8 @@ def test_texts_come_in_order_as_each_alone_and_nothing_stays_nothing(model):
 
 @given(st.lists(st.integers(1, 40), max_size=30), st.integers(1, 60), st.integers(1, 9))
 def test_every_row_is_searched_once_beside_rows_of_its_length_within_the_bounds(lengths, tokens, most):
-    groups = list(alike(lengths, tokens, most))
+    with patch.dict(MOST, cpu=tokens):
+        groups = list(by_length(lengths, torch.device("cpu"), most))
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     ordered = [lengths[i] for group in groups for i in group]
     assert ordered == sorted(ordered, reverse=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 import clearhead as ch
-from clearhead.config import Attention, Config, ModelConfig, Sinusoidal
+from clearhead.config import Attention, Config, Dropout, ModelConfig, Sinusoidal, Train
 from clearhead.model.transformer import build
 from clearhead.options import Adam, Muon
 from strategies import models
@@ -160,10 +160,12 @@ def test_what_cannot_be_is_refused_with_the_reason(change, words):
         lambda: ModelConfig(position=Sinusoidal(layout="spiral")),
         lambda: ModelConfig(attention=Attention(4, bias=("x",))),
         lambda: ModelConfig(width=64.0),
+        lambda: ModelConfig(dropout=Dropout(residual=1)),
+        lambda: Config(train=Train(ema=1)),
     ],
 )
 def test_python_is_held_to_the_same_rules(make):
-    with pytest.raises(ch.ClearheadError, match=r"is not a choice|whole number"):
+    with pytest.raises(ch.ClearheadError, match=r"is not a choice|whole number|less than 1"):
         make()
 
 

@@ -11,12 +11,14 @@ import pytest
 from experiments import POSITIONS, SMALL
 
 import clearhead as ch
+from clearhead.config import Config
 from clearhead.data.alone import alone
 from clearhead.lab import experiment, work
 from clearhead.lab.experiment import FIGURES, Experiment
 from clearhead.lab.outcome import outcomes
 from clearhead.lab.seat import Seat
 from clearhead.train import curve
+from clearhead.train import run as training
 
 
 def compared(out, data, vary=POSITIONS, seeds=3, **changes):
@@ -125,11 +127,29 @@ def test_another_experiment_in_the_same_folder_is_refused(whole, data):
     for changes, sentence in (
         ({"seeds": 4}, "seeds = [0, 1, 2], not [0, 1, 2, 3]"),
         ({"vary": {"model.position": ["none"]}}, "vary = "),
-        ({"train.steps": 7}, "train.steps = 6, not 7"),
+        (
+            {"train.steps": 7},
+            "train.steps = 6, not 7: what is compared must be trained and judged alike; choose another",
+        ),
+        ({"data.valid": data}, "data.valid = [], not "),
     ):
         with pytest.raises(ch.ClearheadError, match="compares with") as error:
             compared(whole.out, data, **changes)
         assert sentence in str(error.value)
+
+
+def test_what_is_not_free_to_change_is_named(whole, tmp_path, monkeypatch):
+    for options in ({"data__valid": "x"}, {"seeds": 4}, {"vary": POSITIONS}):
+        with pytest.raises(ch.ClearheadError, match=f"leave out --{next(iter(options)).replace('__', '.')}, or begin"):
+            ch.compare(whole.out, **options)
+    with pytest.raises(ch.ClearheadError, match="holds no experiment; name a preset"):
+        ch.compare(tmp_path)
+    with pytest.raises(ch.ClearheadError, match="did you mean 'lm-small'"):
+        ch.compare("lm-smal")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lm-small").mkdir()  # a folder that is called like a preset takes nothing from it
+    with pytest.raises(ch.ClearheadError, match="there is nothing to learn from"):
+        ch.compare("lm-small")
 
 
 def test_data_that_have_changed_are_refused(tmp_path):
@@ -166,7 +186,8 @@ def test_a_run_that_diverges_is_a_result_and_the_others_go_on(data, tmp_path):
         ({"data.train": []}, "nothing to learn from"),
         ({"data.train": "-"}, "standard input"),
         ({"data.held_out": 0.0}, "nothing is held out"),
-        ({"data.train": "nowhere.txt"}, "position=none, seed 0: "),
+        ({"data.train": "nowhere.txt"}, "nowhere.txt: there is no such file"),
+        ({"data.valid": "nowhere*"}, "nowhere*: there is no such file"),
         ({"lengths": [0]}, "must be at least 1"),
     ],
 )
@@ -175,6 +196,19 @@ def test_wrong_input_is_a_sentence_and_leaves_no_run(data, tmp_path, changes, se
         compared(tmp_path / "lab", **{"data": data, **changes})
     assert sentence in str(error.value)
     assert not list(tmp_path.rglob("run.json"))
+
+
+def test_f1_of_three_classes_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
+    rows = "text,label\n" + "".join(f"the cat {n},{'abc'[n % 3]}\n" for n in range(30))
+    for name in ("train.csv", "valid.csv"):
+        (tmp_path / name).write_text(rows.replace("cat", "dog" if name == "valid.csv" else "cat"))
+    monkeypatch.setattr(training.Run, "train", None)
+    with pytest.raises(ch.ClearheadError, match="f1 is of two classes, and there are 3; macro f1 is of any"):
+        ch.compare(
+            "finetune-classify", None, 1, tmp_path / "lab", metric="f1", quiet=True, device="cpu",
+            **{"train.start": "", "data.train": str(tmp_path / "train.csv"), "data.valid": str(tmp_path / "valid.csv")},
+            **{"model.width": 16, "model.layers": 1, "model.attention.heads": 2, "data.tokenizer": "bytes"},
+        )  # fmt: skip
 
 
 def test_a_folder_of_something_else_is_left_alone(data, tmp_path):
@@ -237,6 +271,15 @@ def test_a_figure_of_evaluate_is_what_evaluate_says(data, tmp_path):
     model = ch.load(tmp_path / "lab/runs/base/0", device="cpu")
     assert done.table()[0]["mean"] == pytest.approx(ch.evaluate(model, valid).value("bits per byte"))
     assert "bits per byte" in str(done)
+
+
+def test_each_run_may_start_from_the_model_of_its_own_seed(data, tmp_path):
+    begun = compared(tmp_path / "first", data, {}, 2).out
+    options = {name: value for name, value in SMALL.items() if name.startswith("train.")}
+    options |= {"data.train": data, "train.start": f"{begun}/runs/base/{{seed}}"}
+    done = ch.compare("lm-small", {}, 2, tmp_path / "then", quiet=True, device="cpu", **options)
+    for seed in (0, 1):
+        assert Config.read(done.out / f"runs/base/{seed}/run.json").train.start == f"{begun}/runs/base/{seed}"
 
 
 def test_figures_that_can_be_asked_for_are_those_of_evaluate():

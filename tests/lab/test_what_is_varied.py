@@ -23,6 +23,12 @@ def test_the_grid_is_the_product_of_all_values():
     assert names("model.heads=1,2") == names("model.attention.heads=1,2")  # no other part of a model has heads
 
 
+def test_paths_are_called_by_what_tells_them_apart():
+    assert names("train.start=runs/learned/{seed}/best,runs/rotary/{seed}/best") == ["start=learned", "start=rotary"]
+    assert names("train.start=a,a/b") == ["start=a", "start=a-b"]
+    assert names("train.start=runs/learned") == ["start=runs-learned"]
+
+
 def test_an_option_without_its_section_is_never_dropped_by_another():
     rotary = BASE.change(position="rotary")
     assert rotary.change(theta=500.0).model.position.theta == 500.0

@@ -159,5 +159,17 @@ def test_a_mistake_gets_a_sentence(mistake, words):
         mistake(new())
 
 
+def test_layers_and_heads_count_from_the_end_below_0():
+    model = new()
+    assert ch.lens.circuit(model, -1, -1).where == "layer 1, head 3"
+    assert ch.lens.neurons(model, -1, ["a cat"], 1).values.equal(ch.lens.neurons(model, 1, ["a cat"], 1).values)
+    seen = model.watch("abc", "blocks.1.attn.pattern")
+    assert ch.lens.attention_figure(seen, layer=-1)
+    row = ch.lens.softmax_row(model, "abc", layer=-1, head=-1)
+    assert row.title.startswith("layer 1, head 3")
+    last, second = (ch.vectors(model, layer).similarity(["a", "b"]) for layer in (-1, 1))
+    assert last.values.equal(second.values)
+
+
 def test_a_circuit_is_told_in_a_line():
     assert repr(ch.lens.circuit(new(), 0, 1)) == "<OV of layer 0, head 1: logit, 256 × 256 tokens>"

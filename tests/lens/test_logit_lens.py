@@ -51,13 +51,13 @@ def test_the_last_row_is_what_the_model_itself_answers(name, given):
     want = model.logits(**given).softmax(dim=-1).reshape(lens.ids.shape[1], -1).topk(3)
     assert torch.equal(lens.ids[-1], want.indices)
     torch.testing.assert_close(lens.probabilities[-1], want.values)
-    assert lens.words()[-1][0] == (str(int(want.indices[-1, 0])), pytest.approx(float(want.values[-1, 0])))
-    assert f"{lens.words(0)[0][0][0]} {lens.words(0)[0][0][1]:.2f}" in str(lens).splitlines()[2]
+    assert lens.likeliest()[-1][0] == (str(int(want.indices[-1, 0])), pytest.approx(float(want.values[-1, 0])))
+    assert f"{lens.likeliest(0)[0][0][0]} {lens.likeliest(0)[0][0][1]:.2f}" in str(lens).splitlines()[2]
 
 
 def test_classes_go_by_their_names():
     model = ch.new("tiny-pictures", **{"use.labels": [f"class {i}" for i in range(10)]})
-    assert ch.lens.logit_lens(model, pictures=torch.rand(1, 8, 8)).words()[0][0][0].startswith("class ")
+    assert ch.lens.logit_lens(model, pictures=torch.rand(1, 8, 8)).likeliest()[0][0][0].startswith("class ")
 
 
 def test_what_the_lens_cannot_show_is_told():
@@ -68,13 +68,13 @@ def test_what_the_lens_cannot_show_is_told():
     with pytest.raises(ch.ClearheadError, match="top = 0 must be at least 1"):
         ch.lens.logit_lens(ch.new("tiny-decoder"), [1, 2], top=0)
     with pytest.raises(ch.ClearheadError, match="there is no token 2; the text has tokens 0 to 1"):
-        ch.lens.logit_lens(ch.new("tiny-decoder"), [1, 2]).words(2)
+        ch.lens.logit_lens(ch.new("tiny-decoder"), [1, 2]).likeliest(2)
 
 
 def test_an_encoder_answers_at_a_token_and_first_at_a_hidden_one():
     lens = ch.lens.logit_lens(ch.new("tiny-encoder", seed=3, use__mask=[9]), [3, 9, 4])
     assert lens.answers().title == "likeliest answers at '9'"
-    assert lens.words() == lens.words(1) != lens.words(2)
+    assert lens.likeliest() == lens.likeliest(1) != lens.likeliest(2)
     assert ch.lens.logit_lens(ch.new("tiny-decoder"), [3, 9, 4]).answers().title == "likeliest answers after '4'"
     pictured = ch.lens.logit_lens(ch.new("tiny-pictures"), pictures=torch.rand(1, 8, 8))
     assert pictured.answers().title == "likeliest answers"
@@ -88,13 +88,10 @@ def test_a_number_is_not_called_a_probability():
     assert lens.answers().table() == [{"answer": "number", "number": pytest.approx(float(model.logits([1, 2])))}]
 
 
-def test_a_lens_answers_as_every_view_does(tmp_path):
+def test_the_picture_of_a_lens_has_the_first_answer_of_each_layer_and_position():
     lens = ch.lens.logit_lens(ch.new("tiny-decoder"), [1, 2])
-    view = lens.view()
-    assert lens.table() == view.table()
-    assert (lens.numpy() == view.numpy()).all()
-    assert repr(lens) == repr(view) == "<logit lens: probability, 3 layer × 2 token>"
-    assert repr(lens.terminal()) == str(lens) == str(view.terminal())
-    lens.save(tmp_path / "x.csv")
-    assert (tmp_path / "x.csv").read_text() == view.csv()
-    assert lens.figure().axes[0].get_title() == view.figure().axes[0].get_title()
+    assert repr(lens) == "<logit lens: probability, 3 layer × 2 token>"
+    assert str(lens) == str(lens.terminal())
+    for position in (0, 1):
+        firsts = [best[0] for best in lens.likeliest(position)]
+        assert [(row["word"], row["probability"]) for row in lens.table()[position::2]] == firsts

@@ -50,6 +50,21 @@ def test_a_translator_is_looked_at_where_it_reads():
     )
 
 
+def test_heads_are_found_by_what_they_give_a_word_and_told_with_what_they_give_others(model):
+    seen = ch.lens.looks(model, "dog", TEXT)
+    found = seen.heads("a", top=5)  # which stands there twice
+    both = seen.values[..., [2, 7]].sum(dim=-1).flatten()
+    torch.testing.assert_close(found.values[:, 0], both.sort(descending=True).values[:5])
+    layer, head = map(int, found.axes[0].labels[0].split("."))
+    most, word = max(
+        zip(seen.values[layer, head].tolist(), WORDS, strict=True), key=lambda one: one[0] * (one[1] != "a")
+    )
+    assert found.words[0][:2] == ("a:", f"{word}:")
+    assert float(found.values[0, 1]) == pytest.approx(most)
+    with pytest.raises(ch.ClearheadError, match="'dgo' is not in the text; did you mean 'dog'"):
+        seen.heads("dgo")
+
+
 def test_a_word_that_is_not_there_is_told_with_the_nearest(model):
     with pytest.raises(ch.ClearheadError, match=r"'dogs' is not in .*; did you mean 'dog'"):
         ch.lens.looks(model, "dogs", TEXT)

@@ -36,6 +36,18 @@ def test_a_sweep_of_heads_is_one_edit_after_another(name):
     assert want.abs().max() > 1e-3
 
 
+def test_print_shows_the_largest_effects():
+    swept = ch.lens.sweep(new(), TEXT, token=100)
+    shown = str(swept).splitlines()
+    assert shown[0] == swept.title
+    values = [float(line.split()[-1]) for line in shown[1:9]]
+    assert [abs(value) for value in values] == pytest.approx(
+        swept.values.abs().flatten().sort().values.flip(0)[:8], rel=1e-3
+    )
+    layer, head = (int(shown[1].split()[i]) for i in (1, 3))
+    assert values[0] == pytest.approx(float(swept.values[layer, head]), rel=1e-3)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_any_value_can_be_swept_by_token_however_few_fit_a_batch(name, monkeypatch):
     monkeypatch.setattr(import_module("clearhead.lens.sweep"), "TOKENS", 20)

@@ -80,7 +80,7 @@ def test_an_edit_is_seen_inside_the_block():
     assert torch.equal(rows["mid"], rows["post"])
 
 
-@pytest.mark.parametrize(("layer", "token"), [(2, 0), (-1, 0), (0, 99)])
+@pytest.mark.parametrize(("layer", "token"), [(2, 0), (-3, 0), (0, 99)])
 def test_a_place_that_is_not_there_is_told_in_a_sentence(layer, token):
     with pytest.raises(ch.ClearheadError, match="there is no"):
         inside(a_run("decoder"), layer, token, False)

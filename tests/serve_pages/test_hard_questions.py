@@ -18,7 +18,7 @@ from clearhead.serve.pages import runs as made
 from clearhead.serve.pages import words
 from clearhead.serve.pages.desk import Desk
 from clearhead.serve.pages.runs import RunRequest, Runs
-from clearhead.serve.pages.snapshot import ask
+from clearhead.serve.pages.snapshot import Asker, ask
 from clearhead.serve.shelf import Shelf
 from clearhead.tap import eager
 from page_models import BYTES, model_of
@@ -230,6 +230,10 @@ def test_turns_are_counted_by_address(site, monkeypatch):
     site.ask("POST", "/api/generate", {"text": "a", "max_tokens": 2})
     assert len(seen) > 3
     assert {*seen} == {"127.0.0.1"}
+    seen.clear()
+    far = Asker(address=("10.0.0.7", 5))
+    asyncio.run(ask(site.app, "POST", "/api/page", {"text": "a"}, far))
+    assert {*seen} == {"10.0.0.7"}  # all that a saved page asks for
 
 
 def test_a_translation_with_edits_ends_when_its_reader_leaves():

@@ -221,6 +221,13 @@ def test_a_picture_is_shown_as_the_model_sees_it(client, models):
     assert shown["steps"][0].startswith("20 × 12 pixels")
 
 
+def test_of_a_sound_that_is_too_long_it_is_not_told_how_long_it_is(client, models):
+    reads = models["sounds"].config.model.input
+    seconds = reads.frames * reads.hop / reads.rate
+    steps = asked(client, "patches", model="sounds", sound=wav(int(8000 * (seconds + 3))))["steps"]
+    assert steps[0].startswith(f"more than {seconds:.2f} s, channels mixed")
+
+
 def test_a_sound_is_shown_as_the_model_hears_it(client, models):
     shown, reads = asked(client, "patches", model="sounds", sound=wav()), models["sounds"].config.model.input
     assert shown["view"]["shape"] == [reads.mels, reads.frames]

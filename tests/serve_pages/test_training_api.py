@@ -77,8 +77,8 @@ def test_what_is_shown_of_a_step_is_what_was_kept(client, run):
         assert torch.equal(numbers(asked(client, f"/attention?step={step}")), film.attention(step))
         assert torch.equal(numbers(asked(client, f"/embeddings?step={step}")), film.embeddings(step).plane)
         lens = asked(client, f"/lens?step={step}")
-        assert torch.equal(numbers(lens), film.lens(step).view().values)
-        assert lens["words"] == [list(row) for row in film.lens(step).view().words]
+        assert torch.equal(numbers(lens), film.lens(step).values)
+        assert lens["words"] == [list(row) for row in film.lens(step).words]
 
 
 @pytest.mark.parametrize(

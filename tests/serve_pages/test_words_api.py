@@ -34,6 +34,7 @@ MODELS = {
     "long": fresh("tiny-decoder", context=256),
     "both": fresh("tiny-encoder-decoder"),
     "nowhere": fresh("tiny-decoder", position="none"),
+    "number": fresh("tiny-encoder", head="number"),
     "letters": ch.new("tiny-decoder", vocabulary=5, tokenizer=ch.Tokenizer.characters("abc ", special=("<|end|>",))),
 }
 
@@ -251,16 +252,26 @@ def test_the_lens_of_a_run_is_the_lens_of_its_text(client, name):
     told = asked(client, f"/api/runs/{run['id']}/lens?at=-1")
     source = {"source": MOLES[1]} if name == "both" else {}
     expected = ch.lens.logit_lens(MODELS[name], MOLES[0], **source)
-    np.testing.assert_allclose(numbers(told["view"]), expected.view().numpy()[:, -meanings.WIDE :], atol=1e-5)
+    np.testing.assert_allclose(numbers(told["view"]), expected.numpy()[:, -meanings.WIDE :], atol=1e-5)
     assert told["layers"][-1][0][0] == run["top"][0]["text"]
     assert told["layers"][-1][0][1] == pytest.approx(run["top"][0]["prob"], abs=1e-5)
+
+
+def test_the_lens_calls_a_number_a_number(client):
+    run = asked(client, "/api/runs", model="number", text=MOLES[0])
+    view, expected = (
+        asked(client, f"/api/runs/{run['id']}/lens")["view"],
+        ch.lens.logit_lens(MODELS["number"], MOLES[0]),
+    )
+    assert (view["measure"], view["signed"], view["note"]) == ("number", True, expected.note)
+    np.testing.assert_allclose(numbers(view), expected.numpy(), atol=1e-5)
 
 
 def test_of_a_long_text_the_lens_shows_the_tokens_around_one(client):
     ids = (TOKENIZER.encode(TEXTS[3]) * 20)[:200]
     run = asked(client, "/api/runs", model="long", ids=ids)
     told = asked(client, f"/api/runs/{run['id']}/lens?at=100")
-    expected = ch.lens.logit_lens(MODELS["long"], ids).view().numpy()
+    expected = ch.lens.logit_lens(MODELS["long"], ids).numpy()
     start = told["start"]
     assert start <= 100 == start + told["at"]
     np.testing.assert_allclose(numbers(told["view"]), expected[:, start : start + meanings.WIDE], atol=1e-5)

@@ -11,7 +11,7 @@ import soundfile
 import torch
 from torch import Tensor
 
-from clearhead.config import Mel, Sound
+from clearhead.config import Mel, Sound, Spectrogram
 from clearhead.errors import ClearheadError
 from clearhead.tokens import sound
 
@@ -78,6 +78,14 @@ def test_each_sound_of_a_batch_is_read_alone() -> None:
     torch.testing.assert_close(together, torch.cat([sound.log_mel(one, TINY) for one in samples]))
 
 
+def test_patches_are_of_frames_whose_loudest_is_one_however_loud_the_sound_was() -> None:
+    source = Spectrogram(**vars(TINY), patch_mels=5, patch_frames=7)
+    near, far = (sound.log_mel(noise(70) * loudness, source)[0] for loudness in (1.0, 0.1))
+    torch.testing.assert_close(near, far)
+    plain = sound.log_mel(noise(70), TINY)[0]
+    torch.testing.assert_close(near, plain - plain.max() + 1)
+
+
 def test_silence_is_the_floor() -> None:
     assert (sound.log_mel(torch.zeros(0), TINY) == (math.log10(1e-10) + 4) / 4).all()
 
@@ -131,6 +139,20 @@ def test_reading_brings_a_file_to_the_models_rate(tmp_path: Path) -> None:
     read = sound.read(str(tmp_path / "a.flac"), Mel())
     assert len(read) == 16000
     torch.testing.assert_close(read[320:-320], tone(16000, 440)[320:-320] / 2, atol=1e-3, rtol=0)
+
+
+def test_of_a_long_sound_only_what_is_heard_and_a_second_are_read(tmp_path: Path) -> None:
+    long, heard = noise(8000 * 3, 2), TINY.frames * TINY.hop
+    soundfile.write(tmp_path / "a.wav", long.numpy(), 8000, subtype="FLOAT")
+    read = sound.read(tmp_path / "a.wav", TINY)
+    torch.testing.assert_close(read, long.mean(1)[: heard + 8000])
+
+
+@pytest.mark.parametrize("rate", [1, 999, 400_001])
+def test_a_rate_that_no_sound_has_is_refused(rate: int, tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", noise(2000).numpy(), rate)
+    with pytest.raises(ClearheadError, match=rf"a\.wav has {rate:,} samples a second; it must have 1,000 to 400,000\."):
+        sound.read(tmp_path / "a.wav", Mel())
 
 
 @pytest.mark.parametrize(

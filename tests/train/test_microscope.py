@@ -297,6 +297,11 @@ def test_every_model_has_a_film_that_agrees_with_the_model(name, tmp_path):
         torch.testing.assert_close(e.vectors[0], row.detach(), atol=1e-3, rtol=1e-3)
 
 
+def test_the_lens_of_a_film_calls_a_number_a_number(tmp_path):
+    film, _, _ = look(tmp_path, "tiny-pictures", Packed(torch.rand(3, 1, 8, 8), torch.rand(3)), head="number")
+    assert film.lens(0).measure == "number"
+
+
 def test_a_film_holds_still_where_the_model_does():
     """Axes have no sign and may swap; the plane is turned back, and its distances stay."""
     plane = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
@@ -344,7 +349,7 @@ def test_a_users_texts_are_looked_at_and_what_is_too_much_is_counted(tmp_path):
     assert film.probes[0].tokens == ["·", "a", "b", "c"]
     assert film.probes[0].text == "abc"
     assert scope.note.startswith("3 of the probes cut or left out; there are at most 8, of 64 tokens each")
-    assert film.lens(0).words()[0][0][0] in film.embeddings(0).all_tokens
+    assert film.lens(0).likeliest()[0][0][0] in film.embeddings(0).all_tokens
 
 
 def test_a_probe_of_a_translator_is_a_source_and_a_target(tmp_path):

@@ -164,7 +164,7 @@ MISTAKES = [
     ("lm-small", {"data.train": "empty.txt"}, "empty.txt: there is no text in it"),
     ("lm-small", {"data.train": "no.txt"}, r"there is no such file\.$"),
     ("lm-small", {"data.train": "empty.txt"}, r"no text in it\.$"),
-    ("lm-small", {"data.train": [FILE, "empty.txt"]}, "no text in it; data.broken = skip would leave it out"),
+    ("lm-small", {"data.train": [FILE, "empty.txt"]}, "no text in it; --data.broken skip would leave it out"),
     (
         "lm-small",
         {"data.train": "empty"},
@@ -187,7 +187,7 @@ MISTAKES = [
     ("lm-small", {"train.expected": [2, 1, 2, 1, 1, 2]}, r"the steps \[2.0, 1.0\], which must rise"),
     ("lm-small", {"train.average": 3}, "train.average = 3 is more than train.keep = 2"),
     ("lm-small", {"out": FILE}, "text.txt is a file; choose another --out"),
-    ("lm-smal", {}, r"'lm-smal' is no preset; did you mean 'lm-small'\?"),
+    ("lm-smal", {}, r"'lm-smal' is no preset of those that clearhead presets lists; did you mean 'lm-small'\?"),
     ("lm-smal.toml", {}, r"there is no file lm-smal.toml, and no preset of that name; did you mean 'lm-small'\?"),
     ("typo.toml", {}, r"train.stpes is not an option; did you mean 'steps'\?"),
     ("mt-small", {"data.train": FILE}, "text.txt holds no pairs; give two texts"),

@@ -14,8 +14,6 @@ import torch
 from runs import Counting, run, weights
 
 import clearhead as ch
-from clearhead.data import packed
-from clearhead.model import heads
 from clearhead.train.health import highest
 
 DROPOUT = {"model.dropout.residual": 0.1, "model.dropout.embedding": 0.1}
@@ -28,10 +26,6 @@ def through(made, until=None):
 
 def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def test_what_teaches_nothing_is_one_number_everywhere():
-    assert packed.IGNORE == heads.IGNORE
 
 
 HALF = {"precision": "bfloat16", "ema": 0.9, "accumulate": 2}

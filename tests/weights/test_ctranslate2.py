@@ -3,6 +3,7 @@
 import json
 import sys
 from fnmatch import fnmatchcase
+from types import SimpleNamespace
 
 import hypothesis
 import numpy as np
@@ -18,7 +19,7 @@ from clearhead.model.transformer import build
 from clearhead.presets import presets
 from clearhead.tokens.text import Tokenizer
 from clearhead.weights.checkpoint import Checkpoint
-from clearhead.weights.ctranslate2 import write
+from clearhead.weights.ctranslate2 import _in_text, write
 from clearhead.weights.whole import PARTS
 
 ct2 = pytest.importorskip("ctranslate2")
@@ -308,6 +309,11 @@ REFUSED = [
 def test_what_cannot_be_expressed_is_refused(m, use, words, tmp_path):
     with pytest.raises(ClearheadError, match=words):
         write(tmp_path, checkpoint(m, **use))
+
+
+def test_positions_that_nobody_has_expressed_yet_are_refused():
+    unknown = SimpleNamespace(input=Tokens(), shape=c.Decoder(), position=SimpleNamespace(kind="logarithmic"))
+    assert [*_in_text(unknown, c.Use())] == ["CTranslate2 has no logarithmic positions."]
 
 
 def test_numbers_of_64_bits_are_refused(tmp_path):

@@ -36,7 +36,10 @@ def chat(
     overflow: str = OVERFLOW,
     dtype: str = DTYPE,
 ) -> None:
-    """Talk with a model; one that was not made for it goes on with what you write."""
+    """Talk with a model.
+
+    One that was not made for conversations goes on with what you write. /help tells what else can be typed.
+    """
     from clearhead import api
 
     inviting = sys.stdin.isatty()

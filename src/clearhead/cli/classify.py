@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from clearhead.api import Model
 
 TAB = "\t"  # stands between the two texts of a pair
+BRIGHT = 2.0  # deviations of a point, above the mean of what a model expects, that a whole picture may have
 
 
 def classify(
@@ -21,7 +22,11 @@ def classify(
     file: str = INPUT,
     as_json: bool = typer.Option(False, "--json", help="One JSON object a line, with the probability of each class."),
 ) -> None:
-    """Judge texts, pairs of texts (a tab stands between the two in a line), pictures or sounds."""
+    """Judge texts, pictures or sounds.
+
+    Two texts are judged together with --second; in the lines of a file, a tab stands between them.
+    clearhead models digits names a picture to try.
+    """
     from clearhead import api
     from clearhead.errors import ClearheadError
 
@@ -35,11 +40,20 @@ def classify(
 
 def judged(model: "Model", some: list[str]) -> list[Any]:
     """Lines are texts, or pairs of them, for a model of texts, and names of files for others."""
-    kind = model.config.model.input.kind
-    if kind == "tokens":
+    reads = model.config.model.input
+    if reads.kind == "tokens":
         given: list[Any] = [tuple(line.split(TAB)) if TAB in line else line for line in some]
         return model.classify(given)
-    return model.classify(pictures=some) if kind == "pictures" else model.classify(sound=some)
+    if reads.kind != "pictures":
+        return model.classify(sound=some)
+    from clearhead.tokens.pictures import batch
+
+    pictures = batch(some, reads)
+    for name in (name for name, picture in zip(some, pictures, strict=True) if picture.mean() > BRIGHT):
+        bright = f"{name} is far brighter than what this model expects (about {reads.mean[0]:.2f} of white)"
+        typer.echo(f"{bright}; what it reads may have to be light on dark.", err=True)
+        break  # of many, one tells enough
+    return model.classify(pictures=pictures)
 
 
 def _tree(line: str, answer: Any) -> dict[str, Any]:

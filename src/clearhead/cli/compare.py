@@ -31,9 +31,7 @@ def compare(
     tensorboard: bool = Board,
     microscope: bool = Looks,
 ) -> None:
-    """Train variants of a model with several seeds, and tell what can be said of them.
-
-    clearhead compare lm-small --vary model.position=none,learned,rotary --seeds 5 --data.train texts/ --out positions
+    """Train variants with several seeds, and tell what can be said.
 
     Every combination of all --vary is trained; all other options are as for clearhead train. Ctrl-C ends with status
     130, and the same command goes on. Under torchrun each process takes whole runs. report.html tells what came out.

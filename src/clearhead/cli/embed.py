@@ -23,10 +23,12 @@ def embed(
 
     from clearhead import api
     from clearhead.files import overwrite
+    from clearhead.lens.view import check_folder
 
+    check_folder(output)
     blocks, loaded = read_texts(text, file), api.load(model)
     vectors = torch.cat([loaded.embed(some, pooling).float().cpu() for some in blocks]).numpy()
     held = io.BytesIO()
     np.save(held, vectors)
     overwrite(output, held.getvalue())
-    typer.echo(f"{len(vectors):,} vectors of {vectors.shape[1]} numbers in {output}")
+    typer.echo(f"{len(vectors):,} vector{'s' * (len(vectors) != 1)} of {vectors.shape[1]} numbers in {output}")

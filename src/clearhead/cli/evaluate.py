@@ -12,10 +12,14 @@ def evaluate(
     more: list[str] = typer.Argument(None, metavar="FILE", help="More files, after --data.", show_default=False),
     data: list[str] = typer.Option(..., metavar="FILE", help="Texts, pairs, a table with labels, pictures or sounds."),
     field: str = typer.Option(None, "--data.field", help="The column of the text.", show_default=False),
-    second: str = typer.Option(None, "--data.second", help="That of a second text.", show_default=False),
-    label: str = typer.Option(None, "--data.label", help="That of the label; folder or stem.", show_default=False),
-    sides: tuple[str, str] = typer.Option(None, "--data.sides", help="Those of pairs.", show_default=False),
-    broken: str = typer.Option("refuse", "--data.broken", help="Or skip: leave broken lines out, and count them."),
+    second: str = typer.Option(None, "--data.second", help="The column of a second text.", show_default=False),
+    label: str = typer.Option(
+        None, "--data.label", help="The column of the label; of files, folder or stem.", show_default=False
+    ),
+    sides: tuple[str, str] = typer.Option(None, "--data.sides", help="The two columns of pairs.", show_default=False),
+    broken: str = typer.Option(
+        "refuse", "--data.broken", help="refuse, or skip: leave broken lines out, and count them."
+    ),
     stride: int = typer.Option(0, help="Tokens from one window of a long text to the next; 0 = half a context."),
     beam: int = typer.Option(5, help="How many translations are followed at once; 1 is greedy."),
     seed: int = typer.Option(0, help="Of the words that are hidden, and of the intervals."),
@@ -27,8 +31,9 @@ def evaluate(
     as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON."),
     dtype: str = DTYPE,
 ) -> None:
-    """Measure a model on data of the kind that it is trained on, each figure with a 95 % interval.
+    """Measure how good a model is on data.
 
+    The data is of the kind that the model is trained on, and each figure has a 95 % interval.
     Language models: loss, perplexity, bits per byte. Masked words: loss, accuracy. Translators: BLEU, chrF, loss.
     Classes: accuracy, F1, Matthews, calibration. Numbers: Pearson, Spearman.
     Columns that are not given are those that the model was trained with.

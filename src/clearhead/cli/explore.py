@@ -37,7 +37,9 @@ def explore(
     device: str = typer.Option("", help="cpu, or cuda; else a GPU where there is one.", show_default=False),
     dtype: str = DTYPE,
 ) -> None:
-    """Look inside models on a page of this machine: tokens, heads, streams, predictions; switch parts off and see.
+    """Look inside models on a page of this machine.
+
+    It shows tokens, heads, streams and predictions; parts can be switched off, to see what becomes of the answer.
 
     Nobody else can come in, unless --host lets them: the address that is printed then holds a key, which is
     CLEARHEAD_API_KEY where that is set. For many people there is `clearhead serve --page`.

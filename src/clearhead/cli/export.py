@@ -15,9 +15,9 @@ Dtype = typer.Option(
 
 
 def export(model: str = MODEL, folder: Path = Folder, kind: str = Kind, dtype: str = Dtype) -> None:
-    """Write a model for another engine, with its tokenizer and chat template.
+    """Write a model for another engine.
 
-    What a format cannot express is refused with the reason.
+    Its tokenizer and chat template go with it. What a format cannot express is refused with the reason.
     """
     from clearhead import api
 

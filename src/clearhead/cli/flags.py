@@ -15,7 +15,7 @@ DTYPE = typer.Option("", help="float32, bfloat16 …, or int8 on a CPU; else as 
 ENGINE = typer.Option("", help="Let ctranslate2 or onnxruntime do the work, where installed.", show_default=False)
 
 OVERFLOW = typer.Option(
-    "refuse", help="Or slide: where the context is full, its newer half is read anew and it goes on from there."
+    "refuse", help="refuse, or slide: where the context is full, its newer half is read anew, and it goes on."
 )
 
 DOTTED = {"allow_extra_args": True, "ignore_unknown_options": True}  # for the commands that take them

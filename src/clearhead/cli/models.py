@@ -18,7 +18,10 @@ AsJson = typer.Option(False, "--json", help="As JSON.")
 
 
 def models(name: str | None = Name, as_json: bool = AsJson) -> None:
-    """List the models that are here, or tell what one learned from, how good it is and where it fails."""
+    """List the models that are here, or tell all of one.
+
+    What it learned from, how good it is, where it fails, and how it was made.
+    """
     from rich.console import Console
 
     from clearhead.weights import bundled, hub

@@ -20,6 +20,7 @@ TAKES: dict[str, tuple[str, ...]] = {  # what can be seen, and which options hav
     **dict.fromkeys(("attention", "cross", "encoder", "scores", "contribution"), HEADS),
     **dict.fromkeys(("written", "rollout", "atlas", "residual", "lens", "logits"), ("source",)),
     **dict.fromkeys(("attribution", "heads"), ANSWERS),
+    "looks": ("find",),
 }
 WHAT = ", ".join(TAKES)
 
@@ -27,27 +28,42 @@ WHAT = ", ".join(TAKES)
 def see(
     model: str = MODEL,
     text: str = typer.Argument(help="What the model reads; of an encoder-decoder, the output.", show_default=False),
-    what: str = typer.Option("attention", help=f"{WHAT}."),
-    layer: int = typer.Option(None, help="Which block, from 0; the first, or all in a file.", show_default=False),
-    head: int = typer.Option(None, help="Which head, from 0; the first, or all in a file.", show_default=False),
+    what: str = typer.Option("", help=f"{WHAT}; attention without it.", show_default=False),
+    layer: int = typer.Option(
+        None, help="Which block, from 0, or from the end: -1; the first, or all in a file.", show_default=False
+    ),
+    head: int = typer.Option(
+        None, help="Which head, from 0, or from the end: -1; the first, or all in a file.", show_default=False
+    ),
     source: str = typer.Option(None, help="What an encoder-decoder reads.", show_default=False),
     token: str = typer.Option(None, help="The answer that is asked about; the likeliest.", show_default=False),
     against: str = typer.Option(None, help="An answer to compare it with.", show_default=False),
+    find: tuple[str, str] = typer.Option(
+        None, help="Two words: the heads in which the first looks most at the second.", show_default=False
+    ),
     out: Path = typer.Option(
         None, help="Save as .png, .svg, .html, .csv or .npy; without it, draw here.", show_default=False
     ),
 ) -> None:
-    """Show what a model does with a text: where each token looks, and what comes of it."""
-    from clearhead import api
+    """Show what a model does with a text.
+
+    Where each token looks, what heads write, what each layer would answer, and which parts an answer comes from.
+    """
+    from clearhead import api, lens
     from clearhead.cli.pictures import give
     from clearhead.lens.view import check_out
 
     if out is not None:
         check_out(out)
+    what = what or ("looks" if find else "attention")
     where, asked = {"layer": layer, "head": head}, {"token": token, "against": against}
     given = {"source": source} if source is not None else {}
-    _check(what, [name for name, value in (where | asked | given).items() if value is not None])
+    _check(what, [name for name, value in (where | asked | given | {"find": find}).items() if value is not None])
     loaded = api.load(model)
+    if find is not None:
+        first, second = find
+        give(lens.looks(loaded, first, text).heads(second), out)
+        return
     _check_source(loaded, what, source)
     give(_view(loaded, text, what, out is None, where, asked, given), out)
 
@@ -62,6 +78,8 @@ def _check(what: str, options: list[str]) -> None:
         if name not in TAKES[what]:
             takes = ", ".join(f"--{taken}" for taken in TAKES[what]) or "none of them"
             raise ClearheadError(f"--{name} has no part in --what {what}, which takes {takes}.")
+    if what == "looks" and not options:
+        raise ClearheadError("--what looks is of two words of the text; name them: --find creature fluffy.")
 
 
 def _check_source(model: "Model", what: str, source: str | None) -> None:
@@ -70,7 +88,7 @@ def _check_source(model: "Model", what: str, source: str | None) -> None:
     from clearhead.errors import ClearheadError
 
     m = model.config.model
-    reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
+    reads = m.reads
     if "source" not in TAKES[what]:
         return
     if not isinstance(reads, c.Tokens):
@@ -108,7 +126,7 @@ def _view(model: "Model", text: str, what: str, here: bool, where: "Some", asked
         case "residual":
             return lens.residual(model, text, **given)
         case "lens":
-            return lens.logit_lens(model, text, **given).view()
+            return lens.logit_lens(model, text, **given)
         case "logits":
             return lens.logit_lens(model, text, **given, top=10).answers()
         case "attribution":

@@ -30,7 +30,10 @@ def serve(
     device: str = typer.Option("", help="cpu, or cuda; else a GPU where there is one.", show_default=False),
     dtype: str = DTYPE,
 ) -> None:
-    """Serve models over HTTP: completions, chats, embeddings, translations."""
+    """Serve models to other programs over HTTP.
+
+    Completions, chats and embeddings as the openai client asks for them, and translations; --page adds the page.
+    """
     from clearhead.serve.app import build
     from clearhead.serve.limits import Limits
     from clearhead.serve.server import listening, loopback, run

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from clearhead.cli.examples import examples
 from clearhead.errors import ClearheadError, nearest
 from clearhead.tokens.kinds import END, KINDS
 
@@ -46,7 +47,7 @@ def tokenizer(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@app.command("train")
+@app.command("train", epilog=examples("tokenizer train"))
 def train(
     files: list[str] = Files,
     kind: str = Kind,
@@ -79,7 +80,7 @@ def train(
     try:
         made = _made(kind, texts, SIZE if size is None else size, tuple(dict.fromkeys((END, *special))))
     except ClearheadError as error:  # whose option is called otherwise in training
-        raise ClearheadError(str(error).replace("data.broken = skip", "--broken skip")) from None
+        raise ClearheadError(str(error).replace("--data.broken skip", "--broken skip")) from None
     finally:
         _say("")
     made.save(out)
@@ -95,7 +96,7 @@ def train(
     typer.echo(f'clearhead tokenizer show {out} "some text" shows how it cuts')
 
 
-@app.command("show")
+@app.command("show", epilog=examples("tokenizer show"))
 def show(model: str = Where, text: str = Words) -> None:
     """Show how a text is cut, and how each piece was merged.
 

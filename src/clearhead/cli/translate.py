@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from clearhead.cli.chosen import chosen_tree, token_table
+from clearhead.cli.chosen import chosen_tree, table, token_table
 from clearhead.cli.flags import DTYPE, ENGINE, MODEL
 from clearhead.cli.lines import INPUT, shown_lines
 from clearhead.errors import ClearheadError
@@ -39,7 +39,7 @@ def translate(
     ),
     align: str = typer.Option(
         "",
-        help="Tell which source token each token attends to, with --json: a layer of the decoder (-2), or all.",
+        help="Tell which source token each token attends to most, in a layer of the decoder (-2), or in all.",
         show_default=False,
     ),
     logprobs: int = typer.Option(
@@ -55,8 +55,6 @@ def translate(
 
     if bool(text) == bool(file):
         raise ClearheadError("give a text, or --input with a file of lines, and not both.")
-    if align and not as_json:
-        raise ClearheadError("--align is told in JSON; add --json.")
     options = {
         "beam": beam, "max_tokens": max_tokens, "length_penalty": length_penalty, "n_best": n_best, "early": early,
         "no_repeat": no_repeat, "prefix": prefix, "alternatives": alternatives, "split": split,
@@ -70,13 +68,12 @@ def translate(
             made = translated(loaded, lines, count, options)
             for number, (line, found) in enumerate(zip(lines, made, strict=True), count + 1):
                 out.write(_json(reader, line, found) if as_json else _plain(number, found, n_best))
-                if logprobs is not None and not as_json:
-                    for one in found:
-                        out.write(token_table(reader.tokenizer, one.chosen or []))
+                if not as_json:
+                    out.writelines(_tables(reader, line, found))
             out.flush()
             count += len(lines)
     if output != "-":
-        typer.echo(f"{count:,} lines in {output}")
+        typer.echo(f"{count:,} line{'s' * (count != 1)} in {output}")
 
 
 def translated(model: "Model", lines: list[str], before: int, options: dict[str, Any]) -> list[list["Translated"]]:
@@ -142,14 +139,27 @@ def _plain(number: int, found: list["Translated"], n_best: int) -> str:
     return "".join(f"{number}\t{one.score:.4f}\t{text}\n" for one, text in zip(found, texts, strict=True))
 
 
-def _json(model: "Model", line: str, found: list["Translated"]) -> str:
-    """A line with its translations."""
-    from clearhead.generate.told import told
-
-    words = model.tokenizer
-    both, aligned = (words, model.source_tokenizer or words), any(one.alignment for one in found)
-    source, trees = told(line, found, both, model.config.use, aligned)
+def _tables(model: "Model", line: str, found: list["Translated"]) -> Iterator[str]:
+    """What else was asked about each translation: its tokens and how likely they were, and where they looked."""
+    source, trees = _told(model, line, found)
     for tree, one in zip(trees, found, strict=True):
         if one.chosen is not None:
-            tree["logprobs"] = chosen_tree(words, one.chosen)
+            yield token_table(model.tokenizer, one.chosen)
+        if one.alignment is not None:
+            looked = (source["source_pieces"][place] for place in one.alignment)
+            yield table(("written", "looked at"), zip(tree["pieces"], looked, strict=True))
+
+
+def _told(model: "Model", line: str, found: list["Translated"]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    from clearhead.generate.told import told
+
+    return told(line, found, model.tokenizers, model.config.use, any(one.alignment for one in found))
+
+
+def _json(model: "Model", line: str, found: list["Translated"]) -> str:
+    """A line with its translations."""
+    source, trees = _told(model, line, found)
+    for tree, one in zip(trees, found, strict=True):
+        if one.chosen is not None:
+            tree["logprobs"] = chosen_tree(model.tokenizer, one.chosen)
     return json.dumps(source | {"translations": trees}, ensure_ascii=False) + "\n"

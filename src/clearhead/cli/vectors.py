@@ -13,7 +13,7 @@ Where = typer.Argument(
     help="A model, as for other commands; or vectors: a folder of clearhead train vectors, a .txt, .vec or .bin file.",
     show_default=False,
 )
-Sum = typer.Argument("", help='A word, or a sum of words: "king - man + woman".', show_default=False)
+Sum = typer.Argument("", metavar="sum", help='A word, or a sum of words: "king - man + woman".', show_default=False)
 Layer = typer.Option(
     None, help="Of a model: the stream after this layer, each word read alone; its embeddings without it.",
     show_default=False,

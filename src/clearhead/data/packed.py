@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 
-IGNORE = -100  # a target that teaches nothing
+IGNORE = -100  # a target that teaches nothing: padding, or a word that was not hidden
 Broken = Literal["refuse", "skip"]
 
 
@@ -45,7 +45,7 @@ class Report:
     def skip(self, where: str, why: str, *, alone: bool = False) -> None:
         """Leaves something out, or refuses to, as the user chose; without what is `alone` nothing would be left."""
         if self.broken == "refuse":
-            raise ClearheadError(f"{where}: {why}{'' if alone else '; data.broken = skip would leave it out'}.")
+            raise ClearheadError(f"{where}: {why}{'' if alone else '; --data.broken skip would leave it out'}.")
         self.note(where, why)
 
     def note(self, where: str, why: str) -> None:
@@ -57,9 +57,10 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{self.read:,} read, {sum(self.skipped.values()):,} cut or left out"]
-        return "\n".join(
-            lines + [f"  {n:,} × {why}: {', '.join(self.places[why])} …" for why, n in self.skipped.items()]
-        )
+        for why, n in self.skipped.items():
+            places = self.places[why]
+            lines.append(f"  {n:,} × {why}: {', '.join(places)}{' …' * (n > len(places))}")
+        return "\n".join(lines)
 
 
 class Dataset(Protocol):

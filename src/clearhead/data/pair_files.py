@@ -38,18 +38,16 @@ class Fault(NamedTuple):
 Row = tuple[str, tuple[object, object] | Fault]  # where, and the two sides
 
 
-def pairs(
-    paths: Sequence[str | Path], report: Report, *, sides: Sides | None = None, different: bool = False
-) -> Iterator[Pair]:
+def pairs(paths: Sequence[str | Path], report: Report, *, sides: Sides | None = None) -> Iterator[Pair]:
     """The pairs of two texts whose lines belong together, or of any number of .csv, .tsv, .jsonl, .tmx and .po files.
 
     `sides` are the columns of a table (numbers from 0, or names), the fields of .jsonl, the languages of .tmx.
-    Where `different`, sides that are the same text are as broken as empty ones. Spaces around a text are cut off.
+    Spaces around a text are cut off.
     """
     if isinstance(paths, str):
         raise ClearheadError(f"pairs are read from a list of paths; write [{paths!r}].")
     for where, row in _rows([Path(path) for path in paths], report, sides):
-        found = row if isinstance(row, Fault) else _pair(row, where, different)
+        found = row if isinstance(row, Fault) else _pair(row, where)
         if isinstance(found, Pair):
             report.read += 1
             yield found
@@ -89,7 +87,7 @@ def _no_sides(sides: Sides | None, path: Path) -> None:
         raise ClearheadError(f"{path} has no columns, fields or languages to choose, so sides = {sides} cannot be.")
 
 
-def _pair(row: tuple[object, object], where: str, different: bool) -> Pair | Fault:
+def _pair(row: tuple[object, object], where: str) -> Pair | Fault:
     for side, text in zip(("source", "target"), row, strict=True):
         if not isinstance(text, str):
             return Fault(f"the {side} is no text")
@@ -100,7 +98,7 @@ def _pair(row: tuple[object, object], where: str, different: bool) -> Pair | Fau
         except UnicodeEncodeError:  # lone surrogates stand for bytes that are no character
             return Fault(f"the {side} is not UTF-8")
     source, target = (str(text).strip() for text in row)
-    return Fault("both sides are the same") if different and source == target else Pair(source, target, where)
+    return Pair(source, target, where)
 
 
 def _pieces(path: Path, take: Callable[[IO[bytes]], T]) -> Iterator[T]:

@@ -39,11 +39,10 @@ def load(
     report: Report,
     *,
     label: Literal["folder", "stem"] = "folder",
-    arrays: tuple[str, str] = ("images", "labels"),
 ) -> Things:
     """What a path holds: a folder with a folder of files for each class; for pictures also .npz and idx files.
 
-    With label "stem", the class is what a file's name has before its first `_`. `arrays` names those of an .npz.
+    With label "stem", the class is what a file's name has before its first `_`.
     The labels of an idx file stand beside it: `train-images-idx3-ubyte` has its own in `train-labels-idx1-ubyte`.
     """
     path = Path(path)
@@ -52,7 +51,7 @@ def load(
     elif not path.exists():
         raise ClearheadError(f"{path} cannot be read: there is no such file or folder.")
     elif isinstance(source, Pictures) and path.suffix == ".npz":
-        things = _npz(path, source, arrays)
+        things = _npz(path, source)
     elif isinstance(source, Pictures) and "images" in path.name and "idx3" in path.name:
         things = _idx_pair(path, source)
     else:
@@ -101,11 +100,11 @@ def _frames(file: Path, source: Mel) -> Tensor:
     return sound.log_mel(samples, source)[0]
 
 
-def _npz(path: Path, source: Pictures, names: tuple[str, str]) -> Things:
+def _npz(path: Path, source: Pictures) -> Things:
     with understood(f"{path} cannot be read"), np.load(path, allow_pickle=False) as file:
-        if missing := [name for name in names if name not in file]:
+        if missing := [name for name in ("images", "labels") if name not in file]:
             raise ClearheadError(f"{path} has no array {missing[0]!r}; it has {', '.join(file)}.")
-        images, labels = (file[name] for name in names)
+        images, labels = file["images"], file["labels"]
     if labels.ndim != 1 or labels.dtype.kind not in "iuU" or len(labels) != len(images):
         got = f"{labels.dtype} of {labels.shape} for {len(images)} pictures"
         raise ClearheadError(f"{path}: labels must be whole numbers or texts, one for each picture, not {got}.")

@@ -28,7 +28,7 @@ def tell_classes(task: Task) -> Evaluation:
         case.told(predicted=names[best], probability=sure, right=names[best] == case.truth, loss=loss)
         for case, best, sure, loss in rows
     ]
-    found = figures(told.how(), told.values, len(cases), unit_of(task), task.seed)
+    found = figures(told.how(), told.values, len(cases), unit_of(task), task.seed, ("accuracy",))
     return Evaluation(found, each, told.views(np.ones(len(cases))))
 
 

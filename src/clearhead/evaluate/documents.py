@@ -70,4 +70,4 @@ def over_documents(
     def statistics(counts: Counts) -> Sequence[float]:
         return values(*(counts @ units).tolist())
 
-    return Evaluation(figures(how, statistics, len(units), unit, task.seed), each)
+    return Evaluation(figures(how, statistics, len(units), unit, task.seed, ("accuracy",)), each)

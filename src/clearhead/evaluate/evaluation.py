@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clearhead import config as c
 from clearhead.data.packed import Report
-from clearhead.errors import ClearheadError, nearest
+from clearhead.errors import ClearheadError, check_kind, check_whole, nearest
 from clearhead.evaluate.classes import tell_classes
 from clearhead.evaluate.figures import Evaluation
 from clearhead.evaluate.masked import find_hidden
@@ -41,11 +41,16 @@ def evaluate(
     """
     if not isinstance(getattr(model, "net", None), Transformer):
         raise ClearheadError(f"a model is needed, not {type(model).__name__}; clearhead.load reads one from a folder.")
+    check_kind(data, str | Path | Sequence, "the name of a file, or a list of them,")
     paths = tuple(map(str, [data] if isinstance(data, str | Path) else data))
     if not paths:
         raise ClearheadError("there is nothing to evaluate on; give a file.")
-    if unknown := [name for name in columns if name not in COLUMNS]:
-        raise ClearheadError(f"{unknown[0]} is not an option of an evaluation; {nearest(unknown[0], COLUMNS)}")
+    for name in columns:
+        if name not in COLUMNS:
+            raise ClearheadError(f"{name} is not an option of an evaluation; {nearest(name, COLUMNS)}")
+        if name not in (taken := (*_columns(model.config.model), "broken")):
+            takes = ", ".join(f"data.{each}" for each in taken)
+            raise ClearheadError(f"data.{name} has no part in evaluating this model, which takes {takes}.")
     known = {"broken": "refuse", **columns}
     read = model.config.change(**{f"data.{name}": value for name, value in known.items()}).data
     _check_options(model, stride, beam, seed)
@@ -54,6 +59,18 @@ def evaluate(
     found = _measured(Task(model, paths, read, report, stride, beam, seed))
     left_out = [str(report)] if report.skipped else []
     return replace(found, notes=[*report.told, *left_out], data=paths)
+
+
+def _columns(m: c.ModelConfig) -> tuple[str, ...]:
+    """Which of them there are in what a model is evaluated on."""
+    match m:
+        case c.ModelConfig(shape=c.EncoderDecoder()):
+            return ("sides",)
+        case c.ModelConfig(head=c.Language() | c.MaskedWord()):
+            return ("field",)
+        case c.ModelConfig(input=c.Tokens()):
+            return "field", "second", "label"
+    return ("label",)
 
 
 def _measured(task: Task) -> Evaluation:
@@ -77,6 +94,5 @@ def _check_options(model: "Model", stride: int, beam: int, seed: int) -> None:
         raise ClearheadError("stride is for language models, which read long texts in windows.")
     if type(stride) is not int or not 0 <= stride <= m.context:
         raise ClearheadError(f"stride = {stride!r} must be a whole number from 0 to the context of {m.context}.")
-    for name, value, least in (("beam", beam, 1), ("seed", seed, 0)):
-        if type(value) is not int or value < least:
-            raise ClearheadError(f"{name} = {value!r} must be a whole number of at least {least}.")
+    check_whole("beam", beam, 1)
+    check_whole("seed", seed)

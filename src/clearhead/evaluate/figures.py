@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from clearhead.lens.view import View
 
 SAMPLES = 1000
 ENDS = 2.5, 97.5  # percent: between them lie 95
+Z = 1.959964  # standard deviations of a normal distribution between which 95 % lie, to both sides
 Counts = NDArray[np.float64]  # how often each unit counts
 Statistics = Callable[[Counts], Sequence[float]]
 
@@ -30,29 +31,43 @@ class Figure:
     unit: str  # what there are n of, and what is drawn anew: documents, sentences, rows
     how: str  # what the value is
     seed: int = 0
+    wilson: bool = False  # whether the interval is not drawn, but Wilson's
 
     @property
     def method(self) -> str:
+        """What the value is, and where its interval comes from."""
         return f"{self.how}; {self.interval}"
 
     @property
     def interval(self) -> str:
+        """Where the interval comes from."""
         if self.low is None:
             return f"no interval can be drawn from {self.n:,} {self.unit}"
+        if self.wilson:
+            return f"Wilson's 95 % for a share of {self.n:,} {self.unit}, of which all draws are alike"
         return f"95 % of {SAMPLES:,} bootstrap samples of {self.n:,} {self.unit} (seed {self.seed})"
 
 
-def figures(how: Mapping[str, str], statistics: Statistics, n: int, unit: str, seed: int) -> list[Figure]:
+def figures(
+    how: Mapping[str, str], statistics: Statistics, n: int, unit: str, seed: int, shares: Collection[str] = ()
+) -> list[Figure]:
     """The figures that `how` names and explains: what `statistics` gives where each of n units counts once.
 
     The interval is the percentile bootstrap: units are drawn with replacement, as many as there are, again and again.
     A statistic that chance only ever makes larger, as the calibration error, would lie below its interval, which then
-    begins with it.
+    begins with it. Of `shares` that are 0 or 1 all draws are alike, and tell nothing: their interval is Wilson's.
     """
     values, chance = statistics(np.ones(n)), np.random.default_rng(seed)
     drawn = np.array([statistics(_draw(n, chance)) for _ in range(SAMPLES if n > 1 else 0)]).reshape(-1, len(values))
     found = zip(how.items(), values, drawn.T, strict=True)
-    return [Figure(name, float(value), *_ends(value, x), n, unit, what, seed) for (name, what), value, x in found]
+    made = [Figure(name, float(value), *_ends(value, x), n, unit, what, seed) for (name, what), value, x in found]
+    return [_by_wilson(one) if one.name in shares and one.low == one.high is not None else one for one in made]
+
+
+def _by_wilson(share: Figure) -> Figure:
+    """Of a share p = 0 or 1 of n: z² / (n + z²) wide, to the inside (Wilson 1927)."""
+    width = Z**2 / (share.n + Z**2)
+    return replace(share, low=share.value * (1 - width), high=share.value + (1 - share.value) * width, wilson=True)
 
 
 def _draw(n: int, chance: np.random.Generator) -> Counts:
@@ -87,6 +102,7 @@ class Evaluation:
         return known[wanted]
 
     def value(self, name: str) -> float:
+        """The value of the figure of that name."""
         return self[name].value
 
     def table(self) -> list[dict[str, Any]]:
@@ -109,7 +125,10 @@ class Evaluation:
         cells += [(f.name, number(f.value), _range(f), f.how) for f in self.figures]
         widths = [max(len(row[i]) for row in cells) for i in range(3)]
         lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in cells]
-        return "\n".join([*lines, "", f"The interval: {self.figures[0].interval}.", *self.notes])
+        apart = [f for f in self.figures if f.wilson]
+        drawn = next((f for f in self.figures if not f.wilson), self.figures[0])
+        how = [f"The interval: {drawn.interval}.", *(f"That of {f.name}: {f.interval}." for f in apart)]
+        return "\n".join([*lines, "", *how, *self.notes])
 
     __repr__ = __str__
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
+from clearhead.data.packed import IGNORE
 from clearhead.evaluate.subject import DoesNotApply, Inputs, Subject, apart, worst
 from clearhead.model.attention import fused, spelled
-from clearhead.model.heads import IGNORE
 from clearhead.model.masks import across
 from clearhead.tap import SILENT, Watch
 from clearhead.weights import formats

@@ -6,12 +6,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clearhead.batch import Batch
+from clearhead.batch import Batch, by_length
 from clearhead.errors import ClearheadError
 from clearhead.evaluate.documents import over_documents, read_documents
 from clearhead.evaluate.figures import Evaluation, powers
 from clearhead.evaluate.task import Task
-from clearhead.generate.translate import alike
 from clearhead.lens.progress import shown
 
 HIDDEN = 0.15  # share of the words of a row
@@ -58,7 +57,7 @@ def _tell(task: Task, rows: list[Row]) -> NDArray[np.float64]:
     """Of each row: −log p of what was hidden, how much that was, and how much of it was told."""
     net, mask = task.model.net, torch.tensor(task.model.config.use.mask[0], device=task.device)
     sums = np.zeros((len(rows), 3))
-    together = alike([len(row.ids) for row in rows], task.most, len(rows))
+    together = by_length([len(row.ids) for row in rows], task.device)
     for some in shown(together, len(rows), "rows", len):
         batch = Batch.of([rows[i].ids for i in some], task.device)
         row = torch.arange(len(some)).repeat_interleave(torch.tensor([len(rows[i].gaps) for i in some])).to(task.device)

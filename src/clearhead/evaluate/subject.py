@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.model.heads import IGNORE
+from clearhead.data.packed import IGNORE
 from clearhead.model.transformer import Transformer
 
 Inputs = dict[str, Tensor]

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from clearhead.batch import ELSEWHERE, MOST
 from clearhead.config import Data
 from clearhead.data.packed import Report
 from clearhead.errors import ClearheadError
@@ -35,11 +34,6 @@ class Task:
     @property
     def device(self) -> torch.device:
         return next(self.model.net.parameters()).device
-
-    @property
-    def most(self) -> int:
-        """Tokens that are read at once."""
-        return MOST.get(self.device.type, ELSEWHERE)
 
     def refuse_nothing(self, found: int, what: str) -> None:
         if not found:

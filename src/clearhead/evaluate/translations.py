@@ -10,14 +10,13 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from clearhead import config as c
-from clearhead.batch import Batch
+from clearhead.batch import Batch, by_length
 from clearhead.data.pair_files import Pair
 from clearhead.data.pairs import Encoded, encoded
 from clearhead.errors import ClearheadError
 from clearhead.evaluate.figures import Counts, Evaluation, figures, powers
 from clearhead.evaluate.task import Task
 from clearhead.generate.chances import chances
-from clearhead.generate.translate import alike
 from clearhead.lens.progress import shown
 from clearhead.train.lessons import read_pairs
 
@@ -90,7 +89,7 @@ def _fitting(task: Task) -> list[tuple[Pair, Encoded]]:
 def _losses(task: Task, found: list[Encoded]) -> NDArray[np.float64]:
     """−log p of each reference, and its tokens."""
     sums, start = np.zeros((len(found), 2)), list(task.model.config.use.start)
-    together = alike([len(ids.source) + len(ids.target) for ids in found], task.most, len(found))
+    together = by_length([len(ids.source) + len(ids.target) for ids in found], task.device)
     for some in shown(together, len(found), "references", len):
         sources = Batch.of([found[i].source for i in some], task.device)
         outputs = [list(found[i].target[len(start) :]) for i in some]

@@ -45,6 +45,7 @@ class Result:
 
     @property
     def holds(self) -> bool:
+        """Whether the difference is within the tolerance; a law that does not apply is not broken."""
         return self.difference is None or self.difference <= self.tolerance  # a NaN does not hold
 
     def __str__(self) -> str:

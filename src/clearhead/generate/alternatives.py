@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, check_whole
 from clearhead.generate.beam import beam_search
 from clearhead.generate.beam_rounds import Hypothesis
 from clearhead.model.transformer import Transformer
@@ -27,8 +27,7 @@ def alternatives(
 
     The likeliest next token comes first; other options are those of `beam_search`, for one sentence.
     """
-    if at < 0:
-        raise ClearheadError(f"alternatives = {at} is no position; the first token of a text is 0.")
+    check_whole("alternatives", at)
     whole: dict[str, Any] = {**rules, "stop": stop, "closed": closed}
     [[best]] = beam_search(net, [prompt], source=source, prefix=[prefix], max_tokens=max_tokens, **whole)
     if at >= len(best.tokens):

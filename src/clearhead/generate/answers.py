@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.batch import ELSEWHERE, MOST, Batch
+from clearhead.batch import Batch, by_length
 from clearhead.errors import ClearheadError
-from clearhead.generate.translate import alike
 from clearhead.model.heads import pool_mean
 from clearhead.model.transformer import Transformer
 from clearhead.tokens.gaps import GAP, with_gaps
@@ -46,6 +45,7 @@ class Scored:
 
     @property
     def total(self) -> float:
+        """The log-probability of the whole text, given its first token."""
         return sum(self.logprobs)
 
     @property
@@ -105,6 +105,8 @@ def check_judges(m: c.ModelConfig) -> None:
 
 def judged(logits: Tensor, config: c.Config) -> list[Judged] | list[float]:
     """Rows of logits as classes with probabilities, or as the numbers they are."""
+    if not logits.isfinite().all():
+        raise ClearheadError("the logits hold no numbers; what was given, or the weights of the model, may be broken.")
     if isinstance(config.model.head, c.Number):
         return logits.squeeze(-1).tolist()
     names = config.use.labels or tuple(map(str, range(logits.shape[1])))
@@ -146,7 +148,7 @@ def told_tokens(net: Transformer, pieces: Sequence[tuple[Sequence[int], int]]) -
     Pieces of like length are read together, so they come in another order than they were given in.
     """
     device = next(net.parameters()).device
-    for some in alike([len(ids) - 1 for ids, _ in pieces], MOST.get(device.type, ELSEWHERE), len(pieces)):
+    for some in by_length([len(ids) - 1 for ids, _ in pieces], device):
         batch = Batch.of([pieces[i][0][:-1] for i in some], device)
         hidden = net(batch.ids, segments=batch.segments)
         news = [(i, *pieces[i]) for i in some]

@@ -46,8 +46,8 @@ def rounded(net: Transformer, source: Tensor, segments: Tensor | None) -> tuple[
 
 def told_whose(m: c.ModelConfig) -> bool:
     """Whether attention can be told in which row each key lies; else beams that split are copied."""
-    biased = isinstance(m.position, c.Relative | c.Shaw | c.Alibi)
-    return TRITON and not biased and not m.attention.window
+    unbiased = isinstance(m.position, c.NoPositions | c.Learned | c.Sinusoidal | c.Rotary)
+    return TRITON and unbiased and not m.attention.window
 
 
 def form_of(search: Search) -> Form:

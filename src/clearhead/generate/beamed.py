@@ -50,8 +50,13 @@ class Wishes:
                 raise ClearheadError(f"{name} = {value!r} must be a whole number.")
         if not isinstance(self.length_penalty, int | float) or not isfinite(self.length_penalty):
             raise ClearheadError(f"length_penalty = {self.length_penalty!r} must be a finite number.")
-        if not isinstance(self.prefix, str | list | tuple):
+        several = isinstance(self.prefix, list | tuple) and all(map(_one_prefix, self.prefix))
+        if not several and not _one_prefix(self.prefix):
             raise ClearheadError(f"prefix = {self.prefix!r:.60} must be a text, ids, or a list of them.")
+
+
+def _one_prefix(given: object) -> bool:
+    return isinstance(given, str) or (isinstance(given, list | tuple) and all(type(token) is int for token in given))
 
 
 def wishes(**options: Any) -> Wishes:

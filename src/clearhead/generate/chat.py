@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from clearhead.errors import ClearheadError, understood
+from clearhead.generate.sampling import LARGEST_SEED
 from clearhead.tokens.text import Tokenizer
 
 Message = Mapping[str, str]
@@ -51,7 +52,9 @@ def room(max_tokens: int, ids: Sequence[int], context: int, options: Mapping[str
 
 def turned(seed: int, messages: Sequence[Message]) -> int:
     """The seed of the answer that comes now: with the same noise in each turn all answers would begin alike."""
-    return seed + TURN * sum(message.get("role") == "assistant" for message in messages) if type(seed) is int else seed
+    if type(seed) is not int or not 0 <= seed <= LARGEST_SEED:
+        return seed  # as it is, to be refused
+    return (seed + TURN * sum(message.get("role") == "assistant" for message in messages)) & LARGEST_SEED
 
 
 def shown(template: str, messages: Sequence[Message], tokenizer: Tokenizer | None) -> str:

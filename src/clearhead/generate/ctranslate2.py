@@ -158,9 +158,7 @@ class _Searched(Translator):
     """A translator whose search is done elsewhere."""
 
     def __init__(self, engine: CTranslate2, model: "Model", wish: Wishes, split: bool) -> None:
-        super().__init__(
-            model.net, model.config, (model.tokenizer, model.source_tokenizer or model.tokenizer), wish, split=split
-        )
+        super().__init__(model.net, model.config, model.tokenizers, wish, split=split)
         self.engine = engine
 
     def _search(self, source: Tensor, segments: Tensor | None, begins: list[list[int]]) -> list[list[Translated]]:

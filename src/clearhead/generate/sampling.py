@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from clearhead.errors import ClearheadError, nearest
+from clearhead.errors import ClearheadError, check_whole, nearest
 
-WHOLE = ("max_tokens", "top_k", "seed")
+LARGEST_SEED = 2**64 - 1
 LEAST = 1e-37  # what is less may be 0 in 32 bits
 
 
@@ -34,10 +34,9 @@ class Sampling:
     )
 
     def __post_init__(self) -> None:
-        for name in WHOLE:
-            if not isinstance(value := getattr(self, name), int) or isinstance(value, bool) or value < (name[0] == "m"):
-                least = 1 if name == "max_tokens" else 0
-                raise ClearheadError(f"{name} = {value} must be a whole number of at least {least}.")
+        check_whole("max_tokens", self.max_tokens, 1)
+        check_whole("top_k", self.top_k)
+        check_whole("seed", self.seed, most=LARGEST_SEED)
         for name, low, high in (
             ("temperature", 0.0, math.inf),
             ("top_p", 0.0, 1.0),

@@ -40,6 +40,7 @@ class Talk:
         return self._answer([*self.messages, {"role": "user", "content": text}], options)
 
     def stream_again(self, **options: Any) -> Iterator[Piece]:
+        """Another answer to the last message, while it is written."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             raise ClearheadError("there is no answer yet that could be given again.")
         seed = options.setdefault("seed", self.options.get("seed", 0) + 1)

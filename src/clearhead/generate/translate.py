@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.batch import ELSEWHERE, MOST, Batch, unpadded
+from clearhead.batch import Batch, by_length, unpadded
 from clearhead.config import Config, EncoderDecoder
 from clearhead.errors import ClearheadError
 from clearhead.generate.align import alignments, check_layer
@@ -84,7 +84,7 @@ class Translator:
         """The same for ids that fit the context."""
         device = next(self.net.parameters()).device
         made: dict[int, list[Translated]] = {}
-        for some in alike([len(row) for row in rows], MOST.get(device.type, ELSEWHERE), self._most()):
+        for some in by_length([len(row) for row in rows], device, self._most()):
             sources = Batch.of([rows[i] for i in some], device)
             found = self._search(sources.ids, sources.segments, [begins[i] for i in some])
             made |= dict(zip(some, found, strict=True))
@@ -152,12 +152,3 @@ class Translator:
 
 
 NOTHING = Translated("", [], 0.0, 0.0, None)
-
-
-def alike(lengths: Sequence[int], tokens: int, most: int) -> Iterator[list[int]]:
-    """Which rows go together, being of like length, the longest first: so many tokens and rows at once, or one row."""
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    while order:
-        count = max(1, min(most, tokens // lengths[order[0]]))
-        yield order[:count]
-        order = order[count:]

@@ -7,7 +7,7 @@ import torch
 
 from clearhead import config as c
 from clearhead.config import Use
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, check_whole
 from clearhead.generate.edited import Edited
 from clearhead.generate.engine import Engine
 from clearhead.generate.request import Chosen, Request
@@ -17,6 +17,7 @@ from clearhead.model.transformer import Transformer
 from clearhead.tokens.text import Tokenizer
 
 SLOTS = {"cpu": 16, "cuda": 64}  # texts that are written side by side
+MANY = 1000  # samples of one prompt; all are held, and nothing is told before the last has ended
 RECORDED = 16  # tokens from which it pays to record a step
 
 
@@ -32,6 +33,7 @@ class Generated:
 
     @property
     def logprobs(self) -> list[float]:
+        """The log-probability of each token that was written."""
         return [chosen.logprob for chosen in self.chosen]
 
 
@@ -52,10 +54,8 @@ def check_writes(m: c.ModelConfig) -> None:
 
 
 def check_samples(n: int, top: int) -> None:
-    if type(n) is not int or n < 1:
-        raise ClearheadError(f"n = {n} samples cannot be written; ask for at least 1.")
-    if type(top) is not int or top < 0:
-        raise ClearheadError(f"logprobs = {top} of the likeliest cannot be told; ask for 0 or more.")
+    check_whole("n", n, 1, MANY)
+    check_whole("logprobs", top)
 
 
 class Writer:

@@ -15,6 +15,7 @@ from clearhead.lab.findings import findings, method
 from clearhead.lab.grid import Vary, written
 from clearhead.lab.summary import Summary
 from clearhead.lab.work import Show, unseen, work
+from clearhead.presets import presets
 from clearhead.train.begin import read_config
 from clearhead.train.diagnosis import Finding
 from clearhead.train.teach import Say
@@ -36,6 +37,7 @@ class Comparison:
 
     @property
     def findings(self) -> list[Finding]:
+        """What can be said of the variants, the sentences that print() ends with."""
         return findings(self.summary, self.out)
 
     def __str__(self) -> str:
@@ -91,15 +93,19 @@ def plan(
     command: str = "",
 ) -> tuple[Experiment, Path]:
     """The experiment that is meant, every combination checked, and its folder; nothing has happened yet."""
-    given = {"metric": metric.replace("_", " "), "against": against, "lengths": tuple(lengths)}
-    asked: dict[str, Any] = {name: value for name, value in given.items() if value}
+    free = {"metric": metric.replace("_", " "), "against": against, "lengths": tuple(lengths)}
+    asked: dict[str, Any] = {name: value for name, value in free.items() if value}
     if (file := _experiment(what)) is not None:
-        if vary or seeds is not None or changes:
-            raise ClearheadError(f"{what} is an experiment, which says by itself what is trained; leave that out.")
+        trained = {"vary": vary or None, "seeds": seeds, **changes}
+        for option in (name for name, value in trained.items() if value is not None):
+            begun = f"{what} is an experiment, in which all runs are trained and judged alike"
+            raise ClearheadError(f"{begun}; leave out --{option.replace('__', '.')}, or begin another.")
         if Path(str(what)).is_dir() and out is not None and Path(out).resolve() != file.parent.resolve():
             raise ClearheadError(f"{what} is gone on with where it is; {file} can be repeated in another --out.")
         own = file.parent if Path(str(what)).is_dir() else Path("comparison")
         return replace(Experiment.read(file), **asked), own if out is None else Path(out)
+    if not isinstance(what, Config) and str(what) not in presets and Path(what).is_dir():
+        raise ClearheadError(f"{what} holds no experiment; name a preset, a run.toml, or the folder of an experiment.")
     base = what.change(**changes) if isinstance(what, Config) else read_config(str(what), changes)
     seeds = 3 if seeds is None else seeds
     if not isinstance(seeds, Sequence):

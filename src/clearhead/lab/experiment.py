@@ -7,6 +7,7 @@ out/results.jsonl          a line for each run that came to its end
 out/report.html, report.md, table.csv, curves.png   what came out, as far as it is known
 """
 
+import glob
 import json
 import platform
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ FREE = (
     "lengths",
     "earlier",
 )  # what may change when all is trained: none of it is a training's
+SEED = "{seed}"
 LOSS, LAST = "loss", "last"  # what every training leaves
 FIGURES = {  # of clearhead evaluate, by what a model answers
     "language": ("perplexity", "word perplexity", "bits per byte"),
@@ -131,11 +133,15 @@ class Experiment:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """A seed of all variants before the next seed: what can be compared is known early."""
+        """A seed of all variants before the next seed: what can be compared is known early.
+
+        {seed} in train.start is the run's own: each goes on from the model that was trained with its seed.
+        """
         return [
-            Run(v.name, seed, replace(v.config, train=replace(v.config.train, seed=seed)))
+            Run(v.name, seed, replace(v.config, train=replace(v.config.train, seed=seed, start=start)))
             for seed in self.seeds
             for v in self.variants
+            for start in [v.config.train.start.replace(SEED, str(seed))]
         ]
 
     @classmethod
@@ -155,6 +161,8 @@ class Experiment:
             raise ClearheadError(f"{out} is a file; choose another --out.")
         paths = dict.fromkeys(p for v in self.variants for p in (*v.config.data.train, *v.config.data.valid))
         for path in paths:
+            if not ((out / FILE).is_file() or Path(path).exists() or glob.glob(path, recursive=True)):  # noqa: PTH207
+                raise ClearheadError(f"{path}: there is no such file.")
             if Path(path).is_dir() and out.resolve().is_relative_to(Path(path).resolve()):
                 raise ClearheadError(f"--out {out} is in {path}: runs would read what others leave; choose another.")
         with alone(out / LOCK):
@@ -168,8 +176,9 @@ class Experiment:
                 mine = replace(self, made=before.made, earlier=tuple(asked))
                 for option, old, new in apart(reader.tree(before), reader.tree(mine), ""):
                     if option not in FREE:
-                        was = f"{option.removeprefix('base.')} = {old!r}"
-                        raise ClearheadError(f"{out} compares with {was}, not {new!r}; choose another --out.")
+                        was = f"{option.removeprefix('base.')} = {old!r}, not {new!r}"
+                        why = "what is compared must be trained and judged alike"
+                        raise ClearheadError(f"{out} compares with {was}: {why}; choose another --out.")
             read = fingerprints(Data(tuple(paths)), out, begun)
             overwrite(out / FILE, reader.toml(mine).encode())  # first, for it tells whose folder this is
             overwrite(out / DATA, (json.dumps(read, indent=1) + "\n").encode())

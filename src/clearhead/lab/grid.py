@@ -38,9 +38,10 @@ def variants(base: Config, vary: Sequence[str]) -> list[Variant]:
     if len(grid) < len(vary):
         raise ClearheadError(f"--vary {_twice([text.partition('=')[0] for text in vary])} is given twice.")
     short, found = _short(list(grid)), list[Variant]()
+    called = {option: dict(zip(values, map(_plain, _apart(values)), strict=True)) for option, values in grid.items()}
     for values in itertools.product(*grid.values()):
         pairs = dict(zip(grid, values, strict=True))
-        name = ",".join(f"{short[option]}={_plain(value)}" for option, value in pairs.items()) or "base"
+        name = ",".join(f"{short[option]}={called[option][value]}" for option, value in pairs.items()) or "base"
         try:
             found.append(Variant(name, changed(base, pairs)))
             check_length(found[-1].config)
@@ -98,6 +99,15 @@ def _short(options: list[str]) -> dict[str, str]:
         )
         for option in options
     }
+
+
+def _apart(values: list[str]) -> list[str]:
+    """Of paths only the parts in which they differ: learned and rotary of runs/learned/best and runs/rotary/best."""
+    parts = [value.split("/") for value in values]
+    for end in (0, -1):
+        while min(map(len, parts)) > 1 and len({part[end] for part in parts}) == 1 < len(parts):
+            parts = [part[1:] if end == 0 else part[:-1] for part in parts]
+    return ["/".join(part) for part in parts]
 
 
 def _plain(value: str) -> str:

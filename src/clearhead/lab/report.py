@@ -121,10 +121,10 @@ def markdown(summary: Summary, found: list[Finding], out: Path) -> str:
     experiment, name = summary.experiment, out.resolve().name
     parts = [f"# {name}", f"{title(experiment)}."]
     parts += ["\n".join(f"- **{each.name}**: {each.sentence}" for each in found)] if found else []
-    parts += ["## Results", _pipes(results(summary)), method(summary), f"![validation loss by step]({CURVES})"]
-    parts += ["## Cost", _pipes(costs(summary)), _memory(summary)]
+    parts += ["## Results", pipes(results(summary)), method(summary), f"![validation loss by step]({CURVES})"]
+    parts += ["## Cost", pipes(costs(summary)), _memory(summary)]
     if experiment.lengths:
-        parts += ["## Other lengths", _pipes(lengths(summary)), f"![loss by length]({LENGTHS})"]
+        parts += ["## Other lengths", pipes(lengths(summary)), f"![loss by length]({LENGTHS})"]
         parts += [" ".join(about_lengths(summary))]
     parts += ["## Again", f"```\nclearhead compare {shlex.quote(str(out / FILE))} --out another\n```"]
     return "\n\n".join(parts) + "\n"
@@ -143,7 +143,7 @@ def _memory(summary: Summary) -> str:
     return f"Memory is what {took}; the most of all runs."
 
 
-def _pipes(table: Cells) -> str:
+def pipes(table: Cells) -> str:
     head, body = table
     rows = [head, ["---", *["---:"] * (len(head) - 1)], *body]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)

@@ -128,6 +128,8 @@ def _trained(
     def shown(made: training.Run, speed: Speed) -> AbstractContextManager[Display]:
         nonlocal begun
         begun = True
+        if experiment.metric == "f1" and len(labels := made.model.config.use.labels) != 2:  # which only the data tell
+            raise ClearheadError(f"--metric f1 is of two classes, and there are {len(labels)}; macro f1 is of any.")
         return show(made, speed)
 
     end, why = "diverged", ""

@@ -1,6 +1,6 @@
 """An atlas of heads: what each of them does, as numbers whose definitions are told, to sort them by."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
     from clearhead.api import Model
 
+Labels = tuple[str, ...]
+
 
 @dataclass(frozen=True)
 class Scene:
-    """What a definition may look at: all patterns of a stack, and the tokens on both sides."""
+    """What a definition may look at: all patterns of a layer, and the tokens on both sides."""
 
-    pattern: Tensor  # layer head query key
-    queries: tuple[str, ...]
-    keys: tuple[str, ...]
+    pattern: Tensor  # head query key
+    queries: Labels
+    keys: Labels
     visible: Tensor  # query key: what a query may look at
     apart: Tensor  # query key: what is not the query itself
 
@@ -65,7 +67,7 @@ def _mark(token: str) -> bool:
 
 def _distance(s: Scene) -> Tensor:
     """1 − what is left of the variance when each weight is replaced by the mean of its distance."""
-    found, cells = s.back[s.visible], s.pattern[..., s.visible]  # layer head cell
+    found, cells = s.back[s.visible], s.pattern[..., s.visible]  # head cell
     places = found - found.min()
     sums = cells.new_zeros(*cells.shape[:-1], int(places.max()) + 1).index_add(-1, places, cells)
     means = (sums / torch.bincount(places))[..., places]
@@ -159,21 +161,22 @@ def atlas(model: "Model", x: Any = None, *, part: Part = "attention", **given: A
             "some weights of attention are no numbers here; the model's own weights may not be either."
         )
     masked = attention(model, x, layer=0, head=0, part=part, what="masked", **given)  # all heads see alike
-    queries, keys = (axis.labels for axis in patterns.axes[2:])
-    visible = masked.values > -torch.inf
+    sides = patterns.axes[2].labels, patterns.axes[3].labels
+    found = scored(patterns.values, sides, masked.values > -torch.inf, part)
+    return Atlas(found.values, found.axes, found.title, found.measure, most=1.0, note=found.note, patterns=patterns)
+
+
+def scored(patterns: Iterable[Tensor], sides: tuple[Labels, Labels], visible: Tensor, part: Part) -> View:
+    """score × layer × head, of the patterns of one layer after another, so that they need not be held all at once.
+
+    `sides` are the tokens of queries and keys, `visible` what a query may look at.
+    """
     apart = torch.ones_like(visible) if part == "cross" else ~torch.eye(len(visible), dtype=torch.bool)
-    scene = Scene(patterns.values, queries, keys, visible, apart)
     kinds = BETWEEN_TEXTS if part == "cross" else tuple(SCORES)
-    scores = {kind: SCORES[kind][1](scene) for kind in kinds}
-    shown = {kind: values for kind, values in scores.items() if bool(values.isfinite().all())}
-    axes = Axis.of("score", list(shown)), *patterns.axes[:2]
-    note = "; ".join(f"{kind}: {SCORES[kind][0]}" for kind in shown)
-    return Atlas(
-        torch.stack(list(shown.values())),
-        axes,
-        f"{KIND[part]}what the heads do",
-        "score",
-        most=1.0,
-        note=note,
-        patterns=patterns,
-    )
+    scenes = (Scene(pattern, *sides, visible, apart) for pattern in patterns)
+    values = torch.stack([torch.stack([SCORES[kind][1](scene) for kind in kinds]) for scene in scenes], dim=1)
+    shown = [n for n, each in enumerate(values) if bool(each.isfinite().all())]
+    names = [kinds[n] for n in shown]
+    axes = Axis.of("score", names), Axis.of("layer", values.shape[1]), Axis.of("head", values.shape[2])
+    note = "; ".join(f"{kind}: {SCORES[kind][0]}" for kind in names)
+    return View(values[shown], axes, f"{KIND[part]}what the heads do", "score", most=1.0, note=note)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from clearhead import config as c
 from clearhead.errors import ClearheadError, nearest
 from clearhead.lens.given import known_names
 from clearhead.lens.matrices import out_of
@@ -68,21 +69,31 @@ def attention(
 ) -> Heads:
     """Where each token looks: one head, all heads of a layer, one head in all layers, or all of them.
 
-    Only what is shown is kept. `part` is "cross" for how a decoder looks at its source, "encoder" for how the source
+    Layers and heads count from 0, or from the end below 0. Only what is shown is kept.
+    `part` is "cross" for how a decoder looks at its source, "encoder" for how the source
     looks at itself. More arguments are those of `model.watch`: source=, pictures=, sound=, edits=.
     """
     if what not in WHAT:
         raise ClearheadError(f"attention has no {what!r} to show; {nearest(str(what), WHAT)}")
     m = model.config.model
-    layers = _layers(layer, layers_of(m, part))
-    heads = slice(None) if head is None else check_head(head, m.attention.heads)
-    names = [f"{path_of(part, i)}.{what}" for i in layers]
+    layer, head = _places(m, part, layer, head)
+    heads = slice(None) if head is None else head
+    names = [f"{path_of(part, i)}.{what}" for i in _layers(layer, m, part)]
     seen = watch_one(model, x, dict.fromkeys(names, lambda value: value[:, heads]), given)
     return _heads(seen, [of_one_text(seen[name]) for name in names], layer, head, part, what)
 
 
-def _layers(layer: int | None, layers: int) -> Sequence[int]:
-    return range(layers) if layer is None else [check_layer(layer, layers)]
+def _places(m: c.ModelConfig, part: Part, layer: int | None, head: int | None) -> tuple[int | None, int | None]:
+    """Both as counted from 0; None stands for all."""
+    layers = layers_of(m, part)
+    return (
+        None if layer is None else check_layer(layer, layers),
+        None if head is None else check_head(head, m.attention.heads),
+    )
+
+
+def _layers(layer: int | None, m: c.ModelConfig, part: Part) -> Sequence[int]:
+    return range(layers_of(m, part)) if layer is None else [layer]
 
 
 def _heads(
@@ -98,7 +109,9 @@ def _heads(
     where = [f"{word} {n}" for word, n in (("layer", layer), ("head", head)) if n is not None]
     title = f"{KIND[part]}{', '.join(where) or 'all heads'}"
     signed, most = what in ("scores", "masked"), 1.0 if what == "pattern" else None
-    return Heads(stacked, tuple(axes), title, what, signed, most, note=note or WHAT[what])
+    note = note or WHAT[what]
+    note += "; a row is the look of a token that was read, by which the next one is written" * (part == "cross")
+    return Heads(stacked, tuple(axes), title, what, signed, most, note=note)
 
 
 @known_names
@@ -107,8 +120,7 @@ def softmax_row(
 ) -> View:
     """How one row of a pattern comes to be: scores, mask, exponentials, and their share of the sum (L3.3, L3.5)."""
     m = model.config.model
-    check_layer(layer, layers_of(m, part))
-    check_head(head, m.attention.heads)
+    layer, head = check_layer(layer, layers_of(m, part)), check_head(head, m.attention.heads)
     names = [f"{path_of(part, layer)}.{what}" for what in ("scores", "masked", "pattern")]
     seen = watch_one(model, x, dict.fromkeys(names, lambda value: value[:, head]), given)
     grids = [of_one_text(seen[name]) for name in names]
@@ -135,8 +147,9 @@ def contribution(
 ) -> Heads:
     """How much each head moves from each key to each query: the length of pattern · v W_O, not the pattern alone."""
     m = model.config.model
-    layers = _layers(layer, layers_of(m, part))
-    heads = slice(None) if head is None else slice(check_head(head, m.attention.heads), head + 1)
+    layer, head = _places(m, part, layer, head)
+    layers = _layers(layer, m, part)
+    heads = slice(None) if head is None else slice(head, head + 1)
     names = [f"{path_of(part, i)}.{what}" for i in layers for what in ("pattern", "v")]
     seen = watch_one(model, x, names, given)
     values = []
@@ -189,11 +202,13 @@ def rollout(model: "Model", x: Any = None, *, part: Part = "attention", **given:
 
 def heads_of(seen: "Seen", layer: int, head: int | None = None, part: Part = "attention") -> Heads:
     """The patterns of a layer of the first text that was watched."""
-    name = f"{path_of(part, check_layer(layer, layers_of(seen.config, part)))}.pattern"
+    layer = check_layer(layer, layers_of(seen.config, part))
+    name = f"{path_of(part, layer)}.pattern"
     if name not in seen or not seen.whole:
         raise ClearheadError(f"{name} was not watched whole; ask for it in model.watch(text, [{name!r}]).")
     pattern = seen[name][0].detach().float().cpu()
-    values = pattern if head is None else pattern[check_head(head, len(pattern))]
+    head = None if head is None else check_head(head, len(pattern))
+    values = pattern if head is None else pattern[head]
     return _heads(seen, [values], layer, head, part, "pattern")
 
 

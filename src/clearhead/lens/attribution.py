@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
@@ -20,6 +19,7 @@ from clearhead.lens.logit_lens import beside
 from clearhead.lens.parts import asked_at, labels_of, watch_one
 from clearhead.lens.view import Axis, Row, View
 from clearhead.lens.walk import Look, split, watched
+from clearhead.tap import whole
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -92,7 +92,7 @@ def attribution(
     pooled = isinstance(m.head, c.Classes | c.Number)
     at = asked_at(model, at, x, given)
     rows = slice(None) if pooled else slice(at, at + 1 or None)  # of patterns, those that the answer came by
-    names = {name: (lambda p: p[:, :, rows]) if name.endswith("pattern") else _whole for name in watched(m)}
+    names = {name: (lambda p: p[:, :, rows]) if name.endswith("pattern") else whole for name in watched(m)}
     seen = watch_one(model, x, names, given)
     logits = seen["logits"][0].float()
     question = ask(model, logits, token, against, at)
@@ -124,7 +124,3 @@ def attribution(
 def _counts(rest: float, of: float) -> bool:
     """Whether what is missing from a sum is more than its rounding."""
     return abs(rest) > FEW * max(1.0, abs(of))
-
-
-def _whole(value: Tensor) -> Tensor:
-    return value

@@ -115,8 +115,7 @@ def circuit(model: "Model", layer: int, head: int, kind: Literal["OV", "QK"] = "
         raise ClearheadError(
             f"{kind} goes from words to words in straight lines; this model reads or answers otherwise."
         )
-    check_layer(layer, m.layers)
-    check_head(head, m.attention.heads)
+    layer, head = check_layer(layer, m.layers), check_head(head, m.attention.heads)
     table = net.embed.tokens.weight.detach().float().cpu() * net.embed.scale
     matrices = head_matrices(net, layer)
     q, k, v = (table @ after_norm(weight[head], net.embed.norm).mT for weight in (matrices.q, matrices.k, matrices.v))

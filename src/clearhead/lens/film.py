@@ -7,10 +7,11 @@ from pathlib import Path
 from torch import Tensor
 
 from clearhead import reader
+from clearhead.config import Language, Number
 from clearhead.errors import ClearheadError
 from clearhead.files import json_lines
 from clearhead.lens.given import known_names
-from clearhead.lens.logit_lens import Lens
+from clearhead.lens.logit_lens import NUMBER, Lens
 from clearhead.lens.parts import PARTS, Part
 from clearhead.weights.store import Safetensors
 
@@ -78,7 +79,8 @@ class Film:
         ids, shares = (self._read(step, f"{self._probe(probe)}.lens.{name}") for name in ("ids", "probabilities"))
         tokens = self.probes[probe].tokens
         words = self._labels["answers" if "answers" in self._labels else "tokens"]
-        return Lens(tokens if len(tokens) == ids.shape[1] else [""], ids.long(), shares, words.__getitem__)
+        head = Number() if words == [NUMBER] else Language()
+        return Lens.of(tokens if len(tokens) == ids.shape[1] else [""], ids.long(), shares, words.__getitem__, head)
 
     def embeddings(self, step: int, source: bool = False) -> Embeddings:
         """The embedding matrix; with `source`, that of an encoder with a vocabulary of its own."""

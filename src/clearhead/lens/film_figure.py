@@ -4,11 +4,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from clearhead.errors import ClearheadError
 from clearhead.lens.colours import LIGHT, colour_map
 from clearhead.lens.film import Film, Probe
 from clearhead.lens.given import known_names
-from clearhead.lens.parts import Part
+from clearhead.lens.parts import Part, check_place
 from clearhead.lens.plots import plain
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def film_figure(
         picture = above[n].imshow(pattern.numpy(), cmap=colour_map(False, LIGHT), norm=norm, interpolation="nearest")
         loss = film.losses[frame]
         above[n].set_title(f"step {film.steps[frame]:,}\n{'' if loss is None else f'loss {loss:.2f}'}", fontsize=9)
-        answers = [lenses[n].words(shown.asked if lenses[n].ids.shape[1] > 1 else 0)[row][0] for row in rows]
+        answers = [lenses[n].likeliest(shown.asked if lenses[n].ids.shape[1] > 1 else 0)[row][0] for row in rows]
         _answers(below[n], answers)
     queries = shown.source_tokens if part == "encoder" else shown.tokens
     keys = shown.tokens if part == "attention" else shown.source_tokens
@@ -73,13 +72,11 @@ def _caption(figure: "Figure", what: str, probe: Probe, pooled: bool) -> None:
 def _head(film: Film, probe: int, part: Part, layer: int | None, head: int | None) -> tuple[int, int]:
     """The head that was asked for; where something was left open, the one that has changed most."""
     first, last = (film.attention(film.steps[i], probe, part) for i in (0, -1))
-    for word, index, size in (("layer", layer, first.shape[0]), ("head", head, first.shape[1])):
-        if index is not None and not 0 <= index < size:
-            raise ClearheadError(f"there is no {word} {index}; this film has {word}s 0 to {size - 1}.")
     change: Tensor = (last - first).abs().sum(dim=(-1, -2))
-    for dim, index in enumerate((layer, head)):
+    for dim, (word, index) in enumerate((("layer", layer), ("head", head))):
         if index is not None:
-            others = [i for i in range(change.shape[dim]) if i != index]
+            own = check_place(index, change.shape[dim], word, "this film")
+            others = [i for i in range(change.shape[dim]) if i != own]
             change = change.index_fill(dim, change.new_tensor(others).long(), -1.0)
     most = int(change.argmax())
     return most // change.shape[1], most % change.shape[1]

@@ -39,8 +39,7 @@ class Ray:
             centred = scaled - scaled.mean(dim=-1, keepdim=True)  # to centre is linear, and its own mirror image
             return Ray(centred, self.constant + self._along(norm.bias))
         if isinstance(norm, nn.RMSNorm):
-            eps = torch.finfo(norm.weight.dtype).eps if norm.eps is None else norm.eps
-            scale = (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
+            scale = (x.square().mean(dim=-1, keepdim=True) + (norm.eps or 0.0)).rsqrt()
             return Ray(self.direction * exact(norm.weight) * scale, self.constant)
         return self
 

@@ -4,9 +4,8 @@ The residual stream after a layer goes through the last norm and the head as if 
 before the first block, the last row is the model's own answer.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,91 +15,78 @@ from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.lens.given import known_names
 from clearhead.lens.parts import asked_at, check_token, check_top, watch_one
-from clearhead.lens.view import Axis, Row, View
+from clearhead.lens.view import Axis, View
 from clearhead.model.transformer import Transformer
 from clearhead.tokens.text import Tokenizer
 
 if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.figure import Figure
-    from rich.text import Text
-
     from clearhead.api import Model
 
 STREAMS = ("blocks.0.pre", "blocks.*.post")  # what must be watched for it
 TOP = 5
+NUMBER = "number"  # what the one output of a head that gives a number is called
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Lens:
-    """The likeliest answers: layer × position × rank. A head that answers once for a whole text has one position."""
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Lens(View):
+    """The likeliest answers: layer × position × rank. Its picture has the first of each, layers down, positions across.
 
-    tokens: list[str]
+    A head that answers once for a whole text has one position.
+    """
+
     ids: Tensor
     probabilities: Tensor  # of a head that gives a number, the number
     word: Callable[[int], str]
-    head: c.Head = field(default=c.Language())
-    asked: int = -1  # the position that is looked at where none is named
+    head: c.Head
+    asked: int  # the position that is looked at where none is named
 
-    def words(self, position: int | None = None) -> list[list[tuple[str, float]]]:
+    @classmethod
+    def of(
+        cls,
+        tokens: Sequence[str],
+        ids: Tensor,
+        probabilities: Tensor,
+        word: Callable[[int], str],
+        head: c.Head,
+        asked: int = -1,
+    ) -> "Lens":
+        """From ids and probabilities, layer × position × rank."""
+        number = isinstance(head, c.Number)
+        answer = "answer" if number else "likeliest answer, and its probability,"
+        return cls(
+            probabilities[:, :, 0],
+            (Axis.of("layer", ["start", *map(str, range(len(ids) - 1))]), Axis.of("token", tokens)),
+            "logit lens",
+            "number" if number else "probability",
+            signed=number,
+            most=None if number else 1.0,
+            words=tuple(tuple(map(word, layer)) for layer in ids[:, :, 0].tolist()),
+            note=f"the {answer} if the model stopped after that layer",
+            ids=ids,
+            probabilities=probabilities,
+            word=word,
+            head=head,
+            asked=asked,
+        )
+
+    def likeliest(self, position: int | None = None) -> list[list[tuple[str, float]]]:
         """For each layer the likeliest answers at a position, with their probabilities, the first one first."""
         position = self._at(position)
         ids, shares = self.ids[:, position].tolist(), self.probabilities[:, position].tolist()
         return [[(self.word(i), p) for i, p in zip(*layer, strict=True)] for layer in zip(ids, shares, strict=True)]
 
-    def view(self) -> View:
-        """The first answers and their probabilities, layers down, positions across."""
-        layers = ["start", *map(str, range(len(self.ids) - 1))]
-        words = tuple(tuple(self.word(i) for i in layer) for layer in self.ids[:, :, 0].tolist())
-        axes = Axis.of("layer", layers), Axis.of("token", self.tokens)
-        answer = "answer" if self.measure == "number" else "likeliest answer, and its probability,"
-        note = f"the {answer} if the model stopped after that layer"
-        return self._drawn(self.probabilities[:, :, 0], axes, "logit lens", words=words, note=note)
-
     def answers(self, position: int | None = None) -> View:
         """The model's own likeliest answers at a position."""
-        token, best = self.tokens[self._at(position)], self.words(position)[-1]
-        axis = Axis.of("answer", [word for word, _ in best])
+        token, best = self.axes[1].labels[self._at(position)], self.likeliest(position)[-1]
+        axis, values = Axis.of("answer", [word for word, _ in best]), torch.tensor([share for _, share in best])
         title = f"likeliest answers {beside(self.head)} {token!r}" if token else "likeliest answers"
-        return self._drawn(torch.tensor([share for _, share in best]), (axis,), title)
-
-    @property
-    def measure(self) -> str:
-        """What its values are."""
-        return "number" if isinstance(self.head, c.Number) else "probability"
-
-    def _drawn(self, values: Tensor, axes: tuple[Axis, ...], title: str, **more: Any) -> View:
-        number = self.measure == "number"
-        return View(values, axes, title, self.measure, signed=number, most=None if number else 1.0, **more)
-
-    def _at(self, position: int | None) -> int:
-        return check_token(self.asked if position is None else position, len(self.tokens))
-
-    # What every view answers, this one's answers with its picture of all layers.
-
-    def numpy(self) -> "np.ndarray[Any, np.dtype[np.float32]]":
-        return self.view().numpy()
-
-    def table(self) -> list[Row]:
-        return self.view().table()
-
-    def figure(self, dark: bool = False) -> "Figure":
-        return self.view().figure(dark)
-
-    def terminal(self) -> "Text":
-        return self.view().terminal()
-
-    def save(self, path: str | Path, dark: bool = False) -> None:
-        self.view().save(path, dark)
-
-    def _repr_html_(self) -> str:
-        return self.view()._repr_html_()
-
-    def __repr__(self) -> str:
-        return repr(self.view())
+        return View(values, (axis,), title, self.measure, signed=self.signed, most=self.most)
 
     def __str__(self) -> str:
         return str(self.terminal())
+
+    def _at(self, position: int | None) -> int:
+        return check_token(self.asked if position is None else position, self.ids.shape[1])
 
 
 @known_names
@@ -118,7 +104,7 @@ def logit_lens(
         ids, shares = (found[0].cpu() for found in through_the_head(model.net, seen, None, top))
     pooled, asked = isinstance(head, c.Classes | c.Number), asked_at(model, None, x, given)
     across = [""] if pooled else seen.tokens
-    return Lens(across, ids, shares, lambda i: answers(model.config, model.tokenizer, [i])[0], head, asked)
+    return Lens.of(across, ids, shares, lambda i: answers(model.config, model.tokenizer, [i])[0], head, asked)
 
 
 def through_the_head(
@@ -147,7 +133,7 @@ def answers(config: c.Config, tokenizer: Tokenizer | None, ids: Iterable[int]) -
     if isinstance(config.model.head, c.Classes):
         return [config.use.labels[i] if i < len(config.use.labels) else str(i) for i in ids]
     if isinstance(config.model.head, c.Number):
-        return ["number" for _ in ids]
+        return [NUMBER for _ in ids]
     return token_labels(tokenizer, ids)
 
 

@@ -28,6 +28,7 @@ class Neurons(View):
     """neuron × rank: how strongly each was excited, with the text around the token, which stands in ‹ ›."""
 
     def table(self) -> list[Row]:
+        """A row for each neuron and rank: how strongly it was excited, and the text."""
         neurons, ranks = (axis.labels for axis in self.axes)
         return [
             {"neuron": neuron, "rank": rank, self.measure: float(self.values[i, j]), "text": (self.words or ())[i][j]}
@@ -45,7 +46,7 @@ def neurons(
     A text longer than the model's context is read in pieces.
     """
     m = model.config.model
-    check_layer(layer, m.layers)
+    layer = check_layer(layer, m.layers)
     wanted = list(which) if isinstance(which, list | tuple | range) else [which]
     for neuron in wanted:
         if not isinstance(neuron, int) or not 0 <= neuron < m.ffn_width:

@@ -45,22 +45,22 @@ def module_of(net: Transformer, part: str, layer: int) -> Attention:
 
 
 def check_layer(layer: int, layers: int) -> int:
-    if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < layers:
-        raise ClearheadError(f"there is no layer {layer}; this model has layers 0 to {layers - 1}.")
-    return layer
+    return check_place(layer, layers, "layer", "this model")
 
 
 def check_head(head: int, heads: int) -> int:
-    if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < heads:
-        raise ClearheadError(f"there is no head {head}; this layer has heads 0 to {heads - 1}.")
-    return head
+    return check_place(head, heads, "head", "this layer")
 
 
 def check_token(token: int, tokens: int) -> int:
-    """The place of a token, counted from 0, or from the end below 0."""
-    if isinstance(token, bool) or not isinstance(token, int) or not -tokens <= token < tokens:
-        raise ClearheadError(f"there is no token {token}; the text has tokens 0 to {tokens - 1}.")
-    return token % tokens
+    return check_place(token, tokens, "token", "the text")
+
+
+def check_place(number: int, count: int, what: str, where: str) -> int:
+    """Which of so many, counted from 0, or from the end below 0."""
+    if isinstance(number, bool) or not isinstance(number, int) or not -count <= number < count:
+        raise ClearheadError(f"there is no {what} {number}; {where} has {what}s 0 to {count - 1}.")
+    return number % count
 
 
 def asked_at(model: "Model", at: int | None, x: Any, given: dict[str, Any]) -> int:

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 @known_names
 def tokens(model: "Model", text: Any) -> View:
     """Each token and its id, with all that stands around a text."""
-    shape = model.config.model.shape
-    both = isinstance(shape, c.EncoderDecoder)
-    reads = shape.input if isinstance(shape, c.EncoderDecoder) else model.config.model.input
+    m = model.config.model
+    reads, both = m.reads, isinstance(m.shape, c.EncoderDecoder)
     if not isinstance(reads, c.Tokens):
         raise ClearheadError(f"this model reads {reads.kind}, not text; only text has tokens to show.")
     target = None if model.config.use.start else [0]  # which no source is cut by
@@ -28,6 +27,6 @@ def tokens(model: "Model", text: Any) -> View:
     if len(read) != 1:
         raise ClearheadError(f"this looks at one text at a time, not at {len(read)}.")
     ids = read[0].tolist()
-    words = tuple(token_labels(model.source_tokenizer or model.tokenizer, ids)), tuple(map(str, ids))
+    words = tuple(token_labels(model.tokenizers[1], ids)), tuple(map(str, ids))
     axes = Axis.of("what", ("token", "id")), Axis.of("place", len(ids))
     return View(torch.tensor([ids, ids]), axes, f"{len(ids)} tokens", "id", most=float("inf"), words=words)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from clearhead.inside import Inside
 
 SHOWN = 32  # positions, unless more are asked for
-THETA = 10000.0
 
 
 @known_names
@@ -167,7 +166,7 @@ def _waves(model: "Inside", count: int) -> tuple[str, Tensor, Tensor]:
         biased = isinstance(position, schemes.Relative | schemes.Alibi)
         instead = "relative_bias shows their bias" if biased else "shifted shows what they do"
         raise ClearheadError(f"positions of the kind {_kind(model)!r} are no vectors; {instead}.")
-    rates = schemes.wave_rates(added.shape[-1] + added.shape[-1] % 2, THETA, device)
+    rates = schemes.wave_rates(added.shape[-1] + added.shape[-1] % 2, schemes.THETA, device)
     halves = isinstance(position, schemes.Sinusoidal) and position.layout == "halves"
     by_dimension = rates.repeat(2) if halves else rates.repeat_interleave(2)
     return _kind(model), added[0].float().cpu(), by_dimension[: added.shape[-1]]

@@ -37,10 +37,12 @@ class Seen(Mapping[str, Tensor]):
 
     @cached_property
     def tokens(self) -> list[str]:
+        """The first text's tokens, for people to read."""
         return self._tokens()
 
     @cached_property
     def source_tokens(self) -> list[str]:
+        """The same of its source, where there is one."""
         return self._source_tokens()
 
     def __getitem__(self, name: str) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, check_kind
 from clearhead.lens.given import known_names
 from clearhead.lens.names import matching
 from clearhead.lens.parts import check_token
@@ -53,6 +53,7 @@ def steering(model: "Inside", pairs: Sequence[tuple[Any, Any]], name: str, *, to
     listed = isinstance(pairs, list | tuple) and bool(pairs)
     if not listed or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         raise ClearheadError("steering needs pairs of prompts: [(towards, away from), …].")
+    check_kind(name, str, "the name of a value")
     found = matching(model.config.model, name)
     if len(found) != 1:
         raise ClearheadError(f"{name!r} names {len(found)} values; a steering vector belongs to one.")

@@ -17,7 +17,7 @@ from clearhead.lens.ask import Answer, ask
 from clearhead.lens.edits import ablate, replace
 from clearhead.lens.given import known_names
 from clearhead.lens.names import matching
-from clearhead.lens.parts import asked_at, of_one_text
+from clearhead.lens.parts import asked_at, check_top, of_one_text
 from clearhead.lens.progress import shown
 from clearhead.lens.resumed import Resumed, of_source
 from clearhead.lens.seen import labels
@@ -33,10 +33,21 @@ BY = ("head", "token")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sweep(View):
-    """How much each change has moved the answer. `plain` is what it was without any."""
+    """How much each change has moved the answer. `plain` is what it was without any. print() shows the largest."""
 
     plain: float = 0.0
     other: float | None = None  # of a patching, what it was in the run that was patched in
+
+    def largest(self, top: int = 8) -> View:
+        """The changes that moved the answer most, whichever way, the first one first."""
+        flat = self.values.flatten()
+        best = flat.abs().topk(min(check_top(top), len(flat))).indices
+        places = list(product(*(axis.labels for axis in self.axes)))
+        names = [" ".join(f"{a.name} {label}" for a, label in zip(self.axes, places[i], strict=True)) for i in best]
+        return View(flat[best], (Axis.of("place", names),), self.title, self.measure, signed=True, note=self.note)
+
+    def __str__(self) -> str:
+        return str(self.largest().terminal())
 
     def recovered(self) -> View:
         """Of a patching: the share of the way from this run's answer to the other's; 1 has brought it all."""
@@ -175,7 +186,7 @@ def _axes(model: "Model", batch: Batch, paths: list[str], cuts: dict[str, int]) 
     for word, size in cuts.items():
         tokens: list[str] = []
         if word == "token" and of_source(model.config.model, paths[0]):
-            tokens = labels(batch.source, None, model.source_tokenizer or model.tokenizer)
+            tokens = labels(batch.source, None, model.tokenizers[1])
         elif word == "token":
             tokens = labels(batch.ids, None, model.tokenizer)
         axes.append(Axis.of(word, tokens if len(tokens) == size else size))

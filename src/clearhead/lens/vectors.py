@@ -32,6 +32,7 @@ class Direction:
 
     @property
     def vector(self) -> Tensor:
+        """Their mean: the direction itself."""
         return self.differences.mean(dim=0)
 
     def score(self, word: str) -> float:

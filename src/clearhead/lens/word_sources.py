@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from clearhead.errors import ClearheadError, nearest
+from clearhead.errors import ClearheadError, check_kind, nearest
 from clearhead.lens.logit_lens import token_labels
 from clearhead.lens.parts import check_layer
 from clearhead.lens.progress import shown
 from clearhead.model.inputs import TokenInput
-from clearhead.model.transformer import Stack
+from clearhead.model.transformer import Stack, Transformer
 from clearhead.tokens.text import Tokenizer
 from clearhead.words.files import Table
 
@@ -83,11 +83,12 @@ class Side:
     """The side of a model that reads: its tokenizer, its embedding matrix, and what stands around a text."""
 
     def __init__(self, model: "Inside") -> None:
+        check_kind(getattr(model, "net", model), Transformer, "a model")
         self.model, use, encoder = model, model.config.use, model.net.encoder
         words = encoder is not None and isinstance(encoder.embed, TokenInput)
         self.stack: Stack = encoder if encoder is not None and words else model.net
         self.encoder = self.stack is not model.net
-        tokenizer = (model.source_tokenizer if self.encoder else None) or model.tokenizer
+        tokenizer = model.tokenizers[self.encoder]
         if not isinstance(self.stack.embed, TokenInput):
             raise ClearheadError("this model reads no words, so it has no vectors of them.")
         if tokenizer is None:
@@ -111,8 +112,7 @@ class Side:
 
     def stream(self, layer: int) -> str:
         """The name of the residual stream after a layer."""
-        check_layer(layer, len(self.stack.blocks))
-        return f"{'encoder.' if self.encoder else ''}blocks.{layer}.post"
+        return f"{'encoder.' if self.encoder else ''}blocks.{check_layer(layer, len(self.stack.blocks))}.post"
 
     def watch(self, rows: list[list[int]], names: list[str]) -> "Seen":
         """What the pass over some rows of ids had inside."""

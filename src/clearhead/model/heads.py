@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import config as c
+from clearhead.data.packed import IGNORE
 from clearhead.errors import ClearheadError
 from clearhead.kernels import TRITON
 from clearhead.model.layers import ACTIVATIONS, make_dropout, make_norm
@@ -21,8 +22,6 @@ if FUSED:
 Stream = Float[Tensor, "batch token d"]
 Segments = Int[Tensor, "batch token"]
 Loss = tuple[Float[Tensor, ""], Int[Tensor, ""]]
-
-IGNORE = -100  # a target that teaches nothing: padding, or a word that was not masked
 
 
 def settle_kernel(device: torch.device) -> bool:
@@ -68,7 +67,7 @@ class LanguageHead(Head):
         segments: Segments | None = None,
         smoothing: float = 0.0,
     ) -> Loss:
-        """Every position teaches (L5.3); smoothing gives a share of the lesson to all other words."""
+        """Every position teaches (L5.3); smoothing spreads a share of the lesson evenly over all words."""
         hidden, targets = self.read(hidden), targets.flatten()
         if FUSED and hidden.is_cuda and hidden.dtype != torch.float64:
             total = fused_loss(hidden.flatten(0, -2), self.unembed.weight, self.bias, targets, smoothing)

@@ -18,6 +18,8 @@ At = Int[Tensor, "#batch token"]
 Queries = Int[Tensor, "#batch query"]
 Keys = Int[Tensor, "#batch key"]
 
+THETA = 10000.0  # base of the wave lengths, where no option tells it
+
 
 class Place:
     """Nowhere in particular: attention sees a set, not a sequence (L2.1)."""
@@ -64,7 +66,7 @@ class Sinusoidal(Positions):
         self.width, self.layout = width, layout
 
     def embed(self, at: At, dtype: torch.dtype) -> Tensor:
-        angle = at[..., None] * wave_rates(self.width, 10000.0, at.device)
+        angle = at[..., None] * wave_rates(self.width, THETA, at.device)
         if self.layout == "halves":
             return torch.cat((angle.sin(), angle.cos()), dim=-1).to(dtype)
         return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2).to(dtype)

@@ -58,6 +58,7 @@ class Stack(nn.Module):
         source: Source | None = None,
         source_mask: Mask = EVERYTHING,
     ) -> Stream:
+        """Tokens, or what stands in their place, all the way through the stack."""
         x = self.embed(x, kinds) if isinstance(self.embed, inputs.TokenInput) else self.embed(x)
         at, keys, mask = self.stand(x, at, segments, memory)
         caches = memory.layers if memory is not None else [(FRESH, FRESH)] * len(self.blocks)

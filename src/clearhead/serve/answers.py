@@ -10,10 +10,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from clearhead.api import Model
-from clearhead.batch import ELSEWHERE, MOST
+from clearhead.batch import by_length
 from clearhead.generate.answers import check_embeds
 from clearhead.generate.told import told
-from clearhead.generate.translate import Unreadable, alike
+from clearhead.generate.translate import Unreadable
 from clearhead.serve.asking import client_of, listed
 from clearhead.serve.limits import Limits
 from clearhead.serve.openai import FAILURES
@@ -42,8 +42,8 @@ def add(app: FastAPI, shelf: Shelf, limits: Limits) -> None:
             check_embeds(held.model.config.model)
             rows = await asyncio.to_thread(_rows, held.model, given)
             vectors = dict[int, Vector]()
-            most = MOST.get(next(held.model.net.parameters()).device.type, ELSEWHERE)
-            for some in alike([len(row) for row in rows], most, TURN):  # who leaves between two of these ends it
+            device = next(held.model.net.parameters()).device
+            for some in by_length([len(row) for row in rows], device, TURN):  # who leaves between two of these ends it
                 found = await held.worker.call(client, partial(_embedded, held.model, [rows[i] for i in some]))
                 vectors |= zip(some, found, strict=True)
         read = sum(map(len, rows))
@@ -92,8 +92,8 @@ def _translated(model: Model, texts: list[str], asked: Translation) -> list[Tree
     """The best of each text."""
     wishes = {name: getattr(asked, name) for name in WISHES}
     made = model.translate(texts, align=asked.align, **wishes)
-    both, trees = (model.tokenizer, model.source_tokenizer or model.tokenizer), list[Tree]()
+    trees = list[Tree]()
     for text, best in zip(texts, made if asked.n_best > 1 else [[one] for one in made], strict=True):
-        source, found = told(text, best, both, model.config.use, asked.align is not None)
+        source, found = told(text, best, model.tokenizers, model.config.use, asked.align is not None)
         trees.append(source | {"best": found})
     return trees

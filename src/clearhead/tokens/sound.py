@@ -8,14 +8,18 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.config import Mel
+from clearhead.config import Mel, Spectrogram
 from clearhead.errors import ClearheadError
+
+SLOWEST, FASTEST = 1_000, 400_000  # samples a second of a file; at other rates a small file would become a huge sound
+BLOCK = 1 << 16  # samples that are mixed at once, however many channels they have
 
 
 def log_mel(samples: Float[Tensor, "*batch sample"], source: Mel) -> Float[Tensor, "batch mel frame"]:
     """How loud each band of pitches is, frame by frame, in bels, squeezed to about −1 … 1.
 
-    Sounds are cut, or filled with silence, to `frames × hop` samples.
+    Sounds are cut, or filled with silence, to `frames × hop` samples. Whisper's frames are louder near the microphone;
+    those that become patches are all made equally loud: their loudest is 1.
     """
     length = source.frames * source.hop
     if samples.dim() not in (1, 2) or not samples.is_floating_point():
@@ -29,7 +33,8 @@ def log_mel(samples: Float[Tensor, "*batch sample"], source: Mel) -> Float[Tenso
     power = waves[..., : source.frames].abs().square()
     bels = (mel_filters(source).to(power) @ power).clamp(min=1e-10).log10()
     loudest = bels.amax((1, 2), keepdim=True)
-    return (bels.maximum(loudest - 8) + 4) / 4
+    middle = loudest - 4 if isinstance(source, Spectrogram) else -4
+    return (bels.maximum(loudest - 8) - middle) / 4
 
 
 def mel_filters(source: Mel) -> Float[Tensor, "mel frequency"]:
@@ -51,18 +56,28 @@ def _hertz(mels: Tensor) -> Tensor:
 
 
 def read(path: str | Path, source: Mel) -> Float[Tensor, " sample"]:
-    """The samples of a sound file, its channels mixed, at the source's rate."""
+    """The samples of a sound file, its channels mixed, at the source's rate; of a long one what is heard, and a second.
+
+    So its end rings where nothing is heard, and what a file unfolds to is bounded.
+    """
     import soundfile  # type: ignore[import-untyped] # only files need libsndfile
 
     try:
-        with Path(path).open("rb") as file:
-            channels, rate = soundfile.read(file, dtype="float32", always_2d=True)
+        with Path(path).open("rb") as file, soundfile.SoundFile(file) as opened:
+            rate = opened.samplerate
+            if not SLOWEST <= rate <= FASTEST:
+                right = f"it must have {SLOWEST:,} to {FASTEST:,}"
+                raise ClearheadError(f"{path} has {rate:,} samples a second; {right}.")
+            heard = math.ceil(source.frames * source.hop * rate / source.rate) + rate
+            sizes = [min(BLOCK, heard - at) for at in range(0, heard, BLOCK)]  # beyond the end, nothing is read
+            blocks = (opened.read(size, dtype="float32", always_2d=True) for size in sizes)
+            mixed = torch.cat([torch.from_numpy(block).mean(1) for block in blocks])
     except OSError as error:
         raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
     except (soundfile.SoundFileError, TypeError) as error:  # TypeError: headerless .raw
         why = getattr(error, "error_string", error)
         raise ClearheadError(f"{path} is not a sound; a WAV, FLAC, OGG or MP3 file is needed ({why}).") from None
-    return resample(torch.from_numpy(channels).mean(1), rate, source.rate)
+    return resample(mixed, rate, source.rate)
 
 
 def resample(samples: Float[Tensor, " old_sample"], old: int, new: int) -> Float[Tensor, " new_sample"]:

@@ -10,7 +10,7 @@ from typing import Self
 import tokenizers as tk
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from clearhead.errors import ClearheadError, understood
+from clearhead.errors import ClearheadError, check_kind, understood
 from clearhead.files import overwrite
 
 
@@ -74,6 +74,7 @@ class Tokenizer:
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """The ids of `text`. Special tokens in it are plain text unless allowed: a user may type `<|end|>`."""
+        check_kind(text, str, "a text")
         try:
             if allow_special:
                 return _ids(self._heeding, [text])[0]
@@ -100,6 +101,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens spelled out; bytes that are no whole character become �."""
+        check_kind(ids, Iterable, "a list of ids")
         for i in ids:
             self._token(i)
         return self._inner.decode(ids, skip_special_tokens=False)
@@ -183,7 +185,7 @@ class Tokenizer:
     def _token(self, i: int) -> str:
         try:
             token = self._inner.id_to_token(i)
-        except OverflowError:
+        except (OverflowError, TypeError):
             token = None
         if token is None:
             raise ClearheadError(f"there is no token {i}; ids run from 0 to {len(self) - 1}.")

@@ -21,7 +21,7 @@ from clearhead.train.run import Run
 from clearhead.train.team import ALONE, Alone
 from clearhead.train.unchanged import FILE, fingerprints
 from clearhead.train.words import Words
-from clearhead.weights import formats
+from clearhead.weights import bundled, formats
 from clearhead.weights.checkpoint import Checkpoint, Home
 from clearhead.weights.fields import apart
 
@@ -133,6 +133,8 @@ def read_config(name: str, changes: dict[str, object]) -> Config:
         if not Path(name).exists():
             raise ClearheadError(f"there is no file {name}, and no preset of that name; {nearest(name, presets)}")
         return changed(Config.of(reader.load(name)), changes)
+    if name not in presets and name in bundled.names():
+        raise ClearheadError(f"{name} is a model that is trained already; clearhead presets lists what can be trained.")
     return changed(presets[name], changes)
 
 

@@ -83,8 +83,7 @@ class Speed:
         m, cost, real, lessons, count = config.model, 0, 0, 0, 0
         for batch in batches:
             rows, length = len(batch.tokens), _length(m.input, batch.tokens)
-            encoder = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
-            cost += rows * flops(m, length, 0 if batch.source is None else _length(encoder, batch.source))
+            cost += rows * flops(m, length, 0 if batch.source is None else _length(m.reads, batch.source))
             real += rows * length if batch.segments is None else int((batch.segments != 0).sum())
             lessons += lessons_in(batch.targets)
             count += 1

@@ -51,7 +51,7 @@ def choose(model: Checkpoint, data: Dataset) -> Probes:
     compared. For pictures and sounds it is a file. A user's texts are at most 8, of at most 64 tokens.
     """
     m, given = model.config.model, model.config.train.probes
-    reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
+    reads = m.reads
     if not all(given):
         raise ClearheadError("train.probes holds an empty text, in which there is nothing to look at; leave it out.")
     held = None if given else next(iter(data.held_out()), None) or data.batch(0)
@@ -75,7 +75,7 @@ def _checked(model: Checkpoint, text: str) -> Text:
 def _read(model: Checkpoint, text: str) -> Text:
     """A user's text as ids, with what belongs around it."""
     use, hides = model.config.use, isinstance(model.config.model.head, c.MaskedWord)
-    tokenizer, source_tokenizer = model.tokenizer, model.source_tokenizer or model.tokenizer
+    tokenizer, source_tokenizer = model.tokenizers
     if tokenizer is None or source_tokenizer is None:
         raise ClearheadError("this model has no tokenizer.")
     if not isinstance(model.config.model.shape, c.EncoderDecoder):
@@ -132,11 +132,9 @@ def _padded(texts: Sequence[Text]) -> Packed:
 
 def _named(model: Checkpoint, text: Text) -> Probe:
     """A probe for people to read."""
-    use, source_tokenizer = model.config.use, model.source_tokenizer or model.tokenizer
+    use, (own, other) = model.config.use, model.tokenizers
     around = {*use.begin, *use.end, *use.start, *use.stop}
-    sides = [
-        (side, tokenizer) for side, tokenizer in ((text.source, source_tokenizer), (text.ids, model.tokenizer)) if side
-    ]
+    sides = [(side, tokenizer) for side, tokenizer in ((text.source, other), (text.ids, own)) if side]
     plain = [
         tokenizer.decode([i for i in side if i not in around]) if tokenizer else " ".join(map(str, side))
         for side, tokenizer in sides
@@ -144,8 +142,8 @@ def _named(model: Checkpoint, text: Text) -> Probe:
     hidden = [place for place, i in enumerate(text.ids) if i in use.mask]
     return Probe(
         f" {BETWEEN} ".join(part.strip() for part in plain),
-        token_labels(model.tokenizer, text.ids),
-        token_labels(source_tokenizer, text.source or ()),
+        token_labels(own, text.ids),
+        token_labels(other, text.source or ()),
         hidden[0] if hidden else len(text.ids) - 1,
     )
 

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from clearhead import config as c
 from clearhead.lens.logit_lens import STREAMS, TOP, answers, through_the_head, token_labels
+from clearhead.lens.parts import PATHS
 from clearhead.model.inputs import TokenInput
 from clearhead.model.transformer import Transformer
-from clearhead.tap import Watch, eager
+from clearhead.tap import Watch, eager, whole
 from clearhead.train.lesson import to
 from clearhead.train.probes import Probes
 from clearhead.train.team import ALONE, Alone
 from clearhead.weights.checkpoint import Checkpoint
 
-PATTERNS = {"attention": "blocks.{}.attn", "cross": "blocks.{}.cross", "encoder": "encoder.blocks.{}.attn"}
 Planes = dict[str, Tensor]
 
 
@@ -40,7 +40,7 @@ class Sight:
     def labels(self) -> dict[str, list[str]]:
         """Every token and every answer, for people to read."""
         m, model = self.model.config.model, self.model
-        sides = {"tokens": model.tokenizer, "source": model.source_tokenizer or model.tokenizer}
+        sides = dict(zip(("tokens", "source"), model.tokenizers, strict=True))
         found = {name: token_labels(sides[name], range(len(table.weight))) for name, table in self.tables.items()}
         if isinstance(m.head, c.Language | c.MaskedWord):
             return found  # an answer is a token
@@ -74,8 +74,8 @@ class Sight:
 
     def _pass(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Patterns (layer × probe × head × query × key) and the lens (probe × layer × position × rank)."""
-        kept = {f"{path.format('*')}.pattern": _half for path in PATTERNS.values()}
-        watch = Watch(dict.fromkeys(STREAMS, _itself) | kept)
+        kept = {f"{path.format('*')}.pattern": _half for path in PATHS.values()}
+        watch = Watch(dict.fromkeys(STREAMS, whole) | kept)
         x = to(self.probes.batch, next(self.net.parameters()).device, self.net)
         sides = {"source": x.source, "source_segments": x.source_segments}
         training = self.net.training
@@ -87,7 +87,7 @@ class Sight:
         finally:
             self.net.train(training)
             self.team.fold(self.net)
-        layers = {part: _layers(watch, path) for part, path in PATTERNS.items()}
+        layers = {part: _layers(watch, path) for part, path in PATHS.items()}
         patterns = {part: torch.stack(found).cpu() for part, found in layers.items() if found}
         return patterns, {"ids": ids.int().cpu(), "probabilities": shares.cpu()}
 
@@ -141,7 +141,3 @@ def _layers(watch: Watch, path: str) -> list[Tensor]:
 
 def _half(value: Tensor) -> Tensor:
     return value.half()
-
-
-def _itself(value: Tensor) -> Tensor:
-    return value

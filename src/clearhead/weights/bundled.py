@@ -16,7 +16,7 @@ from clearhead.errors import ClearheadError, nearest
 from clearhead.files import overwrite
 
 ROOT = Path(__file__).parents[1] / "bundled"
-NAMES = ("story", "story-rotary", "en-de", "fill", "mood", "digits", "spoken-digits", "words")
+NAMES = ("story", "en-de", "fill", "mood", "digits", "spoken-digits", "words")
 CARD = "card.json"
 HERE = "{here}"  # in commands of a card: the folder of the model
 

@@ -27,6 +27,11 @@ class Checkpoint:
     source_tokenizer: Tokenizer | None = None  # where the source is cut by another rule than the target
     why: str = ""  # it cannot read text, where it has no tokenizer
 
+    @property
+    def tokenizers(self) -> tuple[Tokenizer | None, Tokenizer | None]:
+        """That of what it writes and that of what it reads, which are one unless a source has its own."""
+        return self.tokenizer, self.source_tokenizer or self.tokenizer
+
     def save_tokenizers(self, folder: Path) -> None:
         for tokenizer, name in ((self.tokenizer, TOKENIZER), (self.source_tokenizer, SOURCE_TOKENIZER)):
             if tokenizer is not None:

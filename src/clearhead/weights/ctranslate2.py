@@ -30,6 +30,7 @@ from clearhead.weights.checkpoint import Checkpoint
 from clearhead.weights.ctranslate2_spec import ACTIVATIONS, Writer
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+PLACED = (c.NoPositions, c.Learned, c.Sinusoidal, c.Relative, c.Shaw, c.Alibi, c.Rotary)  # what the writer expresses
 BEGIN, END, TIMELESS = "<|startoftranscript|>", "<|endoftext|>", "<|notimestamps|>"  # what its Whisper looks for
 
 
@@ -50,7 +51,7 @@ def write(folder: Path, model: Checkpoint) -> None:
         raise ClearheadError(f"CTranslate2 has no place for {name}, which the configuration does not tell of.")
     source = names
     if isinstance(m.shape, c.EncoderDecoder) and not _hears(m):
-        source = _names(model.source_tokenizer or model.tokenizer, m.shape.vocabulary or m.vocabulary)
+        source = _names(model.tokenizers[1], m.shape.vocabulary or m.vocabulary)
         spec.register_source_vocabulary(source)
         spec.register_target_vocabulary(names)
     else:
@@ -103,6 +104,8 @@ def _in_text(m: c.ModelConfig, use: c.Use) -> Iterator[str]:
             yield f"CTranslate2 knows alibi positions in a decoder alone, not in shape {m.shape.kind}."
         case c.Relative(), c.Decoder():
             yield "CTranslate2 misplaces the tokens of a prompt among relative positions; a decoder alone needs others."
+    if not isinstance(m.position, PLACED):
+        yield f"CTranslate2 has no {m.position.kind} positions."
     if use.never_first:
         yield f"CTranslate2 cannot forbid first tokens, as use.never_first = {use.never_first} does."
 

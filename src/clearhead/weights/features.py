@@ -25,7 +25,7 @@ def read(folder: Path, m: c.ModelConfig) -> c.ModelConfig:
     """How a picture becomes numbers; for sounds there is one way, and the file must agree."""
     said = reader.load(folder / FEATURES) if (folder / FEATURES).is_file() else {}
     both = isinstance(m.shape, c.EncoderDecoder)
-    source = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
+    source = m.reads
     if isinstance(source, c.Sound):
         for name, value in _heard(source).items():
             if said.get(name, value) != value:
@@ -58,7 +58,7 @@ def _heard(source: c.Sound) -> Tree:
 
 
 def write(folder: Path, m: c.ModelConfig) -> None:
-    source = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
+    source = m.reads
     if isinstance(source, c.Sound):
         length = source.frames * source.hop // source.rate
         extra = {"feature_extractor_type": "WhisperFeatureExtractor", "chunk_length": length, "padding_value": 0.0}

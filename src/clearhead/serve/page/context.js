@@ -9,23 +9,23 @@ import { defaults } from "ch/state";
 import { once } from "ch/steady";
 import "ch/curve";
 
-const MOLE = { word: "mole", texts: ["American shrew mole", "one mole of carbon dioxide", "take a biopsy of the mole"], others: "mouse rat gram unit tumor skin spy" };
-const IT = { word: "it", texts: ["The chicken didn't cross the road because it was too tired", "The chicken didn't cross the road because it was too wide"], others: "chicken road he she they" };
+const MOLE = { word: "mole", texts: [], others: "" }; // empty: the sentences and words of the model's card
 const KINDS = ["", "dashed", "dotted", "long", "thin", "faint"];
 defaults({ ...MOLE, after: -1 });
 
 /** The word, its sentences, how alike it is in each two of them, and what it is like in each. */
 export function context({ card, state, set }) {
-  const body = { model: card.name, word: state.word, texts: state.texts };
+  const { mole, pair } = card.examples, texts = state.texts.length ? state.texts : mole;
+  const body = { model: card.name, word: state.word, texts };
   const found = posted("context", body, "context");
   const example = (words, whole) => html`<button type="button" class="quiet" @click=${() => set(whole)}>${words}</button>`;
-  const put = (i, text) => set({ texts: state.texts.map((old, n) => (n === i ? text : old)) });
+  const put = (i, text) => set({ texts: texts.map((old, n) => (n === i ? text : old)) });
   return html`<section class="context"><h2>One word, several sentences</h2>
     <div class="row">${line("word", state.word, (word) => set({ word }), { wide: false, size: 10 })}
-      ${example("mole: animal, amount, skin", MOLE)} ${example("it: tired or wide", IT)}</div>
-    <ol class="sentences" start="0">${state.texts.map((text, i) => html`<li><input type="text" aria-label=${`sentence ${i}`} .value=${text} @change=${(event) => put(i, event.target.value)}>
-      ${state.texts.length > 2 ? html`<button type="button" class="quiet" aria-label=${`take sentence ${i} away`} @click=${() => set({ texts: state.texts.filter((_, n) => n !== i) })}>×</button>` : nothing}</li>`)}
-      ${state.texts.length < 4 ? html`<li class="more"><button type="button" class="quiet" @click=${() => set({ texts: [...state.texts, state.texts.at(-1)] })}>one more</button></li>` : nothing}</ol>
+      ${example("mole: animal, amount, skin", MOLE)} ${example("it: tired or wide", { word: "it", texts: pair, others: "chicken road he she they" })}</div>
+    <ol class="sentences" start="0">${texts.map((text, i) => html`<li><input type="text" aria-label=${`sentence ${i}`} .value=${text} @change=${(event) => put(i, event.target.value)}>
+      ${texts.length > 2 ? html`<button type="button" class="quiet" aria-label=${`take sentence ${i} away`} @click=${() => set({ texts: texts.filter((_, n) => n !== i) })}>×</button>` : nothing}</li>`)}
+      ${texts.length < 4 ? html`<li class="more"><button type="button" class="quiet" @click=${() => set({ texts: [...texts, texts.at(-1)] })}>one more</button></li>` : nothing}</ol>
     ${shown(found, (value) => drawn(value, state))}
     ${found.value && !found.error ? instead(card, body, state, set) : nothing}</section>`;
 }
@@ -49,10 +49,11 @@ const lines = (view, layers, pairs) => once(view, "lines", () => view.axes[1].la
 /** Other words in its place: to which of them has the sentence made it alike? */
 function instead(card, { model, word, texts }, state, set) {
   const layers = card.encoder_layers || card.layers; // an encoder-decoder is looked at where it reads
-  const body = { model, word, texts, others: state.others.trim().split(/\s+/), layer: Math.min(state.after, layers - 1) };
+  const others = state.others.trim() || card.examples.others.join(" ");
+  const body = { model, word, texts, others: others.split(/\s+/), layer: Math.min(state.after, layers - 1) };
   const found = posted("instead", body, "instead");
   return html`<h3 class="apart">What it is like, once the sentence is read</h3>
-    <div class="row">${line("other words in its place", state.others, (others) => set({ others }))}
+    <div class="row">${line("other words in its place", others, (others) => set({ others }))}
       ${numbered("after layer", layers, state.after < 0 ? layers - 1 : Math.min(state.after, layers - 1), (after) => set({ after }))}</div>
     ${shown(found, (view) => html`<ch-view .view=${spelt(view)} .pending=${found.pending} .caption=${`“${word}” and other words in its place`}></ch-view>
       <p class="nearest">${texts.map((text, i) => html`<span>In <q>${text}</q> it is most like <b class="word">${best(view, i + 1)}</b>.</span> `)}</p>`)}`;

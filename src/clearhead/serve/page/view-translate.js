@@ -92,8 +92,9 @@ function attention({ card, state, set }, found, steps) {
   const pattern = url ? array(url, "cross pattern", state.mean ? meanOf : undefined) : made;
   const source = texts(found.source), after = texts(steps), before = texts([...found.start, ...steps.slice(0, -1)]);
   const [rows, cols] = { cross: [after, source], attention: [after, before], encoder: [source, source] }[part];
+  const labels = part === "encoder" ? rows : before.map((read, i) => `${read} → ${after[i]}`);
   return html`<ch-figure .caption=${{ cross: "Cross-attention: where each written token looks in the source", attention: "Self-attention of the decoder", encoder: "Self-attention of the encoder: no mask, it sees both ways" }[part]}
-      .pending=${pattern.pending} .note=${part === "encoder" ? "Each row adds up to 1." : "A row belongs to the token that was written in that step: it is the look that chose it. Each row adds up to 1."}
+      .pending=${pattern.pending} .note=${part === "encoder" ? "Each row adds up to 1." : "Before the arrow of a row stands the token that was read in that step, after it the one that was then written: the row is the look that chose it. Each row adds up to 1."}
       .badge=${changes() ? "with your edits" : ""}>
     <div class="row">
       ${oneOf("which attention", PARTS, part, (look) => set({ look }))}
@@ -106,7 +107,7 @@ function attention({ card, state, set }, found, steps) {
       ${between(cols, rows, values, hovered >= 0 ? hovered : chosenRow(state, rows.length), {
         pick: (query) => set({ query }), hover: (row) => { hovered = row; changed(); }, label: `${part}, layer ${layer}`,
       })}
-      <ch-map .values=${values} .rows=${rows} .cols=${cols} .most=${1} .name=${state.mean ? "" : name} .run=${made.value?.id ?? ""} .index=${(r, c) => [head, r, c]}
+      <ch-map .values=${values} .rows=${labels} .cols=${cols} .most=${1} .name=${state.mean ? "" : name} .run=${made.value?.id ?? ""} .index=${(r, c) => [head, r, c]}
         .masked=${mask(card, part).hidden} .by=${["query", "key"]} .measure=${"pattern"} .label=${`${part}, layer ${layer}`}
         .cursor=${state.query >= 0 && state.key >= 0 ? [state.query, state.key] : null} @pick=${(event) => set({ query: event.detail.row, key: event.detail.col })}></ch-map>`)}
   </ch-figure>`;

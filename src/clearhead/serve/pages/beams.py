@@ -73,7 +73,7 @@ def _room(model: Model) -> int:
 
 def _read(model: Model, given: Given) -> dict[str, Any]:
     """What the two stacks begin with: the source (patches have numbers), and what every output starts with."""
-    use, tokenizer, shape = model.config.use, model.source_tokenizer or model.tokenizer, model.config.model.shape
+    use, tokenizer, shape = model.config.use, model.tokenizers[1], model.config.model.shape
     assert isinstance(shape, c.EncoderDecoder)
     if not isinstance(shape.input, c.Tokens):
         source = pieces(None, range(c.tokens_of(shape.input)))

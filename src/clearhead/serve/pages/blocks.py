@@ -35,7 +35,7 @@ def routes(desk: Desk) -> APIRouter:
 def inside(run: Run, layer: int, token: int, encoder: bool) -> Wire:
     """The stream and what is added to it, the norms with their operands, and the neurons; each a row of numbers."""
     trace = run.trace
-    check_layer(layer, layers_of(trace.config, "encoder" if encoder else "attention"))
+    layer = check_layer(layer, layers_of(trace.config, "encoder" if encoder else "attention"))
     path = f"{'encoder.' if encoder else ''}blocks.{layer}"
     names = [name for name in trace.table if name.startswith(f"{path}.") and trace.table[name].shape.endswith("width")]
     found = trace.values(names)
@@ -68,7 +68,7 @@ def _norm(rows: dict[str, Tensor], part: str, norm: nn.Module, wiring: str) -> W
     before = before or ("crossed" if "crossed" in rows else "mid")
     x = rows[before] if wiring == "pre" else rows[before] + rows[f"{part}.out"]
     mean = x.mean() if isinstance(norm, nn.LayerNorm) else torch.tensor(0.0)
-    eps = norm.eps if norm.eps is not None else torch.finfo(x.dtype).eps
+    eps = norm.eps or 0.0
     deviation = ((x - mean).square().mean() + eps).sqrt()
     steps = {"x": x, "(x − μ) / σ": (x - mean) / deviation, "γ": plain(norm.weight)}
     if (shift := getattr(norm, "bias", None)) is not None:

@@ -44,7 +44,7 @@ def card(held: Held) -> dict[str, Any]:
     m, use = model.config.model, model.config.use
     parameter = next(model.net.parameters())
     both = m.shape if isinstance(m.shape, c.EncoderDecoder) else None
-    reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
+    reads = m.reads
     return {
         "name": held.name,
         "path": held.path,
@@ -90,7 +90,7 @@ def views(model: Model, path: str) -> list[str]:
     """The views that have something to show of such a model, in the order of the rail."""
     m, use = model.config.model, model.config.use
     both = isinstance(m.shape, c.EncoderDecoder)
-    reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
+    reads = m.reads
     text = isinstance(reads, c.Tokens)
     words = isinstance(m.input, c.Tokens) and model.tokenizer is not None
     language = isinstance(m.head, c.Language)

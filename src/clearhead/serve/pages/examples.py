@@ -25,9 +25,10 @@ def examples(model: Model) -> dict[str, object]:
         "pair": [readable(model, CHICKEN.format(word)) for word in ("tired", "wide")],
         "predict": readable(model, PROMPT),
         "mole": [
-            readable(model, text)
+            readable(model, text, source=both)
             for text in ("American shrew mole", "one mole of carbon dioxide", "take a biopsy of the mole")
         ],
+        "others": ["mouse", "rat", "gram", "unit", "tumor", "skin", "spy"],  # what may stand in the place of a mole
     }
 
 
@@ -48,7 +49,7 @@ def _asks(model: Model) -> list[int] | None:
 
 def readable(model: Model, text: str, source: bool = False) -> str:
     """The text, or what of it this model's tokenizer has tokens for and its context has room for."""
-    tokenizer = (model.source_tokenizer or model.tokenizer) if source else model.tokenizer
+    tokenizer = model.tokenizers[source]
     if tokenizer is None:
         return ""
     m, use = model.config.model, model.config.use

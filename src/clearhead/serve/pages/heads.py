@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.lens.atlas import BETWEEN_TEXTS, SCORES, Scene
+from clearhead.lens.atlas import scored
 from clearhead.lens.parts import Part, layers_of, path_of
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View
 from clearhead.serve.pages.runs import Run, tokens
 
 MOST = 48  # rows and columns of a thumbnail
@@ -27,24 +27,13 @@ def thumbnails(run: Run, part: Part) -> tuple[Tensor, int]:
 
 
 def scores(run: Run, part: Part) -> View:
-    """score × layer × head, as `lens.atlas` defines them, without ever holding all patterns at once."""
-    trace, model = run.trace, run.trace.model
-    visible = trace.value(f"{path_of(part, 0)}.masked")[0].cpu() > -torch.inf  # all heads see alike
-    apart = torch.ones_like(visible) if part == "cross" else ~torch.eye(len(visible), dtype=torch.bool)
-    sides = {"attention": (False, False), "cross": (False, True), "encoder": (True, True)}[part]
-    queries, keys = (
-        tuple(
-            token["text"] for token in tokens(model, trace.batch.source if source else trace.batch.ids, trace, source)
-        )
-        for source in sides
+    """score × layer × head, as `lens.atlas` has them, without ever holding all patterns at once."""
+    trace = run.trace
+    read, source = (
+        tuple(token["text"] for token in tokens(trace.model, ids, trace, of_source)) if ids is not None else ()
+        for ids, of_source in ((trace.batch.ids, False), (trace.batch.source, True))
     )
-    kinds = BETWEEN_TEXTS if part == "cross" else tuple(SCORES)
-    rows = []
-    for layer in range(layers_of(trace.config, part)):
-        pattern = trace.value(f"{path_of(part, layer)}.pattern").float().cpu()
-        scene = Scene(pattern[None], queries, keys, visible, apart)
-        rows.append(torch.stack([SCORES[kind][1](scene)[0] for kind in kinds]))
-    values = torch.stack(rows, dim=1)
-    shown = [n for n in range(len(kinds)) if bool(values[n].isfinite().all())]  # others nothing here could show
-    axes = Axis.of("score", [kinds[n] for n in shown]), Axis.of("layer", len(rows)), Axis.of("head", values.shape[2])
-    return View(values[shown], axes, "what the heads do", "score", most=1.0)
+    sides = {"attention": (read, read), "cross": (read, source), "encoder": (source, source)}[part]
+    paths = [path_of(part, layer) for layer in range(layers_of(trace.config, part))]
+    visible = trace.value(f"{paths[0]}.masked")[0].cpu() > -torch.inf  # all heads see alike
+    return scored((trace.value(f"{path}.pattern").float().cpu() for path in paths), sides, visible, part)

@@ -15,6 +15,7 @@ from clearhead.errors import ClearheadError
 from clearhead.lens.attribution import attribution
 from clearhead.lens.context import Context, Reading, context, placed
 from clearhead.lens.logit_lens import STREAMS, Lens, answers, through_the_head
+from clearhead.lens.parts import check_layer
 from clearhead.lens.view import Axis, View
 from clearhead.lens.word_sources import Side
 from clearhead.serve.pages.asked import Asked
@@ -37,7 +38,7 @@ class Meant(Asked):
 
 
 class Instead(Meant):
-    """Other words to be put in its place, and the layer after which they are compared; −1 is the last."""
+    """Other words to be put in its place, and the layer after which they are compared, from the end below 0."""
 
     others: Annotated[Words, Field(max_length=24)]
     layer: int = -1
@@ -95,12 +96,10 @@ def instead(model: Model, asked: Instead) -> View:
     found = context(model, asked.word, asked.texts)
     side, others = found.side, [*dict.fromkeys(word.strip() for word in asked.others if word.strip())]
     assert side is not None
-    layers = len(side.stack.blocks)
     if not others:
         raise ClearheadError("give some words to put in its place.")
-    if not -1 <= asked.layer < layers:
-        raise ClearheadError(f"there is no layer {asked.layer}; this model has layers 0 to {layers - 1}.")
-    name, rows = _path(found, f"blocks.{asked.layer % layers}.post"), []
+    layer, rows = check_layer(asked.layer, len(side.stack.blocks)), []
+    name = _path(found, f"blocks.{layer}.post")
     for reading in found.readings:
         start, end = reading.span
         texts = [(reading.text[:start] + other + reading.text[end:], start + len(other)) for other in others]
@@ -111,7 +110,7 @@ def instead(model: Model, asked: Instead) -> View:
     word, *alone = vectors.found([asked.word, *others])
     first = torch.stack([F.cosine_similarity(word.vector, other.vector, dim=0) for other in alone])
     axes = Axis.of("sentence", ["alone", *asked.texts]), Axis.of("word", others)
-    where = f"after layer {asked.layer % layers}; alone, the cosine of their embeddings"
+    where = f"after layer {layer}; alone, the cosine of their embeddings"
     note = f"cosine of {asked.word!r} with another word in its place, {where}"
     title = f"what {asked.word!r} is like"
     return View(torch.stack((first, *rows)), axes, title, "cosine", signed=True, most=1.0, note=note)
@@ -143,9 +142,9 @@ def looked(run: Run, at: int) -> dict[str, Any]:
         best = through_the_head(model.net, {STREAMS[0]: streams["embed"], **streams}, None, TOP)
     ids, shares = (found[0].cpu() for found in best)
     across, place = (["the whole"], 0) if trace.pooled else (labels[around], at % count - start)
-    found = Lens(across, ids, shares, lambda i: answers(model.config, model.tokenizer, [i])[0])
-    layers = [[(word, finite(share)) for word, share in best] for best in found.words(place)]
-    return {"view": sent(found.view()), "start": start, "at": place, "count": count, "layers": layers}
+    found = Lens.of(across, ids, shares, lambda i: answers(model.config, model.tokenizer, [i])[0], trace.config.head)
+    layers = [[(word, finite(share)) for word, share in best] for best in found.likeliest(place)]
+    return {"view": sent(found), "start": start, "at": place, "count": count, "layers": layers}
 
 
 def made_of(run: Run, token: int | None, against: int | None, at: int) -> dict[str, Any]:

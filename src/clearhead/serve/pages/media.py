@@ -39,7 +39,7 @@ def routes(desk: Desk) -> APIRouter:
 def looked(model: Model, picture: str | None, sound: str | None) -> dict[str, Any]:
     """What there is to see, how it came to be in words, and where each token lies in it."""
     m = model.config.model
-    reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
+    reads = m.reads
     rows, columns, first = grid(reads)
     if isinstance(reads, c.Pictures) and picture is not None:
         image = uploads.picture(picture)
@@ -88,7 +88,8 @@ def _pictured(wide: int, high: int, reads: c.Pictures) -> list[str]:
 def _heard(samples: Tensor, reads: c.Sound | c.Spectrogram) -> View:
     bands = [str(band) for band in reversed(range(reads.mels))]  # high pitches on top
     axes = Axis.of("band", bands), Axis.of("frame", reads.frames)
-    note = "how loud each band of pitches is, frame by frame: log10, at most 8 below the loudest, (x + 4) / 4"
+    middle = "4" if isinstance(reads, c.Sound) else "4 - loudest"
+    note = f"how loud each band of pitches is, frame by frame: log10, at most 8 below the loudest, (x + {middle}) / 4"
     return View(sounds.log_mel(samples, reads)[0].flip(0), axes, "what the model hears", "loudness", True, note=note)
 
 
@@ -99,9 +100,11 @@ def _sounded(samples: int, reads: c.Sound | c.Spectrogram) -> list[str]:
         if isinstance(reads, c.Sound)
         else f"cut into {rows} × {columns} patches; the numbers of a patch times one matrix are a token"
     )
+    heard = reads.frames * reads.hop
+    seconds = f"{samples / reads.rate:.2f} s" if samples <= heard else f"more than {heard / reads.rate:.2f} s"
     return [
-        f"{samples / reads.rate:.2f} s, channels mixed, at {reads.rate:,} samples a second",
-        f"cut, or filled with silence, to {reads.frames * reads.hop / reads.rate:.2f} s",
+        f"{seconds}, channels mixed, at {reads.rate:,} samples a second",
+        f"cut, or filled with silence, to {heard / reads.rate:.2f} s",
         f"{reads.frames} frames, one every {1000 * reads.hop / reads.rate:g} ms, of {reads.mels} bands of pitches",
         patches,
     ]

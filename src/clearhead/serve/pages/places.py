@@ -18,7 +18,6 @@ from clearhead.serve.pages.desk import Desk
 from clearhead.serve.pages.wire import sent
 from clearhead.tap import Watch, eager
 
-THETA = 10000.0
 LONG = 128  # tokens of a text that is shifted or put in reverse
 
 
@@ -106,7 +105,7 @@ def _rates(model: Model) -> torch.Tensor:
     width = model.config.model.head_width
     if width < 2:
         raise ClearheadError("heads of one dimension have no pairs that could turn.")
-    return schemes.wave_rates(width - width % 2, THETA, here)
+    return schemes.wave_rates(width - width % 2, schemes.THETA, here)
 
 
 def later_on(model: Model, text: str, by: int) -> dict[str, Any]:

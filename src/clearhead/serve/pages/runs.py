@@ -55,7 +55,7 @@ class RunRequest(Edited):
     def given(self, model: Model) -> dict[str, Any]:
         """As `model.watch` takes it."""
         m = model.config.model
-        reads = m.shape.input if isinstance(m.shape, c.EncoderDecoder) else m.input
+        reads = m.reads
         found: dict[str, Any] = {"source": self.source or None} if isinstance(m.shape, c.EncoderDecoder) else {}
         if self.picture is not None:
             found["pictures"] = uploads.picture(self.picture)
@@ -191,7 +191,7 @@ def tokens(model: Model, ids: Tensor | None, trace: Trace, source: bool) -> list
     if ids.is_floating_point():
         count = trace.streams["encoder.embed" if source else "embed"].shape[1]
         return [{"id": None, "text": str(i), "special": False} for i in range(count)]
-    tokenizer = (model.source_tokenizer or model.tokenizer) if source else model.tokenizer
+    tokenizer = model.tokenizers[source]
     return pieces(tokenizer, ids[0].tolist())
 
 

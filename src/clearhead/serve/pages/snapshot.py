@@ -5,19 +5,20 @@ import base64
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from fastapi import APIRouter, FastAPI, Request
 
 from clearhead.errors import ClearheadError
+from clearhead.lens.parts import PARTS, path_of
 from clearhead.serve.pages.runs import BEAM, RunRequest
 from clearhead.serve.pages.shell import safe
 
 Question = tuple[str, str, dict[str, Any] | None]  # method, address, body
 
 MOST = 24 << 20  # bytes of patterns that go inside
-OTHERS = ["mouse", "rat", "gram", "unit", "tumor", "skin", "spy"]  # what may stand in the place of a mole
 VECTORS: list[dict[str, Any]] = [  # what the vector lab begins with
     {"written": "king - man + woman", "own": False, "layer": None},
     {
@@ -29,9 +30,19 @@ VECTORS: list[dict[str, Any]] = [  # what the vector lab begins with
 ]
 
 
-Allowed = Sequence[tuple[bytes, bytes]]  # headers of who asks, which let it in
 Chosen = tuple[int, int, int]  # layer, head and token; −1 is the last
 Kept = dict[str, dict[str, Any]]  # what the page would ask for -> the answer
+
+
+@dataclass(frozen=True)
+class Asker:
+    """In whose name the page is asked: by headers that let them in, and an address that turns are counted for."""
+
+    headers: Sequence[tuple[bytes, bytes]] = ((b"host", b"localhost"),)
+    address: tuple[str, int] | None = ("127.0.0.1", 0)
+
+
+HERE = Asker()
 
 
 def routes() -> APIRouter:
@@ -41,8 +52,8 @@ def routes() -> APIRouter:
     async def kept(asked: RunRequest, request: Request, layer: int = 0, head: int = 0, query: int = -1) -> Kept:
         """What a saved page of this run needs, where someone has chosen a layer, a head and a token."""
         names = (b"authorization", b"cookie", b"host")
-        allowed = [(name, value) for name, value in request.headers.raw if name in names]
-        return await answers(request.app, await request.json(), allowed, (layer, head, query))
+        asker = Asker([(name, value) for name, value in request.headers.raw if name in names], request.client)
+        return await answers(request.app, await request.json(), asker, (layer, head, query))
 
     return router
 
@@ -56,24 +67,24 @@ async def page(app: FastAPI, text: str, source: str = "") -> str:
     return whole
 
 
-async def answers(app: FastAPI, asked: dict[str, Any], allowed: Allowed = (), chosen: Chosen = (0, 0, -1)) -> Kept:
+async def answers(app: FastAPI, asked: dict[str, Any], asker: Asker = HERE, chosen: Chosen = (0, 0, -1)) -> Kept:
     """All that the views ask for when they open on a run, and on the same without its edits."""
-    (first, *_) = json.loads((await _asked(app, "GET", "/api/models", None, allowed))[1])
+    (first, *_) = json.loads((await _asked(app, "GET", "/api/models", None, asker))[1])
     here = f"/api/models/{quote(asked.get('model') or first['name'], safe='')}"
-    card = json.loads((await _asked(app, "GET", here, None, allowed))[1])
+    card = json.loads((await _asked(app, "GET", here, None, asker))[1])
     plain = {key: value for key, value in _read(card, asked).items() if key not in ("edits", "against")}
     edited = {**plain, **{key: asked[key] for key in ("edits", "against") if asked.get(key)}}
     questions: list[Question] = [("GET", "/api/models", None), ("GET", here, None)]
     for read in (plain, edited) if edited != plain else (plain,):
-        run = json.loads((await _asked(app, "POST", "/api/runs", read, allowed))[1])
+        run = json.loads((await _asked(app, "POST", "/api/runs", read, asker))[1])
         questions += [("POST", "/api/runs", read), *_about_the_run(card, run, chosen)]
         if read is plain:
             questions += _about_the_model(here, card, run, read)
-            questions += await _other(app, card, run, plain, allowed)
+            questions += await _other(app, card, run, plain, asker)
     found: Kept = {}
     for question in questions:
         with suppress(ClearheadError):  # what this model has not, the page does not ask for
-            key, answer = await _kept(app, *question, allowed=allowed)
+            key, answer = await _kept(app, *question, asker=asker)
             found[key] = answer
     return found
 
@@ -94,7 +105,6 @@ def _about_the_run(card: dict[str, Any], run: dict[str, Any], chosen: Chosen) ->
     layer, head, query = chosen
     token = query if query >= 0 else len(run["tokens"]) - 1
     both, last = card["kind"] == "encoder-decoder", len(run["tokens"]) - 1
-    paths = {"attention": "blocks.{}.attn", "cross": "blocks.{}.cross", "encoder": "encoder.blocks.{}.attn"}
     found = ["residual", "residual?encoder=false", "residual?encoder=true", "logits?at=-1", f"lens?at={query}"]
     found += [
         f"tensor/{name}"
@@ -105,10 +115,10 @@ def _about_the_run(card: dict[str, Any], run: dict[str, Any], chosen: Chosen) ->
     found += [f"block?layer={at}&token={token}&encoder=false" for at in range(min(12, card["layers"]))]
     found += [f"attribution?token={run['top'][0]['id']}"] if run["top"] else []
     room = MOST
-    for part in paths if both else ("attention",):
+    for part in PARTS if both else PARTS[:1]:
         found += [f"atlas?part={part}", f"heads?part={part}"]
         for layer in range(card["encoder_layers"] if part == "encoder" else card["layers"]):
-            at = paths[part].format(layer)
+            at = path_of(part, layer)
             _, rows, cols = run["names"][f"{at}.pattern"]["shape"]
             room -= 4 * rows * cols * card["heads"]
             found += [f"tensor/{at}.pattern?head={head}" for head in range(card["heads"]) if room > 0]
@@ -116,12 +126,12 @@ def _about_the_run(card: dict[str, Any], run: dict[str, Any], chosen: Chosen) ->
 
 
 async def _other(
-    app: FastAPI, card: dict[str, Any], run: dict[str, Any], plain: dict[str, Any], allowed: Allowed
+    app: FastAPI, card: dict[str, Any], run: dict[str, Any], plain: dict[str, Any], asker: Asker
 ) -> list[Question]:
     """The run that a view begins with besides, and what it asks about that."""
     beside, tails = _beside(card, run, plain)
     try:
-        other = json.loads((await _asked(app, "POST", "/api/runs", beside, allowed))[1])["id"]
+        other = json.loads((await _asked(app, "POST", "/api/runs", beside, asker))[1])["id"]
     except ClearheadError:  # not every model can read the lectures' sentences
         return []
     return [("POST", "/api/runs", beside), *(("GET", f"/api/runs/{other}/{tail}", None) for tail in tails)]
@@ -154,11 +164,11 @@ def _about_the_model(here: str, card: dict[str, Any], run: dict[str, Any], read:
     ]
     posts: dict[str, list[dict[str, Any]]] = {
         "tokens": [{"text": text, "source": source}],
-        "positions": [{"count": 32}],
+        "positions": [{"count": max(2, min(32, card["context"]))}],
         "order": [{"text": text}],
         "shifted": [{"text": text, "by": 4}],
         "context": [mole],
-        "instead": [{**mole, "others": OTHERS, "layer": -1}],
+        "instead": [{**mole, "others": card["examples"]["others"], "layer": -1}],
         "vectors": VECTORS,
         **({"translate": [{"text": text, "beam": BEAM, "length_penalty": 1}]} if source else {}),
         **({"fill": [{"text": text, "hide": [], "top": 10}]} if "fill" in card["views"] else {}),
@@ -169,17 +179,17 @@ def _about_the_model(here: str, card: dict[str, Any], run: dict[str, Any], read:
 
 
 async def _asked(
-    app: FastAPI, method: str, url: str, body: object = None, allowed: Allowed = ()
+    app: FastAPI, method: str, url: str, body: object = None, asker: Asker = HERE
 ) -> tuple[dict[str, str], bytes]:
-    status, headers, content = await ask(app, method, url, body, allowed)
+    status, headers, content = await ask(app, method, url, body, asker)
     if status != 200:
         raise ClearheadError(json.loads(content)["error"]["message"])
     return headers, content
 
 
-async def _kept(app: FastAPI, method: str, url: str, body: object, allowed: Allowed) -> tuple[str, dict[str, Any]]:
+async def _kept(app: FastAPI, method: str, url: str, body: object, asker: Asker) -> tuple[str, dict[str, Any]]:
     """The key under which the page looks for an answer, and the answer."""
-    headers, content = await _asked(app, method, url, body, allowed)
+    headers, content = await _asked(app, method, url, body, asker)
     written = "" if body is None else " " + json.dumps(body, ensure_ascii=False, separators=(",", ":"))
     key = f"{method} {url.removeprefix('/')}{written}"
     if "json" in headers.get("content-type", ""):
@@ -189,17 +199,17 @@ async def _kept(app: FastAPI, method: str, url: str, body: object, allowed: Allo
 
 
 async def ask(
-    app: FastAPI, method: str, url: str, body: object = None, allowed: Allowed = ()
+    app: FastAPI, method: str, url: str, body: object = None, asker: Asker = HERE
 ) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and content of an answer, without a network."""
     parts = urlsplit(url)
     content = b"" if body is None else json.dumps(body).encode()
     given = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
-    given += allowed or [(b"host", b"localhost")]
+    given += asker.headers
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
         "path": parts.path, "raw_path": parts.path.encode(), "query_string": parts.query.encode(), "root_path": "",
-        "headers": given, "client": ("127.0.0.1", 0), "server": ("localhost", 80),
+        "headers": given, "client": asker.address, "server": ("localhost", 80),
     }  # fmt: skip
     waiting, told, pieces = [{"type": "http.request", "body": content, "more_body": False}], {}, list[bytes]()
 

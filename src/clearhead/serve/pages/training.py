@@ -100,7 +100,7 @@ def patterns(run: Path, step: int, probe: int, part: Part) -> Wire:
 
 def answers(run: Path, step: int, probe: int) -> Wire:
     """What the model would have answered at that step, layer by layer."""
-    return sent(read_film(run).lens(step, probe).view())
+    return sent(read_film(run).lens(step, probe))
 
 
 def plane(run: Path, step: int, source: bool) -> Wire:

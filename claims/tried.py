@@ -1,0 +1,100 @@
+"""The page of the lectures' claims, made of what the experiments have found: python claims/tried.py prints it."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from claims import CLAIMS, RESULTS, Claim  # type: ignore[import-not-found]
+from clearhead.lab import curves, report
+from clearhead.lab.experiment import FILE, LOSS, Experiment
+from clearhead.lab.findings import findings, method, metric_name
+from clearhead.lab.outcome import outcomes
+from clearhead.lab.summary import Summary, summarise
+from clearhead.train.curve import svg
+
+SIZE = (8.0, 4.0)
+INTRO = """# The lectures' claims, tried
+
+Each claim of the lectures as an experiment of `clearhead compare`: small models (5 to 15 million weights), three seeds,
+real data. What came out stands here as it came, also where it disagrees. A small experiment can contradict a claim only
+for small models and short training; the tables say how sure each difference is.
+
+Again: `python claims/prepare.py DATA`, then `python claims/claims.py NAME` for one of them, or all without a name.
+`claims/results` has every run's figures; this page is drawn from them when the site is built."""
+
+
+def page(results: Path = RESULTS) -> str:
+    found = {claim: read(results / claim.name) for claim in CLAIMS}
+    parts = [INTRO, _overview(found)]
+    for claim, summary in found.items():
+        parts += _section(claim, summary, results / claim.name)
+    return "\n\n".join(parts) + "\n"
+
+
+def read(folder: Path) -> Summary | None:
+    """What an experiment has found; None where it was not carried out."""
+    if not (folder / FILE).is_file():
+        return None
+    return summarise(Experiment.read(folder / FILE), outcomes(folder))
+
+
+def _overview(found: dict[Claim, Summary | None]) -> str:
+    rows = []
+    for claim, summary in found.items():
+        came = (claim.found or "not read yet") if summary else "not tried yet"
+        rows.append(f"| [{claim.name}](#{claim.name}) | {claim.says} | {came} |")
+    return "\n".join(["| | the claim | what came out |", "|---|---|---|", *rows])
+
+
+def _section(claim: Claim, summary: Summary | None, folder: Path) -> Iterator[str]:
+    yield f"## {claim.name}"
+    yield f"*{claim.says}*"
+    if claim.found:
+        yield claim.found
+    if summary is None:
+        yield f"Not tried yet.\n\n```\n{shlex.join(claim.command)}\n```"
+        return
+    experiment = summary.experiment
+    yield report.pipes(report.results(summary))
+    if other := _others(summary):
+        yield other
+    yield _drawn(svg(curves.by_step(summary, folder, SIZE), f"{claim.name}-steps"))
+    if experiment.metric != LOSS:
+        yield _drawn(svg(curves.by_run(summary, SIZE), f"{claim.name}-runs"))
+    if experiment.lengths:
+        yield report.pipes(report.lengths(summary))
+        yield _drawn(svg(curves.by_length(summary, SIZE), f"{claim.name}-lengths"))
+        yield " ".join(report.about_lengths(summary))
+    yield "\n".join(f"- **{each.name}**: {each.sentence}" for each in findings(summary, folder))
+    yield method(summary)
+    machines = sorted({run.machine for run in summary.done if run.machine})
+    yield f"{', '.join(machines)}; torch {experiment.made.torch}.\n\n```\n{experiment.made.command}\n```"
+
+
+def _others(summary: Summary) -> str:
+    """The same runs by the other figures that were measured, without claims: those are about what was asked."""
+    names = (
+        [name for name in summary.done[0].figures if name not in (summary.experiment.metric, LOSS)]
+        if summary.done
+        else []
+    )
+    rows: dict[str, list[str]] = {}
+    for name in names:
+        other = summarise(
+            replace(summary.experiment, metric=name), {(run.variant, run.seed): run for run in summary.done}
+        )
+        for row in other.rows:
+            rows.setdefault(row.name, [row.name]).append(report.spread_of(row.values))
+    return report.pipes((["variant", *map(metric_name, names)], [*rows.values()])) if names else ""
+
+
+def _drawn(picture: str) -> str:
+    """A blank line or an indent would end a block of HTML."""
+    return (
+        f'<div class="drawn">{"".join(line.strip() + chr(10) for line in picture.splitlines() if line.strip())}</div>'
+    )
+
+
+if __name__ == "__main__":
+    print(page())

@@ -1,0 +1,196 @@
+"""The page of benchmarks is made of files that are whole, and says of every target how it stands."""
+
+import argparse
+import importlib.util
+import re
+import shlex
+import socket
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import kept
+import shown
+import standing
+from kept import Row, Run
+from standing import Standing, Target
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(kept.RESULTS.glob("*.json"))
+LOG = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
+SCRIPTS = [
+    path for path in sorted((ROOT / "bench").glob("*.py")) if "argparse" in path.read_text() and path.stem != "kept"
+]
+
+
+# ---------------------------------------------------------------- what is kept
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_file_of_results_is_whole_and_tells_where_it_comes_from(file):
+    runs = kept.read(file)
+    assert kept.text(runs) == file.read_text(encoding="utf-8")
+    assert len({run.command for run in runs}) == len(runs)
+    for run in runs:
+        date.fromisoformat(run.date)
+        (script,) = re.findall(r"\bbench/\w+\.py\b", run.command)
+        assert (ROOT / script).exists()
+        assert Path(script).stem == file.stem.split(".")[0]
+        assert not any(word.startswith(("/", "~")) for word in shlex.split(run.command))
+        assert run.machine
+        assert run.rows
+        assert run.source or {"python", "torch", "clearhead"} <= run.versions.keys()
+        assert len({(row.work, row.peer) for row in run.rows}) == len(run.rows)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_row_has_a_figure_inside_its_spread_and_a_ratio_to_its_peer(file):
+    for row in (row for run in kept.read(file) for row in run.rows):
+        assert row.work
+        assert row.unit
+        assert row.ours or row.ratio
+        assert bool(row.peer) == bool(row.ratio), row
+        for middle, *ends in filter(None, (row.ours, row.theirs, row.ratio)):
+            assert len(ends) in (0, 2)
+            assert ends == sorted(ends)
+            assert middle is None or not ends or ends[0] <= middle <= ends[1], row
+
+
+def test_no_file_names_the_machine_that_wrote_it():
+    assert not any(socket.gethostname() in file.read_text(encoding="utf-8") for file in FILES)
+
+
+def spellings(value):
+    """How a log may write a number."""
+    plain = {
+        f"{value:,g}",
+        f"{value:,.0f}" if value >= 1000 else f"{value:g}",
+        f"{value:.1f}",
+        f"{value:.2f}",
+        f"{value:.3f}",
+    }
+    return plain | {f"{value / 1000:g}", f"{value / 1000:.1f}", f"{value / 100:g}", f"{value:g}".removeprefix("0")}
+
+
+COUNTED = ("streams", "requests", "rows", "matrices", "× the first's")  # told in words, or worked out
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_figures_copied_from_the_log_stand_in_it(file):
+    numbers = set(re.findall(r"\d[\d,]*(?:\.\d+)?", LOG))
+    for row in (row for run in kept.read(file) if run.source for row in run.rows if row.unit not in COUNTED):
+        for value in (*row.ours, *row.theirs):
+            assert value is None or spellings(value) & numbers, f"{row.work}: {value}"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_every_benchmark_can_keep_what_it_measured(script):
+    text = script.read_text(encoding="utf-8")
+    assert "kept.offer(" in text
+    assert "kept.write(" in text
+
+
+def test_a_run_is_kept_under_its_command_and_replaces_the_one_before(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(kept, "RESULTS", tmp_path / "bench" / "results")
+    (tmp_path / "bench").mkdir()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("KMP_BLOCKTIME", raising=False)
+    parser = argparse.ArgumentParser()
+    kept.offer(parser)
+    assert parser.parse_args(["--keep"]).keep
+    for rounds, seconds in ((5, [3.0, 1.0]), (5, [2.0]), (7, [4.0])):
+        monkeypatch.setattr("sys.argv", ["/there/bench/train.py", "--keep", "/data/a b.txt", f"--rounds={rounds}"])
+        kept.write([kept.row("a step", "s", seconds)], "typer", gensim="4.4")
+    (file,) = (tmp_path / "bench" / "results").iterdir()
+    assert file.name == "train.cpu.json"
+    first, second = kept.read(file)
+    assert first.command == "OMP_NUM_THREADS=1 python bench/train.py 'a b.txt' --rounds=5"
+    assert first.rows == (Row("a step", "s", (2.0,), rounds=1),)
+    assert second.versions.keys() == {"python", "clearhead", "torch", "typer", "gensim"}
+    assert second.load is not None
+    assert "kept in bench/results/train.cpu.json" in capsys.readouterr().out
+
+
+def test_a_ratio_above_one_means_ours_is_better():
+    (fast,) = kept.rows("writing", "tok/s", {"ours": [20.0, 30.0, 25.0], "theirs": [10.0, 10.0, 20.0]})
+    assert (fast.ours, fast.theirs, fast.ratio) == ((25.0, 20.0, 30.0), (10.0, 10.0, 20.0), (2.5, 1.25, 3.0))
+    (slow,) = kept.rows("loading", "s", {"ours": [4.0], "theirs": [1.0]})
+    assert slow.ratio == (0.25,)
+
+
+# ---------------------------------------------------------------- how targets stand
+def test_every_target_asks_something_and_says_why_it_is_short_or_not_measured():
+    for stands in standing.standings():
+        target = stands.target
+        assert (target.at_least is not None) + (target.at_most is not None) <= 1
+        assert {target.at_least, target.at_most, target.aim} != {None}
+        assert target.unit or target.peer
+        assert stands.row is None or target.unit in ("", stands.row.unit), target
+        assert target.why or not (stands.short or stands.misses_aim or stands.reached is None), target
+        assert (ROOT / "bench" / f"{target.results.split('.')[0]}.py").exists()
+
+
+def stands(ours=(), ratio=(), **asked):
+    row = Row("work", "s", ours, "peer" if ratio else "", ratio=ratio)
+    return Standing(Target("area", "file.cpu", "work", **asked), row, Run("2026-11-16", "", "", {}, (row,)))
+
+
+@pytest.mark.parametrize(
+    ("one", "verdict"),
+    [
+        (stands(ratio=(1.2,), at_least=1.2), "met"),
+        (stands(ratio=(1.1, 1.0, 1.3), at_least=1.25), "**short**: 0.88 of what is asked"),
+        (stands(ours=(3.0,), unit="s", at_most=2), "**short**: 1.50 times what is allowed"),
+        (stands(ours=(1.0,), unit="s", at_most=0), "**short**"),
+        (stands(ours=(0.0,), unit="s", at_most=0), "met"),
+        (stands(ours=(None, 5.0, 9.0), unit="s", at_most=8), "**short**: 1.12 times what is allowed"),
+        (stands(ours=(None, 5.0, 9.0), unit="s", at_least=8), "**short**: 0.62 of what is asked"),
+        (stands(ratio=(1.2,), at_least=1, aim=1.5), "met; 0.80 of the aim"),
+        (stands(ratio=(1.6,), at_least=1, aim=1.5), "met, and the aim"),
+        (stands(ours=(1.0,), unit="s", aim=2), "**short**; 0.50 of the aim"),
+        (Standing(Target("area", "file.cpu", "work", "peer", at_least=1)), "*not measured*"),
+    ],
+)
+def test_a_target_is_met_short_or_not_measured(one, verdict):
+    assert shown.verdict(one) == verdict
+
+
+def test_the_newest_run_counts_and_not_the_best(tmp_path, monkeypatch):
+    monkeypatch.setattr(standing, "RESULTS", tmp_path)
+    runs = [
+        Run(day, f"python bench/a.py {day}", "here", {}, (Row("work", "s", (seconds,)),))
+        for day, seconds in (("2026-11-16", 9.0), ("2026-11-15", 1.0))
+    ]
+    (tmp_path / "a.cpu.json").write_text(kept.text(runs), encoding="utf-8")
+    assert [row.ours for row, _ in standing.results()["a.cpu"]] == [(9.0,)]
+
+
+# ---------------------------------------------------------------- the page
+def test_the_page_has_every_target_and_every_run_that_it_names():
+    page, everything = shown.markdown(), standing.standings()
+    for area in standing.areas():
+        part = page.split(f"\n## {area}\n")[1].split("\n## ")[0]
+        lines = [line for line in part.splitlines() if line.startswith("| ")][2:]
+        assert len(lines) == len([s for s in everything if s.target.area == area])
+        assert all(s.target.work in part and shown.asked(s.target) in part for s in everything if s.target.area == area)
+    short = page.split("## What is short")[1].split("\n## ")[0]
+    assert all(s.target.why in short for s in everything if s.short)
+    named, told = (set(re.findall(pattern, page)) for pattern in (r"\(#run-(\d+)\)", r'id="run-(\d+)"'))
+    assert named == told
+
+
+def test_every_line_of_a_table_has_as_many_cells_as_its_head():
+    for found in re.findall(r"(?:^\|.*\n)+", shown.markdown(), re.MULTILINE):
+        assert len({line.count("|") for line in found.splitlines()}) == 1, found.splitlines()[0]
+
+
+def test_the_site_puts_the_tables_into_the_written_page():
+    spec = importlib.util.spec_from_file_location("site_hooks_of_benchmarks", ROOT / "docs" / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    written = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="benchmarks.md"))
+    made = hooks.on_page_markdown(written, page, None, None)
+    assert shown.markdown() in made
+    assert made.startswith(written.split("<!--")[0])
+    assert "<!-- tables -->" not in made
