@@ -266,6 +266,7 @@ RUN = [
 @pytest.mark.parametrize(("page", "block"), RUN)
 def test_commands_print_what_the_page_shows(page, block, tmp_path, monkeypatch):
     shutil.copy(SOURCE / "bundled" / "digits" / "seven.png", tmp_path)
+    shutil.copy(SOURCE / "bundled" / "spoken-digits" / "seven.wav", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     line, _, shown = block.removeprefix("$ ").partition("\n")

@@ -97,7 +97,7 @@ def test_special_tokens_in_a_message_stay_text(chatty):
 
 def test_loading_takes_little_more_memory_than_the_model(smollm, minilm):
     (file,) = smollm.glob("*.gguf")
-    assert measured("clearhead", str(file))["memory"] <= 1.1
+    assert measured("ours", str(file))["memory"] <= 1.1
 
 
 @pytest.fixture(scope="module")
