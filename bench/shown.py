@@ -42,10 +42,10 @@ def verdict(standing: Standing) -> str:
     if standing.short:
         limit = target.at_least or target.at_most
         word = "of what is asked" if target.at_least else "times what is allowed"
-        share = f": {reached / limit:.2f} {word}" if limit else ""
+        share = f": {reached / limit:.3f} {word}" if limit else ""
         return f"**short**{share}"
     if target.aim is not None and standing.misses_aim:
-        return f"{'met' if target.at_least else '**short**'}; {reached / target.aim:.2f} of the aim"
+        return f"{'met; ' if target.at_least else ''}{reached / target.aim:.2f} of the aim"
     return "met" if target.aim is None else "met, and the aim"
 
 

@@ -148,6 +148,15 @@ def test_of_a_long_sound_only_what_is_heard_and_a_second_are_read(tmp_path: Path
     torch.testing.assert_close(read, long.mean(1)[: heard + 8000])
 
 
+@pytest.mark.parametrize("samples", [[], [0.1, math.nan]])
+def test_a_sound_without_samples_or_with_such_as_are_no_numbers_is_refused(
+    samples: list[float], tmp_path: Path
+) -> None:
+    soundfile.write(tmp_path / "a.wav", np.array(samples, np.float32), 8000, subtype="FLOAT")
+    with pytest.raises(ClearheadError, match=r"a\.wav has no samples, or some that are no numbers\."):
+        sound.read(tmp_path / "a.wav", Mel())
+
+
 @pytest.mark.parametrize("rate", [1, 999, 400_001])
 def test_a_rate_that_no_sound_has_is_refused(rate: int, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", noise(2000).numpy(), rate)

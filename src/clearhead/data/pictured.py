@@ -94,10 +94,7 @@ def _pixels(picture: pictures.Picture, source: Pictures) -> Tensor:
 
 
 def _frames(file: Path, source: Mel) -> Tensor:
-    samples = sound.read(file, source)
-    if not len(samples) or not bool(samples.isfinite().all()):
-        raise ClearheadError(f"{file} has no samples, or some that are no numbers.")
-    return sound.log_mel(samples, source)[0]
+    return sound.log_mel(sound.read(file, source), source)[0]
 
 
 def _npz(path: Path, source: Pictures) -> Things:

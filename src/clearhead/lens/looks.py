@@ -63,5 +63,8 @@ def looks(model: "Model", word: str, text: str) -> Looks:
     row = part.values[:, :, own[-1][-1]]  # layer head key
     values = torch.stack([row[..., tokens].sum(dim=-1) for _, tokens in words], dim=-1)
     axes = Axis.of("layer", values.shape[0]), Axis.of("head", values.shape[1]), Axis.of("word", [n for n, _ in words])
-    note = "the weight that a word gives another: from its last token to all tokens of the other"
-    return Looks(values, axes, f"where {word!r} looks", "weight", most=1.0, note=note)
+    note = (
+        "from the last token of the word, at its last place, to all tokens of the other; tokens of no word are left out"
+    )
+    where = f"where {word!r} looks" + (", in the encoder" if model.net.encoder is not None else "")
+    return Looks(values, axes, where, "weight", most=1.0, note=note)

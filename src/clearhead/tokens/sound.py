@@ -77,6 +77,8 @@ def read(path: str | Path, source: Mel) -> Float[Tensor, " sample"]:
     except (soundfile.SoundFileError, TypeError) as error:  # TypeError: headerless .raw
         why = getattr(error, "error_string", error)
         raise ClearheadError(f"{path} is not a sound; a WAV, FLAC, OGG or MP3 file is needed ({why}).") from None
+    if not len(mixed) or not bool(mixed.isfinite().all()):
+        raise ClearheadError(f"{path} has no samples, or some that are no numbers.")
     return resample(mixed, rate, source.rate)
 
 
