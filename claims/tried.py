@@ -20,6 +20,8 @@ Each claim of the lectures as an experiment of `clearhead compare`: small models
 real data. What came out stands here as it came, also where it disagrees. A small experiment can contradict a claim only
 for small models and short training; the tables say how sure each difference is.
 
+Where it says *not tried yet*, the experiment is written and has not been run.
+
 Again: `python claims/prepare.py DATA`, then `python claims/claims.py NAME` for one of them, or all without a name.
 `claims/results` has every run's figures; this page is drawn from them when the site is built."""
 

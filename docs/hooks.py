@@ -1,8 +1,9 @@
 """What the site is made of beyond Markdown files: pages that the code itself writes while the site is built.
 
 The notebooks of the tour are run, and their figures are what clearhead drew then. The reference of commands, presets
-and visible values is asked from the program, so that it cannot be out of date. mkdocs is imported only where a site is
-being built: the tests call the writers of the pages without it.
+and visible values is asked from the program, so that it cannot be out of date. Benchmarks and the lectures' claims are
+drawn from what was kept of them. mkdocs is imported only where a site is being built: the tests call the writers of the
+pages without it.
 """
 
 import re
@@ -46,6 +47,7 @@ def pages() -> Iterator[tuple[str, str]]:
     yield "reference/commands.md", commands()
     yield "reference/presets.md", presets()
     yield "reference/values.md", values()
+    yield "claims.md", claims()
     for notebook in TOUR:
         yield f"tour/{notebook.stem}.md", ran(notebook.name, notebook.read_text(encoding="utf-8"))
 
@@ -135,6 +137,14 @@ def benchmarks() -> str:
     from shown import markdown
 
     return f"{DENSE}\n\n{markdown()}"
+
+
+def claims() -> str:
+    """What the lectures claim beside what experiments found, from claims/results."""
+    sys.path.append(str(HERE.parent / "claims"))
+    from tried import page
+
+    return f"{DENSE}\n\n{page()}"
 
 
 @cache  # while the site is served, a notebook that did not change is not run again

@@ -17,6 +17,7 @@ import random
 import shutil
 import sys
 import tarfile
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -92,20 +93,41 @@ def fill(data: Path, out: Path) -> None:
 
 
 def mood(data: Path, out: Path) -> None:
-    """SST-2: every twentieth row of its training set chooses among runs, its dev set is only scored."""
+    """SST-2, whose training rows are sentences and parts of them: every tenth sentence chooses among runs, and its
+    parts are left out unless another sentence has them too; its dev set is only scored."""
     with tarfile.open(data / "labels/glue.tar.xz") as inside:
         files = {name: inside.extractfile(f"SST-2/{name}.tsv") for name in ("train", "dev")}
-        rows = {name: file.read().decode().splitlines() for name, file in files.items() if file}
-    head, *train = rows["train"]
+        rows = {name: file.read().decode().splitlines()[1:] for name, file in files.items() if file}
     named = {"0": "negative", "1": "positive"}
 
-    def labelled(some: Iterable[str]) -> list[str]:
+    def labelled(some: Iterable[str]) -> list[tuple[str, str]]:
         pairs = (line.rstrip("\n").split("\t") for line in some)
-        return [head, *(f"{text.strip()}\t{named[label]}" for text, label in pairs)]
+        return [(text.strip(), named[label]) for text, label in pairs]
 
-    write(out / "train.tsv", labelled(line for number, line in enumerate(train) if number % 20))
-    write(out / "valid.tsv", labelled(train[::20]))
-    write(out / "dev.tsv", labelled(rows["dev"][1:]))
+    train, dev = labelled(rows["train"]), labelled(rows["dev"])
+    wholes = whole(text for text, _ in train)
+    held = {text for text, homes in wholes.items() if homes == {text} and zlib.crc32(text.encode()) % 10 == 0}
+    parts = {
+        "train": [row for row in train if not held.issuperset(wholes[row[0]])],
+        "valid": [row for row in train if row[0] in held],
+        "dev": dev,
+    }
+    for name, part in parts.items():
+        write(out / f"{name}.tsv", ["sentence\tlabel", *("\t".join(row) for row in part)])
+
+
+def whole(texts: Iterable[str]) -> dict[str, set[str]]:
+    """Of each text the longest ones that it is a part of; itself, where it is none."""
+    found: dict[str, set[str]] = {}
+    by_word: dict[str, set[str]] = {}
+    for text in sorted(set(texts), key=lambda text: (-len(text), text)):
+        with_word = min((by_word.get(word, set()) for word in text.split()), key=len)
+        homes = {home for home in with_word if f" {text} " in f" {home} "}
+        found[text] = homes or {text}
+        if not homes:
+            for word in text.split():
+                by_word.setdefault(word, set()).add(text)
+    return found
 
 
 def digits(data: Path, out: Path) -> None:

@@ -13,7 +13,7 @@ from clearhead.generate import answers, engines
 from clearhead.generate import chat as chats
 from clearhead.generate.beamed import best_texts, prefixes, unlisted, wishes
 from clearhead.generate.edited import Edited
-from clearhead.generate.sampling import LARGEST_SEED, sampling
+from clearhead.generate.sampling import LARGEST_SEED, check_overflow, sampling
 from clearhead.generate.talk import Talk
 from clearhead.generate.translate import Translator
 from clearhead.generate.write import Engines, Writer, check_samples, check_writes
@@ -130,9 +130,10 @@ class Model(Inside):
                 batch.each(lambda part: answers.pooled(self._run(part, SILENT), part.segments, pooling, unit))
             )
 
-    def fill(self, text: str, top: int = 5) -> Any:
-        """The likeliest words for [MASK], best first; a list of such lists where there are several."""
-        found = answers.fill(self.net, self.tokenizer, self.config, text, top)
+    def fill(self, text: str, top: int = 5, *, edits: Edits | None = None) -> Any:
+        """The likeliest words for [MASK], best first; a list of such lists where there are several gaps."""
+        net = Edited(self.net, self._changes(edits)) if edits else self.net
+        found = answers.fill(net, self.tokenizer, self.config, text, top)
         return found[0] if len(found) == 1 else found
 
     def classify(self, texts: Text | None = None, *, pictures: Dense | None = None, sound: Dense | None = None) -> Any:
@@ -154,7 +155,7 @@ class Model(Inside):
         beginning in the middle of the one before, so that every token is told from at least half a context.
         """
         check_writes(self.config.model)
-        answers.check_overflow(overflow)
+        check_overflow(overflow)
         batch = self._batch(text, endless=overflow == "slide")
         scored = answers.scored(self.net, batch.rows())
         return scored[0] if batch.single else scored

@@ -13,6 +13,13 @@ class ClearheadError(ValueError):
     """What was wrong, the value, what would be right. The command line prints it and exits with 2."""
 
 
+class NoNumbers(ClearheadError):
+    """What a model computed is no number: not what was given is wrong, but the model."""
+
+    def __init__(self, what: str = "the logits") -> None:
+        super().__init__(f"{what} hold no numbers; the weights of the model may be broken.")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence: the closest name where there is one, else the names there are."""
     known = list(known)
@@ -22,6 +29,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return "known: " + ", ".join(known) if len(known) <= 24 else f"there are {len(known)} to choose from"
+
+
+def unreadable(path: object, error: Exception) -> ClearheadError:
+    """How it is told, wherever a file is read, that it cannot be."""
+    return ClearheadError(f"{path} cannot be read: {reason(error)}.")
+
+
+def reason(error: Exception) -> str:
+    """Why something could not be done with a file: the end of a sentence."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    return str(getattr(error, "strerror", None) or error).removesuffix(".")
 
 
 def check_kind(value: object, kind: type | UnionType, what: str) -> None:

@@ -5,8 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from clearhead.errors import ClearheadError
-
 
 def overwrite(path: Path, content: bytes) -> None:
     """The content takes the place of what the file held, in one step."""
@@ -39,14 +37,8 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def text_lines(path: Path) -> list[str]:
-    """The lines of a text that somebody gave."""
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise ClearheadError(f"{path} is not UTF-8 (byte {error.start:,}).") from None
+def write_json(path: Path, value: object, indent: int = 2) -> None:
+    path.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from clearhead.errors import ClearheadError, check_kind, nearest
+from clearhead.errors import ClearheadError, check_kind, nearest, unreadable
 
 T = TypeVar("T")
 Tree = dict[str, Any]
@@ -94,7 +94,7 @@ def load(path: str | Path) -> Tree:
         text = path.read_text(encoding="utf-8")
         loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
-        raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
+        raise unreadable(path, error) from None
     except (ValueError, RecursionError) as error:  # text that is no UTF-8, too, is a ValueError
         raise ClearheadError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}.") from None
     if not isinstance(loaded, dict):

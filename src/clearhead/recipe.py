@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Literal
 
 from clearhead.errors import ClearheadError
-from clearhead.options import AdamW, Option
+from clearhead.optimisers import AdamW, Option
 from clearhead.schedule import Cosine, Schedule
 from clearhead.variants import say
 

@@ -24,7 +24,7 @@ from clearhead.config import (
     Tokens,
     Train,
 )
-from clearhead.options import Adam, AdamW, Muon
+from clearhead.optimisers import Adam, AdamW, Muon
 from clearhead.schedule import Cosine, InverseSquareRoot, Trapezoid
 
 EXPECTS = {

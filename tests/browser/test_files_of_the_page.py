@@ -89,8 +89,13 @@ FEW = ch.Tokenizer.characters(" abcdefghijklmnopqrstuvwyz")  # no x, as in carbo
 
 @pytest.mark.parametrize(
     "model",
-    [model_of(), model_of("tiny-encoder-decoder"), ch.new("tiny-decoder", tokenizer=FEW)],
-    ids=["decoder", "encoder-decoder", "few letters"],
+    [
+        model_of(),
+        model_of("tiny-encoder", context=64, use__mask=[0]),
+        model_of("tiny-encoder-decoder"),
+        ch.new("tiny-decoder", tokenizer=FEW),
+    ],
+    ids=["decoder", "encoder", "encoder-decoder", "few letters"],
 )
 def test_a_page_is_saved_without_a_browser(browser, tmp_path, model):
     ch.save(model, tmp_path / "model")
@@ -101,7 +106,7 @@ def test_a_page_is_saved_without_a_browser(browser, tmp_path, model):
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto((tmp_path / "page.html").as_uri())
     page.wait_for_selector("body[data-ready]")
-    for view in ("machine", "tokens", "position", "block", "vectors", "lens", "attention"):
+    for view in ("machine", "tokens", "position", "block", "vectors", "lens", "fill", "attention"):
         place = {"layer": 1, "head": 1} if view == "attention" else {}
         page.evaluate("patch => clearhead.set(patch)", {"view": view, **place})
         page.wait_for_selector("body[data-ready]")

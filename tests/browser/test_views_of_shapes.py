@@ -127,6 +127,21 @@ def test_a_click_hides_a_token_and_the_model_says_what_stood_there(page_on):
         assert not visit.complaints
 
 
+def test_where_a_word_is_hidden_the_page_tells_what_stands_there(page_on):
+    model = encoder()
+    best = model.logits([*WORDS.encode("The"), MASK, *WORDS.encode(" sat")])[3].softmax(-1).max()
+    edit = {"name": "blocks.0.ffn.out", "op": "ablate"}
+    with page_on(model) as visit:
+        page = visit.go("#text=The+[MASK]+sat").page
+        assert f"{100 * best:.1f} %" in page.locator("main .part", has_text="the hidden word").text_content()
+        visit.set(view="lens", edits=[edit])
+        assert page.locator("main ch-figure", has_text="At “<|mask|>”, layer by layer").count() == 1
+        assert page.locator(".edits").inner_text().count("The hidden word:") == 1
+        visit.set(text="The cat sat")
+        assert page.locator("main ch-figure", has_text="After “t”, layer by layer").count() == 1
+        assert not visit.complaints
+
+
 # ---------------------------------------------------------------- chat
 def test_chat_shows_the_very_tokens_and_answers_as_the_library_does(page_on):
     model = talker()

@@ -55,9 +55,10 @@ def test_others_get_in_with_the_key_of_the_printed_address_only(folder, monkeypa
     assert told == [(401, 401) if key else (200, 200)]
 
 
-def test_a_page_is_saved_as_html_only(folder, tmp_path):
+@pytest.mark.parametrize("option", ["--out", "--save"])
+def test_a_page_is_saved_as_html_only(folder, tmp_path, option):
     with pytest.raises(ClearheadError, match=r"must end in \.html"):
-        explore(folder, "--save", tmp_path / "page.pdf")
+        explore(folder, option, tmp_path / "page.pdf")
 
 
 def test_the_saved_page_holds_its_text(folder, tmp_path, capsys):
@@ -66,6 +67,12 @@ def test_the_saved_page_holds_its_text(folder, tmp_path, capsys):
     assert "saved" in capsys.readouterr().out
     assert '"text": "a \\u003cb> c"' in written or "a \\u003cb> c" in written
     assert "http://" not in written.split("<body>")[0].replace("http://www.w3.org", "")
+
+
+def test_a_page_of_pictures_needs_one(tmp_path):
+    ch.save(ch.new("tiny-pictures"), tmp_path / "eye")
+    with pytest.raises(ClearheadError, match="no example came with eye; open the page, give it one"):
+        explore(tmp_path / "eye", "--out", tmp_path / "page.html")
 
 
 def test_what_a_model_cannot_read_is_told_before_a_page_is_written(folder, tmp_path):

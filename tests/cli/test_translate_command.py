@@ -1,6 +1,8 @@
 """`clearhead translate`: files in blocks and in order, n-best, JSON, and a sentence for each mistake."""
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from typer.testing import CliRunner
@@ -30,6 +32,14 @@ def run(*words, typed=None):
         raise done.exception
     assert done.exit_code == 0, done.exception
     return done.stdout
+
+
+def test_a_pipe_that_can_be_read_once_is_translated(translator, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as elsewhere:
+        elsewhere.submit(pipe.write_text, "A dog runs.\nTwo men.\n")
+        assert "2 lines" in run(translator, "--input", pipe, "--output", tmp_path / "out.txt", *FEW)
 
 
 def test_a_file_is_translated_in_blocks_in_order_and_is_there_as_a_whole(translator, tmp_path, monkeypatch):
@@ -68,6 +78,15 @@ def test_people_read_where_each_token_looked(translator):
     assert [row.split()[-1] for row in rows] == [source[place] for place in one.alignment]
 
 
+@pytest.mark.parametrize("asked", [("--align", "-2"), ("--logprobs", 1)])
+def test_tables_stay_on_the_screen_and_out_of_the_file(translator, tmp_path, asked):
+    (tmp_path / "in.txt").write_text("a\nb\n")
+    words = (translator, "--input", tmp_path / "in.txt", *FEW)
+    shown = run(*words, "--output", tmp_path / "out.txt", *asked)
+    assert (tmp_path / "out.txt").read_text() == run(*words)
+    assert shown == run(*words, *asked) + f"2 lines in {tmp_path / 'out.txt'}\n"
+
+
 def test_json_tells_scores_tokens_and_alignment(translator):
     tree = json.loads(run(translator, "A dog.", "--json", "--align", "-2", "--n-best", 2, *FEW))
     model = ch.load(translator, device="cpu")
@@ -104,10 +123,10 @@ def test_options_reach_the_search(translator):
     [
         ((), None, "give a text, or --input"),
         (("a", "--input", "b"), None, "give a text, or --input"),
-        (("--input", "nowhere.txt"), None, "nowhere.txt cannot be read: No such file"),
+        (("--input", "nowhere.txt"), None, "nowhere.txt cannot be read: there is no such file"),
         (("a", "--json", "--align", "top"), None, "align = 'top' is no layer"),
         (("--input", "-"), "a\nb\n" + "c" * 50, "line 3 has a sentence of 51 tokens"),
-        (("--input", "-"), b"a\n\xff\n", "line 2 of - is not UTF-8"),
+        (("--input", "-"), b"a\n\xff\n", "-:2: the line is not UTF-8"),
         (("a", "--output", "/nowhere/out.txt"), None, "/nowhere/out.txt cannot be written"),
         (("a", "--beam", 0), None, "beams = 0 is too few"),
     ],

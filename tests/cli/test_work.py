@@ -23,6 +23,7 @@ MODELS = {
     "writer": ("tiny-decoder", {"context": 256, "use__stop": [END], "use__chat": TEMPLATE}),
     "translator": ("tiny-encoder-decoder", {"use__start": [END], "use__stop": [END]}),
 }
+WORDLESS = {"eye": "tiny-pictures", "ear": "tiny-sound"}
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,8 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for name, (preset, changes) in MODELS.items():
         ch.save(ch.new(preset, vocabulary=SIZE, tokenizer=WORDS, seed=1, **changes), folder / name)
+    for name, preset in WORDLESS.items():
+        ch.save(ch.new(preset), folder / name)
     return folder
 
 
@@ -43,6 +46,9 @@ def run(*words, typed=None):
 
 def test_fill_tells_words_with_their_probability(models):
     assert len(run("fill", models / "reader", "the [MASK] sat", "--top", 3).splitlines()) == 3
+    (models / "gaps.txt").write_text("the [MASK] sat\n[MASK] cat [MASK]\n")
+    told = run("fill", models / "reader", "--input", models / "gaps.txt", "--top", 2).splitlines()
+    assert (told[0], told[4], len(told)) == ("the [MASK] sat", "[MASK] cat [MASK]", 11)
     gaps = json.loads(run("fill", models / "reader", "[MASK] cat [MASK]", "--top", 2, "--json"))
     assert [len(gap) for gap in gaps] == [2, 2]
 
@@ -138,6 +144,8 @@ MISTAKES = [
     (("fill", "reader", "no gap"), "the text has no gap"),
     (("classify", "judge"), "give a text, or --input"),
     (("classify", "judge", "a", "--input", "b"), "give a text, or --input"),
+    (("classify", "eye"), "give the name of a picture, or --input"),
+    (("classify", "ear"), "give the name of a sound, or --input"),
     (("classify", "reader", "a"), "tells no classes"),
     (("score", "translator", "a"), "does not write text"),
     (("score", "writer", "   "), "the text is empty"),
@@ -148,7 +156,7 @@ MISTAKES = [
     (("classify", "judge", "a", "--second", "b"), "reads no pairs of texts"),
     (("embed", "reader", "a", "--pooling", "max"), "it is mean or first"),
     (("embed", "reader", "a", "--output", "/no/such/a.npy"), "there is no folder /no/such to save a.npy in"),
-    (("fill", "reader", "a [MASK]", "--top", "0"), "ask for at least 1"),
+    (("fill", "reader", "a [MASK]", "--top", "0"), "top = 0 must be a whole number of at least 1"),
     (("translate", "writer", "a"), "has no source to read"),
     (("chat", "reader"), "does not write text"),
     (("generate", "writer", "a", "--stream", "--n", "2"), "--stream shows one text"),

@@ -84,7 +84,7 @@ def test_a_second_time_nothing_is_read(tmp_path, monkeypatch, capfd):
     (tmp_path / "b.txt").write_text("and thanks")
     told = Report("skip")
     first = make(tmp_path, tmp_path / "cache", report=told)
-    monkeypatch.setattr(sources, "_opened", None)
+    monkeypatch.setattr(sources, "opened", None)
     again = Report("skip")
     second = make(tmp_path, tmp_path / "cache", report=again)
     assert read(first) == read(second) == [BPE.encode("so long\nfish\n"), BPE.encode("and thanks")]

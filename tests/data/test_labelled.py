@@ -1,11 +1,6 @@
-"""Laws of labelled rows: each once an epoch, in brackets, alike in length; and what files may get wrong."""
+"""Laws of labelled rows: each once an epoch, in brackets, alike in length, copies never on both sides."""
 
-import csv
-import gzip
-import json
-import lzma
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.data.classes import split
-from clearhead.data.labelled import Example, Labelled, Row, encoded, rows
+from clearhead.data.labelled import Example, Labelled
 from clearhead.data.packed import Packed, Report
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import build
 from clearhead.presets import presets
-from clearhead.tokens.text import Tokenizer
 
 BEGIN, END = 1, 2
 
@@ -235,139 +229,3 @@ def test_numbers_are_split_as_one_class():
 def test_a_share_that_is_none_is_refused(share):
     with pytest.raises(ClearheadError, match="at least 0 and less than 1"):
         split(["a"], [0], share, 0)
-
-
-# ---------------------------------------------------------------- files
-CELLS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
-NAMED = {"text": "a", "label": "l", "second": "b"}
-
-
-def write(path: Path, text: str | bytes) -> Path:
-    if path.suffix == ".zst":
-        opener = pytest.importorskip("zstandard").open
-    else:
-        opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    with opener(path, "wb") as file:
-        file.write(text.encode() if isinstance(text, str) else text)
-    return path
-
-
-@given(table=st.lists(st.tuples(CELLS, CELLS, CELLS), max_size=5), packed=st.sampled_from(["", ".gz", ".xz", ".zst"]))
-def test_csv_and_jsonl_read_back_what_was_written(table, packed, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tables")
-    with (folder / "plain").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("a", "b", "l"), *table])
-    sheet = write(folder / f"x.csv{packed}", (folder / "plain").read_bytes())
-    lines = [json.dumps({"l": label, "a": a, "b": b}) for a, b, label in table]
-    objects = write(folder / f"x.jsonl{packed}", "\n".join(lines))
-    for path in (sheet, objects):
-        report = Report()
-        read = [row[:3] for row in rows(path, report, **NAMED)]
-        assert read == [(a, b, label.strip()) for a, b, label in table]
-        assert report.read == len(table)
-
-
-def test_quotes_in_tsv_are_letters_and_in_csv_are_quotes(tmp_path):
-    tsv = write(tmp_path / "x.tsv", 'l\ta\n1\t" he said\n0\tsaid "yes"\r\n')
-    assert [row.text for row in rows(tsv, Report(), text="a", label="l")] == ['" he said', 'said "yes"']
-    sheet = write(tmp_path / "x.csv", 'l,a\n1,"one,\ntwo"\n0,said "yes"\n')
-    read = list(rows(sheet, Report(), text="a", label="l"))
-    assert read == [Row("one,\ntwo", None, "1", f"{sheet}:2"), Row('said "yes"', None, "0", f"{sheet}:4")]
-
-
-def test_columns_by_number_need_no_first_line(tmp_path):
-    path = write(tmp_path / "x.tsv", "gj04\t1\t\tThe sailors rode.\n\ngj04\t0\t*\tHim rode.\n")
-    expected = [("The sailors rode.", "1", 1), ("Him rode.", "0", 3)]
-    for text, label in ((3, 1), ("3", "1")):
-        read = list(rows(path, Report(), text=text, label=label))
-        assert read == [Row(words, None, name, f"{path}:{line}") for words, name, line in expected]
-
-
-def test_a_mark_before_the_first_name_is_none_of_it(tmp_path):
-    path = write(tmp_path / "x.tsv", b"\xef\xbb\xbfQuality\t#1 String\n1\tyes\n")
-    assert next(rows(path, Report(), text="#1 String", label="Quality")).label == "1"
-
-
-def test_plain_json_values_are_classes(tmp_path):
-    path = write(tmp_path / "x.jsonl", "\n".join(json.dumps({"a": "x", "l": label}) for label in (1, True, "pos")))
-    assert [row.label for row in rows(path, Report(), text="a", label="l")] == ["1", "true", "pos"]
-
-
-BROKEN = [
-    ("x.csv", 'a,l\nx,1\n"x"y,1\nx,0\n', 3, "expected after"),
-    ("x.csv", 'a,l\nx,1\n"x,1\nx,0', 3, "unexpected end of data"),
-    ("x.csv", "a,l\nx,1\nx\nx,0\n", 3, r"\(1\): the number of columns is not 2"),
-    ("x.tsv", "a\tl\nx\t1\nx\ty\t1\nx\t0\n", 3, r"\(3\): the number of columns is not 2"),
-    ("x.tsv", "a\tl\nx\t1\nx\t\n", 3, "there is no label"),
-    ("x.tsv", "a\tl\nx\t1\n \t1\n", 3, r"\(' '\): there is no text"),
-    ("x.tsv", b"a\tl\nx\t1\n\xf0\x9f\x98\x80\xff\t1\n", 3, "not UTF-8"),
-    ("x.jsonl", '{"a": "x", "l": 1}\n\n{"a": "x", "l": 1\n', 3, "no JSON object"),
-    ("x.jsonl", '{"a": "x", "l": 1}\n["x", 1]\n', 2, "no JSON object"),
-    ("x.jsonl", '{"a": "x", "l": 1}\n{"a": "x"}\n', 2, "there is no 'l'"),
-    ("x.jsonl", '{"a": "x", "l": 1}\n{"a": "x", "l": null}\n', 2, "there is no 'l'"),
-    ("x.jsonl", '{"a": "x", "l": 1}\n{"a": "x", "l": [1]}\n', 2, "there is no label"),
-    ("x.jsonl", '{"a": "x", "l": 1}\n{"a": 7, "l": 1}\n', 2, r"\(7\): there is no text"),
-    ("x.jsonl", '{"a": "x", "l": 1}\n{"a": "\\ud800", "l": 1}\n', 2, "not UTF-8"),
-    ("x.jsonl.gz", '{"a": "x", "l": 1}\n' + "[" * 99999, 2, "no JSON object"),
-]
-
-
-@pytest.mark.parametrize(("name", "text", "line", "words"), BROKEN)
-def test_broken_lines_are_refused_or_left_out_with_their_number(tmp_path, name, text, line, words):
-    path = write(tmp_path / name, text)
-    with pytest.raises(ClearheadError, match=f":{line}.*{words}"):
-        list(rows(path, Report(), text="a", label="l"))
-    report = Report("skip")
-    left = list(rows(path, report, text="a", label="l"))
-    assert left
-    assert all(row.text == "x" for row in left)
-    assert (report.read, sum(report.skipped.values())) == (len(left), 1)
-    assert f"{path}:{line}" in str(report)
-
-
-@pytest.mark.parametrize("value", ["abc", "nan", "inf", "1e300", "1,5"])
-def test_labels_that_are_no_numbers_are_told_where_numbers_are_needed(tmp_path, value):
-    path = write(tmp_path / "x.tsv", f"a\tl\nx\t2.5\nx\t{value}\nx\t-1\n")
-    with pytest.raises(ClearheadError, match=rf"x.tsv:3 \('{value}'\): the label is no number"):
-        list(rows(path, Report(), text="a", label="l", numbers=True))
-    report = Report("skip")
-    assert [row.label for row in rows(path, report, text="a", label="l", numbers=True)] == [2.5, -1.0]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "columns", "words"),
-    [
-        ("x.tsv", "sentence\tlabel\n", {"text": "sentense", "label": "label"}, "did you mean 'sentence'"),
-        ("x.tsv", "x\t1\n", {"text": 0, "label": 2}, "no column '2'; there are 2"),
-        ("x.csv", '"a"b,l\nx,1\n', {"text": "a", "label": "l"}, "x.csv:1: the first line tells the columns"),
-        ("x.txt", "x", {"text": 0, "label": 1}, "must be a .csv, .tsv or .jsonl"),
-        ("x.gz", "x", {"text": 0, "label": 1}, "must be a .csv, .tsv or .jsonl"),
-    ],
-)
-@pytest.mark.parametrize("broken", ["refuse", "skip"])
-def test_files_that_cannot_be_understood_are_always_refused(tmp_path, name, text, columns, words, broken):
-    with pytest.raises(ClearheadError, match=words):
-        list(rows(write(tmp_path / name, text), Report(broken), **columns))
-
-
-@pytest.mark.parametrize("packed", [".gz", ".xz", ".zst"])
-def test_a_compressed_file_that_breaks_off_is_refused(tmp_path, packed):
-    path = write(tmp_path / f"x.tsv{packed}", "".join(f"{i}\t1\n" for i in range(9999)))
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(ClearheadError, match="cannot be read"):
-        list(rows(path, Report(), text=0, label=1))
-    path.write_bytes(b"plain")
-    with pytest.raises(ClearheadError, match="cannot be read"):
-        list(rows(path, Report(), text=0, label=1))
-    with pytest.raises(ClearheadError, match="cannot be read: No such file"):
-        list(rows(tmp_path / "none.tsv", Report(), text=0, label=1))
-
-
-def test_a_text_without_tokens_is_told_with_its_line(tmp_path):
-    path = write(tmp_path / "x.tsv", "ab\tba\t1\nab\tac\t0\n")
-    letters = Tokenizer.characters("ab")
-    with pytest.raises(ClearheadError, match=r"x.tsv:2: the text holds 'c' .* no token"):
-        list(encoded(rows(path, Report(), text=0, second=1, label=2), letters, Report()))
-    report = Report("skip")
-    read = encoded(rows(path, report, text=0, second=1, label=2), letters, report)
-    assert list(read) == [Example([0, 1], [1, 0], "1", f"{path}:1")]

@@ -51,6 +51,7 @@ def generated():
     """Pages that the code writes while the site is built; those of notebooks, which take long, by name only."""
     made = hooks()
     pages = {f"reference/{name}.md": getattr(made, name)() for name in ("commands", "presets", "values")}
+    pages["claims.md"] = made.claims()
     return pages | {f"tour/{notebook.stem}.md": "" for notebook in made.TOUR}
 
 

@@ -106,6 +106,12 @@ def test_documents_are_drawn_where_there_are_many_and_stretches_where_there_are_
     assert ch.evaluate(writer(), tmp_path / "one.txt", stride=3).figures[0].n == one.n
 
 
+def test_a_single_hidden_word_is_enough(tmp_path):
+    (tmp_path / "short.txt").write_text("hi")
+    model = ch.new("tiny-encoder", vocabulary=len(WORDS), tokenizer=WORDS, use__mask=[MASK])
+    assert ch.evaluate(model, tmp_path / "short.txt").each[0]["hidden"] == 1
+
+
 def test_masked_words_are_told_as_by_hand(file):
     model = ch.new(
         "tiny-encoder", vocabulary=len(WORDS), tokenizer=WORDS, context=32, use__mask=[MASK], use__begin=[END], seed=1

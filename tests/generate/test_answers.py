@@ -35,6 +35,15 @@ def test_gaps_are_filled_with_the_likeliest_tokens(reader):
     assert [word.probability for word in found] == pytest.approx(expected.values.tolist(), abs=1e-6)
 
 
+def test_gaps_are_filled_by_the_edited_model(reader):
+    edits = {"blocks.0.attn.z": ch.ablate(head=1)}
+    expected = reader.logits([*WORDS.encode("the"), MASK], edits=edits)[-1].softmax(-1).max()
+    assert reader.fill("the [MASK]", 1, edits=edits)[0].probability == pytest.approx(float(expected), abs=1e-6)
+    assert reader.fill("the [MASK]", edits=edits) != reader.fill("the [MASK]")
+    with pytest.raises(ch.ClearheadError, match=r"blocks\.9"):
+        reader.fill("the [MASK]", edits={"blocks.9.post": ch.ablate()})
+
+
 def test_a_gap_may_be_called_as_the_tokenizer_calls_it_and_there_may_be_several(reader):
     assert reader.fill("the [MASK] sat") == reader.fill("the <|mask|> sat")
     two = reader.fill("[MASK] cat [MASK]", 2)
@@ -135,7 +144,7 @@ def test_logits_are_made_for_a_few_tokens_at_a_time(writer, monkeypatch):
     [
         (lambda r, j: r.fill("no gap"), "the text has no gap"),
         (lambda r, j: j.fill("a [MASK]"), "fills no gaps"),
-        (lambda r, j: r.fill("a [MASK]", 0), "ask for at least 1"),
+        (lambda r, j: r.fill("a [MASK]", 0), "top = 0 must be a whole number of at least 1"),
         (lambda r, j: r.fill("a [MASK] " * 40), "more than this model's context"),
         (lambda r, j: r.classify("a"), "tells no classes"),
         (lambda r, j: r.score("a"), "does not write text"),

@@ -8,7 +8,7 @@ from hypothesis import given
 import clearhead as ch
 from clearhead.config import Attention, Config, Dropout, ModelConfig, Sinusoidal, Train
 from clearhead.model.transformer import build
-from clearhead.options import Adam, Muon
+from clearhead.optimisers import Adam, Muon
 from strategies import models
 
 PUBLISHED = {  # as the model cards or papers give them

@@ -153,3 +153,17 @@ def test_the_page_is_whole_needs_nothing_else_and_escapes_what_is_not_ours(tmp_p
 def test_an_experiment_without_any_result_yet_has_a_report_too(tmp_path):
     report.write(Experiment("lm-small", ("model.width=16,32",), base=BASE), tmp_path)
     assert "6 of 6 runs are not done" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([38.5, 38.9], "38.70 ± 0.28"),
+        ([9.99, 10.05], "10.02 ± 0.04"),
+        ([10.05, 9.5, 9.4], "9.6500 ± 0.3500"),
+        ([1.5], "1.5000"),
+        ([], "–"),
+    ],
+)
+def test_a_spread_has_as_many_digits_as_its_mean(values, told):
+    assert report.spread_of(values) == told

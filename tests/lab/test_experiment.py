@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from experiments import POSITIONS, SMALL
 
 import clearhead as ch
+from clearhead import reader
 from clearhead.config import Config
 from clearhead.data.alone import alone
 from clearhead.lab import experiment, work
@@ -181,13 +183,13 @@ def test_a_run_that_diverges_is_a_result_and_the_others_go_on(data, tmp_path):
         ({"seeds": []}, "different whole numbers"),
         ({"seeds": "12"}, "must be whole numbers"),
         ({"against": "rotary"}, "--against rotary is no variant"),
-        ({"metric": "blue"}, "--metric blue is unknown here"),
+        ({"metric": "blue"}, "blue is unknown here; known: loss, last, and with --data.valid perplexity, word"),
         ({"metric": "perplexity"}, "give --data.valid"),
         ({"data.train": []}, "nothing to learn from"),
         ({"data.train": "-"}, "standard input"),
         ({"data.held_out": 0.0}, "nothing is held out"),
-        ({"data.train": "nowhere.txt"}, "nowhere.txt: there is no such file"),
-        ({"data.valid": "nowhere*"}, "nowhere*: there is no such file"),
+        ({"data.train": "nowhere.txt"}, "nowhere.txt cannot be read: there is no such file"),
+        ({"data.valid": "nowhere*"}, "nowhere* cannot be read: there is no such file"),
         ({"lengths": [0]}, "must be at least 1"),
     ],
 )
@@ -196,6 +198,21 @@ def test_wrong_input_is_a_sentence_and_leaves_no_run(data, tmp_path, changes, se
         compared(tmp_path / "lab", **{"data": data, **changes})
     assert sentence in str(error.value)
     assert not list(tmp_path.rglob("run.json"))
+
+
+def test_what_is_neither_preset_nor_file_is_told_that_folders_of_experiments_are_taken_too(tmp_path):
+    with pytest.raises(
+        ch.ClearheadError, match=r"nowhere is no preset .*, no run\.toml, and no folder of an experiment"
+    ):
+        ch.compare(tmp_path / "nowhere")
+
+
+def test_the_size_that_is_told_before_is_that_of_the_runs(data, tmp_path, capsys):
+    ch.compare("lm-small", POSITIONS, 1, tmp_path / "lab", device="cpu", **{**SMALL, "data.train": data})
+    told = re.findall(r"([\d,]+) parameters, and ([\d,]+) for each token of its vocabulary", capsys.readouterr().out)
+    tokens = Config.of(reader.load(next((tmp_path / "lab").rglob("run.json")))).model.vocabulary
+    sizes = [int(own.replace(",", "")) + tokens * int(each.replace(",", "")) for own, each in told]
+    assert sizes == [run.parameters for run in outcomes(tmp_path / "lab").values()]
 
 
 def test_f1_of_three_classes_is_refused_before_anything_is_trained(tmp_path, monkeypatch):

@@ -129,7 +129,7 @@ def test_what_is_normed_as_it_is_read_is_normed_here():
 
 def test_a_corpus_that_is_no_text_is_told(tmp_path):
     (tmp_path / "corpus.txt").write_bytes("caf\xe9".encode("latin-1"))
-    with pytest.raises(ch.ClearheadError, match=r"corpus.txt is not UTF-8 \(byte 3\)"):
+    with pytest.raises(ch.ClearheadError, match=r"corpus\.txt:1: the line is not UTF-8"):
         ch.lens.neurons(new(), 0, tmp_path / "corpus.txt", 1)
 
 

@@ -33,8 +33,35 @@ def test_the_last_of_several_is_meant_and_case_is_not_heard(model):
     assert float(ch.lens.looks(model, "it", TEXT).values[..., 4].min()) > 0  # the first could not see the cat
 
 
+def test_a_gap_is_one_word_and_words_behind_it_are_where_they_are():
+    words = ch.Tokenizer.bytes(("<|mask|>",))
+    model = ch.new("tiny-encoder", vocabulary=257, tokenizer=words, context=64, use__mask=[256])
+    pattern = ch.lens.attention(model, "a [MASK] cat").values  # a, gap with its space, space, c, a, t
+    seen = ch.lens.looks(model, "cat", "a [MASK] cat")
+    assert seen.axes[-1].labels == ("a", "[MASK]", "cat")
+    torch.testing.assert_close(seen.values[..., 1], pattern[:, :, 5, 1])
+    gap = ch.lens.looks(model, "[mask]", "a [MASK] cat")
+    torch.testing.assert_close(gap.values[..., 2], pattern[:, :, 1, 3:].sum(dim=-1))
+
+
 def test_a_decoder_does_not_look_ahead(model):
     assert not ch.lens.looks(model, "cat", TEXT).values[..., 5:].any()
+
+
+def test_a_look_ahead_in_a_decoder_is_refused_with_the_order_that_works(model):
+    with pytest.raises(
+        ch.ClearheadError, match=r"'cat' cannot look at 'dog'.*only look back.*how 'dog' looks at 'cat'"
+    ):
+        ch.lens.looks(model, "cat", TEXT).heads("dog")
+    assert ch.lens.looks(model, "dog", TEXT).heads("cat").values[:, 0].all()
+    assert ch.lens.looks(model, "cat", TEXT).heads("it").values[:, 0].all()  # which stands before it, too
+    reader = ch.new("tiny-encoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), context=64)
+    assert ch.lens.looks(reader, "cat", TEXT).heads("dog").values[:, 0].all()
+
+
+def test_pictures_tell_how_much_each_word_is_looked_at(model):
+    found = ch.lens.looks(model, "dog", TEXT).heads("cat")
+    assert found.cells[0][0] == f"cat: {float(found.values[0, 0]):.2f}"
 
 
 def test_a_translator_is_looked_at_where_it_reads():

@@ -6,6 +6,7 @@ import io
 import itertools
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ GRID = View(
 )
 BARS = View(torch.tensor([0.5, -1.0]), (Axis.of("word", ["x", "y"]),), "bars", "logit", signed=True)
 PANELS = View(torch.rand(2, 3, 4, 5), tuple(Axis.of(n, k) for n, k in zip("abcd", (2, 3, 4, 5), strict=True)), "p", "v")
-WORDS = View(torch.rand(1, 2), (Axis.of("a", 1), Axis.of("b", 2)), "w", "v", words=(("so", "wide"),))
+WORDS = View(torch.tensor([[0.125, 0.25]]), (Axis.of("a", 1), Axis.of("b", 2)), "w", "v", words=(("so", "wide"),))
 LARGE = View(torch.randn(80, 80), (Axis.of("a", 80), Axis.of("b", 80)), "large", "v", signed=True)
 
 
@@ -109,8 +110,24 @@ def test_figures_show_the_same_numbers():
     assert shown[0].tolist() == [0.5, -1.0, 0.0]
     assert [bar.get_width() for bar in BARS.figure().axes[0].patches] == [0.5, -1.0]
     assert len(PANELS.figure().axes) == 7  # and the scale
-    assert WORDS.figure().axes[0].texts[1].get_text() == "wide"
+    assert WORDS.figure().axes[0].texts[1].get_text() == "wide 0.250"
     assert GRID.figure(dark=True).get_facecolor() != GRID.figure().get_facecolor()
+
+
+def test_words_stand_with_their_numbers_in_every_picture_unless_those_mean_nothing_or_are_too_many():
+    assert WORDS.cells == (("so 0.125", "wide 0.250"),)
+    assert ">wide 0.250</text>" in WORDS._repr_html_()
+    assert "wide 0.250" in str(WORDS.terminal())
+    axes = Axis.of("a", 1), Axis.of("b", 20)
+    assert View(torch.rand(1, 20), axes, "w", "v", words=(("so",) * 20,)).cells == (("so",) * 20,)
+    assert replace(WORDS, most=float("inf")).cells == WORDS.words
+    assert replace(WORDS, values=torch.tensor([[0.125, torch.nan]])).cells == (("so 0.125", "wide"),)
+
+
+def test_a_long_title_is_not_cut_off():
+    drawn = replace(WORDS, title="a long title " * 9).figure()
+    drawn.draw_without_rendering()
+    assert drawn.texts[0].get_window_extent().x1 <= drawn.bbox.x1
 
 
 def test_the_terminal_shows_small_maps_as_numbers_with_a_shade():

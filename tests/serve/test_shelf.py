@@ -133,12 +133,23 @@ def test_what_cannot_be_loaded_is_told_and_can_be_tried_again(paths, tmp_path):
     asyncio.run(some())
 
 
+def test_names_stay_in_the_order_in_which_they_were_given(paths):
+    async def some(shelf):
+        for name in "cab":
+            await shelf.get(name)
+        assert shelf.names == list("abc")
+
+    asyncio.run(some(Shelf(paths, 3 * BYTES)))
+    asyncio.run(some(Shelf.of(dict.fromkeys("abc", writer()))))
+
+
 def test_a_class_has_all_models_and_loads_none(paths, loads):
     async def some():
         shelf = Shelf(paths, 3 * BYTES)
         await shelf.load_all()
         assert list(shelf.held) == list("abc")
         shelf.paths["d"] = paths["a"]
+        shelf.names.append("d")
         with pytest.raises(ch.ClearheadError, match="this server loads none"):
             await shelf.get("d")
         assert list(shelf.held) == list(loads) == list("abc")

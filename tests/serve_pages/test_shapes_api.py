@@ -12,8 +12,9 @@ from PIL import Image
 
 import clearhead as ch
 from clearhead.serve.limits import Limits
-from clearhead.serve.pages import media, shapes, tensors, words
+from clearhead.serve.pages import meanings, media, shapes, tensors, words
 from clearhead.serve.pages.desk import Desk
+from clearhead.serve.pages.examples import examples
 from clearhead.serve.shelf import Shelf
 
 WORDS = ch.Tokenizer.bytes(("<|end|>", "<|mask|>"))
@@ -47,7 +48,7 @@ def models():
 @pytest.fixture(scope="module")
 def client(models):
     app, desk = FastAPI(), Desk(Shelf.of(models), Limits())
-    for module in (shapes, media, tensors, words):
+    for module in (shapes, media, meanings, tensors, words):
         app.include_router(module.routes(desk))
 
     @app.exception_handler(ch.ClearheadError)
@@ -177,6 +178,38 @@ def test_a_run_and_the_tokens_read_a_gap_as_filling_does(client):
         assert filled.count(MASK) == 1
         for where in ("runs", "tokens"):
             assert [token["id"] for token in asked(client, where, model="encoder", text=text)["tokens"]] == filled
+
+
+@pytest.mark.parametrize("edits", [[], [{"name": "blocks.0.ffn.out", "op": "ablate"}]])
+def test_the_answer_of_a_run_with_a_gap_is_that_of_the_first_gap(client, edits):
+    body = {"model": "encoder", "text": "The [MASK] sat [MASK] a mat", "edits": edits}
+    gap, _ = asked(client, "fill", **body, top=1)["gaps"]
+    run = asked(client, "runs", **body)
+    best = run["top"][0]
+    assert run["gap"] == gap["at"]
+    assert (best["id"], best["prob"]) == (gap["words"][0]["id"], pytest.approx(gap["words"][0]["probability"]))
+    by_default, there, last = (
+        client.get(f"/api/runs/{run['id']}/logits?at={at}").content for at in (-1, gap["at"], len(run["tokens"]) - 1)
+    )
+    assert by_default == there != last
+    lens = client.get(f"/api/runs/{run['id']}/lens").json()
+    assert lens["start"] + lens["at"] == gap["at"]
+    assert lens["layers"][-1][0] == [best["text"], pytest.approx(best["prob"], abs=1e-5)]
+    made = client.get(f"/api/runs/{run['id']}/attribution?token={best['id']}").json()
+    assert made["total"] == pytest.approx(best["logit"], rel=1e-4)
+
+
+@pytest.mark.parametrize(("name", "text"), [("encoder", "The cat sat"), ("decoder", "The cat sat")])
+def test_without_a_gap_the_answer_is_that_of_the_last_token(client, models, name, text):
+    run = asked(client, "runs", model=name, text=text)
+    assert run["gap"] is None
+    assert run["top"][0]["id"] == int(models[name].logits(text)[-1].argmax())
+
+
+def test_a_model_that_fills_gaps_opens_on_a_sentence_with_one(models):
+    encoder = ch.new("tiny-encoder", tokenizer=WORDS, vocabulary=258, context=64, use__mask=[MASK])
+    assert examples(encoder)["text"] == "The king and the [MASK] had a daughter."
+    assert "[MASK]" not in examples(models["decoder"])["text"]
 
 
 def test_an_edit_changes_what_fills_a_gap(client):

@@ -76,7 +76,7 @@ def test_a_photo_taken_sideways_stands_upright(tmp_path: Path) -> None:
         (lambda: pictures.read(PIXELS[:0], COLOUR), r"not uint8 of 0 x 4 x 3\."),
         (lambda: pictures.read(PIXELS[0, 0], COLOUR), r"not uint8 of 3\."),
         (lambda: pictures.read(Image.new("I;16", (4, 4)), GREY), r"the picture has deep pixels \(mode I;16\); save"),
-        (lambda: pictures.read("/no/such.png", GREY), r"/no/such\.png cannot be read: No such file or directory\."),
+        (lambda: pictures.read("/no/such.png", GREY), r"/no/such\.png cannot be read: there is no such file\."),
         (lambda: pictures.batch([], GREY), r"a batch needs at least one picture; none was given\."),
     ],
 )

@@ -170,7 +170,7 @@ def test_a_rate_that_no_sound_has_is_refused(rate: int, tmp_path: Path) -> None:
         (lambda: sound.log_mel(torch.zeros(9, dtype=torch.int16), TINY), r"floats from -1 to 1, .* not int16 of 1 dim"),
         (lambda: sound.log_mel(torch.zeros(1, 2, 3), TINY), r"batch x samples, not float32 of 3 dimensions\."),
         (lambda: sound.log_mel(noise(9), Mel(frames=1)), r"160 samples \(frames x hop\) .* a window of 400\."),
-        (lambda: sound.read("/no/such.wav", TINY), r"/no/such\.wav cannot be read: No such file or directory\."),
+        (lambda: sound.read("/no/such.wav", TINY), r"/no/such\.wav cannot be read: there is no such file\."),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(wrong: Callable[[], object], sentence: str) -> None:

@@ -210,7 +210,7 @@ def test_words_added_to_a_published_vocabulary_are_shown_as_they_are() -> None:
         (lambda: Tokenizer.train_bpe(LECTURE, 320, ("thanks",)), r"'thanks' may also come out of plain text"),
         (lambda: Tokenizer.train_bpe(LECTURE, 300, ("<é>",)), r"'<é>' may also come out of plain text"),
         (lambda: Tokenizer.train_bpe(LECTURE, 300, ("",)), r"'' may also come out of plain text"),
-        (lambda: Tokenizer.load("/no/such/file"), r"/no/such/file cannot be read: No such file or directory\."),
+        (lambda: Tokenizer.load("/no/such/file"), r"/no/such/file cannot be read: there is no such file\."),
         (lambda: BPE.save("/no/such/file"), r"/no/such/file cannot be written: No such file or directory\."),
     ],
 )

@@ -13,14 +13,16 @@ from runs import run
 torch.set_num_threads(1)
 out, kills = Path(sys.argv[1]), 0
 draw = random.Random(int(sys.argv[2]))
+options = {"steps": 40, "save": 2, "report": 2, "check": 10, "average": 2, "model.dropout.residual": 0.1}
+run(out.with_name("warm"), **options)  # else each child would spend its life on imports
 while True:
     child = os.fork()
     if child == 0:
-        made = run(out, steps=40, save=2, report=2, check=10, average=2, **{"model.dropout.residual": 0.1})
+        made = run(out, **options)
         made.resume()
         made.train(lambda progress: True)
         os._exit(0)
-    end = time.monotonic() + draw.uniform(0.05, 0.3) * (1 + kills / 4)  # ever longer, so that it ends on any machine
+    end = time.monotonic() + draw.uniform(0.03, 0.2) * (1 + kills / 8)  # ever longer, so that it ends on any machine
     while time.monotonic() < end:
         if os.waitpid(child, os.WNOHANG) != (0, 0):
             print(kills)

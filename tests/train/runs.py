@@ -41,3 +41,11 @@ def run(out, data=None, preset="tiny-decoder", team=ALONE, device="cpu", compile
 
 def weights(folder):
     return dict(ch.load(folder, device="cpu").net.named_parameters())
+
+
+def through(made, until=None):
+    return made.train(lambda progress: until is None or progress.step < until)
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -14,7 +14,9 @@ from samples import NARROW, QUICK
 
 import clearhead as ch
 from clearhead.data.packed import IGNORE, Packed
+from clearhead.tokens.kinds import END
 from clearhead.train.begin import begin, read_config
+from clearhead.train.words import ids_of
 
 SMALL = {**NARROW, **QUICK, "train.steps": 4}
 TEXTS = {"model.context": 16, "data.vocabulary": 300}
@@ -150,8 +152,14 @@ def test_the_number_that_marks_a_word_not_learned_is_learned_like_others(tmp_pat
 
 def test_a_single_short_row_of_masked_words_teaches(tmp_path):
     data = {"data.train": samples.texts(tmp_path), "train.rows": 1, "train.length": 8, "train.steps": 20}
-    trained("mlm-small", tmp_path / "run", **data)
+    trained("mlm-small", tmp_path / "run", **data, **{"train.check": 20})
     assert (tmp_path / "run/steps/00000020").is_dir()
+
+
+@pytest.mark.parametrize("name", ["mlm-small", "lecture-lm"])
+def test_a_text_begins_as_documents_did_where_it_was_learned(name, tmp_path):
+    made = begun(name, tmp_path / "run", **TEXTS, **{"data.train": samples.texts(tmp_path), "train.steps": 1})
+    assert made.model.config.use.begin == tuple(ids_of(made.model.tokenizer, END))
 
 
 class Nothing(Counting):

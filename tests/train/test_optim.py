@@ -1,50 +1,14 @@
-"""Optimisers: what moves the weights, and what is kept between steps."""
+"""Optimisers: what moves the weights, in which precision."""
 
 import pytest
 import torch
-from safetensors.torch import load, save
+from optimised import ADAMW, DEVICES, MUON, distance, learn, same, tiny, train
 
 import clearhead as ch
 from clearhead.model.transformer import build
-from clearhead.options import Adam, AdamW, Muon
-from clearhead.train.ema import Ema
+from clearhead.optimisers import Adam, AdamW, Muon
 from clearhead.train.muon import orthogonal
 from clearhead.train.optim import Optimiser, is_hidden
-
-MUON = Muon(adam=Adam(rate=3e-3))
-ADAMW = AdamW(rate=3e-3)
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
-
-
-def tiny(name="tiny-decoder", dtype=torch.float32, device="cpu"):
-    return build(ch.presets[name].model, 0, device, dtype).train()
-
-
-def learn(net, seed=0):
-    """Gradients of one random batch, and its loss."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(64, (4, 17), generator=generator).to(next(net.parameters()).device)
-    total, count = net.loss(net(ids[:, :-1]), ids[:, 1:])
-    (total / count).backward()
-    return (total / count).item()
-
-
-def train(net, optimiser, steps, seed=0, ema=None):
-    for step in range(steps):
-        learn(net, seed + step)
-        optimiser.clip(1.0)
-        optimiser.step(1 / (1 + step))
-        optimiser.zero()
-        if ema is not None:
-            ema.update()
-
-
-def same(a, b):
-    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
-
-
-def distance(a, b):
-    return sum((p.float() - q.float()).square().sum() for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
 # ---------------------------------------------------------------- what moves how
@@ -229,112 +193,3 @@ def test_frozen_parameters_stay_and_a_missing_gradient_is_told():
     assert torch.equal(net.embed.tokens.weight, before)
     with pytest.raises(ch.ClearheadError, match="no parameter that may change"):
         Optimiser(net.requires_grad_(False), MUON)
-
-
-# ---------------------------------------------------------------- what is kept
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("option", [ADAMW, MUON])
-def test_a_resumed_run_is_the_same_bit_for_bit(option, dtype, device):
-    net = tiny(dtype=dtype, device=device)
-    optimiser = Optimiser(net, option)
-    ema = Ema(optimiser, 0.9)
-    train(net, optimiser, 3, ema=ema)
-    saved = [save({n: t.detach() for n, t in part.items()}) for part in (optimiser.state(), ema.state())]
-    weights = {n: p.clone() for n, p in net.state_dict().items()}
-    train(net, optimiser, 3, seed=3, ema=ema)
-
-    again = tiny(dtype=dtype, device=device)
-    again.load_state_dict(weights)
-    resumed = Optimiser(again, option)
-    average = Ema(resumed, 0.9)
-    resumed.load(load(saved[0]))
-    average.load(load(saved[1]))
-    train(again, resumed, 3, seed=3, ema=average)
-    assert same(net, again)
-    for a, b in ((optimiser, resumed), (ema, average)):
-        assert a.state().keys() == b.state().keys()
-        assert all(torch.equal(a.state()[name], b.state()[name]) for name in a.state())
-
-
-def test_the_state_is_named_after_the_parameters():
-    state = Optimiser(tiny(dtype=torch.bfloat16), MUON).state()
-    q, e = "blocks.0.attn.q.weight", "embed.tokens.weight"
-    assert {n for n in state if n.startswith(q)} == {f"{q}.momentum", f"{q}.master"}
-    assert {n for n in state if n.startswith(e)} == {f"{e}.{x}" for x in ("exp_avg", "exp_avg_sq", "step", "master")}
-    assert state[f"{e}.step"].shape == ()
-    assert all(not t.requires_grad and t.is_contiguous() for t in state.values())
-
-
-def test_a_bf16_net_gets_its_masters_when_they_are_loaded():
-    net = tiny(dtype=torch.bfloat16)
-    optimiser = Optimiser(net, ADAMW)
-    train(net, optimiser, 2)
-    other = tiny(dtype=torch.bfloat16)
-    Optimiser(other, ADAMW).load(optimiser.state())
-    assert same(net, other)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda s: s.pop("norm.bias.step"), r"has no norm\.bias\.step; it was saved by another"),
-        (lambda s: s.update({"other.step": torch.zeros(())}), r"has a other\.step"),
-        (lambda s: s.update({"norm.bias.exp_avg": torch.zeros(5)}), r"float32 \[5\], but float32 \[32\] is needed"),
-        (lambda s: s.update({"norm.bias.exp_avg": s["norm.bias.exp_avg"].half()}), "float16"),
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change, words):
-    net = tiny()
-    optimiser = Optimiser(net, ADAMW)
-    train(net, optimiser, 1)
-    before = {name: t.clone() for name, t in optimiser.state().items()}
-    given = {name: torch.ones_like(t) for name, t in before.items()}
-    change(given)
-    with pytest.raises(ch.ClearheadError, match=words):
-        optimiser.load(given)
-    assert all(torch.equal(before[name], t) for name, t in optimiser.state().items())
-
-
-# ---------------------------------------------------------------- averages
-def test_the_average_is_the_weighted_sum_of_all_weights_and_leaves_the_net_as_it_was():
-    net = tiny()
-    optimiser = Optimiser(net, ADAMW)
-    ema = Ema(optimiser, 0.9)
-    expected = {n: p.detach().double() for n, p in net.named_parameters()}
-    for step in range(4):
-        train(net, optimiser, 1, seed=step)
-        ema.update()
-        expected = {n: 0.9 * expected[n] + 0.1 * p.detach().double() for n, p in net.named_parameters()}
-    own = {n: p.detach().clone() for n, p in net.named_parameters()}
-    with ema.swapped():
-        for name, p in net.named_parameters():
-            torch.testing.assert_close(p, expected[name].float())
-    assert all(torch.equal(own[n], p) for n, p in net.named_parameters())
-    with pytest.raises(ch.ClearheadError, match="less than 1"):
-        Ema(optimiser, 1.0)
-
-
-def test_the_average_is_of_the_masters_not_of_what_the_net_got_rounded():
-    net = tiny(dtype=torch.bfloat16)
-    optimiser = Optimiser(net, ADAMW)
-    ema = Ema(optimiser, 0.0)  # the last weights themselves
-    train(net, optimiser, 2, ema=ema)
-    assert all(torch.equal(ema.state()[f"{name}.ema"], master) for name, master in optimiser.masters.items())
-    assert not all(torch.equal(ema.state()[f"{name}.ema"], p.float()) for name, p in net.named_parameters())
-
-
-# ---------------------------------------------------------------- it learns
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("option", [ADAMW, MUON])
-@pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-llama"])
-def test_one_batch_is_learned_by_heart_in_100_steps(preset, option, dtype, device):
-    net = tiny(preset, dtype, device)
-    optimiser = Optimiser(net, option)
-    for _ in range(99):
-        last = learn(net)
-        optimiser.clip(1.0)
-        optimiser.step()
-        optimiser.zero()
-    assert last < 0.1

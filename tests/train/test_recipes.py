@@ -160,7 +160,7 @@ def test_a_published_tokenizer_keeps_its_special_tokens_and_is_given_those_it_la
 FILE, PAIR = "text.txt", ["a.en", "a.de"]
 MISTAKES = [
     ("lm-small", {"data.train": []}, "there is nothing to learn from"),
-    ("lm-small", {"data.train": "no.txt"}, "no.txt: there is no such file"),
+    ("lm-small", {"data.train": "no.txt"}, "no.txt: it cannot be read: there is no such file"),
     ("lm-small", {"data.train": "empty.txt"}, "empty.txt: there is no text in it"),
     ("lm-small", {"data.train": "no.txt"}, r"there is no such file\.$"),
     ("lm-small", {"data.train": "empty.txt"}, r"no text in it\.$"),

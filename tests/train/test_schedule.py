@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clearhead import reader
 from clearhead.errors import ClearheadError
-from clearhead.options import Adam, AdamW, Muon, Option
+from clearhead.optimisers import Adam, AdamW, Muon, Option
 from clearhead.schedule import Constant, Cosine, InverseSquareRoot, Schedule, Trapezoid
 
 ALL = [Constant(), Cosine(), Cosine(0.0), Trapezoid(), Trapezoid(1.0), Trapezoid(0.0), InverseSquareRoot()]
@@ -111,5 +111,5 @@ def test_what_cannot_be_is_refused_with_the_reason(make, words):
 
 
 def test_options_are_read_without_torch():
-    code = "import clearhead.schedule, clearhead.options, sys; sys.exit('torch' in sys.modules)"
+    code = "import clearhead.schedule, clearhead.optimisers, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

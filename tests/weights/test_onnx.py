@@ -4,9 +4,9 @@ import json
 import subprocess
 import sys
 
-import jaxtyping
 import pytest
 import torch
+from onnx_sessions import LENGTHS, RELATIVE, SIDES, Session, as_past, assert_close, exporter, one_layer, padded, write
 
 import clearhead as ch
 from clearhead import config as c
@@ -18,79 +18,12 @@ from clearhead.model.transformer import build
 from clearhead.weights import onnx
 from clearhead.weights.checkpoint import Checkpoint
 
-ort = pytest.importorskip("onnxruntime")
-pytest.importorskip("onnxscript")
-
-LENGTHS = [[1], [5], [6, 2, 4]]  # of the rows of a batch
-SIDES = ["left", "right"]  # where they are padded
-
-
-class Session:
-    """A file that is called with tensors, by name."""
-
-    def __init__(self, path):
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        self.inner = ort.InferenceSession(str(path), options)
-        self.shapes = {i.name: i.shape for i in self.inner.get_inputs()}
-        self.outputs = [o.name for o in self.inner.get_outputs()]
-
-    def __call__(self, **given):
-        arrays = self.inner.run(None, {name: tensor.numpy() for name, tensor in given.items()})
-        return dict(zip(self.outputs, map(torch.from_numpy, arrays), strict=True))
-
-    def empty(self, batch):
-        """The past before the first token."""
-        pasts = {name: shape for name, shape in self.shapes.items() if "past" in shape}
-        return {name: torch.zeros(batch, heads, 0, width) for name, (_, heads, _, width) in pasts.items()}
-
-
-def as_past(made):
-    return {name.replace("present", "past_key_values"): made[name] for name in made if name.startswith("present")}
-
-
-def write(*args):
-    jaxtyping.config.update("jaxtyping_disable", True)  # a size that may vary is no int
-    try:
-        onnx.write(*args)
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
-
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """Each network, random in every parameter lest one be forgotten, with the sessions of its files."""
-    kept = {}
-
-    def export(config):
-        if config not in kept:
-            net, generator = build(config.model).eval(), torch.Generator().manual_seed(1)
-            for p in net.parameters():
-                p.data += 0.3 * torch.randn(p.shape, generator=generator)
-            folder = tmp_path_factory.mktemp("onnx")
-            write(folder, Checkpoint(net, config))
-            kept[config] = (net, *map(Session, sorted(folder.glob("*.onnx"), reverse=True)))
-        return kept[config]
-
-    return export
+    return exporter(tmp_path_factory)
 
 
-def padded(lengths, side, vocabulary):
-    """Ids and an attention mask; what fills up is tokens like any others, so that it shows if someone sees it."""
-    ids = torch.randint(vocabulary, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(len(lengths)))
-    place, length = torch.arange(max(lengths)), torch.tensor(lengths)[:, None]
-    return ids, (place < length if side == "right" else place >= max(lengths) - length).long()
-
-
-def assert_close(got, want):
-    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
-
-
-def one_layer(preset, **changes):
-    return ch.presets[preset].change(layers=1, **changes)
-
-
-RELATIVE = {"kind": "relative", "buckets": 8, "distance": 12}
 MODERN = ch.presets["tiny-llama"].change(
     vocabulary=61,
     attention__window=4,
@@ -209,63 +142,6 @@ def test_nothing_is_said_and_no_path_of_this_machine_written(dense):
     folder, done = dense
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert b".py" not in (folder / "pixel_values" / "model.onnx").read_bytes()
-
-
-SOUND = {"kind": "encoder-decoder", "layers": 1, "context": 5, "input": {"kind": "sound", "mels": 6, "frames": 9}}
-TRANSLATOR = one_layer("tiny-encoder-decoder", shape__layers=1, shape__vocabulary=50, attention__kv_heads=2)
-LISTENER = one_layer("tiny-decoder", shape=SOUND, position=RELATIVE)
-
-
-@torch.no_grad()
-def greedy(step, cross, batch, **padding):
-    past, ids, written = step.empty(batch), torch.tensor([[1, 2]] * batch), []
-    for _ in range(8):
-        made = step(input_ids=ids, **past, **cross, **padding)
-        past, ids = as_past(made), made["logits"][:, -1:].argmax(dim=-1)
-        written.append(ids)
-    return torch.cat(written, dim=1)
-
-
-@torch.no_grad()
-def network_greedy(net, batch, **source):
-    ids = torch.tensor([[1, 2]] * batch)
-    for _ in range(8):
-        ids = torch.cat((ids, net.predict(net(ids, **source))[:, -1:].argmax(dim=-1)), dim=1)
-    return ids[:, 2:]
-
-
-@pytest.mark.parametrize("side", SIDES)
-@torch.no_grad()
-def test_a_translation_is_the_networks_whatever_pads_its_source(side, exported):
-    net, read, step = exported(TRANSLATOR)
-    for lengths in LENGTHS:
-        ids, real = padded(lengths, side, 50)
-        made = read(input_ids=ids, attention_mask=real)
-        rows = greedy(step, as_past(made), len(ids), encoder_attention_mask=real)
-        for i, mask in enumerate(real.bool()):
-            assert_close(made["last_hidden_state"][i, mask], net.encode(ids[i, mask][None])[0])
-            assert rows[i].tolist() == network_greedy(net, 1, source=ids[i, mask][None])[0].tolist()
-
-
-@torch.no_grad()
-def test_steps_of_a_translation_have_the_networks_logits(exported):
-    net, read, step = exported(TRANSLATOR)
-    source, ids = (padded([n] * 3, "right", 50)[0] for n in (4, 6))
-    real = torch.ones_like(source)
-    cross = as_past(read(input_ids=source, attention_mask=real))
-    past, logits = step.empty(3), []
-    for begin, end in ((0, 3), (3, 4), (4, 6)):
-        made = step(input_ids=ids[:, begin:end], encoder_attention_mask=real, **past, **cross)
-        past = as_past(made)
-        logits.append(made["logits"])
-    assert_close(torch.cat(logits, dim=1), net.predict(net(ids, source=source)))
-
-
-def test_what_is_heard_is_written_as_the_network_writes_it(exported):
-    net, read, step = exported(LISTENER)
-    mels = torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(0))
-    rows = greedy(step, as_past(read(input_features=mels)), 3)
-    assert rows.tolist() == network_greedy(net, 3, source=mels).tolist()
 
 
 @pytest.fixture(scope="module")

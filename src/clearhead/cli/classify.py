@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from clearhead.cli import hints
 from clearhead.cli.flags import MODEL
-from clearhead.cli.lines import INPUT, read_texts
+from clearhead.cli.lines import INPUT, check_given, read_texts
 
 if TYPE_CHECKING:
     from clearhead.api import Model
 
 TAB = "\t"  # stands between the two texts of a pair
-BRIGHT = 2.0  # deviations of a point, above the mean of what a model expects, that a whole picture may have
+READS = {"tokens": "a text", "pictures": "the name of a picture"}  # others read sounds
 
 
 def classify(
@@ -32,8 +33,12 @@ def classify(
 
     if second and not what:
         raise ClearheadError("--second goes with a text; in the lines of a file, a tab stands between two texts.")
-    blocks, loaded = read_texts(f"{what}{TAB}{second}" if second else what, file), api.load(model)
-    for some in blocks:
+    loaded = api.load(model)
+    reads = loaded.config.model.input.kind
+    check_given(what, file, READS.get(reads, "the name of a sound"))
+    if reads == "tokens":
+        hints.if_file(what)
+    for some in read_texts(f"{what}{TAB}{second}" if second else what, file):
         for line, answer in zip(some, judged(loaded, some), strict=True):
             typer.echo(json.dumps(_tree(line, answer), ensure_ascii=False) if as_json else _words(answer))
 
@@ -44,16 +49,19 @@ def judged(model: "Model", some: list[str]) -> list[Any]:
     if reads.kind == "tokens":
         given: list[Any] = [tuple(line.split(TAB)) if TAB in line else line for line in some]
         return model.classify(given)
-    if reads.kind != "pictures":
-        return model.classify(sound=some)
-    from clearhead.tokens.pictures import batch
+    if reads.kind == "pictures":
+        from clearhead.tokens.pictures import batch
 
-    pictures = batch(some, reads)
-    for name in (name for name, picture in zip(some, pictures, strict=True) if picture.mean() > BRIGHT):
-        bright = f"{name} is far brighter than what this model expects (about {reads.mean[0]:.2f} of white)"
-        typer.echo(f"{bright}; what it reads may have to be light on dark.", err=True)
-        break  # of many, one tells enough
-    return model.classify(pictures=pictures)
+        pictures = batch(some, reads)
+        hints.of_pictures(some, pictures, reads)
+        return model.classify(pictures=pictures)
+    from torch.nn.utils.rnn import pad_sequence
+
+    from clearhead.tokens.sound import read
+
+    sounds = [read(name, reads)[: reads.frames * reads.hop] for name in some]
+    hints.of_sounds(some, sounds)
+    return model.classify(sound=pad_sequence(sounds, batch_first=True))
 
 
 def _tree(line: str, answer: Any) -> dict[str, Any]:

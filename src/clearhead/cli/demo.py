@@ -43,7 +43,7 @@ def demo(
     if "en-de" in here:
         run(TRANSLATE)
     run(f'clearhead see story "{SENTENCE}" --layer {layer} --head {head}')
-    run(f'clearhead explore story --text "{SENTENCE}" --save {shlex.quote(str(out / "page.html"))}')
+    run(f'clearhead explore story --text "{SENTENCE}" --out {shlex.quote(str(out / "page.html"))}')
 
 
 def run(command: str) -> None:

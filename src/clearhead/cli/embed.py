@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from clearhead.cli import hints
 from clearhead.cli.flags import MODEL
 from clearhead.cli.lines import INPUT, read_texts
 
@@ -26,6 +27,7 @@ def embed(
     from clearhead.lens.view import check_folder
 
     check_folder(output)
+    hints.if_file(text)
     blocks, loaded = read_texts(text, file), api.load(model)
     vectors = torch.cat([loaded.embed(some, pooling).float().cpu() for some in blocks]).numpy()
     held = io.BytesIO()

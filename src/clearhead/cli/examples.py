@@ -5,7 +5,7 @@ EXAMPLES = {
     "explore": (
         "clearhead explore",
         'clearhead explore story --text "a fluffy blue creature"',
-        "clearhead explore story --save page.html",
+        "clearhead explore story --out page.html",
     ),
     "generate": (
         'clearhead generate story "Once upon a time" --max-tokens 120 --temperature 0.7',
@@ -21,7 +21,11 @@ EXAMPLES = {
         'clearhead translate en-de "The dog is tired." --align -1',
         "clearhead translate en-de --input english.txt --output german.txt",
     ),
-    "fill": ('clearhead fill google-bert/bert-base-uncased "The [MASK] sat on the mat."',),
+    "fill": (
+        'clearhead fill fill "The king and the [MASK] had a daughter."',
+        "clearhead fill fill --input gaps.txt --json",
+        'clearhead fill google-bert/bert-base-uncased "The [MASK] sat on the mat."',
+    ),
     "classify": (
         "clearhead classify digits digit.png",
         "clearhead classify run/best --input reviews.txt --json",

@@ -31,8 +31,8 @@ def explore(
     port: int = typer.Option(8800, help="The port; the next free one if it is taken, 0 for any."),
     host: str = typer.Option("127.0.0.1", help="Where to listen; others than this machine get in with a key."),
     no_open: bool = typer.Option(False, "--no-open", help="Do not open a browser."),
-    save: Path | None = typer.Option(
-        None, help="Save the page with its numbers as one .html file, and stop.", show_default=False
+    out: Path | None = typer.Option(
+        None, "--out", "--save", help="Save the page with its numbers as one .html file, and stop.", show_default=False
     ),
     device: str = typer.Option("", help="cpu, or cuda; else a GPU where there is one.", show_default=False),
     dtype: str = DTYPE,
@@ -49,13 +49,13 @@ def explore(
     from clearhead.serve.server import listening, loopback, run
     from clearhead.serve.shelf import Shelf, half_of, named
 
-    if save is not None:
-        _check_save(save)
+    if out is not None:
+        _check_out(out)
     shelf = Shelf(named(models or _usual()), half_of(device), device, dtype)
     key = "" if loopback(host) else os.environ.get("CLEARHEAD_API_KEY") or secrets.token_urlsafe(12)
     app = build(shelf, Limits(), key, page=True, hosts=[host])
-    if save is not None:
-        _save(app, save, text, source)
+    if out is not None:
+        _save(app, out, text, source)
         return
     at = _free(host, port, listening)
     name = f"[{host}]" if ":" in host else host
@@ -97,7 +97,7 @@ def _state(text: str, source: str) -> str:
     return f"#{urlencode(given)}" if given else ""
 
 
-def _check_save(path: Path) -> None:
+def _check_out(path: Path) -> None:
     from clearhead.lens.view import check_folder
 
     if path.suffix not in (".html", ".htm"):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from clearhead.cli import hints
 from clearhead.cli.chosen import chosen_tree, token_table
 from clearhead.cli.flags import DTYPE, ENGINE, MODEL, OVERFLOW
 
@@ -46,6 +47,7 @@ def generate(
         raise ClearheadError(
             "--beam searches whole texts; leave out --stream and --logprobs, and --n is at most --beam."
         )
+    hints.if_file(prompt, "- < {} in its place reads what it holds")
     prompt = sys.stdin.read() if prompt == "-" else prompt
     options: dict[str, Any] = {
         "top_p": top_p,

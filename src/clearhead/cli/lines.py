@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from clearhead.data.unpacked import UNREADABLE, opened, text_lines
 from clearhead.errors import ClearheadError
 
 INPUT = typer.Option("", "--input", help="A file with a text on each line; - is stdin.", show_default=False)
@@ -13,17 +14,18 @@ MOST = 1_000_000  # lines
 SOME = 256  # lines that are worked on together, and shown when they are done
 
 
-def read_lines(text: str, file: str) -> list[str]:
-    """The text, or the lines of the file; never both, never none."""
+def check_given(text: str, file: str, what: str = "a text") -> None:
+    """Never both, never none."""
     if bool(text) == bool(file):
-        raise ClearheadError("give a text, or --input with a file of lines, and not both.")
+        raise ClearheadError(f"give {what}, or --input with a file that has one on each line, and not both.")
+
+
+def read_lines(text: str, file: str) -> list[str]:
+    """The text, or the lines of the file."""
+    check_given(text, file)
     if text:
         return [text]
-    try:
-        source = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ClearheadError(f"{file} is not UTF-8 (byte {error.start:,}).") from None
-    lines = source.removesuffix("\n").split("\n") if source else []
+    lines = list(text_lines(file))
     if not lines or len(lines) > MOST:
         raise ClearheadError(f"{file} has {len(lines):,} lines; there must be from 1 to {MOST:,}.")
     return lines
@@ -31,14 +33,14 @@ def read_lines(text: str, file: str) -> list[str]:
 
 def shown_lines(blocks: Iterator[list[str]], file: str, quiet: bool) -> Iterator[list[str]]:
     """Blocks of a file's lines with a bar of how far they are done; `quiet` where results go to the same terminal."""
-    if file == "-" or (quiet and sys.stdout.isatty()):
+    if not Path(file).is_file() or (quiet and sys.stdout.isatty()):  # a pipe can be read once
         return blocks
     from clearhead.lens.progress import shown
 
     try:
-        with Path(file).open("rb") as source:
+        with opened(file) as source:
             total = sum(part.count(b"\n") for part in iter(lambda: source.read(1 << 20), b""))
-    except OSError:
+    except UNREADABLE:
         return blocks  # whoever reads it says so
     return shown(blocks, total, "lines", len)
 

@@ -30,10 +30,7 @@ from clearhead.cli import (
 )  # fmt: skip
 from clearhead.cli.examples import examples
 from clearhead.cli.flags import DOTTED
-from clearhead.errors import ClearheadError
-
-# click's own base of mistakes; some versions of typer carry click inside
-WrongUse: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
+from clearhead.errors import ClearheadError, reason
 
 # how torch, which is not imported here, tells that memory is short, and that no memory could be so large
 TOO_LARGE = ("out of memory", "CPUAllocator", "Storage size calculation overflowed")
@@ -96,20 +93,23 @@ def main() -> None:
         status = app(standalone_mode=False)
     except ClearheadError as mistake:
         _stop(str(mistake), 2)
-    except WrongUse as mistake:
-        _stop(mistake.format_message(), 2)
     except (KeyboardInterrupt, typer.Abort):
         _stop("stopped.", 130)
     except BrokenPipeError:  # whoever read our output has seen enough
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
-        _stop(f"{error.filename or 'a file'}: {error.strerror or error}.", 2)
+        _stop(f"{error.filename or 'a file'}: {reason(error)}.", 2)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(told in str(error) for told in TOO_LARGE):
             raise
         less = "a smaller model, shorter texts, or fewer at a time (train.rows, --n) need less"
         _stop(f"this needs more memory than there is; {less}.", 2)
+    except Exception as error:
+        wrong_use = getattr(error, "format_message", None)  # only click's mistakes have it, wherever typer keeps click
+        if wrong_use is None:
+            raise
+        _stop(wrong_use(), 2)
     sys.exit(status if isinstance(status, int) else 0)
 
 

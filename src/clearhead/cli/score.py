@@ -4,6 +4,7 @@ import json
 
 import typer
 
+from clearhead.cli import hints
 from clearhead.cli.flags import DTYPE, MODEL
 from clearhead.cli.lines import INPUT, read_texts
 
@@ -21,6 +22,7 @@ def score(
     """Tell log-probability and perplexity of texts."""
     from clearhead import api
 
+    hints.if_file(text)
     blocks, loaded = read_texts(text, file), api.load(model, dtype=dtype)
     for some in blocks:
         for line, made in zip(some, loaded.score(some, overflow), strict=True):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from clearhead.cli import hints
 from clearhead.cli.flags import MODEL
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def see(
     where, asked = {"layer": layer, "head": head}, {"token": token, "against": against}
     given = {"source": source} if source is not None else {}
     _check(what, [name for name, value in (where | asked | given | {"find": find}).items() if value is not None])
+    hints.if_file(text, '"$(cat {})" in its place gives what it holds')
     loaded = api.load(model)
     if find is not None:
         first, second = find

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from clearhead.cli import hints
 from clearhead.cli.examples import examples
 from clearhead.errors import ClearheadError, nearest
 from clearhead.tokens.kinds import END, KINDS
@@ -110,6 +111,7 @@ def show(model: str = Where, text: str = Words) -> None:
     found = words(model)
     if found.tokenizer is None:
         raise ClearheadError(found.why)
+    hints.if_file(text or "", "- < {} in its place reads what it holds")
     if text is not None and not (text := _stdin() if text == "-" else text):
         raise ClearheadError("the text is empty; there is nothing to cut.")
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -201,10 +203,10 @@ def _total(files: Sequence[str]) -> int:
     """The bytes of all files; 0 where they cannot be known before."""
     from clearhead.data import sources
     from clearhead.data.packed import Report
-    from clearhead.data.unpacked import PACKED
+    from clearhead.data.unpacked import PACKED, STDIN
 
     found = sources.files(files, Report("skip"))
-    if any(file == sources.STDIN or file.endswith(PACKED) for file in found):
+    if any(file == STDIN or file.endswith(PACKED) for file in found):
         return 0
     return sum(Path(file).stat().st_size for file in found)
 

@@ -3,16 +3,18 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
+from clearhead.cli import hints
 from clearhead.cli.chosen import chosen_tree, table, token_table
 from clearhead.cli.flags import DTYPE, ENGINE, MODEL
-from clearhead.cli.lines import INPUT, shown_lines
+from clearhead.cli.lines import INPUT, check_given, shown_lines
+from clearhead.data.unpacked import text_lines
 from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ def translate(
     model: str = MODEL,
     text: str = typer.Argument("", help="One sentence.", show_default=False),
     file: str = INPUT,
-    output: str = typer.Option("-", help="Where the lines go; - is the screen."),
+    output: str = typer.Option("-", help="Where the lines go; - is the screen, on which tables stay."),
     beam: int = typer.Option(5, help="How many translations are followed at once; 1 is greedy."),
     length_penalty: float = typer.Option(1.0, help="More than 1 prefers long ones, less short ones."),
     max_tokens: int = typer.Option(0, help="How long one may get; 0 = as the context allows."),
@@ -53,8 +55,8 @@ def translate(
     """Translate a sentence, or a file line by line."""
     from clearhead import api
 
-    if bool(text) == bool(file):
-        raise ClearheadError("give a text, or --input with a file of lines, and not both.")
+    check_given(text, file)
+    hints.if_file(text)
     options = {
         "beam": beam, "max_tokens": max_tokens, "length_penalty": length_penalty, "n_best": n_best, "early": early,
         "no_repeat": no_repeat, "prefix": prefix, "alternatives": alternatives, "split": split,
@@ -63,13 +65,15 @@ def translate(
     reader = api.load(model, dtype="" if engine else dtype)
     loaded: Any = reader.through(engine, dtype) if engine else reader
     count = 0
+    tables = not as_json and (bool(align) or logprobs is not None)
     with written_to(output) as out:
-        for lines in [[text]] if text else shown_lines(blocks(file), file, quiet=output == "-"):
+        for lines in [[text]] if text else shown_lines(blocks(file), file, quiet=tables or output == "-"):
             made = translated(loaded, lines, count, options)
             for number, (line, found) in enumerate(zip(lines, made, strict=True), count + 1):
-                out.write(_json(reader, line, found) if as_json else _plain(number, found, n_best))
-                if not as_json:
-                    out.writelines(_tables(reader, line, found))
+                told = _json(reader, line, found) if as_json else _plain(number, found, n_best)
+                out.write(told)
+                if tables:  # on the screen, below what they are of: a file has its lines alone
+                    typer.echo("".join(["" if output == "-" else told, *_tables(reader, line, found)]), nl=False)
             out.flush()
             count += len(lines)
     if output != "-":
@@ -89,21 +93,9 @@ def translated(model: "Model", lines: list[str], before: int, options: dict[str,
 
 def blocks(file: str) -> Iterator[list[str]]:
     """The lines of a file, some at a time."""
-    try:
-        with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as source:
-            lines = _decoded(source, file)
-            while block := list(islice(lines, BLOCK)):
-                yield block
-    except OSError as error:
-        raise ClearheadError(f"{file} cannot be read: {error.strerror}.") from None
-
-
-def _decoded(source: IO[bytes], file: str) -> Iterator[str]:
-    for number, line in enumerate(source, 1):
-        try:
-            yield line.decode().rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise ClearheadError(f"line {number:,} of {file} is not UTF-8.") from None
+    lines = text_lines(file)
+    while block := list(islice(lines, BLOCK)):
+        yield block
 
 
 @contextmanager
@@ -119,6 +111,8 @@ def written_to(output: str) -> Iterator[IO[str]]:
         with draft.open("w", encoding="utf-8", newline="\n") as out:
             yield out
         place(Path(output))
+    except BrokenPipeError:  # of the screen: whoever read it has seen enough
+        raise
     except OSError as error:
         raise ClearheadError(f"{output} cannot be written: {error.strerror}.") from None
     finally:

@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from clearhead.data.alone import alone
 from clearhead.data.encode import batches, ids_or_why
 from clearhead.data.packed import Report
-from clearhead.data.sources import STDIN, Document, documents, files
+from clearhead.data.sources import Document, documents, files
+from clearhead.data.unpacked import STDIN
 from clearhead.errors import ClearheadError
+from clearhead.files import sync
 from clearhead.tokens.text import Tokenizer
 
 FORMAT = 1
@@ -150,8 +152,7 @@ def _written(
             about = {"made_from": made_from, "kind": kind, "documents": len(starts), "tokens": count, "report": told}
             (new / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
             for path in new.iterdir():
-                with path.open("rb+") as file:
-                    os.fsync(file.fileno())
+                sync(path)
             if folder.exists():
                 folder.rename(Path(there) / "old")  # goes with the temporary folder
             new.rename(folder)

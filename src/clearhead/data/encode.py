@@ -1,8 +1,9 @@
 """Texts become ids, many at a time: asked for one short text after another, a tokenizer leaves most cores idle."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
+from clearhead.data.packed import Report
 from clearhead.data.sources import PIECE
 from clearhead.errors import ClearheadError
 from clearhead.tokens.text import Tokenizer
@@ -29,6 +30,29 @@ def ids_or_why(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int] | s
         return [*tokenizer.encode_batch(texts)]
     except ClearheadError:
         return [_ids_or_why(tokenizer, text) for text in texts]
+
+
+class Placed(Protocol):
+    """Something with texts that stands in a line of a file."""
+
+    @property
+    def where(self) -> str: ...
+
+
+P = TypeVar("P", bound=Placed)
+
+
+def with_ids(
+    things: Iterable[P], texts: Callable[[P], Sequence[str]], tokenizers: Sequence[Tokenizer], report: Report
+) -> Iterator[tuple[P, list[list[int]]]]:
+    """Each thing with the ids of its texts; one for which there are no tokens is reported with its line."""
+    for some in batches(things, lambda thing: sum(map(len, texts(thing)))):
+        columns = [ids_or_why(cut, [texts(thing)[i] for thing in some]) for i, cut in enumerate(tokenizers)]
+        for thing, *found in zip(some, *columns, strict=True):
+            if why := [one for one in found if isinstance(one, str)]:
+                report.skip(thing.where, why[0])
+            else:
+                yield thing, [ids for ids in found if not isinstance(ids, str)]
 
 
 def _ids_or_why(tokenizer: Tokenizer, text: str) -> list[int] | str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from clearhead.data.classes import class_names, class_number
-from clearhead.data.encode import batches, ids_or_why
+from clearhead.data.encode import with_ids
 from clearhead.data.packed import Packed, Report, order
 from clearhead.data.tables import records
 from clearhead.errors import ClearheadError
@@ -81,17 +81,10 @@ def _row(where: str, text: object, label: object, *second: object, numbers: bool
 
 
 def encoded(read: Iterable[Row], tokenizer: Tokenizer, report: Report) -> Iterator[Example]:
-    """Rows as ids; a text for which there are no tokens is reported with its line."""
-    for some in batches(read, lambda row: len(row.text) + len(row.second or "")):
-        firsts = ids_or_why(tokenizer, [row.text for row in some])
-        seconds = ids_or_why(tokenizer, [row.second or "" for row in some])
-        for row, first, second in zip(some, firsts, seconds, strict=True):
-            if isinstance(first, str):
-                report.skip(row.where, first)
-            elif isinstance(second, str):
-                report.skip(row.where, second)
-            else:
-                yield Example(first, None if row.second is None else second, row.label, row.where)
+    """Rows as ids."""
+    found = with_ids(read, lambda row: (row.text, row.second or ""), (tokenizer, tokenizer), report)
+    for row, (first, second) in found:
+        yield Example(first, None if row.second is None else second, row.label, row.where)
 
 
 def shares(a: int, b: int, room: int) -> tuple[int, int]:

@@ -78,8 +78,12 @@ class Dataset(Protocol):
 @lru_cache(maxsize=4)
 def order(count: int, seed: int, epoch: int) -> Tensor:
     """The numbers 0 … count − 1 in the order of an epoch."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    return torch.randperm(count, generator=generator)
+    return torch.randperm(count, generator=chance(seed, epoch))
+
+
+def chance(seed: int, number: int) -> torch.Generator:
+    """Random numbers that follow from the seed and the number of an epoch or a step."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
 
 
 def draw(step: int, rows: int, count: int, seed: int) -> list[tuple[int, int]]:

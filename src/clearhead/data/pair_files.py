@@ -1,18 +1,17 @@
 """Sentence pairs out of files: two aligned texts, tables, TMX or gettext's PO, each of which may be compressed."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import IO, NamedTuple, TypeVar
+from typing import NamedTuple
 from xml.parsers import expat
 
 from clearhead.data.packed import Report
 from clearhead.data.tables import records
-from clearhead.data.unpacked import kind_of, readable
+from clearhead.data.unpacked import escaped, kind_of, lines, readable
 from clearhead.errors import ClearheadError, understood
 
-T = TypeVar("T")
 Sides = tuple[str, str]
 TABLES: dict[str, Sides] = {".csv": ("0", "1"), ".tsv": ("0", "1"), ".jsonl": ("source", "target")}
 CODES = ("bpt", "ept", "it", "ph", "ut")  # inside these, TMX holds the markup of another program, not words
@@ -101,30 +100,13 @@ def _pair(row: tuple[object, object], where: str) -> Pair | Fault:
     return Pair(source, target, where)
 
 
-def _pieces(path: Path, take: Callable[[IO[bytes]], T]) -> Iterator[T]:
-    """What `take` gets from a file, until nothing is left."""
-    with readable(path) as file:
-        while piece := take(file):
-            yield piece
-
-
-def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    lines = chain.from_iterable(_pieces(path, lambda file: file.readlines(1 << 20)))
-    for number, line in enumerate(lines, 1):
-        yield f"{path}:{number}", line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode(errors="surrogateescape")
-
-
 # ---------------------------------------------------------------- two texts
 def _aligned(first: Path, second: Path) -> Iterator[Row]:
     counts = [0, 0]
-    for ours, theirs in zip_longest(_lines(first), _lines(second)):
+    for number, (ours, theirs) in enumerate(zip_longest(lines(first), lines(second)), 1):
         counts = [counts[0] + (ours is not None), counts[1] + (theirs is not None)]
         if ours and theirs:
-            yield ours[0], (_text(ours[1]), _text(theirs[1]))
+            yield f"{first}:{number}", (escaped(ours), escaped(theirs))
     if counts[0] != counts[1]:
         have = f"{first} has {counts[0]} lines and {second} has {counts[1]}"
         raise ClearheadError(f"{have}; line by line they must belong together.")
@@ -135,12 +117,18 @@ def _tmx(path: Path, sides: Sides | None) -> Iterator[Row]:
     if sides is None:
         raise ClearheadError(f"{path} may hold many languages; tell which two, as in sides = ('en', 'de').")
     units = _Units(path)
-    for chunk in chain(_pieces(path, lambda file: file.read(1 << 16)), [b""]):
+    for chunk in chain(_chunks(path), [b""]):
         with understood(f"{path} is not valid XML"):
             units.parser.Parse(chunk, not chunk)
         for line, texts in units.done:
             yield f"{path}:{line}", (_in_language(texts, sides[0]), _in_language(texts, sides[1]))
         units.done.clear()
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with readable(path) as file:
+        while chunk := file.read(1 << 16):
+            yield chunk
 
 
 def _in_language(texts: dict[str, str], code: str) -> str:
@@ -196,13 +184,13 @@ class _Units:
 def _po(path: Path) -> Iterator[Row]:
     """msgid and msgstr of each entry. What is obsolete stands in comments, and what has no msgid is the header."""
     entry = _Entry()
-    for where, raw in chain(_lines(path), [("", b"#")]):
+    for number, raw in enumerate(chain(lines(path), [b"#"]), 1):
         line = raw.strip()
         if PO_START.match(line) and (b"msgid" in entry.parts or entry.strange):
             if entry.strange or entry.parts[b"msgid"]:
                 yield entry.where, entry.sides()
             entry = _Entry()
-        entry.take(where, line)
+        entry.take(f"{path}:{number}", line)
 
 
 class _Entry:
@@ -239,7 +227,7 @@ class _Entry:
 
 
 def _unescaped(raw: bytes) -> str:
-    return _text(PO_ESCAPE.sub(_escape, raw))
+    return escaped(PO_ESCAPE.sub(_escape, raw))
 
 
 def _escape(match: re.Match[bytes]) -> bytes:

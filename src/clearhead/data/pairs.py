@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from clearhead.config import Use
-from clearhead.data.encode import batches, ids_or_why
+from clearhead.data.encode import with_ids
 from clearhead.data.packed import IGNORE, Packed, Report, order
 from clearhead.data.pair_files import Pair
 from clearhead.errors import ClearheadError
@@ -41,7 +41,8 @@ def encoded(
     """Pairs as ids. Texts of more than `most` tokens, or `ratio` times as long as the other side, are left out."""
     if not use.start:
         raise ClearheadError("use.start is empty, but what a translator writes must start with some token.")
-    for pair, source, target in _ids(pairs, tokenizer, source_tokenizer, report):
+    found = with_ids(pairs, lambda pair: (pair.source, pair.target), (source_tokenizer, tokenizer), report)
+    for pair, (source, target) in found:
         short, long = sorted((len(source), len(target)))
         if not short:
             report.skip(pair.where, "one of the sides has no tokens")
@@ -52,22 +53,6 @@ def encoded(
         else:
             around = [*use.begin, *source, *use.end], [*use.start, *target, *use.stop[:1]]
             yield Encoded(*around, pair.where)
-
-
-def _ids(
-    pairs: Iterable[Pair], tokenizer: Tokenizer, source_tokenizer: Tokenizer, report: Report
-) -> Iterator[tuple[Pair, list[int], list[int]]]:
-    """Each pair with the ids of its sides; one for which there are no tokens is reported with its line."""
-    for some in batches(pairs, lambda pair: len(pair.source) + len(pair.target)):
-        sources = ids_or_why(source_tokenizer, [pair.source for pair in some])
-        targets = ids_or_why(tokenizer, [pair.target for pair in some])
-        for pair, source, target in zip(some, sources, targets, strict=True):
-            if isinstance(source, str):
-                report.skip(pair.where, source)
-            elif isinstance(target, str):
-                report.skip(pair.where, target)
-            else:
-                yield pair, source, target
 
 
 def source_length_for(pairs: Iterable[Encoded], length: int) -> int:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from clearhead.config import Mel, Pictures
 from clearhead.data.classes import class_names, class_number, split
-from clearhead.data.packed import Packed, Report, draw
+from clearhead.data.packed import Packed, Report, chance, draw
 from clearhead.data.unpacked import readable
-from clearhead.errors import ClearheadError, understood
+from clearhead.errors import ClearheadError, understood, unreadable
 from clearhead.tokens import pictures, sound
 
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -49,7 +49,7 @@ def load(
     if path.is_dir():
         things = _folder(path, source, report, label)
     elif not path.exists():
-        raise ClearheadError(f"{path} cannot be read: there is no such file or folder.")
+        raise unreadable(path, FileNotFoundError())
     elif isinstance(source, Pictures) and path.suffix == ".npz":
         things = _npz(path, source)
     elif isinstance(source, Pictures) and "images" in path.name and "idx3" in path.name:
@@ -207,8 +207,7 @@ class Pictured:
     def _shifted(self, things: Tensor, step: int) -> Tensor:
         if not self.shift:
             return things
-        chance = torch.Generator().manual_seed((self.seed * 1_000_003 + step) % 2**63)
-        by = torch.randint(-self.shift, self.shift + 1, (2, len(things), 1), generator=chance)
+        by = torch.randint(-self.shift, self.shift + 1, (2, len(things), 1), generator=chance(self.seed, step))
         size = things.shape[-1]
         y, x = (torch.arange(size) + by).clamp(0, size - 1)
         row = torch.arange(len(things))[:, None, None]

@@ -12,21 +12,20 @@ import glob
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.data.packed import Report
-from clearhead.data.unpacked import PACKED, UNREADABLE, opened, reason
-from clearhead.errors import ClearheadError
+from clearhead.data.unpacked import PACKED, STDIN, UNREADABLE, opened, raw_lines
+from clearhead.errors import ClearheadError, reason
 from clearhead.files import draft_of
 from clearhead.files import place as put
 
 SEPARATORS = ("<|endoftext|>", "\f")
 TEXTS = tuple(name + packed for name in (".txt", ".text", ".md", ".jsonl") for packed in ("", *PACKED))
 JSON = tuple(".jsonl" + packed for packed in ("", *PACKED))
-STDIN = "-"
 PIECE = 2**16  # characters, after which a document is given in pieces: a tokenizer takes 200 bytes for each of them
 
 
@@ -64,13 +63,12 @@ def files(paths: Sequence[str], report: Report) -> list[str]:
         try:
             inside = _files_of(path)
         except OSError as error:
-            report.skip(path, f"it cannot be read: {error.strerror}", alone=len(paths) == 1)
+            report.skip(path, f"it cannot be read: {reason(error)}", alone=len(paths) == 1)
             continue
         if not inside:
             ends = ", ".join(name for name in TEXTS if not name.endswith(PACKED))
-            why = (
-                f"the folder holds no texts: no name ends in {ends}" if Path(path).is_dir() else "there is no such file"
-            )
+            empty = f"the folder holds no texts: no name ends in {ends}"
+            why = empty if Path(path).is_dir() else f"it cannot be read: {reason(FileNotFoundError())}"
             report.skip(path, why, alone=len(paths) == 1)
         for file in inside:
             if (place := Path(file).resolve()) in found:
@@ -218,8 +216,8 @@ def _lines(path: str, report: Report, alone: bool) -> Iterator[tuple[int, str]]:
     """
     number, before = 0, 0
     try:
-        with _opened(path) as file:
-            for number, line in enumerate(file, 1):
+        with opened(path) as file:
+            for number, line in enumerate(raw_lines(file), 1):
                 try:
                     text = line.decode()
                 except UnicodeDecodeError as error:
@@ -228,13 +226,8 @@ def _lines(path: str, report: Report, alone: bool) -> Iterator[tuple[int, str]]:
                         return
                     report.skip(f"{path}:{number}", "the line is not UTF-8")
                     continue
-                text = text.removeprefix("\ufeff") if number == 1 else text
                 before += 1
                 if text:
                     yield number, text
     except UNREADABLE as error:
         report.skip(f"{path}:{number + 1}", f"it cannot be read: {reason(error)}")
-
-
-def _opened(path: str) -> AbstractContextManager[Iterable[bytes]]:
-    return nullcontext(sys.stdin.buffer) if path == STDIN else opened(path)

@@ -73,7 +73,8 @@ class Stream:
         if validation is not None:
             self._held = _split(validation, 0.0, seed)[0]
         if self._train.size <= length:
-            raise ClearheadError(f"a row needs {length} tokens and one more; there are {self._train.size} to train on.")
+            few = f"a row needs {length} tokens and one more; there are {self._train.size} to train on"
+            raise ClearheadError(f"{few}. Give more text, or a smaller train.length.")
         # The furthest that the first row may start. It is the same in each epoch, and so is the number of rows.
         self._furthest = min(length, self._train.size - length) - 1
         self._count = (self._train.size - 1 - self._furthest) // length

@@ -1,13 +1,12 @@
 """The records of a .csv, .tsv or .jsonl file, each with its line, which may be compressed."""
 
 import csv
-import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from clearhead.data.packed import Report
-from clearhead.data.unpacked import kind_of, readable
+from clearhead.data.unpacked import escaped, kind_of, lines
 from clearhead.errors import ClearheadError, nearest
 
 
@@ -31,8 +30,8 @@ def records(
 def _table(
     path: Path, report: Report, columns: Sequence[str], tabbed: bool, only: bool
 ) -> Iterator[tuple[str, list[object]]]:
-    lines = _lines(path)
-    reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabbed else csv.reader(lines, strict=True)
+    texts = map(escaped, lines(path))
+    reader = csv.reader(texts, delimiter="\t", quoting=csv.QUOTE_NONE) if tabbed else csv.reader(texts, strict=True)
     named = not all(column.isdecimal() for column in columns)
     at: list[int] = []
     width = 0
@@ -77,7 +76,7 @@ def _column(column: str, cells: Sequence[str], named: bool, where: str) -> int:
 
 
 def _objects(path: Path, report: Report, columns: Sequence[str]) -> Iterator[tuple[str, list[object]]]:
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(map(escaped, lines(path)), 1):
         try:
             value = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError):
@@ -89,9 +88,3 @@ def _objects(path: Path, report: Report, columns: Sequence[str]) -> Iterator[tup
             report.skip(f"{path}:{number}", f"there is no {missing[0]!r}")
         else:
             yield f"{path}:{number}", [value[column] for column in columns]
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Lines as they are; bytes that are not UTF-8 become lone surrogates, which no text may hold."""
-    with readable(path) as file:
-        yield from io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")

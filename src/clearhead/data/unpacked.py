@@ -1,18 +1,20 @@
-"""Files as bytes, whether they are packed by gzip, xz or zstd or not: their names tell."""
+"""Files as bytes and as lines, whether they are packed by gzip, xz or zstd or not: their names tell."""
 
 import gzip
 import io
 import lzma
 import sys
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, cast
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, unreadable
 
+STDIN = "-"
+MARK = "\ufeff".encode()  # of UTF-8, with which some programs open a file
 PACKED = (".gz", ".xz", ".zst", ".zstd")
 UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)  # what goes wrong while a file is read
 
@@ -22,8 +24,10 @@ def kind_of(path: Path) -> str:
     return (path.with_suffix("") if path.suffix in PACKED else path).suffix
 
 
-def opened(path: str | Path) -> IO[bytes]:
-    """What a file holds when it is unpacked; one that is broken raises what UNREADABLE names."""
+def opened(path: str | Path) -> AbstractContextManager[IO[bytes]]:
+    """What a file, or standard input, holds when it is unpacked; one that is broken raises what UNREADABLE names."""
+    if str(path) == STDIN:
+        return nullcontext(sys.stdin.buffer)
     match Path(path).suffix:
         case ".gz":
             return cast(IO[bytes], gzip.open(path))
@@ -36,17 +40,40 @@ def opened(path: str | Path) -> IO[bytes]:
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[IO[bytes]]:
+def readable(path: str | Path) -> Iterator[IO[bytes]]:
     """The same, for files that must be read whole: what is broken is told in a sentence."""
     try:
         with opened(path) as file:
             yield file
     except UNREADABLE as error:
-        raise ClearheadError(f"{path} cannot be read: {reason(error)}.") from None
+        raise unreadable(path, error) from None
 
 
-def reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error).removesuffix(".")
+def raw_lines(file: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of a file with their ends, and without the mark that may open it."""
+    for number, line in enumerate(file):
+        yield line if number else line.removeprefix(MARK)
+
+
+def lines(path: str | Path) -> Iterator[bytes]:
+    """The same of a file that must be read whole."""
+    with readable(path) as file:
+        yield from raw_lines(file)
+
+
+def text_lines(path: str | Path) -> Iterator[str]:
+    """The lines of a text that somebody gave, without their ends; it must be UTF-8."""
+    for number, line in enumerate(lines(path), 1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            raise ClearheadError(f"{path}:{number}: the line is not UTF-8.") from None
+        yield text.rstrip("\r\n")
+
+
+def escaped(raw: bytes) -> str:
+    """Text as it is; bytes that are not UTF-8 become lone surrogates, which no text may hold."""
+    return raw.decode(errors="surrogateescape")
 
 
 def _zstd(path: str | Path) -> tuple[Callable[[], Any], type[Exception]]:

@@ -11,6 +11,7 @@ from clearhead.batch import Batch
 from clearhead.data.pictured import floats
 from clearhead.errors import ClearheadError
 from clearhead.evaluate.task import Task
+from clearhead.generate.answers import check_numbers
 from clearhead.lens.progress import shown
 from clearhead.tap import SILENT
 from clearhead.train.lessons import read_rows, read_things
@@ -72,7 +73,9 @@ def answers(task: Task, cases: Sequence[Case]) -> Tensor:
     for some in shown(blocks, len(cases), unit_of(task), len):
         batch = _batch(task, [cases[i] for i in some])
         found.append(batch.each(lambda part: net.predict(model._run(part, SILENT), part.segments).double()).cpu())
-    return torch.cat(found)[torch.tensor(order).argsort()]
+    logits = torch.cat(found)[torch.tensor(order).argsort()]
+    check_numbers(logits)
+    return logits
 
 
 def _batch(task: Task, some: list[Case]) -> Batch:

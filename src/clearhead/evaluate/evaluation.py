@@ -12,10 +12,9 @@ from clearhead.evaluate.classes import tell_classes
 from clearhead.evaluate.figures import Evaluation
 from clearhead.evaluate.masked import find_hidden
 from clearhead.evaluate.numbers import tell_numbers
-from clearhead.evaluate.task import Task
+from clearhead.evaluate.task import Task, check_model
 from clearhead.evaluate.texts import surprise
 from clearhead.evaluate.translations import compare_translations
-from clearhead.model.transformer import Transformer
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -39,8 +38,7 @@ def evaluate(
     intervals, follow from `seed`. Columns are options of `data`: field, second, label, sides, broken; what is not
     given is as the model was trained with.
     """
-    if not isinstance(getattr(model, "net", None), Transformer):
-        raise ClearheadError(f"a model is needed, not {type(model).__name__}; clearhead.load reads one from a folder.")
+    check_model(model)
     check_kind(data, str | Path | Sequence, "the name of a file, or a list of them,")
     paths = tuple(map(str, [data] if isinstance(data, str | Path) else data))
     if not paths:

@@ -139,7 +139,12 @@ def _range(figure: Figure) -> str:
 
 def number(value: float) -> str:
     """Four digits after the point where it is small, two where it is larger, and four in all where it is huge."""
-    return f"{value:.4g}" if abs(value) >= 1e5 else f"{value:.{4 if abs(value) < 10 else 2}f}"
+    return f"{value:.4g}" if abs(value) >= 1e5 else f"{value:.{digits(value)}f}"
+
+
+def digits(value: float) -> int:
+    """How many stand after the point; what belongs to a value, such as its spread, has as many."""
+    return 4 if abs(value) < 10 else 2
 
 
 def powers(exponent: float) -> float:

@@ -11,6 +11,7 @@ from clearhead.errors import ClearheadError
 from clearhead.evaluate.documents import over_documents, read_documents
 from clearhead.evaluate.figures import Evaluation, powers
 from clearhead.evaluate.task import Task
+from clearhead.generate.answers import check_numbers
 from clearhead.lens.progress import shown
 
 HIDDEN = 0.15  # share of the words of a row
@@ -66,8 +67,9 @@ def _tell(task: Task, rows: list[Row]) -> NDArray[np.float64]:
         states = net(batch.ids.index_put((row, at), mask), segments=batch.segments)[row, at]
         log_probs = net.predict(states[None])[0].float().log_softmax(dim=-1)
         own = log_probs.gather(1, wanted[:, None])[:, 0]
+        check_numbers(own.exp())
         told = torch.stack([-own, torch.ones_like(own), (log_probs.argmax(dim=-1) == wanted).float()], dim=1)
-        np.add.at(sums, np.array(some)[row.cpu()], told.double().cpu().numpy())
+        np.add.at(sums, np.array(some)[row.cpu().numpy()], told.double().cpu().numpy())
     return sums
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from clearhead.evaluate.documents import Document, over_documents, read_documents
 from clearhead.evaluate.figures import Evaluation, powers
 from clearhead.evaluate.task import Task
-from clearhead.generate.answers import told_tokens, windows
-from clearhead.lens.progress import shown
+from clearhead.generate.answers import scored
 from clearhead.tokens.text import Tokenizer
 from clearhead.train.words import opening
 
@@ -23,16 +22,12 @@ HOW = {
 def surprise(task: Task) -> Evaluation:
     """Every token is told once, from what stands before it in its document, as far as a window reaches back."""
     net, (found, rows) = task.model.net, _opened(task, read_documents(task))
-    cuts = [(i, *cut) for i, ids in enumerate(rows) for cut in windows(len(ids) - 1, net.context, task.stride)]
-    pieces = [(rows[i][begin : end + 1], new - begin) for i, begin, new, end in cuts]
-    if len(cuts) > len(found):
+    if any(len(ids) - 1 > net.context for ids in rows):
         step = task.stride or net.context // 2
         task.report.told.append(f"long texts were read in windows of {net.context} tokens, with a stride of {step}")
-    told = dict(shown(told_tokens(net, pieces), len(pieces), "windows"))
-    logprobs: list[list[float]] = [[] for _ in found]
-    for number, (i, *_) in enumerate(cuts):
-        logprobs[i] += told[number]
-    parts = [(i, sums) for i, document in enumerate(found) for sums in _sums(document, logprobs[i])]
+    told = scored(net, rows, task.stride, bar=True)
+    documents = zip(found, told, strict=True)
+    parts = [(i, sums) for i, (document, one) in enumerate(documents) for sums in _sums(document, one.logprobs)]
     unit = f"stretches of up to {STRETCH} tokens"
     return over_documents(task, found, parts, unit, HOW, _surprises, {"tokens": 1, "bytes": 3})
 

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clearhead.errors import ClearheadError
 from clearhead.evaluate import laws
 from clearhead.evaluate.subject import DoesNotApply, Subject
-from clearhead.model.transformer import Transformer
+from clearhead.evaluate.task import check_model
 from clearhead.tap import eager
 
 if TYPE_CHECKING:
@@ -56,8 +55,7 @@ class Result:
 
 def verify(model: "Model") -> list[Result]:
     """Every law on this model. All hold if `all(result.holds for result in verify(model))`."""
-    if not isinstance(getattr(model, "net", None), Transformer):
-        raise ClearheadError(f"a model is needed, not {type(model).__name__}; clearhead.load reads one from a folder.")
+    check_model(model)
     return list(check(model))
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from clearhead import config as c
 from clearhead.batch import Batch, by_length
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, NoNumbers, check_whole
+from clearhead.lens.progress import shown
 from clearhead.model.heads import pool_mean
 from clearhead.model.transformer import Transformer
 from clearhead.tokens.gaps import GAP, with_gaps
@@ -63,19 +64,18 @@ def fill(net: Transformer, tokenizer: Tokenizer | None, config: c.Config, text: 
         raise ClearheadError("it is not known which token hides a word; it needs a tokenizer, and use.mask = [id].")
     if not isinstance(text, str):
         raise ClearheadError(f"one text with {GAP} where a word is missing is needed, not {type(text).__name__}.")
-    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
-        raise ClearheadError(f"top = {top} is no number of answers; ask for at least 1.")
+    check_whole("top", top, 1)
     ids = gapped(tokenizer, config.use, text)
     if len(ids) > net.context:
         raise ClearheadError(f"{len(ids)} tokens are more than this model's context of {net.context}.")
     row = torch.tensor([ids], device=next(net.parameters()).device)
-    logits = net.predict(net(row))[0, :, : len(tokenizer)].float()
-    found = []
-    for place in [i for i, token in enumerate(ids) if token == config.use.mask[0]]:
-        best = logits[place].softmax(dim=-1).topk(min(top, len(tokenizer)))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        found.append([Filled(tokenizer.decode([token]).strip(), token, p) for token, p in pairs])
-    return found
+    chances = net.predict(net(row))[row == config.use.mask[0], : len(tokenizer)].float().softmax(dim=-1)
+    check_numbers(chances)
+    best = chances.topk(min(top, len(tokenizer)))
+    return [
+        [Filled(tokenizer.decode([token]).strip(), token, p) for token, p in zip(tokens, shares, strict=True)]
+        for tokens, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
 
 
 def gapped(tokenizer: Tokenizer, use: c.Use, text: str) -> list[int]:
@@ -86,16 +86,15 @@ def gapped(tokenizer: Tokenizer, use: c.Use, text: str) -> list[int]:
     return [*use.begin, *ids, *use.end]
 
 
+def check_numbers(values: Tensor, what: str = "the logits") -> None:
+    """Refuses what a model computed, if that is no numbers; of log-probabilities, −∞ is one, so give their exp."""
+    if not bool(values.isfinite().all()):
+        raise NoNumbers(what)
+
+
 def check_embeds(m: c.ModelConfig) -> None:
     if isinstance(m.shape, c.EncoderDecoder):
         raise ClearheadError("an encoder-decoder gives no vector for a text; an encoder or a decoder does.")
-
-
-def check_overflow(overflow: str) -> None:
-    if overflow not in ("refuse", "slide"):
-        raise ClearheadError(
-            f"overflow {overflow!r} is unknown; what exceeds the context is refused, or made to slide."
-        )
 
 
 def check_judges(m: c.ModelConfig) -> None:
@@ -105,8 +104,7 @@ def check_judges(m: c.ModelConfig) -> None:
 
 def judged(logits: Tensor, config: c.Config) -> list[Judged] | list[float]:
     """Rows of logits as classes with probabilities, or as the numbers they are."""
-    if not logits.isfinite().all():
-        raise ClearheadError("the logits hold no numbers; what was given, or the weights of the model, may be broken.")
+    check_numbers(logits)
     if isinstance(config.model.head, c.Number):
         return logits.squeeze(-1).tolist()
     names = config.use.labels or tuple(map(str, range(logits.shape[1])))
@@ -118,10 +116,12 @@ def judged(logits: Tensor, config: c.Config) -> list[Judged] | list[float]:
     return found
 
 
-def scored(net: Transformer, rows: list[list[int]]) -> list[Scored]:
-    """How likely each text is, whatever its length and however many there are."""
-    cuts = [(text, *cut) for text, ids in enumerate(rows) for cut in windows(len(ids) - 1, net.context)]
-    told = dict(told_tokens(net, [(rows[text][begin : end + 1], new - begin) for text, begin, new, end in cuts]))
+def scored(net: Transformer, rows: Sequence[Sequence[int]], step: int = 0, bar: bool = False) -> list[Scored]:
+    """How likely each text is, whatever its length and however many there are; a long one is read in `windows`."""
+    cuts = [(text, *cut) for text, ids in enumerate(rows) for cut in windows(len(ids) - 1, net.context, step)]
+    pieces = [(rows[text][begin : end + 1], new - begin) for text, begin, new, end in cuts]
+    read = told_tokens(net, pieces)
+    told = dict(shown(read, len(pieces), "windows") if bar else read)
     found: list[list[float]] = [[] for _ in rows]
     for number, (text, *_) in enumerate(cuts):
         found[text] += told[number]
@@ -164,7 +164,9 @@ def _told(net: Transformer, states: Tensor, following: Sequence[int]) -> list[fl
     for at in range(0, len(following), some):
         log_probs = net.predict(states[None, at : at + some])[0].float().log_softmax(dim=-1)
         wanted = torch.tensor(following[at : at + some], device=log_probs.device)
-        found += log_probs.gather(1, wanted[:, None])[:, 0].tolist()
+        own = log_probs.gather(1, wanted[:, None])[:, 0]
+        check_numbers(own.exp())
+        found += own.tolist()
     return found
 
 
@@ -173,4 +175,5 @@ def pooled(hidden: Tensor, segments: Tensor | None, pooling: str, unit: bool) ->
     if pooling not in ("mean", "first"):
         raise ClearheadError(f"pooling {pooling!r} is unknown; it is mean or first.")
     vectors = pool_mean(hidden, segments) if pooling == "mean" else hidden[:, 0]
+    check_numbers(vectors, "the vectors")
     return torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, NoNumbers
 from clearhead.generate.beam_recorded import replayed, rounded
 from clearhead.generate.beam_rounds import Hypothesis, Search
 from clearhead.generate.beam_rules import Rules
@@ -47,7 +47,7 @@ def beam_search(
     plain = search.even and not tree and not any(prefixes) and not isinstance(net, Edited)
     found = replayed(search) if by.device.type == "cuda" and plain else search.run()
     if any(isnan(h.score) for hypotheses in found for h in hypotheses):
-        raise ClearheadError("the logits hold no numbers; the weights of the model may be broken.")
+        raise NoNumbers
     if not all(found):
         raise ClearheadError("no token can be written: never, never_first, no_repeat and known leave none.")
     return [hypotheses[:n_best] for hypotheses in found]

@@ -1,4 +1,4 @@
-"""How likely a model found what it wrote for a source, token by token, and what else it thought of."""
+"""How likely a model finds what follows a prompt, or was written for a source, and what else it thought of."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.generate.align import read_to_write
+from clearhead.generate.answers import check_numbers
 from clearhead.generate.request import Chosen
 from clearhead.model.transformer import Transformer
 
@@ -17,23 +18,25 @@ def chances(
     outputs: Sequence[list[int]],
     top: int,
     known: int | None,
-    source: Tensor,
-    source_segments: Tensor | None,
+    source: Tensor | None = None,
+    source_segments: Tensor | None = None,
 ) -> list[list[Chosen]]:
     """Each token of each output with its log-probability, and those of the `top` likeliest in its place."""
-    texts = read_to_write(prompts, outputs, source.device)
+    texts = read_to_write(prompts, outputs, next(net.parameters()).device)
     hidden = net(texts.ids, segments=texts.segments, source=source, source_segments=source_segments)
     told = []
     for row, prompt, output in zip(hidden, prompts, outputs, strict=True):
         before = slice(len(prompt) - 1, len(prompt) + len(output) - 1)
         rows = net.predict(row[None, before])[0].float().log_softmax(dim=-1)[:, :known]
-        own = rows[torch.arange(len(output), device=rows.device), torch.tensor(output, device=rows.device)].tolist()
+        wanted = torch.tensor(output, dtype=torch.long, device=rows.device)
+        own = rows.gather(1, wanted[:, None])[:, 0]
+        check_numbers(own.exp())
         best = rows.topk(min(top, rows.shape[1]))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         told.append(
             [
                 Chosen(token, value, tuple(zip(*pair, strict=True)))
-                for token, value, pair in zip(output, own, pairs, strict=True)
+                for token, value, pair in zip(output, own.tolist(), pairs, strict=True)
             ]
         )
     return told

@@ -65,10 +65,8 @@ class CTranslate2:
     ) -> Any:  # fmt: skip
         """As `Model.generate`, always with the likeliest token: its dice would not fall the same for the same seed."""
         check_writes(self._model.config.model)
-        how, idle = (
-            sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed, **options),
-            Sampling(),
-        )
+        how = sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed, **options)
+        idle = Sampling()
         if how.temperature and how.top_k != 1:
             raise ClearheadError(f"temperature = {temperature}: CTranslate2 draws by no seed of ours; ask for 0.")
         asked = {f.name: getattr(how, f.name) != getattr(idle, f.name) for f in fields(how) if f.name not in WRITES}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from clearhead.config import Use
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, NoNumbers
 from clearhead.generate.desk import Desk, Drawn
 from clearhead.generate.request import Chosen, Request, alike
 from clearhead.model.caches import Memory
@@ -230,8 +230,7 @@ class Engine:
                 request.end("length")
         self.told.append(told)
         if broken:
-            why = "hold no numbers; the weights of the model may be broken"
-            raise ClearheadError(f"the logits of token {broken} {why}.")
+            raise NoNumbers(f"the logits of token {broken}")
 
 
 def refuse_too_long(prompt: int, more: int, most: int) -> None:

@@ -29,9 +29,7 @@ class Sampling:
     stop: tuple[str, ...] = ()  # texts that end it; they are not shown
     stop_tokens: tuple[int, ...] = ()  # tokens that end it, besides the model's own
     seed: int = 0
-    overflow: str = (
-        "refuse"  # or slide: where the context is full, its newer half is read anew and it goes on from there
-    )
+    overflow: str = "refuse"  # or slide: a context that is full goes on from its newer half, which is read anew
 
     def __post_init__(self) -> None:
         check_whole("max_tokens", self.max_tokens, 1)
@@ -64,10 +62,7 @@ class Sampling:
             raise ClearheadError(f"bias = {self.bias!r:.60} must give ids finite numbers: {{5: 2.0}}.")
         if not isinstance(self.stop, list | tuple):
             raise ClearheadError(f"stop = {self.stop!r:.60} must be a text or a list of texts.")
-        if self.overflow not in ("refuse", "slide"):
-            raise ClearheadError(
-                f"overflow = {self.overflow!r} is unknown; a context that is full can refuse or slide."
-            )
+        check_overflow(self.overflow)
         if not all(isinstance(text, str) and text for text in self.stop):
             raise ClearheadError("what a text stops at must be texts, and none of them empty.")
 
@@ -75,6 +70,13 @@ class Sampling:
     def looks_back(self) -> bool:
         """Whether what was read and written matters."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+
+def check_overflow(overflow: str) -> None:
+    if overflow not in ("refuse", "slide"):
+        raise ClearheadError(
+            f"overflow {overflow!r} is unknown; what exceeds the context is refused, or made to slide."
+        )
 
 
 def _fits(value: float) -> bool:

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from clearhead import config as c
 from clearhead.config import Use
 from clearhead.errors import ClearheadError, check_whole
+from clearhead.generate.chances import chances
 from clearhead.generate.edited import Edited
 from clearhead.generate.engine import Engine
 from clearhead.generate.request import Chosen, Request
@@ -125,19 +124,9 @@ class Writer:
         desk, told = self.engine.desk, {}
         for request in self.requests:
             if (key := tuple(request.prompt)) not in told:
-                with torch.no_grad():
-                    logits = desk.net.predict(desk.net(torch.tensor([request.prompt], device=desk.device)))
-                rows = logits[0, :-1].float().log_softmax(dim=-1)[:, : desk.known]
-                best = rows.topk(min(request.top, desk.known)) if request.top else None
-                told[key] = [
-                    Chosen(token, float(row[token]), () if best is None else _pairs(best.indices[i], best.values[i]))
-                    for i, (token, row) in enumerate(zip(request.prompt[1:], rows, strict=True))
-                ]
+                first, rest = request.prompt[:1], request.prompt[1:]
+                [told[key]] = chances(desk.net, [first], [rest], request.top, desk.known)
         return [told[tuple(request.prompt)] for request in self.requests]
-
-
-def _pairs(tokens: torch.Tensor, values: torch.Tensor) -> tuple[tuple[int, float], ...]:
-    return tuple(zip(tokens.tolist(), values.tolist(), strict=True))
 
 
 class Engines:

@@ -6,16 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clearhead.config import Config
+from clearhead import count
+from clearhead.config import Config, EncoderDecoder, ModelConfig
 from clearhead.data.alone import alone
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, nearest
 from clearhead.lab import report
 from clearhead.lab.experiment import FILE, LOCK, Experiment, Made
 from clearhead.lab.findings import findings, method
 from clearhead.lab.grid import Vary, written
 from clearhead.lab.summary import Summary
 from clearhead.lab.work import Show, unseen, work
-from clearhead.presets import presets
+from clearhead.presets import NoPreset, presets
 from clearhead.train.begin import read_config
 from clearhead.train.diagnosis import Finding
 from clearhead.train.teach import Say
@@ -106,7 +107,11 @@ def plan(
         return replace(Experiment.read(file), **asked), own if out is None else Path(out)
     if not isinstance(what, Config) and str(what) not in presets and Path(what).is_dir():
         raise ClearheadError(f"{what} holds no experiment; name a preset, a run.toml, or the folder of an experiment.")
-    base = what.change(**changes) if isinstance(what, Config) else read_config(str(what), changes)
+    try:
+        base = what.change(**changes) if isinstance(what, Config) else read_config(str(what), changes)
+    except NoPreset:
+        known = "no preset (clearhead presets lists them), no run.toml, and no folder of an experiment"
+        raise ClearheadError(f"{what} is {known}; {nearest(str(what), presets)}") from None
     seeds = 3 if seeds is None else seeds
     if not isinstance(seeds, Sequence):
         if type(seeds) is not int or not 0 < seeds <= MANY:
@@ -142,7 +147,21 @@ def opening(experiment: Experiment, out: Path) -> list[str]:
     width = max(len(v.name) for v in experiment.variants)
     found = [f"{report.title(experiment)}, in {out}"]
     for v in experiment.variants:
-        words = f" at a vocabulary of {v.config.model.vocabulary:,}" if v.config.model.vocabulary else ""
-        size = f"{v.config.parameters():,} parameters{words}"
-        found.append(f"  {v.name:<{width}}  {f'from {v.config.train.start}' if v.config.train.start else size}")
+        start = v.config.train.start
+        found.append(f"  {v.name:<{width}}  {f'from {start}' if start else _size(v.config.model)}")
     return found
+
+
+def _size(m: ModelConfig) -> str:
+    """How large a model is, as far as it is known before the data tell how many tokens there are."""
+    if not m.vocabulary:
+        return f"{sum(count.parts(m).values()):,} parameters"
+    one, two = (sum(count.parts(_with(m, tokens)).values()) for tokens in (1, 2))
+    return f"{2 * one - two:,} parameters, and {two - one:,} for each token of its vocabulary"
+
+
+def _with(m: ModelConfig, tokens: int) -> ModelConfig:
+    """So many on each side of a translator whose sides have vocabularies of their own."""
+    if isinstance(m.shape, EncoderDecoder) and m.shape.vocabulary:
+        m = replace(m, shape=replace(m.shape, vocabulary=tokens))
+    return replace(m, vocabulary=tokens)

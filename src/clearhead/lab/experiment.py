@@ -22,8 +22,8 @@ from clearhead import __version__, reader
 from clearhead import config as c
 from clearhead.config import Config, Data
 from clearhead.data.alone import alone
-from clearhead.data.sources import STDIN
-from clearhead.errors import ClearheadError, nearest
+from clearhead.data.unpacked import STDIN
+from clearhead.errors import ClearheadError, nearest, unreadable
 from clearhead.files import overwrite
 from clearhead.lab.grid import Variant, variants
 from clearhead.train.unchanged import FILE as DATA
@@ -117,10 +117,12 @@ class Experiment:
         if self.against not in ("", *(names := [v.name for v in self.variants])):
             yield f"--against {self.against} is no variant; {nearest(self.against, names)}"
         answers = "translation" if isinstance(m.shape, c.EncoderDecoder) else m.head.kind
-        if self.metric not in (known := (LOSS, LAST, *FIGURES[answers])):
-            yield f"--metric {self.metric} is unknown here; {nearest(self.metric, known)}"
-        logged = self.metric in (LOSS, LAST) or (answers, self.metric) == ("classes", "accuracy")
-        if not logged and not all(d.valid for d in data):
+        logged = (LOSS, LAST, *(["accuracy"] if answers == "classes" else []))
+        figures = [figure for figure in FIGURES[answers] if figure not in logged]
+        if self.metric not in (*logged, *figures):
+            more = f", and with --data.valid {', '.join(figures)}" if figures else ""
+            yield f"--metric {self.metric} is unknown here; known: {', '.join(logged)}{more}."
+        if self.metric not in logged and not all(d.valid for d in data):
             files = "files of their own; give --data.valid, in a new experiment if this one has none"
             yield f"--metric {self.metric} is measured on {files}."
         reads = isinstance(m.input, c.Tokens) and not isinstance(m.shape, c.EncoderDecoder)
@@ -162,7 +164,7 @@ class Experiment:
         paths = dict.fromkeys(p for v in self.variants for p in (*v.config.data.train, *v.config.data.valid))
         for path in paths:
             if not ((out / FILE).is_file() or Path(path).exists() or glob.glob(path, recursive=True)):  # noqa: PTH207
-                raise ClearheadError(f"{path}: there is no such file.")
+                raise unreadable(path, FileNotFoundError())
             if Path(path).is_dir() and out.resolve().is_relative_to(Path(path).resolve()):
                 raise ClearheadError(f"--out {out} is in {path}: runs would read what others leave; choose another.")
         with alone(out / LOCK):

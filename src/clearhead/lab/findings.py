@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clearhead.config import Language, MaskedWord
+from clearhead.evaluate.figures import digits
 from clearhead.files import json_lines
 from clearhead.lab.certainty import LEAST, MANY
 from clearhead.lab.experiment import LAST, LOSS
-from clearhead.lab.summary import Summary, Versus
+from clearhead.lab.summary import Row, Summary, Versus
 from clearhead.train.diagnosis import Finding, diagnose
 from clearhead.train.report import LOG
 
@@ -39,11 +40,11 @@ def _claims(summary: Summary) -> Iterator[Finding]:
     for row, versus in judged:
         if versus.claimed:
             better = "better" if (versus.chance.mean < 0) is summary.less else "worse"
-            yield Finding(better, f"{row.name} is {better} than {first}: {metric} {_difference(versus)}.")
+            yield Finding(better, f"{row.name} is {better} than {first}: {metric} {_difference(row, versus)}.")
     if same := [row.name for row, _ in judged if not any(row.differences)]:
         yield Finding("no effect", f"{', '.join(same)}: the same as {first} in every run, to the last digit.")
     if unclear := [(row, versus) for row, versus in judged if any(row.differences) and not versus.claimed]:
-        each = "; ".join(f"{row.name} {_difference(versus)}" for row, versus in unclear)
+        each = "; ".join(f"{row.name} {_difference(row, versus)}" for row, versus in unclear)
         equal = "That does not make them equal: a difference may be anywhere in its interval"
         yield Finding("not to be told apart", f"from {first}, by {metric}: {each}. {equal}.")
     if silent := [row.name for row in summary.others if row.versus is None]:
@@ -51,9 +52,11 @@ def _claims(summary: Summary) -> Iterator[Finding]:
         yield Finding("nothing to say", f"of {', '.join(silent)} there are {pairs}.", bad=True)
 
 
-def _difference(versus: Versus) -> str:
-    chance = versus.chance
-    return f"{chance.mean:+.4g} (95 % interval {chance.low:+.4g} to {chance.high:+.4g}, p {chance_text(versus.p)})"
+def _difference(row: Row, versus: Versus) -> str:
+    chance, places = versus.chance, digits(row.mean or 0.0)
+    signed = f"+.{places}f" if abs(chance.mean) >= 10**-places else "+.2g"  # never nothing where there is something
+    between = f"{chance.low:{signed}} to {chance.high:{signed}}"
+    return f"{chance.mean:{signed}} (95 % interval {between}, p {chance_text(versus.p)})"
 
 
 def chance_text(p: float) -> str:

@@ -51,8 +51,9 @@ def _result(row: Row, losses: list[str], compared: bool) -> list[str]:
     lost = f" ({t['diverged']} diverged)" if t["diverged"] else ""
     spread = f"{number(t['lowest'])} – {number(t['highest'])}" if row.values else "–"
     found = [row.name, spread_of(row.values), spread, f"{t['n']}{lost}", *(number(t[n]) for n in losses)]
-    between = f"{t['from']:+.4f} to {t['to']:+.4f}" if row.versus else "–"
-    difference = "–" if t["difference"] is None else f"{t['difference']:+.4f}"
+    signed = f"+.{figures.digits(row.mean)}f" if row.mean is not None else ""
+    between = f"{t['from']:{signed}} to {t['to']:{signed}}" if row.versus else "–"
+    difference = "–" if t["difference"] is None else f"{t['difference']:{signed}}"
     chance = chance_text(row.versus.p).removeprefix("= ") if row.versus else "–"
     return [*found, *([difference, between, chance] if compared else [])]
 
@@ -174,7 +175,10 @@ def took(seconds: float) -> str:
 
 def spread_of(values: Sequence[float]) -> str:
     """The mean ± the standard deviation."""
-    return number(mean(values)) + (f" ± {number(deviation(values))}" if len(values) > 1 else "")
+    middle = mean(values)
+    if middle is None or len(values) == 1:
+        return number(middle)
+    return f"{number(middle)} ± {deviation(values):.{figures.digits(middle)}f}"
 
 
 def number(value: float | None) -> str:

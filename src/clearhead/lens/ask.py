@@ -53,7 +53,7 @@ def _number(model: "Inside", answer: str | int, outputs: int) -> int:
 
 
 def token_id(model: "Inside", token: str | int, count: int) -> int:
-    """The id of a token, by its text or as it is."""
+    """The id of a token, by its text or as it is; a word that is one token only after a space is meant so."""
     if not isinstance(token, str):
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < count:
             raise ClearheadError(f"there is no answer {token!r}; they go from 0 to {count - 1}.")
@@ -61,6 +61,8 @@ def token_id(model: "Inside", token: str | int, count: int) -> int:
     if model.tokenizer is None:
         raise ClearheadError(f"this model has no tokenizer, so {token!r} means nothing to it; give a token id.")
     ids = model.tokenizer.encode(token)
+    if len(ids) > 1 and model.tokenizer.spaces_first and len(within := model.tokenizer.encode(f" {token}")) == 1:
+        ids = within
     if len(ids) != 1:
         pieces = ", ".join(map(repr, model.tokenizer.pieces(ids)))
         raise ClearheadError(f"{token!r} is {len(ids)} tokens here ({pieces}); ask for one token, or for its id.")

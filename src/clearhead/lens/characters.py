@@ -68,7 +68,8 @@ def _maps(view: "View", room: int) -> Block:
     """Words in columns, as many as fit, the others below; else numbers if they all fit; else squares."""
     panels, _ = view.panels()
     if view.words is not None:
-        blocks = _cut(view, [_worded(view, row) for row in range(len(view.words))], room)
+        rows = [list(zip(*row, strict=True)) for row in zip(view.told, view.values.tolist(), strict=True)]
+        blocks = _cut(view, rows, room)
         return [line for block in blocks for line in block]
     blocks = [_numbers(view, values, room) for _, values in panels] if view.small else []
     if not blocks or blocks[0][0].cell_len > room:
@@ -88,13 +89,6 @@ def _side_by_side(blocks: Sequence[Block], wide: int) -> Block:
             part.pad_right(wide - part.cell_len + APART)
         lines.append(Text.assemble(*across))
     return lines
-
-
-def _worded(view: "View", row: int) -> list[Cell]:
-    """Words, each with its value, unless the values mean nothing."""
-    words, values = (view.words or ())[row], view.values[row].tolist()
-    told = ("",) * len(words) if view.full == float("inf") else numerals(view.values[[row]], view.full)[0]
-    return [(f"{word} {number}".rstrip(), value) for word, number, value in zip(words, told, values, strict=True)]
 
 
 def _cut(view: "View", rows: list[list[Cell]], room: int) -> list[Block]:

@@ -16,6 +16,7 @@ from clearhead.lens.given import known_names
 from clearhead.lens.view import Axis, View
 from clearhead.lens.walk import split, watched
 from clearhead.lens.word_sources import Side
+from clearhead.tokens.gaps import parts
 
 if TYPE_CHECKING:
     from clearhead.inside import Inside
@@ -137,11 +138,16 @@ def _reading(side: Side, word: str, text: str) -> Reading:
 
 def placed(side: Side, text: str, start: int, end: int) -> Reading:
     """A sentence whose word stands between two of its characters."""
-    ids = side.tokenizer.encode(text)
-    places = side.tokenizer._inner.encode(text, add_special_tokens=False)
-    if places.ids != ids:  # a text that spells out a special token
-        raise ClearheadError(f"{text!r:.80} holds a special token; leave it out.")
-    inside = [i for i, (a, b) in enumerate(places.offsets) if a < end and b > start]
+    ids, spans = list[int](), list[tuple[int, int]]()
+    for first, last, gap in parts(side.tokenizer, side.mask, text):
+        if gap is not None:
+            ids, spans = [*ids, gap], [*spans, (first, last)]
+            continue
+        places = side.tokenizer._inner.encode(text[first:last], add_special_tokens=False)
+        if places.ids != side.tokenizer.encode(text[first:last]):  # a text that spells out a special token
+            raise ClearheadError(f"{text!r:.80} holds a special token; leave it out.")
+        ids, spans = [*ids, *places.ids], [*spans, *((first + a, first + b) for a, b in places.offsets)]
+    inside = [i for i, (a, b) in enumerate(spans) if a < end and b > start]
     before = len(side.begin)
     return Reading(text, [*side.begin, *ids, *side.end], [before + i for i in inside], (start, end))
 

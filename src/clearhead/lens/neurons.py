@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
+from clearhead.data.unpacked import text_lines
 from clearhead.errors import ClearheadError
-from clearhead.files import text_lines
 from clearhead.lens.given import known_names
 from clearhead.lens.parts import check_layer, check_top
 from clearhead.lens.progress import shown
@@ -95,7 +95,7 @@ def _texts(model: "Model", corpus: str | Path | Sequence[str]) -> list[list[int]
             raise ClearheadError(
                 f"there is no file {str(path)!r:.80}; a corpus is a list of texts, or a file of lines."
             )
-        corpus = text_lines(path)
+        corpus = list(text_lines(path))
     if not isinstance(corpus, Sequence) or not all(isinstance(text, str) for text in corpus):
         raise ClearheadError("a corpus is a list of texts, or a file of lines.")
     room, pieces = model.config.model.context, list[list[int]]()

@@ -30,7 +30,7 @@ def figure(view: "View", dark: bool = False) -> "Figure":
     else:
         drawn = _maps(view, theme)
     drawn.set_facecolor(theme.paper)
-    drawn.suptitle(plain([view.title])[0], fontsize=10, x=0.01, ha="left", color=theme.ink)
+    drawn.suptitle(plain([view.title])[0], fontsize=10, x=0.01, ha="left", color=theme.ink, wrap=True)
     if view.note:
         drawn.supxlabel(plain([view.note])[0], fontsize=8, x=0.01, ha="left", color=theme.ink, wrap=True)
     return drawn

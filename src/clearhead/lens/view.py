@@ -120,10 +120,19 @@ class View:
 
     @property
     def cells(self) -> Cells | None:
-        """What stands in the cells of its map: its words, or the numbers of a small one."""
-        if self.words is None and len(self.axes) == 2 and self.small:
-            return numerals(self.values, self.full)
-        return self.words
+        """What stands in the cells of its map: its words, and the numbers of a small one."""
+        return self.told if len(self.axes) == 2 and self.small else self.words
+
+    @property
+    def told(self) -> Cells:
+        """Of a map: each word with its number, unless the values mean nothing; or the number alone."""
+        if self.words is not None and self.full == float("inf"):
+            return self.words
+        numbers = numerals(self.values, self.full)
+        if self.words is None:
+            return numbers
+        pairs = (zip(*row, strict=True) for row in zip(self.words, numbers, strict=True))
+        return tuple(tuple(f"{word} {number}".rstrip() for word, number in row) for row in pairs)
 
     def figure(self, dark: bool = False) -> "Figure":
         """A figure of matplotlib's."""

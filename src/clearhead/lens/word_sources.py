@@ -96,6 +96,7 @@ class Side:
         self.tokenizer: Tokenizer = tokenizer
         self.table = self.stack.embed.tokens.weight.detach()
         self.begin, self.end = (use.begin, use.end) if self.encoder or encoder is None else ((), ())
+        self.mask = next(iter(use.mask), None)  # the token of a gap
 
     def ids(self, word: str) -> list[int]:
         """The tokens of a word as it stands within a text: after a space, where tokens hold it."""

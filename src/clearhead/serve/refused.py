@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, NoNumbers
 
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -19,8 +19,8 @@ class Refused(ClearheadError):
 
     @classmethod
     def of(cls, error: ClearheadError) -> "Refused":
-        """Any mistake in what was given is the client's."""
-        return error if isinstance(error, Refused) else cls(str(error))
+        """Any mistake in what was given is the client's; that a model is broken is not."""
+        return error if isinstance(error, Refused) else cls(str(error), 500 if isinstance(error, NoNumbers) else 400)
 
     @property
     def tree(self) -> dict[str, Any]:

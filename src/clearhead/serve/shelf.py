@@ -72,6 +72,7 @@ class Shelf:
 
     def __init__(self, paths: Mapping[str, str], most_bytes: int, device: str = "", dtype: str = "") -> None:
         self.paths, self.most_bytes, self.device, self.dtype = dict(paths), most_bytes, device, dtype
+        self.names = [*paths]
         self.limits, self.metrics = Limits(), Metrics()
         self.held: dict[str, Held] = {}  # in the order of their last use
         self.fixed = self.stopping = False  # whether nothing is loaded any more; nothing is done any more
@@ -82,11 +83,8 @@ class Shelf:
         """A shelf of models that are loaded already, which stay."""
         shelf = cls({}, most_bytes=0)
         shelf.held = {name: Held(name, "", model, shelf) for name, model in models.items()}
+        shelf.names = [*models]
         return shelf
-
-    @property
-    def names(self) -> list[str]:
-        return [*self.paths] or [*self.held]
 
     @property
     def bytes(self) -> int:

@@ -8,7 +8,7 @@ import tokenizers as tk
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from clearhead import reader
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, unreadable
 from clearhead.tokens import pieces
 
 DIGIT = r"\p{N}"
@@ -26,7 +26,7 @@ def text_of(path: Path) -> str:
     try:
         return path.read_bytes().decode()
     except OSError as error:
-        raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
+        raise unreadable(path, error) from None
     except UnicodeDecodeError as error:
         raise ClearheadError(f"{path} is not text in UTF-8: {error}.") from None
 

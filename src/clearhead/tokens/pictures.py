@@ -11,7 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from clearhead.config import Pictures
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, unreadable
 
 Picture = str | Path | Image.Image | NDArray[np.uint8]
 
@@ -47,7 +47,7 @@ def _image(picture: Picture) -> Image.Image:
     except UnidentifiedImageError:
         raise ClearheadError(f"{name} is not a picture; a PNG, JPEG, GIF, WebP or the like is needed.") from None
     except Exception as error:  # pillow's decoders raise whatever they stumble over
-        raise ClearheadError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+        raise unreadable(name, error) from None
     if image.mode[0] in "IF":  # pillow would turn all but the darkest pixels white
         raise ClearheadError(f"{name} has deep pixels (mode {image.mode}); save it with 8 bits a colour.")
     return image

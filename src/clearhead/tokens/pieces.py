@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers as tk
 from tokenizers import decoders, models, normalizers
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, unreadable
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # the types of a piece
 UNIGRAM, BPE = 1, 2  # the kinds of a model
@@ -54,7 +54,7 @@ def _parsed(path: Path) -> Any:
     try:
         proto.ParseFromString(path.read_bytes())
     except OSError as error:
-        raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
+        raise unreadable(path, error) from None
     except Exception:  # protobuf's own, wherever this version of it keeps them
         raise ClearheadError(f"{path} is not a SentencePiece model.") from None
     spec, whole = proto.trainer_spec, [isinstance(p.piece, str) and math.isfinite(p.score) for p in proto.pieces]

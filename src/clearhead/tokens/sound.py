@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.config import Mel, Spectrogram
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, unreadable
 
 SLOWEST, FASTEST = 1_000, 400_000  # samples a second of a file; at other rates a small file would become a huge sound
 BLOCK = 1 << 16  # samples that are mixed at once, however many channels they have
@@ -73,7 +73,7 @@ def read(path: str | Path, source: Mel) -> Float[Tensor, " sample"]:
             blocks = (opened.read(size, dtype="float32", always_2d=True) for size in sizes)
             mixed = torch.cat([torch.from_numpy(block).mean(1) for block in blocks])
     except OSError as error:
-        raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
+        raise unreadable(path, error) from None
     except (soundfile.SoundFileError, TypeError) as error:  # TypeError: headerless .raw
         why = getattr(error, "error_string", error)
         raise ClearheadError(f"{path} is not a sound; a WAV, FLAC, OGG or MP3 file is needed ({why}).") from None

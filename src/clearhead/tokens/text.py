@@ -10,7 +10,7 @@ from typing import Self
 import tokenizers as tk
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from clearhead.errors import ClearheadError, check_kind, understood
+from clearhead.errors import ClearheadError, check_kind, understood, unreadable
 from clearhead.files import overwrite
 
 
@@ -145,7 +145,7 @@ class Tokenizer:
             try:
                 text = Path(path).read_text(encoding="utf-8")
             except OSError as error:
-                raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
+                raise unreadable(path, error) from None
             return cls(tk.Tokenizer.from_str(text))
 
     @cached_property

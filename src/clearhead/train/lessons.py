@@ -14,8 +14,9 @@ from clearhead.data.classes import split
 from clearhead.data.packed import Dataset, Report
 from clearhead.data.pair_files import Pair
 from clearhead.data.pair_files import pairs as pairs_in
-from clearhead.data.sources import STDIN, check_apart, documents, kept, without
+from clearhead.data.sources import check_apart, documents, kept, without
 from clearhead.data.stream import Masked, Stream
+from clearhead.data.unpacked import STDIN
 from clearhead.errors import ClearheadError
 from clearhead.tokens.kinds import END
 from clearhead.tokens.text import Tokenizer
@@ -69,8 +70,8 @@ def _texts(config: Config, words: Words, report: Report) -> Lessons:
     )
     if words.tokenizer is None:
         ends = ids_of(tokenizer, END)
-        use = {"use.mask": ids_of(tokenizer, MASK)} if hides else {"use.begin": ends, "use.stop": ends}
-        config = config.change(**{"model.vocabulary": len(tokenizer)}, **use)
+        use = {"use.mask": ids_of(tokenizer, MASK)} if hides else {"use.stop": ends}
+        config = config.change(**{"model.vocabulary": len(tokenizer), "use.begin": ends}, **use)
     first = opening(config.use, tokenizer)
 
     def read(paths: Sequence[str], name: str) -> Tokens:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from clearhead.options import Muon
+from clearhead.optimisers import Muon
 from clearhead.train.team import Alone
 
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al.: steep at 0, and 1 ± 0.3 after five rounds

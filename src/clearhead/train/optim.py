@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
-from clearhead.options import Muon, Option
+from clearhead.optimisers import Muon, Option
 from clearhead.train.muon import Stacks
 from clearhead.train.team import ALONE, Alone
 

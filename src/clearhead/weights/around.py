@@ -10,6 +10,7 @@ from clearhead import config as c
 from clearhead import reader
 from clearhead.config import Use
 from clearhead.errors import ClearheadError
+from clearhead.files import write_json
 from clearhead.tokens.published import Published
 from clearhead.tokens.text import Tokenizer
 
@@ -128,7 +129,7 @@ def write(folder: Path, use: Use, m: c.ModelConfig) -> Tree:
         name: value for name, value in said.items() if value not in ([], None)
     }  # a missing id would mean their default
     if isinstance(m.head, c.Language):
-        _write(folder / GENERATION, said)
+        write_json(folder / GENERATION, said)
     if isinstance(m.head, c.Classes | c.Number):
         count = m.head.classes if isinstance(m.head, c.Classes) else 1
         names = use.labels or tuple(f"LABEL_{i}" for i in range(count))
@@ -145,17 +146,13 @@ def _write_modules(folder: Path, use: Use, m: c.ModelConfig) -> None:
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (path, kind) in enumerate(parts)
     ]
-    _write(folder / MODULES, listed)
-    _write(folder / LENGTH, {"max_seq_length": use.longest or None, "do_lower_case": False})
+    write_json(folder / MODULES, listed)
+    write_json(folder / LENGTH, {"max_seq_length": use.longest or None, "do_lower_case": False})
     (folder / POOLING).mkdir()
     modes = {"pooling_mode_cls_token": use.pooling == "first", "pooling_mode_mean_tokens": use.pooling == "mean"}
-    _write(folder / POOLING / "config.json", {"word_embedding_dimension": m.width, **modes})
+    write_json(folder / POOLING / "config.json", {"word_embedding_dimension": m.width, **modes})
 
 
 def _one(ids: Iterable[int]) -> int | list[int] | None:
     listed = list(ids)
     return listed if len(listed) > 1 else listed[0] if listed else None
-
-
-def _write(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

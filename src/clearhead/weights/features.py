@@ -1,6 +1,5 @@
 """How pictures and sounds become numbers, as the `preprocessor_config.json` of a published model tells it."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from clearhead import config as c
 from clearhead import reader
 from clearhead.errors import ClearheadError
+from clearhead.files import write_json
 
 Tree = dict[str, Any]
 FEATURES = "preprocessor_config.json"
@@ -62,7 +62,7 @@ def write(folder: Path, m: c.ModelConfig) -> None:
     if isinstance(source, c.Sound):
         length = source.frames * source.hop // source.rate
         extra = {"feature_extractor_type": "WhisperFeatureExtractor", "chunk_length": length, "padding_value": 0.0}
-        _save(folder, {**_heard(source), **extra})
+        write_json(folder / FEATURES, {**_heard(source), **extra})
     if isinstance(source, c.Pictures):
         said: Tree = {
             "image_processor_type": "ViTImageProcessor",
@@ -71,12 +71,8 @@ def write(folder: Path, m: c.ModelConfig) -> None:
         said |= PIXELS
         said |= {"image_mean": _each(source.mean, source), "image_std": _each(source.deviation, source)}
         said["resample"] = next(number for number, name in SMOOTH.items() if name == source.smooth)
-        _save(folder, said)
+        write_json(folder / FEATURES, said)
 
 
 def _each(values: tuple[float, ...], source: c.Pictures) -> list[float]:
     return list(values) * (source.channels if len(values) == 1 else 1)
-
-
-def _save(folder: Path, said: Tree) -> None:
-    (folder / FEATURES).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")

@@ -3,13 +3,13 @@
 Nothing in it can run.
 """
 
-import json
 from pathlib import Path
 
 from safetensors.torch import save_file
 
 from clearhead import reader
 from clearhead.config import Config
+from clearhead.files import write_json
 from clearhead.model.transformer import build
 from clearhead.tokens.published import Published
 from clearhead.tokens.text import Tokenizer
@@ -21,7 +21,7 @@ CONFIG, WEIGHTS = "clearhead.json", "model.safetensors"
 
 def write(folder: Path, model: Checkpoint) -> None:
     save_file({name: p.detach().contiguous() for name, p in model.net.named_parameters()}, folder / WEIGHTS)
-    (folder / CONFIG).write_text(json.dumps(model.config.tree(), indent=1) + "\n", encoding="utf-8")
+    write_json(folder / CONFIG, model.config.tree(), 1)
     model.save_tokenizers(folder)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, unreadable
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, LIST = 8, 9
@@ -35,7 +35,7 @@ class GgufFile:
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 self._read_head(_Cursor(data, path))
         except OSError as error:
-            raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
+            raise unreadable(path, error) from None
         except ValueError as error:
             if isinstance(error, ClearheadError):
                 raise

@@ -3,7 +3,6 @@
 Nothing of a folder is ever run: no pickles, no code of its own.
 """
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from clearhead import config as c
 from clearhead import reader
 from clearhead.config import Config
 from clearhead.errors import ClearheadError, understood
+from clearhead.files import write_json
 from clearhead.tokens import published
 from clearhead.weights import around, features, fields, rules
 from clearhead.weights.checkpoint import Checkpoint, Home, fill, promised
@@ -103,7 +103,7 @@ def write(folder: Path, model: Checkpoint) -> None:
     prefix = prefixes[-1] if isinstance(m.head, c.Hidden) else prefixes[0]
     save_file(dict(rules.write(family.table(m), model.net, m, prefix)), folder / WEIGHTS, {"format": "pt"})
     theirs |= around.write(folder, use, m)
-    (folder / CONFIG).write_text(json.dumps(theirs, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / CONFIG, theirs)
     if model.tokenizer is not None:
         published.write(folder, model.tokenizer, model.source_tokenizer, use, m)
     features.write(folder, m)

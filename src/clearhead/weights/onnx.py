@@ -23,7 +23,6 @@ Weights are written as float32, whatever they were: inside the file, or from 1.5
 """
 
 import importlib.util
-import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +37,7 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
+from clearhead.files import write_json
 from clearhead.model import masks
 from clearhead.model.block import CrossBlock
 from clearhead.model.caches import FRESH, Fresh, Frozen, KeysValues, Make
@@ -64,7 +64,7 @@ def write(folder: Path, model: Checkpoint) -> None:
     net = fill(build(model.config.model, seed=None), weights, Home("cpu", torch.float32), "the model")
     for file in _files(model.config.model):
         _export(net, file, folder)
-    (folder / CONFIG).write_text(json.dumps(model.config.tree(), indent=1) + "\n", encoding="utf-8")
+    write_json(folder / CONFIG, model.config.tree(), 1)
     model.save_words(folder)
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead.data.unpacked import text_lines
 from clearhead.errors import ClearheadError
 from clearhead.evaluate.formulas import spearman
-from clearhead.files import text_lines
 from clearhead.lens.vectors import Vectors
 from clearhead.lens.view import Axis, Row, View
 from clearhead.lens.word_sources import Listed

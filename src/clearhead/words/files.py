@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from clearhead import reader
+from clearhead.data.unpacked import readable
 from clearhead.errors import ClearheadError, understood
 from clearhead.files import overwrite
 from clearhead.weights.store import Safetensors
@@ -53,11 +54,8 @@ def read_table(path: Path) -> Table:
         held = reader.load(path / WORDS)
         with understood(f"{path} holds no vectors of words"):
             return Table(list(map(str, held["words"])), Safetensors([path / VECTORS]).read("vectors").float())
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ClearheadError(f"{path} cannot be read: {error.strerror}.") from None
-    head, _, rest = content.partition(b"\n")
+    with readable(path) as file:
+        head, _, rest = file.read().partition(b"\n")
     if not _begins(head):
         raise ClearheadError(f"{path} must begin with two numbers, words and width, as files of word2vec do.")
     count, width = map(int, head.split())

@@ -1,16 +1,18 @@
-// What a model that reads pictures or sound is given: a drawing (which the link keeps), a tone, or a file (which it does not).
+// What a model that reads pictures or sound is given: its own example, a drawing or a tone (which the link keeps), or a file (which it does not).
 
+import { snapshot } from "ch/api";
 import { card, give } from "ch/run";
-import { defaults, on, state } from "ch/state";
+import { defaults, on, set, state } from "ch/state";
 
 export const GRID = 64; // places of a drawing from left to right, and from top to bottom
 const SIDE = 280; // pixels it is drawn with
 const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-const SEVEN = "QOuOkgcy"; // until someone draws
+const SEVEN = "QOuOkgcy"; // until someone draws, where there is no example
+const TONE = 440;
 const RATE = 16000;
 
-defaults({ drawing: SEVEN, tone: 440 });
-let file = null; // { name, data }, until it is taken away
+defaults({ drawing: null, tone: 0 }); // until someone draws or tunes
+let file = snapshot?.given ?? null; // { name, data }, until it is taken away; a saved page has what it was saved with
 let sent = ""; // what was given last
 
 /** Strokes as text: two letters for each point, a dot between strokes. */
@@ -36,13 +38,29 @@ export function paint(canvas, strokes) {
   }
 }
 
-/** Read a file from now on; null goes back to the drawing or the tone. */
+export const drawingOf = ({ drawing }) => drawing ?? SEVEN;
+export const toneOf = ({ tone }) => tone || TONE;
+
+/** Read a file from now on. */
 export async function open(chosen) {
   file = chosen && { name: chosen.name, data: await dataOf(chosen) };
   settle();
 }
 
-export const fileName = () => file?.name ?? "";
+/** The file that is read: one that was opened, or the model's own example until someone draws or tunes. */
+export const fileOf = ({ examples, pictures }) => file ?? ((pictures ? state().drawing === null : !state().tone) ? examples.file : null);
+
+/** Draw, or tune, instead of reading a file. */
+export function make({ pictures }) {
+  set(pictures ? { drawing: state().drawing ?? "" } : { tone: toneOf(state()) });
+  open(null);
+}
+
+/** Go back to the model's own example. */
+export function example() {
+  set({ drawing: null, tone: 0 });
+  open(null);
+}
 
 function dataOf(blob) {
   return new Promise((done, fail) => {
@@ -71,18 +89,20 @@ function tone(from) {
 function settle() {
   const found = card().value;
   const kind = found?.pictures ? "picture" : found?.sound ? "sound" : "";
-  const now = `${found?.name} ${file ? file.data : kind === "picture" ? state().drawing : state().tone}`;
-  if (!found || now === sent) return;
+  if (!found) return;
+  const read = fileOf(found);
+  const now = `${found.name} ${read ? read.data : kind === "picture" ? drawingOf(state()) : toneOf(state())}`;
+  if (now === sent) return;
   sent = now;
   if (!kind) {
     give({});
     return;
   }
-  if (file) give({ [kind]: file.data });
-  else if (kind === "sound") give({ sound: tone(state().tone) });
+  if (read) give({ [kind]: read.data });
+  else if (kind === "sound") give({ sound: tone(toneOf(state())) });
   else {
     const canvas = document.createElement("canvas");
-    paint(canvas, strokesOf(state().drawing));
+    paint(canvas, strokesOf(drawingOf(state())));
     give({ picture: canvas.toDataURL("image/png").split(",")[1] });
   }
 }

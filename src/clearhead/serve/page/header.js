@@ -6,6 +6,7 @@ import { line } from "ch/choose";
 import { dark } from "ch/colours";
 import { dropEdit, editWords } from "ch/edit";
 import { save } from "ch/export";
+import { fileOf } from "ch/given";
 import { asked, card, changes, known } from "ch/run";
 import { changed, link, set, state } from "ch/state";
 
@@ -53,7 +54,7 @@ export function editControls({ run, edited }) {
       ${editWords(edit)} <span aria-hidden="true">×</span><span class="unseen">, take away</span></button>`)}
     ${edits.length > 1 ? html`<button type="button" class="quiet" @click=${() => set({ edits: [] })}>all off</button>` : nothing}
     ${edits.some(({ op }) => op === "swap") ? line("from the text", state().against, (against) => set({ against }), { wide: false, size: 36, placeholder: "another text of as many tokens" }) : nothing}
-    ${best && other && best.prob !== null ? html`<p>Next: <b>${best.text}</b> ${percent(best)} → ${same ? "" : html`<b>${other.text}</b> `}${percent(other)}
+    ${best && other && best.prob !== null ? html`<p>${run.gap === null ? "Next" : "The hidden word"}: <b>${best.text}</b> ${percent(best)} → ${same ? "" : html`<b>${other.text}</b> `}${percent(other)}
       ${same ? nothing : html`<span class="hint">(${best.text} now ${left ? percent(left) : "below the first ten"})</span>`}</p>` : nothing}
   </section>`;
 }
@@ -134,15 +135,17 @@ async function share(button) {
 }
 
 let saving = false;
-/** All that the views need at first, as `clearhead explore --save` has it, and whatever was seen besides. */
+/** All that the views need at first, as `clearhead explore --out` has it, and whatever was seen besides. */
 async function whole() {
   const found = card().value, { layer, head, query } = state();
   saving = true;
   changed();
   try {
-    const needed = await api.json("POST", `/api/page?layer=${layer}&head=${head}&query=${query}`, asked(found, changes() ?? {}));
+    const body = asked(found, changes() ?? {}), read = body.picture ?? body.sound;
+    const needed = await api.json("POST", `/api/page?layer=${layer}&head=${head}&query=${query}`, body);
+    const given = read && { name: fileOf(found)?.name ?? (found.pictures ? "a drawing" : "a tone"), data: read };
     const [page, seen] = await Promise.all([api.shell(), api.everything()]);
-    const data = JSON.stringify({ ...needed, ...seen, hash: location.hash }).replaceAll("<", "\\u003c");
+    const data = JSON.stringify({ ...needed, ...seen, given, hash: location.hash }).replaceAll("<", "\\u003c");
     save(`${document.title.replace(/[^\w.-]+/g, "-")}.html`, page.replace('"the numbers go here"', () => data), "text/html");
   } catch (error) {
     alert(error.message);

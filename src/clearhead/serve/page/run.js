@@ -85,6 +85,9 @@ export function give(more) {
   changed();
 }
 
+/** Of what was given, that which a model reads: it may have been given to another. */
+const fitting = ({ pictures, sound }) => (pictures && upload.picture ? { picture: upload.picture } : sound && upload.sound ? { sound: upload.sound } : null);
+
 /** What a question about the edited model says besides; null without edits, or while a swap waits for its other text. */
 export function changes() {
   const { edits, against } = state();
@@ -98,7 +101,7 @@ export function asked(card, { text, ...more } = {}) {
   const body = { model: card.name };
   if ((text ?? reads.text) !== null) body.text = text ?? reads.text; // without one, an encoder-decoder writes its own
   if (reads.source !== null) body.source = reads.source;
-  return { ...body, ...upload, ...more };
+  return { ...body, ...fitting(card), ...more };
 }
 
 /** A run as a resource. */
@@ -108,7 +111,7 @@ export function run(body, slot) {
 
 /** { run, edited, error, pending }: the run of the current text, and the same with the edits, if there are any. */
 export function current(card) {
-  if ((card.pictures || card.sound) && !upload.picture && !upload.sound) {
+  if ((card.pictures || card.sound) && !fitting(card)) {
     return { run: null, edited: null, pending: false, error: null, empty: true };
   }
   const plain = run(asked(card), `the run of ${card.name}`); // no view gets a run of another model

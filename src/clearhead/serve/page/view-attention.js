@@ -15,6 +15,7 @@ import { defaults } from "ch/state";
 defaults({ sort: "", lines: false, stretch: false, scaled: true, anatomy: false, scored: false, versus: "" });
 
 const FEW = 256; // tokens up to which heads are scored unasked
+const AFTER = "An edit changes what a part writes, so patterns differ only in what comes after it, in higher layers: a head that is switched off still looks where it looked.";
 const NAMES = { attention: "decoder", cross: "cross", encoder: "encoder" };
 
 export default {
@@ -98,10 +99,10 @@ function head(context, where, hidden) {
   if (!other?.run) return figure(context, where, run, first, hidden, "");
   const second = patternOf(other.run, where, "other pattern");
   const same = texts(run.tokens).findIndex((text, i) => text !== other.run.tokens[i]?.text);
-  const note = edited ? "" : same > 0 && card.kind !== "encoder" && where.part === "attention"
+  const note = edited ? AFTER : same > 0 && card.kind !== "encoder" && where.part === "attention"
     ? `The texts part at token ${same}. This model reads from left to right, so all rows above are the same.` : "";
   return html`<div class="pair">${figure(context, where, run, first, hidden, edited ? "without edits" : `“${context.text}”`)}${figure(context, where, other.run, second, hidden, other.title)}</div>
-    ${difference(run, where, first, second, hidden, note)}`;
+    ${difference(run, where, first, second, hidden, (most) => (edited && most ? "" : note))}`;
 }
 
 const patternOf = (run, { part, layer, head }, slot) => pattern(run.id, path(part, layer), head, slot);
@@ -131,7 +132,7 @@ function difference(run, { part, layer, head }, first, second, hidden, note) {
   const [queries, keys] = sides(run, part).map(texts), same = (side) => (_, i) => i < Math.min(first.value.shape[side], second.value.shape[side]);
   const places = [queries, keys].map((labels, side) => labels.map((_, i) => [i, i]).filter(same(side)));
   const { most, ...values } = apart(first.value, second.value, ...places);
-  return html`<ch-figure .caption=${`Difference · layer ${layer}, head ${head}`} .note=${`The second less the first: blue looks there more, orange less; ${most ? `the colour is full from ±${told(most)} on` : "there is no difference"}. ${note}`}>
+  return html`<ch-figure .caption=${`Difference · layer ${layer}, head ${head}`} .note=${`The second less the first: blue looks there more, orange less; ${most ? `the colour is full from ±${told(most)} on` : "there is no difference"}. ${note(most)}`}>
     <ch-map .values=${values} .rows=${queries.filter(same(0))} .cols=${keys.filter(same(1))} .signed=${true} .masked=${hidden}
       .label=${"difference"} .measure=${"difference"} .by=${["query", "key"]}></ch-map></ch-figure>`;
 }

@@ -60,9 +60,10 @@ function fillers(gap, edited) {
 }
 
 /** Attention of the masked text: no triangle, for every token sees all. */
-function looks({ card, state, set }, found, gap) {
+function looks({ card, state, set, run: own, edited }, found, gap) {
   const layer = Math.min(state.layer, card.layers - 1), head = Math.min(state.head, card.heads - 1);
-  const read = run({ model: card.name, ids: found.ids, ...changes() }, "masked run");
+  const kept = changes() ? edited : own; // which has read the same, unless tokens are hidden here
+  const read = kept?.tokens.map(({ id }) => id).join() === found.ids.join() ? { value: kept, pending: false } : run({ model: card.name, ids: found.ids, ...changes() }, "masked run");
   const name = `blocks.${layer}.attn.pattern`;
   const url = read.value && !read.pending ? `/api/runs/${read.value.id}/tensor/${name}?head=${head}` : null;
   const pattern = url ? array(url, "masked pattern") : read;

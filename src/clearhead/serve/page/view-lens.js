@@ -36,14 +36,14 @@ function grid({ state, set }, run, which) {
     <ch-view .view=${lensed(value.view)} .pending=${found.pending} .caption=${`If it stopped after each layer${which ? `, ${which}` : ""}`}
       .cursor=${cursor(Math.min(value.layers.length - 1, state.layer + 1), value.at)} @pick=${({ detail }) => set({ query: value.start + detail.col, layer: Math.max(0, detail.row - 1) })}></ch-view>
     ${value.view.shape[1] < value.count && value.view.shape[1] > 1 ? html`<p class="badge">tokens ${value.start} to ${value.start + value.view.shape[1] - 1} of ${value.count}; choose one below to see those around it</p>` : nothing}
-    ${which === "without them" ? nothing : rising(value)}`, "Every layer is being asked …");
+    ${which === "without them" ? nothing : rising(value, run.gap === null ? "After" : "At")}`, "Every layer is being asked …");
 }
 
 /** At one token: the likeliest answers of every layer, from the first to the last. */
-function rising({ view, layers, at }) {
+function rising({ view, layers, at }, where) {
   const names = view.axes[0].labels, last = layers.at(-1)[0][0];
   const number = view.measure !== "probability", most = Math.min(6, layers[0].length);
-  return html`<ch-figure .caption=${`After “${view.axes[1].labels[at]}”, layer by layer`} .note=${"The stream after each layer, put through the last norm and the head as if it were the end. Wherever the whole model's answer shows up it is marked."}>
+  return html`<ch-figure .caption=${`${where} “${view.axes[1].labels[at]}”, layer by layer`} .note=${"The stream after each layer, put through the last norm and the head as if it were the end. Wherever the whole model's answer shows up it is marked."}>
     <div class="scroll"><table class="rising"><tbody>${layers.map((best, layer) => html`<tr><th scope="row">${layer ? `layer ${names[layer]}` : "start"}</th>
       ${best.slice(0, most).map(([word, share]) => html`<td class=${word === last ? "answer" : ""} data-value=${share}><span class="share" .style=${`--share:${number ? 0 : share ?? 0}`}></span><span class="word">${word}</span> <span class="hint">${number ? told(share) : percent(share)}</span></td>`)}</tr>`)}</tbody></table></div></ch-figure>`;
 }

@@ -84,9 +84,9 @@ function stack(context, { encoder, share, now }) {
 }
 
 function end(context, middle) {
-  const { card, set } = context, view = card.views.includes("predict") ? "predict" : "lens";
+  const { card, set, run } = context, view = card.views.includes("predict") ? "predict" : "lens";
   return svg`${card.wiring === "pre" ? svg`<text class="small" x=${middle + 20} y="92">norm</text>` : nothing}
-    ${box(middle, 44, 216, ends[card.head] ?? "answer", answer(context), () => set({ view }))}`;
+    ${box(middle, 44, 216, run.gap === null ? ends[card.head] ?? "answer" : "the hidden word", answer(context), () => set({ view }))}`;
 }
 
 const ends = { language: "unembedding: next token", "masked-word": "the hidden words", classes: "classes", number: "a number", hidden: "hidden states" };

@@ -1,9 +1,9 @@
 // Patches (L1.1, L6.4): a picture or a sound is cut into tokens, and from there on there is one code path.
 
 import { html, nothing } from "lit-html";
-import { decoded } from "ch/api";
+import { decoded, snapshot } from "ch/api";
 import { numbered, oneOf, placeOf, slider } from "ch/choose";
-import { fileName, GRID, open, paint, strokesOf, written } from "ch/given";
+import { drawingOf, example, fileOf, GRID, make, open, paint, strokesOf, toneOf, written } from "ch/given";
 import { array, asked, posted } from "ch/run";
 import { shown } from "ch/shown";
 import { set, state } from "ch/state";
@@ -21,16 +21,20 @@ function template(ctx) {
     ${verdict(ctx, body)}${run && cut.value ? looks(ctx, cut.value) : nothing}`;
 }
 
-/** Where it comes from: drawn here, made here, or a file. */
-function giving(card, { drawing, tone }) {
-  const name = fileName();
+/** Where it comes from: the model's own example, drawn here, made here, or a file. */
+function giving(card, state) {
+  const file = fileOf(card), own = card.examples.file;
   const what = card.pictures ? "picture" : "sound";
-  return html`<ch-figure .caption=${name || (card.pictures ? "Draw something" : "A tone")} .note=${name ? "A file stays on this computer; the link does not carry it." : card.pictures ? "The drawing is part of the link." : "One second of a pitch that rises by an octave, made here; it is part of the link."}>
-    ${name ? nothing : card.pictures ? html`<canvas class="pad" .strokes=${drawn(drawing)} width="280" height="280" role="img" aria-label="drawing" tabindex="-1" @pointerdown=${begin} @pointermove=${go} @pointerup=${end} @pointercancel=${end}></canvas>`
-      : slider("From", { min: 110, max: 1760, step: 10, value: tone, told: (v) => `${v} Hz` }, (to) => set({ tone: to }, { replace: true }))}
-    <div class="row controls">
-      ${name ? html`<button type="button" @click=${() => open(null)}>${card.pictures ? "Draw instead" : "A tone instead"}</button>` : card.pictures ? html`<button type="button" @click=${() => set({ drawing: "" })}>Clear</button>` : nothing}
-      <label class="file"><span>Open a ${what} …</span><input type="file" class="unseen" accept=${card.pictures ? "image/*" : "audio/*"} @change=${(event) => open(event.target.files[0] ?? null)}></label></div>
+  const note = file === own && own ? "An example that came with the model."
+    : file ? "A file stays on this computer; the link does not carry it."
+    : card.pictures ? "The drawing is part of the link." : "One second of a pitch that rises by an octave, made here; it is part of the link.";
+  return html`<ch-figure .caption=${file?.name ?? (card.pictures ? "Draw something" : "A tone")} .note=${note}>
+    ${file ? nothing : card.pictures ? html`<canvas class="pad" .strokes=${drawn(drawingOf(state))} width="280" height="280" role="img" aria-label="drawing" tabindex="-1" @pointerdown=${begin} @pointermove=${go} @pointerup=${end} @pointercancel=${end}></canvas>`
+      : slider("From", { min: 110, max: 1760, step: 10, value: toneOf(state), told: (v) => `${v} Hz` }, (to) => set({ tone: to }, { replace: true }))}
+    ${snapshot ? nothing : html`<div class="row controls">
+      ${file ? html`<button type="button" @click=${() => make(card)}>${card.pictures ? "Draw instead" : "A tone instead"}</button>` : card.pictures ? html`<button type="button" @click=${() => set({ drawing: "" })}>Clear</button>` : nothing}
+      ${own && file !== own ? html`<button type="button" @click=${example}>The example</button>` : nothing}
+      <label class="file"><span>Open a ${what} …</span><input type="file" class="unseen" accept=${card.pictures ? "image/*" : "audio/*"} @change=${(event) => open(event.target.files[0] ?? null)}></label></div>`}
   </ch-figure>`;
 }
 
@@ -52,19 +56,19 @@ const place = (event) => {
 function begin(event) {
   event.currentTarget.setPointerCapture(event.pointerId);
   stroke = [place(event)];
-  paint(event.currentTarget, [...strokesOf(state().drawing), stroke]);
+  paint(event.currentTarget, [...strokesOf(drawingOf(state())), stroke]);
 }
 
 function go(event) {
   if (!stroke) return;
   const at = place(event);
   if (String(at) !== String(stroke.at(-1))) stroke.push(at);
-  paint(event.currentTarget, [...strokesOf(state().drawing), stroke]);
+  paint(event.currentTarget, [...strokesOf(drawingOf(state())), stroke]);
 }
 
 function end() {
   if (!stroke) return;
-  const all = [...strokesOf(state().drawing), stroke];
+  const all = [...strokesOf(drawingOf(state())), stroke];
   stroke = null;
   set({ drawing: written(all) });
 }

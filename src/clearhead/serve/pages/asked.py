@@ -3,7 +3,6 @@
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
-from pydantic_core import PydanticSerializationError
 
 from clearhead.errors import ClearheadError
 
@@ -25,6 +24,6 @@ class Asked(BaseModel):
         """JSON can spell one half of a pair of surrogates, which nothing could write down again."""
         try:
             self.model_dump_json()
-        except PydanticSerializationError:
+        except ValueError:
             raise ClearheadError("a text holds half of a character (a lone surrogate), which cannot be read.") from None
         return self

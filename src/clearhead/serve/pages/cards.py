@@ -9,7 +9,7 @@ from clearhead.api import Model
 from clearhead.lens.logit_lens import answers
 from clearhead.serve.pages import training
 from clearhead.serve.pages.desk import Desk
-from clearhead.serve.pages.examples import examples
+from clearhead.serve.pages.examples import examples, file_of
 from clearhead.serve.pages.loaded import loaded
 from clearhead.serve.shelf import Held
 
@@ -82,7 +82,7 @@ def card(held: Held) -> dict[str, Any]:
         "sound": isinstance(reads, c.Mel),
         "microscope": training.watched(held.path),
         "views": views(model, held.path),
-        "examples": examples(model),
+        "examples": examples(model) | {"file": file_of(held.path)},
     }
 
 

@@ -1,14 +1,20 @@
-"""The lectures' own sentences, for a model to be looked at with before anyone has typed."""
+"""The lectures' own sentences, and files of bundled models, to be looked at with before anyone has typed."""
+
+import base64
+import shlex
+from pathlib import Path
 
 from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.tokens.gaps import GAP
 from clearhead.tokens.text import Tokenizer
+from clearhead.weights import bundled, hub
 
 FLUFFY = "a fluffy blue creature roamed the verdant forest"
 CHICKEN = "The chicken didn't cross the road because it was too {}"
 PROMPT = "thanks for all the"
+QUEEN = "The king and the queen had a daughter."
 SOURCE = "A little dog runs through the green grass."
 
 
@@ -32,11 +38,20 @@ def examples(model: Model) -> dict[str, object]:
     }
 
 
+def file_of(path: str) -> dict[str, str] | None:
+    """The picture or sound that the card of a bundled model tries it with, in base64 as a browser sends its own."""
+    folder = bundled.find(path)
+    if folder is None or hub.find(path) != folder:  # somebody's model may have the same name
+        return None
+    words = (word for line in bundled.read_card(folder).tries for word in shlex.split(line))
+    file = next((file for file in map(Path, words) if file.parent == folder and file.is_file()), None)
+    return {"name": file.name, "data": base64.b64encode(file.read_bytes()).decode()} if file else None
+
+
 def _begin(model: Model) -> str:
     """A sentence; for a model that fills gaps, one with a gap."""
-    text = readable(model, FLUFFY)
-    fills = isinstance(model.config.model.head, c.MaskedWord) and model.config.use.mask and text == FLUFFY
-    return text.replace("creature", GAP) if fills else text
+    fills = isinstance(model.config.model.head, c.MaskedWord) and model.config.use.mask
+    return QUEEN.replace("queen", GAP) if fills and readable(model, QUEEN) == QUEEN else readable(model, FLUFFY)
 
 
 def _asks(model: Model) -> list[int] | None:

@@ -132,7 +132,7 @@ def looked(run: Run, at: int) -> dict[str, Any]:
     if isinstance(trace.config.head, c.Hidden):
         raise ClearheadError("this model has no head, so there is no answer to look for; hidden states have no words.")
     model, labels = trace.model, [token["text"] for token in tokens(trace.model, trace.batch.ids, trace, source=False)]
-    count, at = len(labels), -1 if trace.pooled else at  # a class is one answer for all
+    count, at = len(labels), -1 if trace.pooled else run.place(at)  # a class is one answer for all
     if not -count <= at < count:
         raise ClearheadError(f"there is no token {at}; there are tokens 0 to {count - 1}.")
     start = 0 if trace.pooled else max(0, min(at % count - WIDE // 2, count - WIDE))
@@ -148,7 +148,7 @@ def looked(run: Run, at: int) -> dict[str, Any]:
 
 
 def made_of(run: Run, token: int | None, against: int | None, at: int) -> dict[str, Any]:
-    found = attribution(run.trace.model, token=token, against=against, at=at, **run.given())
+    found = attribution(run.trace.model, token=token, against=against, at=run.place(at), **run.given())
     kinds = {part: sent(found.heads(part)) for part in found.layers[0]}
     assert found.question is not None
     return {"view": sent(found), "heads": kinds, "total": finite(found.total), "token": found.question.answer}

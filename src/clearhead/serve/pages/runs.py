@@ -16,6 +16,7 @@ from clearhead.batch import Batch
 from clearhead.errors import ClearheadError
 from clearhead.generate import chat
 from clearhead.lens.logit_lens import answers
+from clearhead.lens.parts import asked_at
 from clearhead.serve.pages import uploads
 from clearhead.serve.pages.asked import UPLOADS
 from clearhead.serve.pages.edits import Edited, read
@@ -90,9 +91,14 @@ class Run:
         """For functions of the lens: `lens.atlas(model, **run.given())`, edits included."""
         return {**self.read, **({"edits": self.trace.edits} if self.trace.edits else {})}
 
+    def place(self, at: int = -1) -> int:
+        """The token that is asked about; of −1, the one that holds the answer: the first gap, or else the last."""
+        given = {name: value for name, value in self.read.items() if name != "x"}
+        return asked_at(self.trace.model, None if at == -1 else at, self.read["x"], given)
+
     def told(self) -> dict[str, Any]:
         """What the page learns of it at once."""
-        trace, model = self.trace, self.trace.model
+        trace, model, at = self.trace, self.trace.model, self.place()
         return {
             "id": self.id,
             "tokens": tokens(model, trace.batch.ids, trace, source=False),
@@ -101,7 +107,8 @@ class Run:
                 path: {"shape": trace.shape(path), "formula": name.formula, "sentence": name.sentence}
                 for path, name in trace.table.items()
             },
-            "top": likeliest(model, trace.logits(), TOP),
+            "gap": at if at >= 0 else None,
+            "top": likeliest(model, trace.logits(at), TOP),
             "milliseconds": round(self.milliseconds, 2),
         }
 

@@ -19,6 +19,7 @@ from clearhead.serve.pages.shell import safe
 Question = tuple[str, str, dict[str, Any] | None]  # method, address, body
 
 MOST = 24 << 20  # bytes of patterns that go inside
+MEDIA = "picture", "sound"
 VECTORS: list[dict[str, Any]] = [  # what the vector lab begins with
     {"written": "king - man + woman", "own": False, "layer": None},
     {
@@ -73,6 +74,10 @@ async def answers(app: FastAPI, asked: dict[str, Any], asker: Asker = HERE, chos
     here = f"/api/models/{quote(asked.get('model') or first['name'], safe='')}"
     card = json.loads((await _asked(app, "GET", here, None, asker))[1])
     plain = {key: value for key, value in _read(card, asked).items() if key not in ("edits", "against")}
+    if (card["pictures"] or card["sound"]) and not any(kind in plain for kind in MEDIA):
+        raise ClearheadError(
+            f"no example came with {card['name']}; open the page, give it one, and save the page there."
+        )
     edited = {**plain, **{key: asked[key] for key in ("edits", "against") if asked.get(key)}}
     questions: list[Question] = [("GET", "/api/models", None), ("GET", here, None)]
     for read in (plain, edited) if edited != plain else (plain,):
@@ -97,7 +102,14 @@ def _read(card: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
         del wanted["source"]
         more.pop("source", None)
     given = {"model": card["name"], **{name: value for name, value in wanted.items() if value is not None}}
-    return {**given, **{key: value for key, value in more.items() if key not in given}}
+    return {**given, **_file(card), **{key: value for key, value in more.items() if key not in given}}
+
+
+def _file(card: dict[str, Any]) -> dict[str, str]:
+    """The example of a model that reads pictures or sound, where there is one."""
+    kind = "picture" if card["pictures"] else "sound" if card["sound"] else ""
+    file = card["examples"]["file"]
+    return {kind: file["data"]} if kind and file else {}
 
 
 def _about_the_run(card: dict[str, Any], run: dict[str, Any], chosen: Chosen) -> list[Question]:
@@ -114,6 +126,7 @@ def _about_the_run(card: dict[str, Any], run: dict[str, Any], chosen: Chosen) ->
     found += [f"tensor/blocks.{layer}.attn.{what}?head={head}" for what in ("scores", "masked")]
     found += [f"block?layer={at}&token={token}&encoder=false" for at in range(min(12, card["layers"]))]
     found += [f"attribution?token={run['top'][0]['id']}"] if run["top"] else []
+    found += [f"tensor/blocks.{at}.attn.pattern?rows=0:1" for at in range(card["layers"]) if "patches" in card["views"]]
     room = MOST
     for part in PARTS if both else PARTS[:1]:
         found += [f"atlas?part={part}", f"heads?part={part}"]
@@ -173,6 +186,7 @@ def _about_the_model(here: str, card: dict[str, Any], run: dict[str, Any], read:
         **({"translate": [{"text": text, "beam": BEAM, "length_penalty": 1}]} if source else {}),
         **({"fill": [{"text": text, "hide": [], "top": 10}]} if "fill" in card["views"] else {}),
         **({"classify": [{"text": text}]} if "classify" in card["views"] else {}),
+        **({"patches": [file], "classify": [file]} if (file := {k: read[k] for k in MEDIA if k in read}) else {}),
     }
     asked: list[Question] = [("GET", f"{here}/{tail}", None) for tail in tails]
     return asked + [("POST", f"/api/{name}", model | body) for name, bodies in posts.items() for body in bodies]

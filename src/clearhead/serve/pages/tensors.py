@@ -76,7 +76,12 @@ def routes(desk: Desk) -> APIRouter:
     @router.get("/{run}/logits")
     async def logits(run: str, at: int = -1) -> Response:
         """What the model answers at a token, all of the vocabulary."""
-        return await desk.work(lambda: npy(desk.runs.get(run).trace.logits(at)))
+
+        def answer() -> Response:
+            kept = desk.runs.get(run)
+            return npy(kept.trace.logits(kept.place(at)))
+
+        return await desk.work(answer)
 
     return router
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.api import Model
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, NoNumbers
 from clearhead.lens.logit_lens import token_labels
 from clearhead.lens.vectors import Vectors, vectors
 from clearhead.lens.view import Axis, View
@@ -182,7 +182,7 @@ def answer(model: Model, asked: Sum) -> dict[str, Any]:
     rows = found.source.rows[[found.source.names.index(name) for name in nearest]]
     points = F.normalize(torch.cat((torch.stack([word.vector for word in words]), rows, goal[None])), dim=-1)
     if not points.isfinite().all():
-        raise ClearheadError("the vectors hold no numbers; the weights of the model may be broken.")
+        raise NoNumbers("the vectors")
     names = [*(word.text for word in words), *nearest, asked.written]
     roles = ["own"] * len(words) + ["near"] * len(nearest) + ["sum"]
     places, share = flat(points)

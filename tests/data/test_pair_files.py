@@ -1,0 +1,262 @@
+"""Sentence pairs out of files of any kind, each with its line; and what files may get wrong."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packing import write
+
+from clearhead.data.packed import Report
+from clearhead.data.pair_files import pairs
+from clearhead.errors import ClearheadError
+
+
+def read(paths, broken="refuse", **options):
+    """The pairs, with what was skipped: why -> lines."""
+    report = Report(broken)
+    found = [(p.source, p.target, int(p.where.rpartition(":")[2])) for p in pairs(paths, report, **options)]
+    assert report.read == len(found)
+    return found, {why: [int(w.split(" ")[0].rpartition(":")[2]) for w in at] for why, at in report.places.items()}
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".xz", ".zst"])
+def test_lines_of_two_texts_belong_together(tmp_path, packed):
+    a = write(tmp_path / f"t.en{packed}", "\ufeffa dog\r\na\u2028cat\nlast")
+    b = write(tmp_path / f"t.de{packed}", "ein Hund \nKatze\nletzte\n")
+    want = [("a dog", "ein Hund", 1), ("a\u2028cat", "Katze", 2), ("last", "letzte", 3)]
+    assert read([a, b]) == (want, {})
+
+
+def test_texts_of_unequal_length_are_refused_with_both_counts(tmp_path):
+    paths = [write(tmp_path / "t.en", "a\nb\nc\n"), write(tmp_path / "t.de", "a\n")]
+    for given_paths, words in ((paths, r"3 lines and .*t\.de has 1"), (paths[::-1], r"1 lines and .*t\.en has 3")):
+        with pytest.raises(ClearheadError, match=words):
+            read(given_paths, "skip")
+
+
+def test_broken_lines_are_told_by_number(tmp_path):
+    a = write(tmp_path / "t.en", b"one\n\nthree\nf\xffur\nsame\n")
+    b = write(tmp_path / "t.de", b"eins\nzwei\n \nvier\nsame\n")
+    why = {"the source is empty": [2], "the target is empty": [3], "the source is not UTF-8": [4]}
+    assert read([a, b], "skip") == ([("one", "eins", 1), ("same", "same", 5)], why)
+    with pytest.raises(ClearheadError, match=r"t\.en:2: the source is empty; --data\.broken skip would"):
+        read([a, b])
+
+
+def test_tables_give_two_of_their_columns(tmp_path):
+    path = write(tmp_path / "t.tsv.xz", 'deu\t"Hund\tdog\ndeu\tKatze\ndeu\tMaus\tmouse\n')
+    found, skipped = read([path], "skip", sides=("2", "1"))
+    assert found == [("dog", '"Hund', 1), ("mouse", "Maus", 3)]
+    assert list(skipped.values()) == [[2]]
+    with pytest.raises(ClearheadError, match=r"t\.tsv\.xz:2"):
+        read([path], sides=("2", "1"))
+    assert read([write(tmp_path / "u.tsv", "a\tb\n")] * 2)[0] == [("a", "b", 1)] * 2
+
+
+def test_fields_of_json_lines_give_pairs(tmp_path):
+    good = {"source": "a", "target": "b", "en": "c"}
+    lines = [
+        json.dumps(good),
+        "{",
+        '{"source": "a"}',
+        '{"source": "a", "target": 3}',
+        r'{"source":"\ud800","target":"b"}',
+    ]
+    path = write(tmp_path / "t.jsonl", "\n".join(lines))
+    found, skipped = read([path], "skip")
+    assert found == [("a", "b", 1)]
+    assert sorted(line for at in skipped.values() for line in at) == [2, 3, 4, 5]
+    assert read([write(tmp_path / "u.jsonl", lines[0])], sides=("en", "target"))[0] == [("c", "b", 1)]
+    for number, line in enumerate(lines[1:]):
+        with pytest.raises(ClearheadError, match=rf"v{number}\.jsonl:1"):
+            read([write(tmp_path / f"v{number}.jsonl", line)])
+
+
+TMX = """<?xml version="1.0" encoding="UTF-8"?>
+<tmx version="1.4"><header srclang="en"/><body>
+<tu><prop type="x">no</prop>
+  <tuv xml:lang="EN-us"><note>no</note>
+    <seg>a &amp; <bpt i="1">{b}<sub>no</sub></bpt>big<ept i="1"/> <hi>dog</hi></seg></tuv>
+  <tuv xml:lang="de"><seg>ein großer Hund</seg></tuv><tuv xml:lang="den"><seg>no</seg></tuv></tu>
+<tu><tuv xml:lang="de"><seg>nur deutsch</seg></tuv></tu>
+<tu><tuv lang="en_GB"><seg>cat</seg></tuv><tuv lang="de"><seg>Katze</seg></tuv></tu>
+</body></tmx>"""
+
+
+@pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16"])
+def test_tmx_gives_the_words_of_two_languages(tmp_path, encoding):
+    path = write(tmp_path / "t.tmx.gz", TMX.replace("UTF-8", encoding).encode(encoding))
+    want = [("a & big dog", "ein großer Hund", 3), ("cat", "Katze", 8)]
+    assert read([path], "skip", sides=("en", "de")) == (want, {"the source is empty": [7]})
+    with pytest.raises(ClearheadError, match=r"t\.tmx\.gz:7: the source is empty"):
+        read([path], sides=("en", "de"))
+    with pytest.raises(ClearheadError, match="tell which two"):
+        read([path])
+
+
+def test_tmx_is_read_as_a_stream(tmp_path):
+    unit = '<tu><tuv xml:lang="a"><seg>x</seg></tuv><tuv xml:lang="b"><seg>y</seg></tuv></tu>\n'
+    path = write(tmp_path / "t.tmx", "<tmx>\n" + unit * 5000)  # never closed
+    stream = pairs([path], Report(), sides=("a", "b"))
+    assert [next(stream).where for _ in range(3)][-1] == f"{path}:4"
+    with pytest.raises(ClearheadError, match="is not valid XML: no element found: line 5002"):
+        list(stream)
+
+
+BOMB = '<!DOCTYPE t [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>'
+
+
+@pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16"])
+@pytest.mark.parametrize("doctype", [BOMB, '<!DOCTYPE tmx SYSTEM "tmx14.dtd">', "<!DOCTYPE tmx>"])
+def test_xml_that_could_declare_entities_is_refused(tmp_path, doctype, encoding):
+    text = f'<?xml version="1.0" encoding="{encoding}"?>\n{doctype}\n<tmx><tu><seg>&b;</seg></tu></tmx>'
+    with pytest.raises(ClearheadError, match=r"t\.tmx:2: a DOCTYPE may declare entities"):
+        read([write(tmp_path / "t.tmx", text.encode(encoding))], "skip", sides=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    "text", [b"<tmx>&b;</tmx>", b"<tmx>\xff</tmx>", b"<tmx><tu></tmx>", b'<!ENTITY a "b"><t/>', b""]
+)
+def test_broken_xml_is_refused_with_a_sentence(tmp_path, text):
+    with pytest.raises(ClearheadError, match=r"t\.tmx is not valid XML: .*line"):
+        read([write(tmp_path / "t.tmx", text)], "skip", sides=("a", "b"))
+
+
+PO = r"""# header
+#, fuzzy
+msgid ""
+msgstr "Content-Type: text/plain; charset=UTF-8\n"
+
+#: a.c:1
+msgctxt "menu"
+msgid "Open \"%s\"\n"
+msgstr ""
+"\xc3\226ffne\t"
+"\"%s\"\\n"
+
+#, c-format, fuzzy
+#| msgid "old"
+msgid "fuzzy"
+msgstr "unscharf"
+
+msgid "one"
+msgid_plural "many"
+msgstr[0] "eins"
+msgstr[1] "viele"
+msgid "todo"
+msgstr ""
+#~ msgid "gone"
+#~ msgstr "weg"
+msgid "close"
+msgstr "zu"
+"""
+
+
+def test_po_gives_what_is_translated_for_sure(tmp_path):
+    found, skipped = read([write(tmp_path / "t.po", PO)])
+    assert found == [('Open "%s"', 'Öffne\t"%s"\\n', 7), ("close", "zu", 26)]
+    reasons = {"the entry is fuzzy": [15], "the entry has plural forms": [18], "the entry is not translated": [22]}
+    assert skipped == reasons
+
+
+@pytest.mark.parametrize(
+    ("entry", "line", "why"),
+    [
+        ('msgid "a"\nmsgstr b', 4, "does not belong"),
+        ('msgid "a"\nmsgstr "b\\"', 4, "does not belong"),
+        ('msgid "a"\nmsgstr "b"\nmsgstr "c"', 5, "does not belong"),
+        ('# next\n"a"', 4, "does not belong"),
+        ('msgid "a"', 3, "has no msgstr"),
+        ('msgid "a"\nmsgstr "\\xff"', 3, "the target is not UTF-8"),
+        ('msgid " "\nmsgstr "b"', 3, "the source is empty"),
+    ],
+)
+def test_broken_po_is_told_by_line_and_the_rest_is_read(tmp_path, entry, line, why):
+    whole = 'msgid "x"\nmsgstr "y"\n'
+    path = write(tmp_path / "t.po", f"{whole}{entry}\n{whole}")
+    found, skipped = read([path], "skip")
+    assert [pair[:2] for pair in found] == [("x", "y")] * 2
+    assert [at for reason, at in skipped.items() if why in reason] == [[line]]
+    with pytest.raises(ClearheadError, match=rf"t\.po:{line}: .*{why}"):
+        read([path])
+
+
+@given(st.lists(st.tuples(st.text(min_size=1), st.text(min_size=1)), max_size=8))
+def test_po_reads_back_any_text(tmp_path_factory, texts):
+    def quoted(text):
+        for plain, escape in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
+            text = text.replace(plain, escape)
+        return f'"{text}"'
+
+    texts = [(a, b) for a, b in texts if a.strip() and b.strip() and (a + b).isprintable()]
+    content = "".join(f"msgid {quoted(a)}\nmsgstr {quoted(b)}\n\n" for a, b in texts)
+    path = write(tmp_path_factory.mktemp("po") / "t.po", content)
+    assert [pair[:2] for pair in read([path])[0]] == [(a.strip(), b.strip()) for a, b in texts]
+
+
+@pytest.mark.parametrize(
+    ("paths", "options", "words"),
+    [
+        ("t.tsv", {}, "a list of paths"),
+        (["none.en", "none.de"], {}, "none.en cannot be read: there is no such file"),
+        (["none.po"], {}, "none.po cannot be read: there is no such file"),
+        (["none.tmx"], {"sides": ("a", "b")}, "none.tmx cannot be read"),
+        (["one.txt"], {}, "one.txt holds no pairs; give two texts, or files of"),
+        (["a.en", "b.tsv"], {}, "a.en holds no pairs"),
+        (["a.en", "b.de", "c.fr"], {}, "two texts are wanted, .* not 3: a.en b.de c.fr"),
+        (["a.en", "b.de"], {"sides": ("0", "1")}, "has no columns"),
+        (["a.po"], {"sides": ("0", "1")}, "has no columns"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_a_sentence(paths, options, words):
+    with pytest.raises(ClearheadError, match=words):
+        read(paths, "skip", **options)
+
+
+@pytest.mark.parametrize("name", ["t.en.gz", "t.en.xz", "t.en.zst"])
+def test_a_file_that_was_cut_off_is_refused(tmp_path, name):
+    path, other = tmp_path / name, tmp_path / f"other.{name}"
+    write(tmp_path / name, "".join(f"{i * i} lines\n" for i in range(9000)))
+    path.write_bytes(path.read_bytes()[:-40])
+    other.write_bytes(path.read_bytes())
+    with pytest.raises(ClearheadError, match=r"cannot be read: (Compressed file ended|the file breaks off)"):
+        read([str(path), str(other)], "skip")
+
+
+SCRAPS = [b"<tmx>", b"<tu>", b"<tuv lang='0'>", b"<seg>", b"</seg>", b"</tuv>", b"</tu>", b"</tmx>", b"<ph>", b"</ph>"]
+SCRAPS += [
+    b'msgid "a"\n',
+    b'msgstr "b"\n',
+    b"#, fuzzy\n",
+    b"msgid_plural",
+    b'"\\',
+    b"\t",
+    b"\n",
+    b"\xff",
+    b"\0",
+    b"{",
+    b"[" * 9,
+]
+
+
+@given(st.lists(st.sampled_from(SCRAPS) | st.binary(max_size=9)), st.sampled_from(["tsv", "jsonl", "tmx", "po", "en"]))
+def test_any_bytes_are_read_or_refused_with_a_sentence(tmp_path_factory, scraps, kind):
+    path = str(write(tmp_path_factory.mktemp("any") / f"t.{kind}", b"".join(scraps)))
+    options = {} if kind in ("po", "en") else {"sides": ("0", "1")}
+    for broken in ("skip", "refuse"):
+        found, mistake = [], path
+        try:
+            found = read([path, path], broken, **options)[0]
+        except ClearheadError as error:
+            mistake = str(error)
+        assert path in mistake
+        assert all(source.strip() and target.strip() for source, target, _ in found)
+
+
+def test_one_text_is_not_both_sides(tmp_path):
+    (tmp_path / "a.en").write_text("one\n")
+    (tmp_path / "b.en").symlink_to(tmp_path / "a.en")
+    for second in ("a.en", "b.en"):
+        with pytest.raises(ClearheadError, match=r"a\.en is given as both sides"):
+            list(pairs([tmp_path / "a.en", tmp_path / second], Report()))

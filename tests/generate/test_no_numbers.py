@@ -1,0 +1,70 @@
+"""A model whose weights are no numbers says so, whatever it is asked: nobody is answered NaN."""
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.errors import NoNumbers
+
+WORDS = ch.Tokenizer.bytes(("<|mask|>", "<|end|>"))
+MASK, END = WORDS.special.values()
+CLASSES = {"kind": "classes", "classes": 2}
+FILES = {
+    "text": "one\n\ntwo",
+    "rows.tsv": "text\tlabel\none\t0\ntwo\t1\n",
+    "pairs.tsv": "one\teins\ntwo\tzwei\n",
+}
+
+
+def broken(preset, **changes):
+    model = ch.new(preset, vocabulary=len(WORDS), tokenizer=WORDS, **changes)
+    with torch.no_grad():
+        model.net.blocks[0].ffn.up.weight.fill_(torch.nan)
+    return model
+
+
+def decoder():
+    return broken("tiny-decoder")
+
+
+def encoder(**changes):
+    return broken("tiny-encoder", use__mask=[MASK], **changes)
+
+
+def translator():
+    return broken("tiny-encoder-decoder", use__start=[END], use__stop=[END])
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: decoder().generate("one", max_tokens=2),
+        lambda: decoder().generate("one", max_tokens=2, echo=True),
+        lambda: decoder().beams("one", max_tokens=2),
+        lambda: decoder().score(["one", "two"]),
+        lambda: decoder().embed("one"),
+        lambda: encoder().fill("a [MASK]"),
+        lambda: encoder(head="hidden").embed(["one", "two"]),
+        lambda: encoder(head=CLASSES).classify(["one", "two"]),
+        lambda: encoder(head="number").classify("one"),
+        lambda: translator().translate(["one"], max_tokens=2),
+        lambda: ch.evaluate(decoder(), "text"),
+        lambda: ch.evaluate(encoder(), "text"),
+        lambda: ch.evaluate(encoder(head=CLASSES), "rows.tsv"),
+        lambda: ch.evaluate(encoder(head="number"), "rows.tsv"),
+        lambda: ch.evaluate(translator(), "pairs.tsv", sides=("0", "1")),
+    ],
+)
+def test_what_a_broken_model_is_asked_it_refuses_to_answer(tmp_path, monkeypatch, ask):
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(NoNumbers, match=r"hold no numbers; the weights of the model may be broken\.$"):
+        ask()
+
+
+def test_a_word_that_cannot_be_is_told_as_impossible():
+    model = ch.new("tiny-decoder", vocabulary=8, head={"kind": "language", "bias": True})
+    with torch.no_grad():
+        model.net.head.bias[3] = -torch.inf
+    assert model.score([1, 3]).total == -torch.inf
