@@ -1,11 +1,14 @@
-"""A published model learns the manner of some thousand stories, then writes many more: data for story to learn from.
+"""A published model learns the manner of some thousand texts, then writes many more: data for a bundled model.
 
     clearhead get smollm2-135m-instruct
     python recipes/teacher.py smollm2-135m-instruct DATA/text/tinystories.txt.xz DATA/stories --seconds 380
+    python recipes/teacher.py smollm2-135m-instruct build/mood/train.tsv build/mood --seconds 60 --batch 16 --shortest 6
 
-The teacher is SmolLM2-135M-Instruct (Apache-2.0). Three epochs of fine-tuning take 35 s of an H200, and in 380 s it
-writes 260,000 stories, 50 million tokens. How many it gets to depends on the machine; what is written first is the
-same on the same machine. One story in forty is not shown to it, the same ones that `prepare.py story` holds out.
+The teacher is SmolLM2-135M-Instruct (Apache-2.0). Of a .txt.xz it learns stories, of a .tsv labelled sentences, each
+behind its label, and writes both. Three epochs of stories take 35 s of an H200, and in 380 s it writes 260,000, 50
+million tokens. How many it gets to depends on the machine; what is written first is the same on the same machine. One
+story in forty is not shown to it, the same ones that `prepare.py story` holds out; of sentences it is shown those that
+`prepare.py mood` leaves for training.
 """
 
 import argparse
@@ -25,8 +28,8 @@ from clearhead.generate.swift import Swift
 from prepare import finished
 
 END = 0  # <|endoftext|> of SmolLM2
-LENGTH, BATCH, EPOCHS, RATE = 512, 64, 3, 2e-4
-TEXTS, TOKENS, SHORTEST = 1024, 640, 40  # rows written at once, tokens of a row, tokens of a story
+LENGTH, EPOCHS, RATE = 512, 3, 2e-4
+TEXTS, TOKENS = 1024, 640  # rows written at once, tokens of a row
 FILES = 8
 
 
@@ -38,21 +41,21 @@ def rows(documents: list[list[int]], seed: int, device: str) -> tuple[Tensor, Te
     return stream[:whole].view(-1, LENGTH), stream[1 : whole + 1].view(-1, LENGTH)
 
 
-def teach(net: torch.nn.Module, train: list[list[int]], device: str) -> None:
+def teach(net: torch.nn.Module, train: list[list[int]], batch: int, device: str) -> None:
     """AdamW on fp32 copies of bf16 weights; the rate rises for 20 steps and falls to 0."""
     net.to(torch.bfloat16).train()
     weights = list(net.parameters())
     masters = [weight.detach().float().clone() for weight in weights]
     optimiser = torch.optim.AdamW(masters, lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
-    steps, step = int(EPOCHS * (sum(len(ids) + 1 for ids in train) // LENGTH) // BATCH), 0
+    steps, step = int(EPOCHS * (sum(len(ids) + 1 for ids in train) // LENGTH) // batch), 0
     for epoch in range(EPOCHS + 1):
         tokens, targets = rows(train, 1 + epoch, device)
-        for start in range(0, len(tokens) - BATCH + 1, BATCH):
+        for start in range(0, len(tokens) - batch + 1, batch):
             if step == steps:
                 break
             for group in optimiser.param_groups:
                 group["lr"] = RATE * min(1, (step + 1) / 20) * (1 - step / steps)
-            total, count = net.loss(net(tokens[start : start + BATCH]), targets[start : start + BATCH])
+            total, count = net.loss(net(tokens[start : start + batch]), targets[start : start + batch])
             (total / count).backward()
             for master, weight in zip(masters, weights, strict=True):
                 master.grad, weight.grad = weight.grad.float(), None
@@ -69,8 +72,8 @@ def teach(net: torch.nn.Module, train: list[list[int]], device: str) -> None:
 
 
 @torch.no_grad()
-def write(net: torch.nn.Module, known: int, seconds: float) -> Iterator[list[int]]:
-    """Stories, as their ids: rows of one recorded step that is replayed, cut where a story ends.
+def write(net: torch.nn.Module, known: int, seconds: float, shortest: int) -> Iterator[list[int]]:
+    """Texts, as their ids: rows of one recorded step that is replayed, cut where a text ends.
 
     A row begins with two ends: the first token of this model draws all attention and says nothing.
     """
@@ -114,30 +117,60 @@ def write(net: torch.nn.Module, known: int, seconds: float) -> Iterator[list[int
         for row in written.cpu().numpy():
             last = 0
             for end in (row == END).nonzero()[0].tolist():
-                if end - last >= SHORTEST:
+                if end - last >= shortest:
                     yield row[last:end].tolist()
                 last = end + 1
+
+
+def told(file: Path) -> list[str]:
+    """What is learned: stories, or sentences behind their labels."""
+    if file.suffix != ".tsv":
+        stories = finished(file)
+        return stories[len(stories) // 40 :]
+    lines = file.read_text(encoding="utf-8").splitlines()[1:]
+    return [f"{label}: {text}" for text, label in (line.split("\t") for line in lines)]
+
+
+def keep_stories(found: list[str], out: Path) -> None:
+    for number in range(FILES):
+        with lzma.open(out / f"stories{number}.txt.xz", "wt", encoding="utf-8", preset=4) as file:
+            file.write("\n<|endoftext|>\n".join(found[number::FILES]) + "\n")
+
+
+def keep_sentences(found: list[str], learned: list[str], out: Path) -> None:
+    """Once each, with a label, and only what is new: the sentences that are held out are not to come back either."""
+    held = {line.split("\t")[0] for name in ("valid", "dev") for line in (out / f"{name}.tsv").open(encoding="utf-8")}
+    known = held | {text.partition(": ")[2] for text in learned}
+    labels = {text.partition(": ")[0] for text in learned}
+    parts = (" ".join(text.split()).partition(": ") for text in found)
+    new = {text: label for label, _, text in parts if label in labels and text and text not in known}
+    print(f"{len(new):,} of them are new")
+    rows = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in new.items())]
+    (out / "written.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("stories", type=Path)
+    parser.add_argument("file", type=Path, help="what it learns from")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=380)
+    parser.add_argument("--batch", type=int, default=64, help="rows of a step")
+    parser.add_argument("--shortest", type=int, default=40, help="tokens of a text that is kept")
     given = parser.parse_args()
     model = ch.load(given.model, device="cuda", dtype="float32")
     words = model.tokenizer
     assert words is not None
-    stories = [words.encode(story) for story in finished(given.stories)]
-    teach(model.net, stories[len(stories) // 40 :], "cuda")
-    found = list(write(model.net, len(words), given.seconds))
-    print(f"{len(found):,} stories, {sum(map(len, found)):,} tokens")
+    learned = told(given.file)
+    teach(model.net, [words.encode(text) for text in learned], given.batch, "cuda")
+    ids = list(write(model.net, len(words), given.seconds, given.shortest))
+    print(f"{len(ids):,} texts, {sum(map(len, ids)):,} tokens")
+    found = [words.decode(text).strip() for text in ids]
     given.out.mkdir(parents=True, exist_ok=True)
-    for number in range(FILES):
-        text = "\n<|endoftext|>\n".join(words.decode(story).strip() for story in found[number::FILES])
-        with lzma.open(given.out / f"stories{number}.txt.xz", "wt", encoding="utf-8", preset=4) as file:
-            file.write(text + "\n")
+    if given.file.suffix == ".tsv":
+        keep_sentences(found, learned, given.out)
+    else:
+        keep_stories(found, given.out)
 
 
 if __name__ == "__main__":

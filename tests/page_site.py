@@ -13,8 +13,8 @@ from clearhead.serve.shelf import Shelf
 
 
 class Site:
-    def __init__(self, **models):
-        self.app = build(Shelf.of(models), Limits(), page=True)
+    def __init__(self, limits=Limits(), **models):
+        self.app = build(Shelf.of(models), limits, page=True)
 
     def ask(self, method, url, body=None):
         return asyncio.run(ask(self.app, method, url, body))

@@ -110,7 +110,7 @@ def test_no_temperature_overflows(model):
 MISTAKES = [
     (lambda m: m.logits(""), "the text is empty"),
     (lambda m: m.logits([]), "the text is empty"),
-    (lambda m: m.logits(["a", ""]), "the text is empty"),
+    (lambda m: m.logits(["a", ""]), "text 2 is empty"),
     (lambda m: m.logits(torch.zeros(0, dtype=torch.long)), "the text is empty"),
     (lambda m: m.logits(), "none was given"),
     (lambda m: m.logits("x" * 33), "33 tokens are more than this model's context of 32"),

@@ -1,5 +1,6 @@
 """What people hold in their hands: a model with its tokenizer, at work."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.batch import Batch
 from clearhead.config import Config
-from clearhead.errors import ClearheadError, check_kind, check_whole
+from clearhead.errors import ClearheadError, ClearheadWarning, check_kind, check_whole
 from clearhead.generate import answers, engines
 from clearhead.generate import chat as chats
 from clearhead.generate.beamed import best_texts, prefixes, unlisted, wishes
@@ -123,7 +125,7 @@ class Model(Inside):
         Models of sentence-transformers cut long texts (`config.use.longest`); others refuse what exceeds the context.
         """
         answers.check_embeds(self.config.model)
-        batch, pooling = self._batch(texts, longest=self.config.use.longest), pooling or self.config.use.pooling
+        batch, pooling = self._cut(texts, self.config.use.longest), pooling or self.config.use.pooling
         unit = self.config.use.normalised if normalised is None else normalised
         with torch.no_grad():
             return batch.unwrap(
@@ -139,14 +141,28 @@ class Model(Inside):
     def classify(self, texts: Text | None = None, *, pictures: Dense | None = None, sound: Dense | None = None) -> Any:
         """The class of each text, picture or sound with its probability; a number where the model gives numbers.
 
-        A tuple of two texts is judged as a pair. What exceeds the context is cut; of a pair, the longer text.
+        A tuple of two texts is judged as a pair. What exceeds the context, or the length that was trained, is cut; of a
+        pair, the longer text.
         """
         answers.check_judges(self.config.model)
-        batch = self._batch(texts, pictures=pictures, sound=sound, longest=self.net.context)
+        batch = self._cut(texts, answers.judged_tokens(self.config), pictures=pictures, sound=sound)
         with torch.no_grad():
             logits = batch.each(lambda part: self.net.predict(self._run(part, SILENT), part.segments).float())
         judged = answers.judged(logits, self.config)
         return judged[0] if batch.single else judged
+
+    def _cut(self, texts: Any, longest: int, **others: Any) -> Batch:
+        """The batch, its long texts cut, of which a warning tells."""
+        batch = self._batch(texts, longest=longest, **others)
+        if longest and not batch.dense and batch.ids.shape[1] >= longest and not isinstance(texts, Tensor):
+            given = [texts] if batch.single else texts
+            words = [text for text in given if isinstance(text, str) or isinstance(text[0], str)]  # ids are not cut
+            lengths = [len(row) for row in self._rows(words, endless=True)] if words else []
+            if too_long := [length for length in lengths if length > longest]:
+                one = f"the text is too long: of its {too_long[0]:,} tokens {longest:,} are read, and the rest is cut."
+                many = f"{len(too_long)} of {len(given)} texts have more than {longest:,} tokens, and were cut to them."
+                warnings.warn(one if len(given) == 1 else many, ClearheadWarning, stacklevel=3)
+        return batch
 
     def score(self, text: Text, overflow: str = "refuse") -> Any:
         """How likely the model finds a text: the log-probability of each token after the first, and its perplexity.

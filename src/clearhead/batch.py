@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead import config as c
 from clearhead.data.labelled import shares
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, Unreadable, numbered
 from clearhead.tokens import dense
 from clearhead.tokens.gaps import with_gaps
 from clearhead.tokens.text import Tokenizer
@@ -160,7 +160,7 @@ def _read(x: object, reads: c.Input, side: Side, like: Tensor) -> Batch:
 def _tensor(x: Tensor, side: Side, device: torch.device) -> Batch:
     if x.dim() not in (1, 2) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise ClearheadError(f"token ids must be a 1-D or 2-D tensor of whole numbers, not {x.dim()}-D {x.dtype}.")
-    _check_length(x.shape[-1] if x.numel() else 0, side)
+    check_length(x.shape[-1] if x.numel() else 0, side.context)
     _check_range((int(x.min()), int(x.max())), side)
     return Batch(x.long().view(-1, x.shape[-1]).to(device), single=x.dim() == 1)
 
@@ -183,17 +183,18 @@ def _encoded(texts: Sequence[Any], side: Side, single: bool) -> Iterator[tuple[S
     if not texts:
         raise ClearheadError("the text is empty; give at least one.")
     for i, text in enumerate(texts):
-        ids, first = _encode(text, side)
-        _check_length(len(ids), side, "" if single else f" (text {i + 1} of {len(texts)})")
+        with numbered(None if single else i):
+            ids, first = _encode(text, side)
+            check_length(len(ids), side.context)
         _check_range(ids, side)
         yield ids, first
 
 
-def _check_length(tokens: int, side: Side, which: str = "") -> None:
+def check_length(tokens: int, context: int) -> None:
     if not tokens:
-        raise ClearheadError(f"the text is empty{which}; give at least one token.")
-    if tokens > side.context:
-        raise ClearheadError(f"{tokens} tokens are more than this model's context of {side.context}{which}.")
+        raise Unreadable(None, "is empty; give at least one token.")
+    if tokens > context:
+        raise Unreadable(None, f"is too long: {tokens} tokens are more than this model's context of {context}.")
 
 
 def _check_range(ids: Sequence[int], side: Side) -> None:
@@ -219,12 +220,12 @@ def _encode(text: object, side: Side) -> tuple[Sequence[int], int]:
 def _encode_pair(pair: Sequence[Any], side: Side) -> tuple[Sequence[int], int]:
     """`begin a end b end`, as rows are laid out in training."""
     if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-        raise ClearheadError(f"a tuple is a pair of two texts, not {pair!r:.60}; several texts are a list.")
+        raise Unreadable(None, f"is {pair!r:.60}, but a tuple is a pair of two texts; several texts are a list.")
     if not side.pairs:
-        raise ClearheadError(f"this model reads no pairs of texts, as {pair!r:.60} is one; several texts are a list.")
+        raise Unreadable(None, f"is {pair!r:.60}, a pair; this model reads no pairs of texts (several are a list).")
     first, second = (_words(text, side) for text in pair)
     if not first or not second:
-        raise ClearheadError(f"a text of the pair {pair!r:.60} is empty; both need at least one token.")
+        raise Unreadable(None, f"is the pair {pair!r:.60}, of which one is empty; both need at least one token.")
     if side.longest:
         a, b = shares(len(first), len(second), max(2, side.longest - len(side.begin) - 2 * len(side.end)))
         first, second = first[:a], second[:b]

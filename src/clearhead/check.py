@@ -39,7 +39,7 @@ def use(u: "Use", m: "ModelConfig") -> None:
     ranges(u, "use")
     both = m.shape if isinstance(m.shape, c.EncoderDecoder) else None
     read = both.vocabulary or m.vocabulary if both else m.vocabulary
-    for name, size in {"begin": read, "end": read}.items() | dict.fromkeys(WRITTEN, m.vocabulary).items():
+    for name, size in {"begin": read, "end": read, **dict.fromkeys(WRITTEN, m.vocabulary)}.items():
         for i in getattr(u, name):
             if not 0 <= i < size:
                 raise ClearheadError(f"use.{name} = {i} is no token; the vocabulary has {size}.")

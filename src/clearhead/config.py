@@ -71,7 +71,7 @@ class Use:
     mask: tuple[int, ...] = say("the token that hides a word", ())
     pooling: Literal["mean", "first"] = say("how the vectors of a text become one: their mean, or the first", "mean")
     normalised: bool = say("whether that vector is scaled to length 1", False)
-    longest: int = say("tokens after which a text is cut for its vector; 0 = it must fit the context", 0, least=0)
+    longest: int = say("tokens after which a text is cut for its vector or class; 0 = as many as fit", 0, least=0)
     labels: tuple[str, ...] = say("names of the classes", ())
     chat: str = say("how a conversation is written out, as a Jinja template", "")
 

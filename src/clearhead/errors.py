@@ -2,11 +2,15 @@
 
 import difflib
 import math
+import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
 from types import UnionType
 
 MANY = 10_000  # names; of more, only those with the same first letter are compared, or it would take minutes
+CROWD = 1_000  # files of a folder; among more, none is looked for
 
 
 class ClearheadError(ValueError):
@@ -20,27 +24,61 @@ class NoNumbers(ClearheadError):
         super().__init__(f"{what} hold no numbers; the weights of the model may be broken.")
 
 
+class ClearheadWarning(UserWarning):
+    """What was probably meant otherwise, told in a sentence; the answer stays as it is."""
+
+
+class Unreadable(ClearheadError):
+    """A text that a model cannot read: which of several, from 0, and what is wrong, as the rest of a sentence."""
+
+    def __init__(self, number: int | None, why: str) -> None:
+        super().__init__(f"{'the text' if number is None else f'text {number + 1:,}'} {why}")
+        self.number, self.why = number or 0, why
+
+
+@contextmanager
+def numbered(number: int | None) -> Iterator[None]:
+    """A text that cannot be read is told as that one of several."""
+    try:
+        yield
+    except Unreadable as error:
+        raise Unreadable(number, error.why) from None
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence: the closest name where there is one, else the names there are."""
     known = list(known)
-    begins = [k for k in known if k.startswith(name)] if name else []
-    alike = known if len(known) <= MANY else [k for k in known if k[:1] == name[:1]]
-    close = begins or difflib.get_close_matches(name, alike, n=1, cutoff=0.5)
-    if close:
+    if close := _closest(name, known, 0.5):
         return f"did you mean {close[0]!r}?"
     return "known: " + ", ".join(known) if len(known) <= 24 else f"there are {len(known)} to choose from"
 
 
+def _closest(name: str, known: list[str], cutoff: float) -> list[str]:
+    begins = [k for k in known if k.startswith(name)] if name else []
+    alike = known if len(known) <= MANY else [k for k in known if k[:1] == name[:1]]
+    return begins or difflib.get_close_matches(name, alike, n=1, cutoff=cutoff)
+
+
 def unreadable(path: object, error: Exception) -> ClearheadError:
     """How it is told, wherever a file is read, that it cannot be."""
-    return ClearheadError(f"{path} cannot be read: {reason(error)}.")
+    return ClearheadError(f"{path} cannot be read: {reason(error, path)}.")
 
 
-def reason(error: Exception) -> str:
+def reason(error: Exception, path: object) -> str:
     """Why something could not be done with a file: the end of a sentence."""
     if isinstance(error, FileNotFoundError):
-        return "there is no such file"
+        return f"there is no such file{similar(path)}"
     return str(getattr(error, "strerror", None) or error).removesuffix(".")
+
+
+def similar(path: object) -> str:
+    """What may be meant instead of a file that is not there: one beside it, in brackets, or nothing."""
+    wanted = Path(str(path))
+    with suppress(OSError, ValueError), os.scandir(wanted.parent) as beside:
+        names = sorted(file.name for file in islice(beside, CROWD + 1))
+        if len(names) <= CROWD and (close := _closest(wanted.name, names, 0.75)):
+            return f" (did you mean {str(wanted.with_name(close[0]))!r}?)"
+    return ""
 
 
 def check_kind(value: object, kind: type | UnionType, what: str) -> None:

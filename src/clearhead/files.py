@@ -37,8 +37,8 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def write_json(path: Path, value: object, indent: int = 2) -> None:
-    path.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
+def write_json(path: Path, value: object, indent: int | None = 2) -> None:
+    overwrite(path, (json.dumps(value, indent=indent) + "\n").encode())
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

@@ -75,7 +75,8 @@ class Inside:
         """The last hidden states: tokens × width for one text, batch × tokens × width for several."""
         if edits and "logits" in edits:
             raise ClearheadError("logits come after the hidden states; an edit of them changes nothing here.")
-        batch, tap = self._batch(x, source, pictures, sound), self._tap((), edits)
+        batch = self._batch(x, source, pictures, sound)
+        tap = self._tap((), edits, batch)
         with _mode(gradients, tap):
             return batch.unwrap(self._run(batch, tap))
 
@@ -98,7 +99,8 @@ class Inside:
         """
         if isinstance(self.config.model.head, c.Hidden):
             raise ClearheadError("this model has no head, so it has no logits; hidden(…) gives its hidden states.")
-        batch, tap = self._batch(x, source, pictures, sound), self._tap((), edits)
+        batch = self._batch(x, source, pictures, sound)
+        tap = self._tap((), edits, batch)
         with _mode(gradients, tap):
             return batch.unwrap(self.net.predict(self._run(batch, tap), batch.segments, tap))
 
@@ -115,13 +117,14 @@ class Inside:
     ) -> Seen:
         """The values of those names (`blocks.*.attn.pattern`), by name, always with the batch as first dimension."""
         batch = self._batch(x, source, pictures, sound)
-        tap = self._tap([names] if isinstance(names, str) else names, edits)
+        tap = self._tap([names] if isinstance(names, str) else names, edits, batch)
         with _mode(gradients, tap):
             self.net.predict(self._run(batch, tap), batch.segments, tap)
         values = tap.values if isinstance(tap, Watch) else {}
         tokens = partial(labels, batch.ids, batch.segments, self.tokenizer)
         source_tokens = partial(labels, batch.source, batch.source_segments, self.tokenizers[1])
-        return Seen(values, self.config.model, tokens, source_tokens, whole=not isinstance(names, Mapping))
+        segments, picked = (batch.segments, batch.source_segments), isinstance(names, Mapping)
+        return Seen(values, self.config.model, tokens, source_tokens, not picked, segments)
 
     def _batch(
         self, x: object, source: object = None, pictures: object = None, sound: object = None, **limits: Any
@@ -144,7 +147,7 @@ class Inside:
             tap=tap,
         )
 
-    def _tap(self, names: Iterable[str] | Mapping[str, Select], edits: Edits | None) -> Tap:
+    def _tap(self, names: Iterable[str] | Mapping[str, Select], edits: Edits | None, batch: Batch | None = None) -> Tap:
         if not isinstance(names, Iterable):
             raise ClearheadError(f"values are asked for by name, not by {type(names).__name__}.")
         names = names if isinstance(names, Mapping) else list(names)
@@ -152,9 +155,10 @@ class Inside:
             return SILENT
         for pattern in names:
             self._check_name(pattern)
-        return Watch(names, self._changes(edits or {}))
+        padded = batch is not None and (batch.segments is not None or batch.source_segments is not None)
+        return Watch(names, self._changes(edits or {}, padded=padded))
 
-    def _changes(self, edits: Edits, alone: bool = False) -> dict[str, Edit]:
+    def _changes(self, edits: Edits, alone: bool = False, padded: bool = False) -> dict[str, Edit]:
         """Edits by name; where texts are written, each must change a token `alone`, whatever the others are."""
         if not isinstance(edits, Mapping):
             raise ClearheadError(f"edits are {{name: change}}, not {type(edits).__name__}.")
@@ -163,6 +167,8 @@ class Inside:
             if alone and isinstance(edit, Change) and not edit.alone:
                 needs = "a token's place, a mean over the text, or another run"
                 raise ClearheadError(f"the edit of {name} needs {needs}; tokens are written one at a time.")
+            if padded and isinstance(edit, Change) and edit.over_text:
+                raise ClearheadError(f"the edit of {name} is the mean of a text; give texts of equal length, or one.")
         return {name: as_edit(edit) for name, edit in edits.items()}
 
     def _check_name(self, name: object) -> None:

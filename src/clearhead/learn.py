@@ -29,7 +29,7 @@ def train(
     Changes are options, two underscores for a dot: `data__train="texts/"`, `train__steps=500`, `width=64`. Where the
     folder holds a run already it is gone on with.
     """
-    config = what.change(**changes) if isinstance(what, Config) else read_config(str(what), changes)
+    config = read_config(what, changes)
     out = Path(out)
 
     def display(run: Run, speed: Speed) -> AbstractContextManager[_Lines]:

@@ -157,13 +157,14 @@ def _outer_first(change: tuple[str, object]) -> tuple[int, bool]:
 
 
 def flag_value(text: object) -> object:
-    """What a flag's text means: a TOML value where it is one, else the text itself."""
+    """What a flag's text means: a TOML value where it is one and nothing else (no date, no comment), else the text."""
     if not isinstance(text, str):
         return text
     try:
-        return tomllib.loads(f"x = {text}")["x"]
+        found = tomllib.loads(f"x = [{text}]")["x"]  # in brackets, where a comment or a second line would not end
     except tomllib.TOMLDecodeError:
         return text
+    return found[0] if len(found) == 1 and isinstance(found[0], bool | int | float | str | list | dict) else text
 
 
 def toml(value: Any, path: str = "") -> str:

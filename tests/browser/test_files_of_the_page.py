@@ -84,6 +84,68 @@ def test_the_saved_page_needs_no_server(page_on, browser, tmp_path):
     assert complaints == []
 
 
+def reopened(visit, browser, path):
+    """A page that was saved there, in a window of its own; and what it complains about."""
+    with visit.page.expect_download() as download:
+        visit.page.get_by_role("button", name="Save page").click()
+    download.value.save_as(path)
+    page, complaints = browser.new_page(), []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(path.as_uri())
+    page.wait_for_selector("body[data-ready]")
+    return page, complaints
+
+
+def test_a_saved_page_holds_what_is_there_now_and_nothing_that_was_typed_before(page_on, browser, tmp_path):
+    with page_on(model_of()) as visit:
+        visit.go("#view=attention&text=hunter2 is mine")
+        for view in ("tokens", "predict", "lens", "compare"):
+            visit.set(view=view)
+        visit.set(second="for your eyes", view="compare")
+        visit.set(view="vectors", sum="x - y + z")
+        visit.set(sum="a - b + c")
+        visit.set(text=TEXT, second="the dog, the dog", view="attention", layer=1, cell="blocks.1.attn.z@1,2,3")
+        visit.set(cell="blocks.1.attn.z@1,2,4")
+        before = visit.state()
+        page, complaints = reopened(visit, browser, tmp_path / "page.html")
+        assert visit.ready().state() == before
+    written = (tmp_path / "page.html").read_text()
+    assert TEXT in written
+    for private in ("hunter2", "104,117,110,116", "for your eyes", "x - y + z"):
+        assert private not in written
+    assert re.search(r"why\?name=blocks\.1\.attn\.z&index=1(,|%2C)2(,|%2C)3", written)  # of this text, and seen
+    for view in page.evaluate("() => [...document.querySelectorAll('nav.rail button')].map((_, i) => i)"):
+        page.locator("nav.rail button").nth(view).click()
+        page.wait_for_selector("body[data-ready]")
+        assert page.locator("main .problem").all_inner_texts() == [], view
+    page.evaluate("() => clearhead.set({ view: 'vectors' })")
+    assert page.locator("main").get_by_label("sum").first.input_value() == "a - b + c"
+    page.close()
+    assert complaints == []
+
+
+def test_a_page_is_saved_with_what_the_edits_make_of_a_gap(page_on, browser, tmp_path):
+    model = model_of("tiny-encoder", context=64, use__mask=[0])
+    edits = [{"name": "blocks.0.attn.out", "op": "ablate"}]
+    bars = "() => [...document.querySelector('main ch-bars').values]"
+    with page_on(model) as visit:
+        visit.go("#view=fill&text=a [MASK] ran")
+        plain = visit.page.evaluate(bars)
+        visit.set(edits=edits, view="block")
+        assert "Token 1:" in visit.page.locator("main").inner_text()
+        page, complaints = reopened(visit, browser, tmp_path / "page.html")
+    assert "Token 1:" in page.locator("main").inner_text()
+    assert page.locator("main .problem").all_inner_texts() == []
+    page.evaluate("() => clearhead.set({ view: 'fill' })")
+    page.wait_for_selector("main ch-bars")
+    gap = model.logits([97, 0, *b" ran"], edits={"blocks.0.attn.out": ch.ablate()})[1].softmax(-1)
+    assert page.evaluate(bars) == pytest.approx(gap.topk(10).values.tolist(), abs=1e-6) != plain
+    page.evaluate("() => clearhead.set({ hide: [0] })")
+    page.get_by_text("This needs the live model").first.wait_for()
+    page.close()
+    assert complaints == []
+
+
 FEW = ch.Tokenizer.characters(" abcdefghijklmnopqrstuvwyz")  # no x, as in carbon dioxide
 
 

@@ -120,6 +120,19 @@ def test_a_crooked_link_shows_a_page(page_on, state):
         assert not [c for c in visit.complaints if "Failed to load" not in c]
 
 
+def test_a_layer_below_the_first_is_the_first(page_on):
+    with page_on(model_of()) as visit:
+        for view in ("block", "compare", "attention"):
+            page = visit.go(f"#view={view}&layer=-1&head=-1&query=-7&text=hello").page
+            shown = page.evaluate("() => [...document.querySelectorAll('main select')].map((one) => one.selectedIndex)")
+            assert not any(shown)
+            state = visit.state()
+            assert (state["layer"], state["head"], state["query"]) == (0, 0, -1)
+            assert page.locator("main .problem").count() == 0
+            assert not visit.complaints
+            page.goto("about:blank")
+
+
 def test_a_link_to_a_model_that_is_not_here_offers_another(page_on):
     with page_on(model_of()) as visit:
         visit.page.goto(f"{visit.url}/#model=nobody")

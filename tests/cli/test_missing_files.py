@@ -6,8 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 import clearhead as ch
+from clearhead import errors
 from clearhead.cli.main import app
-from clearhead.errors import reason, unreadable
+from clearhead.errors import reason, similar, unreadable
 
 MODELS = {"writer": "tiny-decoder", "translator": "tiny-encoder-decoder", "eye": "tiny-pictures", "ear": "tiny-sound"}
 
@@ -49,4 +50,45 @@ def test_a_missing_file_is_told_in_the_same_words(folder, monkeypatch, words):
 
 def test_other_reasons_are_those_of_the_system():
     assert str(unreadable("a", IsADirectoryError(21, "Is a directory"))) == "a cannot be read: Is a directory."
-    assert reason(EOFError("It ended.")) == "It ended"
+    assert reason(EOFError("It ended."), "a") == "It ended"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("pairs.txt", "pairs.tsv"), ("pair.tsv", "pairs.tsv"), ("pairs", "pairs.tsv"), ("paris.tsv", "pairs.tsv"),
+     ("valid.tsv", ""), ("none/pairs.tsv", ""), ("", ""), ("\0", "")],
+)  # fmt: skip
+def test_a_file_with_a_similar_name_is_offered(tmp_path, name, meant):
+    for file in ("pairs.tsv", "a.txt"):
+        (tmp_path / file).touch()
+    offer = f" (did you mean {str(tmp_path / meant)!r}?)" if meant else ""
+    wanted = f"{tmp_path}/{name}"
+    assert str(unreadable(wanted, FileNotFoundError())) == f"{wanted} cannot be read: there is no such file{offer}."
+
+
+def test_none_is_looked_for_in_a_folder_of_very_many(tmp_path, monkeypatch):
+    for number in range(6):
+        (tmp_path / f"file-{number}").touch()
+    assert similar(tmp_path / "fil-1") == f" (did you mean {str(tmp_path / 'file-1')!r}?)"
+    monkeypatch.setattr(errors, "CROWD", 5)
+    assert similar(tmp_path / "fil-1") == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["score", "writer", "--input", "aa.txt"],
+        ["evaluate", "writer", "--data", "aa.txt"],
+        ["train", "lm-small", "--data.train", "aa.txt"],
+        ["compare", "lm-small", "--data.train", "aa.txt"],
+        ["evaluate", "./writr", "--data", "a.txt"],
+        ["train", "runn.toml"],
+    ],
+    ids=" ".join,
+)
+def test_every_command_offers_it(folder, monkeypatch, words):
+    monkeypatch.chdir(folder)
+    (folder / "run.toml").touch()
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, ch.ClearheadError)
+    assert re.search(r"\(did you mean '(a\.txt|writer|run\.toml)'\?\)", str(done.exception))

@@ -9,6 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import clearhead as ch
+from clearhead.cli import lines
 from clearhead.cli.chat import chat
 from clearhead.cli.main import app
 from clearhead.errors import ClearheadError
@@ -23,6 +24,8 @@ MODELS = {
     "writer": ("tiny-decoder", {"context": 256, "use__stop": [END], "use__chat": TEMPLATE}),
     "translator": ("tiny-encoder-decoder", {"use__start": [END], "use__stop": [END]}),
 }
+LETTERS = ch.Tokenizer.characters("a cat", ("<|end|>",))
+SPELLED = {"letters": ("tiny-decoder", {}), "spelling": ("tiny-encoder-decoder", {"use__start": [4], "use__stop": [4]})}
 WORDLESS = {"eye": "tiny-pictures", "ear": "tiny-sound"}
 
 
@@ -31,6 +34,8 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for name, (preset, changes) in MODELS.items():
         ch.save(ch.new(preset, vocabulary=SIZE, tokenizer=WORDS, seed=1, **changes), folder / name)
+    for name, (preset, changes) in SPELLED.items():
+        ch.save(ch.new(preset, vocabulary=len(LETTERS), tokenizer=LETTERS, **changes), folder / name)
     for name, preset in WORDLESS.items():
         ch.save(ch.new(preset), folder / name)
     return folder
@@ -48,7 +53,8 @@ def test_fill_tells_words_with_their_probability(models):
     assert len(run("fill", models / "reader", "the [MASK] sat", "--top", 3).splitlines()) == 3
     (models / "gaps.txt").write_text("the [MASK] sat\n[MASK] cat [MASK]\n")
     told = run("fill", models / "reader", "--input", models / "gaps.txt", "--top", 2).splitlines()
-    assert (told[0], told[4], len(told)) == ("the [MASK] sat", "[MASK] cat [MASK]", 11)
+    assert (told[0], told[4], len(told)) == ("the [MASK] sat", "[MASK] cat [MASK]", 13)
+    assert (told[5], told[9]) == ("gap 1", "gap 2")
     gaps = json.loads(run("fill", models / "reader", "[MASK] cat [MASK]", "--top", 2, "--json"))
     assert [len(gap) for gap in gaps] == [2, 2]
 
@@ -100,6 +106,47 @@ def test_a_line_that_says_nothing_is_told_by_its_number(models, tmp_path):
             run(command, models / model, "--input", tmp_path / "lines.txt")
 
 
+@pytest.mark.parametrize(
+    ("command", "model", "good", "bad", "why"),
+    [
+        ("fill", "reader", "a [MASK]", "no gap", "has no gap; write"),
+        ("fill", "reader", "a [MASK]", "[MASK] " * 99, "is too long: 100 tokens are more"),
+        ("classify", "pairs", "a\tb", "a\tb\tc", r"is \('a', 'b', 'c'\), but a tuple is a pair of two texts"),
+        ("classify", "pairs", "a\tb", "a\t", "is the pair .* of which one is empty"),
+        ("classify", "judge", "a", "a\tb", "is .* a pair; this model reads no pairs"),
+        ("embed", "reader", "a", "cat " * 99, "is too long: 100 tokens are more"),
+        ("score", "writer", "a", "cat " * 300, "is too long: 301 tokens are more"),
+        ("score", "letters", "a cat", "a dog", "holds 'd' .*for which there is no token"),
+        ("translate", "spelling", "a cat", "a" * 600, "has a sentence of 600 tokens"),
+        ("translate", "spelling", "a cat", "a dog", "holds 'd' .*for which there is no token"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_told_by_its_number(
+    models, tmp_path, monkeypatch, command, model, good, bad, why
+):
+    monkeypatch.setattr(lines, "SOME", 2)
+    file, options = tmp_path / "lines.txt", ["--output", tmp_path / "o"] if command in ("embed", "translate") else []
+    file.write_text(f"{good}\n" * 3 + f"{bad}\n")
+    with pytest.raises(ClearheadError, match=rf"^line 4 of .*lines\.txt {why}"):
+        run(command, models / model, "--input", file, *options)
+    with pytest.raises(ClearheadError, match=f"^line 4 {why}"):
+        run(command, models / model, "--input", "-", *options, typed=file.read_text())
+    with pytest.raises(ClearheadError, match=f"^the text {why}"):
+        run(command, models / model, bad, *options)
+
+
+def test_what_is_wrong_with_the_model_is_told_of_no_line(models):
+    for command, sentence in (("fill", "^this decoder fills no gaps"), ("classify", "^this decoder has head")):
+        with pytest.raises(ClearheadError, match=sentence):
+            run(command, models / "writer", "--input", "-", typed="a [MASK]\n")
+
+
+def test_that_nothing_is_given_is_told_before_a_model_is_loaded():
+    for command in ("fill", "classify", "embed", "score", "translate"):
+        with pytest.raises(ClearheadError, match=r"^give a text, or"):
+            run(command, "nowhere")
+
+
 def test_score_slides_over_a_long_text(models):
     tree = json.loads(run("score", models / "writer", "the cat sat " * 99, "--overflow", "slide", "--json"))
     assert len(tree["logprobs"]) > 256
@@ -142,10 +189,7 @@ def test_generate_shows_streams_and_counts_the_same_text(models):
 
 MISTAKES = [
     (("fill", "reader", "no gap"), "the text has no gap"),
-    (("classify", "judge"), "give a text, or --input"),
-    (("classify", "judge", "a", "--input", "b"), "give a text, or --input"),
-    (("classify", "eye"), "give the name of a picture, or --input"),
-    (("classify", "ear"), "give the name of a sound, or --input"),
+    (("classify", "judge", "a", "--input", "b"), "give a text, or the name of a picture or a sound, or --input"),
     (("classify", "reader", "a"), "tells no classes"),
     (("score", "translator", "a"), "does not write text"),
     (("score", "writer", "   "), "the text is empty"),

@@ -36,6 +36,7 @@ def test_a_mark_is_taken_off_the_first_line_only(tmp_path):
         ("none", None, r"none cannot be read: there is no such file\."),
         ("", None, r" cannot be read: Is a directory\."),
         ("a", b"good\n\xff\n", r"a:2: the line is not UTF-8\."),
+        ("a", "good\n".encode("utf-16"), r"a is UTF-16; save it as UTF-8\."),
         ("a.gz", b"plain", r"a\.gz cannot be read: Not a gzipped file"),
     ],
 )

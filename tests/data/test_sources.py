@@ -219,6 +219,7 @@ BROKEN = {
     "b.txt.gz": (b"plain", 1, "cannot be read", []),
     "a.txt.xz": (lzma.compress(b"good\n")[:-9], None, "cannot be read", None),
     "empty.txt": (b"", None, "no text in it", []),
+    "wide.txt": ("文\n字".encode("utf-16"), None, "it is UTF-16; save it as UTF-8", []),
     "bars.txt": (b"\f\n<|endoftext|>\n", None, "no text in it", []),
 }
 

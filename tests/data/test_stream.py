@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from math import ceil
 
 import numpy as np
 import pytest
@@ -57,12 +58,24 @@ def streams(sizes, shape, held_out=0.0, begin=False) -> tuple[Tokens, Stream]:
 
 
 @given(SIZES, SHAPE)
+def test_the_last_token_of_a_document_is_followed_by_the_one_that_ends_it(sizes, shape):
+    tokens, plain = streams(sizes, shape, begin=True)
+    stops = Stream(tokens, *shape, stop=99_999)
+    for step in range(ceil(plain.epoch)):
+        begun, ended = plain.batch(step), stops.batch(step)
+        assert torch.equal(begun.tokens, ended.tokens)
+        last = begun.targets == tokens.begin
+        assert (ended.targets[last] == 99_999).all()
+        assert torch.equal(ended.targets[~last], begun.targets[~last])
+
+
+@given(SIZES, SHAPE)
 def test_an_epoch_has_every_token_once_but_for_less_than_two_rows_at_the_ends(sizes, shape):
     tokens, stream = streams(sizes, shape)
     length, rows, _ = shape
-    flat = np.concatenate([places(stream.batch(step)) for step in range(3 * stream.epoch)])
+    flat = np.concatenate([places(stream.batch(step)) for step in range(3 * ceil(stream.epoch))])
     count = stream._count
-    assert stream.epoch == -(-count // rows)
+    assert stream.epoch == count / rows
     for epoch in range(2):
         seen = np.sort(flat[epoch * count : (epoch + 1) * count].ravel())
         assert (np.diff(seen) == 1).all()  # each once, without a gap
@@ -71,7 +84,7 @@ def test_an_epoch_has_every_token_once_but_for_less_than_two_rows_at_the_ends(si
 
 def test_each_epoch_has_its_own_phase_and_order():
     _, stream = streams([1000], (16, 4, 7))
-    starts = [places(stream.batch(step))[:, 0] for step in range(5 * stream.epoch)]
+    starts = [places(stream.batch(step))[:, 0] for step in range(5 * ceil(stream.epoch))]
     epochs = np.concatenate(starts)[: 5 * stream._count].reshape(5, -1)
     assert len({int(epoch[0]) % 16 for epoch in epochs}) > 2
     assert len({tuple(epoch // 16) for epoch in epochs}) == 5
@@ -97,7 +110,7 @@ def test_targets_are_the_next_tokens_and_segments_the_documents(sizes, shape, be
     tokens, stream = streams(sizes, shape, begin=begin)
     _, twin = streams(sizes, shape)  # the same rows, whose tokens tell their places
     document = document_of(named)
-    for step in range(stream.epoch):
+    for step in range(ceil(stream.epoch)):
         packed, at = stream.batch(step), places(twin.batch(step))
         ids = tokens.ids.astype(np.int64)
         assert (packed.tokens.numpy() == ids[at]).all()
@@ -117,7 +130,7 @@ def test_targets_are_the_next_tokens_and_segments_the_documents(sizes, shape, be
 def test_no_document_is_in_two_parts(sizes, shape, share):
     tokens, stream = streams(sizes, shape, share)
     document = document_of(tokens)
-    batches = [stream.batch(step) for step in range(2 * stream.epoch)]
+    batches = [stream.batch(step) for step in range(2 * ceil(stream.epoch))]
     trained = np.concatenate([places(packed).ravel() for packed in batches])
     taught = np.concatenate([packed.targets.numpy().ravel() - 1 for packed in batches])
     trained = np.union1d(trained, taught[taught >= 0])
@@ -165,7 +178,7 @@ def test_a_document_and_its_copies_are_held_out_together(share):
     ids = np.concatenate([1 + 10 * text + np.arange(10) for text in texts]).astype(np.uint16)
     stream = Stream(Tokens(ids, np.arange(0, 2000, 10)), 10, 4, held_out=share)
     held = np.concatenate([places(packed).ravel() for packed in stream.held_out()])
-    seen = np.concatenate([places(stream.batch(step)).ravel() for step in range(3 * stream.epoch)])
+    seen = np.concatenate([places(stream.batch(step)).ravel() for step in range(3 * ceil(stream.epoch))])
     held, seen = ({int(place) // 10 for place in part if place >= 0} for part in (held, seen))
     assert len(held) == round(share * 50)
     assert held.isdisjoint(seen)

@@ -14,6 +14,7 @@ from clearhead.errors import ClearheadError
 from clearhead.tokens.text import Tokenizer
 
 CELLS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
+NAMES = {"text": "text", "label": "label"}
 NAMED = {"text": "a", "label": "l", "second": "b"}
 
 
@@ -40,6 +41,19 @@ def test_quotes_in_tsv_are_letters_and_in_csv_are_quotes(tmp_path):
     assert read == [Row("one,\ntwo", None, "1", f"{sheet}:2"), Row('said "yes"', None, "0", f"{sheet}:4")]
 
 
+@pytest.mark.parametrize("text", ['a "kind" film', '"quoted"', '"', '""'])
+def test_quotes_in_tsv_that_a_spreadsheet_doubled_are_read_as_they_were(tmp_path, text):
+    with (tmp_path / "x.tsv").open("w", newline="") as file:
+        csv.writer(file, delimiter="\t").writerows([("a", "l"), (text, "good")])
+    assert [row[:3] for row in rows(tmp_path / "x.tsv", Report(), text="a", label="l")] == [(text, None, "good")]
+
+
+@pytest.mark.parametrize("text", ['"quoted"', '"so" and "so"', '""so""', '"', '""', '"a ""b" c"'])
+def test_other_quotes_in_tsv_stay(tmp_path, text):
+    path = write(tmp_path / "x.tsv", f"a\tl\n{text}\t1\n")
+    assert [row.text for row in rows(path, Report(), text="a", label="l")] == [text]
+
+
 def test_columns_by_number_need_no_first_line(tmp_path):
     path = write(tmp_path / "x.tsv", "gj04\t1\t\tThe sailors rode.\n\ngj04\t0\t*\tHim rode.\n")
     expected = [("The sailors rode.", "1", 1), ("Him rode.", "0", 3)]
@@ -60,9 +74,10 @@ def test_plain_json_values_are_classes(tmp_path):
 
 BROKEN = [
     ("x.csv", 'a,l\nx,1\n"x"y,1\nx,0\n', 3, "expected after"),
-    ("x.csv", 'a,l\nx,1\n"x,1\nx,0', 3, "unexpected end of data"),
-    ("x.csv", "a,l\nx,1\nx\nx,0\n", 3, r"\(1\): the number of columns is not 2"),
-    ("x.tsv", "a\tl\nx\t1\nx\ty\t1\nx\t0\n", 3, r"\(3\): the number of columns is not 2"),
+    ("x.csv", 'a,l\nx,1\n"x,1\nx,0', 3, "a quote is opened there and never closed"),
+    ("x.csv", 'a,l\nx,1\n"x,1', 3, "a quote is opened there and never closed"),
+    ("x.csv", "a,l\nx,1\nx\nx,0\n", 3, r"\(1 column\): the number of columns is not 2"),
+    ("x.tsv", "a\tl\nx\t1\nx\ty\t1\nx\t0\n", 3, r"\(3 columns\): the number of columns is not 2"),
     ("x.tsv", "a\tl\nx\t1\nx\t\n", 3, "there is no label"),
     ("x.tsv", "a\tl\nx\t1\n \t1\n", 3, r"\(' '\): there is no text"),
     ("x.tsv", b"a\tl\nx\t1\n\xf0\x9f\x98\x80\xff\t1\n", 3, "not UTF-8"),
@@ -90,6 +105,22 @@ def test_broken_lines_are_refused_or_left_out_with_their_number(tmp_path, name, 
     assert f"{path}:{line}" in str(report)
 
 
+@pytest.mark.parametrize(
+    ("later", "times", "end"),
+    [("x,0", 100, "never closed"), ('x,"0"', 100, "never closed"), ("x,0", 50_000, "closed within 131,072 characters")],
+)
+def test_a_quote_that_is_never_closed_costs_its_line_and_no_other(tmp_path, later, times, end):
+    path = write(tmp_path / "x.csv", "\n".join(["a,l", *["x,1"] * 98, '"stray,0', *[later] * times]) + "\n")
+    report = Report("skip")
+    read = list(rows(path, report, text="a", label="l"))
+    [(why, places)] = report.places.items()
+    assert why.startswith("a quote is opened there")
+    assert why.endswith(end)
+    assert places == [f"{path}:100"]
+    assert report.read == len(read) == 98 + times
+    assert read[-1] == Row("x", None, "0", f"{path}:{100 + times}")
+
+
 @pytest.mark.parametrize("value", ["abc", "nan", "inf", "1e300", "1,5"])
 def test_labels_that_are_no_numbers_are_told_where_numbers_are_needed(tmp_path, value):
     path = write(tmp_path / "x.tsv", f"a\tl\nx\t2.5\nx\t{value}\nx\t-1\n")
@@ -104,6 +135,21 @@ def test_labels_that_are_no_numbers_are_told_where_numbers_are_needed(tmp_path, 
     [
         ("x.tsv", "sentence\tlabel\n", {"text": "sentense", "label": "label"}, "did you mean 'sentence'"),
         ("x.tsv", "x\t1\n", {"text": 0, "label": 2}, "no column '2'; there are 2"),
+        (
+            "x.csv",
+            "text;label\nx;1\n",
+            NAMES,
+            "no column 'text'; columns seem to be separated by ';', where a .csv has",
+        ),
+        ("x.csv", "x;1\n", {"text": 0, "label": 1}, "no column '1'; columns seem to be separated by ';'"),
+        (
+            "x.tsv",
+            "dull film\tbad\n",
+            NAMES,
+            "no column 'text'; known: dull film, bad; .* as in --data.field 0 --data.label",
+        ),
+        ("x.tsv", "text\tlabel\n".encode("utf-16"), NAMES, "x.tsv is UTF-16; save it as UTF-8"),
+        ("x.csv", '"a,l\nx,1\n', {"text": "a", "label": "l"}, "it is broken: a quote is opened there and never closed"),
         ("x.csv", '"a"b,l\nx,1\n', {"text": "a", "label": "l"}, "x.csv:1: the first line tells the columns"),
         ("x.txt", "x", {"text": 0, "label": 1}, "must be a .csv, .tsv or .jsonl"),
         ("x.gz", "x", {"text": 0, "label": 1}, "must be a .csv, .tsv or .jsonl"),

@@ -97,6 +97,14 @@ def test_without_a_token_that_opens_texts_the_first_is_not_told_and_not_counted(
     assert "no token opens" in found.notes[0]
 
 
+@pytest.mark.parametrize(("text", "words"), [("a bc\ncab", 2), ("ab c", 2), (" a b", 2), ("a b", 1)])
+def test_a_first_word_that_is_not_told_does_not_count(tmp_path, text, words):
+    (tmp_path / "a.txt").write_text(text)
+    found = ch.evaluate(writer(ch.Tokenizer.characters("abc \n")), tmp_path / "a.txt")
+    loss = found.value("loss") * (len(text) - 1)
+    assert found.value("word perplexity") == pytest.approx(math.exp(loss / words), rel=1e-5)
+
+
 def test_documents_are_drawn_where_there_are_many_and_stretches_where_there_are_few(tmp_path):
     (tmp_path / "many.txt").write_text("\n<|endoftext|>\n".join(["the cat", "a mat on"] * 20))
     (tmp_path / "one.txt").write_text("the cat sat on a mat\n" * 50)

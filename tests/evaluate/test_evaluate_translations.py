@@ -84,7 +84,7 @@ def test_the_loss_is_that_of_the_reference_and_its_end(translator, files):
 
 def test_the_loss_is_what_training_calls_its_validation(translator, files):
     found = [Pair(*texts, "") for texts in zip(SOURCES, TARGETS, strict=True)]
-    ids = list(encoded(found, WORDS, WORDS, translator.config.use, Report()))
+    ids = [ids for _, ids in encoded(found, WORDS, WORDS, translator.config.use, Report())]
     held = Pairs(ids, ids, Report(), rows=2, length=24, source_length=24, seed=0)
     loss, _ = validate(translator.net, held, torch.device("cpu"), Alone())
     assert ch.evaluate(translator, files, beam=1).value("loss") == pytest.approx(loss, rel=1e-5)
@@ -108,6 +108,14 @@ def test_pairs_that_stand_on_one_line_are_all_evaluated(translator, tmp_path):
     (tmp_path / "a.tmx").write_text(f"<tmx><body>{units}</body></tmx>")
     found = ch.evaluate(translator, tmp_path / "a.tmx", sides=("en", "de"), beam=1)
     assert [one["reference"] for one in found.each] == TARGETS
+
+
+def test_pairs_become_tokens_many_at_a_time(translator, files, monkeypatch):
+    asked = []
+    batch = ch.Tokenizer.encode_batch
+    monkeypatch.setattr(ch.Tokenizer, "encode_batch", lambda words, texts: asked.append(texts) or batch(words, texts))
+    ch.evaluate(translator, files, beam=1)
+    assert asked == [SOURCES, TARGETS]
 
 
 def test_a_model_that_listens_is_refused(files):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,10 @@ def mean_of(values, seed=0):
 def test_the_interval_holds_the_value_and_lies_among_the_values(values, seed):
     found = mean_of(values, seed)
     assert found.value == pytest.approx(np.mean(values), abs=1e-9)
-    assert min(values) - 1e-9 <= found.low <= found.value <= found.high <= max(values) + 1e-9
+    if found.low is None:
+        assert max(values) - min(values) < 1e-9
+    else:
+        assert min(values) - 1e-9 <= found.low <= found.value <= found.high <= max(values) + 1e-9
     assert found == mean_of(values, seed)
 
 
@@ -58,11 +62,19 @@ def test_a_share_of_all_or_nothing_has_the_interval_of_wilson(right, low, high):
     found, other = figures(how, lambda counts: [right, right], 10, "rows", 0, ("accuracy",))
     assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
     assert "Wilson" in found.method
-    assert (other.low, other.high, other.wilson) == (right, right, False)
-    told = str(Evaluation([found, other], []))
+    assert (other.value, other.low, other.high) == (right, None, None)
+    assert other.method == "no share; no interval can be drawn from 10 rows, of which all draws are alike"
+    drawn = figures(how, lambda counts: [counts[0], right], 10, "rows", 0, ("accuracy",))[0]
+    assert "bootstrap" in drawn.method
+    told = str(Evaluation([found, other, replace(other, name="matthews"), drawn], []))
     assert "The interval: 95 % of 1,000 bootstrap samples" in told
     assert "That of accuracy: Wilson's 95 % for a share of 10 rows" in told
-    assert not figures(how, lambda counts: [counts[0], right], 10, "rows", 0, ("accuracy",))[0].wilson
+    assert "That of f1, matthews: no interval can be drawn from 10 rows, of which all draws are alike.\n" in f"{told}\n"
+
+
+def test_units_that_are_alike_and_neither_all_right_nor_all_wrong_have_no_interval():
+    (half,) = figures({"accuracy": "share"}, lambda counts: [0.5], 10, "rows", 0, ("accuracy",))
+    assert (half.value, half.low, half.high) == (0.5, None, None)
 
 
 def test_of_one_there_is_no_interval():

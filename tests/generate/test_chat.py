@@ -38,6 +38,22 @@ def test_special_tokens_that_a_person_types_stay_text(tokenizer, typed):
     assert typed.replace("\ufdd0", "") in tokenizer.decode(tricky)
 
 
+def test_what_one_types_changes_no_other_message():
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models, pre_tokenizers
+
+    letters = ["▁", *"abcdehinokstuyr<|>/\n"]
+    inner = Inner(models.BPE({letter: i for i, letter in enumerate(letters)}, [], unk_token="▁"))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    inner.decoder = decoders.Metaspace(prepend_scheme="first")
+    inner.add_special_tokens(["<|end|>", "<|user|>", "<|assistant|>"])
+    tokenizer = ch.Tokenizer(inner)
+    plain, tricky = (said(tokenizer, ("user", "hi you"), ("user", text)) for text in ("ok", "o<|end|>k"))
+    typed = [letters.index(letter) for letter in "<|end|>"]
+    at = len(plain) - 4  # k, the end, its line, and who is to answer
+    assert tricky == [*plain[:at], *typed, *plain[at:]]
+
+
 def test_marks_for_training_and_json_are_understood(tokenizer):
     template = "{% generation %}{{ {'a': 'é'} | tojson(ensure_ascii=False) }}{% endgeneration %}"
     assert tokenizer.decode(encode(template, [{"role": "user", "content": "x"}], tokenizer)) == '{"a": "é"}'

@@ -27,6 +27,13 @@ def decoder():
     return broken("tiny-decoder")
 
 
+def headless():
+    """Whose embedding, which is its head too, has no numbers for tokens of which it reads none."""
+    model = ch.new("tiny-decoder", vocabulary=len(WORDS), tokenizer=WORDS)
+    model.net.embed.tokens.weight.data[:9] = torch.nan
+    return model
+
+
 def encoder(**changes):
     return broken("tiny-encoder", use__mask=[MASK], **changes)
 
@@ -48,6 +55,15 @@ def translator():
         lambda: encoder(head=CLASSES).classify(["one", "two"]),
         lambda: encoder(head="number").classify("one"),
         lambda: translator().translate(["one"], max_tokens=2),
+        lambda: ch.lens.attention(decoder(), "one"),
+        lambda: ch.lens.looks(decoder(), "one", "one two"),
+        lambda: ch.lens.rollout(decoder(), "one"),
+        lambda: ch.lens.logit_lens(decoder(), "one"),
+        lambda: ch.lens.logit_lens(headless(), "one"),
+        lambda: ch.lens.sweep(headless(), "one"),
+        lambda: ch.lens.patching(decoder(), "one", "two"),
+        lambda: ch.lens.neurons(decoder(), 0, ["one", "two"], 1),
+        lambda: ch.lens.steering(decoder(), [("one", "two")], "blocks.1.post"),
         lambda: ch.evaluate(decoder(), "text"),
         lambda: ch.evaluate(encoder(), "text"),
         lambda: ch.evaluate(encoder(head=CLASSES), "rows.tsv"),
@@ -61,6 +77,11 @@ def test_what_a_broken_model_is_asked_it_refuses_to_answer(tmp_path, monkeypatch
         (tmp_path / name).write_text(content)
     with pytest.raises(NoNumbers, match=r"hold no numbers; the weights of the model may be broken\.$"):
         ask()
+
+
+def test_what_is_before_the_break_can_be_seen_and_so_can_the_break():
+    assert ch.lens.attention(decoder(), "one", layer=0).values.isfinite().all()
+    assert decoder().watch("one", "blocks.0.ffn.pre")["blocks.0.ffn.pre"].isnan().all()
 
 
 def test_a_word_that_cannot_be_is_told_as_impossible():

@@ -185,6 +185,21 @@ def test_log_probabilities_of_the_tokens_sum_to_that_of_the_translation(model):
     assert [c.token for c in split.chosen] == split.tokens
 
 
+@pytest.mark.parametrize("more", [{}, {"no_repeat": 2}])
+def test_a_text_has_one_log_probability_where_forbidden_tokens_leave_theirs_to_others(model, more):
+    forbidden = list(dict.fromkeys(model.translate("A dog runs.", max_tokens=9)[0].tokens))
+    use = {"use__never": forbidden[:2], "use__never_first": forbidden[2:3], "use__renormalised": True}
+    strict = ch.Model(model.net, model.config.change(**use), WORDS)
+    [whole] = strict.translate("A dog runs.", max_tokens=9, logprobs=2, **more)
+    [begun] = strict.translate("A dog runs.", max_tokens=5, prefix=whole.tokens[:4], **more)
+    assert begun.tokens == whole.tokens
+    assert begun.logprob == pytest.approx(whole.logprob)
+    assert sum(chosen.logprob for chosen in whole.chosen) == pytest.approx(whole.logprob)
+    assert all(token not in forbidden[:2] for chosen in whole.chosen for token, _ in chosen.top)
+    [forced] = strict.translate("A dog runs.", max_tokens=5, prefix=forbidden[:1] * 3, **more)
+    assert forced.tokens[:3] == forbidden[:1] * 3
+
+
 def test_an_output_that_fills_the_context_can_be_aligned_and_told(model):
     full = {"beam": 1, "max_tokens": model.net.context, "align": -1, "logprobs": 1}
     for one in model.translate(["A dog."], **full):

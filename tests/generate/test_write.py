@@ -80,6 +80,15 @@ def test_what_cannot_be_written_is_refused_with_a_sentence(prompt, options, sent
         ch.new("tiny-llama").generate(prompt, 20, **options)
 
 
+@pytest.mark.parametrize("option", ["use__never", "use__never_first"])
+def test_tokens_that_only_the_model_knows_may_be_forbidden_too(option):
+    made = {"vocabulary": 300, "tokenizer": ch.Tokenizer.bytes(), option: [97, 299]}
+    model = ch.new("tiny-decoder", seed=2, **made)
+    firsts = {text.tokens[0] for text in model.generate("ab", 1, n=1000, temperature=3.0)}
+    assert len(firsts) > 100
+    assert 97 not in firsts
+
+
 def test_tokens_of_ones_own_end_a_text():
     model = ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
     whole = model.generate("ab", 10, seed=4)

@@ -52,6 +52,7 @@ def test_differences_that_do_not_spread_claim_no_more_than_their_signs():
     assert paired([0.01] * 3).p == paired([0.91 - 0.90, 0.92 - 0.91, 0.57 - 0.56]).p == 2 / 8
     assert paired([-0.1] * 6).p == paired([-0.1] * 6).exact
     assert paired([0.1] * 20).p == 2 / 2**20
+    assert paired([0.1] * 20).low is paired([0.1] * 20).high is None
 
 
 @given(st.lists(st.floats(0, 1), max_size=6))

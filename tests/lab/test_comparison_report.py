@@ -1,5 +1,6 @@
 """What is said of an experiment follows from its numbers; the report is one file that needs no other."""
 
+import json
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -8,10 +9,12 @@ from experiments import SMALL
 
 import clearhead as ch
 from clearhead.lab import report
+from clearhead.lab.compare import opening
 from clearhead.lab.experiment import Experiment
 from clearhead.lab.findings import findings
 from clearhead.lab.outcome import Outcome, keep
 from clearhead.lab.summary import summarise
+from clearhead.train.report import LOG
 
 BASE = ch.presets["lm-small"].change(**SMALL, **{"data.train": "text.txt", "data.valid": "valid.txt"})
 
@@ -71,6 +74,15 @@ def test_with_few_seeds_nothing_is_claimed(seeds, tmp_path):
     assert list(found) == ["too few seeds"]
 
 
+@pytest.mark.parametrize(("seeds", "told"), [(2, 1), (3, 0)])
+def test_that_nothing_can_be_claimed_is_said_before_the_first_run(seeds, told, tmp_path):
+    experiment = Experiment("lm-small", ("model.width=16,32",), tuple(range(seeds)), base=BASE)
+    after = opening(experiment, tmp_path)[3:]  # after a line for all and one for each variant
+    few = "too few seeds: with 2 seeds nothing can be claimed"
+    assert [line.partition(": chance")[0] for line in after] == [few] * told
+    assert len(opening(replace(experiment, vary=()), tmp_path)) == 2
+
+
 def test_an_option_without_effect_is_told_from_a_small_one(tmp_path):
     assert "no effect" in said(summary({16: [3.0, 3.1, 3.2], 32: [3.0, 3.1, 3.2]}), tmp_path)
 
@@ -103,6 +115,14 @@ def test_a_chance_of_almost_nothing_is_not_told_as_none(tmp_path):
     assert report.results(found)[1][1][-1] == "< 0.0001"
 
 
+def test_differences_that_are_all_the_same_have_no_interval(tmp_path):
+    found = summary({16: [3.0, 3.5, 4.0], 32: [3.5, 4.0, 4.5]})
+    assert (
+        "+0.5000 (no interval: all differences are the same, p = 0.25)" in said(found, tmp_path)["not to be told apart"]
+    )
+    assert report.results(found)[1][1][-2] == "–"
+
+
 @pytest.mark.parametrize(
     ("option", "word"),
     [("data.vocabulary=99,98", "bits per byte"), ("data.valid=a,b", "other data"), ("model.context=8,16", "--lengths")],
@@ -110,6 +130,26 @@ def test_a_chance_of_almost_nothing_is_not_told_as_none(tmp_path):
 def test_losses_that_are_not_of_the_same_are_pointed_out(option, word, tmp_path):
     experiment = Experiment("lm-small", (option,), base=BASE)
     assert any(word in finding.sentence for finding in findings(summarise(experiment, {}), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("valid", "told"),
+    [
+        ([3.0, 2.5, 2.0], "2 of 2 runs had their lowest validation loss at their end, but too few validations to tell"),
+        ([3.0, 2.0, 2.5], ""),
+        ([3.0], ""),
+        ([], ""),
+        ([9.0 - i for i in range(8)], "2 of 2 runs were still falling at their end"),
+    ],
+)
+def test_runs_whose_last_validation_is_their_lowest_are_told(valid, told, tmp_path):
+    known = summary({16: [3.0], 32: [2.5]})
+    for run in known.done:
+        (tmp_path / run.place).mkdir(parents=True)
+        lines = [json.dumps({"step": 10 * (i + 1), "loss": value, "valid": value}) for i, value in enumerate(valid)]
+        (tmp_path / run.place / LOG).write_text("\n".join(lines))
+    found = [each.sentence for each in findings(known, tmp_path) if each.name == "mind"]
+    assert [sentence.startswith(told) for sentence in found] == ([True] if told else [])
 
 
 class Page(HTMLParser):

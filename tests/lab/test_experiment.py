@@ -4,7 +4,6 @@ import csv
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import experiments
@@ -14,8 +13,7 @@ from experiments import POSITIONS, SMALL
 import clearhead as ch
 from clearhead import reader
 from clearhead.config import Config
-from clearhead.data.alone import alone
-from clearhead.lab import experiment, work
+from clearhead.lab import work
 from clearhead.lab.experiment import FIGURES, Experiment
 from clearhead.lab.outcome import outcomes
 from clearhead.lab.seat import Seat
@@ -239,37 +237,6 @@ def test_an_experiment_has_no_folder_inside_of_its_data(tmp_path):
     with pytest.raises(ch.ClearheadError, match="runs would read what others leave"):
         compared(tmp_path / "lab", str(tmp_path))
     assert not (tmp_path / "lab").exists()
-
-
-def planned(data):
-    return Experiment("lm-small", seeds=(0,), base=ch.presets["lm-small"].change(**SMALL, **{"data.train": data}))
-
-
-@pytest.mark.parametrize("written", [0, 1])
-def test_a_process_that_is_killed_while_it_settles_can_be_started_again(data, tmp_path, monkeypatch, written):
-    left, whole = [None] * written, experiment.overwrite
-
-    def overwrite(path, content):
-        if not left:
-            path.with_name(f".{path.name}.1").write_bytes(content[:9])
-            raise KeyboardInterrupt
-        left.pop()
-        whole(path, content)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(experiment, "overwrite", overwrite)
-        with pytest.raises(KeyboardInterrupt):
-            planned(data).settle(tmp_path / "lab")
-    assert planned(data).settle(tmp_path / "lab") == planned(data)
-
-
-def test_a_folder_in_which_a_run_is_about_to_begin_is_no_other_experiments(data, tmp_path):
-    planned(data).settle(tmp_path)
-    with alone(tmp_path / "runs/base/0.lock"):
-        with pytest.raises(ch.ClearheadError, match=r"compares with seeds = \[0\], not \[1\]"):
-            replace(planned(data), seeds=(1,)).settle(tmp_path)
-        assert planned(data).settle(tmp_path) == planned(data)
-    replace(planned(data), seeds=(1,)).settle(tmp_path)
 
 
 def test_where_the_system_does_not_let_memory_be_counted_it_goes_on(monkeypatch):

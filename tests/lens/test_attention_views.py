@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.errors import NoNumbers
 from clearhead.lens.atlas import SCORES, Scene
 
 WORDS = {"vocabulary": 256, "tokenizer": ch.Tokenizer.bytes()}
@@ -104,6 +105,9 @@ def test_heads_that_do_one_thing_score_1_there():
     assert scored(one[[0, 0, 0, 0, 1]], tokens)["same"] == 1
     assert scored(one[[0, 0, 0, 1, 2]], tokens)["induction"] == 1
     assert scored(one[[0, 0, 2, 2, 2]], tokens)["punctuation"] == 1
+    signs = ["a", "·", "#", "·b", "↵"]  # a blank alone is none
+    assert scored(one[[0, 0, 2, 2, 2]], signs)["punctuation"] == 1
+    assert scored(one[[0, 1, 1, 1, 4]], signs)["punctuation"] == 0
     assert scored(one, tokens)["entropy"] == 0
     even = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None]
     assert scored(even, tokens)["entropy"] == pytest.approx(1)
@@ -139,7 +143,7 @@ def test_the_atlas_leaves_out_what_nothing_in_a_text_shows():
 def test_the_atlas_refuses_attention_that_is_no_number():
     model = decoder()
     model.net.blocks[1].attn.q.weight.data.fill_(torch.nan)
-    with pytest.raises(ch.ClearheadError, match="some weights of attention are no numbers"):
+    with pytest.raises(NoNumbers, match=r"the values of blocks\.1\.attn\.pattern hold no numbers"):
         ch.lens.atlas(model, TEXT)
 
 

@@ -80,6 +80,15 @@ def test_an_encoder_answers_at_a_token_and_first_at_a_hidden_one():
     assert pictured.answers().title == "likeliest answers"
 
 
+@pytest.mark.parametrize("name", ["blocks.0.attn.z", "norm", "logits"])
+def test_edits_reach_the_rows_and_the_last_is_still_the_models_own_answer(name):
+    model, edits = ch.new("tiny-decoder", seed=3), {name: ch.scale(3.0)}
+    lens, plain = (ch.lens.logit_lens(model, [1, 2], top=3, edits=given) for given in (edits, None))
+    best = model.logits([1, 2], edits=edits).softmax(dim=-1).topk(3)
+    torch.testing.assert_close(lens.probabilities[-1], best.values)
+    assert not torch.allclose(lens.probabilities[1], plain.probabilities[1])
+
+
 def test_a_number_is_not_called_a_probability():
     model = ch.new("tiny-encoder", seed=3, head="number")
     lens = ch.lens.logit_lens(model, [1, 2])

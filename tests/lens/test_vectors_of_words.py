@@ -5,9 +5,14 @@ import re
 
 import pytest
 import torch
+from safetensors import safe_open
 
 import clearhead as ch
+from clearhead import reader
+from clearhead.files import overwrite
 from clearhead.lens.sums import terms
+from clearhead.weights import bundled
+from clearhead.words import files
 from clearhead.words.benchmark import benchmark, spearman
 from clearhead.words.files import Table, read_table, write_table
 
@@ -115,6 +120,28 @@ def test_what_was_saved_is_read_back(tmp_path, name):
     read = read_table(tmp_path / name)
     assert read.words == table.words
     assert torch.equal(read.vectors, table.vectors)
+
+
+def test_vectors_and_words_change_at_once(tmp_path, monkeypatch):
+    def until_words(path, content):
+        if path.name == "words.json":
+            raise KeyboardInterrupt
+        overwrite(path, content)
+
+    monkeypatch.setattr(files, "overwrite", until_words)
+    for table in (Table(["a", "b"], torch.eye(2)), Table(["b", "a"], 2 * torch.eye(2))):
+        with pytest.raises(KeyboardInterrupt):
+            write_table(tmp_path / "folder", table)
+        read = read_table(tmp_path / "folder")
+        assert read.words == table.words
+        assert torch.equal(read.vectors, table.vectors)
+
+
+def test_folders_of_older_versions_whose_words_stand_beside_are_read():
+    old = bundled.ROOT / "words"
+    with safe_open(old / "vectors.safetensors", "pt") as stored:
+        assert not stored.metadata()
+    assert read_table(old).words == reader.load(old / "words.json")["words"]
 
 
 def test_binary_files_without_line_ends_are_read(tmp_path):

@@ -9,13 +9,14 @@ import torch
 
 import clearhead as ch
 from clearhead.batch import Batch
+from clearhead.generate.translate import Translator
 from clearhead.serve.asking import prompted
 from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import Metrics
 from clearhead.serve.schemas import Completion
 from clearhead.serve.shelf import Shelf
 from clearhead.serve.worker import Worker
-from serving import ENDLESS, ask, running, stream, until, writer
+from serving import BYTES, ENDLESS, ask, running, stream, until, writer
 
 
 def test_texts_are_read_one_by_one_up_to_one_that_is_too_long(monkeypatch):
@@ -57,6 +58,60 @@ def test_embeddings_are_made_some_at_a_time_and_leaving_ends_them():
         until(lambda: len(seen) == 4 and not worker.asked and not worker.calls.count)
         until(lambda: not served.server.server_state.tasks)
     assert len(seen) == 4
+
+
+def translator():
+    use = {"use__start": [256], "use__stop": [], "use__end": [256], "shape__context": 64, "context": 64}
+    return ch.new("tiny-encoder-decoder", tokenizer=BYTES, vocabulary=257, seed=2, **use)
+
+
+def translated(served, text, **how):
+    status, _, content = ask(served.port, "POST", "/translate", {"text": text, **how})
+    assert status == 200, content
+    return [one["best"][0] for one in json.loads(content)["translations"]]
+
+
+def test_a_long_text_is_translated_in_turns_and_leaving_ends_it(monkeypatch):
+    model, seen, leave = translator(), [], threading.Event()
+    rows = Translator.rows
+
+    def counted(self, some, begins):
+        seen.append(len(some))
+        if leave.is_set():
+            left.close()
+            until(lambda: not worker.asked)
+        return rows(self, some, begins)
+
+    texts = ["One sentence. " * 20 + "\n\nThe last one", "", "Short."]
+    expected = model.translate(texts, beam=2, max_tokens=5)
+    monkeypatch.setattr(Translator, "rows", counted)
+    with running({"model": model}) as served:
+        worker = served.shelf.held["model"].worker
+        found = translated(served, texts, beam=2, max_tokens=5)
+        assert [one["text"] for one in found] == [one.text for one in expected]
+        assert [one["score"] for one in found] == pytest.approx([one.score for one in expected], abs=1e-4)
+        assert sum(seen) == 22
+        assert max(seen) == 8
+        seen.clear()
+        translated(served, texts[:1], beam=32, max_tokens=2)
+        assert seen == [1] * 21  # of wide searches fewer at once
+        leave.set()
+        left = stream(served.port, {"text": texts, "beam": 2}, path="/translate")
+        until(lambda: len(seen) == 22 and not worker.asked and not worker.calls.count)
+        until(lambda: not served.server.server_state.tasks)
+    assert len(seen) == 22
+
+
+def test_a_translation_that_asks_for_no_length_gets_no_more_than_is_allowed():
+    model = translator()
+    with running({"model": model}, Limits(max_tokens=7)) as served:
+        (short,) = translated(served, "A dog runs.", beam=1)
+        assert short["tokens"] == model.translate(["A dog runs."], beam=1, max_tokens=7)[0].tokens
+        assert len(short["tokens"]) == 7
+    with running({"model": model}) as served:
+        (long,) = translated(served, "A dog runs.", beam=1, prefix="x")
+        assert long["tokens"] == model.translate(["A dog runs."], beam=1, prefix="x")[0].tokens
+        assert len(long["tokens"]) == 63
 
 
 def test_a_call_that_nobody_waits_for_costs_no_step():

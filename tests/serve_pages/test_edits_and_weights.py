@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.serve.limits import Limits
 from clearhead.serve.pages.shell import Shell
 from clearhead.serve.shelf import Held
-from page_models import model_of
+from page_models import BYTES, model_of
 from page_site import Site
 from serving import ask, running
 
@@ -31,6 +32,13 @@ def test_an_encoders_value_is_swapped_for_that_of_another_source():
     assert told == [pytest.approx(code["value"], abs=1e-5)]
     body = {"model": "m", "text": "the cat", "edits": edits, "against": "the dog"}
     assert site.json("POST", "/api/translate", body)["tokens"]
+
+
+def test_tokens_beyond_the_tokenizer_that_never_come_break_nothing():
+    never = {"use__start": [1], "use__stop": [2], "use__never": [256, 259], "use__never_first": [258]}
+    model = ch.new("tiny-encoder-decoder", tokenizer=BYTES, vocabulary=260, context=8, **never)
+    body = {"text": "a dog", "edits": [{"name": "blocks.0.cross.out"}]}
+    assert Site(m=model).json("POST", "/api/translate", body)["tokens"]
 
 
 def test_a_verdict_changes_with_the_edits():
@@ -65,6 +73,48 @@ def test_who_has_answers_of_other_weights_is_told_so():
         assert now != known
         assert ask(server.port, "POST", url, body, {"X-Loaded": now})[0] == 200
         assert ask(server.port, "POST", url, body)[0] == 200  # who knows nothing is answered
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/runs", {"text": "a dog"}),
+        ("/api/tokens", {"text": "a dog"}),
+        ("/api/translate", {"text": "a dog"}),
+        ("/api/classify", {"text": "a dog"}),
+        ("/api/fill", {"text": "a dog"}),
+        ("/api/generate", {"text": "a dog"}),
+        ("/api/models/m/matrix", None),
+    ],
+)
+def test_while_the_page_asks_a_model_it_is_in_use(path, body, monkeypatch):
+    site, busy = Site(m=model_of()), []
+    desk = site.app.state.desk
+    work = desk.work
+    monkeypatch.setattr(
+        desk,
+        "work",
+        lambda *given: busy.append(desk.shelf.held["m"].busy or given[0].__name__ == "told") or work(*given),
+    )
+    site.ask("POST" if body else "GET", path, body)
+    assert busy
+    assert all(busy)
+    assert not desk.shelf.held["m"].busy
+
+
+def test_a_run_is_no_longer_than_the_server_allows():
+    both = model_of("tiny-encoder-decoder")
+    site = Site(Limits(context=8), m=model_of(), both=both)
+    assert len(site.run("12345678")["tokens"]) == 8
+    for body in (
+        {"text": "123456789"},
+        {"ids": [1] * 9},
+        {"model": "both", "text": "1", "source": "123456789"},
+        {"text": "1", "edits": [{**OFF, "op": "swap"}], "against": "123456789"},
+    ):
+        status, _, said = site.ask("POST", "/api/runs", body)
+        assert status == 400
+        assert b"tokens are more than the 8 of a text that is shown here." in said
 
 
 def told_by(answer):

@@ -226,9 +226,9 @@ def test_what_cannot_be_filled_is_told_in_a_sentence(client, body):
 
 
 # ---------------------------------------------------------------- pictures and sounds
-def png(size=(20, 12), colour=(250, 10, 40)):
+def png(size=(20, 12), colour=(250, 10, 40), kind="PNG"):
     held = io.BytesIO()
-    Image.new("RGB", size, colour).save(held, "PNG")
+    Image.new("RGB", size, colour).save(held, kind)
     return base64.b64encode(held.getvalue()).decode()
 
 
@@ -271,6 +271,15 @@ def test_a_picture_is_judged_as_the_model_judges_it(client, models):
     shown = asked(client, "classify", model="pictures", picture=png())["classes"]
     told = models["pictures"].classify(pictures=Image.open(io.BytesIO(base64.b64decode(png()))))
     assert {one["text"]: pytest.approx(one["probability"]) for one in shown} == told.all
+
+
+def test_only_the_formats_that_are_promised_are_opened(client):
+    for kind in ("JPEG", "GIF", "WEBP", "EPS", "BMP"):
+        body = {"model": "pictures", "picture": png(kind=kind)}
+        if kind in ("EPS", "BMP"):
+            assert "a PNG, JPEG, GIF or WebP is needed" in refused(client, "patches", **body)
+        else:
+            assert asked(client, "patches", **body)["steps"]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ KINDS = {
     "bert": ("tiny-encoder", {"wiring": "post", "input__norm": True, "input__kinds": 2}),
     "shaw": ("tiny-decoder", {"position": "shaw", "attention__qk_norm": True, "attention__window": 3}),
     "alibi": ("tiny-decoder", {"position": "alibi", "ffn__activation": "swiglu"}),
-    "classes": ("tiny-encoder", {"head": {"kind": "classes", "classes": 3, "pooler": True}}),
+    "classes": ("tiny-encoder", {"head": {"kind": "classes", "classes": 12, "pooler": True}}),  # more than tokens
 }
 
 
@@ -103,6 +103,22 @@ def test_a_place_that_is_not_there_is_told():
         why(runs, run, "blocks.0.attn.pattern", [0, 0, 99])
     with pytest.raises(ClearheadError, match=r"did you mean 'blocks\.0\.attn\.pattern'"):
         why(runs, run, "blocks.0.attn.patern", [0, 0, 0])
+
+
+def test_every_class_has_its_arithmetic():
+    runs, run, model = run_of("classes")
+    for i, real in enumerate(model.logits("hello").tolist()):
+        assert why(runs, run, "logits", [i])["value"] == pytest.approx(real, abs=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "plain"), [("alibi", "silu"), ("lecture", "relu")])
+def test_a_gated_layer_tells_the_function_before_its_gate(kind, plain):
+    runs, run, model = run_of(kind)
+    first, *gate = why(runs, run, "blocks.0.ffn.post", [1, 2])["steps"]
+    before = model.watch("hello", "blocks.0.ffn.pre")["blocks.0.ffn.pre"][0, 1, 2]
+    assert first["words"].startswith(f"{plain} of ")
+    assert first["value"] == pytest.approx(float(getattr(torch.nn.functional, plain)(before)), abs=1e-6)
+    assert len(gate) == (kind == "alibi")
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float64"])

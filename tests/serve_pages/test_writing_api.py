@@ -15,6 +15,7 @@ from clearhead.serve.pages.desk import Desk
 from clearhead.serve.shelf import Shelf
 
 MODEL = ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=4)
+OUT = {"name": "blocks.1.attn.out"}
 HOW = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 7}
 
 
@@ -91,6 +92,8 @@ def test_an_edit_changes_what_is_written(client):
     edits = {"blocks.0.ffn.out": ch.scale(4.0)}
     assert found == MODEL.generate("Once", max_tokens=12, edits=edits, **HOW).tokens
     assert found != tokens(events(client, text="Once", max_tokens=12, **HOW))
+    half = [{**edit, "by": 2.0}, {**edit, "by": 2.0}]  # one after the other
+    assert found == tokens(events(client, text="Once", max_tokens=12, edits=half, **HOW))
 
 
 @pytest.mark.parametrize(
@@ -103,6 +106,9 @@ def test_an_edit_changes_what_is_written(client):
         ({"text": "a", "forced": [999]}, "no token 999"),
         ({"text": "a", "model": "reader"}, "does not write"),
         ({"text": "a", "edits": [{"name": "blocks.9.post"}]}, "names no value"),
+        ({"text": "a", "edits": [{**OUT, "op": "mean"}]}, "one at a time"),
+        ({"text": "a", "edits": [{**OUT, "op": "mean"}, {**OUT, "op": "scale", "by": 3}]}, "one at a time"),
+        ({"text": "a", "edits": [{**OUT, "token": 0}, {**OUT, "op": "scale", "by": 3}]}, "one at a time"),
     ],
 )
 def test_what_cannot_be_written_is_one_sentence_before_anything_is_sent(client, body, said):
@@ -122,21 +128,26 @@ def test_the_page_learns_which_tokens_can_be_drawn(client):
     assert told == {"known": 256, "never": [], "never_first": [], "stop": []}
 
 
-def test_who_leaves_ends_it_with_the_step_under_way():
-    steps = 0
+def test_who_leaves_ends_it_with_the_step_under_way_and_the_model_is_in_use_until_then(monkeypatch):
+    steps, generate = 0, MODEL.generate
 
-    def slow():
+    def slow(*given, **how):
         nonlocal steps
-        for piece in MODEL.generate("Once", max_tokens=20, stream=True):
+        for piece in generate(*given, **how):
             steps += 1
             yield piece
 
     async def leave_after(count):
-        stream = writing._events(Desk(Shelf.of({"model": MODEL}), Limits()), MODEL, slow())
+        shelf = Shelf.of({"model": MODEL})
+        stream = writing._events(Desk(shelf, Limits()), writing.Writing(text="Once", max_tokens=20))
+        assert await anext(stream) == ""
         for _ in range(count):
             await anext(stream)
+        assert shelf.held["model"].busy
         await stream.aclose()
         await asyncio.sleep(0.05)
+        assert not shelf.held["model"].busy
 
+    monkeypatch.setattr(MODEL, "generate", slow)
     asyncio.run(leave_after(3))
     assert steps == 3

@@ -10,8 +10,10 @@ from samples import NARROW, QUICK
 
 import clearhead as ch
 from clearhead import files
+from clearhead.recipe import Data
 from clearhead.train.claim import claimed
 from clearhead.train.team import ALONE
+from clearhead.train.unchanged import fingerprints
 
 SMALL = {**QUICK, **NARROW, "model.context": 16, "data.tokenizer": "bytes", "train.steps": 4}
 
@@ -33,6 +35,45 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
     with pytest.raises(ch.ClearheadError, match="there is nothing to learn from"):
         learned([], tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+FEW = r"a row needs 16 tokens and one more; there are \d+ to train on"
+
+
+def test_a_run_that_is_refused_when_its_tokens_are_made_leaves_none_of_them(tmp_path):
+    (tmp_path / "short.txt").write_text("few words")
+    with pytest.raises(ch.ClearheadError, match=FEW):
+        learned([str(tmp_path / "short.txt")], tmp_path / "run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["short.txt"]
+
+
+def test_a_run_that_is_refused_removes_nothing_that_was_there(tmp_path):
+    (tmp_path / "short.txt").write_text("few words")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").touch()
+    with pytest.raises(ch.ClearheadError, match=FEW):
+        learned([str(tmp_path / "short.txt")], tmp_path / "run")
+    assert (tmp_path / "run" / "mine").exists()
+
+
+def test_a_run_that_fails_after_its_first_step_stays(tmp_path):
+    with pytest.raises(ch.ClearheadError, match="a smaller rate may help"):
+        learned(samples.texts(tmp_path), tmp_path / "run", **{"train.optimiser.rate": 1e30})
+    assert (tmp_path / "run" / "run.json").exists()
+
+
+def test_the_same_folder_may_be_spelled_otherwise(tmp_path, monkeypatch):
+    (tmp_path / "texts").mkdir()
+    samples.texts(tmp_path / "texts")
+    monkeypatch.chdir(tmp_path)
+    for steps, name in enumerate(("texts/", "texts", "./texts//"), 4):
+        learned([name], "run", **{"train.steps": steps})
+    (tmp_path / "texts" / "text.txt").write_text("other words")
+    with pytest.raises(ch.ClearheadError, match="texts has changed since the run in run began"):
+        learned(["texts/"], "run")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ch.ClearheadError, match=r"holds a run with data.train = \['./texts//'\], not \['other'\]"):
+        learned(["other"], "run")
 
 
 def test_what_a_killed_run_left_half_written_is_removed_and_nothing_else(tmp_path):
@@ -96,3 +137,46 @@ def test_what_a_run_is_lies_on_the_disk_before_its_first_step(tmp_path, monkeypa
     monkeypatch.setattr(files, "sync", lambda path: synced.append(path.name.rpartition(".")[0]))
     learned(samples.texts(tmp_path), tmp_path / "run")
     assert synced.index(".run.json") < synced.index(".log.jsonl")
+
+
+def test_json_takes_the_place_of_what_was_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    files.write_json(tmp_path / "a.json", [1])
+    monkeypatch.setattr(files, "sync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_json(tmp_path / "a.json", [2])
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "[\n  1\n]\n")]
+
+
+def killed(path):
+    raise KeyboardInterrupt
+
+
+def held(data, out):
+    """What is known of data, kept as a run keeps it."""
+    out.mkdir(exist_ok=True)
+    found = fingerprints(Data(tuple(map(str, data))), out, held=True)
+    (out / "data.json").write_text(json.dumps(found))
+    return found
+
+
+def test_data_that_are_away_for_now_are_known_on(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("words")
+    before = held([file], tmp_path / "run")
+    file.rename(tmp_path / "away")
+    assert held([file], tmp_path / "run") == before
+    (tmp_path / "away").rename(file)
+    assert held([file], tmp_path / "run") == before
+
+
+def test_hidden_files_are_no_data_and_labels_beside_pictures_are(tmp_path):
+    for name in ("texts/a.txt", "texts/.b.txt", "train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("words")
+    data = [tmp_path / "texts", tmp_path / "train-images-idx3-ubyte"]
+    before = held(data, tmp_path / "run")
+    (tmp_path / "texts/.b.txt").write_text("others")
+    assert held(data, tmp_path / "run") == before
+    (tmp_path / "train-labels-idx1-ubyte").write_text("other")
+    with pytest.raises(ch.ClearheadError, match="train-images-idx3-ubyte has changed since"):
+        held(data, tmp_path / "run")

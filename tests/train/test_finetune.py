@@ -6,6 +6,7 @@ import torch
 from samples import NARROW, QUICK
 
 import clearhead as ch
+from clearhead.files import json_lines
 from clearhead.model.transformer import build
 from clearhead.tokens.text import Tokenizer
 from clearhead.train.begin import begin, read_config, take_over
@@ -212,9 +213,11 @@ def test_a_head_is_taken_over_by_the_names_of_its_classes(reader, tmp_path):
 
 def test_it_is_said_what_training_starts_from(reader, tmp_path):
     data = samples.labelled(tmp_path)
-    for start, told in ((reader, f"from {reader}"), ("", "from random weights")):
-        run = begun("finetune-classify", start, data, tmp_path / f"run{bool(start)}")
-        assert opening(run, "cpu")[-1].endswith(told)
+    run = begun("finetune-classify", reader, data, tmp_path / "run")
+    assert opening(run, "cpu")[-1].endswith(f"from {reader}")
+    line, more = opening(begun("finetune-classify", "", data, tmp_path / "fresh"), "cpu")
+    assert line.endswith("from random weights")
+    assert "it starts from nothing; --train.start NAME starts from a model" in more
 
 
 MISTAKES = [
@@ -240,6 +243,33 @@ def test_what_cannot_be_started_from_is_told_in_one_sentence(preset, changes, se
     with pytest.raises(ch.ClearheadError, match=sentence) as told:
         tuned(preset, writer, data, tmp_path / "run", **changes)
     assert "\n" not in str(told.value)
+
+
+def test_a_model_that_begins_and_stops_with_other_tokens_learns_its_own_stop(tmp_path):
+    around = {"begin": "<|start|>", "stop": "<|end|>"}
+    (tmp_path / "texts.txt").write_text("\n<|endoftext|>\n".join(samples.sentences(40)))
+    writer = saved(tmp_path / "writer", "tiny-decoder", around)
+    run = begun("lm-small", writer, [str(tmp_path / "texts.txt")], tmp_path / "run")
+    (begin,), (stop,) = run.model.config.use.begin, run.model.config.use.stop
+    batches = [run.data.batch(step) for step in range(20)]
+    assert any((batch.targets == stop).any() for batch in batches)
+    assert not any((batch.targets == begin).any() for batch in batches)
+
+
+def test_changes_of_a_configuration_must_have_an_effect_too(reader, tmp_path):
+    config = ch.presets["finetune-classify"].change(train__start=str(reader))
+    with pytest.raises(ch.ClearheadError, match=r"width = 96 has no effect: train.start says which model it is"):
+        ch.train(config, tmp_path / "run", quiet=True, width=96)
+
+
+def test_as_many_tokens_are_judged_as_were_learned_from(tmp_path):
+    rows, valid = samples.labelled(tmp_path), samples.labelled(tmp_path, "valid.tsv")
+    changes = {"train.length": 8, "data.train": rows, "data.valid": valid, "train.steps": 4, "data.tokenizer": "bytes"}
+    model = ch.train("finetune-classify", tmp_path / "run", quiet=True, **{**QUICK, **NARROW, **changes})
+    found = ch.evaluate(model, valid)
+    best = min(json_lines(tmp_path / "run" / "log.jsonl"), key=lambda line: line.get("valid", 1e9))
+    assert (found.value("loss"), found.value("accuracy")) == pytest.approx((best["valid"], best["accuracy"]), rel=1e-5)
+    assert model.classify("the cat sat on the mat") == model.classify("the cat sits there")
 
 
 def test_labels_that_training_never_saw_are_told_or_left_out(reader, tmp_path):

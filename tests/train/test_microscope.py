@@ -154,7 +154,7 @@ def test_a_fresh_run_in_the_same_folder_starts_a_new_film(tmp_path):
     assert film_of(tmp_path) == {}
 
 
-@pytest.mark.parametrize("at", ["save_file", "place", "_write"])
+@pytest.mark.parametrize("at", ["save_file", "place", "write_json"])
 def test_a_look_that_is_killed_is_not_there(at, tmp_path, monkeypatch):
     made = run(tmp_path)
     scope = Microscope(made.model, made.data, made.out)

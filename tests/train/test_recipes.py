@@ -237,6 +237,11 @@ def test_a_mistake_is_one_sentence(name, changes, sentence, tmp_path, monkeypatc
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize("text", ["2020-01-01", "7 # of nine", "5\nz = 3", "1, 2", "a.txt"])
+def test_a_flag_that_is_no_value_is_the_text_it_was(text):
+    assert ch.presets["lm-small"].change(**{"data.train": [text]}).data.train == (text,)
+
+
 def test_the_folder_of_a_run_stands_for_its_best_model(tmp_path):
     learned("lm-small", samples.texts(tmp_path), tmp_path / "run", {**QUICK, **WORDS})
     best, run = (ch.load(tmp_path / name, device="cpu") for name in ("run/best", "run"))

@@ -139,6 +139,23 @@ def test_pooling_of_sentence_transformers_comes_along(theirs_, ours, normal, tmp
         torch.testing.assert_close(vectors[1], want, atol=1e-5, rtol=1e-5)
 
 
+def test_what_theirs_have_no_place_for_comes_back_here(tmp_path):
+    use = {"use__pooling": "first", "use__normalised": True, "use__longest": 3, "use__stop": [1], "use__closed": True}
+    first = ch.new("tiny-llama", seed=1, **use)
+    ch.save(first, tmp_path / "m", format="hf")
+    for _ in range(2):  # also where it takes its own place
+        again = ch.load(tmp_path / "m", device="cpu")
+        assert again.config.use == first.config.use
+        torch.testing.assert_close(again.embed([[3, 4]]), first.embed([[3, 4]]))
+        ch.save(again, tmp_path / "m", format="hf")
+    put(tmp_path / "m", "clearhead_export.json", {"format": "hf", "use": {"pooling": "last"}})
+    with pytest.raises(ch.ClearheadError, match="pooling"):
+        ch.load(tmp_path / "m")
+    put(tmp_path / "m", "clearhead_export.json", {"format": "hf", "use": 3})
+    with pytest.raises(ch.ClearheadError, match="cannot be understood"):
+        ch.load(tmp_path / "m")
+
+
 @pytest.mark.parametrize(
     ("modules", "pooling", "words"),
     [

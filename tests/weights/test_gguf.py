@@ -210,7 +210,8 @@ def test_three_tokens_may_end_a_text_and_none_is_lost(tmp_path):
 
     ch.save(with_use(stop=[7, 8, 9]), tmp_path / "out", format="gguf")
     assert ch.load(tmp_path / "out").config.use.stop == (7, 8, 9)
-    for use, words in (({"stop": [1, 2, 3, 4]}, "stops at 3 tokens"), ({"never": [3]}, "forbid no tokens")):
+    refused = [({"stop": [1, 2, 3, 4]}, "stops at 3 tokens"), ({"never": [3]}, r"no place for use.never = \[3\]")]
+    for use, words in (*refused, ({"pooling": "first"}, "no place for use.pooling"), ({"closed": True}, "use.closed")):
         with pytest.raises(ch.ClearheadError, match=words):
             ch.save(with_use(**use), tmp_path / "other", format="gguf")
 

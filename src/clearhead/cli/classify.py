@@ -1,19 +1,19 @@
 """`clearhead classify`: the class of texts, pictures or sounds, or their number."""
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from clearhead.cli import hints
 from clearhead.cli.flags import MODEL
-from clearhead.cli.lines import INPUT, check_given, read_texts
+from clearhead.cli.lines import INPUT, answered, check_given, read_texts
 
 if TYPE_CHECKING:
     from clearhead.api import Model
 
 TAB = "\t"  # stands between the two texts of a pair
-READS = {"tokens": "a text", "pictures": "the name of a picture"}  # others read sounds
 
 
 def classify(
@@ -33,35 +33,22 @@ def classify(
 
     if second and not what:
         raise ClearheadError("--second goes with a text; in the lines of a file, a tab stands between two texts.")
+    check_given(what, file, "a text, or the name of a picture or a sound")
     loaded = api.load(model)
-    reads = loaded.config.model.input.kind
-    check_given(what, file, READS.get(reads, "the name of a sound"))
-    if reads == "tokens":
+    if loaded.config.model.input.kind == "tokens":
         hints.if_file(what)
-    for some in read_texts(f"{what}{TAB}{second}" if second else what, file):
-        for line, answer in zip(some, judged(loaded, some), strict=True):
-            typer.echo(json.dumps(_tree(line, answer), ensure_ascii=False) if as_json else _words(answer))
+    blocks = read_texts(f"{what}{TAB}{second}" if second else what, file)
+    for line, answer in answered(blocks, file, partial(judged, loaded)):
+        typer.echo(json.dumps(_tree(line, answer), ensure_ascii=False) if as_json else _words(answer))
 
 
 def judged(model: "Model", some: list[str]) -> list[Any]:
     """Lines are texts, or pairs of them, for a model of texts, and names of files for others."""
-    reads = model.config.model.input
-    if reads.kind == "tokens":
-        given: list[Any] = [tuple(line.split(TAB)) if TAB in line else line for line in some]
-        return model.classify(given)
-    if reads.kind == "pictures":
-        from clearhead.tokens.pictures import batch
-
-        pictures = batch(some, reads)
-        hints.of_pictures(some, pictures, reads)
-        return model.classify(pictures=pictures)
-    from torch.nn.utils.rnn import pad_sequence
-
-    from clearhead.tokens.sound import read
-
-    sounds = [read(name, reads)[: reads.frames * reads.hop] for name in some]
-    hints.of_sounds(some, sounds)
-    return model.classify(sound=pad_sequence(sounds, batch_first=True))
+    reads = model.config.model.input.kind
+    if reads != "tokens":
+        return model.classify(**{"pictures" if reads == "pictures" else "sound": some})
+    given: list[Any] = [tuple(line.split(TAB)) if TAB in line else line for line in some]
+    return model.classify(given)
 
 
 def _tree(line: str, answer: Any) -> dict[str, Any]:

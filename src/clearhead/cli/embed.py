@@ -6,7 +6,7 @@ import typer
 
 from clearhead.cli import hints
 from clearhead.cli.flags import MODEL
-from clearhead.cli.lines import INPUT, read_texts
+from clearhead.cli.lines import INPUT, answered, read_texts
 
 
 def embed(
@@ -29,7 +29,8 @@ def embed(
     check_folder(output)
     hints.if_file(text)
     blocks, loaded = read_texts(text, file), api.load(model)
-    vectors = torch.cat([loaded.embed(some, pooling).float().cpu() for some in blocks]).numpy()
+    found = answered(blocks, file, lambda some: loaded.embed(some, pooling).float().cpu())
+    vectors = torch.stack([vector for _, vector in found]).numpy()
     held = io.BytesIO()
     np.save(held, vectors)
     overwrite(output, held.getvalue())

@@ -7,7 +7,7 @@ import typer
 
 from clearhead.cli import hints
 from clearhead.cli.flags import MODEL
-from clearhead.cli.lines import INPUT, read_texts
+from clearhead.cli.lines import INPUT, answered, read_texts
 
 
 def fill(
@@ -22,11 +22,12 @@ def fill(
 
     hints.if_file(text)
     blocks, loaded = read_texts(text, file), api.load(model)
-    for line in (line for some in blocks for line in some):
-        found = loaded.fill(line, top)
+    lines = ([line] for some in blocks for line in some)
+    for line, found in answered(lines, file, lambda one: [loaded.fill(one[0], top)]):
         gaps = found if isinstance(found[0], list) else [found]
         if as_json:
             typer.echo(json.dumps([[asdict(word) for word in gap] for gap in gaps], ensure_ascii=False))
             continue
-        told = "\n\n".join("\n".join(f"{word.probability:6.1%}  {word.word}" for word in gap) for gap in gaps)
+        lists = ["\n".join(f"{word.probability:6.1%}  {word.word}" for word in gap) for gap in gaps]
+        told = "\n\n".join(f"gap {i}\n{words}" for i, words in enumerate(lists, 1)) if len(lists) > 1 else lists[0]
         typer.echo(f"{line}\n{told}\n" if file else told)

@@ -2,21 +2,16 @@
 
 import re
 import shlex
-from collections.abc import Iterable
+import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import typer
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from clearhead.config import Pictures
+from clearhead.errors import ClearheadWarning
 
 NAME = r"\S+\.(txt|text|md|tsv|csv|jsonl?|gz)"  # what nobody writes but for a file
-BRIGHT = 2.0  # deviations of a point, above the mean of what a model expects, that a whole picture may have
-SILENT = 1e-4  # of full loudness (-80 dB): rooms in which nobody speaks are louder
 
 
 def if_file(text: str, instead: str = "--input {} reads its lines") -> None:
@@ -29,23 +24,15 @@ def if_file(text: str, instead: str = "--input {} reads its lines") -> None:
             typer.echo(f"{text} looks like the name of a file, but there is none; it was read as a text.", err=True)
 
 
-def of_pictures(names: Iterable[str], pictures: Iterable["Tensor"], reads: "Pictures") -> None:
-    """On which nothing is to be seen, or which are far brighter than those that the model learned from."""
-    for name, picture in zip(names, pictures, strict=True):
-        if bool((picture == picture[:, :1, :1]).all()):
-            hint = f"{name} is of one colour: there is nothing to see, whatever the answer."
-        elif picture.mean() > BRIGHT:
-            bright = f"{name} is far brighter than what this model expects (about {reads.mean[0]:.2f} of white)"
-            hint = f"{bright}; what it reads may have to be light on dark."
+def shown() -> None:
+    """From now on, our warnings are lines on stderr, as the shell has them."""
+    others = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, ClearheadWarning):
+            typer.echo(str(message), err=True)
         else:
-            continue
-        typer.echo(hint, err=True)
-        return  # of many, one tells enough
+            others(message, category, *where, **more)
 
-
-def of_sounds(names: Iterable[str], sounds: Iterable["Tensor"]) -> None:
-    """In which nothing is to be heard."""
-    for name, samples in zip(names, sounds, strict=True):
-        if samples.std(correction=0) < SILENT:
-            typer.echo(f"{name} is silent: there is nothing to hear, whatever the answer.", err=True)
-            return
+    warnings.showwarning = show
+    warnings.simplefilter("default", ClearheadWarning)

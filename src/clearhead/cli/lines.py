@@ -1,17 +1,20 @@
 """Texts for the commands that take many: one on the command line, or a file of lines, or stdin."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import typer
 
-from clearhead.data.unpacked import UNREADABLE, opened, text_lines
-from clearhead.errors import ClearheadError
+from clearhead.data.unpacked import STDIN, UNREADABLE, opened, text_lines
+from clearhead.errors import ClearheadError, Unreadable
 
 INPUT = typer.Option("", "--input", help="A file with a text on each line; - is stdin.", show_default=False)
 MOST = 1_000_000  # lines
 SOME = 256  # lines that are worked on together, and shown when they are done
+T = TypeVar("T")
 
 
 def check_given(text: str, file: str, what: str = "a text") -> None:
@@ -50,7 +53,31 @@ def read_texts(text: str, file: str) -> Iterator[list[str]]:
     lines = read_lines(text, file)
     for number, line in enumerate(lines, 1):
         if not line.strip():
-            where = f"line {number:,} of {file}" if file else "the text"
-            raise ClearheadError(f"{where} is empty; there must be something to read.")
+            raise ClearheadError(f"{_where(number, file)} is empty; there must be something to read.")
     blocks = (lines[start : start + SOME] for start in range(0, len(lines), SOME))
     return shown_lines(blocks, file, quiet=True) if file else blocks
+
+
+def answered(
+    blocks: Iterable[list[str]], file: str, work: Callable[[list[str]], Iterable[T]]
+) -> Iterator[tuple[str, T]]:
+    """Each line with what `work` gives for it."""
+    done = 0
+    for some in blocks:
+        with told_by_line(file, done):
+            found = work(some)
+        yield from zip(some, found, strict=True)
+        done += len(some)
+
+
+@contextmanager
+def told_by_line(file: str, before: int) -> Iterator[None]:
+    """A text that cannot be read is told as the line that it is, of which so many came before."""
+    try:
+        yield
+    except Unreadable as error:
+        raise ClearheadError(f"{_where(before + error.number + 1, file)} {error.why}") from None
+
+
+def _where(number: int, file: str) -> str:
+    return f"line {number:,}{'' if file == STDIN else f' of {file}'}" if file else "the text"

@@ -17,6 +17,7 @@ from clearhead.cli import (
     fill,
     generate,
     get,
+    hints,
     models,
     presets,
     score,
@@ -80,6 +81,7 @@ def start(
     from clearhead import __version__
     from clearhead.cli.start import greeting
 
+    hints.shown()
     if version:
         typer.echo(f"clearhead {__version__}")
         raise typer.Exit
@@ -99,7 +101,7 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
-        _stop(f"{error.filename or 'a file'}: {reason(error)}.", 2)
+        _stop(f"{error.filename or 'a file'}: {reason(error, error.filename or '')}.", 2)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(told in str(error) for told in TOO_LARGE):
             raise

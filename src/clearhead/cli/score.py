@@ -1,12 +1,13 @@
 """`clearhead score`: how likely a model finds a text."""
 
 import json
+from functools import partial
 
 import typer
 
 from clearhead.cli import hints
 from clearhead.cli.flags import DTYPE, MODEL
-from clearhead.cli.lines import INPUT, read_texts
+from clearhead.cli.lines import INPUT, answered, read_texts
 
 
 def score(
@@ -24,12 +25,11 @@ def score(
 
     hints.if_file(text)
     blocks, loaded = read_texts(text, file), api.load(model, dtype=dtype)
-    for some in blocks:
-        for line, made in zip(some, loaded.score(some, overflow), strict=True):
-            if as_json:
-                told = made.perplexity if made.logprobs else None  # of one token nothing can be told
-                tree = {"text": line, "logprob": made.total, "perplexity": told, "logprobs": made.logprobs}
-                typer.echo(json.dumps(tree, ensure_ascii=False))
-            else:
-                perplexity = f"{made.perplexity:.3f}" if made.logprobs else "–"
-                typer.echo(f"log p {made.total:.3f}  perplexity {perplexity}  {line}")
+    for line, made in answered(blocks, file, partial(loaded.score, overflow=overflow)):
+        if as_json:
+            told = made.perplexity if made.logprobs else None  # of one token nothing can be told
+            tree = {"text": line, "logprob": made.total, "perplexity": told, "logprobs": made.logprobs}
+            typer.echo(json.dumps(tree, ensure_ascii=False))
+        else:
+            perplexity = f"{made.perplexity:.3f}" if made.logprobs else "–"
+            typer.echo(f"log p {made.total:.3f}  perplexity {perplexity}  {line}")

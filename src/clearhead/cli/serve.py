@@ -6,7 +6,7 @@ from urllib.parse import quote
 import typer
 
 from clearhead.cli.flags import DTYPE
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, similar
 
 
 def serve(
@@ -50,7 +50,7 @@ def serve(
     paths = named(models)
     for path in paths.values():  # those that are loaded later too
         if hub.find(path) is None:
-            raise ClearheadError(f"{path} is no model: there is no such folder or file.")
+            raise ClearheadError(f"{path} is no model: there is no such folder or file{similar(path)}.")
     limits = Limits(slots=slots, queue=max_queue, max_tokens=max_tokens)
     shelf = Shelf(paths, int(memory * 2**30) or half_of(device), device, dtype)
     app = build(shelf, limits, api_key, page, [host, *allow_host])

@@ -13,7 +13,7 @@ import typer
 from clearhead.cli import hints
 from clearhead.cli.chosen import chosen_tree, table, token_table
 from clearhead.cli.flags import DTYPE, ENGINE, MODEL
-from clearhead.cli.lines import INPUT, check_given, shown_lines
+from clearhead.cli.lines import INPUT, check_given, shown_lines, told_by_line
 from clearhead.data.unpacked import text_lines
 from clearhead.errors import ClearheadError
 
@@ -28,7 +28,7 @@ def translate(
     model: str = MODEL,
     text: str = typer.Argument("", help="One sentence.", show_default=False),
     file: str = INPUT,
-    output: str = typer.Option("-", help="Where the lines go; - is the screen, on which tables stay."),
+    output: str = typer.Option("-", help="Where the lines go, and tables where asked for; - is the screen."),
     beam: int = typer.Option(5, help="How many translations are followed at once; 1 is greedy."),
     length_penalty: float = typer.Option(1.0, help="More than 1 prefers long ones, less short ones."),
     max_tokens: int = typer.Option(0, help="How long one may get; 0 = as the context allows."),
@@ -64,30 +64,24 @@ def translate(
     }  # fmt: skip
     reader = api.load(model, dtype="" if engine else dtype)
     loaded: Any = reader.through(engine, dtype) if engine else reader
-    count = 0
-    tables = not as_json and (bool(align) or logprobs is not None)
+    count, tables = 0, not as_json and (bool(align) or logprobs is not None)
     with written_to(output) as out:
-        for lines in [[text]] if text else shown_lines(blocks(file), file, quiet=tables or output == "-"):
-            made = translated(loaded, lines, count, options)
+        for lines in [[text]] if text else shown_lines(blocks(file), file, quiet=output == "-"):
+            with told_by_line(file, count):
+                made = translated(loaded, lines, options)
             for number, (line, found) in enumerate(zip(lines, made, strict=True), count + 1):
-                told = _json(reader, line, found) if as_json else _plain(number, found, n_best)
-                out.write(told)
-                if tables:  # on the screen, below what they are of: a file has its lines alone
-                    typer.echo("".join(["" if output == "-" else told, *_tables(reader, line, found)]), nl=False)
+                out.write(_json(reader, line, found) if as_json else _plain(number, found, n_best))
+                if tables:
+                    out.writelines(_tables(reader, line, found))
             out.flush()
             count += len(lines)
     if output != "-":
         typer.echo(f"{count:,} line{'s' * (count != 1)} in {output}")
 
 
-def translated(model: "Model", lines: list[str], before: int, options: dict[str, Any]) -> list[list["Translated"]]:
-    """Each line's best; a line that cannot be read is told by its number in the file."""
-    from clearhead.generate.translate import Unreadable
-
-    try:
-        found = model.translate(lines, **options)
-    except Unreadable as error:
-        raise Unreadable(before + error.number, error.why, "line") from None
+def translated(model: "Model", lines: list[str], options: dict[str, Any]) -> list[list["Translated"]]:
+    """Each line's best."""
+    found = model.translate(lines, **options)
     return found if options["n_best"] > 1 else [[best] for best in found]
 
 

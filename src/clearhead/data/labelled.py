@@ -50,7 +50,7 @@ def rows(
 ) -> Iterator[Row]:
     """The rows of a file that `records` reads; with `numbers`, labels are numbers to be predicted, not classes."""
     columns = [str(column) for column in (text, label, second) if column is not None]
-    for where, values in records(Path(path), report, columns):
+    for where, values in records(Path(path), report, columns, by_number="--data.field 0 --data.label 1"):
         row = _row(where, *values, numbers=numbers)
         if isinstance(row, Row):
             report.read += 1
@@ -135,9 +135,9 @@ class Labelled:
         if not len(self._train.targets):
             raise ClearheadError("there are no labelled rows to train on.")
         self._sequence = lru_cache(maxsize=4)(self._shuffled)
-        self.epoch = math.ceil(len(self._train.targets) / rows)
+        self.epoch = len(self._train.targets) / rows
         real, room = 0, 0
-        for step in range(self.epoch):
+        for step in range(math.ceil(self.epoch)):
             lengths = self._train.lengths[self._picks(step)]
             real, room = real + int(lengths.sum()), room + rows * self._width(lengths)
         self.share = real / room
@@ -163,7 +163,7 @@ class Labelled:
                 continue
             a, b = self._fitting(len(first), len(second or ()), second is not None)
             if (a, b) != (len(first), len(second or ())):
-                self.report.note(where, f"a text was cut to fit the context of {self.context}")
+                self.report.note(where, f"a text was cut to {self.context} tokens")
             ids.extend((*self.begin, *first[:a], *self.end))
             firsts.append(len(ids) - begins[-1])
             if second is not None:

@@ -67,7 +67,7 @@ class Dataset(Protocol):
     """Batches by step, and those that are held out."""
 
     share: float  # of real tokens
-    epoch: int  # steps of one pass
+    epoch: float  # batches of one pass; the next begins where it ends, in the middle of a batch if need be
     report: Report
 
     def batch(self, step: int) -> Packed: ...

@@ -70,7 +70,8 @@ def _rows(paths: Sequence[Path], report: Report, sides: Sides | None) -> Iterato
         raise ClearheadError(f"two texts are wanted, what is read and what it becomes, not {len(paths)}: {names}.")
     for path, kind in zip(paths, kinds, strict=True):
         if kind in TABLES:
-            read = records(path, report, sides or TABLES[kind], only=sides is None)
+            chosen = sides or TABLES[kind]
+            read = records(path, report, chosen, only=sides is None, by_number="--data.sides 0 1")
             yield from ((where, (found[0], found[1])) for where, found in read)
         elif kind == ".tmx":
             yield from _tmx(path, sides)

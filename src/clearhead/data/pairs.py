@@ -37,8 +37,8 @@ def encoded(
     *,
     most: int = 0,
     ratio: float = 0.0,
-) -> Iterator[Encoded]:
-    """Pairs as ids. Texts of more than `most` tokens, or `ratio` times as long as the other side, are left out."""
+) -> Iterator[tuple[Pair, Encoded]]:
+    """Pairs and their ids. Texts of more than `most` tokens, or `ratio` times as long as the other, are left out."""
     if not use.start:
         raise ClearheadError("use.start is empty, but what a translator writes must start with some token.")
     found = with_ids(pairs, lambda pair: (pair.source, pair.target), (source_tokenizer, tokenizer), report)
@@ -52,7 +52,7 @@ def encoded(
             report.note(pair.where, f"one side is more than {ratio:g} times as long as the other")
         else:
             around = [*use.begin, *source, *use.end], [*use.start, *target, *use.stop[:1]]
-            yield Encoded(*around, pair.where)
+            yield pair, Encoded(*around, pair.where)
 
 
 def source_length_for(pairs: Iterable[Encoded], length: int) -> int:
@@ -90,7 +90,7 @@ class Pairs:
         self._first = self._pack(0)
         self._count = min(len(self._first) + len(self._first) // SLACK, count)
         self._packed: tuple[int, list[Numbers]] = (-1, [])  # the epoch, and its rows
-        self.epoch = -(-self._count // rows)
+        self.epoch = self._count / rows
         self.share = float(self._train.sizes.sum() / (self._count * sum(self.room)))
 
     def batch(self, step: int) -> Packed:

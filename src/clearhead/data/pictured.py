@@ -108,8 +108,13 @@ def _npz(path: Path, source: Pictures) -> Things:
     return _from_arrays(path, images, labels, source)
 
 
+def labels_of(path: Path) -> Path:
+    """Where the labels of an idx file's pictures stand."""
+    return path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
+
+
 def _idx_pair(path: Path, source: Pictures) -> Things:
-    beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
+    beside = labels_of(path)
     images, labels = _idx(path, 3), _idx(beside, 1)
     if len(images) != len(labels):
         raise ClearheadError(f"{path} has {len(images)} pictures, but {beside} {len(labels)} labels.")
@@ -182,7 +187,7 @@ class Pictured:
             train, held = (_some(train, picks) for picks in split(train.labels, keys, held, seed))
         self.labels = class_names(train.labels)
         self._train, self._held = self._numbered(train), self._numbered(held)
-        self.epoch = math.ceil(len(self._train[1]) / rows)
+        self.epoch = len(self._train[1]) / rows
 
     def batch(self, step: int) -> Packed:
         things, classes = self._train

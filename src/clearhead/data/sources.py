@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.data.packed import Report
-from clearhead.data.unpacked import PACKED, STDIN, UNREADABLE, opened, raw_lines
+from clearhead.data.unpacked import PACKED, STDIN, UNREADABLE, UTF16, opened, raw_lines
 from clearhead.errors import ClearheadError, reason
 from clearhead.files import draft_of
 from clearhead.files import place as put
@@ -63,12 +63,12 @@ def files(paths: Sequence[str], report: Report) -> list[str]:
         try:
             inside = _files_of(path)
         except OSError as error:
-            report.skip(path, f"it cannot be read: {reason(error)}", alone=len(paths) == 1)
+            report.skip(path, f"it cannot be read: {reason(error, path)}", alone=len(paths) == 1)
             continue
         if not inside:
             ends = ", ".join(name for name in TEXTS if not name.endswith(PACKED))
             empty = f"the folder holds no texts: no name ends in {ends}"
-            why = empty if Path(path).is_dir() else f"it cannot be read: {reason(FileNotFoundError())}"
+            why = empty if Path(path).is_dir() else f"it cannot be read: {reason(FileNotFoundError(), path)}"
             report.skip(path, why, alone=len(paths) == 1)
         for file in inside:
             if (place := Path(file).resolve()) in found:
@@ -221,6 +221,9 @@ def _lines(path: str, report: Report, alone: bool) -> Iterator[tuple[int, str]]:
                 try:
                     text = line.decode()
                 except UnicodeDecodeError as error:
+                    if number == 1 and line.startswith(UTF16):
+                        report.skip(path, "it is UTF-16; save it as UTF-8", alone=alone)
+                        return
                     if not before and b"\0" in line:
                         report.skip(path, f"it is no text (byte {error.start} is not UTF-8)", alone=alone)
                         return
@@ -230,4 +233,4 @@ def _lines(path: str, report: Report, alone: bool) -> Iterator[tuple[int, str]]:
                 if text:
                     yield number, text
     except UNREADABLE as error:
-        report.skip(f"{path}:{number + 1}", f"it cannot be read: {reason(error)}")
+        report.skip(f"{path}:{number + 1}", f"it cannot be read: {reason(error, path)}")

@@ -17,10 +17,10 @@ Numbers = NDArray[np.int64]
 class _Part:
     """Some documents of a corpus as one stream of tokens."""
 
-    def __init__(self, tokens: Tokens, starts: Numbers, ends: Numbers) -> None:
+    def __init__(self, tokens: Tokens, starts: Numbers, ends: Numbers, stop: int | None) -> None:
         starts, ends = starts[ends > starts], ends[ends > starts]
         self._ids = np.asarray(tokens.ids)  # still mapped, without the cost of numpy's own class for it
-        self._stops = tokens.begin is not None
+        self._stop = tokens.begin if stop is None else stop
         self._ends = np.cumsum(ends - starts)
         self._shift = ends - self._ends  # from a place in the stream to one in the corpus
         self.size = int(self._ends[-1]) if len(ends) else 0
@@ -32,12 +32,17 @@ class _Part:
         places = np.minimum(places, self.size - 1)
         document = np.searchsorted(self._ends, places, side="right")
         ids = np.where(real, self._ids[places + self._shift[document]].astype(np.int64), 0)
-        learned = real[:, 1:] if self._stops else real[:, 1:] & (document[:, 1:] == document[:, :-1])
+        last = document[:, 1:] != document[:, :-1]
+        learned, following = real[:, 1:], ids[:, 1:]
+        if self._stop is None:
+            learned = learned & ~last
+        elif len(self._ends) > 1:
+            following = np.where(last, self._stop, following)
         real, document = real[:, :-1], document[:, :-1]
         segments = None
         if len(self._ends) > 1 or not real.all():
             segments = torch.from_numpy(np.where(real, document - document[:, :1] + 1, 0))
-        targets = np.where(learned, ids[:, 1:], IGNORE)
+        targets = np.where(learned, following, IGNORE)
         return Packed(torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(targets), segments)
 
 
@@ -45,8 +50,8 @@ class Stream:
     """A corpus as rows of `length` tokens, with the token that follows each as its target.
 
     A row begins where the one before it ended, in the middle of a document if need be; `segments` number the documents
-    inside a row, and are None where there is only one. The last token of a document is followed by the token that
-    begins the next: so a model learns to stop. Without such tokens the last one has no target. Each epoch cuts the
+    inside a row, and are None where there is only one. The target of a document's last token is `stop`, or without it
+    the token that begins the next: so a model learns to stop. Without either it has no target. Each epoch cuts the
     stream at other places, and has its own order of rows; less than two rows at the ends of the stream are left over.
 
     `held_out` is the share of the documents, chosen by the seed, that is kept for validation with all their copies: of
@@ -63,22 +68,23 @@ class Stream:
         seed: int = 0,
         held_out: float = 0.0,
         validation: Tokens | None = None,
+        stop: int | None = None,
     ) -> None:
         if not 0 <= held_out < 1:
             raise ClearheadError(f"the share that is held out is {held_out}; it must be at least 0 and less than 1.")
         if held_out and validation is not None:
             raise ClearheadError("with texts for validation nothing else is held out; leave out the share.")
         self.report, self.length, self.rows, self.seed = tokens.report, length, rows, seed
-        self._train, self._held = _split(tokens, held_out, seed)
+        self._train, self._held = _split(tokens, held_out, seed, stop)
         if validation is not None:
-            self._held = _split(validation, 0.0, seed)[0]
+            self._held = _split(validation, 0.0, seed, stop)[0]
         if self._train.size <= length:
             few = f"a row needs {length} tokens and one more; there are {self._train.size} to train on"
             raise ClearheadError(f"{few}. Give more text, or a smaller train.length.")
         # The furthest that the first row may start. It is the same in each epoch, and so is the number of rows.
         self._furthest = min(length, self._train.size - length) - 1
         self._count = (self._train.size - 1 - self._furthest) // length
-        self.epoch = -(-self._count // rows)
+        self.epoch = self._count / rows
 
     def batch(self, step: int) -> Packed:
         drawn = draw(step, self.rows, self._count, self.seed)
@@ -97,22 +103,23 @@ class Stream:
         return int(np.random.default_rng([self.seed % 2**63, epoch]).integers(self._furthest + 1))
 
 
-def _split(tokens: Tokens, share: float, seed: int) -> tuple[_Part, _Part | None]:
+def _split(tokens: Tokens, share: float, seed: int, stop: int | None) -> tuple[_Part, _Part | None]:
     """What is trained on, and what is held out."""
     starts, ends = np.asarray(tokens.documents), np.append(tokens.documents[1:], len(tokens.ids))
     count = len(starts)
     if not share:
-        return _Part(tokens, starts, ends), None
+        return _Part(tokens, starts, ends, stop), None
     if count == 1:
         cut = np.array([min(int(ends[0] * (1 - share)), ends[0] - 1)])
-        return _Part(tokens, starts, cut), _Part(tokens, cut, ends)
+        return _Part(tokens, starts, cut, stop), _Part(tokens, cut, ends, stop)
     groups = _copies(tokens, starts, ends)
     different = int(groups.max()) + 1
     if different == 1:
         raise ClearheadError(f"all {count} documents are the same, so none can be held out; data.held_out = 0 may be.")
     picks = order(different, seed, -1)[: min(max(round(share * different), 1), different - 1)]
     chosen = np.isin(groups, picks.numpy())
-    return _Part(tokens, starts[~chosen], ends[~chosen]), _Part(tokens, starts[chosen], ends[chosen])
+    train, held = (_Part(tokens, starts[some], ends[some], stop) for some in (~chosen, chosen))
+    return train, held
 
 
 def _copies(tokens: Tokens, starts: Numbers, ends: Numbers) -> Numbers:

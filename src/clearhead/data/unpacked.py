@@ -15,6 +15,7 @@ from clearhead.errors import ClearheadError, unreadable
 
 STDIN = "-"
 MARK = "\ufeff".encode()  # of UTF-8, with which some programs open a file
+UTF16 = b"\xff\xfe", b"\xfe\xff"  # the marks of another encoding
 PACKED = (".gz", ".xz", ".zst", ".zstd")
 UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)  # what goes wrong while a file is read
 
@@ -58,7 +59,10 @@ def raw_lines(file: Iterable[bytes]) -> Iterator[bytes]:
 def lines(path: str | Path) -> Iterator[bytes]:
     """The same of a file that must be read whole."""
     with readable(path) as file:
-        yield from raw_lines(file)
+        for number, line in enumerate(raw_lines(file)):
+            if not number and line.startswith(UTF16):
+                raise ClearheadError(f"{path} is UTF-16; save it as UTF-8.")
+            yield line
 
 
 def text_lines(path: str | Path) -> Iterator[str]:

@@ -11,7 +11,7 @@ from clearhead.batch import Batch
 from clearhead.data.pictured import floats
 from clearhead.errors import ClearheadError
 from clearhead.evaluate.task import Task
-from clearhead.generate.answers import check_numbers
+from clearhead.generate.answers import check_numbers, judged_tokens
 from clearhead.lens.progress import shown
 from clearhead.tap import SILENT
 from clearhead.train.lessons import read_rows, read_things
@@ -50,7 +50,7 @@ def read_cases(task: Task) -> list[Case]:
 
 def _rows(task: Task) -> Iterator[Case]:
     """The rows of tables; one that will be cut, or for which there are no tokens, is told."""
-    model, report, most = task.model, task.report, task.model.net.context
+    model, report, most = task.model, task.report, judged_tokens(task.model.config)
     for row in read_rows(task.data, report, task.paths, isinstance(model.config.model.head, c.Number)):
         what = row.text if row.second is None else (row.text, row.second)
         try:
@@ -59,7 +59,7 @@ def _rows(task: Task) -> Iterator[Case]:
             report.skip(row.where, str(error).removesuffix("."))
             continue
         if len(ids) > most:
-            report.note(row.where, f"a text was cut to fit the context of {most}")
+            report.note(row.where, f"a text was cut to {most} tokens")
         yield Case(row.where, what, row.label, len(ids))
 
 
@@ -83,4 +83,4 @@ def _batch(task: Task, some: list[Case]) -> Batch:
     if not isinstance(source, c.Tokens):
         numbers = floats(torch.stack(given), source)
         return Batch(numbers.to(next(model.net.parameters())), dense=c.tokens_of(source))
-    return model._batch(given, longest=model.net.context)
+    return model._batch(given, longest=judged_tokens(model.config))

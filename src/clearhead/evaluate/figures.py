@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,13 @@ class Figure:
 
     name: str
     value: float
-    low: float | None  # None where nothing can be drawn: there is one unit, or no finite value
+    low: float | None  # None where nothing can be drawn: there is one unit, no finite value, or one value of all draws
     high: float | None
     n: int
     unit: str  # what there are n of, and what is drawn anew: documents, sentences, rows
     how: str  # what the value is
     seed: int = 0
-    wilson: bool = False  # whether the interval is not drawn, but Wilson's
+    alike: bool = False  # whether all draws are alike and tell nothing; the interval of a share is then Wilson's
 
     @property
     def method(self) -> str:
@@ -42,8 +43,9 @@ class Figure:
     def interval(self) -> str:
         """Where the interval comes from."""
         if self.low is None:
-            return f"no interval can be drawn from {self.n:,} {self.unit}"
-        if self.wilson:
+            alike = ", of which all draws are alike" if self.alike else ""
+            return f"no interval can be drawn from {self.n:,} {self.unit}{alike}"
+        if self.alike:
             return f"Wilson's 95 % for a share of {self.n:,} {self.unit}, of which all draws are alike"
         return f"95 % of {SAMPLES:,} bootstrap samples of {self.n:,} {self.unit} (seed {self.seed})"
 
@@ -55,19 +57,22 @@ def figures(
 
     The interval is the percentile bootstrap: units are drawn with replacement, as many as there are, again and again.
     A statistic that chance only ever makes larger, as the calibration error, would lie below its interval, which then
-    begins with it. Of `shares` that are 0 or 1 all draws are alike, and tell nothing: their interval is Wilson's.
+    begins with it. Where all draws are alike they tell nothing: `shares` of 0 or 1 then have Wilson's interval, others
+    none.
     """
     values, chance = statistics(np.ones(n)), np.random.default_rng(seed)
     drawn = np.array([statistics(_draw(n, chance)) for _ in range(SAMPLES if n > 1 else 0)]).reshape(-1, len(values))
     found = zip(how.items(), values, drawn.T, strict=True)
     made = [Figure(name, float(value), *_ends(value, x), n, unit, what, seed) for (name, what), value, x in found]
-    return [_by_wilson(one) if one.name in shares and one.low == one.high is not None else one for one in made]
+    return [_of_alike(one, one.name in shares) if one.low == one.high is not None else one for one in made]
 
 
-def _by_wilson(share: Figure) -> Figure:
+def _of_alike(one: Figure, share: bool) -> Figure:
     """Of a share p = 0 or 1 of n: z² / (n + z²) wide, to the inside (Wilson 1927)."""
-    width = Z**2 / (share.n + Z**2)
-    return replace(share, low=share.value * (1 - width), high=share.value + (1 - share.value) * width, wilson=True)
+    if not share or one.value not in (0, 1):
+        return replace(one, low=None, high=None, alike=True)
+    width = Z**2 / (one.n + Z**2)
+    return replace(one, low=one.value * (1 - width), high=one.value + (1 - one.value) * width, alike=True)
 
 
 def _draw(n: int, chance: np.random.Generator) -> Counts:
@@ -125,10 +130,10 @@ class Evaluation:
         cells += [(f.name, number(f.value), _range(f), f.how) for f in self.figures]
         widths = [max(len(row[i]) for row in cells) for i in range(3)]
         lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in cells]
-        apart = [f for f in self.figures if f.wilson]
-        drawn = next((f for f in self.figures if not f.wilson), self.figures[0])
-        how = [f"The interval: {drawn.interval}.", *(f"That of {f.name}: {f.interval}." for f in apart)]
-        return "\n".join([*lines, "", *how, *self.notes])
+        how = next((f for f in self.figures if f.low is not None and not f.alike), self.figures[0]).interval
+        apart = groupby((f for f in self.figures if f.interval != how), lambda f: f.interval)
+        others = [f"That of {', '.join(f.name for f in some)}: {other}." for other, some in apart]
+        return "\n".join([*lines, "", f"The interval: {how}.", *others, *self.notes])
 
     __repr__ = __str__
 

@@ -49,7 +49,10 @@ def _opened(task: Task, found: list[Document]) -> tuple[list[Document], list[Seq
     task.refuse_nothing(len(found), "text of two tokens")
     for document in found:
         document.bytes -= _size(task.tokenizer, document.ids[0])
-    task.report.told.append("no token opens a document, so the first is only read, and its bytes do not count")
+        both, second = (len(task.tokenizer.decode(ids).split()) for ids in (document.ids[:2], document.ids[1:2]))
+        document.words -= both - second  # 1 where it is a whole word
+    said = "no token opens a document, so the first is only read"
+    task.report.told.append(f"{said}; neither its bytes nor, where it is a whole one, its word count")
     return found, [document.ids for document in found]
 
 

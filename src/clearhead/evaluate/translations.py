@@ -72,16 +72,16 @@ def _fitting(task: Task) -> list[tuple[Pair, Encoded]]:
     if not isinstance(shape.input, c.Tokens):
         raise ClearheadError(f"this model reads {shape.input.kind}; it can be evaluated only on pairs of texts yet.")
     own, fitting = task.tokenizer, []
-    for pair in read_pairs(task.data, task.report, task.paths):
-        for ids in encoded([pair], own, task.model.source_tokenizer or own, use, task.report):  # one, or none
-            sizes = ("source", len(ids.source), shape.context), ("target", len(ids.target) - 1, net.context)
-            for side, size, most in sizes:
-                if size > most:
-                    why = f"the {side} has more tokens than the {most} that this model reads"
-                    task.report.skip(f"{pair.where} ({size})", why)
-                    break
-            else:
-                fitting.append((pair, ids))
+    read = read_pairs(task.data, task.report, task.paths)
+    for pair, ids in encoded(read, own, task.model.source_tokenizer or own, use, task.report):
+        sizes = ("source", len(ids.source), shape.context), ("target", len(ids.target) - 1, net.context)
+        for side, size, most in sizes:
+            if size > most:
+                why = f"the {side} has more tokens than the {most} that this model reads"
+                task.report.skip(f"{pair.where} ({size})", why)
+                break
+        else:
+            fitting.append((pair, ids))
     task.refuse_nothing(len(fitting), "pair")
     return fitting
 

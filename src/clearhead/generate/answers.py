@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.batch import Batch, by_length
-from clearhead.errors import ClearheadError, NoNumbers, check_whole
+from clearhead.batch import Batch, by_length, check_length
+from clearhead.errors import ClearheadError, NoNumbers, Unreadable, check_whole
 from clearhead.lens.progress import shown
 from clearhead.model.heads import pool_mean
 from clearhead.model.transformer import Transformer
@@ -66,8 +66,7 @@ def fill(net: Transformer, tokenizer: Tokenizer | None, config: c.Config, text: 
         raise ClearheadError(f"one text with {GAP} where a word is missing is needed, not {type(text).__name__}.")
     check_whole("top", top, 1)
     ids = gapped(tokenizer, config.use, text)
-    if len(ids) > net.context:
-        raise ClearheadError(f"{len(ids)} tokens are more than this model's context of {net.context}.")
+    check_length(len(ids), net.context)
     row = torch.tensor([ids], device=next(net.parameters()).device)
     chances = net.predict(net(row))[row == config.use.mask[0], : len(tokenizer)].float().softmax(dim=-1)
     check_numbers(chances)
@@ -82,7 +81,7 @@ def gapped(tokenizer: Tokenizer, use: c.Use, text: str) -> list[int]:
     """The ids of a text with gaps, with what stands around it."""
     ids = with_gaps(tokenizer, use.mask[0], text)
     if use.mask[0] not in ids:
-        raise ClearheadError(f"the text has no gap; write {GAP} where a word is missing.")
+        raise Unreadable(None, f"has no gap; write {GAP} where a word is missing.")
     return [*use.begin, *ids, *use.end]
 
 
@@ -95,6 +94,11 @@ def check_numbers(values: Tensor, what: str = "the logits") -> None:
 def check_embeds(m: c.ModelConfig) -> None:
     if isinstance(m.shape, c.EncoderDecoder):
         raise ClearheadError("an encoder-decoder gives no vector for a text; an encoder or a decoder does.")
+
+
+def judged_tokens(config: c.Config) -> int:
+    """Tokens of a text that are judged; the rest is cut."""
+    return config.use.longest or config.model.context
 
 
 def check_judges(m: c.ModelConfig) -> None:

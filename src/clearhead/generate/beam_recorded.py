@@ -3,6 +3,7 @@
 What beams remember is then never copied when they split: it is told anew which row holds each token (`rows.owner`).
 """
 
+from threading import Lock
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,20 +21,23 @@ if TRITON:
 FORMS = 4  # of searches that are kept for a net
 Form = tuple[object, ...]
 KEPT: WeakKeyDictionary[Transformer, dict[Form, "Recording | None"]] = WeakKeyDictionary()
+LOCK = Lock()  # of what is kept
 
 
 def replayed(search: Search) -> list[list[Hypothesis]]:
-    """What `search.run()` finds."""
-    kept = KEPT.setdefault(search.net, {})
+    """What `search.run()` finds; a recording is for one search at a time."""
     form = form_of(search)
-    if form not in kept:
-        while len(kept) >= FORMS:
+    with LOCK:
+        kept = KEPT.setdefault(search.net, {})
+        known, recording = form in kept, kept.pop(form, None)
+    if known:
+        recording = recording or Recording(search)
+    found = recording.run(search) if recording else search.run()
+    with LOCK:
+        kept[form] = recording or kept.pop(form, None)  # the last one used is the last to go
+        while len(kept) > FORMS:
             kept.pop(next(iter(kept)))
-        kept[form] = None
-        return search.run()
-    recording = kept.pop(form) or Recording(search)
-    kept[form] = recording  # the last one used is the last to go
-    return recording.run(search)
+    return found
 
 
 def rounded(net: Transformer, source: Tensor, segments: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -131,7 +131,9 @@ class Search:
         for i, prefix in enumerate(self.prefixes):
             if prefix:
                 end = int(self.lengths[i]) - 1
-                chances = self.net.predict(hidden[i : i + 1, end - len(prefix) : end])[0].float().log_softmax(-1)
+                prompt = self.ids[i, : end + 1 - len(prefix)].tolist()
+                logits = self.net.predict(hidden[i : i + 1, end - len(prefix) : end])[0]
+                chances = self.rules.along(logits, prompt, prefix)
                 worth[i] = chances[range(len(prefix)), prefix].sum()
         return worth
 

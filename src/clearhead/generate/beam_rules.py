@@ -1,6 +1,6 @@
 """What a beam search goes by: how far and how wide, which tokens may follow, what ends a text, what a text is worth."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import torch
@@ -77,6 +77,21 @@ class Rules:
             nothing = chances.amax(-1, keepdim=True) == -inf
             chances = chances.log_softmax(-1).masked_fill_(nothing, -inf)
         return chances[..., : self.known]
+
+    def along(self, logits: Float[Tensor, "token vocabulary"], prompt: list[int], text: list[int]) -> Tensor:
+        """Log-probabilities at each place of a text after a prompt, as a search that wrote it would have had them.
+
+        What was told to stand in its place, though no search would write it, has what the model gives it.
+        """
+        plain = logits.float().log_softmax(-1)
+        if not self.renormalised or not text:
+            return plain
+        begun, given = [[*prompt, *text[:i]] for i in range(len(text))], torch.arange(len(text), device=self.device)
+        rules = replace(self, max_tokens=1, closed=False, known=None)
+        chances = rules.chances(logits[:, None], State.start(begun, given, 1, 1))[:, 0]
+        own = torch.tensor(text, device=self.device)[:, None]
+        told = chances.gather(1, own)
+        return chances.scatter(1, own, torch.where(told == -inf, plain.gather(1, own), told))
 
 
 def by_kernel(logits: Tensor) -> bool:

@@ -97,13 +97,10 @@ def best_texts(
         "stop": use.stop,
         "length_penalty": wish.length_penalty,
         "n_best": wish.n_best,
-        "never": use.never,
-        "never_first": use.never_first,
-        "renormalised": use.renormalised,
         "closed": use.closed,
         "early": wish.early,
-        "no_repeat": wish.no_repeat,
         "known": len(tokenizer) if tokenizer else None,
+        **allowed(use, wish),
     }
     if wish.alternatives is None:
         options |= {"source": source, "source_segments": source_segments, "prefix": begins, "tree": wish.tree}
@@ -124,6 +121,12 @@ def best_texts(
         ]
         for prompt, hypotheses in zip(before, found, strict=True)
     ]
+
+
+def allowed(use: Use, wish: Wishes) -> dict[str, Any]:
+    """The rules that tell how likely a token is in its place."""
+    names = ("never", "never_first", "renormalised")
+    return {name: getattr(use, name) for name in names} | {"no_repeat": wish.no_repeat}
 
 
 def _alone(source: Tensor, segments: Tensor | None) -> list[Tensor]:

@@ -41,7 +41,7 @@ def encode(template: str, messages: Sequence[Message], tokenizer: Tokenizer | No
         if part in tokenizer.special:
             ids.append(tokenizer.special[part])
         elif part:
-            ids += tokenizer.encode(part.replace(GUARD, ""))
+            ids += (tokenizer.going_on if ids else tokenizer).encode(part.replace(GUARD, ""))
     return ids
 
 

@@ -176,12 +176,12 @@ class _Text:
         """What can be shown now."""
         self.chosen.append(chosen)
         ended = chosen.token in self.ends
-        shown = self.stream.feed(chosen.token) if self.stream and not ended else ""
+        shown = self.stream.add(chosen.token, self.ends, ended or last) if self.stream else ""
         if ended or (self.stream and self.stream.stopped):
             self.reason = "stop"
         elif last:
             self.reason = "length"
-        return shown + self.stream.end() if self.stream and self.reason else shown
+        return shown
 
     def result(self) -> Generated:
         tokens = [chosen.token for chosen in self.chosen]

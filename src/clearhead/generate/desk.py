@@ -70,7 +70,8 @@ class Desk:
         self.forced: Tensor | None = None  # tokens that texts begin with
         self.buffers: dict[Key, Tensor] = {}  # for these: what is recorded reads and writes them where they are
         self.first = torch.zeros(known, device=self.device)  # what is added to the logits of a first token
-        self.first[list(use.never_first)] = -torch.inf
+        self.first[[i for i in use.never_first if i < known]] = -torch.inf
+        self.never = [i for i in use.never if i < known]
         self.swift = Swift(net) if recorded and TRITON and suits(net) else None
         self.recordings: dict[Key, Recording] = {}
         self.pool = torch.cuda.graph_pool_handle() if recorded else None
@@ -205,12 +206,12 @@ class Desk:
     def _shape(self, live: Sequence[Request]) -> None:
         """What each adds to its logits, forbids or begins with."""
         wishes, self.extra, self.forced = [request.sampling for request in live], None, None
-        if self.use.never or any(s.bias or s.banned for s in wishes):
+        if self.never or any(s.bias or s.banned for s in wishes):
             self.extra = self._buffer("extra", self.known, torch.float32).zero_()
             for row, s in zip(self.extra, wishes, strict=False):
                 if s.bias:
                     row[list(s.bias)] = torch.tensor(list(s.bias.values()), device=self.device, dtype=row.dtype)
-                row[[*self.use.never, *s.banned]] = -torch.inf
+                row[[*self.never, *s.banned]] = -torch.inf
         if most := max(len(s.forced) for s in wishes):
             begins = [[*s.forced, *[-1] * (most + 1 - len(s.forced))] for s in wishes]
             self.forced = self._buffer("forced", most + 1, torch.long).fill_(-1)

@@ -9,6 +9,7 @@ read once.
 import math
 from collections import deque
 from collections.abc import Mapping
+from threading import Lock
 
 import torch
 
@@ -41,7 +42,15 @@ class Engine:
         self.left = [0] * slots  # when each was left, counted in leavings
         self.pending: deque[tuple[list[Request], Drawn]] = deque()
         self.told: deque[list[Request]] = deque()  # by steps that were looked at before anyone asked
-        self.changed = False
+        self.changed, self.taken = False, Lock()
+
+    def take(self) -> bool:
+        """For one writer alone, unless another has it."""
+        return self.taken.acquire(blocking=False)
+
+    def leave(self) -> None:
+        if self.taken.locked():
+            self.taken.release()
 
     @property
     def idle(self) -> bool:
@@ -61,7 +70,7 @@ class Engine:
             for token in getattr(request.sampling, name):
                 if not 0 <= token < self.desk.known:
                     raise ClearheadError(f"{name}: there is no token {token}; ids are 0 to {self.desk.known - 1}.")
-        if len({*request.sampling.banned, *self.use.never}) >= self.desk.known:
+        if len({*request.sampling.banned, *self.desk.never}) >= self.desk.known:
             raise ClearheadError("all tokens are banned; there must be one that can be written.")
         if request.sampling.overflow == "refuse":
             refuse_too_long(len(request.prompt), request.sampling.max_tokens, self.capacity)

@@ -1,6 +1,6 @@
 """Tokens become text while they are written: never half a character, never a part of what the text stops at."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from clearhead.generate.request import alike
 from clearhead.tokens.text import Tokenizer
@@ -24,6 +24,11 @@ class TextStream:
         self.text = ""  # all that is known
         self.shown = 0  # how much of it was given out
         self.stopped = False
+
+    def add(self, token: int, ends: Container[int], last: bool) -> str:
+        """What can be shown after one more token, which is no text if it `ends` the text."""
+        shown = "" if token in ends else self.feed(token)
+        return shown + self.end() if last or self.stopped else shown
 
     def feed(self, *tokens: int) -> str:
         """What can be shown now that these tokens were written."""

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from clearhead.batch import Batch, by_length, unpadded
 from clearhead.config import Config, EncoderDecoder
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, numbered
+from clearhead.errors import Unreadable as Unreadable
 from clearhead.generate.align import alignments, check_layer
-from clearhead.generate.beamed import Wishes, Written, best_texts, prefixes
+from clearhead.generate.beamed import Wishes, Written, allowed, best_texts, prefixes
 from clearhead.generate.chances import chances
 from clearhead.generate.request import Chosen
 from clearhead.generate.sentences import sentences
@@ -27,14 +28,6 @@ class Translated(Written):
 
     alignment: list[int] | None = None  # for each token, the place of the source token it attended to most
     chosen: list[Chosen] | None = None  # each token with its log-probability, where it was asked for
-
-
-class Unreadable(ClearheadError):
-    """A text of several that cannot be translated, and why."""
-
-    def __init__(self, number: int, why: str, called: str = "text") -> None:
-        super().__init__(f"{called} {number + 1:,} {why}")
-        self.number, self.why = number, why
 
 
 class Translator:
@@ -63,7 +56,10 @@ class Translator:
 
     def texts(self, texts: Sequence[str]) -> list[list[Translated]]:
         """The best translations of each text; of an empty one, nothing."""
-        parts = [self._parts(number, text) for number, text in enumerate(texts)]
+        parts = []
+        for number, text in enumerate(texts):
+            with numbered(number):
+                parts.append(self._parts(text))
         begins = prefixes(self.wish.prefix, len(texts), self.tokenizer)
         rows = [(row, begin) for some, begin in zip(parts, begins, strict=True) for row, _ in some if row]
         found = iter(self.rows([row for row, _ in rows], [begin for _, begin in rows]))
@@ -102,14 +98,14 @@ class Translator:
             told["alignment"] = iter(alignments(self.net, *texts, self.align, *sides))
         if self.top is not None:
             known = len(self.tokenizer) if self.tokenizer else None
-            told["chosen"] = iter(chances(self.net, *texts, self.top, known, *sides))
+            told["chosen"] = iter(chances(self.net, *texts, self.top, known, *sides, **allowed(self.use, self.wish)))
         if not told:
             return made
         return [
             [replace(one, **{name: next(values) for name, values in told.items()}) for one in some] for some in made
         ]
 
-    def _parts(self, number: int, text: str) -> list[tuple[list[int], str]]:
+    def _parts(self, text: str) -> list[tuple[list[int], str]]:
         """The ids of a text, or of its sentences, each with the white space that follows; those of nothing are none."""
         assert self.source_tokenizer is not None
         whole = self._ids(text)
@@ -118,13 +114,13 @@ class Translator:
         parts = [(self._ids(sentence), gap) for sentence, gap in sentences(text)]
         if (longest := max(len(ids) for ids, _ in parts)) > self.context:
             why = f"has a sentence of {longest} tokens; this model reads at most {self.context} at once."
-            raise Unreadable(number, why)
+            raise Unreadable(None, why)
         wish = self.wish
         if sum(bool(ids) for ids, _ in parts) > 1 and (
             wish.n_best > 1 or wish.prefix or wish.tree or wish.alternatives is not None or self.align is not None
         ):
             why = f"is {len(parts)} sentences, translated one by one; n_best, prefix, alternatives, tree and align are"
-            raise Unreadable(number, f"{why} for one.")
+            raise Unreadable(None, f"{why} for one.")
         return parts
 
     def _ids(self, text: str) -> list[int]:

@@ -1,6 +1,7 @@
 """Writing on from prompts: tokens become text, and the model's own stop tokens, or the user's texts, end it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from clearhead import config as c
@@ -64,47 +65,52 @@ class Writer:
         self, engine: Engine, tokenizer: Tokenizer | None, prompts: Sequence[list[int]], sampling: Sampling,
         n: int = 1, top: int = 0, echo: bool = False,
     ) -> None:  # fmt: skip
-        if echo and sampling.overflow == "slide":
-            raise ClearheadError("echo tells how likely the whole prompt was, which may slide; leave out one of them.")
         self.engine, self.ends, self.echo = engine, {*engine.use.stop, *sampling.stop_tokens}, echo
         self.requests = [Request(list(prompt), sampling, i, top) for prompt in prompts for i in range(n)]
         self.streams = [TextStream(tokenizer, r.prompt, sampling.stop) if tokenizer else None for r in self.requests]
         self.heads = [tokenizer.decode(r.prompt) if tokenizer and echo else "" for r in self.requests]
         self.places = {id(request): i for i, request in enumerate(self.requests)}
-        for request in self.requests:
-            engine.check(request)
+        try:
+            if echo and sampling.overflow == "slide":
+                raise ClearheadError("echo tells how likely the whole prompt was, which may slide; leave one out.")
+            for request in self.requests:
+                engine.check(request)
+        except ClearheadError:
+            engine.leave()
+            raise
         for request in self.requests:
             engine.add(request)
 
     def __iter__(self) -> Iterator[Piece]:
         """Piece by piece; who stops listening frees the rows."""
-        try:
-            while live := self.engine.step():
+        with closing(self._steps()) as steps:
+            for live in steps:
                 for request in live:
                     yield self._piece(request)
+
+    def _steps(self) -> Generator[list[Request], None, None]:
+        """Those that have one more token."""
+        try:
+            while live := self.engine.step():
+                yield live
         finally:
             for request in self.requests:
                 request.end("stop")
+            self.engine.leave()
 
     def _piece(self, request: Request) -> Piece:
         index, chosen = self.places[id(request)], request.written[-1]
         stream, text = self.streams[index], ""
-        if stream is not None and chosen.token not in self.ends:
-            text = stream.feed(chosen.token)
+        if stream is not None:
+            text = stream.add(chosen.token, self.ends, bool(request.reason))
             if stream.stopped:
                 request.end("stop")
-        if stream is not None and request.reason:
-            text += stream.end()
         return Piece(self.heads[index] + text if len(request.written) == 1 else text, index, chosen, request.reason)
 
     def results(self) -> list[Generated]:
         """All of them, when they have ended. Only where texts may stop one, they are spelled on the way."""
-        if self.requests[0].sampling.stop:
-            for _ in self:
-                pass
-        else:
-            while self.engine.step():
-                pass
+        for _ in self if self.requests[0].sampling.stop else self._steps():
+            pass
         told = self._told() if self.echo else [[] for _ in self.requests]
         return [
             Generated(head + self._text(stream, r), [c.token for c in r.written], r.reason, r.written, read)
@@ -130,7 +136,10 @@ class Writer:
 
 
 class Engines:
-    """Engines for one net. On a GPU, where steps are recorded, the last one is kept for the next texts."""
+    """Engines for one net. On a GPU, where steps are recorded, the last one is kept for the next texts.
+
+    It is for one writer at a time; who comes meanwhile gets another.
+    """
 
     def __init__(self) -> None:
         self.kept: Engine | None = None
@@ -144,10 +153,13 @@ class Engines:
         if not cuda or sampling.max_tokens < RECORDED or isinstance(net, Edited):
             return Engine(net, use, slots, capacity, known)
         kept = self.kept
-        fits = kept is not None and kept.idle and kept.slots >= slots and kept.capacity >= capacity
-        if kept is not None and fits and kept.use == use and kept.desk.same(net, known):
+        fits = kept is not None and kept.slots >= slots and kept.capacity >= capacity
+        same = kept is not None and fits and kept.use == use and kept.desk.same(net, known)
+        if kept is not None and same and kept.take() and kept.idle:
             kept.forget()
             return kept
         room = min(net.context, max(256, 1 << (capacity - 1).bit_length()))
-        self.kept = Engine(net, use, slots, room, known, recorded=True)
-        return self.kept
+        made = Engine(net, use, slots, room, known, recorded=True)
+        made.take()
+        self.kept = made
+        return made

@@ -22,12 +22,12 @@ SAME = 1e-9  # of the mean: a spread of less is that of rounding
 
 @dataclass(frozen=True)
 class Paired:
-    """The mean difference of n pairs, its 95 % interval, and how likely chance alone gives so much."""
+    """The mean difference of n pairs, its 95 % interval if they spread, and how likely chance alone gives so much."""
 
     n: int
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     p: float  # by Student's t, where they spread
     exact: float | None  # by all choices of signs
 
@@ -39,11 +39,11 @@ def paired(differences: Sequence[float]) -> Paired | None:
         return None
     mean = statistics.fmean(differences)
     error = statistics.stdev(differences) / math.sqrt(n)
-    p = 2 / 2**n if mean else 1.0
-    if error > SAME * abs(mean):
-        p = max(0.0, 1 - inside(abs(mean) / error, n - 1))
+    exact = _signs(differences) if n <= MANY else None
+    if error <= SAME * abs(mean):
+        return Paired(n, mean, None, None, 2 / 2**n if mean else 1.0, exact)
     half = error * bound(1 - SURE, n - 1)
-    return Paired(n, mean, mean - half, mean + half, p, _signs(differences) if n <= MANY else None)
+    return Paired(n, mean, mean - half, mean + half, max(0.0, 1 - inside(abs(mean) / error, n - 1)), exact)
 
 
 def inside(t: float, freedom: int) -> float:

@@ -12,14 +12,14 @@ from clearhead.data.alone import alone
 from clearhead.errors import ClearheadError, nearest
 from clearhead.lab import report
 from clearhead.lab.experiment import FILE, LOCK, Experiment, Made
-from clearhead.lab.findings import findings, method
+from clearhead.lab.findings import findings, method, too_few
 from clearhead.lab.grid import Vary, written
 from clearhead.lab.summary import Summary
 from clearhead.lab.work import Show, unseen, work
 from clearhead.presets import NoPreset, presets
 from clearhead.train.begin import read_config
 from clearhead.train.diagnosis import Finding
-from clearhead.train.teach import Say
+from clearhead.train.teach import Say, silent
 
 MANY = 1000  # seeds; whoever asks for more has mistaken one for their number
 
@@ -79,7 +79,7 @@ def compare(
     options: dict[str, Any] = {"device": device, "compiled": compiled}
     options |= {"tensorboard": tensorboard, "microscope": microscope}
     experiment, place = plan(what, written(vary or {}), seeds, out, changes, metric, against, lengths)
-    return carry_out(experiment, place, say=(lambda line: None) if quiet else print, **options)
+    return carry_out(experiment, place, say=silent if quiet else print, **options)
 
 
 def plan(
@@ -108,7 +108,7 @@ def plan(
     if not isinstance(what, Config) and str(what) not in presets and Path(what).is_dir():
         raise ClearheadError(f"{what} holds no experiment; name a preset, a run.toml, or the folder of an experiment.")
     try:
-        base = what.change(**changes) if isinstance(what, Config) else read_config(str(what), changes)
+        base = read_config(what, changes)
     except NoPreset:
         known = "no preset (clearhead presets lists them), no run.toml, and no folder of an experiment"
         raise ClearheadError(f"{what} is {known}; {nearest(str(what), presets)}") from None
@@ -143,13 +143,13 @@ def carry_out(experiment: Experiment, out: Path, *, say: Say, show: Show = unsee
 
 
 def opening(experiment: Experiment, out: Path) -> list[str]:
-    """What is about to be trained."""
+    """What is about to be trained, and what will not come of it."""
     width = max(len(v.name) for v in experiment.variants)
     found = [f"{report.title(experiment)}, in {out}"]
     for v in experiment.variants:
         start = v.config.train.start
         found.append(f"  {v.name:<{width}}  {f'from {start}' if start else _size(v.config.model)}")
-    return found
+    return [*found, *map(str, too_few(experiment))]
 
 
 def _size(m: ModelConfig) -> str:

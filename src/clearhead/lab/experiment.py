@@ -8,7 +8,6 @@ out/report.html, report.md, table.csv, curves.png   what came out, as far as it 
 """
 
 import glob
-import json
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -24,10 +23,10 @@ from clearhead.config import Config, Data
 from clearhead.data.alone import alone
 from clearhead.data.unpacked import STDIN
 from clearhead.errors import ClearheadError, nearest, unreadable
-from clearhead.files import overwrite
+from clearhead.files import overwrite, write_json
 from clearhead.lab.grid import Variant, variants
 from clearhead.train.unchanged import FILE as DATA
-from clearhead.train.unchanged import fingerprints
+from clearhead.train.unchanged import fingerprints, same_paths
 from clearhead.variants import say
 from clearhead.weights.fields import apart
 
@@ -63,12 +62,11 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training: a variant with a seed."""
+class Training:
+    """A variant with a seed."""
 
     variant: str
     seed: int
-    config: Config
 
     @property
     def key(self) -> tuple[str, int]:
@@ -76,7 +74,15 @@ class Run:
 
     @property
     def place(self) -> str:
+        """Its folder, in that of the experiment."""
         return f"{RUNS}/{self.variant}/{self.seed}"
+
+
+@dataclass(frozen=True)
+class Run(Training):
+    """One training, and all that it is told."""
+
+    config: Config
 
     def __str__(self) -> str:
         return f"{self.variant}, seed {self.seed}"
@@ -177,11 +183,11 @@ class Experiment:
                 asked.pop(self.question, None)
                 mine = replace(self, made=before.made, earlier=tuple(asked))
                 for option, old, new in apart(reader.tree(before), reader.tree(mine), ""):
-                    if option not in FREE:
+                    if option not in FREE and not same_paths(option.removeprefix("base."), old, new):
                         was = f"{option.removeprefix('base.')} = {old!r}, not {new!r}"
                         why = "what is compared must be trained and judged alike"
                         raise ClearheadError(f"{out} compares with {was}: {why}; choose another --out.")
             read = fingerprints(Data(tuple(paths)), out, begun)
             overwrite(out / FILE, reader.toml(mine).encode())  # first, for it tells whose folder this is
-            overwrite(out / DATA, (json.dumps(read, indent=1) + "\n").encode())
+            write_json(out / DATA, read, 1)
         return mine

@@ -8,9 +8,9 @@ from clearhead.config import Language, MaskedWord
 from clearhead.evaluate.figures import digits
 from clearhead.files import json_lines
 from clearhead.lab.certainty import LEAST, MANY
-from clearhead.lab.experiment import LAST, LOSS
+from clearhead.lab.experiment import LAST, LOSS, Experiment
 from clearhead.lab.summary import Row, Summary, Versus
-from clearhead.train.diagnosis import Finding, diagnose
+from clearhead.train.diagnosis import Finding, Line, diagnose, points
 from clearhead.train.report import LOG
 
 NAMES = {LOSS: "lowest validation loss", LAST: "last validation loss"}
@@ -28,13 +28,21 @@ def metric_name(metric: str) -> str:
     return NAMES.get(metric, metric)
 
 
+def too_few(experiment: Experiment) -> list[Finding]:
+    """What is known of an experiment before its first run."""
+    seeds = len(experiment.seeds)
+    if seeds >= LEAST or len(experiment.variants) == 1:
+        return []
+    few = f"with {seeds} seed{'s' * (seeds > 1)} nothing can be claimed"
+    return [Finding("too few seeds", f"{few}: chance alone makes runs differ. {LEAST} are the least.", bad=True)]
+
+
 def _claims(summary: Summary) -> Iterator[Finding]:
-    first, seeds, metric = summary.first.name, summary.experiment.seeds, metric_name(summary.experiment.metric)
+    first, metric = summary.first.name, metric_name(summary.experiment.metric)
     if not summary.others:
         return
-    if len(seeds) < LEAST:
-        few = f"with {len(seeds)} seed{'s' * (len(seeds) > 1)} nothing can be claimed"
-        yield Finding("too few seeds", f"{few}: chance alone makes runs differ. {LEAST} are the least.", bad=True)
+    if few := too_few(summary.experiment):
+        yield from few
         return
     judged = [(row, row.versus) for row in summary.others if row.versus is not None]
     for row, versus in judged:
@@ -55,8 +63,10 @@ def _claims(summary: Summary) -> Iterator[Finding]:
 def _difference(row: Row, versus: Versus) -> str:
     chance, places = versus.chance, digits(row.mean or 0.0)
     signed = f"+.{places}f" if abs(chance.mean) >= 10**-places else "+.2g"  # never nothing where there is something
-    between = f"{chance.low:{signed}} to {chance.high:{signed}}"
-    return f"{chance.mean:{signed}} (95 % interval {between}, p {chance_text(versus.p)})"
+    between = "no interval: all differences are the same"
+    if chance.low is not None:
+        between = f"95 % interval {chance.low:{signed}} to {chance.high:{signed}}"
+    return f"{chance.mean:{signed}} ({between}, p {chance_text(versus.p)})"
 
 
 def chance_text(p: float) -> str:
@@ -83,10 +93,13 @@ def _caveats(summary: Summary, out: Path) -> Iterator[str]:
         yield "variants are judged on texts of the length that they were trained on; --lengths judges all on the same."
     if not all(v.config.data.valid for v in experiment.variants) and len(experiment.seeds) > 1:
         yield "without data.valid each seed holds out another share (of one text its end), which adds to the spread."
-    shapes = Counter(found.name for run in done if run.end != "diverged" for found in
-                     diagnose(json_lines(out / run.place / LOG)))  # fmt: skip
+    logs = [json_lines(out / run.place / LOG) for run in done if run.end != "diverged"]
+    shapes = Counter(found.name for lines in logs for found in diagnose(lines))
+    more = "with more steps the order may be another"
+    if lowest := sum(map(_lowest_at_its_end, logs)):
+        few = f"{lowest} of {len(done)} runs had their lowest validation loss at their end, but too few validations"
+        yield f"{few} to tell whether they were still falling: {more}."
     if shapes["still falling"]:
-        more = "with more steps the order may be another"
         yield f"{shapes['still falling']} of {len(done)} runs were still falling at their end: {more}."
     if shapes["overfitting"]:
         yield f"{shapes['overfitting']} of {len(done)} runs overfit: the lowest loss is from before their end."
@@ -94,6 +107,12 @@ def _caveats(summary: Summary, out: Path) -> Iterator[str]:
         yield f"times and memory are of different machines: {'; '.join(machines)}."
     if (most := max((run.processes for run in done), default=1)) > 1:
         yield f"up to {most} runs shared a machine, so each took longer than it would have taken alone."
+
+
+def _lowest_at_its_end(lines: list[Line]) -> bool:
+    """Whether that is all that can be told of a run's course."""
+    valid = [value for _, value in points(lines, "valid")]
+    return diagnose(lines)[0].name == "too early to tell" and len(valid) > 1 and valid[-1] < min(valid[:-1])
 
 
 def method(summary: Summary) -> str:

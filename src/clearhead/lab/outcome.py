@@ -11,7 +11,7 @@ from clearhead.config import Config
 from clearhead.data.alone import alone
 from clearhead.errors import ClearheadError
 from clearhead.files import json_lines, overwrite
-from clearhead.lab.experiment import LAST, LOCK, LOSS, RUNS
+from clearhead.lab.experiment import LAST, LOCK, LOSS, Training
 from clearhead.train import report
 from clearhead.train.begin import CONFIG
 from clearhead.train.diagnosis import points
@@ -20,11 +20,9 @@ FILE = "results.jsonl"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Training):
     """One run at its end; None where there is no such number."""
 
-    variant: str
-    seed: int
     end: str  # done, patience, or diverged
     why: str = ""  # it diverged
     steps: int = 0
@@ -38,11 +36,6 @@ class Outcome:
     processes: int = 1  # that worked on this machine at once
     figures: dict[str, float] = field(default_factory=dict)  # of clearhead evaluate
     lengths: dict[str, dict[str, float]] = field(default_factory=dict)  # loss, and the share of tokens beyond
-
-    @property
-    def place(self) -> str:
-        """Its folder, in that of the experiment."""
-        return f"{RUNS}/{self.variant}/{self.seed}"
 
     @classmethod
     def of(cls, place: Path, variant: str, seed: int, **known: Any) -> Self:
@@ -76,12 +69,12 @@ def outcomes(out: Path) -> dict[tuple[str, int], Outcome]:
         found = [Outcome(**line) for line in json_lines(out / FILE)]
     except TypeError:
         raise ClearheadError(f"{out / FILE} holds lines that are no results of this version of clearhead.") from None
-    return {(each.variant, each.seed): each for each in found}
+    return {each.key: each for each in found}
 
 
 def keep(out: Path, outcome: Outcome) -> dict[tuple[str, int], Outcome]:
     """In the place of what was known of the run, in one step, and in one process at a time; all that is known then."""
     with alone(out / LOCK):
-        known = outcomes(out) | {(outcome.variant, outcome.seed): outcome}
+        known = outcomes(out) | {outcome.key: outcome}
         overwrite(out / FILE, "".join(json.dumps(asdict(each)) + "\n" for each in known.values()).encode())
         return known

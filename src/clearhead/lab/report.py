@@ -52,7 +52,7 @@ def _result(row: Row, losses: list[str], compared: bool) -> list[str]:
     spread = f"{number(t['lowest'])} – {number(t['highest'])}" if row.values else "–"
     found = [row.name, spread_of(row.values), spread, f"{t['n']}{lost}", *(number(t[n]) for n in losses)]
     signed = f"+.{figures.digits(row.mean)}f" if row.mean is not None else ""
-    between = f"{t['from']:{signed}} to {t['to']:{signed}}" if row.versus else "–"
+    between = f"{t['from']:{signed}} to {t['to']:{signed}}" if t["from"] is not None else "–"
     difference = "–" if t["difference"] is None else f"{t['difference']:{signed}}"
     chance = chance_text(row.versus.p).removeprefix("= ") if row.versus else "–"
     return [*found, *([difference, between, chance] if compared else [])]

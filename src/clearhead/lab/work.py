@@ -27,7 +27,7 @@ from clearhead.train import run as training
 from clearhead.train.begin import CONFIG
 from clearhead.train.health import Diverged
 from clearhead.train.pace import Speed, duration
-from clearhead.train.teach import Display, Say, teach
+from clearhead.train.teach import Display, Say, silent, teach
 
 BUSY = "another process is at it."
 TOKENS = "tokens"  # where a run keeps what it made of texts
@@ -136,7 +136,7 @@ def _trained(
     _lend_tokens(run, out)
     seat.forget()
     try:
-        end = teach(run.config, place, shown, _silent, name=experiment.what, device=seat.device, **options).end
+        end = teach(run.config, place, shown, silent, name=experiment.what, device=seat.device, **options).end
     except Diverged as error:
         why = str(error)
     except torch.OutOfMemoryError:
@@ -159,10 +159,6 @@ def _lend_tokens(run: Run, out: Path) -> None:
                     config.with_name(TOKENS), mine, copy_function=os.link, ignore=shutil.ignore_patterns(".*")
                 )
             return
-
-
-def _silent(line: str) -> None:
-    """What a run would say by itself; its own report says it too."""
 
 
 def _measured(experiment: Experiment, run: Run, found: Outcome, out: Path, device: str) -> Outcome:

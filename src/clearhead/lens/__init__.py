@@ -5,6 +5,7 @@ from clearhead.lens.attention import attention, attention_figure, contribution, 
 from clearhead.lens.attribution import attribution
 from clearhead.lens.circuits import circuit
 from clearhead.lens.composition import composition
+from clearhead.lens.context import context
 from clearhead.lens.film import read_film
 from clearhead.lens.film_figure import film_figure
 from clearhead.lens.logit_lens import logit_lens
@@ -15,6 +16,7 @@ from clearhead.lens.positions import position_similarity, positions, relative_bi
 from clearhead.lens.residual import residual
 from clearhead.lens.steering import steering
 from clearhead.lens.sweep import patching, sweep
+from clearhead.lens.vectors import vectors
 
 __all__ = [
     "atlas",
@@ -23,6 +25,7 @@ __all__ = [
     "attribution",
     "circuit",
     "composition",
+    "context",
     "contribution",
     "film_figure",
     "logit_lens",
@@ -41,5 +44,6 @@ __all__ = [
     "steering",
     "sweep",
     "tokens",
+    "vectors",
     "written",
 ]

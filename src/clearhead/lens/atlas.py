@@ -12,6 +12,7 @@ from clearhead.lens.attention import KIND, attention
 from clearhead.lens.given import known_names
 from clearhead.lens.parts import Part, check_top
 from clearhead.lens.view import Axis, Row, View
+from clearhead.tokens.text import VISIBLE
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from clearhead.api import Model
 
 Labels = tuple[str, ...]
+BLANK = "".join(VISIBLE.values())  # as labels show it
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,7 @@ def _induction(s: Scene) -> Tensor:
 
 
 def _mark(token: str) -> bool:
-    letters = token.strip("▁Ġ# \n")
-    return bool(letters) and not any(letter.isalnum() for letter in letters)
+    return bool(token.strip(BLANK)) and not any(letter.isalnum() for letter in token)
 
 
 def _distance(s: Scene) -> Tensor:
@@ -90,7 +91,7 @@ SCORES: dict[str, tuple[str, Callable[[Scene], Tensor]]] = {
     "first": ("mean weight on the first token, of all others", lambda s: s.on(_first(s))),
     "same": ("mean weight on other places of the same token, if there are any", lambda s: s.on(_same(s) & s.apart)),
     "induction": ("mean weight on what followed the same token before, if it occurred", lambda s: s.on(_induction(s))),
-    "punctuation": ("mean weight on tokens without letter or digit, if there are any", lambda s: s.on(_marks(s))),
+    "punctuation": ("mean weight on signs (no letter, no digit), if there are any", lambda s: s.on(_marks(s))),
     "position": ("share of the pattern's variance that the distance of key and query explains", _distance),
 }
 BETWEEN_TEXTS = ("entropy", "first", "same", "punctuation", "position")  # where query and key are of two texts
@@ -156,10 +157,6 @@ class Atlas(View):
 def atlas(model: "Model", x: Any = None, *, part: Part = "attention", **given: Any) -> Atlas:
     """What every head does with a text: how spread it looks, and at what."""
     patterns = attention(model, x, part=part, **given)
-    if not bool(patterns.values.isfinite().all()):
-        raise ClearheadError(
-            "some weights of attention are no numbers here; the model's own weights may not be either."
-        )
     masked = attention(model, x, layer=0, head=0, part=part, what="masked", **given)  # all heads see alike
     sides = patterns.axes[2].labels, patterns.axes[3].labels
     found = scored(patterns.values, sides, masked.values > -torch.inf, part)

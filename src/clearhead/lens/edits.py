@@ -8,6 +8,7 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.lens.given import known_names
+from clearhead.lens.seen import Seen
 from clearhead.tap import Edit
 
 Index = tuple[slice | int, ...]
@@ -21,6 +22,7 @@ class Change:
     head: int | None
     token: int | None
     alone: bool = True  # whether it changes each token by itself, whatever the others are
+    over_text: bool = False  # whether it counts all tokens of a text, so that none may be padding
 
     def __call__(self, value: Tensor, name: str) -> Tensor:
         where = self._where(value, name)
@@ -54,14 +56,14 @@ def ablate(head: int | None = None, token: int | None = None, *, mean: bool | Ma
         if not mean:
             return torch.zeros_like(part)
         if isinstance(mean, Mapping):
-            over = _from(mean, name).to(value).mean(dim=(0, -2), keepdim=True)
+            over = _mean(mean, name).to(value)
             if over.shape[1:-2] != value.shape[1:-2] or over.shape[-1] != value.shape[-1]:
                 raise ClearheadError(f"{name} is {_x(value)} here; the mean of the other run is {_x(over)}.")
         else:
             over = value.mean(dim=-2, keepdim=True)
         return over.expand_as(value)[change._where(value, name)]
 
-    change = Change(new, head, token, alone=token is None and mean is not True)
+    change = Change(new, head, token, alone=token is None and mean is not True, over_text=mean is True)
     return change
 
 
@@ -85,6 +87,19 @@ def replace(with_: Mapping[str, Tensor] | Tensor, head: int | None = None, token
 
     change = Change(new, head, token, alone=False)
     return change
+
+
+def _mean(seen: Mapping[str, Tensor], name: str) -> Tensor:
+    """Over all tokens of all texts but padding."""
+    value = _from(seen, name)
+    if value.dim() == 2:  # one row for each text
+        return value.mean(dim=0, keepdim=True)
+    tokens, real = value.movedim(-2, 1), seen.real(name) if isinstance(seen, Seen) else None
+    if real is None:
+        return tokens.flatten(0, 1).mean(dim=0)[None].unsqueeze(-2)
+    if tokens.shape[1] != real.shape[1]:
+        raise ClearheadError(f"the other run kept a part of {name}, and which of it is padding is not known.")
+    return tokens.expand(len(real), *tokens.shape[1:])[real].mean(dim=0)[None].unsqueeze(-2)
 
 
 def _from(seen: Mapping[str, Tensor], name: str) -> Tensor:

@@ -14,9 +14,10 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.lens.given import known_names
-from clearhead.lens.parts import asked_at, check_token, check_top, watch_one
+from clearhead.lens.parts import asked_at, check_token, check_top, numbers, watch_one
 from clearhead.lens.view import Axis, View
 from clearhead.model.transformer import Transformer
+from clearhead.tap import SILENT, Tap
 from clearhead.tokens.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -90,30 +91,29 @@ class Lens(View):
 
 
 @known_names
-def logit_lens(
-    model: "Model", x: Any = None, *, source: Any = None, pictures: Any = None, sound: Any = None, top: int = TOP
-) -> Lens:
+def logit_lens(model: "Model", x: Any = None, *, top: int = TOP, **given: Any) -> Lens:
     """The `top` likeliest answers after each layer, for one text (or picture, or sound)."""
     head = model.config.model.head
     if isinstance(head, c.Hidden):
         raise ClearheadError("this model has no head, so there is no answer to look for; hidden states have no words.")
     check_top(top)
-    given = {"source": source, "pictures": pictures, "sound": sound}
     seen = watch_one(model, x, STREAMS, given)
     with torch.no_grad():
-        ids, shares = (found[0].cpu() for found in through_the_head(model.net, seen, None, top))
+        tap = model._tap((), given.get("edits"))
+        ids, shares = (found[0].cpu() for found in through_the_head(model.net, seen, None, top, tap))
+    numbers({"the logits": shares})
     pooled, asked = isinstance(head, c.Classes | c.Number), asked_at(model, None, x, given)
     across = [""] if pooled else seen.tokens
     return Lens.of(across, ids, shares, lambda i: answers(model.config, model.tokenizer, [i])[0], head, asked)
 
 
 def through_the_head(
-    net: Transformer, values: Mapping[str, Tensor], segments: Tensor | None, top: int
+    net: Transformer, values: Mapping[str, Tensor], segments: Tensor | None, top: int, tap: Tap = SILENT
 ) -> tuple[Tensor, Tensor]:
     """Ids and probabilities of the likeliest answers, batch × layer × position × rank. One layer's logits at a time."""
     found = []
     for name in (STREAMS[0], *(f"blocks.{i}.post" for i in range(net.config.layers))):
-        logits = net.predict(net.norm(values[name]), segments).float()
+        logits = net.predict(tap("norm", net.norm(values[name])), segments, tap).float()
         shares = logits if isinstance(net.config.head, c.Number) else logits.softmax(dim=-1)
         best = shares.topk(min(top, shares.shape[-1]))
         found.append(

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from clearhead import config as c
 from clearhead.data.unpacked import text_lines
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, similar
 from clearhead.lens.given import known_names
-from clearhead.lens.parts import check_layer, check_top
+from clearhead.lens.parts import check_layer, check_top, numbers
 from clearhead.lens.progress import shown
 from clearhead.lens.view import Axis, Row, View
 
@@ -62,7 +62,8 @@ def neurons(
     batches = [texts[i : i + TOGETHER] for i in range(0, len(texts), TOGETHER)]
     name, best = f"blocks.{layer}.ffn.post", _Best(len(wanted), top)
     for batch in shown(batches, len(batches), f"{len(texts)} texts"):
-        value = model.watch(batch, {name: lambda value: value[..., wanted]})[name].float().cpu()  # text token neuron
+        seen = numbers(model.watch(batch, {name: lambda value: value[..., wanted]}))
+        value = seen[name].float().cpu()  # text token neuron
         for ids, excited in zip(batch, value, strict=True):
             best.take(ids, excited[: len(ids)].mT)
     words = tuple(tuple(_around(model, ids, at) for ids, at in row) for row in best.places)
@@ -93,7 +94,7 @@ def _texts(model: "Model", corpus: str | Path | Sequence[str]) -> list[list[int]
         path = Path(corpus)
         if not path.is_file():
             raise ClearheadError(
-                f"there is no file {str(path)!r:.80}; a corpus is a list of texts, or a file of lines."
+                f"there is no file {str(path)!r:.80}{similar(path)}; a corpus is a list of texts, or a file of lines."
             )
         corpus = list(text_lines(path))
     if not isinstance(corpus, Sequence) or not all(isinstance(text, str) for text in corpus):

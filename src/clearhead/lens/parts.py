@@ -1,11 +1,12 @@
 """Where to look: the attention of which stack, which layer, head and token, and what rows and columns are called."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.errors import ClearheadError, nearest
+from clearhead.errors import ClearheadError, NoNumbers, nearest
 from clearhead.model.attention import Attention
 from clearhead.model.transformer import Transformer
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from clearhead.api import Model
     from clearhead.lens.seen import Seen
 
+S = TypeVar("S", bound=Mapping[str, Tensor])
 Part = Literal["attention", "cross", "encoder"]
 PARTS: tuple[Part, ...] = ("attention", "cross", "encoder")
 PATHS = {"attention": "blocks.{}.attn", "cross": "blocks.{}.cross", "encoder": "encoder.blocks.{}.attn"}
@@ -99,6 +101,14 @@ def of_one_text(value: Tensor) -> Tensor:
     if len(value) != 1:
         raise ClearheadError(f"this looks at one text at a time, not at {len(value)}.")
     return value[0].detach().float().cpu()
+
+
+def numbers(seen: S) -> S:
+    """What was seen, unless some of it is no number."""
+    for name, value in seen.items():
+        if bool(value.isnan().any()):
+            raise NoNumbers(f"the values of {name}")
+    return seen
 
 
 def watch_one(model: "Model", x: Any, names: Any, given: dict[str, Any]) -> "Seen":

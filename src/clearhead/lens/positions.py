@@ -20,28 +20,40 @@ if TYPE_CHECKING:
     from clearhead.inside import Inside
 
 SHOWN = 32  # positions, unless more are asked for
+NOTES = {
+    "learned": "what is added to the token at each position, as it was learned",
+    "sinusoidal": "what is added to the token at each position: waves, ever slower; "
+    "in binary, each bit of the position's number (full: 1) flips half as often as the one before",
+    "rotary": "the cosine of the angle by which each pair of dimensions is turned at each position",
+}
 
 
 @known_names
 def positions(model: "Inside", count: int = SHOWN, dimensions: int | None = None) -> View:
-    """position × dimension of a scheme that is added or turns, beside binary counting.
+    """scheme × position × dimension: what is added at each position; of rotary ones the cosine of each pair's angle.
 
-    Of rotary positions the cosine of each pair's angle. The second map has in each column the bit of the position's
-    number that flips at the pace nearest to that dimension's wave, full for a one, empty for a zero. With
+    Sinusoidal ones stand beside binary counting: bits of the position's number, full for a one, empty for a zero, which
+    from column to column flip as much less often as the waves grow slower; the lowest bit flips at every position. With
     `dimensions`, only so many of them, evenly spread.
     """
     scheme, values, rates = _waves(model, count)
-    bits = (math.pi / rates).log2().round().clamp(min=0).long()  # a bit stays for 2^bit positions, half a wave π / rate
-    counting = ((torch.arange(count)[:, None] >> bits) % 2) * values.abs().max()  # as strong as the scheme
-    shown = _spread(len(bits), dimensions)
-    axes = (
-        Axis.of("scheme", [scheme, "binary counting"]),
-        Axis.of("position", count),
-        Axis.of("dimension", list(map(str, shown))),
-    )
-    note = "a bit of the position's number is full or empty, in the column whose wave is nearest to its pace"
-    both = torch.stack((values, counting))[..., shown]
-    return View(both, axes, f"{scheme} positions", "value", signed=True, note=note)
+    shown = _spread(len(rates), dimensions)
+    values, names, note = values[None, :, shown], [scheme], NOTES[scheme]
+    if scheme == "sinusoidal":
+        names.append("binary counting")
+        counting = (torch.arange(count)[:, None] >> _bits(rates[shown])) % 2
+        values = torch.cat((values, counting[None] * values.abs().max()))  # as strong as the waves
+    axes = Axis.of("scheme", names), Axis.of("position", count), Axis.of("dimension", list(map(str, shown)))
+    return View(values, axes, f"{scheme} positions", "value", signed=True, note=note)
+
+
+def _bits(rates: Tensor) -> Tensor:
+    """For each wave the bit that flips as much less often than the lowest as the wave is slower than the fastest.
+
+    Where waves are few, and each far slower than the one before, no bit is left out.
+    """
+    paces, place = rates.unique(return_inverse=True)
+    return (rates.max() / rates).log2().round().long().minimum(len(paces) - 1 - place)
 
 
 def _spread(size: int, some: int | None) -> list[int]:

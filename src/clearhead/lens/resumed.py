@@ -13,6 +13,7 @@ from clearhead.batch import Batch
 from clearhead.errors import ClearheadError
 from clearhead.lens.edits import as_edit
 from clearhead.lens.names import names
+from clearhead.lens.parts import numbers
 from clearhead.model.block import Block, Scene
 from clearhead.model.caches import FRESH
 from clearhead.model.masks import EVERYTHING
@@ -34,6 +35,7 @@ class Resumed:
         with torch.no_grad(), eager():
             self.encoded = None if batch.source is None else net.encode(batch.source)
             self.logits = net.predict(net(batch.ids, kinds=batch.kinds, encoded=self.encoded, tap=watch))[0].float()
+        numbers({"the logits": self.logits})
         self.streams = [*(watch.values[f"blocks.{i}.pre"] for i in range(self.layers)), watch.values[last]]
 
     def sizes(self, name: str) -> dict[str, int]:

@@ -15,6 +15,7 @@ from clearhead.lens.parts import layers_of, parts_of, path_of
 from clearhead.tokens.text import Tokenizer
 
 Labels = Callable[[], list[str]]
+KEYS = "batch kv_head key d_head"  # the shape of what has a row for each key
 
 
 class NotSeen(ClearheadError, KeyError):
@@ -26,13 +27,15 @@ class NotSeen(ClearheadError, KeyError):
 class Seen(Mapping[str, Tensor]):
     """A mapping name → tensor; `tokens` label the first text, `source_tokens` its source. Draws itself in notebooks.
 
-    `whole` tells whether values are as the model had them, not parts that somebody selected.
+    `whole` tells whether values are as the model had them, not parts that somebody selected. `segments`, of the texts
+    and of their sources, are 0 where there is padding, and None where there is none.
     """
 
     def __init__(
-        self, values: dict[str, Tensor], m: c.ModelConfig, tokens: Labels, source_tokens: Labels, whole: bool
-    ) -> None:
-        self._values, self.config, self.whole = values, m, whole
+        self, values: dict[str, Tensor], m: c.ModelConfig, tokens: Labels, source_tokens: Labels, whole: bool,
+        segments: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> None:  # fmt: skip
+        self._values, self.config, self.whole, self._segments = values, m, whole, segments
         self._tokens, self._source_tokens = tokens, source_tokens  # made when asked for: a GPU would be waited for
 
     @cached_property
@@ -44,6 +47,12 @@ class Seen(Mapping[str, Tensor]):
     def source_tokens(self) -> list[str]:
         """The same of its source, where there is one."""
         return self._source_tokens()
+
+    def real(self, name: str) -> Tensor | None:
+        """Which tokens of each text, or of its source, a value has that are no padding; None where all are."""
+        of_source = name.startswith("encoder.") or (".cross." in name and names(self.config)[name].shape == KEYS)
+        segments = self._segments[of_source]
+        return None if segments is None else segments != 0
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._values:

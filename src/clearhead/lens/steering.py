@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError, check_kind
 from clearhead.lens.given import known_names
 from clearhead.lens.names import matching
-from clearhead.lens.parts import check_token
+from clearhead.lens.parts import check_token, numbers
 
 if TYPE_CHECKING:
     from clearhead.inside import Inside
@@ -59,7 +59,7 @@ def steering(model: "Inside", pairs: Sequence[tuple[Any, Any]], name: str, *, to
         raise ClearheadError(f"{name!r} names {len(found)} values; a steering vector belongs to one.")
 
     def at(text: Any) -> Tensor:
-        value = model.watch(**(text if isinstance(text, Mapping) else {"x": text}), names=name)[name][0]
+        value = numbers(model.watch(**(text if isinstance(text, Mapping) else {"x": text}), names=name))[name][0]
         if value.dim() != 2:
             raise ClearheadError(f"{name} is not one vector for each token; steer a stream, such as blocks.0.post.")
         return value[check_token(token, len(value))].detach().float().cpu()

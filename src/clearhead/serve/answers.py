@@ -1,7 +1,8 @@
-"""What is not written token by token: /v1/embeddings and /translate, some texts at a time."""
+"""What is not written token by token: /v1/embeddings and /translate, some texts or sentences at a time."""
 
 import asyncio
 import base64
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,11 @@ from fastapi.responses import JSONResponse, Response
 
 from clearhead.api import Model
 from clearhead.batch import by_length
+from clearhead.errors import numbered
 from clearhead.generate.answers import check_embeds
+from clearhead.generate.beamed import prefixes, wishes
 from clearhead.generate.told import told
-from clearhead.generate.translate import Unreadable
+from clearhead.generate.translate import NOTHING, Translated, Translator
 from clearhead.serve.asking import client_of, listed
 from clearhead.serve.limits import Limits
 from clearhead.serve.openai import FAILURES
@@ -22,8 +25,9 @@ from clearhead.serve.schemas import Embedding, Translation
 from clearhead.serve.shapes import Tree
 from clearhead.serve.shelf import Shelf
 
-WISHES = ("beam", "n_best", "max_tokens", "length_penalty", "early", "no_repeat", "prefix", "alternatives", "split")
-TURN = 8  # texts of one client that are answered before others have their turn
+WISHES = ("beam", "n_best", "length_penalty", "early", "no_repeat", "prefix", "alternatives")
+TURN = 8  # texts or sentences of one client that are answered before others have their turn
+BEAMS = 40  # texts followed at once in one turn: fewer sentences where each has more
 
 Vector = np.ndarray[Any, Any]
 
@@ -62,14 +66,49 @@ def add(app: FastAPI, shelf: Shelf, limits: Limits) -> None:
         if asked.max_tokens > limits.max_tokens:
             raise Refused(f"max_tokens is at most {limits.max_tokens} here.", param="max_tokens")
         async with shelf.using(asked.model or shelf.only) as held:
-            found = list[Tree]()
-            for at in range(0, len(given), TURN):
-                work = partial(_translated, held.model, given[at : at + TURN], asked)
-                try:
-                    found += await held.worker.call(client, work)
-                except Unreadable as error:  # which counts from here
-                    raise Unreadable(at + error.number, error.why) from None
-        return JSONResponse({"model": held.name, "translations": found})
+            work = await asyncio.to_thread(Sentences, held.model, given, asked, limits)
+            for some in work.turns():  # who leaves between two of these ends it
+                await held.worker.call(client, partial(work.translate, some))
+        return JSONResponse({"model": held.name, "translations": work.told()})
+
+
+class Sentences:
+    """Texts to be translated, cut as `model.translate` cuts them: so one that is long takes many turns."""
+
+    def __init__(self, model: Model, texts: list[str], asked: Translation, limits: Limits) -> None:
+        if model.tokenizers[1] is None:
+            raise Refused("this model has no tokenizer, so it cannot read a text.")
+        self.model, self.texts, self.asked = model, texts, asked
+        self.begin = prefixes(asked.prefix, 1, model.tokenizer)
+        room = max(1, model.net.context - len(model.config.use.start) - len(self.begin[0]))
+        most = asked.max_tokens or min(room, limits.max_tokens)
+        wish = wishes(max_tokens=most, **{name: getattr(asked, name) for name in WISHES})
+        self.translator = Translator(model.net.eval(), model.config, model.tokenizers, wish, asked.align, asked.split)
+        self.parts = [self._cut(i, text) for i, text in enumerate(texts)]
+        self.rows = [row for some in self.parts for row, _ in some if row]
+        self.found = dict[int, list[Translated]]()
+
+    def _cut(self, number: int, text: str) -> list[tuple[list[int], str]]:
+        with numbered(number):
+            return self.translator._parts(text)
+
+    def turns(self) -> Iterator[list[int]]:
+        """Which are translated together: few enough that others need not wait long."""
+        device, most = next(self.model.net.parameters()).device, max(1, min(TURN, BEAMS // self.asked.beam))
+        return by_length([len(row) for row in self.rows], device, most)
+
+    def translate(self, some: list[int]) -> None:
+        made = self.translator.rows([self.rows[i] for i in some], self.begin * len(some))
+        self.found |= zip(some, made, strict=True)
+
+    def told(self) -> list[Tree]:
+        """The best of each text."""
+        model, made, trees = self.model, (self.found[i] for i in range(len(self.rows))), list[Tree]()
+        for text, some in zip(self.texts, self.parts, strict=True):
+            best = self.translator._joined([(next(made) if row else [NOTHING], gap) for row, gap in some])
+            source, found = told(text, best, model.tokenizers, model.config.use, self.asked.align is not None)
+            trees.append(source | {"best": found})
+        return trees
 
 
 def _rows(model: Model, given: list[Any]) -> list[list[int]]:
@@ -84,14 +123,3 @@ def _embedded(model: Model, rows: list[list[int]]) -> Vector:
 
 def _encoded(vector: Vector) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-
-
-def _translated(model: Model, texts: list[str], asked: Translation) -> list[Tree]:
-    """The best of each text."""
-    wishes = {name: getattr(asked, name) for name in WISHES}
-    made = model.translate(texts, align=asked.align, **wishes)
-    trees = list[Tree]()
-    for text, best in zip(texts, made if asked.n_best > 1 else [[one] for one in made], strict=True):
-        source, found = told(text, best, model.tokenizers, model.config.use, asked.align is not None)
-        trees.append(source | {"best": found})
-    return trees

@@ -25,12 +25,10 @@ FEW = 8  # models, all of which are named where one is not there
 
 
 class Held:
-    """A model that is loaded. Its worker's thread computes for the API, the page in threads of its own (`pages.desk`);
-    `lock` is for whoever needs turns."""
+    """A model that is loaded. Its worker's thread computes for the API, the page in threads of its own."""
 
     def __init__(self, name: str, path: str, model: api.Model, shelf: "Shelf") -> None:
         self.name, self.path, self.model, self._shelf = name, path, model, shelf
-        self.lock = asyncio.Lock()
         self.users = 0
 
     @cached_property
@@ -48,7 +46,7 @@ class Held:
 
     @property
     def busy(self) -> bool:
-        return bool(self.users) or self.lock.locked() or (self.started is not None and self.started.busy)
+        return bool(self.users) or (self.started is not None and self.started.busy)
 
     @cached_property
     def bytes(self) -> int:
@@ -105,7 +103,7 @@ class Shelf:
             raise Refused(f"there is no model {name[:80]!r} here; {known}", 404, "model", "model_not_found")
 
     async def get(self, name: str) -> Held:
-        """The model of that name. It stays at least as long as its lock is held or its worker has work."""
+        """The model of that name. It stays at least as long as its worker has work."""
         self._open()
         held = self.held.pop(name, None) or await self._loaded(name)
         self.held[name] = held  # the newest is the last

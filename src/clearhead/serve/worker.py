@@ -106,17 +106,21 @@ class Worker:
             self.texts.drop(job.client, lambda waiting: waiting[0] is job)
 
     async def stop(self, seconds: float) -> None:
-        """What waits is told at once; what is being written may end within so many seconds, and is told then."""
+        """What waits is told at once; what is being written may end within so many seconds, and is told then. The
+        thread is waited for as long."""
         self.stopping = True
         for job in [job for job in self.jobs if not job.seated]:
             job.fail(stopping())
-        until = asyncio.get_running_loop().time() + seconds
-        while self.busy and asyncio.get_running_loop().time() < until:
+        now = asyncio.get_running_loop().time
+        until = now() + seconds
+        while self.busy and now() < until:
             await asyncio.sleep(0.02)
         self._end(stopping())
         for answer in self.asked:
             _settle(answer, None, stopping())
         self.close()
+        if self.thread is not None:
+            await asyncio.to_thread(self.thread.join, max(0.0, until - now()))
 
     def _end(self, error: Refused) -> None:
         for job in list(self.jobs):

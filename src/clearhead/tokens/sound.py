@@ -82,6 +82,13 @@ def read(path: str | Path, source: Mel) -> Float[Tensor, " sample"]:
     return resample(mixed, rate, source.rate)
 
 
+def lasts(path: str | Path) -> float:
+    """The seconds of a sound file that `read` reads, all of it."""
+    import soundfile
+
+    return float(soundfile.info(str(path)).duration)
+
+
 def resample(samples: Float[Tensor, " old_sample"], old: int, new: int) -> Float[Tensor, " new_sample"]:
     """The same wave at another rate: its spectrum cut off, or continued with zeros, at the new highest frequency."""
     if old == new:

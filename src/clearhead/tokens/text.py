@@ -10,7 +10,7 @@ from typing import Self
 import tokenizers as tk
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from clearhead.errors import ClearheadError, check_kind, understood, unreadable
+from clearhead.errors import ClearheadError, Unreadable, check_kind, understood, unreadable
 from clearhead.files import overwrite
 
 
@@ -83,7 +83,7 @@ class Tokenizer:
             for character in text:
                 if not self._knows(character):
                     name = f"{character!r} (U+{ord(character):04X})"
-                    raise ClearheadError(f"the text holds {name}, for which there is no token.") from None
+                    raise Unreadable(None, f"holds {name}, for which there is no token.") from None
             raise
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -147,6 +147,12 @@ class Tokenizer:
             except OSError as error:
                 raise unreadable(path, error) from None
             return cls(tk.Tokenizer.from_str(text))
+
+    @cached_property
+    def going_on(self) -> "Tokenizer":
+        """The same rule for what follows a special token: some put a space before what begins a text, and only that."""
+        rule = self._inner.to_str().replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+        return Tokenizer(tk.Tokenizer.from_str(rule))
 
     @cached_property
     def _heeding(self) -> tk.Tokenizer:

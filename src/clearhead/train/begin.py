@@ -1,6 +1,5 @@
 """From a configuration to a run: what is learned from, the model, in a folder that can be gone on with."""
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,10 +11,10 @@ from clearhead import reader
 from clearhead.config import Classes, Config, Language
 from clearhead.data.labelled import Labelled
 from clearhead.data.packed import Report
-from clearhead.errors import ClearheadError, nearest
-from clearhead.files import overwrite
+from clearhead.errors import ClearheadError, nearest, similar
+from clearhead.files import write_json
 from clearhead.model.transformer import Transformer, build
-from clearhead.train.checkpoint import Checkpoints, check_same
+from clearhead.train.checkpoint import Checkpoints, Saved, check_same
 from clearhead.train.lessons import prepare
 from clearhead.train.run import Run
 from clearhead.train.team import ALONE, Alone
@@ -50,22 +49,10 @@ def begin(
     if last is not None:  # before the tokens of other data take the place of this run's
         check_same(out / CONFIG, reader.load(out / CONFIG) | {name: config.tree()[name] for name in ("data", "train")})
     read = fingerprints(config.data, out, last is not None) if team.first else {}
-    report, start, ready = Report(config.data.broken), None, last is not None or not team.first
-    words = Words(config, out, ready)
-    if config.train.learns == "head" and not config.train.start:
-        raise ClearheadError("train.learns = head needs train.start: a body of random weights would never learn.")
-    if config.train.start and last is not None:  # the model that it started from may be gone
-        config = based_on(config, Config.of(reader.load(out / CONFIG)))
-        own = formats.words(last.folder)
-        words = Words(config, out, ready, own.tokenizer, own.source)
-    elif config.train.start:
-        start = formats.read(config.train.start, Home("cpu", torch.float32))
-        if start.config.model.vocabulary and start.tokenizer is None:
-            raise ClearheadError(start.why or f"{config.train.start} has no tokenizer, so it cannot learn from files.")
-        config = based_on(config, start.config)
-        words = Words(config, out, ready, start.tokenizer, start.source_tokenizer)
+    report = Report(config.data.broken)
+    words, start = _origin(config, out, last, ready=last is not None or not team.first)
     with team.in_turn():
-        lessons = prepare(config, words, report)
+        lessons = prepare(words.config, words, report)
     for line in report.told if team.first else ():
         say(line)
     config = lessons.config
@@ -74,7 +61,7 @@ def begin(
     if team.first:
         out.mkdir(parents=True, exist_ok=True)
         for name, tree in ((CONFIG, config.tree()), (FILE, read)):
-            overwrite(out / name, (json.dumps(tree, indent=1) + "\n").encode())
+            write_json(out / name, tree, 1)
     net = build(config.model, config.train.seed)
     if start is not None:
         take_over(net, config, start)
@@ -85,6 +72,22 @@ def begin(
     run = Run(model, lessons.data, out, device, compiled and not varied, team, say)
     run.resume()
     return run
+
+
+def _origin(config: Config, out: Path, last: Saved | None, ready: bool) -> tuple[Words, Checkpoint | None]:
+    """Where words come from, with the configuration of what is trained, and the model that a fresh run starts from."""
+    if not config.train.start:
+        if config.train.learns == "head":
+            raise ClearheadError("train.learns = head needs train.start: a body of random weights would never learn.")
+        return Words(config, out, ready), None
+    if last is not None:  # the model that it started from may be gone
+        own = formats.words(last.folder)
+        config = based_on(config, Config.of(reader.load(out / CONFIG)))
+        return Words(config, out, ready, own.tokenizer, own.source), None
+    start = formats.read(config.train.start, Home("cpu", torch.float32))
+    if start.config.model.vocabulary and start.tokenizer is None:
+        raise ClearheadError(start.why or f"{config.train.start} has no tokenizer, so it cannot learn from files.")
+    return Words(based_on(config, start.config), out, ready, start.tokenizer, start.source_tokenizer), start
 
 
 def based_on(config: Config, start: Config) -> Config:
@@ -125,13 +128,17 @@ def freeze_body(net: Transformer) -> None:
         p.requires_grad_()
 
 
-def read_config(name: str, changes: dict[str, object]) -> Config:
+def read_config(what: str | Path | Config, changes: dict[str, object]) -> Config:
     """A preset by name, or a file of TOML or JSON, with changes on top; none of them may be without effect."""
     from clearhead.presets import presets
 
+    if isinstance(what, Config):
+        return changed(what, changes)
+    name = str(what)
     if name not in presets and Path(name).suffix in (".toml", ".json"):
         if not Path(name).exists():
-            raise ClearheadError(f"there is no file {name}, and no preset of that name; {nearest(name, presets)}")
+            missing = f"there is no file {name}{similar(name)}, and no preset of that name"
+            raise ClearheadError(f"{missing}; {nearest(name, presets)}")
         return changed(Config.of(reader.load(name)), changes)
     if name not in presets and name in bundled.names():
         raise ClearheadError(f"{name} is a model that is trained already; clearhead presets lists what can be trained.")

@@ -32,6 +32,7 @@ from clearhead.config import Config
 from clearhead.errors import ClearheadError
 from clearhead.files import json_lines, overwrite
 from clearhead.model.transformer import build
+from clearhead.train.unchanged import same_paths
 from clearhead.weights import folder as own
 from clearhead.weights.checkpoint import Checkpoint, Home, fill
 from clearhead.weights.fields import apart
@@ -89,10 +90,10 @@ class Checkpoints:
 
     def last(self) -> Saved | None:
         """The newest one that is whole."""
-        for place in reversed(self._steps()):
-            facts = reader.load(place / FACTS)
-            return Saved(int(facts.pop("step")), facts, place)
-        return None
+        if not (found := self._steps()):
+            return None
+        facts = reader.load(found[-1] / FACTS)
+        return Saved(int(facts.pop("step")), facts, found[-1])
 
     def holds(self, step: int) -> bool:
         return (self.place(step) / FACTS).is_file()
@@ -153,7 +154,7 @@ def check_same(run: Path, tree: reader.Tree) -> None:
     """A run goes on as what it was: only how long it lasts and how often it reports may change."""
     before = Config.of(reader.load(run)).tree()
     for path, old, new in apart(before, tree, ""):
-        if path.removeprefix("train.") not in FREE:
+        if path.removeprefix("train.") not in FREE and not same_paths(path, old, new):
             raise ClearheadError(
                 f"{run.parent} holds a run with {path} = {old!r}, not {new!r}; choose another --out for this one."
             )

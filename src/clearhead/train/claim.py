@@ -8,6 +8,7 @@ from pathlib import Path
 
 from clearhead.data.alone import alone
 from clearhead.errors import ClearheadError
+from clearhead.train.report import LOG
 from clearhead.train.team import Alone
 
 LOCK = ".lock"
@@ -24,10 +25,16 @@ def claimed(out: Path, team: Alone) -> Iterator[None]:
     if not team.first:
         yield
         return
+    fresh = not out.exists()
     try:
         with alone(out / LOCK, f"a run is under way in {out}; wait for its end, or choose another --out."):
             _clear(out)
-            yield
+            try:
+                yield
+            except ClearheadError:
+                if fresh and not (out / LOG).exists():  # it was refused before its first step
+                    shutil.rmtree(out, ignore_errors=True)
+                raise
     finally:
         with suppress(OSError):  # a run that was refused leaves no empty folder
             out.rmdir()

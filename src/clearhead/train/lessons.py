@@ -79,7 +79,8 @@ def _texts(config: Config, words: Words, report: Report) -> Lessons:
 
     valid = read(kept(d.valid, f"{words.out}/piped/valid", words.ready), "valid") if d.valid else None
     length = t.length or config.model.context
-    rows = Stream(read(train, "train"), length, t.rows, t.seed, 0.0 if valid else d.held_out, valid)
+    stop = next(iter(config.use.stop), None)
+    rows = Stream(read(train, "train"), length, t.rows, t.seed, 0.0 if valid else d.held_out, valid, stop)
     if not hides:
         return Lessons(config, rows, tokenizer)
     if not config.use.mask:
@@ -116,7 +117,8 @@ def _pairs(config: Config, words: Words, report: Report) -> Lessons:
     use, own = config.use, tokenizer
 
     def encoded(found: list[Pair]) -> list[pairs.Encoded]:
-        return list(pairs.encoded(found, own, source_tokenizer or own, use, report, most=d.most, ratio=d.ratio))
+        made = pairs.encoded(found, own, source_tokenizer or own, use, report, most=d.most, ratio=d.ratio)
+        return [ids for _, ids in made]
 
     train, length = encoded(read), t.length or config.model.context
     if not train:
@@ -155,7 +157,9 @@ def _rows(config: Config, words: Words, report: Report) -> Lessons:
         if not end:
             raise ClearheadError("two texts are read together with a token between them, but use.end names none.")
         config = config.change(**{"use.end": list(end)})
-    m, use = config.model, config.use
+    m = config.model
+    config = config.change(**{"use.longest": t.length if t.length < m.context else 0})
+    use = config.use
     data = labelled.Labelled(
         labelled.encoded(found, tokenizer, report),
         labelled.encoded(held, tokenizer, report),

@@ -6,7 +6,6 @@ out/microscope/tokens.json             every token and every answer for people t
 out/microscope/film.png                one head and the lens over the steps, drawn at the end
 """
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from clearhead import reader
 from clearhead.data.packed import Dataset
-from clearhead.files import draft_of, overwrite, place
+from clearhead.files import draft_of, place, write_json
 from clearhead.lens.film import FOLDER, INDEX, TOKENS, file_of, read_film
 from clearhead.lens.film_figure import film_figure
 from clearhead.train.probes import LONGEST, MOST, choose
@@ -147,7 +146,7 @@ class Microscope:
         self._planes = {name: seen[f"{name}.plane"] for name in self.sight.tables}
 
     def _write_index(self, looks: list[dict[str, Any]], shapes: dict[str, list[int]]) -> None:
-        _write(self.folder / INDEX, {**self.sight.facts(), "shapes": shapes, "looks": looks})
+        write_json(self.folder / INDEX, {**self.sight.facts(), "shapes": shapes, "looks": looks}, None)
 
     def _go_on(self, step: int) -> None:
         """Keeps the looks up to the checkpoint that a run goes on from; a fresh run starts a new film."""
@@ -164,7 +163,7 @@ class Microscope:
             for file in (*self.folder.glob("*.safetensors"), *self.folder.glob(".*")):
                 if file not in kept:
                     file.unlink()
-            _write(self.folder / TOKENS, self.sight.labels())
+            write_json(self.folder / TOKENS, self.sight.labels(), None)
         except OSError as error:
             self._stop(error)
         if self._looks:
@@ -188,7 +187,3 @@ def due_steps(steps: int) -> set[int]:
         found.add(step)
         n += 1
     return found
-
-
-def _write(path: Path, values: dict[str, Any]) -> None:
-    overwrite(path, (json.dumps(values, ensure_ascii=False) + "\n").encode())

@@ -3,7 +3,6 @@
 All of it is made from log.jsonl and from facts.json, the little that only the process knew.
 """
 
-import json
 import math
 import shlex
 import statistics
@@ -16,7 +15,7 @@ import torch
 from clearhead import __version__, count, reader
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.files import json_lines, overwrite
+from clearhead.files import json_lines, overwrite, write_json
 from clearhead.lens.film import FOLDER
 from clearhead.presets import presets
 from clearhead.recipes import MEASURED_ON
@@ -72,7 +71,7 @@ def write(out: Path, facts: Facts | None = None) -> list[Finding]:
     config = c.Config.of(facts["config"])
     expected, on = _expected(config, facts["preset"])
     findings = diagnose(lines, expected, on)
-    overwrite(out / FACTS, (json.dumps(facts, indent=1) + "\n").encode())
+    write_json(out / FACTS, facts, 1)
     overwrite(out / PICTURE, curve.png(curve.figure(lines, expected)))
     overwrite(out / PAGE, page(out, facts, lines, findings).encode())
     return findings
@@ -209,8 +208,8 @@ def seconds(facts: Facts, lines: list[Line]) -> float:
     """That all steps took, without validations and saving."""
     lessons = facts["config"]["train"]["accumulate"] * facts["speed"]["lessons"]
     starts = [0, *(line["step"] for line in lines)]
-    return sum((line["step"] - start) * lessons / max(1, line["lessons_per_second"])
-               for start, line in zip(starts, lines, strict=False))  # fmt: skip
+    return sum((line["step"] - start) * lessons / line["lessons_per_second"]
+               for start, line in zip(starts, lines, strict=False) if line["lessons_per_second"])  # fmt: skip
 
 
 def commands(out: Path, config: c.Config) -> list[tuple[str, str]]:

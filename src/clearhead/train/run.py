@@ -1,7 +1,8 @@
 """The training loop: batches by step, gradients of one summed loss, a step of the optimiser, and nothing lost.
 
 What is drawn at random in a step follows from the seed and the step, so a run that was killed and goes on from its last
-checkpoint is the same to the bit as one that was not. Several processes take the same steps together (see `team`).
+checkpoint is the same as one that was not, on a CPU to the bit. Several processes take the same steps together (see
+`team`).
 """
 
 import math
@@ -44,7 +45,8 @@ class Progress:
 
     @property
     def tree(self) -> dict[str, Any]:
-        found = {"step": self.step, "loss": self.loss, "factor": self.factor, "lessons_per_second": round(self.lessons)}
+        speed = float(f"{self.lessons:.4g}")
+        found = {"step": self.step, "loss": self.loss, "factor": self.factor, "lessons_per_second": speed}
         measured = {"valid": self.valid, "accuracy": self.accuracy}
         return found | {name: value for name, value in measured.items() if value is not None}
 

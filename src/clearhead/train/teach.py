@@ -7,6 +7,7 @@ from typing import Protocol
 
 from clearhead import reader
 from clearhead.config import Config
+from clearhead.data.labelled import Labelled
 from clearhead.errors import ClearheadError
 from clearhead.files import json_lines
 from clearhead.train.begin import begin
@@ -45,7 +46,7 @@ def teach(
     where = Home.of(device, "").device
     with join(where, config.train) as team, claimed(out, team):
         where = team.device(where)
-        tell = say if team.first else _silent
+        tell = say if team.first else silent
         fast = where.startswith("cuda") if compiled is None else compiled
         run = begin(config, out, resume=resume, device=where, compiled=fast, team=team, say=tell)
         if team.any(team.first and _finished(run, microscope)):
@@ -69,8 +70,8 @@ def teach(
     return result
 
 
-def _silent(line: str) -> None:
-    """What only the first process says."""
+def silent(line: str) -> None:
+    """What only the first process says, or another program."""
 
 
 def _finished(run: Run, microscope: bool) -> bool:
@@ -96,7 +97,10 @@ def opening(run: Run, where: str) -> list[str]:
     epoch = f"{run.data.epoch / run.options.accumulate:,.4g}"
     among = f", {run.team.size} processes" if run.team.size > 1 else ""
     begins = f"going on after step {run.step:,}" if run.step else f"from {run.options.start or 'random weights'}"
-    return [*told, f"{many}, {epoch} step{'s' * (epoch != '1')} an epoch, on {where}{among}, {begins}"]
+    told.append(f"{many}, {epoch} step{'s' * (epoch != '1')} an epoch, on {where}{among}, {begins}")
+    if isinstance(run.data, Labelled) and not run.options.start and not run.step:
+        told.append("it starts from nothing; --train.start NAME starts from a model that has read before, such as fill")
+    return told
 
 
 def shown(

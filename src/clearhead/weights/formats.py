@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from clearhead import reader
-from clearhead.errors import ClearheadError, nearest, understood
+from clearhead.errors import ClearheadError, nearest, similar, understood
 from clearhead.model.int8 import quantised
 from clearhead.presets import presets
 from clearhead.tokens import ggml, published
@@ -83,7 +83,7 @@ def _found(where: str | Path, wanted: list[str]) -> Path:
                 f"{where} is a preset, not a saved model; in Python, clearhead.new({str(where)!r}) makes one."
             )
         known = nearest(str(where), [*bundled.names(), *hub.CATALOGUE])
-        hint = "." if "/" in str(where) else f" (a model on the hub is written owner/name); {known}"
+        hint = f"{similar(where)}." if "/" in str(where) else f" (a model on the hub is written owner/name); {known}"
         raise ClearheadError(f"{where} is no clearhead model: there is no such folder or file{hint}")
     return _best_of_run(path) or _only_gguf(path) or path
 

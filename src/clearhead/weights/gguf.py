@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
+from clearhead import reader
 from clearhead.config import Config, Use
 from clearhead.errors import ClearheadError, nearest, understood
 from clearhead.model.positions import Rotary, wave_rates
@@ -136,8 +137,9 @@ def _ends(use: Use) -> Tree:
         raise ClearheadError(f"llama.cpp puts one token around a text at most, not {use.begin} and {use.end}.")
     if len(use.stop) > len(STOPS):
         raise ClearheadError(f"llama.cpp stops at {len(STOPS)} tokens at most, not at {len(use.stop)}: {use.stop}.")
-    if use.never or use.never_first:
-        raise ClearheadError(f"llama.cpp's files forbid no tokens, as use.never = {use.never or use.never_first} does.")
+    kept = {name: getattr(use, name) for name in ("begin", "end", "stop", "pad", "chat")}
+    for option, here, _ in fields.apart(reader.tree(use), reader.tree(Use(**kept)), "use."):
+        raise ClearheadError(f"llama.cpp's files have no place for {option} = {here!r}.")
     said: Tree = {"tokenizer.ggml.add_bos_token": bool(use.begin), "tokenizer.ggml.add_eos_token": bool(use.end)}
     ids = {"bos": use.begin, "pad": use.pad, **{role: use.stop[i:] for i, role in enumerate(STOPS)}}
     return said | {ROLES[role]: some[0] for role, some in ids.items() if some}

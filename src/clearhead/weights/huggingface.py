@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from clearhead import config as c
 from clearhead import reader
-from clearhead.config import Config
+from clearhead.config import Config, Use
 from clearhead.errors import ClearheadError, understood
 from clearhead.files import write_json
 from clearhead.tokens import published
@@ -22,6 +22,7 @@ from clearhead.weights.express import expressed
 from clearhead.weights.families.family import Family
 from clearhead.weights.families.known import FAMILIES
 from clearhead.weights.store import Safetensors
+from clearhead.weights.whole import MARK
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 KNOWN = {family.name: family for family in FAMILIES}
@@ -40,6 +41,8 @@ def _read(folder: Path, home: Home) -> Checkpoint:
     m = features.read(folder, m)
     words = published.read(folder, family.name, str(theirs.get("tokenizer_class") or ""))
     use = around.read(folder, theirs, words, m, labels)
+    if (folder / MARK).is_file():
+        use = reader.read(Use, reader.tree(use) | reader.load(folder / MARK).get("use", {}))
     stored = Safetensors(weight_files(folder, theirs))
     net = promised(m, len(stored.shapes))
     where = str(folder)
@@ -94,7 +97,10 @@ def weight_files(folder: Path, theirs: dict[str, Any]) -> list[Path]:
 
 
 def write(folder: Path, model: Checkpoint) -> None:
-    """As the first family that computes the same; it loads with transformers' Auto classes."""
+    """As the first family that computes the same; it loads with transformers' Auto classes.
+
+    What they have no place for in how it is used stands in a file of ours, for whoever reads it here.
+    """
     family, architecture, theirs, model = expressed(model, FAMILIES, "Hugging Face")
     m, use = model.config.model, model.config.use
     dtype = str(next(model.net.parameters()).dtype).removeprefix("torch.")
@@ -107,3 +113,8 @@ def write(folder: Path, model: Checkpoint) -> None:
     if model.tokenizer is not None:
         published.write(folder, model.tokenizer, model.source_tokenizer, use, m)
     features.write(folder, m)
+    words = published.read(folder, family.name)
+    back = reader.tree(around.read(folder, theirs, words, m, around.labels(theirs)))
+    back["chat"] = use.chat  # which comes back with the tokens that it speaks of
+    if lost := {name: value for name, value in reader.tree(use).items() if value != back[name]}:
+        write_json(folder / MARK, {"use": lost})

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from clearhead import reader
 from clearhead.errors import ClearheadError
 from clearhead.files import sync
 
@@ -39,7 +40,8 @@ def whole(folder: str | Path, kind: str = "clearhead") -> Iterator[Path]:
             new.mkdir()
             yield new
             if kind != "clearhead":
-                (new / MARK).write_text(json.dumps({"format": kind}) + "\n", encoding="utf-8")
+                more = reader.load(new / MARK) if (new / MARK).is_file() else {}
+                (new / MARK).write_text(json.dumps({"format": kind, **more}) + "\n", encoding="utf-8")
             for file in (*new.rglob("*"), new):
                 if file.is_file():  # some libraries write for the owner's eyes only
                     file.chmod(new.stat().st_mode & 0o666)

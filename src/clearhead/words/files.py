@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -45,15 +46,20 @@ class Table:
 
 def holds_vectors(path: Path) -> bool:
     """Whether there is a table of vectors rather than a model."""
-    return path.suffix in (*TEXT, BINARY) if path.is_file() else (path / WORDS).is_file()
+    if path.is_file():
+        return path.suffix in (*TEXT, BINARY)
+    return (path / WORDS).is_file() or (path / VECTORS).is_file()
 
 
 def read_table(path: Path) -> Table:
     """From a folder of ours, or a file of word2vec's by its ending."""
     if path.is_dir():
-        held = reader.load(path / WORDS)
         with understood(f"{path} holds no vectors of words"):
-            return Table(list(map(str, held["words"])), Safetensors([path / VECTORS]).read("vectors").float())
+            vectors = Safetensors([path / VECTORS]).read("vectors").float()
+            with safe_open(path / VECTORS, "pt") as stored:
+                kept = (stored.metadata() or {}).get("words")
+            words = json.loads(kept) if kept is not None else reader.load(path / WORDS)["words"]  # of an older version
+            return Table(list(map(str, words)), vectors)
     with readable(path) as file:
         head, _, rest = file.read().partition(b"\n")
     if not _begins(head):
@@ -82,7 +88,8 @@ def write_table(path: Path, table: Table, made: dict[str, object] | None = None)
         if path.suffix in (*TEXT, BINARY):
             overwrite(path, b"".join(_lines(table, binary=path.suffix == BINARY)))
             return
-        overwrite(path / VECTORS, save({"vectors": table.vectors.contiguous()}))
+        kept = {"words": json.dumps(table.words, ensure_ascii=False)}  # with their vectors, so that both change at once
+        overwrite(path / VECTORS, save({"vectors": table.vectors.contiguous()}, kept))
         overwrite(path / WORDS, json.dumps({"words": table.words, "made": made or {}}, ensure_ascii=False).encode())
 
 

@@ -4,11 +4,12 @@ import { html, nothing } from "lit-html";
 import { told } from "ch/colours";
 import { path, sides, texts } from "ch/paths";
 import { array } from "ch/run";
+import { once } from "ch/steady";
 
 const STEPS = ["q_turned", "k_turned", "v", "scores", "masked", "pattern", "z"];
 
 /** The steps of the chosen head, as a template. */
-export function anatomy({ run, card, state, set }, { part, layer, head }, masked) {
+export function anatomy({ run, card, state, set, marks }, { part, layer, head }, masked) {
   const at = path(part, layer), group = Math.floor(head / (card.heads / card.kv_heads));
   const get = (what) => {
     const which = what === "k_turned" || what === "v" ? group : head;
@@ -23,10 +24,10 @@ export function anatomy({ run, card, state, set }, { part, layer, head }, masked
   const ready = Object.values(v).every(Boolean) && v.scores.shape[0] === queries.length;
   if (!ready) return html`<p class="loading">The head is being taken apart …</p>`;
   const scaled = state.scaled || !card.scaled;
-  const steps = scaled ? { scores: v.scores, masked: v.masked, pattern: v.pattern } : unscaled(v, card.d_head, masked);
+  const steps = scaled ? { scores: v.scores, masked: v.masked, pattern: v.pattern } : once(v.scores, "unscaled", () => unscaled(v, card.d_head, masked));
   const sums = rowSums(steps.pattern);
   const real = (what) => (scaled ? `${at}.${what}` : "");
-  const cell = state.query >= 0 && state.query < queries.length ? [state.query, -1] : null;
+  const row = state[marks.own], cell = row >= 0 && row < queries.length ? [row, -1] : null;
   const map = (what, values, rows, cols, { name = `${at}.${what}`, index = (r, c) => [head, r, c], by = ["token", "dimension"], ...more } = {}) =>
     html`<ch-map .values=${values} .rows=${rows} .cols=${cols} .name=${name} .run=${run.id} .index=${index} .by=${by} .label=${what} .measure=${what}
       .signed=${more.signed ?? true} .most=${more.most ?? null} .masked=${more.masked ?? null} .cursor=${more.cursor ?? null} .most_cell=${18}></ch-map>`;
@@ -34,7 +35,7 @@ export function anatomy({ run, card, state, set }, { part, layer, head }, masked
   const shared = { index: (r, c) => [group, r, c] };
   const turned = card.position === "rotary" && part !== "cross" ? ", turned by its position" : "";
   const groups = card.kv_heads < card.heads ? `, shared by ${card.heads / card.kv_heads} heads` : "";
-  const last = state.query < 0 ? queries.length - 1 : Math.min(state.query, queries.length - 1);
+  const last = cell ? row : queries.length - 1;
   return html`<div class="anatomy">
     ${step("q", formula.q, `what each token asks${turned}`, map("q_turned", v.q_turned, queries, null))}
     ${step("k", formula.k, `what each token answers to${turned}${groups}`, map("k_turned", v.k_turned, keys, null, shared))}
@@ -54,10 +55,8 @@ function step(name, math, words, picture) {
   return html`<section><h3>${name}</h3><p class="math">${math}</p><p class="hint">${words}</p>${picture}</section>`;
 }
 
-const known = new WeakMap(); // scores -> the same without scaling
 /** The same head if its scores were not divided by the square root of its width; computed from its own q and k. */
 function unscaled(v, width, masked) {
-  if (known.has(v.scores)) return known.get(v.scores);
   const [rows, cols] = v.scores.shape, [, d] = v.q_turned.shape, scale = Math.sqrt(width);
   const scores = new Float32Array(rows * cols), hidden = new Float32Array(rows * cols), pattern = new Float32Array(rows * cols);
   for (let r = 0; r < rows; r++) {
@@ -74,15 +73,12 @@ function unscaled(v, width, masked) {
     for (let c = 0; c < cols; c++) pattern[r * cols + c] /= sum;
   }
   const shape = [rows, cols];
-  const found = { scores: { shape, data: scores }, masked: { shape, data: hidden }, pattern: { shape, data: pattern } };
-  known.set(v.scores, found);
-  return found;
+  return { scores: { shape, data: scores }, masked: { shape, data: hidden }, pattern: { shape, data: pattern } };
 }
 
-const summed = new WeakMap();
 /** The least and the largest sum of a row, the mean of each row's largest weight, and the largest of all; computed once for a pattern. */
-export function rowSums({ shape: [rows, cols], data }) {
-  if (summed.has(data)) return summed.get(data);
+export const rowSums = (pattern) => once(pattern, "sums", () => summed(pattern));
+function summed({ shape: [rows, cols], data }) {
   let least = Infinity, most = -Infinity, largest = 0, highest = 0;
   for (let r = 0, i = 0; r < rows; r++) {
     let sum = 0, top = 0;
@@ -95,8 +91,7 @@ export function rowSums({ shape: [rows, cols], data }) {
     largest += top / rows;
     highest = Math.max(highest, top);
   }
-  summed.set(data, { least, most, largest, highest });
-  return summed.get(data);
+  return { least, most, largest, highest };
 }
 
 const formula = {

@@ -12,6 +12,8 @@ const MOST = 120e6; // bytes of answers that are kept
 const kept = new Map(); // "METHOD url body" -> { answer: Promise, content, type, bytes }
 const bodies = new Map(); // id of a run -> the request that makes it again
 const weights = new Map(); // name of a model -> which weights it had when its card came
+const RUN = /api\/runs\/([0-9a-f]+)\//;
+let used = null; // the names of what is asked for while a page is saved
 const stored = document.getElementById("snapshot");
 export const snapshot = stored ? JSON.parse(stored.textContent) : null;
 /** What a saved page says of controls that it cannot serve. */
@@ -50,6 +52,7 @@ export async function events(url, body, onEvent, signal) {
     for (const [event, data] of fromSnapshot(name).content) onEvent(event, data);
     return;
   }
+  used?.add(name);
   count(1);
   const seen = [];
   try {
@@ -65,10 +68,15 @@ export async function events(url, body, onEvent, signal) {
   }
 }
 
-/** Every answer that is kept, to be saved with the page. */
+/** From now on it is noted what is asked for. */
+export const note = () => (used = new Set());
+
+/** The answers to that, and all about the runs among them, to be saved with the page; nothing else that was typed before. */
 export async function everything() {
-  const found = {};
+  const found = {}, asked = used, runs = [...asked].map((name) => kept.get(name)?.content?.id).filter(Boolean);
+  used = null;
   for (const [name, entry] of kept) {
+    if (!asked.has(name) && !runs.includes(RUN.exec(name)?.[1])) continue;
     await entry.answer?.catch(() => null);
     if (entry.content === undefined) continue;
     const packed = entry.type === "npy" ? { headers: entry.headers, content: base64(entry.content) } : { content: entry.content };
@@ -98,6 +106,7 @@ function keyOf(method, url, body) {
 async function ask(method, url, body, { signal, cached, type }) {
   const name = keyOf(method, url, body);
   if (snapshot) return opened(fromSnapshot(name));
+  used?.add(name);
   const found = kept.get(name);
   if (found && cached) {
     kept.delete(name);
@@ -116,7 +125,7 @@ async function ask(method, url, body, { signal, cached, type }) {
 
 async function once(method, url, body, signal, entry, again = true) {
   const response = await fetched(method, url, body, signal);
-  const run = /api\/runs\/([0-9a-f]+)\//.exec(url);
+  const run = RUN.exec(url);
   if (response.status === 410 && again && run && bodies.has(run[1])) {
     await fetched("POST", "/api/runs", bodies.get(run[1]), signal);
     return once(method, url, body, signal, entry, false);

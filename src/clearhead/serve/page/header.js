@@ -7,7 +7,7 @@ import { dark } from "ch/colours";
 import { dropEdit, editWords } from "ch/edit";
 import { save } from "ch/export";
 import { fileOf } from "ch/given";
-import { asked, card, changes, known } from "ch/run";
+import { again, asked, card, changes, known } from "ch/run";
 import { changed, link, set, state } from "ch/state";
 
 const few = (n) => (n >= 1e9 ? `${(n / 1e9).toFixed(1)}B` : n >= 1e6 ? `${(n / 1e6).toFixed(1)}M` : n >= 1e3 ? `${(n / 1e3).toFixed(0)}k` : String(n));
@@ -135,22 +135,33 @@ async function share(button) {
 }
 
 let saving = false;
-/** All that the views need at first, as `clearhead explore --out` has it, and whatever was seen besides. */
+const settled = async () => {
+  do await new Promise((done) => setTimeout(done, 30));
+  while (!("ready" in document.body.dataset));
+};
+
+/** All that the views need at first, as `clearhead explore --out` has it, and what they ask for now. */
 async function whole() {
-  const found = card().value, { layer, head, query } = state();
+  const found = card().value, { layer, head, query, view } = state(), { hash } = location, { title } = document;
   saving = true;
-  changed();
+  api.note();
+  again();
   try {
+    for (const each of found.views) {
+      set({ view: each }, { replace: true });
+      await settled();
+    }
     const body = asked(found, changes() ?? {}), read = body.picture ?? body.sound;
     const needed = await api.json("POST", `/api/page?layer=${layer}&head=${head}&query=${query}`, body);
     const given = read && { name: fileOf(found)?.name ?? (found.pictures ? "a drawing" : "a tone"), data: read };
     const [page, seen] = await Promise.all([api.shell(), api.everything()]);
-    const data = JSON.stringify({ ...needed, ...seen, given, hash: location.hash }).replaceAll("<", "\\u003c");
-    save(`${document.title.replace(/[^\w.-]+/g, "-")}.html`, page.replace('"the numbers go here"', () => data), "text/html");
+    const data = JSON.stringify({ ...needed, ...seen, given, hash }).replaceAll("<", "\\u003c");
+    save(`${title.replace(/[^\w.-]+/g, "-")}.html`, page.replace('"the numbers go here"', () => data), "text/html");
   } catch (error) {
     alert(error.message);
   } finally {
     saving = false;
+    set({ view }, { replace: true });
     changed();
   }
 }

@@ -20,7 +20,7 @@ import "ch/view";
 const ORDER = ["machine", "tokens", "position", "attention", "block", "predict", "lens", "vectors", "translate", "classify", "fill", "chat", "patches", "compare", "tour"];
 const root = document.getElementById("page");
 const views = new Map();
-const marks = { token: -1 }; // what is under the cursor, for views that point at the same token
+const marks = { token: -1, of: "query", own: "query" }; // the token under the cursor, of which row (source: key), and the row that the view is about
 
 async function start() {
   if (api.snapshot?.hash && !location.hash) history.replaceState(null, "", api.snapshot.hash);
@@ -124,6 +124,7 @@ function page(found) {
   const here = shown();
   const view = here.find(({ id }) => id === state().view) ?? here[0];
   const now = current(found);
+  marks.own = "query";
   const context = {
     state: state(), set, card: found, resource, ...reading(found), marks,
     run: now.run, edited: now.edited, pending: now.pending, error: now.error, empty: !!now.empty,
@@ -163,20 +164,18 @@ function guarded(view, context) {
 
 function strip({ run, card }) {
   if (!run) return html`<footer class="strip" aria-label="tokens"></footer>`;
-  const { query } = state();
-  const row = (tokens, label, pick) => html`<ch-tokens .tokens=${tokens} .selected=${pick ? query : state().key} .marked=${pick ? marks.token : -1} .label=${label}
-    @pick=${({ detail }) => set(pick ? { query: detail.index === query ? -1 : detail.index } : { key: detail.index })}
-    @hover=${({ detail }) => pick && point(detail.index)}></ch-tokens>`;
+  const row = (tokens, label, key) => html`<ch-tokens .tokens=${tokens} .selected=${state()[key]} .marked=${marks.of === key ? marks.token : -1} .label=${label}
+    @pick=${({ detail }) => set({ [key]: detail.index === state()[key] ? -1 : detail.index })} @hover=${({ detail }) => point(detail.index, key)}></ch-tokens>`;
   const both = run.source && card.kind === "encoder-decoder";
   return html`<footer class="strip" aria-label="tokens">
-    ${both ? html`<div class="side"><span>source</span>${row(run.source, "tokens of the source", false)}</div>` : nothing}
-    <div class="side">${both ? html`<span>target</span>` : nothing}${row(run.tokens, "tokens", true)}</div>
+    ${both ? html`<div class="side"><span>source</span>${row(run.source, "tokens of the source", "key")}</div>` : nothing}
+    <div class="side">${both ? html`<span>target</span>` : nothing}${row(run.tokens, "tokens", "query")}</div>
     <span class="count">${run.tokens.length} of ${card.context} tokens · ${run.milliseconds.toFixed(0)} ms</span></footer>`;
 }
 
-function point(token) {
-  if (marks.token === token) return;
-  marks.token = token;
+function point(token, of = marks.own) {
+  if (marks.token === token && marks.of === of) return;
+  Object.assign(marks, { token, of });
   changed();
 }
 
@@ -190,8 +189,8 @@ function move(what, by) {
   const found = card().value;
   if (!found) return;
   if (what === "query") {
-    const last = (current(found).run?.tokens.length ?? 0) - 1, { query } = state();
-    if (last >= 0) set({ query: Math.max(0, Math.min(last, query < 0 ? (by > 0 ? 0 : last) : query + by)) });
+    const { own } = marks, { run } = current(found), last = ((own === "key" ? run?.source : run?.tokens)?.length ?? 0) - 1, at = state()[own];
+    if (last >= 0) set({ [own]: Math.max(0, Math.min(last, at < 0 ? (by > 0 ? 0 : last) : at + by)) });
     return;
   }
   const most = what === "head" ? found.heads : state().part === "encoder" ? found.encoder_layers : found.layers;

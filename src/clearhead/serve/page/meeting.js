@@ -4,6 +4,7 @@ import { html, nothing } from "lit-html";
 import { told } from "ch/colours";
 import { array, got, home } from "ch/run";
 import { numbers, shown } from "ch/shown";
+import { once } from "ch/steady";
 
 const BY = ["", "dimension"];
 
@@ -16,20 +17,10 @@ export function meeting({ card }, run, words, ranks, id) {
     ${shown(state, (value) => (row.value ? strips(value, row.value, run, words, ranks, id) : nothing))}</ch-figure>`;
 }
 
-const products = new WeakMap(); // of a row with a state
-function product(state, row) {
-  const known = products.get(row);
-  if (known?.state === state) return known;
-  const { shape, data } = numbers(row);
-  const made = { state, values: { shape, data: Float32Array.from(data, (value, i) => value * state.data[i]) } };
-  products.set(row, made);
-  return made;
-}
-
 function strips(state, row, run, words, ranks, id) {
   const values = numbers(row);
   if (values.shape[1] !== state.data.length) return nothing;
-  const { values: made } = product(state, row);
+  const made = once(row, state, () => ({ shape: values.shape, data: values.data.map((value, i) => value * state.data[i]) }));
   const sum = made.data.reduce((a, b) => a + b, 0), logit = ranks.logits[id], last = run.tokens.length - 1;
   const same = Math.abs(logit - sum) <= 1e-3 * Math.max(1, Math.abs(logit));
   const strip = (words, value, name) => html`<span>${words}</span><ch-map .values=${value} .signed=${true} .most_cell=${12} .tall=${14} .label=${words} .by=${BY} .name=${name} .run=${name ? run.id : ""} .index=${name ? (r, c) => [last, c] : null}></ch-map>`;

@@ -20,9 +20,9 @@ export const texts = (tokens) => tokens.map(({ text }) => text);
 /** The mask of an attention: its name, and whether a query may not look at a key. */
 export function mask(card, part) {
   const causal = part === "attention" && card.kind !== "encoder", window = part === "cross" ? 0 : card.window;
-  const near = window ? `, at most ${window} tokens away` : "";
+  const near = window ? `, at most ${window - 1} tokens away` : "";
   if (causal) return { words: `causal mask: a token sees itself and what came before${near}`, hidden: (r, c) => c > r || (!!window && r - c >= window) };
-  if (window) return { words: `a window: a token sees what is at most ${window} tokens away`, hidden: (r, c) => Math.abs(r - c) >= window };
+  if (window) return { words: `a window: a token sees what is at most ${window - 1} tokens away`, hidden: (r, c) => Math.abs(r - c) >= window };
   return { words: part === "cross" ? "no mask: a token of the target sees the whole source" : "no mask: every token sees the whole text", hidden: null };
 }
 

@@ -1,4 +1,4 @@
-// A matrix made smaller without losing what stands out: of each square the largest value stays, with its sign.
+// A matrix made smaller without losing what stands out: of each square the largest finite value stays, with its sign.
 
 /** { rows, cols, data, hatched, most, largest(r, c) -> [row, col] }; with factor 1, the matrix itself. */
 export function pooled({ data: values }, rows, cols, factor, signed, masked) {
@@ -12,7 +12,8 @@ export function pooled({ data: values }, rows, cols, factor, signed, masked) {
     for (let c = 0, left = factor, here = line; c < cols; c++, i++) {
       const value = values[i], size = value < 0 ? -value : value;
       if (size > most && size < Infinity) most = size;
-      if (from && !((signed ? size : value) <= (signed ? Math.abs(data[here]) : data[here]))) {
+      const kept = data[here];
+      if (from && (size < Infinity ? !Number.isFinite(kept) || (signed ? size > Math.abs(kept) : value > kept) : Number.isNaN(kept))) {
         data[here] = value;
         from[here] = i;
       }

@@ -38,6 +38,12 @@ api.whenStale(() => { // two models' numbers never stand on one screen
   changed();
 });
 
+/** All that is shown is asked for again, and stays until then. */
+export function again() {
+  for (const place of places.values()) place.key = "";
+  changed();
+}
+
 const same = (answer) => answer;
 /** Answers as resources: JSON that is got, JSON to a question, an array; `then` makes something of it, once. */
 export const got = (url, slot = url, then = same) => resource(url, async (how) => then(await api.json("GET", url, undefined, how)), slot);

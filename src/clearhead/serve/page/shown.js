@@ -2,6 +2,7 @@
 
 import { html } from "lit-html";
 import { decoded, snapshot } from "ch/api";
+import { once } from "ch/steady";
 
 /** Whether an error has something to say; that nobody answers is said once, by the page. */
 export const told = (error) => !!error && (error.status !== 0 || !!snapshot);
@@ -16,28 +17,18 @@ export function shown(resource, draw, waiting = "The model is at work …") {
 /** What is said where a model has computed no numbers. */
 export const broken = () => html`<p class="problem" role="status">There are no numbers here; the weights of the model may be broken.</p>`;
 
-const opened = new WeakMap();
 /** A view of the lens as it was sent -> the same with numbers, for <ch-view>; the same object each time. */
-export function lensed(view) {
-  if (!opened.has(view)) opened.set(view, decoded(view));
-  return opened.get(view);
-}
+export const lensed = (view) => once(view, "lensed", () => decoded(view));
 
-const plain = new WeakMap();
 /** The same for <ch-map>: { shape, data }. */
-export function numbers(view) {
-  if (!plain.has(view)) plain.set(view, { shape: view.shape, data: lensed(view).values });
-  return plain.get(view);
-}
+export const numbers = (view) => once(view, "numbers", () => ({ shape: view.shape, data: lensed(view).values }));
 
-const spelled = new WeakMap();
 /** A small matrix with its numbers in the cells. */
 export function spelt(view) {
   const { shape: [rows, cols], values } = lensed(view);
   if (rows > 12 || cols > 12) return lensed(view);
   const cell = (r, c) => values[r * cols + c].toFixed(2).replace("-", "−");
-  if (!spelled.has(view)) spelled.set(view, { ...lensed(view), words: Array.from({ length: rows }, (_, r) => Array.from({ length: cols }, (_, c) => cell(r, c))) });
-  return spelled.get(view);
+  return once(view, "spelt", () => ({ ...lensed(view), words: Array.from({ length: rows }, (_, r) => Array.from({ length: cols }, (_, c) => cell(r, c))) }));
 }
 
 /** 12,345 for people. */

@@ -5,7 +5,7 @@ let known = {
   layer: 0, head: 0, query: -1, key: -1, step: 0, cell: "",
   temp: 1, topk: 0, topp: 1, seed: 0, edits: [], against: "", pins: [],
 };
-const REAL = ["temp", "topp", "penalty"]; // all other numbers are whole
+const REAL = ["temp", "topp", "penalty"]; // all other numbers are whole, and not below 0 or their default
 const OPS = ["ablate", "mean", "scale", "swap"];
 const OF_MODEL = ["text", "source", "edits", "against", "cell", "pins", "layer", "head", "part"]; // which another model begins anew with
 const ofText = new Set(["query", "key", "step"]); // and another text
@@ -85,7 +85,7 @@ function read(hash) {
 }
 
 function typed(text, like, real) {
-  if (typeof like === "number") return !Number.isFinite(Number(text)) ? like : real ? Number(text) : Math.trunc(Number(text));
+  if (typeof like === "number") return !Number.isFinite(Number(text)) ? like : real ? Number(text) : Math.max(Math.min(0, like), Math.trunc(Number(text)));
   if (typeof like === "boolean") return text === "true";
   if (like === null || typeof like === "string") return text;
   try {

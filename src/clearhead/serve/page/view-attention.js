@@ -13,6 +13,7 @@ import { array, asked, got, run as runOf } from "ch/run";
 import { defaults } from "ch/state";
 
 defaults({ sort: "", lines: false, stretch: false, scaled: true, anatomy: false, scored: false, versus: "" });
+defaults({ looked: -1 }, { inText: true }); // of the encoder, where the chosen token of the source looks
 
 const FEW = 256; // tokens up to which heads are scored unasked
 const AFTER = "An edit changes what a part writes, so patterns differ only in what comes after it, in higher layers: a head that is switched off still looks where it looked.";
@@ -25,6 +26,7 @@ export default {
     const { state, card } = context;
     const where = place(state, card);
     const hidden = mask(card, where.part);
+    context.marks.own = where.part === "encoder" ? "key" : "query";
     const one = head(context, where, hidden.hidden); // asked for first: it is what one looks at
     return html`${presets(context)}<div class="heads">${atlas(context, where)}<div>${chooser(context, where, hidden)}${one}</div></div>
       <details class="apart" ?open=${state.anatomy} @toggle=${(event) => event.target.open !== context.state.anatomy && context.set({ anatomy: event.target.open }, { replace: true })}>
@@ -50,7 +52,7 @@ function atlas({ run, card, state, set }, { part, layer, head }) {
   const wanted = seen.value && !seen.pending && (run.tokens.length <= FEW || state.sort || state.scored); // long texts take a while
   const scores = wanted ? got(numbers, "scores", (found) => ({ definitions: found.scores, view: decoded(found.view) })) : {};
   const pooled = seen.value?.pooled > 1 ? `max-pooled ${seen.value.pooled}×` : "";
-  const [queries, keys] = sides(run, part).map(texts), look = queries[state.query] && keys[state.key] && seen.value?.pooled === 1 ? [state.query, state.key] : null;
+  const [queries, keys] = sides(run, part).map(texts), [r, c] = chosen(state, part), look = queries[r] && keys[c] && seen.value?.pooled === 1 ? [r, c] : null;
   const words = look ? `${queries[look[0]]} → ${keys[look[1]]}` : "";
   const sorted = state.sort === LOOK ? words && `The weight of ${words} in each head, to 1/255. Choose another cell to ask for another look.`
     : state.sort && scores.value ? `${state.sort}: ${scores.value.definitions[state.sort] ?? "nothing in this text shows it"}` : "";
@@ -105,6 +107,7 @@ function head(context, where, hidden) {
     ${difference(run, where, first, second, hidden, (most) => (edited && most ? "" : note))}`;
 }
 
+const chosen = (state, part) => (part === "encoder" ? [state.key, state.looked] : [state.query, state.key]);
 const patternOf = (run, { part, layer, head }, slot) => pattern(run.id, path(part, layer), head, slot);
 
 function figure({ state, set, hover, marks }, { part, layer, head }, run, found, hidden, title) {
@@ -114,17 +117,17 @@ function figure({ state, set, hover, marks }, { part, layer, head }, run, found,
   const kept = locked(name);
   const caption = `${part === "attention" ? "" : `${NAMES[part]}, `}layer ${layer}, head ${head}${title ? ` · ${title}` : ""}`;
   const values = fits ? found.value : null;
-  const query = marks.token >= 0 ? marks.token : state.query;
+  const { own } = marks, cell = chosen(state, part), query = marks.token >= 0 && marks.of === own ? marks.token : state[own];
   const sums = values ? rowSums(values) : null;
   return html`<ch-figure .caption=${caption} .pending=${found.pending}
       .note=${sums ? `The weight that each query (row) gives each key (column). Rows add up to 1: the least ${told(sums.least, 7)}, the largest ${told(sums.most, 7)}.${state.stretch ? ` The full colour is ${told(sums.highest)}.` : ""}` : ""}>
     ${found.error ? html`<p class="problem">${found.error.message}</p>` : nothing}
     ${state.lines
       ? html`<ch-lines .values=${values} .rows=${queries} .cols=${keys} .query=${query} .label=${`${caption}, as lines`}
-          @pick=${({ detail }) => set({ query: detail.row === state.query ? -1 : detail.row })} @hover=${({ detail }) => hover(detail ? detail.row : -1)}></ch-lines>`
+          @pick=${({ detail }) => set({ [own]: detail.row === state[own] ? -1 : detail.row })} @hover=${({ detail }) => hover(detail ? detail.row : -1)}></ch-lines>`
       : html`<ch-map .values=${values} .rows=${queries} .cols=${keys} .most=${state.stretch ? null : 1} .masked=${hidden} .name=${name} .run=${run.id} .index=${(r, c) => [head, r, c]}
-          .cursor=${kept && kept[0] === head ? kept.slice(1) : state.query >= 0 ? [state.query, state.key] : null} .label=${caption} .measure=${"weight"} .by=${["query", "key"]}
-          @hover=${({ detail }) => hover(detail ? detail.row : -1)} @pick=${({ detail }) => set({ query: detail.row, key: detail.col }, { replace: true })}></ch-map>`}</ch-figure>`;
+          .cursor=${kept && kept[0] === head ? kept.slice(1) : cell[0] >= 0 ? cell : null} .label=${caption} .measure=${"weight"} .by=${["query", "key"]}
+          @hover=${({ detail }) => hover(detail ? detail.row : -1)} @pick=${({ detail }) => set({ [own]: detail.row, [own === "key" ? "looked" : "key"]: detail.col }, { replace: true })}></ch-map>`}</ch-figure>`;
 }
 
 function difference(run, { part, layer, head }, first, second, hidden, note) {

@@ -17,7 +17,8 @@ function template(ctx) {
   const encoder = card.kind === "encoder-decoder" && state.part === "encoder";
   const layers = encoder ? card.encoder_layers : card.layers;
   const tokens = encoder ? run.source : run.tokens;
-  const layer = Math.min(state.layer, layers - 1), at = placeOf(state.query, tokens.length);
+  const own = (ctx.marks.own = encoder ? "key" : "query"), chosen = state[own];
+  const layer = Math.min(state.layer, layers - 1), at = placeOf(chosen < 0 && !encoder ? run.gap ?? -1 : chosen, tokens.length);
   const block = of(run, layer, at, encoder, "block");
   const edited = ctx.edited && of(ctx.edited, layer, at, encoder, "edited block");
   return html`
@@ -140,14 +141,14 @@ function scatter(before, after, gated) {
 }
 
 /** How long the stream is after every part, and how much each part adds, for all tokens. */
-function lengths({ set }, run, encoder) {
+function lengths({ set, marks: { own } }, run, encoder) {
   const url = `/api/runs/${run.id}/residual?encoder=${encoder}`;
   const found = got(url, "residual", decoded);
-  const own = run.tokens.length > 256 ? "The first tokens are often the longest." : "";
-  return shown(found, (view) => html`<ch-view .view=${view} .pending=${found.pending} .caption=${`The stream through all layers: how much is added, and how long it gets. ${own}`}
+  const long = run.tokens.length > 256 ? "The first tokens are often the longest." : "";
+  return shown(found, (view) => html`<ch-view .view=${view} .pending=${found.pending} .caption=${`The stream through all layers: how much is added, and how long it gets. ${long}`}
     @pick=${(event) => {
       const [part] = view.axes[1].labels[event.detail.row].split(" ");
-      set({ query: event.detail.col, ...(/^\d+$/.test(part) ? { layer: Number(part) } : {}) });
+      set({ [own]: event.detail.col, ...(/^\d+$/.test(part) ? { layer: Number(part) } : {}) });
     }}></ch-view>`);
 }
 

@@ -5,7 +5,7 @@ import { line, listed, numbered, oneOf } from "ch/choose";
 import { told } from "ch/colours";
 import { apart, likeliest, pattern, shared } from "ch/pair";
 import { layers, mask, path, sides, texts } from "ch/paths";
-import { asked, known, run } from "ch/run";
+import { asked, got, home, known, run } from "ch/run";
 import { count as counted, shown } from "ch/shown";
 import { defaults } from "ch/state";
 import { training } from "ch/training";
@@ -35,12 +35,12 @@ function prompts(ctx) {
 }
 
 function models(ctx) {
-  const { card, state, set, run: here } = ctx, models = known().value ?? [];
-  const others = models.map(({ name }) => name).filter((name) => name !== card.name);
+  const { card, state, set, run: here } = ctx;
+  const others = (known().value ?? []).map(({ name }) => name).filter((name) => name !== card.name);
   if (!others.length) return html`<p class="hint">Only one model is here. Two can be compared when both are opened: <code>clearhead explore first second</code>. Checkpoints of one run are two models.</p>`;
   const name = others.includes(state.model2) ? state.model2 : "";
   const there = name && run({ ...asked(card), model: name }, "the model beside");
-  const both = models.find((one) => one.name === name)?.head === card.head ? [card.name, name] : null;
+  const both = name && got(home(name)).value?.head === card.head ? [card.name, name] : null;
   return html`<div class="row">${listed("Beside it:", [["", "choose a model"], ...others.map((each) => [each, each])], name, (model2) => set({ model2 }))}</div>
     ${here && there ? shown(there, (beside) => two(ctx, [here, beside], [card.name, name], both)) : nothing}`;
 }

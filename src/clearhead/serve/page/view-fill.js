@@ -52,6 +52,7 @@ function fillers(gap, edited) {
   const first = new Map(gap.words.map(({ id, probability }) => [id, probability]));
   return html`<ch-figure .caption=${`What stood at token ${gap.at}?`} .pending=${!!edited?.pending}
       .note=${after ? "With your edits; the dark line marks the probability without them, where it was among the first." : "Softmax over all of the vocabulary; here are the first."}>
+    ${edited?.error ? html`<p class="problem">${edited.error.message}</p>` : nothing}
     <ch-bars .labels=${words.map(({ text }) => text)} .values=${words.map(({ probability }) => probability)} .most=${1} .measure=${"probability"} .label=${"what stood there"}
       .before=${after ? words.map(({ id }) => first.get(id) ?? NaN) : null} .selected=${was ? words.findIndex(({ id }) => id === was.id) : -1}></ch-bars>
     ${was ? html`<p class="verdict">It was <b class="word">${was.text}</b>: probability <b>${told(was.probability)}</b>, ${was.rank === 1 ? "its first guess" : `guess number ${count(was.rank)}`}${

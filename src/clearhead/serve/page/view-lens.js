@@ -7,6 +7,7 @@ import { context } from "ch/context";
 import { got } from "ch/run";
 import { lensed, shown } from "ch/shown";
 import { defaults } from "ch/state";
+import { once } from "ch/steady";
 
 defaults({ wanted: -1, rival: -1 }, { inText: true });
 const FEW = 16; // bars
@@ -20,12 +21,7 @@ function template(ctx) {
     ${ctx.card.text ? context(ctx) : nothing}`;
 }
 
-const places = new Map(); // stable cursors
-function cursor(row, col) {
-  const name = `${row} ${col}`;
-  if (!places.has(name)) places.set(name, [row, col]);
-  return places.get(name);
-}
+const cursor = (row, col) => once(cursor, `${row} ${col}`, () => [row, col]);
 
 /** Layer × position: the first answer of each. Click a column to see more of it. */
 function grid({ state, set }, run, which) {

@@ -7,6 +7,7 @@ import { told } from "ch/colours";
 import { posted, reading } from "ch/run";
 import { lensed, numbers, shown } from "ch/shown";
 import { defaults } from "ch/state";
+import { once } from "ch/steady";
 import { turning } from "ch/turning";
 
 defaults({ count: 32, later: 4 });
@@ -56,21 +57,20 @@ function map(view, by = PLACES) {
   return html`<ch-map .values=${numbers(view)} .rows=${rows} .signed=${view.signed} .most=${view.most} .label=${view.title} .measure=${view.measure} .by=${by} .most_cell=${16} .tall=${Math.max(2, Math.min(16, Math.floor(480 / rows.length)))}></ch-map>`;
 }
 
-const bands = new WeakMap();
 /** A bias by distance, as it lies over the scores of each head: a band along the diagonal. */
 function bias(view) {
   const { values, shape: [heads, distances], axes } = lensed(view);
-  if (!bands.has(view)) {
+  const bands = once(view, "bands", () => {
     const far = axes[1].labels.map(Number), size = Math.min(24, Math.max(...far) + 1), zero = far.indexOf(0);
-    bands.set(view, Array.from({ length: heads }, (_, head) => ({ shape: [size, size], data: Float32Array.from({ length: size * size }, (_, i) => {
+    return Array.from({ length: heads }, (_, head) => ({ shape: [size, size], data: Float32Array.from({ length: size * size }, (_, i) => {
       const at = zero + Math.floor(i / size) - (i % size);
       return at >= 0 && at < distances ? values[head * distances + at] : NaN;
-    }) })));
-  }
+    }) }));
+  });
   const most = values.reduce((a, b) => Math.max(a, Math.abs(b)), 1e-9);
   return html`<ch-view .view=${lensed(view)} .caption=${"What is added to a score, by distance (yours)"}></ch-view>
     <ch-figure .caption=${"The same, as it lies over the scores"} .badge=${"yours"} .note=${"Query down, key across: every diagonal has one value, wherever the text begins. All heads have one scale."}>
-      <div class="maps many">${bands.get(view).map((band, head) => html`<div><h3>head ${head}</h3><ch-map .values=${band} .signed=${true} .most=${most} .label=${`bias of head ${head}`} .by=${LOOK} .most_cell=${9} .tall=${9} .masked=${Number(axes[1].labels[0]) === 0 ? AFTER : null}></ch-map></div>`)}</div></ch-figure>`;
+      <div class="maps many">${bands.map((band, head) => html`<div><h3>head ${head}</h3><ch-map .values=${band} .signed=${true} .most=${most} .label=${`bias of head ${head}`} .by=${LOOK} .most_cell=${9} .tall=${9} .masked=${Number(axes[1].labels[0]) === 0 ? AFTER : null}></ch-map></div>`)}</div></ch-figure>`;
 }
 
 /** E[w] + P[i] = the start of the stream, all three on one scale. */

@@ -23,19 +23,19 @@ function template(ctx) {
 }
 
 function drawn(ctx, told, source) {
-  const { state, set } = ctx;
+  const { state, set } = ctx, own = (ctx.marks.own = source ? "key" : "query");
   const { tokens } = told;
   if (!tokens.length) return html`<p class="hint">There is no text yet. Type some above: it is cut while you type.</p>`;
-  const own = tokens.filter((token) => !token.added).length;
+  const typed = tokens.filter((token) => !token.added).length;
   const last = tokens.findLastIndex((token) => !token.added);
-  const at = state.query < 0 ? Math.max(0, last) : Math.min(tokens.length - 1, state.query);
+  const at = state[own] < 0 ? Math.max(0, last) : Math.min(tokens.length - 1, state[own]);
   return html`
     <ch-figure .caption=${"The text, cut into pieces"}>
       <div class="cut" role="group" aria-label="pieces of the text">${tokens.map((token, i) => html`
         <button type="button" class="piece ${token.special ? "special" : ""} ${token.added ? "added" : ""}" aria-pressed=${i === at}
-          title=${token.added ? "put there by the model's rules, not typed" : `id ${token.id}`} @click=${() => set({ query: i })}>
+          title=${token.added ? "put there by the model's rules, not typed" : `id ${token.id}`} @click=${() => set({ [own]: i })}>
           <span class="word">${token.text}</span>${tokens.length > MANY ? nothing : html`<span class="id">${token.id}</span>`}</button>`)}</div>
-      <p class="hint">${count(told.bytes, "byte")} became ${count(own, "token")}${own ? html`: ${(told.bytes / own).toFixed(2)} bytes a token` : nothing}.
+      <p class="hint">${count(told.bytes, "byte")} became ${count(typed, "token")}${typed ? html`: ${(told.bytes / typed).toFixed(2)} bytes a token` : nothing}.
         The vocabulary has ${count(told.vocabulary, "piece")}${told.merges ? html`, made by ${count(told.merges, "merge")} of the most frequent neighbours` : nothing}.
         ${tokens.some((token) => token.added) ? html`Dashed pieces were added by the model's own rules.` : nothing}</p>
       ${told.back === null ? nothing : html`<p class="hint">Back to text these tokens are another one: <q>${told.back}</q></p>`}
@@ -88,7 +88,7 @@ function odd(bytes, token) {
 }
 
 /** All tokens of the run with their rows. */
-function rows({ run, state, set }, tokens, source, at) {
+function rows({ run, state, set, marks: { own } }, tokens, source, at) {
   if (!run) return nothing;
   const name = source ? "encoder.embed.tokens" : "embed.tokens";
   const read = source ? run.source : run.tokens;
@@ -96,7 +96,7 @@ function rows({ run, state, set }, tokens, source, at) {
   const found = array(`/api/runs/${run.id}/tensor/${name}`, "rows of tokens");
   return html`<ch-figure .caption=${"Text in, vectors out"}>
     ${shown(found, (value) => html`<ch-map .values=${value} .rows=${tokens.map((token) => token.text)} .signed=${true} .tall=${Math.max(2, Math.min(14, Math.floor(480 / tokens.length)))} .name=${name} .run=${run.id}
-      .cursor=${state.query < 0 ? null : [at, 0]} .by=${BY} .label=${"the vector of each token"} @pick=${(event) => set({ query: event.detail.row })}></ch-map>
+      .cursor=${state[own] < 0 ? null : [at, 0]} .by=${BY} .label=${"the vector of each token"} @pick=${(event) => set({ [own]: event.detail.row })}></ch-map>
     <p class="hint">One row of ${value.shape[1]} numbers for each token${run.names[name].formula ? html` (<span class="formula">${run.names[name].formula}</span>)` : nothing}.
       A token that comes twice has the same row twice: where it stands is not in it yet.</p>`)}
   </ch-figure>`;

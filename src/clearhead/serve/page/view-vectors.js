@@ -5,6 +5,7 @@ import { line, listed } from "ch/choose";
 import { posted } from "ch/run";
 import { count, lensed, shown, spelt } from "ch/shown";
 import { defaults } from "ch/state";
+import { once } from "ch/steady";
 
 defaults({ sum: "king - man + woman", own: false, deep: -1, pairs: "cat:cats dog:dogs", along: "one two student students teacher teachers house houses", alike: "king queen man woman apple" });
 const SUMS = ["king - man + woman", "Paris - France + Italy", "walking - walk + swim", "bigger - big + small"];
@@ -47,12 +48,8 @@ function pieces(words) {
     The vector of such a word is the mean of its pieces${several.length > words.length / 2 ? "; where most words are in pieces, sums of them mean little" : ""}.</p>`;
 }
 
-const short = new WeakMap();
 /** A view whose note does not tell the pieces again. */
-function brief(view) {
-  if (!short.has(view)) short.set(view, { ...view, note: view.note.split(";")[0] });
-  return short.get(view);
-}
+const brief = (view) => once(view, "brief", () => ({ ...view, note: view.note.split(";")[0] }));
 
 const bare = (name) => name.replace(/^[·▁]|^##/, "");
 

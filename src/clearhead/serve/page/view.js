@@ -2,6 +2,7 @@
 
 import { html, nothing } from "lit-html";
 import { define, Element } from "ch/element";
+import { once } from "ch/steady";
 import "ch/bars";
 import "ch/figure";
 import "ch/map";
@@ -46,12 +47,8 @@ export class View extends Element {
 }
 define("ch-view", View);
 
-const cuts = new WeakMap();
 /** One map of a view; the same object each time, so that nothing is drawn twice. */
-function cut(view, i, size, shape) {
-  if (!cuts.has(view)) cuts.set(view, []);
-  return (cuts.get(view)[i] ??= { shape: shape.slice(-2), data: view.values.subarray(i * size, (i + 1) * size) });
-}
+const cut = (view, i, size, shape) => once(view, i, () => ({ shape: shape.slice(-2), data: view.values.subarray(i * size, (i + 1) * size) }));
 
 function titles(leading) {
   return leading.reduce((names, axis) => names.flatMap((name) => axis.labels.map((label) => `${name}${name && ", "}${axis.name} ${label}`)), [""]);

@@ -46,7 +46,8 @@ def rewritten(model: Model, given: Given, edits: Edits) -> Iterator[dict[str, An
     written, owns = list(use.start), list[float]()
     for _ in range(_room(model)):
         chances = model.logits(written, **given, edits=edits)[-1, :known].float().log_softmax(dim=-1)
-        chances[list(use.never if owns else (*use.never, *use.never_first))] = -torch.inf
+        never = use.never if owns else (*use.never, *use.never_first)
+        chances[[token for token in never if token < len(chances)]] = -torch.inf
         if use.renormalised:
             chances = chances.log_softmax(dim=-1)
         token = int(chances.argmax())

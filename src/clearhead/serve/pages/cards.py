@@ -26,15 +26,16 @@ def routes(desk: Desk) -> APIRouter:
     @router.get("/{name}")
     async def model(name: str) -> dict[str, Any]:
         """What a model is."""
-        return card(await desk.held(name))
+        async with desk.using(name) as held:
+            return card(held)
 
     @router.get("/{name}/vocabulary")
     async def vocabulary(name: str) -> list[str]:
         """The text of every answer that the head can give, by id."""
-        held = await desk.held(name)
-        m = held.model.config.model
-        outputs = m.head.classes if isinstance(m.head, c.Classes) else m.vocabulary
-        return await desk.work(answers, held.model.config, held.model.tokenizer, range(outputs))
+        async with desk.using(name) as held:
+            m = held.model.config.model
+            outputs = m.head.classes if isinstance(m.head, c.Classes) else m.vocabulary
+            return await desk.work(answers, held.model.config, held.model.tokenizer, range(outputs))
 
     return router
 

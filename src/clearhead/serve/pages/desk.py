@@ -3,8 +3,9 @@
 import asyncio
 import importlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
@@ -38,25 +39,31 @@ async def whose(request: Request) -> None:
 
 class Desk:
     def __init__(self, shelf: Shelf, limits: Limits) -> None:
-        self.shelf, self.limits, self.runs = shelf, limits, Runs()
+        self.shelf, self.limits, self.runs = shelf, limits, Runs(limits.context)
         self.first = shelf.names[0]
         self._line: Line[Job] = Line(limits.queue)
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="page")
         self._threads.submit(_prepare)
 
-    async def held(self, name: str = "") -> Held:
-        """A model, loaded if need be; the first one where no name is given."""
-        return _checked(await self.shelf.get(name or self.first))
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[Held]:
+        """A model, loaded if need be, which stays until the block ends; the first one where the name is empty."""
+        async with self.shelf.using(name or self.first) as held:
+            if _believed.get() not in ("", loaded(held)):  # no answer may stand beside those of other weights
+                raise Gone(f"model {held.name!r} was loaded anew, with other weights; ask for its card again.")
+            yield held
 
-    async def asked(self, question: Asked) -> Held:
+    def asked(self, question: Asked) -> AbstractAsyncContextManager[Held]:
         """The model that a question is for; one that is too long is not even read."""
-        self._check(question)
-        return await self.held(question.model)
+        if (size := question.size) > (most := self.limits.prompt):
+            raise Refused(f"{size:,} characters are more than the {most:,} of one request here.")
+        return self.using(question.model)
 
     async def answer(self, question: Asked, function: Callable[..., T], *args: object) -> T:
         """What a function says of the model that a question is for."""
-        return await self.work(function, (await self.asked(question)).model, *args)
+        async with self.asked(question) as held:
+            return await self.work(function, held.model, *args)
 
     async def work(self, function: Callable[..., T], *args: object) -> T:
         """Never on the event loop, which has others to listen to. Who leaves before their turn gives it up."""
@@ -87,20 +94,8 @@ class Desk:
 
     async def run(self, request: RunRequest) -> Run:
         """What a model makes of a text, kept or computed now."""
-        self._check(request)
-        async with self.shelf.using(request.model or self.first) as held:
-            return await self.work(self.runs.make, _checked(held), request)
-
-    def _check(self, question: Asked) -> None:
-        if (size := question.size) > (most := self.limits.prompt):
-            raise Refused(f"{size:,} characters are more than the {most:,} of one request here.")
-
-
-def _checked(held: Held) -> Held:
-    """Who has answers of other weights must not be given one that would stand beside them."""
-    if _believed.get() not in ("", loaded(held)):
-        raise Gone(f"model {held.name!r} was loaded anew, with other weights; ask for its card again.")
-    return held
+        async with self.asked(request) as held:
+            return await self.work(self.runs.make, held, request)
 
 
 def _prepare() -> None:

@@ -1,6 +1,6 @@
 """Causal clicks: edits as the page writes them, as functions that change a run, and as Python to copy."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -68,16 +68,16 @@ def read(edits: list[Edit], swapped: Mapping[str, Tensor]) -> Edits:
     grouped: dict[str, list[Change]] = {}
     for edit in edits:
         grouped.setdefault(edit.name, []).append(edit.change(swapped))
-    return {name: changes[0] if len(changes) == 1 else _one_by_one(name, changes) for name, changes in grouped.items()}
+    return {name: changes[0] if len(changes) == 1 else _one_by_one(changes) for name, changes in grouped.items()}
 
 
-def _one_by_one(name: str, changes: list[Change]) -> Callable[[Tensor], Tensor]:
-    def all_of_them(value: Tensor) -> Tensor:
+def _one_by_one(changes: list[Change]) -> Change:
+    def all_of_them(part: Tensor, value: Tensor, name: str) -> Tensor:
         for change in changes:
             value = change(value, name)
         return value
 
-    return all_of_them
+    return Change(all_of_them, None, None, alone=all(change.alone for change in changes))
 
 
 def python(edits: list[Edit]) -> str:

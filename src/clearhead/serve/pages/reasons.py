@@ -10,7 +10,7 @@ from clearhead.model.attention import Attention
 from clearhead.model.block import Block, CrossBlock
 from clearhead.model.heads import LanguageHead, PooledHead, pool_mean
 from clearhead.model.inputs import PatchInput, TokenInput
-from clearhead.model.layers import Gated
+from clearhead.model.layers import ACTIVATIONS, Gated
 from clearhead.model.positions import NOWHERE, Place, Rotary
 from clearhead.serve.pages.attending import Attending
 from clearhead.serve.pages.terms import Step, dimension, dot, linear, normalised, total
@@ -188,8 +188,8 @@ class Reasons:
             )
         elif what == "post":
             before = self.here("ffn.pre")[0][at, j]
-            kind = self.trace.config.ffn.activation
-            found = [Step(f"{kind} of {float(before):.6g}", float(ffn.activation(before)))]
+            plain = next(name for name, made in ACTIVATIONS.items() if made is ffn.activation)  # of swiglu, silu
+            found = [Step(f"{plain} of {float(before):.6g}", float(ffn.activation(before)))]
             if isinstance(ffn, Gated):
                 gate = float(self.here("ffn.gate")[0][at, j])
                 found.append(Step(f"times its gate, {gate:.6g}", found[0].value * gate))

@@ -17,6 +17,7 @@ from clearhead.errors import ClearheadError
 from clearhead.generate import chat
 from clearhead.lens.logit_lens import answers
 from clearhead.lens.parts import asked_at
+from clearhead.serve.limits import Limits
 from clearhead.serve.pages import uploads
 from clearhead.serve.pages.asked import UPLOADS
 from clearhead.serve.pages.edits import Edited, read
@@ -25,6 +26,7 @@ from clearhead.serve.pages.loaded import loaded
 from clearhead.serve.pages.pieces import pieces
 from clearhead.serve.pages.terms import finite
 from clearhead.serve.pages.trace import ENCODER, Edits, Gone, Trace
+from clearhead.serve.refused import Refused
 from clearhead.serve.schemas import Ids
 from clearhead.serve.shelf import Held
 
@@ -116,7 +118,8 @@ class Run:
 class Runs:
     """The runs that are kept, and values of theirs that were computed again."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int = Limits.context) -> None:
+        self.longest = longest  # tokens of a text: what a head says of it costs their square
         self._runs: Kept[Run] = Kept(MOST_BYTES, lambda run: run.nbytes)
         self._values: Kept[Tensor] = Kept(MOST_AGAIN, lambda value: value.untyped_storage().nbytes())
 
@@ -130,11 +133,19 @@ class Runs:
         start = time.perf_counter()
         given = request.given(held.model)
         batch = held.model._batch(**given)
+        self._check(batch)
         trace = Trace(held.model, batch, read(request.edits, swapped))
         taken, path = 1000 * (time.perf_counter() - start), held.path or held.name
         return self._runs.put(
             name, Run(name, request.without_uploads(), as_read(batch, given), trace, swapped, path, taken)
         )
+
+    def _check(self, batch: Batch) -> None:
+        for side in (batch.ids, batch.source):
+            if side is not None and not side.is_floating_point() and side.shape[1] > self.longest:
+                raise Refused(
+                    f"{side.shape[1]:,} tokens are more than the {self.longest:,} of a text that is shown here."
+                )
 
     def edits(self, held: Held, asked: Edited, source: str | None = None) -> Edits:
         """The changes that a question asks for, as `model.logits` takes them."""

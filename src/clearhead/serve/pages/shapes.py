@@ -46,16 +46,18 @@ def routes(desk: Desk) -> APIRouter:
     @router.post("/translate")
     async def translate(asked: Translate) -> dict[str, Any]:
         """The tree of a beam search; of an edited model, what it writes greedily."""
-        held = await desk.asked(asked)
-        return await desk.steps(translated(desk.runs, held, asked))
+        async with desk.asked(asked) as held:
+            return await desk.steps(translated(desk.runs, held, asked))
 
     @router.post("/fill")
     async def fill(asked: Fill) -> dict[str, Any]:
-        return await desk.work(filled, desk.runs, await desk.asked(asked), asked)
+        async with desk.asked(asked) as held:
+            return await desk.work(filled, desk.runs, held, asked)
 
     @router.post("/classify")
     async def classify(asked: Classify) -> dict[str, Any]:
-        return await desk.work(classified, desk.runs, await desk.asked(asked), asked)
+        async with desk.asked(asked) as held:
+            return await desk.work(classified, desk.runs, held, asked)
 
     return router
 

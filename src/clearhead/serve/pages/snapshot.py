@@ -115,8 +115,8 @@ def _file(card: dict[str, Any]) -> dict[str, str]:
 def _about_the_run(card: dict[str, Any], run: dict[str, Any], chosen: Chosen) -> list[Question]:
     """What the views ask about a run when they open; every head, while there is room."""
     layer, head, query = chosen
-    token = query if query >= 0 else len(run["tokens"]) - 1
     both, last = card["kind"] == "encoder-decoder", len(run["tokens"]) - 1
+    token = query if query >= 0 else last if run["gap"] is None else run["gap"]
     found = ["residual", "residual?encoder=false", "residual?encoder=true", "logits?at=-1", f"lens?at={query}"]
     found += [
         f"tensor/{name}"

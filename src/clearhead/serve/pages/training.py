@@ -25,7 +25,8 @@ def routes(desk: Desk) -> APIRouter:
     router = APIRouter(prefix="/api/models/{name}/training", tags=["page"])
 
     async def run(name: str) -> Path:
-        return run_of((await desk.held(name)).path)
+        async with desk.using(name) as held:
+            return run_of(held.path)
 
     @router.get("")
     async def told(name: str) -> Wire:

@@ -11,6 +11,7 @@ from clearhead.errors import ClearheadError
 from clearhead.tokens import sound as sounds
 
 MOST_PIXELS = 40_000_000
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP")  # pillow knows more, and hands some of them to other programs
 
 
 def decoded(written: str) -> bytes:
@@ -26,7 +27,7 @@ def picture(written: str) -> Any:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        image = Image.open(io.BytesIO(decoded(written)))
+        image = Image.open(io.BytesIO(decoded(written)), formats=FORMATS)
     except UnidentifiedImageError:
         raise ClearheadError("what was sent is not a picture; a PNG, JPEG, GIF or WebP is needed.") from None
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:

@@ -26,7 +26,7 @@ def why(runs: Runs, run: Run, name: str, index: list[int]) -> dict[str, Any]:
         return runs.values(run, wanted)
 
     with torch.no_grad():
-        whole = trace.logits(index[0]) if name == "logits" else values([name])[name]
+        whole = trace.logits(-1 if trace.pooled else index[0]) if name == "logits" else values([name])[name]
         value = whole[index[-1]] if name == "logits" else whole[tuple(index)]
         steps = Reasons(trace, values, name, index).steps()
     if name in trace.edits:

@@ -63,14 +63,14 @@ def routes(desk: Desk) -> APIRouter:
     @router.get("/models/{name}/matrix")
     async def matrix(name: str) -> dict[str, Any]:
         """The whole embedding matrix as a small picture."""
-        held = await desk.held(name)
-        return await desk.work(lambda: sent(_pooled(held.model)))
+        async with desk.using(name) as held:
+            return await desk.work(lambda: sent(_pooled(held.model)))
 
     @router.get("/models/{name}/rows")
     async def rows(name: str, ids: Annotated[str, Query(max_length=2000)], out: bool = False) -> dict[str, Any]:
         """Rows of the embedding matrix, or of the one that makes logits (`out`), by comma-separated ids."""
-        held = await desk.held(name)
-        return await desk.work(lambda: sent(_rows(held.model, ids, out)))
+        async with desk.using(name) as held:
+            return await desk.work(lambda: sent(_rows(held.model, ids, out)))
 
     @router.post("/vectors")
     async def sums(asked: Sum) -> dict[str, Any]:

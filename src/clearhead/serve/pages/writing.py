@@ -14,8 +14,10 @@ from clearhead.generate.write import Piece
 from clearhead.lens.logit_lens import token_labels
 from clearhead.serve.pages.desk import Desk
 from clearhead.serve.pages.edits import Edited
+from clearhead.serve.pages.runs import Runs
 from clearhead.serve.pages.terms import finite
 from clearhead.serve.schemas import Ids
+from clearhead.serve.shelf import Held
 
 
 class Writing(Edited):
@@ -46,38 +48,43 @@ def routes(desk: Desk) -> APIRouter:
         """Server-sent events: `token` for each token, then `done` with the whole text, or `error` with a sentence."""
         if asked.max_tokens > desk.limits.max_tokens:
             raise ClearheadError(f"{asked.max_tokens} tokens are more than the {desk.limits.max_tokens} allowed here.")
-        held = await desk.asked(asked)
-
-        def begun() -> Iterator[Piece]:
-            edits: dict[str, Any] = {"edits": desk.runs.edits(held, asked)} if asked.edits else {}
-            given = asked.text if asked.ids is None else asked.ids
-            return held.model.generate(given, stream=True, **asked.options(), **edits)
-
-        written = await desk.work(begun)
-        return StreamingResponse(_events(desk, held.model, written), media_type="text/event-stream")
+        events = _events(desk, asked)
+        await anext(events)  # what cannot be written has a status of its own
+        return StreamingResponse(events, media_type="text/event-stream")
 
     @router.get("/models/{name}/drawing")
     async def drawing(name: str) -> dict[str, Any]:
         """What a draw needs to know besides the logits: how many tokens there are, which never come, which end it."""
-        model = (await desk.held(name)).model
-        use, vocabulary = model.config.use, model.config.model.vocabulary
-        size = len(model.tokenizer) if model.tokenizer else vocabulary
-        return {"known": size, "never": use.never, "never_first": use.never_first, "stop": use.stop}
+        async with desk.using(name) as held:
+            model, use = held.model, held.model.config.use
+            size = len(model.tokenizer) if model.tokenizer else model.config.model.vocabulary
+            return {"known": size, "never": use.never, "never_first": use.never_first, "stop": use.stop}
 
     return router
 
 
-async def _events(desk: Desk, model: Model, written: Iterator[Piece]) -> AsyncIterator[str]:
-    """One step of the model at a time, so that others get their turn; who leaves ends it with the step under way."""
+async def _events(desk: Desk, asked: Writing) -> AsyncIterator[str]:
+    """Nothing when all is ready, then one step of the model at a time, so that others get their turn; who leaves ends
+    it with the step under way."""
     text, tokens, reason = "", 0, ""
-    try:
-        while (piece := await desk.work(next, written, None)) is not None:
-            yield _event("token", _token(model, piece, tokens))
-            text, tokens, reason = text + piece.text, tokens + 1, piece.finish_reason
-    except ClearheadError as error:
-        yield _event("error", {"message": str(error)})
-        return
+    async with desk.asked(asked) as held:
+        written = await desk.work(_begun, desk.runs, held, asked)
+        yield ""
+        try:
+            while (piece := await desk.work(next, written, None)) is not None:
+                yield _event("token", _token(held.model, piece, tokens))
+                text, tokens, reason = text + piece.text, tokens + 1, piece.finish_reason
+        except ClearheadError as error:
+            yield _event("error", {"message": str(error)})
+            return
     yield _event("done", {"text": text, "tokens": tokens, "finish_reason": reason})
+
+
+def _begun(runs: Runs, held: Held, asked: Writing) -> Iterator[Piece]:
+    edits: dict[str, Any] = {"edits": runs.edits(held, asked)} if asked.edits else {}
+    given = asked.text if asked.ids is None else asked.ids
+    written: Iterator[Piece] = held.model.generate(given, stream=True, **asked.options(), **edits)
+    return written
 
 
 def _token(model: Model, piece: Piece, index: int) -> dict[str, Any]:

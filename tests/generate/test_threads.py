@@ -1,0 +1,86 @@
+"""Several threads write with one model: what is kept for the next text is for one of them at a time."""
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.generate import beam_recorded, write
+from clearhead.generate.beam_rounds import Search
+from clearhead.generate.beam_rules import Rules
+from clearhead.generate.engine import Engine
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """One that keeps its engine as on a GPU."""
+    monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
+    monkeypatch.setattr(write, "Engine", lambda *given, recorded=False: Engine(*given))
+    return ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
+
+
+def streamed(model, seed):
+    return "".join(piece.text for piece in model.generate("ab", 20, seed=seed, stream=True))
+
+
+def test_texts_of_two_threads_are_those_of_one(model):
+    alone = [streamed(model, seed) for seed in range(30)]
+    begin = Barrier(2)
+
+    def some(seeds):
+        begin.wait()
+        return [streamed(model, seed) for seed in seeds]
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(some, (range(15), range(15, 30)))
+    assert first + second == alone
+
+
+def test_an_engine_is_kept_for_the_next_text_and_never_shared(model):
+    streamed(model, 1)
+    kept = model._engines.kept
+    model.generate("ab", 20)
+    with pytest.raises(ch.ClearheadError, match="all tokens are banned"):
+        model.generate("ab", 20, banned=tuple(range(256)))
+    assert model._engines.kept is kept
+    one, other = (model.generate("ab", 20, seed=seed, stream=True) for seed in (1, 2))  # none has begun
+    assert model._engines.kept is not kept
+    assert "".join(piece.text for piece in one) == streamed(model, 1)
+    assert "".join(piece.text for piece in other) == streamed(model, 2)
+
+
+def test_a_recording_is_for_one_search_at_a_time(monkeypatch):
+    used, begin = [], Barrier(2)
+
+    class Recording:
+        def __init__(self, search):
+            self.busy = False
+
+        def run(self, search):
+            assert not self.busy
+            self.busy = True
+            begin.wait(timeout=10)
+            self.busy = False
+            return used.append(self)
+
+    monkeypatch.setattr(beam_recorded, "Recording", Recording)
+    monkeypatch.setattr(Search, "run", lambda search: begin.wait(timeout=10) and None)
+    net = ch.new("tiny-decoder").net
+
+    def search(length=1):
+        rules = Rules(torch.device("cpu"), beams=1, max_tokens=4)
+        return beam_recorded.replayed(Search(net, rules, [[1] * length], [[]], None, None, trees=False))
+
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(3):
+            for done in [threads.submit(search), threads.submit(search)]:
+                done.result()
+    kept = beam_recorded.KEPT[net]
+    assert [*kept.values()] == used[-1:]
+    begin = Barrier(1)
+    for length in range(2, 2 + beam_recorded.FORMS):
+        search(length)
+    assert len(kept) == beam_recorded.FORMS
+    assert used[-1] not in kept.values()
