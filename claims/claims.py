@@ -74,9 +74,9 @@ CLAIMS = (
         "masked",
         "--vary model.position=learned,none,sinusoidal,relative,rotary",
         "**Much faster**: after 2,000 steps the loss is 3.21 with rotary positions, 3.96 with sinusoidal, 4.47 with "
-        "relative ones. With learned ones it is 6.25 and no better than without any: they have not yet found what order "
-        "is. But this encoder has its norms before each part, and embeddings of 2017's size, beside which learned "
-        "positions start small; BERT itself is tried next.",
+        "relative ones. With learned ones it is 6.25 and no better than without any: they have not yet found what "
+        "order is. But this encoder has its norms before each part, and embeddings of 2017's size, beside which "
+        "learned positions start small; BERT itself is tried next.",
     ),
     Claim(
         "roformer-pretraining",

@@ -1,6 +1,5 @@
 """What people hold in their hands: a model with its tokenizer, at work."""
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from clearhead.batch import Batch
 from clearhead.config import Config
-from clearhead.errors import ClearheadError, ClearheadWarning, check_kind, check_whole
+from clearhead.errors import ClearheadError, check_kind, check_whole, warn
 from clearhead.generate import answers, engines
 from clearhead.generate import chat as chats
 from clearhead.generate.beamed import best_texts, prefixes, unlisted, wishes
@@ -160,8 +159,8 @@ class Model(Inside):
             lengths = [len(row) for row in self._rows(words, endless=True)] if words else []
             if too_long := [length for length in lengths if length > longest]:
                 one = f"the text is too long: of its {too_long[0]:,} tokens {longest:,} are read, and the rest is cut."
-                many = f"{len(too_long)} of {len(given)} texts have more than {longest:,} tokens, and were cut to them."
-                warnings.warn(one if len(given) == 1 else many, ClearheadWarning, stacklevel=3)
+                many = f"texts of more than {longest:,} tokens are cut: {len(too_long)} of {len(given)}."
+                warn(one if len(given) == 1 else many)
         return batch
 
     def score(self, text: Text, overflow: str = "refuse") -> Any:

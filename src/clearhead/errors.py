@@ -3,10 +3,13 @@
 import difflib
 import math
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from inspect import currentframe
 from itertools import islice
 from pathlib import Path
+from traceback import walk_stack
 from types import UnionType
 
 MANY = 10_000  # names; of more, only those with the same first letter are compared, or it would take minutes
@@ -26,6 +29,13 @@ class NoNumbers(ClearheadError):
 
 class ClearheadWarning(UserWarning):
     """What was probably meant otherwise, told in a sentence; the answer stays as it is."""
+
+
+def warn(sentence: str) -> None:
+    """At the line of whoever called us."""
+    levels = enumerate(walk_stack(currentframe()), 1)
+    level = next((n for n, (frame, _) in levels if frame.f_globals["__name__"].split(".")[0] != "clearhead"), 1)
+    warnings.warn(sentence, ClearheadWarning, stacklevel=level)
 
 
 class Unreadable(ClearheadError):
@@ -76,7 +86,7 @@ def similar(path: object) -> str:
     wanted = Path(str(path))
     with suppress(OSError, ValueError), os.scandir(wanted.parent) as beside:
         names = sorted(file.name for file in islice(beside, CROWD + 1))
-        if len(names) <= CROWD and (close := _closest(wanted.name, names, 0.75)):
+        if wanted.name not in names and len(names) <= CROWD and (close := _closest(wanted.name, names, 0.75)):
             return f" (did you mean {str(wanted.with_name(close[0]))!r}?)"
     return ""
 

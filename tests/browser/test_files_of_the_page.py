@@ -124,6 +124,21 @@ def test_a_saved_page_holds_what_is_there_now_and_nothing_that_was_typed_before(
     assert complaints == []
 
 
+def test_a_saved_page_is_of_the_open_model_alone(page_on, browser, tmp_path):
+    models = {"first": model_of(), "second": model_of("tiny-encoder", context=64, use__mask=[0])}
+    with page_on(models) as visit:
+        visit.go("#view=fill&model=first").set(model="second", view="machine")
+        assert visit.page.get_by_label("model", exact=True).count() == 1
+        page, complaints = reopened(visit, browser, tmp_path / "page.html")
+    assert page.get_by_text("saved page of “second”").count() == 1
+    assert page.get_by_label("model", exact=True).count() == 0
+    page.evaluate("() => clearhead.set({ view: 'tour' })")
+    page.wait_for_selector("main button.stop")
+    assert "With first" not in page.locator("main").inner_text()
+    page.close()
+    assert complaints == []
+
+
 def test_a_page_is_saved_with_what_the_edits_make_of_a_gap(page_on, browser, tmp_path):
     model = model_of("tiny-encoder", context=64, use__mask=[0])
     edits = [{"name": "blocks.0.attn.out", "op": "ablate"}]

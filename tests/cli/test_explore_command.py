@@ -88,6 +88,11 @@ def test_the_next_port_is_taken_where_one_is_not_free():
             assert port < found.getsockname()[1] < port + 10
 
 
+def test_a_model_that_is_nowhere_is_told_once(folder):
+    with pytest.raises(ClearheadError, match=r"^nope is no clearhead model: there is no such folder or file"):
+        explore(folder, "nope")
+
+
 def test_a_text_goes_into_the_address():
     assert _state("", "") == ""
     assert _state("a b&c", "") == "#text=a+b%26c"

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import clearhead as ch
 from clearhead.cli import hints
 from clearhead.cli.main import app
+from clearhead.errors import ClearheadWarning
 
 WORDS = ch.Tokenizer.bytes(("<|end|>", "<|mask|>"))
 READ = {"vocabulary": len(WORDS), "tokenizer": WORDS, "context": 48}
@@ -37,6 +38,16 @@ def told(folder, monkeypatch, *words):
     done = CliRunner().invoke(app, list(words))
     assert done.exit_code == 0, done.exception
     return done.stdout, done.stderr
+
+
+def write_sound(path, samples):
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(samples.round().astype("<i2").tobytes())
+
+
+def noise(length):
+    return np.random.default_rng(0).uniform(-9000, 9000, length)
 
 
 def test_what_looks_like_a_file_that_is_not_there_is_told(folder, monkeypatch):
@@ -84,10 +95,7 @@ def test_a_picture_of_one_colour_is_told(folder, monkeypatch, colour):
 
 @pytest.mark.parametrize(("name", "loud"), [("silent", 0), ("constant", 0), ("one bit", 1), ("quiet", 30)])
 def test_a_sound_without_energy_is_told(folder, monkeypatch, name, loud):
-    samples = loud * np.sin(np.arange(16000)) + (1000 if name == "constant" else 0)
-    with wave.open(str(folder / "s.wav"), "wb") as file:
-        file.setparams((1, 2, 8000, 0, "NONE", ""))
-        file.writeframes(samples.round().astype("<i2").tobytes())
+    write_sound(folder / "s.wav", loud * np.sin(np.arange(2000)) + (1000 if name == "constant" else 0))
     answer, hint = told(folder, monkeypatch, "classify", "ear", "s.wav")
     assert answer.endswith("%\n")
     silent = "s.wav is silent: there is nothing to hear, whatever the answer.\n"
@@ -95,11 +103,41 @@ def test_a_sound_without_energy_is_told(folder, monkeypatch, name, loud):
 
 
 def test_sounds_of_several_lengths_are_judged_as_each_alone(folder, monkeypatch):
-    draw = np.random.default_rng(0)
     for name, length in (("short.wav", 900), ("long.wav", 40000)):
-        with wave.open(str(folder / name), "wb") as file:
-            file.setparams((1, 2, 8000, 0, "NONE", ""))
-            file.writeframes(draw.integers(-9000, 9000, length).astype("<i2").tobytes())
+        write_sound(folder / name, noise(length))
     (folder / "names.txt").write_text("short.wav\nlong.wav\n")
     alone = [told(folder, monkeypatch, "classify", "ear", name)[0] for name in ("short.wav", "long.wav")]
-    assert told(folder, monkeypatch, "classify", "ear", "--input", "names.txt") == ("".join(alone), "")
+    assert told(folder, monkeypatch, "classify", "ear", "--input", "names.txt") == (
+        "".join(alone),
+        "long.wav lasts 5.0 s; only its first 0.3 s is heard.\n",
+    )
+
+
+def test_of_a_long_sound_only_what_is_heard_is_called_silent(folder, monkeypatch):
+    write_sound(folder / "late.wav", np.concatenate((np.zeros(24000), noise(3200))))
+    sentence = (
+        "late.wav lasts 3.4 s; only its first 0.3 s is heard, and that is silent: "
+        "there is nothing to hear, whatever the answer."
+    )
+    assert told(folder, monkeypatch, "classify", "ear", "late.wav")[1] == f"{sentence}\n"
+    with pytest.warns(ClearheadWarning) as given:
+        ch.load("ear").classify(sound="late.wav")
+    assert [(str(one.message), one.filename) for one in given] == [(sentence, __file__)]
+
+
+def test_a_text_that_is_cut_is_told(folder, monkeypatch):
+    one = "the text is too long: of its 60 tokens 48 are read, and the rest is cut."
+    assert told(folder, monkeypatch, "classify", "judge", "a" * 60)[1] == f"{one}\n"
+    judge = ch.load("judge")
+    with pytest.warns(ClearheadWarning, match="texts of more than 48 tokens are cut: 1 of 3"):
+        judge.classify(["a" * 60, "a" * 48, [1] * 48])
+
+
+def test_what_fits_is_not_said_to_be_cut(folder, recwarn):
+    ch.load(folder / "judge").classify(["a" * 48, "b"])
+    assert not recwarn.list
+
+
+def test_pictures_are_doubted_in_python_too():
+    with pytest.warns(ClearheadWarning, match="the picture is of one colour"):
+        ch.new("tiny-pictures").classify(pictures=Image.new("L", (8, 8), 200))

@@ -92,7 +92,9 @@ def test_answers_are_compared(folders):
 def test_what_cannot_be_seen_is_told(folders):
     with pytest.raises(ch.ClearheadError, match="there is no 'atention' to see; did you mean 'attention'"):
         see(folders[0], "abc", "--what", "atention")
-    with pytest.raises(ch.ClearheadError, match="a model of shape decoder has no cross"):
+    with pytest.raises(
+        ch.ClearheadError, match="--what cross is of an encoder-decoder; this model is of shape decoder"
+    ):
         see(folders[0], "abc", "--what", "cross")
 
 
@@ -103,7 +105,7 @@ OPTIONS = {name: [f"--{name}", *values.split()] for name, values in VALUES.items
 @pytest.mark.parametrize("what", TAKES)
 def test_options_without_a_part_in_what_is_seen_are_refused(what):
     for option in OPTIONS.keys() - {*TAKES[what]}:
-        with pytest.raises(ch.ClearheadError, match=f"--{option} has no part in --what {what}"):
+        with pytest.raises(ch.ClearheadError, match=f"--{option} has no part in --what {what}; it has one in "):
             see("nowhere", "abc", "--what", what, *OPTIONS[option])
 
 
@@ -121,8 +123,10 @@ def test_what_else_a_model_reads_is_asked_for_in_words_of_the_shell(folders, tmp
     with pytest.raises(ch.ClearheadError, match="give it with --source"):
         see(folders[1], "abc")
     ch.save(ch.new("tiny-pictures"), tmp_path / "eye")
-    with pytest.raises(ch.ClearheadError, match="reads pictures, and here only texts"):
-        see(str(tmp_path / "eye"), "abc")
+    (tmp_path / "mine.png").touch()
+    done = CliRunner().invoke(app, ["see", str(tmp_path / "eye"), str(tmp_path / "mine.png")])
+    assert re.search(r"reads pictures, .* ch\.lens\.rollout\(model, pictures=…\)", str(done.exception))
+    assert done.stderr == ""
 
 
 def test_less_than_nothing_looks_otherwise_than_more(folders):

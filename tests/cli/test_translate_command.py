@@ -127,7 +127,8 @@ def test_options_reach_the_search(translator):
         (("--input", "-"), "a\nb\n" + "c" * 50, "line 3 has a sentence of 51 tokens"),
         (("--input", "-"), b"a\n\xff\n", "-:2: the line is not UTF-8"),
         (("a", "--output", "/nowhere/out.txt"), None, "/nowhere/out.txt cannot be written"),
-        (("a", "--beam", 0), None, "beams = 0 is too few"),
+        (("a", "--beam", 0), None, "--beam = 0 must be a whole number of at least 1"),
+        (("",), None, "the text is empty"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(translator, monkeypatch, words, typed, sentence):

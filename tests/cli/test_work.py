@@ -111,9 +111,9 @@ def test_a_line_that_says_nothing_is_told_by_its_number(models, tmp_path):
     [
         ("fill", "reader", "a [MASK]", "no gap", "has no gap; write"),
         ("fill", "reader", "a [MASK]", "[MASK] " * 99, "is too long: 100 tokens are more"),
-        ("classify", "pairs", "a\tb", "a\tb\tc", r"is \('a', 'b', 'c'\), but a tuple is a pair of two texts"),
+        ("classify", "pairs", "a\tb", "a\tb\tc", "has several tabs; one stands between the two"),
         ("classify", "pairs", "a\tb", "a\t", "is the pair .* of which one is empty"),
-        ("classify", "judge", "a", "a\tb", "is .* a pair; this model reads no pairs"),
+        ("classify", "judge", "a", "a\tb", "has a tab, which separates two texts; this model"),
         ("embed", "reader", "a", "cat " * 99, "is too long: 100 tokens are more"),
         ("score", "writer", "a", "cat " * 300, "is too long: 301 tokens are more"),
         ("score", "letters", "a cat", "a dog", "holds 'd' .*for which there is no token"),
@@ -193,11 +193,17 @@ MISTAKES = [
     (("classify", "reader", "a"), "tells no classes"),
     (("score", "translator", "a"), "does not write text"),
     (("score", "writer", "   "), "the text is empty"),
+    (("embed", "reader", ""), "the text is empty"),
     (("score", "writer", "a", "--overflow", "cut"), "overflow 'cut' is unknown"),
     (("score", "writer", "cat " * 300), "more than this model's context"),
     (("classify", "pairs", "--second", "a"), "--second goes with a text"),
-    (("classify", "pairs", "a\tb", "--second", "c"), "a tuple is a pair of two texts"),
-    (("classify", "judge", "a", "--second", "b"), "reads no pairs of texts"),
+    (("classify", "pairs", "a\tb", "--second", "c"), "the text has several tabs; one stands between"),
+    (("classify", "judge", "a", "--second", "b"), "reads one text at a time; leave out --second"),
+    (("classify", "judge", "a\tb"), "the text has a tab, which separates two texts; this model reads one at a time"),
+    *(
+        (words, "the text is empty")
+        for words in (("fill", "reader", ""), ("classify", "judge", ""), ("score", "writer", ""))
+    ),
     (("embed", "reader", "a", "--pooling", "max"), "it is mean or first"),
     (("embed", "reader", "a", "--output", "/no/such/a.npy"), "there is no folder /no/such to save a.npy in"),
     (("fill", "reader", "a [MASK]", "--top", "0"), "top = 0 must be a whole number of at least 1"),

@@ -174,7 +174,10 @@ def test_the_residual_stream_is_told_part_by_part():
 MISTAKES = [
     (lambda m: ch.lens.attention(m, TEXT, layer=2), "there is no layer 2; this model has layers 0 to 1."),
     (lambda m: ch.lens.attention(m, TEXT, head=4), "there is no head 4; this layer has heads 0 to 3."),
-    (lambda m: ch.lens.attention(m, TEXT, part="cross"), "a model of shape decoder has no cross beside its attention"),
+    (
+        lambda m: ch.lens.attention(m, TEXT, part="cross"),
+        "cross is a part of encoder-decoders; this model is of shape decoder",
+    ),
     (lambda m: ch.lens.attention(m, TEXT, part="crss"), "there is no part 'crss'; did you mean 'cross'?"),
     (lambda m: ch.lens.attention(m, TEXT, what="score"), "attention has no 'score' to show; did you mean 'scores'?"),
     (lambda m: ch.lens.attention(m, ["ab", "cd"]), "one text at a time, not at 2"),

@@ -97,15 +97,22 @@ def test_mistakes_about_words_and_sentences_are_told():
             ask()
 
 
-def test_sinusoidal_positions_are_the_equation_and_bits_flip_at_the_pace_of_their_wave():
+def test_sinusoidal_positions_are_the_equation_and_beside_them_bits_count():
     view = positions(model(position="sinusoidal"), 16)
     waves, counting = view.values
     width = waves.shape[1]
     for at, i in [(0, 0), (3, 1), (9, 4)]:
         assert float(waves[at, 2 * i]) == pytest.approx(math.sin(at / 10000 ** (2 * i / width)), abs=1e-5)
         assert float(waves[at, 2 * i + 1]) == pytest.approx(math.cos(at / 10000 ** (2 * i / width)), abs=1e-5)
-    fastest = round(math.log2(math.pi))  # half a wave of the first dimension lasts π positions
-    assert counting[:, 0].tolist() == [float(at >> fastest & 1) for at in range(16)]
+    columns = counting.T.tolist()
+    bits = [[float(at >> bit & 1) for at in range(16)] for bit in range(4)]
+    assert columns[0] == bits[0]
+    assert [bit for bit in bits if bit in columns] == bits
+    assert len(positions(model(position="rotary"), 16).values) == 1
+
+
+def test_words_and_their_vectors_are_views_too():
+    assert (ch.lens.context, ch.lens.vectors) == (ch.context, ch.vectors)
 
 
 def test_some_dimensions_are_spread_evenly_and_keep_their_numbers():

@@ -231,17 +231,20 @@ def test_many_texts_are_translated_in_turns_and_come_in_order(served, models):
         ({"model": "writr"}, "model", "did you mean 'writer'"),
         ({"extra_body": {"max_token": 3}}, "max_token", "did you mean 'max_tokens'"),
         ({"suffix": "end"}, "suffix", "not done here"),
-        ({"temperature": -1.0}, None, "temperature = -1.0 must be"),
+        ({"temperature": -1.0}, "temperature", "temperature = -1.0 must be"),
+        ({"top_p": 2.0}, "top_p", "top_p = 2.0 must be"),
+        ({"stop": [""]}, None, "what a text stops at"),
         ({"max_tokens": 5000}, "max_tokens", "more than the 2048"),
-        ({"max_tokens": 200}, None, "exceed the context of 128"),
+        ({"max_tokens": 200}, "max_tokens", "exceed the context of 128; ask for at most 124."),
+        ({"prompt": "x" * 200}, None, "200 tokens of prompt leave no room in the context of 128."),
         ({"n": 65}, None, "more than the 64"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "must give ids numbers"),
         ({"prompt": [[300]]}, None, "out of range"),
         ({"prompt": ""}, None, "empty"),
         ({"prompt": "x" * 300_000}, None, "characters are more than"),
         ({"extra_body": {"prompt": {"a": 1}}}, "prompt", "should be a valid string"),
-        ({"model": "reader"}, None, "does not write text"),
-        ({"model": "translator"}, None, "does not write text"),
+        ({"model": "reader"}, "model", "does not write text"),
+        ({"model": "translator"}, "model", "does not write text after a prompt; POST /translate asks it."),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(client, given, param, words):
@@ -252,6 +255,14 @@ def test_mistakes_are_told_in_a_sentence(client, given, param, words):
     assert words in told["message"]
     assert told["param"] == param
     assert told["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])
+def test_a_body_of_another_type_is_told_how_to_be_sent(served, kind):
+    body = b'{"model": "writer", "prompt": "Once"}'
+    status, _, content = ask(served.port, "POST", "/v1/completions", body, {"Content-Type": kind})
+    assert status == 400
+    assert "send it as application/json (Content-Type)" in json.loads(content)["error"]["message"]
 
 
 def test_fields_that_change_nothing_are_accepted(client, models):

@@ -167,7 +167,7 @@ def test_the_link_to_the_page_holds_the_key_unless_it_was_kept_in_the_environmen
         (["--max-queue", "0"], "too small a limit"),
         (["--api-key", "schlüssel"], "must be of ASCII characters"),
         (["--api-key", " k"], "no space around"),
-        (["no/such/model"], "no/such/model is no model"),
+        (["no/such/model"], "no/such/model is no clearhead model"),
     ],
 )
 def test_mistakes_are_told_before_anyone_is_let_in(saved, words, sentence):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.cli.main import app
 from clearhead.serve.pages.kept import Kept
 from page_site import Site
 
@@ -194,3 +195,15 @@ def test_models_tell_what_they_are(site, model):
     assert {"machine", "attention", "predict"} <= set(card["views"])
     assert "translate" not in card["views"]
     assert len(site.json("GET", "/api/models/m/vocabulary")) == m.vocabulary
+
+
+def test_of_several_models_the_first_is_saved_and_the_command_says_so(model, tmp_path, capsys):
+    ch.save(model, tmp_path / "one")
+    ch.save(model, tmp_path / "two")
+    folders, page = [str(tmp_path / "one"), str(tmp_path / "two")], tmp_path / "page.html"
+    app(["explore", *folders, "--out", str(page)], standalone_mode=False)
+    assert "with one; name one model for each file" in capsys.readouterr().out
+    held = json.loads(page.read_text().split('id="snapshot">')[1].split("</script>")[0])
+    assert [card["name"] for card in held["GET api/models"]["content"]] == ["one"]
+    app(["explore", folders[0], "--out", str(page)], standalone_mode=False)
+    assert "name one model" not in capsys.readouterr().out

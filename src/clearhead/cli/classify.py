@@ -9,6 +9,7 @@ import typer
 from clearhead.cli import hints
 from clearhead.cli.flags import MODEL
 from clearhead.cli.lines import INPUT, answered, check_given, read_texts
+from clearhead.errors import ClearheadError, Unreadable
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -18,7 +19,9 @@ TAB = "\t"  # stands between the two texts of a pair
 
 def classify(
     model: str = MODEL,
-    what: str = typer.Argument("", help="A text; or a picture or sound file, where the model reads those."),
+    what: str = typer.Argument(
+        None, help="A text; or a picture or sound file, where the model reads those.", show_default=False
+    ),
     second: str = typer.Option("", help="A second text, to be judged together with the first.", show_default=False),
     file: str = INPUT,
     as_json: bool = typer.Option(False, "--json", help="One JSON object a line, with the probability of each class."),
@@ -29,12 +32,13 @@ def classify(
     clearhead models digits names a picture to try.
     """
     from clearhead import api
-    from clearhead.errors import ClearheadError
 
-    if second and not what:
+    if second and what is None:
         raise ClearheadError("--second goes with a text; in the lines of a file, a tab stands between two texts.")
     check_given(what, file, "a text, or the name of a picture or a sound")
     loaded = api.load(model)
+    if second and not loaded.config.use.end:
+        raise ClearheadError("this model reads one text at a time; leave out --second.")
     if loaded.config.model.input.kind == "tokens":
         hints.if_file(what)
     blocks = read_texts(f"{what}{TAB}{second}" if second else what, file)
@@ -47,6 +51,11 @@ def judged(model: "Model", some: list[str]) -> list[Any]:
     reads = model.config.model.input.kind
     if reads != "tokens":
         return model.classify(**{"pictures" if reads == "pictures" else "sound": some})
+    for number, line in enumerate(some):
+        if TAB in line and not model.config.use.end:
+            raise Unreadable(number, "has a tab, which separates two texts; this model reads one at a time.")
+        if line.count(TAB) > 1:
+            raise Unreadable(number, "has several tabs; one stands between the two texts of a pair.")
     given: list[Any] = [tuple(line.split(TAB)) if TAB in line else line for line in some]
     return model.classify(given)
 

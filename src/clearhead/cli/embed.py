@@ -11,7 +11,7 @@ from clearhead.cli.lines import INPUT, answered, read_texts
 
 def embed(
     model: str = MODEL,
-    text: str = typer.Argument("", help="One text.", show_default=False),
+    text: str = typer.Argument(None, help="One text.", show_default=False),
     file: str = INPUT,
     output: Path = typer.Option(Path("vectors.npy"), help="Where the vectors go: texts × width, for numpy.load."),
     pooling: str = typer.Option("", help="mean or first; as the model was made for without it.", show_default=False),

@@ -48,14 +48,18 @@ def explore(
     from clearhead.serve.limits import Limits
     from clearhead.serve.server import listening, loopback, run
     from clearhead.serve.shelf import Shelf, half_of, named
+    from clearhead.weights import formats
 
     if out is not None:
         _check_out(out)
-    shelf = Shelf(named(models or _usual()), half_of(device), device, dtype)
+    paths = named(models or _usual())
+    for path in paths.values():
+        formats.found(path)
+    shelf = Shelf(paths, half_of(device), device, dtype)
     key = "" if loopback(host) else os.environ.get("CLEARHEAD_API_KEY") or secrets.token_urlsafe(12)
     app = build(shelf, Limits(), key, page=True, hosts=[host])
     if out is not None:
-        _save(app, out, text, source)
+        _save(app, out, text, source, shelf.names)
         return
     at = _free(host, port, listening)
     name = f"[{host}]" if ":" in host else host
@@ -105,7 +109,7 @@ def _check_out(path: Path) -> None:
     check_folder(path)
 
 
-def _save(app: "FastAPI", path: Path, text: str, source: str) -> None:
+def _save(app: "FastAPI", path: Path, text: str, source: str, names: list[str]) -> None:
     import asyncio
 
     from clearhead.files import overwrite
@@ -113,4 +117,5 @@ def _save(app: "FastAPI", path: Path, text: str, source: str) -> None:
 
     written = asyncio.run(page(app, text, source)).encode()
     overwrite(path, written)
-    typer.echo(f"saved {path} ({len(written) / 1e6:.1f} MB)")
+    told = f" with {names[0]}; name one model for each file" if len(names) > 1 else ""
+    typer.echo(f"saved {path} ({len(written) / 1e6:.1f} MB){told}")

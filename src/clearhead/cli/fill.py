@@ -12,7 +12,7 @@ from clearhead.cli.lines import INPUT, answered, read_texts
 
 def fill(
     model: str = MODEL,
-    text: str = typer.Argument("", help="A text with [MASK] where a word is missing.", show_default=False),
+    text: str = typer.Argument(None, help="A text with [MASK] where a word is missing.", show_default=False),
     file: str = INPUT,
     top: int = typer.Option(5, help="How many words to tell for each gap."),
     as_json: bool = typer.Option(False, "--json", help="As JSON, a line for each text."),

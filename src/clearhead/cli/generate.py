@@ -39,8 +39,9 @@ def generate(
 ) -> None:
     """Write on from a prompt."""
     from clearhead import api
-    from clearhead.errors import ClearheadError
+    from clearhead.errors import ClearheadError, check_whole
 
+    check_whole("--beam", beam)
     if stream and (n > 1 or as_json or logprobs):
         raise ClearheadError("--stream shows one text as it comes; leave out --n, --json and --logprobs.")
     if beam and (stream or logprobs or n > beam):

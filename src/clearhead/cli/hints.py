@@ -14,8 +14,10 @@ from clearhead.errors import ClearheadWarning
 NAME = r"\S+\.(txt|text|md|tsv|csv|jsonl?|gz)"  # what nobody writes but for a file
 
 
-def if_file(text: str, instead: str = "--input {} reads its lines") -> None:
+def if_file(text: str | None, instead: str = "--input {} reads its lines") -> None:
     """Where a text is the name of a file, or looks like one: that it was read as a text, and how the file is read."""
+    if text is None:
+        return
     with suppress(OSError, ValueError):  # of texts that could name no file
         if Path(text).is_file():
             how = instead.format(shlex.quote(text))

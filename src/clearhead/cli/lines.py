@@ -17,16 +17,18 @@ SOME = 256  # lines that are worked on together, and shown when they are done
 T = TypeVar("T")
 
 
-def check_given(text: str, file: str, what: str = "a text") -> None:
-    """Never both, never none."""
-    if bool(text) == bool(file):
+def check_given(text: str | None, file: str, what: str = "a text") -> None:
+    """Never both, never none, and no text of nothing."""
+    if (text is not None) == bool(file):
         raise ClearheadError(f"give {what}, or --input with a file that has one on each line, and not both.")
+    if text is not None and not text.strip():
+        raise ClearheadError("the text is empty; there must be something to read.")
 
 
-def read_lines(text: str, file: str) -> list[str]:
+def read_lines(text: str | None, file: str) -> list[str]:
     """The text, or the lines of the file."""
     check_given(text, file)
-    if text:
+    if text is not None:
         return [text]
     lines = list(text_lines(file))
     if not lines or len(lines) > MOST:
@@ -48,7 +50,7 @@ def shown_lines(blocks: Iterator[list[str]], file: str, quiet: bool) -> Iterator
     return shown(blocks, total, "lines", len)
 
 
-def read_texts(text: str, file: str) -> Iterator[list[str]]:
+def read_texts(text: str | None, file: str) -> Iterator[list[str]]:
     """The same, some lines at a time, for commands to which an empty line says nothing."""
     lines = read_lines(text, file)
     for number, line in enumerate(lines, 1):

@@ -1,7 +1,9 @@
 """`clearhead`: the commands, and how mistakes are told. Nothing here imports torch."""
 
 import os
+import re
 import sys
+from typing import Any
 
 import typer
 
@@ -35,6 +37,8 @@ from clearhead.errors import ClearheadError, reason
 
 # how torch, which is not imported here, tells that memory is short, and that no memory could be so large
 TOO_LARGE = ("out of memory", "CPUAllocator", "Storage size calculation overflowed")
+
+TEXTS = {"text", "prompt", "what"}  # arguments that are one
 
 WITH_DOTS = (train.train, compare.compare, verify.verify, presets.presets)  # any option of a configuration
 
@@ -111,8 +115,20 @@ def main() -> None:
         wrong_use = getattr(error, "format_message", None)  # only click's mistakes have it, wherever typer keeps click
         if wrong_use is None:
             raise
-        _stop(wrong_use(), 2)
+        _stop(_plainly(wrong_use(), getattr(error, "ctx", None)), 2)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _plainly(sentence: str, context: Any) -> str:
+    """Click's sentence in words of the shell."""
+    if kind := re.search("Input should be a valid (number|integer)", sentence):
+        return f"{sentence[: kind.start()]}it must be a {kind[1].replace('integer', 'whole number')}."
+    if extra := re.match(r"Got unexpected extra argument\S* \((.*)\)", sentence):
+        names = {name for param in context.command.params for name in (param.name, *param.opts)}
+        quoted = "; a text of several words stands in quotes" if names & TEXTS else ""
+        listed = ", and several texts or names of files on the lines of a file: --input" if "--input" in names else ""
+        return f"{extra[1]!r} is left over{quoted}{listed}."
+    return sentence
 
 
 def _stop(sentence: str, status: int) -> None:

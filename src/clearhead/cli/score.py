@@ -12,7 +12,7 @@ from clearhead.cli.lines import INPUT, answered, read_texts
 
 def score(
     model: str = MODEL,
-    text: str = typer.Argument("", help="A text.", show_default=False),
+    text: str = typer.Argument(None, help="A text.", show_default=False),
     file: str = INPUT,
     overflow: str = typer.Option(
         "refuse", help="What becomes of a text that exceeds the context: refuse, or slide (read piece by piece)."

@@ -60,8 +60,9 @@ def see(
     where, asked = {"layer": layer, "head": head}, {"token": token, "against": against}
     given = {"source": source} if source is not None else {}
     _check(what, [name for name, value in (where | asked | given | {"find": find}).items() if value is not None])
-    hints.if_file(text, '"$(cat {})" in its place gives what it holds')
     loaded = api.load(model)
+    if loaded.config.model.reads.kind == "tokens":
+        hints.if_file(text, '"$(cat {})" in its place gives what it holds')
     if find is not None:
         first, second = find
         give(lens.looks(loaded, first, text).heads(second), out)
@@ -78,8 +79,8 @@ def _check(what: str, options: list[str]) -> None:
         raise ClearheadError(f"there is no {what!r} to see; {nearest(what, TAKES)}")
     for name in options:
         if name not in TAKES[what]:
-            takes = ", ".join(f"--{taken}" for taken in TAKES[what]) or "none of them"
-            raise ClearheadError(f"--{name} has no part in --what {what}, which takes {takes}.")
+            others = ", ".join(other for other, takes in TAKES.items() if name in takes)
+            raise ClearheadError(f"--{name} has no part in --what {what}; it has one in {others}.")
     if what == "looks" and not options:
         raise ClearheadError("--what looks is of two words of the text; name them: --find creature fluffy.")
 
@@ -94,9 +95,11 @@ def _check_source(model: "Model", what: str, source: str | None) -> None:
     if "source" not in TAKES[what]:
         return
     if not isinstance(reads, c.Tokens):
-        raise ClearheadError(
-            f"this model reads {reads.kind}, and here only texts are seen; clearhead.lens sees others."
-        )
+        kind = "pictures" if isinstance(reads, c.Pictures) else "sound"
+        call = f"ch.lens.rollout(model, {kind}=…)"
+        raise ClearheadError(f"this model reads {kind}, and here only texts are seen; in Python, {call} sees it.")
+    if what in ("cross", "encoder") and not isinstance(m.shape, c.EncoderDecoder):
+        raise ClearheadError(f"--what {what} is of an encoder-decoder; this model is of shape {m.shape.kind}.")
     if isinstance(m.shape, c.EncoderDecoder) and source is None:
         raise ClearheadError("this model also reads a source, from which the text is made; give it with --source.")
 

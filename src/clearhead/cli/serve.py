@@ -6,7 +6,7 @@ from urllib.parse import quote
 import typer
 
 from clearhead.cli.flags import DTYPE
-from clearhead.errors import ClearheadError, similar
+from clearhead.errors import ClearheadError
 
 
 def serve(
@@ -32,13 +32,14 @@ def serve(
 ) -> None:
     """Serve models to other programs over HTTP.
 
-    Completions, chats and embeddings as the openai client asks for them, and translations; --page adds the page.
+    Completions, chats and embeddings as the openai client asks for them; translations, classes and words for gaps;
+    --page adds the page.
     """
     from clearhead.serve.app import build
     from clearhead.serve.limits import Limits
     from clearhead.serve.server import listening, loopback, run
     from clearhead.serve.shelf import Shelf, half_of, named
-    from clearhead.weights import hub
+    from clearhead.weights import formats
 
     if not loopback(host) and not api_key:
         key = "set CLEARHEAD_API_KEY to a key that they must know"
@@ -49,8 +50,7 @@ def serve(
         raise ClearheadError(f"--memory {memory:g} is no amount; it must be at least 0.")
     paths = named(models)
     for path in paths.values():  # those that are loaded later too
-        if hub.find(path) is None:
-            raise ClearheadError(f"{path} is no model: there is no such folder or file{similar(path)}.")
+        formats.found(path)
     limits = Limits(slots=slots, queue=max_queue, max_tokens=max_tokens)
     shelf = Shelf(paths, int(memory * 2**30) or half_of(device), device, dtype)
     app = build(shelf, limits, api_key, page, [host, *allow_host])

@@ -15,7 +15,7 @@ from clearhead.cli.chosen import chosen_tree, table, token_table
 from clearhead.cli.flags import DTYPE, ENGINE, MODEL
 from clearhead.cli.lines import INPUT, check_given, shown_lines, told_by_line
 from clearhead.data.unpacked import text_lines
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, check_whole
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -26,7 +26,7 @@ BLOCK = 2048  # lines that are read, sorted by length and translated before the 
 
 def translate(
     model: str = MODEL,
-    text: str = typer.Argument("", help="One sentence.", show_default=False),
+    text: str = typer.Argument(None, help="One sentence.", show_default=False),
     file: str = INPUT,
     output: str = typer.Option("-", help="Where the lines go, and tables where asked for; - is the screen."),
     beam: int = typer.Option(5, help="How many translations are followed at once; 1 is greedy."),
@@ -56,6 +56,7 @@ def translate(
     from clearhead import api
 
     check_given(text, file)
+    check_whole("--beam", beam, 1)
     hints.if_file(text)
     options = {
         "beam": beam, "max_tokens": max_tokens, "length_penalty": length_penalty, "n_best": n_best, "early": early,
@@ -66,7 +67,7 @@ def translate(
     loaded: Any = reader.through(engine, dtype) if engine else reader
     count, tables = 0, not as_json and (bool(align) or logprobs is not None)
     with written_to(output) as out:
-        for lines in [[text]] if text else shown_lines(blocks(file), file, quiet=output == "-"):
+        for lines in [[text]] if text is not None else shown_lines(blocks(file), file, quiet=output == "-"):
             with told_by_line(file, count):
                 made = translated(loaded, lines, options)
             for number, (line, found) in enumerate(zip(lines, made, strict=True), count + 1):

@@ -244,7 +244,8 @@ class Engine:
 
 def refuse_too_long(prompt: int, more: int, most: int) -> None:
     if prompt >= most:
-        raise ClearheadError(f"{prompt} tokens of prompt leave no room in the context of {most}; overflow can slide.")
+        full = f"{prompt} tokens of prompt leave no room in the context of {most}"
+        raise ClearheadError(f"{full}; with overflow slide it goes on.")
     if prompt + more > most:
-        room = f"the context of {most}; ask for at most {most - prompt}, or let it slide (overflow)"
+        room = f"the context of {most}; ask for at most {most - prompt}, or for overflow slide"
         raise ClearheadError(f"{prompt} tokens of prompt and {more} to write exceed {room}.")

@@ -30,7 +30,7 @@ def layers_of(m: c.ModelConfig, part: str) -> int:
     if part not in PARTS:
         raise ClearheadError(f"there is no part {part!r}; {nearest(str(part), PARTS)}")
     if part not in parts_of(m):
-        raise ClearheadError(f"a model of shape {m.shape.kind} has no {part} beside its attention.")
+        raise ClearheadError(f"{part} is a part of encoder-decoders; this model is of shape {m.shape.kind}.")
     return m.shape.layers if part == "encoder" and isinstance(m.shape, c.EncoderDecoder) else m.layers
 
 

@@ -38,13 +38,13 @@ def positions(model: "Inside", count: int = SHOWN, dimensions: int | None = None
     """
     scheme, values, rates = _waves(model, count)
     shown = _spread(len(rates), dimensions)
-    values, names, note = values[None, :, shown], [scheme], NOTES[scheme]
+    maps = {scheme: values}
     if scheme == "sinusoidal":
-        names.append("binary counting")
-        counting = (torch.arange(count)[:, None] >> _bits(rates[shown])) % 2
-        values = torch.cat((values, counting[None] * values.abs().max()))  # as strong as the waves
-    axes = Axis.of("scheme", names), Axis.of("position", count), Axis.of("dimension", list(map(str, shown)))
-    return View(values, axes, f"{scheme} positions", "value", signed=True, note=note)
+        bits = (torch.arange(count)[:, None] >> _bits(rates)) % 2
+        maps["binary counting"] = bits * values.abs().max()  # as strong as the waves
+    axes = Axis.of("scheme", list(maps)), Axis.of("position", count), Axis.of("dimension", list(map(str, shown)))
+    both = torch.stack(list(maps.values()))[..., shown]
+    return View(both, axes, f"{scheme} positions", "value", signed=True, note=NOTES[scheme])
 
 
 def _bits(rates: Tensor) -> Tensor:

@@ -1,29 +1,32 @@
-"""What is not written token by token: /v1/embeddings and /translate, some texts or sentences at a time."""
+"""What is not written token by token: /v1/embeddings, /classify, /fill, /translate; some texts at a time."""
 
 import asyncio
 import base64
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from clearhead.api import Model
-from clearhead.batch import by_length
+from clearhead.batch import Batch, by_length
 from clearhead.errors import numbered
-from clearhead.generate.answers import check_embeds
+from clearhead.generate.answers import Judged, fill, judged, judged_tokens
 from clearhead.generate.beamed import prefixes, wishes
 from clearhead.generate.told import told
 from clearhead.generate.translate import NOTHING, Translated, Translator
-from clearhead.serve.asking import client_of, listed
+from clearhead.serve.asking import check_fits, client_of, listed
 from clearhead.serve.limits import Limits
 from clearhead.serve.openai import FAILURES
 from clearhead.serve.refused import Refused
-from clearhead.serve.schemas import Embedding, Translation
+from clearhead.serve.schemas import Classification, Embedding, Filling, Translation
 from clearhead.serve.shapes import Tree
 from clearhead.serve.shelf import Shelf
+from clearhead.tap import SILENT
 
 WISHES = ("beam", "n_best", "length_penalty", "early", "no_repeat", "prefix", "alternatives")
 TURN = 8  # texts or sentences of one client that are answered before others have their turn
@@ -39,11 +42,11 @@ def add(app: FastAPI, shelf: Shelf, limits: Limits) -> None:
     async def embeddings(asked: Embedding, request: Request) -> Response:
         given, client = listed(asked.input, limits), client_of(request)
         async with shelf.using(asked.model) as held:
+            check_fits(held, "/v1/embeddings")
             width = held.model.config.model.width
             if asked.dimensions not in (None, width):
                 sentence = f"vectors of this model have {width} dimensions, not {asked.dimensions}."
                 raise Refused(sentence, param="dimensions")
-            check_embeds(held.model.config.model)
             rows = await asyncio.to_thread(_rows, held.model, given)
             vectors = dict[int, Vector]()
             device = next(held.model.net.parameters()).device
@@ -60,12 +63,42 @@ def add(app: FastAPI, shelf: Shelf, limits: Limits) -> None:
         usage = {"prompt_tokens": read, "total_tokens": read}
         return JSONResponse({"object": "list", "model": held.name, "data": data, "usage": usage})
 
+    @app.post("/classify", responses=FAILURES)
+    async def classify(asked: Classification, request: Request) -> Response:
+        given, client = listed(asked.input, limits), client_of(request)
+        async with shelf.using(asked.model or shelf.only) as held:
+            check_fits(held, "/classify")
+            found = dict[int, Judged | float]()
+            for some, batch in await asyncio.to_thread(_batches, held.model, given):
+                made = await held.worker.call(client, partial(_judged, held.model, batch))
+                found |= zip(some, made, strict=True)
+                shelf.metrics.read.add(sum(map(len, batch.rows())), model=held.name)
+        answers = [asdict(one) if isinstance(one, Judged) else {"number": one} for _, one in sorted(found.items())]
+        return JSONResponse({"model": held.name, "answers": answers})
+
+    @app.post("/fill", responses=FAILURES)
+    async def fill_gaps(asked: Filling, request: Request) -> Response:
+        given, client = listed(asked.input, limits), client_of(request)
+        async with shelf.using(asked.model or shelf.only) as held:
+            check_fits(held, "/fill")
+            model, answers = held.model, list[Tree]()
+            rows = await asyncio.to_thread(lambda: list(model._rows(given)))
+            if (gaps := sum(row.count(mask) for row in rows for mask in model.config.use.mask[:1])) > limits.texts:
+                raise Refused(f"{gaps} gaps are more than the {limits.texts} of one request here.", param="input")
+            for number, text in enumerate(given):
+                with numbered(number if len(given) > 1 else None):
+                    work = partial(fill, model.net, model.tokenizer, model.config, text, asked.top)
+                    answers.append({"gaps": [[*map(asdict, gap)] for gap in await held.worker.call(client, work)]})
+        shelf.metrics.read.add(sum(map(len, rows)), model=held.name)
+        return JSONResponse({"model": held.name, "answers": answers})
+
     @app.post("/translate", responses=FAILURES)
     async def translate(asked: Translation, request: Request) -> Response:
         given, client = listed(asked.text, limits), client_of(request)
         if asked.max_tokens > limits.max_tokens:
             raise Refused(f"max_tokens is at most {limits.max_tokens} here.", param="max_tokens")
         async with shelf.using(asked.model or shelf.only) as held:
+            check_fits(held, "/translate")
             work = await asyncio.to_thread(Sentences, held.model, given, asked, limits)
             for some in work.turns():  # who leaves between two of these ends it
                 await held.worker.call(client, partial(work.translate, some))
@@ -113,6 +146,20 @@ class Sentences:
 
 def _rows(model: Model, given: list[Any]) -> list[list[int]]:
     return list(model._rows(given, longest=model.config.use.longest))
+
+
+def _batches(model: Model, given: list[Any]) -> list[tuple[list[int], Batch]]:
+    """Texts and pairs that are judged together, as `model.classify` reads them, and which they are."""
+    texts, longest = [tuple(one) if isinstance(one, list) else one for one in given], judged_tokens(model.config)
+    lengths = [len(row) for row in model._rows(texts, longest=longest)]
+    turns = by_length(lengths, next(model.net.parameters()).device, TURN)
+    return [(some, model._batch([texts[i] for i in some], longest=longest)) for some in turns]
+
+
+def _judged(model: Model, batch: Batch) -> list[Judged] | list[float]:
+    with torch.no_grad():
+        logits = model.net.predict(model._run(batch, SILENT), batch.segments).float()
+    return judged(logits, model.config)
 
 
 def _embedded(model: Model, rows: list[list[int]]) -> Vector:

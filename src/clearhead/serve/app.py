@@ -76,6 +76,8 @@ async def _misread(request: Request, error: Exception) -> Response:
         return _told(Refused.of(own))
     if found[0]["type"] == "json_invalid":
         return _told(Refused("the body is not JSON."))
+    if isinstance(found[0].get("input"), bytes):
+        return _told(Refused("the body was not read; send it as application/json (Content-Type)."))
     name = [*found[0]["loc"], "body"][1]  # loc is the body, its field, places inside that
     wrong = dict.fromkeys(one["msg"].removeprefix("Input ") for one in found if name in one["loc"])
     return _told(Refused(f"{name}: {' or '.join(wrong) or found[0]['msg']}."[:300].lower(), param=str(name)[:80]))

@@ -8,6 +8,8 @@ from typing import Any
 
 from fastapi import Request
 
+from clearhead import config as c
+from clearhead.errors import ClearheadError
 from clearhead.generate import chat as chats
 from clearhead.generate.request import Chosen
 from clearhead.generate.sampling import Sampling, sampling
@@ -18,6 +20,13 @@ from clearhead.serve.schemas import Chat, Completion, Drawn, Prompt
 from clearhead.serve.shelf import Held
 
 SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+UNFIT = {
+    "/v1/completions": "does not write text after a prompt",
+    "/v1/embeddings": "gives no vectors",
+    "/translate": "does not translate",
+    "/classify": "tells no classes",
+    "/fill": "fills no gaps",
+}  # what is said of a model that another path asks
 SHORT = 16  # tokens of a completion that asks for no number of them; so it is with OpenAI
 
 
@@ -26,14 +35,42 @@ def client_of(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-def listed(given: Prompt, limits: Limits, n: int = 1) -> list[Any]:
-    """One or several texts, or lists of ids, as several; not more than one request may bring."""
+def check_fits(held: Held, path: str) -> None:
+    """Refuses a model that another path asks, or none; vectors are those of any model that reads one text."""
+    m = held.model.config.model
+    if not isinstance(m.reads, c.Tokens):
+        raise Refused(f"{held.name} reads {m.reads.kind}, but only texts are read here.", param="model")
+    own = _path_of(m)
+    if path != own and (path != "/v1/embeddings" or own == "/translate"):
+        raise Refused(f"{held.name} {UNFIT[path]}; POST {own} asks it.", param="model")
+
+
+def _path_of(m: c.ModelConfig) -> str:
+    match m.shape, m.head:
+        case c.EncoderDecoder(), _:
+            return "/translate"
+        case c.Decoder(), c.Language():
+            return "/v1/completions"
+        case _, c.Classes() | c.Number():
+            return "/classify"
+        case _, c.MaskedWord():
+            return "/fill"
+    return "/v1/embeddings"
+
+
+def listed(given: Prompt | list[list[str]], limits: Limits, n: int = 1) -> list[Any]:
+    """One or several texts, pairs of them or lists of ids, as several; not more than one request may bring."""
     several: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else [*given]
     if len(several) * n > limits.texts:
         raise Refused(f"{len(several) * n} texts are more than the {limits.texts} of one request here.")
-    if (size := sum(map(len, several))) > limits.prompt:
+    if (size := sum(map(_length, several))) > limits.prompt:
         raise Refused(f"{size} characters are more than the {limits.prompt} of one request here.")
     return several
+
+
+def _length(one: Any) -> int:
+    """Characters, of a pair in both texts; or ids."""
+    return sum(map(len, one)) if isinstance(one, list) and one and isinstance(one[0], str) else len(one)
 
 
 def how(asked: Drawn, limits: Limits, max_tokens: int) -> Sampling:
@@ -48,7 +85,11 @@ def how(asked: Drawn, limits: Limits, max_tokens: int) -> Sampling:
     stop = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop)
     seed = secrets.randbelow(1 << 31) if asked.seed is None else asked.seed
     same = {name: getattr(asked, name) for name in SAME}
-    return sampling(max_tokens=max_tokens, bias=bias, stop=stop, seed=seed, **same)
+    try:
+        return sampling(max_tokens=max_tokens, bias=bias, stop=stop, seed=seed, **same)
+    except ClearheadError as error:  # most begin with the name of the option
+        name = str(error).partition(" = ")[0]
+        raise Refused(str(error), param=name if name in type(asked).model_fields else None) from None
 
 
 def prompted(held: Held, asked: Completion, given: list[Any], limits: Limits) -> list[Text]:

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from clearhead.serve.asking import client_of, conversed, echoed, listed, prompted
+from clearhead.serve.asking import check_fits, client_of, conversed, echoed, listed, prompted
 from clearhead.serve.job import Job
 from clearhead.serve.limits import Limits
 from clearhead.serve.refused import Refused
@@ -41,6 +41,7 @@ def add(app: FastAPI, shelf: Shelf, limits: Limits) -> None:
     async def completions(asked: Completion, request: Request) -> Response:
         given, client = listed(asked.prompt, limits, asked.n), client_of(request)
         async with shelf.using(asked.model) as held:
+            check_fits(held, "/v1/completions")
             held.worker.check(client, len(given) * asked.n)
             texts = await asyncio.to_thread(prompted, held, asked, given, limits)
             told = asked.logprobs is not None
@@ -58,6 +59,7 @@ def add(app: FastAPI, shelf: Shelf, limits: Limits) -> None:
         if asked.top_logprobs and not asked.logprobs:
             raise Refused("top_logprobs needs logprobs to be true.", param="top_logprobs")
         async with shelf.using(asked.model) as held:
+            check_fits(held, "/v1/completions")
             held.worker.check(client, asked.n)
             texts = await asyncio.to_thread(conversed, held, asked, limits)
             job = held.worker.write(client, texts)

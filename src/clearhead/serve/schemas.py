@@ -30,6 +30,7 @@ FIRST = FirstMistake()
 Texts = Annotated[list[str], FIRST]
 Ids = Annotated[list[int], FIRST]
 Prompt = str | Texts | Ids | Annotated[list[Ids], FIRST]
+Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
 
 
 class Asked(BaseModel):
@@ -117,8 +118,22 @@ class Embedding(Asked):
     dimensions: int | None = None
 
 
-class Translation(Asked):
+class Answered(Asked):
+    """What is asked on paths of ours."""
+
     model: str = Field("", description="May be left out where one model is served.")
+
+
+class Classification(Answered):
+    input: str | Texts | Annotated[list[Pair], FIRST] = Field(description="Texts, or pairs to be judged together.")
+
+
+class Filling(Answered):
+    input: str | Texts = Field(description="Texts with [MASK] where a word is missing.")
+    top: int = Field(5, ge=1, le=100, description="So many of the likeliest words for each gap.")
+
+
+class Translation(Answered):
     text: str | Texts
     beam: int = Field(5, ge=1, le=32)
     n_best: int = Field(1, ge=1, le=32)

@@ -54,6 +54,7 @@ class Scribe:
         """Texts that can be written, `n` for each prompt; or a sentence why not."""
         words, texts = self.words, list[Text]()
         for prompt in prompts:
+            self._check_room(len(prompt), how.max_tokens)
             requests = [Request(prompt, how, sample, top) for sample in range(n)]
             self.engine.check(requests[0])
             head = words.decode(prompt) if words and echo else ""
@@ -61,6 +62,15 @@ class Scribe:
                 stream = TextStream(words, prompt, how.stop) if words else None
                 texts.append(Text(request, stream, len(texts), head))
         return texts
+
+    def _check_room(self, prompt: int, more: int) -> None:
+        """As the engine does it, where nothing slides."""
+        most = self.engine.capacity
+        if prompt >= most:
+            raise Refused(f"{prompt} tokens of prompt leave no room in the context of {most}.")
+        if prompt + more > most:
+            room = f"the context of {most}; ask for at most {most - prompt}"
+            raise Refused(f"{prompt} tokens of prompt and {more} to write exceed {room}.", param="max_tokens")
 
     def leavers(self) -> list[Job]:
         """Whose texts have ended, one for each: their rows are free."""
@@ -98,14 +108,12 @@ class Scribe:
         while text.told < last:
             chosen, said = request.written[text.told], ""
             text.told += 1
-            if text.stream is not None and chosen.token not in ends:
-                said = text.stream.feed(chosen.token)
+            if text.stream is not None:
+                said = text.stream.add(chosen.token, ends, bool(request.reason) and text.told == last)
                 if text.stream.stopped:
                     request.end("stop")
                     last = text.told
             reason = request.reason if text.told == last else ""
-            if text.stream is not None and reason:
-                said += text.stream.end()
             pieces.append(Piece(text.head + said if text.told == 1 else said, text.index, chosen, reason))
         return pieces
 

@@ -1,6 +1,5 @@
 """Pictures and sounds, as numbers or as files that hold them, become what the network reads."""
 
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.errors import ClearheadError, ClearheadWarning
+from clearhead.errors import ClearheadError, warn
 from clearhead.tokens import pictures
 from clearhead.tokens import sound as sounds
 
@@ -49,7 +48,7 @@ def read(x: object, reads: c.Pictures | c.Sound | c.Spectrogram) -> tuple[Tensor
 def _warn(doubts: Iterable[str]) -> None:
     """Of many, one tells enough."""
     for doubt in filter(None, doubts):
-        warnings.warn(doubt, ClearheadWarning, stacklevel=2)
+        warn(doubt)
         return
 
 

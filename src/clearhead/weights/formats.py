@@ -28,7 +28,7 @@ WRITE_ONLY = {"model.bin": "CTranslate2", "onnx_config.json": "ONNX"}
 
 def read(where: str | Path, home: Home) -> Checkpoint:
     """A bundled or fetched model by name, a clearhead or Hugging Face folder, a .gguf file, `owner/name` on the hub."""
-    path = _found(where, hub.WANTED)
+    path = found(where, hub.WANTED)
     if path.suffix in (".safetensors", ".json", ".bin"):
         raise ClearheadError(f"{where} is one file of a model; name the folder that it is in.")
     if path.is_file():
@@ -54,7 +54,7 @@ def read(where: str | Path, home: Home) -> Checkpoint:
 
 def words(where: str | Path) -> Published:
     """How a model reads text, without its weights; `where` may also be a tokenizer.json, or a folder with one."""
-    path = _found(where, hub.WORDS)
+    path = found(where, hub.WORDS)
     if path.suffix == ".json":
         return published.alone(path)
     if path.is_file():
@@ -72,7 +72,7 @@ def words(where: str | Path) -> Published:
     return published.read(path, str(theirs.get("model_type")), str(theirs.get("tokenizer_class") or ""))
 
 
-def _found(where: str | Path, wanted: list[str]) -> Path:
+def found(where: str | Path, wanted: list[str] = hub.WANTED) -> Path:
     """The folder or file that is meant; what is on the hub is fetched, as far as it is wanted."""
     if not isinstance(where, str | Path):
         raise ClearheadError(f"the name of a model is a text or a path, not {type(where).__name__}.")

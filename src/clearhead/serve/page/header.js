@@ -14,7 +14,7 @@ const few = (n) => (n >= 1e9 ? `${(n / 1e9).toFixed(1)}B` : n >= 1e6 ? `${(n / 1
 
 /** The header of the page. */
 export function prompt({ card, text, source }) {
-  const models = known().value ?? [];
+  const models = api.snapshot ? [] : known().value ?? []; // a saved page holds one
   const both = card.kind === "encoder-decoder";
   const facts = [card.kind, `${both ? `${card.encoder_layers} + ` : ""}${card.layers} layers`, `${card.heads} heads`, `width ${card.width}`,
     card.vocabulary ? `${few(card.vocabulary)} tokens` : "", `${few(card.parameters)} parameters`, card.device, card.step === null ? "" : `step ${card.step}`].filter(Boolean);

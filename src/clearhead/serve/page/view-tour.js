@@ -1,6 +1,7 @@
 // The tour: each point of the lectures as a short caption over the live views. It goes with the state, so links carry it.
 
 import { html, nothing, render } from "lit-html";
+import { snapshot } from "ch/api";
 import { card, got, home, known } from "ch/run";
 import { changed, defaults, moved, on, set, state } from "ch/state";
 import { PARTS, stops } from "ch/stops";
@@ -20,7 +21,7 @@ function template({ card }) {
 }
 
 let wanted = false; // that models are loaded which nobody has used yet
-const others = (card) => (known().value ?? []).filter(({ name }) => name !== card.name)
+const others = (card) => (snapshot ? [] : known().value ?? []).filter(({ name }) => name !== card.name)
   .map((other) => (other.views || !wanted ? other : got(home(other.name)).value ?? other));
 
 /** A stop that this model cannot show, with the card of another one on this page that can. */

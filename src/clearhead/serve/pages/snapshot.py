@@ -79,7 +79,7 @@ async def answers(app: FastAPI, asked: dict[str, Any], asker: Asker = HERE, chos
             f"no example came with {card['name']}; open the page, give it one, and save the page there."
         )
     edited = {**plain, **{key: asked[key] for key in ("edits", "against") if asked.get(key)}}
-    questions: list[Question] = [("GET", "/api/models", None), ("GET", here, None)]
+    questions: list[Question] = [("GET", here, None)]
     for read in (plain, edited) if edited != plain else (plain,):
         run = json.loads((await _asked(app, "POST", "/api/runs", read, asker))[1])
         questions += [("POST", "/api/runs", read), *_about_the_run(card, run, chosen)]
@@ -91,6 +91,7 @@ async def answers(app: FastAPI, asked: dict[str, Any], asker: Asker = HERE, chos
         with suppress(ClearheadError):  # what this model has not, the page does not ask for
             key, answer = await _kept(app, *question, asker=asker)
             found[key] = answer
+    found["GET api/models"] = {"type": "json", "content": [card]}  # of others there is nothing to show
     return found
 
 
