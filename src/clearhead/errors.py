@@ -34,7 +34,7 @@ class ClearheadWarning(UserWarning):
 def warn(sentence: str) -> None:
     """At the line of whoever called us."""
     levels = enumerate(walk_stack(currentframe()), 1)
-    level = next((n for n, (frame, _) in levels if frame.f_globals["__name__"].split(".")[0] != "clearhead"), 1)
+    level = next((n for n, (frame, _) in levels if frame.f_globals.get("__name__", "").split(".")[0] != "clearhead"), 1)
     warnings.warn(sentence, ClearheadWarning, stacklevel=level)
 
 

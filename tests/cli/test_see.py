@@ -22,7 +22,8 @@ def folders(tmp_path_factory):
     return found
 
 
-NEEDED = {"cross": ["--source", "hello"], "encoder": ["--source", "hello"], "looks": ["--find", "abcab", "abcab"]}
+NEEDED = {"cross": ["--source", "hello"], "encoder": ["--source", "hello"], "looks": ["--find", "abcab", "abcab"],
+          "patching": ["--other", "bcabc"]}  # fmt: skip
 
 
 def see(*words):

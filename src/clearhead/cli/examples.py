@@ -11,6 +11,7 @@ EXAMPLES = {
         'clearhead generate story "Once upon a time" --max-tokens 120 --temperature 0.7',
         'clearhead generate story "The dog" --n 3 --seed 7',
         'clearhead generate story "One day" --temperature 0 --logprobs 3',
+        'clearhead generate story "Once upon a time there was a" --temperature 0 --without 0.2',
     ),
     "chat": (
         "clearhead chat story",
@@ -42,6 +43,7 @@ EXAMPLES = {
         'clearhead see story "a fluffy blue creature" --layer 2 --head 2',
         'clearhead see story "a fluffy blue creature" --find creature fluffy',
         'clearhead see story "Once upon a" --what lens --out lens.png',
+        'clearhead see story "The little girl fell. Mom helped" --other "The little boy fell. Mom helped"',
         'clearhead see en-de "Der Hund ist müde." --source "The dog is tired." --what cross',
     ),
     "vectors": (

@@ -9,6 +9,7 @@ import typer
 from clearhead.cli import hints
 from clearhead.cli.chosen import chosen_tree, token_table
 from clearhead.cli.flags import DTYPE, ENGINE, MODEL, OVERFLOW
+from clearhead.cli.without import WITHOUT, edits
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -33,6 +34,7 @@ def generate(
     as_json: bool = typer.Option(False, "--json", help="One JSON object for each text."),
     stream: bool = typer.Option(False, "--stream", help="Show the text while it is written."),
     beam: int = typer.Option(0, help="Search the likeliest text instead of drawing one, following so many at once."),
+    without: list[str] = WITHOUT,
     overflow: str = OVERFLOW,
     dtype: str = DTYPE,
     engine: str = ENGINE,
@@ -62,6 +64,7 @@ def generate(
     if beam:
         idle = {"top_p": 1.0, "repetition_penalty": 1.0, "overflow": "refuse"}
         others = {"top_k": top_k, "seed": seed, "stream": stream, "logprobs": logprobs, "engine": engine}
+        others["without"] = without
         for name, value in {**options, **others}.items():
             if value != idle.get(name, type(value)()):
                 raise ClearheadError(
@@ -82,7 +85,10 @@ def generate(
             }
             typer.echo(json.dumps(told, ensure_ascii=False) if as_json else prompt + one.text)
         return
+    if without and engine:
+        raise ClearheadError("--without changes what happens inside, which other engines hide; leave out --engine.")
     writer = loaded.through(engine, dtype) if engine else loaded
+    options |= {"edits": edits(loaded, without)} if without else {}
     if stream:
         pieces = writer.generate(prompt, max_tokens, temperature, top_k, seed, stream=True, **options)
         for number, piece in enumerate(pieces):

@@ -7,6 +7,7 @@ import typer
 
 from clearhead.cli import hints
 from clearhead.cli.flags import MODEL
+from clearhead.cli.without import WITHOUT, edits
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -14,13 +15,15 @@ if TYPE_CHECKING:
 
     Some = dict[str, Any]
 
-HEADS, ANSWERS = ("layer", "head", "source"), ("source", "token", "against")
+HEADS, ANSWERS = ("layer", "head", "source", "without"), ("source", "token", "against")
 TAKES: dict[str, tuple[str, ...]] = {  # what can be seen, and which options have a part in it
     "tokens": (),
     "positions": (),
     **dict.fromkeys(("attention", "cross", "encoder", "scores", "contribution"), HEADS),
-    **dict.fromkeys(("written", "rollout", "atlas", "residual", "lens", "logits"), ("source",)),
-    **dict.fromkeys(("attribution", "heads"), ANSWERS),
+    **dict.fromkeys(("written", "rollout", "atlas", "residual", "lens", "logits"), ("source", "without")),
+    "attribution": (*ANSWERS, "without"),
+    "heads": ANSWERS,
+    "patching": (*ANSWERS, "other"),
     "looks": ("find",),
 }
 WHAT = ", ".join(TAKES)
@@ -39,6 +42,10 @@ def see(
     source: str = typer.Option(None, help="What an encoder-decoder reads.", show_default=False),
     token: str = typer.Option(None, help="The answer that is asked about; the likeliest.", show_default=False),
     against: str = typer.Option(None, help="An answer to compare it with.", show_default=False),
+    other: str = typer.Option(
+        None, help="Another text, of as many tokens, whose values are put in one by one.", show_default=False
+    ),
+    without: list[str] = WITHOUT,
     find: tuple[str, str] = typer.Option(
         None, help="Two words: the heads in which the first looks most at the second.", show_default=False
     ),
@@ -56,10 +63,11 @@ def see(
 
     if out is not None:
         check_out(out)
-    what = what or ("looks" if find else "attention")
+    what = what or ("looks" if find else "patching" if other is not None else "attention")
     where, asked = {"layer": layer, "head": head}, {"token": token, "against": against}
     given = {"source": source} if source is not None else {}
-    _check(what, [name for name, value in (where | asked | given | {"find": find}).items() if value is not None])
+    others = {"find": find, "other": other, "without": without or None}
+    _check(what, [name for name, value in (where | asked | given | others).items() if value is not None])
     loaded = api.load(model)
     if loaded.config.model.reads.kind == "tokens":
         hints.if_file(text, '"$(cat {})" in its place gives what it holds')
@@ -68,6 +76,11 @@ def see(
         give(lens.looks(loaded, first, text).heads(second), out)
         return
     _check_source(loaded, what, source)
+    if without:
+        given |= {"edits": edits(loaded, without)}
+    if other is not None:
+        give(lens.patching(loaded, text, other, **asked, **given), out)
+        return
     give(_view(loaded, text, what, out is None, where, asked, given), out)
 
 
@@ -81,8 +94,12 @@ def _check(what: str, options: list[str]) -> None:
         if name not in TAKES[what]:
             others = ", ".join(other for other, takes in TAKES.items() if name in takes)
             raise ClearheadError(f"--{name} has no part in --what {what}; it has one in {others}.")
-    if what == "looks" and not options:
-        raise ClearheadError("--what looks is of two words of the text; name them: --find creature fluffy.")
+    for view, needed, why in (
+        ("looks", "find", "is of two words of the text; name them: --find creature fluffy."),
+        ("patching", "other", "puts in what another text has; give it: --other TEXT."),
+    ):
+        if what == view and needed not in options:
+            raise ClearheadError(f"--what {view} {why}")
 
 
 def _check_source(model: "Model", what: str, source: str | None) -> None:

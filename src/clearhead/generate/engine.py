@@ -244,8 +244,7 @@ class Engine:
 
 def refuse_too_long(prompt: int, more: int, most: int) -> None:
     if prompt >= most:
-        full = f"{prompt} tokens of prompt leave no room in the context of {most}"
-        raise ClearheadError(f"{full}; with overflow slide it goes on.")
+        raise ClearheadError(f"{prompt} tokens of prompt leave no room in the context of {most}; overflow slide has.")
     if prompt + more > most:
         room = f"the context of {most}; ask for at most {most - prompt}, or for overflow slide"
         raise ClearheadError(f"{prompt} tokens of prompt and {more} to write exceed {room}.")

@@ -1,6 +1,6 @@
 """Changes to a value on its way, for `edits={"blocks.2.attn.z": ablate(head=3)}`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -87,6 +87,18 @@ def replace(with_: Mapping[str, Tensor] | Tensor, head: int | None = None, token
 
     change = Change(new, head, token, alone=False)
     return change
+
+
+def in_turn(changes: Sequence[Change]) -> Change:
+    """Several changes of one value, each of what the one before has left."""
+
+    def new(part: Tensor, value: Tensor, name: str) -> Tensor:
+        for change in changes:
+            value = change(value, name)
+        return value
+
+    alone, over_text = all(change.alone for change in changes), any(change.over_text for change in changes)
+    return Change(new, None, None, alone, over_text)
 
 
 def _mean(seen: Mapping[str, Tensor], name: str) -> Tensor:

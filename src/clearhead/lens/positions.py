@@ -23,7 +23,7 @@ SHOWN = 32  # positions, unless more are asked for
 NOTES = {
     "learned": "what is added to the token at each position, as it was learned",
     "sinusoidal": "what is added to the token at each position: waves, ever slower; "
-    "in binary, each bit of the position's number (full: 1) flips half as often as the one before",
+    "beside them bits of the position's number (full: 1), which slow down alike",
     "rotary": "the cosine of the angle by which each pair of dimensions is turned at each position",
 }
 

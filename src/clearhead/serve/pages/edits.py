@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.lens.edits import Change, ablate, replace, scale
+from clearhead.lens.edits import Change, ablate, in_turn, replace, scale
 from clearhead.serve.pages.asked import Asked
 from clearhead.serve.pages.trace import Edits
 
@@ -68,16 +68,7 @@ def read(edits: list[Edit], swapped: Mapping[str, Tensor]) -> Edits:
     grouped: dict[str, list[Change]] = {}
     for edit in edits:
         grouped.setdefault(edit.name, []).append(edit.change(swapped))
-    return {name: changes[0] if len(changes) == 1 else _one_by_one(changes) for name, changes in grouped.items()}
-
-
-def _one_by_one(changes: list[Change]) -> Change:
-    def all_of_them(part: Tensor, value: Tensor, name: str) -> Tensor:
-        for change in changes:
-            value = change(value, name)
-        return value
-
-    return Change(all_of_them, None, None, alone=all(change.alone for change in changes))
+    return {name: in_turn(changes) for name, changes in grouped.items()}
 
 
 def python(edits: list[Edit]) -> str:
