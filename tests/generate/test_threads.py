@@ -26,7 +26,7 @@ def streamed(model, seed):
 
 
 def test_texts_of_two_threads_are_those_of_one(model):
-    alone = [streamed(model, seed) for seed in range(30)]
+    alone = [streamed(model, seed) for seed in range(8)]
     begin = Barrier(2)
 
     def some(seeds):
@@ -34,7 +34,7 @@ def test_texts_of_two_threads_are_those_of_one(model):
         return [streamed(model, seed) for seed in seeds]
 
     with ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(some, (range(15), range(15, 30)))
+        first, second = threads.map(some, (range(4), range(4, 8)))
     assert first + second == alone
 
 

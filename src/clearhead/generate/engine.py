@@ -244,7 +244,7 @@ class Engine:
 
 def refuse_too_long(prompt: int, more: int, most: int) -> None:
     if prompt >= most:
-        raise ClearheadError(f"{prompt} tokens of prompt leave no room in the context of {most}; overflow slide has.")
+        raise ClearheadError(f"{prompt} tokens leave no room in the context of {most}; overflow slide makes some.")
     if prompt + more > most:
         room = f"the context of {most}; ask for at most {most - prompt}, or for overflow slide"
         raise ClearheadError(f"{prompt} tokens of prompt and {more} to write exceed {room}.")

@@ -67,8 +67,8 @@ def _doubtful_sound(file: str | Path, samples: Tensor, reads: c.Mel) -> str:
     """Whether its end is not heard, or nothing is to be heard in what is."""
     heard = samples[: reads.frames * reads.hop]
     silent = bool(heard.std(correction=0) < SILENT)
-    if len(samples) > len(heard):
-        seconds = f"{sounds.lasts(file):.1f} s; only its first {len(heard) / reads.rate:.1f} s"
+    whole, part = (f"{seconds:.1f} s" for seconds in (sounds.lasts(file), len(heard) / reads.rate))
+    if whole != part and len(samples) > len(heard):
         end = ", and that is silent: there is nothing to hear, whatever the answer" if silent else ""
-        return f"{file} lasts {seconds} is heard{end}."
+        return f"{file} lasts {whole}; only its first {part} is heard{end}."
     return f"{file} is silent: there is nothing to hear, whatever the answer." if silent else ""
