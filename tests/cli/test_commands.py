@@ -180,9 +180,17 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("words", "sentence"), MISTAKES)
-def test_a_mistake_is_one_sentence_and_status_2(saved, words, sentence):
-    done = clearhead(*(word.replace("SAVED", saved) for word in words))
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert sentence in done.stderr
+def test_a_mistake_is_one_sentence_and_status_2(saved, words, sentence, monkeypatch, capsys):
+    """As `main` runs it, in this process: a new one would take seconds each time."""
+    monkeypatch.setattr(sys, "argv", ["clearhead", *(word.replace("SAVED", saved) for word in words)])
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert sentence in err
+
+
+def test_a_process_ends_with_that_status_too(saved):
+    done = clearhead("generate", saved, "a", "--temperature", "-1")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
