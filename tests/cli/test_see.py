@@ -99,7 +99,8 @@ def test_what_cannot_be_seen_is_told(folders):
         see(folders[0], "abc", "--what", "cross")
 
 
-VALUES = {"layer": "1", "head": "1", "source": "x", "token": "a", "against": "b", "find": "a b"}
+VALUES = {"layer": "1", "head": "1", "source": "x", "token": "a", "against": "b", "find": "a b",
+          "other": "bcabc", "without": "0.0"}  # fmt: skip
 OPTIONS = {name: [f"--{name}", *values.split()] for name, values in VALUES.items()}
 
 
@@ -114,10 +115,12 @@ def test_options_without_a_part_in_what_is_seen_are_refused(what):
 def test_options_with_a_part_in_what_is_seen_change_it(folders, what):
     given = ["--source", "hello"] if "source" in TAKES[what] else []
     folder = folders[bool(given)]
-    before = see(folder, "abcab", "--what", what, *given)
+    given += ["--other", "cabca"] if what == "patching" else []
     for option in TAKES[what]:
         if option not in ("source", "against"):  # which reach not every head, and need a token
-            assert see(folder, "abcab", "--what", what, *given, *OPTIONS[option]) != before
+            later = ["--layer", "1"] if option == "without" and "layer" in TAKES[what] else []  # which a head can reach
+            before = see(folder, "abcab", "--what", what, *given, *later)
+            assert see(folder, "abcab", "--what", what, *given, *later, *OPTIONS[option]) != before
 
 
 def test_what_else_a_model_reads_is_asked_for_in_words_of_the_shell(folders, tmp_path):

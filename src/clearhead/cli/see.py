@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
     Some = dict[str, Any]
 
-HEADS, ANSWERS = ("layer", "head", "source", "without"), ("source", "token", "against")
+HEADS, ANSWERS = ("layer", "head", "source"), ("source", "token", "against")
 TAKES: dict[str, tuple[str, ...]] = {  # what can be seen, and which options have a part in it
     "tokens": (),
     "positions": (),
-    **dict.fromkeys(("attention", "cross", "encoder", "scores", "contribution"), HEADS),
+    "encoder": HEADS,  # none of whose heads can be left out
+    **dict.fromkeys(("attention", "cross", "scores", "contribution"), (*HEADS, "without")),
     **dict.fromkeys(("written", "rollout", "atlas", "residual", "lens", "logits"), ("source", "without")),
     "attribution": (*ANSWERS, "without"),
     "heads": ANSWERS,
@@ -126,7 +127,7 @@ def _view(model: "Model", text: str, what: str, here: bool, where: "Some", asked
     from clearhead import lens
     from clearhead.lens.positions import positions
 
-    if here and TAKES[what] == HEADS:  # one picture fits a screen
+    if here and "head" in TAKES[what]:  # one picture fits a screen
         where = {name: place or 0 for name, place in where.items()}
     match what:
         case "tokens":
