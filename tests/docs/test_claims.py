@@ -59,6 +59,19 @@ def test_what_is_kept_has_no_weights_and_tells_the_whole_experiment(results):
     assert kept == {"experiment.toml", "results.jsonl", "log.jsonl"}
 
 
+def test_what_was_kept_is_gone_on_with(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "BUILD", tmp_path)
+    monkeypatch.setattr(claims, "RESULTS", results)
+    claims.take_up("tied")
+    known = (tmp_path / "tied" / "results.jsonl").read_text().splitlines()
+    (tmp_path / "tied" / "results.jsonl").write_text("".join(line + "\n" for line in known[:-1]))
+    ch.compare(tmp_path / "tied", quiet=True, device="cpu")
+    again = (tmp_path / "tied" / "results.jsonl").read_text().splitlines()
+    assert again[:-1] == known[:-1]  # not trained anew: their times are the same
+    assert len(again) == len(known)
+    assert again != known
+
+
 def test_the_page_tells_what_was_found_and_what_was_not_tried(results, monkeypatch):
     page = tried.page(results)
     summary = tried.read(results / "tied")
