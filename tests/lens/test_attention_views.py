@@ -140,11 +140,21 @@ def test_the_atlas_leaves_out_what_nothing_in_a_text_shows():
     assert float(best.values[0, 0]) == float(short.values[0].max())
 
 
-def test_the_atlas_refuses_attention_that_is_no_number():
+VIEWS = {
+    "atlas": lambda model: ch.lens.atlas(model, TEXT),
+    "attribution": lambda model: ch.lens.attribution(model, TEXT),
+    "residual": lambda model: ch.lens.residual(model, TEXT),
+    "context": lambda model: ch.lens.context(model, "a", ["b a", "c a"]),
+    "vectors": lambda model: ch.lens.vectors(model, layer=1).near("a"),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_values_that_are_no_numbers_are_not_shown(view):
     model = decoder()
-    model.net.blocks[1].attn.q.weight.data.fill_(torch.nan)
-    with pytest.raises(NoNumbers, match=r"the values of blocks\.1\.attn\.pattern hold no numbers"):
-        ch.lens.atlas(model, TEXT)
+    model.net.blocks[0].attn.v.weight.data.fill_(torch.nan)
+    with pytest.raises(NoNumbers, match=r"the values of blocks\.\d\.\S+ hold no numbers"):
+        VIEWS[view](model)
 
 
 def test_lines_show_the_weights_of_a_head():

@@ -79,6 +79,7 @@ def test_mistakes_are_told_in_a_sentence(known, model):
         (lambda: ch.vectors(TABLE, layer=1), "has no layers"),
         (lambda: ch.vectors("no such"), "holds no vectors"),
         (lambda: known.nearest(torch.ones(3)), "a vector has 4 numbers here, not"),
+        (lambda: known.nearest("king"), r"near\(word\) takes a word"),
         (lambda: ch.vectors(model, layer=9), "there is no layer 9; this model has layers 0 to"),
         (lambda: ch.vectors(ch.new("tiny-decoder")), "no tokenizer"),
         (lambda: ch.vectors(ch.new("tiny-pictures")), "reads no words"),

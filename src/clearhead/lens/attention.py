@@ -19,7 +19,6 @@ from clearhead.lens.parts import (
     labels_of,
     layers_of,
     module_of,
-    numbers,
     of_one_text,
     path_of,
     watch_one,
@@ -80,7 +79,7 @@ def attention(
     layer, head = _places(m, part, layer, head)
     heads = slice(None) if head is None else head
     names = [f"{path_of(part, i)}.{what}" for i in _layers(layer, m, part)]
-    seen = numbers(watch_one(model, x, dict.fromkeys(names, lambda value: value[:, heads]), given))
+    seen = watch_one(model, x, dict.fromkeys(names, lambda value: value[:, heads]), given)
     return _heads(seen, [of_one_text(seen[name]) for name in names], layer, head, part, what)
 
 
@@ -123,7 +122,7 @@ def softmax_row(
     m = model.config.model
     layer, head = check_layer(layer, layers_of(m, part)), check_head(head, m.attention.heads)
     names = [f"{path_of(part, layer)}.{what}" for what in ("scores", "masked", "pattern")]
-    seen = numbers(watch_one(model, x, dict.fromkeys(names, lambda value: value[:, head]), given))
+    seen = watch_one(model, x, dict.fromkeys(names, lambda value: value[:, head]), given)
     grids = [of_one_text(seen[name]) for name in names]
     down, across = labels_of(seen, part, (grids[0].shape[0], grids[0].shape[1]))
     at = check_token(token, len(grids[0]))
@@ -152,7 +151,7 @@ def contribution(
     layers = _layers(layer, m, part)
     heads = slice(None) if head is None else slice(head, head + 1)
     names = [f"{path_of(part, i)}.{what}" for i in layers for what in ("pattern", "v")]
-    seen = numbers(watch_one(model, x, names, given))
+    seen = watch_one(model, x, names, given)
     values = []
     for i in layers:
         pattern, v = (of_one_text(seen[f"{path_of(part, i)}.{what}"]) for what in ("pattern", "v"))
@@ -167,7 +166,7 @@ def contribution(
 def written(model: "Model", x: Any = None, *, part: Part = "attention", **given: Any) -> View:
     """How much each head adds to the stream at each token, layer × head × token: the length of z W_O."""
     paths = [path_of(part, i) for i in range(layers_of(model.config.model, part))]
-    seen = numbers(watch_one(model, x, [f"{path}.z" for path in paths], given))
+    seen = watch_one(model, x, [f"{path}.z" for path in paths], given)
     lengths = [
         (of_one_text(seen[f"{path}.z"]) @ out_of(module_of(model.net, part, i)).mT).norm(dim=-1)
         for i, path in enumerate(paths)
@@ -188,7 +187,7 @@ def rollout(model: "Model", x: Any = None, *, part: Part = "attention", **given:
     if part == "cross":
         raise ClearheadError('rollout follows one stack from its input; ask for part="attention" or part="encoder".')
     names = [f"{path_of(part, i)}.pattern" for i in range(layers_of(model.config.model, part))]
-    seen = numbers(watch_one(model, x, dict.fromkeys(names, lambda value: value.mean(dim=1)), given))
+    seen = watch_one(model, x, dict.fromkeys(names, lambda value: value.mean(dim=1)), given)
     arrived, by_layer = None, []
     for name in names:
         pattern = of_one_text(seen[name])

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from clearhead.errors import ClearheadError, nearest
 from clearhead.lens.frozen import Ray, exact
 from clearhead.lens.given import known_names
+from clearhead.lens.parts import numbers
 from clearhead.lens.view import Axis, View
 from clearhead.lens.walk import split, watched
 from clearhead.lens.word_sources import Side
@@ -66,7 +67,7 @@ class Context(View):
         chosen = [self.readings[number] for number in (first, second)]
         if side.stack.causal and len({tuple(reading.ids[: reading.word[-1] + 1]) for reading in chosen}) == 1:
             raise ClearheadError("the sentences are the same up to the word; a decoder does not read what follows it.")
-        seen = [side.model.watch([reading.ids], watched(side.model.config.model)) for reading in chosen]
+        seen = [numbers(side.model.watch([reading.ids], watched(side.model.config.model))) for reading in chosen]
         ends = [_of_word(exact(run["norm"][0]), reading) for run, reading in zip(seen, chosen, strict=True)]
         way = F.normalize(ends[1] - ends[0], dim=0)
         walks = []

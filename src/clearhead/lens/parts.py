@@ -112,8 +112,8 @@ def numbers(seen: S) -> S:
 
 
 def watch_one(model: "Model", x: Any, names: Any, given: dict[str, Any]) -> "Seen":
-    """What a model did with one text (or source=, pictures=, sound=)."""
-    seen = model.watch(x, names, **given)
+    """What a model did with one text (or source=, pictures=, sound=), unless that are no numbers."""
+    seen = numbers(model.watch(x, names, **given))
     for value in seen.values():
         of_one_text(value[..., :0])
     return seen

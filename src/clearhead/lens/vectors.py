@@ -102,6 +102,8 @@ class Vectors:
     def nearest(self, vector: Tensor, top: int = 10, without: Sequence[str] = ()) -> View:
         """The words nearest to any vector, but for some."""
         check_top(top)
+        if not isinstance(vector, Tensor):
+            raise ClearheadError(f"nearest takes a vector, not {vector!r:.40}; near(word) takes a word.")
         if vector.shape != self.unit.shape[1:]:
             raise ClearheadError(f"a vector has {self.unit.shape[1]} numbers here, not {tuple(vector.shape)}.")
         cosines = self.unit @ F.normalize(vector, dim=0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError, check_kind, nearest
 from clearhead.lens.logit_lens import token_labels
-from clearhead.lens.parts import check_layer
+from clearhead.lens.parts import check_layer, numbers
 from clearhead.lens.progress import shown
 from clearhead.model.inputs import TokenInput
 from clearhead.model.transformer import Stack, Transformer
@@ -118,9 +118,9 @@ class Side:
     def watch(self, rows: list[list[int]], names: list[str]) -> "Seen":
         """What the pass over some rows of ids had inside."""
         if not self.encoder:
-            return self.model.watch(rows, names)
+            return numbers(self.model.watch(rows, names))
         target = [list(self.model.config.use.start) or [0]] * len(rows)  # which no encoder sees
-        return self.model.watch(target, names, source=rows)
+        return numbers(self.model.watch(target, names, source=rows))
 
 
 class Embedded:
