@@ -48,6 +48,16 @@ HIDDEN = (
     "Paris is the capital of [MASK].",
     "He was very [MASK] because he had not slept all night.",
 )
+SAID = (
+    "A warm, funny film with a heart.",
+    "It is far too long, and nobody in it is worth caring about.",
+    "I did not expect to like it, but I did.",
+    "The actors are splendid; the story is not.",
+    "Not bad at all.",
+    "It could have been a masterpiece.",
+    "The food was cold and the waiter was rude.",
+    "The train leaves at nine.",
+)
 
 
 def figures(name: str, build: Path) -> list[dict[str, object]]:
@@ -100,10 +110,16 @@ def guesses(model: ch.Model) -> list[tuple[str, str]]:
     return [(text, ", ".join(guess.word.strip() for guess in model.fill(text)[:5])) for text in HIDDEN]
 
 
+def moods(model: ch.Model) -> list[tuple[str, str]]:
+    told = zip(SAID, model.classify(list(SAID)), strict=True)
+    return [(text, f"{judged.label}, {judged.probability:.1%}") for text, judged in told]
+
+
 SAMPLES: dict[str, Callable[[ch.Model], list[tuple[str, str]]]] = {
     "story": stories,
     "en-de": translations,
     "fill": guesses,
+    "mood": moods,
 }
 
 

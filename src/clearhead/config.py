@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from clearhead import check, count, reader
-from clearhead.recipe import Data, Train
+from clearhead.training import Data, Train
 from clearhead.variants import *
 
 

@@ -10,10 +10,10 @@ from samples import NARROW, QUICK
 
 import clearhead as ch
 from clearhead import files
-from clearhead.recipe import Data
 from clearhead.train.claim import claimed
 from clearhead.train.team import ALONE
 from clearhead.train.unchanged import fingerprints
+from clearhead.training import Data
 
 SMALL = {**QUICK, **NARROW, "model.context": 16, "data.tokenizer": "bytes", "train.steps": 4}
 

@@ -16,7 +16,7 @@ import clearhead as ch
 from clearhead.data.packed import IGNORE, Packed
 from clearhead.tokens.kinds import END
 from clearhead.train.begin import begin, read_config
-from clearhead.train.words import ids_of
+from clearhead.train.tokenizers import ids_of
 
 SMALL = {**NARROW, **QUICK, "train.steps": 4}
 TEXTS = {"model.context": 16, "data.vocabulary": 300}

@@ -8,7 +8,7 @@ from clearhead.evaluate.figures import Evaluation, powers
 from clearhead.evaluate.task import Task
 from clearhead.generate.answers import scored
 from clearhead.tokens.text import Tokenizer
-from clearhead.train.words import opening
+from clearhead.train.tokenizers import opening
 
 STRETCH = 128  # tokens of the parts of which intervals are drawn, where documents are few
 HOW = {

@@ -9,8 +9,8 @@ from clearhead.data.packed import Dataset, Report
 from clearhead.model.masks import positions_in
 from clearhead.train.lessons import prepare
 from clearhead.train.team import ALONE
+from clearhead.train.tokenizers import Words
 from clearhead.train.validate import validate
-from clearhead.train.words import Words
 from clearhead.weights import formats
 from clearhead.weights.checkpoint import Home
 

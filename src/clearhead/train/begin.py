@@ -18,8 +18,8 @@ from clearhead.train.checkpoint import Checkpoints, Saved, check_same
 from clearhead.train.lessons import prepare
 from clearhead.train.run import Run
 from clearhead.train.team import ALONE, Alone
+from clearhead.train.tokenizers import Words
 from clearhead.train.unchanged import FILE, fingerprints
-from clearhead.train.words import Words
 from clearhead.weights import bundled, formats
 from clearhead.weights.checkpoint import Checkpoint, Home
 from clearhead.weights.fields import apart

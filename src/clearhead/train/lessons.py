@@ -20,7 +20,7 @@ from clearhead.data.unpacked import STDIN
 from clearhead.errors import ClearheadError
 from clearhead.tokens.kinds import END
 from clearhead.tokens.text import Tokenizer
-from clearhead.train.words import MASK, START, Words, ids_of, opening
+from clearhead.train.tokenizers import MASK, START, Words, ids_of, opening
 from clearhead.weights.checkpoint import SOURCE_TOKENIZER
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from clearhead.data.packed import Dataset, lessons_in
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import Transformer
-from clearhead.recipe import Train
 from clearhead.train.checkpoint import Checkpoints, Log, Saved
 from clearhead.train.clock import Clock
 from clearhead.train.ema import Ema
@@ -28,6 +27,7 @@ from clearhead.train.optim import Optimiser
 from clearhead.train.step import Step
 from clearhead.train.team import ALONE, Alone
 from clearhead.train.validate import validate
+from clearhead.training import Train
 from clearhead.weights.checkpoint import Checkpoint
 
 

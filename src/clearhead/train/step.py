@@ -11,11 +11,11 @@ from torch import Tensor
 from clearhead.data.packed import Packed
 from clearhead.model import heads
 from clearhead.model.transformer import Transformer
-from clearhead.recipe import Train
 from clearhead.train.ema import Ema
 from clearhead.train.lesson import GAVE_UP, loss_of, to
 from clearhead.train.optim import Optimiser
 from clearhead.train.team import Alone
+from clearhead.training import Train
 
 WARM = 3  # steps until compilers and libraries have settled
 Work = Callable[[Sequence[Packed], Sequence[float | Tensor], float | Tensor], Tensor]

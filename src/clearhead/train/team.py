@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.data.packed import Packed
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import Transformer
-from clearhead.recipe import Train
+from clearhead.training import Train
 
 
 class Alone:

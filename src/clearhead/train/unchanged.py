@@ -10,7 +10,7 @@ from clearhead import reader
 from clearhead.data.pictured import PICTURES, SOUNDS, labels_of
 from clearhead.data.sources import TEXTS
 from clearhead.errors import ClearheadError
-from clearhead.recipe import Data
+from clearhead.training import Data
 
 FILE = "data.json"
 PATHS = "data.train", "data.valid", "data.tokenizer", "train.start"
