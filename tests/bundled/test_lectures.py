@@ -194,3 +194,21 @@ def test_more_different_words_are_drawn_when_it_is_hot():
     ]
     assert drawn[0] == 1
     assert all(few < many for few, many in pairwise(drawn))
+
+
+# L6.3: an encoder, fine-tuned on a task
+
+SAID = {
+    "A warm, funny film with a heart.": "positive",
+    "One of the best films of the year.": "positive",
+    "A quiet and moving story, beautifully told.": "positive",
+    "It is far too long, and nobody in it is worth caring about.": "negative",
+    "A dull and lifeless mess.": "negative",
+    "The jokes are stale and the plot makes no sense.": "negative",
+}
+
+
+def test_mood_tells_what_a_sentence_thinks_of_a_film():
+    told = load("mood").classify([*SAID])
+    assert [each.label for each in told] == [*SAID.values()]
+    assert min(each.probability for each in told) > 0.8

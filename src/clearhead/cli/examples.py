@@ -28,6 +28,7 @@ EXAMPLES = {
         'clearhead fill google-bert/bert-base-uncased "The [MASK] sat on the mat."',
     ),
     "classify": (
+        'clearhead classify mood "A warm, funny film with a heart."',
         "clearhead classify digits digit.png",
         "clearhead classify run/best --input reviews.txt --json",
     ),
