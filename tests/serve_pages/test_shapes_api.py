@@ -14,7 +14,7 @@ import clearhead as ch
 from clearhead.serve.limits import Limits
 from clearhead.serve.pages import meanings, media, shapes, tensors, words
 from clearhead.serve.pages.desk import Desk
-from clearhead.serve.pages.examples import examples
+from clearhead.serve.pages.examples import FILMS, examples
 from clearhead.serve.shelf import Shelf
 
 WORDS = ch.Tokenizer.bytes(("<|end|>", "<|mask|>"))
@@ -210,6 +210,11 @@ def test_a_model_that_fills_gaps_opens_on_a_sentence_with_one(models):
     encoder = ch.new("tiny-encoder", tokenizer=WORDS, vocabulary=258, context=64, use__mask=[MASK])
     assert examples(encoder)["text"] == "The king and the [MASK] had a daughter."
     assert "[MASK]" not in examples(models["decoder"])["text"]
+
+
+def test_a_model_that_judges_opens_on_what_can_be_judged():
+    told = examples(ch.new("finetune-classify", tokenizer=WORDS, vocabulary=258))
+    assert (told["text"], told["beside"]) == FILMS
 
 
 def test_an_edit_changes_what_fills_a_gap(client):

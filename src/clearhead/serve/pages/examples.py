@@ -14,6 +14,7 @@ from clearhead.weights import bundled, hub
 FLUFFY = "a fluffy blue creature roamed the verdant forest"
 CHICKEN = "The chicken didn't cross the road because it was too {}"
 PROMPT = "thanks for all the"
+FILMS = "A warm, funny film with a heart.", "A cold, boring film with no heart."
 QUEEN = "The king and the queen had a daughter."
 SOURCE = "A little dog runs through the green grass."
 
@@ -27,7 +28,7 @@ def examples(model: Model) -> dict[str, object]:
         "source": readable(model, SOURCE, source=True) if both else "",
         "fluffy": readable(model, FLUFFY),
         "asks": _asks(model),
-        "beside": readable(model, FLUFFY.replace("blue", "little")),
+        "beside": readable(model, FILMS[1] if _judges(model) else FLUFFY.replace("blue", "little")),
         "pair": [readable(model, CHICKEN.format(word)) for word in ("tired", "wide")],
         "predict": readable(model, PROMPT),
         "mole": [
@@ -49,9 +50,15 @@ def file_of(path: str) -> dict[str, str] | None:
 
 
 def _begin(model: Model) -> str:
-    """A sentence; for a model that fills gaps, one with a gap."""
+    """A sentence; for a model that fills gaps, one with a gap, and for one that judges, something to be judged."""
+    if _judges(model):
+        return readable(model, FILMS[0])
     fills = isinstance(model.config.model.head, c.MaskedWord) and model.config.use.mask
     return QUEEN.replace("queen", GAP) if fills and readable(model, QUEEN) == QUEEN else readable(model, FLUFFY)
+
+
+def _judges(model: Model) -> bool:
+    return isinstance(model.config.model.head, c.Classes)
 
 
 def _asks(model: Model) -> list[int] | None:
