@@ -16,9 +16,11 @@ from clearhead.train.curve import svg
 SIZE = (8.0, 4.0)
 INTRO = """# The lectures' claims, tried
 
-Each claim of the lectures as an experiment of `clearhead compare`: small models (5 to 15 million weights), three seeds,
-real data. What came out stands here as it came, also where it disagrees. A small experiment can contradict a claim only
-for small models and short training; the tables say how sure each difference is.
+Each claim of the lectures as an experiment of `clearhead compare`: small models (5 to 15 million weights), three seeds
+unless it says otherwise, real data. What came out stands here as it came, also where it disagrees. A small experiment
+can contradict a claim only for small models and short training; the tables say how sure each difference is. Tasks of
+GLUE are scored on their dev sets, by the loss on which each run's checkpoint is chosen too, for BERT and RoFormer
+alike.
 
 Runs on a GPU do not repeat to the bit. Sinusoidal positions, eight heads and smoothing 0.1 in translation are the same
 three runs, tried in three experiments: 38.5, 38.7 and 38.7 BLEU.

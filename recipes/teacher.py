@@ -130,20 +130,20 @@ def told(file: Path) -> list[str]:
     if file.suffix != ".tsv":
         stories = finished(file)
         return stories[len(stories) // 40 :]
-    return [line.replace("\t", IS) for line in file.read_text(encoding="utf-8").splitlines()[1:]]
+    return [IS.join(line.rsplit("\t", 1)) for line in file.read_text(encoding="utf-8").splitlines()[1:]]
 
 
 @torch.no_grad()
 def right(net: torch.nn.Module, words: Tokenizer, texts: list[str]) -> float:
-    """How many of these sentences it would give their label."""
+    """The share of these sentences that it would give their label; labels differ in their first token."""
     parts = [text.rpartition(IS) for text in texts]
     names = sorted({name for *_, name in parts})
     asked = [[END, END, *words.encode(text + IS.rstrip())] for text, *_ in parts]
     last = torch.tensor([len(ids) - 1 for ids in asked], device="cuda")
-    rows = torch.zeros(len(asked), int(last.max()) + 1, dtype=torch.long, device="cuda")
-    for row, ids in zip(rows, asked, strict=True):
+    padded = torch.zeros(len(asked), int(last.max()) + 1, dtype=torch.long, device="cuda")
+    for row, ids in zip(padded, asked, strict=True):
         row[: len(ids)] = torch.tensor(ids, device="cuda")
-    hidden = net(rows)[torch.arange(len(rows), device="cuda"), last]
+    hidden = net(padded)[torch.arange(len(padded), device="cuda"), last]
     scores = net.predict(hidden)[:, [words.encode(f" {name}")[0] for name in names]]
     found = [names[i] for i in scores.argmax(-1).tolist()]
     return sum(name == part[2] for name, part in zip(found, parts, strict=True)) / len(parts)
@@ -155,16 +155,15 @@ def keep_stories(found: list[str], out: Path) -> None:
             file.write("\n<|endoftext|>\n".join(found[number::FILES]) + "\n")
 
 
-def keep_sentences(found: list[str], learned: list[str], out: Path) -> None:
-    """Once each, with a label, and only what is new: the sentences that are held out are not to come back either."""
-    held = {line.split("\t")[0] for name in ("valid", "dev") for line in (out / f"{name}.tsv").open(encoding="utf-8")}
-    known = held | {text.rpartition(IS)[0] for text in learned}
+def keep_sentences(found: list[str], learned: list[str], held: list[str], out: Path) -> None:
+    """Once each, with the label that was drawn last, and only what is new: what is held out is not to come back."""
+    known = {text.rpartition(IS)[0] for text in (*learned, *held)}
     labels = {text.rpartition(IS)[2] for text in learned}
     parts = (" ".join(text.split()).rpartition(IS) for text in found)
     new = {text: label for text, _, label in parts if label in labels and text and text not in known}
     print(f"{len(new):,} of them are new")
-    rows = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in new.items())]
-    (out / "written.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in new.items())]
+    (out / "written.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -179,17 +178,17 @@ def main() -> None:
     model = ch.load(given.model, device="cuda", dtype="float32")
     words = model.tokenizer
     assert words is not None
-    learned = told(given.file)
+    learned, labelled = told(given.file), given.file.suffix == ".tsv"
+    held = {name: told(given.file.with_name(f"{name}.tsv")) if labelled else [] for name in ("valid", "dev")}
     teach(model.net, [words.encode(text) for text in learned], given.batch, "cuda")
-    if given.file.suffix == ".tsv":
-        share = right(model.net, words, told(given.file.with_name("valid.tsv")))
-        print(f"it tells {share:.1%} of the sentences that are held out")
+    if labelled:
+        print(f"it tells {right(model.net, words, held['valid']):.1%} of the sentences that are held out")
     ids = list(write(model.net, len(words), given.seconds, given.shortest))
     print(f"{len(ids):,} texts, {sum(map(len, ids)):,} tokens")
     found = [words.decode(text).strip() for text in ids]
     given.out.mkdir(parents=True, exist_ok=True)
-    if given.file.suffix == ".tsv":
-        keep_sentences(found, learned, given.out)
+    if labelled:
+        keep_sentences(found, learned, [*held["valid"], *held["dev"]], given.out)
     else:
         keep_stories(found, given.out)
 

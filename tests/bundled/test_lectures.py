@@ -10,6 +10,7 @@ from bundled_plurals import DIRECTION, HUNDRED, pairs
 import clearhead as ch
 from clearhead.cli.demo import SENTENCE, busiest
 from clearhead.lens.looks import looks
+from clearhead.serve.pages.examples import FILMS
 from clearhead.weights import bundled
 
 
@@ -212,3 +213,9 @@ def test_mood_tells_what_a_sentence_thinks_of_a_film():
     told = load("mood").classify([*SAID])
     assert [each.label for each in told] == [*SAID.values()]
     assert min(each.probability for each in told) > 0.8
+
+
+def test_the_two_sentences_that_its_page_opens_on_are_as_long_and_opposed():
+    model = load("mood")
+    assert [each.label for each in model.classify([*FILMS])] == ["positive", "negative"]
+    assert len({len(model.tokenizer.encode(text)) for text in FILMS}) == 1  # so one can be patched into the other

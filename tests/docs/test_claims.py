@@ -1,6 +1,8 @@
 """The lectures' claims: each experiment can be begun as it is written, and the page tells what was found."""
 
+import json
 import shlex
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -36,40 +38,111 @@ def test_every_experiment_can_be_begun_as_it_is_written(claim, monkeypatch):
     assert len(experiment.variants) >= 2
 
 
+SMALL = {"quiet": True, "device": "cpu", "model.context": 16, **CPU, **OFTEN}
+TIED = next(claim for claim in claims.CLAIMS if claim.name == "tied")
+VARY = dict(word.split("=") for word in shlex.split(TIED.options) if "=" in word)
+
+
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def tried_once(tmp_path_factory):
     """One claim tried in seconds; all others not at all."""
-    folder, claim = tmp_path_factory.mktemp("claims"), next(c for c in claims.CLAIMS if c.name == "tied")
-    data = {f"data.{part}": str(folder / f"{part}.txt") for part in ("train", "valid")}
+    folder = tmp_path_factory.mktemp("claims")
     (folder / "train.txt").write_text("the cat sat on the mat and the old house saw it\n" * 60)
     (folder / "valid.txt").write_text("the old cat saw the house\n" * 6)
-    base = str(claims.HERE / f"{claim.base}.toml")
-    vary = dict(word.split("=") for word in shlex.split(claim.options) if "=" in word)
-    options = {"quiet": True, "device": "cpu", "model.context": 16, **CPU, **OFTEN, **data}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(claims, "BUILD", folder / "build")
         patch.setattr(claims, "RESULTS", folder / "results")
-        ch.compare(base, vary, 3, folder / "build" / claim.name, **options)
-        claims.keep(claim.name)
-    return folder / "results"
+        again(folder)
+        claims.keep("tied")
+    return folder
+
+
+def again(folder, build="build", **other):
+    data = {f"data.{part}": str(folder / f"{part}.txt") for part in ("train", "valid")}
+    ch.compare(str(claims.HERE / f"{TIED.base}.toml"), VARY, 3, folder / build / "tied", **{**SMALL, **data, **other})
+
+
+@pytest.fixture
+def results(tried_once):
+    return tried_once / "results"
+
+
+@pytest.fixture
+def half(tried_once, tmp_path, monkeypatch):
+    """The same experiment, kept when its last run was not yet trained, and gone."""
+    monkeypatch.setattr(claims, "BUILD", tried_once / tmp_path.name)
+    monkeypatch.setattr(claims, "RESULTS", tmp_path)
+    shutil.copytree(tried_once / "results" / "tied", tmp_path / "tied")
+    lines = (tmp_path / "tied" / "results.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "tied" / "results.jsonl").write_text("".join(lines[:-1]))
+    return lines
 
 
 def test_what_is_kept_has_no_weights_and_tells_the_whole_experiment(results):
     kept = {path.name for path in results.rglob("*") if path.is_file()}
-    assert kept == {"experiment.toml", "results.jsonl", "log.jsonl"}
+    assert kept == {"experiment.toml", "data.json", "results.jsonl", "log.jsonl"}
 
 
-def test_what_was_kept_is_gone_on_with(results, tmp_path, monkeypatch):
+def test_what_was_kept_is_gone_on_with(half, tried_once, tmp_path):
+    claims.take_up("tied")
+    again(tried_once, tmp_path.name)
+    now = (claims.BUILD / "tied" / "results.jsonl").read_text().splitlines(keepends=True)
+    assert now[:-1] == half[:-1]  # not trained anew: their times are the same
+    assert [json.loads(lines[-1])["variant"] for lines in (now, half)] == ["tied=false"] * 2
+    assert len([*(claims.BUILD / "tied").rglob("model.safetensors")]) == 1
+    claims.keep("tied")
+    assert (tmp_path / "tied" / "results.jsonl").read_text() == "".join(now)
+
+
+def test_what_was_kept_is_not_gone_on_with_otherwise(half, tried_once, tmp_path):
+    claims.take_up("tied")
+    with pytest.raises(ch.ClearheadError, match=r"train\.steps = 4, not 8"):
+        again(tried_once, tmp_path.name, **{"train.steps": 8})
+
+
+def test_what_is_complete_is_tried_from_the_beginning(results, tmp_path, monkeypatch):
     monkeypatch.setattr(claims, "BUILD", tmp_path)
     monkeypatch.setattr(claims, "RESULTS", results)
     claims.take_up("tied")
-    known = (tmp_path / "tied" / "results.jsonl").read_text().splitlines()
-    (tmp_path / "tied" / "results.jsonl").write_text("".join(line + "\n" for line in known[:-1]))
-    ch.compare(tmp_path / "tied", quiet=True, device="cpu")
-    again = (tmp_path / "tied" / "results.jsonl").read_text().splitlines()
-    assert again[:-1] == known[:-1]  # not trained anew: their times are the same
-    assert len(again) == len(known)
-    assert again != known
+    assert not (tmp_path / "tied").exists()
+
+
+def test_less_than_is_known_is_not_kept(half, tried_once, tmp_path, monkeypatch):
+    claims.take_up("tied")
+    monkeypatch.setattr(claims, "RESULTS", tried_once / "results")
+    with pytest.raises(SystemExit, match=r"holds runs that .* has not"):
+        claims.keep("tied")
+
+
+def test_an_interrupted_experiment_keeps_what_it_found(half, monkeypatch, capsys):
+    class Child:
+        """Is told of the Ctrl-C too, and comes to its own end."""
+
+        def __init__(self, words):
+            self.words, self.waited = words, 0
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *why):
+            assert self.waited == 2
+
+        def wait(self):
+            self.waited += 1
+            if self.waited == 1:
+                raise KeyboardInterrupt
+            return 130
+
+    kept = []
+    monkeypatch.setattr(claims.subprocess, "Popen", Child)
+    monkeypatch.setattr(claims, "keep", kept.append)
+    with pytest.raises(SystemExit, match="130"):
+        claims.main(["tied", "--processes", "2"])
+    assert kept == ["tied"]
+    with pytest.raises(SystemExit, match="130"):
+        claims.main(["tied", "--", "--train.steps", "100"])
+    assert kept == ["tied"]
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"{claims.BUILD}/trial-tied --train.steps 100")
 
 
 def test_the_page_tells_what_was_found_and_what_was_not_tried(results, monkeypatch):

@@ -280,7 +280,7 @@ MISTAKES = [
     (lambda m: m.logits(IDS, edits={"blocks.0.attn.z": lambda v: v[:, :1]}), "must return a tensor of 1 x 4 x 6 x 8"),
     (lambda m: m.logits(IDS, edits={"blocks.0.attn.z": lambda v: None}), "not NoneType"),
     (lambda m: m.logits(IDS, edits={"norm": ch.replace(with_=m.watch(IDS, ["embed"]))}), "did not keep norm"),
-    (lambda m: m.logits(IDS, edits={"norm": ch.replace(with_=m.watch([1], ["norm"]))}), "equal length"),
+    (lambda m: m.logits(IDS, edits={"norm": ch.replace(with_=m.watch([1], ["norm"]))}), "they need as many"),
     (lambda m: m.watch(IDS, ["embed"])["norm"], "'norm' was not watched; known: embed"),
     (lambda m: m.hidden(IDS, edits={"logits": ch.ablate()}), "logits come after the hidden states"),
     (

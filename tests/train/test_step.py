@@ -2,12 +2,21 @@
 
 import pytest
 import torch
+from jaxtyping import config
 from runs import Counting, run
 
 from clearhead.train.step import Step
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 OPTIONS = {"ema": 0.5, "accumulate": 2, "model.dropout.residual": 0.1, "steps": 9, "check": 3}
+
+
+@pytest.fixture
+def unchecked():
+    """The compiler does not see through checks of shapes."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
 
 
 class Broken(torch.autograd.Function):
@@ -47,7 +56,7 @@ def test_a_compiler_that_fails_costs_a_line_and_nothing_else(tmp_path, monkeypat
 
 @GPU
 @pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-def test_a_recorded_step_is_the_step_that_was_recorded(tmp_path, optimiser):
+def test_a_recorded_step_is_the_step_that_was_recorded(tmp_path, unchecked, optimiser):
     runs = [run(tmp_path / name, device="cuda", compiled=True, optimiser=optimiser, **OPTIONS) for name in "ab"]
     runs[1].work.replay = None
     losses = [[], []]
@@ -61,7 +70,7 @@ def test_a_recorded_step_is_the_step_that_was_recorded(tmp_path, optimiser):
 
 
 @GPU
-def test_what_cannot_be_recorded_is_done_without(tmp_path):
+def test_what_cannot_be_recorded_is_done_without(tmp_path, unchecked):
     class Asking(Counting):
         """Nothing is wrong with the data; the loss asks the GPU, which a recording cannot."""
 

@@ -30,7 +30,7 @@ from clearhead.train.unchanged import fingerprints, same_paths
 from clearhead.variants import say
 from clearhead.weights.fields import apart
 
-FILE, RUNS, LOCK = "experiment.toml", "runs", ".lock"
+FILE, RESULTS, RUNS, LOCK = "experiment.toml", "results.jsonl", "runs", ".lock"
 SIGNS = "*/*/run.json", f"*/*{LOCK}"  # that a run has begun, or that some process is about to begin it
 FREE = (
     "what",
@@ -176,7 +176,7 @@ class Experiment:
         with alone(out / LOCK):
             if not (out / FILE).is_file() and not all(path.name.startswith(".") for path in out.iterdir()):
                 raise ClearheadError(f"{out} holds something else; an experiment needs a folder of its own.")
-            begun, mine = any(any((out / RUNS).glob(sign)) for sign in SIGNS), self
+            begun, mine = (out / RESULTS).is_file() or any(any((out / RUNS).glob(sign)) for sign in SIGNS), self
             if begun:
                 before = Experiment.read(out / FILE)
                 asked = dict.fromkeys((*before.earlier, before.question))

@@ -11,12 +11,10 @@ from clearhead.config import Config
 from clearhead.data.alone import alone
 from clearhead.errors import ClearheadError
 from clearhead.files import json_lines, overwrite
-from clearhead.lab.experiment import LAST, LOCK, LOSS, Training
+from clearhead.lab.experiment import LAST, LOCK, LOSS, RESULTS, Training
 from clearhead.train import report
 from clearhead.train.begin import CONFIG
 from clearhead.train.diagnosis import points
-
-FILE = "results.jsonl"
 
 
 @dataclass(frozen=True)
@@ -66,9 +64,9 @@ class Outcome(Training):
 def outcomes(out: Path) -> dict[tuple[str, int], Outcome]:
     """All that are known, by variant and seed."""
     try:
-        found = [Outcome(**line) for line in json_lines(out / FILE)]
+        found = [Outcome(**line) for line in json_lines(out / RESULTS)]
     except TypeError:
-        raise ClearheadError(f"{out / FILE} holds lines that are no results of this version of clearhead.") from None
+        raise ClearheadError(f"{out / RESULTS} holds lines that are no results of this version of clearhead.") from None
     return {each.key: each for each in found}
 
 
@@ -76,5 +74,5 @@ def keep(out: Path, outcome: Outcome) -> dict[tuple[str, int], Outcome]:
     """In the place of what was known of the run, in one step, and in one process at a time; all that is known then."""
     with alone(out / LOCK):
         known = outcomes(out) | {outcome.key: outcome}
-        overwrite(out / FILE, "".join(json.dumps(asdict(each)) + "\n" for each in known.values()).encode())
+        overwrite(out / RESULTS, "".join(json.dumps(asdict(each)) + "\n" for each in known.values()).encode())
         return known

@@ -61,11 +61,11 @@ def work(
     `after` is called after each that took its time, in one process at once. More options are those of `teach`.
     """
     seat, took, waiting = Seat.take(device), list[float](), False
-    while left := _left(experiment, outcomes(out)):
+    while left := unfinished(experiment, outcomes(out)):
         worked = False
         for run in left:
             with _claimed(out / f"{run.place}{LOCK}") as mine:
-                if not mine or not _lacks(experiment, outcomes(out).get(run.key)):  # another process has it, or had
+                if not mine or not lacks(experiment, outcomes(out).get(run.key)):  # another process has it, or had
                     continue
                 start, worked = time.monotonic(), True
                 if show is not unseen:
@@ -73,7 +73,7 @@ def work(
                 found = outcomes(out).get(run.key) or _trained(experiment, run, out, seat, show, options)
                 if found is None:
                     return False
-                if _lacks(experiment, found):  # which may take as long, or be killed
+                if lacks(experiment, found):  # which may take as long, or be killed
                     keep(out, found)
                     found = _measured(experiment, run, found, out, seat.device)
                 took.append(time.monotonic() - start)
@@ -90,11 +90,11 @@ def work(
     return True
 
 
-def _left(experiment: Experiment, known: dict[tuple[str, int], Outcome]) -> list[Run]:
-    return [run for run in experiment.runs if _lacks(experiment, known.get(run.key))]
+def unfinished(experiment: Experiment, known: dict[tuple[str, int], Outcome]) -> list[Run]:
+    return [run for run in experiment.runs if lacks(experiment, known.get(run.key))]
 
 
-def _lacks(experiment: Experiment, found: Outcome | None) -> bool:
+def lacks(experiment: Experiment, found: Outcome | None) -> bool:
     """Whether something that is asked of a run is not known yet."""
     return found is None or (found.end != "diverged" and any(_unmeasured(experiment, found)))
 
@@ -181,7 +181,7 @@ def _measured(experiment: Experiment, run: Run, found: Outcome, out: Path, devic
 def _told(experiment: Experiment, found: Outcome, known: dict[tuple[str, int], Outcome], seconds: float) -> str:
     """A line for a run that is done; runs take `seconds` each, as far as is known."""
     every, value = len(experiment.runs), found.value(experiment.metric)
-    done = every - len(_left(experiment, known))
+    done = every - len(unfinished(experiment, known))
     end = found.why or f"no {experiment.metric}"
     if value is not None:
         end = f"{experiment.metric} {value:.4f} in {duration(found.seconds or 0)}"

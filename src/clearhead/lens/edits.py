@@ -79,10 +79,11 @@ def replace(with_: Mapping[str, Tensor] | Tensor, head: int | None = None, token
 
     def new(part: Tensor, value: Tensor, name: str) -> Tensor:
         other = with_ if isinstance(with_, Tensor) else _from(with_, name)
+        if other.dim() == value.dim() > 2 and other.shape[-2] != value.shape[-2]:
+            here, there = value.shape[-2], other.shape[-2]
+            raise ClearheadError(f"{name} is of {here} tokens here and of {there} in the other run; they need as many.")
         if other.shape[1:] != value.shape[1:] or len(other) not in (1, len(value)):
-            raise ClearheadError(
-                f"{name} is {_x(value)} here and {_x(other)} in the other run; use texts of equal length."
-            )
+            raise ClearheadError(f"{name} is {_x(value)} here and {_x(other)} in the other run; they need one shape.")
         return other.to(value)[change._where(other, name)]
 
     change = Change(new, head, token, alone=False)

@@ -112,7 +112,7 @@ def numbers(seen: S) -> S:
 
 
 def watch_one(model: "Model", x: Any, names: Any, given: dict[str, Any]) -> "Seen":
-    """What a model did with one text (or source=, pictures=, sound=), unless that are no numbers."""
+    """What a model did with one text (or source=, pictures=, sound=), unless some of it is no number."""
     seen = numbers(model.watch(x, names, **given))
     for value in seen.values():
         of_one_text(value[..., :0])

@@ -131,8 +131,6 @@ def patching(
     paths = _paths(model, names)
     there = model.watch(**(other if isinstance(other, Mapping) else {**read, "x": other}), names=[*paths, "logits"])
     logits = of_one_text(there["logits"])
-    if isinstance(x, str) and (here := model._batch(x, **read).ids.shape[1]) != len(there.tokens):
-        raise ClearheadError(f"the text has {here} tokens and the other one {len(there.tokens)}; they need as many.")
     at = asked_at(model, at, x, read)
     question = ask(model, logits, token, against, at)
     swept = sweep(

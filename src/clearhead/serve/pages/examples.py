@@ -14,7 +14,7 @@ from clearhead.weights import bundled, hub
 FLUFFY = "a fluffy blue creature roamed the verdant forest"
 CHICKEN = "The chicken didn't cross the road because it was too {}"
 PROMPT = "thanks for all the"
-FILMS = "A warm, funny film with a heart.", "A cold, boring film with no heart."
+FILMS = "A warm, funny film with a heart.", "A cold, empty film with no heart."
 QUEEN = "The king and the queen had a daughter."
 SOURCE = "A little dog runs through the green grass."
 
