@@ -151,7 +151,8 @@ class Model(Inside):
         return judged[0] if batch.single else judged
 
     def _cut(self, texts: Any, longest: int, **others: Any) -> Batch:
-        """The batch, its long texts cut, of which a warning tells."""
+        """The batch, its long texts cut, of which a warning tells; an empty one is refused."""
+        answers.check_said([texts] if isinstance(texts, str) else texts)
         batch = self._batch(texts, longest=longest, **others)
         if longest and not batch.dense and batch.ids.shape[1] >= longest and not isinstance(texts, Tensor):
             given = [texts] if batch.single else texts

@@ -57,6 +57,20 @@ def test_what_looks_like_a_file_that_is_not_there_is_told(folder, monkeypatch):
     assert "nofile.txt looks like the name of a file, but there is none" in done.stderr
 
 
+def test_a_picture_is_not_read_as_a_text(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "seven.png").write_bytes(b"")
+    done = CliRunner().invoke(app, ["classify", "judge", "seven.png"])
+    assert str(done.exception) == "seven.png is a picture or a sound; this model reads texts."
+
+
+def test_a_model_that_writes_nothing_is_not_said_to_go_on(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(app, ["chat", "judge"], input="hello\n")
+    assert "goes on" not in done.output
+    assert "does not write text after a prompt" in str(done.exception)
+
+
 @pytest.mark.parametrize(
     ("words", "instead"),
     [

@@ -54,12 +54,13 @@ def test_several_heads_of_a_layer_are_left_out_together(folders, tmp_path):
     [
         (["generate", "abc", "--without", "2.0"], "--without 2.0: there is no such head; they are 0.0 to 1.3"),
         (["generate", "abc", "--without", "0.4"], "there is no such head"),
+        (["generate", "abc", "--without", "0,1"], "a point stands between layer and head"),
         (["generate", "abc", "--without", "first"], "there is no such head"),
         (["generate", "abc", "--without", "0.0", "--beam", "2"], "--without has no part in it"),
         (["generate", "abc", "--without", "0.0", "--engine", "onnxruntime"], "leave out --engine"),
         (["see", "abc", "--what", "heads", "--without", "0.0"], "--without has no part in --what heads"),
         (["see", "abc", "--what", "patching"], "give it: --other TEXT"),
-        (["see", "abc", "--other", "abcd"], "use texts of equal length"),
+        (["see", "abc", "--other", "abcd"], "they need as many"),
     ],
 )
 def test_mistakes_are_told(folders, words, sentence):

@@ -55,6 +55,20 @@ def test_classes_are_those_of_the_library(served, models, given):
         assert one["label"] == judged.label
         assert one["all"] == pytest.approx(judged.all, abs=1e-6)
         assert one["probability"] == pytest.approx(judged.probability, abs=1e-6)
+    long = [len("".join(text)) > 24 for text in texts]  # letters are tokens
+    assert [one["cut"] for one in found["answers"]] == long
+
+
+@pytest.mark.parametrize("path", ["/classify", "/v1/embeddings"])
+def test_an_empty_text_is_refused(served, path):
+    status, found = told(served, path, model="judge", input=["a", " "])
+    assert (status, found["error"]["message"]) == (400, "text 2 is empty; there must be something to read.")
+    assert told(served, path, model="judge", input="")[0] == 400
+
+
+def test_a_path_that_is_elsewhere_is_named(served):
+    status, found = told(served, "/v1/classify", model="judge", input="a")
+    assert (status, found["error"]["message"]) == (404, "there is nothing at /v1/classify; /classify is there.")
 
 
 def test_a_number_is_told_as_one(served, models):

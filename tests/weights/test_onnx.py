@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import tokenizers
 import torch
 from onnx_sessions import LENGTHS, RELATIVE, SIDES, Session, as_past, assert_close, exporter, one_layer, padded, write
 
@@ -165,6 +166,18 @@ def test_a_folder_explains_itself_and_looks_like_no_other(around):
     assert c.Config.of(json.loads((folder / "onnx_config.json").read_text())) == config
     assert (folder / "chat_template.jinja").read_text() == "{{ messages }}"
     assert ch.Tokenizer.load(folder / "tokenizer.json").encode("ab") == [97, 98]
+
+
+def test_the_tokenizer_puts_around_a_text_what_the_model_reads_there(tmp_path):
+    """Others load it with `tokenizers` itself, which puts nothing there unless it is told to."""
+    for shape, own in (("tiny-encoder", None), ("tiny-encoder-decoder", ch.Tokenizer.bytes())):
+        config = one_layer(shape, vocabulary=258).change(**{"use.begin": (10,), "use.end": (257,)})
+        reading = ch.Tokenizer.bytes(("<mask>", "<end>"))
+        Checkpoint(build(config.model), config, own or reading, reading if own else None).save_words(tmp_path)
+        name = "source_tokenizer.json" if own else "tokenizer.json"
+        assert tokenizers.Tokenizer.from_file(str(tmp_path / name)).encode("ab").ids == [10, 97, 98, 257]
+        assert ch.Tokenizer.load(tmp_path / name).encode("ab") == [97, 98]
+    assert tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("ab").ids == [97, 98]
 
 
 def test_half_precision_is_written_in_full_and_the_network_stays_as_it_was(around):

@@ -74,6 +74,9 @@ def offered(inviting: bool) -> str:
 
 def listening(model: "Model", name: str) -> "Model":
     """A model without a template for conversations reads them as one text, in which it goes on."""
+    from clearhead.generate.write import check_writes
+
+    check_writes(model.config.model)
     if model.config.use.chat or model.tokenizer is None:
         return model
     typer.echo(f"{name} was not made for conversations: it goes on with what you write.", err=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from clearhead.errors import ClearheadWarning
+from clearhead.errors import ClearheadError, ClearheadWarning
 
 NAME = r"\S+\.(txt|text|md|tsv|csv|jsonl?|gz)"  # what nobody writes but for a file
 
@@ -18,12 +18,21 @@ def if_file(text: str | None, instead: str = "--input {} reads its lines") -> No
     """Where a text is the name of a file, or looks like one: that it was read as a text, and how the file is read."""
     if text is None:
         return
-    with suppress(OSError, ValueError):  # of texts that could name no file
-        if Path(text).is_file():
-            how = instead.format(shlex.quote(text))
-            typer.echo(f"{text} is the name of a file, and was read as a text; {how}.", err=True)
-        elif re.fullmatch(NAME, text):
-            typer.echo(f"{text} looks like the name of a file, but there is none; it was read as a text.", err=True)
+    if _names_a_file(text):
+        from clearhead.data.pictured import PICTURES, SOUNDS
+
+        if text.lower().endswith((*PICTURES, *SOUNDS)):
+            raise ClearheadError(f"{text} is a picture or a sound; this model reads texts.")
+        how = instead.format(shlex.quote(text))
+        typer.echo(f"{text} is the name of a file, and was read as a text; {how}.", err=True)
+    elif re.fullmatch(NAME, text):
+        typer.echo(f"{text} looks like the name of a file, but there is none; it was read as a text.", err=True)
+
+
+def _names_a_file(text: str) -> bool:
+    with suppress(OSError, ValueError):  # of texts that could name none
+        return Path(text).is_file()
+    return False
 
 
 def shown() -> None:

@@ -24,6 +24,10 @@ def edits(model: "Model", heads: list[str]) -> "dict[str, Change]":
     for text in heads:
         layer, _, head = text.partition(".")
         known = layer.isdecimal() and head.isdecimal() and int(layer) < m.layers and int(head) < m.attention.heads
+        if "," in text:
+            raise ClearheadError(
+                f"--without {text}: a point stands between layer and head, and each has its own --without."
+            )
         if not known:
             every = f"0.0 to {m.layers - 1}.{m.attention.heads - 1}"
             raise ClearheadError(f"--without {text}: there is no such head; they are {every}, layer and head.")

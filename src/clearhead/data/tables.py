@@ -118,7 +118,8 @@ def _column(column: str, cells: Sequence[str], named: bool, where: str, by_numbe
     if len(cells) == 1 and (other := next((mark for mark in SEPARATORS if mark in cells[0]), "")):
         known = f"columns seem to be separated by {other!r}, where a .csv has commas and a .tsv tabs."
     elif named and not known.startswith("did you mean"):
-        known += f"; if those are no names, choose by number, as in {by_number}."
+        flags = " and ".join(word for word in by_number.split() if word.startswith("--"))
+        known += f"; choose with {flags}, by number where those are no names: {by_number}."
     raise ClearheadError(f"{where}: there is no column {column!r}; {known}")
 
 

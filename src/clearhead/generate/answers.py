@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,6 +100,13 @@ def check_embeds(m: c.ModelConfig) -> None:
 def judged_tokens(config: c.Config) -> int:
     """Tokens of a text that are judged; the rest is cut."""
     return config.use.longest or config.model.context
+
+
+def check_said(texts: Any) -> None:
+    """There is something to read in each of several texts; what is given as ids may be anything."""
+    for number, text in enumerate(texts if isinstance(texts, list | tuple) else ()):
+        if isinstance(text, str) and not text.strip():
+            raise Unreadable(number if len(texts) > 1 else None, "is empty; there must be something to read.")
 
 
 def check_judges(m: c.ModelConfig) -> None:

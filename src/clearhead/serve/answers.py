@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from clearhead.api import Model
 from clearhead.batch import Batch, by_length
 from clearhead.errors import numbered
-from clearhead.generate.answers import Judged, fill, judged, judged_tokens
+from clearhead.generate.answers import Judged, check_said, fill, judged, judged_tokens
 from clearhead.generate.beamed import prefixes, wishes
 from clearhead.generate.told import told
 from clearhead.generate.translate import NOTHING, Translated, Translator
@@ -69,11 +69,15 @@ def add(app: FastAPI, shelf: Shelf, limits: Limits) -> None:
         async with shelf.using(asked.model or shelf.only) as held:
             check_fits(held, "/classify")
             found = dict[int, Judged | float]()
-            for some, batch in await asyncio.to_thread(_batches, held.model, given):
+            batches, cut = await asyncio.to_thread(_batches, held.model, given)
+            for some, batch in batches:
                 made = await held.worker.call(client, partial(_judged, held.model, batch))
                 found |= zip(some, made, strict=True)
                 shelf.metrics.read.add(sum(map(len, batch.rows())), model=held.name)
-        answers = [asdict(one) if isinstance(one, Judged) else {"number": one} for _, one in sorted(found.items())]
+        answers = [
+            (asdict(one) if isinstance(one, Judged) else {"number": one}) | {"cut": i in cut}
+            for i, one in sorted(found.items())
+        ]
         return JSONResponse({"model": held.name, "answers": answers})
 
     @app.post("/fill", responses=FAILURES)
@@ -145,15 +149,18 @@ class Sentences:
 
 
 def _rows(model: Model, given: list[Any]) -> list[list[int]]:
+    check_said(given)
     return list(model._rows(given, longest=model.config.use.longest))
 
 
-def _batches(model: Model, given: list[Any]) -> list[tuple[list[int], Batch]]:
-    """Texts and pairs that are judged together, as `model.classify` reads them, and which they are."""
+def _batches(model: Model, given: list[Any]) -> tuple[list[tuple[list[int], Batch]], set[int]]:
+    """Texts and pairs that are judged together, as `model.classify` reads them, by number; and which are cut."""
+    check_said(given)
     texts, longest = [tuple(one) if isinstance(one, list) else one for one in given], judged_tokens(model.config)
-    lengths = [len(row) for row in model._rows(texts, longest=longest)]
-    turns = by_length(lengths, next(model.net.parameters()).device, TURN)
-    return [(some, model._batch([texts[i] for i in some], longest=longest)) for some in turns]
+    lengths = [len(row) for row in model._rows(texts, endless=True)]
+    turns = by_length([min(length, longest) for length in lengths], next(model.net.parameters()).device, TURN)
+    batches = [(some, model._batch([texts[i] for i in some], longest=longest)) for some in turns]
+    return batches, {i for i, length in enumerate(lengths) if length > longest}
 
 
 def _judged(model: Model, batch: Batch) -> list[Judged] | list[float]:

@@ -86,8 +86,10 @@ async def _misread(request: Request, error: Exception) -> Response:
 async def _nowhere(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:80]
+    instead = path.removeprefix("/v1")
+    hint = f"; {instead} is there" if instead in ("/translate", "/classify", "/fill") else ""
     sentences = {
-        "Not Found": f"there is nothing at {path}.",
+        "Not Found": f"there is nothing at {path}{hint}.",
         "Method Not Allowed": f"{request.method} is not done here.",
     }
     told = _told(Refused(sentences.get(str(error.detail), str(error.detail)), error.status_code))

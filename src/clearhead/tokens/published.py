@@ -165,10 +165,7 @@ def write(folder: Path, tokenizer: Tokenizer, source: Tokenizer | None, use: Use
     reading = source or tokenizer
     tree = json.loads(reading._inner.to_str())
     roles = _roles(tokenizer, reading, use, tree["model"], isinstance(m.shape, Encoder))
-    if _around(reading._inner) != (use.begin, use.end):
-        tree["post_processor"] = _template(reading, use)
-        reading = Tokenizer(tk.Tokenizer.from_str(json.dumps(tree)))
-    reading.save(folder / TOKENIZER)
+    framing(reading, use).save(folder / TOKENIZER)
     if source is not None:
         tokenizer.save(folder / TARGET)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": m.context, **roles}
@@ -190,6 +187,14 @@ def _roles(tokenizer: Tokenizer, reading: Tokenizer, use: Use, model: reader.Tre
     unknown = model.get("unk_token") or (model["vocab"][i][0] if (i := model.get("unk_id")) is not None else None)
     # A token that plain text may become is left out: a role would make it special.
     return {f"{role}_token": name for role, name in {**names, "unk": unknown}.items() if name in reading.special}
+
+
+def framing(tokenizer: Tokenizer, use: Use) -> Tokenizer:
+    """The tokenizer for others, who have it put around a text what the model reads there."""
+    if _around(tokenizer._inner) == (use.begin, use.end):
+        return tokenizer
+    tree = json.loads(tokenizer._inner.to_str())
+    return Tokenizer(tk.Tokenizer.from_str(json.dumps(tree | {"post_processor": _template(tokenizer, use)})))
 
 
 def _template(tokenizer: Tokenizer, use: Use) -> reader.Tree:

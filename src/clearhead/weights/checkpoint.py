@@ -12,6 +12,7 @@ from clearhead.config import Config, EncoderDecoder, ModelConfig
 from clearhead.errors import ClearheadError, nearest
 from clearhead.model.int8 import quantise
 from clearhead.model.transformer import Transformer, build
+from clearhead.tokens.published import framing
 from clearhead.tokens.text import Tokenizer
 
 TOKENIZER, SOURCE_TOKENIZER, CHAT = "tokenizer.json", "source_tokenizer.json", "chat_template.jinja"
@@ -38,8 +39,13 @@ class Checkpoint:
                 tokenizer.save(folder / name)
 
     def save_words(self, folder: Path) -> None:
-        """The tokenizers and the chat template, for engines that have no way of their own to hold them."""
+        """The tokenizers and the chat template, for engines that have no way of their own to hold them.
+
+        The one that reads what is given puts around it what the model reads there.
+        """
         self.save_tokenizers(folder)
+        if reading := self.source_tokenizer or self.tokenizer:
+            framing(reading, self.config.use).save(folder / (SOURCE_TOKENIZER if self.source_tokenizer else TOKENIZER))
         if self.config.use.chat:
             (folder / CHAT).write_text(self.config.use.chat, encoding="utf-8")
 
