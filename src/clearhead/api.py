@@ -144,6 +144,7 @@ class Model(Inside):
         pair, the longer text.
         """
         answers.check_judges(self.config.model)
+        answers.check_said([texts] if isinstance(texts, str) else texts)
         batch = self._cut(texts, answers.judged_tokens(self.config), pictures=pictures, sound=sound)
         with torch.no_grad():
             logits = batch.each(lambda part: self.net.predict(self._run(part, SILENT), part.segments).float())
@@ -151,8 +152,7 @@ class Model(Inside):
         return judged[0] if batch.single else judged
 
     def _cut(self, texts: Any, longest: int, **others: Any) -> Batch:
-        """The batch, its long texts cut, of which a warning tells; an empty one is refused."""
-        answers.check_said([texts] if isinstance(texts, str) else texts)
+        """The batch, its long texts cut, of which a warning tells."""
         batch = self._batch(texts, longest=longest, **others)
         if longest and not batch.dense and batch.ids.shape[1] >= longest and not isinstance(texts, Tensor):
             given = [texts] if batch.single else texts

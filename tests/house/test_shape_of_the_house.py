@@ -18,7 +18,7 @@ LAYERS = [
     {"called", "errors"},
     {"files", "reader", "tap", "variants"},
     {"check", "count", "optimisers", "schedule"},
-    {"recipe"},
+    {"training"},
     {"config"},
     {"recipes"},
     {"presets"},

@@ -59,11 +59,12 @@ def test_classes_are_those_of_the_library(served, models, given):
     assert [one["cut"] for one in found["answers"]] == long
 
 
-@pytest.mark.parametrize("path", ["/classify", "/v1/embeddings"])
-def test_an_empty_text_is_refused(served, path):
-    status, found = told(served, path, model="judge", input=["a", " "])
+def test_an_empty_text_is_not_judged(served, models):
+    status, found = told(served, "/classify", model="judge", input=["a", " "])
     assert (status, found["error"]["message"]) == (400, "text 2 is empty; there must be something to read.")
-    assert told(served, path, model="judge", input="")[0] == 400
+    assert told(served, "/classify", model="judge", input="")[0] == 400
+    with pytest.raises(ch.ClearheadError, match="text 2 is empty"):
+        models["judge"].classify(["a", ""])
 
 
 def test_a_path_that_is_elsewhere_is_named(served):

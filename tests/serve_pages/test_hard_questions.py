@@ -195,7 +195,7 @@ def test_a_swap_takes_the_other_text_wherever_texts_are_edited(site):
         assert "give the other text" in refused(site, url, body)
     written = {"model": "m", "text": "dog", "edits": [{**ABLATE, "op": "swap"}], "against": "cat"}
     assert "one at a time" in refused(site, "/api/generate", written)
-    assert "equal length" in refused(
+    assert "they need as many" in refused(
         site, "/api/translate", {"model": "both", "text": "dog", "edits": swap, "against": "a cat that sat"}
     )
 

@@ -44,7 +44,7 @@ def see(
     token: str = typer.Option(None, help="The answer that is asked about; the likeliest.", show_default=False),
     against: str = typer.Option(None, help="An answer to compare it with.", show_default=False),
     other: str = typer.Option(
-        None, help="Another text, of as many tokens, whose values are put in one by one.", show_default=False
+        None, help="Another text of as many tokens: its values are put in, its answer asked for.", show_default=False
     ),
     without: list[str] = WITHOUT,
     find: tuple[str, str] = typer.Option(

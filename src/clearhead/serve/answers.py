@@ -149,7 +149,6 @@ class Sentences:
 
 
 def _rows(model: Model, given: list[Any]) -> list[list[int]]:
-    check_said(given)
     return list(model._rows(given, longest=model.config.use.longest))
 
 
