@@ -191,12 +191,15 @@ def keep(name: str) -> None:
         return
     experiment = Experiment.read(source / FILE)
     whole = {key: run for key, run in outcomes(source).items() if not lacks(experiment, run)}
+    if not whole:
+        return
     if not outcomes(target).keys() <= whole.keys():
         sys.exit(f"{target} holds runs that {source} has not; it is left as it is. Remove one of them.")
     shutil.rmtree(target, ignore_errors=True)
     for file in (FILE, DATA, *(f"{run.place}/{LOG}" for run in whole.values())):
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source / file, target / file)
+        if (source / file).is_file():  # a run may diverge before it has logged anything
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / file, target / file)
     (target / LINES).write_text("".join(json.dumps(asdict(run)) + "\n" for run in whole.values()))
 
 

@@ -114,6 +114,20 @@ def test_less_than_is_known_is_not_kept(half, tried_once, tmp_path, monkeypatch)
         claims.keep("tied")
 
 
+def test_what_has_found_nothing_is_not_kept_and_what_diverged_at_once_is(half, tmp_path):
+    claims.take_up("tied")
+    there = claims.BUILD / "tied"
+    lines = [json.loads(line) | {"end": "diverged"} for line in (there / "results.jsonl").read_text().splitlines()]
+    shutil.rmtree(there / "runs")
+    shutil.rmtree(tmp_path / "tied")
+    (there / "results.jsonl").write_text("")
+    claims.keep("tied")
+    assert not (tmp_path / "tied").exists()
+    (there / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    claims.keep("tied")
+    assert (tmp_path / "tied" / "results.jsonl").read_text() == (there / "results.jsonl").read_text()
+
+
 def test_an_interrupted_experiment_keeps_what_it_found(half, monkeypatch, capsys):
     class Child:
         """Is told of the Ctrl-C too, and comes to its own end."""
