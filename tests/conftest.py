@@ -5,6 +5,6 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 install_import_hook("clearhead.model", "beartype.beartype")
-settings.register_profile("house", deadline=None, max_examples=30, derandomize=True)
+settings.register_profile("house", deadline=None, max_examples=24, derandomize=True)
 settings.load_profile("house")
 torch.set_num_threads(1)

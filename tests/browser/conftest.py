@@ -41,7 +41,7 @@ class Visit:
     def state(self):
         return self.page.evaluate("() => ({...clearhead.state})")
 
-    def until(self, expression, seconds=10):
+    def until(self, expression, seconds=30):
         """A content security policy forbids playwright's own wait_for_function."""
         end = time.monotonic() + seconds
         while not self.page.evaluate(expression):
