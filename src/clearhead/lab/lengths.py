@@ -9,7 +9,7 @@ from clearhead.data.packed import Dataset, Report
 from clearhead.model.masks import positions_in
 from clearhead.train.lessons import prepare
 from clearhead.train.team import ALONE
-from clearhead.train.tokenizers import Words
+from clearhead.train.tokenizers import Origin
 from clearhead.train.validate import validate
 from clearhead.weights import formats
 from clearhead.weights.checkpoint import Home
@@ -37,8 +37,8 @@ def loss_by_length(place: Path, lengths: tuple[int, ...], device: str) -> Measur
         longest = max(length, config.model.context)
         longer = config.change(**{"model.context": longest, "train.length": length, "train.rows": rows})
         net.context = longest  # no weight of the other kinds of positions depends on it
-        words = Words(longer, place, True, read.tokenizer, read.source_tokenizer)
-        data = prepare(longer, words, Report(config.data.broken)).data
+        origin = Origin(longer, place, True, read.tokenizer, read.source_tokenizer)
+        data = prepare(longer, origin, Report(config.data.broken)).data
         loss, _ = validate(net, data, torch.device(device), ALONE)
         if loss is not None:
             found[str(length)] = {"loss": loss, "beyond": _beyond(data, own)}

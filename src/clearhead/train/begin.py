@@ -18,7 +18,7 @@ from clearhead.train.checkpoint import Checkpoints, Saved, check_same
 from clearhead.train.lessons import prepare
 from clearhead.train.run import Run
 from clearhead.train.team import ALONE, Alone
-from clearhead.train.tokenizers import Words
+from clearhead.train.tokenizers import Origin
 from clearhead.train.unchanged import FILE, fingerprints
 from clearhead.weights import bundled, formats
 from clearhead.weights.checkpoint import Checkpoint, Home
@@ -50,9 +50,9 @@ def begin(
         check_same(out / CONFIG, reader.load(out / CONFIG) | {name: config.tree()[name] for name in ("data", "train")})
     read = fingerprints(config.data, out, last is not None) if team.first else {}
     report = Report(config.data.broken)
-    words, start = _origin(config, out, last, ready=last is not None or not team.first)
+    origin, start = _origin(config, out, last, ready=last is not None or not team.first)
     with team.in_turn():
-        lessons = prepare(words.config, words, report)
+        lessons = prepare(origin.config, origin, report)
     for line in report.told if team.first else ():
         say(line)
     config = lessons.config
@@ -74,20 +74,20 @@ def begin(
     return run
 
 
-def _origin(config: Config, out: Path, last: Saved | None, ready: bool) -> tuple[Words, Checkpoint | None]:
-    """Where words come from, with the configuration of what is trained, and the model that a fresh run starts from."""
+def _origin(config: Config, out: Path, last: Saved | None, ready: bool) -> tuple[Origin, Checkpoint | None]:
+    """Where tokenizers come from, with the configuration of what is trained, and the model that a fresh run starts from."""
     if not config.train.start:
         if config.train.learns == "head":
             raise ClearheadError("train.learns = head needs train.start: a body of random weights would never learn.")
-        return Words(config, out, ready), None
+        return Origin(config, out, ready), None
     if last is not None:  # the model that it started from may be gone
         own = formats.words(last.folder)
         config = based_on(config, Config.of(reader.load(out / CONFIG)))
-        return Words(config, out, ready, own.tokenizer, own.source), None
+        return Origin(config, out, ready, own.tokenizer, own.source), None
     start = formats.read(config.train.start, Home("cpu", torch.float32))
     if start.config.model.vocabulary and start.tokenizer is None:
         raise ClearheadError(start.why or f"{config.train.start} has no tokenizer, so it cannot learn from files.")
-    return Words(based_on(config, start.config), out, ready, start.tokenizer, start.source_tokenizer), start
+    return Origin(based_on(config, start.config), out, ready, start.tokenizer, start.source_tokenizer), start
 
 
 def based_on(config: Config, start: Config) -> Config:

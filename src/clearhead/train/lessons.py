@@ -20,7 +20,7 @@ from clearhead.data.unpacked import STDIN
 from clearhead.errors import ClearheadError
 from clearhead.tokens.kinds import END
 from clearhead.tokens.text import Tokenizer
-from clearhead.train.tokenizers import MASK, START, Words, ids_of, opening
+from clearhead.train.tokenizers import MASK, START, Origin, ids_of, opening
 from clearhead.weights.checkpoint import SOURCE_TOKENIZER
 
 
@@ -34,22 +34,22 @@ class Lessons:
     source_tokenizer: Tokenizer | None = None
 
 
-def prepare(config: Config, words: Words, report: Report) -> Lessons:
+def prepare(config: Config, origin: Origin, report: Report) -> Lessons:
     """The lessons for a model; whatever it is, its data are described by the same section."""
     m = config.model
     check_length(config)
     writes = isinstance(m.input, c.Tokens) and isinstance(m.head, c.Language | c.MaskedWord)
     if writes and not isinstance(m.shape, c.EncoderDecoder):
-        return _texts(config, words, report)
+        return _texts(config, origin, report)
     if STDIN in (*config.data.train, *config.data.valid):
         raise ClearheadError("standard input (-) is read as one text; pairs, tables, pictures and sounds need files.")
     check_apart(config.data.train, config.data.valid)
     if isinstance(m.shape, c.EncoderDecoder):
-        return _pairs(config, words, report)
+        return _pairs(config, origin, report)
     if not isinstance(m.input, c.Tokens):
         return _things(config, report)
     if isinstance(m.head, c.Classes | c.Number):
-        return _rows(config, words, report)
+        return _rows(config, origin, report)
     raise ClearheadError("a model without a head learns nothing; give it one, such as model.head = classes.")
 
 
@@ -61,23 +61,23 @@ def check_length(config: Config) -> None:
 
 
 # ---------------------------------------------------------------- texts
-def _texts(config: Config, words: Words, report: Report) -> Lessons:
+def _texts(config: Config, origin: Origin, report: Report) -> Lessons:
     d, t, hides = config.data, config.train, isinstance(config.model.head, c.MaskedWord)
-    train = kept(without(d.train, d.valid, words.out, report), f"{words.out}/piped/train", words.ready)
-    tokenizer = words.tokenizer or words.learn(
+    train = kept(without(d.train, d.valid, origin.out, report), f"{origin.out}/piped/train", origin.ready)
+    tokenizer = origin.tokenizer or origin.learn(
         lambda: (document.text for document in documents(train, Report(d.broken), d.field)),
         (END, MASK) if hides else (END,),
     )
-    if words.tokenizer is None:
+    if origin.tokenizer is None:
         ends = ids_of(tokenizer, END)
         use = {"use.mask": ids_of(tokenizer, MASK)} if hides else {"use.stop": ends}
         config = config.change(**{"model.vocabulary": len(tokenizer), "use.begin": ends}, **use)
     first = opening(config.use, tokenizer)
 
     def read(paths: Sequence[str], name: str) -> Tokens:
-        return tokenised(paths, tokenizer, words.out / "tokens" / name, report=report, field=d.field, begin=first)
+        return tokenised(paths, tokenizer, origin.out / "tokens" / name, report=report, field=d.field, begin=first)
 
-    valid = read(kept(d.valid, f"{words.out}/piped/valid", words.ready), "valid") if d.valid else None
+    valid = read(kept(d.valid, f"{origin.out}/piped/valid", origin.ready), "valid") if d.valid else None
     length = t.length or config.model.context
     stop = next(iter(config.use.stop), None)
     rows = Stream(read(train, "train"), length, t.rows, t.seed, 0.0 if valid else d.held_out, valid, stop)
@@ -90,7 +90,7 @@ def _texts(config: Config, words: Words, report: Report) -> Lessons:
 
 
 # ---------------------------------------------------------------- pairs
-def _pairs(config: Config, words: Words, report: Report) -> Lessons:
+def _pairs(config: Config, origin: Origin, report: Report) -> Lessons:
     d, t, shape = config.data, config.train, config.model.shape
     assert isinstance(shape, c.EncoderDecoder)
     if not isinstance(shape.input, c.Tokens):
@@ -101,13 +101,13 @@ def _pairs(config: Config, words: Words, report: Report) -> Lessons:
         picks = split([""] * len(read), [pair.source for pair in read], d.held_out, t.seed)
         _check_held(config, len(picks[1]), [""] * len(read))
         read, held = ([read[i] for i in part] for part in picks)
-    tokenizer, source_tokenizer = words.tokenizer, words.source_tokenizer
+    tokenizer, source_tokenizer = origin.tokenizer, origin.source_tokenizer
     if tokenizer is None:
         special, apart = (START, END), bool(shape.vocabulary)
         sides = [lambda: (pair.source for pair in read), lambda: (pair.target for pair in read)]
         both = lambda: chain(sides[0](), sides[1]())  # noqa: E731
-        tokenizer = words.learn(sides[1] if apart else both, special)
-        source_tokenizer = words.learn(sides[0], special, SOURCE_TOKENIZER) if apart else None
+        tokenizer = origin.learn(sides[1] if apart else both, special)
+        source_tokenizer = origin.learn(sides[0], special, SOURCE_TOKENIZER) if apart else None
         cut = source_tokenizer or tokenizer
         config = config.change(
             **{"model.vocabulary": len(tokenizer), "model.shape.vocabulary": len(cut) if apart else 0},
@@ -136,7 +136,7 @@ def read_pairs(d: c.Data, report: Report, paths: tuple[str, ...]) -> list[Pair]:
 
 
 # ---------------------------------------------------------------- labelled texts
-def _rows(config: Config, words: Words, report: Report) -> Lessons:
+def _rows(config: Config, origin: Origin, report: Report) -> Lessons:
     d, t = config.data, config.train
     numbers = isinstance(config.model.head, c.Number)
     found, held = (list(read_rows(d, report, paths, numbers)) for paths in (d.train, d.valid))
@@ -146,10 +146,10 @@ def _rows(config: Config, words: Words, report: Report) -> Lessons:
         picks = split(labels, keys, d.held_out, t.seed)
         _check_held(config, len(picks[1]), labels)
         found, held = ([found[i] for i in part] for part in picks)
-    tokenizer = words.tokenizer
+    tokenizer = origin.tokenizer
     if tokenizer is None:
         texts = lambda: (text for row in found for text in (row.text, row.second) if text)  # noqa: E731
-        tokenizer = words.learn(texts, (START, END))
+        tokenizer = origin.learn(texts, (START, END))
         around = {"use.begin": ids_of(tokenizer, START), "use.end": ids_of(tokenizer, END)}
         config = config.change(**{"model.vocabulary": len(tokenizer)}, **around)
     if d.second and not config.use.end:  # something must stand between the two texts

@@ -18,7 +18,7 @@ SAMPLE = 200_000_000  # characters that a tokenizer learns from
 
 
 @dataclass(frozen=True)
-class Words:
+class Origin:
     """Where tokenizers come from: the model that is started from, the folder of the run, or the texts themselves."""
 
     config: Config
