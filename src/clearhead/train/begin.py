@@ -75,7 +75,7 @@ def begin(
 
 
 def _origin(config: Config, out: Path, last: Saved | None, ready: bool) -> tuple[Origin, Checkpoint | None]:
-    """Where tokenizers come from, with the configuration of what is trained, and the model that a fresh run starts from."""
+    """Where tokenizers come from, with the configuration of what is trained, and the model of a fresh run's start."""
     if not config.train.start:
         if config.train.learns == "head":
             raise ClearheadError("train.learns = head needs train.start: a body of random weights would never learn.")
