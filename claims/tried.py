@@ -16,16 +16,30 @@ from clearhead.train.curve import svg
 SIZE = (8.0, 4.0)
 INTRO = """# The lectures' claims, tried
 
-Each claim of the lectures as an experiment of `clearhead compare`: small models (5 to 15 million weights), three seeds,
+Each claim of the lectures as an experiment of `clearhead compare`: small models (7 to 12 million weights), three seeds,
 real data. What came out stands here as it came, also where it disagrees. A small experiment can contradict a claim only
-for small models and short training; the tables say how sure each difference is. Tasks of GLUE are scored on their dev
-sets, with the weights of the last step (two epochs of SST-2, ten of the others); the rate was chosen on SST-2's, with
-one seed, for BERT and RoFormer alike.
+for small models and short training; the tables say how sure each difference is. In all of them one rate serves every
+variant; none was tuned for one of them.
+
+- **Data.** Language models and masked words read 57 MB of English Wikipedia, every fiftieth article is held out;
+  translators read Multi30k (29,000 captions, English to German).
+- **What is scored.** Losses and BLEU are of the validation set by which each run's best checkpoint is chosen, for all
+  variants alike. Tasks of GLUE are scored on their dev sets with the weights of the last step (two epochs of SST-2, ten
+  of the others). These are second runs: in the first, after half of the pre-training, the checkpoint of the lowest loss
+  was scored, and the small tasks were hardly learned.
+- **Rates.** That of pre-training is the largest of three that were tried, for 600 steps, when learned positions had
+  hardly begun; that of fine-tuning the better of two on SST-2's dev set, with one seed.
+- **Intervals** in the words are those of the differences of runs with the same seed, 95 %, each for itself. Where they
+  compare with another variant than the table does, they are made of the same runs and not corrected for their number.
+
+Over GLUE: RoFormer is ahead on SST-2 and STS-B, level on CoLA, behind on MRPC and RTE; not one of the five differences
+is sure.
 
 Runs on a GPU do not repeat to the bit. Sinusoidal positions, eight heads and smoothing 0.1 in translation are the same
 three runs, tried in three experiments: 38.5, 38.7 and 38.7 BLEU.
 
-Again: `python claims/prepare.py DATA`, then `python claims/claims.py NAME` for one of them, or all without a name.
+Again: `python claims/prepare.py DATA`, then `python claims/claims.py NAME` for one of them, or all without a name; the
+tasks of GLUE start from the models that roformer-pretraining leaves in `build/claims`, so that one comes before them.
 `claims/results` has every run's figures; this page is drawn from them when the site is built."""
 
 
