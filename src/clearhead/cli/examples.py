@@ -71,6 +71,7 @@ EXAMPLES = {
     ),
     "verify": ("clearhead verify story", "clearhead verify tiny-decoder --model.position rotary"),
     "presets": ("clearhead presets", "clearhead presets lm-small --model.layers 6 > run.toml"),
+    "bench": ("clearhead bench", "clearhead bench forward"),
     "tokenizer": ('clearhead tokenizer show story "a fluffy blue creature"',),
     "tokenizer train": ("clearhead tokenizer train texts/ --size 8192 --out tokenizer.json",),
     "tokenizer show": (

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from clearhead.cli import (
+    bench,
     chat,
     classify,
     compare,
@@ -40,7 +41,13 @@ TOO_LARGE = ("out of memory", "CPUAllocator", "Storage size calculation overflow
 
 TEXTS = {"text", "prompt", "what"}  # arguments that are one
 
-WITH_DOTS = (train.train, compare.compare, verify.verify, presets.presets)  # any option of a configuration
+WITH_OTHERS = (  # any option of a configuration, or of a benchmark
+    train.train,
+    compare.compare,
+    verify.verify,
+    presets.presets,
+    bench.bench,
+)
 
 app = typer.Typer(
     help="The Transformer of the lectures as real software.",
@@ -70,8 +77,9 @@ for command in (  # to look and to use, what there is, and to make
     evaluate.evaluate,
     verify.verify,
     presets.presets,
+    bench.bench,
 ):
-    name, takes = command.__name__, DOTTED if command in WITH_DOTS else None
+    name, takes = command.__name__, DOTTED if command in WITH_OTHERS else None
     app.command(name, epilog=examples(name), context_settings=takes)(command)
 app.add_typer(tokenizer.app, name="tokenizer", epilog=examples("tokenizer"))
 

@@ -92,7 +92,7 @@ def _caveats(summary: Summary, out: Path) -> Iterator[str]:
     if any(o.removeprefix("model.") in ("context", "train.length") for o in varied):
         yield "variants are judged on texts of the length that they were trained on; --lengths judges all on the same."
     if not all(v.config.data.valid for v in experiment.variants) and len(experiment.seeds) > 1:
-        yield "without data.valid each seed holds out another share (of one text its end), which adds to the spread."
+        yield "without data.valid each seed holds out other texts, which adds to the spread; of a single text, its end."
     logs = [json_lines(out / run.place / LOG) for run in done if run.end != "diverged"]
     shapes = Counter(found.name for lines in logs for found in diagnose(lines))
     more = "with more steps the order may be another"
