@@ -45,7 +45,8 @@ def verdict(standing: Standing) -> str:
         share = f": {reached / limit:.3f} {word}" if limit else ""
         return f"**short**{share}"
     if target.aim is not None and standing.misses_aim:
-        return f"{'met; ' if target.at_least else ''}{reached / target.aim:.2f} of the aim"
+        met, word = target.at_least or target.at_most, "times" if target.at_most else "of"
+        return f"{'met; ' if met else ''}{reached / target.aim:.2f} {word} the aim"
     return "met" if target.aim is None else "met, and the aim"
 
 

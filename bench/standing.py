@@ -56,7 +56,10 @@ class Standing:
 
     @property
     def misses_aim(self) -> bool:
-        return self.reached is not None and self.target.aim is not None and self.reached < self.target.aim
+        aim, reached = self.target.aim, self.reached
+        if reached is None or aim is None:
+            return False
+        return reached < aim if self.target.at_most is None else reached > aim
 
 
 def targets() -> list[Target]:

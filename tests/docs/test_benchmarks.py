@@ -148,6 +148,8 @@ def stands(ours=(), ratio=(), **asked):
         (stands(ratio=(1.2,), at_least=1, aim=1.5), "met; 0.80 of the aim"),
         (stands(ratio=(1.6,), at_least=1, aim=1.5), "met, and the aim"),
         (stands(ours=(1.0,), unit="s", aim=2), "0.50 of the aim"),
+        (stands(ours=(3.0,), unit="kB", at_most=4, aim=2), "met; 1.50 times the aim"),
+        (stands(ours=(1.5,), unit="kB", at_most=4, aim=2), "met, and the aim"),
         (Standing(Target("area", "file.cpu", "work", "peer", at_least=1)), "*not measured*"),
     ],
 )
