@@ -307,3 +307,10 @@ assert "starcoder2" in [family.name for family in FAMILIES]
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("how", [["check"], ["format", "--check"]], ids=" ".join)
+def test_the_diffs_for_contributors_are_in_the_style_of_the_house(changed, how):
+    ruff = [sys.executable, "-m", "ruff", *how, "--no-cache", "--config", ROOT / "pyproject.toml", "src"]
+    done = subprocess.run(ruff, cwd=changed, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -38,7 +38,7 @@ LONGEST_FILE = 250
 
 # Growth is a decision: whoever adds an option writes the new number down here.
 CONFIG_FIELDS = 126
-CLI_OPTIONS = 163
+CLI_OPTIONS = 164
 
 
 def imported(path: Path) -> set[str]:

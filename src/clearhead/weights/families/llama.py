@@ -52,7 +52,7 @@ SCALINGS: dict[str, dict[str, str]] = {
 }
 
 
-def _read_rope(theirs: Tree, ours: Tree) -> None:
+def read_rope(theirs: Tree, ours: Tree) -> None:
     """`rope_theta` and `rope_scaling`, or both in the newer `rope_parameters`."""
     rope, older_rope = (theirs.pop(name, None) or {} for name in ("rope_parameters", "rope_scaling"))
     rope = dict(rope or older_rope)
@@ -72,7 +72,7 @@ def _read_rope(theirs: Tree, ours: Tree) -> None:
             raise unknown(f"rope_scaling.{name}", value, [])
 
 
-def _write_rope(ours: Tree, theirs: Tree) -> None:
+def write_rope(ours: Tree, theirs: Tree) -> None:
     if ours["position"]["kind"] == "rotary":
         scaling: dict[str, Any] = ours["position"]["scaling"]
         theirs["rope_theta"] = ours["position"]["theta"]
@@ -115,7 +115,7 @@ COMMON = (
     Is("rms_norm_eps", "norm.eps", 1e-6),
     Is("attention_dropout", "dropout.attention", 0.0),
     Is("tie_word_embeddings", "head.tied", False),
-    Both(_read_rope, _write_rope),
+    Both(read_rope, write_rope),
     Only("rope_interleaved", False),
     Only("use_mrope", False),
     Ignored("is_llama_config"),

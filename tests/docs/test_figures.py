@@ -1,0 +1,81 @@
+"""Figures that written pages tell are the newest of bench/results, rounded as the page says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import standing
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "comparison.md").read_text(encoding="utf-8")
+MEASURED = PAGE.split("## Measured")[1].split("\n\nVersions are known")[0]
+ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in MEASURED.splitlines() if line.startswith("| ")][1:]
+NEWEST = {(file, row.work, row.peer): (row, run) for file, some in standing.results().items() for row, run in some}
+TRAINED, SMALL = "GPT-2 124M, a step of {} × 1,024, compiled", "GPT of 4 layers × 128, a step of 12 × 64"
+BASE = "translation base, 32 sentences, {}"
+
+# what each row of the table tells, from left to right
+TOLD = [
+    ("train.h200", "Hugging Face", TRAINED.format(16), TRAINED.format(64)),
+    ("train.h200", "plain torch", TRAINED.format(16), TRAINED.format(64)),
+    ("train.cpu", "plain torch", SMALL),
+    ("train.cpu", "Hugging Face", SMALL),
+    (
+        "decode_cuda.h200",
+        "Hugging Face, static cache, compiled",
+        "GPT-2 124M, 256 tokens, batch 1",
+        "GPT-2 124M, 256 tokens, batch 64",
+    ),
+    (
+        "translate_cuda.h200",
+        "Hugging Face Marian",
+        "translation base, 128 sentences, greedy",
+        "translation base, 128 sentences, 5 beams",
+    ),
+    ("decode.cpu", "CTranslate2", "GPT-2 124M, one text, float32", "GPT-2 124M, one text, int8"),
+    ("decode.cpu", "CTranslate2", BASE.format("greedy, float32"), BASE.format("greedy, int8")),
+    ("decode.cpu", "CTranslate2", BASE.format("5 beams, float32"), BASE.format("5 beams, int8")),
+    ("sweep.cpu", "TransformerLens", "GPT-2 124M, 30 tokens: every head left out in turn"),
+    ("load.cpu", "transformers", "gpt2-124m, safetensors"),
+    ("load.cpu", "transformers", "smollm2-135m, .Q4_1.gguf"),
+]
+
+
+def rounded(ratio):
+    text = f"{ratio:.{2 if ratio < 2 else 1 if ratio < 10 else 0}f}"
+    return f"**{text}**" if ratio < 1 else text
+
+
+@pytest.mark.parametrize(("cells", "told"), list(zip(ROWS, TOLD, strict=True)), ids=lambda x: x[0])
+def test_a_ratio_is_the_newest_that_was_kept(cells, told):
+    file, peer, *works = told
+    assert cells[2] == " / ".join(rounded(NEWEST[file, work, peer][0].ratio[0]) for work in works)
+    assert cells[1].startswith(peer)
+
+
+def test_figures_in_the_words_are_the_newest_too():
+    def of(*which):
+        row, _ = NEWEST[which]
+        return row.ours[0], row.theirs[0]
+
+    ours, theirs = of("load.cpu", "gpt2-124m, safetensors", "transformers")
+    assert f"GPT-2: {theirs:.2f} s against our {ours:.2f}" in PAGE
+    ours, theirs = of("decode.cpu", BASE.format("5 beams, int8"), "CTranslate2")
+    assert f"int8 beam search ({theirs / ours:.2f} times our speed on CPU)" in PAGE
+    ours, theirs = of("decode.cpu", "GPT-2 124M, one text, float32", "CTranslate2")
+    assert f"a single fp32 text on CPU ({theirs / ours:.2f} times)" in PAGE
+
+
+def test_versions_are_known_of_the_runs_that_the_page_names():
+    runs = {file: [NEWEST[file, work, peer][1] for work in works] for file, peer, *works in TOLD}
+    known = {file for file, some in runs.items() if all(run.versions for run in some)}
+    assert "Versions are known of the runs against CTranslate2 and TransformerLens and of loading;" in PAGE
+    assert known == {"decode.cpu", "sweep.cpu", "load.cpu"}
+    assert all(run.source == "docs/log.md" for file in runs.keys() - known for run in runs[file])
+
+
+def test_the_rate_by_which_many_gpus_are_sized_was_measured():
+    row, _ = NEWEST["train.h200", f"{TRAINED.format(16)}: speed", ""]
+    page = (DOCS / "guides" / "many-gpus.md").read_text(encoding="utf-8")
+    assert re.findall(r"^RATE = (\S+) \*", page, re.MULTILINE) == [f"{row.ours[0] / 1e3:.0f}e3"]
