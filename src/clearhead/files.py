@@ -2,17 +2,40 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 def overwrite(path: Path, content: bytes) -> None:
     """The content takes the place of what the file held, in one step."""
-    draft = draft_of(path)
+    with rewritten(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def rewritten(path: Path) -> Iterator[BinaryIO]:
+    """What is written takes the place of what the file held, in one step, unless something goes wrong.
+
+    Of a link, what it leads to is replaced; a pipe or a device is written to as it is.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    real = path.resolve()
+    draft = draft_of(real)
     try:
         with draft.open("wb") as file:
-            file.write(content)
-        place(path)
+            yield file
+        if real.exists():
+            draft.chmod(real.stat().st_mode)
+        place(real)
+    except OSError as error:
+        if error.filename == str(draft):  # of which nobody has heard
+            error.filename = str(path)
+        raise
     finally:
         draft.unlink(missing_ok=True)
 

@@ -151,6 +151,8 @@ class Inside:
         if not isinstance(names, Iterable):
             raise ClearheadError(f"values are asked for by name, not by {type(names).__name__}.")
         names = names if isinstance(names, Mapping) else list(names)
+        if isinstance(names, Mapping) and not all(callable(select) for select in names.values()):
+            raise ClearheadError("names may have functions that keep a part of each value, and nothing else.")
         if not names and not edits:
             return SILENT
         for pattern in names:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from clearhead.api import Model, load
 from clearhead.config import Config
+from clearhead.errors import check_kind
 from clearhead.train.begin import read_config
 from clearhead.train.pace import Speed
 from clearhead.train.run import Progress, Run
@@ -29,8 +30,8 @@ def train(
     Changes are options, two underscores for a dot: `data__train="texts/"`, `train__steps=500`, `width=64`. Where the
     folder holds a run already it is gone on with.
     """
-    config = read_config(what, changes)
-    out = Path(out)
+    check_kind(out, str | Path, "a folder to train in")
+    config, out = read_config(what, changes), Path(out)
 
     def display(run: Run, speed: Speed) -> AbstractContextManager[_Lines]:
         return nullcontext(_Lines(quiet))

@@ -16,6 +16,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from clearhead.errors import ClearheadError
+
 Edit = Callable[[Tensor, str], Tensor]
 Select = Callable[[Tensor], Tensor]
 
@@ -78,6 +80,9 @@ class Watch:
         edits, keep, path = self._plan.about(name)
         for pattern in edits:
             value = self._edits[pattern](value, path)
+        if len(keep) > 1 and len({self._keep[pattern] for pattern in keep}) > 1:
+            both = " and ".join(map(repr, keep))
+            raise ClearheadError(f"{path} is meant by {both}, each time another part of it; ask for it once.")
         for pattern in keep:
             self.values[path] = _kept(value, self._keep[pattern])
         return value

@@ -47,7 +47,8 @@ def compare(
     from clearhead.lab.work import unseen
 
     for text in vary:
-        dotted([f"--{text}"])  # which knows how options are written
+        if "=" in text:
+            dotted([f"--{text}"])  # which knows how options are written
     experiment, place = plan(
         what,
         tuple(vary),

@@ -49,8 +49,6 @@ def evaluate(
     for path in (each, out):
         if path is not None:
             check_folder(path)
-            if path.is_dir():
-                raise ClearheadError(f"{path} is a folder; name a file to save in.")
     if confusion is not None:
         check_out(confusion)
     loaded = api.load(model, dtype=dtype)

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -96,22 +97,18 @@ def blocks(file: str) -> Iterator[list[str]]:
 @contextmanager
 def written_to(output: str) -> Iterator[IO[str]]:
     """The screen, or a file that is there when all is written, and not before."""
-    from clearhead.files import draft_of, place
+    from clearhead.files import rewritten
 
     if output == "-":
         yield sys.stdout
         return
-    draft = draft_of(Path(output))
     try:
-        with draft.open("w", encoding="utf-8", newline="\n") as out:
+        with rewritten(Path(output)) as file, TextIOWrapper(file, "utf-8", newline="\n") as out:
             yield out
-        place(Path(output))
     except BrokenPipeError:  # of the screen: whoever read it has seen enough
         raise
     except OSError as error:
         raise ClearheadError(f"{output} cannot be written: {error.strerror}.") from None
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _layer(align: str) -> int | str:

@@ -1,15 +1,16 @@
 """Comparing, from Python and from the shell: `clearhead.compare`."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from clearhead import count
 from clearhead.config import Config, EncoderDecoder, ModelConfig
 from clearhead.data.alone import alone
-from clearhead.errors import ClearheadError, nearest
+from clearhead.errors import ClearheadError, check_kind, nearest
 from clearhead.lab import report
 from clearhead.lab.experiment import FILE, LOCK, Experiment, Made
 from clearhead.lab.findings import findings, method, too_few
@@ -76,6 +77,10 @@ def compare(
     another `out`. `seeds` are how many (default 3), or which. Changes are options of all runs, as in `clearhead.train`:
     `data__train="texts/"`, `train__steps=500`.
     """
+    check_kind(what, str | Path | Config, "a preset, a run.toml, a configuration or an experiment")
+    check_kind(vary or {}, Mapping, "vary as a dictionary of options and their values")
+    check_kind(against, str, "against as the name of a variant")
+    check_kind(lengths, Sequence, "lengths as a list of numbers")
     options: dict[str, Any] = {"device": device, "compiled": compiled}
     options |= {"tensorboard": tensorboard, "microscope": microscope}
     experiment, place = plan(what, written(vary or {}), seeds, out, changes, metric, against, lengths)
@@ -118,7 +123,7 @@ def plan(
             raise ClearheadError(f"--seeds {seeds} must be how many, from 1 to {MANY:,}, or name them: 1,5,9.")
         seeds = range(base.train.seed, base.train.seed + seeds)
     name = "" if isinstance(what, Config) else str(what)
-    made = Experiment(name, vary, tuple(seeds), made=Made(command), base=base, **asked)
+    made = Experiment(name, vary, tuple(seeds), made=Made(command, day=date.today().isoformat()), base=base, **asked)
     return made, Path("comparison" if out is None else out)
 
 

@@ -59,6 +59,7 @@ class Made:
     clearhead: str = say("version", __version__)
     torch: str = say("version", str(torch.__version__))
     python: str = say("version", platform.python_version())
+    day: str = say("when it was begun", "")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from clearhead.lens.positions import position_similarity, positions, relative_bi
 from clearhead.lens.residual import residual
 from clearhead.lens.steering import steering
 from clearhead.lens.sweep import patching, sweep
-from clearhead.lens.vectors import vectors as vectors
+from clearhead.lens.vectors import vectors
 
 __all__ = [
     "atlas",
@@ -44,5 +44,6 @@ __all__ = [
     "steering",
     "sweep",
     "tokens",
+    "vectors",
     "written",
 ]

@@ -1,6 +1,6 @@
 """Attention, seen: the patterns of heads, the steps that lead to a row of one, and what a head moves by it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.errors import ClearheadError, nearest
+from clearhead.errors import ClearheadError, check_kind, nearest
 from clearhead.lens.given import known_names
 from clearhead.lens.matrices import out_of
 from clearhead.lens.parts import (
@@ -215,4 +215,5 @@ def heads_of(seen: "Seen", layer: int, head: int | None = None, part: Part = "at
 @known_names
 def attention_figure(seen: "Seen", layer: int, head: int | None = None, part: Part = "attention") -> "Figure":
     """One head's pattern as a matrix, queries down, keys across; without `head`, all heads of the layer."""
+    check_kind(seen, Mapping, "what model.watch has seen")
     return heads_of(seen, layer, head, part).figure()

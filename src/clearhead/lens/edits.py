@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, check_kind
 from clearhead.lens.given import known_names
 from clearhead.lens.seen import Seen
 from clearhead.tap import Edit
@@ -52,6 +52,8 @@ def ablate(head: int | None = None, token: int | None = None, *, mean: bool | Ma
     With `mean`, to the mean over the tokens of this text, or over all tokens of another run (its `seen` values).
     """
 
+    check_kind(mean, bool | Mapping, "mean as True, or as the values of another run,")
+
     def new(part: Tensor, value: Tensor, name: str) -> Tensor:
         if not mean:
             return torch.zeros_like(part)
@@ -70,12 +72,14 @@ def ablate(head: int | None = None, token: int | None = None, *, mean: bool | Ma
 @known_names
 def scale(factor: float, head: int | None = None, token: int | None = None) -> Change:
     """Multiply by `factor`: one head of it, one token, or all of it."""
+    check_kind(factor, int | float | Tensor, "a number to multiply by")
     return Change(lambda part, value, name: part * factor, head, token, alone=token is None)
 
 
 @known_names
 def replace(with_: Mapping[str, Tensor] | Tensor, head: int | None = None, token: int | None = None) -> Change:
     """Put in what another run had there: its `seen` values, or a tensor of the same shape."""
+    check_kind(with_, Mapping | Tensor, "what another run has seen, or a tensor,")
 
     def new(part: Tensor, value: Tensor, name: str) -> Tensor:
         other = with_ if isinstance(with_, Tensor) else _from(with_, name)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clearhead import reader
 from clearhead.config import Language, Number
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, check_kind
 from clearhead.files import json_lines
 from clearhead.lens.given import known_names
 from clearhead.lens.logit_lens import NUMBER, Lens
@@ -105,6 +105,7 @@ class Film:
 @known_names
 def read_film(out: str | Path) -> Film:
     """The film in the folder of a run."""
+    check_kind(out, str | Path, "the folder of a run")
     folder = Path(out) / FOLDER
     if not (folder / INDEX).is_file():
         raise ClearheadError(f"there is no film in {out}; clearhead train … --microscope makes one.")

@@ -14,8 +14,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def check_model(model: object) -> None:
+    if not hasattr(model, "net"):
+        raise ClearheadError(f"a model is needed, not {type(model).__name__}; clearhead.load reads one from a folder.")
+
+
 def known_names(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuses arguments that neither the function nor what it hands on to has, with the nearest that there is."""
+    """Refuses what is no model, and arguments that neither the function nor what it hands on to has."""
     taken = signature(function).parameters.values()
     known = [name for p in taken for name in (HANDED_ON[p.name] if p.kind is Parameter.VAR_KEYWORD else [p.name])]
 
@@ -24,6 +29,8 @@ def known_names(function: Callable[P, R]) -> Callable[P, R]:
         for name in named:
             if name not in known:
                 raise ClearheadError(f"{function.__name__} has no {name!r}; {nearest(name, known)}")
+        if known[0] == "model":
+            check_model(args[0] if args else named.get("model"))
         return function(*args, **named)
 
     return checked

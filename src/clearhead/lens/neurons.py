@@ -49,7 +49,7 @@ def neurons(
     layer = check_layer(layer, m.layers)
     wanted = list(which) if isinstance(which, list | tuple | range) else [which]
     for neuron in wanted:
-        if not isinstance(neuron, int) or not 0 <= neuron < m.ffn_width:
+        if type(neuron) is not int or not 0 <= neuron < m.ffn_width:
             raise ClearheadError(f"there is no neuron {neuron}; the layer has neurons 0 to {m.ffn_width - 1}.")
     if not wanted:
         raise ClearheadError("at least one neuron is needed.")

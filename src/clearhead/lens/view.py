@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, check_kind
 from clearhead.files import overwrite
 from clearhead.lens.numerals import Cells, numerals
 
@@ -158,6 +158,7 @@ class View:
 
     def save(self, path: str | Path, dark: bool = False) -> None:
         """As a picture (.png, .svg), a page (.html), a table (.csv) or bare numbers (.npy)."""
+        check_kind(path, str | Path, "the name of a file")
         path = Path(path)
         check_out(path)
         content = io.BytesIO()
@@ -185,6 +186,8 @@ def check_out(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuses to save a file where there is no folder for it."""
+    """Refuses to save a file where there is no folder for it, or one in its place."""
+    if path.is_dir():
+        raise ClearheadError(f"{path} is a folder; name a file in it.")
     if not path.parent.is_dir():
         raise ClearheadError(f"there is no folder {path.parent} to save {path.name} in; make it first.")
