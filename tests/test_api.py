@@ -222,3 +222,9 @@ def test_a_model_that_listens_writes_what_it_heard():
     (best,) = model.translate(sound=torch.randn(1600), beam=2, max_tokens=3)
     assert len(best.tokens) == 3
     assert len(model.translate(sound=torch.randn(2, 1600), beam=1, max_tokens=3)) == 2
+    tiny |= {"vocabulary": 257, "shape.input": ear, "shape.context": 10, "use.start": [3]}
+    heard = ch.new("whisper-tiny", tokenizer=ch.Tokenizer.bytes(), **tiny)
+    with pytest.raises(ch.ClearheadError, match="this model reads sound"):
+        heard.translate("A dog.")
+    with pytest.raises(ch.ClearheadError, match="not sound"):
+        ch.load("en-de").translate("A dog.", sound="nowhere.wav")

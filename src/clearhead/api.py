@@ -102,7 +102,8 @@ class Model(Inside):
         how = wishes(beam=beam, max_tokens=max_tokens, length_penalty=length_penalty, **options)
         listed = [texts] if isinstance(texts, str) else texts
         translator = Translator(self._edited(edits), self.config, self.tokenizers, how, align, split, logprobs)
-        if self.tokenizers[1] and isinstance(listed, list | tuple) and all(isinstance(text, str) for text in listed):
+        reads = sound is None and self.tokenizers[1] and self.config.model.reads.kind == "tokens"
+        if reads and isinstance(listed, list | tuple) and all(isinstance(text, str) for text in listed):
             return unlisted(translator.texts(listed), how.n_best)
         return unlisted(translator.batch(self._batch(None, source=texts, sound=sound)), how.n_best)
 
