@@ -43,7 +43,8 @@ class Comparison:
         return findings(self.summary, self.out)
 
     def __str__(self) -> str:
-        parts = [report.text(report.results(self.summary)), report.text(report.costs(self.summary))]
+        costs = f"{report.text(report.costs(self.summary))}\n{report.about_memory(self.summary)}"
+        parts = [report.text(report.results(self.summary)), costs]
         parts += [report.text(report.lengths(self.summary))] if self.summary.experiment.lengths else []
         said = [str(finding) for finding in self.findings]
         return "\n\n".join([*parts, "\n".join([*said, method(self.summary)])])

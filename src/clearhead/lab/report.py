@@ -105,7 +105,7 @@ def page(summary: Summary, found: list[Finding], out: Path) -> str:
         runs=[svg(curves.by_run(summary, size), f"runs-{name}") for name, size in sizes.items()],
         steps=[svg(curves.by_step(summary, out, size), f"steps-{name}") for name, size in sizes.items()],
         costs=costs(summary),
-        memory=_memory(summary),
+        memory=about_memory(summary),
         lengths=lengths(summary) if long else None,
         longer=[svg(curves.by_length(summary, size), f"lengths-{name}") for name, size in sizes.items()]
         if long
@@ -123,7 +123,7 @@ def markdown(summary: Summary, found: list[Finding], out: Path) -> str:
     parts = [f"# {name}", f"{title(experiment)}."]
     parts += ["\n".join(f"- **{each.name}**: {each.sentence}" for each in found)] if found else []
     parts += ["## Results", pipes(results(summary)), method(summary), f"![validation loss by step]({CURVES})"]
-    parts += ["## Cost", pipes(costs(summary)), _memory(summary)]
+    parts += ["## Cost", pipes(costs(summary)), about_memory(summary)]
     if experiment.lengths:
         parts += ["## Other lengths", pipes(lengths(summary)), f"![loss by length]({LENGTHS})"]
         parts += [" ".join(about_lengths(summary))]
@@ -138,7 +138,7 @@ def title(experiment: Experiment) -> str:
     return f"{name}: {vary}, {n} seed{'s' * (n > 1)}, {every} run{'s' * (every > 1)}"
 
 
-def _memory(summary: Summary) -> str:
+def about_memory(summary: Summary) -> str:
     gpu = any(run.machine and not run.machine.startswith("cpu") for run in summary.done)
     took = "tensors took of the GPU" if gpu else "the whole process took, with what earlier runs left in it"
     return f"Memory is what {took}; the most of all runs."
