@@ -258,6 +258,8 @@ def main(words: list[str]) -> None:
         if not more:
             keep(claim.name)
         if status:
+            if not any((BUILD / part).is_dir() for part in ("text", "pairs", "glue")):
+                print("python claims/prepare.py DATA comes first: it makes what the experiments read.", file=sys.stderr)
             sys.exit(status)
 
 

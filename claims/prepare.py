@@ -6,7 +6,8 @@ DATA holds the public files, OUT (build/claims without it) gets what is made of 
     translation/multi30k/*.gz   train and val of Multi30k, .en and .de -> pairs/{train,valid}.{en,de} tokenizer.json
     labels/glue.tar.xz          SST-2, MRPC, CoLA, RTE, STS-B as GLUE has them -> glue/TASK.{train,dev}.tsv
 
-Nothing here is random: the same files give the same result.
+The articles are of the English Wikipedia (others will do, for other figures), Multi30k is at
+github.com/multi30k/dataset, GLUE at gluebenchmark.com. Nothing here is random: the same files give the same result.
 """
 
 import gzip

@@ -115,7 +115,10 @@ class Inside:
         edits: Edits | None = None,
         gradients: bool = False,
     ) -> Seen:
-        """The values of those names (`blocks.*.attn.pattern`), by name, always with the batch as first dimension."""
+        """The values of those names (`blocks.*.attn.pattern`), by name, always with the batch as first dimension.
+
+        Of `{name: function}` what the function returns is kept: `{"blocks.*.attn.pattern": lambda p: p[:, 3]}`.
+        """
         batch = self._batch(x, source, pictures, sound)
         tap = self._tap([names] if isinstance(names, str) else names, edits, batch)
         with _mode(gradients, tap):

@@ -130,6 +130,8 @@ def whole(value: Tensor) -> Tensor:
 def _kept(value: Tensor, select: Select) -> Tensor:
     """What is selected, and no more: a view would keep the whole value alive."""
     part = select(value)
+    if not isinstance(part, Tensor):
+        raise ClearheadError(f"what keeps a part of a value must return a tensor, not {type(part).__name__}.")
     return part.clone() if select is not whole and part.untyped_storage().nbytes() > part.nbytes else part
 
 

@@ -86,7 +86,7 @@ def test_several_processes_share_the_runs_among_them(tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--vary", "steps=1,2"], "did you mean --train.steps=1,2?"),
+        (["--vary", "steps=1,2"], "did you mean --vary train.steps=1,2?"),
         (["--seeds", "²"], "--seeds ² must be whole numbers"),
     ],
 )

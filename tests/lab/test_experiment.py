@@ -13,10 +13,11 @@ from experiments import POSITIONS, SMALL
 import clearhead as ch
 from clearhead import reader
 from clearhead.config import Config
-from clearhead.lab import work
+from clearhead.lab import curves, work
 from clearhead.lab.experiment import FIGURES, Experiment
 from clearhead.lab.outcome import outcomes
 from clearhead.lab.seat import Seat
+from clearhead.lab.summary import summarise
 from clearhead.train import curve
 from clearhead.train import run as training
 
@@ -25,6 +26,10 @@ def compared(out, data, vary=POSITIONS, seeds=3, **changes):
     return ch.compare(
         "lm-small", vary, seeds, out, quiet=True, device="cpu", **{**SMALL, "data.train": data, **changes}
     )
+
+
+def read(out):
+    return summarise(Experiment.read(out / "experiment.toml"), outcomes(out))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,8 +95,20 @@ def test_longer_texts_are_read_where_positions_allow_it(whole):
 
 def test_what_is_done_is_not_done_again(whole, monkeypatch):
     monkeypatch.setattr(work, "teach", None)
+    file = whole.out / "experiment.toml"
+    file.write_text(f"# mine\n{file.read_text()}")
     again = ch.compare(whole.out, quiet=True)
     assert again.table() == whole.table()
+    assert file.read_text().startswith("# mine")  # it is as it was
+
+
+def test_runs_too_short_to_judge_are_told(data, tmp_path):
+    short = {"train.steps": 4, "train.check": 4, "train.warmup": 9}
+    found = str(compared(tmp_path / "lab", data, {"train.clip": [0.1, 1.0]}, 1, **short))
+    assert "train.warmup takes 9 steps of 4" in found
+    assert "2 of 2 runs were validated once" in found
+    (line, *_) = curves.by_step(read(tmp_path / "lab"), tmp_path / "lab", (4, 3)).axes[0].lines
+    assert line.get_marker() == "o"
 
 
 def test_what_is_asked_later_is_measured_without_training(whole, data, monkeypatch, tmp_path):
@@ -100,7 +117,7 @@ def test_what_is_asked_later_is_measured_without_training(whole, data, monkeypat
     more = ch.compare(out, quiet=True, device="cpu", lengths=[8], against="position=rotary")
     assert all("8" in run.lengths for run in outcomes(out).values())
     assert [row["difference"] is None for row in more.table()] == [False, False, True]
-    asked = "the same runs were asked before: loss against position=none. p is corrected"
+    asked = "this experiment was asked before: loss against position=none. p is corrected"
     assert asked in str(more)
     assert asked in str(ch.compare(out, quiet=True, device="cpu"))
     assert "asked before" not in str(whole)

@@ -27,6 +27,8 @@ def model():
         (lambda m: ch.replace(5), "or a tensor, is needed, not int"),
         (lambda m: ch.ablate(mean="a"), "mean as True, .* is needed, not str"),
         (lambda m: m.watch("a", {"blocks.0.post": 5}), "functions that keep a part"),
+        (lambda m: m.watch("a", {"blocks.0.post": lambda x: x.sum().item()}), "must return a tensor, not float"),
+        (lambda m: m.logits("a", edits={"blocks.0.attn.z": ch.ablate(head="1")}), "there is no head '1'"),
         (lambda m: ch.train("lm-small", None), "a folder to train in is needed, not NoneType"),
         (lambda m: ch.compare(5), "a preset, .* is needed, not int"),
         (lambda m: ch.compare("lm-small", ["model.width=8"]), "vary as a dictionary .* is needed, not list"),

@@ -81,6 +81,16 @@ def test_a_table_of_pairs_tells_that_its_first_line_is_one(tmp_path):
         assert all(words in line for words, line in zip(told, said, strict=True))
 
 
+@pytest.mark.parametrize(("labels", "told"), [("0.5 1 2.25", 1), ("0 1 2", 0), ("0.5 1 good", 0)])
+def test_classes_that_are_numbers_are_remarked_on(labels, told, tmp_path):
+    rows = [f"{text}\t{label}" for label in labels.split() for text in samples.sentences(8)]
+    (tmp_path / "a.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    config = read_config("finetune-classify", {**SMALL, **TEXTS, "data.train": [str(tmp_path / "a.tsv")]})
+    said = []
+    begin(config, tmp_path / "run", resume=True, device="cpu", compiled=False, say=said.append)
+    assert sum("--model.head number learns how large they are" in line for line in said) == told
+
+
 @pytest.mark.parametrize("recipe", ["mt-small", "finetune-classify", "picture-patches", "sound-patches"])
 @pytest.mark.parametrize("option", ["data.train", "data.valid"])
 def test_what_is_no_text_does_not_come_through_a_pipe(recipe, option, tmp_path):

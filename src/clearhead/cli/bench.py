@@ -18,7 +18,8 @@ def bench(
 ) -> None:
     """Run a benchmark of the source; options that follow are its own.
 
-    Each measures its peers in the same run, and prints ratios with their spread.
+    Each measures its peers in the same run, and prints ratios with their spread. Some need a GPU, files or packages of
+    their own; the first lines of bench/NAME.py tell, and python bench/NAME.py --help has its options.
     """
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
     found = {name: ast.get_docstring(ast.parse(text)) or "" for name, text in texts.items() if "__main__" in text}
@@ -29,7 +30,7 @@ def bench(
             typer.echo(f"{name:<16}{says.splitlines()[0]}")
         return
     if what not in found:
-        raise ClearheadError(f"there is no benchmark {what!r}; {nearest(what, found)}")
+        raise ClearheadError(f"there is no benchmark {what!r}: {nearest(what, found)} clearhead bench lists all.")
     script = str(FOLDER / f"{what}.py")
     sys.argv, sys.path[:0] = [script, *context.args], [str(FOLDER)]
     try:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import typer
 
+from clearhead.errors import ClearheadError
+
 What = typer.Argument(help="A preset, or a run.toml; or the folder of an experiment, to go on.", show_default=False)
 Varied = typer.Option([], help="An option and its values: model.position=learned,rotary. May be repeated.")
 Seeds = typer.Option("", help="How many seeds (3), or which: 1,5,9.", show_default=False)
@@ -47,8 +49,10 @@ def compare(
     from clearhead.lab.work import unseen
 
     for text in vary:
-        if "=" in text:
-            dotted([f"--{text}"])  # which knows how options are written
+        try:
+            dotted([f"--{text}"] if "=" in text else [])  # which knows how options are written
+        except ClearheadError as error:
+            raise ClearheadError(str(error).replace("--", "--vary ")) from None
     experiment, place = plan(
         what,
         tuple(vary),
@@ -80,8 +84,6 @@ def compare(
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
     """(1, 5, 9) of 1,5,9."""
-    from clearhead.errors import ClearheadError
-
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:

@@ -35,7 +35,8 @@ def by_step(summary: Summary, out: Path, size: tuple[float, float]) -> "Figure":
         steps = sorted(set.intersection(*map(set, runs))) if runs else []
         each = [[run[step] for run in runs] for step in steps]
         seen += [(step, value) for step, values in zip(steps, each, strict=True) for value in values]
-        axes.plot(steps, [statistics.fmean(values) for values in each], label=row.name, **_pen(i))
+        dot = "o" if len(steps) == 1 else ""  # of which no line can be drawn
+        axes.plot(steps, [statistics.fmean(values) for values in each], label=row.name, marker=dot, **_pen(i))
         if len(runs) > 1:
             axes.fill_between(steps, [min(v) for v in each], [max(v) for v in each], color=_colour(i), alpha=0.16, lw=0)
     steep = 0.1 * max((step for step, _ in seen), default=0)  # the beginning would hide the rest

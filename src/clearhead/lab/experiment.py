@@ -22,7 +22,7 @@ from clearhead import config as c
 from clearhead.config import Config, Data
 from clearhead.data.alone import alone
 from clearhead.data.unpacked import STDIN
-from clearhead.errors import ClearheadError, nearest, unreadable
+from clearhead.errors import ClearheadError, nearest
 from clearhead.files import overwrite, write_json
 from clearhead.lab.grid import Variant, variants
 from clearhead.train.unchanged import FILE as DATA
@@ -171,15 +171,16 @@ class Experiment:
         paths = dict.fromkeys(p for v in self.variants for p in (*v.config.data.train, *v.config.data.valid))
         for path in paths:
             if not ((out / FILE).is_file() or Path(path).exists() or glob.glob(path, recursive=True)):  # noqa: PTH207
-                raise unreadable(path, FileNotFoundError())
+                where = "" if Path(path).is_absolute() else f", looked for from {Path.cwd()}"
+                raise ClearheadError(f"{path} cannot be read: there is no such file{where}.")
             if Path(path).is_dir() and out.resolve().is_relative_to(Path(path).resolve()):
                 raise ClearheadError(f"--out {out} is in {path}: runs would read what others leave; choose another.")
         with alone(out / LOCK):
             if not (out / FILE).is_file() and not all(path.name.startswith(".") for path in out.iterdir()):
                 raise ClearheadError(f"{out} holds something else; an experiment needs a folder of its own.")
             begun, mine = (out / RESULTS).is_file() or any(any((out / RUNS).glob(sign)) for sign in SIGNS), self
-            if begun:
-                before = Experiment.read(out / FILE)
+            before = Experiment.read(out / FILE) if begun else None
+            if before is not None:
                 asked = dict.fromkeys((*before.earlier, before.question))
                 asked.pop(self.question, None)
                 mine = replace(self, made=before.made, earlier=tuple(asked))
@@ -189,6 +190,7 @@ class Experiment:
                         why = "what is compared must be trained and judged alike"
                         raise ClearheadError(f"{out} compares with {was}: {why}; choose another --out.")
             read = fingerprints(Data(tuple(paths)), out, begun)
-            overwrite(out / FILE, reader.toml(mine).encode())  # first, for it tells whose folder this is
+            if mine != before:
+                overwrite(out / FILE, reader.toml(mine).encode())  # first, for it tells whose folder this is
             write_json(out / DATA, read, 1)
         return mine

@@ -80,7 +80,7 @@ def _caveats(summary: Summary, out: Path) -> Iterator[str]:
             lost = f"{len(row.diverged)} of {len(row.runs)} runs of {row.name} diverged and count in no mean"
             yield f"{lost}. The first of them: {row.diverged[0].why}"
     if experiment.earlier:
-        before = f"the same runs were asked before: {'; '.join(experiment.earlier)}"
+        before = f"this experiment was asked before: {'; '.join(experiment.earlier)}"
         yield f"{before}. p is corrected for the comparisons of one report only: what is found by asking on is weaker."
     varied = [text.partition("=")[0] for text in experiment.vary]
     words = [o for o in varied if o in ("data.tokenizer", "data.vocabulary", "train.start")]
@@ -93,12 +93,17 @@ def _caveats(summary: Summary, out: Path) -> Iterator[str]:
         yield "variants are judged on texts of the length that they were trained on; --lengths judges all on the same."
     if not all(v.config.data.valid for v in experiment.variants) and len(experiment.seeds) > 1:
         yield "without data.valid each seed holds out other texts, which adds to the spread; of a single text, its end."
+    if slow := [v for v in experiment.variants if v.config.train.warmup > v.config.train.steps]:
+        steps = f"{slow[0].config.train.warmup:,} steps of {slow[0].config.train.steps:,}"
+        yield f"the rate never came to its height: train.warmup takes {steps}; a shorter one teaches more."
     logs = [json_lines(out / run.place / LOG) for run in done if run.end != "diverged"]
     shapes = Counter(found.name for lines in logs for found in diagnose(lines))
     more = "with more steps the order may be another"
     if lowest := sum(map(_lowest_at_its_end, logs)):
         few = f"{lowest} of {len(done)} runs had their lowest validation loss at their end, but too few validations"
         yield f"{few} to tell whether they were still falling: {more}."
+    if once := sum(len(points(lines, "valid")) == 1 for lines in logs):
+        yield f"{once} of {len(done)} runs were validated once: a smaller train.check tells whether they still fell."
     if shapes["still falling"]:
         yield f"{shapes['still falling']} of {len(done)} runs were still falling at their end: {more}."
     if shapes["overfitting"]:

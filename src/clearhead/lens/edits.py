@@ -38,7 +38,7 @@ class Change:
             raise ClearheadError(f"{name} is not split by head; leave out head={self.head}.")
         for word, index, size in (("head", self.head, value.shape[1]), ("token", self.token, value.shape[-2])):
             if index is not None and (not isinstance(index, int) or not -size <= index < size):
-                raise ClearheadError(f"{name} has {size} {word}s; there is no {word} {index}.")
+                raise ClearheadError(f"{name} has {size} {word}s; there is no {word} {index!r}.")
         token = slice(None) if self.token is None else self.token
         if not by_head:
             return (slice(None), token)

@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 def check_model(model: object) -> None:
     if not hasattr(model, "net"):
-        raise ClearheadError(f"a model is needed, not {type(model).__name__}; clearhead.load reads one from a folder.")
+        raise ClearheadError(f"a model is needed, not {type(model).__name__}; clearhead.load gives one.")
 
 
 def known_names(function: Callable[P, R]) -> Callable[P, R]:

@@ -1,5 +1,6 @@
 """What a model learns from: its tokenizers and its batches, chosen by what it reads and what it answers."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -171,7 +172,13 @@ def _rows(config: Config, origin: Origin, report: Report) -> Lessons:
         end=use.end,
         kinds=isinstance(m.input, c.Tokens) and m.input.kinds > 1,
     )
+    if any(map(_FRACTION.fullmatch, data.labels)) and all(map(_NUMBER.fullmatch, data.labels)):
+        kinds = f"{len(data.labels):,} different numbers are learned as classes"
+        report.told.append(f"{kinds}; --model.head number learns how large they are.")
     return Lessons(_with_classes(config, data.labels), data, tokenizer)
+
+
+_NUMBER, _FRACTION = re.compile(r"[-+]?\d*\.?\d+"), re.compile(r"[-+]?\d*\.\d+")
 
 
 def read_rows(d: c.Data, report: Report, paths: tuple[str, ...], numbers: bool) -> Iterator[labelled.Row]:
