@@ -161,8 +161,9 @@ def _tensor(x: Tensor, side: Side, device: torch.device) -> Batch:
     if x.dim() not in (1, 2) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise ClearheadError(f"token ids must be a 1-D or 2-D tensor of whole numbers, not {x.dim()}-D {x.dtype}.")
     check_length(x.shape[-1] if x.numel() else 0, side.context)
+    x = x.long()  # of unsigned numbers torch finds no largest
     _check_range((int(x.min()), int(x.max())), side)
-    return Batch(x.long().view(-1, x.shape[-1]).to(device), single=x.dim() == 1)
+    return Batch(x.view(-1, x.shape[-1]).to(device), single=x.dim() == 1)
 
 
 def _texts(x: object, side: Side, device: torch.device) -> Batch:

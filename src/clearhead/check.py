@@ -1,6 +1,7 @@
 """What a configuration must not ask for, each with the sentence that says why."""
 
 import functools
+import math
 import typing
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -67,21 +68,28 @@ def _ranges(value: Any, path: str) -> Iterator[str]:
         if is_dataclass(item):
             yield from _ranges(item, where)
             continue
-        reader.read_field(hints[f.name], item, where)
-        least, below = f.metadata["least"], f.metadata["below"]
-        if below is not None:
+        item = reader.read_field(hints[f.name], item, where)
+        least, below, most = (f.metadata[name] for name in ("least", "below", "most"))
+        if isinstance(item, tuple):
+            if not all(math.isfinite(number) for number in item if isinstance(number, float)):
+                yield f"{where} = {list(item)} must be finite numbers."
+        elif most is not None:
+            if not least <= item <= most:
+                yield f"{where} = {item} must be a share from {least} to {most}."
+        elif below is not None:
             if not least <= item < below:
                 yield f"{where} = {item} must be at least {least} and less than {below}."
         elif type(item) is int and item < least:
             yield f"{where} = {item} is too small; it must be at least {least}."
-        elif isinstance(item, float) and not (0 < item < float("inf") or item == least):
-            yield f"{where} = {item} must be a positive number."
+        elif isinstance(item, float) and not (0 < item < math.inf or item == least):
+            yield f"{where} = {item} must be a finite, positive number{'' if least else ', or 0'}."
 
 
 def _attention(m: "ModelConfig") -> Iterator[str]:
     a = m.attention
     if not a.head_width and m.width % a.heads:
-        near = min((n for n in range(1, m.width + 1) if m.width % n == 0), key=lambda n: abs(n - a.heads))
+        middle = min(a.heads, m.width)
+        near = next(n for far in range(middle) for n in (middle - far, middle + far) if m.width % n == 0)
         choose = f"choose model.attention.heads among its divisors, such as {near}, or give model.attention.head_width"
         yield f"model.width = {m.width} does not split into {a.heads} heads; {choose}."
     if a.heads % m.kv_heads:

@@ -22,7 +22,7 @@ Tree = dict[str, Any]
 def read(cls: type[T], value: object, path: str = "") -> T:
     """A `cls` out of plain nested values; `path` is where we are, for the error's sentence."""
     if not isinstance(value, Mapping):
-        raise ClearheadError(f"{path or 'the configuration'} must be a table, not {value!r}.")
+        raise ClearheadError(f"{path or 'the configuration'} must be a table, not {value!r:.60}.")
     hints = typing.get_type_hints(cls)
     for key in value:
         if key not in hints:
@@ -47,23 +47,25 @@ def read_field(hint: Any, value: object, path: str) -> Any:
     if origin is Literal:
         choices = typing.get_args(hint)
         if not isinstance(value, str) or value not in choices:
-            raise ClearheadError(f"{path} = {value!r} is not a choice; {nearest(str(value), choices)}")
+            raise ClearheadError(f"{path} = {value!r:.60} is not a choice; {nearest(str(value), choices)}")
         return value
     if origin is tuple:
         if isinstance(value, str) and typing.get_args(hint)[0] is str:  # one text is a list of one
             value = [value]
         if not isinstance(value, list | tuple):
-            raise ClearheadError(f"{path} must be a list, not {value!r}.")
+            raise ClearheadError(f"{path} must be a list, not {value!r:.60}.")
         return tuple(read_field(typing.get_args(hint)[0], item, path) for item in value)
     if dataclasses.is_dataclass(hint):
         return read(typing.cast("type[Any]", hint), value, path)
+    if hint in (int, float) and isinstance(value, int) and abs(value) >= 2**63:
+        raise ClearheadError(f"{path} is too large a whole number; it must be less than 2^63.")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is str and type(value) is int:  # a column may be a number
         return str(value)
     if type(value) is not hint:
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        raise ClearheadError(f"{path} must be {names[hint]}, not {value!r}.")
+        raise ClearheadError(f"{path} must be {names[hint]}, not {value!r:.60}.")
     return value
 
 
@@ -73,7 +75,7 @@ def _read_tagged(classes: tuple[type, ...], value: object, path: str) -> Any:
     if not isinstance(table, Mapping) or not isinstance(table.get("kind"), str):
         raise ClearheadError(f"{path} needs a kind; known: {', '.join(by_kind)}")
     if table["kind"] not in by_kind:
-        raise ClearheadError(f"{path} = {table['kind']!r} is not a kind; {nearest(str(table['kind']), by_kind)}")
+        raise ClearheadError(f"{path} = {table['kind']!r:.60} is not a kind; {nearest(str(table['kind']), by_kind)}")
     return read(by_kind[table["kind"]], table, path)
 
 
@@ -162,14 +164,14 @@ def flag_value(text: object) -> object:
         return text
     try:
         found = tomllib.loads(f"x = [{text}]")["x"]  # in brackets, where a comment or a second line would not end
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # ValueError: no TOML, or a number of thousands of digits
         return text
     return found[0] if len(found) == 1 and isinstance(found[0], bool | int | float | str | list | dict) else text
 
 
-def toml(value: Any, path: str = "") -> str:
+def toml(value: Any) -> str:
     """Commented TOML that reads back to the same value."""
-    return "\n".join(_toml_lines(value, path)).strip() + "\n"
+    return "\n".join(_toml_lines(value, "")).strip() + "\n"
 
 
 def _toml_lines(value: Any, path: str) -> Iterator[str]:

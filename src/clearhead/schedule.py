@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from clearhead.errors import ClearheadError
 from clearhead.variants import kind, say
 
 
@@ -22,10 +21,7 @@ class Constant:
 @dataclass(frozen=True)
 class Cosine:
     kind: Literal["cosine"] = kind("down along half a cosine", "cosine")
-    final: float = say("share of the peak rate at the end", 0.1, least=0)
-
-    def __post_init__(self) -> None:
-        _share("cosine.final", self.final)
+    final: float = say("share of the peak rate at the end", 0.1, least=0, most=1)
 
     def factor(self, step: int, steps: int, warmup: int) -> float:
         way = min(1.0, max(0, step - warmup) / max(1, steps - warmup))
@@ -35,10 +31,7 @@ class Cosine:
 @dataclass(frozen=True)
 class Trapezoid:
     kind: Literal["trapezoid"] = kind("flat, then down in a straight line to zero (WSD)", "trapezoid")
-    cooldown: float = say("share of all steps in which the rate goes down; 1 = from the start", 0.4, least=0)
-
-    def __post_init__(self) -> None:
-        _share("trapezoid.cooldown", self.cooldown)
+    cooldown: float = say("share of all steps in which the rate goes down; 1 = from the start", 0.4, least=0, most=1)
 
     def factor(self, step: int, steps: int, warmup: int) -> float:
         left, down = max(0, steps - step), self.cooldown * steps
@@ -61,8 +54,3 @@ Schedule = Constant | Cosine | Trapezoid | InverseSquareRoot
 def rise(step: int, warmup: int) -> float:
     """From 1/warmup at the first step to 1 at the last of the warm-up; with no warm-up, 1."""
     return min(1.0, (step + 1) / max(1, warmup))
-
-
-def _share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ClearheadError(f"{name} = {value} must be a share from 0 to 1.")

@@ -16,7 +16,7 @@ class Data:
 
     train: tuple[str, ...] = say("files, folders or globs of text; .gz, .xz, .zst and .jsonl too", ())
     valid: tuple[str, ...] = say("the same, held out; without it a share of train is", ())
-    held_out: float = say("share of train that is held out where there is no valid", 0.1, least=0)
+    held_out: float = say("share of train that is held out where there is no valid", 0.1, least=0, below=1)
     field: str = say("the field of a JSON line, or the column of a table, that is the text", "text")
     second: str = say("the column of a second text to judge together with the first; none if empty", "")
     label: str = say(
@@ -29,10 +29,6 @@ class Data:
     tokenizer: str = say("bpe, characters or bytes, made from train; or a tokenizer.json, or a model", "bpe")
     vocabulary: int = say("how many tokens a bpe learns", 8192)
     broken: Literal["refuse", "skip"] = say("what becomes of broken lines", "refuse")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.held_out < 1:
-            raise ClearheadError(f"data.held_out = {self.held_out} must be a share of at least 0 and less than 1.")
 
 
 @dataclass(frozen=True)
@@ -64,10 +60,6 @@ class Train:
     patience: int = say("validations without a better one after which it stops; 0 = never", 0, least=0)
 
     def __post_init__(self) -> None:
-        if self.clip < 0:
-            raise ClearheadError(f"train.clip = {self.clip} must be at least 0.")
-        if self.seed >= 2**63:
-            raise ClearheadError(f"train.seed = {self.seed} must be less than 2^63.")
         steps, lowest, highest = (self.expected[i::3] for i in range(3))
         if len(self.expected) % 3 or not all(a <= b for a, b in zip(lowest, highest, strict=True)):
             raise ClearheadError(f"train.expected = {list(self.expected)} must be threes of step, lowest, highest.")

@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 
-def say(sentence: str, default: Any, least: int = 1, below: int | None = None) -> Any:
+def say(sentence: str, default: Any, least: int = 1, below: int | None = None, most: int | None = None) -> Any:
     """A field with its default, the sentence that explains it wherever it is printed, and what its numbers must be."""
-    return field(default=default, metadata={"say": sentence, "least": least, "below": below})
+    return field(default=default, metadata={"say": sentence, "least": least, "below": below, "most": most})
 
 
 def kind(sentence: str, name: str) -> Any:
     """The tag of a variant."""
-    return field(default=name, metadata={"say": sentence, "least": 0, "below": None}, kw_only=True)
+    return field(default=name, metadata=say(sentence, name).metadata, kw_only=True)
 
 
 # ---------------------------------------------------------------- what goes in (L1, L6.4)

@@ -78,6 +78,29 @@ def test_a_run_that_was_dropped_is_made_again_in_silence(page_on):
         assert visit.page.evaluate("() => document.querySelector('ch-map').values.shape") == [len(TEXT)] * 2
 
 
+def test_requests_of_runs_are_kept_up_to_a_bound_and_the_newest_stay(page_on):
+    with page_on(model_of(context=64)) as visit:
+        visit.go(f"#text={TEXT}&view=attention")
+        found = visit.page.evaluate(
+            """async () => {
+              const api = await import("ch/api"), asked = [], {fetch} = window;
+              const run = (n) => ({ text: "x".repeat(8e6), n });
+              window.fetch = async (url, {method, body}) => {
+                asked.push([method, url, body?.length ?? 0]);
+                if (method === "POST") return new Response(JSON.stringify({id: "a" + JSON.parse(body).n}));
+                return new Response("{}", {status: asked.filter(([, u]) => u === url).length > 1 ? 200 : 410});
+              };
+              for (let n = 0; n < 6; n++) await api.json("POST", "/api/runs", run(n));
+              asked.length = 0;
+              const again = (n) => api.json("GET", `/api/runs/a${n}/x`).then(() => "made again", (e) => e.status);
+              const told = [await again(5), await again(0)];
+              window.fetch = fetch;
+              return told;
+            }"""
+        )
+        assert found == ["made again", 410]
+
+
 def test_two_pages_do_not_disturb_each_other(page_on):
     with page_on(model_of()) as visit:
         visit.go("#text=first&view=attention")

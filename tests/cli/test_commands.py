@@ -133,7 +133,7 @@ MISTAKES = [
     (["train", "tiny-decoder", "--data.train=/no/such/file"], "there is no such file"),
     (["train", "nothing.toml"], "there is no file nothing.toml"),
     (["train", "tiny-decoder", "--train.steps=0"], "must be at least 1"),
-    (["train", "tiny-decoder", "--data.held_out=1.5"], "must be a share"),
+    (["train", "tiny-decoder", "--data.held_out=1.5"], "must be at least 0 and less than 1"),
     (["train", "vaswani-base", "--data.train=x"], "holds no pairs"),
     (["get", "no-such-model"], "is no model to fetch"),
     (["export", "SAVED", "out", "--format", "hff"], "did you mean 'hf'?"),

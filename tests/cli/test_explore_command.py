@@ -88,6 +88,36 @@ def test_the_next_port_is_taken_where_one_is_not_free():
             assert port < found.getsockname()[1] < port + 10
 
 
+@pytest.mark.parametrize(
+    ("host", "port", "sentence"),
+    [
+        ("127.0.0.1", -5, "--port -5 is no port"),
+        ("127.0.0.1", 70000, "--port 70000 is no port"),
+        ("nowhere.invalid", 8800, "nowhere.invalid:8800 cannot be served on"),
+    ],
+)
+def test_another_port_is_tried_only_where_one_is_taken(host, port, sentence):
+    tried = []
+
+    def once(host, port):
+        tried.append(port)
+        return listening(host, port)
+
+    with pytest.raises(ClearheadError, match=sentence):
+        _free(host, port, once)
+    assert tried == [port]
+
+
+def test_where_all_of_ten_ports_are_taken_that_is_said():
+    def full(host, port):
+        raise server.Taken("taken")
+
+    with pytest.raises(ClearheadError, match="port 8800 and the 9 after it are taken on localhost"):
+        _free("localhost", 8800, full)
+    with pytest.raises(ClearheadError, match="port 65530 and the 5 after it"):
+        _free("localhost", 65530, full)
+
+
 def test_a_model_that_is_nowhere_is_told_once(folder):
     with pytest.raises(ClearheadError, match=r"^nope is no clearhead model: there is no such folder or file"):
         explore(folder, "nope")

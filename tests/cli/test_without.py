@@ -57,6 +57,7 @@ def test_several_heads_of_a_layer_are_left_out_together(folders, tmp_path):
         (["generate", "abc", "--without", "0,1"], "a point stands between layer and head"),
         (["generate", "abc", "--without", "first"], "there is no such head"),
         (["generate", "abc", "--without", "0.0", "--beam", "2"], "--without has no part in it"),
+        (["generate", "abc", "--temperature", "0.2", "--beam", "2"], "--temperature has no part in it"),
         (["generate", "abc", "--without", "0.0", "--engine", "onnxruntime"], "leave out --engine"),
         (["see", "abc", "--what", "heads", "--without", "0.0"], "--without has no part in --what heads"),
         (["see", "abc", "--what", "patching"], "give it: --other TEXT"),

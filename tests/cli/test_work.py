@@ -227,3 +227,20 @@ def test_mistakes_get_a_sentence(models, words, sentence, monkeypatch):
         return
     with pytest.raises(ClearheadError, match=sentence):
         run(command, models / name, *rest)
+
+
+@pytest.mark.parametrize("words", [("generate", "-"), ("chat",)])
+def test_standard_input_that_is_not_utf_8_is_told(models, words):
+    with pytest.raises(ClearheadError, match=r"^standard input is not UTF-8: .* at byte 3\.$"):
+        run(words[0], models / "writer", *words[1:], typed=b"caf\xe9\n")
+
+
+def test_of_a_file_with_too_many_lines_no_more_are_read(monkeypatch):
+    def endless(file):
+        while True:
+            yield "the cat"
+
+    monkeypatch.setattr(lines, "text_lines", endless)
+    monkeypatch.setattr(lines, "MOST", 5)
+    with pytest.raises(ClearheadError, match="a has more than 5 lines; there must be from 1 to 5"):
+        lines.read_lines(None, "a")

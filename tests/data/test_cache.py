@@ -61,6 +61,7 @@ def test_pieces_of_a_document_become_the_tokens_of_one_text(text, piece):
     text = "so" + text + "\nfish"
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "PIECE", piece)
+        patch.setattr(sources, "_parts", lambda line: [line])
         patch.setattr(
             sources, "_may_cut", lambda size, above, below: size < 2 * piece and MAY_CUT(size, above, below)
         )  # the places that are preferred
@@ -69,6 +70,19 @@ def test_pieces_of_a_document_become_the_tokens_of_one_text(text, piece):
 
 
 MAY_CUT = sources._may_cut
+
+
+@given(st.lists(st.sampled_from(["so", "long,", "fish", "fish\n", "the  end"])), st.integers(12, 40))
+@settings(max_examples=40)
+def test_a_long_line_is_cut_at_spaces_into_the_tokens_of_one_text(words, piece):
+    text = " ".join(["so", *words])
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "PIECE", piece)
+        place = Path(folder)
+        (place / "a.txt").write_text(text.replace("\n", ""))
+        assert read(make(place / "a.txt", place / "a", begin=END)) == [[END, *BPE.encode(text.replace("\n", ""))]]
+        (place / "b.jsonl").write_text(json.dumps({"text": text}))
+        assert read(make(place / "b.jsonl", place / "b", begin=END)) == [[END, *BPE.encode(text)]]
 
 
 def test_a_large_vocabulary_needs_larger_numbers(tmp_path):
@@ -190,6 +204,19 @@ LARGE = """if True:
     print("ready", flush=True)
     tokens = tokenised([sys.argv[1]], tokenizer, sys.argv[2], report=Report(), workers=2)
     print(len(tokens.ids), peak() - before)"""
+
+
+ONE_LINE = {"a.txt": "{}", "a.jsonl": '{{"text": "{}"}}'}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+@pytest.mark.parametrize("name", ONE_LINE)
+@pytest.mark.parametrize("words", ["so long, and thanks for all the fish ", "solongandthanksforallthefish"])
+def test_one_long_line_needs_little_memory(tmp_path, name, words):
+    (tmp_path / name).write_text(ONE_LINE[name].format(words * (4_000_000 // len(words))))
+    command = [sys.executable, "-c", LARGE, tmp_path / name, tmp_path / "c"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[2]) < 80_000  # kilobytes; all at once it needs five times as much
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,19 @@ def test_every_character_arrives_once_in_documents_between_separators(lines, end
         assert texts(path, report=report) == split(content)
         assert report.read == len(split(content))
         for document in documents([str(path)], Report("skip")):
-            assert document.text.endswith("\n") or content.endswith(document.text)  # cut between lines only
+            longest = max((len(line) + len(end) for line in lines), default=0)
+            whole = document.text.endswith("\n") or content.endswith(document.text)  # cut between lines only
+            assert whole or longest > 2 * piece
+
+
+@given(st.text("ab \n\f", min_size=1), st.integers(1, 5))
+def test_a_long_text_is_cut_into_short_parts_that_make_it_up(text, piece):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "PIECE", piece)
+        parts = list(sources._parts(text))
+        assert "".join(parts) == text
+        assert all(piece <= len(part) <= 2 * piece for part in parts[:-1])
+        assert 0 < len(parts[-1]) <= 2 * piece
 
 
 def test_a_long_document_comes_in_pieces_that_stay_one(tmp_path):

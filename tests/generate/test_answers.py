@@ -8,7 +8,7 @@ import torch
 import clearhead as ch
 from clearhead.batch import MOST
 from clearhead.generate import answers
-from clearhead.generate.answers import gapped
+from clearhead.generate.answers import Scored, gapped
 
 WORDS = ch.Tokenizer.train_bpe(["the cat sat on the mat", "a dog ran"], 300, ("<|end|>", "<|mask|>"))
 MASK = WORDS.special["<|mask|>"]
@@ -86,6 +86,11 @@ def test_a_score_is_the_sum_of_what_the_model_gives_each_token():
     assert made.logprobs == pytest.approx(expected, abs=1e-5)
     assert made.perplexity == pytest.approx(math.exp(-sum(expected) / 4), rel=1e-5)
     assert model.score(["abcab", "ab"])[1].logprobs == pytest.approx(expected[:1], abs=1e-5)
+
+
+def test_a_text_beyond_all_likelihood_has_an_infinite_perplexity():
+    assert Scored([-800.0, -800.0]).perplexity == math.inf
+    assert math.isnan(Scored([]).perplexity)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +188,7 @@ def test_what_a_model_cannot_answer_is_refused_with_a_sentence(reader, judge, wr
 def test_what_is_no_number_has_no_class_and_is_none(head):
     model, blank = ch.new("tiny-pictures", head=head), torch.zeros(2, 1, 8, 8)
     assert len(model.classify(pictures=blank)) == 2
-    blank[1, 0, 3, 3] = torch.nan
+    model.net.norm.weight.data[0] = torch.nan
     with pytest.raises(ch.ClearheadError, match="the logits hold no numbers"):
         model.classify(pictures=blank)
 

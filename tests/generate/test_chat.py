@@ -3,7 +3,7 @@
 import pytest
 
 import clearhead as ch
-from clearhead.generate.chat import encode
+from clearhead.generate.chat import encode, render
 
 TEMPLATE = """{%- for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>
 {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
@@ -78,6 +78,30 @@ def test_a_conversation_equals_its_written_text(tokenizer):
         ("{% include 'x' %}", "cannot write this conversation"),
         ("{{ 'x' * 10**10 }}", "no work for a template"),
         ("{{ 10 ** 10 ** 10 }}", "no work for a template"),
+        ("{% set n = namespace(x=3) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}", "beyond"),
+        ("{% set n = namespace(x=3) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}", "beyond"),
+        ("{% set n = namespace(x='3') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}", "more than"),
+        ("{% set n = namespace(x='3') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}", "more than"),
+        ("{% set n = namespace(x=[3]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}", "more than"),
+        (
+            "{% set n = namespace(x='33') %}{% for i in range(9) %}{% set n.x = n.x.replace('3', n.x) %}{% endfor %}",
+            "more",
+        ),
+        (
+            "{% set n = namespace(x='33') %}{% for i in range(9) %}{% set n.x = n.x|replace('3', n.x) %}{% endfor %}",
+            "more",
+        ),
+        ("{{ (range(9999) | join('x' ~ range(9999)|join)) | length }}", "more than"),
+        ("{{ ('x' ~ range(9999)|join).join(range(9999) | map('string')) | length }}", "more than"),
+        ("{{ '%0999999999d' % 5 }}", "no work for a template"),
+        ("{{ '%0999999999d' | format(5) }}", "cannot write this conversation"),
+        ("{{ '{:999999999}'.format(5) | length }}", "cannot write this conversation"),
+        ("{{ 'x'.ljust(400000000) | length }}", "cannot write this conversation"),
+        ("{{ 'x' | attr('zfill')(400000000) | length }}", "cannot write this conversation"),
+        ("{{ 'x' | center(400000000) | length }}", "cannot write this conversation"),
+        ("{{ 'x' | indent(400000000, true) | length }}", "cannot write this conversation"),
+        ("{{ (5).to_bytes(400000000, 'big') | length }}", "cannot write this conversation"),
+        ("{{ [1] | tojson(indent=400000000) | length }}", "at most 32 characters"),
         ("{{ cycler() }}", "cannot write this conversation"),
         ("{{ lipsum(n=100000) }}", "cannot write this conversation"),
         ("{% for i in range(9999) %}{% for j in range(9999) %}xxxxxxxxx{% endfor %}{% endfor %}", "writes more than"),
@@ -86,6 +110,24 @@ def test_a_conversation_equals_its_written_text(tokenizer):
 def test_a_template_can_do_nothing_but_write(template, words, tokenizer):
     with pytest.raises(ch.ClearheadError, match=words):
         encode(template, [{"role": "user", "content": "Hello"}], tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        ("{{ 'a' + 'b' ~ 1 ~ none }}", "ab1None"),
+        ("{{ 7 % 2 * 3 + 1.5 }}", "4.5"),
+        ("{{ 'a b'.replace(' ', '_').split('_') | join(', ') }}", "a, b"),
+        ("{{ messages | map(attribute='role') | join('+') }}", "user"),
+        ("{{ messages | join('+', attribute='role') }}", "user"),
+        ("{{ ', '.join(['x', 'y']) }}{{ 'aa' | replace('a', 'b', 1) }}", "x, yba"),
+        ("{{ ([1] + [2]) | tojson(indent=1) }}", "[\n 1,\n 2\n]"),
+        ("{{ 'a' ~ ('b' if false) }}", "a"),
+        ("{% for m in messages %}{{ m.content.replace('l', 'L') }}{{ '-'.join('ab') }}{% endfor %}", "HeLLoa-b"),
+    ],
+)
+def test_what_templates_do_with_texts_is_what_jinja_does(template, written):
+    assert render(template, [{"role": "user", "content": "Hello"}]) == written
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,13 @@ def test_several_samples_read_their_prompt_once():
     assert read == [1]
 
 
+@pytest.mark.parametrize("overflow", ["slide", "refuse"])
+def test_a_context_of_one_token_is_no_room_and_one_of_two_slides(overflow):
+    with pytest.raises(ch.ClearheadError, match=r"^a context of one token has no room to write in"):
+        ch.new("tiny-decoder", context=1).generate([3], max_tokens=4, overflow=overflow)
+    assert len(ch.new("tiny-decoder", context=2).generate([3, 5], max_tokens=4, overflow="slide").tokens) == 4
+
+
 @given(st.lists(st.integers(0, 63), min_size=1, max_size=40), st.integers(1, 40), st.integers(0, 3))
 @settings(max_examples=15, deadline=None)
 def test_a_context_that_slides_goes_on_from_its_newer_half(prompt, more, seed):

@@ -105,7 +105,8 @@ def test_samples_of_one_seed_differ():
     ("name", "value"),
     [("max_tokens", 0), ("temperature", -1), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0), ("top_p", 1.1),
      ("min_p", 2), ("repetition_penalty", 0), ("presence_penalty", float("inf")), ("seed", -1), ("seed", 2**64),
-     ("stop", ("",))],
+     ("stop", ("",)), ("top_k", 10**400), ("temperature", 10**400), ("frequency_penalty", -(10**400)),
+     ("temperature", 1e39), ("bias", {1: 10**400})],
 )  # fmt: skip
 def test_what_cannot_be_drawn_by_is_refused_with_a_sentence(name, value):
     with pytest.raises(ch.ClearheadError, match=name if name != "stop" else "none of them empty"):

@@ -1,5 +1,6 @@
 """Configurations: read back what was written, refuse what cannot be."""
 
+import math
 import tomllib
 
 import pytest
@@ -111,11 +112,21 @@ MISTAKES = [
     ({"width": True}, "must be a whole number"),
     ({"width": 0}, "must be at least 1"),
     ({"width": 33}, "does not split into 4 heads"),
+    ({"width": 500_000_003}, "heads among its divisors, such as 1,"),  # at once: it is a prime
+    ({"width": 12, "attention.heads": 10**12}, "heads among its divisors, such as 12,"),
+    ({"width": "9" * 400}, "model.width is too large a whole number; it must be less than 2.63"),
+    ({"width": "9" * 5000}, "must be a whole number, not '9{59}[.]$"),
+    ({"norm.eps": "9" * 400}, "model.norm.eps is too large a whole number"),
+    ({"norm.eps": "9" * 5000}, "must be a number, not '9{59}[.]$"),
+    ({"input": "[" * 5000}, r"'\[{59} is not a kind"),
+    ({"context": "[" * 5000}, r"must be a whole number, not '\[{59}[.]$"),
+    ({"attention.bias": "[" * 5000}, r"must be a list, not '\[{59}[.]$"),
     ({"attention.kv_heads": 3}, "cannot share 3 kv_heads evenly"),
     ({"attention.bias": ["q", "z"]}, "'z' is not a choice"),
     ({"attention.bias": "q"}, "must be a list"),
     ({"dropout.residual": 1.0}, "less than 1"),
     ({"norm.eps": float("nan")}, "positive number"),
+    ({"shape": "encoder", "head": "hidden", "input": {"kind": "pictures", "mean": [math.nan]}}, "finite numbers"),
     ({"ffn.activation": "glue"}, "did you mean"),
     ({"position": "rotary", "attention.head_width": 7}, "turn pairs"),
     ({"position": {"kind": "rotary", "width": 10}}, "more than the head's 8"),

@@ -238,6 +238,8 @@ def test_many_texts_are_translated_in_turns_and_come_in_order(served, models):
         ({"max_tokens": 200}, "max_tokens", "exceed the context of 128; ask for at most 124."),
         ({"prompt": "x" * 200}, None, "200 tokens of prompt leave no room in the context of 128."),
         ({"n": 65}, None, "more than the 64"),
+        ({"prompt": ["a", "b"], "extra_body": {"n": 9 * 10**4299}}, "n", "should be less than"),
+        ({"extra_body": {"top_k": 10**400}}, "top_k", "should be less than"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "must give ids numbers"),
         ({"prompt": [[300]]}, None, "out of range"),
         ({"prompt": ""}, None, "empty"),

@@ -8,7 +8,8 @@ import torch
 import clearhead as ch
 from clearhead import api
 from clearhead.serve.limits import Limits
-from clearhead.serve.shelf import Shelf, named
+from clearhead.serve.shelf import Shelf, half_of, named
+from clearhead.weights.checkpoint import Home
 from serving import writer
 
 
@@ -192,3 +193,14 @@ def test_a_link_has_a_name_of_its_own(tmp_path, monkeypatch):
 def test_who_asks_for_no_model_is_told_all_of_a_few():
     with pytest.raises(ch.ClearheadError, match="did you mean 'story'\\? Served are story, chat"):
         Shelf({"story": "x", "chat": "y"}, 0).check("storr")
+
+
+def test_the_memory_is_that_of_the_device_that_was_named(monkeypatch):
+    monkeypatch.setattr(Home, "of", lambda device, dtype: Home(device or "cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (0, {"cuda": 20, "cuda:1": 80}[device]))
+    assert (half_of(""), half_of("cuda:1")) == (10, 40)
+
+
+def test_a_device_that_is_not_there_is_told_in_a_sentence():
+    with pytest.raises(ch.ClearheadError, match="there is no device 'cuda:99' here"):
+        half_of("cuda:99")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -93,6 +94,45 @@ def test_calls_are_told_too():
     assert [str(error) for error in asyncio.run(stopped())] == ["this server is stopping."] * 2
 
 
+BUSY = """
+import asyncio, os, signal, time, torch
+from clearhead.serve import server
+from clearhead.serve.app import build
+from clearhead.serve.limits import Limits
+from clearhead.serve.pages import desk
+from clearhead.serve.shelf import Shelf
+from serving import writer
+
+desk._prepare = lambda: None
+shelf = Shelf.of({"writer": writer()})
+app = build(shelf, Limits(stop_seconds=0.1), page=True)
+
+def long():
+    x, until = torch.randn(300, 300), time.monotonic() + 60
+    while time.monotonic() < until:
+        x = (x @ x).softmax(-1)
+
+def ready():
+    asyncio.ensure_future(app.state.desk.work(long))
+    asyncio.get_running_loop().call_later(0.3, end)
+
+def end():
+    print("ends", flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+server.run(app, shelf, server.listening("127.0.0.1", 0), False, ready)
+"""
+
+
+def test_a_process_ends_though_work_for_the_page_does_not():
+    here = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=-1, stderr=-2, text=True, env=here) as process:
+        assert process.stdout.readline() == "ends\n"
+        began = time.monotonic()
+        assert (process.wait(50), process.stdout.read()) == (0, "")
+        assert time.monotonic() - began < 20
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "tiny"
@@ -164,6 +204,9 @@ def test_the_link_to_the_page_holds_the_key_unless_it_was_kept_in_the_environmen
         (["--port", "70000"], "no port"),
         (["--host", "nowhere.invalid", "--api-key", "k"], "cannot be served on"),
         (["--memory", "0.000001"], "more than the 0.0 GiB"),
+        (["--memory", "nan"], "--memory nan is no amount"),
+        (["--memory", "inf"], "--memory inf is no amount"),
+        (["--port", "-5"], "no port"),
         (["--max-queue", "0"], "too small a limit"),
         (["--api-key", "schlüssel"], "must be of ASCII characters"),
         (["--api-key", " k"], "no space around"),

@@ -181,6 +181,16 @@ def test_a_sum_is_solved_as_the_library_solves_it_and_its_own_words_can_be_let_i
     assert "no layer" in refused(client, "/api/vectors", model="decoder", written="king", layer=9)
 
 
+def test_vectors_that_are_kept_count_as_memory_of_the_model():
+    model, known = fresh("tiny-decoder"), words.known
+    held = Shelf.of({"one": model}).held["one"]
+    before = held.bytes
+    known(model).unit, known(model, 1).unit  # which makes them
+    assert held.bytes - before == sum(
+        known(model, layer).source.rows.nbytes + known(model, layer).unit.nbytes for layer in (None, 1)
+    )
+
+
 def test_a_projection_keeps_the_distances_of_points_that_lie_in_a_plane():
     plane = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
     points = torch.randn(9, 2, generator=torch.Generator().manual_seed(1)) @ plane

@@ -3,9 +3,12 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers as tk
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
@@ -67,9 +70,9 @@ def test_special_tokens_never_stand_in_the_way_of_a_text(text: str, special: lis
 
 
 def test_of_many_texts_the_one_at_fault_is_told() -> None:
-    with pytest.raises(ClearheadError, match=r"text 1 of 3: the text holds 'w' \(U\+0077\), for which"):
+    with pytest.raises(ClearheadError, match=r"text 2 of 3: the text holds 'w' \(U\+0077\), for which"):
         LETTERS.encode_batch(["the", "cow", "wow"])
-    with pytest.raises(ClearheadError, match=r"text 0 of 1: the text holds '\\ud83d'"):
+    with pytest.raises(ClearheadError, match=r"text 1 of 1: the text holds '\\ud83d'"):
         BPE.encode_batch(["half \ud83d"])
     assert BPE.encode_batch([]) == []
 
@@ -205,6 +208,20 @@ def test_words_added_to_a_published_vocabulary_are_shown_as_they_are() -> None:
         (lambda: BPE.decode([-1]), r"there is no token -1; ids run from 0 to 299\."),
         (lambda: BPE.pieces([2**40]), r"there is no token 1099511627776; ids run from 0 to 299\."),
         (lambda: Tokenizer.train_bpe(LECTURE, 256), r"a vocabulary of 256 is too small; 256 bytes .* need 257\."),
+        (lambda: Tokenizer.train_bpe(LECTURE, 10**23), r"size of a vocabulary = 10{23} must be a whole number"),
+        (lambda: Tokenizer.train_bpe(LECTURE, 300.5), r"size of a vocabulary = 300.5 must be a whole number"),
+        (lambda: Tokenizer.train_bpe([1, 2], 300), r"BPE learns from a list of texts: 'int' object"),
+        (lambda: Tokenizer.train_bpe(None, 300), r"BPE learns from a list of texts: 'NoneType' object"),
+        (lambda: Tokenizer.characters(None), r"a text is needed, not NoneType\."),
+        (lambda: Tokenizer.characters(["ab", "c"]), r"a text is needed, not list\."),
+        (lambda: BPE.encode_batch("abc"), r"a list of texts is needed, not str\."),
+        (lambda: BPE.encode_batch(3), r"a list of texts is needed, not int\."),
+        (lambda: BPE.encode_batch(["a", 3]), r"text 2 of 2: a text is needed, not int\."),
+        (lambda: BPE.decode(3), r"a list of ids is needed, not int\."),
+        (lambda: BPE.decode(torch.tensor(3)), r"a list of ids is needed, not int\."),
+        (lambda: BPE.decode(torch.tensor([[3, 4]])), r"there is no token \[3, 4\]; ids run"),
+        (lambda: BPE.decode([2.5]), r"there is no token 2\.5; ids run"),
+        (lambda: BPE.pieces(3), r"a list of ids is needed, not int\."),
         (lambda: Tokenizer.train_bpe("fish", 300), r"learns from several texts, .* write \[text\]\."),
         (lambda: Tokenizer.train_bpe(LECTURE, 300, ("a",)), r"'a' may also come out of plain text"),
         (lambda: Tokenizer.train_bpe(LECTURE, 320, ("thanks",)), r"'thanks' may also come out of plain text"),
@@ -217,6 +234,14 @@ def test_words_added_to_a_published_vocabulary_are_shown_as_they_are() -> None:
 def test_a_mistake_is_told_in_a_sentence(wrong: Callable[[], object], sentence: str) -> None:
     with pytest.raises(ClearheadError, match=sentence):
         wrong()
+
+
+@pytest.mark.parametrize("kind", [iter, tuple, torch.tensor, np.array, lambda ids: torch.tensor(ids).unbind()])
+def test_ids_may_come_in_anything_that_holds_numbers(kind: Callable[[list[int]], Any]) -> None:
+    ids = BPE.encode("so long, fish")
+    assert BPE.decode(kind(ids)) == "so long, fish"
+    assert BPE.pieces(kind(ids)) == BPE.pieces(ids)
+    assert BPE.encode_batch(iter(["so long"])) == [BPE.encode("so long")]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"null", b"\xff\xfe", json.dumps({"model": 3}).encode()])

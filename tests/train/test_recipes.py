@@ -178,7 +178,7 @@ MISTAKES = [
         "heads among its divisors, such as [48], or give model",
     ),
     ("lm-small", {"data.train": "short.txt"}, "a row needs 16 tokens and one more; there are 1 to train on"),
-    ("lm-small", {"train.seed": 2**63}, "train.seed = 9223372036854775808 must be less than 2.63"),
+    ("lm-small", {"train.seed": 2**63}, "train.seed is too large a whole number; it must be less than 2.63"),
     ("lm-small", {"train.length": 17}, "choose --train.length=16 or less, or a larger --model.context"),
     ("lm-small", {"data.tokenizer": "wordz"}, "wordz is no clearhead model"),
     ("lm-small", {"data.tokenizer": FILE}, "text.txt is no tokenizer"),

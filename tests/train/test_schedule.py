@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead import reader
+from clearhead.config import Config, Train
 from clearhead.errors import ClearheadError
 from clearhead.optimisers import Adam, AdamW, Muon, Option
 from clearhead.schedule import Constant, Cosine, InverseSquareRoot, Schedule, Trapezoid
@@ -93,21 +94,32 @@ def test_a_table_or_a_name_picks_the_schedule():
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("options", "words"),
     [
-        (lambda: Cosine(-0.1), "cosine.final = -0.1 must be a share"),
-        (lambda: Trapezoid(1.5), "trapezoid.cooldown = 1.5 must be a share"),
-        (lambda: AdamW(rate=-1.0), "adamw.rate = -1.0 must be at least 0"),
-        (lambda: AdamW(rate=math.nan), "adamw.rate = nan"),
-        (lambda: AdamW(beta2=1.0), "adamw.beta2 = 1.0 must be at least 0 and less than 1"),
-        (lambda: AdamW(decay=-0.1), "adamw.decay"),
-        (lambda: Muon(momentum=1.0), "muon.momentum"),
-        (lambda: Muon(adam=Adam(beta1=2.0)), "adam.beta1"),
+        ({"schedule": Cosine(-0.1)}, "train.schedule.final = -0.1 must be a share from 0 to 1"),
+        ({"schedule": Trapezoid(1.5)}, "train.schedule.cooldown = 1.5 must be a share"),
+        ({"optimiser": AdamW(rate=-1.0)}, "train.optimiser.rate = -1.0 must be a finite, positive number[.]$"),
+        ({"optimiser": AdamW(rate=0.0)}, "train.optimiser.rate = 0.0 must be a finite, positive number[.]$"),
+        ({"optimiser": AdamW(rate=math.nan)}, "train.optimiser.rate = nan"),
+        ({"optimiser": AdamW(rate=math.inf)}, "train.optimiser.rate = inf"),
+        ({"optimiser": AdamW(beta1=-1.0)}, "train.optimiser.beta1 = -1.0 must be at least 0 and less than 1"),
+        ({"optimiser": AdamW(beta2=1.0)}, "train.optimiser.beta2 = 1.0 must be at least 0 and less than 1"),
+        ({"optimiser": AdamW(decay=-0.1)}, "train.optimiser.decay = -0.1 must be a finite, positive number, or 0[.]$"),
+        ({"optimiser": Muon(momentum=1.0)}, "train.optimiser.momentum"),
+        ({"optimiser": Muon(adam=Adam(beta1=2.0))}, "train.optimiser.adam.beta1"),
+        ({"clip": -1}, "train.clip = -1.0 must be a finite, positive number, or 0"),
+        ({"expected": (math.nan, 1.0, 2.0)}, r"train.expected = \[nan, 1.0, 2.0\] must be finite numbers"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(make, words):
+def test_what_cannot_be_is_refused_with_the_reason(options, words):
     with pytest.raises(ClearheadError, match=words):
-        make()
+        Config(train=Train(**options))
+
+
+def test_what_a_sentence_allows_is_allowed():
+    none, kept = AdamW(beta1=0.0, beta2=0.0, decay=0.0), Muon(momentum=0.0)
+    for options in ({"optimiser": none}, {"optimiser": kept}, {"schedule": Cosine(1.0)}, {"schedule": Trapezoid(0.0)}):
+        assert Config.of(Config(train=Train(clip=0.0, **options)).tree()).train == Train(clip=0.0, **options)
 
 
 def test_options_are_read_without_torch():

@@ -184,6 +184,9 @@ def test_a_configuration_with_unknown_keys_is_refused(saved):
     [
         ({"device": "cuda:99"}, "there is no device"),
         ({"device": "gpu"}, "there is no device"),
+        ({"device": "meta"}, "'meta' holds no weights"),
+        ({"device": torch.device("meta")}, "'meta' holds no weights"),
+        ({"dtype": torch.int64}, "dtype 'int64' is unknown"),
         ({"dtype": "float31"}, "did you mean 'float32'"),
     ],
 )
@@ -194,3 +197,14 @@ def test_a_wrong_device_or_dtype_gets_a_sentence(saved, options, words):
 
 def test_dtype_is_what_was_asked_for(saved):
     assert next(ch.load(saved, dtype="bfloat16").net.parameters()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0)])
+def test_every_name_of_the_cpu_means_32_bits(tmp_path, device):
+    ch.save(ch.new("tiny-decoder", dtype="bfloat16"), tmp_path / "half")
+    assert next(ch.load(tmp_path / "half", device=device).net.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_dtype_of_torch_is_as_good_as_its_name(saved, dtype):
+    assert next(ch.load(saved, device="cpu", dtype=dtype).net.parameters()).dtype == dtype

@@ -108,3 +108,17 @@ def test_a_model_in_the_hubs_cache_loads_by_name(tmp_path):
     (repository / "refs" / "main").write_text(commit)
     (repository / "blobs").mkdir()
     assert ch.load("owner/name", device="cpu").config.model.layers == 2
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a/" * 3000])
+def test_a_name_that_no_file_can_have_gets_a_sentence(name):
+    with pytest.raises(ch.ClearheadError, match=r"^[a/]{60} cannot be read: File name too long\.$"):
+        ch.load(name)
+
+
+def test_a_cache_of_the_hub_that_is_a_file_gets_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "file"), raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ch.ClearheadError, match=r"the hub's cache cannot be read: .*file"):
+        hub.fetched()

@@ -85,7 +85,7 @@ REFUSED = [
     ({"rope_parameters": "yarn"}, "cannot be understood"),
     ({"id2label": [1]}, "cannot be understood"),
     ({"num_hidden_layers": 10**9}, "asks for 1,000,000,000 layers, but there are only 30 tensors"),
-    ({"vocab_size": 10**19}, "cannot be understood|but the model needs"),
+    ({"vocab_size": 10**19}, "vocabulary is too large a whole number"),
     ({"auto_map": {"AutoModel": "evil.Model"}}, "asks for code of its own"),
     ({"quantization_config": {"bits": 4}}, "quantised weights"),
     ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling = 'yarn'"),

@@ -173,7 +173,9 @@ def test_the_tokenizer_puts_around_a_text_what_the_model_reads_there(tmp_path):
     for shape, own in (("tiny-encoder", None), ("tiny-encoder-decoder", ch.Tokenizer.bytes())):
         config = one_layer(shape, vocabulary=258).change(**{"use.begin": (10,), "use.end": (257,)})
         reading = ch.Tokenizer.bytes(("<mask>", "<end>"))
-        Checkpoint(build(config.model), config, own or reading, reading if own else None).save_words(tmp_path)
+        Checkpoint(build(config.model), config, own or reading, reading if own else None).save_tokenizers_for_engines(
+            tmp_path
+        )
         name = "source_tokenizer.json" if own else "tokenizer.json"
         assert tokenizers.Tokenizer.from_file(str(tmp_path / name)).encode("ab").ids == [10, 97, 98, 257]
         assert ch.Tokenizer.load(tmp_path / name).encode("ab") == [97, 98]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from clearhead.cli.flags import DTYPE, OVERFLOW
+from clearhead.cli.lines import read_as_utf8
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -94,9 +95,11 @@ def _lines(inviting: bool) -> Iterator[str]:
 
     while True:
         try:
-            yield input("you: " if inviting else "")
+            with read_as_utf8():
+                line = input("you: " if inviting else "")
         except EOFError:
             return
+        yield line
 
 
 class Terminal:

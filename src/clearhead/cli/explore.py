@@ -3,6 +3,7 @@
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from socket import socket
 
     from fastapi import FastAPI
+
+NEXT = 9  # ports that are tried after one that is taken
 
 
 def explore(
@@ -87,13 +90,13 @@ def _usual() -> list[str]:
 
 def _free(host: str, port: int, listening: Callable[[str, int], "socket"]) -> "socket":
     """The port, or one of the next ones."""
-    for number in range(port, port + 10 if port else 1):
-        try:
+    from clearhead.serve.server import LAST, Taken
+
+    others = range(port + 1, min(port + NEXT, LAST) + 1) if port else ()
+    for number in (port, *others):
+        with suppress(Taken):
             return listening(host, number)
-        except ClearheadError:
-            if number == port + 9 or not port:
-                raise
-    raise AssertionError
+    raise ClearheadError(f"port {port} and the {len(others)} after it are taken on {host}; choose another --port.")
 
 
 def _state(text: str, source: str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clearhead.cli import hints
+from clearhead.cli import hints, lines
 from clearhead.cli.chosen import chosen_tree, token_table
 from clearhead.cli.flags import DTYPE, ENGINE, MODEL, OVERFLOW
 from clearhead.cli.without import WITHOUT, edits
@@ -51,7 +51,7 @@ def generate(
             "--beam searches whole texts; leave out --stream and --logprobs, and --n is at most --beam."
         )
     hints.if_file(prompt, "- < {} in its place reads what it holds")
-    prompt = sys.stdin.read() if prompt == "-" else prompt
+    prompt = lines.stdin() if prompt == "-" else prompt
     options: dict[str, Any] = {
         "top_p": top_p,
         "min_p": min_p,
@@ -62,9 +62,15 @@ def generate(
         "overflow": overflow,
     }
     if beam:
-        idle = {"top_p": 1.0, "repetition_penalty": 1.0, "overflow": "refuse"}
-        others = {"top_k": top_k, "seed": seed, "stream": stream, "logprobs": logprobs, "engine": engine}
-        others["without"] = without
+        idle = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0, "overflow": "refuse"}
+        others: dict[str, Any] = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "seed": seed,
+            "stream": stream,
+            "logprobs": logprobs,
+        }
+        others |= {"engine": engine, "without": without}
         for name, value in {**options, **others}.items():
             if value != idle.get(name, type(value)()):
                 raise ClearheadError(

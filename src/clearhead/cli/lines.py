@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,14 +26,30 @@ def check_given(text: str | None, file: str, what: str = "a text") -> None:
         raise ClearheadError("the text is empty; there must be something to read.")
 
 
+def stdin() -> str:
+    """All of it."""
+    with read_as_utf8():
+        return sys.stdin.buffer.read().decode()
+
+
+@contextmanager
+def read_as_utf8() -> Iterator[None]:
+    """Standard input that is something else is told in a sentence."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ClearheadError(f"standard input is not UTF-8: {error.reason} at byte {error.start}.") from None
+
+
 def read_lines(text: str | None, file: str) -> list[str]:
     """The text, or the lines of the file."""
     check_given(text, file)
     if text is not None:
         return [text]
-    lines = list(text_lines(file))
+    lines = list(islice(text_lines(file), MOST + 1))
     if not lines or len(lines) > MOST:
-        raise ClearheadError(f"{file} has {len(lines):,} lines; there must be from 1 to {MOST:,}.")
+        many = f"more than {MOST:,}" if lines else "no"
+        raise ClearheadError(f"{file} has {many} lines; there must be from 1 to {MOST:,}.")
     return lines
 
 

@@ -1,5 +1,6 @@
 """`clearhead serve`: models for other programs, through the API that they already speak."""
 
+import math
 import os
 from urllib.parse import quote
 
@@ -46,8 +47,8 @@ def serve(
         raise ClearheadError(f"with --host {host} others can come in; {key}.")
     if not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):
         raise ClearheadError("the key must be of ASCII characters, with no space around them; headers carry no others.")
-    if memory < 0:
-        raise ClearheadError(f"--memory {memory:g} is no amount; it must be at least 0.")
+    if not 0 <= memory < math.inf:
+        raise ClearheadError(f"--memory {memory:g} is no amount; it must be a number of at least 0.")
     paths = named(models)
     for path in paths.values():  # those that are loaded later too
         formats.found(path)

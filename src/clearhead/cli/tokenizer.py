@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clearhead.cli import hints
+from clearhead.cli import hints, lines
 from clearhead.cli.examples import examples
 from clearhead.errors import ClearheadError, nearest
 from clearhead.tokens.kinds import END, KINDS
@@ -106,13 +106,13 @@ def show(model: str = Where, text: str = Words) -> None:
     from rich.console import Console
 
     from clearhead.cli import pieces
-    from clearhead.weights.formats import words
+    from clearhead.weights.formats import tokenizers
 
-    found = words(model)
+    found = tokenizers(model)
     if found.tokenizer is None:
         raise ClearheadError(found.why)
     hints.if_file(text or "", "- < {} in its place reads what it holds")
-    if text is not None and not (text := _stdin() if text == "-" else text):
+    if text is not None and not (text := lines.stdin() if text == "-" else text):
         raise ClearheadError("the text is empty; there is nothing to cut.")
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     reads = found.source or found.tokenizer
@@ -124,13 +124,6 @@ def show(model: str = Where, text: str = Words) -> None:
             pieces.cut(console, side, text)
         else:
             pieces.describe(console, side, (found.begin, found.end) if side is reads else ((), ()))
-
-
-def _stdin() -> str:
-    try:
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
-        raise ClearheadError(f"standard input is not UTF-8: {error.reason} at byte {error.start}.") from None
 
 
 def _check_free(out: Path) -> None:

@@ -10,6 +10,7 @@
 
 import glob
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ SEPARATORS = ("<|endoftext|>", "\f")
 TEXTS = tuple(name + packed for name in (".txt", ".text", ".md", ".jsonl") for packed in ("", *PACKED))
 JSON = tuple(".jsonl" + packed for packed in ("", *PACKED))
 PIECE = 2**16  # characters, after which a document is given in pieces: a tokenizer takes 200 bytes for each of them
+CUT = re.compile(r"\S(?= )|\S\n(?=\S)")  # before a space, or after a line: there most tokenizers cut in any case
 
 
 @dataclass(frozen=True)
@@ -158,23 +160,34 @@ def _from_text(path: str, report: Report, alone: bool) -> Iterator[Document]:
     first, size, begins = 1, 0, True
     for number, line in _lines(path, report, alone):
         separates = line.rstrip("\r\n") in SEPARATORS
-        if lines and (separates or _may_cut(size, lines[-1], line)):
-            yield Document("".join(lines), f"{path}:{first}", begins)
-            lines, size, begins = [], 0, False
-        if separates:
-            begins = True
-            continue
-        if not lines:
-            first = number
-        lines.append(line)
-        size += len(line)
+        for part in _parts(line):
+            if lines and (separates or _may_cut(size, lines[-1], part)):
+                yield Document("".join(lines), f"{path}:{first}", begins)
+                lines, size, begins = [], 0, False
+            if separates:
+                begins = True
+                continue
+            first = first if lines else number
+            lines.append(part)
+            size += len(part)
     if lines:
         yield Document("".join(lines), f"{path}:{first}", begins)
 
 
+def _parts(text: str) -> Iterator[str]:
+    """A text that is too long to be tokenised at once, cut where most tokenizers do; anywhere if there is no space."""
+    start = 0
+    while len(text) - start > 2 * PIECE:
+        cut = CUT.search(text, start + PIECE, start + 2 * PIECE)
+        end = cut.end() if cut else start + 2 * PIECE
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
 def _may_cut(size: int, above: str, below: str) -> bool:
-    """Between lines only, and rather where no run of spaces is torn: there most tokenizers cut in any case."""
-    return size >= 2 * PIECE or (size >= PIECE and above[-2:-1].strip() != "" and below[0].strip() != "")
+    """Between lines, or parts of a long one, and rather where no run of spaces is torn."""
+    return size >= 2 * PIECE or (size >= PIECE and CUT.search(above[-2:] + below[0]) is not None)
 
 
 def _from_json(path: str, field: str, report: Report, alone: bool) -> Iterator[Document]:
@@ -186,7 +199,8 @@ def _from_json(path: str, field: str, report: Report, alone: bool) -> Iterator[D
         if mistake:
             report.skip(where, mistake)
         elif text:
-            yield Document(text, where)
+            for number, part in enumerate(_parts(text)):
+                yield Document(part, where, begins=not number)
 
 
 def _field(line: str, field: str) -> tuple[str, str]:

@@ -152,11 +152,6 @@ def digits(value: float) -> int:
     return 4 if abs(value) < 10 else 2
 
 
-def powers(exponent: float) -> float:
-    """e to that power; infinite where a float ends."""
-    return math.exp(exponent) if exponent < 709 else math.inf
-
-
 def _finite(tree: Any) -> Any:
     match tree:
         case dict():

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from clearhead.batch import Batch, by_length
 from clearhead.errors import ClearheadError
 from clearhead.evaluate.documents import over_documents, read_documents
-from clearhead.evaluate.figures import Evaluation, powers
+from clearhead.evaluate.figures import Evaluation
 from clearhead.evaluate.task import Task
-from clearhead.generate.answers import check_numbers
+from clearhead.generate.answers import check_numbers, powers
 from clearhead.lens.progress import shown
 
 HIDDEN = 0.15  # share of the words of a row

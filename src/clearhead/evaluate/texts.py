@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from clearhead.evaluate.documents import Document, over_documents, read_documents
-from clearhead.evaluate.figures import Evaluation, powers
+from clearhead.evaluate.figures import Evaluation
 from clearhead.evaluate.task import Task
-from clearhead.generate.answers import scored
+from clearhead.generate.answers import powers, scored
 from clearhead.tokens.text import Tokenizer
 from clearhead.train.tokenizers import opening
 

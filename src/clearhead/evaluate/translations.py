@@ -14,8 +14,9 @@ from clearhead.batch import Batch, by_length
 from clearhead.data.pair_files import Pair
 from clearhead.data.pairs import Encoded, encoded
 from clearhead.errors import ClearheadError
-from clearhead.evaluate.figures import Counts, Evaluation, figures, powers
+from clearhead.evaluate.figures import Counts, Evaluation, figures
 from clearhead.evaluate.task import Task
+from clearhead.generate.answers import powers
 from clearhead.generate.chances import chances
 from clearhead.lens.progress import shown
 from clearhead.train.lessons import read_pairs

@@ -53,7 +53,12 @@ class Scored:
     @property
     def perplexity(self) -> float:
         """The number of equally likely tokens that would surprise as much."""
-        return math.exp(-self.total / len(self.logprobs)) if self.logprobs else math.nan
+        return powers(-self.total / len(self.logprobs)) if self.logprobs else math.nan
+
+
+def powers(exponent: float) -> float:
+    """e to that power; infinite where a float ends."""
+    return math.exp(exponent) if exponent < 709 else math.inf
 
 
 @torch.no_grad()

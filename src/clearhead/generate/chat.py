@@ -1,20 +1,18 @@
 """A conversation as tokens: the model's own template writes it out, in a sandbox (L5.5)."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from clearhead.errors import ClearheadError, understood
 from clearhead.generate.sampling import LARGEST_SEED
+from clearhead.generate.sandbox import LONGEST, Sandbox
 from clearhead.tokens.text import Tokenizer
 
 Message = Mapping[str, str]
-LONGEST = 10_000_000  # characters of a conversation
 TURN = 1_000_003  # from the seed of an answer to that of the next
 GUARD = "\ufdd0"  # a code point that is no character, so no text has it
 
@@ -69,8 +67,7 @@ def render(template: str, messages: Sequence[Message]) -> str:
     def refuse(sentence: str) -> None:
         raise TemplateError(sentence)
 
-    room = Room(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    room.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
+    room = Sandbox()
     kept = {name: room.globals[name] for name in ("range", "dict", "namespace")}
     room.globals.clear()
     room.globals |= kept | {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
@@ -83,17 +80,6 @@ def render(template: str, messages: Sequence[Message]) -> str:
             if len(written) > LONGEST:
                 raise ClearheadError(f"the chat template writes more than {LONGEST:,} characters.")
     return written
-
-
-class Room(ImmutableSandboxedEnvironment):
-    """The sandbox, in which nothing can be multiplied into something huge."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" or not (isinstance(left, int | float) and isinstance(right, int | float)):
-            raise TemplateError(f"{left!r:.20} {operator} {right!r:.20} is no work for a template")
-        return left * right
 
 
 def _checked(messages: Sequence[Message]) -> Sequence[Message]:

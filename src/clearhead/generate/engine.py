@@ -32,8 +32,7 @@ class Engine:
         self, net: Transformer, use: Use, slots: int, capacity: int, known: int | None = None, recorded: bool = False
     ) -> None:
         self.use, self.slots, self.capacity = use, slots, capacity
-        known = net.config.vocabulary if known is None else known
-        self.desk = Desk(net, use, slots, capacity, known, recorded)
+        self.desk = Desk(net, use, slots, capacity, net.config.vocabulary if known is None else known, recorded)
         self.ahead = AHEAD if recorded else 0
         self.waiting: deque[Request] = deque()
         self.live: list[Request] = []  # the first rows
@@ -66,6 +65,8 @@ class Engine:
         """Refuses what could not be written."""
         if not request.prompt:
             raise ClearheadError("the prompt is empty; there must be at least one token to go on from.")
+        if self.capacity < 2:
+            raise ClearheadError("a context of one token has no room to write in; it takes at least two.")
         for name in ("bias", "banned", "forced", "stop_tokens"):
             for token in getattr(request.sampling, name):
                 if not 0 <= token < self.desk.known:
@@ -179,7 +180,6 @@ class Engine:
     ) -> None:
         """Into the first free rows; what those held goes where the oldest was."""
         desk, first = self.desk, len(self.live)
-        lengths = [len(text) for text in texts]
         for new, text in enumerate(texts, first):
             later = range(first + len(texts), self.slots)
             oldest = min(later, key=lambda i: self.left[i], default=new)
@@ -188,7 +188,7 @@ class Engine:
                 self.held[oldest], self.lengths[oldest] = self.held[new], self.lengths[new]
                 self.left[oldest] = self.left[new]
             self.held[new], self.lengths[new] = text, len(text)
-        desk.memory.put(first, memory, theirs, lengths)
+        desk.memory.put(first, memory, theirs, [*map(len, texts)])
         desk.logits[first : first + len(texts)] = logits[theirs]
         self.live += requests
         self.changed = True

@@ -1,6 +1,5 @@
 """How a text is to be written on: the options people give, checked."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 from clearhead.errors import ClearheadError, check_whole, nearest
 
 LARGEST_SEED = 2**64 - 1
-LEAST = 1e-37  # what is less may be 0 in 32 bits
+LARGEST, LEAST = 1e38, 1e-37  # what is more may be infinite in 32 bits, and what is less 0
+LARGEST_COUNT = 2**31
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,20 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_whole("max_tokens", self.max_tokens, 1)
-        check_whole("top_k", self.top_k)
+        check_whole("top_k", self.top_k, most=LARGEST_COUNT)
         check_whole("seed", self.seed, most=LARGEST_SEED)
         for name, low, high in (
-            ("temperature", 0.0, math.inf),
+            ("temperature", 0.0, LARGEST),
             ("top_p", 0.0, 1.0),
             ("min_p", 0.0, 1.0),
-            ("repetition_penalty", 0.0, math.inf),
-            ("presence_penalty", -math.inf, math.inf),
-            ("frequency_penalty", -math.inf, math.inf),
+            ("repetition_penalty", 0.0, LARGEST),
+            ("presence_penalty", -LARGEST, LARGEST),
+            ("frequency_penalty", -LARGEST, LARGEST),
         ):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not low <= value <= high or math.isinf(value):
-                right = f"from {low:g} to {high:g}" if high == 1 else "of at least 0" if low == 0 else "that is finite"
-                raise ClearheadError(f"{name} = {value} must be a number {right}.")
-            if not _fits(value):
-                raise ClearheadError(f"{name} = {value} is no number that 32 bits can hold.")
+            if not isinstance(value, int | float) or not low <= value <= high:
+                right = f"of at least 0 and at most {high:g}" if low == 0 and high > 1 else f"from {low:g} to {high:g}"
+                raise ClearheadError(f"{name} = {value!r:.60} must be a number {right}.")
         for name in ("top_p", "repetition_penalty"):
             if (value := getattr(self, name)) < LEAST:
                 raise ClearheadError(f"{name} = {value} would leave nothing to draw from; it must be more than 0.")
@@ -57,7 +55,8 @@ class Sampling:
             if not isinstance(tokens, list | tuple) or not all(type(token) is int for token in tokens):
                 raise ClearheadError(f"{name} = {tokens!r:.60} must be a list of ids.")
         if not isinstance(self.bias, Mapping) or not all(
-            type(token) is int and isinstance(value, int | float) and _fits(value) for token, value in self.bias.items()
+            type(token) is int and isinstance(value, int | float) and abs(value) <= LARGEST
+            for token, value in self.bias.items()
         ):
             raise ClearheadError(f"bias = {self.bias!r:.60} must give ids finite numbers: {{5: 2.0}}.")
         if not isinstance(self.stop, list | tuple):
@@ -77,11 +76,6 @@ def check_overflow(overflow: str) -> None:
         raise ClearheadError(
             f"overflow {overflow!r} is unknown; what exceeds the context is refused, or made to slide."
         )
-
-
-def _fits(value: float) -> bool:
-    """Whether it is a finite number also in 32 bits."""
-    return abs(value) < 1e38
 
 
 def sampling(**options: Any) -> Sampling:

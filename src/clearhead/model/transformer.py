@@ -143,15 +143,13 @@ class Transformer(Stack):
         """
         if source is not None and encoded is None:
             encoded = self.encode(source, source_segments, tap)
-        mask = self.look(tokens, segments, encoded, source_segments)
+        mask = self.look(segments, encoded, source_segments)
         x = self.run(tokens, at, segments, kinds, tap, memory, encoded, mask)
         if memory is not None:
             memory.rows.end(tokens.shape[1] if segments is None else (segments != 0).sum(dim=1))
         return x
 
-    def look(
-        self, tokens: Tensor, segments: Ids | None, encoded: Source | None, source_segments: SourceIds | None
-    ) -> Mask:
+    def look(self, segments: Ids | None, encoded: Source | None, source_segments: SourceIds | None) -> Mask:
         """Who sees what of the source; a side that is not numbered is all segment 1."""
         if (encoded is None) is not (self.encoder is None):
             needs = "has no source to look at" if self.encoder is None else "needs a source to look at"

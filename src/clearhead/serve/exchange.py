@@ -46,7 +46,7 @@ class Exchange:
         self.status, self.complete, self.counted, self.held = 0, False, 0, 0
 
     async def run(self, check: Check, app: ASGIApp) -> None:
-        """Whatever happens, the client hears a sentence, and the log one line."""
+        """Whatever happens, the client hears a sentence; of a mistake of ours, the log has a line."""
         try:
             await self._run(check, app)
         except Gone:

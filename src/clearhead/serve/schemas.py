@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from clearhead.errors import nearest
+from clearhead.generate.sampling import LARGEST_COUNT
 from clearhead.serve.refused import Refused
 
 # Fields of OpenAI's that change nothing here.
@@ -66,7 +67,7 @@ class Drawn(Asked):
 
     temperature: float = Field(1.0, description="0 takes the likeliest token.")
     top_p: float = 1.0
-    top_k: int = Field(0, description="Ours, not OpenAI's: only the k likeliest; 0 = all.")
+    top_k: int = Field(0, le=LARGEST_COUNT, description="Ours, not OpenAI's: only the k likeliest; 0 = all.")
     min_p: float = Field(0.0, description="Ours: only those this share as likely as the likeliest.")
     repetition_penalty: float = Field(1.0, description="Ours: divides the logits of all that was read or written.")
     presence_penalty: float = 0.0
@@ -74,7 +75,7 @@ class Drawn(Asked):
     logit_bias: dict[str, Any] = Field({}, description="What is added to the logits of tokens, by id.")
     stop: str | Annotated[list[str], FIRST, Field(max_length=16)] = []
     seed: int | None = Field(None, description="The same seed, the same text; without one, a new one is drawn.")
-    n: int = Field(1, ge=1)
+    n: int = Field(1, ge=1, le=LARGEST_COUNT)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 

@@ -1,6 +1,7 @@
 """The process that serves: a port, a loop, and an end that keeps its word."""
 
 import asyncio
+import errno
 import ipaddress
 import os
 import socket
@@ -11,10 +12,12 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from clearhead.errors import ClearheadError
+from clearhead.serve.computing import leave
 from clearhead.serve.exchange import GRACE
 from clearhead.serve.shelf import Shelf
 
 SILENT = 30.0  # seconds
+LAST = 65535  # port
 
 
 def loopback(host: str) -> bool:
@@ -25,16 +28,21 @@ def loopback(host: str) -> bool:
         return False
 
 
+class Taken(ClearheadError):
+    """The port is another's."""
+
+
 def listening(host: str, port: int) -> socket.socket:
     """A port that is ours, or a sentence why not."""
+    if not 0 <= port <= LAST:
+        raise ClearheadError(f"--port {port} is no port; it is 0 to {LAST}, and 0 is any that is free.")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error.strerror or error)
-        raise ClearheadError(f"{host}:{port} cannot be served on: {reason}; choose another --port or --host.") from None
-    except OverflowError:
-        raise ClearheadError(f"--port {port} is no port; it is 0 to 65535, and 0 is any that is free.") from None
+        kind = Taken if error.errno == errno.EADDRINUSE else ClearheadError
+        raise kind(f"{host}:{port} cannot be served on: {reason}; choose another --port or --host.") from None
 
 
 class Connection(H11Protocol):
@@ -96,3 +104,4 @@ def run(app: ASGIApp, shelf: Shelf, at: socket.socket, all_at_once: bool, ready:
         await Server(app, shelf, ready).serve(sockets=[at])
 
     asyncio.run(serve())
+    leave()

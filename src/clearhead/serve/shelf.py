@@ -14,12 +14,14 @@ import torch
 
 from clearhead import api
 from clearhead.errors import ClearheadError, nearest
+from clearhead.lens.vectors import Vectors
 from clearhead.model.int8 import quantised
 from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import Metrics
 from clearhead.serve.refused import Refused
 from clearhead.serve.scribe import Rows
 from clearhead.serve.worker import Worker, stopping
+from clearhead.weights.checkpoint import Home
 
 FEW = 8  # models, all of which are named where one is not there
 
@@ -48,8 +50,14 @@ class Held:
     def busy(self) -> bool:
         return bool(self.users) or (self.started is not None and self.started.busy)
 
-    @cached_property
+    @property
     def bytes(self) -> int:
+        """Of what it always has, and of vectors of words that the page keeps with it: as they are, and of length 1."""
+        kept: dict[int | None, Vectors] = vars(self.model).get("_vectors", {})
+        return self._own + sum(8 * len(one) * self.model.config.model.width for one in list(kept.values()))
+
+    @cached_property
+    def _own(self) -> int:
         """Of its weights, and of the rows of its texts, whether or not anyone has asked for one yet."""
         one = 1 if quantised(self.model.net) else next(self.model.net.parameters()).element_size()
         return self.model.parameters * one + self._rows
@@ -209,8 +217,8 @@ def _spelled(path: str) -> Path:
 
 def half_of(device: str) -> int:
     """Half of the memory of a device, in bytes; where the system does not tell, no bound."""
-    if device.startswith("cuda") or (not device and torch.cuda.is_available()):
-        return torch.cuda.mem_get_info()[1] // 2
+    if (name := Home.of(device, "").device).startswith("cuda"):
+        return torch.cuda.mem_get_info(name)[1] // 2
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, ValueError):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from clearhead.api import Model
+from clearhead.serve.computing import Computing
 from clearhead.serve.job import Job, Text
 from clearhead.serve.limits import Limits
 from clearhead.serve.line import Line
@@ -96,7 +97,7 @@ class Worker:
         with self.wake:
             line.add(client, *things)
             if self.thread is None:
-                self.thread = threading.Thread(target=self._work, name=f"model {self.name}", daemon=True)
+                self.thread = Computing(self._work, f"model {self.name}")
                 self.thread.start()
             self.wake.notify()
 

@@ -28,7 +28,8 @@ def read(x: object, reads: c.Pictures | c.Sound | c.Spectrogram) -> tuple[Tensor
             _warn(_doubtful_picture(file, picture, reads) for file, picture in zip(files, seen, strict=True))
             return seen, single
         if not all(isinstance(file, str | Path) for file in files):
-            raise ClearheadError(f"{reads.kind} must be a tensor of samples or the name of a file.")
+            kind = next(type(file).__name__ for file in files if not isinstance(file, str | Path))
+            raise ClearheadError(f"{reads.kind} must be a tensor of samples or the name of a file, not {kind}.")
         heard, doubts = list[Tensor](), list[str]()
         for file in files:
             samples = sounds.read(file, reads)
@@ -40,6 +41,8 @@ def read(x: object, reads: c.Pictures | c.Sound | c.Spectrogram) -> tuple[Tensor
     if not x.is_floating_point() or x.dim() not in (one, one + 1):
         sizes = f"{one} dimensions, or {one + 1} for a batch"
         raise ClearheadError(f"{reads.kind} must be floating-point numbers of {sizes}, not {x.dim()}-D {x.dtype}.")
+    if not x.numel() or not bool(x.isfinite().all()):
+        raise ClearheadError(f"the tensor of {reads.kind} is empty, or holds values that are no finite numbers.")
     single = x.dim() == one
     x = x[None] if single else x
     return x if isinstance(reads, c.Pictures) else sounds.log_mel(x.float(), reads), single

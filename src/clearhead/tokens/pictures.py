@@ -11,7 +11,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from clearhead.config import Pictures
-from clearhead.errors import ClearheadError, unreadable
+from clearhead.errors import ClearheadError, check_kind, unreadable
 
 Picture = str | Path | Image.Image | NDArray[np.uint8]
 
@@ -40,6 +40,7 @@ def batch(pictures: Iterable[Picture], source: Pictures) -> Float[Tensor, "batch
 def _image(picture: Picture) -> Image.Image:
     if isinstance(picture, np.ndarray):
         return _from_array(picture)
+    check_kind(picture, str | Path | Image.Image, "the name of a picture's file, an image or an array")
     name = "the picture" if isinstance(picture, Image.Image) else str(picture)
     try:
         image = picture if isinstance(picture, Image.Image) else Image.open(picture)

@@ -10,8 +10,9 @@ from typing import Self
 import tokenizers as tk
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from clearhead.errors import ClearheadError, Unreadable, check_kind, understood, unreadable
+from clearhead.errors import ClearheadError, Unreadable, check_kind, check_whole, understood, unreadable
 from clearhead.files import overwrite
+from clearhead.tokens.kinds import END
 
 
 def _stand_ins() -> str:
@@ -37,23 +38,26 @@ class Tokenizer:
         self._inner = inner
 
     @classmethod
-    def train_bpe(cls, texts: Iterable[str], size: int, special: tuple[str, ...] = ("<|end|>",)) -> Self:
+    def train_bpe(cls, texts: Iterable[str], size: int, special: tuple[str, ...] = (END,)) -> Self:
         """Byte-level BPE: the 256 bytes, then merges of the most frequent neighbours, `special` last.
 
         Of little text there are fewer than `size` tokens to be made: `len` tells how many came out.
         """
         if isinstance(texts, str):
             raise ClearheadError("BPE learns from several texts, not from the letters of one; write [text].")
+        check_whole("the size of a vocabulary", size, most=2**31 - 1)
         if size < (least := len(BYTES) + len(special)):
-            raise ClearheadError(
-                f"a vocabulary of {size} is too small; 256 bytes and {', '.join(special)} need {least}."
-            )
+            need = f"256 bytes and {', '.join(special)} need {least}"
+            raise ClearheadError(f"a vocabulary of {size} is too small; {need}.")
         inner = tk.Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()
         room = size - len(special)
         learner = trainers.BpeTrainer(vocab_size=room, initial_alphabet=list(BYTES), show_progress=False)
-        inner.train_from_iterator(texts, learner)
+        try:
+            inner.train_from_iterator(texts, learner)
+        except TypeError as error:
+            raise ClearheadError(f"BPE learns from a list of texts: {error}.") from None
         return cls(_with(inner, special))
 
     @classmethod
@@ -67,6 +71,7 @@ class Tokenizer:
     @classmethod
     def characters(cls, text: str, special: tuple[str, ...] = ()) -> Self:
         """One token for each different character of `text`, in the order of Unicode, then `special`."""
+        check_kind(text, str, "a text")
         inner = tk.Tokenizer(models.WordLevel({c: i for i, c in enumerate(sorted(set(text)))}))
         inner.pre_tokenizer = pre_tokenizers.Split(tk.Regex(r"[\s\S]"), "isolated")
         inner.decoder = decoders.Fuse()
@@ -86,8 +91,11 @@ class Tokenizer:
                     raise Unreadable(None, f"holds {name}, for which there is no token.") from None
             raise
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """What `encode` gives for each text, on all cores at once: for short texts that pays most."""
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
+            raise ClearheadError(f"a list of texts is needed, not {type(texts).__name__}.")
+        texts = list(texts)
         try:
             found = _ids(self._inner, texts)
         except Exception:  # as in encode, which knows the reason
@@ -95,20 +103,19 @@ class Tokenizer:
                 try:
                     self.encode(text)
                 except ClearheadError as error:
-                    raise ClearheadError(f"text {number} of {len(texts)}: {error}") from None
+                    raise ClearheadError(f"text {number + 1} of {len(texts)}: {error}") from None
             raise
         return list(map(self._as_plain, texts, found))
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, special tokens spelled out; bytes that are no whole character become �."""
-        check_kind(ids, Iterable, "a list of ids")
-        for i in ids:
+        for i in (ids := _numbers(ids)):
             self._token(i)
         return self._inner.decode(ids, skip_special_tokens=False)
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def pieces(self, ids: Iterable[int]) -> list[str]:
         """Each token as a label: a space is ·, a line's end ↵, a tab ⇥, what cannot be seen its bytes: ‹e2›."""
-        tokens = [self._token(i) for i in ids]
+        tokens = [self._token(i) for i in _numbers(ids)]
         if isinstance(self._inner.decoder, decoders.ByteLevel):
             tokens = [_from_bytes(token) for token in tokens]
         elif isinstance(self._inner.decoder, decoders.Metaspace | decoders.Sequence):  # SentencePiece's
@@ -194,7 +201,7 @@ class Tokenizer:
         except (OverflowError, TypeError):
             token = None
         if token is None:
-            raise ClearheadError(f"there is no token {i}; ids run from 0 to {len(self) - 1}.")
+            raise ClearheadError(f"there is no token {i!s:.60}; ids run from 0 to {len(self) - 1}.")
         return token
 
     def _knows(self, character: str) -> bool:
@@ -203,6 +210,13 @@ class Tokenizer:
         except Exception:  # as in encode
             return False
         return True
+
+
+def _numbers(ids: Iterable[int]) -> list[int]:
+    """Ids as a list; they may be in a tensor or an array."""
+    ids = getattr(ids, "tolist", lambda: ids)()
+    check_kind(ids, Iterable, "a list of ids")
+    return list(ids)
 
 
 def _with(inner: tk.Tokenizer, special: tuple[str, ...]) -> tk.Tokenizer:
@@ -214,8 +228,7 @@ def _with(inner: tk.Tokenizer, special: tuple[str, ...]) -> tk.Tokenizer:
 
 
 def _ids(inner: tk.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    found = inner.encode_batch_fast(texts, add_special_tokens=False)  # fast: without offsets
-    return [one.ids for one in found]
+    return [one.ids for one in inner.encode_batch_fast(texts, add_special_tokens=False)]  # fast: without offsets
 
 
 def _from_bytes(token: str) -> str:

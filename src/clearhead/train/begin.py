@@ -81,7 +81,7 @@ def _origin(config: Config, out: Path, last: Saved | None, ready: bool) -> tuple
             raise ClearheadError("train.learns = head needs train.start: a body of random weights would never learn.")
         return Origin(config, out, ready), None
     if last is not None:  # the model that it started from may be gone
-        own = formats.words(last.folder)
+        own = formats.tokenizers(last.folder)
         config = based_on(config, Config.of(reader.load(out / CONFIG)))
         return Origin(config, out, ready, own.tokenizer, own.source), None
     start = formats.read(config.train.start, Home("cpu", torch.float32))

@@ -40,6 +40,7 @@ from clearhead.weights.store import Safetensors
 from clearhead.weights.whole import whole
 
 STATE, FACTS, STEPS, BEST, AVERAGE = "state.safetensors", "state.json", "steps", "best", "average"
+KEPT = {"step", "best", "best_step", "since", "first"}  # what a run remembers
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ class Checkpoints:
         if not (found := self._steps()):
             return None
         facts = reader.load(found[-1] / FACTS)
+        if type(facts.get("step")) is not int or not facts.keys() >= KEPT:
+            raise ClearheadError(f"{found[-1] / FACTS} is damaged: it does not tell where the run stands.")
         return Saved(int(facts.pop("step")), facts, found[-1])
 
     def holds(self, step: int) -> bool:
@@ -132,13 +135,26 @@ def _read(file: Path) -> dict[str, Tensor]:
     return {name: stored.read(name) for name in stored.shapes}
 
 
+def reports(log: Path) -> list[dict[str, Any]]:
+    """The lines of a run's log, each with a step and its loss."""
+    damaged = ClearheadError(f"{log} is damaged: not every line is a report with a step and a loss.")
+    try:
+        found = json_lines(log)
+    except UnicodeDecodeError:
+        raise damaged from None
+    for line in found:
+        if not isinstance(line, dict) or not all(isinstance(line.get(name), int | float) for name in ("step", "loss")):
+            raise damaged
+    return found
+
+
 class Log:
     """One line of JSON for each report; what a killed run wrote after its last checkpoint is taken back."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in json_lines(path) if line.get("step", -1) <= step]
+        kept = [line for line in reports(path) if line["step"] <= step]
         self.loss = float(kept[-1]["loss"]) if kept else math.nan  # of the last report
         overwrite(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
 

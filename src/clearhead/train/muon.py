@@ -43,7 +43,7 @@ class Stacks:
             torch._foreach_sub_(weights, (update.to(momentum.dtype) * far).unbind())
 
 
-def orthogonal(x: Tensor, rounds: int = 5) -> Tensor:
+def orthogonal(x: Tensor) -> Tensor:
     """The nearest orthogonal matrices to a stack of them, roughly: UV^T of UΣV^T, by Newton–Schulz rounds.
 
     A round is aX + (bA + cA²)X with A = XXᵀ, which takes every singular value closer to 1.
@@ -54,7 +54,7 @@ def orthogonal(x: Tensor, rounds: int = 5) -> Tensor:
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     x = x.bfloat16() if x.is_cuda else x  # CPUs are slower in bf16, and the rounding of a direction does no harm
     x = x.mT if tall else x
-    for _ in range(rounds):
+    for _ in range(5):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x

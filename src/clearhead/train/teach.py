@@ -1,5 +1,6 @@
 """A whole run, from its configuration to its report: what `clearhead train` and `ch.train` both do."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -9,9 +10,9 @@ from clearhead import reader
 from clearhead.config import Config
 from clearhead.data.labelled import Labelled
 from clearhead.errors import ClearheadError
-from clearhead.files import json_lines
 from clearhead.train.begin import begin
 from clearhead.train.board import Board
+from clearhead.train.checkpoint import reports
 from clearhead.train.claim import claimed
 from clearhead.train.microscope import Microscope
 from clearhead.train.pace import Speed, peak
@@ -51,8 +52,8 @@ def teach(
         run = begin(config, out, resume=resume, device=where, compiled=fast, team=team, say=tell)
         if team.any(team.first and _finished(run, microscope)):
             tell(f"nothing is left to do in {out}: {_nothing_left(run)}")
-            loss = json_lines(out / LOG)[-1]["loss"]
-            return Result(run.end, run.step, loss, run.best, run.checkpoints.place(run.step))
+            loss = [math.nan, *(line["loss"] for line in reports(out / LOG))]
+            return Result(run.end, run.step, loss[-1], run.best, run.checkpoints.place(run.step))
         for line in opening(run, where):
             tell(line)
         looks = microscope and (team.first or team.sharded)  # where weights are shared out, all look or none
@@ -79,7 +80,7 @@ def _finished(run: Run, microscope: bool) -> bool:
     if not run.end or not (run.out / FACTS).is_file() or (microscope and not (run.out / FILM).is_file()):
         return False
     facts = reader.load(run.out / FACTS)
-    return bool(facts["end"] == run.end and facts["config"] == run.model.config.tree())
+    return bool(facts.get("end") == run.end and facts.get("config") == run.model.config.tree())
 
 
 def _nothing_left(run: Run) -> str:
@@ -147,7 +148,7 @@ def shown(
 
 
 def _report(run: Run, facts: Facts, say: Say) -> None:
-    if json_lines(run.out / LOG):  # a run that ended before its first report has nothing to tell
+    if reports(run.out / LOG):  # a run that ended before its first report has nothing to tell
         for finding in write(run.out, facts):
             say(str(finding))
         say(f"report: {run.out / PAGE}")

@@ -57,7 +57,7 @@ def opening(use: Use, tokenizer: Tokenizer) -> int | None:
 def _published(where: str, special: tuple[str, ...]) -> Tokenizer:
     """That of a tokenizer.json or of any model, with the special tokens that it lacks."""
     try:
-        found = formats.words(where)
+        found = formats.tokenizers(where)
     except ClearheadError as error:
         raise ClearheadError(f"data.tokenizer = {where!r} is no kind ({nearest(where, KINDS)}), and {error}") from None
     if found.tokenizer is None:

@@ -38,7 +38,7 @@ class Checkpoint:
             if tokenizer is not None:
                 tokenizer.save(folder / name)
 
-    def save_words(self, folder: Path) -> None:
+    def save_tokenizers_for_engines(self, folder: Path) -> None:
         """The tokenizers and the chat template, for engines that have no way of their own to hold them.
 
         The one that reads what is given puts around it what the model reads there.
@@ -60,20 +60,23 @@ class Home:
     int8: bool = False  # matrices become int8 when all are there
 
     @classmethod
-    def of(cls, device: str, dtype: str) -> Self:
+    def of(cls, device: str | torch.device, dtype: str | torch.dtype) -> Self:
         """By names. Without: on a GPU as stored, where there is one; else on the CPU in 32 bits, for 16 are slower."""
-        if dtype and dtype not in (known := [*DTYPES, STORED, INT8]):
-            raise ClearheadError(f"dtype {dtype!r} is unknown; {nearest(dtype, known)}")
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        name, kind = str(device or ("cuda" if torch.cuda.is_available() else "cpu")), str(dtype or "")
+        kind = kind.removeprefix("torch.")
+        if kind and kind not in (known := [*DTYPES, STORED, INT8]):
+            raise ClearheadError(f"dtype {kind!r} is unknown; {nearest(kind, known)}")
         try:
-            torch.empty(0, device=device)
+            where = torch.empty(0, device=name).device.type
         except (RuntimeError, AssertionError):
-            raise ClearheadError(f"there is no device {device!r} here; cpu always works.") from None
-        if dtype == INT8:
-            if not device.startswith("cpu"):
-                raise ClearheadError(f"int8 is for CPUs, not for {device}; choose device cpu, or dtype bfloat16.")
-            return cls(device, torch.float32, int8=True)
-        return cls(device, DTYPES.get(dtype), torch.float32 if device == "cpu" and not dtype else None)
+            raise ClearheadError(f"there is no device {name!r} here; cpu always works.") from None
+        if kind == INT8:
+            if where != "cpu":
+                raise ClearheadError(f"int8 is for CPUs, not for {name}; choose device cpu, or dtype bfloat16.")
+            return cls(name, torch.float32, int8=True)
+        if where == "meta":
+            raise ClearheadError("device 'meta' holds no weights; cpu always works.")
+        return cls(name, DTYPES.get(kind), torch.float32 if where == "cpu" and not kind else None)
 
     def __call__(self, tensor: Tensor) -> Tensor:
         wide = tensor.dtype if self.least is None else torch.promote_types(tensor.dtype, self.least)

@@ -63,7 +63,7 @@ def write(folder: Path, model: Checkpoint) -> None:
     spec.optimize()  # a shared matrix is stored once
     spec.save(str(folder))
     features.write(folder, m)
-    model.save_words(folder)
+    model.save_tokenizers_for_engines(folder)
 
 
 def _hears(m: c.ModelConfig) -> bool:

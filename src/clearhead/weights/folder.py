@@ -30,11 +30,11 @@ def read(folder: Path, home: Home) -> Checkpoint:
     stored = Safetensors([folder / WEIGHTS])
     tensors = ((name, stored.read(name)) for name in stored.shapes)
     net = fill(build(config.model, seed=None), tensors, home, str(folder / WEIGHTS))
-    own = words(folder)
+    own = tokenizers(folder)
     return Checkpoint(net, config, own.tokenizer, own.source)
 
 
-def words(folder: Path) -> Published:
+def tokenizers(folder: Path) -> Published:
     """How the model reads text."""
     use = Config.of(reader.load(folder / CONFIG)).use
     tokenizer, source = (

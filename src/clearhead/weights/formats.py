@@ -52,7 +52,7 @@ def read(where: str | Path, home: Home) -> Checkpoint:
     raise ClearheadError(f"{where} is no clearhead model and no Hugging Face model: there is no {needed} in it.")
 
 
-def words(where: str | Path) -> Published:
+def tokenizers(where: str | Path) -> Published:
     """How a model reads text, without its weights; `where` may also be a tokenizer.json, or a folder with one."""
     path = found(where, hub.WORDS)
     if path.suffix == ".json":
@@ -67,7 +67,7 @@ def words(where: str | Path) -> Published:
                 )
             return ggml.read(GgufFile(path).values)
     if (path / folder.CONFIG).is_file():
-        return folder.words(path)
+        return folder.tokenizers(path)
     theirs = reader.load(path / CONFIG) if (path / CONFIG).is_file() else {}
     return published.read(path, str(theirs.get("model_type")), str(theirs.get("tokenizer_class") or ""))
 

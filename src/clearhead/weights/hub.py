@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, unreadable
 from clearhead.weights import bundled
 from clearhead.weights.whole import whole
 
@@ -73,7 +73,11 @@ def find(where: str | Path, wanted: list[str] = WANTED) -> Path | None:
     """
     path, name = Path(where), str(where)
     own = bundled.find(name)
-    if path.exists() and (own is None or any(next(path.glob(mark), None) for mark in MARKS)):
+    try:
+        here = path.exists()
+    except OSError as error:  # of names that no file can have
+        raise unreadable(f"{name:.60}", error) from None
+    if here and (own is None or any(next(path.glob(mark), None) for mark in MARKS)):
         return path
     if own is not None:
         return own
@@ -95,6 +99,8 @@ def fetched() -> dict[str, int]:
         repos = scan_cache_dir().repos
     except CacheNotFound:
         return sizes
+    except ValueError as error:
+        raise unreadable("the hub's cache", error) from None
     return sizes | {repo.repo_id: repo.size_on_disk for repo in repos if repo.repo_type == "model"}
 
 

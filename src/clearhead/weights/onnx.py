@@ -65,7 +65,7 @@ def write(folder: Path, model: Checkpoint) -> None:
     for file in _files(model.config.model):
         _export(net, file, folder)
     write_json(folder / CONFIG, model.config.tree(), 1)
-    model.save_words(folder)
+    model.save_tokenizers_for_engines(folder)
 
 
 # ---------------------------------------------------------------- what a file computes

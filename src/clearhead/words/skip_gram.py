@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.errors import ClearheadError
+from clearhead import check
 from clearhead.model.masks import positions_in
 from clearhead.variants import say
 from clearhead.words.corpus import Corpus
@@ -37,20 +37,16 @@ class SkipGram:
     width: int = say("numbers of a vector", 100)
     window: int = say("how many words away a neighbour may stand", 5)
     negatives: int = say("words drawn at random for each pair", 5)
-    sample: float = say("words with a larger share of the text than this are thinned out; 0 = none", 1e-3)
+    sample: float = say(
+        "words with a larger share of the text than this are thinned out; 0 = none", 1e-3, least=0, below=1
+    )
     least: int = say("words that occur less often have no vector", 5)
     epochs: int = say("how often all text is read", 5)
-    rate: float = say("how far a pair moves its vectors at the beginning; it falls to 0", 0.025)
+    rate: float = say("how far a pair moves its vectors at the beginning; it falls to 0", 0.025, least=0, below=1)
     seed: int = say("where the random numbers start", 0, least=0)
 
     def __post_init__(self) -> None:
-        for name, field in self.__dataclass_fields__.items():
-            value, least = getattr(self, name), field.metadata["least"]
-            if isinstance(value, float):
-                if not 0 <= value < 1:
-                    raise ClearheadError(f"train.{name} = {value} must be at least 0 and less than 1.")
-            elif value < least:
-                raise ClearheadError(f"train.{name} = {value} must be at least {least}.")
+        check.ranges(self, "train")
 
 
 class Learner:

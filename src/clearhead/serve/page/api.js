@@ -9,8 +9,9 @@ export class Problem extends Error {
 }
 
 const MOST = 120e6; // bytes of answers that are kept
+const ASKED = 32e6; // and of requests
 const kept = new Map(); // "METHOD url body" -> { answer: Promise, content, type, bytes }
-const bodies = new Map(); // id of a run -> the request that makes it again
+const bodies = new Map(); // id of a run -> { content: the request that makes it again, bytes }
 const weights = new Map(); // name of a model -> which weights it had when its card came
 const RUN = /api\/runs\/([0-9a-f]+)\//;
 let used = null; // the names of what is asked for while a page is saved
@@ -118,7 +119,7 @@ async function ask(method, url, body, { signal, cached, type }) {
   entry.answer = once(method, url, body, signal, entry).finally(() => count(-1));
   if (cached) {
     remember(name, entry);
-    entry.answer.then(() => trim(), () => kept.get(name) === entry && kept.delete(name));
+    entry.answer.then(() => trim(kept, MOST), () => kept.get(name) === entry && kept.delete(name));
   }
   return entry.answer;
 }
@@ -127,7 +128,7 @@ async function once(method, url, body, signal, entry, again = true) {
   const response = await fetched(method, url, body, signal);
   const run = RUN.exec(url);
   if (response.status === 410 && again && run && bodies.has(run[1])) {
-    await fetched("POST", "/api/runs", bodies.get(run[1]), signal);
+    await fetched("POST", "/api/runs", bodies.get(run[1]).content, signal);
     return once(method, url, body, signal, entry, false);
   }
   if (!response.ok) throw await problem(response);
@@ -139,7 +140,7 @@ async function once(method, url, body, signal, entry, again = true) {
     const text = await response.text();
     entry.content = JSON.parse(text);
     entry.bytes = 2 * text.length;
-    if (method === "POST" && /api\/runs$/.test(url)) bodies.set(entry.content.id, body);
+    if (method === "POST" && /api\/runs$/.test(url)) remember(entry.content.id, { content: body, bytes: JSON.stringify(body).length }, bodies, ASKED);
     if (entry.content.loaded) weights.set(entry.content.name, entry.content.loaded);
   }
   return opened(entry);
@@ -213,19 +214,22 @@ async function eachEvent(stream, onEvent) {
   }
 }
 
-function remember(name, entry) {
-  kept.delete(name);
-  kept.set(name, entry);
+function remember(name, entry, known = kept, most = MOST) {
+  known.delete(name);
+  known.set(name, entry);
+  trim(known, most);
 }
 
-function trim() {
+/** The oldest go, until the others and their names, which hold whole requests, are not too many bytes. */
+function trim(known, most) {
+  const size = ([name, entry]) => name.length + (entry.bytes ?? 0);
   let held = 0;
-  for (const entry of kept.values()) held += entry.bytes ?? 0;
-  for (const [name, entry] of kept) {
-    if (held <= MOST) return;
-    if (entry.content === undefined) continue;
-    held -= entry.bytes ?? 0;
-    kept.delete(name);
+  for (const pair of known) held += size(pair);
+  for (const pair of known) {
+    if (held <= most) return;
+    if (pair[1].content === undefined) continue;
+    held -= size(pair);
+    known.delete(pair[0]);
   }
 }
 

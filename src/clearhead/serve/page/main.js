@@ -5,6 +5,7 @@ import * as api from "ch/api";
 import { editControls, prompt } from "ch/header";
 import * as inspector from "ch/inspector";
 import { help, listen } from "ch/keys";
+import { layers } from "ch/paths";
 import { pointedAt } from "ch/pointed";
 import { busy, card, current, lost, reading, resource, retry } from "ch/run";
 import { changed, on, set, state } from "ch/state";
@@ -17,7 +18,6 @@ import "ch/map";
 import "ch/tokens";
 import "ch/view";
 
-const ORDER = ["machine", "tokens", "position", "attention", "block", "predict", "lens", "vectors", "translate", "classify", "fill", "chat", "patches", "compare", "tour"];
 const root = document.getElementById("page");
 const views = new Map();
 const marks = { token: -1, of: "query", own: "query" }; // the token under the cursor, of which row (source: key), and the row that the view is about
@@ -99,10 +99,9 @@ function reach() {
   }
 }
 
-/** The views that have something to show of this model, in their order. */
+/** The views that have something to show of this model, in the order in which its card tells them. */
 function shown() {
-  const found = card().value;
-  return ORDER.filter((id) => views.has(id) && (!found || found.views.includes(id))).map((id) => views.get(id));
+  return (card().value?.views ?? []).filter((id) => views.has(id)).map((id) => views.get(id));
 }
 
 function draw() {
@@ -193,7 +192,7 @@ function move(what, by) {
     if (last >= 0) set({ [own]: Math.max(0, Math.min(last, at < 0 ? (by > 0 ? 0 : last) : at + by)) });
     return;
   }
-  const most = what === "head" ? found.heads : state().part === "encoder" ? found.encoder_layers : found.layers;
+  const most = what === "head" ? found.heads : layers(found, state().part);
   set({ [what]: Math.max(0, Math.min(most - 1, state()[what] + by)) });
 }
 

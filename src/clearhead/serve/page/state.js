@@ -70,9 +70,9 @@ export function changed() {
   for (const listener of listeners) listener(state());
 }
 
-/** The link to a state, in full. */
-export function link(patch = {}) {
-  return location.href.split("#")[0] + written({ ...state(), ...patch });
+/** The link to the state, in full. */
+export function link() {
+  return location.href.split("#")[0] + written(state());
 }
 
 function read(hash) {

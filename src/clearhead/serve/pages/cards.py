@@ -43,7 +43,6 @@ def routes(desk: Desk) -> APIRouter:
 def card(held: Held) -> dict[str, Any]:
     model = held.model
     m, use = model.config.model, model.config.use
-    parameter = next(model.net.parameters())
     both = m.shape if isinstance(m.shape, c.EncoderDecoder) else None
     reads = m.reads
     return {
@@ -61,9 +60,7 @@ def card(held: Held) -> dict[str, Any]:
         "vocabulary": m.vocabulary,
         "parameters": model.parameters,
         "context": m.context,
-        "source_context": both.context if both else 0,
-        "device": parameter.device.type,
-        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "device": next(model.net.parameters()).device.type,
         "step": training.step_of(held.path),
         "position": m.position.kind,
         "norm": m.norm.kind,
@@ -72,7 +69,6 @@ def card(held: Held) -> dict[str, Any]:
         "gated": m.ffn.gated,
         "window": m.attention.window,
         "scaled": m.attention.scaled,
-        "qk_norm": m.attention.qk_norm,
         "tied": getattr(m.head, "tied", isinstance(m.head, c.MaskedWord)),
         "head": m.head.kind,
         "labels": list(use.labels),
@@ -82,12 +78,12 @@ def card(held: Held) -> dict[str, Any]:
         "pictures": isinstance(reads, c.Pictures),
         "sound": isinstance(reads, c.Mel),
         "microscope": training.watched(held.path),
-        "views": views(model, held.path),
+        "views": views(model),
         "examples": examples(model) | {"file": file_of(held.path)},
     }
 
 
-def views(model: Model, path: str) -> list[str]:
+def views(model: Model) -> list[str]:
     """The views that have something to show of such a model, in the order of the rail."""
     m, use = model.config.model, model.config.use
     both = isinstance(m.shape, c.EncoderDecoder)

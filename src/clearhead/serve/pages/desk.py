@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from clearhead.serve.asking import client_of
+from clearhead.serve.computing import Computing
 from clearhead.serve.limits import Limits
 from clearhead.serve.line import Line
 from clearhead.serve.pages.asked import Asked
@@ -42,9 +43,8 @@ class Desk:
         self.shelf, self.limits, self.runs = shelf, limits, Runs(limits.context)
         self.first = shelf.names[0]
         self._line: Line[Job] = Line(limits.queue)
-        self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="page")
-        self._threads.submit(_prepare)
+        self._lock, self._at_work = threading.Lock(), 0
+        threading.Thread(target=_prepare, name="prepare").start()
 
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Held]:
@@ -70,21 +70,31 @@ class Desk:
         job: Job = _client.get(), Future(), partial(function, *args)
         with self._lock:
             self._line.add(job[0], job)
-        self._threads.submit(self._next)  # whichever thread is free first takes whoever's turn it is by then
+            if self._at_work < AT_ONCE:
+                self._at_work += 1
+                Computing(self._work, "page").start()
         found: T = await asyncio.wrap_future(job[1])
         return found
 
-    def _next(self) -> None:
+    def _work(self) -> None:
+        """Whoever's turn it is by then, until nobody waits."""
+        while job := self._next():
+            client, answer, do = job
+            try:
+                if answer.set_running_or_notify_cancel():
+                    answer.set_result(do())
+            except BaseException as error:  # panics of libraries are not even an Exception
+                answer.set_exception(error)
+            finally:
+                with self._lock:
+                    self._line.done(client)
+
+    def _next(self) -> Job | None:
         with self._lock:
-            client, answer, do = self._line.next()
-        try:
-            if answer.set_running_or_notify_cancel():
-                answer.set_result(do())
-        except BaseException as error:  # panics of libraries are not even an Exception
-            answer.set_exception(error)
-        finally:
-            with self._lock:
-                self._line.done(client)
+            if self._line.count:
+                return self._line.next()
+            self._at_work -= 1
+            return None
 
     async def steps(self, steps: Iterator[T | None]) -> T:
         """The first that is something, a step at a time: others have turns between, and who leaves ends it."""

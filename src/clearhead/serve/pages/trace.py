@@ -100,11 +100,11 @@ class Trace:
         net = self.model.net
         return net.encoder if name.startswith(ENCODER) and net.encoder is not None else net
 
-    def value(self, name: str, head: int | None = None) -> Tensor:
-        """A value as the model had it in this run; of one head only, if asked for."""
-        return self.values([name], head)[name]
+    def value(self, name: str) -> Tensor:
+        """A value as the model had it in this run."""
+        return self.values([name])[name]
 
-    def values(self, wanted: Iterable[str], head: int | None = None) -> dict[str, Tensor]:
+    def values(self, wanted: Iterable[str]) -> dict[str, Tensor]:
         """Several values of one block (or of none), from one pass through it."""
         wanted = list(wanted)
         for name in wanted:
@@ -114,7 +114,7 @@ class Trace:
         if rest:
             with _watched():
                 found |= self._again(rest)
-        return {name: self.of_head(found[name][0], head, name) for name in wanted}
+        return {name: found[name][0] for name in wanted}
 
     @staticmethod
     def of_head(value: Tensor, head: int | None, name: str) -> Tensor:
