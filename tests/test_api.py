@@ -146,7 +146,7 @@ MISTAKES = [
     (lambda m: ch.lens.looks(m, 5, "a"), "a word is needed, not int"),
     (lambda m: ch.lens.steering(m, [("a", "b")], 5), "the name of a value is needed, not int"),
     (lambda m: m.generate("a", tempereture=1), "did you mean 'temperature'"),
-    (lambda m: m.generate("a", top_k=-1), "of at least 0"),
+    (lambda m: m.generate("a", top_k=-1), "from 0 to"),
     (lambda m: m.generate("a", temperature=float("nan")), "of at least 0"),
     (lambda m: m.logits([2**70]), "is out of range"),
     (lambda m: ch.new(ch.presets["tiny-decoder"].model), "a preset's name or a Config is needed, not ModelConfig"),
@@ -213,6 +213,12 @@ def test_a_translator_needs_to_know_what_its_output_starts_with():
     (best,) = model.translate([[1, 2]], beam=2, max_tokens=5)
     assert 1 <= len(best.tokens) <= 5
     assert model.logits(source=[1, 2]).shape == (1, 64)
+
+
+@pytest.mark.parametrize("option", ["max_tokens", "top_k"])
+def test_a_number_of_thousands_of_digits_gets_a_sentence(option):
+    with pytest.raises(ch.ClearheadError, match=f"{option} = … must be a whole number"):
+        ch.new("tiny-decoder").generate([1], **{"max_tokens": 2, option: 10**5000})
 
 
 def test_a_model_that_listens_writes_what_it_heard():

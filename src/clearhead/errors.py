@@ -101,7 +101,8 @@ def check_whole(name: str, value: object, least: int = 0, most: float = math.inf
     """Refuses what is no whole number, too small, or too large."""
     if type(value) is not int or not least <= value <= most:
         right = f"of at least {least}" if most == math.inf else f"from {least} to {most:,}"
-        raise ClearheadError(f"{name} = {value!r:.60} must be a whole number {right}.")
+        shown = "…" if isinstance(value, int) and abs(value) >= 10**60 else f"{value!r:.60}"  # too long to repr
+        raise ClearheadError(f"{name} = {shown} must be a whole number {right}.")
 
 
 @contextmanager

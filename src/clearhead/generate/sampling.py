@@ -32,7 +32,7 @@ class Sampling:
     overflow: str = "refuse"  # or slide: a context that is full goes on from its newer half, which is read anew
 
     def __post_init__(self) -> None:
-        check_whole("max_tokens", self.max_tokens, 1)
+        check_whole("max_tokens", self.max_tokens, 1, LARGEST_COUNT)
         check_whole("top_k", self.top_k, most=LARGEST_COUNT)
         check_whole("seed", self.seed, most=LARGEST_SEED)
         for name, low, high in (
