@@ -137,7 +137,7 @@ def test_losses_that_are_not_of_the_same_are_pointed_out(option, word, tmp_path)
     [
         ([3.0, 2.5, 2.0], "2 of 2 runs had their lowest validation loss at their end, but too few validations to tell"),
         ([3.0, 2.0, 2.5], ""),
-        ([3.0], ""),
+        ([3.0], "2 of 2 runs were validated once"),
         ([], ""),
         ([9.0 - i for i in range(8)], "2 of 2 runs were still falling at their end"),
     ],

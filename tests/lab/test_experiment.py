@@ -140,6 +140,15 @@ def test_an_experiment_is_repeated_from_its_file(data, tmp_path):
     assert first == second
 
 
+def test_texts_that_are_named_from_another_folder_are_missed(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(data).parent)
+    before = compared(tmp_path / "lab", Path(data).name, {"train.clip": [0.1, 1.0]}, [7])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(ch.ClearheadError, match="names it from the folder in which it was begun"):
+        ch.compare(before.out / "experiment.toml", out=tmp_path / "again", quiet=True, device="cpu")
+
+
 def test_another_experiment_in_the_same_folder_is_refused(whole, data):
     for changes, sentence in (
         ({"seeds": 4}, "seeds = [0, 1, 2], not [0, 1, 2, 3]"),

@@ -198,7 +198,7 @@ def test_a_folder_that_is_not_there_is_told_before_any_work(tmp_path):
     with pytest.raises(ch.ClearheadError, match=re.escape(f"there is no folder {tmp_path}/a to save x.png in")):
         GRID.save(tmp_path / "a" / "x.png")
     (tmp_path / "y.csv").mkdir()
-    with pytest.raises(ch.ClearheadError, match=re.escape(f"{tmp_path}/y.csv cannot be written: Is a directory.")):
+    with pytest.raises(ch.ClearheadError, match=re.escape(f"{tmp_path}/y.csv is a folder; name a file in it.")):
         GRID.save(tmp_path / "y.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["y.csv"]  # nothing half written is left
 

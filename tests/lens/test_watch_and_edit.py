@@ -267,7 +267,7 @@ def test_a_pattern_edited_on_purpose_is_what_the_head_uses():
 
 MISTAKES = [
     (lambda m: m.watch(IDS, None), "values are asked for by name, not by NoneType"),
-    (lambda m: m.logits(IDS, edits={"blocks.0.attn.z": ch.ablate(head="1")}), "has 4 heads; there is no head 1"),
+    (lambda m: m.logits(IDS, edits={"blocks.0.attn.z": ch.ablate(head="1")}), "has 4 heads; there is no head '1'"),
     (lambda m: m.watch(IDS, ["blocks.7.post"]), "names no value of this model; there it has layers 0 to 1."),
     (lambda m: m.logits(IDS, edits={"blocks.*.atn.z": ch.ablate()}), "did you mean 'blocks.*.attn.z'?"),
     (lambda m: m.watch(IDS, "blocks.1.atn.z"), "did you mean 'blocks.1.attn.z'?"),

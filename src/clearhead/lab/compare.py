@@ -110,7 +110,11 @@ def plan(
         if Path(str(what)).is_dir() and out is not None and Path(out).resolve() != file.parent.resolve():
             raise ClearheadError(f"{what} is gone on with where it is; {file} can be repeated in another --out.")
         own = file.parent if Path(str(what)).is_dir() else Path("comparison")
-        return replace(Experiment.read(file), **asked), own if out is None else Path(out)
+        read = Experiment.read(file)
+        for path in (*read.base.data.train, *read.base.data.valid) if own != file.parent else ():
+            if "*" not in path and not Path(path).is_absolute() and not Path(path).exists():
+                raise ClearheadError(f"there is no {path} here; {file} names it from the folder in which it was begun.")
+        return replace(read, **asked), own if out is None else Path(out)
     if not isinstance(what, Config) and str(what) not in presets and Path(what).is_dir():
         raise ClearheadError(f"{what} holds no experiment; name a preset, a run.toml, or the folder of an experiment.")
     try:

@@ -22,7 +22,7 @@ from clearhead import config as c
 from clearhead.config import Config, Data
 from clearhead.data.alone import alone
 from clearhead.data.unpacked import STDIN
-from clearhead.errors import ClearheadError, nearest
+from clearhead.errors import ClearheadError, nearest, unreadable
 from clearhead.files import overwrite, write_json
 from clearhead.lab.grid import Variant, variants
 from clearhead.train.unchanged import FILE as DATA
@@ -171,8 +171,7 @@ class Experiment:
         paths = dict.fromkeys(p for v in self.variants for p in (*v.config.data.train, *v.config.data.valid))
         for path in paths:
             if not ((out / FILE).is_file() or Path(path).exists() or glob.glob(path, recursive=True)):  # noqa: PTH207
-                where = "" if Path(path).is_absolute() else f", looked for from {Path.cwd()}"
-                raise ClearheadError(f"{path} cannot be read: there is no such file{where}.")
+                raise unreadable(path, FileNotFoundError())
             if Path(path).is_dir() and out.resolve().is_relative_to(Path(path).resolve()):
                 raise ClearheadError(f"--out {out} is in {path}: runs would read what others leave; choose another.")
         with alone(out / LOCK):

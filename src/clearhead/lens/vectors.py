@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.errors import ClearheadError
+from clearhead.lens.given import known_names
 from clearhead.lens.parts import check_top
 from clearhead.lens.sums import terms
 from clearhead.lens.view import Axis, View
@@ -148,6 +149,7 @@ class Vectors:
         return F.normalize(self.source.rows, dim=-1)
 
 
+@known_names
 def vectors(of: "Inside | str | Path | Table", layer: int | None = None) -> Vectors:
     """Of a model: the rows of its embedding matrix, or with `layer` the stream after it, each word read alone.
 
