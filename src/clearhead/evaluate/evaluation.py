@@ -12,9 +12,10 @@ from clearhead.evaluate.classes import tell_classes
 from clearhead.evaluate.figures import Evaluation
 from clearhead.evaluate.masked import find_hidden
 from clearhead.evaluate.numbers import tell_numbers
-from clearhead.evaluate.task import Task, check_model
+from clearhead.evaluate.task import Task
 from clearhead.evaluate.texts import surprise
 from clearhead.evaluate.translations import compare_translations
+from clearhead.lens.given import check_model
 
 if TYPE_CHECKING:
     from clearhead.api import Model

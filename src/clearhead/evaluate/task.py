@@ -8,16 +8,10 @@ import torch
 from clearhead.config import Data
 from clearhead.data.packed import Report
 from clearhead.errors import ClearheadError
-from clearhead.model.transformer import Transformer
 from clearhead.tokens.text import Tokenizer
 
 if TYPE_CHECKING:
     from clearhead.api import Model
-
-
-def check_model(model: object) -> None:
-    if not isinstance(getattr(model, "net", None), Transformer):
-        raise ClearheadError(f"a model is needed, not {type(model).__name__}; clearhead.load reads one from a folder.")
 
 
 @dataclass(frozen=True)

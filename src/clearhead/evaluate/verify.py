@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from clearhead.evaluate import laws
 from clearhead.evaluate.subject import DoesNotApply, Subject
-from clearhead.evaluate.task import check_model
+from clearhead.lens.given import check_model
 from clearhead.tap import eager
 
 if TYPE_CHECKING:
