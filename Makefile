@@ -1,20 +1,26 @@
 # make demo   sets everything up, then opens the page on a bundled model, or shows it in the terminal
 # make docs   sets up, then builds the site, its figures included, into site/
-# make test   sets everything up, then checks style and types and runs the tests
+# make test   sets everything up, then checks style and types and runs the fast tests (under 4 minutes)
+# make test-all   the same with the slow tests: browser, distributed, export, notebooks, fuzzing
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test docs setup bench clean
+.PHONY: demo test test-all check docs setup bench clean
 
 demo: setup
 	$(BIN)/clearhead demo
 
-test: setup
+check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+test: check
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+
+test-all: check
 	$(BIN)/pytest -n 2 --dist worksteal
 
 docs: setup

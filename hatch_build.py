@@ -23,7 +23,10 @@ class Page(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         root = Path(self.root)
-        vendor, lock = root / "src/clearhead/serve/page/vendor", (root / "package-lock.json").read_text()
+        vendor, lock = (
+            root / "src/clearhead/serve/page/vendor",
+            (root / "package-lock.json").read_text(),
+        )
         told = vendor / "package-lock.json"
         if told.exists() and told.read_text() == lock:
             return

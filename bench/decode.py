@@ -28,13 +28,13 @@ import transformers
 
 import kept
 from clearhead.api import Model
-from clearhead.config import Config
-from clearhead.generate.beam import beam_search
+from clearhead.config.model import Config
+from clearhead.config.presets import presets
+from clearhead.generate.beam_search import beam_search
 from clearhead.model import int8
-from clearhead.model.transformer import Transformer, build
-from clearhead.presets import presets
-from clearhead.weights import formats
+from clearhead.model.transformer import Transformer, build_transformer
 from clearhead.weights.checkpoint import Checkpoint
+from clearhead.weights.load import save_model
 
 Texts = list[list[int]]
 Engine = Callable[[], Texts]
@@ -46,7 +46,11 @@ NAMES = {
 }
 PEERS = {"ctranslate2": "CTranslate2", "hf": "Hugging Face", "no": "a loop without cache"}
 FIRST: list[float] = []  # milliseconds until the small model's first token
-PROMPT, WRITTEN, SENTENCES, OUT, CHARACTERS = 16, 96, 32, 24, 240
+PROMPT = 16
+WRITTEN = 96
+SENTENCES = 32
+OUT = 24
+CHARACTERS = 240
 
 
 def named(ids: list[int]) -> list[str]:
@@ -54,26 +58,33 @@ def named(ids: list[int]) -> list[str]:
 
 
 def sides(
-    net: Transformer, ours: Callable[[Transformer], Engine], theirs: Callable[[str], Engine], face: Engine
+    net: Transformer,
+    ours: Callable[[Transformer], Engine],
+    theirs: Callable[[str], Engine],
+    face: Engine,
 ) -> dict[str, Engine]:
     """All engines; our networks are as `clearhead.load` leaves them."""
     whole = copy.deepcopy(net)
-    int8.quantise(whole)
+    int8.quantize(whole)
     both = {"ours float32": ours(net), "ours int8": ours(whole)}
-    return both | {f"ctranslate2 {d}": theirs(d) for d in ("float32", "int8")} | {"hf float32": face}
+    return (
+        both | {f"ctranslate2 {d}": theirs(d) for d in ("float32", "int8")} | {"hf float32": face}
+    )
 
 
 def exported(net: Transformer, config: Config, folder: Path) -> tuple[Path, Path]:
     for kind in ("ctranslate2", "hf"):
-        formats.write(folder / kind, Checkpoint(net, config), kind)
+        save_model(folder / kind, Checkpoint(net, config), kind)
     return folder / "ctranslate2", folder / "hf"
 
 
 def decode(folder: Path, threads: int) -> dict[str, Engine]:
     config = presets["gpt2-124m"]
-    net = build(config.model).eval()
+    net = build_transformer(config.model).eval()
     ct2, hf = exported(net, config, folder)
-    prompt = torch.randint(0, config.model.vocabulary, (PROMPT,), generator=torch.Generator().manual_seed(1))
+    prompt = torch.randint(
+        0, config.model.vocab_size, (PROMPT,), generator=torch.Generator().manual_seed(1)
+    )
 
     def ours(net: Transformer) -> Engine:
         model = Model(net, config)
@@ -82,10 +93,17 @@ def decode(folder: Path, threads: int) -> dict[str, Engine]:
     def theirs(dtype: str) -> Engine:
         generator = ctranslate2.Generator(str(ct2), compute_type=dtype, intra_threads=threads)
         options = {"max_length": WRITTEN, "include_prompt_in_result": False}
-        return lambda: [generator.generate_batch([named(prompt.tolist())], **options)[0].sequences_ids[0]]
+        return lambda: [
+            generator.generate_batch([named(prompt.tolist())], **options)[0].sequences_ids[0]
+        ]
 
     face = transformers.AutoModelForCausalLM.from_pretrained(hf).eval()
-    lengths = {"max_new_tokens": WRITTEN, "min_new_tokens": WRITTEN, "do_sample": False, "pad_token_id": 0}
+    lengths = {
+        "max_new_tokens": WRITTEN,
+        "min_new_tokens": WRITTEN,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
 
     def hugging_face() -> Texts:
         mask = torch.ones(1, PROMPT, dtype=torch.long)
@@ -95,10 +113,16 @@ def decode(folder: Path, threads: int) -> dict[str, Engine]:
 
 
 def translate(folder: Path, threads: int, beams: int) -> dict[str, Engine]:
-    marian = {"position.layout": "halves", "attention.bias": ("q", "k", "v", "out"), "head.bias": True}
-    marian["head.tied"] = False  # tied, random weights repeat what they read
-    config = presets["vaswani-base"].change(vocabulary=32000, use__start=(0,), **marian)
-    net = build(config.model).eval()
+    marian = {
+        "position.layout": "halves",
+        "attention.bias": ("q", "k", "v", "out"),
+        "head.bias": True,
+    }
+    marian["head.tie_embeddings"] = False  # tied, random weights repeat what they read
+    config = presets["vaswani-base"].replace(
+        vocab_size=32000, inference__decoder_start_tokens=(0,), **marian
+    )
+    net = build_transformer(config.model).eval()
     ct2, hf = exported(net, config, folder)
     chance = torch.Generator().manual_seed(1)
     lengths = torch.randint(16, 33, (SENTENCES,), generator=chance).tolist()
@@ -123,7 +147,11 @@ def translate(folder: Path, threads: int, beams: int) -> dict[str, Engine]:
     inner = face.model  # where the head is not tied, it does not tie these two either
     inner.encoder.embed_tokens = inner.decoder.embed_tokens = inner.shared
     face.generation_config = transformers.GenerationConfig(
-        num_beams=beams, max_new_tokens=OUT, min_new_tokens=OUT, decoder_start_token_id=0, pad_token_id=0
+        num_beams=beams,
+        max_new_tokens=OUT,
+        min_new_tokens=OUT,
+        decoder_start_token_id=0,
+        pad_token_id=0,
     )
 
     def hugging_face() -> Texts:
@@ -133,19 +161,20 @@ def translate(folder: Path, threads: int, beams: int) -> dict[str, Engine]:
 
 
 def small(folder: Path, threads: int) -> dict[str, Engine]:
-    config = presets["shakespeare-char"].change(vocabulary=65)
-    net = build(config.model).eval()
-    model, prompt = Model(net, config), torch.arange(PROMPT)
+    config = presets["shakespeare-char"].replace(vocab_size=65)
+    net = build_transformer(config.model).eval()
+    model = Model(net, config)
+    prompt = torch.arange(PROMPT)
     begin = time.perf_counter()
     model.generate(prompt, 1, temperature=0.0)
     FIRST.append((time.perf_counter() - begin) * 1e3)
-    print(f"small: {config.parameters():,} parameters; first token {FIRST[-1]:.1f} ms")
+    print(f"small: {config.num_parameters():,} parameters; first token {FIRST[-1]:.1f} ms")
 
     @torch.no_grad()
     def without_cache() -> Texts:
         ids = prompt[None]
         for _ in range(CHARACTERS):
-            ids = torch.cat((ids, net.predict(net(ids)[:, -1:]).argmax(dim=-1)), dim=1)
+            ids = torch.cat((ids, net.compute_logits(net(ids)[:, -1:]).argmax(dim=-1)), dim=1)
         return ids[:, PROMPT:].tolist()
 
     return {
@@ -175,22 +204,30 @@ def measure(work: str, repeats: int, threads: int) -> tuple[list[dict], list[kep
     wanted = written["ours float32"]
     for name, texts in written.items():
         same = agreement(texts, wanted)
-        assert same == 1 or "int8" in name, f"{work}: {name} writes something else: {same:.0%} are as ours"
+        assert same == 1 or "int8" in name, (
+            f"{work}: {name} writes something else: {same:.0%} are as ours"
+        )
     tokens = sum(map(len, wanted))
     spent = {name: ([], []) for name in engines}
     for _ in range(repeats):
         for name, engine in engines.items():
-            wall, cpu = time.perf_counter(), time.process_time()
+            wall = time.perf_counter()
+            cpu = time.process_time()
             engine()
             spent[name][0].append(time.perf_counter() - wall)
             spent[name][1].append(time.process_time() - cpu)
-    rows, figures = [], []
+    rows = []
+    figures = []
     for name, (walls, cpus) in spent.items():
         if name.startswith("ours"):
             continue
-        engine, dtype = name.split()[0], name.split()[-1]
+        engine = name.split()[0]
+        dtype = name.split()[-1]
         mine = spent[f"ours {dtype}"]
-        rates = {who: [tokens / t for t in times] for who, times in (("ours", mine[0]), (PEERS[engine], walls))}
+        rates = {
+            who: [tokens / t for t in times]
+            for who, times in (("ours", mine[0]), (PEERS[engine], walls))
+        }
         figures += kept.rows(f"{NAMES[work]}, {dtype}", "tok/s", rates)
         rows.append(
             {
@@ -207,7 +244,9 @@ def measure(work: str, repeats: int, threads: int) -> tuple[list[dict], list[kep
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -216,14 +255,20 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     versions = {m.__name__: m.__version__ for m in (torch, ctranslate2, transformers)}
     print(f"{versions}, {options.threads} threads")
-    rows, figures = [], []
+    rows = []
+    figures = []
     for work in options.works:
         found, more = measure(work, options.repeats, options.threads)
         figures += more
         for r in found:
-            ours, peer = ("{:.1f} ({:.1f}-{:.1f})".format(*r[key]) for key in ("ours_tok_s", "peer_tok_s"))
+            ours, peer = (
+                "{:.1f} ({:.1f}-{:.1f})".format(*r[key]) for key in ("ours_tok_s", "peer_tok_s")
+            )
             times = f"{r['ratio']:.2f} x, CPU time {r['cpu_ratio']:.2f} x"
-            print(f"{work:7s} {r['peer']:20s} ours {ours:24s} tok/s  theirs {peer:24s} tok/s  {times}", flush=True)
+            print(
+                f"{work:7s} {r['peer']:20s} ours {ours:24s} tok/s  theirs {peer:24s} tok/s  {times}",
+                flush=True,
+            )
             rows.append(r)
     print(json.dumps({"versions": versions, "threads": options.threads, "rows": rows}))
     if FIRST:

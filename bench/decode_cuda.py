@@ -25,22 +25,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", nargs="*", default=["static"], choices=["static", "dynamic"])
     kept.offer(parser)
-    options, rows = parser.parse_args(), []
+    options = parser.parse_args()
+    rows = []
     model = ch.new("gpt2-124m", device="cuda", dtype="bfloat16")
     peer = HuggingFace(ch.new("gpt2-124m").net).model.to("cuda", torch.bfloat16).eval()
     peer.config.use_cache = peer.generation_config.use_cache = True
-    ids = torch.randint(50000, (max(options.batch), options.prompt), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        50000, (max(options.batch), options.prompt), generator=torch.Generator().manual_seed(0)
+    )
     with torch.no_grad():
         gap = (model.logits(ids[:2]).float() - peer(ids[:2].cuda()).logits.float()).abs().max()
     print(f"logits differ by at most {float(gap):.3f}", flush=True)
     for batch in options.batch:
         result, times = measure(model, peer, ids[:batch], options)
         print(json.dumps(result), flush=True)
-        work, written = f"GPT-2 124M, {options.tokens} tokens, batch {batch}", batch * options.tokens
+        work = f"GPT-2 124M, {options.tokens} tokens, batch {batch}"
+        written = batch * options.tokens
         named = {
-            who if who == "ours" else f"Hugging Face, {who} cache, compiled": spent for who, spent in times.items()
+            who if who == "ours" else f"Hugging Face, {who} cache, compiled": spent
+            for who, spent in times.items()
         }
-        rows += kept.rows(work, "tok/s", {who: [written / t for t in spent] for who, spent in named.items()})
+        rows += kept.rows(
+            work, "tok/s", {who: [written / t for t in spent] for who, spent in named.items()}
+        )
     if options.keep:
         kept.write(rows, "transformers", device="cuda")
 
@@ -49,7 +56,9 @@ def measure(
     model: ch.Model, peer: torch.nn.Module, ids: torch.Tensor, options: argparse.Namespace
 ) -> tuple[dict, dict]:
     """What is told, and the seconds of every call."""
-    tokens, prompts, there = options.tokens, ids.tolist(), ids.cuda()
+    tokens = options.tokens
+    prompts = ids.tolist()
+    there = ids.cuda()
 
     def ours() -> None:
         made = model.generate(prompts, tokens, top_k=50)
@@ -57,7 +66,9 @@ def measure(
 
     def theirs(cache: str) -> None:
         length = {"max_new_tokens": tokens, "min_new_tokens": tokens}
-        made = peer.generate(there, do_sample=True, top_k=50, cache_implementation=cache, pad_token_id=0, **length)
+        made = peer.generate(
+            there, do_sample=True, top_k=50, cache_implementation=cache, pad_token_id=0, **length
+        )
         assert made.shape[1] == ids.shape[1] + tokens
 
     sides = {"ours": ours} | {name: lambda name=name: theirs(name) for name in options.peers}

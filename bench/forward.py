@@ -18,8 +18,8 @@ from statistics import median
 import torch
 
 import kept
-from clearhead.model.transformer import build
-from clearhead.presets import presets
+from clearhead.config.presets import presets
+from clearhead.model.transformer import build_transformer
 from peers import HuggingFace, Ours, TorchEncoder
 
 PEERS = {"huggingface": (HuggingFace, "gelu-tanh"), "torch-encoder": (TorchEncoder, "gelu")}
@@ -29,8 +29,10 @@ NAMES = {"huggingface": "Hugging Face", "torch-encoder": "nn.TransformerEncoder"
 def make(name: str, options: argparse.Namespace) -> tuple[torch.nn.Module, torch.nn.Module]:
     """Ours and the peer, with one and the same function."""
     peer, activation = PEERS[name]
-    config = presets["gpt2-124m"].change(**{"ffn.activation": activation, "layers": options.layers})
-    net = build(config.model)
+    config = presets["gpt2-124m"].replace(
+        **{"ffn.activation": activation, "n_layers": options.layers}
+    )
+    net = build_transformer(config.model)
     both = Ours(net), peer(net)
     ids = torch.randint(0, 50257, (1, 64))
     with torch.no_grad():
@@ -61,7 +63,8 @@ def title(options: argparse.Namespace) -> str:
 
 def measure(options: argparse.Namespace) -> tuple[list[dict], list[kept.Row]]:
     """What is told, and what is kept of it."""
-    rows, figures = [], []
+    rows = []
+    figures = []
     ids, targets = batch(options)
     for peer in options.peers:
         pair = make(peer, options)
@@ -72,7 +75,8 @@ def measure(options: argparse.Namespace) -> tuple[list[dict], list[kept.Row]]:
                     m.train(backward)
                     for _ in range(options.warm):
                         step(m, ids, targets, backward)
-                times, peaks = ([], []), [0.0, 0.0]
+                times = ([], [])
+                peaks = [0.0, 0.0]
                 for _ in range(options.repeats):
                     for side, m in enumerate(models):
                         if ids.is_cuda:
@@ -104,10 +108,14 @@ def measure(options: argparse.Namespace) -> tuple[list[dict], list[kept.Row]]:
                 print_row(rows[-1])
                 work = f"{title(options)}, {rows[-1]['work']}, {rows[-1]['mode']}"
                 sides = {"ours": times[0], NAMES[peer]: times[1]}
-                figures += kept.rows(work, "ms", {name: [t * 1e3 for t in spent] for name, spent in sides.items()})
+                figures += kept.rows(
+                    work, "ms", {name: [t * 1e3 for t in spent] for name, spent in sides.items()}
+                )
                 if ids.is_cuda:
                     figures += kept.rows(
-                        f"{work}: peak memory", "GiB", {n: [p] for n, p in zip(sides, peaks, strict=True)}
+                        f"{work}: peak memory",
+                        "GiB",
+                        {n: [p] for n, p in zip(sides, peaks, strict=True)},
                     )
         del pair, models
         torch.compiler.reset()
@@ -116,7 +124,8 @@ def measure(options: argparse.Namespace) -> tuple[list[dict], list[kept.Row]]:
 
 def print_row(r: dict) -> None:
     sides = [
-        f"{name} {r[f'{name}_ms']:>8} ms ({r[f'{name}_range'][0]}–{r[f'{name}_range'][1]})" for name in ("ours", "peer")
+        f"{name} {r[f'{name}_ms']:>8} ms ({r[f'{name}_range'][0]}–{r[f'{name}_range'][1]})"
+        for name in ("ours", "peer")
     ]
     peaks = f"  peak {r['peaks_gib'][0]} / {r['peaks_gib'][1]} GiB" if r["peaks_gib"] else ""
     print(
@@ -128,9 +137,20 @@ def print_row(r: dict) -> None:
 
 def peak_of(side: str, options: argparse.Namespace, backward: bool) -> float:
     """Peak resident memory of one model alone, in a fresh process, above the weights."""
-    code = [sys.executable, __file__, "--peak", side, "--batch", str(options.batch), "--tokens", str(options.tokens)]
+    code = [
+        sys.executable,
+        __file__,
+        "--peak",
+        side,
+        "--batch",
+        str(options.batch),
+        "--tokens",
+        str(options.tokens),
+    ]
     return float(
-        subprocess.run([*code, *(["--with-backward"] if backward else [])], capture_output=True, text=True).stdout
+        subprocess.run(
+            [*code, *(["--with-backward"] if backward else [])], capture_output=True, text=True
+        ).stdout
     )
 
 
@@ -154,7 +174,9 @@ def status(field: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--tokens", type=int)
@@ -162,8 +184,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--warm", type=int, default=2)
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
-    parser.add_argument("--work", nargs="+", default=["forward", "backward"], choices=["forward", "backward"])
+    parser.add_argument(
+        "--modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"]
+    )
+    parser.add_argument(
+        "--work", nargs="+", default=["forward", "backward"], choices=["forward", "backward"]
+    )
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     parser.add_argument("--with-backward", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json")
@@ -179,17 +205,25 @@ def main() -> None:
     if options.peak:
         print_peak(options)
         return
-    print(f"torch {torch.__version__}, {options.device}, batch {options.batch} x {options.tokens} tokens")
+    print(
+        f"torch {torch.__version__}, {options.device}, batch {options.batch} x {options.tokens} tokens"
+    )
     rows, figures = measure(options)
     if not cuda:
         for backward in options.backward:
             sides = ["ours", *options.peers]
             peaks = {side: peak_of(side, options, backward) for side in sides}
             gib = {side: round(peak, 2) for side, peak in peaks.items()}
-            print(f"peak memory above the weights, {'forward+backward' if backward else 'forward'} eager, GiB: {gib}")
-            rows.append({"work": "forward+backward" if backward else "forward", "cpu_peak_gib": gib})
+            print(
+                f"peak memory above the weights, {'forward+backward' if backward else 'forward'} eager, GiB: {gib}"
+            )
+            rows.append(
+                {"work": "forward+backward" if backward else "forward", "cpu_peak_gib": gib}
+            )
             work = f"{title(options)}, {rows[-1]['work']}, eager: peak memory above the weights"
-            figures += kept.rows(work, "GiB", {NAMES.get(side, side): [peak] for side, peak in peaks.items()})
+            figures += kept.rows(
+                work, "GiB", {NAMES.get(side, side): [peak] for side, peak in peaks.items()}
+            )
     if options.keep:
         kept.write(figures, "transformers", device=options.device)
     if options.json:

@@ -16,7 +16,9 @@ def timed(side: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def told(label: str, times: dict[str, list[float]], first: dict[str, float], count: int, what: str) -> dict:
+def told(
+    label: str, times: dict[str, list[float]], first: dict[str, float], count: int, what: str
+) -> dict:
     """Rates of so many things a call: medians with the spread, and ratios to ours; printed as they are told."""
     result = {}
     for name, spent in times.items():

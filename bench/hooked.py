@@ -13,5 +13,7 @@ def hooked(net: Transformer) -> TransformerBridge:
     words = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel({"<end>": 0}, "<end>")), eos_token="<end>"
     )
-    theirs = TransformerBridge.boot_transformers("gpt2", hf_model=HuggingFace(net).model.eval(), tokenizer=words)
+    theirs = TransformerBridge.boot_transformers(
+        "gpt2", hf_model=HuggingFace(net).model.eval(), tokenizer=words
+    )
     return theirs.eval()

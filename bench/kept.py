@@ -24,7 +24,9 @@ EMPTY = (None, "", ())
 SWITCHES = ("OMP_NUM_THREADS", "KMP_BLOCKTIME")
 
 Middle = Callable[[Sequence[float]], float]
-Figure = tuple[float | None, ...]  # middle, lowest, highest; the middle alone where the spread is not known
+Figure = tuple[
+    float | None, ...
+]  # middle, lowest, highest; the middle alone where the spread is not known
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,12 @@ def row(work: str, unit: str, values: Sequence[float], middle: Middle = median) 
     return Row(work, unit, _summary(values, middle), rounds=len(values))
 
 
-def rows(work: str, unit: str, sides: Mapping[str, Sequence[float]], middle: Middle = median) -> list[Row]:
+def rows(
+    work: str, unit: str, sides: Mapping[str, Sequence[float]], middle: Middle = median
+) -> list[Row]:
     """The same beside every other side. Of a rate more is better, of all else less."""
-    ours, found = sides["ours"], []
+    ours = sides["ours"]
+    found = []
     for name, theirs in sides.items():
         if name != "ours":
             up, down = (ours, theirs) if unit.endswith("/s") else (theirs, ours)
@@ -74,7 +79,9 @@ def rows(work: str, unit: str, sides: Mapping[str, Sequence[float]], middle: Mid
 
 
 def _summary(values: Sequence[float], middle: Middle) -> Figure:
-    return figure(middle(values), min(values), max(values)) if len(values) > 1 else figure(values[0])
+    return (
+        figure(middle(values), min(values), max(values)) if len(values) > 1 else figure(values[0])
+    )
 
 
 def figure(*values: float) -> Figure:
@@ -93,9 +100,13 @@ def write(rows: Iterable[Row], *peers: str, device: str = "cpu", **versions: str
     short, machine = _machine(device)
     known = {"python": platform.python_version(), "clearhead": __version__}
     known |= {name: version(name) for name in ("torch", *peers)} | versions
-    run = Run(f"{datetime.now(UTC):%Y-%m-%d}", _command(), machine, known, tuple(rows), round(BUSY, 1))
+    run = Run(
+        f"{datetime.now(UTC):%Y-%m-%d}", _command(), machine, known, tuple(rows), round(BUSY, 1)
+    )
     file = RESULTS / f"{Path(sys.argv[0]).stem}.{short}.json"
-    others = [other for other in read(file) if other.command != run.command] if file.exists() else []
+    others = (
+        [other for other in read(file) if other.command != run.command] if file.exists() else []
+    )
     RESULTS.mkdir(exist_ok=True)
     new = file.with_suffix(".new")
     new.write_text(text([*others, run]), encoding="utf-8")
@@ -107,7 +118,9 @@ def text(runs: Iterable[Run]) -> str:
     """The file of some runs: a line for each row."""
 
     def line(tree: dict[str, object]) -> str:
-        known = {key: value for key, value in tree.items() if value not in EMPTY and value is not False}
+        known = {
+            key: value for key, value in tree.items() if value not in EMPTY and value is not False
+        }
         return json.dumps(known, ensure_ascii=False)
 
     told = []
@@ -126,7 +139,9 @@ def _machine(device: str) -> tuple[str, str]:
         name = torch.cuda.get_device_name()
         return re.sub(r"\W+", "-", name.removeprefix("NVIDIA ")).lower(), name
     about = Path("/proc/cpuinfo")
-    told = re.search(r"^model name\s*: (.+)$", about.read_text("utf-8") if about.exists() else "", re.MULTILINE)
+    told = re.search(
+        r"^model name\s*: (.+)$", about.read_text("utf-8") if about.exists() else "", re.MULTILINE
+    )
     name = told[1] if told else platform.machine()
     return "cpu", f"{name}, {os.cpu_count()} cores, threads of torch: {torch.get_num_threads()}"
 
@@ -134,7 +149,9 @@ def _machine(device: str) -> tuple[str, str]:
 def _command() -> str:
     """As it was typed, but for --keep and for where this machine has its files."""
     words = [
-        Path(word).name if word.startswith(("/", "~", "..")) else word for word in sys.argv[1:] if word != "--keep"
+        Path(word).name if word.startswith(("/", "~", "..")) else word
+        for word in sys.argv[1:]
+        if word != "--keep"
     ]
     switches = [f"{name}={os.environ[name]}" for name in SWITCHES if name in os.environ]
     return shlex.join([*switches, "python", f"bench/{Path(sys.argv[0]).name}", *words])
@@ -144,8 +161,14 @@ def read(file: Path) -> list[Run]:
     """The runs of a file, oldest first."""
 
     def row(tree: dict[str, object]) -> Row:
-        return Row(**{key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()})  # type: ignore[arg-type]
+        return Row(
+            **{
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in tree.items()
+            }
+        )  # type: ignore[arg-type]
 
     return [
-        Run(**{**tree, "rows": tuple(map(row, tree["rows"]))}) for tree in json.loads(file.read_text(encoding="utf-8"))
+        Run(**{**tree, "rows": tuple(map(row, tree["rows"]))})
+        for tree in json.loads(file.read_text(encoding="utf-8"))
     ]

@@ -48,7 +48,9 @@ print(json.dumps({"seconds": seconds, "memory": (now() - before) / size}))
 
 
 def measured(who: str, path: str) -> dict[str, float]:
-    done = subprocess.run([sys.executable, "-c", MEASURE, who, path], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, who, path], capture_output=True, text=True, check=True
+    )
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -57,14 +59,19 @@ def main() -> None:
     import clearhead as ch
     from clearhead.weights import hub
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     kept.offer(parser)
-    given, rows = parser.parse_args(), []
+    given = parser.parse_args()
+    rows = []
     with tempfile.TemporaryDirectory() as there:
         ch.save(ch.new("gpt2-124m"), Path(there) / "gpt2", format="hf")
         found = {"gpt2-124m, safetensors": str(Path(there) / "gpt2")}
-        small = hub.cache() / "smollm2-135m-instruct"
-        found |= {f"smollm2-135m, {path.suffixes[-2]}.gguf": str(path) for path in small.glob("*.gguf")}
+        small = hub.cache_dir() / "smollm2-135m-instruct"
+        found |= {
+            f"smollm2-135m, {path.suffixes[-2]}.gguf": str(path) for path in small.glob("*.gguf")
+        }
         for name, path in found.items():
             runs: dict[str, list[dict[str, float]]] = {"ours": [], "transformers": []}
             for _ in range(ROUNDS):  # by turns, so that a busy machine is unfair to nobody
@@ -72,13 +79,17 @@ def main() -> None:
                     results.append(measured(who, path))
             for what, unit in (("seconds", "s"), ("memory", "× the weights")):
                 sides = {who: [result[what] for result in results] for who, results in runs.items()}
-                rows += kept.rows(name if what == "seconds" else f"{name}: peak memory", unit, sides)
+                rows += kept.rows(
+                    name if what == "seconds" else f"{name}: peak memory", unit, sides
+                )
             print(name)
             for who, results in runs.items():
                 seconds = sorted(r["seconds"] for r in results)
                 memory = statistics.median(r["memory"] for r in results)
                 spread = f"{seconds[0]:.2f}–{seconds[-1]:.2f}"
-                print(f"  {who:<14} {statistics.median(seconds):5.2f} s ({spread}), {memory:.2f} × the weights")
+                print(
+                    f"  {who:<14} {statistics.median(seconds):5.2f} s ({spread}), {memory:.2f} × the weights"
+                )
     if given.keep:
         kept.write(rows, "transformers")
 

@@ -24,7 +24,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("multi30k"))
     parser.add_argument("--score", type=Path)
     kept.offer(parser)
-    options, rows = parser.parse_args(), []
+    options = parser.parse_args()
+    rows = []
     if options.score is None:
         options.score, seconds = translate(options)
         rows.append(kept.row("mt-small on Multi30k: training, everything included", "s", [seconds]))
@@ -33,7 +34,9 @@ def main() -> None:
         rows += score(options.folder, options.score.read_text(encoding="utf-8").splitlines())
         used += ["sacrebleu", "sacremoses"]
     except ImportError:
-        print(f"sacrebleu and sacremoses are not here; {options.score} can be scored elsewhere with --score")
+        print(
+            f"sacrebleu and sacremoses are not here; {options.score} can be scored elsewhere with --score"
+        )
     if options.keep and rows:
         kept.write(rows, *used, device=options.device)
 
@@ -42,7 +45,10 @@ def translate(options: argparse.Namespace) -> tuple[Path, float]:
     """The file of translations, and the seconds of training."""
     import clearhead as ch
 
-    files = {part: [str(options.folder / f"{part}.{side}.gz") for side in ("en", "de")] for part in ("train", "val")}
+    files = {
+        part: [str(options.folder / f"{part}.{side}.gz") for side in ("en", "de")]
+        for part in ("train", "val")
+    }
     began = time.perf_counter()
     data = {"data__train": files["train"], "data__valid": files["val"]}
     model = ch.train("mt-small", options.out, device=options.device, **data)
@@ -53,11 +59,16 @@ def translate(options: argparse.Namespace) -> tuple[Path, float]:
     texts = [""] * len(sources)
     for start in range(0, len(order), 250):
         some = order[start : start + 250]
-        for i, best in zip(some, model.translate([sources[i] for i in some], beam=5), strict=True):
+        for i, best in zip(
+            some, model.translate([sources[i] for i in some], num_beams=5), strict=True
+        ):
             texts[i] = best.text
     there = options.out / "test_2016_flickr.de"
     there.write_text("\n".join(texts) + "\n", encoding="utf-8")
-    seconds = {"training_s": round(trained - began, 1), "translating_s": round(time.perf_counter() - trained, 1)}
+    seconds = {
+        "training_s": round(trained - began, 1),
+        "translating_s": round(time.perf_counter() - trained, 1),
+    }
     print(json.dumps(seconds), flush=True)
     return there, trained - began
 
@@ -70,7 +81,8 @@ def score(folder: Path, texts: list[str]) -> list[kept.Row]:
         reference = file.read().splitlines()
     with lzma.open(folder / "test_2016_flickr.lc.norm.tok.de.xz", "rt", encoding="utf-8") as file:
         prepared = file.read().splitlines()
-    normalise, cut = MosesPunctNormalizer("de").normalize, MosesTokenizer("de").tokenize
+    normalise = MosesPunctNormalizer("de").normalize
+    cut = MosesTokenizer("de").tokenize
 
     def old(text: str) -> str:
         return cut(normalise(text.lower()), return_str=True)

@@ -15,7 +15,7 @@ from playwright.sync_api import Page, sync_playwright
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import clearhead as ch
 import kept
-from clearhead.serve.pages.shell import Shell
+from clearhead.serve.explorer.assets import PageAssets
 from serving import running
 
 BYTES = ch.Tokenizer.bytes()
@@ -63,11 +63,24 @@ def main() -> None:
     kept.offer(parser)
     given = parser.parse_args()
     visits = given.visits
-    small = ch.new("lecture-small", tokenizer=BYTES, vocabulary=256, layers=2)
+    small = ch.new("lecture-small", tokenizer=BYTES, vocab_size=256, n_layers=2)
     large = ch.new(
-        "lecture-small", tokenizer=BYTES, vocabulary=256, layers=12, attention__heads=12, width=384, context=1024
+        "lecture-small",
+        tokenizer=BYTES,
+        vocab_size=256,
+        n_layers=12,
+        attention__n_heads=12,
+        d_model=384,
+        context_length=1024,
     )
-    middle = ch.new("lecture-small", tokenizer=BYTES, vocabulary=256, layers=6, width=384, attention__heads=6)
+    middle = ch.new(
+        "lecture-small",
+        tokenizer=BYTES,
+        vocab_size=256,
+        n_layers=6,
+        d_model=384,
+        attention__n_heads=6,
+    )
     print(f"small {small!r}\nlarge {large!r}\nmiddle {middle!r}\n")
     models = {"small": small, "large": large, "middle": middle}
     with running(models, page=True) as server, sync_playwright() as playwright:
@@ -94,7 +107,11 @@ def first(browser: object, url: str, visits: int) -> None:
 
 
 def long_text(browser: object, url: str, visits: int) -> None:
-    usable, hovers, heads, nodes, heap = [], [], [], [], []
+    usable = []
+    hovers = []
+    heads = []
+    nodes = []
+    heap = []
     for visit in range(visits):
         page = browser.new_page(viewport={"width": 1280, "height": 900})  # type: ignore[attr-defined]
         page.goto(f"{url}/#model=large&view=attention")
@@ -103,13 +120,16 @@ def long_text(browser: object, url: str, visits: int) -> None:
         start = time.perf_counter()
         page.goto(f"{url}/#model=large&view=attention&text={text}")
         until(page, drawn(1024))
-        forward = page.evaluate("() => parseFloat(document.querySelector('.count').textContent.split('·')[1])")
+        forward = page.evaluate(
+            "() => parseFloat(document.querySelector('.count').textContent.split('·')[1])"
+        )
         usable.append(1000 * (time.perf_counter() - start) - forward)
         until(page, "() => document.body.dataset.ready !== undefined")
         for head in range(1, 6):
             start = time.perf_counter()
             page.evaluate(
-                "head => { window.before = document.querySelector('main ch-map').values; clearhead.set({head}); }", head
+                "head => { window.before = document.querySelector('main ch-map').values; clearhead.set({head}); }",
+                head,
             )
             until(page, "() => document.querySelector('main ch-map').values !== window.before")
             heads.append(1000 * (time.perf_counter() - start))
@@ -132,9 +152,12 @@ def causal_click(browser: object, url: str, visits: int) -> None:
     until(page, "() => document.body.dataset.ready !== undefined")
     for head in range(visits):
         start = time.perf_counter()
-        page.evaluate("head => clearhead.set({edits: [{name: 'blocks.3.attn.z', op: 'ablate', head}]})", head)
+        page.evaluate(
+            "head => clearhead.set({edits: [{name: 'blocks.3.attn.z', op: 'ablate', head}]})", head
+        )
         until(
-            page, f"() => document.querySelector('.edits p') && clearhead.state.edits[0].head === {head} && {SETTLED}"
+            page,
+            f"() => document.querySelector('.edits p') && clearhead.state.edits[0].head === {head} && {SETTLED}",
         )
         times.append(1000 * (time.perf_counter() - start))
     page.close()
@@ -142,11 +165,18 @@ def causal_click(browser: object, url: str, visits: int) -> None:
 
 
 def sizes() -> None:
-    shell = Shell()
+    shell = PageAssets()
     own = [asset for name, asset in shell.modules.items() if name.startswith("ch/")]
     tell("own JavaScript, as sent", [sum(len(asset.content) for asset in own) / 1e3], "< 200", "kB")
-    tell("the page with all its files", [sum(len(asset.content) for asset in shell.assets) / 1e3], "< 400", "kB")
-    tell("the page, packed", [sum(len(asset.packed) for asset in shell.assets) / 1e3], "none", "kB")
+    tell(
+        "the page with all its files",
+        [sum(len(asset.content) for asset in shell.assets) / 1e3],
+        "< 400",
+        "kB",
+    )
+    tell(
+        "the page, packed", [sum(len(asset.gzipped) for asset in shell.assets) / 1e3], "none", "kB"
+    )
 
 
 if __name__ == "__main__":

@@ -20,17 +20,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import kept
-from clearhead.data.packed import IGNORE, Packed, Report
-from clearhead.data.pair_files import pairs as pairs_in
-from clearhead.data.pairs import Pairs, source_length_for
-from clearhead.model.transformer import Transformer, build
-from clearhead.presets import presets
-from clearhead.tokens.text import Tokenizer
-from clearhead.train.lesson import loss_of
-from clearhead.train.run import Run
+from clearhead.config.presets import presets
+from clearhead.data.batch import IGNORE_INDEX, DataReport, PackedBatch
+from clearhead.data.pairs import TranslationDataset, balanced_source_seq_len
+from clearhead.data.pairs import read_pairs as pairs_in
+from clearhead.model.transformer import Transformer, build_transformer
+from clearhead.tokenizers.tokenizer import Tokenizer
+from clearhead.train.trainer import Trainer, batch_loss
 from clearhead.weights.checkpoint import Checkpoint
 
-LONGEST, SMOOTHING, RATE = 32, 0.1, 5e-4
+LONGEST = 32
+SMOOTHING = 0.1
+RATE = 5e-4
 
 
 class Peer(nn.Module):
@@ -39,12 +40,16 @@ class Peer(nn.Module):
     def __init__(self, net: Transformer, dropout: float) -> None:
         super().__init__()
         m = net.config
-        self.tokens = nn.Embedding(m.vocabulary, m.width)
+        self.tokens = nn.Embedding(m.vocab_size, m.d_model)
         self.drop = nn.Dropout(dropout)
         options = {"dropout": dropout, "batch_first": True}
-        self.inner = nn.Transformer(m.width, m.attention.heads, m.layers, m.layers, m.ffn_width, **options)
+        self.inner = nn.Transformer(
+            m.d_model, m.attention.n_heads, m.n_layers, m.n_layers, m.d_ff, **options
+        )
         self.inner.encoder.norm = self.inner.decoder.norm = None  # 2017 has no norm after the last
-        self.register_buffer("waves", net.position.embed(torch.arange(m.context)[None], torch.float32)[0])
+        self.register_buffer(
+            "waves", net.position.embed(torch.arange(m.context_length)[None], torch.float32)[0]
+        )
         with torch.no_grad():
             self.tokens.weight.copy_(net.embed.tokens.weight)
             for theirs, ours in zip(self.inner.encoder.layers, net.encoder.blocks, strict=True):
@@ -59,7 +64,8 @@ class Peer(nn.Module):
         return self.drop(x)
 
     def forward(self, source: Tensor, target: Tensor, learned: Tensor, smoothing: float) -> Tensor:
-        padded, n = source == 0, target.shape[1]
+        padded = source == 0
+        n = target.shape[1]
         causal = torch.ones(n, n, dtype=torch.bool, device=target.device).triu(1)
         x = self.inner(
             self.embed(source),
@@ -71,7 +77,11 @@ class Peer(nn.Module):
         )
         logits = F.linear(x, self.tokens.weight).flatten(0, 1)
         return F.cross_entropy(
-            logits.float(), learned.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing
+            logits.float(),
+            learned.flatten(),
+            ignore_index=IGNORE_INDEX,
+            reduction="sum",
+            label_smoothing=smoothing,
         )
 
 
@@ -88,11 +98,13 @@ def _copy_attention(theirs: nn.Module, ours: nn.Module) -> None:
     theirs.out_proj.load_state_dict(ours.out.state_dict())
 
 
-def padded(pairs: list[tuple[list[int], list[int]]], device: str) -> tuple[Tensor, Tensor, Tensor, int]:
+def padded(
+    pairs: list[tuple[list[int], list[int]]], device: str
+) -> tuple[Tensor, Tensor, Tensor, int]:
     """Pairs as rows of one length for each side, a multiple of 8."""
     sides = [[s for s, _ in pairs], [t[:-1] for _, t in pairs], [t[1:] for _, t in pairs]]
     made = []
-    for side, empty in zip(sides, (0, 0, IGNORE), strict=True):
+    for side, empty in zip(sides, (0, 0, IGNORE_INDEX), strict=True):
         width = -(-max(map(len, side)) // 8) * 8
         rows = torch.full((len(side), width), empty)
         for row, ids in zip(rows, side, strict=True):
@@ -101,9 +113,13 @@ def padded(pairs: list[tuple[list[int], list[int]]], device: str) -> tuple[Tenso
     return made[0], made[1], made[2], sum(map(len, sides[2]))
 
 
-def peer(model: Peer, batches: list[tuple[Tensor, Tensor, Tensor, int]], device: str) -> Callable[[], int]:
+def peer(
+    model: Peer, batches: list[tuple[Tensor, Tensor, Tensor, int]], device: str
+) -> Callable[[], int]:
     model = model.to(device).train()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+    )
     call = torch.compile(model, dynamic=False) if device == "cuda" else model
     at = 0
 
@@ -114,18 +130,24 @@ def peer(model: Peer, batches: list[tuple[Tensor, Tensor, Tensor, int]], device:
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss = call(source, target, learned, SMOOTHING) / count
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         return count
 
     return step
 
 
-def ours(net: Transformer, config, data: Pairs, device: str) -> Callable[[], int]:
-    run = Run(Checkpoint(net, config), data, Path(tempfile.mkdtemp()) / "run", device, compiled=device == "cuda")
+def ours(net: Transformer, config, data: TranslationDataset, device: str) -> Callable[[], int]:
+    run = Trainer(
+        Checkpoint(net, config),
+        data,
+        Path(tempfile.mkdtemp()) / "run",
+        device,
+        compile=device == "cuda",
+    )
 
     def step() -> int:
-        _, count = run.take_step()
+        _, count = run.training_step()
         run.step += 1
         return count
 
@@ -141,43 +163,70 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=256, help="pairs of a padded batch")
     parser.add_argument("--length", type=int, default=256, help="tokens of a packed row")
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--peers", nargs="+", default=["padded", "bucketed"], choices=["padded", "bucketed"])
+    parser.add_argument(
+        "--peers", nargs="+", default=["padded", "bucketed"], choices=["padded", "bucketed"]
+    )
     kept.offer(parser)
     options = parser.parse_args()
-    device, cuda = options.device, options.device == "cuda"
-    texts = list(pairs_in(options.data, Report()))
-    tokenizer = Tokenizer.train_bpe([x for pair in texts for x in pair[:2]], 8192, ("<|start|>", "<|end|>"))
-    start, end = (tokenizer.special[name] for name in ("<|start|>", "<|end|>"))
+    device = options.device
+    cuda = options.device == "cuda"
+    texts = list(pairs_in(options.data, DataReport()))
+    tokenizer = Tokenizer.train_bpe(
+        [x for pair in texts for x in pair[:2]], 8192, ("<|start|>", "<|end|>")
+    )
+    start, end = (tokenizer.special_tokens[name] for name in ("<|start|>", "<|end|>"))
     sources, targets = (tokenizer.encode_batch([pair[i] for pair in texts]) for i in (0, 1))
     ids = [([*s, end], [start, *t, end]) for s, t in zip(sources, targets, strict=True)]
     ids = [(s, t) for s, t in ids if 0 not in s and len(s) <= LONGEST and len(t) <= LONGEST + 1]
     tokens = sum(len(t) - 1 for _, t in ids) / len(ids)
-    print(f"{len(ids)} pairs of up to {LONGEST} tokens, {tokens:.1f} target tokens each", flush=True)
+    print(
+        f"{len(ids)} pairs of up to {LONGEST} tokens, {tokens:.1f} target tokens each", flush=True
+    )
     rows = max(1, round(options.sentences * tokens / options.length))
-    config = presets["vaswani-base"].change(
-        **{"model.vocabulary": len(tokenizer), "model.layers": options.layers, "model.shape.layers": options.layers},
-        **{"model.attention.bias": ["q", "k", "v", "out"], "model.dropout.residual": 0.1, "train.rows": rows},
-        **{"train.length": options.length, "train.average": 0, "train.warmup": 1, "train.schedule": "constant"},
-        **{"train.optimiser.rate": RATE, "train.smoothing": SMOOTHING},
+    config = presets["vaswani-base"].replace(
+        **{
+            "model.vocab_size": len(tokenizer),
+            "model.n_layers": options.layers,
+            "model.architecture.encoder_layers": options.layers,
+        },
+        **{
+            "model.attention.bias": ["q", "k", "v", "out"],
+            "model.dropout.residual": 0.1,
+            "train.batch_size": rows,
+        },
+        **{
+            "train.seq_len": options.length,
+            "train.average_checkpoints": 0,
+            "train.warmup_steps": 1,
+            "train.schedule": "constant",
+        },
+        **{"train.optimizer.lr": RATE, "train.label_smoothing": SMOOTHING},
     )
     chance = torch.Generator().manual_seed(0)
     mixed = [ids[i] for i in torch.randperm(len(ids), generator=chance).tolist()]
     n = options.sentences
     groups = [mixed[i : i + n] for i in range(0, n * 8, n)]
-    by_length = sorted(mixed[: n * 40], key=lambda pair: (-(-len(pair[1]) // 8), -(-len(pair[0]) // 8)))
+    by_length = sorted(
+        mixed[: n * 40], key=lambda pair: (-(-len(pair[1]) // 8), -(-len(pair[0]) // 8))
+    )
     buckets = [by_length[i : i + n] for i in range(0, n * 40, n * 10)]
     fill = ([1] * LONGEST, [1] * (LONGEST + 1))  # one pair of full length: static shapes
     plain = [padded([*group[:-1], fill], device) for group in groups]
     bucketed = [padded(group, device) for group in buckets]
-    net = build(config.model)
+    net = build_transformer(config.model)
     _same(net, Peer(net, 0.0), plain[0])
     length = options.length
-    fits = {"rows": rows, "length": length, "source_length": source_length_for(map(_encoded, ids), length), "seed": 0}
-    data = Pairs(ids, [], Report(), **fits)
+    fits = {
+        "rows": rows,
+        "length": length,
+        "source_length": balanced_source_seq_len(map(_encoded, ids), length),
+        "seed": 0,
+    }
+    data = TranslationDataset(ids, [], DataReport(), **fits)
     sides = {"ours": ours(net, config, data, device)}
     for name in options.peers:
         batches = {"padded": plain, "bucketed": bucketed}[name]
-        sides[name] = peer(Peer(build(config.model), 0.1), batches, device)
+        sides[name] = peer(Peer(build_transformer(config.model), 0.1), batches, device)
     for name, step in sides.items():
         began = time.perf_counter()
         for _ in range(10):
@@ -193,7 +242,11 @@ def main() -> None:
             if cuda:
                 torch.cuda.synchronize()
             rates[name].append(counted / (time.perf_counter() - began))
-    result = {"torch": torch.__version__, "device": device, "share_of_real_tokens": round(data.share, 3)}
+    result = {
+        "torch": torch.__version__,
+        "device": device,
+        "share_of_real_tokens": round(data.packing_efficiency, 3),
+    }
     for name, found in rates.items():
         middle = median(found)
         result[name] = {
@@ -205,28 +258,37 @@ def main() -> None:
     print(json.dumps(result))
     if options.keep:
         size = "base" if options.layers == 6 else f"of {options.layers} layers"
-        work, torch_s = f"translation {size}, {n} pairs a step", f"nn.Transformer{', compiled' if cuda else ''}"
-        named = {who if who == "ours" else f"{torch_s}, {who}": found for who, found in rates.items()}
-        share = kept.Row(f"{work}: share of real tokens", "%", kept.figure(100 * data.share))
+        work = f"translation {size}, {n} pairs a step"
+        torch_s = f"nn.Transformer{', compiled' if cuda else ''}"
+        named = {
+            who if who == "ours" else f"{torch_s}, {who}": found for who, found in rates.items()
+        }
+        share = kept.Row(
+            f"{work}: share of real tokens", "%", kept.figure(100 * data.packing_efficiency)
+        )
         kept.write([*kept.rows(work, "tok/s", named), share], device=device)
 
 
 def _encoded(pair: tuple[list[int], list[int]]):
-    from clearhead.data.pairs import Encoded
+    from clearhead.data.pairs import EncodedPair
 
-    return Encoded(*pair)
+    return EncodedPair(*pair)
 
 
 @torch.no_grad()
 def _same(net: Transformer, other: Peer, batch: tuple[Tensor, Tensor, Tensor, int]) -> None:
     source, target, learned = (t[:4].cpu() for t in batch[:3])
-    segments = Packed(target, learned, (learned != IGNORE).long(), source, (source != 0).long())
-    mine = loss_of(net.eval(), segments, 0.0)[0].item()
+    segment_ids = PackedBatch(
+        target, learned, (learned != IGNORE_INDEX).long(), source, (source != 0).long()
+    )
+    mine = batch_loss(net.eval(), segment_ids, 0.0)[0].item()
     other.eval()
     torch.backends.mha.set_fastpath_enabled(False)
     theirs = other(source, target, learned, 0.0).item()
     torch.backends.mha.set_fastpath_enabled(True)
-    assert abs(mine - theirs) < 1e-3 * abs(mine), f"the peer computes something else: {mine}, {theirs}"
+    assert abs(mine - theirs) < 1e-3 * abs(mine), (
+        f"the peer computes something else: {mine}, {theirs}"
+    )
     print(f"equal losses: {mine:.3f}, {theirs:.3f}", flush=True)
 
 

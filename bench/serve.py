@@ -33,20 +33,36 @@ from pathlib import Path
 import clearhead as ch
 import kept
 
-WORDS, TOKENS, TEXTS = ["Once upon a time", "To be, or not", "In the beginning", "Call me"], 64, 32
-CROWD, TOGETHER = 500, 32
+WORDS = ["Once upon a time", "To be, or not", "In the beginning", "Call me"]
+TOKENS = 64
+TEXTS = 32
+CROWD = 500
+TOGETHER = 32
 
 
 def text(number: int) -> dict[str, object]:
     """One of the texts that are asked for: a prompt, a seed, how it is drawn."""
     hot = {"temperature": 0.7 + 0.1 * (number % 5), "top_k": (0, 40)[number % 2]}
-    return {"prompt": f"{WORDS[number % len(WORDS)]}{', and so on' * (number % 3)}", "seed": number, **hot}
+    return {
+        "prompt": f"{WORDS[number % len(WORDS)]}{', and so on' * (number % 3)}",
+        "seed": number,
+        **hot,
+    }
 
 
 @contextlib.contextmanager
 def serving(folder: Path, *options: str) -> Iterator[tuple[int, int]]:
     """A server's port and process id."""
-    command = [sys.executable, "-m", "clearhead", "serve", f"model={folder}", "--port", "0", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "clearhead",
+        "serve",
+        f"model={folder}",
+        "--port",
+        "0",
+        *options,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -63,13 +79,20 @@ class Clients:
     """What they ask of one server."""
 
     def __init__(self, port: int, pid: int) -> None:
-        self.port, self.pid = port, pid
+        self.port = port
+        self.pid = pid
 
-    async def ask(self, path: str, body: dict[str, object] | None = None) -> tuple[int, asyncio.StreamReader, object]:
+    async def ask(
+        self, path: str, body: dict[str, object] | None = None
+    ) -> tuple[int, asyncio.StreamReader, object]:
         """The status, and what follows: one connection for each request, as different people have."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         data = b"" if body is None else json.dumps({"model": "model", **body}).encode()
-        head = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", "Host: localhost", "Connection: close"]
+        head = [
+            f"{'GET' if body is None else 'POST'} {path} HTTP/1.1",
+            "Host: localhost",
+            "Connection: close",
+        ]
         head += ["Content-Type: application/json", f"Content-Length: {len(data)}", "", ""]
         writer.write("\r\n".join(head).encode() + data)
         first = await reader.readline()
@@ -77,9 +100,14 @@ class Clients:
             pass
         return int(first.split()[1]), reader, writer
 
-    async def stream(self, wish: dict[str, object], enough: int = 1 << 30) -> tuple[str, int, float]:
+    async def stream(
+        self, wish: dict[str, object], enough: int = 1 << 30
+    ) -> tuple[str, int, float]:
         """The text of a stream, how many tokens it had, and when the first came; after `enough` of them one leaves."""
-        begun, first, said, count = time.perf_counter(), 0.0, [], 0
+        begun = time.perf_counter()
+        first = 0.0
+        said = []
+        count = 0
         status, reader, writer = await self.ask("/v1/completions", {**wish, "stream": True})
         try:
             while line := await reader.readline():
@@ -106,7 +134,9 @@ class Clients:
 
     async def gauge(self, name: str) -> float:
         _, reader, writer = await self.ask("/metrics")
-        found = re.search(rf"^{name}(?:{{.*}})? (.*)$", (await reader.read()).decode(), re.MULTILINE)
+        found = re.search(
+            rf"^{name}(?:{{.*}})? (.*)$", (await reader.read()).decode(), re.MULTILINE
+        )
         writer.close()
         return float(found[1]) if found else 0.0
 
@@ -116,9 +146,14 @@ class Clients:
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def many(clients: Clients, count: int, seconds: float, expected: list[str]) -> dict[str, object]:
+async def many(
+    clients: Clients, count: int, seconds: float, expected: list[str]
+) -> dict[str, object]:
     """So many clients, each with one stream after the other."""
-    numbers, firsts, errors, wrong = itertools.count(), [], Counter[str](), 0
+    numbers = itertools.count()
+    firsts = []
+    errors = Counter[str]()
+    wrong = 0
     tokens = streams = 0
     until = time.perf_counter() + seconds
 
@@ -131,7 +166,9 @@ async def many(clients: Clients, count: int, seconds: float, expected: list[str]
             except (RuntimeError, OSError, ValueError) as error:
                 errors[f"{type(error).__name__}: {error}"[:120]] += 1
                 continue
-            tokens, streams, wrong = tokens + written, streams + 1, wrong + (said != expected[number])
+            tokens = tokens + written
+            streams = streams + 1
+            wrong = wrong + (said != expected[number])
             firsts.append(first)
 
     begun = time.perf_counter()
@@ -150,12 +187,17 @@ async def many(clients: Clients, count: int, seconds: float, expected: list[str]
 def spread(seconds: list[float]) -> dict[str, float]:
     """In milliseconds."""
     ordered = sorted(seconds) or [0.0]
-    return {f"p{p}": round(1e3 * ordered[min(len(ordered) - 1, len(ordered) * p // 100)], 1) for p in (50, 95, 100)}
+    return {
+        f"p{p}": round(1e3 * ordered[min(len(ordered) - 1, len(ordered) * p // 100)], 1)
+        for p in (50, 95, 100)
+    }
 
 
 async def memory(clients: Clients, requests: int) -> dict[str, object]:
     """Short requests, and how much memory the server has on the way."""
-    numbers, seen, statuses = iter(range(requests)), [], Counter[int]()
+    numbers = iter(range(requests))
+    seen = []
+    statuses = Counter[int]()
 
     async def one() -> None:
         for number in numbers:
@@ -179,13 +221,18 @@ async def crowd(clients: Clients) -> dict[str, object]:
         times.setdefault(status, []).append(time.perf_counter() - begun)
 
     await asyncio.gather(*map(one, range(CROWD)))
-    told = {str(status): {"count": len(spent), **spread(spent)} for status, spent in sorted(times.items())}
+    told = {
+        str(status): {"count": len(spent), **spread(spent)}
+        for status, spent in sorted(times.items())
+    }
     return {**told, "next": await clients.whole({**text(0), "max_tokens": TOKENS})}
 
 
 async def leaving(clients: Clients, count: int) -> dict[str, object]:
     """Clients that go away in the middle."""
-    before, numbers, errors = clients.resident(), iter(range(count)), Counter[str]()
+    before = clients.resident()
+    numbers = iter(range(count))
+    errors = Counter[str]()
 
     async def one() -> None:
         for number in numbers:
@@ -196,12 +243,20 @@ async def leaving(clients: Clients, count: int) -> dict[str, object]:
 
     await asyncio.gather(*(one() for _ in range(TOGETHER)))
     await asyncio.sleep(0.5)
-    left = {name: await clients.gauge(f"clearhead_{name}") for name in ("slots_used", "waiting_texts")}
-    return {**left, "errors": dict(errors), "resident_mib": [round(before, 1), round(clients.resident(), 1)]}
+    left = {
+        name: await clients.gauge(f"clearhead_{name}") for name in ("slots_used", "waiting_texts")
+    }
+    return {
+        **left,
+        "errors": dict(errors),
+        "resident_mib": [round(before, 1), round(clients.resident(), 1)],
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=10_000)
@@ -209,10 +264,15 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=64)
     kept.offer(parser)
     given = parser.parse_args()
-    model = ch.new("shakespeare-char", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=1)
-    print(f"{model!r}, {given.slots} rows, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}", flush=True)
+    model = ch.new("shakespeare-char", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=1)
+    print(
+        f"{model!r}, {given.slots} rows, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}",
+        flush=True,
+    )
     wishes = [text(number) for number in range(TEXTS)]
-    expected = [model.generate(wish.pop("prompt"), max_tokens=TOKENS, **wish).text for wish in wishes]
+    expected = [
+        model.generate(wish.pop("prompt"), max_tokens=TOKENS, **wish).text for wish in wishes
+    ]
 
     with tempfile.TemporaryDirectory() as place:
         ch.save(model, Path(place) / "model")
@@ -226,7 +286,10 @@ def main() -> None:
 
             one = told("one", asyncio.run(many(clients, 1, given.seconds / 4, expected)))
             all_ = told("many", asyncio.run(many(clients, given.clients, given.seconds, expected)))
-            print(f"many / one: {float(str(all_['tokens_per_s'])) / float(str(one['tokens_per_s'])):.2f}", flush=True)
+            print(
+                f"many / one: {float(str(all_['tokens_per_s'])) / float(str(one['tokens_per_s'])):.2f}",
+                flush=True,
+            )
             asked = told("memory", asyncio.run(memory(clients, given.requests)))
             at_once = told("crowd", asyncio.run(crowd(clients)))
             left = told("leaving", asyncio.run(leaving(clients, given.leaving)))
@@ -234,16 +297,20 @@ def main() -> None:
         kept.write(figures(given, one, all_, asked, at_once, left), "fastapi", "uvicorn")
 
 
-def figures(given: argparse.Namespace, one: dict, all_: dict, asked: dict, at_once: dict, left: dict) -> list[kept.Row]:
+def figures(
+    given: argparse.Namespace, one: dict, all_: dict, asked: dict, at_once: dict, left: dict
+) -> list[kept.Row]:
     """What is kept: a single run, so there is no spread."""
-    clients, seen = f"{given.clients} clients, {given.seconds:g} s", asked["resident_mib_each_tenth"]
+    clients = f"{given.clients} clients, {given.seconds:g} s"
+    seen = asked["resident_mib_each_tenth"]
     answered, refused = (at_once.get(status, {}) for status in ("200", "429"))
     found = {
         (f"{clients}: first token, p50", "ms"): all_["first_token_ms"]["p50"],
         (f"{clients}: first token, p95", "ms"): all_["first_token_ms"]["p95"],
         (f"{clients}: streams that failed", "streams"): sum(all_["errors"].values()),
         (f"{clients}: streams unlike their seed's alone", "streams"): all_["wrong"],
-        (f"{given.requests:,} requests: memory after the last tenth", "× the first's"): seen[-1] / seen[0],
+        (f"{given.requests:,} requests: memory after the last tenth", "× the first's"): seen[-1]
+        / seen[0],
         (f"{CROWD} at once: served, or refused with 429", "requests"): sum(
             s.get("count", 0) for s in (answered, refused)
         ),
@@ -252,7 +319,9 @@ def figures(given: argparse.Namespace, one: dict, all_: dict, asked: dict, at_on
         (f"{given.leaving:,} that leave midway: rows held afterwards", "rows"): left["slots_used"],
     }
     speeds = kept.rows(
-        f"{clients}: speed", "tok/s", {"ours": [all_["tokens_per_s"]], "one client": [one["tokens_per_s"]]}
+        f"{clients}: speed",
+        "tok/s",
+        {"ours": [all_["tokens_per_s"]], "one client": [one["tokens_per_s"]]},
     )
     return speeds + [kept.row(work, unit, [value]) for (work, unit), value in found.items()]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import mean
 
 import kept
-from clearhead.presets import presets
-from clearhead.train.begin import begin
+from clearhead.config.presets import presets
+from clearhead.train.train import build_trainer
 
 
 def main() -> None:
@@ -35,11 +35,18 @@ def main() -> None:
         print(json.dumps(found[-1]), flush=True)
     print(json.dumps({"mean_best": round(mean(f["best"] for f in found), 4), "runs": found}))
     if options.keep:
-        work, reached = f"tinyshakespeare, {options.seeds} seeds", f"training_s_to_{aim}"
-        rows = [kept.row(f"{work}: lowest validation loss", "nats", [f["best"] for f in found], mean)]
+        work = f"tinyshakespeare, {options.seeds} seeds"
+        reached = f"training_s_to_{aim}"
+        rows = [
+            kept.row(f"{work}: lowest validation loss", "nats", [f["best"] for f in found], mean)
+        ]
         if all(f[reached] is not None for f in found):
-            rows.append(kept.row(f"{work}: training until {aim:g}", "s", [f[reached] for f in found], mean))
-        rows.append(kept.row(f"{work}: everything included", "s", [f["whole_s"] for f in found], mean))
+            rows.append(
+                kept.row(f"{work}: training until {aim:g}", "s", [f[reached] for f in found], mean)
+            )
+        rows.append(
+            kept.row(f"{work}: everything included", "s", [f["whole_s"] for f in found], mean)
+        )
         kept.write(rows, device=options.device)
 
 
@@ -47,7 +54,7 @@ def one(text: str, device: str, seed: int, aim: float) -> dict:
     began = time.perf_counter()
     gpu = device == "cuda"
     config = presets["shakespeare-char" if gpu else "shakespeare-char-cpu"]
-    config = config.change(**{"data.train": [text], "train.seed": seed})
+    config = config.replace(**{"data.train": [text], "train.seed": seed})
     marks = {}
 
     def each(step: int) -> None:
@@ -60,13 +67,15 @@ def one(text: str, device: str, seed: int, aim: float) -> dict:
         return True
 
     with tempfile.TemporaryDirectory() as folder:
-        run = begin(config, Path(folder) / "run", resume=False, device=device, compiled=gpu)
+        run = build_trainer(config, Path(folder) / "run", resume=False, device=device, compile=gpu)
         result = run.train(watch, each)
     end = time.perf_counter()
     return {
         "seed": seed,
-        "best": round(result.best, 4),
-        f"training_s_to_{aim}": round(marks["reached"] - marks["compiled"], 1) if "reached" in marks else None,
+        "best": round(result.best_loss, 4),
+        f"training_s_to_{aim}": round(marks["reached"] - marks["compiled"], 1)
+        if "reached" in marks
+        else None,
         "training_s": round(end - marks["compiled"], 1),
         "whole_s": round(end - began, 1),
     }

@@ -25,7 +25,9 @@ class Target:
 
     def answered_by(self, row: Row) -> bool:
         """Where only our own figure is asked for, it does not matter whose stands beside it."""
-        return row.work == self.work and (row.peer == self.peer or bool(self.unit and not self.peer))
+        return row.work == self.work and (
+            row.peer == self.peer or bool(self.unit and not self.peer)
+        )
 
     def figure(self, row: Row) -> Figure:
         return row.ours if self.unit else row.ratio
@@ -49,14 +51,17 @@ class Standing:
 
     @property
     def short(self) -> bool:
-        least, most, reached = self.target.at_least, self.target.at_most, self.reached
+        least = self.target.at_least
+        most = self.target.at_most
+        reached = self.reached
         if reached is None:
             return False
         return (least is not None and reached < least) or (most is not None and reached > most)
 
     @property
     def misses_aim(self) -> bool:
-        aim, reached = self.target.aim, self.reached
+        aim = self.target.aim
+        reached = self.reached
         if reached is None or aim is None:
             return False
         return reached < aim if self.target.at_most is None else reached > aim

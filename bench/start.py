@@ -49,7 +49,9 @@ def page() -> None:
     """In a terminal, with a browser that does nothing."""
     ours, theirs = pty.openpty()
     wide = os.environ | {"BROWSER": "true", "COLUMNS": "200"}
-    with subprocess.Popen([*COMMAND, "demo"], stdin=theirs, stdout=theirs, stderr=theirs, env=wide) as process:
+    with subprocess.Popen(
+        [*COMMAND, "demo"], stdin=theirs, stdout=theirs, stderr=theirs, env=wide
+    ) as process:
         seen = ""
         while not (address := re.search(r"http://[\w.:]+/", seen)):
             seen += os.read(ours, 1000).decode(errors="replace")
@@ -69,7 +71,8 @@ WORKS: dict[str, Callable[[], None]] = {
 
 
 def seconds(work: Callable[[], None]) -> dict[str, float]:
-    start, before = time.perf_counter(), os.times()
+    start = time.perf_counter()
+    before = os.times()
     work()
     after = os.times()
     processor = sum(after[2:4]) - sum(before[2:4])  # of children that ended
@@ -77,12 +80,20 @@ def seconds(work: Callable[[], None]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     kept.offer(parser)
     given = parser.parse_args()
-    turns = [{name: seconds(work) for name, work in WORKS.items()} for _ in range(given.rounds + 1)][1:]
-    rows = [kept.row(name + by, "s", [turn[name][by] for turn in turns]) for name in WORKS for by in turns[0][name]]
+    turns = [
+        {name: seconds(work) for name, work in WORKS.items()} for _ in range(given.rounds + 1)
+    ][1:]
+    rows = [
+        kept.row(name + by, "s", [turn[name][by] for turn in turns])
+        for name in WORKS
+        for by in turns[0][name]
+    ]
     for row in rows:
         print(f"{row.work:<58} {told(row.ours, 's')}")
     if given.keep:

@@ -34,7 +34,9 @@ def theirs(model, ids, answer):
 
 @torch.no_grad()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("rounds", type=int, nargs="?", default=3)
     kept.offer(parser)
     given = parser.parse_args()
@@ -46,7 +48,7 @@ def main() -> None:
     results = {}
     for _ in range(given.rounds):
         for name, work in (
-            ("clearhead", lambda: ch.lens.sweep(model, ids[0], token=answer).values),
+            ("clearhead", lambda: ch.lens.ablation(model, ids[0], token=answer).values),
             ("transformer_lens", lambda: theirs(peer, ids, answer)),
         ):
             start = time.perf_counter()
@@ -58,10 +60,15 @@ def main() -> None:
     ratio = [theirs / ours for ours, theirs in zip(*times.values(), strict=True)]
     spread = f"({min(ratio):.2f}–{max(ratio):.2f})"
     print(f"theirs / ours      {median(ratio):6.2f}   {spread}, {torch.get_num_threads()} threads")
-    print(f"largest difference {difference:.2g}, of changes up to {results['clearhead'].abs().max():.2g}")
+    print(
+        f"largest difference {difference:.2g}, of changes up to {results['clearhead'].abs().max():.2g}"
+    )
     if given.keep:
         sides = {"ours": times["clearhead"], "TransformerLens": times["transformer_lens"]}
-        kept.write(kept.rows("GPT-2 124M, 30 tokens: every head left out in turn", "s", sides), "transformer-lens")
+        kept.write(
+            kept.rows("GPT-2 124M, 30 tokens: every head left out in turn", "s", sides),
+            "transformer-lens",
+        )
 
 
 if __name__ == "__main__":

@@ -18,57 +18,65 @@ from statistics import median
 import torch
 
 import kept
-from clearhead.data.packed import Packed, Report
-from clearhead.model.transformer import build
-from clearhead.presets import presets
-from clearhead.train.run import Run
+from clearhead.config.presets import presets
+from clearhead.data.batch import DataReport, PackedBatch
+from clearhead.model.transformer import build_transformer
+from clearhead.train.trainer import Trainer
 from clearhead.weights.checkpoint import Checkpoint
 from peers import HuggingFace, Plain
 
 SHAPES = {
     "cuda": {},
-    "cpu": {"vocabulary": 65, "context": 64, "width": 128, "layers": 4, "attention.heads": 4},
+    "cpu": {"vocabulary": 65, "context": 64, "width": 128, "layers": 4, "attention.n_heads": 4},
 }
-RATE, DECAY, CLIP = 6e-4, 0.1, 1.0
+RATE = 6e-4
+DECAY = 0.1
+CLIP = 1.0
 NAMES = {"ours": "ours", "plain": "plain torch", "huggingface": "Hugging Face"}
 
 
 class Rows:
     """Random rows, the same for all."""
 
-    share, epoch = 1.0, 1000
+    packing_efficiency = 1.0
+    batches_per_epoch = 1000
 
     def __init__(self, rows: int, length: int, vocabulary: int) -> None:
-        self.report, chance = Report(), torch.Generator().manual_seed(0)
-        self.ids = [torch.randint(vocabulary, (rows, length + 1), generator=chance) for _ in range(4)]
+        self.report = DataReport()
+        chance = torch.Generator().manual_seed(0)
+        self.ids = [
+            torch.randint(vocabulary, (rows, length + 1), generator=chance) for _ in range(4)
+        ]
 
-    def batch(self, step: int) -> Packed:
+    def batch(self, step: int) -> PackedBatch:
         ids = self.ids[step % len(self.ids)]
-        return Packed(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+        return PackedBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
 
-    def held_out(self):
+    def valid_batches(self):
         return iter(())
 
 
 def ours(net, config, data: Rows, device: str, compiled: bool) -> Callable[[], torch.Tensor]:
     folder = Path(tempfile.mkdtemp()) / "run"
-    run = Run(Checkpoint(net, config), data, folder, device, compiled=compiled)
+    run = Trainer(Checkpoint(net, config), data, folder, device, compile=compiled)
 
     def step() -> torch.Tensor:
-        total, count = run.take_step()
+        total, count = run.training_step()
         run.step += 1
         return total / count
 
     return step
 
 
-def theirs(model: torch.nn.Module, data: Rows, device: str, compiled: bool) -> Callable[[], torch.Tensor]:
+def theirs(
+    model: torch.nn.Module, data: Rows, device: str, compiled: bool
+) -> Callable[[], torch.Tensor]:
     """As it is done in plain torch: fp32 weights, autocast on a GPU, fused AdamW."""
     model = model.to(device).train()
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), fused=True)
     call = torch.compile(model, dynamic=False) if compiled else model
     at = 0
 
@@ -77,11 +85,14 @@ def theirs(model: torch.nn.Module, data: Rows, device: str, compiled: bool) -> C
         batch = data.batch(at)
         at += 1
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            loss = call(batch.tokens.to(device, non_blocking=True), batch.targets.to(device, non_blocking=True))
+            loss = call(
+                batch.tokens.to(device, non_blocking=True),
+                batch.targets.to(device, non_blocking=True),
+            )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     return step
@@ -92,7 +103,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--batch", type=int, nargs="+", default=None)
     parser.add_argument("--peers", nargs="+", default=["plain", "huggingface"])
-    parser.add_argument("--compile", choices=["none", "ours", "all"], default=None, help="all on a GPU, else none")
+    parser.add_argument(
+        "--compile", choices=["none", "ours", "all"], default=None, help="all on a GPU, else none"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=None, help="steps of each side in a round")
     kept.offer(parser)
@@ -109,20 +122,31 @@ def main() -> None:
 
 def measure(options: argparse.Namespace, rows: int, compiled: str) -> tuple[dict, list[kept.Row]]:
     """What is told, and what is kept of it."""
-    device, cuda = options.device, options.device == "cuda"
+    device = options.device
+    cuda = options.device == "cuda"
     config = (
         presets["gpt2-124m"]
-        .change(**SHAPES[device])
-        .change(
-            **{"train.accumulate": 1, "train.rows": rows, "train.optimiser.rate": RATE, "train.warmup": 0},
-            **{"train.schedule": "constant", "train.clip": CLIP, "train.optimiser.decay": DECAY},
+        .replace(**SHAPES[device])
+        .replace(
+            **{
+                "train.grad_accum": 1,
+                "train.batch_size": rows,
+                "train.optimizer.lr": RATE,
+                "train.warmup_steps": 0,
+            },
+            **{
+                "train.schedule": "constant",
+                "train.grad_clip": CLIP,
+                "train.optimizer.weight_decay": DECAY,
+            },
         )
     )
-    data = Rows(rows, config.model.context, config.model.vocabulary)
+    data = Rows(rows, config.model.context_length, config.model.vocab_size)
     makers = {"plain": Plain, "huggingface": HuggingFace}
-    sides, peaks = {}, {}
+    sides = {}
+    peaks = {}
     for name in ("ours", *options.peers):
-        net = build(config.model)
+        net = build_transformer(config.model)
         before = torch.cuda.memory_allocated() if cuda else 0
         if cuda:
             torch.cuda.reset_peak_memory_stats()
@@ -131,8 +155,12 @@ def measure(options: argparse.Namespace, rows: int, compiled: str) -> tuple[dict
         else:
             sides[name] = theirs(makers[name](net), data, device, compiled == "all")
         losses = [float(sides[name]()) for _ in range(6)]  # also warms up
-        print(f"{name}: losses of the first steps {[round(loss, 4) for loss in losses]}", flush=True)
-        peaks[name] = round((torch.cuda.max_memory_allocated() - before) / 2**30, 2) if cuda else None
+        print(
+            f"{name}: losses of the first steps {[round(loss, 4) for loss in losses]}", flush=True
+        )
+        peaks[name] = (
+            round((torch.cuda.max_memory_allocated() - before) / 2**30, 2) if cuda else None
+        )
     times: dict[str, list[float]] = {name: [] for name in sides}
     steps = options.steps or (15 if cuda else 10)
     for _ in range(options.rounds):
@@ -145,7 +173,7 @@ def measure(options: argparse.Namespace, rows: int, compiled: str) -> tuple[dict
             if cuda:
                 torch.cuda.synchronize()
             times[name].append((time.perf_counter() - start) / steps)
-    tokens = rows * config.model.context
+    tokens = rows * config.model.context_length
     result = {"device": device, "compiled": compiled, "rows": rows, "torch": torch.__version__}
     for name, spent in times.items():
         middle = median(spent)
@@ -157,12 +185,16 @@ def measure(options: argparse.Namespace, rows: int, compiled: str) -> tuple[dict
             "peak_gib": peaks[name],
         }
         print(f"{name:<12} {json.dumps(result[name])}", flush=True)
-    work = f"{'GPT-2 124M' if cuda else 'GPT of 4 layers × 128'}, a step of {rows} × {config.model.context:,}"
+    work = f"{'GPT-2 124M' if cuda else 'GPT of 4 layers × 128'}, a step of {rows} × {config.model.context_length:,}"
     work += {"none": "", "ours": ", ours compiled", "all": ", compiled"}[compiled]
-    figures = kept.rows(work, "ms", {NAMES[name]: [t * 1e3 for t in spent] for name, spent in times.items()})
+    figures = kept.rows(
+        work, "ms", {NAMES[name]: [t * 1e3 for t in spent] for name, spent in times.items()}
+    )
     figures.append(kept.row(f"{work}: speed", "tok/s", [tokens / t for t in times["ours"]]))
     if cuda:
-        figures += kept.rows(f"{work}: peak memory", "GiB", {NAMES[name]: [peak] for name, peak in peaks.items()})
+        figures += kept.rows(
+            f"{work}: peak memory", "GiB", {NAMES[name]: [peak] for name, peak in peaks.items()}
+        )
     return result, figures
 
 

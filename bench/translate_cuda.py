@@ -15,14 +15,16 @@ import torch
 import transformers
 
 import kept
-from clearhead.generate.beam import beam_search
-from clearhead.model.transformer import build
-from clearhead.presets import presets
-from clearhead.weights import formats
+from clearhead.config.presets import presets
+from clearhead.generate.beam_search import beam_search
+from clearhead.model.transformer import build_transformer
 from clearhead.weights.checkpoint import Checkpoint
+from clearhead.weights.load import save_model
 from gpu_calls import timed, told
 
-WORDS, STOP, START = 32000, 1, 2
+WORDS = 32000
+STOP = 1
+START = 2
 
 
 def main() -> None:
@@ -32,30 +34,41 @@ def main() -> None:
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--rounds", type=int, default=5)
     kept.offer(parser)
-    options, rows = parser.parse_args(), []
-    config = presets["vaswani-base"].change(
-        **{"model.vocabulary": WORDS, "model.position.layout": "halves"},
+    options = parser.parse_args()
+    rows = []
+    config = presets["vaswani-base"].replace(
+        **{"model.vocab_size": WORDS, "model.position.layout": "halves"},
         **{
             "model.attention.bias": ["q", "k", "v", "out"],
-            "use.start": [START],
-            "use.stop": [STOP],
-            "use.pad": [START],
+            "inference.decoder_start_tokens": [START],
+            "inference.eos_tokens": [STOP],
+            "inference.pad_token": [START],
         },
     )
-    net = build(config.model, 0)
+    net = build_transformer(config.model, 0)
     with tempfile.TemporaryDirectory() as folder:
-        formats.write(Path(folder) / "marian", Checkpoint(net, config), "hf")
-        peer = transformers.MarianMTModel.from_pretrained(Path(folder) / "marian", dtype=torch.bfloat16).cuda().eval()
+        save_model(Path(folder) / "marian", Checkpoint(net, config), "hf")
+        peer = (
+            transformers.MarianMTModel.from_pretrained(
+                Path(folder) / "marian", dtype=torch.bfloat16
+            )
+            .cuda()
+            .eval()
+        )
     net = net.to("cuda", torch.bfloat16).eval()
     chance = torch.Generator().manual_seed(0)
-    sources = [torch.randint(3, WORDS, (options.batch, 32), generator=chance).cuda() for _ in range(4)]
+    sources = [
+        torch.randint(3, WORDS, (options.batch, 32), generator=chance).cuda() for _ in range(4)
+    ]
     for beams in options.beams:
         result, times = measure(net, peer, sources, beams, options)
         print(json.dumps(result), flush=True)
         work = f"translation base, {options.batch} sentences, {'greedy' if beams == 1 else f'{beams} beams'}"
         named = {"ours": times["ours"], "Hugging Face Marian": times["transformers"]}
         rows += kept.rows(
-            work, "sentences/s", {who: [options.batch / t for t in spent] for who, spent in named.items()}
+            work,
+            "sentences/s",
+            {who: [options.batch / t for t in spent] for who, spent in named.items()},
         )
     if options.keep:
         kept.write(rows, "transformers", device="cuda")
@@ -68,11 +81,15 @@ def measure(net, peer, sources, beams: int, options: argparse.Namespace) -> tupl
     def ours() -> list[list[int]]:
         wishes = {"beams": beams, "max_tokens": options.tokens, "never": (STOP,), "stop": ()}
         start = [[START]] * options.batch
-        return [found[0].tokens for found in beam_search(net, start, source=sources[at % 4], **wishes)]
+        return [
+            found[0].tokens for found in beam_search(net, start, source=sources[at % 4], **wishes)
+        ]
 
     def theirs() -> list[list[int]]:
         length = {"max_new_tokens": options.tokens, "min_new_tokens": options.tokens}
-        made = peer.generate(sources[at % 4], num_beams=beams, do_sample=False, suppress_tokens=[STOP], **length)
+        made = peer.generate(
+            sources[at % 4], num_beams=beams, do_sample=False, suppress_tokens=[STOP], **length
+        )
         return made[:, 1 : 1 + options.tokens].tolist()
 
     sides = {"ours": ours, "transformers": theirs}
@@ -83,9 +100,15 @@ def measure(net, peer, sources, beams: int, options: argparse.Namespace) -> tupl
         at += 1
         for name, side in sides.items():
             times[name].append(timed(side))
-    mine, others = ours(), theirs()
+    mine = ours()
+    others = theirs()
     equal = sum(a == b for a, b in zip(mine, others, strict=True))
-    result = {"batch": options.batch, "beams": beams, "equal_outputs": equal, "torch": torch.__version__}
+    result = {
+        "batch": options.batch,
+        "beams": beams,
+        "equal_outputs": equal,
+        "torch": torch.__version__,
+    }
     return result | told(f"beams {beams}", times, first, options.batch, "sentences"), times
 
 

@@ -25,26 +25,37 @@ def read(text: str) -> list[list[str]]:
 
 
 def learn_ours(lines: list[list[str]], out: str, epochs: int, _: int) -> tuple[float, float]:
-    from clearhead.words.corpus import Corpus
-    from clearhead.words.files import Table, write_table
-    from clearhead.words.skip_gram import Learner, SkipGram
+    from clearhead.word_vectors.io import VectorTable, write_vectors
+    from clearhead.word_vectors.skip_gram import Corpus, SkipGramConfig, SkipGramTrainer
 
     start = time.perf_counter()
-    learner = Learner(Corpus.of(lines, SkipGram().least), SkipGram(epochs=epochs))
+    learner = SkipGramTrainer(
+        Corpus.from_lines(lines, SkipGramConfig().min_count), SkipGramConfig(epochs=epochs)
+    )
     begun = time.perf_counter()
     for _ in learner:
         pass
     end = time.perf_counter()
-    write_table(Path(out), Table(learner.corpus.words, learner.inner))
+    write_vectors(Path(out), VectorTable(learner.corpus.words, learner.input_vectors))
     return end - start, end - begun
 
 
-def learn_gensim(lines: list[list[str]], out: str, epochs: int, threads: int) -> tuple[float, float]:
+def learn_gensim(
+    lines: list[list[str]], out: str, epochs: int, threads: int
+) -> tuple[float, float]:
     from gensim.models import Word2Vec
 
     start = time.perf_counter()
     model = Word2Vec(
-        sg=1, vector_size=100, window=5, negative=5, sample=1e-3, min_count=5, alpha=0.025, workers=threads, seed=1
+        sg=1,
+        vector_size=100,
+        window=5,
+        negative=5,
+        sample=1e-3,
+        min_count=5,
+        alpha=0.025,
+        workers=threads,
+        seed=1,
     )
     model.build_vocab(lines)
     begun = time.perf_counter()
@@ -62,7 +73,16 @@ def work(who: str, text: str, out: str, epochs: str, threads: str) -> None:
     lines = read(text)
     whole, learning = LEARN[who](lines, out, int(epochs), int(threads))
     versions = {} if who == "ours" else {who: version(who)}
-    print(json.dumps({"whole": whole, "learning": learning, "words": sum(map(len, lines)), "versions": versions}))
+    print(
+        json.dumps(
+            {
+                "whole": whole,
+                "learning": learning,
+                "words": sum(map(len, lines)),
+                "versions": versions,
+            }
+        )
+    )
 
 
 def main() -> None:
@@ -86,18 +106,25 @@ def main() -> None:
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
                 runs[who].append(json.loads(done.stdout))
         for part in ("whole", "learning"):
-            speeds = {who: [run["words"] * given.epochs / run[part] for run in found] for who, found in runs.items()}
+            speeds = {
+                who: [run["words"] * given.epochs / run[part] for run in found]
+                for who, found in runs.items()
+            }
             for who, speed in speeds.items():
                 spread = f"({min(speed):,.0f}–{max(speed):,.0f})"
                 ratio = median(speed) / median(speeds["gensim"])
-                print(f"{part:<9} {who:<7} {median(speed):12,.0f} words/s {spread:<24} x {ratio:.2f}")
+                print(
+                    f"{part:<9} {who:<7} {median(speed):12,.0f} words/s {spread:<24} x {ratio:.2f}"
+                )
             if part == "whole":
                 title = "skip-gram with negative sampling"
                 rows = kept.rows(f"{title}: speed", "words/s", speeds)
         for file, shares in _answer(folder, given.questions).items():
             figures = [kept.figure(shares[who]) for who in LEARN]
             ratio = kept.figure(shares["ours"] / shares["gensim"])
-            rows.append(kept.Row(f"{title}: {file}", "score", figures[0], "gensim", figures[1], ratio, 1))
+            rows.append(
+                kept.Row(f"{title}: {file}", "score", figures[0], "gensim", figures[1], ratio, 1)
+            )
     if given.keep:
         kept.write(rows, **runs["gensim"][0]["versions"])
     return None
@@ -105,15 +132,17 @@ def main() -> None:
 
 def _answer(folder: str, questions: list[str]) -> dict[str, dict[str, float]]:
     """For each file of questions, the score of each."""
-    from clearhead.lens.vectors import vectors
-    from clearhead.words.benchmark import benchmark
+    from clearhead.word_vectors.benchmark import evaluate_vectors
+    from clearhead.word_vectors.vectors import vectors
 
     found: dict[str, dict[str, float]] = {}
     for file in questions:
         for who in LEARN:
-            result = benchmark(vectors(f"{folder}/{who}.bin"), file)
+            result = evaluate_vectors(vectors(f"{folder}/{who}.bin"), file)
             found.setdefault(Path(file).stem, {})[who] = float(result.values[-1])
-            print(f"{Path(file).stem:<16} {who:<7} {result.measure} {float(result.values[-1]):.4f}")
+            print(
+                f"{Path(file).stem:<16} {who:<7} {result.value_name} {float(result.values[-1]):.4f}"
+            )
     return found
 
 

@@ -27,7 +27,9 @@ HEAD = {"blocks.5.attn.pattern": lambda pattern: pattern[:, 3]}
 PLAIN = "logits"
 CALLS: dict[str, Callable] = {
     PLAIN: lambda model, ids: model.logits(ids),
-    "the residual stream": lambda model, ids: model.watch(ids, ["blocks.*.pre", "blocks.*.mid", "blocks.*.post"]),
+    "the residual stream": lambda model, ids: model.watch(
+        ids, ["blocks.*.resid_pre", "blocks.*.resid_mid", "blocks.*.resid_post"]
+    ),
     "one head's pattern": lambda model, ids: model.watch(ids, HEAD),
     "all patterns": lambda model, ids: model.watch(ids, "blocks.*.attn.pattern"),
     "everything": lambda model, ids: model.watch(ids),
@@ -71,7 +73,9 @@ def times(model: ch.Model, shape: tuple[int, int], turns: int) -> dict[str, list
 
 def memory(name: str, model: ch.Model, shape: tuple[int, int]) -> tuple[float, float]:
     """Peak and kept MB of one call; on a CPU a process may ask this only once."""
-    call, ids, short = CALLS[name], text(shape), text((1, 8))
+    call = CALLS[name]
+    ids = text(shape)
+    short = text((1, 8))
     call(model, short)
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -97,7 +101,9 @@ def resident(what: str) -> int:
 
 def memory_apart(name: str, shape: tuple[int, int]) -> tuple[float, float]:
     asked = [sys.executable, __file__, "--memory", json.dumps([name, shape])]
-    return tuple(json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout))
+    return tuple(
+        json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+    )
 
 
 def main() -> None:
@@ -112,14 +118,22 @@ def main() -> None:
         name, shape = json.loads(given.memory)
         print(json.dumps(memory(name, model, tuple(shape))))
         return
-    figures, rows = [], []
+    figures = []
+    rows = []
     for shape in CASES:
         spent = times(model, shape, given.turns)
         for name, seconds in spent.items():
             ratios = [mine / plain for mine, plain in zip(seconds, spent[PLAIN], strict=True)]
             low, _, high = quantiles(ratios)
-            peak, held = memory(name, model, shape) if DEVICE == "cuda" else memory_apart(name, shape)
-            row = {"shape": shape, "call": name, "ms": median(seconds) * 1e3, "ratio": median(ratios)}
+            peak, held = (
+                memory(name, model, shape) if DEVICE == "cuda" else memory_apart(name, shape)
+            )
+            row = {
+                "shape": shape,
+                "call": name,
+                "ms": median(seconds) * 1e3,
+                "ratio": median(ratios),
+            }
             figures.append(row | {"quartiles": [low, high], "peak_MB": peak, "kept_MB": held})
             limit = f"at most {LIMITS[name]}" if name in LIMITS else ""
             print(
@@ -128,17 +142,23 @@ def main() -> None:
                 flush=True,
             )
             if name != PLAIN:
-                work, cost = (
-                    f"GPT-2 124M, {shape[0]} × {shape[1]:,}: watching {name}",
-                    kept.figure(median(ratios), low, high),
+                work = f"GPT-2 124M, {shape[0]} × {shape[1]:,}: watching {name}"
+                cost = kept.figure(median(ratios), low, high)
+                rows.append(
+                    kept.Row(work, "× a plain pass", cost, rounds=given.turns, quartiles=True)
                 )
-                rows.append(kept.Row(work, "× a plain pass", cost, rounds=given.turns, quartiles=True))
             if name == "one head's pattern" and DEVICE == "cpu":
-                rows.append(kept.Row(f"{work}, kept", "matrices", kept.figure(held * 1e6 / (4 * shape[1] ** 2))))
+                rows.append(
+                    kept.Row(
+                        f"{work}, kept", "matrices", kept.figure(held * 1e6 / (4 * shape[1] ** 2))
+                    )
+                )
     if given.keep:
         kept.write(rows, device=DEVICE)
     if given.out:
-        given.out.write_text(json.dumps({"device": DEVICE, "figures": figures}, indent=1) + "\n", encoding="utf-8")
+        given.out.write_text(
+            json.dumps({"device": DEVICE, "figures": figures}, indent=1) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -17,15 +17,15 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clearhead.lab.experiment import FILE, Experiment
-from clearhead.lab.experiment import RESULTS as LINES
-from clearhead.lab.outcome import outcomes
-from clearhead.lab.work import lacks, unfinished
-from clearhead.train.report import LOG
-from clearhead.train.unchanged import FILE as DATA
+from clearhead.lab.experiment import EXPERIMENT_FILE, Experiment, read_results
+from clearhead.lab.experiment import RESULTS_FILE as LINES
+from clearhead.lab.runner import is_incomplete, unfinished_runs
+from clearhead.train.checkpoint import FINGERPRINT_FILE as DATA
+from clearhead.train.checkpoint import LOG_FILE
 
 HERE = Path(__file__).parent
-BUILD, RESULTS = Path("build/claims"), HERE / "results"
+BUILD = Path("build/claims")
+RESULTS = HERE / "results"
 
 
 @dataclass(frozen=True)
@@ -46,26 +46,29 @@ class Claim:
 
 def tuned(task: str, steps: int, metric: str, more: str = "", found: str = "") -> Claim:
     """BERT against RoFormer on a task of GLUE, from the models that roformer-pretraining has trained."""
-    starts = ",".join(f"{BUILD}/roformer-pretraining/runs/position={p}/{{seed}}/best" for p in ("learned", "rotary"))
+    starts = ",".join(
+        f"{BUILD}/roformer-pretraining/runs/position={p}/{{seed}}/best"
+        for p in ("learned", "rotary")
+    )
     data = f"--data.train {BUILD}/glue/{task}.train.tsv --data.valid {BUILD}/glue/{task}.dev.tsv"
-    often = f"--train.steps {steps} --train.report {steps // 10} --train.check {steps} --train.save {steps}"
+    often = f"--train.max_steps {steps} --train.log_every {steps // 10} --train.eval_every {steps} --train.save_every {steps}"
     return Claim(
         f"roformer-{task.lower()}",
         f"RoFormer against BERT, pre-trained alike and fine-tuned on {task}: at least as good.",
         "tuned",
-        f"--vary 'train.start={starts}' --metric {metric} {data} {often} {more}".rstrip(),
+        f"--vary 'train.init_from={starts}' --metric {metric} {data} {often} {more}".rstrip(),
         found,
     )
 
 
-PAIRS = "--data.second second"
+PAIRS = "--data.text_pair_column second"
 CLAIMS = (
     Claim(
         "positions-language",
         "Learned and sinusoidal positions are equally good; relative and rotary ones are better than both; without any "
         "the order of words is lost (a decoder still sees it through its mask).",
         "language",
-        "--vary model.position=learned,none,sinusoidal,relative,shaw,rotary --lengths 256,512,1024",
+        "--vary model.position=learned,none,sinusoidal,t5,shaw,rotary --lengths 256,512,1024",
         "**Nearly, but for T5's**: sinusoidal positions are better than learned ones, by only 0.024 (0.010 to 0.038). "
         "Relative ones as Shaw has them are better by 0.24 (0.18 to 0.30), rotary ones by 0.27 (0.18 to 0.36); "
         "T5's bias for a distance (`relative`) is with the sinusoids (-0.02 to 0.02). Without any the loss is worse "
@@ -78,7 +81,7 @@ CLAIMS = (
         "In translation learned and sinusoidal positions are within 0.1 BLEU of each other (2017), and rotary ones are "
         "slightly better (RoFormer: 27.5 against 27.3).",
         "translation",
-        "--vary model.position=sinusoidal,none,learned,relative,rotary --metric bleu",
+        "--vary model.position=sinusoidal,none,learned,t5,rotary --metric bleu",
         "**The first half not in 3,000 steps**: learned positions are 2.8 BLEU behind sinusoidal ones (1.7 to 3.8), as "
         "if training had to find first what sinusoids bring along. Rotary ones came 1.3 above (0.2 to 2.4, but not "
         "sure among four comparisons), T5's relative ones 0.9 below (-2.8 to 1.0); without positions 9.3 are lost.",
@@ -87,7 +90,7 @@ CLAIMS = (
         "positions-masked",
         "RoFormer learns to guess hidden words faster than BERT.",
         "masked",
-        "--vary model.position=learned,none,sinusoidal,relative,rotary",
+        "--vary model.position=learned,none,sinusoidal,t5,rotary",
         "**Much faster, but beside learned positions, not yet beside BERT**: after 2,000 steps the loss is 3.21 with "
         "rotary positions, 3.96 with sinusoidal, 4.47 with relative ones. With learned ones it is 6.25 and no better "
         "than without any: they have not yet found what order is. But this encoder has its norms before each part, "
@@ -147,7 +150,7 @@ CLAIMS = (
         "heads-translation",
         "One head costs 0.9 BLEU against eight (2017).",
         "translation",
-        "--vary model.attention.heads=8,1 --metric bleu",
+        "--vary model.attention.n_heads=8,1 --metric bleu",
         "**Not so here**: a cost of 0.9 is outside the interval. One head of width 256 came 1.1 BLEU above eight of "
         "width 32 (-0.03 to 2.2: that it is better cannot be claimed), and its loss is lower by 0.07 (0.04 to 0.10). "
         "2017 had eight heads of width 64 and 4.5 million sentences; here are 29,000, and heads half as wide.",
@@ -157,7 +160,7 @@ CLAIMS = (
         "With the norm after each part, as in 2017, a deep stack needs a warm-up of the rate; with the norm before each"
         " part it does not.",
         "language",
-        "--vary model.wiring=pre,post --vary train.warmup=500,0 --vary model.layers=6,12",
+        "--vary model.norm_position=pre,post --vary train.warmup_steps=500,0 --vary model.n_layers=6,12",
         "**Yes**: with the norm after, 12 layers without warm-up learn no more than how common each token is (7.25), "
         "6 layers end at 5.4 to 6.3. With 500 steps of warm-up the same models reach 4.55 and 4.68 and are then "
         "*better* than those with the norm before: 12 layers by 0.06 (0.02 to 0.10), 6 by 0.06 (0.03 to 0.09). With "
@@ -168,7 +171,7 @@ CLAIMS = (
         "tied",
         "The unembedding may be the embedding matrix: as good, with fewer weights.",
         "language",
-        "--vary model.head.tied=true,false",
+        "--vary model.head.tie_embeddings=true,false",
         "**Not as good here**: untied is better by 0.11 (0.09 to 0.13), with 2.1 million weights more (30 %). At this "
         "size the matrix is a large part of the model.",
     ),
@@ -177,7 +180,7 @@ CLAIMS = (
         "Several heads that look at different things are better than one. Scores are divided by the square root of the "
         "head's width: without it softmax saturates and learning suffers, the more the wider the heads are.",
         "language",
-        "--vary model.attention.heads=8,1 --vary model.attention.scaled=true,false",
+        "--vary model.attention.n_heads=8,1 --vary model.attention.scale=true,false",
         "**The second half**: without the division the loss is worse by 0.16 with eight heads of width 32, by 0.50 "
         "with one of width 256, as the lectures expect; that softmax saturates was not measured. Between eight heads "
         "and one no difference was found (-0.05 to 0.06).",
@@ -186,7 +189,7 @@ CLAIMS = (
         "smoothing",
         "Label smoothing makes perplexity worse and BLEU better (2017).",
         "translation",
-        "--vary train.smoothing=0,0.1 --metric bleu",
+        "--vary train.label_smoothing=0,0.1 --metric bleu",
         "**Half of it**: BLEU is better by 1.8 (0.9 to 2.7), but perplexity is better too, 6.00 against 6.57. A likely "
         "cause: it keeps the model from learning its 29,000 sentences by heart. Without it the loss is lowest at step "
         "1,750 and ends 0.04 to 0.06 above that with every seed, with it at most 0.014.",
@@ -196,17 +199,22 @@ CLAIMS = (
 
 def keep(name: str) -> None:
     """What an experiment has found, without its weights: of runs that miss nothing, and no less than before."""
-    source, target = BUILD / name, RESULTS / name
-    if not (source / FILE).is_file():
+    source = BUILD / name
+    target = RESULTS / name
+    if not (source / EXPERIMENT_FILE).is_file():
         return
-    experiment = Experiment.read(source / FILE)
-    whole = {key: run for key, run in outcomes(source).items() if not lacks(experiment, run)}
+    experiment = Experiment.read(source / EXPERIMENT_FILE)
+    whole = {
+        key: run for key, run in read_results(source).items() if not is_incomplete(experiment, run)
+    }
     if not whole:
         return
-    if not outcomes(target).keys() <= whole.keys():
-        sys.exit(f"{target} holds runs that {source} has not; it is left as it is. Remove one of them.")
+    if not read_results(target).keys() <= whole.keys():
+        sys.exit(
+            f"{target} holds runs that {source} has not; it is left as it is. Remove one of them."
+        )
     shutil.rmtree(target, ignore_errors=True)
-    for file in (FILE, DATA, *(f"{run.place}/{LOG}" for run in whole.values())):
+    for file in (EXPERIMENT_FILE, DATA, *(f"{run.path}/{LOG_FILE}" for run in whole.values())):
         if (source / file).is_file():  # a run may diverge before it has logged anything
             (target / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / file, target / file)
@@ -215,10 +223,11 @@ def keep(name: str) -> None:
 
 def take_up(name: str) -> None:
     """An experiment that was kept before all of its runs had been trained goes on, also where its folder is gone."""
-    source, target = RESULTS / name, BUILD / name
-    if not (source / FILE).is_file() or target.exists():
+    source = RESULTS / name
+    target = BUILD / name
+    if not (source / EXPERIMENT_FILE).is_file() or target.exists():
         return
-    if unfinished(Experiment.read(source / FILE), outcomes(source)):
+    if unfinished_runs(Experiment.read(source / EXPERIMENT_FILE), read_results(source)):
         half = target.with_name(f".{name}")
         shutil.copytree(source, half, dirs_exist_ok=True)
         half.rename(target)
@@ -238,10 +247,15 @@ def train(command: list[str], processes: int) -> int:
 
 def main(words: list[str]) -> None:
     cut = words.index("--") if "--" in words else len(words)
-    names, more = [claim.name for claim in CLAIMS], words[cut + 1 :]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [claim.name for claim in CLAIMS]
+    more = words[cut + 1 :]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", nargs="*", help=", ".join(names))
-    parser.add_argument("--processes", type=int, default=1, help="that share the runs of an experiment, and the GPU")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="that share the runs of an experiment, and the GPU"
+    )
     given = parser.parse_args(words[:cut])
     if unknown := [name for name in given.name if name not in names]:
         parser.error(f"{', '.join(unknown)}: there is no such claim; there are {', '.join(names)}")
@@ -259,7 +273,10 @@ def main(words: list[str]) -> None:
             keep(claim.name)
         if status:
             if not any((BUILD / part).is_dir() for part in ("text", "pairs", "glue")):
-                print("python claims/prepare.py DATA comes first: it makes what the experiments read.", file=sys.stderr)
+                print(
+                    "python claims/prepare.py DATA comes first: it makes what the experiments read.",
+                    file=sys.stderr,
+                )
             sys.exit(status)
 
 

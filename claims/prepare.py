@@ -18,7 +18,7 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from clearhead.tokens.text import Tokenizer
+from clearhead.tokenizers.tokenizer import Tokenizer
 
 WORDS = 8192
 SPECIAL = ("<|end|>", "[MASK]")  # one ends a text, one hides a word
@@ -44,15 +44,21 @@ def text(data: Path, out: Path) -> None:
     train = [each for number, each in enumerate(articles) if number % 50]
     write(out / "train.txt", train, "\n<|endoftext|>\n")
     write(out / "valid.txt", articles[::50], "\n<|endoftext|>\n")
-    Tokenizer.train_bpe((each[:20_000] for each in train), WORDS, SPECIAL).save(out / "tokenizer.json")
+    Tokenizer.train_bpe((each[:20_000] for each in train), WORDS, SPECIAL).save(
+        out / "tokenizer.json"
+    )
 
 
 def pairs(data: Path, out: Path) -> None:
     for name, part in (("train", "train"), ("valid", "val")):
         for side in ("en", "de"):
-            with gzip.open(data / f"translation/multi30k/{part}.{side}.gz", "rt", encoding="utf-8") as file:
+            with gzip.open(
+                data / f"translation/multi30k/{part}.{side}.gz", "rt", encoding="utf-8"
+            ) as file:
                 write(out / f"{name}.{side}", (line.strip() for line in file))
-    sides = (line for side in ("en", "de") for line in (out / f"train.{side}").open(encoding="utf-8"))
+    sides = (
+        line for side in ("en", "de") for line in (out / f"train.{side}").open(encoding="utf-8")
+    )
     Tokenizer.train_bpe(sides, WORDS, SPECIAL[:1]).save(out / "tokenizer.json")
 
 
@@ -66,14 +72,18 @@ def glue(data: Path, out: Path) -> None:
                 lines = list(io.TextIOWrapper(file, "utf-8-sig", newline="\n"))
                 rows = [line.rstrip("\r\n").split("\t") for line in lines]
                 head = [str(i) for i in range(4)] if task == "CoLA" else rows.pop(0)
-                told = ([row[head.index(name)].strip() if name else "" for name in columns] for row in rows)
+                told = (
+                    [row[head.index(name)].strip() if name else "" for name in columns]
+                    for row in rows
+                )
                 write(out / f"{task}.{part}.tsv", ["text\tsecond\tlabel", *map("\t".join, told)])
 
 
 if __name__ == "__main__":
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
-    source, target = Path(sys.argv[1]), Path([*sys.argv, "build/claims"][2])
+    source = Path(sys.argv[1])
+    target = Path([*sys.argv, "build/claims"][2])
     for make in (text, pairs, glue):
         (target / make.__name__).mkdir(parents=True, exist_ok=True)
         make(source, target / make.__name__)

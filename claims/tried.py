@@ -6,12 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from claims import CLAIMS, RESULTS, Claim  # type: ignore[import-not-found]
-from clearhead.lab import curves, report
-from clearhead.lab.experiment import FILE, LOSS, Experiment
-from clearhead.lab.findings import findings, method, metric_name
-from clearhead.lab.outcome import outcomes
-from clearhead.lab.summary import Summary, summarise
-from clearhead.train.curve import svg
+from clearhead.lab.experiment import BEST_LOSS, EXPERIMENT_FILE, Experiment, read_results
+from clearhead.lab.report import (
+    describe_lengths,
+    describe_method,
+    findings,
+    format_mean_std,
+    length_table,
+    markdown_table,
+    metric_name,
+    plot_by_length,
+    plot_by_step,
+    plot_runs,
+    results_table,
+)
+from clearhead.lab.stats import Summary, summarize
+from clearhead.train.report import to_svg
 
 SIZE = (8.0, 4.0)
 INTRO = """# The lectures' claims, tried
@@ -53,9 +63,9 @@ def page(results: Path = RESULTS) -> str:
 
 def read(folder: Path) -> Summary | None:
     """What an experiment has found; None where it was not carried out."""
-    if not (folder / FILE).is_file():
+    if not (folder / EXPERIMENT_FILE).is_file():
         return None
-    return summarise(Experiment.read(folder / FILE), outcomes(folder))
+    return summarize(Experiment.read(folder / EXPERIMENT_FILE), read_results(folder))
 
 
 def _overview(found: dict[Claim, Summary | None]) -> str:
@@ -75,44 +85,49 @@ def _section(claim: Claim, summary: Summary | None, folder: Path) -> Iterator[st
         yield f"Not tried yet.\n\n```\n{shlex.join(claim.command)}\n```"
         return
     experiment = summary.experiment
-    yield report.pipes(report.results(summary))
+    yield markdown_table(results_table(summary))
     if other := _others(summary):
         yield other
-    yield _drawn(svg(curves.by_step(summary, folder, SIZE), f"{claim.name}-steps"))
-    if experiment.metric != LOSS:
-        yield _drawn(svg(curves.by_run(summary, SIZE), f"{claim.name}-runs"))
-    if experiment.lengths:
-        yield report.pipes(report.lengths(summary))
-        yield _drawn(svg(curves.by_length(summary, SIZE), f"{claim.name}-lengths"))
-        yield " ".join(report.about_lengths(summary))
-    yield "\n".join(f"- **{each.name}**: {each.sentence}" for each in findings(summary, folder))
-    yield method(summary)
-    machines = sorted({run.machine for run in summary.done if run.machine})
-    yield f"{', '.join(machines)}; torch {experiment.made.torch}.\n\n```\n{experiment.made.command}\n```"
+    yield _drawn(to_svg(plot_by_step(summary, folder, SIZE), f"{claim.name}-steps"))
+    if experiment.metric != BEST_LOSS:
+        yield _drawn(to_svg(plot_runs(summary, SIZE), f"{claim.name}-runs"))
+    if experiment.eval_lengths:
+        yield markdown_table(length_table(summary))
+        yield _drawn(to_svg(plot_by_length(summary, SIZE), f"{claim.name}-lengths"))
+        yield " ".join(describe_lengths(summary))
+    yield "\n".join(f"- **{each.name}**: {each.message}" for each in findings(summary, folder))
+    yield describe_method(summary)
+    machines = sorted({run.machine for run in summary.results if run.machine})
+    yield f"{', '.join(machines)}; torch {experiment.provenance.torch_version}.\n\n```\n{experiment.provenance.command}\n```"
 
 
 def _others(summary: Summary) -> str:
     """The same runs by the other figures that were measured, without claims: those are about what was asked."""
     names = (
-        [name for name in summary.done[0].figures if name not in (summary.experiment.metric, LOSS)]
-        if summary.done
+        [
+            name
+            for name in summary.results[0].metrics
+            if name not in (summary.experiment.metric, BEST_LOSS)
+        ]
+        if summary.results
         else []
     )
     rows: dict[str, list[str]] = {}
     for name in names:
-        other = summarise(
-            replace(summary.experiment, metric=name), {(run.variant, run.seed): run for run in summary.done}
+        other = summarize(
+            replace(summary.experiment, metric=name),
+            {(run.variant, run.seed): run for run in summary.results},
         )
         for row in other.rows:
-            rows.setdefault(row.name, [row.name]).append(report.spread_of(row.values))
-    return report.pipes((["variant", *map(metric_name, names)], [*rows.values()])) if names else ""
+            rows.setdefault(row.name, [row.name]).append(format_mean_std(row.values))
+    return (
+        markdown_table((["variant", *map(metric_name, names)], [*rows.values()])) if names else ""
+    )
 
 
 def _drawn(picture: str) -> str:
     """A blank line or an indent would end a block of HTML."""
-    return (
-        f'<div class="drawn">{"".join(line.strip() + chr(10) for line in picture.splitlines() if line.strip())}</div>'
-    )
+    return f'<div class="drawn">{"".join(line.strip() + chr(10) for line in picture.splitlines() if line.strip())}</div>'
 
 
 if __name__ == "__main__":

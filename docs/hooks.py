@@ -58,7 +58,10 @@ def commands() -> str:
 
     from clearhead.cli.main import app
 
-    parts = ["# Commands", "What `clearhead COMMAND --help` prints. Bad input ends with one sentence and status 2."]
+    parts = [
+        "# Commands",
+        "What `clearhead COMMAND --help` prints. Bad input ends with one sentence and status 2.",
+    ]
     for path, command in sorted(_below("clearhead", get_command(app))):
         with command.make_context(path, [], resilient_parsing=True) as context:
             context.terminal_width = context.max_content_width = 100
@@ -77,13 +80,14 @@ def presets() -> str:
     import clearhead as ch
 
     rows = [
-        f"| `{name}` | {_kind(preset)} | {preset.parameters() / 1e6:,.1f}M |" for name, preset in ch.presets.items()
+        f"| `{name}` | {_kind(preset)} | {preset.num_parameters() / 1e6:,.1f}M |"
+        for name, preset in ch.presets.items()
     ]
     return "\n".join(
         [
             "# Presets and options",
             "",
-            "A preset is an exact name for a configuration. Any option can be changed: `--model.layers=4` in the",
+            "A preset is an exact name for a configuration. Any option can be changed: `--model.n_layers=4` in the",
             'shell, `ch.new("lecture-lm", layers=4)` in Python. Sizes are counted without building.',
             "",
             "| name | shape | parameters |",
@@ -95,7 +99,7 @@ def presets() -> str:
             "What `clearhead presets lm-small` prints: a TOML file that `clearhead train` reads.",
             "",
             "```toml",
-            ch.presets["lm-small"].toml().rstrip(),
+            ch.presets["lm-small"].to_toml().rstrip(),
             "```",
             "",
         ]
@@ -103,24 +107,35 @@ def presets() -> str:
 
 
 def _kind(preset: Any) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "-", type(preset.model.shape).__name__).lower()
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", type(preset.model.architecture).__name__).lower()
 
 
 def values() -> str:
     """The table of lens/names.py, for a model that has all of it."""
     import clearhead as ch
-    from clearhead.lens.names import names
+    from clearhead.lens.activations import activation_table
 
-    model = ch.presets["tiny-encoder-decoder"].change(position="learned", ffn__activation="swiglu").model
-    shown = [name for name in names(model).values() if not re.search(r"encoder\.|blocks\.[1-9]", name.path)]
-    rows = [f"| `{n.path.replace('.0.', '.{i}.')}` | {n.shape} | {n.formula} | {n.sentence} |" for n in shown]
+    model = (
+        ch.presets["tiny-encoder-decoder"]
+        .replace(position="learned", ffn__activation="swiglu")
+        .model
+    )
+    shown = [
+        name
+        for name in activation_table(model).values()
+        if not re.search(r"encoder\.|blocks\.[1-9]", name.name)
+    ]
+    rows = [
+        f"| `{n.name.replace('.0.', '.{i}.')}` | {n.shape} | {n.formula} | {n.description} |"
+        for n in shown
+    ]
     return "\n".join(
         [
             "# Visible values",
             "",
             "Every value that `model.watch` can see and that `edits=` can change. `*` in a pattern is one part of a",
             "name, `**` any number. Those of a translator's encoder begin with `encoder.`; `cross` is only in",
-            "encoder-decoders, `gate` only in gated feed-forward layers, `embed.positions` only where positions are",
+            "encoder-decoders, `gate` only in gated feed-forward layers, `pos_embed` only where positions are",
             "added.",
             "",
             "| name | shape | formula | what it is |",
@@ -155,7 +170,10 @@ def ran(name: str, text: str) -> str:
 
     book = nbformat.reads(text, as_version=4)
     NotebookClient(
-        book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(HERE / "tour")}}
+        book,
+        timeout=600,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(HERE / "tour")}},
     ).execute()
     parts = [part for cell in book.cells for part in _cell(cell)]
     parts.insert(1, f"*This page is a notebook, [{name}]({name}), run when the site was built.*")
@@ -170,7 +188,9 @@ def _cell(cell: Any) -> Iterator[str]:
     for output in cell.outputs:
         data = output.get("data", {})
         if "text/html" in data:  # a blank line or an indent would end the block of HTML
-            html = "\n".join(line.strip() for line in data["text/html"].splitlines() if line.strip())
+            html = "\n".join(
+                line.strip() for line in data["text/html"].splitlines() if line.strip()
+            )
             yield f'<div class="drawn">{html}</div>'
         elif "image/png" in data:
             yield f"![](data:image/png;base64,{data['image/png'].strip()})"

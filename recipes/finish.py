@@ -13,7 +13,7 @@ import torch
 import clearhead as ch
 from clearhead import reader
 from clearhead.weights import bundled
-from clearhead.words.files import Table, read_table, write_table
+from clearhead.word_vectors.io import Table, read_table, write_table
 
 COMMONEST = 20_000
 
@@ -24,12 +24,19 @@ def finish(name: str, run: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as there:
         new = Path(there) / "new"
         if name == "words":
-            table, made = read_table(run), reader.load(run / "words.json")["made"]
-            write_table(new, Table(table.words[:COMMONEST], table.vectors[:COMMONEST].to(torch.bfloat16)), made)
+            table = read_table(run)
+            made = reader.load(run / "words.json")["made"]
+            write_table(
+                new,
+                Table(table.words[:COMMONEST], table.vectors[:COMMONEST].to(torch.bfloat16)),
+                made,
+            )
         else:
             model = ch.load(run / "best", device="cpu", dtype="bfloat16")
             if name == "fill":
-                model.config = model.config.change(use__begin=model.tokenizer.encode("\n"))
+                model.config = model.config.change(
+                    inference__bos_tokens=model.tokenizer.encode("\n")
+                )
             ch.save(model, new)
         for file in new.iterdir():
             file.replace(folder / file.name)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import clearhead as ch
 from clearhead.weights import bundled
-from clearhead.words.benchmark import benchmark
+from clearhead.word_vectors.benchmark import benchmark
 
 WHAT = {  # the files, what they are, and the figures that are told
     "story": (("valid.txt",), "329 held-out TinyStories", ("bits per byte", "perplexity")),
@@ -63,13 +63,16 @@ SAID = (
 def figures(name: str, build: Path) -> list[dict[str, object]]:
     if name == "words":
         result = benchmark(ch.vectors(bundled.ROOT / name), build)
-        share, count = float(result.numpy()[-1]), result.asked[-1]
+        share = float(result.numpy()[-1])
+        count = result.asked[-1]
         apart = 1.96 * math.sqrt(share * (1 - share) / count)
         where = f"Google's analogies, the {count:,} whose words all have vectors"
         command = "clearhead vectors words --benchmark questions-words.txt"
         return [_told("accuracy", (share, share - apart, share + apart), where, command)]
     files, where, wanted = WHAT[name]
-    command = f"clearhead evaluate {name} --data {' '.join(f'build/{name}/{file}' for file in files)}"
+    command = (
+        f"clearhead evaluate {name} --data {' '.join(f'build/{name}/{file}' for file in files)}"
+    )
     found = _measured(ch.load(name), [str(build / file) for file in files])
     told = [_told(key, found[key], where, command) for key in wanted]
     return told + (unheard(build) if name == "spoken-digits" else [])
@@ -83,13 +86,21 @@ def unheard(build: Path) -> list[dict[str, object]]:
         command = f"clearhead evaluate build/spoken-digits/{run.name} --data build/spoken-digits/{speaker}/test"
         where = f"all takes of {speaker}, by a model of the five other voices"
         found.append(
-            _told("accuracy", _measured(ch.load(run), [str(build / speaker / "test")])["accuracy"], where, command)
+            _told(
+                "accuracy",
+                _measured(ch.load(run), [str(build / speaker / "test")])["accuracy"],
+                where,
+                command,
+            )
         )
     return found
 
 
 def _measured(model: ch.Model, paths: list[str]) -> dict[str, tuple[float | None, ...]]:
-    return {figure.name: (figure.value, figure.low, figure.high) for figure in ch.evaluate(model, paths).figures}
+    return {
+        figure.name: (figure.value, figure.low, figure.high)
+        for figure in ch.evaluate(model, paths).figures
+    }
 
 
 def _told(name: str, found: tuple[float | None, ...], on: str, command: str) -> dict[str, object]:
@@ -103,11 +114,16 @@ def stories(model: ch.Model) -> list[tuple[str, str]]:
 
 
 def translations(model: ch.Model) -> list[tuple[str, str]]:
-    return [(text, found.text) for text, found in zip(EVERYDAY, model.translate(list(EVERYDAY)), strict=True)]
+    return [
+        (text, found.text)
+        for text, found in zip(EVERYDAY, model.translate(list(EVERYDAY)), strict=True)
+    ]
 
 
 def guesses(model: ch.Model) -> list[tuple[str, str]]:
-    return [(text, ", ".join(guess.word.strip() for guess in model.fill(text)[:5])) for text in HIDDEN]
+    return [
+        (text, ", ".join(guess.word.strip() for guess in model.fill(text)[:5])) for text in HIDDEN
+    ]
 
 
 def moods(model: ch.Model) -> list[tuple[str, str]]:
@@ -126,7 +142,8 @@ SAMPLES: dict[str, Callable[[ch.Model], list[tuple[str, str]]]] = {
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] not in bundled.NAMES:
         sys.exit(__doc__)
-    name, build = sys.argv[1], Path(sys.argv[2])
+    name = sys.argv[1]
+    build = Path(sys.argv[2])
     sampled = SAMPLES[name](ch.load(name)) if name in SAMPLES else []
     card = bundled.seal(
         bundled.ROOT / name,

@@ -48,9 +48,13 @@ def story(data: Path, out: Path) -> None:
     """Stories that have an end: one in forty of the original ones is held out, the teacher's are only learned from."""
     own = finished(data / "text/tinystories.txt.xz")
     made = [text for file in sorted(data.glob("stories/*.xz")) for text in documents(file)]
-    kept = dict.fromkeys(text for text in made if len(text) > 150 and text[-1] in '.!?"' and text[0].isupper())
+    kept = dict.fromkeys(
+        text for text in made if len(text) > 150 and text[-1] in '.!?"' and text[0].isupper()
+    )
     held = len(own) // 40
-    print(f"{len(own):,} stories, {held:,} of them held out; of {len(made):,} that the teacher wrote {len(kept):,}")
+    print(
+        f"{len(own):,} stories, {held:,} of them held out; of {len(made):,} that the teacher wrote {len(kept):,}"
+    )
     write(out / "valid.txt", own[:held], END)
     write(out / "train.txt", [*own[held:], *kept], END)
 
@@ -68,7 +72,9 @@ def en_de(data: Path, out: Path) -> None:
     tatoeba = [pair for pair in table("deu-eng.tsv.xz", 0, 1) if not held.intersection(pair)]
     with tarfile.open(data / "translation/europarl.tar.xz") as inside:
         sides = (inside.extractfile(f"europarl/train.{language}") for language in ("en", "de"))
-        europarl = list(zip(*(side.read().decode().splitlines() for side in sides if side), strict=True))
+        europarl = list(
+            zip(*(side.read().decode().splitlines() for side in sides if side), strict=True)
+        )
     print(f"{len(tatoeba):,} pairs of Tatoeba, {len(europarl):,} of Europarl")
     train = tatoeba * 2 + europarl
     random.Random(0).shuffle(train)
@@ -81,13 +87,19 @@ def fill(data: Path, out: Path) -> None:
     """Paragraphs of books and of an encyclopedia, in lower case; one document in a hundred is held out."""
     import json
 
-    from clearhead.tokens.text import Tokenizer
+    from clearhead.tokenizers.tokenizer import Tokenizer
 
-    texts = [text.lower() for name in ("books", "wiki") for text in documents(data / f"text/{name}.txt.xz")]
+    texts = [
+        text.lower()
+        for name in ("books", "wiki")
+        for text in documents(data / f"text/{name}.txt.xz")
+    ]
     write(out / "valid.txt", texts[::100], END)
     train = [text for number, text in enumerate(texts) if number % 100]
     write(out / "train.txt", train, END)
-    Tokenizer.train_bpe((text[:40_000] for text in train), 8192, ("<|end|>", "[MASK]")).save(out / "tokenizer.json")
+    Tokenizer.train_bpe((text[:40_000] for text in train), 8192, ("<|end|>", "[MASK]")).save(
+        out / "tokenizer.json"
+    )
     rules = json.loads((out / "tokenizer.json").read_text(encoding="utf-8"))
     write(out / "tokenizer.json", [json.dumps(rules | {"normalizer": {"type": "Lowercase"}})])
 
@@ -104,9 +116,14 @@ def mood(data: Path, out: Path) -> None:
         pairs = (line.rstrip("\n").split("\t") for line in some)
         return [(text.strip(), named[label]) for text, label in pairs]
 
-    train, dev = labelled(rows["train"]), labelled(rows["dev"])
+    train = labelled(rows["train"])
+    dev = labelled(rows["dev"])
     wholes = whole(text for text, _ in train)
-    held = {text for text, homes in wholes.items() if homes == {text} and zlib.crc32(text.encode()) % 10 == 0}
+    held = {
+        text
+        for text, homes in wholes.items()
+        if homes == {text} and zlib.crc32(text.encode()) % 10 == 0
+    }
     parts = {
         "train": [row for row in train if not held.issuperset(wholes[row[0]])],
         "valid": [row for row in train if row[0] in held],
@@ -149,7 +166,14 @@ def spoken_digits(data: Path, out: Path) -> None:
             shutil.copy(file, folder)
 
 
-MAKE = {"story": story, "en-de": en_de, "fill": fill, "mood": mood, "digits": digits, "spoken-digits": spoken_digits}
+MAKE = {
+    "story": story,
+    "en-de": en_de,
+    "fill": fill,
+    "mood": mood,
+    "digits": digits,
+    "spoken-digits": spoken_digits,
+}
 
 if __name__ == "__main__":
     if len(sys.argv) != 4 or sys.argv[1] not in MAKE:

@@ -23,15 +23,18 @@ import torch
 from torch import Tensor
 
 import clearhead as ch
-from clearhead.generate.draw import Draw, key_of
-from clearhead.generate.sampling import Sampling
-from clearhead.generate.swift import Swift
-from clearhead.tokens.text import Tokenizer
+from clearhead.generate.fused_decode import Swift
+from clearhead.generate.sampling import Draw, Sampling, key_of
+from clearhead.tokenizers.tokenizer import Tokenizer
 from prepare import finished
 
 END = 0  # <|endoftext|> of SmolLM2
-LENGTH, EPOCHS, RATE = 512, 3, 2e-4
-TEXTS, TOKENS = 1024, 640  # rows written at once, tokens of a row
+LENGTH = 512
+EPOCHS = 3
+RATE = 2e-4
+# rows written at once, tokens of a row
+TEXTS = 1024
+TOKENS = 640
 FILES = 8
 IS = " => "  # between a sentence and its label
 
@@ -39,7 +42,9 @@ IS = " => "  # between a sentence and its label
 def rows(documents: list[list[int]], seed: int, device: str) -> tuple[Tensor, Tensor]:
     """All documents in one stream, in an order of their own for each epoch: tokens and those that follow them."""
     order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
-    stream = torch.tensor([*chain.from_iterable([END, *documents[i]] for i in order), END], device=device)
+    stream = torch.tensor(
+        [*chain.from_iterable([END, *documents[i]] for i in order), END], device=device
+    )
     whole = (len(stream) - 1) // LENGTH * LENGTH
     return stream[:whole].view(-1, LENGTH), stream[1 : whole + 1].view(-1, LENGTH)
 
@@ -49,22 +54,26 @@ def teach(net: torch.nn.Module, train: list[list[int]], batch: int, device: str)
     net.to(torch.bfloat16).train()
     weights = list(net.parameters())
     masters = [weight.detach().float().clone() for weight in weights]
-    optimiser = torch.optim.AdamW(masters, lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
-    steps, step = int(EPOCHS * (sum(len(ids) + 1 for ids in train) // LENGTH) // batch), 0
+    optimizer = torch.optim.AdamW(masters, lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
+    steps = int(EPOCHS * (sum(len(ids) + 1 for ids in train) // LENGTH) // batch)
+    step = 0
     for epoch in range(EPOCHS + 1):
         tokens, targets = rows(train, 1 + epoch, device)
         for start in range(0, len(tokens) - batch + 1, batch):
             if step == steps:
                 break
-            for group in optimiser.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = RATE * min(1, (step + 1) / 20) * (1 - step / steps)
-            total, count = net.loss(net(tokens[start : start + batch]), targets[start : start + batch])
+            total, count = net.loss(
+                net(tokens[start : start + batch]), targets[start : start + batch]
+            )
             (total / count).backward()
             for master, weight in zip(masters, weights, strict=True):
-                master.grad, weight.grad = weight.grad.float(), None
+                master.grad = weight.grad.float()
+                weight.grad = None
             torch.nn.utils.clip_grad_norm_(masters, 1.0)
-            optimiser.step()
-            optimiser.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
             with torch.no_grad():
                 for master, weight in zip(masters, weights, strict=True):
                     weight.copy_(master)
@@ -80,11 +89,16 @@ def write(net: torch.nn.Module, known: int, seconds: float, shortest: int) -> It
 
     A row begins with two ends: the first token of this model draws all attention and says nothing.
     """
-    memory, swift, device = net.remember(TEXTS, TOKENS), Swift(net), torch.device("cuda")
+    memory = net.remember(TEXTS, TOKENS)
+    swift = Swift(net)
+    device = torch.device("cuda")
     token = torch.zeros(TEXTS, 1, dtype=torch.long, device=device)
-    place, at = torch.zeros_like(token), torch.zeros(1, dtype=torch.long, device=device)
+    place = torch.zeros_like(token)
+    at = torch.zeros(1, dtype=torch.long, device=device)
     written = torch.zeros(TEXTS, TOKENS, dtype=torch.int32, device=device)
-    draw = Draw([Sampling(top_p=0.97)] * TEXTS, [key_of(0, row) for row in range(TEXTS)], device, True)
+    draw = Draw(
+        [Sampling(top_p=0.97)] * TEXTS, [key_of(0, row) for row in range(TEXTS)], device, True
+    )
 
     def step() -> None:
         chosen = draw(swift(token, memory), place, known, None, None)[0][:, None]
@@ -95,7 +109,8 @@ def write(net: torch.nn.Module, known: int, seconds: float, shortest: int) -> It
 
     def begin() -> None:
         memory.clear(TEXTS)
-        memory.rows.fixed, memory.rows.longest = True, 0
+        memory.rows.fixed = True
+        memory.rows.longest = 0
         token.fill_(END)
         at.zero_()
 
@@ -130,7 +145,9 @@ def told(file: Path) -> list[str]:
     if file.suffix != ".tsv":
         stories = finished(file)
         return stories[len(stories) // 40 :]
-    return [IS.join(line.rsplit("\t", 1)) for line in file.read_text(encoding="utf-8").splitlines()[1:]]
+    return [
+        IS.join(line.rsplit("\t", 1)) for line in file.read_text(encoding="utf-8").splitlines()[1:]
+    ]
 
 
 @torch.no_grad()
@@ -160,14 +177,18 @@ def keep_sentences(found: list[str], learned: list[str], held: list[str], out: P
     known = {text.rpartition(IS)[0] for text in (*learned, *held)}
     labels = {text.rpartition(IS)[2] for text in learned}
     parts = (" ".join(text.split()).rpartition(IS) for text in found)
-    new = {text: label for text, _, label in parts if label in labels and text and text not in known}
+    new = {
+        text: label for text, _, label in parts if label in labels and text and text not in known
+    }
     print(f"{len(new):,} of them are new")
     lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in new.items())]
     (out / "written.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("file", type=Path, help="what it learns from")
     parser.add_argument("out", type=Path)
@@ -178,11 +199,17 @@ def main() -> None:
     model = ch.load(given.model, device="cuda", dtype="float32")
     words = model.tokenizer
     assert words is not None
-    learned, labelled = told(given.file), given.file.suffix == ".tsv"
-    held = {name: told(given.file.with_name(f"{name}.tsv")) if labelled else [] for name in ("valid", "dev")}
+    learned = told(given.file)
+    labelled = given.file.suffix == ".tsv"
+    held = {
+        name: told(given.file.with_name(f"{name}.tsv")) if labelled else []
+        for name in ("valid", "dev")
+    }
     teach(model.net, [words.encode(text) for text in learned], given.batch, "cuda")
     if labelled:
-        print(f"it tells {right(model.net, words, held['valid']):.1%} of the sentences that are held out")
+        print(
+            f"it tells {right(model.net, words, held['valid']):.1%} of the sentences that are held out"
+        )
     ids = list(write(model.net, len(words), given.seconds, given.shortest))
     print(f"{len(ids):,} texts, {sum(map(len, ids)):,} tokens")
     found = [words.decode(text).strip() for text in ids]

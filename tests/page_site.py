@@ -6,18 +6,18 @@ import json
 
 import numpy as np
 
-from clearhead.serve.app import build
-from clearhead.serve.limits import Limits
-from clearhead.serve.pages.snapshot import ask
-from clearhead.serve.shelf import Shelf
+from clearhead.serve.app import create_app
+from clearhead.serve.explorer.snapshot import asgi_request
+from clearhead.serve.middleware import Limits
+from clearhead.serve.registry import ModelRegistry
 
 
 class Site:
     def __init__(self, limits=Limits(), **models):
-        self.app = build(Shelf.of(models), limits, page=True)
+        self.app = create_app(ModelRegistry.from_models(models), limits, page=True)
 
     def ask(self, method, url, body=None):
-        return asyncio.run(ask(self.app, method, url, body))
+        return asyncio.run(asgi_request(self.app, method, url, body))
 
     def json(self, method, url, body=None):
         status, _, content = self.ask(method, url, body)

@@ -12,36 +12,47 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import clearhead as ch
-from clearhead.serve.app import build
-from clearhead.serve.limits import Limits
-from clearhead.serve.server import Server, listening
-from clearhead.serve.shelf import Shelf
+from clearhead.serve.app import create_app
+from clearhead.serve.middleware import Limits
+from clearhead.serve.registry import ModelRegistry
+from clearhead.serve.server import Server, bind_socket
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 LONG = {"model": "writer", "prompt": "Once", "max_tokens": 120, "temperature": 1.0, "stream": True}
-ENDLESS = {"use__stop": []}  # texts that end only where they must
+ENDLESS = {"inference__eos_tokens": []}  # texts that end only where they must
 BYTES = ch.Tokenizer.bytes(("<|end|>",))
 
 
 def writer(seed=1, **changes):
     """A tiny decoder that reads and writes bytes."""
-    shape = {"vocabulary": 257, "context": 128, "use__chat": TEMPLATE, "use__stop": [256]}
+    shape = {
+        "vocabulary": 257,
+        "context": 128,
+        "inference__chat_template": TEMPLATE,
+        "inference__eos_tokens": [256],
+    }
     return ch.new("tiny-decoder", tokenizer=BYTES, seed=seed, **{**shape, **changes})
 
 
 @contextmanager
-def running(models: dict[str, ch.api.Model] | Shelf, limits: Limits = Limits(), **options) -> Iterator[SimpleNamespace]:
+def running(
+    models: dict[str, ch.api.Model] | ModelRegistry, limits: Limits = Limits(), **options
+) -> Iterator[SimpleNamespace]:
     """A server with its `port`, `url`, `shelf` and `loop`."""
-    shelf = models if isinstance(models, Shelf) else Shelf.of(models)
-    app, at = build(shelf, limits, **options), listening("127.0.0.1", 0)
-    server, loop = Server(app, shelf), asyncio.new_event_loop()
+    shelf = models if isinstance(models, ModelRegistry) else ModelRegistry.from_models(models)
+    app = create_app(shelf, limits, **options)
+    at = bind_socket("127.0.0.1", 0)
+    server = Server(app, shelf)
+    loop = asyncio.new_event_loop()
     thread = threading.Thread(target=lambda: loop.run_until_complete(server.serve([at])))
     thread.start()
     port = at.getsockname()[1]
     until(lambda: server.started)
     try:
         url = f"http://127.0.0.1:{port}"
-        yield SimpleNamespace(port=port, url=url, shelf=shelf, loop=loop, server=server, thread=thread, app=app)
+        yield SimpleNamespace(
+            port=port, url=url, shelf=shelf, loop=loop, server=server, thread=thread, app=app
+        )
     finally:
         server.should_exit = True
         thread.join(20)
@@ -51,12 +62,16 @@ def running(models: dict[str, ch.api.Model] | Shelf, limits: Limits = Limits(), 
 
 def ask(port, method, path, body=None, headers=None, source=None):
     """Status, headers and body of one request; a body that is no bytes is sent as JSON."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20, source_address=source and (source, 0))
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", port, timeout=20, source_address=source and (source, 0)
+    )
     given = {} if body is None or isinstance(body, bytes) else {"Content-Type": "application/json"}
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     connection.request(method, path, data, {**given, **(headers or {})})
     answer = connection.getresponse()
-    status, told, content = answer.status, dict(answer.getheaders()), answer.read()
+    status = answer.status
+    told = dict(answer.getheaders())
+    content = answer.read()
     connection.close()
     return status, {name.lower(): value for name, value in told.items()}, content
 
@@ -64,7 +79,9 @@ def ask(port, method, path, body=None, headers=None, source=None):
 def stream(port, body, source="127.0.0.1", path="/v1/completions"):
     """A connection on which an answer has begun."""
     data = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", port), timeout=20, source_address=(source, 0))
+    connection = socket.create_connection(
+        ("127.0.0.1", port), timeout=20, source_address=(source, 0)
+    )
     head = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     connection.sendall("\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data)
     return connection
@@ -84,7 +101,9 @@ def slow(model, seconds):
 
 def paused(model, after):
     """The model, whose network stands still after so many passes, and the event that lets it go on."""
-    forward, passes, go_on = model.net.forward, itertools.count(), threading.Event()
+    forward = model.net.forward
+    passes = itertools.count()
+    go_on = threading.Event()
 
     def later(*args, **named):
         if next(passes) >= after:

@@ -11,7 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-SHELLS = [[line.split("    #")[0].strip() for line in text.splitlines()] for kind, text in BLOCKS if kind == "sh"]
+SHELLS = [
+    [line.split("    #")[0].strip() for line in text.splitlines()]
+    for kind, text in BLOCKS
+    if kind == "sh"
+]
 COMMANDS = [line for shell in SHELLS for line in shell]
 SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
 
@@ -28,7 +32,12 @@ def folder(tmp_path_factory):
 def run(words, folder):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
-        words, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+        words,
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -50,13 +59,21 @@ def test_snippet_works(number, folder):
 def test_the_two_commands_exist():
     assert {"make demo", "make test"} <= set(COMMANDS)
     for target in ("demo", "test"):
-        done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
 
 
 def test_every_part_of_the_source_is_on_the_map():
     text = (ROOT / "README.md").read_text()
-    parts = {path.stem for path in (ROOT / "src" / "clearhead").iterdir() if not path.name.startswith("__")}
+    parts = {
+        path.stem
+        for path in (ROOT / "src" / "clearhead").iterdir()
+        if not path.name.startswith("__")
+    }
     assert all(re.search(rf"\b{part}(\.py|/| )", text) for part in parts), parts
-    inside = {path.stem for path in (ROOT / "src" / "clearhead" / "model").glob("*.py")} - {"__init__"}
+    inside = {path.stem for path in (ROOT / "src" / "clearhead" / "model").glob("*.py")} - {
+        "__init__"
+    }
     assert all(re.search(rf"\b{part}\b", text) for part in inside)

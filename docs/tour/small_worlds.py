@@ -21,9 +21,9 @@ VERBS = {"sees": "see", "likes": "like", "hears": "hear"}
 PLACES = ("road", "river", "field", "garden")
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SHAPE = {
-    "width": 48, "layers": 2, "attention__heads": 4, "ffn__width": 96, "context": 32, "dropout__embedding": 0.0,
-    "dropout__residual": 0.0, "data__held_out": 0.02, "train__rows": 16, "train__warmup": 10,
-    "train__length": 32,
+    "width": 48, "layers": 2, "attention__n_heads": 4, "ffn__d_ff": 96, "context": 32, "dropout__embedding": 0.0,
+    "dropout__residual": 0.0, "data__valid_fraction": 0.02, "train__batch_size": 16, "train__warmup_steps": 10,
+    "train__seq_len": 32,
 }  # fmt: skip
 
 
@@ -39,9 +39,15 @@ def sentences(count: int = 3000) -> list[str]:
     draw = random.Random(0)
 
     def verb() -> str:
-        one, other = draw.choice([*ANIMALS.items()]), draw.choice([*ANIMALS.items()])
-        number, sees = draw.randrange(2), draw.choice([*VERBS.items()])
-        near = f" near the {draw.choice([*ANIMALS.items()])[draw.randrange(2)]}" if draw.random() < 0.5 else ""
+        one = draw.choice([*ANIMALS.items()])
+        other = draw.choice([*ANIMALS.items()])
+        number = draw.randrange(2)
+        sees = draw.choice([*VERBS.items()])
+        near = (
+            f" near the {draw.choice([*ANIMALS.items()])[draw.randrange(2)]}"
+            if draw.random() < 0.5
+            else ""
+        )
         return f"the {one[number]}{near} {sees[number]} the {other[draw.randrange(2)]} ."
 
     def crossing() -> str:
@@ -67,11 +73,24 @@ def stories() -> list[str]:
         "king": "he crown palace", "queen": "she crown palace", "man": "he work street", "woman": "she work street",
         "prince": "he crown school", "princess": "she crown school", "boy": "he toys school", "girl": "she toys school",
     }  # fmt: skip
-    things = {**ANIMALS, "student": "students", "teacher": "teachers", "apple": "apples", "tree": "trees"}
+    things = {
+        **ANIMALS,
+        "student": "students",
+        "teacher": "teachers",
+        "apple": "apples",
+        "tree": "trees",
+    }
     said = ("the {} says what {} wants", "the {} has the {}", "the {} goes to the {}")
-    lines = [line.format(one, word) for one, x in people.items() for line, word in zip(said, x.split(), strict=True)]
+    lines = [
+        line.format(one, word)
+        for one, x in people.items()
+        for line, word in zip(said, x.split(), strict=True)
+    ]
     lines += [f"{number} {one} is here" for number, one in product(("one", "a", "this"), things)]
-    lines += [f"{number} {many} are here" for number, many in product(("two", "many", "these"), things.values())]
+    lines += [
+        f"{number} {many} are here"
+        for number, many in product(("two", "many", "these"), things.values())
+    ]
     return random.Random(0).sample(lines, len(lines)) * 60
 
 
@@ -82,12 +101,20 @@ def copier() -> ch.Model:
 
 def teller() -> ch.Model:
     """Two layers that have learned `sentences`, to tell the next word."""
-    return _trained("teller", "lm-small", sentences(), 200, data__vocabulary=400)
+    return _trained("teller", "lm-small", sentences(), 200, data__vocab_size=400)
 
 
 def reader() -> ch.Model:
     """An encoder that has learned `sentences`, to fill in hidden words."""
-    return _trained("reader", "mlm-small", sentences(), 400, rate=0.01, data__vocabulary=400, train__rows=32)
+    return _trained(
+        "reader",
+        "mlm-small",
+        sentences(),
+        400,
+        rate=0.01,
+        data__vocab_size=400,
+        train__batch_size=32,
+    )
 
 
 def translator() -> ch.Model:
@@ -95,25 +122,42 @@ def translator() -> ch.Model:
     draw = random.Random(0)
     rows = [draw.sample(range(10), draw.randint(2, 6)) for _ in range(3000)]
     pairs = [f"{' '.join(map(str, row))}\t{' '.join(NUMBERS[n] for n in row)}" for row in rows]
-    return _trained("translator", "mt-small", pairs, 300, data__vocabulary=400, shape__layers=2, position="learned")
+    return _trained(
+        "translator",
+        "mt-small",
+        pairs,
+        300,
+        data__vocab_size=400,
+        architecture__encoder_layers=2,
+        position="learned",
+    )
 
 
 def vectors() -> "ch.lens.vectors.Vectors":
     """A vector for each word of the stories."""
-    from clearhead.words.learn import Lesson, SkipGram, Texts, learn_vectors
+    from clearhead.word_vectors.skip_gram import (
+        SkipGramConfig,
+        VectorDataConfig,
+        Word2VecConfig,
+        train_word_vectors,
+    )
 
     text = _written("stories.txt", stories())
-    how = SkipGram(width=24, window=4, epochs=10, rate=0.05, sample=0.0)
-    return learn_vectors(Lesson(Texts((str(text),)), how), HERE / "vectors", tell=lambda line: None)
+    how = SkipGramConfig(vector_size=24, window=4, epochs=10, lr=0.05, subsample=0.0)
+    return train_word_vectors(
+        Word2VecConfig(VectorDataConfig((str(text),)), how), HERE / "vectors", log=lambda line: None
+    )
 
 
-def _trained(name: str, recipe: str, lines: list[str], steps: int, rate: float = 0.03, **changes: object) -> ch.Model:
+def _trained(
+    name: str, recipe: str, lines: list[str], steps: int, rate: float = 0.03, **changes: object
+) -> ch.Model:
     """A recipe made small; where it was trained before, it is only read."""
     text = _written(f"{name}.tsv" if "\t" in lines[0] else f"{name}.txt", lines)
-    rates = {"train__optimiser__rate": rate, "train__optimiser__adam__rate": rate / 3}
+    rates = {"train__optimizer__lr": rate, "train__optimizer__adam__lr": rate / 3}
     often = {f"train__{word}": steps for word in ("steps", "check", "save", "report")}
     options = {**SHAPE, **rates, **often, **changes, "data__train": str(text)}
-    return ch.train(recipe, HERE / name, quiet=True, compiled=False, device="cpu", **options)
+    return ch.train(recipe, HERE / name, quiet=True, compile=False, device="cpu", **options)
 
 
 def _written(name: str, lines: list[str]) -> Path:

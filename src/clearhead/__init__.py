@@ -9,29 +9,31 @@ Names are fetched when they are used: importing clearhead does not import torch.
 
 from typing import TYPE_CHECKING, Any
 
-from clearhead.presets import presets  # here, because the module of that name would hide the dictionary later
+from clearhead.config.presets import (
+    presets,  # here, because the module of that name would hide the dictionary later
+)
 
 if TYPE_CHECKING:
     from clearhead import lens
     from clearhead.api import Model, load, new, save
-    from clearhead.config import Config
+    from clearhead.config.model import Config
     from clearhead.errors import ClearheadError
-    from clearhead.evaluate.evaluation import evaluate
-    from clearhead.evaluate.verify import verify
+    from clearhead.evaluate.evaluate import evaluate
+    from clearhead.evaluate.invariants import verify
     from clearhead.lab.compare import compare
-    from clearhead.learn import train
     from clearhead.lens.context import context
     from clearhead.lens.edits import ablate, replace, scale
-    from clearhead.lens.vectors import vectors
-    from clearhead.tokens.text import Tokenizer
+    from clearhead.tokenizers.tokenizer import Tokenizer
+    from clearhead.train.train import train
+    from clearhead.word_vectors.vectors import vectors
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-_HOME = {
+_MODULES = {
     "ClearheadError": "clearhead.errors",
-    "Config": "clearhead.config",
+    "Config": "clearhead.config.model",
     "Model": "clearhead.api",
-    "Tokenizer": "clearhead.tokens.text",
+    "Tokenizer": "clearhead.tokenizers.tokenizer",
     "ablate": "clearhead.lens.edits",
     "compare": "clearhead.lab.compare",
     "context": "clearhead.lens.context",
@@ -43,8 +45,8 @@ _HOME = {
     "save": "clearhead.api",
     "scale": "clearhead.lens.edits",
     "train": "clearhead.train",
-    "vectors": "clearhead.lens.vectors",
-    "verify": "clearhead.evaluate.verify",
+    "vectors": "clearhead.word_vectors.vectors",
+    "verify": "clearhead.evaluate.invariants",
 }
 
 __all__ = [
@@ -72,10 +74,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
-    home = import_module(_HOME[name])
-    value = home if _HOME[name] == f"clearhead.{name}" else getattr(home, name)
+    home = import_module(_MODULES[name])
+    value = home if _MODULES[name] == f"clearhead.{name}" else getattr(home, name)
     globals()[name] = value
     return value
 

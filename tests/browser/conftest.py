@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.serve.shelf import Shelf
+from clearhead.serve.registry import ModelRegistry
 from serving import running
 
 CHROMIUM = "/usr/bin/chromium"
@@ -17,8 +17,14 @@ class Visit:
     """A page that was opened, with all that it complained about."""
 
     def __init__(self, page, url):
-        self.page, self.url, self.complaints, self.outside = page, url, [], []
-        page.on("console", lambda message: message.type == "error" and self.complaints.append(message.text))
+        self.page = page
+        self.url = url
+        self.complaints = []
+        self.outside = []
+        page.on(
+            "console",
+            lambda message: message.type == "error" and self.complaints.append(message.text),
+        )
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda request: self._asked(request.url))
 
@@ -49,9 +55,13 @@ class Visit:
             time.sleep(0.02)
 
 
-@pytest.fixture(scope="module")  # as long as playwright is there, no other loop can run in this thread
+@pytest.fixture(
+    scope="module"
+)  # as long as playwright is there, no other loop can run in this thread
 def browser():
-    sync = pytest.importorskip("playwright.sync_api", reason="NO BROWSER TESTS: playwright is not installed")
+    sync = pytest.importorskip(
+        "playwright.sync_api", reason="NO BROWSER TESTS: playwright is not installed"
+    )
     if not Path(CHROMIUM).exists():
         pytest.skip(f"NO BROWSER TESTS: there is no {CHROMIUM}")
     with sync.sync_playwright() as playwright:
@@ -67,14 +77,15 @@ def page_on(browser):
 
     @contextmanager
     def opened(models, **options):
-        models = models if isinstance(models, dict | Shelf) else {"model": models}
+        models = models if isinstance(models, dict | ModelRegistry) else {"model": models}
         with running(models, page=True) as server:
             context = browser.new_context(
                 accept_downloads=True, **{"viewport": {"width": 1200, "height": 850}, **options}
             )
             try:
                 visit = Visit(context.new_page(), server.url)
-                visit.server, visit.context = server, context
+                visit.server = server
+                visit.context = context
                 yield visit
             finally:
                 context.close()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.serve.pages.shell import VENDOR, Shell
+from clearhead.serve.explorer.assets import VENDOR_FOLDER, PageAssets
 from page_models import model_of
 
 PAGE = Path(ch.__file__).parent / "serve" / "page"
@@ -24,7 +24,9 @@ def views(visit):
 @pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder", "tiny-encoder-decoder"])
 def test_every_view_works_without_the_world(page_on, name):
     with page_on(model_of(name)) as visit:
-        visit.context.route(re.compile(r"^(?!http://127\.0\.0\.1|data:|blob:)"), lambda route: route.abort())
+        visit.context.route(
+            re.compile(r"^(?!http://127\.0\.0\.1|data:|blob:)"), lambda route: route.abort()
+        )
         visit.go()
         for number in range(views(visit)):
             visit.page.locator("nav.rail button").nth(number).click()
@@ -37,8 +39,13 @@ def test_every_view_works_without_the_world(page_on, name):
 
 def test_the_inspector_tells_the_models_own_number(page_on):
     model = model_of()
-    seen, dice = model.watch(TEXT), torch.Generator().manual_seed(0)
-    names = [name for name in seen if name != "blocks.0.attn.masked" and name != "blocks.1.attn.masked"]
+    seen = model.watch(TEXT)
+    dice = torch.Generator().manual_seed(0)
+    names = [
+        name
+        for name in seen
+        if name != "blocks.0.attn.masked_scores" and name != "blocks.1.attn.masked_scores"
+    ]
     with page_on(model) as visit:
         visit.go(f"#text={TEXT}&view=attention")
         for _ in range(25):
@@ -55,7 +62,9 @@ def test_what_is_drawn_is_what_was_computed(page_on):
     pattern = model.watch(TEXT, "blocks.1.attn.pattern")["blocks.1.attn.pattern"][0, 2]
     with page_on(model) as visit:
         visit.go(f"#text={TEXT}&view=attention&layer=1&head=2")
-        drawn = visit.page.evaluate("() => Array.from(document.querySelector('ch-map').values.data)")
+        drawn = visit.page.evaluate(
+            "() => Array.from(document.querySelector('ch-map').values.data)"
+        )
         found = torch.tensor(drawn).view_as(pattern)
         assert torch.allclose(found, pattern, atol=1e-6)
         assert torch.allclose(found.sum(dim=1), torch.ones(()), atol=1e-5)
@@ -112,7 +121,9 @@ def test_the_keyboard_is_enough(page_on, tmp_path):
         for _ in range(60):
             keys.press("Tab")
             focused = visit.page.evaluate("() => document.activeElement.localName")
-            shown = visit.page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
+            shown = visit.page.evaluate(
+                "() => getComputedStyle(document.activeElement).outlineStyle"
+            )
             assert shown != "none", f"{focused} does not show that it is chosen"
             if focused == "ch-map":
                 break
@@ -136,7 +147,9 @@ def test_the_keyboard_is_enough(page_on, tmp_path):
 @pytest.mark.parametrize("width", [400, 1600])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_cut_off(page_on, width, scheme):
-    with page_on(model_of(), viewport={"width": width, "height": 800}, color_scheme=scheme) as visit:
+    with page_on(
+        model_of(), viewport={"width": width, "height": 800}, color_scheme=scheme
+    ) as visit:
         visit.go()
         for number in range(views(visit)):
             visit.page.locator("nav.rail button").nth(number).click()
@@ -150,7 +163,8 @@ def test_nothing_that_is_drawn_is_invented():
         source = path.read_text()
         assert "Math.random" not in source, path.name
         assert not re.search(
-            r"innerHTML|unsafeHTML|insertAdjacentHTML|document\.write|eval\(|https?://(?!www\.w3\.org)", source
+            r"innerHTML|unsafeHTML|insertAdjacentHTML|document\.write|eval\(|https?://(?!www\.w3\.org)",
+            source,
         ), path.name
 
 
@@ -235,17 +249,21 @@ def test_on_a_narrow_page_the_sheet_does_not_cover_what_was_clicked(page_on):
 
 
 def test_the_page_stays_small():
-    assets = Shell().assets
-    own = [asset for asset in assets if asset.ending == ".js" and VENDOR not in asset.name]
+    assets = PageAssets().assets
+    own = [asset for asset in assets if asset.suffix == ".js" and VENDOR_FOLDER not in asset.name]
     assert sum(len(asset.content) for asset in own) <= 290_000
     assert sum(len(asset.content) for asset in assets) <= 340_000
-    assert sum(len(asset.packed) for asset in assets) <= 140_000  # what a browser is sent
+    assert sum(len(asset.gzipped) for asset in assets) <= 140_000  # what a browser is sent
     assert all(len(path.read_text().splitlines()) <= 500 for path in OWN)
 
 
 def test_what_is_sent_lacks_comments_and_nothing_else():
     """Lines stay where they are, and no comment stands inside a template."""
-    for asset in (asset for asset in Shell().assets if asset.ending == ".js" and VENDOR not in asset.name):
+    for asset in (
+        asset
+        for asset in PageAssets().assets
+        if asset.suffix == ".js" and VENDOR_FOLDER not in asset.name
+    ):
         lines = (PAGE / f"{asset.name}.js").read_text().splitlines()
         kept = asset.content.decode().splitlines()
         assert len(kept) == len(lines)
@@ -263,7 +281,10 @@ def test_cells_are_collected_and_cleared(page_on):
         )
 
         def at(row, col):
-            return {"x": plan["left"] + (col + 0.5) * plan["cell"], "y": plan["top"] + (row + 0.5) * plan["tall"]}
+            return {
+                "x": plan["left"] + (col + 0.5) * plan["cell"],
+                "y": plan["top"] + (row + 0.5) * plan["tall"],
+            }
 
         cells.click(position=at(3, 1))
         cells.click(position=at(5, 2), modifiers=["Shift"])

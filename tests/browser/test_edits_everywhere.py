@@ -20,17 +20,27 @@ def edited(view, edits, **more):
 
 
 def test_a_chat_answers_with_the_edits(page_on):
-    model = model_of(context=192, use__chat=TEMPLATE)
+    model = model_of(context_length=192, inference__chat_template=TEMPLATE)
     with page_on(model) as visit:
         page = visit.go(edited("chat", OFF, system="Be kind.", temp=0)).page
-        said = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello! What are you?"}]
-        shares = model.logits(model.conversation(said), edits={OFF[0]["name"]: ch.ablate()})[-1].softmax(-1)
+        said = [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "Hello! What are you?"},
+        ]
+        shares = model.logits(model.chat_prompt(said), edits={OFF[0]["name"]: ch.ablate()})[
+            -1
+        ].softmax(-1)
         drawn = page.evaluate("() => Array.from(document.querySelector('main ch-bars').values)")
         assert drawn == pytest.approx(shares.topk(10).values.tolist(), abs=1e-5)
-        assert page.evaluate("() => document.querySelector('main ch-bars').before.some((v) => v > 0)")
+        assert page.evaluate(
+            "() => document.querySelector('main ch-bars').before.some((v) => v > 0)"
+        )
         asked = []
         page.on(
-            "request", lambda request: request.url.endswith("/api/generate") and asked.append(request.post_data_json)
+            "request",
+            lambda request: (
+                request.url.endswith("/api/generate") and asked.append(request.post_data_json)
+            ),
         )
         page.get_by_role("button", name="Answer").click()
         visit.until("clearhead.state.turns.length === 2")
@@ -38,7 +48,7 @@ def test_a_chat_answers_with_the_edits(page_on):
 
 
 def test_a_conversation_that_went_on_gets_no_answer_to_the_one_before(page_on):
-    with page_on(model_of(context=512, use__chat=TEMPLATE)) as visit:
+    with page_on(model_of(context_length=512, inference__chat_template=TEMPLATE)) as visit:
         page = visit.go("#view=chat").page
         page.get_by_role("button", name="Answer").click()
         visit.set(turns=[{"role": "user", "content": "Quite another thing"}])
@@ -51,10 +61,14 @@ def test_a_swap_shows_what_it_does_and_says_why_nothing_can_be_written_with_it(p
     with page_on(model) as visit:
         page = visit.go(edited("predict", SWAP, text="hello", against="jelly")).page
         other = model.watch("jelly", "blocks.0.attn.z")
-        shares = model.logits("hello", edits={"blocks.0.attn.z": ch.replace(with_=other)})[-1].softmax(-1)
+        shares = model.logits("hello", edits={"blocks.0.attn.z": ch.replace(with_=other)})[
+            -1
+        ].softmax(-1)
         row = page.locator(".chances tbody tr").first
         share = float(shares[int(row.get_attribute("data-id"))])
-        assert float(row.locator(".after").inner_text().removesuffix(" %")) == pytest.approx(100 * share, abs=0.051)
+        assert float(row.locator(".after").inner_text().removesuffix(" %")) == pytest.approx(
+            100 * share, abs=0.051
+        )
         page.get_by_role("button", name="Step").click()
         page.get_by_text("tokens are written one at a time").wait_for()
         visit.set(against="")  # a swap that waits for its text changes nothing
@@ -63,13 +77,18 @@ def test_a_swap_shows_what_it_does_and_says_why_nothing_can_be_written_with_it(p
 
 def test_a_word_that_is_switched_off_changes_the_verdict(page_on):
     model = ch.new(
-        "tiny-encoder", tokenizer=ch.Tokenizer.bytes(), vocabulary=256, head="classes", head__classes=3, seed=1
+        "tiny-encoder",
+        tokenizer=ch.Tokenizer.bytes(),
+        vocab_size=256,
+        head="classification",
+        head__num_labels=3,
+        seed=1,
     )
     with page_on(model) as visit:
         page = visit.go("#view=classify&text=so glad").page
         page.locator("main ch-tokens button").nth(3).click()
         visit.ready()
-        real = model.logits("so glad", edits={"embed.tokens": ch.ablate(token=3)}).softmax(-1)
+        real = model.logits("so glad", edits={"embed": ch.ablate(token=3)}).softmax(-1)
         drawn = page.evaluate("() => document.querySelector('main ch-bars').values")
         assert drawn == pytest.approx(real.sort(descending=True).values.tolist(), abs=1e-5)
         page.locator("main ch-tokens button").nth(3).click()
@@ -81,18 +100,28 @@ def test_heads_are_sorted_by_the_look_that_was_chosen(page_on):
     with page_on(model) as visit:
         page = visit.go("#view=attention&text=abcdef&query=4&key=2&sort=look").page
         seen = model.watch("abcdef", "blocks.*.attn.pattern")
-        weights = torch.cat([seen[f"blocks.{layer}.attn.pattern"][0, :, 4, 2] for layer in range(2)])
+        weights = torch.cat(
+            [seen[f"blocks.{layer}.attn.pattern"][0, :, 4, 2] for layer in range(2)]
+        )
         order = page.evaluate("() => document.querySelector('ch-atlas').order")
         assert float(weights[order[0]]) == pytest.approx(float(weights.max()), abs=1 / 255)
-        assert page.locator("label.listed", has_text="Sort by").locator("option", has_text="e → c").count() == 1
+        assert (
+            page.locator("label.listed", has_text="Sort by")
+            .locator("option", has_text="e → c")
+            .count()
+            == 1
+        )
 
 
 def test_lines_that_are_not_drawn_are_counted(page_on):
-    model, text = model_of(context=64), "abcdefghij" * 6
+    model = model_of(context_length=64)
+    text = "abcdefghij" * 6
     pattern = model.watch(text, "blocks.0.attn.pattern")["blocks.0.attn.pattern"][0, 0]
     left = pattern[(pattern > 0) & (pattern < 0.02)]
     with page_on(model) as visit:
         page = visit.go(f"#view=attention&lines=true&text={text}").page
         drawn = page.locator("ch-lines .edges path").count()
         assert drawn + len(left) == int((pattern > 0).sum())
-        assert f"{len(left)} weights are not drawn as lines" in page.locator("ch-lines").inner_text()
+        assert (
+            f"{len(left)} weights are not drawn as lines" in page.locator("ch-lines").inner_text()
+        )

@@ -12,7 +12,7 @@ from PIL import Image
 
 import clearhead as ch
 from clearhead.cli.main import app
-from clearhead.serve.pages import snapshot
+from clearhead.serve.explorer.snapshot import to_script_json
 from page_models import model_of
 
 TEXT = "the cat, the cat"
@@ -47,7 +47,10 @@ def test_every_file_holds_what_is_drawn(page_on):
         )
         assert picture.width == 2 * plan["width"]
         for r, c in ((1, 0), (5, 3), (9, 9)):
-            x, y = (2 * (plan[a] + (n + 0.5) * plan[b]) for n, a, b in ((c, "left", "cell"), (r, "top", "tall")))
+            x, y = (
+                2 * (plan[a] + (n + 0.5) * plan[b])
+                for n, a, b in ((c, "left", "cell"), (r, "top", "tall"))
+            )
             share = pattern[r, c]
             wanted = [255 + (full - 255) * share for full in (0x2B, 0x83, 0xD8)]
             assert np.allclose(picture.getpixel((int(x), int(y))), wanted, atol=3)
@@ -61,10 +64,14 @@ def test_the_saved_page_needs_no_server(page_on, browser, tmp_path):
         with visit.page.expect_download() as download:
             visit.page.get_by_role("button", name="Save page").click()
         download.value.save_as(tmp_path / "page.html")
-    page, complaints = browser.new_page(), []
+    page = browser.new_page()
+    complaints = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on(
-        "request", lambda request: request.url.startswith(("file:", "data:", "blob:")) or complaints.append(request.url)
+        "request",
+        lambda request: (
+            request.url.startswith(("file:", "data:", "blob:")) or complaints.append(request.url)
+        ),
     )
     page.goto((tmp_path / "page.html").as_uri())
     page.wait_for_selector("body[data-ready]")
@@ -73,10 +80,14 @@ def test_the_saved_page_needs_no_server(page_on, browser, tmp_path):
     assert page.get_by_text("saved page of").count() == 1
     assert page.locator("form.prompt button").count() == 0
     assert page.locator("form.prompt textarea").get_attribute("readonly") is not None
-    for view in page.evaluate("() => [...document.querySelectorAll('nav.rail button')].map((_, i) => i)"):
+    for view in page.evaluate(
+        "() => [...document.querySelectorAll('nav.rail button')].map((_, i) => i)"
+    ):
         page.locator("nav.rail button").nth(view).click()
         page.wait_for_selector("body[data-ready]")
-        assert page.locator("main .problem").all_inner_texts() == [], view  # though only one was opened
+        assert page.locator("main .problem").all_inner_texts() == [], (
+            view
+        )  # though only one was opened
         assert page.locator("ch-edit button:enabled").count() == 0
     page.evaluate("() => clearhead.set({text: 'something else'})")
     page.get_by_text("This needs the live model").first.wait_for()
@@ -89,14 +100,17 @@ def reopened(visit, browser, path):
     with visit.page.expect_download() as download:
         visit.page.get_by_role("button", name="Save page").click()
     download.value.save_as(path)
-    page, complaints = browser.new_page(), []
+    page = browser.new_page()
+    complaints = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(path.as_uri())
     page.wait_for_selector("body[data-ready]")
     return page, complaints
 
 
-def test_a_saved_page_holds_what_is_there_now_and_nothing_that_was_typed_before(page_on, browser, tmp_path):
+def test_a_saved_page_holds_what_is_there_now_and_nothing_that_was_typed_before(
+    page_on, browser, tmp_path
+):
     with page_on(model_of()) as visit:
         visit.go("#view=attention&text=hunter2 is mine")
         for view in ("tokens", "predict", "lens", "compare"):
@@ -104,7 +118,13 @@ def test_a_saved_page_holds_what_is_there_now_and_nothing_that_was_typed_before(
         visit.set(second="for your eyes", view="compare")
         visit.set(view="vectors", sum="x - y + z")
         visit.set(sum="a - b + c")
-        visit.set(text=TEXT, second="the dog, the dog", view="attention", layer=1, cell="blocks.1.attn.z@1,2,3")
+        visit.set(
+            text=TEXT,
+            second="the dog, the dog",
+            view="attention",
+            layer=1,
+            cell="blocks.1.attn.z@1,2,3",
+        )
         visit.set(cell="blocks.1.attn.z@1,2,4")
         before = visit.state()
         page, complaints = reopened(visit, browser, tmp_path / "page.html")
@@ -113,8 +133,12 @@ def test_a_saved_page_holds_what_is_there_now_and_nothing_that_was_typed_before(
     assert TEXT in written
     for private in ("hunter2", "104,117,110,116", "for your eyes", "x - y + z"):
         assert private not in written
-    assert re.search(r"why\?name=blocks\.1\.attn\.z&index=1(,|%2C)2(,|%2C)3", written)  # of this text, and seen
-    for view in page.evaluate("() => [...document.querySelectorAll('nav.rail button')].map((_, i) => i)"):
+    assert re.search(
+        r"why\?name=blocks\.1\.attn\.z&index=1(,|%2C)2(,|%2C)3", written
+    )  # of this text, and seen
+    for view in page.evaluate(
+        "() => [...document.querySelectorAll('nav.rail button')].map((_, i) => i)"
+    ):
         page.locator("nav.rail button").nth(view).click()
         page.wait_for_selector("body[data-ready]")
         assert page.locator("main .problem").all_inner_texts() == [], view
@@ -125,7 +149,10 @@ def test_a_saved_page_holds_what_is_there_now_and_nothing_that_was_typed_before(
 
 
 def test_a_saved_page_is_of_the_open_model_alone(page_on, browser, tmp_path):
-    models = {"first": model_of(), "second": model_of("tiny-encoder", context=64, use__mask=[0])}
+    models = {
+        "first": model_of(),
+        "second": model_of("tiny-encoder", context_length=64, inference__mask_token=[0]),
+    }
     with page_on(models) as visit:
         visit.go("#view=fill&model=first").set(model="second", view="machine")
         assert visit.page.get_by_label("model", exact=True).count() == 1
@@ -140,7 +167,7 @@ def test_a_saved_page_is_of_the_open_model_alone(page_on, browser, tmp_path):
 
 
 def test_a_page_is_saved_with_what_the_edits_make_of_a_gap(page_on, browser, tmp_path):
-    model = model_of("tiny-encoder", context=64, use__mask=[0])
+    model = model_of("tiny-encoder", context_length=64, inference__mask_token=[0])
     edits = [{"name": "blocks.0.attn.out", "op": "ablate"}]
     bars = "() => [...document.querySelector('main ch-bars').values]"
     with page_on(model) as visit:
@@ -168,7 +195,7 @@ FEW = ch.Tokenizer.characters(" abcdefghijklmnopqrstuvwyz")  # no x, as in carbo
     "model",
     [
         model_of(),
-        model_of("tiny-encoder", context=64, use__mask=[0]),
+        model_of("tiny-encoder", context_length=64, inference__mask_token=[0]),
         model_of("tiny-encoder-decoder"),
         ch.new("tiny-decoder", tokenizer=FEW),
     ],
@@ -179,7 +206,8 @@ def test_a_page_is_saved_without_a_browser(browser, tmp_path, model):
     words = ["explore", str(tmp_path / "model"), "--save", str(tmp_path / "page.html")]
     with ThreadPoolExecutor() as elsewhere:  # playwright has a loop of its own in this thread
         elsewhere.submit(app, words, standalone_mode=False).result()
-    page, complaints = browser.new_page(), []
+    page = browser.new_page()
+    complaints = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto((tmp_path / "page.html").as_uri())
     page.wait_for_selector("body[data-ready]")
@@ -194,7 +222,7 @@ def test_a_page_is_saved_without_a_browser(browser, tmp_path, model):
 
 
 def test_no_text_can_end_the_data_of_a_saved_page():
-    written = snapshot.safe({"text": "</script><script>alert(1)</script>"})
+    written = to_script_json({"text": "</script><script>alert(1)</script>"})
     assert "<" not in written
     assert json.loads(written)["text"].startswith("</script>")
     assert re.search(r"\\u003c/script", written)

@@ -10,8 +10,8 @@ from PIL import Image
 
 import clearhead as ch
 from clearhead.cli.main import app
-from clearhead.serve.shelf import Shelf
-from clearhead.weights import bundled
+from clearhead.serve.registry import ModelRegistry
+from clearhead.weights import model_cards
 from page_models import model_of
 
 CARD = {"title": "A", "says": "It reads.", "data": [], "recipe": [], "limits": []}
@@ -21,7 +21,7 @@ MADE = {"digits": "Draw instead", "spoken-digits": "A tone instead"}
 
 @pytest.fixture
 def models(tmp_path, monkeypatch):
-    monkeypatch.setattr(bundled, "ROOT", tmp_path)
+    monkeypatch.setattr(model_cards, "ROOT", tmp_path)
     for name, preset in (("digits", "tiny-pictures"), ("spoken-digits", "tiny-sound")):
         ch.save(ch.new(preset, seed=2), tmp_path / name)
         card = CARD | {"tries": [f"clearhead classify {name} {{here}}/{FILES[name]}"]}
@@ -41,13 +41,14 @@ def judged(page):
 
 
 def expected(folder, name):
-    model, file = ch.load(folder / name, device="cpu"), str(folder / name / FILES[name])
-    return (model.classify(pictures=file) if name == "digits" else model.classify(sound=file)).all
+    model = ch.load(folder / name, device="cpu")
+    file = str(folder / name / FILES[name])
+    return (model.classify(images=file) if name == "digits" else model.classify(audio=file)).all
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_page_opens_on_the_example_and_comes_back_to_it(page_on, models, name):
-    with page_on(Shelf({name: name for name in FILES}, 2**30, device="cpu")) as visit:
+    with page_on(ModelRegistry({name: name for name in FILES}, 2**30, device="cpu")) as visit:
         page = visit.go(f"#view=patches&model={name}").page
         first = judged(page)
         assert first == pytest.approx(expected(models, name), abs=1e-5)
@@ -56,9 +57,13 @@ def test_the_page_opens_on_the_example_and_comes_back_to_it(page_on, models, nam
         visit.ready()
         made = judged(page)
         assert made != first
-        assert visit.state()["tone" if name != "digits" else "drawing"] == (440 if name != "digits" else "")
+        assert visit.state()["tone" if name != "digits" else "drawing"] == (
+            440 if name != "digits" else ""
+        )
         other = next(other for other in FILES if other != name)
-        visit.set(model=other)  # which is not given what this one read, and has an example of its own
+        visit.set(
+            model=other
+        )  # which is not given what this one read, and has an example of its own
         visit.until(f"document.querySelector('main').innerText.includes('{FILES[other]}')")
         assert judged(visit.ready().page) == pytest.approx(expected(models, other), abs=1e-5)
         visit.set(model=name)
@@ -75,7 +80,8 @@ def test_a_page_is_saved_with_the_example(browser, models, name):
     with ThreadPoolExecutor() as elsewhere:  # playwright has a loop of its own in this thread
         words = ["explore", name, "--out", str(models / "page.html")]
         elsewhere.submit(app, words, standalone_mode=False).result()
-    page, complaints = browser.new_page(), []
+    page = browser.new_page()
+    complaints = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto((models / "page.html").as_uri() + "#view=patches")
     page.wait_for_selector("body[data-ready]")
@@ -89,7 +95,7 @@ def test_a_page_is_saved_with_the_example(browser, models, name):
 
 def test_a_saved_page_shows_what_it_was_saved_with(page_on, browser, models):
     Image.radial_gradient("L").save(models / "own.png")
-    with page_on(Shelf({"digits": "digits"}, 2**30, device="cpu")) as visit:
+    with page_on(ModelRegistry({"digits": "digits"}, 2**30, device="cpu")) as visit:
         page = visit.go("#view=patches&model=digits").page
         example = judged(page)
         page.locator("main input[type=file]").set_input_files(models / "own.png")

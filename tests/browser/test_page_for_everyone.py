@@ -17,7 +17,9 @@ def test_all_text_can_be_read_and_all_controls_have_names(page_on, scheme):
         for number in range(visit.page.locator("nav.rail button").count()):
             visit.page.locator("nav.rail button").nth(number).click()
             visit.ready()
-            assert visit.page.evaluate(AUDIT) == {"poor": [], "nameless": [], "twice": []}, visit.state()["view"]
+            assert visit.page.evaluate(AUDIT) == {"poor": [], "nameless": [], "twice": []}, (
+                visit.state()["view"]
+            )
 
 
 def test_nothing_moves_for_those_who_want_stillness(page_on):
@@ -28,7 +30,9 @@ def test_nothing_moves_for_those_who_want_stillness(page_on):
 
 def test_the_page_can_be_zoomed_to_twice_its_size(page_on):
     """To a browser that is a window half as wide."""
-    with page_on(model_of(), viewport={"width": 640, "height": 425}, device_scale_factor=2) as visit:
+    with page_on(
+        model_of(), viewport={"width": 640, "height": 425}, device_scale_factor=2
+    ) as visit:
         visit.go("#view=attention")
         assert visit.page.evaluate("() => document.documentElement.scrollWidth") <= 640
         assert visit.page.locator("form.prompt button").is_visible()

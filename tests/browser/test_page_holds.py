@@ -38,7 +38,9 @@ def test_a_link_shows_what_its_sender_saw_and_back_undoes(page_on):
         assert visit.state()["head"] == 2
 
 
-@pytest.mark.parametrize("text", ["", "🦊 fox", "שלום עולם", "<script>alert(1)</script>", "a" * 500, "\u0301\u200b"])
+@pytest.mark.parametrize(
+    "text", ["", "🦊 fox", "שלום עולם", "<script>alert(1)</script>", "a" * 500, "\u0301\u200b"]
+)
 def test_hostile_texts_are_answered(page_on, text):
     with page_on(model_of()) as visit:
         visit.go("#view=attention")
@@ -52,7 +54,9 @@ def test_hostile_texts_are_answered(page_on, text):
         visit.set(text="fine")
         assert told.count() == 0
         assert visit.page.locator(".strip .token").count() == 4
-        assert all("400" in complaint for complaint in visit.complaints)  # browsers write refused requests down
+        assert all(
+            "400" in complaint for complaint in visit.complaints
+        )  # browsers write refused requests down
 
 
 def test_a_model_full_of_nan_can_be_looked_at(page_on):
@@ -75,11 +79,14 @@ def test_a_run_that_was_dropped_is_made_again_in_silence(page_on):
         visit.server.app.state.desk.runs._runs._entries.clear()
         visit.set(head=3)
         assert visit.page.locator("main .problem").count() == 0
-        assert visit.page.evaluate("() => document.querySelector('ch-map').values.shape") == [len(TEXT)] * 2
+        assert (
+            visit.page.evaluate("() => document.querySelector('ch-map').values.shape")
+            == [len(TEXT)] * 2
+        )
 
 
 def test_requests_of_runs_are_kept_up_to_a_bound_and_the_newest_stay(page_on):
-    with page_on(model_of(context=64)) as visit:
+    with page_on(model_of(context_length=64)) as visit:
         visit.go(f"#text={TEXT}&view=attention")
         found = visit.page.evaluate(
             """async () => {
@@ -139,7 +146,10 @@ def test_a_crooked_link_shows_a_page(page_on, state):
         visit.page.on("dialog", lambda dialog: pytest.fail("a script of the link ran"))
         visit.go(state)
         assert visit.page.locator("main h1").inner_text()
-        assert visit.page.locator(".strip .token").count() > 3 or visit.page.locator(".problem").count()
+        assert (
+            visit.page.locator(".strip .token").count() > 3
+            or visit.page.locator(".problem").count()
+        )
         assert not [c for c in visit.complaints if "Failed to load" not in c]
 
 
@@ -147,7 +157,9 @@ def test_a_layer_below_the_first_is_the_first(page_on):
     with page_on(model_of()) as visit:
         for view in ("block", "compare", "attention"):
             page = visit.go(f"#view={view}&layer=-1&head=-1&query=-7&text=hello").page
-            shown = page.evaluate("() => [...document.querySelectorAll('main select')].map((one) => one.selectedIndex)")
+            shown = page.evaluate(
+                "() => [...document.querySelectorAll('main select')].map((one) => one.selectedIndex)"
+            )
             assert not any(shown)
             state = visit.state()
             assert (state["layer"], state["head"], state["query"]) == (0, 0, -1)
@@ -159,7 +171,9 @@ def test_a_layer_below_the_first_is_the_first(page_on):
 def test_a_link_to_a_model_that_is_not_here_offers_another(page_on):
     with page_on(model_of()) as visit:
         visit.page.goto(f"{visit.url}/#model=nobody")
-        visit.page.get_by_text("there is no model").or_(visit.page.get_by_text("There is no model")).wait_for()
+        visit.page.get_by_text("there is no model").or_(
+            visit.page.get_by_text("There is no model")
+        ).wait_for()
         visit.page.get_by_role("button", name="Show another model").click()
         visit.ready()
         assert visit.page.locator("main h1").inner_text() == "Machine"

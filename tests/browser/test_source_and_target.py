@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.serve.shelf import Shelf
+from clearhead.serve.registry import ModelRegistry
 from page_models import model_of
 
 SOURCE = "a dog ran"
@@ -23,13 +23,16 @@ def row(visit, label):
 
 
 def test_the_block_shows_the_token_of_the_source_that_was_chosen(visit):
-    page, model = visit.page, visit.server.shelf.held["model"].model
+    page = visit.page
+    model = visit.server.shelf.held["model"].model
     assert f"Token {len(SOURCE) - 1}:" in page.locator("main").inner_text()
     row(visit, "tokens of the source").nth(1).click()
     visit.ready()
     assert "Token 1:" in page.locator("main").inner_text()
     shown = page.evaluate("() => [...document.querySelector('main ch-map').values.data]")
-    seen = model.watch("ein", "encoder.blocks.1.pre", source=SOURCE)["encoder.blocks.1.pre"][0, 1]
+    seen = model.watch("ein", "encoder.blocks.1.resid_pre", source=SOURCE)[
+        "encoder.blocks.1.resid_pre"
+    ][0, 1]
     assert torch.allclose(torch.tensor(shown), seen, atol=1e-5)
     page.locator("main").focus()
     page.keyboard.press("ArrowRight")
@@ -66,7 +69,9 @@ def test_the_encoders_attention_follows_the_row_of_the_source(visit):
     assert visit.page.evaluate(marked) == ["tokens of the source"]
     visit.set(lines=False)
     assert visit.page.evaluate("() => document.querySelector('main ch-map').cursor") == [3, -1]
-    visit.page.evaluate("() => document.querySelector('main ch-map').tell('pick', { row: 5, col: 1 })")
+    visit.page.evaluate(
+        "() => document.querySelector('main ch-map').tell('pick', { row: 5, col: 1 })"
+    )
     state = visit.ready().state()
     assert (state["key"], state["looked"], state["query"]) == (5, 1, -1)
     assert visit.page.evaluate("() => document.querySelector('ch-atlas').look") == [5, 1]
@@ -77,12 +82,19 @@ def test_the_encoders_attention_follows_the_row_of_the_source(visit):
 def test_what_follows_is_told_of_a_model_that_was_not_loaded_before(page_on, tmp_path):
     for name, seed in (("first", 3), ("second", 4)):
         ch.save(model_of(seed=seed), tmp_path / name)
-    shelf = Shelf({name: str(tmp_path / name) for name in ("first", "second")}, 2**30, device="cpu")
+    shelf = ModelRegistry(
+        {name: str(tmp_path / name) for name in ("first", "second")}, 2**30, device="cpu"
+    )
     with page_on(shelf) as visit:
         visit.go("#view=compare&pair=models&text=hello")
-        assert list(shelf.held) == ["first"]
+        assert list(shelf.loaded) == ["first"]
         visit.set(model2="second")
-        assert visit.page.locator("main ch-figure", has_text="What follows").locator("tbody tr").count() > 6
+        assert (
+            visit.page.locator("main ch-figure", has_text="What follows")
+            .locator("tbody tr")
+            .count()
+            > 6
+        )
         assert not visit.complaints
 
 
@@ -103,7 +115,7 @@ def test_squares_keep_what_is_finite(page_on, signed):
 
 @pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder"])
 def test_a_window_is_told_as_wide_as_it_is(page_on, name):
-    model = model_of(name, attention__window=3)
+    model = model_of(name, attention__sliding_window=3)
     far = model.watch("hello you", "blocks.0.attn.pattern")["blocks.0.attn.pattern"][0, 0, 5]
     assert far[3] > 0 == far[2]
     with page_on(model) as visit:

@@ -2,7 +2,7 @@
 
 import torch
 
-from clearhead.serve.shelf import Held
+from clearhead.serve.registry import LoadedModel
 from page_models import model_of
 
 TEXT = "the cat, the cat"
@@ -51,7 +51,16 @@ def test_what_was_typed_for_one_model_is_not_given_to_another(page_on):
 
 
 def test_another_text_forgets_what_was_chosen_in_the_one_before(page_on):
-    chosen = {"opened": 1, "wanted": 3, "rival": 4, "hide": [1], "branch": 2, "upto": 1, "query": 2, "key": 1}
+    chosen = {
+        "opened": 1,
+        "wanted": 3,
+        "rival": 4,
+        "hide": [1],
+        "branch": 2,
+        "upto": 1,
+        "query": 2,
+        "key": 1,
+    }
     with page_on(model_of()) as visit:
         visit.go("#view=lens")
         visit.set(**chosen, written={"after": "x", "ids": [1]}, head=2, word="cat")
@@ -67,15 +76,20 @@ def test_another_text_forgets_what_was_chosen_in_the_one_before(page_on):
 
 
 def test_numbers_of_other_weights_never_stand_beside_those_of_the_first(page_on):
-    first, second = model_of(seed=3), model_of(seed=4)
+    first = model_of(seed=3)
+    second = model_of(seed=4)
     with page_on(first) as visit:
         visit.go(f"#text={TEXT}&view=attention&layer=1")
         shelf = visit.server.shelf
-        shelf.held["model"] = Held("model", "", second, shelf)
-        visit.page.locator("nav.rail button", has_text="Vector lab").click()  # which asks about the model alone
+        shelf.held["model"] = LoadedModel("model", "", second, shelf)
+        visit.page.locator(
+            "nav.rail button", has_text="Vector lab"
+        ).click()  # which asks about the model alone
         visit.ready()
         visit.set(view="attention")
-        drawn = visit.page.evaluate("() => Array.from(document.querySelector('ch-map').values.data)")
+        drawn = visit.page.evaluate(
+            "() => Array.from(document.querySelector('ch-map').values.data)"
+        )
         real = second.watch(TEXT, "blocks.1.attn.pattern")["blocks.1.attn.pattern"][0, 0]
         assert torch.allclose(torch.tensor(drawn).view_as(real), real, atol=1e-6)
         assert visit.state()["text"] == TEXT

@@ -9,12 +9,20 @@ import clearhead as ch
 WORDS = ch.Tokenizer.bytes(("<|end|>", "<|mask|>", "<|begin|>"))
 TEMPLATE = "{% for m in messages %}<|begin|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}<|begin|>assistant\n"
 TEXTS = {"tokenizer": WORDS, "vocabulary": 259, "context": 128, "seed": 1}
-BOTH = {"use__start": [256], "use__stop": [256], "use__end": [256], "context": 16, "shape__context": 64}
+BOTH = {
+    "inference__decoder_start_tokens": [256],
+    "inference__eos_tokens": [256],
+    "inference__sep_tokens": [256],
+    "context": 16,
+    "architecture__source_context_length": 64,
+}
 MODELS = {
-    "learned": lambda: ch.new("tiny-decoder", use__chat=TEMPLATE, use__stop=[256], **TEXTS),
+    "learned": lambda: ch.new(
+        "tiny-decoder", inference__chat_template=TEMPLATE, inference__eos_tokens=[256], **TEXTS
+    ),
     "rotary": lambda: ch.new("tiny-llama", **TEXTS),
-    "relative": lambda: ch.new("tiny-decoder", position="relative", **TEXTS),
-    "encoder": lambda: ch.new("tiny-encoder", use__mask=[257], **TEXTS),
+    "relative": lambda: ch.new("tiny-decoder", position="t5", **TEXTS),
+    "encoder": lambda: ch.new("tiny-encoder", inference__mask_token=[257], **TEXTS),
     "translator": lambda: ch.new("tiny-encoder-decoder", **{**TEXTS, **BOTH}),
     "pictures": lambda: ch.new("tiny-pictures"),
     "sound": lambda: ch.new("tiny-sound"),

@@ -9,23 +9,26 @@ from typer.testing import CliRunner
 
 import clearhead as ch
 from clearhead.cli.main import app
-from clearhead.generate.draw import likeliest, nucleus
+from clearhead.generate.sampling import apply_top_k, apply_top_p
 
 MOLES = ["American shrew mole", "one mole of carbon dioxide", "take a biopsy of the mole"]
-TEXTS = [*MOLES, "the king and the queen saw a man and a woman eat an apple; cats and dogs, cat and dog"]
+TEXTS = [
+    *MOLES,
+    "the king and the queen saw a man and a woman eat an apple; cats and dogs, cat and dog",
+]
 TOKENIZER = ch.Tokenizer.train_bpe(TEXTS * 3, 420)
 TEXT = "take a biopsy of"
 
 
 def fresh(preset="tiny-decoder", **changes):
-    made = ch.new(preset, vocabulary=len(TOKENIZER), tokenizer=TOKENIZER, seed=3, **changes)
+    made = ch.new(preset, vocab_size=len(TOKENIZER), tokenizer=TOKENIZER, seed=3, **changes)
     with torch.no_grad():
         for parameter in made.net.parameters():
             parameter *= 3  # so that some tokens are likelier than others
     return made
 
 
-MODEL = fresh(context=64)
+MODEL = fresh(context_length=64)
 
 
 @pytest.fixture
@@ -47,7 +50,9 @@ def slide(visit, key, value):
         }""",
         [key, value],
     )
-    visit.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    visit.page.evaluate(
+        "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
 
 
 def fact(visit, name):
@@ -60,7 +65,8 @@ def written(visit):
 
 def test_sliders_follow_the_full_vocabulary_without_a_request(predict):
     logits = MODEL.logits(TEXT)[-1].double().numpy()
-    asked, doubts = [], []
+    asked = []
+    doubts = []
     predict.page.on("request", lambda request: "/api/" in request.url and asked.append(request.url))
     for temperature in (0.1, 0.3, 0.6, 1.0, 1.4, 2.0):
         slide(predict, "temp", temperature)
@@ -74,7 +80,9 @@ def test_sliders_follow_the_full_vocabulary_without_a_request(predict):
             assert fact(predict, "kept") == count
             assert fact(predict, "mass") == pytest.approx(falling[:count].sum(), abs=1e-5)
             left = falling[:count] / falling[:count].sum()
-            assert fact(predict, "entropy") == pytest.approx(-float((left * np.log2(left)).sum()), abs=1e-4)
+            assert fact(predict, "entropy") == pytest.approx(
+                -float((left * np.log2(left)).sum()), abs=1e-4
+            )
         slide(predict, "topp", 1)
     assert doubts == sorted(doubts)
     assert not asked
@@ -83,11 +91,15 @@ def test_sliders_follow_the_full_vocabulary_without_a_request(predict):
 def test_what_may_be_drawn_is_what_the_library_would_draw_from(predict):
     generator = torch.Generator().manual_seed(0)
     for number in range(40):
-        logits = (4 * torch.randn(1, 50, generator=generator)).round(decimals=number % 3)  # with ties
-        temperature, k, p = [0.3, 1.0, 2.0][number % 3], [0, 1, 7, 50][number % 4], [1.0, 0.5, 0.9, 0.05][number % 4]
+        logits = (4 * torch.randn(1, 50, generator=generator)).round(
+            decimals=number % 3
+        )  # with ties
+        temperature = [0.3, 1.0, 2.0][number % 3]
+        k = [0, 1, 7, 50][number % 4]
+        p = [1.0, 0.5, 0.9, 0.05][number % 4]
         x = logits / temperature
-        x = likeliest(x, torch.tensor([[float(k)]]), max(k, 1)) if k else x
-        x = nucleus(x, torch.tensor([[p]]))
+        x = apply_top_k(x, torch.tensor([[float(k)]]), max(k, 1)) if k else x
+        x = apply_top_p(x, torch.tensor([[p]]))
         found = predict.page.evaluate(
             """async ([logits, temp, topk, topp]) => {
                 const { distribution, ranked } = await import("ch/drawing");
@@ -108,7 +120,19 @@ def test_the_same_seed_writes_the_same_in_page_library_and_shell(predict, tmp_pa
     expected = MODEL.generate(TEXT, max_tokens=6, **how)
     assert written(predict) == expected.tokens
     ch.save(MODEL, tmp_path / "model")
-    options = ["--max-tokens", "6", "--temperature", "0.8", "--top-k", "30", "--top-p", "0.95", "--seed", "5", "--json"]
+    options = [
+        "--max-tokens",
+        "6",
+        "--temperature",
+        "0.8",
+        "--top-k",
+        "30",
+        "--top-p",
+        "0.95",
+        "--seed",
+        "5",
+        "--json",
+    ]
     told = CliRunner().invoke(app, ["generate", str(tmp_path / "model"), TEXT, *options])
     assert told.exit_code == 0, told.output
     assert expected.text in json.dumps(json.loads(told.stdout), ensure_ascii=False)
@@ -145,7 +169,7 @@ def test_a_bar_can_be_forced_and_undone_and_a_link_tells_what_else_could_have_co
     other.locator(".so-far .new").first.click()
     other.wait_for_selector(".instead button")
     best = MODEL.logits(TEXT)[-1].topk(8).indices.tolist()
-    assert other.locator(".instead button .word").all_inner_texts() == TOKENIZER.pieces(best)
+    assert other.locator(".instead button .word").all_inner_texts() == TOKENIZER.to_str_tokens(best)
     other.close()
     predict.page.click("text=Undo")
     predict.until("clearhead.state.written.ids.length === 1")
@@ -158,7 +182,9 @@ def test_mole_starts_as_one_vector_and_its_cosines_are_those_of_the_streams(page
         visit.go("#view=lens")
         visit.until("!!document.querySelector('table.cosines')")
         rows = visit.page.locator("table.cosines tbody tr").all()
-        shown = np.array([[float(cell) for cell in row.locator("td").all_inner_texts()] for row in rows])
+        shown = np.array(
+            [[float(cell) for cell in row.locator("td").all_inner_texts()] for row in rows]
+        )
         np.testing.assert_array_equal(shown[:, 0], 1.0)
         expected = ch.context(MODEL, "mole", MOLES).numpy()
         np.testing.assert_allclose(shown[:, 1:], expected.T, atol=6e-5)
@@ -175,9 +201,9 @@ def test_the_lens_shows_the_first_answers_and_a_click_chooses_a_column(page_on):
         visit.until("!!document.querySelector('table.rising')")
         lens = ch.lens.logit_lens(MODEL, TEXT, top=1)
         layers = visit.page.locator("table.rising tr td:nth-of-type(1) .word").all_inner_texts()
-        assert layers == [best[0][0] for best in lens.likeliest(-1)]
+        assert layers == [best[0][0] for best in lens.top_predictions(-1)]
         visit.set(query=0)
-        first = TOKENIZER.pieces(TOKENIZER.encode(TEXT))[0]
+        first = TOKENIZER.to_str_tokens(TOKENIZER.encode(TEXT))[0]
         visit.until(f"document.querySelector('main').textContent.includes('After “{first}”')")
         assert not visit.complaints
 
@@ -190,13 +216,17 @@ def test_tokens_go_from_bytes_to_rows(page_on):
         ids = [int(word) for word in visit.page.locator(".piece .id").all_inner_texts()]
         assert ids == TOKENIZER.encode(text)
         visit.until("!!document.querySelector('ch-map.one-row')?.values")
-        row = visit.page.evaluate("Array.from(document.querySelector('ch-map.one-row').values.data)")
-        np.testing.assert_allclose(row, MODEL.net.embed.tokens.weight[ids[0]].detach().numpy(), rtol=1e-6)
+        row = visit.page.evaluate(
+            "Array.from(document.querySelector('ch-map.one-row').values.data)"
+        )
+        np.testing.assert_allclose(
+            row, MODEL.net.embed.tokens.weight[ids[0]].detach().numpy(), rtol=1e-6
+        )
         assert not visit.complaints
 
 
 def test_turned_pairs_give_the_models_own_score_and_a_shift_of_both_changes_nothing(page_on):
-    model = fresh("tiny-llama", context=64)
+    model = fresh("tiny-llama", context_length=64)
     scores = model.watch(TEXT, "blocks.0.attn.scores")["blocks.0.attn.scores"][0, 0]
     read = "Number(document.querySelector('.turned .large').textContent.replace('−', '-'))"
     with page_on(model) as visit:
@@ -212,7 +242,7 @@ def test_turned_pairs_give_the_models_own_score_and_a_shift_of_both_changes_noth
 
 
 def test_only_the_models_own_positions_are_called_yours(page_on):
-    with page_on({"learned": MODEL, "relative": fresh(position="relative")}) as visit:
+    with page_on({"learned": MODEL, "relative": fresh(position="t5")}) as visit:
         visit.go("#view=position&model=learned")
         visit.until("document.querySelectorAll('.dials svg').length > 0")
         badges = visit.page.locator("ch-figure > header").all_inner_texts()
@@ -220,7 +250,9 @@ def test_only_the_models_own_positions_are_called_yours(page_on):
         assert any("Rotary" in text and "for comparison" in text for text in badges)
         assert any("Sinusoidal" in text and "for comparison" in text for text in badges)
         visit.set(model="relative")
-        visit.until("document.querySelector('main').textContent.includes('as it lies over the scores')")
+        visit.until(
+            "document.querySelector('main').textContent.includes('as it lies over the scores')"
+        )
         assert not visit.complaints
 
 
@@ -241,8 +273,12 @@ def test_the_vector_lab_solves_and_says_which_words_are_no_tokens(page_on):
 
 @pytest.mark.parametrize("preset", ["tiny-encoder", "tiny-encoder-decoder"])
 def test_every_shape_has_these_views_without_a_complaint(page_on, preset):
-    with page_on(fresh(preset, context=64)) as visit:
-        given = {"source": TEXT, "text": "the mole"} if preset == "tiny-encoder-decoder" else {"text": TEXT}
+    with page_on(fresh(preset, context_length=64)) as visit:
+        given = (
+            {"source": TEXT, "text": "the mole"}
+            if preset == "tiny-encoder-decoder"
+            else {"text": TEXT}
+        )
         visit.go("#view=tokens").set(**given)
         for view in ("tokens", "position", "lens", "vectors"):
             visit.set(view=view)
@@ -261,13 +297,19 @@ def test_a_broken_model_gets_a_sentence_in_every_view(page_on):
             visit.set(view=view)
             assert "could not be drawn" not in visit.page.inner_text("main")
             if view == "lens":
-                visit.until("document.querySelector('main').textContent.includes('hold no numbers')")
+                visit.until(
+                    "document.querySelector('main').textContent.includes('hold no numbers')"
+                )
         assert not [
-            words for words in visit.complaints if "status of 400" not in words and "status of 500" not in words
+            words
+            for words in visit.complaints
+            if "status of 400" not in words and "status of 500" not in words
         ]
 
 
-@pytest.mark.parametrize("text", ["", "<script>alert(1)</script>", "שלום עולם", "🦔" * 9, "mole " * 60])
+@pytest.mark.parametrize(
+    "text", ["", "<script>alert(1)</script>", "שלום עולם", "🦔" * 9, "mole " * 60]
+)
 def test_hostile_texts_leave_no_view_blank(page_on, text):
     with page_on(MODEL) as visit:
         for view in ("tokens", "predict", "lens"):

@@ -10,28 +10,37 @@ import pytest
 import typer
 
 import clearhead as ch
-from clearhead.cli.flags import dotted
+from clearhead.cli.common import parse_config_flags
 from clearhead.cli.main import app
-from clearhead.weights import bundled
-from clearhead.weights.store import Safetensors
+from clearhead.weights.checkpoint import SafetensorsReader
+from clearhead.weights.model_cards import (
+    BUNDLED_DIR,
+    BUNDLED_NAMES,
+    CARD_FILE,
+    bundled_card,
+    bundled_models,
+    bundled_path,
+    read_card,
+    update_card,
+)
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = typer.main.get_command(app).commands
 
 
-@pytest.fixture(params=bundled.names())
+@pytest.fixture(params=bundled_models())
 def name(request):
     return request.param
 
 
 @pytest.fixture
 def card(name):
-    return bundled.card(name)
+    return bundled_card(name)
 
 
 @pytest.fixture
 def weights(name):
-    (found,) = bundled.find(name).glob("*.safetensors")
+    (found,) = bundled_path(name).glob("*.safetensors")
     return found
 
 
@@ -42,17 +51,19 @@ def check(command):
         assert (ROOT / words[0]).is_file()
         return
     assert program == "clearhead"
-    context = COMMANDS[words[0]].make_context(words[0], words[1:])  # raises what a person would be told
-    dotted(context.args)
+    context = COMMANDS[words[0]].make_context(
+        words[0], words[1:]
+    )  # raises what a person would be told
+    parse_config_flags(context.args)
     if words[0] == "train" and words[1] != "vectors":
         assert words[1] in ch.presets or (ROOT / words[1]).is_file()
 
 
-@pytest.mark.parametrize("name", bundled.NAMES)
+@pytest.mark.parametrize("name", BUNDLED_NAMES)
 def test_it_is_here(name):
-    if name not in bundled.names():
+    if name not in bundled_models():
         pytest.skip(f"the bundled model {name} is not here, so nothing is checked of it")
-    assert ch.vectors(name) if bundled.card(name).kind == "vectors" else ch.load(name)
+    assert ch.vectors(name) if bundled_card(name).architecture == "vectors" else ch.load(name)
 
 
 def test_the_weights_are_those_of_the_card(card, weights):
@@ -60,19 +71,24 @@ def test_the_weights_are_those_of_the_card(card, weights):
 
 
 def test_sizes_are_as_told(name, card, weights):
-    assert card.bytes == sum(p.stat().st_size for p in weights.parent.iterdir() if p.name != bundled.CARD)
+    assert card.bytes == sum(
+        p.stat().st_size for p in weights.parent.iterdir() if p.name != CARD_FILE
+    )
     if card.kind != "vectors":
         model = ch.load(name)
-        assert (card.kind, card.parameters) == (model.config.model.shape.kind, model.parameters)
+        assert (card.kind, card.parameters) == (
+            model.config.model.architecture.kind,
+            model.num_parameters(),
+        )
 
 
 def test_weights_take_two_bytes_each(card, weights):
-    tensors = Safetensors([weights])
-    assert {tensors.read(each).element_size() for each in tensors.shapes} == {2}
+    tensors = SafetensorsReader([weights])
+    assert {tensors.get_tensor(each).element_size() for each in tensors.shapes} == {2}
 
 
 def test_all_together_are_small():
-    assert sum(path.stat().st_size for path in bundled.ROOT.rglob("*") if path.is_file()) <= 60e6
+    assert sum(path.stat().st_size for path in BUNDLED_DIR.rglob("*") if path.is_file()) <= 60e6
 
 
 def test_figures_come_with_their_interval_and_their_command(card):
@@ -110,7 +126,7 @@ def test_a_card_is_written_for_readers(card):
 
 
 def test_no_path_of_the_machine_it_was_made_on_is_in_it(name):
-    for path in bundled.find(name).glob("*.json"):
+    for path in bundled_path(name).glob("*.json"):
         if path.name in ("card.json", "clearhead.json"):
             assert not re.search(r'"(/|~)\w', path.read_text(encoding="utf-8"))
 
@@ -128,19 +144,30 @@ WHOLE = {
 @pytest.fixture
 def folder(tmp_path):
     path = tmp_path / "a model"
-    ch.save(ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes()), path)
+    ch.save(ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes()), path)
     (path / "card.json").write_text(json.dumps(WHOLE))
     return path
 
 
 def test_sealing_counts_and_keeps_what_was_written(folder):
-    figure = {"name": "loss", "value": 1.5, "interval": [1, 2], "on": "texts", "command": "clearhead models"}
-    card = bundled.seal(folder, figures=[figure], date="2026-01-31")
-    assert card.parameters == ch.load(folder).parameters
+    figure = {
+        "name": "loss",
+        "value": 1.5,
+        "interval": [1, 2],
+        "on": "texts",
+        "command": "clearhead models",
+    }
+    card = update_card(folder, figures=[figure], date="2026-01-31")
+    assert card.num_parameters == ch.load(folder).num_parameters()
     assert card.sha256 == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    assert (card.kind, card.figures[0].value, card.date, card.title) == ("decoder", 1.5, "2026-01-31", "A model")
-    assert bundled.seal(folder) == card
-    assert shlex.split(card.tries[0])[2] == str(folder)
+    assert (card.architecture, card.metrics[0].value, card.date, card.title) == (
+        "decoder",
+        1.5,
+        "2026-01-31",
+        "A model",
+    )
+    assert update_card(folder) == card
+    assert shlex.split(card.usage[0])[2] == str(folder)
     assert "{here}" in (folder / "card.json").read_text()
 
 
@@ -154,22 +181,25 @@ def test_sealing_counts_and_keeps_what_was_written(folder):
             {"figures": [{"name": "a", "value": 3, "interval": [1, 2], "on": "", "command": ""}]},
             "not within its interval",
         ),
-        ({"figures": [{"name": "a", "value": 3, "interval": [], "on": "", "command": ""}]}, "not within its interval"),
+        (
+            {"figures": [{"name": "a", "value": 3, "interval": [], "on": "", "command": ""}]},
+            "not within its interval",
+        ),
     ],
 )
 def test_a_wrong_card_is_refused_with_a_sentence_and_stays_as_it_was(folder, change, sentence):
     before = (folder / "card.json").read_text()
     with pytest.raises(ch.ClearheadError, match=re.escape(sentence)):
-        bundled.seal(folder, **change)
+        update_card(folder, **change)
     assert (folder / "card.json").read_text() == before
     (folder / "card.json").write_text(json.dumps(WHOLE | change))
     with pytest.raises(ch.ClearheadError, match=r"card\.json is no card: .*" + re.escape(sentence)):
-        bundled.read_card(folder)
+        read_card(folder)
 
 
 def test_a_folder_without_a_card_gets_one_if_all_is_told(folder):
-    card = bundled.seal(folder)
+    card = update_card(folder)
     (folder / "card.json").unlink()
     with pytest.raises(ch.ClearheadError, match=r"card\.json is no card: .* missing .* 'title'"):
-        bundled.seal(folder)
-    assert bundled.seal(folder, **WHOLE) == card
+        update_card(folder)
+    assert update_card(folder, **WHOLE) == card

@@ -8,16 +8,16 @@ import torch
 from bundled_plurals import DIRECTION, HUNDRED, pairs
 
 import clearhead as ch
-from clearhead.cli.demo import SENTENCE, busiest
-from clearhead.lens.looks import looks
-from clearhead.serve.pages.examples import FILMS
-from clearhead.weights import bundled
+from clearhead.cli.demo import SENTENCE, find_adjective_head
+from clearhead.lens.attention import word_attention
+from clearhead.serve.explorer.routes.models import MOVIE_REVIEWS
+from clearhead.weights.model_cards import bundled_models
 
 
 @cache
 def load(name):
     """A model or vectors; what is not there is skipped and told."""
-    if name not in bundled.names():
+    if name not in bundled_models():
         pytest.skip(f"the bundled model {name} is not here")
     return ch.vectors(name) if name == "words" else ch.load(name, device="cpu")
 
@@ -38,10 +38,14 @@ def test_king_less_man_and_woman_is_queen(name):
 @pytest.mark.parametrize("name", ["words", "story"])
 def test_the_plural_direction_ranks_plurals_above_singulars(name):
     """The chance that a plural lies further along it than a singular, of 100 pairs that are not in it."""
-    known, hundred = vectors(name), pairs(HUNDRED)
+    known = vectors(name)
+    hundred = pairs(HUNDRED)
     assert len({word for pair in hundred for word in pair}) == 200
     assert not {*pairs(DIRECTION)} & {*hundred}
-    one, many = (known.direction(pairs(DIRECTION)).scores(words).values for words in zip(*hundred, strict=True))
+    one, many = (
+        known.direction(pairs(DIRECTION)).scores(words).values
+        for words in zip(*hundred, strict=True)
+    )
     assert float((many[:, None] > one).float().mean()) >= 0.9
 
 
@@ -58,15 +62,20 @@ def shuffled(words, seed):
 
 def ids(model, words):
     """Each word as it is in the middle of a text, whichever is the first."""
-    use, spaced = model.config.use, [model.tokenizer.encode(f" {word}") for word in words[:-1]]
-    last = [*use.mask] or model.tokenizer.encode(f" {words[-1]}")  # for those who fill gaps, a gap
-    return [*use.begin, *(token for word in spaced for token in word), *last]
+    use = model.config.inference
+    spaced = [model.tokenizer.encode(f" {word}") for word in words[:-1]]
+    last = [*use.mask_token] or model.tokenizer.encode(
+        f" {words[-1]}"
+    )  # for those who fill gaps, a gap
+    return [*use.bos_tokens, *(token for word in spaced for token in word), *last]
 
 
 def nowhere(model, words, layer):
     """The stream of the last word after a layer, no token told where it stands."""
-    name = f"blocks.{layer}.post"
-    return model.watch([ids(model, words)], [name], edits={"embed.positions": torch.zeros_like})[name][0, -1]
+    name = f"blocks.{layer}.resid_post"
+    return model.watch([ids(model, words)], [name], edits={"pos_embed": torch.zeros_like})[name][
+        0, -1
+    ]
 
 
 def apart(one, other):
@@ -75,7 +84,9 @@ def apart(one, other):
 
 def gone(model, words, others):
     """How much probability goes to other tokens, at the end of the words."""
-    one, other = (model.logits([ids(model, some)])[0, -1].softmax(dim=-1) for some in (words, others))
+    one, other = (
+        model.logits([ids(model, some)])[0, -1].softmax(dim=-1) for some in (words, others)
+    )
     return float((one - other).abs().sum()) / 2
 
 
@@ -89,7 +100,8 @@ def test_with_positions_shuffled_words_change_the_prediction(name, seed):
 def test_without_positions_one_causal_layer_sees_a_heap_and_two_do_not(seed):
     """In the first layer a word reads bare words, in whatever order; in the next, words that have read what stood
     before them, and the mask decides what that was."""
-    story, other = load("story"), shuffled(HEAP, seed)
+    story = load("story")
+    other = shuffled(HEAP, seed)
     assert apart(nowhere(story, HEAP, 0), nowhere(story, other, 0)) < 1e-5
     assert apart(nowhere(story, HEAP, 1), nowhere(story, other, 1)) > 0.05
 
@@ -98,7 +110,7 @@ def test_without_positions_one_causal_layer_sees_a_heap_and_two_do_not(seed):
 def test_without_positions_an_encoder_of_any_depth_sees_a_heap(seed):
     """Every word reads every other, so that nothing is left of their order."""
     fill = load("fill")
-    blind = ch.new(fill.config.change(position="none"))
+    blind = ch.new(fill.config.replace(position="none"))
     blind.net.load_state_dict(fill.net.state_dict())
     blind.tokenizer = fill.tokenizer
     assert gone(blind, HEAP, shuffled(HEAP, seed)) < 1e-4
@@ -106,12 +118,14 @@ def test_without_positions_an_encoder_of_any_depth_sees_a_heap(seed):
 
 # L3.1: the same word is another in another context
 
-TIRED, WIDE = (f"The chicken didn't cross the road because it was too {word}." for word in ("tired", "wide"))
+TIRED, WIDE = (
+    f"The chicken didn't cross the road because it was too {word}." for word in ("tired", "wide")
+)
 
 
 def leaning(model, word, text):
     """layer × head: how much more a word looks at the chicken than at the road."""
-    seen = looks(model, word, text)
+    seen = word_attention(model, word, text)
     chicken, road = (seen.axes[-1].labels.index(noun) for noun in ("chicken", "road"))
     return seen.values[..., chicken] - seen.values[..., road]
 
@@ -128,7 +142,10 @@ def test_it_leans_more_to_the_chicken_where_that_is_tired():
 def test_what_was_too_wide_is_the_road():
     fill = load("fill")
     gap = "the chicken didn't cross the road because the [MASK] was too {}."
-    wide, tired = ({w.word.strip(): w.probability for w in fill.fill(gap.format(end), 50)} for end in ("wide", "tired"))
+    wide, tired = (
+        {w.word.strip(): w.probability for w in fill.fill(gap.format(end), 50)}
+        for end in ("wide", "tired")
+    )
     assert max(wide, key=wide.get) == "road"
     assert wide["road"] > 5 * tired.get("road", 0.0)
 
@@ -137,7 +154,11 @@ def test_a_decoder_cannot_tell_at_it_and_can_at_the_end():
     """What follows is not seen; *tired* itself leans towards the chicken, *wide* towards the road."""
     story = load("story")
     assert leaning(story, "it", TIRED).equal(leaning(story, "it", WIDE))
-    assert float(leaning(story, "tired", TIRED).mean()) > 0 > float(leaning(story, "wide", WIDE).mean())
+    assert (
+        float(leaning(story, "tired", TIRED).mean())
+        > 0
+        > float(leaning(story, "wide", WIDE).mean())
+    )
 
 
 MOLES = {
@@ -170,7 +191,7 @@ def test_the_senses_of_mole_separate_by_layer(name):
 
 
 def test_creature_looks_at_fluffy_and_blue_above_every_other_word():
-    seen, (layer, head) = looks(load("story"), "creature", SENTENCE), busiest()
+    seen, (layer, head) = word_attention(load("story"), "creature", SENTENCE), find_adjective_head()
     weight = dict(zip(seen.axes[-1].labels, seen.values[layer, head].tolist(), strict=True))
     adjectives = [weight.pop(word) for word in ("fluffy", "blue")]
     assert min(adjectives) > max(weight.values())
@@ -183,7 +204,10 @@ def test_creature_looks_at_fluffy_and_blue_above_every_other_word():
 @pytest.mark.parametrize("text", ["Once upon a time", "The little girl", "He was very"])
 def test_entropy_rises_with_temperature(text):
     logits = load("story").logits(text)[-1]
-    entropies = [float(torch.distributions.Categorical(logits=logits / t).entropy()) for t in (0.1, 0.5, 1, 2, 5)]
+    entropies = [
+        float(torch.distributions.Categorical(logits=logits / t).entropy())
+        for t in (0.1, 0.5, 1, 2, 5)
+    ]
     assert all(low < high for low, high in pairwise(entropies))
 
 
@@ -217,5 +241,7 @@ def test_mood_tells_what_a_sentence_thinks_of_a_film():
 
 def test_the_two_sentences_that_its_page_opens_on_are_as_long_and_opposed():
     model = load("mood")
-    assert [each.label for each in model.classify([*FILMS])] == ["positive", "negative"]
-    assert len({len(model.tokenizer.encode(text)) for text in FILMS}) == 1  # so one can be patched into the other
+    assert [each.label for each in model.classify([*MOVIE_REVIEWS])] == ["positive", "negative"]
+    assert (
+        len({len(model.tokenizer.encode(text)) for text in MOVIE_REVIEWS}) == 1
+    )  # so one can be patched into the other

@@ -15,13 +15,15 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli.demo import SENTENCE
-from clearhead.weights import bundled
+from clearhead.weights.model_cards import BUNDLED_DIR, bundled_card, bundled_models, bundled_path
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(*words, **options):
-    return subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, **options)
+    return subprocess.run(
+        [*map(str, words)], capture_output=True, text=True, check=False, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +43,23 @@ def installed(wheel, tmp_path_factory):
     there = tmp_path_factory.mktemp("installed")
     python = there / "bin" / "python"
     assert run(sys.executable, "-m", "venv", "--without-pip", there).returncode == 0
-    done = run(sys.executable, "-m", "pip", "--quiet", "--python", python, "install", "--no-deps", "--no-index", wheel)
+    done = run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        "--python",
+        python,
+        "install",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    )
     assert done.returncode == 0, done.stderr
     (packages,) = there.glob("lib/python*/site-packages")
-    (packages / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
+    (packages / "libraries.pth").write_text(
+        f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n"
+    )
     return python.parent
 
 
@@ -59,8 +74,8 @@ def test_the_wheel_is_small_and_holds_the_models_and_the_page(wheel):
     inside = zipfile.ZipFile(wheel).namelist()
     assert "clearhead/serve/page/vendor/lit-html.js" in inside
     assert "clearhead/serve/page/vendor/package-lock.json" not in inside
-    for name in bundled.names():
-        for path in bundled.find(name).iterdir():
+    for name in bundled_models():
+        for path in bundled_path(name).iterdir():
             assert f"clearhead/bundled/{name}/{path.name}" in inside
 
 
@@ -69,11 +84,15 @@ def test_it_is_the_installed_one_that_runs(installed, tmp_path):
     assert done.stdout.startswith(str(installed.parent)), done.stderr
 
 
-@pytest.mark.parametrize("name", bundled.names())
+@pytest.mark.parametrize("name", bundled_models())
 def test_every_bundled_model_works_by_its_command(installed, tmp_path, name):
     told = typed(installed, f"clearhead models {name}", tmp_path)
     assert told.returncode == 0, told.stderr
-    command = bundled.card(name).tries[0].replace(str(bundled.ROOT), str(next(installed.parent.rglob("bundled"))))
+    command = (
+        bundled_card(name)
+        .usage[0]
+        .replace(str(BUNDLED_DIR), str(next(installed.parent.rglob("bundled"))))
+    )
     assert command in told.stdout
     done = typed(installed, command, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -81,6 +100,8 @@ def test_every_bundled_model_works_by_its_command(installed, tmp_path, name):
 
 
 def test_the_page_is_saved_by_the_installed_one(installed, tmp_path):
-    done = typed(installed, f'clearhead explore story --text "{SENTENCE}" --save page.html', tmp_path)
+    done = typed(
+        installed, f'clearhead explore story --text "{SENTENCE}" --save page.html', tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")

@@ -51,7 +51,8 @@ def test_what_follows_goes_to_the_benchmark(run):
 
 
 @pytest.mark.parametrize(
-    ("what", "why"), [("swif", "did you mean 'swift'"), ("lacking", "needs no_such_peer, which is not installed")]
+    ("what", "why"),
+    [("swif", "did you mean 'swift'"), ("lacking", "needs no_such_peer, which is not installed")],
 )
 def test_what_cannot_run_is_told_in_a_sentence(run, what, why):
     with pytest.raises(ClearheadError, match=why):

@@ -7,15 +7,15 @@ from contextlib import redirect_stdout
 import pytest
 from typer.main import get_command
 
-from clearhead import reader
-from clearhead.cli.examples import EXAMPLES
-from clearhead.cli.flags import dotted
+from clearhead.cli.common import parse_config_flags
+from clearhead.cli.help_texts import EXAMPLES
 from clearhead.cli.main import app
-from clearhead.cli.see import TAKES
-from clearhead.lab.grid import variants
-from clearhead.train.begin import read_config
-from clearhead.weights import bundled
-from clearhead.words.learn import Lesson
+from clearhead.cli.see import VIEW_OPTIONS
+from clearhead.config.parse import apply_overrides, dataclass_from_dict, dataclass_to_dict
+from clearhead.lab.experiment import expand_grid
+from clearhead.train.train import load_config
+from clearhead.weights.model_cards import bundled_models
+from clearhead.word_vectors.skip_gram import Word2VecConfig
 
 
 def below(path, command):
@@ -45,23 +45,30 @@ def test_every_help_ends_with_examples_of_its_own(name):
     assert all(words[: len(name.split()) + 1] == ["clearhead", *name.split()] for words in lines)
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if not hasattr(COMMANDS[name], "commands")])
+@pytest.mark.parametrize(
+    "name", [name for name in COMMANDS if not hasattr(COMMANDS[name], "commands")]
+)
 def test_every_option_of_an_example_is_known(name):
     for _, *words in shown(name):
         given = words[len(name.split()) :]
-        with COMMANDS[name].make_context(name, list(given)) as context:  # which refuses options that are unknown
+        with COMMANDS[name].make_context(
+            name, list(given)
+        ) as context:  # which refuses options that are unknown
             assert not context.args or context.allow_extra_args
-            changes, chosen = dotted(context.args), context.params
+            changes = parse_config_flags(context.args)
+            chosen = context.params
         if changes and chosen.get("what") == "vectors":
-            reader.read(Lesson, reader.override(reader.tree(Lesson()), changes))
+            dataclass_from_dict(
+                Word2VecConfig, apply_overrides(dataclass_to_dict(Word2VecConfig()), changes)
+            )
         elif changes:
-            base = read_config(chosen.get("what") or chosen.get("model") or chosen["name"], changes)
-            assert variants(base, chosen.get("vary") or ())
-        assert chosen.get("model", "story") in (*bundled.names(), "run/best") or name in (
+            base = load_config(chosen.get("what") or chosen.get("model") or chosen["name"], changes)
+            assert expand_grid(base, chosen.get("vary") or ())
+        assert chosen.get("model", "story") in (*bundled_models(), "run/best") or name in (
             "chat", "fill", "embed", "verify",
         )  # fmt: skip
         if name == "see":
-            assert chosen["what"] in ("", *TAKES)
+            assert chosen["what"] in ("", *VIEW_OPTIONS)
 
 
 def test_there_are_examples_of_nothing_else():
@@ -80,7 +87,7 @@ READY = [
 ]  # fmt: skip
 
 
-@pytest.mark.skipif("story" not in bundled.names(), reason="the bundled models are not here")
+@pytest.mark.skipif("story" not in bundled_models(), reason="the bundled models are not here")
 @pytest.mark.parametrize("line", READY)
 def test_examples_of_what_is_here_work_as_they_stand(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -7,12 +7,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 import clearhead as ch
-from clearhead.cli.explore import _free, _state, _usual
+from clearhead.cli.explore import _default_models, _listen_on_free_port, _url_fragment
 from clearhead.cli.main import app
 from clearhead.errors import ClearheadError
 from clearhead.serve import server
-from clearhead.serve.server import listening
-from clearhead.weights import bundled
+from clearhead.serve.server import bind_socket
+from clearhead.weights import model_cards
 
 
 def explore(*words):
@@ -21,24 +21,30 @@ def explore(*words):
 
 @pytest.fixture
 def folder(tmp_path):
-    ch.save(ch.new("tiny-decoder", tokenizer=ch.Tokenizer.bytes(), vocabulary=256), tmp_path / "model")
+    ch.save(
+        ch.new("tiny-decoder", tokenizer=ch.Tokenizer.bytes(), vocab_size=256), tmp_path / "model"
+    )
     return tmp_path / "model"
 
 
 def test_without_a_model_it_takes_those_that_came_along(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(bundled, "ROOT", tmp_path / "none")
+    monkeypatch.setattr(model_cards, "ROOT", tmp_path / "none")
     with pytest.raises(ClearheadError, match="clearhead explore PATH"):
         explore()
     vectors = tmp_path / "bundled" / "words"
     vectors.mkdir(parents=True)
     (vectors / "words.safetensors").touch()  # no model, so no page of it
     folder.rename(tmp_path / "bundled" / "story")
-    monkeypatch.setattr(bundled, "ROOT", tmp_path / "bundled")
-    assert _usual() == ["story"]
+    monkeypatch.setattr(model_cards, "ROOT", tmp_path / "bundled")
+    assert _default_models() == ["story"]
 
 
-@pytest.mark.parametrize(("host", "key"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
-def test_others_get_in_with_the_key_of_the_printed_address_only(folder, monkeypatch, capsys, host, key):
+@pytest.mark.parametrize(
+    ("host", "key"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)]
+)
+def test_others_get_in_with_the_key_of_the_printed_address_only(
+    folder, monkeypatch, capsys, host, key
+):
     monkeypatch.delenv("CLEARHEAD_API_KEY", raising=False)
     told = []
 
@@ -71,7 +77,9 @@ def test_the_saved_page_holds_its_text(folder, tmp_path, capsys):
 
 def test_a_page_of_pictures_needs_one(tmp_path):
     ch.save(ch.new("tiny-pictures"), tmp_path / "eye")
-    with pytest.raises(ClearheadError, match="no example came with eye; open the page, give it one"):
+    with pytest.raises(
+        ClearheadError, match="no example came with eye; open the page, give it one"
+    ):
         explore(tmp_path / "eye", "--out", tmp_path / "page.html")
 
 
@@ -84,7 +92,7 @@ def test_what_a_model_cannot_read_is_told_before_a_page_is_written(folder, tmp_p
 def test_the_next_port_is_taken_where_one_is_not_free():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with _free("127.0.0.1", port, listening) as found:
+        with _listen_on_free_port("127.0.0.1", port, bind_socket) as found:
             assert port < found.getsockname()[1] < port + 10
 
 
@@ -101,33 +109,37 @@ def test_another_port_is_tried_only_where_one_is_taken(host, port, sentence):
 
     def once(host, port):
         tried.append(port)
-        return listening(host, port)
+        return bind_socket(host, port)
 
     with pytest.raises(ClearheadError, match=sentence):
-        _free(host, port, once)
+        _listen_on_free_port(host, port, once)
     assert tried == [port]
 
 
 def test_where_all_of_ten_ports_are_taken_that_is_said():
     def full(host, port):
-        raise server.Taken("taken")
+        raise server.PortInUseError("taken")
 
     with pytest.raises(ClearheadError, match="port 8800 and the 9 after it are taken on localhost"):
-        _free("localhost", 8800, full)
+        _listen_on_free_port("localhost", 8800, full)
     with pytest.raises(ClearheadError, match="port 65530 and the 5 after it"):
-        _free("localhost", 65530, full)
+        _listen_on_free_port("localhost", 65530, full)
 
 
 def test_a_model_that_is_nowhere_is_told_once(folder):
-    with pytest.raises(ClearheadError, match=r"^nope is no clearhead model: there is no such folder or file"):
+    with pytest.raises(
+        ClearheadError, match=r"^nope is no clearhead model: there is no such folder or file"
+    ):
         explore(folder, "nope")
 
 
 def test_a_text_goes_into_the_address():
-    assert _state("", "") == ""
-    assert _state("a b&c", "") == "#text=a+b%26c"
+    assert _url_fragment("", "") == ""
+    assert _url_fragment("a b&c", "") == "#text=a+b%26c"
 
 
 def test_a_page_that_has_no_folder_is_told_before_any_work():
-    with pytest.raises(ClearheadError, match=r"no folder nowhere to save page\.html in; make it first"):
+    with pytest.raises(
+        ClearheadError, match=r"no folder nowhere to save page\.html in; make it first"
+    ):
         explore("no/such/model", "--save", "nowhere/page.html")

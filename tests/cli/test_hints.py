@@ -8,7 +8,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import clearhead as ch
-from clearhead.cli import hints
+from clearhead.cli.common import warn_if_file_name
 from clearhead.cli.main import app
 from clearhead.errors import ClearheadWarning
 
@@ -16,9 +16,17 @@ WORDS = ch.Tokenizer.bytes(("<|end|>", "<|mask|>"))
 READ = {"vocabulary": len(WORDS), "tokenizer": WORDS, "context": 48}
 MODELS = {
     "writer": ("tiny-decoder", READ),
-    "reader": ("tiny-encoder", READ | {"use__mask": [257]}),
-    "judge": ("tiny-encoder", READ | {"head": {"kind": "classes", "classes": 2}}),
-    "translator": ("tiny-encoder-decoder", READ | {"shape__context": 48, "use__start": [256], "use__stop": [256]}),
+    "reader": ("tiny-encoder", READ | {"inference__mask_token": [257]}),
+    "judge": ("tiny-encoder", READ | {"head": {"kind": "classification", "classes": 2}}),
+    "translator": (
+        "tiny-encoder-decoder",
+        READ
+        | {
+            "architecture__source_context_length": 48,
+            "inference__decoder_start_tokens": [256],
+            "inference__eos_tokens": [256],
+        },
+    ),
     "eye": ("tiny-pictures", {}),
     "ear": ("tiny-sound", {}),
 }
@@ -74,18 +82,29 @@ def test_a_model_that_writes_nothing_is_not_said_to_go_on(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "instead"),
     [
-        (["translate", "translator", "--max-tokens", "2"], "--input 'a [MASK].txt' reads its lines"),
+        (
+            ["translate", "translator", "--max-tokens", "2"],
+            "--input 'a [MASK].txt' reads its lines",
+        ),
         (["score", "writer"], "--input 'a [MASK].txt' reads its lines"),
         (["classify", "judge"], "--input 'a [MASK].txt' reads its lines"),
         (["embed", "writer"], "--input 'a [MASK].txt' reads its lines"),
         (["fill", "reader"], "--input 'a [MASK].txt' reads its lines"),
-        (["see", "writer", "--what", "tokens"], "\"$(cat 'a [MASK].txt')\" in its place gives what it holds"),
-        (["generate", "writer", "--max-tokens", "2"], "- < 'a [MASK].txt' in its place reads what it holds"),
+        (
+            ["see", "writer", "--what", "tokens"],
+            "\"$(cat 'a [MASK].txt')\" in its place gives what it holds",
+        ),
+        (
+            ["generate", "writer", "--max-tokens", "2"],
+            "- < 'a [MASK].txt' in its place reads what it holds",
+        ),
         (["tokenizer", "show", "writer"], "- < 'a [MASK].txt' in its place reads what it holds"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_the_name_of_a_file_is_read_as_a_text_and_the_way_to_read_the_file_is_told(folder, monkeypatch, words, instead):
+def test_the_name_of_a_file_is_read_as_a_text_and_the_way_to_read_the_file_is_told(
+    folder, monkeypatch, words, instead
+):
     answer, hint = told(folder, monkeypatch, *words, "a [MASK].txt")
     assert hint == f"a [MASK].txt is the name of a file, and was read as a text; {instead}.\n"
     (folder / "a [MASK].txt").rename(folder / "away")
@@ -95,7 +114,7 @@ def test_the_name_of_a_file_is_read_as_a_text_and_the_way_to_read_the_file_is_to
 
 @pytest.mark.parametrize("text", ["", "a" * 5000, "a\0b", "."])
 def test_a_text_that_names_no_file_is_passed_over_in_silence(text, capsys):
-    hints.if_file(text)
+    warn_if_file_name(text)
     assert capsys.readouterr().err == ""
 
 
@@ -107,9 +126,13 @@ def test_a_picture_of_one_colour_is_told(folder, monkeypatch, colour):
     assert hint == "even.png is of one colour: there is nothing to see, whatever the answer.\n"
 
 
-@pytest.mark.parametrize(("name", "loud"), [("silent", 0), ("constant", 0), ("one bit", 1), ("quiet", 30)])
+@pytest.mark.parametrize(
+    ("name", "loud"), [("silent", 0), ("constant", 0), ("one bit", 1), ("quiet", 30)]
+)
 def test_a_sound_without_energy_is_told(folder, monkeypatch, name, loud):
-    write_sound(folder / "s.wav", loud * np.sin(np.arange(2000)) + (1000 if name == "constant" else 0))
+    write_sound(
+        folder / "s.wav", loud * np.sin(np.arange(2000)) + (1000 if name == "constant" else 0)
+    )
     answer, hint = told(folder, monkeypatch, "classify", "ear", "s.wav")
     assert answer.endswith("%\n")
     silent = "s.wav is silent: there is nothing to hear, whatever the answer.\n"
@@ -120,7 +143,9 @@ def test_sounds_of_several_lengths_are_judged_as_each_alone(folder, monkeypatch)
     for name, length in (("short.wav", 900), ("long.wav", 40000)):
         write_sound(folder / name, noise(length))
     (folder / "names.txt").write_text("short.wav\nlong.wav\n")
-    alone = [told(folder, monkeypatch, "classify", "ear", name)[0] for name in ("short.wav", "long.wav")]
+    alone = [
+        told(folder, monkeypatch, "classify", "ear", name)[0] for name in ("short.wav", "long.wav")
+    ]
     assert told(folder, monkeypatch, "classify", "ear", "--input", "names.txt") == (
         "".join(alone),
         "long.wav lasts 5.0 s; only its first 0.3 s is heard.\n",
@@ -135,7 +160,7 @@ def test_of_a_long_sound_only_what_is_heard_is_called_silent(folder, monkeypatch
     )
     assert told(folder, monkeypatch, "classify", "ear", "late.wav")[1] == f"{sentence}\n"
     with pytest.warns(ClearheadWarning) as given:
-        ch.load("ear").classify(sound="late.wav")
+        ch.load("ear").classify(audio="late.wav")
     assert [(str(one.message), one.filename) for one in given] == [(sentence, __file__)]
 
 
@@ -154,4 +179,4 @@ def test_what_fits_is_not_said_to_be_cut(folder, recwarn):
 
 def test_pictures_are_doubted_in_python_too():
     with pytest.warns(ClearheadWarning, match="the picture is of one colour"):
-        ch.new("tiny-pictures").classify(pictures=Image.new("L", (8, 8), 200))
+        ch.new("tiny-pictures").classify(images=Image.new("L", (8, 8), 200))

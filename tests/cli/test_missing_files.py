@@ -8,16 +8,25 @@ from typer.testing import CliRunner
 import clearhead as ch
 from clearhead import errors
 from clearhead.cli.main import app
-from clearhead.errors import reason, similar, unreadable
+from clearhead.errors import cannot_read, os_error_reason, suggest_file
 
-MODELS = {"writer": "tiny-decoder", "translator": "tiny-encoder-decoder", "eye": "tiny-pictures", "ear": "tiny-sound"}
+MODELS = {
+    "writer": "tiny-decoder",
+    "translator": "tiny-encoder-decoder",
+    "eye": "tiny-pictures",
+    "ear": "tiny-sound",
+}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("missing")
     for name, preset in MODELS.items():
-        words = {"tokenizer": ch.Tokenizer.bytes(), "vocabulary": 256} if name in ("writer", "translator") else {}
+        words = (
+            {"tokenizer": ch.Tokenizer.bytes(), "vocabulary": 256}
+            if name in ("writer", "translator")
+            else {}
+        )
         ch.save(ch.new(preset, **words), folder / name)
     (folder / "a.txt").write_text("the cat\n" * 20)
     return folder
@@ -45,12 +54,17 @@ def test_a_missing_file_is_told_in_the_same_words(folder, monkeypatch, words):
     monkeypatch.chdir(folder)
     done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, ch.ClearheadError)
-    assert re.fullmatch(r"none\.x(: it)? cannot be read: there is no such file\.", str(done.exception))
+    assert re.fullmatch(
+        r"none\.x(: it)? cannot be read: there is no such file\.", str(done.exception)
+    )
 
 
 def test_other_reasons_are_those_of_the_system():
-    assert str(unreadable("a", IsADirectoryError(21, "Is a directory"))) == "a cannot be read: Is a directory."
-    assert reason(EOFError("It ended."), "a") == "It ended"
+    assert (
+        str(cannot_read("a", IsADirectoryError(21, "Is a directory")))
+        == "a cannot be read: Is a directory."
+    )
+    assert os_error_reason(EOFError("It ended."), "a") == "It ended"
 
 
 @pytest.mark.parametrize(
@@ -63,15 +77,18 @@ def test_a_file_with_a_similar_name_is_offered(tmp_path, name, meant):
         (tmp_path / file).touch()
     offer = f" (did you mean {str(tmp_path / meant)!r}?)" if meant else ""
     wanted = f"{tmp_path}/{name}"
-    assert str(unreadable(wanted, FileNotFoundError())) == f"{wanted} cannot be read: there is no such file{offer}."
+    assert (
+        str(cannot_read(wanted, FileNotFoundError()))
+        == f"{wanted} cannot be read: there is no such file{offer}."
+    )
 
 
 def test_none_is_looked_for_in_a_folder_of_very_many(tmp_path, monkeypatch):
     for number in range(6):
         (tmp_path / f"file-{number}").touch()
-    assert similar(tmp_path / "fil-1") == f" (did you mean {str(tmp_path / 'file-1')!r}?)"
+    assert suggest_file(tmp_path / "fil-1") == f" (did you mean {str(tmp_path / 'file-1')!r}?)"
     monkeypatch.setattr(errors, "CROWD", 5)
-    assert similar(tmp_path / "fil-1") == ""
+    assert suggest_file(tmp_path / "fil-1") == ""
 
 
 @pytest.mark.parametrize(

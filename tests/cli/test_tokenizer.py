@@ -17,7 +17,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import clearhead as ch
 from clearhead.cli.main import main
-from clearhead.tokens.text import Tokenizer
+from clearhead.tokenizers.tokenizer import Tokenizer
 
 TEXT = "so long, and thanks for all the fish\nthe lower the fish, the longer the thanks\n"
 
@@ -47,7 +47,9 @@ def texts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")
     (folder / "a.txt").write_text(TEXT * 20)
     (folder / "b.txt.gz").write_bytes(gzip.compress(TEXT.encode() * 20))
-    (folder / "c.jsonl").write_text("".join(json.dumps({"body": TEXT, "text": "zzz"}) + "\n" for _ in range(20)))
+    (folder / "c.jsonl").write_text(
+        "".join(json.dumps({"body": TEXT, "text": "zzz"}) + "\n" for _ in range(20))
+    )
     return folder
 
 
@@ -60,7 +62,12 @@ def bpe(tmp_path_factory):
 
 # ---------------------------------------------------------------- train
 def test_the_same_texts_give_the_same_file_from_any_kind_of_source(clearhead, texts, tmp_path):
-    sources = [[texts / "a.txt"], [texts / "b.txt.gz"], ["-"], [texts / "c.jsonl", "--field", "body"]]
+    sources = [
+        [texts / "a.txt"],
+        [texts / "b.txt.gz"],
+        ["-"],
+        [texts / "c.jsonl", "--field", "body"],
+    ]
     made = []
     for number, words in enumerate(sources):
         out = tmp_path / f"{number}.json"
@@ -70,16 +77,27 @@ def test_the_same_texts_give_the_same_file_from_any_kind_of_source(clearhead, te
         assert "bytes a token" in done.out
         made.append(out.read_bytes())
     assert len(set(made)) == 1
-    assert Tokenizer.load(tmp_path / "0.json").special == {"<|end|>": 279}
+    assert Tokenizer.load(tmp_path / "0.json").special_tokens == {"<|end|>": 279}
 
 
 @pytest.mark.parametrize(("kind", "size"), [("bpe", 280), ("characters", 20), ("bytes", 258)])
-def test_every_kind_reads_back_what_it_cut_and_has_its_special_tokens(clearhead, texts, tmp_path, kind, size):
-    words = ["--kind", kind, "--special", "<|user|>", "--special", "<|end|>", "--out", tmp_path / "t.json"]
+def test_every_kind_reads_back_what_it_cut_and_has_its_special_tokens(
+    clearhead, texts, tmp_path, kind, size
+):
+    words = [
+        "--kind",
+        kind,
+        "--special",
+        "<|user|>",
+        "--special",
+        "<|end|>",
+        "--out",
+        tmp_path / "t.json",
+    ]
     done = clearhead("train", texts / "a.txt", *words, *(["--size", 280] if kind == "bpe" else []))
     assert done.status == 0, done.err
     made = Tokenizer.load(tmp_path / "t.json")
-    assert made.special == {"<|end|>": size - 2, "<|user|>": size - 1}
+    assert made.special_tokens == {"<|end|>": size - 2, "<|user|>": size - 1}
     assert made.decode(made.encode(TEXT)) == TEXT
     assert len(made) == size
 
@@ -91,7 +109,10 @@ def test_a_folder_is_made_and_a_tokenizer_replaced_and_nothing_else(clearhead, t
     assert len(Tokenizer.load(out)) == 19
     assert [path.name for path in out.parent.iterdir()] == ["t.json"]
     out.write_text('{"my": "notes"}')
-    assert "is no tokenizer; choose another name" in clearhead("train", "--kind", "bytes", "--out", out).err
+    assert (
+        "is no tokenizer; choose another name"
+        in clearhead("train", "--kind", "bytes", "--out", out).err
+    )
     assert out.read_text() == '{"my": "notes"}'
 
 
@@ -101,7 +122,9 @@ def test_broken_lines_are_refused_or_skipped_with_their_numbers(clearhead, tmp_p
     assert refused.status == 2
     assert "a.txt:2: the line is not UTF-8; --broken skip would leave it out" in refused.err
     assert not (tmp_path / "t.json").exists()
-    skipped = clearhead("train", tmp_path / "a.txt", "--broken", "skip", "--out", tmp_path / "t.json")
+    skipped = clearhead(
+        "train", tmp_path / "a.txt", "--broken", "skip", "--out", tmp_path / "t.json"
+    )
     assert skipped.status == 0
     assert "a.txt:2" in skipped.err
     assert "there are no more pairs to join" in skipped.out
@@ -109,7 +132,9 @@ def test_broken_lines_are_refused_or_skipped_with_their_numbers(clearhead, tmp_p
 
 def test_ctrl_c_ends_at_once_and_leaves_nothing(tmp_path):
     command = [sys.executable, "-m", "clearhead", "tokenizer", "train", "-", "--out", "t.json"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path) as run:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
+    ) as run:
         assert run.stdin is not None
         for _ in range(40):  # more than a pipe holds: it is being read
             run.stdin.write(TEXT.encode() * 1000)
@@ -125,7 +150,7 @@ def test_a_text_is_shown_in_pieces_with_ids_and_merges(clearhead, bpe):
     lines = done.out.splitlines()
     loaded = Tokenizer.load(bpe)
     ids = loaded.encode("so thanks🐔")
-    assert lines[0] == "│".join(loaded.pieces(ids))
+    assert lines[0] == "│".join(loaded.to_str_tokens(ids))
     assert lines[2] == "ids " + " ".join(map(str, ids))
     assert lines[3].endswith(f"{13 / len(ids):.2f} bytes a token")
     story = next(line for line in lines if line.endswith("→ ·thanks")).split("  ")[-1].split(" → ")
@@ -135,13 +160,15 @@ def test_a_text_is_shown_in_pieces_with_ids_and_merges(clearhead, bpe):
 
 
 def test_text_from_stdin_is_cut_as_it_is(clearhead, bpe):
-    assert clearhead("show", bpe, "-", stdin=b"so\nthe fish\n").out.startswith("so│↵\nthe│·fish│↵\n")
+    assert clearhead("show", bpe, "-", stdin=b"so\nthe fish\n").out.startswith(
+        "so│↵\nthe│·fish│↵\n"
+    )
     assert "not UTF-8" in clearhead("show", bpe, "-", stdin=b"\xff").err
     assert "the text is empty" in clearhead("show", bpe, "-").err
 
 
 def test_no_control_code_reaches_a_terminal(clearhead, bpe, tmp_path):
-    inner = tk.Tokenizer.from_str(Tokenizer.load(bpe)._inner.to_str())
+    inner = tk.Tokenizer.from_str(Tokenizer.load(bpe).backend.to_str())
     inner.add_special_tokens(["\x1b]0;title\x07"])
     inner.save(str(tmp_path / "t.json"))
     for words in (["a\x1b[31mb\x07\r\u202e\u0301"], []):
@@ -154,7 +181,9 @@ def on_terminal(*words, **env):
     """What a terminal receives."""
     parent, child = pty.openpty()
     command = [sys.executable, "-m", "clearhead", "tokenizer", *map(str, words)]
-    with subprocess.Popen(command, stdout=child, stderr=child, env=os.environ | {"TERM": "xterm"} | env) as run:
+    with subprocess.Popen(
+        command, stdout=child, stderr=child, env=os.environ | {"TERM": "xterm"} | env
+    ) as run:
         os.close(child)
         seen = b""
         while part := read(parent):
@@ -196,23 +225,36 @@ def test_a_tokenizer_without_a_text_is_described(clearhead, bpe):
 
 
 def unigram():
-    inner = tk.Tokenizer(models.Unigram([("<unk>", 0.0), ("▁fish", -1.0), ("▁", -2.0), ("s", -3.0)], 0, False))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    inner = tk.Tokenizer(
+        models.Unigram([("<unk>", 0.0), ("▁fish", -1.0), ("▁", -2.0), ("s", -3.0)], 0, False)
+    )
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.decoder = decoders.Metaspace()
     return inner
 
 
 def sentencepiece_bpe():
-    vocabulary = {token: i for i, token in enumerate(["<unk>", "▁", "f", "i", "s", "h", "is", "fis", "fish", "▁fish"])}
+    vocabulary = {
+        token: i
+        for i, token in enumerate(["<unk>", "▁", "f", "i", "s", "h", "is", "fis", "fish", "▁fish"])
+    }
     pairs = [("i", "s"), ("f", "is"), ("fis", "h"), ("▁", "fish")]
     inner = tk.Tokenizer(models.BPE(vocabulary, pairs, unk_token="<unk>", fuse_unk=True))
-    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     return inner
 
 
 def word_piece():
-    inner = tk.Tokenizer(models.WordPiece({"[UNK]": 0, "[CLS]": 1, "fish": 2, "##es": 3}, unk_token="[UNK]"))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    inner = tk.Tokenizer(
+        models.WordPiece({"[UNK]": 0, "[CLS]": 1, "fish": 2, "##es": 3}, unk_token="[UNK]")
+    )
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece()
     inner.add_special_tokens(["[CLS]"])
     inner.post_processor = processors.TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 1)])
     return inner
@@ -222,13 +264,15 @@ PUBLISHED = [
     (unigram, "fish fishs", "·fish│·fish│s", "Unigram", ""),
     (sentencepiece_bpe, "fish", "·fish", "BPE", "· f i s h → · f is h → · fis h → · fish → ·fish"),
     (word_piece, "fishes", "fish│##es", "WordPiece", ""),
-    (lambda: Tokenizer.characters("fish")._inner, "fish", "f│i│s│h", "characters", ""),
-    (lambda: Tokenizer.bytes()._inner, "fi", "f│i", "bytes", ""),
+    (lambda: Tokenizer.characters("fish").backend, "fish", "f│i│s│h", "characters", ""),
+    (lambda: Tokenizer.bytes().backend, "fi", "f│i", "bytes", ""),
 ]
 
 
 @pytest.mark.parametrize(("make", "text", "pieces", "kind", "story"), PUBLISHED)
-def test_every_kind_is_shown_with_merges_where_it_has_some(clearhead, make, text, pieces, kind, story, tmp_path):
+def test_every_kind_is_shown_with_merges_where_it_has_some(
+    clearhead, make, text, pieces, kind, story, tmp_path
+):
     make().save(str(tmp_path / "tokenizer.json"))
     done = clearhead("show", tmp_path, text)  # a folder with nothing else in it
     assert done.out.startswith(f"{pieces}\n")
@@ -241,7 +285,9 @@ def test_every_kind_is_shown_with_merges_where_it_has_some(clearhead, make, text
 
 
 def test_no_weights_are_read(clearhead, tmp_path):
-    model = ch.new("tiny-llama", vocabulary=256, tokenizer=Tokenizer.bytes(), use__begin=[7])
+    model = ch.new(
+        "tiny-llama", vocab_size=256, tokenizer=Tokenizer.bytes(), inference__bos_tokens=[7]
+    )
     for kind, weights in (("clearhead", "model.safetensors"), ("hf", "model.safetensors")):
         ch.save(model, tmp_path / kind, kind)
         (tmp_path / kind / weights).unlink()
@@ -266,11 +312,16 @@ def test_from_the_hub_no_weights_are_fetched(clearhead, tmp_path, monkeypatch):
 
 
 def test_a_translator_shows_both_of_its_tokenizers(clearhead, tmp_path):
-    model = ch.new("tiny-encoder-decoder", vocabulary=256, tokenizer=Tokenizer.bytes())
+    model = ch.new("tiny-encoder-decoder", vocab_size=256, tokenizer=Tokenizer.bytes())
     model.source_tokenizer = Tokenizer.characters("ab")
     ch.save(model, tmp_path / "m")
     out = clearhead("show", tmp_path / "m").out
-    assert out.index("what it reads") < out.index("characters") < out.index("what it writes") < out.index("bytes")
+    assert (
+        out.index("what it reads")
+        < out.index("characters")
+        < out.index("what it writes")
+        < out.index("bytes")
+    )
 
 
 MISTAKES = [
@@ -284,13 +335,18 @@ MISTAKES = [
     (["train", "TEXTS", "--out", "."], "is a folder; name a file"),
     (["train", "-"], "there is no text in"),
     (["show", "nowhere"], "there is no such folder or file"),
-    (["show", "TEXTS"], "a.txt is no tokenizer; name a tokenizer.json, a .gguf file or a model's folder."),
+    (
+        ["show", "TEXTS"],
+        "a.txt is no tokenizer; name a tokenizer.json, a .gguf file or a model's folder.",
+    ),
     (["show", "CHARACTERS", "fish!"], "'!' (U+0021), for which there is no token"),
 ]
 
 
 @pytest.mark.parametrize(("words", "sentence"), MISTAKES)
-def test_a_mistake_is_one_sentence_and_status_2(clearhead, words, sentence, texts, tmp_path, monkeypatch):
+def test_a_mistake_is_one_sentence_and_status_2(
+    clearhead, words, sentence, texts, tmp_path, monkeypatch
+):
     Tokenizer.characters("fish").save(tmp_path / "characters.json")
     places = {"TEXTS": texts / "a.txt", "CHARACTERS": tmp_path / "characters.json"}
     monkeypatch.chdir(tmp_path)

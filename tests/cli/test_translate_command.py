@@ -20,8 +20,12 @@ FEW = ("--beam", 2, "--max-tokens", 5)
 @pytest.fixture(scope="module")
 def translator(tmp_path_factory):
     folder = tmp_path_factory.mktemp("translators") / "translator"
-    shape = {"vocabulary": 257, "context": 48, "shape__context": 48}
-    use = {"use__start": [256], "use__stop": [256], "use__end": [256]}
+    shape = {"vocabulary": 257, "context": 48, "architecture__source_context_length": 48}
+    use = {
+        "inference__decoder_start_tokens": [256],
+        "inference__eos_tokens": [256],
+        "inference__sep_tokens": [256],
+    }
     ch.save(ch.new("tiny-encoder-decoder", tokenizer=WORDS, seed=3, **shape, **use), folder)
     return folder
 
@@ -42,7 +46,9 @@ def test_a_pipe_that_can_be_read_once_is_translated(translator, tmp_path):
         assert "2 lines" in run(translator, "--input", pipe, "--output", tmp_path / "out.txt", *FEW)
 
 
-def test_a_file_is_translated_in_blocks_in_order_and_is_there_as_a_whole(translator, tmp_path, monkeypatch):
+def test_a_file_is_translated_in_blocks_in_order_and_is_there_as_a_whole(
+    translator, tmp_path, monkeypatch
+):
     (tmp_path / "in.txt").write_text("\r\n".join(LINES) + "\n")
     told = run(translator, "--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt", *FEW)
     assert "5 lines" in told
@@ -53,7 +59,9 @@ def test_a_file_is_translated_in_blocks_in_order_and_is_there_as_a_whole(transla
     monkeypatch.setattr(command, "BLOCK", 2)
     translate = ch.Model.translate
     monkeypatch.setattr(
-        ch.Model, "translate", lambda m, texts, **o: asked.append(len(texts)) or translate(m, texts, **o)
+        ch.Model,
+        "translate",
+        lambda m, texts, **o: asked.append(len(texts)) or translate(m, texts, **o),
     )
     assert run(translator, "--input", "-", *FEW, typed="\n".join(LINES)) == whole
     assert asked == [2, 2, 1]
@@ -63,7 +71,10 @@ def test_a_file_is_translated_in_blocks_in_order_and_is_there_as_a_whole(transla
 
 def test_n_best_are_told_with_the_line_and_their_scores(translator):
     rows = [
-        line.split("\t") for line in run(translator, "--input", "-", "--n-best", 2, *FEW, typed="a\nb\n").splitlines()
+        line.split("\t")
+        for line in run(
+            translator, "--input", "-", "--n-best", 2, *FEW, typed="a\nb\n"
+        ).splitlines()
     ]
     assert [row[0] for row in rows] == ["1", "1", "2", "2"]
     assert float(rows[0][1]) >= float(rows[1][1])
@@ -72,9 +83,12 @@ def test_n_best_are_told_with_the_line_and_their_scores(translator):
 
 def test_people_read_where_each_token_looked(translator):
     text, names, *rows = run(translator, "A dog.", "--align", "-2", *FEW).splitlines()
-    [one] = ch.load(translator).translate(["A dog."], beam=2, max_tokens=5, align=-2)
-    assert (text, names.split()) == (" ".join(one.text.splitlines()).strip(), ["written", "looked", "at"])
-    source = WORDS.pieces([*WORDS.encode("A dog."), 256])
+    [one] = ch.load(translator).translate(["A dog."], num_beams=2, max_tokens=5, align=-2)
+    assert (text, names.split()) == (
+        " ".join(one.text.splitlines()).strip(),
+        ["written", "looked", "at"],
+    )
+    source = WORDS.to_str_tokens([*WORDS.encode("A dog."), 256])
     assert [row.split()[-1] for row in rows] == [source[place] for place in one.alignment]
 
 
@@ -89,10 +103,14 @@ def test_tables_go_where_the_lines_go(translator, tmp_path, asked):
 def test_json_tells_scores_tokens_and_alignment(translator):
     tree = json.loads(run(translator, "A dog.", "--json", "--align", "-2", "--n-best", 2, *FEW))
     model = ch.load(translator, device="cpu")
-    [found] = model.translate("A dog.", beam=2, max_tokens=5, n_best=2, align=-2)
+    [found] = model.translate("A dog.", num_beams=2, max_tokens=5, n_best=2, align=-2)
     assert tree["source"] == "A dog."
     for told, one in zip(tree["translations"], found, strict=True):
-        assert (told["text"], told["tokens"], told["alignment"]) == (one.text, one.tokens, one.alignment)
+        assert (told["text"], told["tokens"], told["alignment"]) == (
+            one.text,
+            one.tokens,
+            one.alignment,
+        )
         assert (told["score"], told["logprob"]) == pytest.approx((one.score, one.logprob))
 
 
@@ -110,9 +128,9 @@ def test_options_reach_the_search(translator):
     model = ch.load(translator, device="cpu")
     options = {"beam": 2, "max_tokens": 5, "early": True, "no_repeat": 1, "length_penalty": 0.0}
     words = ("--early", "--no-repeat", 1, "--length-penalty", 0)
-    assert json.loads(run(translator, "a", "--json", *words, *FEW))["translations"][0]["tokens"] == (
-        model.translate("a", **options)[0].tokens
-    )
+    assert json.loads(run(translator, "a", "--json", *words, *FEW))["translations"][0][
+        "tokens"
+    ] == (model.translate("a", **options)[0].tokens)
     others = run(translator, "a", "--json", "--n-best", 3, "--alternatives", 1, *FEW)
     assert len({one["tokens"][1] for one in json.loads(others)["translations"]}) == 3
 
@@ -141,5 +159,13 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(translator, tmp_path,
     monkeypatch.setattr(command, "BLOCK", 1)
     (tmp_path / "out.txt").write_text("old")
     with pytest.raises(ClearheadError, match="line 2"):
-        run(translator, "--input", "-", "--output", tmp_path / "out.txt", *FEW, typed="a\n" + "b" * 60)
+        run(
+            translator,
+            "--input",
+            "-",
+            "--output",
+            tmp_path / "out.txt",
+            *FEW,
+            typed="a\n" + "b" * 60,
+        )
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]

@@ -11,7 +11,11 @@ import clearhead as ch
 
 def clearhead(*words, cwd=None):
     return subprocess.run(
-        [sys.executable, "-m", "clearhead", *map(str, words)], capture_output=True, text=True, check=False, cwd=cwd
+        [sys.executable, "-m", "clearhead", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
     )
 
 
@@ -19,7 +23,16 @@ def clearhead(*words, cwd=None):
 def folder(tmp_path_factory):
     where = tmp_path_factory.mktemp("vectors")
     (where / "text.txt").write_text("the king saw the queen\nthe man saw the woman\n" * 20)
-    done = clearhead("train", "vectors", "--data.train", "text.txt", "--train.width=8", "--out", "made", cwd=where)
+    done = clearhead(
+        "train",
+        "vectors",
+        "--data.train",
+        "text.txt",
+        "--train.width=8",
+        "--out",
+        "made",
+        cwd=where,
+    )
     assert done.returncode == 0, done.stderr
     assert "200 words, 6 different ones" in done.stdout
     return where
@@ -34,9 +47,15 @@ def test_what_was_trained_answers_and_saves(folder):
     assert alike.shape == (2, 2)
     assert alike.diagonal() == pytest.approx(1)
     shown = clearhead("vectors", "made", "--words", "king queen", cwd=folder).stdout.splitlines()
-    assert shown[2].split() == ["king", "1.00█", *shown[2].split()[2:]]  # a number, not only a shade
+    assert shown[2].split() == [
+        "king",
+        "1.00█",
+        *shown[2].split()[2:],
+    ]  # a number, not only a shade
     assert float(shown[2].split()[2].rstrip("░▒▓█")) == pytest.approx(float(alike[0, 1]), abs=0.006)
-    done = clearhead("vectors", "made", "--direction", "king:queen", "--words", "man woman", cwd=folder)
+    done = clearhead(
+        "vectors", "made", "--direction", "king:queen", "--words", "man woman", cwd=folder
+    )
     assert "woman" in done.stdout
 
 
@@ -44,7 +63,9 @@ def test_vectors_are_written_for_others_where_the_name_says_so(folder):
     options = ("--data.train", "text.txt", "--train.width=8", "--out", "made.bin")
     assert clearhead("train", "vectors", *options, cwd=folder).returncode == 0
     assert (folder / "made.bin").read_bytes().startswith(b"6 8\n")
-    assert (ch.vectors(folder / "made.bin").vector("king") == ch.vectors(folder / "made").vector("king")).all()
+    assert (
+        ch.vectors(folder / "made.bin").vector("king") == ch.vectors(folder / "made").vector("king")
+    ).all()
 
 
 @pytest.mark.parametrize(
@@ -58,8 +79,14 @@ def test_vectors_are_written_for_others_where_the_name_says_so(folder):
         (["vectors", "made", "king", "--layer", "1"], "has no layers"),
         (["vectors", "made", "king", "--out", "x.pdf"], "must end in"),
         (["vectors", "made", "--benchmark", "none.txt"], "none.txt cannot be read"),
-        (["train", "vectors", "--data.train", "text.txt", "--train.widht=3", "--out", "x"], "did you mean 'width'?"),
-        (["train", "vectors", "--data.train", "text.txt", "--microscope", "--out", "x"], "--microscope is for models"),
+        (
+            ["train", "vectors", "--data.train", "text.txt", "--train.widht=3", "--out", "x"],
+            "did you mean 'width'?",
+        ),
+        (
+            ["train", "vectors", "--data.train", "text.txt", "--microscope", "--out", "x"],
+            "--microscope is for models",
+        ),
         (["train", "vectors", "--out", "x"], "nothing to learn from"),
     ],
 )

@@ -9,23 +9,47 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import clearhead as ch
-from clearhead.cli import lines
+from clearhead.cli import common
 from clearhead.cli.chat import chat
 from clearhead.cli.main import app
 from clearhead.errors import ClearheadError
 
 WORDS = ch.Tokenizer.train_bpe(["the cat sat on the mat"], 300, ("<|end|>", "<|mask|>"))
-SIZE, MASK, END = len(WORDS), WORDS.special["<|mask|>"], WORDS.special["<|end|>"]
+SIZE = len(WORDS)
+MASK = WORDS.special_tokens["<|mask|>"]
+END = WORDS.special_tokens["<|end|>"]
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 MODELS = {
-    "reader": ("tiny-encoder", {"use__mask": [MASK]}),
-    "judge": ("tiny-encoder", {"head": {"kind": "classes", "classes": 2}, "use__labels": ["no", "yes"]}),
-    "pairs": ("tiny-encoder", {"head": {"kind": "classes", "classes": 2}, "use__end": [END], "input__kinds": 2}),
-    "writer": ("tiny-decoder", {"context": 256, "use__stop": [END], "use__chat": TEMPLATE}),
-    "translator": ("tiny-encoder-decoder", {"use__start": [END], "use__stop": [END]}),
+    "reader": ("tiny-encoder", {"inference__mask_token": [MASK]}),
+    "judge": (
+        "tiny-encoder",
+        {"head": {"kind": "classification", "classes": 2}, "use__labels": ["no", "yes"]},
+    ),
+    "pairs": (
+        "tiny-encoder",
+        {
+            "head": {"kind": "classification", "classes": 2},
+            "inference__sep_tokens": [END],
+            "input__token_types": 2,
+        },
+    ),
+    "writer": (
+        "tiny-decoder",
+        {"context": 256, "inference__eos_tokens": [END], "inference__chat_template": TEMPLATE},
+    ),
+    "translator": (
+        "tiny-encoder-decoder",
+        {"inference__decoder_start_tokens": [END], "inference__eos_tokens": [END]},
+    ),
 }
 LETTERS = ch.Tokenizer.characters("a cat", ("<|end|>",))
-SPELLED = {"letters": ("tiny-decoder", {}), "spelling": ("tiny-encoder-decoder", {"use__start": [4], "use__stop": [4]})}
+SPELLED = {
+    "letters": ("tiny-decoder", {}),
+    "spelling": (
+        "tiny-encoder-decoder",
+        {"inference__decoder_start_tokens": [4], "inference__eos_tokens": [4]},
+    ),
+}
 WORDLESS = {"eye": "tiny-pictures", "ear": "tiny-sound"}
 
 
@@ -33,16 +57,20 @@ WORDLESS = {"eye": "tiny-pictures", "ear": "tiny-sound"}
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for name, (preset, changes) in MODELS.items():
-        ch.save(ch.new(preset, vocabulary=SIZE, tokenizer=WORDS, seed=1, **changes), folder / name)
+        ch.save(ch.new(preset, vocab_size=SIZE, tokenizer=WORDS, seed=1, **changes), folder / name)
     for name, (preset, changes) in SPELLED.items():
-        ch.save(ch.new(preset, vocabulary=len(LETTERS), tokenizer=LETTERS, **changes), folder / name)
+        ch.save(
+            ch.new(preset, vocab_size=len(LETTERS), tokenizer=LETTERS, **changes), folder / name
+        )
     for name, preset in WORDLESS.items():
         ch.save(ch.new(preset), folder / name)
     return folder
 
 
 def run(*words, typed=None):
-    done = CliRunner().invoke(app, [str(word) for word in words], input=typed, catch_exceptions=True)
+    done = CliRunner().invoke(
+        app, [str(word) for word in words], input=typed, catch_exceptions=True
+    )
     if isinstance(done.exception, ClearheadError):
         raise done.exception
     assert done.exit_code == 0, done.exception
@@ -61,16 +89,23 @@ def test_fill_tells_words_with_their_probability(models):
 
 def test_classify_judges_a_text_and_each_line_of_a_file(models, tmp_path):
     (tmp_path / "lines.txt").write_text("the cat\nsat on the mat\n")
-    lines = run("classify", models / "judge", "--input", tmp_path / "lines.txt").splitlines()
-    assert lines[0] == run("classify", models / "judge", "the cat").strip()
-    assert len(lines) == 2
+    common = run("classify", models / "judge", "--input", tmp_path / "lines.txt").splitlines()
+    assert common[0] == run("classify", models / "judge", "the cat").strip()
+    assert len(common) == 2
     tree = json.loads(run("classify", models / "judge", "the cat", "--json"))
     assert sum(tree["all"].values()) == pytest.approx(1)
 
 
 def test_a_picture_that_is_dark_on_light_is_told_where_the_model_expects_light_on_dark(tmp_path):
-    reads = {"kind": "pictures", "size": 8, "patch": 4, "channels": 1, "mean": [0.13], "deviation": [0.31]}
-    ch.save(ch.new("tiny-pictures", input=reads, context=5), tmp_path / "eye")
+    reads = {
+        "kind": "pictures",
+        "size": 8,
+        "patch": 4,
+        "channels": 1,
+        "mean": [0.13],
+        "deviation": [0.31],
+    }
+    ch.save(ch.new("tiny-pictures", input=reads, context_length=5), tmp_path / "eye")
     told = {}
     for name, ground, ink in (("dark.png", 0, 255), ("light.png", 255, 0)):
         picture = Image.new("L", (8, 8), ground)
@@ -80,13 +115,16 @@ def test_a_picture_that_is_dark_on_light_is_told_where_the_model_expects_light_o
         assert done.stdout.endswith("%\n")
         told[name] = done.stderr
     assert told["dark.png"] == ""
-    assert "light.png is far brighter than what this model expects (about 0.13 of white)" in told["light.png"]
+    assert (
+        "light.png is far brighter than what this model expects (about 0.13 of white)"
+        in told["light.png"]
+    )
 
 
 def test_classify_judges_pairs(models, tmp_path):
     (tmp_path / "pairs.tsv").write_text("the cat\tsat\nthe mat\n")
-    lines = run("classify", models / "pairs", "--input", tmp_path / "pairs.tsv").splitlines()
-    assert lines[0] == run("classify", models / "pairs", "the cat", "--second", "sat").strip()
+    common = run("classify", models / "pairs", "--input", tmp_path / "pairs.tsv").splitlines()
+    assert common[0] == run("classify", models / "pairs", "the cat", "--second", "sat").strip()
     tree = json.loads(run("classify", models / "pairs", "the cat", "--second", "sat", "--json"))
     expected = ch.load(models / "pairs", device="cpu").classify(("the cat", "sat"))
     assert (tree["input"], tree["label"]) == ("the cat\tsat", expected.label)
@@ -94,8 +132,17 @@ def test_classify_judges_pairs(models, tmp_path):
 
 
 def test_embed_writes_a_row_for_each_line(models, tmp_path):
-    run("embed", models / "reader", "--input", "-", "--output", tmp_path / "v.npy", typed="the cat\na mat\n")
-    vectors, model = np.load(tmp_path / "v.npy"), ch.load(models / "reader", device="cpu")
+    run(
+        "embed",
+        models / "reader",
+        "--input",
+        "-",
+        "--output",
+        tmp_path / "v.npy",
+        typed="the cat\na mat\n",
+    )
+    vectors = np.load(tmp_path / "v.npy")
+    model = ch.load(models / "reader", device="cpu")
     assert vectors == pytest.approx(model.embed(["the cat", "a mat"]).numpy(), abs=1e-6)
 
 
@@ -124,8 +171,9 @@ def test_a_line_that_says_nothing_is_told_by_its_number(models, tmp_path):
 def test_a_line_that_cannot_be_read_is_told_by_its_number(
     models, tmp_path, monkeypatch, command, model, good, bad, why
 ):
-    monkeypatch.setattr(lines, "SOME", 2)
-    file, options = tmp_path / "lines.txt", ["--output", tmp_path / "o"] if command in ("embed", "translate") else []
+    monkeypatch.setattr(common, "SOME", 2)
+    file = tmp_path / "lines.txt"
+    options = ["--output", tmp_path / "o"] if command in ("embed", "translate") else []
     file.write_text(f"{good}\n" * 3 + f"{bad}\n")
     with pytest.raises(ClearheadError, match=rf"^line 4 of .*lines\.txt {why}"):
         run(command, models / model, "--input", file, *options)
@@ -136,7 +184,10 @@ def test_a_line_that_cannot_be_read_is_told_by_its_number(
 
 
 def test_what_is_wrong_with_the_model_is_told_of_no_line(models):
-    for command, sentence in (("fill", "^this decoder fills no gaps"), ("classify", "^this decoder has head")):
+    for command, sentence in (
+        ("fill", "^this decoder fills no gaps"),
+        ("classify", "^this decoder has head"),
+    ):
         with pytest.raises(ClearheadError, match=sentence):
             run(command, models / "writer", "--input", "-", typed="a [MASK]\n")
 
@@ -148,29 +199,38 @@ def test_that_nothing_is_given_is_told_before_a_model_is_loaded():
 
 
 def test_score_slides_over_a_long_text(models):
-    tree = json.loads(run("score", models / "writer", "the cat sat " * 99, "--overflow", "slide", "--json"))
+    tree = json.loads(
+        run("score", models / "writer", "the cat sat " * 99, "--overflow", "slide", "--json")
+    )
     assert len(tree["logprobs"]) > 256
 
 
 def test_score_tells_perplexity(models):
     tree = json.loads(run("score", models / "writer", "the cat sat", "--json"))
-    assert tree["perplexity"] == pytest.approx(ch.load(models / "writer", device="cpu").score("the cat sat").perplexity)
+    assert tree["perplexity"] == pytest.approx(
+        ch.load(models / "writer", device="cpu").score("the cat sat").perplexity
+    )
 
 
 def test_translate_keeps_the_order_and_empty_lines(models, tmp_path):
     (tmp_path / "in.txt").write_text("the cat sat on the mat\n\nthe cat\n")
     run("translate", models / "translator", "--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt",
         "--beam", 2, "--max-tokens", 4)  # fmt: skip
-    lines = (tmp_path / "out.txt").read_text().split("\n")
-    assert (len(lines), lines[1]) == (4, "")
-    assert lines[2] == run("translate", models / "translator", "the cat", "--beam", 2, "--max-tokens", 4).strip()
+    common = (tmp_path / "out.txt").read_text().split("\n")
+    assert (len(common), common[1]) == (4, "")
+    assert (
+        common[2]
+        == run(
+            "translate", models / "translator", "the cat", "--beam", 2, "--max-tokens", 4
+        ).strip()
+    )
 
 
 def test_a_conversation_goes_on_is_seen_and_saved(models, tmp_path):
-    typed = (
-        f"the cat\n/see\n/regenerate\n/save {tmp_path / 'talk.json'}\n/help\n/system You are a mat.\nsat\n/see\n/quit\n"
+    typed = f"the cat\n/see\n/regenerate\n/save {tmp_path / 'talk.json'}\n/help\n/system You are a mat.\nsat\n/see\n/quit\n"
+    shown = run(
+        "chat", models / "writer", "--max-tokens", 5, "--system", "You are a cat.", typed=typed
     )
-    shown = run("chat", models / "writer", "--max-tokens", 5, "--system", "You are a cat.", typed=typed)
     assert "system: You are a cat.\nuser: the cat\nassistant:" in shown
     assert "system: You are a mat.\nuser: sat\nassistant:" in shown
     assert "/regenerate    another answer" in shown
@@ -182,14 +242,19 @@ def test_generate_shows_streams_and_counts_the_same_text(models):
     words = ("generate", models / "writer", "the cat", "--max-tokens", 6, "--seed", 3)
     plain = run(*words)
     assert run(*words, "--stream") == plain
-    assert json.loads(run(*words, "--json"))["text"] == plain.removesuffix("\n").removeprefix("the cat")
+    assert json.loads(run(*words, "--json"))["text"] == plain.removesuffix("\n").removeprefix(
+        "the cat"
+    )
     assert "likeliest" in run(*words, "--logprobs", 2)
     assert run(*words, "--n", 2).startswith(plain)
 
 
 MISTAKES = [
     (("fill", "reader", "no gap"), "the text has no gap"),
-    (("classify", "judge", "a", "--input", "b"), "give a text, or the name of a picture or a sound, or --input"),
+    (
+        ("classify", "judge", "a", "--input", "b"),
+        "give a text, or the name of a picture or a sound, or --input",
+    ),
     (("classify", "reader", "a"), "tells no classes"),
     (("score", "translator", "a"), "does not write text"),
     (("score", "writer", "   "), "the text is empty"),
@@ -197,15 +262,24 @@ MISTAKES = [
     (("score", "writer", "a", "--overflow", "cut"), "overflow 'cut' is unknown"),
     (("score", "writer", "cat " * 300), "more than this model's context"),
     (("classify", "pairs", "--second", "a"), "--second goes with a text"),
-    (("classify", "pairs", "a\tb", "--second", "c"), "the text has several tabs; one stands between"),
+    (
+        ("classify", "pairs", "a\tb", "--second", "c"),
+        "the text has several tabs; one stands between",
+    ),
     (("classify", "judge", "a", "--second", "b"), "reads one text at a time; leave out --second"),
-    (("classify", "judge", "a\tb"), "the text has a tab, which separates two texts; this model reads one at a time"),
+    (
+        ("classify", "judge", "a\tb"),
+        "the text has a tab, which separates two texts; this model reads one at a time",
+    ),
     *(
         (words, "the text is empty")
         for words in (("fill", "reader", ""), ("classify", "judge", ""), ("score", "writer", ""))
     ),
     (("embed", "reader", "a", "--pooling", "max"), "it is mean or first"),
-    (("embed", "reader", "a", "--output", "/no/such/a.npy"), "there is no folder /no/such to save a.npy in"),
+    (
+        ("embed", "reader", "a", "--output", "/no/such/a.npy"),
+        "there is no folder /no/such to save a.npy in",
+    ),
     (("fill", "reader", "a [MASK]", "--top", "0"), "top = 0 must be a whole number of at least 1"),
     (("translate", "writer", "a"), "has no source to read"),
     (("chat", "reader"), "does not write text"),
@@ -240,7 +314,7 @@ def test_of_a_file_with_too_many_lines_no_more_are_read(monkeypatch):
         while True:
             yield "the cat"
 
-    monkeypatch.setattr(lines, "text_lines", endless)
-    monkeypatch.setattr(lines, "MOST", 5)
+    monkeypatch.setattr(common, "text_lines", endless)
+    monkeypatch.setattr(common, "MOST", 5)
     with pytest.raises(ClearheadError, match="a has more than 5 lines; there must be from 1 to 5"):
-        lines.read_lines(None, "a")
+        common.read_input_lines(None, "a")

@@ -8,7 +8,9 @@ import pytest
 
 
 def write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(packer(path.suffix)(content if isinstance(content, bytes) else content.encode()))
+    path.write_bytes(
+        packer(path.suffix)(content if isinstance(content, bytes) else content.encode())
+    )
     return path
 
 

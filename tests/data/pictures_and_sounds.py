@@ -8,13 +8,15 @@ import numpy as np
 import soundfile
 import torch
 
-from clearhead.config import Mel, Pictures
-from clearhead.data.packed import Report
-from clearhead.data.pictured import Pictured, Things
+from clearhead.config.model import Images, MelSpectrogram
+from clearhead.data.batch import DataReport
+from clearhead.data.media import MediaDataset, MediaExamples
 
-GREY = Pictures(size=4, patch=2, channels=1, mean=(0.3,), deviation=(0.7,))
-COLOUR = Pictures(size=4, patch=2, channels=3, mean=(0.1, 0.2, 0.3), deviation=(0.5, 0.6, 0.7))
-MEL = Mel(rate=8000, window=32, hop=10, mels=5, frames=7)
+GREY = Images(image_size=4, patch_size=2, num_channels=1, mean=(0.3,), std=(0.7,))
+COLOUR = Images(
+    image_size=4, patch_size=2, num_channels=3, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7)
+)
+MEL = MelSpectrogram(sample_rate=8000, n_fft=32, hop_length=10, n_mels=5, n_frames=7)
 CHANCE = np.random.default_rng(0)
 
 
@@ -22,14 +24,31 @@ def pixels(*shape: int) -> np.ndarray:
     return CHANCE.integers(0, 256, shape, dtype=np.uint8)
 
 
-def things(count: int, classes: int = 2) -> Things:
+def things(count: int, classes: int = 2) -> MediaExamples:
     """Pictures whose every pixel is their own number."""
-    data = torch.arange(count, dtype=torch.uint8)[:, None, None, None].expand(count, 1, 4, 4).contiguous()
-    return Things(data, [f"class {i % classes}" for i in range(count)], [f"x[{i}]" for i in range(count)])
+    data = (
+        torch.arange(count, dtype=torch.uint8)[:, None, None, None]
+        .expand(count, 1, 4, 4)
+        .contiguous()
+    )
+    return MediaExamples(
+        data, [f"class {i % classes}" for i in range(count)], [f"x[{i}]" for i in range(count)]
+    )
 
 
-def dataset(train: Things, held: Things | float = 0.0, report: Report | None = None, **options) -> Pictured:
-    return Pictured(train, held, options.pop("source", GREY), report or Report(), **{"rows": 4, "seed": 0, **options})
+def dataset(
+    train: MediaExamples,
+    held: MediaExamples | float = 0.0,
+    report: DataReport | None = None,
+    **options,
+) -> MediaDataset:
+    return MediaDataset(
+        train,
+        held,
+        options.pop("source", GREY),
+        report or DataReport(),
+        **{"rows": 4, "seed": 0, **options},
+    )
 
 
 def numbers(tokens: torch.Tensor) -> list[int]:

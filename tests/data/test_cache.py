@@ -16,24 +16,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.data import cache, sources
-from clearhead.data.cache import Tokens, tokenised
-from clearhead.data.encode import batches
-from clearhead.data.packed import Report
+from clearhead.data import language_modeling, readers
+from clearhead.data.batch import DataReport
+from clearhead.data.encoding import batch_by_size
+from clearhead.data.language_modeling import TokenizedCorpus, tokenize_corpus
 from clearhead.errors import ClearheadError
-from clearhead.tokens.text import Tokenizer
+from clearhead.tokenizers.tokenizer import Tokenizer
 
-BPE = Tokenizer.train_bpe(["so long, and thanks for all the fish\n\n  so long\n"] * 3, size=300)
+BPE = Tokenizer.train_bpe(
+    ["so long, and thanks for all the fish\n\n  so long\n"] * 3, vocab_size=300
+)
 RAW = Tokenizer.bytes()
-END = BPE.special["<|end|>"]
+END = BPE.special_tokens["<|end|>"]
 
 
-def read(tokens: Tokens) -> list[list[int]]:
-    return [part.tolist() for part in np.split(np.asarray(tokens.ids), tokens.documents[1:])]
+def read(tokens: TokenizedCorpus) -> list[list[int]]:
+    return [part.tolist() for part in np.split(np.asarray(tokens.ids), tokens.document_starts[1:])]
 
 
-def make(path: Path, folder: Path, tokenizer: Tokenizer = BPE, **options) -> Tokens:
-    return tokenised([str(path)], tokenizer, folder, **({"report": Report()} | options))
+def make(path: Path, folder: Path, tokenizer: Tokenizer = BPE, **options) -> TokenizedCorpus:
+    return tokenize_corpus([str(path)], tokenizer, folder, **({"report": DataReport()} | options))
 
 
 @given(
@@ -45,49 +47,66 @@ def make(path: Path, folder: Path, tokenizer: Tokenizer = BPE, **options) -> Tok
 @settings(max_examples=40)
 def test_the_tokens_are_those_of_each_text_in_order(texts, begin, workers, batch):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "batches", lambda found, size: batches(found, size, batch))
+        patch.setattr(
+            language_modeling, "batches", lambda found, size: batch_by_size(found, size, batch)
+        )
         path = Path(folder) / "a.jsonl"
         path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-        report = Report()
+        report = DataReport()
         tokens = make(path, Path(folder) / "cache", begin=begin, workers=workers, report=report)
-        assert read(tokens) == [([] if begin is None else [begin]) + BPE.encode(text) for text in texts]
-        assert report.read == len(texts)
+        assert read(tokens) == [
+            ([] if begin is None else [begin]) + BPE.encode(text) for text in texts
+        ]
+        assert report.num_read == len(texts)
         assert tokens.ids.dtype == np.uint16
 
 
-@given(st.lists(st.sampled_from(["so", " ", "long,", "\n", "\n\n", "fish"])).map("".join), st.integers(1, 30))
+@given(
+    st.lists(st.sampled_from(["so", " ", "long,", "\n", "\n\n", "fish"])).map("".join),
+    st.integers(1, 30),
+)
 @settings(max_examples=40)
 def test_pieces_of_a_document_become_the_tokens_of_one_text(text, piece):
     text = "so" + text + "\nfish"
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "PIECE", piece)
-        patch.setattr(sources, "_parts", lambda line: [line])
+        patch.setattr(readers, "PIECE", piece)
+        patch.setattr(readers, "_parts", lambda line: [line])
         patch.setattr(
-            sources, "_may_cut", lambda size, above, below: size < 2 * piece and MAY_CUT(size, above, below)
+            readers,
+            "_may_cut",
+            lambda size, above, below: size < 2 * piece and MAY_CUT(size, above, below),
         )  # the places that are preferred
         (Path(folder) / "a.txt").write_text(text)
-        assert read(make(Path(folder) / "a.txt", Path(folder) / "cache", begin=END)) == [[END, *BPE.encode(text)]]
+        assert read(make(Path(folder) / "a.txt", Path(folder) / "cache", begin=END)) == [
+            [END, *BPE.encode(text)]
+        ]
 
 
-MAY_CUT = sources._may_cut
+MAY_CUT = readers._can_split
 
 
-@given(st.lists(st.sampled_from(["so", "long,", "fish", "fish\n", "the  end"])), st.integers(12, 40))
+@given(
+    st.lists(st.sampled_from(["so", "long,", "fish", "fish\n", "the  end"])), st.integers(12, 40)
+)
 @settings(max_examples=40)
 def test_a_long_line_is_cut_at_spaces_into_the_tokens_of_one_text(words, piece):
     text = " ".join(["so", *words])
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "PIECE", piece)
+        patch.setattr(readers, "PIECE", piece)
         place = Path(folder)
         (place / "a.txt").write_text(text.replace("\n", ""))
-        assert read(make(place / "a.txt", place / "a", begin=END)) == [[END, *BPE.encode(text.replace("\n", ""))]]
+        assert read(make(place / "a.txt", place / "a", begin=END)) == [
+            [END, *BPE.encode(text.replace("\n", ""))]
+        ]
         (place / "b.jsonl").write_text(json.dumps({"text": text}))
         assert read(make(place / "b.jsonl", place / "b", begin=END)) == [[END, *BPE.encode(text)]]
 
 
 def test_a_large_vocabulary_needs_larger_numbers(tmp_path):
     (tmp_path / "a.txt").write_text("\U00010400b")
-    letters = Tokenizer.characters("".join(map(chr, range(32, 0xD800))) + "".join(map(chr, range(0x10000, 0x14000))))
+    letters = Tokenizer.characters(
+        "".join(map(chr, range(32, 0xD800))) + "".join(map(chr, range(0x10000, 0x14000)))
+    )
     tokens = make(tmp_path / "a.txt", tmp_path / "cache", letters)
     assert tokens.ids.dtype == np.uint32
     assert read(tokens) == [letters.encode("\U00010400b")]
@@ -96,21 +115,21 @@ def test_a_large_vocabulary_needs_larger_numbers(tmp_path):
 def test_a_second_time_nothing_is_read(tmp_path, monkeypatch, capfd):
     (tmp_path / "a.txt").write_bytes(b"so long\n\xff\nfish\n")
     (tmp_path / "b.txt").write_text("and thanks")
-    told = Report("skip")
+    told = DataReport("skip")
     first = make(tmp_path, tmp_path / "cache", report=told)
-    monkeypatch.setattr(sources, "opened", None)
-    again = Report("skip")
+    monkeypatch.setattr(readers, "opened", None)
+    again = DataReport("skip")
     second = make(tmp_path, tmp_path / "cache", report=again)
     assert read(first) == read(second) == [BPE.encode("so long\nfish\n"), BPE.encode("and thanks")]
     assert str(told) == str(again)
-    assert (again.read, again.skipped.total()) == (2, 1)
+    assert (again.num_read, again.skipped.total()) == (2, 1)
     assert isinstance(second.ids, np.memmap)
     assert capfd.readouterr() == ("", "")
 
 
 def test_who_refuses_broken_lines_is_not_given_what_was_skipped(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"so long\n\xff\nfish\n")
-    make(tmp_path / "a.txt", tmp_path / "cache", report=Report("skip"))
+    make(tmp_path / "a.txt", tmp_path / "cache", report=DataReport("skip"))
     with pytest.raises(ClearheadError, match=r"a\.txt:2: the line is not UTF-8"):
         make(tmp_path / "a.txt", tmp_path / "cache")
 
@@ -153,27 +172,35 @@ def test_a_text_without_tokens_is_told_by_its_place(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "xyz"}\n{"text": "cab"}')
     letters = Tokenizer.characters("abc")
     with pytest.raises(
-        ClearheadError, match=r"a\.jsonl:2: the text holds 'x' \(U\+0078\), for which there is no token;"
+        ClearheadError,
+        match=r"a\.jsonl:2: the text holds 'x' \(U\+0078\), for which there is no token;",
     ):
         make(tmp_path / "a.jsonl", tmp_path / "cache", letters)
     assert not (tmp_path / "cache").exists()
-    report = Report("skip")
+    report = DataReport("skip")
     tokens = make(tmp_path / "a.jsonl", tmp_path / "cache", letters, report=report)
     assert read(tokens) == [[0, 1, 2], [2, 0, 1]]
     assert report.skipped.total() == 1
 
 
-def test_a_document_whose_first_piece_is_left_out_does_not_join_the_one_before(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "PIECE", 1)
+def test_a_document_whose_first_piece_is_left_out_does_not_join_the_one_before(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(readers, "PIECE", 1)
     (tmp_path / "a.txt").write_text("a\n<|endoftext|>\nx\nb\n")
-    tokens = make(tmp_path / "a.txt", tmp_path / "cache", Tokenizer.characters("\nab"), report=Report("skip"))
+    tokens = make(
+        tmp_path / "a.txt",
+        tmp_path / "cache",
+        Tokenizer.characters("\nab"),
+        report=DataReport("skip"),
+    )
     assert read(tokens) == [[1, 0], [2, 0]]
 
 
 def test_no_text_and_no_token_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(ClearheadError, match="there is no text in"):
-        make(tmp_path / "a.txt", tmp_path / "cache", report=Report("skip"))
+        make(tmp_path / "a.txt", tmp_path / "cache", report=DataReport("skip"))
     with pytest.raises(ClearheadError, match="there is no token 300"):
         make(tmp_path / "a.txt", tmp_path / "cache", begin=300)
     assert not (tmp_path / "cache").exists()
@@ -211,12 +238,16 @@ ONE_LINE = {"a.txt": "{}", "a.jsonl": '{{"text": "{}"}}'}
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("name", ONE_LINE)
-@pytest.mark.parametrize("words", ["so long, and thanks for all the fish ", "solongandthanksforallthefish"])
+@pytest.mark.parametrize(
+    "words", ["so long, and thanks for all the fish ", "solongandthanksforallthefish"]
+)
 def test_one_long_line_needs_little_memory(tmp_path, name, words):
     (tmp_path / name).write_text(ONE_LINE[name].format(words * (4_000_000 // len(words))))
     command = [sys.executable, "-c", LARGE, tmp_path / name, tmp_path / "c"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(done.stdout.split()[2]) < 80_000  # kilobytes; all at once it needs five times as much
+    assert (
+        int(done.stdout.split()[2]) < 80_000
+    )  # kilobytes; all at once it needs five times as much
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +262,10 @@ def large(tmp_path_factory):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_a_large_file_needs_little_memory(tmp_path, large):
     done = subprocess.run(
-        [sys.executable, "-c", LARGE, large, tmp_path / "c"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", LARGE, large, tmp_path / "c"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     _, size, kilobytes = done.stdout.split()
     assert int(size) > large.stat().st_size / 5
@@ -255,11 +289,11 @@ def test_who_is_killed_in_the_middle_leaves_the_earlier_tokens(tmp_path, large):
 
 def test_who_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
     def interrupted(*_):
-        yield sources.Document("so long", "a.txt:1")
+        yield readers.Document("so long", "a.txt:1")
         raise KeyboardInterrupt
 
     (tmp_path / "a.txt").write_text("so long")
-    monkeypatch.setattr(cache, "documents", interrupted)
+    monkeypatch.setattr(language_modeling, "documents", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "a.txt", tmp_path / "cache")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
@@ -281,11 +315,15 @@ TOGETHER = """if True:
 
 def test_processes_that_need_the_same_tokens_at_once_all_get_them(tmp_path):
     BPE.save(tmp_path / "tokenizer.json")
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"so long {i} fish"}) + "\n" for i in range(500)))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": f"so long {i} fish"}) + "\n" for i in range(500))
+    )
     rounds = 20  # each a race for another folder
     words = [tmp_path / "tokenizer.json", tmp_path / "a.jsonl", tmp_path / "cache", str(rounds)]
     runs = [
-        subprocess.Popen([sys.executable, "-c", TOGETHER, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-c", TOGETHER, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         for _ in range(2)
     ]
     for run in runs:
@@ -309,11 +347,13 @@ def test_who_waits_for_another_process_does_not_tokenise_again(tmp_path, monkeyp
 
     @contextmanager
     def waited(lock):
-        (tmp_path / "made").rename(tmp_path / "cache")  # what another process made while this one waited
+        (tmp_path / "made").rename(
+            tmp_path / "cache"
+        )  # what another process made while this one waited
         yield
 
-    monkeypatch.setattr(cache, "alone", waited)
-    monkeypatch.setattr(cache, "documents", None)
+    monkeypatch.setattr(language_modeling, "alone", waited)
+    monkeypatch.setattr(language_modeling, "documents", None)
     assert read(make(tmp_path / "a.txt", tmp_path / "cache")) == read(first)
 
 

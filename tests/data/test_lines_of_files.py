@@ -6,28 +6,32 @@ import lzma
 
 import pytest
 
-from clearhead.data.unpacked import escaped, lines, text_lines
+from clearhead.data.readers import decode_lossless, read_byte_lines, read_lines
 from clearhead.errors import ClearheadError
 
 CONTENT = "\ufeffa\r\n\n ü\u2028b \nlast".encode()
 LINES = ["a", "", " ü\u2028b ", "last"]
 
 
-@pytest.mark.parametrize(("name", "pack"), [("a", bytes), ("a.txt.gz", gzip.compress), ("a.xz", lzma.compress)])
+@pytest.mark.parametrize(
+    ("name", "pack"), [("a", bytes), ("a.txt.gz", gzip.compress), ("a.xz", lzma.compress)]
+)
 def test_lines_are_the_same_packed_or_not_without_ends_and_mark(tmp_path, name, pack):
     (tmp_path / name).write_bytes(pack(CONTENT))
-    assert list(text_lines(tmp_path / name)) == LINES
-    assert [escaped(line).rstrip("\r\n") for line in lines(tmp_path / name)] == LINES
+    assert list(read_lines(tmp_path / name)) == LINES
+    assert [
+        decode_lossless(line).rstrip("\r\n") for line in read_byte_lines(tmp_path / name)
+    ] == LINES
 
 
 def test_a_dash_is_standard_input(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(CONTENT)))
-    assert list(text_lines("-")) == LINES
+    assert list(read_lines("-")) == LINES
 
 
 def test_a_mark_is_taken_off_the_first_line_only(tmp_path):
     (tmp_path / "a").write_text("\ufeff\ufeffa\n\ufeffb")
-    assert list(text_lines(tmp_path / "a")) == ["\ufeffa", "\ufeffb"]
+    assert list(read_lines(tmp_path / "a")) == ["\ufeffa", "\ufeffb"]
 
 
 @pytest.mark.parametrize(
@@ -44,9 +48,9 @@ def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path, name, content, sent
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ClearheadError, match=sentence):
-        list(text_lines(tmp_path / name))
+        list(read_lines(tmp_path / name))
 
 
 def test_an_empty_file_has_no_lines(tmp_path):
     (tmp_path / "a").touch()
-    assert list(text_lines(tmp_path / "a")) == []
+    assert list(read_lines(tmp_path / "a")) == []

@@ -7,17 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packing import write
 
-from clearhead.data.packed import Report
-from clearhead.data.pair_files import pairs
+from clearhead.data.batch import DataReport
+from clearhead.data.pairs import read_pairs
 from clearhead.errors import ClearheadError
 
 
 def read(paths, broken="refuse", **options):
     """The pairs, with what was skipped: why -> lines."""
-    report = Report(broken)
-    found = [(p.source, p.target, int(p.where.rpartition(":")[2])) for p in pairs(paths, report, **options)]
-    assert report.read == len(found)
-    return found, {why: [int(w.split(" ")[0].rpartition(":")[2]) for w in at] for why, at in report.places.items()}
+    report = DataReport(broken)
+    found = [
+        (p.source, p.target, int(p.location.rpartition(":")[2]))
+        for p in read_pairs(paths, report, **options)
+    ]
+    assert report.num_read == len(found)
+    return found, {
+        why: [int(w.split(" ")[0].rpartition(":")[2]) for w in at]
+        for why, at in report.locations.items()
+    }
 
 
 @pytest.mark.parametrize("packed", ["", ".gz", ".xz", ".zst"])
@@ -30,7 +36,10 @@ def test_lines_of_two_texts_belong_together(tmp_path, packed):
 
 def test_texts_of_unequal_length_are_refused_with_both_counts(tmp_path):
     paths = [write(tmp_path / "t.en", "a\nb\nc\n"), write(tmp_path / "t.de", "a\n")]
-    for given_paths, words in ((paths, r"3 lines and .*t\.de has 1"), (paths[::-1], r"1 lines and .*t\.en has 3")):
+    for given_paths, words in (
+        (paths, r"3 lines and .*t\.de has 1"),
+        (paths[::-1], r"1 lines and .*t\.en has 3"),
+    ):
         with pytest.raises(ClearheadError, match=words):
             read(given_paths, "skip")
 
@@ -40,7 +49,9 @@ def test_broken_lines_are_told_by_number(tmp_path):
     b = write(tmp_path / "t.de", b"eins\nzwei\n \nvier\nsame\n")
     why = {"the source is empty": [2], "the target is empty": [3], "the source is not UTF-8": [4]}
     assert read([a, b], "skip") == ([("one", "eins", 1), ("same", "same", 5)], why)
-    with pytest.raises(ClearheadError, match=r"t\.en:2: the source is empty; --data\.broken skip would"):
+    with pytest.raises(
+        ClearheadError, match=r"t\.en:2: the source is empty; --data\.broken skip would"
+    ):
         read([a, b])
 
 
@@ -67,7 +78,9 @@ def test_fields_of_json_lines_give_pairs(tmp_path):
     found, skipped = read([path], "skip")
     assert found == [("a", "b", 1)]
     assert sorted(line for at in skipped.values() for line in at) == [2, 3, 4, 5]
-    assert read([write(tmp_path / "u.jsonl", lines[0])], sides=("en", "target"))[0] == [("c", "b", 1)]
+    assert read([write(tmp_path / "u.jsonl", lines[0])], sides=("en", "target"))[0] == [
+        ("c", "b", 1)
+    ]
     for number, line in enumerate(lines[1:]):
         with pytest.raises(ClearheadError, match=rf"v{number}\.jsonl:1"):
             read([write(tmp_path / f"v{number}.jsonl", line)])
@@ -98,8 +111,8 @@ def test_tmx_gives_the_words_of_two_languages(tmp_path, encoding):
 def test_tmx_is_read_as_a_stream(tmp_path):
     unit = '<tu><tuv xml:lang="a"><seg>x</seg></tuv><tuv xml:lang="b"><seg>y</seg></tuv></tu>\n'
     path = write(tmp_path / "t.tmx", "<tmx>\n" + unit * 5000)  # never closed
-    stream = pairs([path], Report(), sides=("a", "b"))
-    assert [next(stream).where for _ in range(3)][-1] == f"{path}:4"
+    stream = read_pairs([path], DataReport(), columns=("a", "b"))
+    assert [next(stream).location for _ in range(3)][-1] == f"{path}:4"
     with pytest.raises(ClearheadError, match="is not valid XML: no element found: line 5002"):
         list(stream)
 
@@ -156,7 +169,11 @@ msgstr "zu"
 def test_po_gives_what_is_translated_for_sure(tmp_path):
     found, skipped = read([write(tmp_path / "t.po", PO)])
     assert found == [('Open "%s"', 'Öffne\t"%s"\\n', 7), ("close", "zu", 26)]
-    reasons = {"the entry is fuzzy": [15], "the entry has plural forms": [18], "the entry is not translated": [22]}
+    reasons = {
+        "the entry is fuzzy": [15],
+        "the entry has plural forms": [18],
+        "the entry is not translated": [22],
+    }
     assert skipped == reasons
 
 
@@ -216,15 +233,29 @@ def test_what_cannot_be_read_is_refused_with_a_sentence(paths, options, words):
 
 @pytest.mark.parametrize("name", ["t.en.gz", "t.en.xz", "t.en.zst"])
 def test_a_file_that_was_cut_off_is_refused(tmp_path, name):
-    path, other = tmp_path / name, tmp_path / f"other.{name}"
+    path = tmp_path / name
+    other = tmp_path / f"other.{name}"
     write(tmp_path / name, "".join(f"{i * i} lines\n" for i in range(9000)))
     path.write_bytes(path.read_bytes()[:-40])
     other.write_bytes(path.read_bytes())
-    with pytest.raises(ClearheadError, match=r"cannot be read: (Compressed file ended|the file breaks off)"):
+    with pytest.raises(
+        ClearheadError, match=r"cannot be read: (Compressed file ended|the file breaks off)"
+    ):
         read([str(path), str(other)], "skip")
 
 
-SCRAPS = [b"<tmx>", b"<tu>", b"<tuv lang='0'>", b"<seg>", b"</seg>", b"</tuv>", b"</tu>", b"</tmx>", b"<ph>", b"</ph>"]
+SCRAPS = [
+    b"<tmx>",
+    b"<tu>",
+    b"<tuv lang='0'>",
+    b"<seg>",
+    b"</seg>",
+    b"</tuv>",
+    b"</tu>",
+    b"</tmx>",
+    b"<ph>",
+    b"</ph>",
+]
 SCRAPS += [
     b'msgid "a"\n',
     b'msgstr "b"\n',
@@ -240,12 +271,16 @@ SCRAPS += [
 ]
 
 
-@given(st.lists(st.sampled_from(SCRAPS) | st.binary(max_size=9)), st.sampled_from(["tsv", "jsonl", "tmx", "po", "en"]))
+@given(
+    st.lists(st.sampled_from(SCRAPS) | st.binary(max_size=9)),
+    st.sampled_from(["tsv", "jsonl", "tmx", "po", "en"]),
+)
 def test_any_bytes_are_read_or_refused_with_a_sentence(tmp_path_factory, scraps, kind):
     path = str(write(tmp_path_factory.mktemp("any") / f"t.{kind}", b"".join(scraps)))
     options = {} if kind in ("po", "en") else {"sides": ("0", "1")}
     for broken in ("skip", "refuse"):
-        found, mistake = [], path
+        found = []
+        mistake = path
         try:
             found = read([path, path], broken, **options)[0]
         except ClearheadError as error:
@@ -259,4 +294,4 @@ def test_one_text_is_not_both_sides(tmp_path):
     (tmp_path / "b.en").symlink_to(tmp_path / "a.en")
     for second in ("a.en", "b.en"):
         with pytest.raises(ClearheadError, match=r"a\.en is given as both sides"):
-            list(pairs([tmp_path / "a.en", tmp_path / second], Report()))
+            list(read_pairs([tmp_path / "a.en", tmp_path / second], DataReport()))

@@ -11,22 +11,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.config import Use
-from clearhead.data.packed import IGNORE, Packed, Report, order
-from clearhead.data.pair_files import Pair
-from clearhead.data.pairs import Encoded, Pairs, encoded, pack, source_length_for
+from clearhead.config.model import InferenceConfig
+from clearhead.data.batch import IGNORE_INDEX, DataReport, PackedBatch, shuffled_indices
+from clearhead.data.pairs import (
+    EncodedPair,
+    SentencePair,
+    TranslationDataset,
+    balanced_source_seq_len,
+    encode_pairs,
+    pack_pairs,
+)
 from clearhead.errors import ClearheadError
-from clearhead.model.transformer import build
-from clearhead.tokens.text import Tokenizer
+from clearhead.model.transformer import build_transformer
+from clearhead.tokenizers.tokenizer import Tokenizer
 
-START, STOP = 1, 2
+START = 1
+STOP = 2
 
 
 # ---------------------------------------------------------------- packing
 def marked(lengths):
     """Pairs of these lengths in which every token tells whose it is."""
     return [
-        ([1000 * i + k for k in range(1, s + 1)], [START, *(-1000 * i - k for k in range(1, t)), STOP])
+        (
+            [1000 * i + k for k in range(1, s + 1)],
+            [START, *(-1000 * i - k for k in range(1, t)), STOP],
+        )
         for i, (s, t) in enumerate(lengths, 1)
     ]
 
@@ -34,17 +44,27 @@ def marked(lengths):
 def unpacked(packed):
     """For each row: (source, decoder input, targets) of each number in it."""
     rows = []
-    sides = (packed.source, packed.source_segments, packed.tokens, packed.segments, packed.targets)
-    for source, source_segments, tokens, segments, targets in zip(*sides, strict=True):
-        assert (targets[segments == 0] == IGNORE).all()
-        assert set(segments.tolist()) - {0} == set(source_segments.tolist()) - {0}
-        for numbers in (segments, source_segments):  # 1, 2, 3 … side by side, padding last
+    sides = (
+        packed.source,
+        packed.source_segment_ids,
+        packed.tokens,
+        packed.segment_ids,
+        packed.targets,
+    )
+    for source, source_segment_ids, tokens, segment_ids, targets in zip(*sides, strict=True):
+        assert (targets[segment_ids == 0] == IGNORE_INDEX).all()
+        assert set(segment_ids.tolist()) - {0} == set(source_segment_ids.tolist()) - {0}
+        for numbers in (segment_ids, source_segment_ids):  # 1, 2, 3 … side by side, padding last
             real = numbers[numbers > 0]
             assert (numbers[: len(real)] > 0).all()
             assert set(real.diff().tolist()) <= {0, 1}
         found = [
-            (source[source_segments == n].tolist(), tokens[segments == n].tolist(), targets[segments == n].tolist())
-            for n in range(1, int(segments.max()) + 1)
+            (
+                source[source_segment_ids == n].tolist(),
+                tokens[segment_ids == n].tolist(),
+                targets[segment_ids == n].tolist(),
+            )
+            for n in range(1, int(segment_ids.max()) + 1)
         ]
         rows.append(found)
     return rows
@@ -55,22 +75,29 @@ def key(source, tokens, targets):
 
 
 def equal(a, b):
-    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(a) if getattr(a, name) is not None)
+    return all(
+        torch.equal(getattr(a, name), getattr(b, name))
+        for name in vars(a)
+        if getattr(a, name) is not None
+    )
 
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=60)
 SHAPES = {"length": 14, "source_length": 12}
 
 
-def passed(data: Pairs, epoch: int) -> list[Packed]:
+def passed(data: TranslationDataset, epoch: int) -> list[PackedBatch]:
     """All batches of an epoch that ends with a batch."""
-    return [data.batch(round(epoch * data.epoch) + step) for step in range(ceil(data.epoch))]
+    return [
+        data.batch(round(epoch * data.batches_per_epoch) + step)
+        for step in range(ceil(data.batches_per_epoch))
+    ]
 
 
 @given(LENGTHS, st.integers(0, 2**40))
 def test_every_pair_comes_whole_and_once_an_epoch(lengths, seed):
     given_pairs = marked(lengths)
-    data = Pairs(given_pairs, [], Report(), rows=1, seed=seed, **SHAPES)
+    data = TranslationDataset(given_pairs, [], DataReport(), batch_size=1, seed=seed, **SHAPES)
     want = Counter((tuple(source), tuple(target)) for source, target in given_pairs)
     for epoch in range(3):
         rows = [row for batch in passed(data, epoch) for row in unpacked(batch)]
@@ -80,7 +107,7 @@ def test_every_pair_comes_whole_and_once_an_epoch(lengths, seed):
 
 @given(LENGTHS, st.integers(1, 7))
 def test_targets_are_what_the_decoder_reads_next(lengths, rows):
-    data = Pairs(marked(lengths), [], Report(), rows=rows, seed=0, **SHAPES)
+    data = TranslationDataset(marked(lengths), [], DataReport(), batch_size=rows, seed=0, **SHAPES)
     for row in unpacked(data.batch(0)):
         for _, tokens, targets in row:
             assert tokens[0] == START
@@ -89,9 +116,9 @@ def test_targets_are_what_the_decoder_reads_next(lengths, rows):
 
 @given(LENGTHS, st.integers(1, 7), st.integers(0, 3))
 def test_batches_are_cut_from_one_stream_of_rows_without_a_gap(lengths, rows, step):
-    one = Pairs(marked(lengths), [], Report(), rows=1, seed=5, **SHAPES)
-    many = Pairs(marked(lengths), [], Report(), rows=rows, seed=5, **SHAPES)
-    assert many.epoch == one.epoch / rows
+    one = TranslationDataset(marked(lengths), [], DataReport(), batch_size=1, seed=5, **SHAPES)
+    many = TranslationDataset(marked(lengths), [], DataReport(), batch_size=rows, seed=5, **SHAPES)
+    assert many.batches_per_epoch == one.batches_per_epoch / rows
     together = many.batch(step)
     assert together.tokens.shape == (rows, 14)
     assert together.source.shape == (rows, 12)
@@ -101,30 +128,38 @@ def test_batches_are_cut_from_one_stream_of_rows_without_a_gap(lengths, rows, st
 
 @given(LENGTHS, st.lists(st.integers(0, 40), min_size=1, max_size=5))
 def test_a_batch_depends_on_the_seed_and_the_step_alone(lengths, steps):
-    make = lambda: Pairs(marked(lengths), [], Report(), rows=2, seed=3, **SHAPES)  # noqa: E731
+    make = lambda: TranslationDataset(
+        marked(lengths), [], DataReport(), batch_size=2, seed=3, **SHAPES
+    )
     used = make()
     for step in steps:
         assert equal(used.batch(step), make().batch(step))
 
 
 def test_epochs_and_seeds_differ():
-    make = lambda seed: Pairs(marked([(3, 3)] * 40), [], Report(), rows=1, seed=seed, **SHAPES)  # noqa: E731
+    make = lambda seed: TranslationDataset(
+        marked([(3, 3)] * 40), [], DataReport(), batch_size=1, seed=seed, **SHAPES
+    )
     data = make(1)
     assert not equal(data.batch(0), make(2).batch(0))
     one, two = (
-        {frozenset(key(*pair) for pair in unpacked(batch)[0]) for batch in passed(data, epoch)} for epoch in range(2)
+        {frozenset(key(*pair) for pair in unpacked(batch)[0]) for batch in passed(data, epoch)}
+        for epoch in range(2)
     )
-    assert data.epoch == len(one) == 10
+    assert data.batches_per_epoch == len(one) == 10
     assert len(one & two) < 5  # other pairs share a row
 
 
 def test_epochs_that_would_need_more_rows_or_fewer_take_as_many():
     lengths = np.random.default_rng(2).integers(1, 13, (80, 2))
-    needed = [len(pack(lengths, (12, 14), order(80, 0, epoch).numpy())) for epoch in range(12)]
+    needed = [
+        len(pack_pairs(lengths, (12, 14), shuffled_indices(80, 0, epoch).numpy()))
+        for epoch in range(12)
+    ]
     assert min(needed) < needed[0] < max(needed)  # or this would show nothing
     given_pairs = marked(lengths.tolist())
-    data = Pairs(given_pairs, [], Report(), rows=1, seed=0, **SHAPES)
-    assert data.epoch == needed[0]
+    data = TranslationDataset(given_pairs, [], DataReport(), batch_size=1, seed=0, **SHAPES)
+    assert data.batches_per_epoch == needed[0]
     want = Counter((tuple(source), tuple(target)) for source, target in given_pairs)
     for epoch in range(12):
         rows = [row for batch in passed(data, epoch) for row in unpacked(batch)]
@@ -134,12 +169,14 @@ def test_epochs_that_would_need_more_rows_or_fewer_take_as_many():
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), max_size=40), st.integers(1, 5))
 def test_what_is_held_out_comes_once_and_always_the_same(lengths, rows):
     held = marked(lengths)
-    data = Pairs(marked([(1, 1)]), held, Report(), rows=rows, seed=0, **SHAPES)
-    batches = list(data.held_out())
+    data = TranslationDataset(
+        marked([(1, 1)]), held, DataReport(), batch_size=rows, seed=0, **SHAPES
+    )
+    batches = list(data.valid_batches())
     assert all(batch.tokens.shape == (rows, 14) for batch in batches)
     seen = Counter(key(*pair) for batch in batches for row in unpacked(batch) for pair in row)
     assert seen == Counter((tuple(source), tuple(target)) for source, target in held)
-    assert all(equal(a, b) for a, b in zip(batches, data.held_out(), strict=True))
+    assert all(equal(a, b) for a, b in zip(batches, data.valid_batches(), strict=True))
     full = [bool(row) for batch in batches for row in unpacked(batch)]
     assert full == sorted(full, reverse=True)  # what is empty comes last
 
@@ -155,36 +192,58 @@ def like_multi30k(seed, count=6000):
 @pytest.mark.parametrize("length", [256, 512])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_more_than_one_token_in_twenty_is_padding(length, seed):
-    train = [Encoded([5] * s, [START, *[5] * (t - 1), STOP]) for s, t in like_multi30k(seed)]
-    data = Pairs(train, [], Report(), rows=1, length=length, source_length=length, seed=seed)
-    assert data.share >= 0.95
-    batches = [data.batch(step) for step in range(ceil(data.epoch))]
-    real = sum(int((b.segments > 0).sum() + (b.source_segments > 0).sum()) for b in batches)
-    assert data.share == pytest.approx(real / (data.epoch * 2 * length))
+    train = [EncodedPair([5] * s, [START, *[5] * (t - 1), STOP]) for s, t in like_multi30k(seed)]
+    data = TranslationDataset(
+        train, [], DataReport(), batch_size=1, seq_len=length, source_seq_len=length, seed=seed
+    )
+    assert data.packing_efficiency >= 0.95
+    batches = [data.batch(step) for step in range(ceil(data.batches_per_epoch))]
+    real = sum(int((b.segment_ids > 0).sum() + (b.source_segment_ids > 0).sum()) for b in batches)
+    assert data.packing_efficiency == pytest.approx(real / (data.batches_per_epoch * 2 * length))
 
 
 def test_sides_of_unlike_length_fill_up_together():
-    train = [Encoded([5] * s, [START, *[5] * (2 * t - 1), STOP]) for s, t in like_multi30k(0)]
-    length = source_length_for(train, 256)
+    train = [EncodedPair([5] * s, [START, *[5] * (2 * t - 1), STOP]) for s, t in like_multi30k(0)]
+    length = balanced_source_seq_len(train, 256)
     assert (length % 8, 120 <= length <= 136) == (0, True)
-    assert Pairs(train, [], Report(), rows=1, length=256, source_length=length, seed=0).share >= 0.95
+    assert (
+        TranslationDataset(
+            train, [], DataReport(), batch_size=1, seq_len=256, source_seq_len=length, seed=0
+        ).packing_efficiency
+        >= 0.95
+    )
 
 
 def test_pairs_that_fit_no_row_are_left_out_and_told():
-    report = Report("refuse")
-    train = [Encoded([5] * 13, [1, 5, 2], "a.en:1"), ([5], [1, *[5] * 14, 2]), ([5] * 12, [1, *[5] * 13, 2])]
-    data = Pairs(train, [], report, rows=1, seed=0, **SHAPES)
-    assert (data.epoch, data.share) == (1, 1.0)
-    assert report.places == {"the pair does not fit a row of 12 tokens to read and 14 to write": ["a.en:1", "pair 2"]}
+    report = DataReport("refuse")
+    train = [
+        EncodedPair([5] * 13, [1, 5, 2], "a.en:1"),
+        ([5], [1, *[5] * 14, 2]),
+        ([5] * 12, [1, *[5] * 13, 2]),
+    ]
+    data = TranslationDataset(train, [], report, batch_size=1, seed=0, **SHAPES)
+    assert (data.batches_per_epoch, data.packing_efficiency) == (1, 1.0)
+    assert report.locations == {
+        "the pair does not fit a row of 12 tokens to read and 14 to write": ["a.en:1", "pair 2"]
+    }
     with pytest.raises(ClearheadError, match="no pair to train on that fits rows of 12 and 14"):
-        Pairs(train[:2], [], report, rows=1, seed=0, **SHAPES)
+        TranslationDataset(train[:2], [], report, batch_size=1, seed=0, **SHAPES)
 
 
 def test_a_start_of_several_tokens_is_given_and_not_learned():
-    data = Pairs([([7, 8], [1, 3, 4, 9, 2])], [], Report(), rows=1, length=5, source_length=3, seed=0, given=3)
+    data = TranslationDataset(
+        [([7, 8], [1, 3, 4, 9, 2])],
+        [],
+        DataReport(),
+        batch_size=1,
+        seq_len=5,
+        source_seq_len=3,
+        seed=0,
+        num_start_tokens=3,
+    )
     batch = data.batch(0)
     assert batch.tokens.tolist() == [[1, 3, 4, 9, 0]]
-    assert batch.targets.tolist() == [[IGNORE, IGNORE, 9, 2, IGNORE]]
+    assert batch.targets.tolist() == [[IGNORE_INDEX, IGNORE_INDEX, 9, 2, IGNORE_INDEX]]
     assert batch.source.tolist() == [[7, 8, 0]]
 
 
@@ -194,23 +253,36 @@ def test_packed_pairs_cost_what_they_cost_one_by_one():
         (draw.integers(3, 64, s).tolist(), [START, *draw.integers(3, 64, t).tolist(), STOP])
         for s, t in draw.integers(1, 12, (30, 2)).tolist()
     ]
-    data = Pairs(train, [], Report(), rows=1, length=40, source_length=36, seed=0)
-    assert data.epoch < len(train) / 2
-    net = build(ch.presets["tiny-encoder-decoder"].model, seed=0).eval().double()
+    data = TranslationDataset(
+        train, [], DataReport(), batch_size=1, seq_len=40, source_seq_len=36, seed=0
+    )
+    assert data.batches_per_epoch < len(train) / 2
+    net = build_transformer(ch.presets["tiny-encoder-decoder"].model, seed=0).eval().double()
 
     def cost(packed):
-        sides = {"segments": packed.segments, "source": packed.source, "source_segments": packed.source_segments}
+        sides = {
+            "segments": packed.segment_ids,
+            "source": packed.source,
+            "source_segments": packed.source_segment_ids,
+        }
         return net.loss(net(packed.tokens, **sides), packed.targets)
 
     with torch.no_grad():
-        for step in range(ceil(data.epoch)):  # row by row: losses are summed in 32 bits, which end at 1e-4 above 1000
+        for step in range(
+            ceil(data.batches_per_epoch)
+        ):  # row by row: losses are summed in 32 bits, which end at 1e-4 above 1000
             batch = data.batch(step)
             total, count = cost(batch)
-            single = [cost(Packed(*map(_row, (t, y)), source=_row(s))) for s, t, y in unpacked(batch)[0]]
+            single = [
+                cost(PackedBatch(*map(_row, (t, y)), source=_row(s)))
+                for s, t, y in unpacked(batch)[0]
+            ]
             assert int(count) == sum(int(n) for _, n in single)
             assert float(total) == pytest.approx(sum(float(loss) for loss, _ in single), abs=1e-4)
-            mixed = replace(batch, source_segments=batch.source_segments.clamp(max=1))
-            assert len(single) == 1 or abs(float(cost(mixed)[0] - total)) > 1e-2  # so the comparison can fail
+            mixed = replace(batch, source_segment_ids=batch.source_segment_ids.clamp(max=1))
+            assert (
+                len(single) == 1 or abs(float(cost(mixed)[0] - total)) > 1e-2
+            )  # so the comparison can fail
 
 
 def _row(ids):
@@ -218,31 +290,43 @@ def _row(ids):
 
 
 # ---------------------------------------------------------------- texts to ids
-USE = Use(begin=(250,), end=(251,), start=(252,), stop=(253, 254))
+USE = InferenceConfig(
+    bos_tokens=(250,), sep_tokens=(251,), decoder_start_tokens=(252,), eos_tokens=(253, 254)
+)
 BYTES = Tokenizer.bytes()
 
 
 def test_what_stands_around_the_texts_is_put_there():
-    found = [ids for _, ids in encoded([Pair("ab", "c", "f:1")], BYTES, BYTES, USE, Report())]
+    found = [
+        ids
+        for _, ids in encode_pairs(
+            [SentencePair("ab", "c", "f:1")], BYTES, BYTES, USE, DataReport()
+        )
+    ]
     assert found == [([250, 97, 98, 251], [252, 99, 253], "f:1")]
 
 
 def test_long_and_lopsided_pairs_are_left_out_and_never_refused():
-    report = Report("refuse")
-    read = [Pair("abcd", "abcde", "f:1"), Pair("ab", "a", "f:2"), Pair("abc", "a", "f:3"), Pair("abcd", "ab", "f:4")]
-    found = encoded(read, BYTES, BYTES, USE, report, most=4, ratio=2)
-    assert [pair.where for pair, _ in found] == ["f:2", "f:4"]
-    assert list(report.places.values()) == [["f:1"], ["f:3"]]
+    report = DataReport("refuse")
+    read = [
+        SentencePair("abcd", "abcde", "f:1"),
+        SentencePair("ab", "a", "f:2"),
+        SentencePair("abc", "a", "f:3"),
+        SentencePair("abcd", "ab", "f:4"),
+    ]
+    found = encode_pairs(read, BYTES, BYTES, USE, report, max_tokens=4, max_length_ratio=2)
+    assert [pair.location for pair, _ in found] == ["f:2", "f:4"]
+    assert list(report.locations.values()) == [["f:1"], ["f:3"]]
 
 
 def test_text_without_tokens_is_reported_with_its_line():
     letters = Tokenizer.characters("abc")
-    read = [Pair("a", "x", "f:1"), Pair("a", "b", "f:2")]
+    read = [SentencePair("a", "x", "f:1"), SentencePair("a", "b", "f:2")]
     with pytest.raises(ClearheadError, match=r"f:1: the text holds 'x'"):
-        list(encoded(read, letters, letters, USE, Report()))
-    assert len(list(encoded(read, letters, letters, USE, Report("skip")))) == 1
+        list(encode_pairs(read, letters, letters, USE, DataReport()))
+    assert len(list(encode_pairs(read, letters, letters, USE, DataReport("skip")))) == 1
 
 
 def test_a_translator_that_starts_with_nothing_is_refused():
     with pytest.raises(ClearheadError, match=r"use\.start is empty"):
-        list(encoded([], BYTES, BYTES, Use(), Report()))
+        list(encode_pairs([], BYTES, BYTES, InferenceConfig(), DataReport()))

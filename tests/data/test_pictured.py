@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from pictures_and_sounds import COLOUR, MEL, dataset, numbers, pixels, things, wav
 from PIL import Image
 
-from clearhead.config import Pictures
-from clearhead.data.packed import Report
-from clearhead.data.pictured import Things, load
+from clearhead.config.model import Images
+from clearhead.config.presets import presets
+from clearhead.data.batch import DataReport
+from clearhead.data.media import MediaExamples, load_media
 from clearhead.errors import ClearheadError
-from clearhead.model.transformer import build
-from clearhead.presets import presets
-from clearhead.tokens import pictures
+from clearhead.model.transformer import build_transformer
+from clearhead.tokenizers.media import read_images
 
 
 @given(st.integers(4, 40), st.integers(1, 9), st.integers(0, 2**40))
@@ -24,7 +24,7 @@ def test_every_picture_comes_once_an_epoch(count, per_batch, seed):
     steps = -(-2 * count // per_batch)
     seen = [n for step in range(steps) for n in numbers(data.batch(step).tokens)]
     assert sorted(seen[:count]) == sorted(seen[count:][:count]) == list(range(count))
-    assert (data.epoch, data.share) == (count / per_batch, 1.0)
+    assert (data.batches_per_epoch, data.packing_efficiency) == (count / per_batch, 1.0)
 
 
 @given(st.integers(0, 50), st.integers(0, 3))
@@ -37,16 +37,16 @@ def test_a_batch_is_a_function_of_seed_and_step(step, shift):
 
 def test_batches_are_what_the_model_reads_when_it_is_used():
     images = pixels(6, 4, 4, 3)
-    train = Things(torch.from_numpy(images).permute(0, 3, 1, 2), [*"ababab"], [*"012345"])
-    batch = next(dataset(train, train, source=COLOUR, rows=6).held_out())
-    assert torch.equal(batch.tokens, pictures.batch(list(images), COLOUR))
+    train = MediaExamples(torch.from_numpy(images).permute(0, 3, 1, 2), [*"ababab"], [*"012345"])
+    batch = next(dataset(train, train, source=COLOUR, rows=6).valid_batches())
+    assert torch.equal(batch.tokens, read_images(list(images), COLOUR))
     assert batch.targets.tolist() == [0, 1, 0, 1, 0, 1]
 
 
 @given(st.integers(1, 6), st.integers(0, 99))
 def test_a_shifted_picture_is_a_part_of_the_picture_with_its_border_repeated(shift, step):
-    source = Pictures(size=4, patch=2, channels=3)
-    train = Things(torch.from_numpy(pixels(4, 3, 4, 4)), [*"abab"], [*"0123"])
+    source = Images(image_size=4, patch_size=2, num_channels=3)
+    train = MediaExamples(torch.from_numpy(pixels(4, 3, 4, 4)), [*"abab"], [*"0123"])
     plain, shifted = (dataset(train, source=source, shift=by).batch(step) for by in (0, shift))
     wide = torch.nn.functional.pad(plain.tokens, (shift,) * 4, mode="replicate")
     for i, picture in enumerate(shifted.tokens):
@@ -58,20 +58,26 @@ def test_a_shifted_picture_is_a_part_of_the_picture_with_its_border_repeated(shi
 def test_shifts_go_every_way_but_never_where_pictures_are_held_out():
     picture = torch.zeros(1, 1, 5, 5, dtype=torch.uint8)
     picture[..., 2, 2] = 255
-    train = Things(picture.expand(2, 1, 5, 5), ["a", "b"], ["0", "1"])
-    source = Pictures(size=5, patch=1, channels=1)
+    train = MediaExamples(picture.expand(2, 1, 5, 5), ["a", "b"], ["0", "1"])
+    source = Images(image_size=5, patch_size=1, num_channels=1)
     data = dataset(train, train, source=source, shift=1)
     batches = [[int(one.argmax()) for one in data.batch(step).tokens] for step in range(40)]
     assert {spot for spots in batches for spot in spots} == {6, 7, 8, 11, 12, 13, 16, 17, 18}
     assert any(len(set(spots)) > 2 for spots in batches)  # each picture goes its own way
-    assert all(int(one.argmax()) == 12 for batch in data.held_out() for one in batch.tokens)
+    assert all(int(one.argmax()) == 12 for batch in data.valid_batches() for one in batch.tokens)
 
 
 @given(st.integers(2, 40), st.floats(0.05, 0.8), st.integers(0, 99))
 def test_what_is_held_out_is_never_trained_on_and_nothing_is_lost(count, share, seed):
     data = dataset(things(count * 3, classes=3), share, seed=seed)
-    trained = {n for step in range(ceil(data.epoch)) for n in numbers(data.batch(step).tokens)}
-    held = [(n, int(t)) for batch in data.held_out() for n, t in zip(numbers(batch.tokens), batch.targets, strict=True)]
+    trained = {
+        n for step in range(ceil(data.batches_per_epoch)) for n in numbers(data.batch(step).tokens)
+    }
+    held = [
+        (n, int(t))
+        for batch in data.valid_batches()
+        for n, t in zip(numbers(batch.tokens), batch.targets, strict=True)
+    ]
     assert trained.isdisjoint(n for n, _ in held)
     assert trained | {n for n, _ in held} == set(range(count * 3))
     assert all(n % 3 == target for n, target in held)
@@ -81,20 +87,28 @@ def test_what_is_held_out_is_never_trained_on_and_nothing_is_lost(count, share, 
 
 def test_copies_of_a_picture_are_never_on_both_sides():
     ten = things(10)
-    twice = Things(torch.cat((ten.data, ten.data)), [*ten.labels] * 2, [*ten.where] * 2)
+    twice = MediaExamples(torch.cat((ten.data, ten.data)), [*ten.labels] * 2, [*ten.locations] * 2)
     data = dataset(twice, 0.3)
-    trained = {n for step in range(ceil(data.epoch)) for n in numbers(data.batch(step).tokens)}
-    held = [n for batch in data.held_out() for n in numbers(batch.tokens)]
+    trained = {
+        n for step in range(ceil(data.batches_per_epoch)) for n in numbers(data.batch(step).tokens)
+    }
+    held = [n for batch in data.valid_batches() for n in numbers(batch.tokens)]
     assert len(held) == 2 * len(set(held)) > 0
     assert trained.isdisjoint(held)
 
 
 def test_held_out_things_of_an_unknown_class_are_refused_or_left_out():
-    held = Things(things(3).data, ["class 0", "class 7", "class 1"], ["x[0]", "x[1]", "x[2]"])
-    with pytest.raises(ClearheadError, match=r"x\[1\] \('class 7'\): the label does not occur in training"):
+    held = MediaExamples(
+        things(3).data, ["class 0", "class 7", "class 1"], ["x[0]", "x[1]", "x[2]"]
+    )
+    with pytest.raises(
+        ClearheadError, match=r"x\[1\] \('class 7'\): the label does not occur in training"
+    ):
         dataset(things(4), held)
-    data = dataset(things(4), held, Report("skip"))
-    assert [(numbers(b.tokens), b.targets.tolist()) for b in data.held_out()] == [([0, 2], [0, 1])]
+    data = dataset(things(4), held, DataReport("skip"))
+    assert [(numbers(b.tokens), b.targets.tolist()) for b in data.valid_batches()] == [
+        ([0, 2], [0, 1])
+    ]
 
 
 def test_one_class_is_none():
@@ -104,7 +118,7 @@ def test_one_class_is_none():
 
 def test_sound_is_not_shifted():
     with pytest.raises(ClearheadError, match="only pictures can be shifted"):
-        dataset(Things(torch.zeros(2, 5, 7), ["a", "b"], ["0", "1"]), source=MEL, shift=1)
+        dataset(MediaExamples(torch.zeros(2, 5, 7), ["a", "b"], ["0", "1"]), source=MEL, shift=1)
 
 
 @pytest.mark.parametrize("name", ["tiny-pictures", "tiny-sound"])
@@ -117,10 +131,10 @@ def test_batches_go_through_the_model(tmp_path, name):
             Image.fromarray(pixels(9, 9, 3)).save(file.with_suffix(".png"))
         else:
             wav(file.with_suffix(".wav"), 0.2)
-    report = Report()
-    data = dataset(load(tmp_path, model.input, report), 0.5, report, source=model.input)
-    net = build(model)
-    for batch in (data.batch(0), data.batch(1), *data.held_out()):
-        total, count = net.loss(net(batch.tokens, segments=batch.segments), batch.targets)
+    report = DataReport()
+    data = dataset(load_media(tmp_path, model.input, report), 0.5, report, source=model.input)
+    net = build_transformer(model)
+    for batch in (data.batch(0), data.batch(1), *data.valid_batches()):
+        total, count = net.loss(net(batch.tokens, segment_ids=batch.segment_ids), batch.targets)
         assert count == len(batch.targets)
         assert torch.isfinite(total)

@@ -9,26 +9,35 @@ import torch
 from pictures_and_sounds import COLOUR, GREY, MEL, dataset, idx, pixels, things, wav
 from PIL import Image
 
-from clearhead.data.packed import Report
-from clearhead.data.pictured import load, without
+from clearhead.data.batch import DataReport
+from clearhead.data.media import exclude_valid_media, load_media
 from clearhead.errors import ClearheadError
-from clearhead.tokens import pictures, sound
+from clearhead.tokenizers.media import log_mel, read_audio, read_images
 
 
 def test_files_that_are_held_out_are_taken_out_of_the_folder_that_holds_them(tmp_path):
     for number in range(4):
         wav(tmp_path / ("valid" if number > 2 else ".") / f"{number % 2}_x{number}.wav")
-    report = Report()
-    train, held = (load(path, MEL, report, label="stem") for path in (tmp_path, tmp_path / "valid"))
-    assert [Path(where).name for where in without(train, held, report).where] == ["0_x0.wav", "0_x2.wav", "1_x1.wav"]
-    assert report.places["the file is one of data.valid"] == [str(tmp_path / "valid" / "1_x3.wav")]
-    assert without(held, things(3), report) is held
+    report = DataReport()
+    train, held = (
+        load_media(path, MEL, report, label="stem") for path in (tmp_path, tmp_path / "valid")
+    )
+    assert [Path(where).name for where in exclude_valid_media(train, held, report).locations] == [
+        "0_x0.wav",
+        "0_x2.wav",
+        "1_x1.wav",
+    ]
+    assert report.locations["the file is one of data.valid"] == [
+        str(tmp_path / "valid" / "1_x3.wav")
+    ]
+    assert exclude_valid_media(held, things(3), report) is held
     with pytest.raises(ClearheadError, match=r"every file of data\.train"):
-        without(held, train, report)
+        exclude_valid_media(held, train, report)
 
 
 def test_folders_arrays_and_idx_files_hold_the_same_pictures(tmp_path):
-    images, labels = pixels(6, 4, 4), np.array([0, 0, 0, 1, 1, 1], np.uint8)
+    images = pixels(6, 4, 4)
+    labels = np.array([0, 0, 0, 1, 1, 1], np.uint8)
     for i, image in enumerate(images):
         folder = tmp_path / "folder" / str(labels[i])
         folder.mkdir(parents=True, exist_ok=True)
@@ -36,14 +45,17 @@ def test_folders_arrays_and_idx_files_hold_the_same_pictures(tmp_path):
     np.savez(tmp_path / "x.npz", images=images, labels=labels)
     np.savez_compressed(tmp_path / "y.npz", images=images[..., None], labels=labels.astype(str))
     idx(tmp_path / "t-images-idx3-ubyte", images), idx(tmp_path / "t-labels-idx1-ubyte", labels)
-    idx(tmp_path / "t-images-idx3-ubyte.gz", images, True), idx(tmp_path / "t-labels-idx1-ubyte.gz", labels, True)
+    (
+        idx(tmp_path / "t-images-idx3-ubyte.gz", images, True),
+        idx(tmp_path / "t-labels-idx1-ubyte.gz", labels, True),
+    )
     for name in ("folder", "x.npz", "y.npz", "t-images-idx3-ubyte", "t-images-idx3-ubyte.gz"):
-        report = Report()
-        read = load(tmp_path / name, GREY, report)
+        report = DataReport()
+        read = load_media(tmp_path / name, GREY, report)
         assert read.data.dtype == torch.uint8
         assert torch.equal(read.data[:, 0], torch.from_numpy(images))
         assert list(read.labels) == [*"000111"]
-        assert report.read == 6
+        assert report.num_read == 6
 
 
 @pytest.mark.parametrize(
@@ -52,9 +64,9 @@ def test_folders_arrays_and_idx_files_hold_the_same_pictures(tmp_path):
 def test_arrays_go_the_way_of_all_pictures(tmp_path, source, shape):
     images = pixels(3, *shape)
     np.savez(tmp_path / "x.npz", images=images, labels=["a", "b", "a"])
-    read = load(tmp_path / "x.npz", source, Report())
-    batch = next(dataset(read, read, source=source).held_out())
-    assert torch.equal(batch.tokens, pictures.batch(list(images), source))
+    read = load_media(tmp_path / "x.npz", source, DataReport())
+    batch = next(dataset(read, read, source=source).valid_batches())
+    assert torch.equal(batch.tokens, read_images(list(images), source))
 
 
 def test_broken_pictures_are_refused_or_left_out_with_their_name(tmp_path):
@@ -67,12 +79,21 @@ def test_broken_pictures_are_refused_or_left_out_with_their_name(tmp_path):
     (tmp_path / "b" / ".hidden.png").write_text("")
     (tmp_path / "README").write_text("about")
     with pytest.raises(ClearheadError, match=r"cut\.png: cannot be read.*skip would leave it out"):
-        load(tmp_path, GREY, Report())
-    report = Report("skip")
-    assert [Path(where).name for where in load(tmp_path, GREY, report).where] == ["good.PNG"] * 2
-    for words in ("cut.png", "is not a picture", "text.png", "not in the folder of a class", "top.png", "README"):
+        load_media(tmp_path, GREY, DataReport())
+    report = DataReport("skip")
+    assert [Path(where).name for where in load_media(tmp_path, GREY, report).locations] == [
+        "good.PNG"
+    ] * 2
+    for words in (
+        "cut.png",
+        "is not a picture",
+        "text.png",
+        "not in the folder of a class",
+        "top.png",
+        "README",
+    ):
         assert words in str(report)
-    assert (report.read, sum(report.skipped.values())) == (2, 4)
+    assert (report.num_read, sum(report.skipped.values())) == (2, 4)
 
 
 class Trap:
@@ -84,8 +105,10 @@ class Trap:
 
 def test_pickled_objects_are_refused(tmp_path):
     np.savez(tmp_path / "x.npz", images=pixels(2, 4, 4), labels=np.array([Trap(), "b"], object))
-    with pytest.raises(ClearheadError, match=r"x\.npz cannot be read: Object arrays cannot be loaded"):
-        load(tmp_path / "x.npz", GREY, Report("skip"))
+    with pytest.raises(
+        ClearheadError, match=r"x\.npz cannot be read: Object arrays cannot be loaded"
+    ):
+        load_media(tmp_path / "x.npz", GREY, DataReport("skip"))
 
 
 @pytest.mark.parametrize(
@@ -103,19 +126,19 @@ def test_pickled_objects_are_refused(tmp_path):
 def test_arrays_that_are_no_labelled_pictures_are_refused(tmp_path, images, labels, words):
     np.savez(tmp_path / "x.npz", images=images, labels=labels)
     with pytest.raises(ClearheadError, match=words):
-        load(tmp_path / "x.npz", GREY, Report())
+        load_media(tmp_path / "x.npz", GREY, DataReport())
 
 
 def test_an_npz_that_is_none_or_lacks_an_array_is_refused(tmp_path):
     np.savez(tmp_path / "x.npz", pictures=pixels(2, 4, 4), labels=[0, 1])
     with pytest.raises(ClearheadError, match="no array 'images'; it has pictures, labels"):
-        load(tmp_path / "x.npz", GREY, Report())
+        load_media(tmp_path / "x.npz", GREY, DataReport())
     whole = (tmp_path / "x.npz").read_bytes()
     np.save(tmp_path / "one.npy", pixels(2, 4, 4))
     for raw in (b"", b"no zip", whole[:-40], (tmp_path / "one.npy").read_bytes()):
         (tmp_path / "x.npz").write_bytes(raw)
         with pytest.raises(ClearheadError, match=r"x\.npz cannot be read"):
-            load(tmp_path / "x.npz", GREY, Report())
+            load_media(tmp_path / "x.npz", GREY, DataReport())
 
 
 def test_idx_files_are_held_to_their_magic_and_sizes(tmp_path):
@@ -127,29 +150,36 @@ def test_idx_files_are_held_to_their_magic_and_sizes(tmp_path):
         (right + b"x", "not 65"),
         (right[:9], "not 9"),
         (b"", "must begin with 00 00 08 03"),
-        (right[:2] + b"\x0d" + right[3:], "must begin with 00 00 08 03, as idx files do, not 00 00 0d 03"),
+        (
+            right[:2] + b"\x0d" + right[3:],
+            "must begin with 00 00 08 03, as idx files do, not 00 00 0d 03",
+        ),
         (labels.read_bytes(), "not 00 00 08 01"),
         (right[:4] + b"\xff" * 12 + right[16:], "must have"),
     ]:
         images.write_bytes(wrong)
         with pytest.raises(ClearheadError, match=words):
-            load(images, GREY, Report("skip"))
+            load_media(images, GREY, DataReport("skip"))
     images.write_bytes(right)
     idx(labels, np.array([0, 1], np.uint8))
     with pytest.raises(ClearheadError, match=r"has 3 pictures, but .* 2 labels"):
-        load(images, GREY, Report())
+        load_media(images, GREY, DataReport())
     labels.unlink()
     with pytest.raises(ClearheadError, match="labels-idx1-ubyte cannot be read"):
-        load(images, GREY, Report())
+        load_media(images, GREY, DataReport())
     zstandard = pytest.importorskip("zstandard")
     for file in (idx(images, pixels(3, 4, 4)), idx(labels, np.array([0, 1, 0], np.uint8))):
-        file.with_name(f"{file.name}.zst").write_bytes(zstandard.ZstdCompressor().compress(file.read_bytes()))
+        file.with_name(f"{file.name}.zst").write_bytes(
+            zstandard.ZstdCompressor().compress(file.read_bytes())
+        )
     packed = images.with_name(f"{images.name}.zst")
-    assert load(packed, GREY, Report()).data.equal(load(images, GREY, Report()).data)
+    assert load_media(packed, GREY, DataReport()).data.equal(
+        load_media(images, GREY, DataReport()).data
+    )
     packed = idx(tmp_path / "t-images-idx3-ubyte.gz", pixels(3, 4, 4), True)
     packed.write_bytes(packed.read_bytes()[:-9])
     with pytest.raises(ClearheadError, match=r"ubyte\.gz cannot be read"):
-        load(packed, GREY, Report())
+        load_media(packed, GREY, DataReport())
 
 
 # ---------------------------------------------------------------- sound
@@ -158,24 +188,26 @@ def test_sounds_are_the_frames_that_the_model_reads(tmp_path, label):
     files = [tmp_path / name for name in ("7/7_theo_0.wav", "7/7_theo_1.flac", "8/8_lucas_0.wav")]
     for i, file in enumerate(files):
         wav(file, 0.03 * (i + 1), rate=8000 + 1000 * i)
-    report = Report()
-    read = load(tmp_path, MEL, report, label=label)
+    report = DataReport()
+    read = load_media(tmp_path, MEL, report, label=label)
     assert list(read.labels) == [*"778"]
-    expected = torch.cat([sound.log_mel(sound.read(file, MEL), MEL) for file in files])
-    batch = next(dataset(read, read, source=MEL).held_out())
+    expected = torch.cat([log_mel(read_audio(file, MEL), MEL) for file in files])
+    batch = next(dataset(read, read, source=MEL).valid_batches())
     assert batch.tokens.dtype == torch.float
     assert torch.equal(batch.tokens, expected)
-    assert report.read == 3
+    assert report.num_read == 3
 
 
 def test_broken_sounds_are_refused_or_left_out_with_their_name(tmp_path):
     wav(tmp_path / "1_a.wav"), wav(tmp_path / "2_a.wav"), wav(tmp_path / "3_empty.wav", 0)
-    soundfile.write(tmp_path / "4_nan.wav", np.array([0.0, np.nan], np.float32), 8000, subtype="FLOAT")
+    soundfile.write(
+        tmp_path / "4_nan.wav", np.array([0.0, np.nan], np.float32), 8000, subtype="FLOAT"
+    )
     (tmp_path / "5_text.wav").write_text("no sound")
     with pytest.raises(ClearheadError, match=r"3_empty\.wav: has no samples"):
-        load(tmp_path, MEL, Report(), label="stem")
-    report = Report("skip")
-    assert list(load(tmp_path, MEL, report, label="stem").labels) == ["1", "2"]
+        load_media(tmp_path, MEL, DataReport(), label="stem")
+    report = DataReport("skip")
+    assert list(load_media(tmp_path, MEL, report, label="stem").labels) == ["1", "2"]
     assert all(name in str(report) for name in ("3_empty.wav", "4_nan.wav", "5_text.wav"))
 
 
@@ -194,4 +226,4 @@ def test_paths_that_hold_nothing_to_read_are_refused(tmp_path, name, source, wor
     (tmp_path / "x.npz").write_bytes(b"")
     (tmp_path / "x.bin").write_bytes(b"")
     with pytest.raises(ClearheadError, match=words):
-        load(tmp_path / name, source, Report())
+        load_media(tmp_path / name, source, DataReport())

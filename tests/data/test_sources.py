@@ -16,21 +16,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data import sources
-from clearhead.data.packed import Report
-from clearhead.data.sources import check_apart, documents, kept, without
+from clearhead.data import readers
+from clearhead.data.batch import DataReport
+from clearhead.data.readers import check_disjoint, exclude_valid_files, read_documents, save_streams
 from clearhead.errors import ClearheadError
 
 LINES = st.lists(
-    st.sampled_from(["a", "é 🐔", "", " b", "\r", "\f ", "c<|endoftext|>", "\u2028", "<|endoftext|>", "\f"])
+    st.sampled_from(
+        ["a", "é 🐔", "", " b", "\r", "\f ", "c<|endoftext|>", "\u2028", "<|endoftext|>", "\f"]
+    )
 )
 
 
-def texts(*paths: Path | str, field: str = "text", report: Report | None = None) -> list[str]:
+def texts(*paths: Path | str, field: str = "text", report: DataReport | None = None) -> list[str]:
     """Whole documents: pieces joined."""
     found: list[str] = []
-    for document in documents([str(path) for path in paths], report or Report(), field):
-        if document.begins:
+    for document in read_documents([str(path) for path in paths], report or DataReport(), field):
+        if document.is_start:
             found.append("")
         found[-1] += document.text
     return found
@@ -51,23 +53,25 @@ def split(content: str) -> list[str]:
 def test_every_character_arrives_once_in_documents_between_separators(lines, end, piece, last):
     content = end.join(lines) + end * last
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "PIECE", piece)
+        patch.setattr(readers, "PIECE", piece)
         path = Path(folder) / "a.txt"
         path.write_bytes(content.encode())
-        report = Report("skip")
+        report = DataReport("skip")
         assert texts(path, report=report) == split(content)
-        assert report.read == len(split(content))
-        for document in documents([str(path)], Report("skip")):
+        assert report.num_read == len(split(content))
+        for document in read_documents([str(path)], DataReport("skip")):
             longest = max((len(line) + len(end) for line in lines), default=0)
-            whole = document.text.endswith("\n") or content.endswith(document.text)  # cut between lines only
+            whole = document.text.endswith("\n") or content.endswith(
+                document.text
+            )  # cut between lines only
             assert whole or longest > 2 * piece
 
 
 @given(st.text("ab \n\f", min_size=1), st.integers(1, 5))
 def test_a_long_text_is_cut_into_short_parts_that_make_it_up(text, piece):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "PIECE", piece)
-        parts = list(sources._parts(text))
+        patch.setattr(readers, "PIECE", piece)
+        parts = list(readers._chunks(text))
         assert "".join(parts) == text
         assert all(piece <= len(part) <= 2 * piece for part in parts[:-1])
         assert 0 < len(parts[-1]) <= 2 * piece
@@ -75,9 +79,12 @@ def test_a_long_text_is_cut_into_short_parts_that_make_it_up(text, piece):
 
 def test_a_long_document_comes_in_pieces_that_stay_one(tmp_path):
     (tmp_path / "a.txt").write_text("so long, and thanks for all the fish\n" * 9000)
-    found = list(documents([str(tmp_path / "a.txt")], Report()))
-    assert [document.begins for document in found] == [True] + [False] * 5
-    assert all(sources.PIECE <= len(document.text) < sources.PIECE + 37 for document in found[:-1])
+    found = list(read_documents([str(tmp_path / "a.txt")], DataReport()))
+    assert [document.is_start for document in found] == [True] + [False] * 5
+    assert all(
+        readers.CHUNK_CHARS <= len(document.text) < readers.CHUNK_CHARS + 37
+        for document in found[:-1]
+    )
 
 
 PACKERS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
@@ -120,11 +127,19 @@ def test_without_zstandard_a_sentence_says_what_to_install(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "zstandard", None)
     (tmp_path / "a.zst").write_bytes(b"x")
     with pytest.raises(ClearheadError, match=r"clearhead\[zstd\]"):
-        texts(tmp_path / "a.zst", report=Report("skip"))
+        texts(tmp_path / "a.zst", report=DataReport("skip"))
 
 
 def test_a_folder_is_its_text_files_in_order(tmp_path, monkeypatch):
-    for name in ("b.txt", "a/z.md", "a/b.txt.gz", ".hidden/a.txt", "model.bin", "c.jsonl", "a/.x.txt"):
+    for name in (
+        "b.txt",
+        "a/z.md",
+        "a/b.txt.gz",
+        ".hidden/a.txt",
+        "model.bin",
+        "c.jsonl",
+        "a/.x.txt",
+    ):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         content = json.dumps({"text": name}).encode() if "jsonl" in name else name.encode()
@@ -133,7 +148,11 @@ def test_a_folder_is_its_text_files_in_order(tmp_path, monkeypatch):
     assert texts(tmp_path / "*.bin", tmp_path / "b.txt") == ["model.bin", "b.txt"]
     assert texts(tmp_path / "**" / "*.md") == ["a/z.md"]
     monkeypatch.chdir(tmp_path)
-    assert [d.where for d in documents(["b.txt", "a"], Report())] == ["b.txt:1", "a/b.txt.gz:1", "a/z.md:1"]
+    assert [d.location for d in read_documents(["b.txt", "a"], DataReport())] == [
+        "b.txt:1",
+        "a/b.txt.gz:1",
+        "a/z.md:1",
+    ]
 
 
 def test_a_file_named_like_a_pattern_is_a_file(tmp_path):
@@ -143,7 +162,10 @@ def test_a_file_named_like_a_pattern_is_a_file(tmp_path):
 
 def test_a_minus_is_standard_input(monkeypatch):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"one\n\f\ntwo")))
-    assert [(d.text, d.where) for d in documents(["-"], Report())] == [("one\n", "-:1"), ("two", "-:3")]
+    assert [(d.text, d.location) for d in read_documents(["-"], DataReport())] == [
+        ("one\n", "-:1"),
+        ("two", "-:3"),
+    ]
 
 
 @pytest.fixture
@@ -157,26 +179,30 @@ def corpus(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("train", "valid"),
-    [(["all"], ["all/valid.txt"]), (["all/*.txt"], ["all/v*"]), (["all"], ["all/../all/valid.txt"])],
+    [
+        (["all"], ["all/valid.txt"]),
+        (["all/*.txt"], ["all/v*"]),
+        (["all"], ["all/../all/valid.txt"]),
+    ],
 )
 def test_what_is_held_out_is_taken_out_of_the_folder_that_holds_it(train, valid, corpus):
-    report = Report()
-    assert without(train, valid, Path("run"), report) == ["all/a.txt", "all/b.txt"]
-    assert report.places == {"the file is one of data.valid": ["all/valid.txt"]}
+    report = DataReport()
+    assert exclude_valid_files(train, valid, Path("run"), report) == ["all/a.txt", "all/b.txt"]
+    assert report.locations == {"the file is one of data.valid": ["all/valid.txt"]}
 
 
 def test_what_is_apart_stays_as_it_was_named(corpus):
-    assert without(["all"], [], Path("run"), Report()) == ["all"]
-    assert without(["all/a*"], ["all/b.txt"], Path("run"), Report()) == ["all/a*"]
+    assert exclude_valid_files(["all"], [], Path("run"), DataReport()) == ["all"]
+    assert exclude_valid_files(["all/a*"], ["all/b.txt"], Path("run"), DataReport()) == ["all/a*"]
 
 
 def test_a_run_does_not_learn_from_what_it_wrote(corpus):
     (corpus / "all" / "run").mkdir()
     (corpus / "all" / "run" / "log.jsonl").write_text("{}")
     named = [f"all/{name}.txt" for name in ("a", "b", "valid")]
-    assert without(["all"], [], Path("all/run"), Report()) == named
+    assert exclude_valid_files(["all"], [], Path("all/run"), DataReport()) == named
     asked = ["all/run/log.jsonl", "all/a.txt"]
-    assert without(asked, [], Path("all/run"), Report()) == asked
+    assert exclude_valid_files(asked, [], Path("all/run"), DataReport()) == asked
 
 
 @pytest.mark.parametrize(
@@ -191,27 +217,30 @@ def test_a_run_does_not_learn_from_what_it_wrote(corpus):
 )
 def test_what_is_named_twice_cannot_be_learned_from_and_held_out(train, valid, words, corpus):
     with pytest.raises(ClearheadError, match=words):
-        without(train, valid, Path("run"), Report())
+        exclude_valid_files(train, valid, Path("run"), DataReport())
 
 
 def test_a_link_is_the_file_that_it_leads_to(corpus):
     (corpus / "link.tsv").symlink_to(corpus / "all" / "a.txt")
     with pytest.raises(ClearheadError, match=r"link\.tsv is in data\.train"):
-        check_apart(["link.tsv"], ["all/a.txt"])
+        check_disjoint(["link.tsv"], ["all/a.txt"])
 
 
 def test_what_can_be_read_only_once_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("é\n".encode())))
-    pipe, name = tmp_path / "pipe.jsonl", str(tmp_path / "piped" / "x")
+    pipe = tmp_path / "pipe.jsonl"
+    name = str(tmp_path / "piped" / "x")
     os.mkfifo(pipe)
     Thread(target=pipe.write_text, args=['{"text": "two"}'], daemon=True).start()
-    paths = kept(["-", str(pipe), "c.txt"], name, ready=False)
+    paths = save_streams(["-", str(pipe), "c.txt"], name, resume=False)
     assert paths == [f"{name}-0.txt", f"{name}-1.jsonl", "c.txt"]
     for _ in range(2):
         assert texts(*paths[:2]) == ["é\n", "two"]
-    assert kept(["-", str(pipe), "c.txt"], name, ready=True) == paths  # and nothing waits for the pipe
+    assert (
+        save_streams(["-", str(pipe), "c.txt"], name, resume=True) == paths
+    )  # and nothing waits for the pipe
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"new")))
-    assert texts(*kept(["-"], name, ready=False)) == ["new"]
+    assert texts(*save_streams(["-"], name, resume=False)) == ["new"]
 
 
 def test_a_mark_of_utf8_is_no_text(tmp_path):
@@ -221,13 +250,23 @@ def test_a_mark_of_utf8_is_no_text(tmp_path):
 
 BROKEN = {
     "a.txt": (b"good\n\xff bad\ngood\n", 2, "not UTF-8", ["good\ngood\n"]),
-    "a.jsonl": (b'{"text": "good"}\n\n{"text": \n{"text": "more"}', 3, "not JSON", ["good", "more"]),
+    "a.jsonl": (
+        b'{"text": "good"}\n\n{"text": \n{"text": "more"}',
+        3,
+        "not JSON",
+        ["good", "more"],
+    ),
     "b.jsonl": (b'"good"', 1, "not a JSON object", []),
     "c.jsonl": (b'{"txt": "good"}', 1, "no field 'text'", []),
     "d.jsonl": (b'{"text": ["good"]}', 1, "is not text", []),
     "e.jsonl": (b'{"text": "\\ud83d"}', 1, "half a character", []),
     "f.jsonl": (b"[" * 100_000, 1, "not JSON", []),
-    "a.txt.gz": (gzip.compress(b"good\n" + os.urandom(90_000))[:-9000], None, "cannot be read", None),
+    "a.txt.gz": (
+        gzip.compress(b"good\n" + os.urandom(90_000))[:-9000],
+        None,
+        "cannot be read",
+        None,
+    ),
     "b.txt.gz": (b"plain", 1, "cannot be read", []),
     "a.txt.xz": (lzma.compress(b"good\n")[:-9], None, "cannot be read", None),
     "empty.txt": (b"", None, "no text in it", []),
@@ -242,13 +281,13 @@ def test_broken_lines_are_refused_or_skipped_by_name_and_number(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(content)
     where = f"{path}:{line}: " if line else str(path)
-    report = Report("skip")
+    report = DataReport("skip")
     found = texts(path, report=report)
     assert report.skipped.total() >= 1
     assert any(why in reason for reason in report.skipped)
     if left is not None:
         assert found == left
-        assert report.read == len(left)
+        assert report.num_read == len(left)
     if name != "a.txt.gz":  # whose bytes are no text either
         with pytest.raises(ClearheadError, match=why) as error:
             texts(path)
@@ -259,21 +298,23 @@ def test_what_is_not_there_or_there_twice_is_refused_or_skipped(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "folder").mkdir()
     for missing in ("none.txt", "*.md", "folder"):
-        with pytest.raises(ClearheadError, match=r"there is no such file|the folder holds no texts"):
+        with pytest.raises(
+            ClearheadError, match=r"there is no such file|the folder holds no texts"
+        ):
             texts(tmp_path / missing)
     with pytest.raises(ClearheadError, match="given twice"):
         texts(tmp_path / "a.txt", tmp_path)
-    report = Report("skip")
+    report = DataReport("skip")
     path = str(tmp_path / "a.txt")
     assert texts(path, path, tmp_path / "none.txt", report=report) == ["one"]
     assert report.skipped.total() == 2
     with pytest.raises(ClearheadError, match="list of paths"):
-        next(documents("a.txt", Report()))
+        next(read_documents("a.txt", DataReport()))
 
 
 @pytest.mark.parametrize(("count", "end"), [(3, "c.txt"), (4, "c.txt …")])
 def test_a_report_hints_at_more_places_where_there_are_more(count, end):
-    report = Report("skip")
+    report = DataReport("skip")
     for name in "abcd"[:count]:
         report.skip(f"{name}.txt", "it is broken")
     assert str(report).endswith(f"  {count} × it is broken: a.txt, b.txt, {end}")
@@ -293,7 +334,9 @@ def test_a_large_file_needs_little_memory(tmp_path):
         size = sum(len(document.text) for document in documents([sys.argv[1]], report))
         assert report.read == 1
         print(size, tracemalloc.get_traced_memory()[1])"""
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
+    )
     size, peak = map(int, done.stdout.split())
     assert size == path.stat().st_size
     assert peak < 4e6

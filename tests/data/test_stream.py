@@ -10,37 +10,42 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from clearhead.data.cache import Tokens
-from clearhead.data.packed import IGNORE, Packed, lessons_in, order
-from clearhead.data.stream import Masked, Stream
+from clearhead.data.batch import IGNORE_INDEX, PackedBatch, count_targets, shuffled_indices
+from clearhead.data.language_modeling import (
+    LanguageModelingDataset,
+    MaskedLanguageModelingDataset,
+    TokenizedCorpus,
+)
 from clearhead.errors import ClearheadError
 
 BEGIN = 0
 
 
-def corpus(sizes: list[int], begin: bool = True) -> Tokens:
+def corpus(sizes: list[int], begin: bool = True) -> TokenizedCorpus:
     """Documents in which every token tells its place, so that none can be taken for another."""
     ids = np.arange(1, sum(sizes) + 1, dtype=np.uint16)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
     if begin:
         ids[starts] = BEGIN
-    return Tokens(ids, starts, BEGIN if begin else None)
+    return TokenizedCorpus(ids, starts, BEGIN if begin else None)
 
 
-def document_of(tokens: Tokens) -> np.ndarray:
-    return np.searchsorted(tokens.documents, np.arange(len(tokens.ids)), side="right")
+def document_of(tokens: TokenizedCorpus) -> np.ndarray:
+    return np.searchsorted(tokens.document_starts, np.arange(len(tokens.ids)), side="right")
 
 
-def places(packed: Packed) -> np.ndarray:
+def places(packed: PackedBatch) -> np.ndarray:
     """Where the tokens of a batch stand in a corpus without begins; −1 for padding."""
     ids = packed.tokens.numpy() - 1
-    return ids if packed.segments is None else np.where(packed.segments.numpy() > 0, ids, -1)
+    return ids if packed.segment_ids is None else np.where(packed.segment_ids.numpy() > 0, ids, -1)
 
 
-def equal(a: Packed, b: Packed) -> bool:
-    if (a.segments is None) != (b.segments is None):
+def equal(a: PackedBatch, b: PackedBatch) -> bool:
+    if (a.segment_ids is None) != (b.segment_ids is None):
         return False
-    both = zip((a.tokens, a.targets, a.segments), (b.tokens, b.targets, b.segments), strict=True)
+    both = zip(
+        (a.tokens, a.targets, a.segment_ids), (b.tokens, b.targets, b.segment_ids), strict=True
+    )
     return all(torch.equal(x, y) for x, y in both if x is not None and y is not None)
 
 
@@ -48,10 +53,12 @@ SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=20)
 SHAPE = st.tuples(st.integers(1, 12), st.integers(1, 5), st.integers(0, 3))  # length, rows, seed
 
 
-def streams(sizes, shape, held_out=0.0, begin=False) -> tuple[Tokens, Stream]:
+def streams(
+    sizes, shape, held_out=0.0, begin=False
+) -> tuple[TokenizedCorpus, LanguageModelingDataset]:
     tokens = corpus(sizes, begin)
     try:
-        return tokens, Stream(tokens, *shape, held_out=held_out)
+        return tokens, LanguageModelingDataset(tokens, *shape, valid_fraction=held_out)
     except ClearheadError:
         assume(False)
         raise
@@ -60,11 +67,12 @@ def streams(sizes, shape, held_out=0.0, begin=False) -> tuple[Tokens, Stream]:
 @given(SIZES, SHAPE)
 def test_the_last_token_of_a_document_is_followed_by_the_one_that_ends_it(sizes, shape):
     tokens, plain = streams(sizes, shape, begin=True)
-    stops = Stream(tokens, *shape, stop=99_999)
-    for step in range(ceil(plain.epoch)):
-        begun, ended = plain.batch(step), stops.batch(step)
+    stops = LanguageModelingDataset(tokens, *shape, eos_token=99_999)
+    for step in range(ceil(plain.batches_per_epoch)):
+        begun = plain.batch(step)
+        ended = stops.batch(step)
         assert torch.equal(begun.tokens, ended.tokens)
-        last = begun.targets == tokens.begin
+        last = begun.targets == tokens.bos_token
         assert (ended.targets[last] == 99_999).all()
         assert torch.equal(ended.targets[~last], begun.targets[~last])
 
@@ -73,9 +81,11 @@ def test_the_last_token_of_a_document_is_followed_by_the_one_that_ends_it(sizes,
 def test_an_epoch_has_every_token_once_but_for_less_than_two_rows_at_the_ends(sizes, shape):
     tokens, stream = streams(sizes, shape)
     length, rows, _ = shape
-    flat = np.concatenate([places(stream.batch(step)) for step in range(3 * ceil(stream.epoch))])
-    count = stream._count
-    assert stream.epoch == count / rows
+    flat = np.concatenate(
+        [places(stream.batch(step)) for step in range(3 * ceil(stream.batches_per_epoch))]
+    )
+    count = stream._num_rows
+    assert stream.batches_per_epoch == count / rows
     for epoch in range(2):
         seen = np.sort(flat[epoch * count : (epoch + 1) * count].ravel())
         assert (np.diff(seen) == 1).all()  # each once, without a gap
@@ -84,8 +94,10 @@ def test_an_epoch_has_every_token_once_but_for_less_than_two_rows_at_the_ends(si
 
 def test_each_epoch_has_its_own_phase_and_order():
     _, stream = streams([1000], (16, 4, 7))
-    starts = [places(stream.batch(step))[:, 0] for step in range(5 * ceil(stream.epoch))]
-    epochs = np.concatenate(starts)[: 5 * stream._count].reshape(5, -1)
+    starts = [
+        places(stream.batch(step))[:, 0] for step in range(5 * ceil(stream.batches_per_epoch))
+    ]
+    epochs = np.concatenate(starts)[: 5 * stream._num_rows].reshape(5, -1)
     assert len({int(epoch[0]) % 16 for epoch in epochs}) > 2
     assert len({tuple(epoch // 16) for epoch in epochs}) == 5
 
@@ -96,12 +108,15 @@ def test_batches_are_a_pure_function_of_seed_and_step(sizes, shape, share, begin
     _, two = streams(sizes, shape, share, begin)
     two.batch(step + 1)
     assert equal(one.batch(step), two.batch(step))
-    assert all(itertools.starmap(equal, zip(one.held_out(), two.held_out(), strict=True)))
-    special, hidden = [BEGIN], 0.4
-    a, b = (Masked(stream, 999, 1000, special, hidden) for stream in (one, two))
+    assert all(itertools.starmap(equal, zip(one.valid_batches(), two.valid_batches(), strict=True)))
+    special = [BEGIN]
+    hidden = 0.4
+    a, b = (
+        MaskedLanguageModelingDataset(stream, 999, 1000, special, hidden) for stream in (one, two)
+    )
     b.batch(step + 1)
     assert equal(a.batch(step), b.batch(step))
-    assert all(itertools.starmap(equal, zip(a.held_out(), b.held_out(), strict=True)))
+    assert all(itertools.starmap(equal, zip(a.valid_batches(), b.valid_batches(), strict=True)))
 
 
 @given(SIZES, SHAPE, st.booleans())
@@ -110,17 +125,18 @@ def test_targets_are_the_next_tokens_and_segments_the_documents(sizes, shape, be
     tokens, stream = streams(sizes, shape, begin=begin)
     _, twin = streams(sizes, shape)  # the same rows, whose tokens tell their places
     document = document_of(named)
-    for step in range(ceil(stream.epoch)):
-        packed, at = stream.batch(step), places(twin.batch(step))
+    for step in range(ceil(stream.batches_per_epoch)):
+        packed = stream.batch(step)
+        at = places(twin.batch(step))
         ids = tokens.ids.astype(np.int64)
         assert (packed.tokens.numpy() == ids[at]).all()
         joined = document[at] == document[at + 1]
-        assert (packed.targets.numpy() == np.where(joined | begin, ids[at + 1], IGNORE)).all()
+        assert (packed.targets.numpy() == np.where(joined | begin, ids[at + 1], IGNORE_INDEX)).all()
         if len(sizes) == 1:
-            assert packed.segments is None
+            assert packed.segment_ids is None
         else:
-            assert packed.segments is not None
-            assert (packed.segments.numpy() == document[at] - document[at][:, :1] + 1).all()
+            assert packed.segment_ids is not None
+            assert (packed.segment_ids.numpy() == document[at] - document[at][:, :1] + 1).all()
         for tensor in (packed.tokens, packed.targets):
             assert tensor.dtype == torch.long
             assert tensor.shape == (shape[1], shape[0])
@@ -130,11 +146,11 @@ def test_targets_are_the_next_tokens_and_segments_the_documents(sizes, shape, be
 def test_no_document_is_in_two_parts(sizes, shape, share):
     tokens, stream = streams(sizes, shape, share)
     document = document_of(tokens)
-    batches = [stream.batch(step) for step in range(2 * ceil(stream.epoch))]
+    batches = [stream.batch(step) for step in range(2 * ceil(stream.batches_per_epoch))]
     trained = np.concatenate([places(packed).ravel() for packed in batches])
     taught = np.concatenate([packed.targets.numpy().ravel() - 1 for packed in batches])
     trained = np.union1d(trained, taught[taught >= 0])
-    held = np.concatenate([places(packed).ravel() for packed in stream.held_out()])
+    held = np.concatenate([places(packed).ravel() for packed in stream.valid_batches()])
     held = held[held >= 0]
     if len(sizes) == 1:
         assert trained.max() < held.min()
@@ -151,55 +167,91 @@ def test_no_document_is_in_two_parts(sizes, shape, share):
 def test_held_out_batches_have_every_token_once(sizes, others, shape, begin):
     assume(sum(sizes) > shape[0])
     validation = corpus(others, begin)
-    stream = Stream(corpus(sizes), *shape, validation=validation)
-    batches = list(stream.held_out())
+    stream = LanguageModelingDataset(corpus(sizes), *shape, valid=validation)
+    batches = list(stream.valid_batches())
     document = document_of(validation)
-    found, taught = [], 0
+    found = []
+    taught = 0
     for packed in batches:
         assert packed.tokens.shape == (shape[1], shape[0])
-        real = packed.segments.numpy() > 0 if packed.segments is not None else np.ones(packed.tokens.shape, bool)
+        real = (
+            packed.segment_ids.numpy() > 0
+            if packed.segment_ids is not None
+            else np.ones(packed.tokens.shape, bool)
+        )
         found.append(packed.tokens.numpy()[real])
-        assert (packed.targets.numpy()[~real] == IGNORE).all()
-        taught += (packed.targets.numpy() != IGNORE).sum()
+        assert (packed.targets.numpy()[~real] == IGNORE_INDEX).all()
+        taught += (packed.targets.numpy() != IGNORE_INDEX).sum()
         if len(others) > 1:
-            assert packed.segments is not None
+            assert packed.segment_ids is not None
     assert (np.concatenate(found) == validation.ids).all()
     assert taught == len(document) - 1 if begin else taught == (np.diff(document) == 0).sum()
-    assert sum(packed.segments is None for packed in batches) >= len(batches) - 1 or len(others) > 1
+    assert (
+        sum(packed.segment_ids is None for packed in batches) >= len(batches) - 1 or len(others) > 1
+    )
 
 
 def test_without_held_out_texts_there_are_no_held_out_batches():
-    assert list(streams([50], (8, 2, 0))[1].held_out()) == []
+    assert list(streams([50], (8, 2, 0))[1].valid_batches()) == []
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_a_document_and_its_copies_are_held_out_together(share):
     texts = np.random.default_rng(0).permutation(np.repeat(np.arange(50), 4))
     ids = np.concatenate([1 + 10 * text + np.arange(10) for text in texts]).astype(np.uint16)
-    stream = Stream(Tokens(ids, np.arange(0, 2000, 10)), 10, 4, held_out=share)
-    held = np.concatenate([places(packed).ravel() for packed in stream.held_out()])
-    seen = np.concatenate([places(stream.batch(step)).ravel() for step in range(3 * ceil(stream.epoch))])
+    stream = LanguageModelingDataset(
+        TokenizedCorpus(ids, np.arange(0, 2000, 10)), 10, 4, valid_fraction=share
+    )
+    held = np.concatenate([places(packed).ravel() for packed in stream.valid_batches()])
+    seen = np.concatenate(
+        [places(stream.batch(step)).ravel() for step in range(3 * ceil(stream.batches_per_epoch))]
+    )
     held, seen = ({int(place) // 10 for place in part if place >= 0} for part in (held, seen))
     assert len(held) == round(share * 50)
     assert held.isdisjoint(seen)
 
 
 def test_documents_without_copies_are_chosen_one_by_one():
-    held = [places(packed).ravel() for packed in streams([9] * 50, (9, 5, 0), 0.1)[1].held_out()]
-    assert {int(place) // 9 for place in np.concatenate(held)} == {*order(50, 0, -1)[:5].tolist()}
+    held = [
+        places(packed).ravel() for packed in streams([9] * 50, (9, 5, 0), 0.1)[1].valid_batches()
+    ]
+    assert {int(place) // 9 for place in np.concatenate(held)} == {
+        *shuffled_indices(50, 0, -1)[:5].tolist()
+    }
 
 
 MISTAKES = [
     (
-        lambda: Stream(Tokens(np.ones(30, np.uint16), np.array([0, 10, 20])), 8, 1, held_out=0.1),
+        lambda: LanguageModelingDataset(
+            TokenizedCorpus(np.ones(30, np.uint16), np.array([0, 10, 20])), 8, 1, valid_fraction=0.1
+        ),
         "all 3 documents are the same, so none can be held out",
     ),
-    (lambda: Stream(corpus([8]), 8, 1), "a row needs 8 tokens and one more; there are 8"),
-    (lambda: Stream(corpus([20]), 8, 1, held_out=1.0), "held out is 1.0"),
-    (lambda: Stream(corpus([20]), 8, 1, held_out=0.1, validation=corpus([9])), "nothing else is held out"),
-    (lambda: Masked(Stream(corpus([20]), 8, 1), 30, 30), "there is no token 30; ids run from 0 to 29"),
-    (lambda: Masked(Stream(corpus([20]), 8, 1), 3, 30, hidden=0.0), "hidden words is 0.0"),
-    (lambda: Masked(Stream(corpus([20]), 8, 1), 0, 2, [1]), "no word to hide"),
+    (
+        lambda: LanguageModelingDataset(corpus([8]), 8, 1),
+        "a row needs 8 tokens and one more; there are 8",
+    ),
+    (lambda: LanguageModelingDataset(corpus([20]), 8, 1, valid_fraction=1.0), "held out is 1.0"),
+    (
+        lambda: LanguageModelingDataset(corpus([20]), 8, 1, valid_fraction=0.1, valid=corpus([9])),
+        "nothing else is held out",
+    ),
+    (
+        lambda: MaskedLanguageModelingDataset(LanguageModelingDataset(corpus([20]), 8, 1), 30, 30),
+        "there is no token 30; ids run from 0 to 29",
+    ),
+    (
+        lambda: MaskedLanguageModelingDataset(
+            LanguageModelingDataset(corpus([20]), 8, 1), 3, 30, mask_probability=0.0
+        ),
+        "hidden words is 0.0",
+    ),
+    (
+        lambda: MaskedLanguageModelingDataset(
+            LanguageModelingDataset(corpus([20]), 8, 1), 0, 2, [1]
+        ),
+        "no word to hide",
+    ),
 ]
 
 
@@ -210,26 +262,40 @@ def test_what_cannot_be_is_refused_with_the_reason(make, words):
 
 
 def test_masked_words_keep_to_their_shares():
-    special, mask, vocabulary = {1, 5, 6}, 7, 500  # 0, which fills padding, is a word like others
+    # 0, which fills padding, is a word like others
+    special = {1, 5, 6}
+    mask = 7
+    vocabulary = 500
     generator = np.random.default_rng(0)
     ids = generator.integers(8, vocabulary, 2**16).astype(np.uint16)
     ids[::10] = generator.choice([1, 5, 6], len(ids[::10]))
-    plain = Stream(Tokens(ids, np.array([0, 30_000])), 128, 100, held_out=0.5)
-    masked = Masked(plain, mask, vocabulary, special)
+    plain = LanguageModelingDataset(
+        TokenizedCorpus(ids, np.array([0, 30_000])), 128, 100, valid_fraction=0.5
+    )
+    masked = MaskedLanguageModelingDataset(plain, mask, vocabulary, special)
     for before, after in [
         *((plain.batch(step), masked.batch(step)) for step in range(3)),
-        *zip(plain.held_out(), masked.held_out(), strict=True),
+        *zip(plain.valid_batches(), masked.valid_batches(), strict=True),
     ]:
-        old, new, targets = before.tokens.numpy(), after.tokens.numpy(), after.targets.numpy()
-        assert before.segments is None if after.segments is None else torch.equal(before.segments, after.segments)
-        real = np.ones(old.shape, bool) if after.segments is None else after.segments.numpy() > 0
+        old = before.tokens.numpy()
+        new = after.tokens.numpy()
+        targets = after.targets.numpy()
+        assert (
+            before.segment_ids is None
+            if after.segment_ids is None
+            else torch.equal(before.segment_ids, after.segment_ids)
+        )
+        real = (
+            np.ones(old.shape, bool) if after.segment_ids is None else after.segment_ids.numpy() > 0
+        )
         words = real & ~np.isin(old, list(special))
-        chosen = targets != IGNORE
+        chosen = targets != IGNORE_INDEX
         assert (targets[chosen] == old[chosen]).all()
         assert (new[~chosen] == old[~chosen]).all()
         assert not (chosen & ~words).any()
         assert not np.isin(new[chosen], list(special)).any()
-        hidden, stayed = chosen & (new == mask), chosen & (new == old)
+        hidden = chosen & (new == mask)
+        stayed = chosen & (new == old)
         for part, of, share in (
             (chosen, words, 0.15),
             (hidden, chosen, 0.8),
@@ -242,37 +308,51 @@ def test_masked_words_keep_to_their_shares():
 
 def test_every_batch_hides_a_word_however_small_it_is():
     rows = streams([2000], (8, 1, 0), 0.1)[1]
-    masked = Masked(rows, 2001, 2002, hidden=0.01)
-    for packed in (*map(masked.batch, range(100)), *masked.held_out()):
-        assert lessons_in(packed.targets) >= 1
-        assert packed.segments is None or (packed.segments[packed.targets != IGNORE] > 0).all()
+    masked = MaskedLanguageModelingDataset(rows, 2001, 2002, mask_probability=0.01)
+    for packed in (*map(masked.batch, range(100)), *masked.valid_batches()):
+        assert count_targets(packed.targets) >= 1
+        assert (
+            packed.segment_ids is None
+            or (packed.segment_ids[packed.targets != IGNORE_INDEX] > 0).all()
+        )
 
 
 def test_where_there_is_no_word_none_is_hidden():
-    tokens = Tokens(np.repeat(np.array([1, 2], np.uint16), 50), np.array([0]))
-    masked = Masked(Stream(tokens, 8, 1), 3, 4, special=[1])
-    counts = {bool((packed.tokens == 1).all()): lessons_in(packed.targets) for packed in map(masked.batch, range(11))}
+    tokens = TokenizedCorpus(np.repeat(np.array([1, 2], np.uint16), 50), np.array([0]))
+    masked = MaskedLanguageModelingDataset(
+        LanguageModelingDataset(tokens, 8, 1), 3, 4, special_tokens=[1]
+    )
+    counts = {
+        bool((packed.tokens == 1).all()): count_targets(packed.targets)
+        for packed in map(masked.batch, range(11))
+    }
     assert counts[True] == 0
     assert counts[False] >= 1
 
 
 def test_each_step_hides_other_words_of_the_same_row():
-    masked = Masked(streams([65], (64, 1, 0))[1], 99, 100)
+    masked = MaskedLanguageModelingDataset(streams([65], (64, 1, 0))[1], 99, 100)
     assert not torch.equal(masked.batch(0).targets, masked.batch(1).targets)
 
 
 def test_the_seed_chooses_the_documents_that_are_held_out():
-    chosen = [places(next(streams([9] * 50, (9, 5, seed), 0.1)[1].held_out())).tolist() for seed in (0, 0, 1)]
+    chosen = [
+        places(next(streams([9] * 50, (9, 5, seed), 0.1)[1].valid_batches())).tolist()
+        for seed in (0, 0, 1)
+    ]
     assert chosen[0] == chosen[1] != chosen[2]
 
 
 def test_a_batch_takes_milliseconds(tmp_path):
-    count, documents = 5_000_000, 20_000
+    count = 5_000_000
+    documents = 20_000
     np.arange(count, dtype=np.uint32).astype(np.uint16).tofile(tmp_path / "tokens.bin")
     starts = np.sort(np.random.default_rng(0).choice(count, documents, replace=False))
     starts[0] = 0
-    tokens = Tokens(np.memmap(tmp_path / "tokens.bin", np.uint16, "r"), starts, begin=0)
-    stream = Stream(tokens, 1024, 16, held_out=0.01)
+    tokens = TokenizedCorpus(
+        np.memmap(tmp_path / "tokens.bin", np.uint16, "r"), starts, bos_token=0
+    )
+    stream = LanguageModelingDataset(tokens, 1024, 16, valid_fraction=0.01)
     stream.batch(0)
     start = time.process_time()
     for step in range(20):

@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted(kept.RESULTS.glob("*.json"))
 LOG = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
 SCRIPTS = [
-    path for path in sorted((ROOT / "bench").glob("*.py")) if "argparse" in path.read_text() and path.stem != "kept"
+    path
+    for path in sorted((ROOT / "bench").glob("*.py"))
+    if "argparse" in path.read_text() and path.stem != "kept"
 ]
 
 
@@ -69,16 +71,29 @@ def spellings(value):
         f"{value:.2f}",
         f"{value:.3f}",
     }
-    return plain | {f"{value / 1000:g}", f"{value / 1000:.1f}", f"{value / 100:g}", f"{value:g}".removeprefix("0")}
+    return plain | {
+        f"{value / 1000:g}",
+        f"{value / 1000:.1f}",
+        f"{value / 100:g}",
+        f"{value:g}".removeprefix("0"),
+    }
 
 
-COUNTED = ("streams", "requests", "rows", "matrices", "× the first's")  # told in words, or worked out
+COUNTED = (
+    "streams",
+    "requests",
+    "rows",
+    "matrices",
+    "× the first's",
+)  # told in words, or worked out
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_figures_copied_from_the_log_stand_in_it(file):
     numbers = set(re.findall(r"\d[\d,]*(?:\.\d+)?", LOG))
-    for row in (row for run in kept.read(file) if run.source for row in run.rows if row.unit not in COUNTED):
+    for row in (
+        row for run in kept.read(file) if run.source for row in run.rows if row.unit not in COUNTED
+    ):
         for value in (*row.ours, *row.theirs):
             assert value is None or spellings(value) & numbers, f"{row.work}: {value}"
 
@@ -99,7 +114,9 @@ def test_a_run_is_kept_under_its_command_and_replaces_the_one_before(tmp_path, m
     kept.offer(parser)
     assert parser.parse_args(["--keep"]).keep
     for rounds, seconds in ((5, [3.0, 1.0]), (5, [2.0]), (7, [4.0])):
-        monkeypatch.setattr("sys.argv", ["/there/bench/train.py", "--keep", "/data/a b.txt", f"--rounds={rounds}"])
+        monkeypatch.setattr(
+            "sys.argv", ["/there/bench/train.py", "--keep", "/data/a b.txt", f"--rounds={rounds}"]
+        )
         kept.write([kept.row("a step", "s", seconds)], "typer", gensim="4.4")
     (file,) = (tmp_path / "bench" / "results").iterdir()
     assert file.name == "train.cpu.json"
@@ -112,8 +129,14 @@ def test_a_run_is_kept_under_its_command_and_replaces_the_one_before(tmp_path, m
 
 
 def test_a_ratio_above_one_means_ours_is_better():
-    (fast,) = kept.rows("writing", "tok/s", {"ours": [20.0, 30.0, 25.0], "theirs": [10.0, 10.0, 20.0]})
-    assert (fast.ours, fast.theirs, fast.ratio) == ((25.0, 20.0, 30.0), (10.0, 10.0, 20.0), (2.5, 1.25, 3.0))
+    (fast,) = kept.rows(
+        "writing", "tok/s", {"ours": [20.0, 30.0, 25.0], "theirs": [10.0, 10.0, 20.0]}
+    )
+    assert (fast.ours, fast.theirs, fast.ratio) == (
+        (25.0, 20.0, 30.0),
+        (10.0, 10.0, 20.0),
+        (2.5, 1.25, 3.0),
+    )
     (slow,) = kept.rows("loading", "s", {"ours": [4.0], "theirs": [1.0]})
     assert slow.ratio == (0.25,)
 
@@ -126,13 +149,17 @@ def test_every_target_asks_something_and_says_why_it_is_short_or_not_measured():
         assert {target.at_least, target.at_most, target.aim} != {None}
         assert target.unit or target.peer
         assert stands.row is None or target.unit in ("", stands.row.unit), target
-        assert target.why or not (stands.short or stands.misses_aim or stands.reached is None), target
+        assert target.why or not (stands.short or stands.misses_aim or stands.reached is None), (
+            target
+        )
         assert (ROOT / "bench" / f"{target.results.split('.')[0]}.py").exists()
 
 
 def stands(ours=(), ratio=(), **asked):
     row = Row("work", "s", ours, "peer" if ratio else "", ratio=ratio)
-    return Standing(Target("area", "file.cpu", "work", **asked), row, Run("2026-11-16", "", "", {}, (row,)))
+    return Standing(
+        Target("area", "file.cpu", "work", **asked), row, Run("2026-11-16", "", "", {}, (row,))
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +170,10 @@ def stands(ours=(), ratio=(), **asked):
         (stands(ours=(3.0,), unit="s", at_most=2), "**short**: 1.500 times what is allowed"),
         (stands(ours=(1.0,), unit="s", at_most=0), "**short**"),
         (stands(ours=(0.0,), unit="s", at_most=0), "met"),
-        (stands(ours=(None, 5.0, 9.0), unit="s", at_most=8), "**short**: 1.125 times what is allowed"),
+        (
+            stands(ours=(None, 5.0, 9.0), unit="s", at_most=8),
+            "**short**: 1.125 times what is allowed",
+        ),
         (stands(ours=(None, 5.0, 9.0), unit="s", at_least=8), "**short**: 0.625 of what is asked"),
         (stands(ratio=(1.2,), at_least=1, aim=1.5), "met; 0.80 of the aim"),
         (stands(ratio=(1.6,), at_least=1, aim=1.5), "met, and the aim"),
@@ -169,15 +199,22 @@ def test_the_newest_run_counts_and_not_the_best(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------- the page
 def test_the_page_has_every_target_and_every_run_that_it_names():
-    page, everything = shown.markdown(), standing.standings()
+    page = shown.markdown()
+    everything = standing.standings()
     for area in standing.areas():
         part = page.split(f"\n## {area}\n")[1].split("\n## ")[0]
         lines = [line for line in part.splitlines() if line.startswith("| ")][2:]
         assert len(lines) == len([s for s in everything if s.target.area == area])
-        assert all(s.target.work in part and shown.asked(s.target) in part for s in everything if s.target.area == area)
+        assert all(
+            s.target.work in part and shown.asked(s.target) in part
+            for s in everything
+            if s.target.area == area
+        )
     short = page.split("## What is short")[1].split("\n## ")[0]
     assert all(s.target.why in short for s in everything if s.short)
-    named, told = (set(re.findall(pattern, page)) for pattern in (r"\(#run-(\d+)\)", r'id="run-(\d+)"'))
+    named, told = (
+        set(re.findall(pattern, page)) for pattern in (r"\(#run-(\d+)\)", r'id="run-(\d+)"')
+    )
     assert named == told
 
 
@@ -187,7 +224,9 @@ def test_every_line_of_a_table_has_as_many_cells_as_its_head():
 
 
 def test_the_site_puts_the_tables_into_the_written_page():
-    spec = importlib.util.spec_from_file_location("site_hooks_of_benchmarks", ROOT / "docs" / "hooks.py")
+    spec = importlib.util.spec_from_file_location(
+        "site_hooks_of_benchmarks", ROOT / "docs" / "hooks.py"
+    )
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
     written = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")

@@ -10,11 +10,23 @@ import pytest
 import claims
 import clearhead as ch
 import tried
-from clearhead.cli.flags import dotted
-from clearhead.lab.compare import plan
+from clearhead.cli.common import parse_config_flags
+from clearhead.lab.compare import plan_experiment
 
-CPU = {"model.width": 16, "model.layers": 1, "model.attention.heads": 2, "train.rows": 2, "train.steps": 4}
-OFTEN = {"train.report": 2, "train.check": 2, "train.save": 4, "train.warmup": 1, "data.tokenizer": "bytes"}
+CPU = {
+    "model.d_model": 16,
+    "model.n_layers": 1,
+    "model.attention.n_heads": 2,
+    "train.batch_size": 2,
+    "train.max_steps": 4,
+}
+OFTEN = {
+    "train.log_every": 2,
+    "train.eval_every": 2,
+    "train.save_every": 4,
+    "train.warmup_steps": 1,
+    "data.tokenizer": "bytes",
+}
 
 
 def planned(claim):
@@ -25,8 +37,14 @@ def planned(claim):
     for option, value in zip(words[::2], words[1::2], strict=True):
         known.get(option, rest).extend([value] if option in known else [option, value])
     lengths = tuple(int(part) for part in known["--lengths"][-1].split(",") if part)
-    given = (what, tuple(known["--vary"]), int(known["--seeds"][0]), known["--out"][0], dotted(rest))
-    return plan(*given, known["--metric"][-1], "", lengths)
+    given = (
+        what,
+        tuple(known["--vary"]),
+        int(known["--seeds"][0]),
+        known["--out"][0],
+        parse_config_flags(rest),
+    )
+    return plan_experiment(*given, known["--metric"][-1], "", lengths)
 
 
 @pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: claim.name)
@@ -38,7 +56,7 @@ def test_every_experiment_can_be_begun_as_it_is_written(claim, monkeypatch):
     assert len(experiment.variants) >= 2
 
 
-SMALL = {"quiet": True, "device": "cpu", "model.context": 16, **CPU, **OFTEN}
+SMALL = {"quiet": True, "device": "cpu", "model.context_length": 16, **CPU, **OFTEN}
 TIED = next(claim for claim in claims.CLAIMS if claim.name == "tied")
 VARY = dict(word.split("=") for word in shlex.split(TIED.options) if "=" in word)
 
@@ -59,7 +77,13 @@ def tried_once(tmp_path_factory):
 
 def again(folder, build="build", **other):
     data = {f"data.{part}": str(folder / f"{part}.txt") for part in ("train", "valid")}
-    ch.compare(str(claims.HERE / f"{TIED.base}.toml"), VARY, 3, folder / build / "tied", **{**SMALL, **data, **other})
+    ch.compare(
+        str(claims.HERE / f"{TIED.base}.toml"),
+        VARY,
+        3,
+        folder / build / "tied",
+        **{**SMALL, **data, **other},
+    )
 
 
 @pytest.fixture
@@ -97,7 +121,7 @@ def test_what_was_kept_is_gone_on_with(half, tried_once, tmp_path):
 def test_what_was_kept_is_not_gone_on_with_otherwise(half, tried_once, tmp_path):
     claims.take_up("tied")
     with pytest.raises(ch.ClearheadError, match=r"train\.steps = 4, not 8"):
-        again(tried_once, tmp_path.name, **{"train.steps": 8})
+        again(tried_once, tmp_path.name, **{"train.max_steps": 8})
 
 
 def test_what_is_complete_is_tried_from_the_beginning(results, tmp_path, monkeypatch):
@@ -117,7 +141,10 @@ def test_less_than_is_known_is_not_kept(half, tried_once, tmp_path, monkeypatch)
 def test_what_has_found_nothing_is_not_kept_and_what_diverged_at_once_is(half, tmp_path):
     claims.take_up("tied")
     there = claims.BUILD / "tied"
-    lines = [json.loads(line) | {"end": "diverged"} for line in (there / "results.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) | {"end": "diverged"}
+        for line in (there / "results.jsonl").read_text().splitlines()
+    ]
     shutil.rmtree(there / "runs")
     shutil.rmtree(tmp_path / "tied")
     (there / "results.jsonl").write_text("")
@@ -125,7 +152,9 @@ def test_what_has_found_nothing_is_not_kept_and_what_diverged_at_once_is(half, t
     assert not (tmp_path / "tied").exists()
     (there / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     claims.keep("tied")
-    assert (tmp_path / "tied" / "results.jsonl").read_text() == (there / "results.jsonl").read_text()
+    assert (tmp_path / "tied" / "results.jsonl").read_text() == (
+        there / "results.jsonl"
+    ).read_text()
 
 
 def test_an_interrupted_experiment_keeps_what_it_found(half, monkeypatch, capsys):
@@ -133,7 +162,8 @@ def test_an_interrupted_experiment_keeps_what_it_found(half, monkeypatch, capsys
         """Is told of the Ctrl-C too, and comes to its own end."""
 
         def __init__(self, words):
-            self.words, self.waited = words, 0
+            self.words = words
+            self.waited = 0
 
         def __enter__(self):
             return self
@@ -154,9 +184,13 @@ def test_an_interrupted_experiment_keeps_what_it_found(half, monkeypatch, capsys
         claims.main(["tied", "--processes", "2"])
     assert kept == ["tied"]
     with pytest.raises(SystemExit, match="130"):
-        claims.main(["tied", "--", "--train.steps", "100"])
+        claims.main(["tied", "--", "--train.max_steps", "100"])
     assert kept == ["tied"]
-    assert capsys.readouterr().out.splitlines()[-1].endswith(f"{claims.BUILD}/trial-tied --train.steps 100")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .endswith(f"{claims.BUILD}/trial-tied --train.max_steps 100")
+    )
 
 
 def test_the_page_tells_what_was_found_and_what_was_not_tried(results, monkeypatch):
@@ -165,10 +199,13 @@ def test_the_page_tells_what_was_found_and_what_was_not_tried(results, monkeypat
     assert f"| tied=true | {summary.rows[0].mean:.4f} ± " in page
     assert page.count("Not tried yet.") == len(claims.CLAIMS) - 1
     assert "tied-steps" in page  # a picture
-    assert f"{tried.read(results / 'tied').experiment.made.torch}." in page
+    assert f"{tried.read(results / 'tied').experiment.provenance.torch_version}." in page
 
 
 def test_a_claim_that_was_read_says_so_in_the_overview(results, monkeypatch):
-    read = [replace(claim, found="It held.") if claim.name == "tied" else claim for claim in claims.CLAIMS]
+    read = [
+        replace(claim, found="It held.") if claim.name == "tied" else claim
+        for claim in claims.CLAIMS
+    ]
     monkeypatch.setattr(tried, "CLAIMS", read)
     assert "| It held. |" in tried.page(results)

@@ -10,9 +10,18 @@ import standing
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "comparison.md").read_text(encoding="utf-8")
 MEASURED = PAGE.split("## Measured")[1]
-ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in MEASURED.splitlines() if line.startswith("| ")][1:]
-NEWEST = {(file, row.work, row.peer): (row, run) for file, some in standing.results().items() for row, run in some}
-TRAINED, SMALL = "GPT-2 124M, a step of {} × 1,024, compiled", "GPT of 4 layers × 128, a step of 12 × 64"
+ROWS = [
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in MEASURED.splitlines()
+    if line.startswith("| ")
+][1:]
+NEWEST = {
+    (file, row.work, row.peer): (row, run)
+    for file, some in standing.results().items()
+    for row, run in some
+}
+TRAINED = "GPT-2 124M, a step of {} × 1,024, compiled"
+SMALL = "GPT of 4 layers × 128, a step of 12 × 64"
 BASE = "translation base, 32 sentences, {}"
 
 # what each row of the table tells, from left to right

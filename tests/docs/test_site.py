@@ -22,14 +22,19 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import clearhead as ch
-from clearhead.cli.flags import dotted
+from clearhead.cli.common import parse_config_flags
 from clearhead.cli.main import app
-from clearhead.lens.names import names
+from clearhead.lens.activations import activation_table
 
 ROOT = Path(__file__).parents[2]
-DOCS, SOURCE = ROOT / "docs", ROOT / "src" / "clearhead"
+DOCS = ROOT / "docs"
+SOURCE = ROOT / "src" / "clearhead"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
-OURS = [page for page in PAGES if page.startswith("guides/") or page in ("index.md", "contributing.md", "faq.md")]
+OURS = [
+    page
+    for page in PAGES
+    if page.startswith("guides/") or page in ("index.md", "contributing.md", "faq.md")
+]
 FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -50,7 +55,9 @@ def hooks():
 def generated():
     """Pages that the code writes while the site is built; those of notebooks, which take long, by name only."""
     made = hooks()
-    pages = {f"reference/{name}.md": getattr(made, name)() for name in ("commands", "presets", "values")}
+    pages = {
+        f"reference/{name}.md": getattr(made, name)() for name in ("commands", "presets", "values")
+    }
     pages["claims.md"] = made.claims()
     return pages | {f"tour/{notebook.stem}.md": "" for notebook in made.TOUR}
 
@@ -80,7 +87,11 @@ def anchors(page):
     text = generated().get(page) or text_of(page)
     found = set(re.findall(r"^::: ([\w.]+)", text, re.MULTILINE))
     for heading in re.findall(r"^#+ +(.+)$", FENCED.sub("", text), re.MULTILINE):
-        plain = unicodedata.normalize("NFKD", re.sub(r"[`*]", "", heading)).encode("ascii", "ignore").decode()
+        plain = (
+            unicodedata.normalize("NFKD", re.sub(r"[`*]", "", heading))
+            .encode("ascii", "ignore")
+            .decode()
+        )
         found.add(re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower()))
     return found
 
@@ -118,8 +129,14 @@ def test_what_the_reference_has_tells_what_it_is_or_the_site_would_hide_it():
         home, _, name = path.rpartition(".")
         thing = getattr(importlib.import_module(home), name)
         assert thing.__doc__, path
-        assert not thing.__doc__.startswith(f"{name}("), path  # what dataclasses and tuples say by themselves
-        kin = [base for base in getattr(thing, "__mro__", ()) if base.__module__.startswith("clearhead")]
+        assert not thing.__doc__.startswith(f"{name}("), (
+            path
+        )  # what dataclasses and tuples say by themselves
+        kin = [
+            base
+            for base in getattr(thing, "__mro__", ())
+            if base.__module__.startswith("clearhead")
+        ]
         for member, value in ((name, value) for base in kin for name, value in vars(base).items()):
             if not member.startswith("_") and (callable(value) or hasattr(value, "__get__")):
                 assert value.__doc__, f"{path}.{member}"
@@ -127,8 +144,11 @@ def test_what_the_reference_has_tells_what_it_is_or_the_site_would_hide_it():
 
 
 def test_a_cell_of_a_notebook_becomes_markdown_with_what_it_drew():
-    html, png = {"text/html": "<figure>\n\n  <svg/>\n</figure>", "text/plain": "View"}, {"image/png": "aGk=\n"}
-    outputs = [v4.new_output("display_data", data=data) for data in (html, png, {"text/plain": "3\n"})]
+    html = {"text/html": "<figure>\n\n  <svg/>\n</figure>", "text/plain": "View"}
+    png = {"image/png": "aGk=\n"}
+    outputs = [
+        v4.new_output("display_data", data=data) for data in (html, png, {"text/plain": "3\n"})
+    ]
     cell = v4.new_code_cell("draw()", outputs=[*outputs, v4.new_output("stream", text="said\n")])
     assert list(hooks()._cell(cell)) == [
         "```python\ndraw()\n```",
@@ -149,7 +169,11 @@ def made_in(file):
     """The names that a file gives to something: classes, functions, fields, and attributes of its objects."""
     for node in ast.walk(ast.parse((SOURCE / file).read_text(encoding="utf-8"))):
         match node:
-            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+            case (
+                ast.ClassDef(name=name)
+                | ast.FunctionDef(name=name)
+                | ast.AnnAssign(target=ast.Name(id=name))
+            ):
                 yield name
             case ast.Attribute(attr=name, ctx=ast.Store()):
                 yield name
@@ -158,8 +182,12 @@ def made_in(file):
 @cache
 def seen_anywhere():
     shapes = [ch.presets[name] for name in ("tiny-decoder", "tiny-encoder-decoder")]
-    some = [shape.change(position="learned", ffn__activation=act) for shape in shapes for act in ("relu", "swiglu")]
-    return {path for config in some for path in names(config.model)}
+    some = [
+        shape.replace(position="learned", ffn__activation=act)
+        for shape in shapes
+        for act in ("relu", "swiglu")
+    ]
+    return {path for config in some for path in activation_table(config.model)}
 
 
 @pytest.mark.parametrize("row", WORDS, ids=lambda row: row[0])
@@ -173,14 +201,21 @@ def test_every_id_of_the_lectures_can_be_looked_up():
     told = re.findall(r"^- \*\*(L\d\.\d)\*\* ", text_of("glossary.md"), re.MULTILINE)
     assert told == sorted(set(told))
     files = [
-        path for kind in ("py", "js", "md") for folder in ("src", "docs") for path in (ROOT / folder).rglob(f"*.{kind}")
+        path
+        for kind in ("py", "js", "md")
+        for folder in ("src", "docs")
+        for path in (ROOT / folder).rglob(f"*.{kind}")
     ]
-    used = {found for path in files for found in re.findall(r"\bL[1-6]\.\d\b", path.read_text("utf-8"))}
+    used = {
+        found for path in files for found in re.findall(r"\bL[1-6]\.\d\b", path.read_text("utf-8"))
+    }
     assert used <= {*told}
 
 
 def test_the_glossary_has_all_parts_of_the_lectures():
-    assert re.findall(r"^## .*\((L\d)\)$", text_of("glossary.md"), re.MULTILINE) == [f"L{n}" for n in range(1, 7)]
+    assert re.findall(r"^## .*\((L\d)\)$", text_of("glossary.md"), re.MULTILINE) == [
+        f"L{n}" for n in range(1, 7)
+    ]
     assert len(WORDS) > 50
 
 
@@ -200,20 +235,24 @@ def test_commands_are_such_as_the_shell_understands(page):
         words = shlex.split(line)
         if "clearhead" not in words or words[0].startswith("#"):
             continue
-        rest, command = words[words.index("clearhead") + 1 :], get_command(app)
+        rest = words[words.index("clearhead") + 1 :]
+        command = get_command(app)
         while rest and getattr(command, "commands", None):
             assert rest[0] in command.commands, line
-            command, rest = command.commands[rest[0]], rest[1:]
+            command = command.commands[rest[0]]
+            rest = rest[1:]
         with command.make_context("clearhead", rest) as context:  # reads the options, runs nothing
             known(context, line)
 
 
 def known(context, line):
     """Options with dots are options of a configuration: of a recipe they must be its own."""
-    options = dotted(list(context.args))
+    options = parse_config_flags(list(context.args))
     if options and (recipe := context.params.get("what")) in ch.presets:
         try:
-            ch.presets[recipe].change(**{key.replace(".", "__"): value for key, value in options.items()})
+            ch.presets[recipe].replace(
+                **{key.replace(".", "__"): value for key, value in options.items()}
+            )
         except ch.ClearheadError as mistake:
             pytest.fail(f"{line}: {mistake}")
 
@@ -227,7 +266,11 @@ def test_snippets_use_names_that_exist(page):
                 if re.fullmatch(r"ch(\.\w+)+", path):
                     reduce(getattr, path.split(".")[1:], ch)
                 elif re.fullmatch(r"(model|ch\.load\([^()]*\))\.\w+", path):
-                    assert hasattr(ch.Model, node.attr) or node.attr in ("config", "tokenizer", "net"), path
+                    assert hasattr(ch.Model, node.attr) or node.attr in (
+                        "config",
+                        "tokenizer",
+                        "net",
+                    ), path
 
 
 # ---------------------------------------------------------------- what is shown is what comes
@@ -236,7 +279,10 @@ def same(shown, came):
     shown = shown.split("\n…")[0].strip()
     came = "\n".join(came.strip().splitlines()[: shown.count("\n") + 1])
     number = r"-?\d+\.\d+"
-    texts = [re.sub(rf"{number}|[█-▏░-▓≡=-]+|(?m:^ +[\d,]+  )", "", text).split() for text in (shown, came)]
+    texts = [
+        re.sub(rf"{number}|[█-▏░-▓≡=-]+|(?m:^ +[\d,]+  )", "", text).split()
+        for text in (shown, came)
+    ]
     numbers = [[float(n) for n in re.findall(number, text)] for text in (shown, came)]
     assert texts[0] == texts[1]
     assert numbers[0] == pytest.approx(numbers[1], abs=0.01)
@@ -281,9 +327,15 @@ def changed(tmp_path_factory):
     if shutil.which("git") is None:
         pytest.skip("git is not here")
     tree = tmp_path_factory.mktemp("changed")
-    shutil.copytree(SOURCE, tree / "src" / "clearhead", ignore=shutil.ignore_patterns("bundled", "__pycache__", "page"))
+    shutil.copytree(
+        SOURCE,
+        tree / "src" / "clearhead",
+        ignore=shutil.ignore_patterns("bundled", "__pycache__", "page"),
+    )
     (tree / "all.diff").write_text("".join(blocks("contributing.md", "diff")))
-    done = subprocess.run(["git", "apply", "-p0", "all.diff"], cwd=tree, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "apply", "-p0", "all.diff"], cwd=tree, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return tree
 
@@ -311,6 +363,15 @@ assert "starcoder2" in [family.name for family in FAMILIES]
 
 @pytest.mark.parametrize("how", [["check"], ["format", "--check"]], ids=" ".join)
 def test_the_diffs_for_contributors_are_in_the_style_of_the_house(changed, how):
-    ruff = [sys.executable, "-m", "ruff", *how, "--no-cache", "--config", ROOT / "pyproject.toml", "src"]
+    ruff = [
+        sys.executable,
+        "-m",
+        "ruff",
+        *how,
+        "--no-cache",
+        "--config",
+        ROOT / "pyproject.toml",
+        "src",
+    ]
     done = subprocess.run(ruff, cwd=changed, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -17,8 +17,19 @@ PAGES = sorted(TOUR.glob("*.ipynb"))
 def test_the_site_builds_without_a_warning_and_the_pages_of_the_tour_draw_their_figures(tmp_path):
     """Building runs the notebooks, in a folder of this run's own, so that no model of an earlier one is found."""
     alone = {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "NO_MKDOCS_2_WARNING": "1"}
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(build, capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, **alone})
+    build = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
+    done = subprocess.run(
+        build, capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, **alone}
+    )
     assert done.returncode == 0, done.stderr
     for page in PAGES:
         shown = (tmp_path / "site/tour" / page.stem / "index.html").read_text(encoding="utf-8")

@@ -8,12 +8,12 @@ import soundfile
 import torch
 
 import clearhead as ch
-from clearhead.data.labelled import Example, Labelled
-from clearhead.data.packed import Report
+from clearhead.data.batch import DataReport
+from clearhead.data.classification import LabeledExample, LabeledTextDataset
 from clearhead.errors import ClearheadError
-from clearhead.evaluate import cases
-from clearhead.train.team import Alone
-from clearhead.train.validate import validate
+from clearhead.evaluate import classification
+from clearhead.train.distributed import SingleProcess
+from clearhead.train.trainer import validation_loss
 
 WORDS = ch.Tokenizer.train_bpe(["the cat sat on the mat"], 300, ("<|end|>",))
 TEXTS = ["the cat", "sat on", "the mat sat on the cat", "a", "mat mat"]
@@ -21,7 +21,9 @@ LABELS = ["no", "yes", "yes", "no", "yes"]
 
 
 def model(head, **changes):
-    return ch.new("tiny-encoder", vocabulary=len(WORDS), tokenizer=WORDS, seed=1, head=head, **changes)
+    return ch.new(
+        "tiny-encoder", vocab_size=len(WORDS), tokenizer=WORDS, seed=1, head=head, **changes
+    )
 
 
 def judge(**changes):
@@ -32,61 +34,79 @@ def judge(**changes):
 def table(tmp_path):
     def write(labels=LABELS, texts=TEXTS):
         path = tmp_path / "rows.tsv"
-        path.write_text("text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in zip(texts, labels, strict=True)))
+        path.write_text(
+            "text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in zip(texts, labels, strict=True))
+        )
         return path
 
     return write
 
 
 def test_classes_are_those_that_classify_tells(table):
-    found, told = ch.evaluate(judge(), table()), judge().classify(TEXTS)
+    found = ch.evaluate(judge(), table())
+    told = judge().classify(TEXTS)
     right = [one.label == label for one, label in zip(told, LABELS, strict=True)]
-    assert [one["predicted"] for one in found.each] == [one.label for one in told]
-    assert [one["probability"] for one in found.each] == pytest.approx([one.probability for one in told], rel=1e-5)
+    assert [one["predicted"] for one in found.examples] == [one.label for one in told]
+    assert [one["probability"] for one in found.examples] == pytest.approx(
+        [one.probability for one in told], rel=1e-5
+    )
     assert found.value("accuracy") == pytest.approx(np.mean(right))
     losses = [-math.log(one.all[label]) for one, label in zip(told, LABELS, strict=True)]
     assert found.value("loss") == pytest.approx(np.mean(losses), rel=1e-5)
     hits = sum(one.label == label == "yes" for one, label in zip(told, LABELS, strict=True))
     f1 = 2 * hits / (sum(one.label == "yes" for one in told) + LABELS.count("yes"))
     assert found.value("f1") == pytest.approx(f1)
-    assert found["f1"].how.endswith("of yes")
-    distance = abs(np.mean(right) - np.mean([one.probability for one in told]))  # all are between 0.5 and 0.6
+    assert found["f1"].description.endswith("of yes")
+    distance = abs(
+        np.mean(right) - np.mean([one.probability for one in told])
+    )  # all are between 0.5 and 0.6
     assert found.value("calibration error") == pytest.approx(distance, rel=1e-4)
 
 
 def test_loss_and_accuracy_are_what_training_calls_its_validation(table):
-    rows = [Example(WORDS.encode(text), None, label) for text, label in zip(TEXTS, LABELS, strict=True)]
-    held = Labelled(rows, rows, Report(), rows=2, context=32, seed=0)
-    loss, accuracy = validate(judge().net, held, torch.device("cpu"), Alone())
+    rows = [
+        LabeledExample(WORDS.encode(text), None, label)
+        for text, label in zip(TEXTS, LABELS, strict=True)
+    ]
+    held = LabeledTextDataset(rows, rows, DataReport(), batch_size=2, context_length=32, seed=0)
+    loss, accuracy = validation_loss(judge().net, held, torch.device("cpu"), SingleProcess())
     found = ch.evaluate(judge(), table())
-    assert (found.value("loss"), found.value("accuracy")) == pytest.approx((loss, accuracy), rel=1e-5)
+    assert (found.value("loss"), found.value("accuracy")) == pytest.approx(
+        (loss, accuracy), rel=1e-5
+    )
 
 
 def test_views_tell_what_was_taken_for_what(table):
     found = ch.evaluate(judge(), table())
-    rows = {(row["true"], row["predicted"]): row["rows"] for row in found.views["confusion"].table()}
+    rows = {
+        (row["true"], row["predicted"]): row["rows"] for row in found.views["confusion"].table()
+    }
     for (true, told), count in rows.items():
-        assert count == sum(one["truth"] == true and one["predicted"] == told for one in found.each)
+        assert count == sum(
+            one["truth"] == true and one["predicted"] == told for one in found.examples
+        )
     reliability = found.views["reliability"].numpy()
     assert np.nansum(reliability[:, 0]) == pytest.approx(1)
     assert reliability[5] == pytest.approx(
-        [1, np.mean([one["probability"] for one in found.each]), found.value("accuracy")]
+        [1, np.mean([one["probability"] for one in found.examples]), found.value("accuracy")]
     )
     assert "1 × " not in "".join(found.notes)
 
 
 def test_any_number_of_rows_at_once_gives_the_same(table, monkeypatch):
     one = ch.evaluate(judge(), table())
-    monkeypatch.setattr(cases, "SOME", 2)
+    monkeypatch.setattr(classification, "SOME", 2)
     other = ch.evaluate(judge(), table())
-    assert [figure.value for figure in one.figures] == pytest.approx([figure.value for figure in other.figures])
-    assert [row["input"] for row in other.each] == TEXTS
+    assert [figure.value for figure in one.metrics] == pytest.approx(
+        [figure.value for figure in other.metrics]
+    )
+    assert [row["input"] for row in other.examples] == TEXTS
 
 
 def test_classes_without_numerals_may_be_told_by_number(table):
     named = ch.evaluate(judge(), table())
     numbered = ch.evaluate(judge(), table(["0", "1", "1", "0", "1"]))
-    assert named.each == numbered.each
+    assert named.examples == numbered.examples
     stars = model({"kind": "classes", "classes": 2}, use__labels=["1", "2"])
     with pytest.raises(ClearheadError, match=r"\('0'\): the model knows no such label, only 1, 2;"):
         ch.evaluate(stars, table(["0", "1", "1", "0", "1"]))
@@ -94,21 +114,31 @@ def test_classes_without_numerals_may_be_told_by_number(table):
 
 def test_an_unknown_label_is_refused_or_left_out(table):
     labels = ["no", "maybe", "yes", "no", "yes"]
-    with pytest.raises(ClearheadError, match=r"rows.tsv:3 \('maybe'\): the model knows no such label, only no, yes;"):
+    with pytest.raises(
+        ClearheadError,
+        match=r"rows.tsv:3 \('maybe'\): the model knows no such label, only no, yes;",
+    ):
         ch.evaluate(judge(), table(labels))
-    assert len(ch.evaluate(judge(), table(labels), broken="skip").each) == 4
+    assert len(ch.evaluate(judge(), table(labels), broken="skip").examples) == 4
 
 
 def test_a_text_without_tokens_is_told_by_its_line(table):
     letters = ch.Tokenizer.characters("the cat")
-    head = {"kind": "classes", "classes": 2}
-    reads = ch.new("tiny-encoder", vocabulary=len(letters), tokenizer=letters, head=head, use__labels=["no", "yes"])
+    head = {"kind": "classification", "classes": 2}
+    reads = ch.new(
+        "tiny-encoder",
+        vocab_size=len(letters),
+        tokenizer=letters,
+        head=head,
+        use__labels=["no", "yes"],
+    )
     path = table(["no", "yes"], ["the cat", "a dog"])
     with pytest.raises(
-        ClearheadError, match=r"rows.tsv:3: the text holds 'd' \(U\+0064\), for which there is no token"
+        ClearheadError,
+        match=r"rows.tsv:3: the text holds 'd' \(U\+0064\), for which there is no token",
     ):
         ch.evaluate(reads, path)
-    assert len(ch.evaluate(reads, path, broken="skip").each) == 1
+    assert len(ch.evaluate(reads, path, broken="skip").examples) == 1
 
 
 def test_what_is_cut_is_told(table):
@@ -125,29 +155,44 @@ def test_a_table_without_the_column_and_one_without_rows_are_refused(table):
 
 def test_columns_are_those_that_the_model_was_trained_with(tmp_path):
     (tmp_path / "pairs.csv").write_text("a,b,stars\nthe cat,sat,no\na mat,on,yes\n")
-    end = WORDS.special["<|end|>"]
-    columns = {"data__field": "a", "data__second": "b", "data__label": "stars"}
-    pairs = judge(use__end=[end], input__kinds=2, **columns)
+    end = WORDS.special_tokens["<|end|>"]
+    columns = {
+        "data__text_column": "a",
+        "data__text_pair_column": "b",
+        "data__label_column": "stars",
+    }
+    pairs = judge(inference__sep_tokens=[end], input__token_types=2, **columns)
     found = ch.evaluate(pairs, tmp_path / "pairs.csv")
     told = pairs.classify([("the cat", "sat"), ("a mat", "on")])
-    assert [one["predicted"] for one in found.each] == [one.label for one in told]
-    assert found.each[0]["input"] == ("the cat", "sat")
+    assert [one["predicted"] for one in found.examples] == [one.label for one in told]
+    assert found.examples[0]["input"] == ("the cat", "sat")
 
 
 def test_numbers_are_correlated_with_what_classify_tells(table):
     true = [0.5, 2.0, 1.0, 4.0, 3.5]
-    found, told = ch.evaluate(model({"kind": "number"}), table(true)), model({"kind": "number"}).classify(TEXTS)
-    assert [one["predicted"] for one in found.each] == pytest.approx(told, rel=1e-5)
+    found = ch.evaluate(model({"kind": "number"}), table(true))
+    told = model({"kind": "number"}).classify(TEXTS)
+    assert [one["predicted"] for one in found.examples] == pytest.approx(told, rel=1e-5)
     assert found.value("pearson") == pytest.approx(np.corrcoef(true, told)[0, 1], rel=1e-4)
     ranks = [np.argsort(np.argsort(x)) for x in (true, told)]
     assert found.value("spearman") == pytest.approx(np.corrcoef(ranks)[0, 1])
-    assert found.value("error") == pytest.approx(math.sqrt(np.mean((np.array(told) - true) ** 2)), rel=1e-4)
+    assert found.value("error") == pytest.approx(
+        math.sqrt(np.mean((np.array(told) - true) ** 2)), rel=1e-4
+    )
 
 
 def test_pictures_are_judged_as_classify_judges_them(tmp_path):
     reads = {"kind": "pictures", "size": 8, "patch": 4, "channels": 1}
-    head = {"kind": "classes", "classes": 2}
-    sees = ch.new("tiny-encoder", vocabulary=0, context=5, input=reads, head=head, use__labels=["0", "1"], seed=1)
+    head = {"kind": "classification", "classes": 2}
+    sees = ch.new(
+        "tiny-encoder",
+        vocab_size=0,
+        context_length=5,
+        input=reads,
+        head=head,
+        use__labels=["0", "1"],
+        seed=1,
+    )
     images = np.random.default_rng(0).integers(0, 255, (6, 8, 8), np.uint8)
     np.savez(tmp_path / "test.npz", images=images, labels=np.array([0, 1, 0, 1, 1, 0]))
     found = ch.evaluate(sees, tmp_path / "test.npz")
@@ -155,21 +200,38 @@ def test_pictures_are_judged_as_classify_judges_them(tmp_path):
 
     for i, image in enumerate(images):
         Image.fromarray(image).save(tmp_path / f"{i}.png")
-    told = sees.classify(pictures=[tmp_path / f"{i}.png" for i in range(6)])
-    assert [one["probability"] for one in found.each] == pytest.approx([one.probability for one in told], rel=1e-4)
-    assert found.figures[0].unit == "pictures"
-    assert "input" not in found.each[0]
+    told = sees.classify(images=[tmp_path / f"{i}.png" for i in range(6)])
+    assert [one["probability"] for one in found.examples] == pytest.approx(
+        [one.probability for one in told], rel=1e-4
+    )
+    assert found.metrics[0].unit == "pictures"
+    assert "input" not in found.examples[0]
 
 
 def test_sounds_are_judged_as_classify_judges_them(tmp_path):
-    reads = {"kind": "spectrogram", "mels": 8, "frames": 20, "patch_mels": 4, "patch_frames": 10, "first_token": False}
-    head = {"kind": "classes", "classes": 2, "pooling": "mean"}
-    hears = ch.new("tiny-encoder", vocabulary=0, context=4, input=reads, head=head, use__labels=["a", "b"], seed=1)
+    reads = {
+        "kind": "spectrogram",
+        "mels": 8,
+        "frames": 20,
+        "patch_mels": 4,
+        "patch_frames": 10,
+        "first_token": False,
+    }
+    head = {"kind": "classification", "classes": 2, "pooling": "mean"}
+    hears = ch.new(
+        "tiny-encoder",
+        vocab_size=0,
+        context_length=4,
+        input=reads,
+        head=head,
+        use__labels=["a", "b"],
+        seed=1,
+    )
     files = [tmp_path / f"{'ab'[i % 2]}_{i}.wav" for i in range(4)]
     for i, file in enumerate(files):
         soundfile.write(file, np.sin(np.arange(3200) * (i + 1) / 20) / 2, 16000)
     found = ch.evaluate(hears, tmp_path, label="stem")
-    told = {str(file): hears.classify(sound=str(file)) for file in files}
-    for one in found.each:
+    told = {str(file): hears.classify(audio=str(file)) for file in files}
+    for one in found.examples:
         assert one["probability"] == pytest.approx(told[one["where"]].probability, rel=1e-4)
-    assert (found.figures[0].unit, found.figures[0].n) == ("sounds", 4)
+    assert (found.metrics[0].unit, found.metrics[0].n) == ("sounds", 4)

@@ -10,11 +10,17 @@ from clearhead.cli.main import app
 from clearhead.errors import ClearheadError
 
 WORDS = ch.Tokenizer.train_bpe(["the cat sat on the mat"], 300, ("<|end|>",))
-END = WORDS.special["<|end|>"]
+END = WORDS.special_tokens["<|end|>"]
 MODELS = {
-    "judge": ("tiny-encoder", {"head": {"kind": "classes", "classes": 2}, "use__labels": ["no", "yes"]}),
-    "writer": ("tiny-decoder", {"use__stop": [END]}),
-    "translator": ("tiny-encoder-decoder", {"context": 24, "use__start": [END], "use__stop": [END]}),
+    "judge": (
+        "tiny-encoder",
+        {"head": {"kind": "classification", "classes": 2}, "use__labels": ["no", "yes"]},
+    ),
+    "writer": ("tiny-decoder", {"inference__eos_tokens": [END]}),
+    "translator": (
+        "tiny-encoder-decoder",
+        {"context": 24, "inference__decoder_start_tokens": [END], "inference__eos_tokens": [END]},
+    ),
 }
 
 
@@ -22,7 +28,9 @@ MODELS = {
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for name, (preset, changes) in MODELS.items():
-        ch.save(ch.new(preset, vocabulary=len(WORDS), tokenizer=WORDS, seed=1, **changes), folder / name)
+        ch.save(
+            ch.new(preset, vocab_size=len(WORDS), tokenizer=WORDS, seed=1, **changes), folder / name
+        )
     (folder / "texts.txt").write_text("the cat sat on the mat\n" * 20)
     (folder / "a.en").write_text("the cat\nsat\n")
     (folder / "a.de").write_text("mat\non the\n")
@@ -41,7 +49,7 @@ def run(*words):
 def test_a_table_tells_each_figure_with_its_interval(place):
     told = run(place / "writer", "--data", place / "texts.txt")
     found = ch.evaluate(ch.load(place / "writer", device="cpu"), place / "texts.txt")
-    for figure in found.figures:
+    for figure in found.metrics:
         assert figure.name in told
         assert f"{figure.value:.4f}"[:5] in told or figure.value > 10
     assert "The interval: " in told
@@ -58,7 +66,7 @@ def test_two_files_follow_one_option_and_json_is_saved_as_it_is_printed(place, t
 
 
 def test_what_came_of_each_row_and_the_confusion_are_saved(place, tmp_path):
-    columns = ["--data.label", "mood", "--data.field", "said"]
+    columns = ["--data.label_column", "mood", "--data.text_column", "said"]
     saved = ["--each", tmp_path / "each.jsonl", "--confusion", tmp_path / "c.csv"]
     told = run(place / "judge", *columns, "--data", place / "rows.csv", *saved)
     rows = [json.loads(line) for line in (tmp_path / "each.jsonl").read_text().splitlines()]
@@ -71,12 +79,26 @@ def test_mistakes_are_told_before_the_work(place, tmp_path):
     with pytest.raises(ClearheadError, match="leave out --confusion"):
         run(place / "writer", "--data", place / "none.txt", "--confusion", tmp_path / "c.png")
     with pytest.raises(ClearheadError, match="there is no folder"):
-        run(place / "writer", "--data", place / "texts.txt", "--each", tmp_path / "none" / "each.jsonl")
+        run(
+            place / "writer",
+            "--data",
+            place / "texts.txt",
+            "--each",
+            tmp_path / "none" / "each.jsonl",
+        )
     with pytest.raises(ClearheadError, match="is a folder; name a file"):
         run(place / "writer", "--data", place / "texts.txt", "--out", tmp_path)
-    for name, options in (("writer", "label"), ("writer", "sides"), ("judge", "sides"), ("translator", "field")):
+    for name, options in (
+        ("writer", "label"),
+        ("writer", "sides"),
+        ("judge", "sides"),
+        ("translator", "field"),
+    ):
         values = ["en", "de"] if options == "sides" else ["x"]
-        with pytest.raises(ClearheadError, match=f"data.{options} has no part in evaluating this model, which takes"):
+        with pytest.raises(
+            ClearheadError,
+            match=f"data.{options} has no part in evaluating this model, which takes",
+        ):
             run(place / name, "--data", place / "none.txt", f"--data.{options}", *values)
     with pytest.raises(ClearheadError, match="must end in"):
         run(place / "judge", "--data", place / "rows.csv", "--confusion", tmp_path / "c.txt")

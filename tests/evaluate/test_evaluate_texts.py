@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.batch import MOST
+from clearhead.data.batch import MAX_BATCH_TOKENS
 from clearhead.errors import ClearheadError
-from clearhead.generate.answers import windows
+from clearhead.generate.tasks import sliding_windows
 
 WORDS = ch.Tokenizer.train_bpe(["the cat sat on the mat"], 300, ("<|end|>", "<|mask|>"))
-END, MASK = WORDS.special["<|end|>"], WORDS.special["<|mask|>"]
+END = WORDS.special_tokens["<|end|>"]
+MASK = WORDS.special_tokens["<|mask|>"]
 TEXTS = ["the cat sat\non the mat", "ä dog", "the mat " * 40]
 
 
@@ -25,7 +26,14 @@ def file(tmp_path):
 
 
 def writer(tokenizer=WORDS, **changes):
-    return ch.new("tiny-decoder", vocabulary=len(tokenizer), tokenizer=tokenizer, context=32, seed=1, **changes)
+    return ch.new(
+        "tiny-decoder",
+        vocab_size=len(tokenizer),
+        tokenizer=tokenizer,
+        context_length=32,
+        seed=1,
+        **changes,
+    )
 
 
 def documents(file):
@@ -46,23 +54,33 @@ def by_hand(model, ids, stride):
 
 @pytest.mark.parametrize("stride", [0, 1, 5, 32])
 def test_loss_perplexity_and_bits_are_those_by_hand(file, stride):
-    model = writer(use__stop=[END])
+    model = writer(inference__eos_tokens=[END])
     told = [by_hand(model, [END, *WORDS.encode(text)], stride or 16) for text in documents(file)]
-    total, tokens = sum(map(sum, told)), sum(map(len, told))
+    total = sum(map(sum, told))
+    tokens = sum(map(len, told))
     whole = "".join(documents(file))
     found = ch.evaluate(model, file, stride=stride)
     assert found.value("loss") == pytest.approx(total / tokens, rel=1e-5)
     assert found.value("perplexity") == pytest.approx(math.exp(total / tokens), rel=1e-4)
-    assert found.value("word perplexity") == pytest.approx(math.exp(total / len(whole.split())), rel=1e-3)
-    assert found.value("bits per byte") == pytest.approx(total / math.log(2) / len(whole.encode()), rel=1e-5)
-    assert [one["tokens"] for one in found.each] == [len(one) for one in told]
-    assert [one["loss"] for one in found.each] == pytest.approx([np.mean(one) for one in told], rel=1e-5)
+    assert found.value("word perplexity") == pytest.approx(
+        math.exp(total / len(whole.split())), rel=1e-3
+    )
+    assert found.value("bits per byte") == pytest.approx(
+        total / math.log(2) / len(whole.encode()), rel=1e-5
+    )
+    assert [one["tokens"] for one in found.examples] == [len(one) for one in told]
+    assert [one["loss"] for one in found.examples] == pytest.approx(
+        [np.mean(one) for one in told], rel=1e-5
+    )
 
 
 @given(st.integers(0, 200), st.integers(1, 40), st.data())
-def test_windows_tell_every_token_once_from_at_least_a_context_less_the_stride(tokens, context, data):
-    stride, told = data.draw(st.integers(1, context)), []
-    for begin, new, end in windows(tokens, context, stride):
+def test_windows_tell_every_token_once_from_at_least_a_context_less_the_stride(
+    tokens, context, data
+):
+    stride = data.draw(st.integers(1, context))
+    told = []
+    for begin, new, end in sliding_windows(tokens, context, stride):
         assert end - begin <= context
         assert begin == 0 or new - begin >= context - stride
         told += range(new, end)
@@ -70,10 +88,10 @@ def test_windows_tell_every_token_once_from_at_least_a_context_less_the_stride(t
 
 
 def test_every_figure_is_independent_of_what_is_read_together(file, monkeypatch):
-    one = ch.evaluate(writer(use__stop=[END]), file)
-    monkeypatch.setitem(MOST, "cpu", 1)
-    other = ch.evaluate(writer(use__stop=[END]), file)
-    for a, b in zip(one.figures, other.figures, strict=True):
+    one = ch.evaluate(writer(inference__eos_tokens=[END]), file)
+    monkeypatch.setitem(MAX_BATCH_TOKENS, "cpu", 1)
+    other = ch.evaluate(writer(inference__eos_tokens=[END]), file)
+    for a, b in zip(one.metrics, other.metrics, strict=True):
         assert (a.value, a.low, a.high) == pytest.approx((b.value, b.low, b.high), rel=1e-5)
 
 
@@ -88,16 +106,21 @@ def test_bits_per_byte_are_of_the_text_whatever_the_tokens(file, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "tokens", "size"), [(ch.Tokenizer.characters("äabc"), 3, 3), (ch.Tokenizer.bytes(), 4, 4)]
+    ("tokenizer", "tokens", "size"),
+    [(ch.Tokenizer.characters("äabc"), 3, 3), (ch.Tokenizer.bytes(), 4, 4)],
 )
-def test_without_a_token_that_opens_texts_the_first_is_not_told_and_not_counted(tmp_path, tokenizer, tokens, size):
+def test_without_a_token_that_opens_texts_the_first_is_not_told_and_not_counted(
+    tmp_path, tokenizer, tokens, size
+):
     (tmp_path / "a.txt").write_text("äabc")
     found = ch.evaluate(writer(tokenizer), tmp_path / "a.txt")
-    assert (found.each[0]["tokens"], found.each[0]["bytes"]) == (tokens, size)
+    assert (found.examples[0]["tokens"], found.examples[0]["bytes"]) == (tokens, size)
     assert "no token opens" in found.notes[0]
 
 
-@pytest.mark.parametrize(("text", "words"), [("a bc\ncab", 2), ("ab c", 2), (" a b", 2), ("a b", 1)])
+@pytest.mark.parametrize(
+    ("text", "words"), [("a bc\ncab", 2), ("ab c", 2), (" a b", 2), ("a b", 1)]
+)
 def test_a_first_word_that_is_not_told_does_not_count(tmp_path, text, words):
     (tmp_path / "a.txt").write_text(text)
     found = ch.evaluate(writer(ch.Tokenizer.characters("abc \n")), tmp_path / "a.txt")
@@ -108,34 +131,50 @@ def test_a_first_word_that_is_not_told_does_not_count(tmp_path, text, words):
 def test_documents_are_drawn_where_there_are_many_and_stretches_where_there_are_few(tmp_path):
     (tmp_path / "many.txt").write_text("\n<|endoftext|>\n".join(["the cat", "a mat on"] * 20))
     (tmp_path / "one.txt").write_text("the cat sat on a mat\n" * 50)
-    many, one = (ch.evaluate(writer(), tmp_path / name).figures[0] for name in ("many.txt", "one.txt"))
+    many, one = (
+        ch.evaluate(writer(), tmp_path / name).metrics[0] for name in ("many.txt", "one.txt")
+    )
     assert (many.n, many.unit, one.unit) == (40, "documents", "stretches of up to 128 tokens")
     assert one.low < one.value < one.high
-    assert ch.evaluate(writer(), tmp_path / "one.txt", stride=3).figures[0].n == one.n
+    assert ch.evaluate(writer(), tmp_path / "one.txt", stride=3).metrics[0].n == one.n
 
 
 def test_a_single_hidden_word_is_enough(tmp_path):
     (tmp_path / "short.txt").write_text("hi")
-    model = ch.new("tiny-encoder", vocabulary=len(WORDS), tokenizer=WORDS, use__mask=[MASK])
-    assert ch.evaluate(model, tmp_path / "short.txt").each[0]["hidden"] == 1
+    model = ch.new(
+        "tiny-encoder", vocab_size=len(WORDS), tokenizer=WORDS, inference__mask_token=[MASK]
+    )
+    assert ch.evaluate(model, tmp_path / "short.txt").examples[0]["hidden"] == 1
 
 
 def test_masked_words_are_told_as_by_hand(file):
     model = ch.new(
-        "tiny-encoder", vocabulary=len(WORDS), tokenizer=WORDS, context=32, use__mask=[MASK], use__begin=[END], seed=1
+        "tiny-encoder",
+        vocab_size=len(WORDS),
+        tokenizer=WORDS,
+        context_length=32,
+        inference__mask_token=[MASK],
+        inference__bos_tokens=[END],
+        seed=1,
     )
     found = ch.evaluate(model, file, seed=3)
-    chance, losses, right = np.random.default_rng(3), [], []
+    chance = np.random.default_rng(3)
+    losses = []
+    right = []
     for text in documents(file):
         ids = WORDS.encode(text)
         for row in ([END, *ids[start : start + 31]] for start in range(0, len(ids), 31)):
-            hidden = chance.choice(range(1, len(row)), max(1, round(0.15 * (len(row) - 1))), replace=False)
-            log_probs = model.logits([MASK if i in hidden else token for i, token in enumerate(row)]).log_softmax(-1)
+            hidden = chance.choice(
+                range(1, len(row)), max(1, round(0.15 * (len(row) - 1))), replace=False
+            )
+            log_probs = model.logits(
+                [MASK if i in hidden else token for i, token in enumerate(row)]
+            ).log_softmax(-1)
             losses += [-log_probs[i, row[i]].item() for i in hidden]
             right += [log_probs[i].argmax().item() == row[i] for i in hidden]
     assert found.value("loss") == pytest.approx(np.mean(losses), rel=1e-5)
     assert found.value("accuracy") == pytest.approx(np.mean(right))
-    assert sum(one["hidden"] for one in found.each) == len(losses)
+    assert sum(one["hidden"] for one in found.examples) == len(losses)
     assert ch.evaluate(model, file, seed=4).value("loss") != found.value("loss")
 
 
@@ -147,7 +186,7 @@ def test_masked_words_are_told_as_by_hand(file):
         ({}, {"seed": -1}, "at least 0"),
         ({}, {"column": "x"}, "column is not an option"),
         ({}, {"train": "x"}, "train is not an option"),
-        ({"head": "hidden"}, {}, "no head"),
+        ({"head": "none"}, {}, "no head"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(file, change, options, why):

@@ -6,19 +6,19 @@ import sacrebleu
 import torch
 
 import clearhead as ch
-from clearhead.data.packed import Report
-from clearhead.data.pair_files import Pair
-from clearhead.data.pairs import Pairs, encoded
+from clearhead.data.batch import DataReport
+from clearhead.data.pairs import SentencePair, TranslationDataset, encode_pairs
 from clearhead.errors import ClearheadError
-from clearhead.evaluate.figures import figures
-from clearhead.evaluate.translations import Overlap
-from clearhead.train.team import Alone
-from clearhead.train.validate import validate
+from clearhead.evaluate.metrics import bootstrap_metrics
+from clearhead.evaluate.translation import CorpusScorer
+from clearhead.train.distributed import SingleProcess
+from clearhead.train.trainer import validation_loss
 
 SOURCES = ["the cat sat", "on a mat", "the dog ran home again", "a cat"]
 TARGETS = ["die katze sass", "auf einer matte", "der hund lief wieder heim", "eine katze"]
 WORDS = ch.Tokenizer.train_bpe(SOURCES + TARGETS, 300, ("<|end|>", "<|start|>"))
-END, START = WORDS.special["<|end|>"], WORDS.special["<|start|>"]
+END = WORDS.special_tokens["<|end|>"]
+START = WORDS.special_tokens["<|start|>"]
 
 
 @pytest.fixture
@@ -30,23 +30,44 @@ def files(tmp_path):
 
 @pytest.fixture(scope="module")
 def translator():
-    around = {"use__end": [END], "use__start": [START], "use__stop": [END], "use__never": [START]}
-    return ch.new("tiny-encoder-decoder", vocabulary=len(WORDS), tokenizer=WORDS, context=24, seed=1, **around)
+    around = {
+        "inference__sep_tokens": [END],
+        "inference__decoder_start_tokens": [START],
+        "inference__eos_tokens": [END],
+        "inference__suppress_tokens": [START],
+    }
+    return ch.new(
+        "tiny-encoder-decoder",
+        vocab_size=len(WORDS),
+        tokenizer=WORDS,
+        context_length=24,
+        seed=1,
+        **around,
+    )
 
 
 def test_scores_are_sacrebleus_on_what_the_model_translates(translator, files, monkeypatch):
-    made = {"the cat sat": "die Katze sass da", "on a mat": "auf einer matte", "a cat": "", SOURCES[2]: "der hund lief"}
+    made = {
+        "the cat sat": "die Katze sass da",
+        "on a mat": "auf einer matte",
+        "a cat": "",
+        SOURCES[2]: "der hund lief",
+    }
 
     class Told(str):
         text = property(str)
 
-    monkeypatch.setattr(translator, "translate", lambda texts, beam: [Told(made[text]) for text in texts])
+    monkeypatch.setattr(
+        translator, "translate", lambda texts, beam: [Told(made[text]) for text in texts]
+    )
     found = ch.evaluate(translator, files)
     hypotheses = [made[source] for source in SOURCES]
-    assert [one["hypothesis"] for one in found.each] == hypotheses
+    assert [one["hypothesis"] for one in found.examples] == hypotheses
     assert found.value("bleu") == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [TARGETS]).score)
     assert found.value("chrf") == pytest.approx(sacrebleu.corpus_chrf(hypotheses, [TARGETS]).score)
-    assert found.each[0]["chrf"] == pytest.approx(sacrebleu.sentence_chrf(hypotheses[0], [TARGETS[0]]).score)
+    assert found.examples[0]["chrf"] == pytest.approx(
+        sacrebleu.sentence_chrf(hypotheses[0], [TARGETS[0]]).score
+    )
     assert "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in found["bleu"].method
     assert found["bleu"].low <= found.value("bleu") <= found["bleu"].high
 
@@ -54,10 +75,14 @@ def test_scores_are_sacrebleus_on_what_the_model_translates(translator, files, m
 def test_the_interval_is_about_that_of_sacrebleu():
     chance = np.random.default_rng(0)
     references = [" ".join(chance.choice(list("abcdefgh"), 12)) for _ in range(200)]
-    hypotheses = [" ".join(w if chance.random() < 0.8 else "x" for w in text.split()) for text in references]
+    hypotheses = [
+        " ".join(w if chance.random() < 0.8 else "x" for w in text.split()) for text in references
+    ]
     metric = sacrebleu.metrics.BLEU(force=True)
-    overlap = Overlap(metric, hypotheses, references)
-    ours = figures({"bleu": ""}, lambda counts: [overlap.score(counts @ overlap.stats)], 200, "sentences", 0)[0]
+    overlap = CorpusScorer(metric, hypotheses, references)
+    ours = bootstrap_metrics(
+        {"bleu": ""}, lambda counts: [overlap.score(counts @ overlap.stats)], 200, "sentences", 0
+    )[0]
     theirs = metric.corpus_score(hypotheses, [references], n_bootstrap=1000)
     assert ours.value == pytest.approx(theirs.score)
     assert (ours.high - ours.low) / 2 == pytest.approx(theirs._ci, rel=0.1)
@@ -65,10 +90,12 @@ def test_the_interval_is_about_that_of_sacrebleu():
 
 
 def test_hypotheses_are_translations_in_the_order_of_the_file(translator, files):
-    found = ch.evaluate(translator, files, beam=2)
+    found = ch.evaluate(translator, files, num_beams=2)
     wanted = [one.text for one in translator.translate(SOURCES, beam=2)]
-    assert [one["hypothesis"] for one in found.each] == [" ".join(text.split()) for text in wanted]
-    assert [one["source"] for one in found.each] == SOURCES
+    assert [one["hypothesis"] for one in found.examples] == [
+        " ".join(text.split()) for text in wanted
+    ]
+    assert [one["source"] for one in found.examples] == SOURCES
 
 
 def test_the_loss_is_that_of_the_reference_and_its_end(translator, files):
@@ -77,17 +104,23 @@ def test_the_loss_is_that_of_the_reference_and_its_end(translator, files):
         ids = [START, *WORDS.encode(target), END]
         log_probs = translator.logits(ids[:-1], source=[*WORDS.encode(source), END]).log_softmax(-1)
         losses.append([-row[token].item() for row, token in zip(log_probs, ids[1:], strict=True)])
-    found = ch.evaluate(translator, files, beam=1)
+    found = ch.evaluate(translator, files, num_beams=1)
     assert found.value("loss") == pytest.approx(np.mean(np.concatenate(losses)), rel=1e-5)
-    assert [one["loss"] for one in found.each] == pytest.approx([np.mean(one) for one in losses], rel=1e-5)
+    assert [one["loss"] for one in found.examples] == pytest.approx(
+        [np.mean(one) for one in losses], rel=1e-5
+    )
 
 
 def test_the_loss_is_what_training_calls_its_validation(translator, files):
-    found = [Pair(*texts, "") for texts in zip(SOURCES, TARGETS, strict=True)]
-    ids = [ids for _, ids in encoded(found, WORDS, WORDS, translator.config.use, Report())]
-    held = Pairs(ids, ids, Report(), rows=2, length=24, source_length=24, seed=0)
-    loss, _ = validate(translator.net, held, torch.device("cpu"), Alone())
-    assert ch.evaluate(translator, files, beam=1).value("loss") == pytest.approx(loss, rel=1e-5)
+    found = [SentencePair(*texts, "") for texts in zip(SOURCES, TARGETS, strict=True)]
+    ids = [ids for _, ids in encode_pairs(found, WORDS, WORDS, translator.config.inference, DataReport())]
+    held = TranslationDataset(
+        ids, ids, DataReport(), batch_size=2, seq_len=24, source_seq_len=24, seed=0
+    )
+    loss, _ = validation_loss(translator.net, held, torch.device("cpu"), SingleProcess())
+    assert ch.evaluate(translator, files, num_beams=1).value("loss") == pytest.approx(
+        loss, rel=1e-5
+    )
 
 
 def test_pairs_that_do_not_belong_together_are_refused(translator, files, tmp_path):
@@ -106,15 +139,19 @@ def test_pairs_that_stand_on_one_line_are_all_evaluated(translator, tmp_path):
     texts = zip(SOURCES, TARGETS, strict=True)
     units = "".join(f"<tu>{side.format('en', a)}{side.format('de', b)}</tu>" for a, b in texts)
     (tmp_path / "a.tmx").write_text(f"<tmx><body>{units}</body></tmx>")
-    found = ch.evaluate(translator, tmp_path / "a.tmx", sides=("en", "de"), beam=1)
-    assert [one["reference"] for one in found.each] == TARGETS
+    found = ch.evaluate(translator, tmp_path / "a.tmx", sides=("en", "de"), num_beams=1)
+    assert [one["reference"] for one in found.examples] == TARGETS
 
 
 def test_pairs_become_tokens_many_at_a_time(translator, files, monkeypatch):
     asked = []
     batch = ch.Tokenizer.encode_batch
-    monkeypatch.setattr(ch.Tokenizer, "encode_batch", lambda words, texts: asked.append(texts) or batch(words, texts))
-    ch.evaluate(translator, files, beam=1)
+    monkeypatch.setattr(
+        ch.Tokenizer,
+        "encode_batch",
+        lambda words, texts: asked.append(texts) or batch(words, texts),
+    )
+    ch.evaluate(translator, files, num_beams=1)
     assert asked == [SOURCES, TARGETS]
 
 
@@ -122,11 +159,11 @@ def test_a_model_that_listens_is_refused(files):
     ear = {"kind": "sound", "mels": 6, "frames": 9}
     listens = ch.new(
         "tiny-encoder-decoder",
-        vocabulary=len(WORDS),
+        vocab_size=len(WORDS),
         tokenizer=WORDS,
-        shape__input=ear,
-        shape__context=5,
-        shape__vocabulary=0,
+        architecture__source_input=ear,
+        architecture__source_context_length=5,
+        architecture__source_vocab_size=0,
     )
     with pytest.raises(ClearheadError, match="this model reads sound"):
         ch.evaluate(listens, files)
@@ -136,9 +173,10 @@ def test_a_pair_that_is_too_long_is_refused_or_left_out(translator, tmp_path):
     long = "the cat " * 200
     (tmp_path / "long.tsv").write_text(f"a cat\teine katze\n{long}\tviele katzen\n")
     with pytest.raises(
-        ClearheadError, match=r"long.tsv:2 \(\d+\): the source has more tokens than the \d+ that this model reads"
+        ClearheadError,
+        match=r"long.tsv:2 \(\d+\): the source has more tokens than the \d+ that this model reads",
     ):
         ch.evaluate(translator, tmp_path / "long.tsv")
-    found = ch.evaluate(translator, tmp_path / "long.tsv", broken="skip", beam=1)
-    assert len(found.each) == 1
+    found = ch.evaluate(translator, tmp_path / "long.tsv", broken="skip", num_beams=1)
+    assert len(found.examples) == 1
     assert any("1 × the source has more" in note for note in found.notes)

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from clearhead.evaluate import formulas as f
+from clearhead.evaluate.metrics import (
+    accuracy,
+    expected_calibration_error,
+    f1_scores,
+    matthews_correlation,
+    pearson,
+    precision,
+    recall,
+    spearman,
+)
 
 Labels = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30)
 Points = st.lists(
@@ -30,43 +39,54 @@ def test_f1_is_made_of_hits_false_alarms_and_misses(pairs):
         alarms = sum(told == label != true for true, told in pairs)
         misses = sum(true == label != told for true, told in pairs)
         want.append(2 * hits / (2 * hits + alarms + misses) if hits + alarms + misses else math.nan)
-    assert f.f1_scores(table_of(pairs)) == pytest.approx(want, nan_ok=True)
-    assert f.accuracy(table_of(pairs)) == pytest.approx(np.mean([true == told for true, told in pairs]))
+    assert f1_scores(table_of(pairs)) == pytest.approx(want, nan_ok=True)
+    assert accuracy(table_of(pairs)) == pytest.approx(
+        np.mean([true == told for true, told in pairs])
+    )
 
 
 @given(Labels)
 def test_f1_is_the_harmonic_mean_of_precision_and_recall(pairs):
     table = table_of(pairs)
-    p, r = f.precision(table), f.recall(table)
+    p = precision(table)
+    r = recall(table)
     both = (p > 0) & (r > 0)
-    assert f.f1_scores(table)[both] == pytest.approx(2 / (1 / p[both] + 1 / r[both]))
+    assert f1_scores(table)[both] == pytest.approx(2 / (1 / p[both] + 1 / r[both]))
 
 
 @given(Labels)
 def test_matthews_is_the_correlation_of_indicators(pairs):
     """Gorodkin: the covariances of one column for each class, added up, over the root of their variances."""
     true, told = (np.eye(3)[[pair[i] for pair in pairs]] for i in (0, 1))
-    true, told = true - true.mean(0), told - told.mean(0)
+    true = true - true.mean(0)
+    told = told - told.mean(0)
     spread = math.sqrt((true**2).sum() * (told**2).sum())
-    assert f.matthews(table_of(pairs)) == pytest.approx((true * told).sum() / spread if spread > 1e-9 else 0, abs=1e-9)
+    assert matthews_correlation(table_of(pairs)) == pytest.approx(
+        (true * told).sum() / spread if spread > 1e-9 else 0, abs=1e-9
+    )
 
 
 def test_matthews_of_two_classes_is_the_formula_of_1975():
-    tn, fp, fn, tp = 5, 2, 3, 7
+    tn = 5
+    fp = 2
+    fn = 3
+    tp = 7
     want = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    assert f.matthews(np.array([[tn, fp], [fn, tp]], float)) == pytest.approx(want)
+    assert matthews_correlation(np.array([[tn, fp], [fn, tp]], float)) == pytest.approx(want)
 
 
 def test_calibration_error_is_the_mean_distance_of_bins():
-    sure, right = np.array([0.95, 0.91, 0.55, 0.51, 1.0]), np.array([1.0, 0, 1, 1, 1])
+    sure = np.array([0.95, 0.91, 0.55, 0.51, 1.0])
+    right = np.array([1.0, 0, 1, 1, 1])
     # in 0.9–1.0: confidence (0.95 + 0.91 + 1) / 3, two of three right; in 0.5–0.6: confidence 0.53, both right
     want = 3 / 5 * abs(2.86 / 3 - 2 / 3) + 2 / 5 * (1 - 0.53)
-    assert f.calibration_error(sure, right, np.ones(5), 10) == pytest.approx(want)
+    assert expected_calibration_error(sure, right, np.ones(5), 10) == pytest.approx(want)
 
 
 def test_a_model_that_is_right_as_often_as_it_says_has_no_calibration_error():
-    sure, right = np.full(10, 0.7), np.array([1.0] * 7 + [0] * 3)
-    assert f.calibration_error(sure, right, np.ones(10), 10) == pytest.approx(0)
+    sure = np.full(10, 0.7)
+    right = np.array([1.0] * 7 + [0] * 3)
+    assert expected_calibration_error(sure, right, np.ones(10), 10) == pytest.approx(0)
 
 
 @given(Points)
@@ -74,8 +94,8 @@ def test_ranks_of_spearman_count_what_is_smaller(points):
     x, y, _ = (np.array(column, float) for column in zip(*points, strict=True))
     ranks = [[(v < w).sum() + ((v == w).sum() + 1) / 2 for w in v] for v in (x, y)]
     assume(len(set(x)) > 1 and len(set(y)) > 1)
-    assert f.spearman(x, y) == pytest.approx(np.corrcoef(ranks)[0, 1])
-    assert f.pearson(x, y) == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert spearman(x, y) == pytest.approx(np.corrcoef(ranks)[0, 1])
+    assert pearson(x, y) == pytest.approx(np.corrcoef(x, y)[0, 1])
 
 
 @given(Points)
@@ -84,13 +104,15 @@ def test_what_counts_twice_is_as_if_it_stood_there_twice(points):
     often = np.repeat(np.arange(len(x)), counts.astype(int))
     assume(len(set(x[often])) > 1 and len(set(y[often])) > 1)
     once = np.ones(len(often))
-    assert f.pearson(x, y, counts) == pytest.approx(f.pearson(x[often], y[often]))
-    assert f.spearman(x, y, counts) == pytest.approx(f.spearman(x[often], y[often]))
-    sure, right = np.abs(x) / 5, (y > 0).astype(float)
-    a, b = f.calibration_error(sure, right, counts, 4), f.calibration_error(sure[often], right[often], once, 4)
+    assert pearson(x, y, counts) == pytest.approx(pearson(x[often], y[often]))
+    assert spearman(x, y, counts) == pytest.approx(spearman(x[often], y[often]))
+    sure = np.abs(x) / 5
+    right = (y > 0).astype(float)
+    a = expected_calibration_error(sure, right, counts, 4)
+    b = expected_calibration_error(sure[often], right[often], once, 4)
     assert a == pytest.approx(b)
 
 
 def test_numbers_that_are_all_the_same_have_no_correlation():
-    assert math.isnan(f.pearson([1, 1, 1], [1, 2, 3]))
-    assert math.isnan(f.spearman([1, 2, 3], [5, 5, 5]))
+    assert math.isnan(pearson([1, 1, 1], [1, 2, 3]))
+    assert math.isnan(spearman([1, 2, 3], [5, 5, 5]))

@@ -10,12 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.errors import ClearheadError
-from clearhead.evaluate.figures import Evaluation, figures, number
+from clearhead.evaluate.metrics import Evaluation, bootstrap_metrics, format_number
 
 
 def mean_of(values, seed=0):
     values = np.array(values, float)
-    return figures({"mean": "the mean"}, lambda counts: [counts @ values / counts.sum()], len(values), "rows", seed)[0]
+    return bootstrap_metrics(
+        {"mean": "the mean"},
+        lambda counts: [counts @ values / counts.sum()],
+        len(values),
+        "rows",
+        seed,
+    )[0]
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=30), st.integers(0, 5))
@@ -31,26 +37,34 @@ def test_the_interval_holds_the_value_and_lies_among_the_values(values, seed):
 
 def test_the_interval_of_a_mean_is_that_of_the_normal_distribution():
     values = np.random.default_rng(1).normal(3, 2, 2000)
-    found, error = mean_of(values), values.std() / math.sqrt(2000)
-    assert (found.low, found.high) == pytest.approx((found.value - 1.96 * error, found.value + 1.96 * error), abs=0.01)
+    found = mean_of(values)
+    error = values.std() / math.sqrt(2000)
+    assert (found.low, found.high) == pytest.approx(
+        (found.value - 1.96 * error, found.value + 1.96 * error), abs=0.01
+    )
 
 
 def test_the_interval_shrinks_with_the_root_of_n():
     values = np.random.default_rng(1).normal(size=100)
-    few, many = mean_of(values), mean_of(np.tile(values, 64))
+    few = mean_of(values)
+    many = mean_of(np.tile(values, 64))
     assert (few.high - few.low) / (many.high - many.low) == pytest.approx(8, rel=0.1)
 
 
 def test_an_interval_begins_with_a_value_that_chance_only_makes_larger():
     values = np.tile([-1.0, 1.0], 50)
-    found = figures({"x": ""}, lambda counts: [abs(counts @ values)], 100, "rows", 0)[0]
+    found = bootstrap_metrics({"x": ""}, lambda counts: [abs(counts @ values)], 100, "rows", 0)[0]
     assert found.low == found.value == 0 < found.high
 
 
 @pytest.mark.filterwarnings("error")
 def test_of_what_may_be_infinite_there_is_no_interval():
-    found = figures(
-        {"x": "", "y": ""}, lambda counts: [math.inf, 1 / counts[0] if counts[0] else math.inf], 5, "rows", 0
+    found = bootstrap_metrics(
+        {"x": "", "y": ""},
+        lambda counts: [math.inf, 1 / counts[0] if counts[0] else math.inf],
+        5,
+        "rows",
+        0,
     )
     assert [(one.low, one.high) for one in found] == [(None, None), (None, None)]
 
@@ -59,21 +73,33 @@ def test_of_what_may_be_infinite_there_is_no_interval():
 def test_a_share_of_all_or_nothing_has_the_interval_of_wilson(right, low, high):
     """As tables have it for 10 of 10; drawn, it would have no width."""
     how = {"accuracy": "share", "f1": "no share"}
-    found, other = figures(how, lambda counts: [right, right], 10, "rows", 0, ("accuracy",))
+    found, other = bootstrap_metrics(
+        how, lambda counts: [right, right], 10, "rows", 0, ("accuracy",)
+    )
     assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
     assert "Wilson" in found.method
     assert (other.value, other.low, other.high) == (right, None, None)
-    assert other.method == "no share; no interval can be drawn from 10 rows, of which all draws are alike"
-    drawn = figures(how, lambda counts: [counts[0], right], 10, "rows", 0, ("accuracy",))[0]
+    assert (
+        other.method
+        == "no share; no interval can be drawn from 10 rows, of which all draws are alike"
+    )
+    drawn = bootstrap_metrics(how, lambda counts: [counts[0], right], 10, "rows", 0, ("accuracy",))[
+        0
+    ]
     assert "bootstrap" in drawn.method
     told = str(Evaluation([found, other, replace(other, name="matthews"), drawn], []))
     assert "The interval: 95 % of 1,000 bootstrap samples" in told
     assert "That of accuracy: Wilson's 95 % for a share of 10 rows" in told
-    assert "That of f1, matthews: no interval can be drawn from 10 rows, of which all draws are alike.\n" in f"{told}\n"
+    assert (
+        "That of f1, matthews: no interval can be drawn from 10 rows, of which all draws are alike.\n"
+        in f"{told}\n"
+    )
 
 
 def test_units_that_are_alike_and_neither_all_right_nor_all_wrong_have_no_interval():
-    (half,) = figures({"accuracy": "share"}, lambda counts: [0.5], 10, "rows", 0, ("accuracy",))
+    (half,) = bootstrap_metrics(
+        {"accuracy": "share"}, lambda counts: [0.5], 10, "rows", 0, ("accuracy",)
+    )
     assert (half.value, half.low, half.high) == (0.5, None, None)
 
 
@@ -84,18 +110,25 @@ def test_of_one_there_is_no_interval():
 
 
 def test_figures_are_asked_for_by_name():
-    found = Evaluation(figures({"bits per byte": "how"}, lambda counts: [1.5], 3, "rows", 0), [])
+    found = Evaluation(
+        bootstrap_metrics({"bits per byte": "how"}, lambda counts: [1.5], 3, "rows", 0), []
+    )
     assert found.value("bits per byte") == found.value("bits_per_byte") == 1.5
     with pytest.raises(ClearheadError, match="did you mean 'bits per byte'"):
         found.value("bits per bite")
 
 
 def test_what_is_no_finite_number_is_null():
-    found = Evaluation(figures({"x": "how"}, lambda counts: [math.inf], 1, "rows", 0), [{"loss": math.nan}])
-    assert json.loads(found.json())["figures"][0]["value"] is None
-    assert json.loads(found.each_json()) == {"loss": None}
+    found = Evaluation(
+        bootstrap_metrics({"x": "how"}, lambda counts: [math.inf], 1, "rows", 0),
+        [{"loss": math.nan}],
+    )
+    assert json.loads(found.to_json())["figures"][0]["value"] is None
+    assert json.loads(found.examples_to_jsonl()) == {"loss": None}
 
 
-@pytest.mark.parametrize(("value", "told"), [(0.12345, "0.1235"), (34.567, "34.57"), (2.5e7, "2.5e+07")])
+@pytest.mark.parametrize(
+    ("value", "told"), [(0.12345, "0.1235"), (34.567, "34.57"), (2.5e7, "2.5e+07")]
+)
 def test_numbers_have_four_digits(value, told):
-    assert number(value) == told
+    assert format_number(value) == told

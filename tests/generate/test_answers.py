@@ -6,23 +6,27 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.batch import MOST
-from clearhead.generate import answers
-from clearhead.generate.answers import Scored, gapped
+from clearhead.data.batch import MAX_BATCH_TOKENS
+from clearhead.generate import tasks
+from clearhead.generate.tasks import ScoreResult, encode_masked_text
 
-WORDS = ch.Tokenizer.train_bpe(["the cat sat on the mat", "a dog ran"], 300, ("<|end|>", "<|mask|>"))
-MASK = WORDS.special["<|mask|>"]
+WORDS = ch.Tokenizer.train_bpe(
+    ["the cat sat on the mat", "a dog ran"], 300, ("<|end|>", "<|mask|>")
+)
+MASK = WORDS.special_tokens["<|mask|>"]
 
 
 @pytest.fixture(scope="module")
 def reader():
-    return ch.new("tiny-encoder", vocabulary=len(WORDS), tokenizer=WORDS, seed=4, use__mask=[MASK])
+    return ch.new(
+        "tiny-encoder", vocab_size=len(WORDS), tokenizer=WORDS, seed=4, inference__mask_token=[MASK]
+    )
 
 
 @pytest.fixture(scope="module")
 def judge():
     return ch.new(
-        "tiny-encoder", vocabulary=len(WORDS), tokenizer=WORDS, seed=4, head={"kind": "classes", "classes": 3},
+        "tiny-encoder", vocab_size=len(WORDS), tokenizer=WORDS, seed=4, head={"kind": "classification", "classes": 3},
         use__labels=["bad", "fair", "good"],
     )  # fmt: skip
 
@@ -38,10 +42,12 @@ def test_gaps_are_filled_with_the_likeliest_tokens(reader):
 def test_gaps_are_filled_by_the_edited_model(reader):
     edits = {"blocks.0.attn.z": ch.ablate(head=1)}
     expected = reader.logits([*WORDS.encode("the"), MASK], edits=edits)[-1].softmax(-1).max()
-    assert reader.fill("the [MASK]", 1, edits=edits)[0].probability == pytest.approx(float(expected), abs=1e-6)
+    assert reader.fill("the [MASK]", 1, edits=edits)[0].probability == pytest.approx(
+        float(expected), abs=1e-6
+    )
     assert reader.fill("the [MASK]", edits=edits) != reader.fill("the [MASK]")
     with pytest.raises(ch.ClearheadError, match=r"blocks\.9"):
-        reader.fill("the [MASK]", edits={"blocks.9.post": ch.ablate()})
+        reader.fill("the [MASK]", edits={"blocks.9.resid_post": ch.ablate()})
 
 
 def test_a_gap_may_be_called_as_the_tokenizer_calls_it_and_there_may_be_several(reader):
@@ -51,7 +57,7 @@ def test_a_gap_may_be_called_as_the_tokenizer_calls_it_and_there_may_be_several(
 
 
 def test_a_word_brings_its_own_space():
-    assert gapped(WORDS, ch.Config().use.__class__(mask=(MASK,)), "the [MASK] sat") == [
+    assert encode_masked_text(WORDS, ch.Config().inference.__class__(mask_token=(MASK,)), "the [MASK] sat") == [
         *WORDS.encode("the"), MASK, *WORDS.encode(" sat"),
     ]  # fmt: skip
 
@@ -67,18 +73,20 @@ def test_classes_have_the_probabilities_of_their_logits(judge):
 
 
 def test_numbers_are_given_as_they_are():
-    model = ch.new("tiny-encoder", vocabulary=len(WORDS), tokenizer=WORDS, head={"kind": "number"})
+    model = ch.new(
+        "tiny-encoder", vocab_size=len(WORDS), tokenizer=WORDS, head={"kind": "regression"}
+    )
     assert model.classify("the cat") == pytest.approx(float(model.logits("the cat")))
 
 
 def test_pictures_are_classified():
     model = ch.new("tiny-pictures")
-    made = model.classify(pictures=torch.zeros(2, 1, 8, 8))
+    made = model.classify(images=torch.zeros(2, 1, 8, 8))
     assert [one.label for one in made] == [made[0].label] * 2
 
 
 def test_a_score_is_the_sum_of_what_the_model_gives_each_token():
-    model = ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=3)
+    model = ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=3)
     ids = model.tokenizer.encode("abcab")
     rows = model.logits(ids).log_softmax(-1)
     expected = [float(rows[i, token]) for i, token in enumerate(ids[1:])]
@@ -89,17 +97,19 @@ def test_a_score_is_the_sum_of_what_the_model_gives_each_token():
 
 
 def test_a_text_beyond_all_likelihood_has_an_infinite_perplexity():
-    assert Scored([-800.0, -800.0]).perplexity == math.inf
-    assert math.isnan(Scored([]).perplexity)
+    assert ScoreResult([-800.0, -800.0]).perplexity == math.inf
+    assert math.isnan(ScoreResult([]).perplexity)
 
 
 @pytest.fixture(scope="module")
 def writer():
-    return ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=3)
+    return ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=3)
 
 
 @pytest.mark.parametrize("length", [33, 47, 48, 49, 80, 200])
-def test_a_long_text_is_scored_piece_by_piece_each_token_from_at_least_half_a_context(writer, length):
+def test_a_long_text_is_scored_piece_by_piece_each_token_from_at_least_half_a_context(
+    writer, length
+):
     ids = torch.randint(256, (length,), generator=torch.Generator().manual_seed(length)).tolist()
     made = writer.score(ids, "slide").logprobs
     assert len(made) == length - 1
@@ -126,11 +136,15 @@ def test_many_texts_are_read_in_parts_and_come_back_in_order(writer, judge, monk
     for model in (judge, writer):
         forward = model.net.forward
         monkeypatch.setattr(
-            model.net, "forward", lambda ids, forward=forward, **k: widths.append(ids.numel()) or forward(ids, **k)
+            model.net,
+            "forward",
+            lambda ids, forward=forward, **k: widths.append(ids.numel()) or forward(ids, **k),
         )
-    monkeypatch.setitem(MOST, "cpu", 50)
+    monkeypatch.setitem(MAX_BATCH_TOKENS, "cpu", 50)
     made = zip(judge.classify(texts), judge.embed(texts), writer.score(texts), strict=True)
-    for (judged, vector, scored), (judged_alone, vector_alone, scored_alone) in zip(made, alone, strict=True):
+    for (judged, vector, scored), (judged_alone, vector_alone, scored_alone) in zip(
+        made, alone, strict=True
+    ):
         assert judged.probability == pytest.approx(judged_alone.probability, abs=1e-6)
         assert torch.allclose(vector, vector_alone, atol=1e-5)
         assert scored.logprobs == pytest.approx(scored_alone.logprobs, abs=1e-5)
@@ -140,7 +154,7 @@ def test_many_texts_are_read_in_parts_and_come_back_in_order(writer, judge, monk
 
 def test_logits_are_made_for_a_few_tokens_at_a_time(writer, monkeypatch):
     expected = writer.score("abcabcabcab").logprobs
-    monkeypatch.setattr(answers, "LOGITS", 256 * 3)
+    monkeypatch.setattr(tasks, "LOGITS", 256 * 3)
     assert writer.score("abcabcabcab").logprobs == pytest.approx(expected, abs=1e-5)
 
 
@@ -186,15 +200,17 @@ def test_what_a_model_cannot_answer_is_refused_with_a_sentence(reader, judge, wr
 
 @pytest.mark.parametrize("head", ["classes", "number"])
 def test_what_is_no_number_has_no_class_and_is_none(head):
-    model, blank = ch.new("tiny-pictures", head=head), torch.zeros(2, 1, 8, 8)
-    assert len(model.classify(pictures=blank)) == 2
-    model.net.norm.weight.data[0] = torch.nan
+    model = ch.new("tiny-pictures", head=head)
+    blank = torch.zeros(2, 1, 8, 8)
+    assert len(model.classify(images=blank)) == 2
+    model.net.final_norm.weight.data[0] = torch.nan
     with pytest.raises(ch.ClearheadError, match="the logits hold no numbers"):
-        model.classify(pictures=blank)
+        model.classify(images=blank)
 
 
 def test_a_gap_is_read_as_one_wherever_a_masked_word_model_reads_text(reader, judge):
-    text, ids = "the [MASK] sat", [*WORDS.encode("the"), MASK, *WORDS.encode(" sat")]
+    text = "the [MASK] sat"
+    ids = [*WORDS.encode("the"), MASK, *WORDS.encode(" sat")]
     assert torch.equal(reader.logits(text), reader.logits(ids))
     assert reader.watch(text, "embed").tokens == reader.watch(ids, "embed").tokens
     assert list(reader._rows([text])) == [ids]

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.config import Attention, Learned, Rotary, Shaw
+from clearhead.config.model import Attention, Learned, Rotary, Shaw
 from clearhead.errors import ClearheadError
-from clearhead.generate import beam_recorded
-from clearhead.generate.beam import beam_search
-from clearhead.model.transformer import build
+from clearhead.generate import beam_cuda
+from clearhead.generate.beam_search import beam_search
+from clearhead.model.transformer import build_transformer
 from strategies import POSITIONS
 
 PROMPTS = [[3, 4, 5], [6, 7, 8, 9, 10], [11], [12, 13]]
@@ -22,7 +22,7 @@ PROMPTS = [[3, 4, 5], [6, 7, 8, 9, 10], [11], [12, 13]]
 
 def sharp(m, seed=0):
     """A network that is sure of itself, in 64 bits: rounding never decides between two texts."""
-    net = build(m, seed).double().eval()
+    net = build_transformer(m, seed).double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in net.parameters():
@@ -31,7 +31,9 @@ def sharp(m, seed=0):
 
 
 def tiny(name="tiny-decoder", seed=0, **changes):
-    return sharp(ch.presets[name].change(**{"vocabulary": 29, "context": 24, **changes}).model, seed)
+    return sharp(
+        ch.presets[name].replace(**{"vocab_size": 29, "context_length": 24, **changes}).model, seed
+    )
 
 
 def some_stops(net, count, **given):
@@ -41,9 +43,12 @@ def some_stops(net, count, **given):
 
 
 def test_only_positions_that_attention_can_be_told_of_are_told_whose_they_are(monkeypatch):
-    monkeypatch.setattr(beam_recorded, "TRITON", True)
+    monkeypatch.setattr(beam_cuda, "TRITON", True)
     for position, told in ((Rotary(), True), (Learned(), True), (Shaw(), False), (object(), False)):
-        assert beam_recorded.told_whose(SimpleNamespace(position=position, attention=Attention())) is told
+        assert (
+            beam_cuda.supports_kv_owner(SimpleNamespace(position=position, attention=Attention()))
+            is told
+        )
 
 
 def tokens(found):
@@ -62,7 +67,7 @@ def peer(seed):
     pytest.importorskip("transformers")
     from peers import HuggingFace
 
-    net = tiny("gpt2-124m", seed, width=24, layers=2, attention__heads=3)
+    net = tiny("gpt2-124m", seed, d_model=24, n_layers=2, attention__n_heads=3)
     theirs = HuggingFace(net).double().eval().model
 
     def generate(stop, n_best, **options):
@@ -92,7 +97,9 @@ def test_equals_transformers(seed):
     net, generate = peer(seed)
     stop = some_stops(net, 1 + seed % 3)
     lengths = set()
-    for beams, length_penalty, early in itertools.product(range(2, 6), (0.0, 0.5, 1.0, 2.0), (False, True)):
+    for beams, length_penalty, early in itertools.product(
+        range(2, 6), (0.0, 0.5, 1.0, 2.0), (False, True)
+    ):
         n_best = 1 + (beams + seed) % beams
         ours = beam_search(
             net,
@@ -104,7 +111,9 @@ def test_equals_transformers(seed):
             n_best=n_best,
             early=early,
         )
-        theirs = generate(stop, n_best, num_beams=beams, length_penalty=length_penalty, early_stopping=early)
+        theirs = generate(
+            stop, n_best, num_beams=beams, length_penalty=length_penalty, early_stopping=early
+        )
         assert tokens(ours) == theirs
         lengths |= {len(h.tokens) for found in ours for h in found}
     assert len(lengths) > 3
@@ -115,7 +124,9 @@ def test_one_beam_equals_greedy_search_in_transformers(seed):
     net, generate = peer(seed)
     stop = some_stops(net, 2)
     for length_penalty in (0.0, 1.0, 2.0):
-        ours = beam_search(net, PROMPTS, beams=1, max_tokens=10, stop=stop, length_penalty=length_penalty)
+        ours = beam_search(
+            net, PROMPTS, beams=1, max_tokens=10, stop=stop, length_penalty=length_penalty
+        )
         assert tokens(ours) == generate(stop, 1)
 
 
@@ -124,11 +135,22 @@ def test_forbidden_tokens_are_those_transformers_suppresses(beams):
     net, generate = peer(0)
     stop = some_stops(net, 2)
     free = [h.tokens for [h] in beam_search(net, PROMPTS, beams=beams, max_tokens=10)]
-    never, never_first = (free[0][0], free[1][1]), (free[1][0], free[2][0], free[3][0])
+    never = (free[0][0], free[1][1])
+    never_first = (free[1][0], free[2][0], free[3][0])
     ours = beam_search(
-        net, PROMPTS, beams=beams, max_tokens=10, stop=stop, never=never, never_first=never_first, known=25
+        net,
+        PROMPTS,
+        beams=beams,
+        max_tokens=10,
+        stop=stop,
+        never=never,
+        never_first=never_first,
+        known=25,
     )
-    suppressed = {"suppress_tokens": [*never, *range(25, 29)], "begin_suppress_tokens": list(never_first)}
+    suppressed = {
+        "suppress_tokens": [*never, *range(25, 29)],
+        "begin_suppress_tokens": list(never_first),
+    }
     assert tokens(ours) == generate(stop, 1, num_beams=beams, **suppressed)
     written = [h.tokens for found in ours for h in found]
     assert not {token for text in written for token in text} & {*never, *range(25, 29)}
@@ -147,16 +169,23 @@ def every_text(vocabulary, stop, length):
 
 @pytest.mark.parametrize("name", ["tiny-decoder", "tiny-llama", "tiny-encoder-decoder"])
 def test_enough_beams_rank_every_text_there_is(name):
-    net = tiny(name, vocabulary=4)
+    net = tiny(name, vocab_size=4)
     more = {"source": torch.tensor([[3, 1, 2]])} if net.encoder is not None else {}
     texts = list(every_text(4, stop=0, length=4))
-    logprobs = [float(shown(net, [2, 1], text, **more)[range(len(text)), text].sum()) for text in texts]
+    logprobs = [
+        float(shown(net, [2, 1], text, **more)[range(len(text)), text].sum()) for text in texts
+    ]
     for length_penalty in (0.0, 1.0, 2.0):
-        best = sorted(zip(texts, logprobs, strict=True), key=lambda found: -found[1] / len(found[0]) ** length_penalty)
+        best = sorted(
+            zip(texts, logprobs, strict=True),
+            key=lambda found: -found[1] / len(found[0]) ** length_penalty,
+        )
         options = {"max_tokens": 4, "stop": (0,), "length_penalty": length_penalty, **more}
         [found] = beam_search(net, [[2, 1]], beams=128, n_best=128, **options)
         assert [h.tokens for h in found] == [text for text, _ in best]
-        assert [h.logprob for h in found] == pytest.approx([logprob for _, logprob in best], abs=1e-4)
+        assert [h.logprob for h in found] == pytest.approx(
+            [logprob for _, logprob in best], abs=1e-4
+        )
         for beams in (1, 2, 5):
             [[fewer]] = beam_search(net, [[2, 1]], beams=beams, **options)
             assert fewer.score <= found[0].score + 1e-6
@@ -186,17 +215,17 @@ SEARCHES = {
 @settings(max_examples=15)
 def test_every_batch_of_searches(name, position, window, seed, pairs, stops, options):
     """Each sentence finds what it finds alone, without padding; hypotheses are what they say they are."""
-    m = ch.presets[name].change(vocabulary=29, context=24, layers=1).model
+    m = ch.presets[name].replace(vocab_size=29, context_length=24, n_layers=1).model
     net = sharp(replace(m, position=position, attention=replace(m.attention, window=window)), seed)
-    prompts, sources = [prompt for prompt, _ in pairs], [source for _, source in pairs]
-    more, alone = {}, [{}] * len(pairs)
+    prompts = [prompt for prompt, _ in pairs]
+    sources = [source for _, source in pairs]
+    more = {}
+    alone = [{}] * len(pairs)
     if net.encoder is not None:
         longest = max(map(len, sources))
         ids = torch.tensor([source + [0] * (longest - len(source)) for source in sources])
-        more, alone = (
-            {"source": ids, "source_segments": (ids > 0).long()},
-            [{"source": torch.tensor([s])} for s in sources],
-        )
+        more = {"source": ids, "source_segments": (ids > 0).long()}
+        alone = [{"source": torch.tensor([s])} for s in sources]
     stop = some_stops(net, stops, prompt=prompts, **more)
     options |= {"stop": stop, "n_best": options["beams"]}
     together = beam_search(net, prompts, **more, **options)
@@ -219,15 +248,21 @@ def test_every_batch_of_searches(name, position, window, seed, pairs, stops, opt
 
 
 def test_a_tensor_of_prompts_is_a_list_of_prompts():
-    net, ids = tiny(), torch.tensor([[3, 4], [5, 6]])
+    net = tiny()
+    ids = torch.tensor([[3, 4], [5, 6]])
     options = {"beams": 3, "max_tokens": 6, "n_best": 3}
     assert beam_search(net, ids, **options) == beam_search(net, ids.tolist(), **options)
 
 
 def test_one_pass_a_step_for_all_and_the_source_is_read_once(monkeypatch):
-    net, passes, encodes = tiny("tiny-encoder-decoder"), [], []
-    forward, encode = net.forward, net.encode
-    monkeypatch.setattr(net, "forward", lambda ids, **more: passes.append(len(ids)) or forward(ids, **more))
+    net = tiny("tiny-encoder-decoder")
+    passes = []
+    encodes = []
+    forward = net.forward
+    encode = net.encode
+    monkeypatch.setattr(
+        net, "forward", lambda ids, **more: passes.append(len(ids)) or forward(ids, **more)
+    )
     monkeypatch.setattr(net, "encode", lambda *given: encodes.append(given) or encode(*given))
     beam_search(net, [[1]] * 3, source=torch.arange(12).view(3, 4), beams=5, max_tokens=6)
     assert passes == [3] + [15] * 5  # prompts are the same for all beams
@@ -235,20 +270,25 @@ def test_one_pass_a_step_for_all_and_the_source_is_read_once(monkeypatch):
 
 
 def test_sentences_that_are_done_are_read_no_more(monkeypatch):
-    net, passes = tiny(), []
+    net = tiny()
+    passes = []
     free = beam_search(net, PROMPTS, beams=1, max_tokens=10)
     stop = (free[0][0].tokens[2], free[1][0].tokens[5])
     found = beam_search(net, PROMPTS, beams=1, max_tokens=10, stop=stop)
     lengths = [len(h.tokens) for [h] in found]
     assert len(set(lengths)) > 1
     forward = net.forward
-    monkeypatch.setattr(net, "forward", lambda ids, **more: passes.append(len(ids)) or forward(ids, **more))
+    monkeypatch.setattr(
+        net, "forward", lambda ids, **more: passes.append(len(ids)) or forward(ids, **more)
+    )
     beam_search(net, PROMPTS, beams=1, max_tokens=10, stop=stop)
     assert passes == [sum(length > step for length in lengths) for step in range(max(lengths))]
 
 
 def test_a_text_may_fill_the_context():
-    [[h]] = beam_search(tiny(context=8), [[1, 2, 3]], beams=2, max_tokens=6)  # the last token is never read
+    [[h]] = beam_search(
+        tiny(context_length=8), [[1, 2, 3]], beams=2, max_tokens=6
+    )  # the last token is never read
     assert len(h.tokens) == 6
 
 

@@ -8,12 +8,16 @@ from test_beam import PROMPTS, peer, sharp, shown, tiny, tokens
 
 import clearhead as ch
 from clearhead.errors import ClearheadError
-from clearhead.generate import beam_state
-from clearhead.generate.alternatives import alternatives
-from clearhead.generate.beam import beam_search
+from clearhead.generate.beam_search import beam_search, blockwise_topk
+from clearhead.generate.generation import beam_alternatives
 
 TOLD = {"beams": 3, "n_best": 3, "max_tokens": 8}
-EVEN = [[3, 4, 5, 3], [6, 7, 8, 9], [11, 3, 11, 3], [12, 13, 12, 12]]  # transformers counts padding as tokens
+EVEN = [
+    [3, 4, 5, 3],
+    [6, 7, 8, 9],
+    [11, 3, 11, 3],
+    [12, 13, 12, 12],
+]  # transformers counts padding as tokens
 
 
 def runs(text, size):
@@ -25,10 +29,13 @@ def runs(text, size):
 def test_runs_that_do_not_repeat_are_those_of_transformers(seed, monkeypatch):
     monkeypatch.setattr("test_beam.PROMPTS", EVEN)
     net, generate = peer(seed)
-    stop, changed = (beam_search(net, EVEN, beams=1, max_tokens=6)[0][0].tokens[5],), False
+    stop = (beam_search(net, EVEN, beams=1, max_tokens=6)[0][0].tokens[5],)
+    changed = False
     for size in (1, 2, 3):
         for beams in (1, 2, 4):
-            ours = beam_search(net, EVEN, beams=beams, n_best=beams, max_tokens=10, stop=stop, no_repeat=size)
+            ours = beam_search(
+                net, EVEN, beams=beams, n_best=beams, max_tokens=10, stop=stop, no_repeat=size
+            )
             assert tokens(ours) == generate(stop, beams, num_beams=beams, no_repeat_ngram_size=size)
             changed |= tokens(ours) != tokens(
                 beam_search(net, EVEN, beams=beams, n_best=beams, max_tokens=10, stop=stop)
@@ -39,7 +46,7 @@ def test_runs_that_do_not_repeat_are_those_of_transformers(seed, monkeypatch):
 @given(size=st.integers(1, 4), beams=st.integers(1, 4), seed=st.integers(0, 9))
 @settings(max_examples=10)
 def test_no_run_stands_twice_whoever_else_is_in_the_batch(size, beams, seed):
-    net = tiny(seed=seed, layers=1, vocabulary=23)
+    net = tiny(seed=seed, n_layers=1, vocab_size=23)
     options = {"beams": beams, "max_tokens": 9, "no_repeat": size}
     prompts = [list(dict.fromkeys(prompt)) for prompt in PROMPTS]
     together = beam_search(net, prompts, **options)
@@ -57,16 +64,22 @@ def test_no_run_stands_twice_whoever_else_is_in_the_batch(size, beams, seed):
     penalty=st.sampled_from([0.0, 1.0, 2.0]),
 )
 @settings(max_examples=10)
-def test_a_text_with_a_prefix_is_scored_as_a_whole_and_goes_on_as_after_a_longer_prompt(name, seed, begins, penalty):
-    net = tiny(name, seed, layers=1)
+def test_a_text_with_a_prefix_is_scored_as_a_whole_and_goes_on_as_after_a_longer_prompt(
+    name, seed, begins, penalty
+):
+    net = tiny(name, seed, n_layers=1)
     source = {"source": torch.arange(12).view(4, 3) + 3} if net.encoder is not None else {}
     found = beam_search(net, PROMPTS, prefix=begins, length_penalty=penalty, **source, **TOLD)
     for i, (prompt, begin, hypotheses) in enumerate(zip(PROMPTS, begins, found, strict=True)):
         one = {key: value[i : i + 1] for key, value in source.items()}
         bare = beam_search(net, [prompt + begin], length_penalty=penalty, **one, **TOLD)
-        assert [begin + h.tokens for h in bare[0]] == [h.tokens for h in hypotheses]  # no stop: all are as long
+        assert [begin + h.tokens for h in bare[0]] == [
+            h.tokens for h in hypotheses
+        ]  # no stop: all are as long
         for h in hypotheses:
-            logprob = float(shown(net, prompt, h.tokens, **one)[range(len(h.tokens)), h.tokens].sum())
+            logprob = float(
+                shown(net, prompt, h.tokens, **one)[range(len(h.tokens)), h.tokens].sum()
+            )
             assert h.logprob == pytest.approx(logprob, abs=1e-4)
             assert h.score == pytest.approx(logprob / len(h.tokens) ** penalty, abs=1e-4)
 
@@ -82,7 +95,8 @@ def test_what_is_never_first_may_follow_a_prefix():
 @pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder-decoder"])
 @pytest.mark.parametrize("prefix", [[], [7, 8]])
 def test_alternatives_keep_the_best_up_to_a_position_and_differ_in_the_likeliest_ways(name, prefix):
-    net, prompt = tiny(name, seed=2, layers=1, head__tied=False), [6, 7]
+    net = tiny(name, seed=2, n_layers=1, head__tie_embeddings=False)
+    prompt = [6, 7]
     options = {"source": torch.tensor([[3, 4, 5]])} if net.encoder is not None else {}
     [[free]] = beam_search(net, [prompt], beams=3, max_tokens=8, prefix=[prefix], **options)
     likely = shown(net, prompt, free.tokens, **options)[3].topk(6).indices.tolist()
@@ -91,7 +105,9 @@ def test_alternatives_keep_the_best_up_to_a_position_and_differ_in_the_likeliest
     [[best]] = beam_search(net, [prompt], max_tokens=8, prefix=[prefix], **search)
     ended = 0
     for at in (0, *range(1, len(best.tokens), 2)):
-        found = alternatives(net, prompt, at=at, n_best=6, max_tokens=8, prefix=prefix, **search)
+        found = beam_alternatives(
+            net, prompt, position=at, n_best=6, max_tokens=8, prefix=prefix, **search
+        )
         chances = shown(net, prompt, best.tokens[: at + 1], **options)[-1]
         assert [h.tokens[at] for h in found] == chances.topk(6).indices.tolist()
         for h in found:
@@ -100,7 +116,9 @@ def test_alternatives_keep_the_best_up_to_a_position_and_differ_in_the_likeliest
             if h.tokens[at] == stop:
                 ended += 1
             elif left := len(prefix) + 7 - at:
-                [[again]] = beam_search(net, [prompt], prefix=[h.tokens[: at + 1]], max_tokens=left, **search)
+                [[again]] = beam_search(
+                    net, [prompt], prefix=[h.tokens[: at + 1]], max_tokens=left, **search
+                )
                 assert again.tokens == h.tokens
     assert ended
 
@@ -109,25 +127,31 @@ def test_alternatives_keep_the_best_up_to_a_position_and_differ_in_the_likeliest
 @given(beams=st.integers(1, 4), stops=st.integers(0, 2), seed=st.integers(0, 9))
 @settings(max_examples=10)
 def test_the_tree_holds_every_hypothesis_and_every_step_on_the_way(beams, stops, seed):
-    net = tiny(seed=seed, layers=1)
+    net = tiny(seed=seed, n_layers=1)
     free = beam_search(net, PROMPTS, beams=2, max_tokens=8)
     stop = tuple({free[i][0].tokens[3] for i in range(stops)})
     options = {"beams": beams, "n_best": beams, "max_tokens": 8, "stop": stop}
-    found = beam_search(net, PROMPTS, tree=True, **options)
+    found = beam_search(net, PROMPTS, return_tree=True, **options)
     assert tokens(found) == tokens(beam_search(net, PROMPTS, **options))
     for prompt, hypotheses in zip(PROMPTS, found, strict=True):
         tree = hypotheses[0].tree
-        finished = {tuple(tree.text(i)): node for i, node in enumerate(tree.nodes) if node.fate == "finished"}
+        finished = {
+            tuple(tree.path_tokens(i)): node
+            for i, node in enumerate(tree.nodes)
+            if node.fate == "finished"
+        }
         for h in hypotheses:
             assert finished[tuple(h.tokens)].logprob == pytest.approx(h.logprob)
         parents = {node.parent for node in tree.nodes}
         for number, row in enumerate(tree.table()):
-            assert (row["node"], row["step"]) == (number, len(tree.text(number)))
+            assert (row["node"], row["step"]) == (number, len(tree.path_tokens(number)))
             assert row["fate"] == "kept" or number not in parents
         for step in range(1, 9):
             assert sum(node.step == step and node.fate == "kept" for node in tree.nodes) <= beams
         deep = max(range(len(tree.nodes)), key=lambda i: tree.nodes[i].step)
-        chances = shown(net, prompt, tree.text(deep))[range(tree.nodes[deep].step), tree.text(deep)]
+        chances = shown(net, prompt, tree.path_tokens(deep))[
+            range(tree.nodes[deep].step), tree.path_tokens(deep)
+        ]
         assert tree.nodes[deep].logprob == pytest.approx(float(chances.sum()), abs=1e-4)
 
 
@@ -135,14 +159,15 @@ def test_the_tree_holds_every_hypothesis_and_every_step_on_the_way(beams, stops,
 @pytest.mark.parametrize("vocabulary", [29, 64 * 20, 64 * 20 + 1, 5000])
 def test_the_likeliest_by_blocks_are_the_likeliest(vocabulary):
     chances = torch.randn(3, 2, vocabulary).round(decimals=2)
-    values, places = beam_state.likeliest(chances, 7)
+    values, places = blockwise_topk(chances, 7)
     assert torch.equal(values, chances.topk(7).values)
     assert torch.equal(chances.gather(-1, places), values)
 
 
 def test_a_source_is_kept_once_however_many_beams_look_at_it(monkeypatch):
-    net, kept = tiny("tiny-encoder-decoder"), []
-    remember = net.remember
+    net = tiny("tiny-encoder-decoder")
+    kept = []
+    remember = net.init_cache
     monkeypatch.setattr(net, "remember", lambda *given: kept.append(remember(*given)) or kept[-1])
     beam_search(net, [[1]] * 3, source=torch.arange(12).view(3, 4), beams=5, max_tokens=6)
     [memory] = kept
@@ -151,18 +176,33 @@ def test_a_source_is_kept_once_however_many_beams_look_at_it(monkeypatch):
 
 
 def test_a_step_reads_and_writes_the_same_tensors():
-    from clearhead.generate.beam_rounds import Search
-    from clearhead.generate.beam_rules import Rules
+    from clearhead.generate.beam_search import BeamRules, BeamSearch
 
     net = tiny()
     with torch.no_grad():
-        search = Search(net, Rules(torch.device("cpu"), 3, 8), PROMPTS, [[]] * 4, None, None, trees=False)
-        values = [*vars(search.state).values(), search.memory.rows.held, search.memory.layers[0][0].keys]
+        search = BeamSearch(
+            net,
+            BeamRules(torch.device("cpu"), 3, 8),
+            PROMPTS,
+            [[]] * 4,
+            None,
+            None,
+            return_trees=False,
+        )
+        values = [
+            *vars(search.state).values(),
+            search.cache.rows.lengths,
+            search.cache.layers[0][0].keys,
+        ]
         before = [value.data_ptr() for value in values]
-        search.begin()
+        search.prefill()
         for _ in range(3):
             search.step()
-        after = [*vars(search.state).values(), search.memory.rows.held, search.memory.layers[0][0].keys]
+        after = [
+            *vars(search.state).values(),
+            search.cache.rows.lengths,
+            search.cache.layers[0][0].keys,
+        ]
     assert [value.data_ptr() for value in after] == before
 
 
@@ -184,14 +224,19 @@ def test_what_cannot_be_asked_is_refused(change, sentence):
 
 
 def test_a_position_that_is_not_there_is_refused():
-    for at, sentence in ((-1, "must be a whole number of at least 0"), (4, "beyond the best text, which has 4 tokens")):
+    for at, sentence in (
+        (-1, "must be a whole number of at least 0"),
+        (4, "beyond the best text, which has 4 tokens"),
+    ):
         with pytest.raises(ClearheadError, match=sentence):
-            alternatives(tiny(), [1], at=at, n_best=2, beams=3, max_tokens=4, prefix=[])
+            beam_alternatives(tiny(), [1], position=at, n_best=2, beams=3, max_tokens=4, prefix=[])
 
 
 def test_weights_that_are_no_numbers_are_told():
-    net = sharp(ch.presets["tiny-decoder"].change(vocabulary=29).model)
+    net = sharp(ch.presets["tiny-decoder"].replace(vocab_size=29).model)
     with torch.no_grad():
-        net.norm.scale.fill_(torch.nan) if hasattr(net.norm, "scale") else net.norm.weight.fill_(torch.nan)
+        net.final_norm.scale.fill_(torch.nan) if hasattr(
+            net.final_norm, "scale"
+        ) else net.final_norm.weight.fill_(torch.nan)
     with pytest.raises(ClearheadError, match="the logits hold no numbers"):
         beam_search(net, [[1, 2]], beams=3, max_tokens=4, stop=(5,))

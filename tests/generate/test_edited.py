@@ -7,8 +7,15 @@ import clearhead as ch
 from clearhead.errors import ClearheadError
 
 NAMES = {
-    "tiny-decoder": ["embed", "blocks.0.post", "blocks.1.attn.z", "blocks.*.attn.k", "blocks.0.attn.pattern", "logits"],
-    "tiny-llama": ["blocks.1.attn.k_turned", "blocks.*.ffn.post", "blocks.0.attn.scores", "norm"],
+    "tiny-decoder": [
+        "embed",
+        "blocks.0.resid_post",
+        "blocks.1.attn.z",
+        "blocks.*.attn.k",
+        "blocks.0.attn.pattern",
+        "logits",
+    ],
+    "tiny-llama": ["blocks.1.attn.rot_k", "blocks.*.ffn.post", "blocks.0.attn.scores", "norm"],
 }
 
 
@@ -25,18 +32,21 @@ def slowly(model, ids, count, edits):
 
 @pytest.mark.parametrize(("preset", "name"), [(p, n) for p, names in NAMES.items() for n in names])
 def test_written_tokens_are_those_of_edited_passes_over_the_whole_text(preset, name):
-    model, edits = ch.new(preset, seed=3), {name: nudge}
+    model = ch.new(preset, seed=3)
+    edits = {name: nudge}
     prompts = [[5, 9, 2, 7], [1, 2, 3, 4, 5, 6, 7]]
     written = model.generate(prompts, max_tokens=6, temperature=0, edits=edits)
     assert [w.tokens for w in written] == [slowly(model, p, 6, edits) for p in prompts]
-    beams = model.beams(prompts, beam=1, max_tokens=6, edits=edits)
+    beams = model.beam_search(prompts, num_beams=1, max_tokens=6, edits=edits)
     assert [b.tokens for b in beams] == [w.tokens for w in written]
 
 
 def test_edits_change_what_is_written_and_leave_the_model_as_it_was():
     model = ch.new("tiny-decoder", seed=0)
     plain = model.generate([5, 9, 2], max_tokens=8, temperature=0)
-    changed = model.generate([5, 9, 2], max_tokens=8, temperature=0, edits={"blocks.0.attn.z": ch.ablate(head=0)})
+    changed = model.generate(
+        [5, 9, 2], max_tokens=8, temperature=0, edits={"blocks.0.attn.z": ch.ablate(head=0)}
+    )
     assert changed.logprobs != plain.logprobs
     assert model.generate([5, 9, 2], max_tokens=8, temperature=0).tokens == plain.tokens
 
@@ -54,29 +64,42 @@ def test_a_steering_vector_that_points_to_a_word_makes_the_model_say_it():
     )
 
 
-@pytest.mark.parametrize("name", ["encoder.blocks.0.post", "blocks.0.cross.z", "blocks.1.post"])
+@pytest.mark.parametrize(
+    "name", ["encoder.blocks.0.resid_post", "blocks.0.cross_attn.z", "blocks.1.resid_post"]
+)
 def test_translations_are_edited_in_both_stacks_and_scores_are_those_of_edited_passes(name):
-    model, edits = ch.new("tiny-encoder-decoder", seed=1, use__start=[2], use__stop=[1]), {name: nudge}
+    model = ch.new(
+        "tiny-encoder-decoder",
+        seed=1,
+        inference__decoder_start_tokens=[2],
+        inference__eos_tokens=[1],
+    )
+    edits = {name: nudge}
     source = torch.tensor([[5, 9, 4, 7], [3, 3, 8, 6]])
-    found = model.translate(source, beam=3, max_tokens=6, edits=edits, align=-1)
+    found = model.translate(source, num_beams=3, max_tokens=6, edits=edits, align=-1)
     for row, one in zip(source, found, strict=True):
         target = torch.tensor([[2, *one.tokens]])
         chances = model.logits(target, source=row[None], edits=edits)[0].log_softmax(-1)
         told = sum(float(chances[i, token]) for i, token in enumerate(one.tokens))
         assert one.logprob == pytest.approx(told, abs=1e-4)
-        seen = model.watch(target, "blocks.*.cross.pattern", source=row[None], edits=edits)
-        best = seen[f"blocks.{model.net.config.layers - 1}.cross.pattern"][0].mean(0).argmax(-1).tolist()
+        seen = model.watch(target, "blocks.*.cross_attn.pattern", source=row[None], edits=edits)
+        best = (
+            seen[f"blocks.{model.net.config.n_layers - 1}.cross_attn.pattern"][0]
+            .mean(0)
+            .argmax(-1)
+            .tolist()
+        )
         assert one.alignment == best[: len(one.tokens)]
 
 
 @pytest.mark.parametrize(
     ("edits", "words"),
     [
-        ({"blocks.0.post": ch.ablate(token=2)}, "one at a time"),
-        ({"blocks.0.post": ch.ablate(mean=True)}, "one at a time"),
-        ({"blocks.0.post": ch.replace(torch.zeros(1, 3, 32))}, "one at a time"),
+        ({"blocks.0.resid_post": ch.ablate(token=2)}, "one at a time"),
+        ({"blocks.0.resid_post": ch.ablate(mean=True)}, "one at a time"),
+        ({"blocks.0.resid_post": ch.replace(torch.zeros(1, 3, 32))}, "one at a time"),
         ({"blocks.0.pots": ch.ablate()}, "names no value"),
-        ({"blocks.0.post": lambda x: x[:1, :1, :1]}, "must return a tensor"),
+        ({"blocks.0.resid_post": lambda x: x[:1, :1, :1]}, "must return a tensor"),
         ([1], "name: change"),
         ({3: ch.ablate()}, "by name"),
     ],

@@ -6,17 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.config import Use
-from clearhead.generate import engine as engine_module
-from clearhead.generate.draw import Draw, key_of
-from clearhead.generate.engine import Engine
-from clearhead.generate.request import Request
-from clearhead.generate.sampling import Sampling
+from clearhead.config.model import InferenceConfig
+from clearhead.generate.engine import MIN_SHARED_PREFIX, BatchEngine, Request
+from clearhead.generate.sampling import Sampler, SamplingConfig, rng_key
 
 NETS = {name: ch.new(name, seed=1).net for name in ("tiny-decoder", "tiny-llama")}
-NETS["alibi"] = ch.new("tiny-decoder", position="alibi", attention__kv_heads=2).net
+NETS["alibi"] = ch.new("tiny-decoder", position="alibi", attention__n_kv_heads=2).net
 options = st.builds(
-    Sampling,
+    SamplingConfig,
     max_tokens=st.integers(1, 12),
     temperature=st.sampled_from([0, 0.7, 1.5]),
     top_k=st.sampled_from([0, 1, 5]),
@@ -25,32 +22,38 @@ options = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.5]),
     seed=st.integers(0, 5),
 )
-wishes = st.lists(st.tuples(st.lists(st.integers(0, 63), min_size=1, max_size=8), options), min_size=1, max_size=5)
+wishes = st.lists(
+    st.tuples(st.lists(st.integers(0, 63), min_size=1, max_size=8), options), min_size=1, max_size=5
+)
 
 
 def written(net, wanted, slots, late=0):
     """The tokens of each; the last `late` of them are asked for only after two steps."""
-    engine = Engine(net, Use(stop=(7,)), slots, 32)
+    engine = BatchEngine(net, InferenceConfig(eos_tokens=(7,)), slots, 32)
     requests = [Request(list(prompt), sampling) for prompt, sampling in wanted]
     early = len(requests) - late
     for request in requests[:early]:
-        engine.add(request)
+        engine.add_request(request)
     engine.step(), engine.step()
     for request in requests[early:]:
-        engine.add(request)
+        engine.add_request(request)
     while engine.step():
         pass
-    return [[chosen.token for chosen in request.written] for request in requests]
+    return [[chosen.token for chosen in request.output] for request in requests]
 
 
 def spelled(net, prompt, sampling):
     """The same without cache, slots or batch: the definition."""
-    ids, out = list(prompt), []
-    draw = Draw([sampling], [key_of(sampling.seed)], torch.device("cpu"))
+    ids = list(prompt)
+    out = []
+    draw = Sampler([sampling], [rng_key(sampling.seed)], torch.device("cpu"))
     while len(out) < sampling.max_tokens and 7 not in out:
         with torch.no_grad():
             logits = net.predict(net(torch.tensor([ids])))[:, -1]
-        read, wrote = (torch.bincount(torch.tensor(x, dtype=torch.long), minlength=64)[None] for x in (prompt, out))
+        read, wrote = (
+            torch.bincount(torch.tensor(x, dtype=torch.long), minlength=64)[None]
+            for x in (prompt, out)
+        )
         out.append(int(draw(logits, torch.tensor([[len(out)]]), counts=(read, wrote))[0]))
         ids.append(out[-1])
     return out
@@ -60,18 +63,20 @@ def spelled(net, prompt, sampling):
 @settings(max_examples=20, deadline=None)
 def test_slots_arrival_and_company_change_nothing(wanted, slots, late, name):
     net = NETS[name]
-    assert written(net, wanted, slots, min(late, len(wanted))) == [spelled(net, *wish) for wish in wanted]
+    assert written(net, wanted, slots, min(late, len(wanted))) == [
+        spelled(net, *wish) for wish in wanted
+    ]
 
 
 def test_one_who_is_told_to_end_frees_its_slot():
-    engine = Engine(NETS["tiny-llama"], Use(), 1, 32)
-    first, second = (Request([1, 2], Sampling(max_tokens=20)) for _ in range(2))
-    engine.add(first)
-    engine.add(second)
+    engine = BatchEngine(NETS["tiny-llama"], InferenceConfig(), 1, 32)
+    first, second = (Request([1, 2], SamplingConfig(max_tokens=20)) for _ in range(2))
+    engine.add_request(first)
+    engine.add_request(second)
     engine.step()
-    first.end("stop")
+    first.finish("stop")
     assert engine.step() == [second]
-    assert (len(first.written), first.reason) == (1, "stop")
+    assert (len(first.output), first.finish_reason) == (1, "stop")
 
 
 def test_log_probabilities_are_the_models_own():
@@ -106,49 +111,59 @@ def test_logits_that_are_no_numbers_stop_it_and_say_where():
 @settings(max_examples=10, deadline=None)
 def test_what_a_row_remembers_changes_nothing(wanted, slots, data):
     """Prompts that begin as others did, or go on from what was written, as a conversation does."""
-    net, engine = NETS["tiny-llama"], Engine(NETS["tiny-llama"], Use(stop=(7,)), slots, 32)
-    before, texts = engine_module.WORTH, []
-    engine_module.WORTH = 1
+    net = NETS["tiny-llama"]
+    engine = BatchEngine(NETS["tiny-llama"], InferenceConfig(eos_tokens=(7,)), slots, 32)
+    before = MIN_SHARED_PREFIX
+    texts = []
+    MIN_SHARED_PREFIX = 1
     try:
         for prompt, sampling in wanted:
             start = data.draw(st.sampled_from(texts)) if texts and data.draw(st.booleans()) else []
             request = Request((start + prompt)[:20], sampling)
-            engine.add(request)
+            engine.add_request(request)
             while engine.step():
                 pass
-            assert [chosen.token for chosen in request.written] == spelled(net, request.prompt, sampling)
+            assert [chosen.token for chosen in request.output] == spelled(
+                net, request.prompt, sampling
+            )
             texts += [request.tokens, request.prompt]
     finally:
-        engine_module.WORTH = before
+        MIN_SHARED_PREFIX = before
 
 
 def test_a_prompt_that_was_read_is_not_read_again():
-    net, read = NETS["tiny-llama"], []
-    engine = Engine(net, Use(), 1, 32)
-    inner = engine.desk.read
-    engine.desk.read = lambda texts, row=0, common=0: read.append(common) or inner(texts, row, common)
-    first = Request(list(range(20)), Sampling(max_tokens=5))
-    engine.add(first)
+    net = NETS["tiny-llama"]
+    read = []
+    engine = BatchEngine(net, InferenceConfig(), 1, 32)
+    inner = engine.runner.prefill
+    engine.runner.prefill = lambda texts, row=0, common=0: (
+        read.append(common) or inner(texts, row, common)
+    )
+    first = Request(list(range(20)), SamplingConfig(max_tokens=5))
+    engine.add_request(first)
     while engine.step():
         pass
-    second = Request([*first.tokens, 3, 4], Sampling(max_tokens=3))
-    engine.add(second)
+    second = Request([*first.tokens, 3, 4], SamplingConfig(max_tokens=3))
+    engine.add_request(second)
     while engine.step():
         pass
     assert read == [0, 24]
-    engine.forget()
-    engine.add(Request(list(first.prompt), Sampling(max_tokens=1)))
+    engine.clear_prefix_cache()
+    engine.add_request(Request(list(first.prompt), SamplingConfig(max_tokens=1)))
     engine.step()
     assert read == [0, 24, 0]
 
 
 def test_several_samples_read_their_prompt_once():
-    net, read = NETS["tiny-llama"], []
-    engine = Engine(net, Use(), 4, 32)
-    inner = engine.desk.read
-    engine.desk.read = lambda texts, row=0, common=0: read.append(len(texts)) or inner(texts, row, common)
+    net = NETS["tiny-llama"]
+    read = []
+    engine = BatchEngine(net, InferenceConfig(), 4, 32)
+    inner = engine.runner.prefill
+    engine.runner.prefill = lambda texts, row=0, common=0: (
+        read.append(len(texts)) or inner(texts, row, common)
+    )
     for sample in range(4):
-        engine.add(Request([1, 2, 3], Sampling(max_tokens=4), sample))
+        engine.add_request(Request([1, 2, 3], SamplingConfig(max_tokens=4), sample))
     while engine.step():
         pass
     assert read == [1]
@@ -157,71 +172,86 @@ def test_several_samples_read_their_prompt_once():
 @pytest.mark.parametrize("overflow", ["slide", "refuse"])
 def test_a_context_of_one_token_is_no_room_and_one_of_two_slides(overflow):
     with pytest.raises(ch.ClearheadError, match=r"^a context of one token has no room to write in"):
-        ch.new("tiny-decoder", context=1).generate([3], max_tokens=4, overflow=overflow)
-    assert len(ch.new("tiny-decoder", context=2).generate([3, 5], max_tokens=4, overflow="slide").tokens) == 4
+        ch.new("tiny-decoder", context_length=1).generate([3], max_tokens=4, overflow=overflow)
+    assert (
+        len(
+            ch.new("tiny-decoder", context_length=2)
+            .generate([3, 5], max_tokens=4, overflow="slide")
+            .tokens
+        )
+        == 4
+    )
 
 
 @given(st.lists(st.integers(0, 63), min_size=1, max_size=40), st.integers(1, 40), st.integers(0, 3))
 @settings(max_examples=15, deadline=None)
 def test_a_context_that_slides_goes_on_from_its_newer_half(prompt, more, seed):
-    net, sampling = NETS["tiny-llama"], Sampling(max_tokens=more, overflow="slide", seed=seed)
-    engine = Engine(net, Use(), 2, 16)
+    net = NETS["tiny-llama"]
+    sampling = SamplingConfig(max_tokens=more, overflow="slide", seed=seed)
+    engine = BatchEngine(net, InferenceConfig(), 2, 16)
     request = Request(list(prompt), sampling)
-    engine.add(request)
-    engine.add(Request([5], Sampling(max_tokens=9, overflow="slide")))
+    engine.add_request(request)
+    engine.add_request(Request([5], SamplingConfig(max_tokens=9, overflow="slide")))
     while engine.step():
         pass
-    ids, start = list(prompt), 0
-    draw = Draw([sampling], [key_of(seed)], torch.device("cpu"))
+    ids = list(prompt)
+    start = 0
+    draw = Sampler([sampling], [rng_key(seed)], torch.device("cpu"))
     for place in range(more):
         if len(ids) - start >= 16:
             start = len(ids) - 8
         with torch.no_grad():
-            logits = net.predict(net(torch.tensor([ids[start:]])))[:, -1]
+            logits = net.compute_logits(net(torch.tensor([ids[start:]])))[:, -1]
         ids.append(int(draw(logits, torch.tensor([[place]]))[0]))
     assert request.tokens == ids
 
 
 def test_what_prompts_that_join_together_have_in_common_is_read_once():
-    net, read = NETS["tiny-llama"], []
-    engine = Engine(net, Use(stop=(7,)), 8, 32)
-    inner = engine.desk.read
+    net = NETS["tiny-llama"]
+    read = []
+    engine = BatchEngine(net, InferenceConfig(eos_tokens=(7,)), 8, 32)
+    inner = engine.runner.prefill
 
     def watched(texts, row=0, common=0):
         read.append((len(texts), common))
         return inner(texts, row, common)
 
-    engine.desk.read = watched
-    requests = [Request([*range(20), 30 + i, 40 + i], Sampling(max_tokens=4, seed=i)) for i in range(8)]
+    engine.runner.prefill = watched
+    requests = [
+        Request([*range(20), 30 + i, 40 + i], SamplingConfig(max_tokens=4, seed=i))
+        for i in range(8)
+    ]
     for request in requests:
-        engine.add(request)
+        engine.add_request(request)
     while engine.step():
         pass
     assert read == [(1, 0), (7, 20)]
     for request in requests:
-        assert [chosen.token for chosen in request.written] == spelled(net, request.prompt, request.sampling)
+        assert [chosen.token for chosen in request.output] == spelled(
+            net, request.prompt, request.sampling_config
+        )
 
 
 def test_a_text_that_breaks_takes_nothing_from_the_others():
-    engine = Engine(ch.new("tiny-decoder").net, Use(), 3, 32)
-    well = [Request([1 + i, 2], Sampling(max_tokens=6, seed=i)) for i in range(3)]
+    engine = BatchEngine(ch.new("tiny-decoder").net, InferenceConfig(), 3, 32)
+    well = [Request([1 + i, 2], SamplingConfig(max_tokens=6, seed=i)) for i in range(3)]
     for request in well:
-        engine.add(request)
+        engine.add_request(request)
     engine.step()
-    engine.desk.logits[1] = torch.nan
+    engine.runner.logits[1] = torch.nan
     with pytest.raises(ch.ClearheadError, match="token 2 hold no numbers"):
         engine.step()
     while engine.step():
         pass
-    assert well[1].reason == "broken"
+    assert well[1].finish_reason == "broken"
     for request in (well[0], well[2]):
-        expected = spelled(engine.desk.net, request.prompt, request.sampling)
-        assert [chosen.token for chosen in request.written][: len(expected)] == expected
-        assert request.reason == "length"
+        expected = spelled(engine.runner.net, request.prompt, request.sampling_config)
+        assert [chosen.token for chosen in request.output][: len(expected)] == expected
+        assert request.finish_reason == "length"
 
 
 def test_log_probabilities_count_tokens_that_nobody_can_write():
-    model = ch.new("tiny-decoder", vocabulary=300, tokenizer=ch.Tokenizer.bytes(), seed=2)
+    model = ch.new("tiny-decoder", vocab_size=300, tokenizer=ch.Tokenizer.bytes(), seed=2)
     made = model.generate("abc", 4, temperature=0, echo=True)
     expected = model.score(list(b"abc") + made.tokens).logprobs
     assert [c.logprob for c in (*made.prompt, *made.chosen)] == pytest.approx(expected, abs=1e-5)

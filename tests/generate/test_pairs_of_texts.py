@@ -5,37 +5,53 @@ import torch
 from published_models import theirs
 
 import clearhead as ch
-from clearhead.data.labelled import Example, Labelled
-from clearhead.data.packed import Report
+from clearhead.data.batch import DataReport
+from clearhead.data.classification import LabeledExample, LabeledTextDataset
 
 WORDS = ch.Tokenizer.bytes(("[CLS]", "[SEP]"))
-CLS, SEP = 256, 257
-AROUND = {"use__begin": [CLS], "use__end": [SEP]}
+CLS = 256
+SEP = 257
+AROUND = {"inference__bos_tokens": [CLS], "inference__sep_tokens": [SEP]}
 PAIRS = [("a man eats", "someone eats"), ("no", "not at all"), ("a dog", "a cat")]
 
 
 def judge(**changes):
-    head = {"kind": "classes", "classes": 3}
-    return ch.new("tiny-encoder", vocabulary=258, tokenizer=WORDS, seed=4, head=head, **{**AROUND, **changes})
+    head = {"kind": "classification", "classes": 3}
+    return ch.new(
+        "tiny-encoder", vocab_size=258, tokenizer=WORDS, seed=4, head=head, **{**AROUND, **changes}
+    )
 
 
 @pytest.fixture(scope="module")
 def model():
-    made = judge(input__kinds=2)
+    made = judge(input__token_types=2)
     with torch.no_grad():
         made.net.embed.kinds.weight.normal_()  # so that it shows which text is which
     return made
 
 
 def test_a_pair_is_laid_out_as_in_training(model):
-    rows = [Example(WORDS.encode(a), WORDS.encode(b), 1.0) for a, b in [*PAIRS, ("x" * 50, "y" * 9)]]
-    trained = Labelled(rows, rows, Report(), rows=4, context=32, seed=0, begin=[CLS], end=[SEP], kinds=True)
-    packed = next(trained.held_out())
+    rows = [
+        LabeledExample(WORDS.encode(a), WORDS.encode(b), 1.0)
+        for a, b in [*PAIRS, ("x" * 50, "y" * 9)]
+    ]
+    trained = LabeledTextDataset(
+        rows,
+        rows,
+        DataReport(),
+        batch_size=4,
+        context_length=32,
+        seed=0,
+        bos_tokens=[CLS],
+        sep_tokens=[SEP],
+        token_types=True,
+    )
+    packed = next(trained.valid_batches())
     batch = model._batch([*PAIRS, ("x" * 50, "y" * 9)], longest=32)
     assert torch.equal(batch.ids, packed.tokens)
-    assert torch.equal(batch.segments, packed.segments)
-    real = packed.segments != 0
-    assert torch.equal(batch.kinds[real], packed.kinds[real])
+    assert torch.equal(batch.segment_ids, packed.segment_ids)
+    real = packed.segment_ids != 0
+    assert torch.equal(batch.kinds[real], packed.token_type_ids[real])
 
 
 @torch.no_grad()
@@ -46,16 +62,25 @@ def test_pairs_are_what_transformers_makes_of_token_type_ids(case, tmp_path):
     theirs(case).save_pretrained(tmp_path / "theirs")
     read = ch.load(tmp_path / "theirs", device="cpu")
     words = ch.Tokenizer.characters("abcdefghij klmn", ("[CLS]", "[SEP]"))
-    model = ch.Model(read.net, read.config.change(use__begin=[15], use__end=[16]), words)
+    model = ch.Model(
+        read.net, read.config.replace(inference__bos_tokens=[15], inference__sep_tokens=[16]), words
+    )
     (a, b), (short, shorter) = pairs = [("abc def", "ghi"), ("kl", "m")]
     rows = [[15, *words.encode(first), 16, *words.encode(second), 16] for first, second in pairs]
-    kinds = [[0] * (len(a) + 2) + [1] * (len(b) + 1), [0] * (len(short) + 2) + [1] * (len(shorter) + 1) + [0] * 7]
+    kinds = [
+        [0] * (len(a) + 2) + [1] * (len(b) + 1),
+        [0] * (len(short) + 2) + [1] * (len(shorter) + 1) + [0] * 7,
+    ]
     ids = torch.tensor([rows[0], rows[1] + [0] * 7])
     output = theirs(case)(ids, attention_mask=(torch.arange(13) < torch.tensor([[13], [6]])).long(),
                           token_type_ids=torch.tensor(kinds), output_hidden_states=True)  # fmt: skip
-    hidden, seen = model.hidden(pairs), model.watch(pairs, "blocks.0.post")["blocks.0.post"]
+    hidden = model.hidden(pairs)
+    seen = model.watch(pairs, "blocks.0.resid_post")["blocks.0.resid_post"]
     for row, length in enumerate((13, 6)):
-        for ours, want in ((hidden, output["hidden_states"][-1]), (seen, output["hidden_states"][1])):
+        for ours, want in (
+            (hidden, output["hidden_states"][-1]),
+            (seen, output["hidden_states"][1]),
+        ):
             torch.testing.assert_close(ours[row, :length], want[row, :length], atol=1e-5, rtol=1e-5)
     if case in ("bert-classes", "bert-number"):
         torch.testing.assert_close(model.logits(pairs), output["logits"], atol=1e-5, rtol=1e-5)
@@ -67,7 +92,9 @@ def test_pairs_are_what_transformers_makes_of_token_type_ids(case, tmp_path):
 def test_a_pair_alone_is_the_pair_among_others(model):
     together = model.classify([*PAIRS, "a single text"])
     for pair, made in zip([*PAIRS, "a single text"], together, strict=True):
-        assert list(model.classify(pair).all.values()) == pytest.approx(list(made.all.values()), abs=1e-6)
+        assert list(model.classify(pair).all.values()) == pytest.approx(
+            list(made.all.values()), abs=1e-6
+        )
     assert model.logits(PAIRS[0]).shape == (3,)
     assert model.hidden(PAIRS[0]).shape == (3 + len("".join(PAIRS[0])), 32)
     assert model.watch(PAIRS[1]).tokens[:4] == ["[CLS]", "n", "o", "[SEP]"]
@@ -75,16 +102,22 @@ def test_a_pair_alone_is_the_pair_among_others(model):
 
 def test_the_order_of_a_pair_matters_and_so_does_what_is_which(model):
     a, b = PAIRS[0]
-    one, other, list_of_two = model.logits((a, b)), model.logits((b, a)), model.logits([a, b])
+    one = model.logits((a, b))
+    other = model.logits((b, a))
+    list_of_two = model.logits([a, b])
     assert not torch.allclose(one, other, atol=1e-3)
     assert list_of_two.shape == (2, 3)
-    same_ids = model.logits([CLS, *WORDS.encode(a), SEP, *WORDS.encode(b), SEP])  # all of the first kind
+    same_ids = model.logits(
+        [CLS, *WORDS.encode(a), SEP, *WORDS.encode(b), SEP]
+    )  # all of the first kind
     assert not torch.allclose(one, same_ids, atol=1e-3)
 
 
 def test_without_kinds_the_token_between_tells_two_texts_apart():
-    plain, (a, b) = judge(input__kinds=0), PAIRS[0]
-    assert torch.equal(plain.logits((a, b)), plain.logits([CLS, *WORDS.encode(a), SEP, *WORDS.encode(b), SEP]))
+    plain, (a, b) = judge(input__token_types=0), PAIRS[0]
+    assert torch.equal(
+        plain.logits((a, b)), plain.logits([CLS, *WORDS.encode(a), SEP, *WORDS.encode(b), SEP])
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,9 +141,18 @@ def test_what_is_no_pair_gets_a_sentence(model, wrong, sentence):
 
 
 def test_models_with_nothing_between_two_texts_read_no_pairs():
-    for model in (judge(use__end=[]), ch.new("tiny-decoder", vocabulary=258, tokenizer=WORDS)):
+    for model in (
+        judge(inference__sep_tokens=[]),
+        ch.new("tiny-decoder", vocab_size=258, tokenizer=WORDS),
+    ):
         with pytest.raises(ch.ClearheadError, match="reads no pairs of texts"):
             model.logits(("a", "b"))
-    both = ch.new("tiny-encoder-decoder", vocabulary=258, tokenizer=WORDS, use__start=[CLS], use__end=[SEP])
+    both = ch.new(
+        "tiny-encoder-decoder",
+        vocab_size=258,
+        tokenizer=WORDS,
+        inference__decoder_start_tokens=[CLS],
+        inference__sep_tokens=[SEP],
+    )
     with pytest.raises(ch.ClearheadError, match="reads no pairs of texts"):
         both.logits("a", source=("a", "b"))

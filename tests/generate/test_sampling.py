@@ -7,17 +7,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.generate.draw import Draw, gumbel, key_of, likeliest, nucleus, penalised
-from clearhead.generate.sampling import Sampling
+from clearhead.generate.sampling import (
+    Sampler,
+    SamplingConfig,
+    apply_penalties,
+    apply_top_k,
+    apply_top_p,
+    gumbel_from_bits,
+    rng_key,
+)
 
 CPU = torch.device("cpu")
-rows = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=40).map(lambda x: torch.tensor([x]))
+rows = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=40).map(
+    lambda x: torch.tensor([x])
+)
 
 
 def draw(logits, sampling, places=0, keys=(0,)):
-    drawer = Draw([sampling] * len(keys), [key_of(key) for key in keys], CPU)
+    drawer = Sampler([sampling] * len(keys), [rng_key(key) for key in keys], CPU)
     counts = torch.zeros(len(keys), logits.shape[1], dtype=torch.long)
-    return drawer(logits.expand(len(keys), -1), torch.full((len(keys), 1), places), counts=(counts, counts))[0]
+    return drawer(
+        logits.expand(len(keys), -1), torch.full((len(keys), 1), places), counts=(counts, counts)
+    )[0]
 
 
 def chi_square(found, expected):
@@ -27,26 +38,29 @@ def chi_square(found, expected):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("by", ["seed", "place"])
 def test_draws_follow_the_softmax(temperature, by):
-    logits, n = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, -2.0]]), 20_000
+    logits = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, -2.0]])
+    n = 20_000
     if by == "seed":
-        found = draw(logits, Sampling(temperature=temperature), keys=range(n))
+        found = draw(logits, SamplingConfig(temperature=temperature), keys=range(n))
     else:
-        drawer = Draw([Sampling(temperature=temperature)] * n, [key_of(5)] * n, CPU)
+        drawer = Sampler([SamplingConfig(temperature=temperature)] * n, [rng_key(5)] * n, CPU)
         found = drawer(logits.expand(n, -1), torch.arange(n)[:, None])[0]
     expected = n * (logits[0] / temperature).softmax(-1)
-    assert chi_square(torch.bincount(found, minlength=6), expected) < 20.5  # one in a thousand exceeds it
+    assert (
+        chi_square(torch.bincount(found, minlength=6), expected) < 20.5
+    )  # one in a thousand exceeds it
 
 
 @given(rows, st.integers(1, 45))
 def test_top_k_keeps_the_k_likeliest(x, k):
-    kept = likeliest(x, torch.tensor([[float(k)]]), k)[0].isfinite()
+    kept = apply_top_k(x, torch.tensor([[float(k)]]), k)[0].isfinite()
     least = x[0].sort(descending=True).values[min(k, x.shape[1]) - 1]
     assert torch.equal(kept, x[0] >= least)
 
 
 @given(rows, st.floats(0.01, 0.99))
 def test_top_p_keeps_the_smallest_set_with_that_share(x, share):
-    kept = nucleus(x, torch.tensor([[share]]))[0].isfinite().numpy()
+    kept = apply_top_p(x, torch.tensor([[share]]))[0].isfinite().numpy()
     p = np.exp(x[0].double().numpy())
     p /= p.sum()
     falling = np.sort(p)[::-1]
@@ -58,9 +72,9 @@ def test_top_p_keeps_the_smallest_set_with_that_share(x, share):
 
 @given(rows, st.integers(0, 2**40), st.integers(0, 1000))
 def test_a_stricter_choice_only_takes_candidates_away(x, seed, place):
-    free = draw(x, Sampling(), place, (seed,))
-    kept = likeliest(x, torch.tensor([[3.0]]), 3)[0].isfinite()
-    strict = draw(x, Sampling(top_k=3), place, (seed,))
+    free = draw(x, SamplingConfig(), place, (seed,))
+    kept = apply_top_k(x, torch.tensor([[3.0]]), 3)[0].isfinite()
+    strict = draw(x, SamplingConfig(top_k=3), place, (seed,))
     assert strict == free or not kept[free]
     assert kept[strict]
 
@@ -68,37 +82,42 @@ def test_a_stricter_choice_only_takes_candidates_away(x, seed, place):
 @given(rows, st.integers(0, 2**40), st.integers(0, 1000), st.integers(1, 5))
 @settings(max_examples=50)
 def test_a_row_draws_the_same_alone_and_among_others(x, seed, place, others):
-    alone = draw(x, Sampling(top_p=0.9), place, (seed,))
-    among = Draw([Sampling(top_k=2, temperature=0.3), Sampling(top_p=0.9)] * others, [1, key_of(seed)] * others, CPU)
+    alone = draw(x, SamplingConfig(top_p=0.9), place, (seed,))
+    among = Sampler(
+        [SamplingConfig(top_k=2, temperature=0.3), SamplingConfig(top_p=0.9)] * others,
+        [1, rng_key(seed)] * others,
+        CPU,
+    )
     logits = torch.cat([x.flip(1), x] * others)
     assert among(logits, torch.full((2 * others, 1), place))[0][1] == alone
 
 
 def test_noise_is_finite_for_any_bits():
-    assert gumbel(torch.tensor([0, 2**31, 2**32 - 1])).isfinite().all()
-    assert gumbel(torch.arange(2**32 - 4096, 2**32)).isfinite().all()
+    assert gumbel_from_bits(torch.tensor([0, 2**31, 2**32 - 1])).isfinite().all()
+    assert gumbel_from_bits(torch.arange(2**32 - 4096, 2**32)).isfinite().all()
 
 
 def test_temperature_zero_takes_the_likeliest_and_of_equals_the_first():
-    assert draw(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), Sampling(temperature=0)).item() == 1
+    assert draw(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), SamplingConfig(temperature=0)).item() == 1
 
 
 def test_min_p_leaves_out_what_is_far_less_likely():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    found = draw(logits, Sampling(min_p=0.5), keys=range(500))
+    found = draw(logits, SamplingConfig(min_p=0.5), keys=range(500))
     assert set(found.tolist()) == {0, 1}
 
 
 def test_penalties_are_those_of_their_definitions():
     logits = torch.tensor([[2.0, -2.0, 1.0, 0.0]])
-    read, written = torch.tensor([[1, 1, 0, 0]]), torch.tensor([[0, 0, 2, 0]])
+    read = torch.tensor([[1, 1, 0, 0]])
+    written = torch.tensor([[0, 0, 2, 0]])
     two, one, half = (torch.tensor([[x]]) for x in (2.0, 1.0, 0.5))
-    found = penalised(logits, read, written, two, one, half)
+    found = apply_penalties(logits, read, written, two, one, half)
     assert found.tolist() == [[1.0, -4.0, 0.5 - 1.0 - 1.0, 0.0]]
 
 
 def test_samples_of_one_seed_differ():
-    assert len({key_of(seed, sample) for seed in range(100) for sample in range(100)}) == 10_000
+    assert len({rng_key(seed, sample) for seed in range(100) for sample in range(100)}) == 10_000
 
 
 @pytest.mark.parametrize(
@@ -110,4 +129,4 @@ def test_samples_of_one_seed_differ():
 )  # fmt: skip
 def test_what_cannot_be_drawn_by_is_refused_with_a_sentence(name, value):
     with pytest.raises(ch.ClearheadError, match=name if name != "stop" else "none of them empty"):
-        Sampling(**{name: value})
+        SamplingConfig(**{name: value})

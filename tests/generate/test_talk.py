@@ -9,8 +9,15 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}as
 
 @pytest.fixture(scope="module")
 def model():
-    use = {"use__chat": TEMPLATE, "use__stop": [10]}
-    return ch.new("tiny-llama", vocabulary=256, context=512, tokenizer=ch.Tokenizer.bytes(), seed=5, **use)
+    use = {"inference__chat_template": TEMPLATE, "inference__eos_tokens": [10]}
+    return ch.new(
+        "tiny-llama",
+        vocab_size=256,
+        context_length=512,
+        tokenizer=ch.Tokenizer.bytes(),
+        seed=5,
+        **use,
+    )
 
 
 def test_what_is_said_is_what_chat_answers(model):
@@ -25,7 +32,8 @@ def test_what_is_said_is_what_chat_answers(model):
 
 
 def test_only_what_is_new_is_read(model):
-    talk, read = model.talk(max_tokens=6), []
+    talk = model.talk(max_tokens=6)
+    read = []
     inner = talk.engine.desk.read
 
     def watched(texts, row=0, common=0):
@@ -52,7 +60,11 @@ def test_what_fails_changes_nothing(model):
     talk = model.talk(max_tokens=6)
     talk.say("Hello")
     before = list(talk.messages)
-    for wrong in (lambda: talk.again(temperature=-1), lambda: talk.say("x", top_p=3), lambda: talk.say("y" * 600)):
+    for wrong in (
+        lambda: talk.again(temperature=-1),
+        lambda: talk.say("x", top_p=3),
+        lambda: talk.say("y" * 600),
+    ):
         with pytest.raises(ch.ClearheadError):
             wrong()
         assert talk.messages == before
@@ -67,7 +79,10 @@ def test_one_answer_at_a_time_and_a_closed_one_stays(model):
     with pytest.raises(ch.ClearheadError, match="an answer is being written"):
         talk.say("And?")
     pieces.close()
-    assert talk.messages == [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": heard}]
+    assert talk.messages == [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": heard},
+    ]
     talk.say("Go on.")
     assert len(talk.messages) == 4
 
@@ -81,20 +96,34 @@ def test_a_long_conversation_may_slide(model):
 
 def test_models_that_do_not_write_do_not_talk():
     with pytest.raises(ch.ClearheadError, match="does not write text"):
-        ch.new("tiny-encoder").talk()
+        ch.new("tiny-encoder").chat_session()
 
 
 def test_each_answer_has_noise_of_its_own():
-    model = ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), use__chat="{{ '' }}x")
+    model = ch.new(
+        "tiny-decoder",
+        vocab_size=256,
+        tokenizer=ch.Tokenizer.bytes(),
+        inference__chat_template="{{ '' }}x",
+    )
     said = [{"role": "user", "content": "Hello"}]
     first = model.chat(said, max_tokens=20, temperature=1.0, seed=3).text
     said += [{"role": "assistant", "content": first}, {"role": "user", "content": "Hello"}]
-    assert model.chat(said, max_tokens=20, temperature=1.0, seed=3).text != first  # the model reads the same: x
-    assert model.chat(said, max_tokens=20, temperature=1.0, seed=3).text == model.chat(said, 20, 1.0, seed=3).text
+    assert (
+        model.chat(said, max_tokens=20, temperature=1.0, seed=3).text != first
+    )  # the model reads the same: x
+    assert (
+        model.chat(said, max_tokens=20, temperature=1.0, seed=3).text
+        == model.chat(said, 20, 1.0, seed=3).text
+    )
 
 
 def test_any_seed_has_a_next_one_and_no_other_becomes_one(model):
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "a"}]
+    said = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "a"},
+    ]
     assert len(model.chat(said, max_tokens=5, seed=2**64 - 1).tokens) == 5
     for seed in (-1, 2**64):
         with pytest.raises(ch.ClearheadError, match=f"seed = {seed} must be a whole number"):

@@ -5,31 +5,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead import Tokenizer
-from clearhead.generate.stream import TextStream
+from clearhead.generate.detokenizer import IncrementalDetokenizer
 
 TEXTS = ["naïve café ☕ déjà vu", "日本語のテキスト", "👩‍👩‍👧‍👦 family", "plain words here"]
-BYTES, WORDS = Tokenizer.bytes(), Tokenizer.train_bpe(TEXTS, 300)
+BYTES = Tokenizer.bytes()
+WORDS = Tokenizer.train_bpe(TEXTS, 300)
 
 
 @given(st.text(max_size=40), st.text(max_size=40), st.sampled_from([BYTES, WORDS]))
 def test_pieces_joined_are_the_text(prompt, text, tokenizer):
-    stream = TextStream(tokenizer, tokenizer.encode(prompt))
+    stream = IncrementalDetokenizer(tokenizer, tokenizer.encode(prompt))
     pieces = [stream.feed(token) for token in tokenizer.encode(text)]
-    assert "".join(pieces) + stream.end() == text
+    assert "".join(pieces) + stream.flush() == text
     if "�" not in text:
         assert not any("�" in piece for piece in pieces)
 
 
 @given(st.lists(st.integers(0, 255), max_size=30))
 def test_bytes_that_are_no_text_are_shown_as_decoding_all_of_them_would(tokens):
-    stream = TextStream(BYTES, [])
-    shown = "".join(stream.feed(token) for token in tokens) + stream.end()
+    stream = IncrementalDetokenizer(BYTES, [])
+    shown = "".join(stream.feed(token) for token in tokens) + stream.flush()
     assert shown == BYTES.decode(tokens)
 
 
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_a_text_ends_before_the_first_stop_and_never_shows_a_part_of_it(text, stops):
-    stream, shown = TextStream(BYTES, [], stops), [""]
+    stream = IncrementalDetokenizer(BYTES, [], stops)
+    shown = [""]
     for token in BYTES.encode(text):
         shown.append(shown[-1] + stream.feed(token))
         if stream.stopped:
@@ -38,12 +40,12 @@ def test_a_text_ends_before_the_first_stop_and_never_shows_a_part_of_it(text, st
     if ends:  # the stop that is complete first; of those, the one that begins first
         cut = text[: min(ends)]
         text = cut[: min(cut.find(stop) for stop in stops if stop in cut)]
-    assert shown[-1] + stream.end() == text
+    assert shown[-1] + stream.flush() == text
     assert all(text.startswith(piece) for piece in shown)
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, WORDS])
 def test_a_stop_across_tokens_is_found(tokenizer):
-    stream = TextStream(tokenizer, [], ("END",))
+    stream = IncrementalDetokenizer(tokenizer, [], ("END",))
     shown = "".join(stream.feed(token) for token in tokenizer.encode("here it isEND and more"))
     assert (shown, stream.stopped) == ("here it is", True)

@@ -7,18 +7,17 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.generate import beam_recorded, write
-from clearhead.generate.beam_rounds import Search
-from clearhead.generate.beam_rules import Rules
-from clearhead.generate.engine import Engine
+from clearhead.generate import beam_cuda, generation
+from clearhead.generate.beam_search import BeamRules, BeamSearch
+from clearhead.generate.engine import BatchEngine
 
 
 @pytest.fixture
 def model(monkeypatch):
     """One that keeps its engine as on a GPU."""
     monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
-    monkeypatch.setattr(write, "Engine", lambda *given, recorded=False: Engine(*given))
-    return ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
+    monkeypatch.setattr(generation, "Engine", lambda *given, recorded=False: BatchEngine(*given))
+    return ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
 
 
 def streamed(model, seed):
@@ -45,14 +44,17 @@ def test_an_engine_is_kept_for_the_next_text_and_never_shared(model):
     with pytest.raises(ch.ClearheadError, match="all tokens are banned"):
         model.generate("ab", 20, banned=tuple(range(256)))
     assert model._engines.kept is kept
-    one, other = (model.generate("ab", 20, seed=seed, stream=True) for seed in (1, 2))  # none has begun
+    one, other = (
+        model.generate("ab", 20, seed=seed, stream=True) for seed in (1, 2)
+    )  # none has begun
     assert model._engines.kept is not kept
     assert "".join(piece.text for piece in one) == streamed(model, 1)
     assert "".join(piece.text for piece in other) == streamed(model, 2)
 
 
 def test_a_recording_is_for_one_search_at_a_time(monkeypatch):
-    used, begin = [], Barrier(2)
+    used = []
+    begin = Barrier(2)
 
     class Recording:
         def __init__(self, search):
@@ -65,22 +67,24 @@ def test_a_recording_is_for_one_search_at_a_time(monkeypatch):
             self.busy = False
             return used.append(self)
 
-    monkeypatch.setattr(beam_recorded, "Recording", Recording)
-    monkeypatch.setattr(Search, "run", lambda search: begin.wait(timeout=10) and None)
+    monkeypatch.setattr(beam_cuda, "Recording", Recording)
+    monkeypatch.setattr(BeamSearch, "run", lambda search: begin.wait(timeout=10) and None)
     net = ch.new("tiny-decoder").net
 
     def search(length=1):
-        rules = Rules(torch.device("cpu"), beams=1, max_tokens=4)
-        return beam_recorded.replayed(Search(net, rules, [[1] * length], [[]], None, None, trees=False))
+        rules = BeamRules(torch.device("cpu"), num_beams=1, max_tokens=4)
+        return beam_cuda.run_with_graphs(
+            BeamSearch(net, rules, [[1] * length], [[]], None, None, return_trees=False)
+        )
 
     with ThreadPoolExecutor(2) as threads:
         for _ in range(3):
             for done in [threads.submit(search), threads.submit(search)]:
                 done.result()
-    kept = beam_recorded.KEPT[net]
+    kept = beam_cuda.GRAPH_CACHE[net]
     assert [*kept.values()] == used[-1:]
     begin = Barrier(1)
-    for length in range(2, 2 + beam_recorded.FORMS):
+    for length in range(2, 2 + beam_cuda.MAX_GRAPHS):
         search(length)
-    assert len(kept) == beam_recorded.FORMS
+    assert len(kept) == beam_cuda.MAX_GRAPHS
     assert used[-1] not in kept.values()

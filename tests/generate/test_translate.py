@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.batch import MOST, by_length
+from clearhead.data.batch import MAX_BATCH_TOKENS, batches_by_length
 from clearhead.errors import ClearheadError
-from clearhead.generate import translate as module
-from clearhead.generate.sentences import sentences
+from clearhead.generate import translation as module
+from clearhead.generate.translation import split_sentences
 
 WORDS = ch.Tokenizer.bytes(("<|end|>",))
 END = 256
@@ -20,9 +20,20 @@ TEXTS = ["A dog runs.", "", "Two men.", "A very long sentence about a dog and a 
 
 
 def translator(seed=2, **changes):
-    shape = {"vocabulary": 257, "head__tied": False, "context": 64, "shape__context": 64}
-    use = {"use__start": [END], "use__stop": [END], "use__end": [END]}
-    model = ch.new("tiny-encoder-decoder", tokenizer=WORDS, seed=seed, **{**shape, **use, **changes})
+    shape = {
+        "vocabulary": 257,
+        "head__tie_embeddings": False,
+        "context": 64,
+        "architecture__source_context_length": 64,
+    }
+    use = {
+        "inference__decoder_start_tokens": [END],
+        "inference__eos_tokens": [END],
+        "inference__sep_tokens": [END],
+    }
+    model = ch.new(
+        "tiny-encoder-decoder", tokenizer=WORDS, seed=seed, **{**shape, **use, **changes}
+    )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():  # sure of itself, so that rounding decides nothing
         for p in model.net.double().parameters():
@@ -40,10 +51,16 @@ def model():
     ("text", "parts"),
     [
         ("One. Two! Three? Four… Five", ["One.", "Two!", "Three?", "Four…", "Five"]),
-        ("Dr. Smith met J. Doe at 3 p.m. Then they left.", ["Dr. Smith met J. Doe at 3 p.m. Then they left."]),
+        (
+            "Dr. Smith met J. Doe at 3 p.m. Then they left.",
+            ["Dr. Smith met J. Doe at 3 p.m. Then they left."],
+        ),
         ("Am 3. Mai kam er. Er blieb.", ["Am 3. Mai kam er.", "Er blieb."]),
         ('"Stop!" He ran. "Why?" she said.', ['"Stop!"', "He ran.", '"Why?" she said.']),
-        ("It is 3.5 m. long, e.g. here. (Yes.) No.", ["It is 3.5 m. long, e.g. here.", "(Yes.)", "No."]),
+        (
+            "It is 3.5 m. long, e.g. here. (Yes.) No.",
+            ["It is 3.5 m. long, e.g. here.", "(Yes.)", "No."],
+        ),
         ("私は行く。君は？はい！", ["私は行く。", "君は？", "はい！"]),
         ("A line\n\nAnother. One", ["A line", "Another.", "One"]),
         ("wait... what", ["wait... what"]),
@@ -51,12 +68,12 @@ def model():
     ],
 )
 def test_sentences_end_where_a_reader_would_end_them(text, parts):
-    assert [sentence for sentence, _ in sentences(text)] == parts
+    assert [sentence for sentence, _ in split_sentences(text)] == parts
 
 
 @given(st.text(alphabet="aB.!?… \n\"'(。3", max_size=60))
 def test_sentences_and_the_space_between_them_are_the_text(text):
-    found = sentences(text)
+    found = split_sentences(text)
     assert "".join(sentence + gap for sentence, gap in found) == text
     assert all(not gap.strip() for _, gap in found)
     assert all("\n" not in sentence.strip() for sentence, _ in found)
@@ -78,19 +95,26 @@ def test_texts_come_in_order_as_each_alone_and_nothing_stays_nothing(model):
 
 
 @given(st.lists(st.integers(1, 40), max_size=30), st.integers(1, 60), st.integers(1, 9))
-def test_every_row_is_searched_once_beside_rows_of_its_length_within_the_bounds(lengths, tokens, most):
-    with patch.dict(MOST, cpu=tokens):
-        groups = list(by_length(lengths, torch.device("cpu"), most))
+def test_every_row_is_searched_once_beside_rows_of_its_length_within_the_bounds(
+    lengths, tokens, most
+):
+    with patch.dict(MAX_BATCH_TOKENS, cpu=tokens):
+        groups = list(batches_by_length(lengths, torch.device("cpu"), most))
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     ordered = [lengths[i] for group in groups for i in group]
     assert ordered == sorted(ordered, reverse=True)
     for group in groups:
-        assert len(group) == 1 or (len(group) * max(lengths[i] for i in group) <= tokens and len(group) <= most)
+        assert len(group) == 1 or (
+            len(group) * max(lengths[i] for i in group) <= tokens and len(group) <= most
+        )
 
 
 def test_what_beams_remember_is_bounded(model, monkeypatch):
-    rows, remember = [], model.net.remember
-    monkeypatch.setattr(model.net, "remember", lambda n, room: rows.append(n * room) or remember(n, room))
+    rows = []
+    remember = model.net.remember
+    monkeypatch.setattr(
+        model.net, "remember", lambda n, room: rows.append(n * room) or remember(n, room)
+    )
     bytes_of_a_token = 2 * 2 * 32 * 8
     monkeypatch.setattr(module, "MEMORY", 100 * bytes_of_a_token)
     bounded = model.translate(["abc", "de", "f"] * 4, beam=2, max_tokens=10)
@@ -110,13 +134,18 @@ def test_n_best_are_ranked_and_the_first_is_the_best(model):
         assert ranked[0] == one
         scores = [other.score for other in ranked]
         assert scores == sorted(scores, reverse=True)
-        assert scores == pytest.approx([other.logprob / len(other.tokens) ** 0.5 for other in ranked])
+        assert scores == pytest.approx(
+            [other.logprob / len(other.tokens) ** 0.5 for other in ranked]
+        )
 
 
 # ---------------------------------------------------------------- long texts
 def test_a_text_is_split_when_it_is_too_long_or_when_asked(model):
-    short, long = "One dog.  Two men.\n\nA cat.", "A dog and a cat. " * 5
-    whole, split = (model.translate(short, beam=2, max_tokens=6, split=split)[0] for split in (False, True))
+    short = "One dog.  Two men.\n\nA cat."
+    long = "A dog and a cat. " * 5
+    whole, split = (
+        model.translate(short, beam=2, max_tokens=6, split=split)[0] for split in (False, True)
+    )
     parts = model.translate(["One dog.", "Two men.", "A cat."], beam=2, max_tokens=6)
     assert split.text == f"{parts[0].text}  {parts[1].text}\n\n{parts[2].text}"
     assert split.tokens == [token for part in parts for token in part.tokens] != whole.tokens
@@ -148,7 +177,8 @@ def test_alternatives_begin_as_the_best_and_differ_next(model):
 
 
 def test_early_is_sooner_content(model):
-    steps, forward = [], model.net.forward
+    steps = []
+    forward = model.net.forward
     model.net.forward = lambda ids, **more: steps.append(len(ids)) or forward(ids, **more)
     try:
         for early in (False, True):
@@ -166,8 +196,8 @@ def test_alignment_is_what_cross_attention_attends_to_most(model, align):
     found = model.translate(["A dog.", "Cats and men"], beam=3, n_best=2, max_tokens=9, align=align)
     for text, ranked in zip(["A dog.", "Cats and men"], found, strict=True):
         for one in ranked:
-            seen = model.watch([END, *one.tokens], "blocks.*.cross.pattern", source=text)
-            layers = [seen[f"blocks.{i}.cross.pattern"][0].mean(0) for i in range(2)]
+            seen = model.watch([END, *one.tokens], "blocks.*.cross_attn.pattern", source=text)
+            layers = [seen[f"blocks.{i}.cross_attn.pattern"][0].mean(0) for i in range(2)]
             pattern = (layers[0] + layers[1]) if align == "all" else layers[align]
             assert one.alignment == pattern[:-1].argmax(-1).tolist()
             assert len(one.alignment) == len(one.tokens)
@@ -175,7 +205,9 @@ def test_alignment_is_what_cross_attention_attends_to_most(model, align):
 
 
 def test_log_probabilities_of_the_tokens_sum_to_that_of_the_translation(model):
-    for found in model.translate(["A dog.", "Two old men run"], beam=3, n_best=2, max_tokens=9, logprobs=3):
+    for found in model.translate(
+        ["A dog.", "Two old men run"], beam=3, n_best=2, max_tokens=9, logprobs=3
+    ):
         for one in found:
             assert [c.token for c in one.chosen] == one.tokens
             assert sum(c.logprob for c in one.chosen) == pytest.approx(one.logprob, abs=1e-4)
@@ -188,7 +220,11 @@ def test_log_probabilities_of_the_tokens_sum_to_that_of_the_translation(model):
 @pytest.mark.parametrize("more", [{}, {"no_repeat": 2}])
 def test_a_text_has_one_log_probability_where_forbidden_tokens_leave_theirs_to_others(model, more):
     forbidden = list(dict.fromkeys(model.translate("A dog runs.", max_tokens=9)[0].tokens))
-    use = {"use__never": forbidden[:2], "use__never_first": forbidden[2:3], "use__renormalised": True}
+    use = {
+        "inference__suppress_tokens": forbidden[:2],
+        "inference__begin_suppress_tokens": forbidden[2:3],
+        "inference__renormalize_logits": True,
+    }
     strict = ch.Model(model.net, model.config.change(**use), WORDS)
     [whole] = strict.translate("A dog runs.", max_tokens=9, logprobs=2, **more)
     [begun] = strict.translate("A dog runs.", max_tokens=5, prefix=whole.tokens[:4], **more)
@@ -207,17 +243,19 @@ def test_an_output_that_fills_the_context_can_be_aligned_and_told(model):
 
 
 def test_a_decoder_searches_with_beams_too():
-    from clearhead.generate.beam import beam_search
+    from clearhead.generate.beam_search import beam_search
 
-    model = ch.new("tiny-decoder", vocabulary=257, tokenizer=WORDS, use__stop=[END])
-    ranked = model.beams("the", beam=4, n_best=3, max_tokens=5)
-    [bare] = beam_search(model.net, [WORDS.encode("the")], beams=4, n_best=3, max_tokens=5, stop=(END,))
+    model = ch.new("tiny-decoder", vocab_size=257, tokenizer=WORDS, inference__eos_tokens=[END])
+    ranked = model.beam_search("the", num_beams=4, n_best=3, max_tokens=5)
+    [bare] = beam_search(
+        model.net, [WORDS.encode("the")], beams=4, n_best=3, max_tokens=5, stop=(END,)
+    )
     assert [one.tokens for one in ranked] == [one.tokens for one in bare]
     assert ranked[0].text == WORDS.decode([token for token in ranked[0].tokens if token != END])
-    assert model.beams("the", beam=4, max_tokens=5) == ranked[0]
-    assert model.beams(["the", "a"], beam=4, max_tokens=5)[0].tokens == ranked[0].tokens
-    assert model.beams("the", beam=2, max_tokens=5, tree=True).tree.table()
-    told = model.beams("the", beam=1, max_tokens=5)
+    assert model.beam_search("the", num_beams=4, max_tokens=5) == ranked[0]
+    assert model.beam_search(["the", "a"], num_beams=4, max_tokens=5)[0].tokens == ranked[0].tokens
+    assert model.beam_search("the", num_beams=2, max_tokens=5, tree=True).tree.table()
+    told = model.beam_search("the", num_beams=1, max_tokens=5)
     assert told.tokens == model.generate("the", 5, temperature=0).tokens
 
 
@@ -235,8 +273,16 @@ def test_a_decoder_searches_with_beams_too():
         ("a", {"align": 2}, "align = 2 is no layer of this decoder; there are 0 to 1"),
         ("a", {"align": "last"}, "align = 'last' is no layer"),
         ("a", {"alternatives": 1, "tree": True}, "not one tree"),
-        (["a", "b" * 70], {}, "text 2 has a sentence of 71 tokens; this model reads at most 64 at once"),
-        (["A dog. A cat."], {"split": True, "n_best": 2}, "text 1 is 2 sentences, translated one by one"),
+        (
+            ["a", "b" * 70],
+            {},
+            "text 2 has a sentence of 71 tokens; this model reads at most 64 at once",
+        ),
+        (
+            ["A dog. A cat."],
+            {"split": True, "n_best": 2},
+            "text 1 is 2 sentences, translated one by one",
+        ),
         ([[1] * 70], {}, "70 tokens are more than this model's context of 64"),
     ],
 )
@@ -247,15 +293,17 @@ def test_what_cannot_be_translated_is_told_in_a_sentence(model, texts, options, 
 
 def test_a_prefix_that_the_vocabulary_does_not_know_is_told():
     letters = ch.Tokenizer.characters("abc", ("<|end|>",))
-    model = ch.new("tiny-encoder-decoder", vocabulary=4, tokenizer=letters, use__start=[3])
+    model = ch.new(
+        "tiny-encoder-decoder", vocab_size=4, tokenizer=letters, inference__decoder_start_tokens=[3]
+    )
     with pytest.raises(ClearheadError, match="for which there is no token"):
         model.translate("abc", prefix="az", max_tokens=2)
 
 
 def test_a_translator_must_know_where_to_start_and_a_decoder_is_none():
     with pytest.raises(ClearheadError, match="which token an output starts with"):
-        translator(use__start=[]).translate("a")
+        translator(inference__decoder_start_tokens=[]).translate("a")
     with pytest.raises(ClearheadError, match="no source to read"):
-        ch.new("tiny-decoder", vocabulary=257, tokenizer=WORDS).translate("a")
+        ch.new("tiny-decoder", vocab_size=257, tokenizer=WORDS).translate("a")
     with pytest.raises(ClearheadError, match="does not write text"):
-        translator().beams("a")
+        translator().beam_search("a")

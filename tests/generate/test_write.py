@@ -4,15 +4,14 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.config import Use
-from clearhead.generate.engine import Engine
-from clearhead.generate.request import Request
-from clearhead.generate.sampling import Sampling
-from clearhead.generate.write import Writer
+from clearhead.config.model import InferenceConfig
+from clearhead.generate.engine import BatchEngine, Request
+from clearhead.generate.generation import GenerationStream
+from clearhead.generate.sampling import SamplingConfig
 
 
 def test_a_stop_text_ends_it_and_is_not_shown():
-    model = ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
+    model = ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
     whole = model.generate("ab", 20, seed=4, temperature=3.0)
     stop = whole.text[6:8]
     cut = model.generate("ab", 20, seed=4, temperature=3.0, stop=stop)
@@ -21,7 +20,7 @@ def test_a_stop_text_ends_it_and_is_not_shown():
 
 
 def test_streamed_pieces_are_the_texts_of_the_batch():
-    model = ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
+    model = ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
     prompts = ["ab", "c", "déjà"]
     whole = model.generate(prompts, 10, seed=4, n=2)
     texts = [""] * 6
@@ -34,24 +33,30 @@ def test_streamed_pieces_are_the_texts_of_the_batch():
 
 def test_who_stops_listening_frees_the_row():
     model = ch.new("tiny-llama", seed=3)
-    engine = Engine(model.net, Use(), 1, 32)
-    pieces = iter(Writer(engine, None, [[1, 2]], Sampling(max_tokens=20)))
+    engine = BatchEngine(model.net, InferenceConfig(), 1, 32)
+    pieces = iter(GenerationStream(engine, None, [[1, 2]], SamplingConfig(max_tokens=20)))
     next(pieces)
     pieces.close()
-    assert engine.idle
-    engine.add(Request([3], Sampling(max_tokens=1)))
+    assert engine.is_idle
+    engine.add_request(Request([3], SamplingConfig(max_tokens=1)))
     assert [request.prompt for request in engine.step()] == [[3]]
 
 
 def test_echo_tells_the_prompt_and_how_likely_it_was():
-    model = ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
-    plain, echoed = (model.generate("abc", 4, seed=1, echo=echo, logprobs=2) for echo in (False, True))
+    model = ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
+    plain, echoed = (
+        model.generate("abc", 4, seed=1, echo=echo, logprobs=2) for echo in (False, True)
+    )
     assert echoed.text == "abc" + plain.text
-    assert [chosen.logprob for chosen in echoed.prompt] == pytest.approx(model.score("abc").logprobs, abs=1e-5)
+    assert [chosen.logprob for chosen in echoed.prompt] == pytest.approx(
+        model.score("abc").logprobs, abs=1e-5
+    )
     assert [chosen.token for chosen in echoed.prompt] == [98, 99]
     assert all(len(chosen.top) == 2 for chosen in echoed.prompt)
     assert plain.prompt == []
-    streamed = "".join(piece.text for piece in model.generate("abc", 4, seed=1, echo=True, stream=True))
+    streamed = "".join(
+        piece.text for piece in model.generate("abc", 4, seed=1, echo=True, stream=True)
+    )
     assert streamed == echoed.text
 
 
@@ -80,7 +85,9 @@ def test_what_cannot_be_written_is_refused_with_a_sentence(prompt, options, sent
         ch.new("tiny-llama").generate(prompt, 20, **options)
 
 
-@pytest.mark.parametrize("option", ["use__never", "use__never_first"])
+@pytest.mark.parametrize(
+    "option", ["inference__suppress_tokens", "inference__begin_suppress_tokens"]
+)
 def test_tokens_that_only_the_model_knows_may_be_forbidden_too(option):
     made = {"vocabulary": 300, "tokenizer": ch.Tokenizer.bytes(), option: [97, 299]}
     model = ch.new("tiny-decoder", seed=2, **made)
@@ -90,7 +97,7 @@ def test_tokens_that_only_the_model_knows_may_be_forbidden_too(option):
 
 
 def test_tokens_of_ones_own_end_a_text():
-    model = ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
+    model = ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
     whole = model.generate("ab", 10, seed=4)
     cut = model.generate("ab", 10, seed=4, stop_tokens=(whole.tokens[3],))
     assert cut.tokens == whole.tokens[: whole.tokens.index(whole.tokens[3]) + 1]

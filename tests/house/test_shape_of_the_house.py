@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead import config, variants
+from clearhead.config import model
 
 SOURCE = Path(__file__).parents[2] / "src" / "clearhead"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -62,12 +62,16 @@ def imported(path: Path) -> set[str]:
     return found & set(HEIGHT)
 
 
-@pytest.mark.parametrize("path", [f for f in FILES if f.parent != SOURCE or f.stem != "__init__"], ids=str)
+@pytest.mark.parametrize(
+    "path", [f for f in FILES if f.parent != SOURCE or f.stem != "__init__"], ids=str
+)
 def test_imports_point_one_way(path):
     part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
     assert part in HEIGHT, f"{part} has no place in the order of imports"
     for other in imported(path):
-        assert HEIGHT[other] <= HEIGHT[part], f"{path.name} of {part} imports {other}, which stands above it"
+        assert HEIGHT[other] <= HEIGHT[part], (
+            f"{path.name} of {part} imports {other}, which stands above it"
+        )
 
 
 def test_tokens_and_data_never_import_the_model():
@@ -82,7 +86,9 @@ def test_files_stay_readable(path):
 
 
 def test_number_of_config_fields_is_written_down():
-    seen = {c for module in (config, variants) for c in vars(module).values() if dataclasses.is_dataclass(c)}
+    seen = {
+        c for module in (model, model) for c in vars(module).values() if dataclasses.is_dataclass(c)
+    }
     assert sum(len(c.__annotations__.keys() - {"kind"}) for c in seen) == CONFIG_FIELDS
 
 
@@ -92,12 +98,20 @@ def test_number_of_command_line_options_is_written_down():
     commands = [*app.registered_commands]
     for group in app.registered_groups:
         commands += group.typer_instance.registered_commands
-    counted = sum(len([p for p in c.callback.__annotations__ if p not in ("return", "context")]) for c in commands)
+    counted = sum(
+        len([p for p in c.callback.__annotations__ if p not in ("return", "context")])
+        for c in commands
+    )
     assert counted == CLI_OPTIONS
 
 
 @pytest.mark.parametrize(
-    "code", ["import clearhead", "import clearhead.cli.main", "from clearhead.presets import presets"]
+    "code",
+    [
+        "import clearhead",
+        "import clearhead.cli.main",
+        "from clearhead.config.presets import presets",
+    ],
 )
 def test_torch_is_not_imported_until_it_is_needed(code):
     check = f"{code}; import sys; sys.exit(bool({{'torch', 'numpy', 'matplotlib', 'rich'}} & set(sys.modules)))"
@@ -109,11 +123,25 @@ def test_help_lists_every_command_without_torch():
     code = f"import sys; {code}; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0
-    for command in ("chat", "demo", "export", "generate", "get", "see", "train", "verify", "presets"):
+    for command in (
+        "chat",
+        "demo",
+        "export",
+        "generate",
+        "get",
+        "see",
+        "train",
+        "verify",
+        "presets",
+    ):
         assert command in done.stdout
 
 
 def test_nothing_can_run_from_a_file():
     for path in FILES:
-        calls = {ast.unparse(n.func) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)}
+        calls = {
+            ast.unparse(n.func)
+            for n in ast.walk(ast.parse(path.read_text()))
+            if isinstance(n, ast.Call)
+        }
         assert not calls & {"eval", "exec", "torch.load", "pickle.load", "pickle.loads"}, path

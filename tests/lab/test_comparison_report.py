@@ -8,39 +8,48 @@ import pytest
 from experiments import SMALL
 
 import clearhead as ch
-from clearhead.lab import report
-from clearhead.lab.compare import opening
-from clearhead.lab.experiment import Experiment
-from clearhead.lab.findings import findings
-from clearhead.lab.outcome import Outcome, keep
-from clearhead.lab.summary import summarise
-from clearhead.train.report import LOG
+from clearhead.lab.compare import describe_plan
+from clearhead.lab.experiment import Experiment, RunResult, save_result
+from clearhead.lab.report import findings, format_mean_std, results_table, write_report
+from clearhead.lab.stats import summarize
+from clearhead.train.checkpoint import LOG_FILE
 
-BASE = ch.presets["lm-small"].change(**SMALL, **{"data.train": "text.txt", "data.valid": "valid.txt"})
+BASE = ch.presets["lm-small"].replace(
+    **SMALL, **{"data.train": "text.txt", "data.valid": "valid.txt"}
+)
 
 
 def summary(values, metric="loss", **changes):
     """Of variants by their widths, with the values that their runs came to."""
-    vary = (f"model.width={','.join(map(str, values))}",)
+    vary = (f"model.d_model={','.join(map(str, values))}",)
     seeds = tuple(range(max(len(each) for each in values.values())))
     experiment = Experiment("lm-small", vary, seeds, base=BASE, **{"metric": metric, **changes})
     runs = {}
     for width, each in values.items():
         for seed, value in enumerate(each):
             end = "diverged" if value is None else "done"
-            known = {"loss": value, "last": value, "figures": {metric: value}, "end": end, "parameters": width}
-            runs[f"width={width}", seed] = Outcome(f"width={width}", seed, **known, why="it was lost", seconds=2.0)
-    return summarise(experiment, runs)
+            known = {
+                "loss": value,
+                "last": value,
+                "figures": {metric: value},
+                "end": end,
+                "parameters": width,
+            }
+            runs[f"width={width}", seed] = RunResult(
+                f"width={width}", seed, **known, error="it was lost", train_seconds=2.0
+            )
+    return summarize(experiment, runs)
 
 
 def said(found, out):
-    return {finding.name: finding.sentence for finding in findings(found, out)}
+    return {finding.name: finding.message for finding in findings(found, out)}
 
 
 def test_a_clear_difference_is_claimed_in_its_direction(tmp_path):
     lower = {16: [3.0, 3.1, 3.2], 32: [2.5, 2.61, 2.7]}
     assert (
-        "width=32 is better than width=16: lowest validation loss -0.4967" in said(summary(lower), tmp_path)["better"]
+        "width=32 is better than width=16: lowest validation loss -0.4967"
+        in said(summary(lower), tmp_path)["better"]
     )
     assert "worse" in said(summary({32: lower[32], 16: lower[16]}), tmp_path)
     assert "worse" in said(summary(lower, "bits per byte", against="width=32"), tmp_path)
@@ -48,9 +57,9 @@ def test_a_clear_difference_is_claimed_in_its_direction(tmp_path):
 
 def test_more_is_better_where_it_is(tmp_path):
     found = summary({16: [3.0, 3.1, 3.2], 32: [2.5, 2.61, 2.7]}, "perplexity")
-    assert found.less
-    rows = BASE.change(**{"model.shape": "encoder", "model.head": "classes"})
-    assert not summarise(Experiment("x", metric="accuracy", base=rows), {}).less
+    assert found.lower_is_better
+    rows = BASE.replace(**{"model.architecture": "encoder", "model.head": "classification"})
+    assert not summarize(Experiment("x", metric="accuracy", base=rows), {}).lower_is_better
 
 
 def test_noise_is_not_claimed_and_not_called_equal(tmp_path):
@@ -61,11 +70,11 @@ def test_noise_is_not_claimed_and_not_called_equal(tmp_path):
 
 def test_looking_at_many_variants_makes_claims_harder(tmp_path):
     near = {16: [3.0, 3.1, 3.2], 32: [2.9, 3.02, 3.08]}
-    alone = summary(near).rows[1].versus
-    among = summary(near | {w: [3.0, 3.3, 2.9] for w in (8, 64, 128)}).rows[1].versus
-    assert alone.p == alone.chance.p < 0.05
-    assert among.p == pytest.approx(4 * alone.p)
-    assert not among.claimed
+    alone = summary(near).rows[1].contrast
+    among = summary(near | {w: [3.0, 3.3, 2.9] for w in (8, 64, 128)}).rows[1].contrast
+    assert alone.p_corrected == alone.test.p_value < 0.05
+    assert among.p_corrected == pytest.approx(4 * alone.p_corrected)
+    assert not among.is_significant
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -76,11 +85,11 @@ def test_with_few_seeds_nothing_is_claimed(seeds, tmp_path):
 
 @pytest.mark.parametrize(("seeds", "told"), [(2, 1), (3, 0)])
 def test_that_nothing_can_be_claimed_is_said_before_the_first_run(seeds, told, tmp_path):
-    experiment = Experiment("lm-small", ("model.width=16,32",), tuple(range(seeds)), base=BASE)
-    after = opening(experiment, tmp_path)[3:]  # after a line for all and one for each variant
+    experiment = Experiment("lm-small", ("model.d_model=16,32",), tuple(range(seeds)), base=BASE)
+    after = describe_plan(experiment, tmp_path)[3:]  # after a line for all and one for each variant
     few = "too few seeds: with 2 seeds nothing can be claimed"
     assert [line.partition(": chance")[0] for line in after] == [few] * told
-    assert len(opening(replace(experiment, vary=()), tmp_path)) == 2
+    assert len(describe_plan(replace(experiment, vary=()), tmp_path)) == 2
 
 
 def test_an_option_without_effect_is_told_from_a_small_one(tmp_path):
@@ -89,7 +98,7 @@ def test_an_option_without_effect_is_told_from_a_small_one(tmp_path):
 
 def test_runs_that_diverged_count_in_no_mean_and_are_told(tmp_path):
     found = summary({16: [3.0, 3.1, 3.2, 3.3], 32: [None, 2.6, 2.7, 2.8]})
-    row = found.rows[1].tree()
+    row = found.rows[1].to_dict()
     assert (row["n"], row["diverged"], row["mean"]) == (3, 1, pytest.approx(2.7))
     assert row["difference"] == pytest.approx(-0.5)
     assert "1 of 4 runs of width=32 diverged" in said(found, tmp_path)["mind"]
@@ -98,44 +107,59 @@ def test_runs_that_diverged_count_in_no_mean_and_are_told(tmp_path):
 
 
 def test_the_loss_of_training_is_not_that_of_evaluate():
-    run = Outcome("base", 0, "done", loss=1.0, last=2.0, figures={"loss": 3.0, "perplexity": 20.0})
-    assert [run.value(metric) for metric in ("loss", "last", "perplexity")] == [1.0, 2.0, 20.0]
+    run = RunResult(
+        "base", 0, "done", best_loss=1.0, final_loss=2.0, metrics={"loss": 3.0, "perplexity": 20.0}
+    )
+    assert [run.metric(metric) for metric in ("loss", "last", "perplexity")] == [1.0, 2.0, 20.0]
 
 
 def test_figures_that_training_does_not_log_need_files_of_their_own():
-    rows = BASE.change(**{"model.shape": "encoder", "model.head": "classes", "data.valid": []})
+    rows = BASE.replace(
+        **{"model.architecture": "encoder", "model.head": "classification", "data.valid": []}
+    )
     assert Experiment("x", metric="accuracy", base=rows).metric == "accuracy"
-    with pytest.raises(ch.ClearheadError, match=r"--metric f1 is measured on files of their own; give --data\.valid"):
+    with pytest.raises(
+        ch.ClearheadError,
+        match=r"--metric f1 is measured on files of their own; give --data\.valid",
+    ):
         Experiment("x", metric="f1", base=rows)
 
 
 def test_a_chance_of_almost_nothing_is_not_told_as_none(tmp_path):
     found = summary({16: [3.0, 3.1, 3.2, 3.3], 32: [2.0, 2.1, 2.2, 2.30001]})
     assert "p < 0.0001" in said(found, tmp_path)["better"]
-    assert report.results(found)[1][1][-1] == "< 0.0001"
+    assert results_table(found)[1][1][-1] == "< 0.0001"
 
 
 def test_differences_that_are_all_the_same_have_no_interval(tmp_path):
     found = summary({16: [3.0, 3.5, 4.0], 32: [3.5, 4.0, 4.5]})
     assert (
-        "+0.5000 (no interval: all differences are the same, p = 0.25)" in said(found, tmp_path)["not to be told apart"]
+        "+0.5000 (no interval: all differences are the same, p = 0.25)"
+        in said(found, tmp_path)["not to be told apart"]
     )
-    assert report.results(found)[1][1][-2] == "–"
+    assert results_table(found)[1][1][-2] == "–"
 
 
 @pytest.mark.parametrize(
     ("option", "word"),
-    [("data.vocabulary=99,98", "bits per byte"), ("data.valid=a,b", "other data"), ("model.context=8,16", "--lengths")],
+    [
+        ("data.vocab_size=99,98", "bits per byte"),
+        ("data.valid=a,b", "other data"),
+        ("model.context_length=8,16", "--lengths"),
+    ],
 )
 def test_losses_that_are_not_of_the_same_are_pointed_out(option, word, tmp_path):
     experiment = Experiment("lm-small", (option,), base=BASE)
-    assert any(word in finding.sentence for finding in findings(summarise(experiment, {}), tmp_path))
+    assert any(word in finding.message for finding in findings(summarize(experiment, {}), tmp_path))
 
 
 @pytest.mark.parametrize(
     ("valid", "told"),
     [
-        ([3.0, 2.5, 2.0], "2 of 2 runs had their lowest validation loss at their end, but too few validations to tell"),
+        (
+            [3.0, 2.5, 2.0],
+            "2 of 2 runs had their lowest validation loss at their end, but too few validations to tell",
+        ),
         ([3.0, 2.0, 2.5], ""),
         ([3.0], "2 of 2 runs were validated once"),
         ([], ""),
@@ -144,21 +168,28 @@ def test_losses_that_are_not_of_the_same_are_pointed_out(option, word, tmp_path)
 )
 def test_runs_whose_last_validation_is_their_lowest_are_told(valid, told, tmp_path):
     known = summary({16: [3.0], 32: [2.5]})
-    for run in known.done:
-        (tmp_path / run.place).mkdir(parents=True)
-        lines = [json.dumps({"step": 10 * (i + 1), "loss": value, "valid": value}) for i, value in enumerate(valid)]
-        (tmp_path / run.place / LOG).write_text("\n".join(lines))
-    found = [each.sentence for each in findings(known, tmp_path) if each.name == "mind"]
+    for run in known.results:
+        (tmp_path / run.path).mkdir(parents=True)
+        lines = [
+            json.dumps({"step": 10 * (i + 1), "loss": value, "valid": value})
+            for i, value in enumerate(valid)
+        ]
+        (tmp_path / run.path / LOG_FILE).write_text("\n".join(lines))
+    found = [each.message for each in findings(known, tmp_path) if each.name == "mind"]
     assert [sentence.startswith(told) for sentence in found] == ([True] if told else [])
 
 
 class Page(HTMLParser):
     def __init__(self):
         super().__init__()
-        self.open, self.links, self.words = [], [], ""
+        self.open = []
+        self.links = []
+        self.words = ""
 
     def handle_starttag(self, tag, attrs):
-        self.links += [value for name, value in attrs if name in ("src", "href") and not value.startswith("#")]
+        self.links += [
+            value for name, value in attrs if name in ("src", "href") and not value.startswith("#")
+        ]
         if tag not in ("meta", "br", "wbr", "path", "use", "circle", "rect"):
             self.open.append(tag)
 
@@ -173,16 +204,23 @@ class Page(HTMLParser):
 def test_the_page_is_whole_needs_nothing_else_and_escapes_what_is_not_ours(tmp_path):
     known = summary({16: [3.0, 3.1, 3.2], 32: [2.5, 2.61, None]})
     experiment = replace(known.experiment, what="<script>alert(1)</script>", lengths=(16, 64))
-    for run in known.done:
-        keep(tmp_path, replace(run, lengths={"16": {"loss": 3.0, "beyond": 0.0}, "64": {}}))
-    report.write(experiment, tmp_path)
+    for run in known.results:
+        save_result(tmp_path, replace(run, lengths={"16": {"loss": 3.0, "beyond": 0.0}, "64": {}}))
+    write_report(experiment, tmp_path)
     html = (tmp_path / "report.html").read_text()
     page = Page()
     page.feed(html)
     assert not page.open
     assert not page.links
     assert "<script" not in html
-    for word in ("width=32", "1 diverged", "3.1000 ± 0.1000", "min – max", "95 % interval", "peak memory"):
+    for word in (
+        "width=32",
+        "1 diverged",
+        "3.1000 ± 0.1000",
+        "min – max",
+        "95 % interval",
+        "peak memory",
+    ):
         assert word in page.words
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "report.md").read_text()
@@ -191,7 +229,7 @@ def test_the_page_is_whole_needs_nothing_else_and_escapes_what_is_not_ours(tmp_p
 
 
 def test_an_experiment_without_any_result_yet_has_a_report_too(tmp_path):
-    report.write(Experiment("lm-small", ("model.width=16,32",), base=BASE), tmp_path)
+    write_report(Experiment("lm-small", ("model.d_model=16,32",), base=BASE), tmp_path)
     assert "6 of 6 runs are not done" in (tmp_path / "report.md").read_text()
 
 
@@ -206,4 +244,4 @@ def test_an_experiment_without_any_result_yet_has_a_report_too(tmp_path):
     ],
 )
 def test_a_spread_has_as_many_digits_as_its_mean(values, told):
-    assert report.spread_of(values) == told
+    assert format_mean_std(values) == told

@@ -6,20 +6,22 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from clearhead.model.transformer import Transformer, build
-from clearhead.presets import presets
-from clearhead.tap import Watch
+from clearhead.config.presets import presets
+from clearhead.hooks import Recorder
+from clearhead.model.transformer import Transformer, build_transformer
 
 EXACT = 1e-9  # what float64 leaves of a different order of sums
 FP32 = 1e-5  # angles, waves and losses are computed in fp32
-SHALLOW = [f"**{name}" for name in ("in", "q", "q_turned", "k", "k_turned", "v", "z", "out", "norm")]
+SHALLOW = [f"**{name}" for name in ("in", "q", "rot_q", "k", "rot_k", "v", "z", "out", "norm")]
 KERNELS = {"spelled": ["**"], "fused": SHALLOW}  # who asks for scores gets them written out
 
 
 # ---------------------------------------------------------------- nets and their values
 def random_net(preset: str = "tiny-decoder", seed: int = 0, **changes: object) -> Transformer:
     """A float64 net in which no bias is 0 and no gain is 1, so that nothing hides."""
-    net = build(presets[preset].change(**changes).model, seed=seed, dtype=torch.float64).eval()
+    net = build_transformer(
+        presets[preset].replace(**changes).model, seed=seed, dtype=torch.float64
+    ).eval()
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for p in net.parameters():
@@ -39,17 +41,21 @@ def parameters(net: Transformer) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in net.state_dict().items()}
 
 
-def watch(net: Transformer, x: torch.Tensor, kernel: str = "spelled", **how: torch.Tensor) -> dict[str, np.ndarray]:
+def watch(
+    net: Transformer, x: torch.Tensor, kernel: str = "spelled", **how: torch.Tensor
+) -> dict[str, np.ndarray]:
     """Every named value of one pass, logits included."""
-    tap = Watch(KERNELS[kernel])
+    hooks = Recorder(KERNELS[kernel])
     with torch.no_grad():
-        net.predict(net(x, tap=tap, **how), how.get("segments"), tap=tap)
-    assert any(name.endswith("scores") for name in tap.values) == (kernel == "spelled")
-    return {name: value.numpy() for name, value in tap.values.items()}
+        net.compute_logits(net(x, hooks=hooks, **how), how.get("segments"), hooks=hooks)
+    assert any(name.endswith("scores") for name in hooks.values) == (kernel == "spelled")
+    return {name: value.numpy() for name, value in hooks.values.items()}
 
 
 def close(got: object, expected: object, tolerance: float = EXACT) -> None:
-    np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(
+        np.asarray(got), np.asarray(expected), rtol=tolerance, atol=tolerance
+    )
 
 
 # ---------------------------------------------------------------- what acts on one token alone
@@ -60,13 +66,15 @@ def each_token(f, x):
 
 def linear(P, name):
     """x ↦ xW + b."""
-    W, b = P[f"{name}.weight"].T, P.get(f"{name}.bias", 0.0)
+    W = P[f"{name}.weight"].T
+    b = P.get(f"{name}.bias", 0.0)
     return lambda x: sum(x[i] * W[i] for i in range(len(x))) + b
 
 
 def norm(P, name, kind):
     """γ (x − μ)/σ + β, or γ x / √mean(x²) (L4.3)."""
-    gain, shift = P[f"{name}.weight"], P.get(f"{name}.bias", 0.0)
+    gain = P[f"{name}.weight"]
+    shift = P.get(f"{name}.bias", 0.0)
 
     def layer(x):
         mean = sum(x) / len(x)
@@ -126,7 +134,9 @@ def softmax(scores):
 def split(x, heads):
     """Head h reads its own columns of W, which are its own slice of xW: batch × head × token × d."""
     d = x.shape[-1] // heads
-    return np.array([[[token[h * d : (h + 1) * d] for token in row] for h in range(heads)] for row in x])
+    return np.array(
+        [[[token[h * d : (h + 1) * d] for token in row] for h in range(heads)] for row in x]
+    )
 
 
 def everywhere(b, i, j):
@@ -144,23 +154,31 @@ def no_bias(b, h, i, j):
 def attend(q, k, v, allowed, bias=no_bias, scale=None):
     """softmax(q·k/√d_k + M) V, one head and one query at a time (L3.3, L3.5); heads of q share those of k and v."""
     batch, heads, queries, d = q.shape
-    keys, shared = k.shape[2], heads // k.shape[1]
+    keys = k.shape[2]
+    shared = heads // k.shape[1]
     scale = 1 / math.sqrt(d) if scale is None else scale
-    grids = {name: np.zeros((batch, heads, queries, keys)) for name in ("scores", "masked", "pattern")}
+    grids = {
+        name: np.zeros((batch, heads, queries, keys)) for name in ("scores", "masked", "pattern")
+    }
     z = np.zeros(q.shape)
     for b, h, i in np.ndindex(batch, heads, queries):
-        K, V = k[b, h // shared], v[b, h // shared]
+        K = k[b, h // shared]
+        V = v[b, h // shared]
         scores = [sum(q[b, h, i] * K[j]) * scale + bias(b, h, i, j) for j in range(keys)]
         masked = [s if allowed(b, i, j) else -math.inf for j, s in enumerate(scores)]
         pattern = softmax(masked)
         z[b, h, i] = sum(pattern[j] * V[j] for j in range(keys))
-        grids["scores"][b, h, i], grids["masked"][b, h, i], grids["pattern"][b, h, i] = scores, masked, pattern
+        grids["scores"][b, h, i], grids["masked"][b, h, i], grids["pattern"][b, h, i] = (
+            scores,
+            masked,
+            pattern,
+        )
     return {**grids, "z": z}
 
 
 def attention_meets(values, path, allowed, bias=no_bias, scale=None, tolerance=EXACT):
     """Whatever was watched of one attention layer, from scores to z, is what the loops say."""
-    q, k, v = (values[f"{path}.{name}"] for name in ("q_turned", "k_turned", "v"))
+    q, k, v = (values[f"{path}.{name}"] for name in ("rot_q", "rot_k", "v"))
     expected = attend(q, k, v, allowed, bias, scale)
     seen = [name for name in expected if f"{path}.{name}" in values]
     assert "z" in seen
@@ -179,13 +197,17 @@ def wave(pos, width, layout="interleaved"):
     out = np.zeros(width)
     for i in range(width // 2):
         sine, cosine = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, width // 2 + i)
-        out[sine], out[cosine] = math.sin(pos * wave_rate(i, width)), math.cos(pos * wave_rate(i, width))
+        out[sine], out[cosine] = (
+            math.sin(pos * wave_rate(i, width)),
+            math.cos(pos * wave_rate(i, width)),
+        )
     return out
 
 
 def turned(x, at, rates):
     """Numbers i and i + half of a head are one complex number, times e^(i · pos · rate) (L2.5)."""
-    out, half = x.copy(), len(rates)
+    out = x.copy()
+    half = len(rates)
     for b, h, n in np.ndindex(x.shape[:3]):
         for i in range(half):
             number = complex(x[b, h, n, i], x[b, h, n, half + i]) * np.exp(1j * at[b][n] * rates[i])
@@ -209,17 +231,20 @@ def bucket(query, key, buckets, distance, both_ways):
 
     In whole fractions: where log(n/near)/log(distance/near) is a whole number, rounding would decide.
     """
-    first, away = 0, query - key
+    first = 0
+    away = query - key
     if both_ways:
         buckets //= 2
-        first, away = (buckets if key > query else 0), abs(away)
-    away, near = max(away, 0), buckets // 2
+        first = buckets if key > query else 0
+        away = abs(away)
+    away = max(away, 0)
+    near = buckets // 2
     if away < near:
         return first + away
     step = 0
-    while step < buckets - near - 1 and Fraction(away, near) ** (buckets - near) >= Fraction(distance, near) ** (
-        step + 1
-    ):
+    while step < buckets - near - 1 and Fraction(away, near) ** (buckets - near) >= Fraction(
+        distance, near
+    ) ** (step + 1):
         step += 1
     return first + near + step
 

@@ -20,7 +20,7 @@ from loops import (
 )
 
 from clearhead.errors import ClearheadError
-from clearhead.model.heads import pool_mean
+from clearhead.model.heads import mean_pool
 
 SEGMENTS = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 
@@ -28,47 +28,64 @@ SEGMENTS = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 # ---------------------------------------------------------------- heads
 @pytest.mark.parametrize("vocabulary", [64, 61])
 def test_masked_word_head_is_layer_gelu_norm_then_tied_logits_with_a_bias(vocabulary):
-    net = random_net("tiny-encoder", vocabulary=vocabulary, **{"norm.eps": 0.3})
-    P, v = parameters(net), watch(net, random_ids(2, 5, vocabulary=vocabulary))
+    net = random_net("tiny-encoder", vocab_size=vocabulary, **{"norm.eps": 0.3})
+    P = parameters(net)
+    v = watch(net, random_ids(2, 5, vocabulary=vocabulary))
     E = P["embed.tokens.weight"]
     for b, i in np.ndindex(2, 5):
         inner = np.array([gelu(x) for x in linear(P, "head.dense")(v["norm"][b, i])])
         h = norm(P, "head.norm", net.config.norm)(inner)
-        close(v["logits"][b, i], [sum(h * E[word]) + P["head.bias"][word] for word in range(vocabulary)])
+        close(
+            v["logits"][b, i],
+            [sum(h * E[word]) + P["head.bias"][word] for word in range(vocabulary)],
+        )
 
 
 @pytest.mark.parametrize("head", ["classes", "number"])
 @pytest.mark.parametrize("pooling", ["first", "mean"])
 @pytest.mark.parametrize("pooler", [True, False])
 @pytest.mark.parametrize("padded", [True, False])
-def test_pooled_heads_read_the_first_token_or_the_mean_of_the_real_ones(head, pooling, pooler, padded):
+def test_pooled_heads_read_the_first_token_or_the_mean_of_the_real_ones(
+    head, pooling, pooler, padded
+):
     changes = {"head": head, "head.pooling": pooling, "head.pooler": pooler}
-    net = random_net("tiny-encoder", **changes, **({"head.classes": 3} if head == "classes" else {}))
-    P, how = parameters(net), {"segments": SEGMENTS} if padded else {}
+    net = random_net(
+        "tiny-encoder", **changes, **({"head.num_labels": 3} if head == "classification" else {})
+    )
+    P = parameters(net)
+    how = {"segments": SEGMENTS} if padded else {}
     v = watch(net, random_ids(2, 5), **how)
     for b in range(2):
-        real = [h for h, segment in zip(v["norm"][b], SEGMENTS[b], strict=True) if segment or not padded]
+        real = [
+            h for h, segment in zip(v["norm"][b], SEGMENTS[b], strict=True) if segment or not padded
+        ]
         pooled = v["norm"][b, 0] if pooling == "first" else sum(real) / len(real)
         if pooler:
             pooled = np.array([math.tanh(x) for x in linear(P, "head.pooler")(pooled)])
         close(v["logits"][b], linear(P, "head.out")(pooled))
-    assert v["logits"].shape == (2, 3 if head == "classes" else 1)
+    assert v["logits"].shape == (2, 3 if head == "classification" else 1)
 
 
 def test_what_stands_on_padding_changes_no_pooled_answer():
-    net, ids = random_net("tiny-encoder", **{"head": "classes", "head.pooling": "mean"}), random_ids(2, 5)
+    net = random_net("tiny-encoder", **{"head": "classification", "head.pooling": "mean"})
+    ids = random_ids(2, 5)
     other = ids.clone()
     other[1, 3:] = (ids[1, 3:] + 1) % 64
-    close(watch(net, ids, segments=SEGMENTS)["logits"], watch(net, other, segments=SEGMENTS)["logits"], 1e-12)
+    close(
+        watch(net, ids, segment_ids=SEGMENTS)["logits"],
+        watch(net, other, segment_ids=SEGMENTS)["logits"],
+        1e-12,
+    )
 
 
 def test_the_mean_of_no_tokens_is_zero():
-    assert (pool_mean(random_values(2, 5, 4), torch.tensor([[1] * 5, [0] * 5]))[1] == 0).all()
+    assert (mean_pool(random_values(2, 5, 4), torch.tensor([[1] * 5, [0] * 5]))[1] == 0).all()
 
 
 @torch.no_grad()
 def test_class_loss_is_minus_log_p_of_the_class():
-    net, ids = random_net("tiny-encoder", **{"head": "classes", "head.classes": 3}), random_ids(4, 5)
+    net = random_net("tiny-encoder", **{"head": "classification", "head.num_labels": 3})
+    ids = random_ids(4, 5)
     targets = torch.tensor([2, 0, 1, 1])
     total, count = net.loss(net(ids), targets)
     logits = watch(net, ids)["logits"]
@@ -78,7 +95,9 @@ def test_class_loss_is_minus_log_p_of_the_class():
 
 @torch.no_grad()
 def test_number_loss_is_the_squared_distance():
-    net, ids, targets = random_net("tiny-encoder", head="number"), random_ids(4, 5), random_values(4)
+    net = random_net("tiny-encoder", head="regression")
+    ids = random_ids(4, 5)
+    targets = random_values(4)
     total, count = net.loss(net(ids), targets)
     answers = watch(net, ids)["logits"]
     assert count == 4
@@ -86,9 +105,9 @@ def test_number_loss_is_the_squared_distance():
 
 
 def test_without_a_head_the_hidden_states_are_the_result():
-    values = watch(net := random_net("tiny-encoder", head="hidden"), ids := random_ids(2, 5))
+    values = watch(net := random_net("tiny-encoder", head="none"), ids := random_ids(2, 5))
     assert "logits" not in values
-    close(net.predict(net(ids)).detach(), values["norm"])
+    close(net.compute_logits(net(ids)).detach(), values["norm"])
     with pytest.raises(ClearheadError):
         net.loss(net(ids), ids)
 
@@ -101,33 +120,47 @@ def patches(picture, W, b, height, width):
         for left in range(0, columns, width):
             token = b.copy()
             for channel, y, x in np.ndindex(channels, height, width):
-                token += W[:, (channel * height + y) * width + x] * picture[channel, top + y, left + x]
+                token += (
+                    W[:, (channel * height + y) * width + x] * picture[channel, top + y, left + x]
+                )
             yield token
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_picture_is_cut_into_patches_times_one_matrix(first):
-    changes = {"input.size": 6, "input.patch": 2, "input.channels": 3, "input.first_token": first}
-    net, pictures = random_net("tiny-pictures", context=9 + first, **changes), random_values(2, 3, 6, 6)
-    P, v = parameters(net), watch(net, pictures)
-    W, b, learned = P["embed.project.weight"], P["embed.project.bias"], [P["embed.first"]] if first else []
+    changes = {
+        "input.image_size": 6,
+        "input.patch_size": 2,
+        "input.num_channels": 3,
+        "input.cls_token": first,
+    }
+    net = random_net("tiny-pictures", context_length=9 + first, **changes)
+    pictures = random_values(2, 3, 6, 6)
+    P = parameters(net)
+    v = watch(net, pictures)
+    W = P["embed.project.weight"]
+    b = P["embed.project.bias"]
+    learned = [P["embed.first"]] if first else []
     for n in range(2):
         tokens = learned + list(patches(pictures[n].numpy(), W, b, 2, 2))
-        close(v["embed.tokens"][n], tokens)
-        close(v["embed"][n], tokens + P["position.table"])
+        close(v["embed"][n], tokens)
+        close(v["full_embed"][n], tokens + P["position.table"])
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_spectrogram_is_a_picture_of_one_colour(first):
     sizes = {"mels": 6, "frames": 8, "patch_mels": 2, "patch_frames": 4, "first_token": first}
-    net = random_net("tiny-sound", context=6 + first, input={"kind": "spectrogram", **sizes})
+    net = random_net("tiny-sound", context_length=6 + first, input={"kind": "spectrogram", **sizes})
     mels = random_values(2, 6, 8)
-    P, v = parameters(net), watch(net, mels)
-    W, b, learned = P["embed.project.weight"], P["embed.project.bias"], [P["embed.first"]] if first else []
+    P = parameters(net)
+    v = watch(net, mels)
+    W = P["embed.project.weight"]
+    b = P["embed.project.bias"]
+    learned = [P["embed.first"]] if first else []
     for n in range(2):
         tokens = learned + list(patches(mels[n : n + 1].numpy(), W, b, 2, 4))
-        close(v["embed.tokens"][n], tokens)
-        close(v["embed"][n], tokens + P["position.table"])
+        close(v["embed"][n], tokens)
+        close(v["full_embed"][n], tokens + P["position.table"])
 
 
 def convolved(x, W, b, stride):
@@ -149,16 +182,20 @@ def test_sound_passes_two_convolutions_the_second_halving_it(shape, frames):
     sound = {"kind": "sound", "mels": 5, "frames": frames}
     mels = random_values(2, 5, frames)
     if shape == "encoder":
-        net = random_net("tiny-sound", width=8, context=4, input=sound)
-        v, root = watch(net, mels), ""
+        net = random_net("tiny-sound", d_model=8, context_length=4, input=sound)
+        v = watch(net, mels)
+        root = ""
     else:
         shape = {"kind": "encoder-decoder", "layers": 1, "context": 4, "input": sound}
-        net = random_net("tiny-decoder", width=8, shape=shape)
-        v, root = watch(net, random_ids(2, 3), source=mels), "encoder."
+        net = random_net("tiny-decoder", d_model=8, architecture=shape)
+        v = watch(net, random_ids(2, 3), source=mels)
+        root = "encoder."
     P = parameters(net)
     for n in range(2):
-        near = convolved(mels[n].numpy(), P[f"{root}embed.near.weight"], P[f"{root}embed.near.bias"], 1)
+        near = convolved(
+            mels[n].numpy(), P[f"{root}embed.near.weight"], P[f"{root}embed.near.bias"], 1
+        )
         tokens = convolved(near, P[f"{root}embed.halve.weight"], P[f"{root}embed.halve.bias"], 2).T
         assert tokens.shape == (4, 8)
-        close(v[f"{root}embed.tokens"][n], tokens)
+        close(v[f"{root}embed"][n], tokens)
         close(v[f"{root}embed"][n], tokens + P[f"{root}position.table"])

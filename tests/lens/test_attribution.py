@@ -8,12 +8,15 @@ from hypothesis import assume, given, settings
 
 import clearhead as ch
 from clearhead import config as c
-from clearhead.evaluate.subject import Subject
-from clearhead.lens.ask import Question
-from clearhead.lens.frozen import from_answer
-from clearhead.lens.walk import split, watched
-from clearhead.model.transformer import build
-from clearhead.tap import Watch
+from clearhead.evaluate.invariants import ModelUnderTest
+from clearhead.hooks import Recorder
+from clearhead.lens.attribution import (
+    LogitTarget,
+    decompose_logit,
+    path_from_logit,
+    required_activations,
+)
+from clearhead.model.transformer import build_transformer
 from strategies import models
 
 IDS = [3, 1, 4, 1, 5, 9]
@@ -23,80 +26,116 @@ WORDS = {"vocabulary": 256, "tokenizer": ch.Tokenizer.bytes()}
 @given(models())
 @settings(max_examples=100, deadline=None)
 def test_parts_and_heads_and_sources_add_up_to_the_logit_in_every_model(m):
-    assume(not isinstance(m.head, c.Hidden))
-    net, watch = build(m, seed=1, dtype=torch.float64).eval(), Watch(watched(m))
+    assume(not isinstance(m.head, c.NoHead))
+    net = build_transformer(m, seed=1, dtype=torch.float64).eval()
+    watch = Recorder(required_activations(m))
     draw = torch.Generator().manual_seed(5)
     for p in net.parameters():  # norms and biases that do something
         p.data += 0.3 * torch.randn(p.shape, generator=draw, dtype=p.dtype)
     with torch.no_grad():
-        net.predict(net(**Subject(net).inputs(rows=1), tap=watch), tap=watch)
+        net.compute_logits(
+            net(**ModelUnderTest(net).random_inputs(rows=1), hooks=watch), hooks=watch
+        )
     logits = watch.values["logits"][0]
     row = logits if logits.dim() == 1 else logits[-1]
     for against in (None, 0):
-        question = Question(len(row) - 1, against, 0 if logits.dim() == 1 else len(logits) - 1, "")
-        parts, layers = split(net, watch.values, from_answer(net, watch.values["norm"][0], question))
-        want = question.of(row)
-        torch.testing.assert_close(torch.stack(list(parts.values())).sum(), want, atol=1e-6, rtol=1e-6)
+        question = LogitTarget(
+            len(row) - 1, against, 0 if logits.dim() == 1 else len(logits) - 1, ""
+        )
+        parts, layers = decompose_logit(
+            net, watch.values, path_from_logit(net, watch.values["norm"][0], question)
+        )
+        want = question.select(row)
+        torch.testing.assert_close(
+            torch.stack(list(parts.values())).sum(), want, atol=1e-6, rtol=1e-6
+        )
         for i, looks in enumerate(layers):
             for part, look in looks.items():
-                torch.testing.assert_close(look.keys.sum() + look.bias, parts[f"{i} {part}"], atol=1e-6, rtol=1e-6)
+                torch.testing.assert_close(
+                    look.keys.sum() + look.bias, parts[f"{i} {part}"], atol=1e-6, rtol=1e-6
+                )
 
 
 def test_a_part_that_is_taken_away_takes_its_share_of_the_stream_along():
     model = ch.new("tiny-decoder", seed=4)
     told = ch.lens.attribution(model, IDS, token=7, at=2)
-    seen = model.watch(IDS, ["blocks.*.ffn.out", "blocks.1.post"])
-    x = seen["blocks.1.post"][0, 2]
-    without = x - seen["blocks.1.ffn.out"][0, 2]  # the last part changes nothing but the norm's input
-    norm = model.net.norm
-    scaled = (without - without.mean()) / (x.var(correction=0) + norm.eps).sqrt() * norm.weight + norm.bias
+    seen = model.watch(IDS, ["blocks.*.ffn.out", "blocks.1.resid_post"])
+    x = seen["blocks.1.resid_post"][0, 2]
+    without = (
+        x - seen["blocks.1.ffn.out"][0, 2]
+    )  # the last part changes nothing but the norm's input
+    norm = model.net.final_norm
+    scaled = (without - without.mean()) / (
+        x.var(correction=0) + norm.eps
+    ).sqrt() * norm.weight + norm.bias
     want = (model.logits(IDS)[2, 7] - scaled @ model.net.embed.tokens.weight[7]).detach()
-    assert float(told.values[told.axes[0].labels.index("1 feed-forward")]) == pytest.approx(float(want), abs=1e-5)
+    assert float(told.values[told.axes[0].labels.index("1 feed-forward")]) == pytest.approx(
+        float(want), abs=1e-5
+    )
 
 
-@pytest.mark.parametrize("name", ["tiny-decoder", "tiny-llama", "tiny-encoder", "tiny-encoder-decoder"])
+@pytest.mark.parametrize(
+    "name", ["tiny-decoder", "tiny-llama", "tiny-encoder", "tiny-encoder-decoder"]
+)
 def test_the_table_adds_up_and_the_views_agree(name):
-    model, given = ch.new(name, seed=3), {"source": [2, 7, 1]} if "decoder" in name and "encoder" in name else {}
+    model = ch.new(name, seed=3)
+    given = {"source": [2, 7, 1]} if "decoder" in name and "encoder" in name else {}
     told = ch.lens.attribution(model, IDS, token=5, against=8, **given)
     logits = model.logits(IDS, **given)[-1]
     want = float(logits[5] - logits[8])
     assert told.total == pytest.approx(want, abs=1e-4)
     assert sum(row["logit"] for row in told.table()) == pytest.approx(want, abs=1e-4)
     for part in ("attention", "cross") if given else ("attention",):
-        torch.testing.assert_close(told.sources(part).values.sum(dim=-1), told.heads(part).values)
+        torch.testing.assert_close(
+            told.by_source_token(part).values.sum(dim=-1), told.by_head(part).values
+        )
 
 
 def test_without_a_token_the_likeliest_is_meant_and_texts_are_taken():
     model = ch.new("tiny-decoder", seed=3, **WORDS)
     best = int(model.logits("abc")[-1].argmax())
-    assert ch.lens.attribution(model, "abc").question.answer == best
-    assert ch.lens.attribution(model, "abc", token="d").question.answer == ord("d")
+    assert ch.lens.attribution(model, "abc").target.answer == best
+    assert ch.lens.attribution(model, "abc", token="d").target.answer == ord("d")
 
 
 def test_classes_are_asked_for_by_name():
     model = ch.new("tiny-pictures", **{"use.labels": [f"class {i}" for i in range(10)]})
-    told = ch.lens.attribution(model, pictures=torch.rand(1, 8, 8), token="class 3", against="class 4")
+    told = ch.lens.attribution(
+        model, pictures=torch.rand(1, 8, 8), token="class 3", against="class 4"
+    )
     assert told.title == "logit of 'class 3' less that of 'class 4'"
 
 
 def test_classes_without_names_go_by_their_numbers():
     told = ch.lens.attribution(ch.new("tiny-pictures"), pictures=torch.rand(1, 8, 8), token="3")
-    assert (told.question.answer, told.title) == (3, "logit of '3'")
+    assert (told.target.answer, told.title) == (3, "logit of '3'")
 
 
 def test_an_edited_head_gives_what_is_left_of_it():
-    model, cut = ch.new("tiny-decoder", seed=3), {"blocks.0.attn.z": ch.ablate(head=1)}
+    model = ch.new("tiny-decoder", seed=3)
+    cut = {"blocks.0.attn.z": ch.ablate(head=1)}
     told = ch.lens.attribution(model, IDS, token=5, edits=cut)
-    assert float(told.heads().values[0, 1]) == 0
-    assert told.heads().values[0].count_nonzero() == 3
+    assert float(told.by_head().values[0, 1]) == 0
+    assert told.by_head().values[0].count_nonzero() == 3
     want = float(model.logits(IDS, edits=cut)[-1, 5])
     assert told.total == pytest.approx(want, abs=1e-4)
     assert sum(row["logit"] for row in told.table()) == pytest.approx(want, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["embed", "blocks.0.mid", "blocks.1.post", "blocks.0.attn.out", "norm", "logits"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "full_embed",
+        "blocks.0.resid_mid",
+        "blocks.1.resid_post",
+        "blocks.0.attn.out",
+        "norm",
+        "logits",
+    ],
+)
 def test_whatever_is_edited_the_parts_add_up_and_what_no_part_wrote_is_the_rest(name):
-    model, doubled = ch.new("tiny-decoder", seed=3), {name: ch.scale(2.0)}
+    model = ch.new("tiny-decoder", seed=3)
+    doubled = {name: ch.scale(2.0)}
     told = ch.lens.attribution(model, IDS, token=5, edits=doubled)
     want = float(model.logits(IDS, edits=doubled)[-1, 5])
     assert told.total == pytest.approx(want, abs=1e-3)
@@ -107,30 +146,46 @@ def test_whatever_is_edited_the_parts_add_up_and_what_no_part_wrote_is_the_rest(
 
 
 def test_the_parts_add_up_in_int8_too(tmp_path):
-    ch.save(ch.new("tiny-decoder", seed=3, width=128), tmp_path / "model")
+    ch.save(ch.new("tiny-decoder", seed=3, d_model=128), tmp_path / "model")
     model = ch.load(tmp_path / "model", dtype="int8")
-    assert ch.lens.attribution(model, IDS, token=5).total == pytest.approx(float(model.logits(IDS)[-1, 5]), abs=1e-3)
+    assert ch.lens.attribution(model, IDS, token=5).total == pytest.approx(
+        float(model.logits(IDS)[-1, 5]), abs=1e-3
+    )
 
 
 def test_where_words_are_hidden_the_first_hidden_one_is_asked_about():
-    model = ch.new("tiny-encoder", seed=3, use__mask=[9])
+    model = ch.new("tiny-encoder", seed=3, inference__mask_token=[9])
     told = ch.lens.attribution(model, [3, 1, 9, 1, 9])
-    assert (told.question.at, told.title.split(" at ")[1]) == (2, "'9'")
-    assert ch.lens.attribution(model, [3, 1, 4]).question.at == 2
-    assert ch.lens.attribution(model, [3, 1, 9, 1, 9], at=0).question.at == 0
-    swept = ch.lens.sweep(model, [3, 1, 9, 1, 9])
-    assert swept.plain == pytest.approx(float(model.logits([3, 1, 9, 1, 9])[2].max()))
+    assert (told.target.position, told.title.split(" at ")[1]) == (2, "'9'")
+    assert ch.lens.attribution(model, [3, 1, 4]).target.position == 2
+    assert ch.lens.attribution(model, [3, 1, 9, 1, 9], at=0).target.position == 0
+    swept = ch.lens.ablation(model, [3, 1, 9, 1, 9])
+    assert swept.baseline == pytest.approx(float(model.logits([3, 1, 9, 1, 9])[2].max()))
 
 
 MISTAKES = [
     (lambda m: ch.lens.attribution(m, "abc", at="1"), "at = '1' must be the number of a token"),
-    (lambda m: ch.lens.attribution(ch.new("tiny-pictures"), pictures=torch.rand(1, 8, 8), token="cat"), "known: 0, 1"),
-    (lambda m: ch.lens.attribution(m, "abc", token="xyz"), "'xyz' is 3 tokens here ('x', 'y', 'z')"),
-    (lambda m: ch.lens.attribution(m, "abc", token=256), "there is no answer 256; they go from 0 to 255."),
-    (lambda m: ch.lens.attribution(m, "abc", at=3), "there is no token 3; the text has tokens 0 to 2."),
+    (
+        lambda m: ch.lens.attribution(
+            ch.new("tiny-pictures"), pictures=torch.rand(1, 8, 8), token="cat"
+        ),
+        "known: 0, 1",
+    ),
+    (
+        lambda m: ch.lens.attribution(m, "abc", token="xyz"),
+        "'xyz' is 3 tokens here ('x', 'y', 'z')",
+    ),
+    (
+        lambda m: ch.lens.attribution(m, "abc", token=256),
+        "there is no answer 256; they go from 0 to 255.",
+    ),
+    (
+        lambda m: ch.lens.attribution(m, "abc", at=3),
+        "there is no token 3; the text has tokens 0 to 2.",
+    ),
     (lambda m: ch.lens.attribution(m, ["abc", "def"]), "one text at a time, not at 2"),
-    (lambda m: ch.lens.attribution(m, "abc").heads("cross"), "has no 'cross' to split up"),
-    (lambda m: ch.lens.attribution(ch.new("tiny-encoder", head="hidden"), IDS), "no head"),
+    (lambda m: ch.lens.attribution(m, "abc").by_head("cross"), "has no 'cross' to split up"),
+    (lambda m: ch.lens.attribution(ch.new("tiny-encoder", head="none"), IDS), "no head"),
     (lambda m: ch.lens.attribution(ch.new("tiny-decoder"), IDS, token="a"), "has no tokenizer"),
 ]
 

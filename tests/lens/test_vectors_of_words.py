@@ -8,17 +8,17 @@ import torch
 from safetensors import safe_open
 
 import clearhead as ch
-from clearhead import reader
-from clearhead.files import overwrite
-from clearhead.lens.sums import terms
-from clearhead.weights import bundled
-from clearhead.words import files
-from clearhead.words.benchmark import benchmark, spearman
-from clearhead.words.files import Table, read_table, write_table
+from clearhead.config.parse import read_config_file
+from clearhead.io import write_atomic
+from clearhead.weights.model_cards import BUNDLED_DIR
+from clearhead.word_vectors import io
+from clearhead.word_vectors.benchmark import evaluate_vectors, spearman
+from clearhead.word_vectors.io import VectorTable, read_vectors, write_vectors
+from clearhead.word_vectors.vectors import parse_terms
 
 WORDS = ["king", "queen", "man", "woman", "apple"]
 ROYAL, MALE, FEMALE, FRUIT = torch.eye(4)
-TABLE = Table(WORDS, torch.stack([ROYAL + MALE, ROYAL + FEMALE, MALE, FEMALE, FRUIT]))
+TABLE = VectorTable(WORDS, torch.stack([ROYAL + MALE, ROYAL + FEMALE, MALE, FEMALE, FRUIT]))
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def known():
 def model():
     texts = ["the king and the queen saw a man and a woman eat an apple"] * 3
     tokenizer = ch.Tokenizer.train_bpe(texts, 300)
-    return ch.new("tiny-decoder", vocabulary=len(tokenizer), tokenizer=tokenizer, seed=1)
+    return ch.new("tiny-decoder", vocab_size=len(tokenizer), tokenizer=tokenizer, seed=1)
 
 
 def test_an_analogy_is_solved_and_its_own_words_are_no_answer(known):
@@ -46,7 +46,10 @@ def test_a_direction_says_how_far_each_word_lies_along_it(known):
     female = known.direction([("king", "queen"), ("man", "woman")])
     assert female.score("woman") == pytest.approx(1.0)
     assert female.score("man") == pytest.approx(-1.0)
-    assert female.scores(["apple", "queen"]).table()[1] == {"word": "queen", "score": pytest.approx(1.0)}
+    assert female.scores(["apple", "queen"]).table()[1] == {
+        "word": "queen",
+        "score": pytest.approx(1.0),
+    }
     torch.testing.assert_close(female.agreement().values, torch.ones(2, 2))
 
 
@@ -59,13 +62,13 @@ def test_a_direction_says_how_far_each_word_lies_along_it(known):
     ],
 )
 def test_sums_are_read_as_people_write_them(written, found):
-    assert terms(written) == found
+    assert parse_terms(written) == found
 
 
 @pytest.mark.parametrize("written", ["king -", "king - + man", "+", "-"])
 def test_half_a_sum_is_refused(written):
     with pytest.raises(ch.ClearheadError, match="write it as king - man"):
-        terms(written)
+        parse_terms(written)
 
 
 def test_mistakes_are_told_in_a_sentence(known, model):
@@ -92,33 +95,44 @@ def test_a_word_of_several_tokens_is_their_mean_and_the_view_says_so(model):
     ids = model.tokenizer.encode(" zebra")
     assert len(ids) > 1
     of_model = ch.vectors(model)
-    torch.testing.assert_close(of_model.vector("zebra"), model.net.embed.tokens.weight[ids].mean(dim=0).detach())
-    assert f"'zebra' is the mean of {' '.join(model.tokenizer.pieces(ids))}" in of_model.near("zebra", 3).note
+    torch.testing.assert_close(
+        of_model.vector("zebra"), model.net.embed.tokens.weight[ids].mean(dim=0).detach()
+    )
+    assert (
+        f"'zebra' is the mean of {' '.join(model.tokenizer.pieces(ids))}"
+        in of_model.most_similar("zebra", 3).note
+    )
 
 
 def test_a_layers_vectors_are_its_stream_with_the_word_alone(model):
     in_layer = ch.vectors(model, layer=1)
     ids = model.tokenizer.encode(" king")
-    want = model.watch([ids], ["blocks.1.post"])["blocks.1.post"][0].mean(dim=0)
+    want = model.watch([ids], ["blocks.1.resid_post"])["blocks.1.resid_post"][0].mean(dim=0)
     torch.testing.assert_close(in_layer.vector("king"), want)
     one = model.tokenizer.encode("a")
     torch.testing.assert_close(
-        in_layer.source.rows[one[0]], model.watch([one], ["blocks.1.post"])["blocks.1.post"][0, 0]
+        in_layer.source.matrix[one[0]], model.watch([one], ["blocks.1.resid_post"])["blocks.1.resid_post"][0, 0]
     )  # fmt: skip
 
 
 def test_an_encoder_decoder_is_asked_where_it_reads(model):
-    both = ch.new("tiny-encoder-decoder", vocabulary=len(model.tokenizer), tokenizer=model.tokenizer)
+    both = ch.new(
+        "tiny-encoder-decoder", vocab_size=len(model.tokenizer), tokenizer=model.tokenizer
+    )
     ids = model.tokenizer.encode(" king")
-    seen = both.watch([[0]], ["encoder.blocks.0.post"], source=[ids])["encoder.blocks.0.post"]
+    seen = both.watch([[0]], ["encoder.blocks.0.resid_post"], source=[ids])[
+        "encoder.blocks.0.resid_post"
+    ]
     torch.testing.assert_close(ch.vectors(both, layer=0).vector("king"), seen[0].mean(dim=0))
 
 
 @pytest.mark.parametrize("name", ["folder", "x.bin", "x.txt", "x.vec"])
 def test_what_was_saved_is_read_back(tmp_path, name):
-    table = Table(["été", "a-b", "c"], torch.randn(3, 5, generator=torch.Generator().manual_seed(0)))
-    write_table(tmp_path / name, table)
-    read = read_table(tmp_path / name)
+    table = VectorTable(
+        ["été", "a-b", "c"], torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    )
+    write_vectors(tmp_path / name, table)
+    read = read_vectors(tmp_path / name)
     assert read.words == table.words
     assert torch.equal(read.vectors, table.vectors)
 
@@ -127,29 +141,31 @@ def test_vectors_and_words_change_at_once(tmp_path, monkeypatch):
     def until_words(path, content):
         if path.name == "words.json":
             raise KeyboardInterrupt
-        overwrite(path, content)
+        write_atomic(path, content)
 
-    monkeypatch.setattr(files, "overwrite", until_words)
-    for table in (Table(["a", "b"], torch.eye(2)), Table(["b", "a"], 2 * torch.eye(2))):
+    monkeypatch.setattr(io, "overwrite", until_words)
+    for table in (VectorTable(["a", "b"], torch.eye(2)), VectorTable(["b", "a"], 2 * torch.eye(2))):
         with pytest.raises(KeyboardInterrupt):
-            write_table(tmp_path / "folder", table)
-        read = read_table(tmp_path / "folder")
+            write_vectors(tmp_path / "folder", table)
+        read = read_vectors(tmp_path / "folder")
         assert read.words == table.words
         assert torch.equal(read.vectors, table.vectors)
 
 
 def test_folders_of_older_versions_whose_words_stand_beside_are_read():
-    old = bundled.ROOT / "words"
+    old = BUNDLED_DIR / "words"
     with safe_open(old / "vectors.safetensors", "pt") as stored:
         assert not stored.metadata()
-    assert read_table(old).words == reader.load(old / "words.json")["words"]
+    assert read_vectors(old).words == read_config_file(old / "words.json")["words"]
 
 
 def test_binary_files_without_line_ends_are_read(tmp_path):
     rows = TABLE.vectors.numpy()
-    body = b"".join(word.encode() + b" " + row.tobytes() for word, row in zip(WORDS, rows, strict=True))
+    body = b"".join(
+        word.encode() + b" " + row.tobytes() for word, row in zip(WORDS, rows, strict=True)
+    )
     (tmp_path / "x.bin").write_bytes(b"5 4\n" + body)
-    assert torch.equal(read_table(tmp_path / "x.bin").vectors, TABLE.vectors)
+    assert torch.equal(read_vectors(tmp_path / "x.bin").vectors, TABLE.vectors)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +183,7 @@ def test_binary_files_without_line_ends_are_read(tmp_path):
 def test_broken_files_are_refused_with_a_sentence(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ch.ClearheadError, match=words):
-        read_table(tmp_path / name)
+        read_vectors(tmp_path / name)
 
 
 def test_vectors_take_the_place_of_nothing_but_vectors(tmp_path, known):
@@ -187,31 +203,36 @@ def test_vectors_take_the_place_of_nothing_but_vectors(tmp_path, known):
 def test_a_word_with_two_vectors_is_found_in_no_time():
     words = [*map(str, range(100_000)), "99999"]
     with pytest.raises(ch.ClearheadError, match="'99999' has two vectors"):
-        Table(words, torch.zeros(len(words), 1))
+        VectorTable(words, torch.zeros(len(words), 1))
 
 
 def test_a_word_is_missed_in_a_large_table_without_long_search():
     words = [f"{letter}ord{i}" for letter in "wxyz" for i in range(5_000)]
-    with pytest.raises(ch.ClearheadError, match="'wrod77' is not one of the 20,000 words; did you mean 'word77'"):
-        ch.vectors(Table(words, torch.ones(len(words), 1))).solve("wrod77")
+    with pytest.raises(
+        ch.ClearheadError, match="'wrod77' is not one of the 20,000 words; did you mean 'word77'"
+    ):
+        ch.vectors(VectorTable(words, torch.ones(len(words), 1))).solve("wrod77")
 
 
 def test_a_word_with_a_space_does_not_fit_word2vecs_format(tmp_path):
     with pytest.raises(ch.ClearheadError, match="save as a folder"):
-        write_table(tmp_path / "x.bin", Table(["New York"], torch.ones(1, 2)))
+        write_vectors(tmp_path / "x.bin", VectorTable(["New York"], torch.ones(1, 2)))
 
 
 def test_spearman_gives_equals_the_mean_of_their_ranks():
     assert spearman(torch.tensor([1.0, 2, 3]), torch.tensor([10.0, 20, 90])) == pytest.approx(1)
-    ranks, others = torch.tensor([1.0, 2.5, 2.5, 4]), torch.tensor([4.0, 3, 2, 1])
+    ranks = torch.tensor([1.0, 2.5, 2.5, 4])
+    others = torch.tensor([4.0, 3, 2, 1])
     want = torch.corrcoef(torch.stack((ranks, others)))[0, 1]
     assert spearman(torch.tensor([0.0, 5, 5, 9]), others) == pytest.approx(float(want))
 
 
 def test_analogies_are_counted_by_section_and_unknown_words_left_out(known, tmp_path):
     file = tmp_path / "questions.txt"
-    file.write_text(": royal\nMan King Woman Queen\nman king woman apple\n: other\nman king emu queen\n")
-    rows = {row["part"]: row for row in benchmark(known, file).table()}
+    file.write_text(
+        ": royal\nMan King Woman Queen\nman king woman apple\n: other\nman king emu queen\n"
+    )
+    rows = {row["part"]: row for row in evaluate_vectors(known, file).table()}
     assert rows["royal"] == {"part": "royal", "accuracy": 0.5, "asked": 2, "left out": 0}
     assert rows["other"] == {
         "part": "other",
@@ -232,14 +253,16 @@ def test_analogies_are_counted_by_section_and_unknown_words_left_out(known, tmp_
 )
 def test_similarities_are_read_in_each_published_form(known, tmp_path, text):
     (tmp_path / "pairs.txt").write_text(text)
-    row = benchmark(known, tmp_path / "pairs.txt").table()[0]
+    row = evaluate_vectors(known, tmp_path / "pairs.txt").table()[0]
     assert (row["asked"], row["left out"]) == (3, 1)
-    assert row["correlation"] == pytest.approx(spearman(torch.tensor([0.5, 0, 2**-0.5]), torch.tensor([9.0, 1, 9])))
+    assert row["correlation"] == pytest.approx(
+        spearman(torch.tensor([0.5, 0, 2**-0.5]), torch.tensor([9.0, 1, 9]))
+    )
 
 
 def test_a_model_answers_analogies_among_the_words_of_the_file(model, tmp_path):
     (tmp_path / "q.txt").write_text(": a\nman king woman queen\n")
-    assert "among 4 words" in benchmark(ch.vectors(model), tmp_path / "q.txt").note
+    assert "among 4 words" in evaluate_vectors(ch.vectors(model), tmp_path / "q.txt").note
 
 
 @pytest.mark.parametrize(
@@ -255,12 +278,12 @@ def test_a_model_answers_analogies_among_the_words_of_the_file(model, tmp_path):
 def test_broken_questions_are_refused_with_their_line(known, tmp_path, text, words):
     (tmp_path / "q.txt").write_text(text)
     with pytest.raises(ch.ClearheadError, match=words):
-        benchmark(known, tmp_path / "q.txt")
+        evaluate_vectors(known, tmp_path / "q.txt")
 
 
 def test_only_sums_are_solved():
     for sign in "*×·/÷^=":
         with pytest.raises(ch.ClearheadError, match=f"has {re.escape(repr(sign))} after a word"):
-            terms(f"king {sign} man")
-    assert terms("king - *") == [(1, "king"), (-1, "*")]  # a word like any other
-    assert terms("/") == [(1, "/")]
+            parse_terms(f"king {sign} man")
+    assert parse_terms("king - *") == [(1, "king"), (-1, "*")]  # a word like any other
+    assert parse_terms("/") == [(1, "/")]

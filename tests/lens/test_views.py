@@ -18,16 +18,35 @@ from clearhead.lens.view import Axis, View
 
 GRID = View(
     torch.tensor([[0.5, -1.0, 0.0], [float("nan"), 0.25, -float("inf")]]),
-    (Axis.of("word", ["a<b", "$c$"]), Axis.of("layer", 3)),
+    (Axis.from_labels("word", ["a<b", "$c$"]), Axis.from_labels("layer", 3)),
     "a title & more",
     "weight",
     signed=True,
     note="a note",
 )
-BARS = View(torch.tensor([0.5, -1.0]), (Axis.of("word", ["x", "y"]),), "bars", "logit", signed=True)
-PANELS = View(torch.rand(2, 3, 4, 5), tuple(Axis.of(n, k) for n, k in zip("abcd", (2, 3, 4, 5), strict=True)), "p", "v")
-WORDS = View(torch.tensor([[0.125, 0.25]]), (Axis.of("a", 1), Axis.of("b", 2)), "w", "v", words=(("so", "wide"),))
-LARGE = View(torch.randn(80, 80), (Axis.of("a", 80), Axis.of("b", 80)), "large", "v", signed=True)
+BARS = View(
+    torch.tensor([0.5, -1.0]), (Axis.from_labels("word", ["x", "y"]),), "bars", "logit", signed=True
+)
+PANELS = View(
+    torch.rand(2, 3, 4, 5),
+    tuple(Axis.from_labels(n, k) for n, k in zip("abcd", (2, 3, 4, 5), strict=True)),
+    "p",
+    "v",
+)
+WORDS = View(
+    torch.tensor([[0.125, 0.25]]),
+    (Axis.from_labels("a", 1), Axis.from_labels("b", 2)),
+    "w",
+    "v",
+    words=(("so", "wide"),),
+)
+LARGE = View(
+    torch.randn(80, 80),
+    (Axis.from_labels("a", 80), Axis.from_labels("b", 80)),
+    "large",
+    "v",
+    signed=True,
+)
 
 
 def test_the_table_has_a_row_for_each_value_and_reads_back_from_csv():
@@ -39,7 +58,9 @@ def test_the_table_has_a_row_for_each_value_and_reads_back_from_csv():
     assert WORDS.table()[1]["word"] == "wide"
 
 
-@pytest.mark.parametrize("view", [GRID, BARS, PANELS, WORDS, LARGE], ids=["grid", "bars", "panels", "words", "large"])
+@pytest.mark.parametrize(
+    "view", [GRID, BARS, PANELS, WORDS, LARGE], ids=["grid", "bars", "panels", "words", "large"]
+)
 @pytest.mark.parametrize("ending", ["png", "svg", "html", "csv", "npy"])
 def test_every_view_goes_into_every_file(view, ending, tmp_path):
     path = tmp_path / f"x.{ending}"
@@ -49,18 +70,23 @@ def test_every_view_goes_into_every_file(view, ending, tmp_path):
     assert path.stat().st_size > 20
 
 
-@pytest.mark.parametrize("view", [GRID, BARS, PANELS, WORDS, LARGE], ids=["grid", "bars", "panels", "words", "large"])
+@pytest.mark.parametrize(
+    "view", [GRID, BARS, PANELS, WORDS, LARGE], ids=["grid", "bars", "panels", "words", "large"]
+)
 def test_a_notebook_gets_a_drawing_that_needs_nothing_from_outside(view):
     drawn = view._repr_html_()
     ET.fromstring(drawn)  # well formed, whatever the labels hold
-    assert set(re.findall(r"https?://[^\"]*", drawn)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert set(re.findall(r"https?://[^\"]*", drawn)) == {
+        "http://www.w3.org/2000/svg"
+    }  # a name, not an address
     assert "<script" not in drawn
     assert "currentColor" in drawn  # text is of the page's colour, on light paper and dark
 
 
 def test_the_drawing_shows_each_value_with_its_share_of_colour_and_nothing_for_no_number():
     squares = re.findall(r'fill="(#\w+)" fill-opacity="([\d.]+)"', GRID._repr_html_())
-    more, less = "#2b83d8", "#d9691c"
+    more = "#2b83d8"
+    less = "#d9691c"
     assert squares == [
         (more, "0.500"),
         (less, "1.000"),
@@ -73,14 +99,16 @@ def test_the_drawing_shows_each_value_with_its_share_of_colour_and_nothing_for_n
 
 
 def test_a_bar_of_no_number_is_not_called_0():
-    bars = View(torch.tensor([1.0, torch.nan]), (Axis.of("word", ["a", "b"]),), "bars", "share")
+    bars = View(
+        torch.tensor([1.0, torch.nan]), (Axis.from_labels("word", ["a", "b"]),), "bars", "share"
+    )
     assert ">nan</text>" in bars._repr_html_()
     assert "nan" in str(bars.terminal())
 
 
 def test_tokens_are_shown_of_one_text_that_is_one():
     words = {"vocabulary": 256, "tokenizer": ch.Tokenizer.bytes()}
-    both = ch.new("tiny-encoder-decoder", **words, use__end=[0])
+    both = ch.new("tiny-encoder-decoder", **words, inference__sep_tokens=[0])
     assert ch.lens.tokens(both, "ab").words == (("a", "b", "‹00›"), ("97", "98", "0"))
     for model, text, told in [
         (ch.new("tiny-decoder", **words), ["ab", "c"], "one text at a time, not at 2"),
@@ -93,7 +121,9 @@ def test_tokens_are_shown_of_one_text_that_is_one():
 def test_a_large_map_is_one_picture_no_larger_than_the_screen_that_hides_no_peak():
     values = torch.zeros(1200, 1200)
     values[700, 301], values[5, 6] = 1.0, -0.5
-    drawn = View(values, (Axis.of("a", 1200), Axis.of("b", 1200)), "t", "v", signed=True)._repr_html_()
+    drawn = View(
+        values, (Axis.from_labels("a", 1200), Axis.from_labels("b", 1200)), "t", "v", signed=True
+    )._repr_html_()
     coded = re.search(r"base64,([^\"]*)", drawn).group(1)
     picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(coded))))
     assert picture.shape == (560, 560, 4)
@@ -118,10 +148,12 @@ def test_words_stand_with_their_numbers_in_every_picture_unless_those_mean_nothi
     assert WORDS.cells == (("so 0.125", "wide 0.250"),)
     assert ">wide 0.250</text>" in WORDS._repr_html_()
     assert "wide 0.250" in str(WORDS.terminal())
-    axes = Axis.of("a", 1), Axis.of("b", 20)
+    axes = Axis.from_labels("a", 1), Axis.from_labels("b", 20)
     assert View(torch.rand(1, 20), axes, "w", "v", words=(("so",) * 20,)).cells == (("so",) * 20,)
     assert replace(WORDS, most=float("inf")).cells == WORDS.words
-    assert replace(WORDS, values=torch.tensor([[0.125, torch.nan]])).cells == (("so 0.125", "wide"),)
+    assert replace(WORDS, values=torch.tensor([[0.125, torch.nan]])).cells == (
+        ("so 0.125", "wide"),
+    )
 
 
 def test_a_long_title_is_not_cut_off():
@@ -138,11 +170,17 @@ def test_the_terminal_shows_small_maps_as_numbers_with_a_shade():
     assert "-1" in str(BARS.terminal())
 
 
-def test_the_terminal_shows_large_maps_as_squares_that_hide_no_peak_and_tell_signs_without_colours(monkeypatch):
+def test_the_terminal_shows_large_maps_as_squares_that_hide_no_peak_and_tell_signs_without_colours(
+    monkeypatch,
+):
     monkeypatch.setenv("COLUMNS", "100")
     values = torch.zeros(80, 160)
     values[0, 100], values[1, 101], values[2, 102] = 1.0, -1.0, -0.3
-    lines = str(View(values, (Axis.of("a", 80), Axis.of("b", 160)), "t", "v", signed=True).terminal()).splitlines()
+    lines = str(
+        View(
+            values, (Axis.from_labels("a", 80), Axis.from_labels("b", 160)), "t", "v", signed=True
+        ).terminal()
+    ).splitlines()
     assert "each square is the strongest of 4 values" in lines[1]
     assert lines[2].split() == ["0", "██", "100", "1"]
     assert lines[3].split() == ["1", "≡≡", "101", "-1"]
@@ -152,17 +190,32 @@ def test_the_terminal_shows_large_maps_as_squares_that_hide_no_peak_and_tell_sig
 
 def test_the_terminal_puts_words_with_their_values_into_as_many_columns_as_fit(monkeypatch):
     words = tuple(f"word{n}" for n in range(6))
-    view = View(torch.arange(6.0)[None] / 5, (Axis.of("a", 1), Axis.of("b", 6)), "t", "v", words=(words,))
+    view = View(
+        torch.arange(6.0)[None] / 5,
+        (Axis.from_labels("a", 1), Axis.from_labels("b", 6)),
+        "t",
+        "v",
+        words=(words,),
+    )
     assert len(str(view.terminal()).splitlines()) == 3
     monkeypatch.setenv("COLUMNS", "40")
     lines = str(view.terminal()).splitlines()
-    assert [line.split() for line in lines[1::2]] == [["a\\b", "0", "1", "2"], ["a\\b", "3", "4", "5"]]
+    assert [line.split() for line in lines[1::2]] == [
+        ["a\\b", "0", "1", "2"],
+        ["a\\b", "3", "4", "5"],
+    ]
     assert lines[4].split() == ["0", "word3", "0.60", "word4", "0.80", "word5", "1.00"]
     assert max(map(len, lines)) <= 40
 
 
 def test_the_terminal_draws_a_single_row_as_bars():
-    row = View(BARS.values[None], (Axis.of("name", ["z"]), *BARS.axes), "bars", "logit", signed=True)
+    row = View(
+        BARS.values[None],
+        (Axis.from_labels("name", ["z"]), *BARS.axes),
+        "bars",
+        "logit",
+        signed=True,
+    )
     assert str(row.terminal()) == str(BARS.terminal())
 
 
@@ -174,13 +227,25 @@ def test_the_terminal_puts_panels_side_by_side():
 
 
 def test_small_maps_have_their_numbers_in_every_picture():
-    assert [text.get_text() for text in GRID.figure().axes[0].texts] == ["0.50", "-1.00", "0", "", "0.25", "−∞"]
+    assert [text.get_text() for text in GRID.figure().axes[0].texts] == [
+        "0.50",
+        "-1.00",
+        "0",
+        "",
+        "0.25",
+        "−∞",
+    ]
     assert ">-1.00</text>" in GRID._repr_html_()
     assert not LARGE.figure().axes[0].texts
 
 
 def test_labels_are_left_out_before_they_overlap():
-    axes = View(torch.rand(2, 30, 60), tuple(Axis.of(n, k) for n, k in (("p", 2), ("a", 30), ("b", 60))), "t", "v")
+    axes = View(
+        torch.rand(2, 30, 60),
+        tuple(Axis.from_labels(n, k) for n, k in (("p", 2), ("a", 30), ("b", 60))),
+        "t",
+        "v",
+    )
     figure = axes.figure()
     figure.canvas.draw()
     for ticks in (figure.axes[0].get_yticklabels(), figure.axes[0].get_xticklabels()):
@@ -190,15 +255,21 @@ def test_labels_are_left_out_before_they_overlap():
 
 
 def test_what_no_file_can_be_is_refused():
-    with pytest.raises(ch.ClearheadError, match=re.escape("x.pdf must end in .png, .svg, .html, .csv or .npy.")):
+    with pytest.raises(
+        ch.ClearheadError, match=re.escape("x.pdf must end in .png, .svg, .html, .csv or .npy.")
+    ):
         GRID.save("x.pdf")
 
 
 def test_a_folder_that_is_not_there_is_told_before_any_work(tmp_path):
-    with pytest.raises(ch.ClearheadError, match=re.escape(f"there is no folder {tmp_path}/a to save x.png in")):
+    with pytest.raises(
+        ch.ClearheadError, match=re.escape(f"there is no folder {tmp_path}/a to save x.png in")
+    ):
         GRID.save(tmp_path / "a" / "x.png")
     (tmp_path / "y.csv").mkdir()
-    with pytest.raises(ch.ClearheadError, match=re.escape(f"{tmp_path}/y.csv is a folder; name a file in it.")):
+    with pytest.raises(
+        ch.ClearheadError, match=re.escape(f"{tmp_path}/y.csv is a folder; name a file in it.")
+    ):
         GRID.save(tmp_path / "y.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["y.csv"]  # nothing half written is left
 

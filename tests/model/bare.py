@@ -11,40 +11,46 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.nn import functional as F
 
 import clearhead as ch
-from clearhead.config import ModelConfig
-from clearhead.model.transformer import Transformer, build
+from clearhead.config.model import ModelConfig
+from clearhead.model.transformer import Transformer, build_transformer
 
 
 class Bare(nn.Module):
     def __init__(self, net: Transformer) -> None:
         super().__init__()
-        self.net, self.rotary = net, net.config.position.kind == "rotary"
+        self.net = net
+        self.rotary = net.config.position.kind == "rotary"
 
     def forward(self, ids):
-        net, m = self.net, self.net.config
+        net = self.net
+        m = self.net.config
         at = torch.arange(ids.shape[1])[None]
         x = net.embed.tokens(ids)
         if self.rotary:
-            rates = 1.0 / m.position.theta ** (torch.arange(0, m.head_width, 2).float() / m.head_width)
+            rates = 1.0 / m.position.theta ** (torch.arange(0, m.d_head, 2).float() / m.d_head)
             angle = (at[..., None] * rates)[:, None]
-            cos, sin = angle.cos(), angle.sin()
+            cos = angle.cos()
+            sin = angle.sin()
         else:
             x = x + F.embedding(at, net.position.table)
         for block in net.blocks:
             h = block.attn_norm(x)
             made = side_by_side(h, block.attn.q, block.attn.k, block.attn.v)
-            q, k, v = (x.unflatten(-1, (-1, m.head_width)).transpose(1, 2) for x in made)
+            q, k, v = (x.unflatten(-1, (-1, m.d_head)).transpose(1, 2) for x in made)
             if self.rotary:
-                q, k = turn(q, cos, sin), turn(k, cos, sin)
-            z = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=m.kv_heads != m.attention.heads)
+                q = turn(q, cos, sin)
+                k = turn(k, cos, sin)
+            z = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=m.n_kv_heads != m.attention.n_heads
+            )
             x = x + block.attn.out(z.transpose(1, 2).flatten(2))
             h = block.ffn_norm(x)
-            if m.ffn.gated:
+            if m.ffn.is_gated:
                 up, gate = side_by_side(h, block.ffn.up, block.ffn.gate)
                 x = x + block.ffn.down(block.ffn.activation(up) * gate)
             else:
                 x = x + block.ffn.down(block.ffn.activation(block.ffn.up(h)))
-        return net.norm(x)
+        return net.final_norm(x)
 
 
 def side_by_side(x, *layers):
@@ -58,7 +64,8 @@ def side_by_side(x, *layers):
 
 def turn(x, cos, sin):
     half = x.shape[-1] // 2
-    a, b = x[..., :half], x[..., half:]
+    a = x[..., :half]
+    b = x[..., half:]
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
@@ -80,14 +87,18 @@ class Learns(nn.Module):
 
     def __init__(self, model: nn.Module, net: Transformer, ours: bool) -> None:
         super().__init__()
-        self.model, self.net, self.ours = model, net, ours
+        self.model = model
+        self.net = net
+        self.ours = ours
 
     def forward(self, ids, targets):
         hidden = self.model(ids)
         if self.ours:
             return self.net.loss(hidden, targets)
         logits = F.linear(hidden, self.net.head.unembed.weight).flatten(0, -2).float()
-        return F.cross_entropy(logits, targets.flatten(), ignore_index=-100, reduction="sum"), (targets != -100).sum()
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=-100, reduction="sum"), (
+            targets != -100
+        ).sum()
 
 
 class Predicts(nn.Module):
@@ -96,7 +107,7 @@ class Predicts(nn.Module):
         self.net = net
 
     def forward(self, ids):
-        return self.net.predict(self.net(ids))
+        return self.net.compute_logits(self.net(ids))
 
 
 def trained(model: nn.Module, *args) -> tuple[list[torch.Tensor], list[Counter]]:
@@ -109,21 +120,23 @@ def trained(model: nn.Module, *args) -> tuple[list[torch.Tensor], list[Counter]]
 
     torch.compiler.reset()
     model.zero_grad()
-    torch.compile(model, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))(*args)[0].backward()
+    torch.compile(model, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))(*args)[
+        0
+    ].backward()
     return [p.grad.clone() for p in model.parameters()], graphs
 
 
 def shallow(name: str, position: str) -> ModelConfig:
     """One layer on each side, as there are many to trace; two where layers share a bias."""
     layers = 2 if position in ("relative", "alibi") else 1
-    below = {"shape__layers": layers} if name == "tiny-encoder-decoder" else {}
-    return ch.presets[name].change(position=position, layers=layers, **below).model
+    below = {"architecture__encoder_layers": layers} if name == "tiny-encoder-decoder" else {}
+    return ch.presets[name].replace(position=position, n_layers=layers, **below).model
 
 
 def main() -> None:
     ids = torch.randint(0, 64, (2, 9))
     for name in ("tiny-decoder", "tiny-llama"):
-        net = build(ch.presets[name].model).eval()
+        net = build_transformer(ch.presets[name].model).eval()
         ours, our_graphs = traced(net, ids)
         bare, bare_graphs = traced(Bare(net), ids)
         assert torch.equal(ours, bare), name
@@ -136,18 +149,20 @@ def main() -> None:
         assert len(our_graphs) == 2, f"{name}: {len(our_graphs)} graphs to train"
         assert our_graphs == bare_graphs, f"{name}: other operations in training"
         assert all(torch.equal(a, b) for a, b in zip(gradients, bare_gradients, strict=True)), name
-    odd = build(ch.presets["tiny-decoder"].change(vocabulary=61).model).eval()
+    odd = build_transformer(ch.presets["tiny-decoder"].replace(vocab_size=61).model).eval()
     _, graphs = traced(Predicts(odd), ids % 61)
     assert len(graphs) == 1, "an odd vocabulary breaks the graph"
     for position in ("none", "learned", "sinusoidal", "relative", "shaw", "alibi", "rotary"):
         for name in ("tiny-decoder", "tiny-encoder", "tiny-encoder-decoder"):
-            net = build(shallow(name, position)).eval()
+            net = build_transformer(shallow(name, position)).eval()
             more = {"source": ids} if net.encoder is not None else {}
             compiled, graphs = traced(net, ids, **more)
             assert len(graphs) == 1, f"{name} with {position}: {len(graphs)} graphs"
             assert torch.allclose(compiled, net(ids, **more), atol=1e-5)
     for position in ("learned", "rotary", "shaw"):
-        net = build(ch.presets["tiny-decoder"].change(layers=4, position=position).model).eval()
+        net = build_transformer(
+            ch.presets["tiny-decoder"].replace(n_layers=4, position=position).model
+        ).eval()
         torch.compiler.reset()
         counters.clear()
         for block in net.blocks:
@@ -156,7 +171,9 @@ def main() -> None:
         assert counters["stats"]["unique_graphs"] == 1, f"{position}: blocks do not share a graph"
     model = ch.new("tiny-decoder")
     model.net.compile(backend="eager", fullgraph=True)
-    watch = model.watch(ids, ["blocks.0.attn.pattern"])  # over a compiled network, without compiling again
+    watch = model.watch(
+        ids, ["blocks.0.attn.pattern"]
+    )  # over a compiled network, without compiling again
     assert watch["blocks.0.attn.pattern"].shape == (2, 4, 9, 9)
     print("one graph")
 

@@ -10,7 +10,8 @@ UNSIGNED = [torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 
 @pytest.mark.parametrize("dtype", [*UNSIGNED, torch.int16, torch.int32])
 def test_ids_of_any_whole_numbers_are_the_same_ids(dtype):
-    model, ids = ch.new("tiny-decoder"), [[3, 1, 4], [1, 5, 9]]
+    model = ch.new("tiny-decoder")
+    ids = [[3, 1, 4], [1, 5, 9]]
     assert torch.equal(model.logits(torch.tensor(ids).to(dtype)), model.logits(ids))
 
 

@@ -9,17 +9,32 @@ ENDS = {"bos_token_id": 1, "eos_token_id": 5, "pad_token_id": 0}
 
 
 def _sizes(**more):
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3}
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+    }
     sizes |= {"intermediate_size": 28, "max_position_embeddings": 32, "initializer_range": 0.3}
     return sizes | ENDS | more
 
 
 def _two_sides(**more):
     halves = {"attention_heads": 3, "ffn_dim": 28}
-    sides = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in halves.items()}
+    sides = {
+        f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in halves.items()
+    }
     ids = {**ENDS, "decoder_start_token_id": 1, "forced_eos_token_id": None}
     layers = {"encoder_layers": 3, "decoder_layers": 2}
-    return {"vocab_size": VOCABULARY, "d_model": 24, "init_std": 0.3, **sides, **layers, **ids, **more}
+    return {
+        "vocab_size": VOCABULARY,
+        "d_model": 24,
+        "init_std": 0.3,
+        **sides,
+        **layers,
+        **ids,
+        **more,
+    }
 
 
 def _gpt2(**more):
@@ -36,8 +51,21 @@ def _gpt2(**more):
 
 
 def _t5(**more):
-    sizes = {"vocab_size": VOCABULARY, "d_model": 24, "d_kv": 7, "d_ff": 28, "num_layers": 3, "num_heads": 3}
-    return {**sizes, "num_decoder_layers": 2, "initializer_factor": 1.0, "decoder_start_token_id": 0, **more}
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "d_model": 24,
+        "d_kv": 7,
+        "d_ff": 28,
+        "num_layers": 3,
+        "num_heads": 3,
+    }
+    return {
+        **sizes,
+        "num_decoder_layers": 2,
+        "initializer_factor": 1.0,
+        "decoder_start_token_id": 0,
+        **more,
+    }
 
 
 LONG = {"max_position_embeddings": 32}
@@ -49,24 +77,55 @@ GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 2}
 RELATED = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
 LINEAR = {"rope_theta": 100.0, "rope_type": "linear", "factor": 3.0}
 TWO = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 41}
-PICTURES = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 28}
+PICTURES = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 28,
+}
 PICTURES |= {"image_size": 12, "patch_size": 3, "num_channels": 2, "initializer_range": 0.3}
-SOUND = {"num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 32, "begin_suppress_tokens": None}
+SOUND = {
+    "num_mel_bins": 8,
+    "max_source_positions": 10,
+    "max_target_positions": 32,
+    "begin_suppress_tokens": None,
+}
 
 CASES = {
     "gpt2": ("GPT2LMHeadModel", _gpt2()),
-    "gpt2-odd": ("GPT2LMHeadModel", _gpt2(n_inner=20, activation_function="relu", layer_norm_epsilon=1e-2)),
-    "gpt2-unscaled": ("GPT2LMHeadModel", _gpt2(n_head=1, scale_attn_weights=False, tie_word_embeddings=False)),
+    "gpt2-odd": (
+        "GPT2LMHeadModel",
+        _gpt2(n_inner=20, activation_function="relu", layer_norm_epsilon=1e-2),
+    ),
+    "gpt2-unscaled": (
+        "GPT2LMHeadModel",
+        _gpt2(n_head=1, scale_attn_weights=False, tie_word_embeddings=False),
+    ),
     "gpt2-bare": ("GPT2Model", _gpt2(activation_function="gelu")),
     "llama": ("LlamaForCausalLM", _sizes(num_key_value_heads=1, head_dim=10, rms_norm_eps=1e-2)),
-    "llama-tied": ("LlamaForCausalLM", _sizes(**GROUPED, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)),
-    "llama-3": ("LlamaForCausalLM", _sizes(rope_parameters={"rope_theta": 500.0, **LLAMA3}, hidden_act="gelu")),
+    "llama-tied": (
+        "LlamaForCausalLM",
+        _sizes(**GROUPED, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+    ),
+    "llama-3": (
+        "LlamaForCausalLM",
+        _sizes(rope_parameters={"rope_theta": 500.0, **LLAMA3}, hidden_act="gelu"),
+    ),
     "llama-linear": ("LlamaForCausalLM", _sizes(rope_parameters=LINEAR)),
     "llama-bare": ("LlamaModel", _sizes(num_key_value_heads=3)),
     "mistral": ("MistralForCausalLM", _sizes(**GROUPED, sliding_window=5)),
-    "qwen2": ("Qwen2ForCausalLM", _sizes(**GROUPED, rope_parameters={"rope_theta": 1e6, "rope_type": "default"})),
-    "qwen2-window": ("Qwen2ForCausalLM", _sizes(num_key_value_heads=3, **WINDOWED, tie_word_embeddings=True)),
-    "qwen3": ("Qwen3ForCausalLM", _sizes(**GROUPED, head_dim=6, attention_bias=True, rms_norm_eps=1e-3)),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        _sizes(**GROUPED, rope_parameters={"rope_theta": 1e6, "rope_type": "default"}),
+    ),
+    "qwen2-window": (
+        "Qwen2ForCausalLM",
+        _sizes(num_key_value_heads=3, **WINDOWED, tie_word_embeddings=True),
+    ),
+    "qwen3": (
+        "Qwen3ForCausalLM",
+        _sizes(**GROUPED, head_dim=6, attention_bias=True, rms_norm_eps=1e-3),
+    ),
     "bert": ("BertForMaskedLM", _sizes(hidden_act="relu", type_vocab_size=3, layer_norm_eps=1e-3)),
     "bert-pretraining": ("BertForPreTraining", _sizes()),
     "bert-classes": ("BertForSequenceClassification", _sizes(num_labels=4)),
@@ -74,10 +133,16 @@ CASES = {
     "bert-bare": ("BertModel", _sizes(num_attention_heads=1, hidden_act="gelu_new")),
     "roformer": ("RoFormerForMaskedLM", _sizes(type_vocab_size=1)),
     "roformer-bare": ("RoFormerModel", _sizes(num_attention_heads=2)),
-    "marian": ("MarianMTModel", _two_sides(**LONG, scale_embedding=True, activation_function="swish")),
+    "marian": (
+        "MarianMTModel",
+        _two_sides(**LONG, scale_embedding=True, activation_function="swish"),
+    ),
     "marian-two": ("MarianMTModel", _two_sides(**LONG, **TWO, forced_eos_token_id=5)),
     "t5": ("T5ForConditionalGeneration", _t5(**RELATED)),
-    "t5-gated": ("T5ForConditionalGeneration", _t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+    "t5-gated": (
+        "T5ForConditionalGeneration",
+        _t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    ),
     "vit": ("ViTForImageClassification", {**PICTURES, "num_labels": 7, "qkv_bias": False}),
     "vit-bare": ("ViTModel", {**PICTURES, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
     "whisper": ("WhisperForConditionalGeneration", _two_sides(**SOUND)),

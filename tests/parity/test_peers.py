@@ -4,15 +4,20 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.model.transformer import build
+from clearhead.model.transformer import build_transformer
 from peers import HuggingFace, Ours, TorchEncoder
 
 
 def net(activation):
-    config = ch.presets["gpt2-124m"].change(
-        vocabulary=61, context=16, width=24, layers=3, attention__heads=3, ffn__activation=activation
+    config = ch.presets["gpt2-124m"].replace(
+        vocab_size=61,
+        context_length=16,
+        d_model=24,
+        n_layers=3,
+        attention__n_heads=3,
+        ffn__activation=activation,
     )
-    made = build(config.model, seed=2).eval()
+    made = build_transformer(config.model, seed=2).eval()
     with torch.no_grad():
         for p in made.parameters():
             p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
@@ -20,12 +25,14 @@ def net(activation):
 
 
 @pytest.mark.parametrize(
-    ("peer", "activation"), [(HuggingFace, "gelu-tanh"), (HuggingFace, "gelu"), (TorchEncoder, "gelu")]
+    ("peer", "activation"),
+    [(HuggingFace, "gelu-tanh"), (HuggingFace, "gelu"), (TorchEncoder, "gelu")],
 )
 def test_logits_and_gradients_equal(peer, activation):
     if peer is HuggingFace:
         pytest.importorskip("transformers")
-    ours, theirs = Ours(net(activation)), peer(net(activation)).eval()
+    ours = Ours(net(activation))
+    theirs = peer(net(activation)).eval()
     ids = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert torch.allclose(ours(ids), theirs(ids), atol=1e-5)
@@ -33,5 +40,7 @@ def test_logits_and_gradients_equal(peer, activation):
     assert torch.allclose(*losses, atol=1e-6)
     for loss in losses:
         loss.backward()
-    theirs_table = theirs.tokens.weight if peer is TorchEncoder else theirs.model.transformer.wte.weight
+    theirs_table = (
+        theirs.tokens.weight if peer is TorchEncoder else theirs.model.transformer.wte.weight
+    )
     assert torch.allclose(ours.net.embed.tokens.weight.grad, theirs_table.grad, atol=1e-5)

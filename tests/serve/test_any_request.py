@@ -5,20 +5,27 @@ from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 
 import clearhead as ch
-from clearhead.serve.app import build
-from clearhead.serve.limits import Limits
-from clearhead.serve.shelf import Shelf
+from clearhead.serve.app import create_app
+from clearhead.serve.middleware import Limits
+from clearhead.serve.registry import ModelRegistry
 from serving import BYTES, writer
 
-SMALL = Limits(max_tokens=8, texts=4, seconds=10.0)
+SMALL = Limits(max_tokens=8, max_texts=4, request_timeout=10.0)
 READS = {"tokenizer": BYTES, "vocabulary": 257, "context": 64}
 MODELS = {
     "writer": writer(),
-    "/classify": ch.new("tiny-encoder", **READS, use__end=[256], head__kind="classes"),
-    "/fill": ch.new("tiny-encoder", **READS, use__mask=[256]),
-    "/translate": ch.new("tiny-encoder-decoder", **READS, use__start=[256], shape__context=64),
+    "/classify": ch.new(
+        "tiny-encoder", **READS, inference__sep_tokens=[256], head__kind="classification"
+    ),
+    "/fill": ch.new("tiny-encoder", **READS, inference__mask_token=[256]),
+    "/translate": ch.new(
+        "tiny-encoder-decoder",
+        **READS,
+        inference__decoder_start_tokens=[256],
+        architecture__source_context_length=64,
+    ),
 }  # those that are asked there alone, by the path
-APP = build(Shelf.of(MODELS), SMALL, hosts=["testserver"])
+APP = create_app(ModelRegistry.from_models(MODELS), SMALL, hosts=["testserver"])
 schema = schemathesis.openapi.from_asgi("/openapi.json", APP)
 
 

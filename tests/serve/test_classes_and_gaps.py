@@ -7,24 +7,40 @@ import threading
 import pytest
 
 import clearhead as ch
-from clearhead.serve import answers
-from clearhead.serve.limits import Limits
+from clearhead.serve import tasks
+from clearhead.serve.middleware import Limits
 from serving import ask, running, writer
 
 MARKED = ch.Tokenizer.bytes(("<mask>", "<end>"))
-READS = {"tokenizer": MARKED, "vocabulary": 258, "context": 24, "use__end": [257], "seed": 4}
-JUDGES = {"head__kind": "classes", "head__classes": 3, "use__labels": ["good", "bad", "none"], "input__kinds": 2}
+READS = {
+    "tokenizer": MARKED,
+    "vocabulary": 258,
+    "context": 24,
+    "inference__sep_tokens": [257],
+    "seed": 4,
+}
+JUDGES = {
+    "head__kind": "classification",
+    "head__num_labels": 3,
+    "use__labels": ["good", "bad", "none"],
+    "input__token_types": 2,
+}
 
 
 @pytest.fixture(scope="module")
 def models():
     return {
         "judge": ch.new("tiny-encoder", **READS, **JUDGES),
-        "numbers": ch.new("tiny-encoder", **READS, head__kind="number"),
-        "gaps": ch.new("tiny-encoder", **READS, use__mask=[256]),
+        "numbers": ch.new("tiny-encoder", **READS, head__kind="regression"),
+        "gaps": ch.new("tiny-encoder", **READS, inference__mask_token=[256]),
         "broken": ch.new("tiny-encoder", **READS, **JUDGES),
         "eye": ch.new("tiny-pictures"),
-        "translator": ch.new("tiny-encoder-decoder", tokenizer=MARKED, vocabulary=258, use__start=[257]),
+        "translator": ch.new(
+            "tiny-encoder-decoder",
+            tokenizer=MARKED,
+            vocab_size=258,
+            inference__decoder_start_tokens=[257],
+        ),
         "writer": writer(),
     }
 
@@ -50,7 +66,11 @@ def told(served, path, **asked):
 def test_classes_are_those_of_the_library(served, models, given):
     status, found = told(served, "/classify", model="judge", input=given)
     assert (status, found["model"]) == (200, "judge")
-    texts = [given] if isinstance(given, str) else [one if isinstance(one, str) else tuple(one) for one in given]
+    texts = (
+        [given]
+        if isinstance(given, str)
+        else [one if isinstance(one, str) else tuple(one) for one in given]
+    )
     for one, judged in zip(found["answers"], models["judge"].classify(texts), strict=True):
         assert one["label"] == judged.label
         assert one["all"] == pytest.approx(judged.all, abs=1e-6)
@@ -61,7 +81,10 @@ def test_classes_are_those_of_the_library(served, models, given):
 
 def test_an_empty_text_is_not_judged(served, models):
     status, found = told(served, "/classify", model="judge", input=["a", " "])
-    assert (status, found["error"]["message"]) == (400, "text 2 is empty; there must be something to read.")
+    assert (status, found["error"]["message"]) == (
+        400,
+        "text 2 is empty; there must be something to read.",
+    )
     assert told(served, "/classify", model="judge", input="")[0] == 400
     with pytest.raises(ch.ClearheadError, match="text 2 is empty"):
         models["judge"].classify(["a", ""])
@@ -69,19 +92,26 @@ def test_an_empty_text_is_not_judged(served, models):
 
 def test_a_path_that_is_elsewhere_is_named(served):
     status, found = told(served, "/v1/classify", model="judge", input="a")
-    assert (status, found["error"]["message"]) == (404, "there is nothing at /v1/classify; /classify is there.")
+    assert (status, found["error"]["message"]) == (
+        404,
+        "there is nothing at /v1/classify; /classify is there.",
+    )
 
 
 def test_a_number_is_told_as_one(served, models):
     _, found = told(served, "/classify", model="numbers", input=["a", "longer"])
-    assert [one["number"] for one in found["answers"]] == pytest.approx(models["numbers"].classify(["a", "longer"]))
+    assert [one["number"] for one in found["answers"]] == pytest.approx(
+        models["numbers"].classify(["a", "longer"])
+    )
 
 
 def test_words_for_each_gap_are_those_of_the_library(served, models):
     texts = ["a [MASK] b", "[MASK] and [MASK]"]
     status, found = told(served, "/fill", model="gaps", input=texts, top=3)
     assert status == 200
-    first, second = ([[word["word"] for word in gap] for gap in one["gaps"]] for one in found["answers"])
+    first, second = (
+        [[word["word"] for word in gap] for gap in one["gaps"]] for one in found["answers"]
+    )
     assert first == [[word.word for word in models["gaps"].fill(texts[0], 3)]]
     assert second == [[word.word for word in gap] for gap in models["gaps"].fill(texts[1], 3)]
     best = models["gaps"].fill(texts[0])[0]
@@ -91,18 +121,23 @@ def test_words_for_each_gap_are_those_of_the_library(served, models):
 
 
 def test_texts_are_judged_some_at_a_time_and_come_in_order(served, models, monkeypatch):
-    seen, judged = [], answers.judged
+    seen = []
+    judged = tasks.classification_results
 
     def noted(logits, config):
         seen.append((len(logits), threading.current_thread().name))
         return judged(logits, config)
 
-    monkeypatch.setattr(answers, "judged", noted)
+    monkeypatch.setattr(tasks, "judged", noted)
     texts = ["x" * (i % 7 + 1) for i in range(20)]
     _, found = told(served, "/classify", model="judge", input=texts)
-    assert seen == [(count, "model judge") for count in (8, 8, 4)]  # by the worker, between two steps of others
+    assert seen == [
+        (count, "model judge") for count in (8, 8, 4)
+    ]  # by the worker, between two steps of others
     expected = models["judge"].classify(texts)
-    assert [one["all"]["good"] for one in found["answers"]] == pytest.approx([one.all["good"] for one in expected])
+    assert [one["all"]["good"] for one in found["answers"]] == pytest.approx(
+        [one.all["good"] for one in expected]
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from contextlib import suppress
 import pytest
 
 from clearhead.serve import server
-from clearhead.serve.guard import Guard
-from clearhead.serve.limits import Limits
-from clearhead.serve.metrics import resident
+from clearhead.serve.metrics import resident_memory_bytes
+from clearhead.serve.middleware import AccessMiddleware, Limits
 from serving import ENDLESS, LONG, ask, paused, running, stream, until, writer
 
 BODY = {"model": "writer", "prompt": "Once", "max_tokens": 2}
@@ -20,7 +19,9 @@ LARGE = 1 << 16
 
 @pytest.fixture(scope="module")
 def served():
-    with running({"writer": writer()}, Limits(body=LARGE, body_seconds=0.5), hosts=["Lab.example"]) as served:
+    with running(
+        {"writer": writer()}, Limits(max_body_bytes=LARGE, body_timeout=0.5), hosts=["Lab.example"]
+    ) as served:
         yield served
 
 
@@ -47,7 +48,9 @@ def told(content):
     ],
 )  # fmt: skip
 def test_it_answers_only_to_its_own_names(served, host, status):
-    found, _, content = ask(served.port, "GET", "/v1/models", headers={"Host": host.format(port=served.port)})
+    found, _, content = ask(
+        served.port, "GET", "/v1/models", headers={"Host": host.format(port=served.port)}
+    )
     assert found == status
     if status != 200:
         assert "does not answer to the name" in told(content)["message"]
@@ -107,7 +110,10 @@ def test_without_the_key_nobody_comes_in(locked, headers):
 
 
 def test_the_key_opens_in_a_header_or_in_an_address_that_becomes_a_cookie(locked):
-    assert ask(locked.port, "GET", "/v1/models", headers={"Authorization": "bearer open sesame+1"})[0] == 200
+    assert (
+        ask(locked.port, "GET", "/v1/models", headers={"Authorization": "bearer open sesame+1"})[0]
+        == 200
+    )
     status, headers, _ = ask(locked.port, "GET", "/v1/models?a=b+c&key=open+sesame%2B1")
     assert (status, headers["location"]) == (303, "/v1/models?a=b+c")
     assert "HttpOnly" in headers["set-cookie"]
@@ -128,14 +134,19 @@ def test_browsers_are_told_to_trust_nothing_else(served):
 
 def test_a_body_that_says_it_is_too_large_is_not_read(served):
     with socket.create_connection(("127.0.0.1", served.port)) as raw:
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n")
+        raw.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
+        )
         assert b" 413 " in raw.recv(1000)
 
 
 def test_a_body_without_end_is_counted_while_it_comes(served):
-    before, sent = resident(), 0
+    before = resident_memory_bytes()
+    sent = 0
     with socket.create_connection(("127.0.0.1", served.port)) as raw:
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        raw.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         raw.settimeout(0.001)
         answer = b""
         while not answer and sent < 200 << 20:
@@ -150,18 +161,25 @@ def test_a_body_without_end_is_counted_while_it_comes(served):
             except ConnectionError:
                 break
     assert sent < 8 * LARGE + (4 << 20)  # what lay in the sockets counts too
-    assert resident() - before < 16 << 20
+    assert resident_memory_bytes() - before < 16 << 20
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(served):
     with socket.create_connection(("127.0.0.1", served.port)) as raw:
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        raw.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+        )
         raw.settimeout(5)
         assert b" 408 " in raw.recv(1000)
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"GET /health HTTP/1.1\r\nHost: loc", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /"]
+    "said",
+    [
+        b"",
+        b"GET /health HTTP/1.1\r\nHost: loc",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /",
+    ],
 )
 def test_who_keeps_silent_is_cut_off_and_who_is_answered_is_not(monkeypatch, said):
     model, go_on = paused(writer(**ENDLESS), after=2)
@@ -207,20 +225,25 @@ async def _looked(connection, before):
 def unfinished(served, source, size=1):
     """A request whose body does not end."""
     raw = socket.create_connection(("127.0.0.1", served.port), source_address=(source, 0))
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (size + 1)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (
+        size + 1
+    )
     raw.sendall(head + b" " * size)
     return raw
 
 
 def test_of_requests_and_bodies_one_address_may_have_as_much_as_is_left():
-    with running({"writer": writer()}, Limits(requests=6, body=2000, bodies=6000, body_seconds=20)) as served:
+    with running(
+        {"writer": writer()},
+        Limits(max_requests=6, max_body_bytes=2000, max_total_body_bytes=6000, body_timeout=20),
+    ) as served:
         assert ask(served.port, "GET", "/health")[0] == 200
         guard = served.app.middleware_stack
-        while not isinstance(guard, Guard):
+        while not isinstance(guard, AccessMiddleware):
             guard = guard.app
-        traffic = guard.traffic
+        traffic = guard.quotas
         waiting = [unfinished(served, "127.0.0.2", 1000) for _ in range(3)]
-        until(lambda: (traffic.requests.count, traffic.bytes.count) == (3, 3000))
+        until(lambda: (traffic.requests.used, traffic.bytes.used) == (3, 3000))
         status, _, content = ask(served.port, "GET", "/v1/models", source="127.0.0.2")
         assert status == 429
         assert "3 requests of yours" in told(content)["message"]
@@ -228,16 +251,16 @@ def test_of_requests_and_bodies_one_address_may_have_as_much_as_is_left():
         assert ask(served.port, "GET", "/v1/models", source="127.0.0.3")[0] == 200
         assert ask(served.port, "POST", "/v1/completions", BODY, source="127.0.0.3")[0] == 200
         waiting.append(unfinished(served, "127.0.0.3", 1500))
-        until(lambda: traffic.bytes.count == 4500)
+        until(lambda: traffic.bytes.used == 4500)
         large = {**BODY, "metadata": {"a": "x" * 500}}
         status, _, content = ask(served.port, "POST", "/v1/completions", large, source="127.0.0.3")
         assert status == 503
         assert "too much is being read" in told(content)["message"]
         for raw in waiting:
             raw.close()
-        until(lambda: not (traffic.requests.count or traffic.bytes.count))
-        assert not traffic.requests.own
-        assert not traffic.bytes.own
+        until(lambda: not (traffic.requests.used or traffic.bytes.used))
+        assert not traffic.requests.used_by_client
+        assert not traffic.bytes.used_by_client
 
 
 @pytest.mark.parametrize(
@@ -273,7 +296,9 @@ def test_no_path_leads_out(served, path):
     ],
 )
 def test_garbage_is_answered_with_a_sentence(served, body, words):
-    status, _, content = ask(served.port, "POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    status, _, content = ask(
+        served.port, "POST", "/v1/completions", body, {"Content-Type": "application/json"}
+    )
     assert status in (400, 404)
     assert words in told(content)["message"]
 

@@ -8,7 +8,9 @@ import clearhead as ch
 from serving import ask, running
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "chat-and-serve.md").read_text()
-ASKED = re.findall(r"\$ curl -s http://127\.0\.0\.1:8000(\S+) [^']*'[^']+' \\\n +-d '(.*)'\n(.*)\n", GUIDE)
+ASKED = re.findall(
+    r"\$ curl -s http://127\.0\.0\.1:8000(\S+) [^']*'[^']+' \\\n +-d '(.*)'\n(.*)\n", GUIDE
+)
 
 
 def test_requests_of_the_guide_are_answered_as_it_shows():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.serve.metrics import labels
+from clearhead.serve.metrics import make_labels
 from serving import ask, running, writer
 
 HOW = {"max_tokens": 24, "temperature": 0.9, "seed": 5}
@@ -17,15 +17,33 @@ TALK = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "
 
 
 def translator():
-    use = {"use__start": [256], "use__stop": [256], "use__end": [256]}
-    shape = {"vocabulary": 257, "head__tied": False, "context": 64, "shape__context": 64}
-    return ch.new("tiny-encoder-decoder", tokenizer=ch.Tokenizer.bytes(("<|end|>",)), seed=2, **shape, **use)
+    use = {
+        "inference__decoder_start_tokens": [256],
+        "inference__eos_tokens": [256],
+        "inference__sep_tokens": [256],
+    }
+    shape = {
+        "vocabulary": 257,
+        "head__tie_embeddings": False,
+        "context": 64,
+        "architecture__source_context_length": 64,
+    }
+    return ch.new(
+        "tiny-encoder-decoder", tokenizer=ch.Tokenizer.bytes(("<|end|>",)), seed=2, **shape, **use
+    )
 
 
 @pytest.fixture(scope="module")
 def models():
-    reader = ch.new("tiny-encoder", vocabulary=256, context=64, tokenizer=ch.Tokenizer.bytes(), seed=3)
-    return {"writer": writer(), "reader": reader, "translator": translator(), "mute": writer(use__chat="")}
+    reader = ch.new(
+        "tiny-encoder", vocab_size=256, context_length=64, tokenizer=ch.Tokenizer.bytes(), seed=3
+    )
+    return {
+        "writer": writer(),
+        "reader": reader,
+        "translator": translator(),
+        "mute": writer(inference__chat_template=""),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +82,28 @@ def test_texts_ids_and_samples_come_in_order(client, models):
     assert [choice.text for choice in made.choices] == [one.text for one in expected]
     assert [choice.index for choice in made.choices] == list(range(6))
     ids = [list(text.encode()) for text in prompts]
-    assert [c.text for c in client.completions.create(model="writer", prompt=ids, n=2, **HOW).choices] == [
-        one.text for one in expected
-    ]
-    assert client.completions.create(model="writer", prompt=ids[0], **HOW).choices[0].text == expected[0].text
+    assert [
+        c.text for c in client.completions.create(model="writer", prompt=ids, n=2, **HOW).choices
+    ] == [one.text for one in expected]
+    assert (
+        client.completions.create(model="writer", prompt=ids[0], **HOW).choices[0].text
+        == expected[0].text
+    )
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_streams_joined_are_the_text(client, models, n):
     stream = client.completions.create(
-        model="writer", prompt="Once", n=n, stream=True, stream_options={"include_usage": True}, **HOW
+        model="writer",
+        prompt="Once",
+        n=n,
+        stream=True,
+        stream_options={"include_usage": True},
+        **HOW,
     )
-    texts, reasons, usage = [""] * n, [None] * n, None
+    texts = [""] * n
+    reasons = [None] * n
+    usage = None
     for chunk in stream:
         usage = chunk.usage or usage
         for choice in chunk.choices:
@@ -110,7 +138,9 @@ def test_stops_are_never_shown_half(client, models):
 
 
 def test_completions_tell_log_probabilities(client, models):
-    made = client.completions.create(model="writer", prompt="Once", logprobs=2, echo=True, **HOW).choices[0]
+    made = client.completions.create(
+        model="writer", prompt="Once", logprobs=2, echo=True, **HOW
+    ).choices[0]
     expected = models["writer"].generate("Once", logprobs=2, echo=True, **HOW)
     told = made.logprobs
     assert made.text == expected.text
@@ -124,36 +154,58 @@ def test_completions_tell_log_probabilities(client, models):
 
 
 def test_with_no_tokens_to_write_the_prompt_is_told_alone(client, models):
-    made = client.completions.create(model="writer", prompt="Once", max_tokens=0, echo=True, logprobs=0)
+    made = client.completions.create(
+        model="writer", prompt="Once", max_tokens=0, echo=True, logprobs=0
+    )
     assert made.choices[0].text == "Once"
-    assert made.choices[0].logprobs.token_logprobs[1:] == pytest.approx(models["writer"].score("Once").logprobs)
+    assert made.choices[0].logprobs.token_logprobs[1:] == pytest.approx(
+        models["writer"].score("Once").logprobs
+    )
     assert made.usage.completion_tokens == 0
 
 
 def test_the_prompt_alone_can_be_streamed_and_is_counted(models):
-    with running(models) as served, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+    with (
+        running(models) as served,
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client,
+    ):
         how = {"model": "writer", "prompt": "Once", "max_tokens": 0, "echo": True, "logprobs": 0}
         whole = client.completions.create(**how).choices
         [chunk] = client.completions.create(**how, stream=True)
         assert chunk.choices == whole
-        assert served.shelf.metrics.read.values[labels(model="writer")] == 8
+        assert served.shelf.metrics.read.values[make_labels(model="writer")] == 8
 
 
 def test_a_chat_is_what_the_library_answers(client, models):
-    made = client.chat.completions.create(model="writer", messages=TALK, logprobs=True, top_logprobs=3, **HOW)
+    made = client.chat.completions.create(
+        model="writer", messages=TALK, logprobs=True, top_logprobs=3, **HOW
+    )
     expected = models["writer"].chat(TALK, logprobs=3, **HOW)
     assert made.choices[0].message.content == expected.text
     assert made.choices[0].message.role == "assistant"
     told = made.choices[0].logprobs.content
     assert [one.logprob for one in told] == expected.logprobs
-    assert [[t.logprob for t in one.top_logprobs] for one in told] == [[p for _, p in c.top] for c in expected.chosen]
+    assert [[t.logprob for t in one.top_logprobs] for one in told] == [
+        [p for _, p in c.top] for c in expected.chosen
+    ]
     assert all(bytes(one.bytes).decode() == one.token for one in told if one.bytes is not None)
 
 
 def test_a_chat_streams_and_goes_on(client, models):
-    talk = [*TALK[:1], {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]}]
+    talk = [
+        *TALK[:1],
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}],
+        },
+    ]
     stream = client.chat.completions.create(
-        model="writer", messages=talk, stream=True, temperature=0.9, seed=5, max_completion_tokens=24
+        model="writer",
+        messages=talk,
+        stream=True,
+        temperature=0.9,
+        seed=5,
+        max_completion_tokens=24,
     )
     chunks = [choice for chunk in stream for choice in chunk.choices]
     assert chunks[0].delta.role == "assistant"
@@ -163,13 +215,17 @@ def test_a_chat_streams_and_goes_on(client, models):
     longer = [*TALK, answer, {"role": "user", "content": "And?"}]
     plain = [*TALK, {"role": "assistant", "content": said}, longer[-1]]
     assert (
-        client.chat.completions.create(model="writer", messages=longer, **HOW).choices[0].message.content
+        client.chat.completions.create(model="writer", messages=longer, **HOW)
+        .choices[0]
+        .message.content
         == models["writer"].chat(plain, **HOW).text
     )
 
 
 def test_without_a_seed_a_new_one_is_drawn_and_told(client):
-    first, second = (client.completions.create(model="writer", prompt="Once", max_tokens=24) for _ in range(2))
+    first, second = (
+        client.completions.create(model="writer", prompt="Once", max_tokens=24) for _ in range(2)
+    )
     assert first.choices[0].text != second.choices[0].text
     again = client.completions.create(model="writer", prompt="Once", max_tokens=24, seed=first.seed)
     assert again.choices[0].text == first.choices[0].text
@@ -203,8 +259,11 @@ def test_the_asynchronous_client_gets_the_same(served, models):
 
 
 def test_translations_are_the_models_own(served, models):
-    texts, how = ["A dog runs.", "Two men."], {"beam": 3, "n_best": 2, "align": -1, "max_tokens": 8}
-    status, _, body = ask(served.port, "POST", "/translate", {"model": "translator", "text": texts, **how})
+    texts = ["A dog runs.", "Two men."]
+    how = {"beam": 3, "n_best": 2, "align": -1, "max_tokens": 8}
+    status, _, body = ask(
+        served.port, "POST", "/translate", {"model": "translator", "text": texts, **how}
+    )
     assert status == 200
     expected = models["translator"].translate(texts, **how)
     for told, best in zip(json.loads(body)["translations"], expected, strict=True):
@@ -214,11 +273,14 @@ def test_translations_are_the_models_own(served, models):
 
 
 def test_many_texts_are_translated_in_turns_and_come_in_order(served, models):
-    texts, how = [f"Text {i}." for i in range(10)], {"beam": 1, "max_tokens": 3}
+    texts = [f"Text {i}." for i in range(10)]
+    how = {"beam": 1, "max_tokens": 3}
     body = {"model": "translator", "text": texts, **how}
     found = json.loads(ask(served.port, "POST", "/translate", body)[2])["translations"]
     assert [one["source"] for one in found] == texts
-    assert [one["best"][0]["text"] for one in found] == [t.text for t in models["translator"].translate(texts, **how)]
+    assert [one["best"][0]["text"] for one in found] == [
+        t.text for t in models["translator"].translate(texts, **how)
+    ]
     long = {**body, "text": [*texts[:9], "x" * 70]}
     status, _, content = ask(served.port, "POST", "/translate", long)
     assert status == 400
@@ -246,7 +308,11 @@ def test_many_texts_are_translated_in_turns_and_come_in_order(served, models):
         ({"prompt": "x" * 300_000}, None, "characters are more than"),
         ({"extra_body": {"prompt": {"a": 1}}}, "prompt", "should be a valid string"),
         ({"model": "reader"}, "model", "does not write text"),
-        ({"model": "translator"}, "model", "does not write text after a prompt; POST /translate asks it."),
+        (
+            {"model": "translator"},
+            "model",
+            "does not write text after a prompt; POST /translate asks it.",
+        ),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(client, given, param, words):
@@ -268,11 +334,21 @@ def test_a_body_of_another_type_is_told_how_to_be_sent(served, kind):
 
 
 def test_fields_that_change_nothing_are_accepted(client, models):
-    idle = {"user": "someone", "metadata": {"a": "b"}, "store": False, "tools": [], "response_format": {"type": "text"}}
-    made = client.chat.completions.create(model="writer", messages=TALK, **HOW, extra_body={**idle, "top_p": None})
+    idle = {
+        "user": "someone",
+        "metadata": {"a": "b"},
+        "store": False,
+        "tools": [],
+        "response_format": {"type": "text"},
+    }
+    made = client.chat.completions.create(
+        model="writer", messages=TALK, **HOW, extra_body={**idle, "top_p": None}
+    )
     assert made.choices[0].message.content == models["writer"].chat(TALK, **HOW).text
     with pytest.raises(openai.BadRequestError, match="response_format is not done here"):
-        client.chat.completions.create(model="writer", messages=TALK, response_format={"type": "json_object"})
+        client.chat.completions.create(
+            model="writer", messages=TALK, response_format={"type": "json_object"}
+        )
 
 
 def test_a_model_without_a_template_does_not_chat(client):

@@ -8,33 +8,40 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.batch import Batch
-from clearhead.generate.translate import Translator
-from clearhead.serve.asking import prompted
-from clearhead.serve.limits import Limits
+from clearhead.data.batch import Batch
+from clearhead.generate.translation import Translator
 from clearhead.serve.metrics import Metrics
-from clearhead.serve.schemas import Completion
-from clearhead.serve.shelf import Shelf
-from clearhead.serve.worker import Worker
+from clearhead.serve.middleware import Limits
+from clearhead.serve.openai import CompletionRequest, make_completion_sequences
+from clearhead.serve.registry import ModelRegistry
+from clearhead.serve.scheduler import ModelWorker
 from serving import BYTES, ENDLESS, ask, running, stream, until, writer
 
 
 def test_texts_are_read_one_by_one_up_to_one_that_is_too_long(monkeypatch):
-    model, seen = writer(**ENDLESS), []
+    model = writer(**ENDLESS)
+    seen = []
     encode = ch.Tokenizer.encode
-    monkeypatch.setattr(ch.Tokenizer, "encode", lambda self, text: seen.append(text) or encode(self, text))
+    monkeypatch.setattr(
+        ch.Tokenizer, "encode", lambda self, text: seen.append(text) or encode(self, text)
+    )
     monkeypatch.setattr(Batch, "of", None)  # nothing is padded to the longest
-    [held] = Shelf.of({"writer": model}).held.values()
-    asked = Completion(model="writer", prompt=[])
-    assert [len(text.request.prompt) for text in prompted(held, asked, ["Once", "a"], Limits())] == [4, 1]
+    [held] = ModelRegistry.from_models({"writer": model}).loaded.values()
+    asked = CompletionRequest(model="writer", prompt=[])
+    assert [
+        len(text.request.prompt)
+        for text in make_completion_sequences(held, asked, ["Once", "a"], Limits())
+    ] == [4, 1]
     with pytest.raises(ch.ClearheadError, match="1000 tokens of prompt leave no room"):
-        prompted(held, asked, ["b", "x" * 1000, "c"], Limits())
+        make_completion_sequences(held, asked, ["b", "x" * 1000, "c"], Limits())
     assert seen == ["Once", "a", "b", "x" * 1000]
 
 
 def test_embeddings_are_made_some_at_a_time_and_leaving_ends_them():
     model = writer(**ENDLESS)
-    embed, seen, leave = model.embed, [], threading.Event()
+    embed = model.embed
+    seen = []
+    leave = threading.Event()
 
     def counted(rows):
         seen.append([len(row) for row in rows])
@@ -61,8 +68,14 @@ def test_embeddings_are_made_some_at_a_time_and_leaving_ends_them():
 
 
 def translator():
-    use = {"use__start": [256], "use__stop": [], "use__end": [256], "shape__context": 64, "context": 64}
-    return ch.new("tiny-encoder-decoder", tokenizer=BYTES, vocabulary=257, seed=2, **use)
+    use = {
+        "inference__decoder_start_tokens": [256],
+        "inference__eos_tokens": [],
+        "inference__sep_tokens": [256],
+        "architecture__source_context_length": 64,
+        "context": 64,
+    }
+    return ch.new("tiny-encoder-decoder", tokenizer=BYTES, vocab_size=257, seed=2, **use)
 
 
 def translated(served, text, **how):
@@ -72,8 +85,10 @@ def translated(served, text, **how):
 
 
 def test_a_long_text_is_translated_in_turns_and_leaving_ends_it(monkeypatch):
-    model, seen, leave = translator(), [], threading.Event()
-    rows = Translator.rows
+    model = translator()
+    seen = []
+    leave = threading.Event()
+    rows = Translator.translate_ids
 
     def counted(self, some, begins):
         seen.append(len(some))
@@ -83,13 +98,15 @@ def test_a_long_text_is_translated_in_turns_and_leaving_ends_it(monkeypatch):
         return rows(self, some, begins)
 
     texts = ["One sentence. " * 20 + "\n\nThe last one", "", "Short."]
-    expected = model.translate(texts, beam=2, max_tokens=5)
+    expected = model.translate(texts, num_beams=2, max_tokens=5)
     monkeypatch.setattr(Translator, "rows", counted)
     with running({"model": model}) as served:
         worker = served.shelf.held["model"].worker
         found = translated(served, texts, beam=2, max_tokens=5)
         assert [one["text"] for one in found] == [one.text for one in expected]
-        assert [one["score"] for one in found] == pytest.approx([one.score for one in expected], abs=1e-4)
+        assert [one["score"] for one in found] == pytest.approx(
+            [one.score for one in expected], abs=1e-4
+        )
         assert sum(seen) == 22
         assert max(seen) == 8
         seen.clear()
@@ -106,20 +123,28 @@ def test_a_translation_that_asks_for_no_length_gets_no_more_than_is_allowed():
     model = translator()
     with running({"model": model}, Limits(max_tokens=7)) as served:
         (short,) = translated(served, "A dog runs.", beam=1)
-        assert short["tokens"] == model.translate(["A dog runs."], beam=1, max_tokens=7)[0].tokens
+        assert (
+            short["tokens"] == model.translate(["A dog runs."], num_beams=1, max_tokens=7)[0].tokens
+        )
         assert len(short["tokens"]) == 7
     with running({"model": model}) as served:
         (long,) = translated(served, "A dog runs.", beam=1, prefix="x")
-        assert long["tokens"] == model.translate(["A dog runs."], beam=1, prefix="x")[0].tokens
+        assert long["tokens"] == model.translate(["A dog runs."], num_beams=1, prefix="x")[0].tokens
         assert len(long["tokens"]) == 63
 
 
 def test_a_call_that_nobody_waits_for_costs_no_step():
     async def some():
-        worker, done, go_on = Worker(writer(), Limits(), Metrics(), "writer"), [], threading.Event()
+        worker = ModelWorker(writer(), Limits(), Metrics(), "writer")
+        done = []
+        go_on = threading.Event()
         worker._step = lambda: done.append("step")
-        first = asyncio.create_task(worker.call("a", lambda: done.append("first") or go_on.wait(20)))
-        left = [asyncio.create_task(worker.call("a", lambda: done.append("left"))) for _ in range(3)]
+        first = asyncio.create_task(
+            worker.call("a", lambda: done.append("first") or go_on.wait(20))
+        )
+        left = [
+            asyncio.create_task(worker.call("a", lambda: done.append("left"))) for _ in range(3)
+        ]
         last = asyncio.create_task(worker.call("a", lambda: done.append("last")))
         await asyncio.sleep(0)
         for task in left:

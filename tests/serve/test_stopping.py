@@ -18,24 +18,25 @@ from typer.testing import CliRunner
 import clearhead as ch
 from clearhead import api
 from clearhead.cli.main import app
-from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import Metrics
-from clearhead.serve.refused import Refused
-from clearhead.serve.shelf import Shelf
-from clearhead.serve.worker import Worker
+from clearhead.serve.middleware import APIError, Limits
+from clearhead.serve.registry import ModelRegistry
+from clearhead.serve.scheduler import ModelWorker
 from serving import ENDLESS, LONG, ask, paused, running, slow, stream, until, writer
 
 
 def test_what_runs_may_end_and_what_waits_is_told():
     model, go_on = paused(writer(**ENDLESS), after=2)
-    with running({"writer": model}, Limits(slots=1, stop_seconds=20)) as served:
+    with running({"writer": model}, Limits(max_batch_size=1, shutdown_timeout=20)) as served:
         worker = served.shelf.held["writer"].worker
         first = stream(served.port, {**LONG, "max_tokens": 40, "seed": 1})
         rest = first.recv(4096)
         assert b"200 OK" in rest
         found = []
         body = {**LONG, "stream": False}
-        waiting = threading.Thread(target=lambda: found.append(ask(served.port, "POST", "/v1/completions", body)))
+        waiting = threading.Thread(
+            target=lambda: found.append(ask(served.port, "POST", "/v1/completions", body))
+        )
         waiting.start()
         until(lambda: worker.texts.count == 1)
         served.server.should_exit = True
@@ -54,7 +55,9 @@ def test_what_runs_may_end_and_what_waits_is_told():
 
 
 def test_what_does_not_end_in_time_is_told():
-    with running({"writer": slow(writer(**ENDLESS), 0.05)}, Limits(slots=1, stop_seconds=0.2)) as served:
+    with running(
+        {"writer": slow(writer(**ENDLESS), 0.05)}, Limits(max_batch_size=1, shutdown_timeout=0.2)
+    ) as served:
         first = stream(served.port, LONG)
         assert b"200 OK" in first.recv(4096)
         served.server.should_exit = True
@@ -67,17 +70,26 @@ def test_what_does_not_end_in_time_is_told():
 
 def test_nothing_is_taken_on_by_models_and_workers_that_come_later(saved, monkeypatch):
     async def stopped():
-        shelf, load, go_on = Shelf({"a": str(saved), "b": str(saved)}, 1 << 40), api.load, threading.Event()
+        shelf = ModelRegistry({"a": str(saved), "b": str(saved)}, 1 << 40)
+        load = api.load
+        go_on = threading.Event()
         async with shelf.using("a") as held:
-            monkeypatch.setattr(api, "load", lambda *given, **named: go_on.wait(20) and load(*given, **named))
+            monkeypatch.setattr(
+                api, "load", lambda *given, **named: go_on.wait(20) and load(*given, **named)
+            )
             loading = asyncio.create_task(shelf.get("b"))
             await asyncio.sleep(0)
             await shelf.stop(0.1)
             go_on.set()
-            for late in (loading, shelf.get("a"), shelf.get("b"), held.worker.call("me", lambda: 5)):
-                with pytest.raises(Refused, match="stopping") as refused:
+            for late in (
+                loading,
+                shelf.get("a"),
+                shelf.get("b"),
+                held.worker.call("me", lambda: 5),
+            ):
+                with pytest.raises(APIError, match="stopping") as refused:
                     await late
-                assert refused.value.status == 503
+                assert refused.value.status_code == 503
             assert held.worker.thread is None
 
     asyncio.run(stopped())
@@ -85,7 +97,7 @@ def test_nothing_is_taken_on_by_models_and_workers_that_come_later(saved, monkey
 
 def test_calls_are_told_too():
     async def stopped():
-        worker = Worker(writer(), Limits(), Metrics(), "writer")
+        worker = ModelWorker(writer(), Limits(), Metrics(), "writer")
         calls = [asyncio.create_task(worker.call("me", lambda: time.sleep(0.5))) for _ in range(2)]
         await asyncio.sleep(0.05)
         await worker.stop(0.1)
@@ -126,7 +138,9 @@ server.run(app, shelf, server.listening("127.0.0.1", 0), False, ready)
 
 def test_a_process_ends_though_work_for_the_page_does_not():
     here = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=-1, stderr=-2, text=True, env=here) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", BUSY], stdout=-1, stderr=-2, text=True, env=here
+    ) as process:
         assert process.stdout.readline() == "ends\n"
         began = time.monotonic()
         assert (process.wait(50), process.stdout.read()) == (0, "")
@@ -179,7 +193,9 @@ def test_ctrl_c_ends_it_with_nothing_more_to_say(saved):
     server = Process(f"mine={saved}", "--port", 0, "--host", "0.0.0.0", CLEARHEAD_API_KEY="k")
     assert server.line.startswith("mine at http://0.0.0.0:")
     assert ask(server.port, "GET", "/v1/models")[0] == 401
-    status, _, content = ask(server.port, "GET", "/v1/models", headers={"Authorization": "Bearer k"})
+    status, _, content = ask(
+        server.port, "GET", "/v1/models", headers={"Authorization": "Bearer k"}
+    )
     assert (status, json.loads(content)["data"][0]["id"]) == (200, "mine")
     idle = socket.create_connection(("127.0.0.1", server.port))
     assert server.end(signal.SIGINT) == (0, "")
@@ -192,8 +208,13 @@ def test_the_link_to_the_page_holds_the_key_unless_it_was_kept_in_the_environmen
         ([], {"CLEARHEAD_API_KEY": "k"}, "…"),
     ):
         server = Process(saved, "--port", 0, "--page", "--read-only", *words, **kept)
-        assert server.line == f"tiny at http://127.0.0.1:{server.port}/?key={shown} (Ctrl-C ends it)\n"
-        assert ask(server.port, "GET", f"/v1/models?key={kept.get('CLEARHEAD_API_KEY', shown)}")[0] == 303
+        assert (
+            server.line == f"tiny at http://127.0.0.1:{server.port}/?key={shown} (Ctrl-C ends it)\n"
+        )
+        assert (
+            ask(server.port, "GET", f"/v1/models?key={kept.get('CLEARHEAD_API_KEY', shown)}")[0]
+            == 303
+        )
         assert server.end(signal.SIGTERM) == (0, "")
 
 
@@ -221,5 +242,7 @@ def test_mistakes_are_told_before_anyone_is_let_in(saved, words, sentence):
 
 def test_a_port_that_is_taken_is_told(saved):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        found = CliRunner().invoke(app, ["serve", str(saved), "--port", str(taken.getsockname()[1])])
+        found = CliRunner().invoke(
+            app, ["serve", str(saved), "--port", str(taken.getsockname()[1])]
+        )
     assert "address already in use; choose another --port" in str(found.exception)

@@ -7,15 +7,17 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 
-from clearhead.serve.app import build
-from clearhead.serve.limits import Limits
-from clearhead.serve.pages.snapshot import ask
-from clearhead.serve.shelf import Shelf
+from clearhead.serve.app import create_app
+from clearhead.serve.explorer.snapshot import asgi_request
+from clearhead.serve.middleware import Limits
+from clearhead.serve.registry import ModelRegistry
 from serving import writer
 
-SMALL = Limits(max_tokens=8, texts=4, seconds=10.0)
-APP = build(Shelf.of({"writer": writer()}), SMALL, hosts=["testserver"], page=True)
-RUN = json.loads(asyncio.run(ask(APP, "POST", "/api/runs", {"text": "hello"}))[2])
+SMALL = Limits(max_tokens=8, max_texts=4, request_timeout=10.0)
+APP = create_app(
+    ModelRegistry.from_models({"writer": writer()}), SMALL, hosts=["testserver"], page=True
+)
+RUN = json.loads(asyncio.run(asgi_request(APP, "POST", "/api/runs", {"text": "hello"}))[2])
 schema = schemathesis.openapi.from_asgi("/openapi.json", APP).include(path_regex="^/api/")
 
 
@@ -23,7 +25,10 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", APP).include(path_regex
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_question_breaks_the_page(case):
     if isinstance(case.body, dict) and "model" in case.body:
-        case.body = {**case.body, "model": "writer"}  # else all that is tried is a name that nobody has
+        case.body = {
+            **case.body,
+            "model": "writer",
+        }  # else all that is tried is a name that nobody has
     parts = case.path_parameters or {}
     known = {"run": RUN["id"], "model": "writer"}
     if "run" in parts and isinstance(case.query, dict) and "name" in case.query:

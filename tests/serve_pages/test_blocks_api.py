@@ -7,23 +7,23 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.serve.pages.blocks import inside
-from clearhead.serve.pages.runs import RunRequest, Runs
-from clearhead.serve.shelf import Shelf
+from clearhead.serve.explorer.routes.tensors import describe_block
+from clearhead.serve.explorer.runs import RunRequest, RunStore
+from clearhead.serve.registry import ModelRegistry
 
 WORDS = ch.Tokenizer.bytes(("<|end|>",))
 CHANGES = {
     "decoder": ("tiny-decoder", {}),
     "post": ("tiny-decoder", {"wiring": "post"}),
     "llama": ("tiny-llama", {}),
-    "both": ("tiny-encoder-decoder", {"use__start": [256]}),
+    "both": ("tiny-encoder-decoder", {"inference__decoder_start_tokens": [256]}),
 }
 
 
 @cache  # a run does not keep its model
 def model_of(kind):
     preset, changes = CHANGES[kind]
-    model = ch.new(preset, tokenizer=WORDS, vocabulary=257, seed=3, **changes)
+    model = ch.new(preset, tokenizer=WORDS, vocab_size=257, seed=3, **changes)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in model.net.parameters():
@@ -33,17 +33,24 @@ def model_of(kind):
 
 def a_run(kind, edits=()):
     source = {"source": "A dog"} if kind == "both" else {}
-    return Runs().make(Shelf.of({"m": model_of(kind)}).held["m"], RunRequest(text="hello", edits=list(edits), **source))
+    return RunStore().get_or_create(
+        ModelRegistry.from_models({"m": model_of(kind)}).loaded["m"],
+        RunRequest(text="hello", edits=list(edits), **source),
+    )
 
 
 def numbers(view):
-    values = torch.frombuffer(bytearray(base64.b64decode(view["values"])), dtype=torch.float32).view(view["shape"])
+    values = torch.frombuffer(
+        bytearray(base64.b64decode(view["values"])), dtype=torch.float32
+    ).view(view["shape"])
     return dict(zip(view["axes"][0]["labels"], values, strict=True))
 
 
-@pytest.mark.parametrize(("kind", "encoder"), [*((kind, False) for kind in CHANGES), ("both", True)])
+@pytest.mark.parametrize(
+    ("kind", "encoder"), [*((kind, False) for kind in CHANGES), ("both", True)]
+)
 def test_a_norm_is_what_its_operands_make(kind, encoder):
-    shown = inside(a_run(kind), 1, 2, encoder)
+    shown = describe_block(a_run(kind), 1, 2, encoder)
     assert [norm["part"] for norm in shown["norms"]] == (
         ["attn", "cross", "ffn"] if kind == "both" and not encoder else ["attn", "ffn"]
     )
@@ -55,7 +62,7 @@ def test_a_norm_is_what_its_operands_make(kind, encoder):
 
 @pytest.mark.parametrize("kind", ["decoder", "llama"])
 def test_the_stream_is_the_sum_of_what_was_added(kind):
-    rows = numbers(inside(a_run(kind), 0, -1, False)["stream"])
+    rows = numbers(describe_block(a_run(kind), 0, -1, False)["stream"])
     added = sum(value for name, value in rows.items() if name == "pre" or name.endswith(".out"))
     assert torch.allclose(added, rows["post"], atol=1e-5)
 
@@ -63,19 +70,23 @@ def test_the_stream_is_the_sum_of_what_was_added(kind):
 @pytest.mark.parametrize("kind", list(CHANGES))
 def test_the_strongest_neurons_write_what_the_layer_writes(kind):
     run = a_run(kind)
-    shown = inside(run, 1, 3, False)["neurons"]
+    shown = describe_block(run, 1, 3, False)["neurons"]
     down = run.trace.model.net.blocks[1].ffn.down.weight.detach()
     post = run.trace.value("blocks.1.ffn.post")[3]
     lengths = [float((post[i] * down[:, i]).norm()) for i in range(len(post))]
-    assert [one["length"] for one in shown["top"]] == pytest.approx(sorted(lengths, reverse=True)[:12], rel=1e-5)
+    assert [one["length"] for one in shown["top"]] == pytest.approx(
+        sorted(lengths, reverse=True)[:12], rel=1e-5
+    )
     assert all(one["value"] == pytest.approx(float(post[one["neuron"]])) for one in shown["top"])
     assert all(len(one["words"]) == 3 for one in shown["top"])
 
 
 def test_an_edit_is_seen_inside_the_block():
-    from clearhead.serve.pages.edits import Edit
+    from clearhead.serve.explorer.runs import Edit
 
-    rows = numbers(inside(a_run("decoder", [Edit(name="blocks.1.ffn.out")]), 1, 0, False)["stream"])
+    rows = numbers(
+        describe_block(a_run("decoder", [Edit(name="blocks.1.ffn.out")]), 1, 0, False)["stream"]
+    )
     assert not rows["ffn.out"].any()
     assert torch.equal(rows["mid"], rows["post"])
 
@@ -83,4 +94,4 @@ def test_an_edit_is_seen_inside_the_block():
 @pytest.mark.parametrize(("layer", "token"), [(2, 0), (-3, 0), (0, 99)])
 def test_a_place_that_is_not_there_is_told_in_a_sentence(layer, token):
     with pytest.raises(ch.ClearheadError, match="there is no"):
-        inside(a_run("decoder"), layer, token, False)
+        describe_block(a_run("decoder"), layer, token, False)

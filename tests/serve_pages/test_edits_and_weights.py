@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.serve.limits import Limits
-from clearhead.serve.pages.shell import Shell
-from clearhead.serve.shelf import Held
+from clearhead.serve.explorer.assets import PageAssets
+from clearhead.serve.middleware import Limits
+from clearhead.serve.registry import LoadedModel
 from page_models import BYTES, model_of
 from page_site import Site
 from serving import ask, running
@@ -20,7 +20,8 @@ OFF = {"name": "blocks.0.ffn.out", "op": "ablate"}
 
 def test_an_encoders_value_is_swapped_for_that_of_another_source():
     model = model_of("tiny-encoder-decoder")
-    site, name = Site(m=model), "encoder.blocks.0.attn.z"
+    site = Site(m=model)
+    name = "encoder.blocks.0.attn.z"
     edits = [{"name": name, "op": "swap"}]
     run = site.run("ab", source="the cat", edits=edits, against="the dog")
     other = model.watch(None, name, source="the dog")
@@ -35,18 +36,32 @@ def test_an_encoders_value_is_swapped_for_that_of_another_source():
 
 
 def test_tokens_beyond_the_tokenizer_that_never_come_break_nothing():
-    never = {"use__start": [1], "use__stop": [2], "use__never": [256, 259], "use__never_first": [258]}
-    model = ch.new("tiny-encoder-decoder", tokenizer=BYTES, vocabulary=260, context=8, **never)
-    body = {"text": "a dog", "edits": [{"name": "blocks.0.cross.out"}]}
+    never = {
+        "inference__decoder_start_tokens": [1],
+        "inference__eos_tokens": [2],
+        "inference__suppress_tokens": [256, 259],
+        "inference__begin_suppress_tokens": [258],
+    }
+    model = ch.new(
+        "tiny-encoder-decoder", tokenizer=BYTES, vocab_size=260, context_length=8, **never
+    )
+    body = {"text": "a dog", "edits": [{"name": "blocks.0.cross_attn.out"}]}
     assert Site(m=model).json("POST", "/api/translate", body)["tokens"]
 
 
 def test_a_verdict_changes_with_the_edits():
-    model = ch.new("tiny-encoder", tokenizer=ch.Tokenizer.bytes(), vocabulary=256, head="classes", head__classes=3)
+    model = ch.new(
+        "tiny-encoder",
+        tokenizer=ch.Tokenizer.bytes(),
+        vocab_size=256,
+        head="classification",
+        head__num_labels=3,
+    )
     site = Site(m=model)
     assert "classify" in site.json("GET", "/api/models/m")["views"]
     plain, edited = (
-        site.json("POST", "/api/classify", {"text": "so glad", "edits": edits})["classes"] for edits in ([], [OFF])
+        site.json("POST", "/api/classify", {"text": "so glad", "edits": edits})["classes"]
+        for edits in ([], [OFF])
     )
     real = model.logits("so glad", edits={OFF["name"]: ch.ablate()}).softmax(-1).tolist()
     assert [one["probability"] for one in edited] == pytest.approx(real, abs=1e-6)
@@ -54,19 +69,23 @@ def test_a_verdict_changes_with_the_edits():
 
 
 def test_who_has_answers_of_other_weights_is_told_so():
-    first, second = model_of(seed=3), model_of(seed=4)
+    first = model_of(seed=3)
+    second = model_of(seed=4)
     with running({"m": first}, page=True) as server:
-        body, url = {"model": "m", "text": "hello"}, "/api/runs"
+        body = {"model": "m", "text": "hello"}
+        url = "/api/runs"
         known = told_by(ask(server.port, "GET", "/api/models/m"))["loaded"]
         assert ask(server.port, "POST", url, body, {"X-Loaded": known})[0] == 200
-        server.shelf.held["m"] = Held("m", "", second, server.shelf)
+        server.shelf.held["m"] = LoadedModel("m", "", second, server.shelf)
         for path, sent in (
             (url, body),
             ("/api/tokens", body),
             ("/api/generate", body),
             ("/api/models/m/rows?ids=1", None),
         ):
-            status, _, said = ask(server.port, "POST" if sent else "GET", path, sent, {"X-Loaded": known})
+            status, _, said = ask(
+                server.port, "POST" if sent else "GET", path, sent, {"X-Loaded": known}
+            )
             assert status == 410
             assert b"loaded anew" in said
         now = told_by(ask(server.port, "GET", "/api/models/m"))["loaded"]
@@ -88,13 +107,16 @@ def test_who_has_answers_of_other_weights_is_told_so():
     ],
 )
 def test_while_the_page_asks_a_model_it_is_in_use(path, body, monkeypatch):
-    site, busy = Site(m=model_of()), []
+    site = Site(m=model_of())
+    busy = []
     desk = site.app.state.desk
     work = desk.work
     monkeypatch.setattr(
         desk,
         "work",
-        lambda *given: busy.append(desk.shelf.held["m"].busy or given[0].__name__ == "told") or work(*given),
+        lambda *given: (
+            busy.append(desk.shelf.held["m"].busy or given[0].__name__ == "told") or work(*given)
+        ),
     )
     site.ask("POST" if body else "GET", path, body)
     assert busy
@@ -104,7 +126,7 @@ def test_while_the_page_asks_a_model_it_is_in_use(path, body, monkeypatch):
 
 def test_a_run_is_no_longer_than_the_server_allows():
     both = model_of("tiny-encoder-decoder")
-    site = Site(Limits(context=8), m=model_of(), both=both)
+    site = Site(Limits(max_context_length=8), m=model_of(), both=both)
     assert len(site.run("12345678")["tokens"]) == 8
     for body in (
         {"text": "123456789"},
@@ -124,7 +146,7 @@ def told_by(answer):
 
 
 def test_files_are_packed_for_who_can_unpack_them():
-    asset = next(asset for asset in Shell().assets if asset.name == "style")
+    asset = next(asset for asset in PageAssets().assets if asset.name == "style")
     with running({"m": model_of()}, page=True) as server:
         plain = ask(server.port, "GET", f"/{asset.url}")
         packed = ask(server.port, "GET", f"/{asset.url}", headers={"Accept-Encoding": "gzip, br"})
@@ -134,7 +156,7 @@ def test_files_are_packed_for_who_can_unpack_them():
 
 
 def test_the_examples_tell_who_asks_for_adjectives():
-    model = model_of(context=64)
+    model = model_of(context_length=64)
     told = Site(m=model).json("GET", "/api/models/m")["examples"]
     asks, answers = told["asks"]
     assert told["fluffy"][: asks + 1].endswith("creature")

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 
 import clearhead as ch
-from clearhead.serve.app import build
-from clearhead.serve.limits import Limits
-from clearhead.serve.pages.snapshot import ask
-from clearhead.serve.shelf import Shelf
-from clearhead.weights import bundled
+from clearhead.serve.app import create_app
+from clearhead.serve.explorer.snapshot import asgi_request
+from clearhead.serve.middleware import Limits
+from clearhead.serve.registry import ModelRegistry
+from clearhead.weights import model_cards
 
 CARD = {"title": "Digits", "says": "Reads.", "data": [], "recipe": [], "limits": []}
 TRIES = ["clearhead explore digits", "clearhead classify digits {here}/seven.png"]
@@ -20,7 +20,7 @@ TRIES = ["clearhead explore digits", "clearhead classify digits {here}/seven.png
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(bundled, "ROOT", tmp_path / "bundled")
+    monkeypatch.setattr(model_cards, "ROOT", tmp_path / "bundled")
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "bundled" / "digits"
     ch.save(ch.new("tiny-pictures"), folder)
@@ -31,8 +31,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def card(path):
-    app = build(Shelf({"digits": str(path)}, 2**30, device="cpu"), Limits(), page=True)
-    status, _, content = asyncio.run(ask(app, "GET", "/api/models/digits"))
+    app = create_app(ModelRegistry({"digits": str(path)}, 2**30, device="cpu"), Limits(), page=True)
+    status, _, content = asyncio.run(asgi_request(app, "GET", "/api/models/digits"))
     assert status == 200, content
     return json.loads(content)
 

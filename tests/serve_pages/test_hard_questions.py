@@ -12,15 +12,14 @@ import torch
 from PIL import Image
 
 import clearhead as ch
-from clearhead.serve.limits import Limits
-from clearhead.serve.pages import desk as desks
-from clearhead.serve.pages import runs as made
-from clearhead.serve.pages import words
-from clearhead.serve.pages.desk import Desk
-from clearhead.serve.pages.runs import RunRequest, Runs
-from clearhead.serve.pages.snapshot import Asker, ask
-from clearhead.serve.shelf import Shelf
-from clearhead.tap import eager
+from clearhead.hooks import force_eager
+from clearhead.serve.explorer import runs as made
+from clearhead.serve.explorer.routes.words import cached_vectors
+from clearhead.serve.explorer.runs import RunRequest, RunStore
+from clearhead.serve.explorer.service import ExplorerService, _client
+from clearhead.serve.explorer.snapshot import Requester, asgi_request
+from clearhead.serve.middleware import Limits
+from clearhead.serve.registry import ModelRegistry
 from page_models import BYTES, model_of
 from page_site import Site
 from serving import slow
@@ -107,9 +106,10 @@ def test_python_to_copy_holds_the_very_factor(site):
 
 
 def test_the_vectors_of_two_layers_can_be_asked_for_at_once():
-    model, found = model_of(), []
+    model = model_of()
+    found = []
     threads = [
-        threading.Thread(target=lambda layer=layer: found.append(words.known(model, layer)))
+        threading.Thread(target=lambda layer=layer: found.append(cached_vectors(model, layer)))
         for layer in (0, 1, 0, 1, None, 0)
     ]
     for thread in threads:
@@ -121,14 +121,16 @@ def test_the_vectors_of_two_layers_can_be_asked_for_at_once():
 
 def test_other_weights_under_the_same_name_answer_under_other_ids(tmp_path):
     def served():
-        shelf = Shelf({"m": str(tmp_path / "m")}, most_bytes=1 << 30, device="cpu")
+        shelf = ModelRegistry({"m": str(tmp_path / "m")}, max_bytes=1 << 30, device="cpu")
         site = Site(m=model_of())
         site.app.state.desk.shelf = shelf
         return site
 
     ch.save(model_of(seed=1), tmp_path / "m")
-    first, again = served(), served()
-    run, card = first.run(), first.json("GET", "/api/models/m")
+    first = served()
+    again = served()
+    run = first.run()
+    card = first.json("GET", "/api/models/m")
     assert again.run()["id"] == run["id"]
     assert again.json("GET", "/api/models/m")["loaded"] == card["loaded"]
     ch.save(model_of(seed=2), tmp_path / "m")
@@ -147,9 +149,14 @@ def png(extra=0):
 
 def test_of_a_picture_only_what_was_read_is_kept_and_read_once(site):
     sent = png(extra=1 << 20)
-    run = site.app.state.desk.runs.get(site.json("POST", "/api/runs", {"model": "picture", "picture": sent})["id"])
+    run = site.app.state.desk.runs.get(
+        site.json("POST", "/api/runs", {"model": "picture", "picture": sent})["id"]
+    )
     assert len(run.request.model_dump_json()) < 1000
-    assert 'pictures="picture.png"' in site.json("GET", f"/api/runs/{run.id}/why?name=norm&index=0,0")["python"]
+    assert (
+        'pictures="picture.png"'
+        in site.json("GET", f"/api/runs/{run.id}/why?name=norm&index=0,0")["python"]
+    )
     model = run.trace.model
     real = model.hidden(pictures=Image.open(io.BytesIO(base64.b64decode(png()))))
     torch.testing.assert_close(model.hidden(**run.given()), real)
@@ -157,12 +164,18 @@ def test_of_a_picture_only_what_was_read_is_kept_and_read_once(site):
 
 
 def test_of_a_sound_too():
-    soundfile, held = pytest.importorskip("soundfile"), io.BytesIO()
+    soundfile = pytest.importorskip("soundfile")
+    held = io.BytesIO()
     soundfile.write(held, torch.sin(torch.arange(4000) * 0.3).numpy(), 8000, format="WAV")
-    model, sound = ch.new("tiny-sound"), base64.b64encode(held.getvalue()).decode()
-    run = Runs().make(Shelf.of({"m": model}).held["m"], RunRequest(model="m", sound=sound))
-    assert (run.request.sound, run.nbytes > run.trace.nbytes + 4 * 4000) == ("", True)
-    torch.testing.assert_close(model.watch(names="norm", **run.given())["norm"], run.trace.streams["norm"])
+    model = ch.new("tiny-sound")
+    sound = base64.b64encode(held.getvalue()).decode()
+    run = RunStore().get_or_create(
+        ModelRegistry.from_models({"m": model}).loaded["m"], RunRequest(model="m", audio=sound)
+    )
+    assert (run.request.audio, run.nbytes > run.trace.nbytes + 4 * 4000) == ("", True)
+    torch.testing.assert_close(
+        model.watch(names="norm", **run.lens_inputs())["norm"], run.trace.residuals["norm"]
+    )
 
 
 def test_what_a_run_keeps_is_counted_with_what_it_read_and_what_was_swapped_in(site):
@@ -172,12 +185,17 @@ def test_what_a_run_keeps_is_counted_with_what_it_read_and_what_was_swapped_in(s
     value = swapped.trace.value("blocks.0.attn.z")
     assert swapped.nbytes >= plain.nbytes + value.nbytes
     assert plain.nbytes >= plain.trace.nbytes + len("hello")
-    assert plain.trace.nbytes >= sum(v.nbytes for v in plain.trace.streams.values()) + plain.trace.batch.ids.nbytes
+    assert (
+        plain.trace.nbytes
+        >= sum(v.nbytes for v in plain.trace.streams.values()) + plain.trace.batch.ids.nbytes
+    )
 
 
 def test_what_a_translator_writes_itself_it_writes_once(site, monkeypatch):
     calls = []
-    monkeypatch.setattr(made, "written", lambda *given, real=made.written: calls.append(1) or real(*given))
+    monkeypatch.setattr(
+        made, "written", lambda *given, real=made.generate_target: calls.append(1) or real(*given)
+    )
     run = site.json("POST", "/api/runs", {"model": "both", "source": "a dog"})
     for tail in ("residual", "residual?encoder=true", f"attribution?token={run['top'][0]['id']}"):
         assert site.ask("GET", f"/api/runs/{run['id']}/{tail}")[0] == 200
@@ -188,24 +206,33 @@ def test_what_a_translator_writes_itself_it_writes_once(site, monkeypatch):
 
 
 def test_a_swap_takes_the_other_text_wherever_texts_are_edited(site):
-    swap = [{"name": "blocks.0.cross.z", "op": "swap"}]
+    swap = [{"name": "blocks.0.cross_attn.z", "op": "swap"}]
     for url, model in (("/api/runs", "both"), ("/api/translate", "both"), ("/api/generate", "m")):
         edits = swap if model == "both" else [{**ABLATE, "op": "swap"}]
-        body = {"model": model, "text": "dog", "edits": edits, **({"source": "a"} if url == "/api/runs" else {})}
+        body = {
+            "model": model,
+            "text": "dog",
+            "edits": edits,
+            **({"source": "a"} if url == "/api/runs" else {}),
+        }
         assert "give the other text" in refused(site, url, body)
     written = {"model": "m", "text": "dog", "edits": [{**ABLATE, "op": "swap"}], "against": "cat"}
     assert "one at a time" in refused(site, "/api/generate", written)
     assert "they need as many" in refused(
-        site, "/api/translate", {"model": "both", "text": "dog", "edits": swap, "against": "a cat that sat"}
+        site,
+        "/api/translate",
+        {"model": "both", "text": "dog", "edits": swap, "against": "a cat that sat"},
     )
 
 
 def test_clients_take_turns_however_much_each_of_them_asks_for():
-    desk, order, go_on = Desk(Shelf.of({"m": model_of()}), Limits()), [], threading.Event()
+    desk = ExplorerService(ModelRegistry.from_models({"m": model_of()}), Limits())
+    order = []
+    go_on = threading.Event()
 
     async def asked(client, number):
-        desks._client.set(client)
-        await desk.work(lambda: (go_on.wait(20), order.append((client, number))))
+        _client.set(client)
+        await desk.submit(lambda: (go_on.wait(20), order.append((client, number))))
 
     async def all_of_them():
         tasks = [asyncio.create_task(asked("greedy", number)) for number in range(6)]
@@ -224,28 +251,32 @@ def test_clients_take_turns_however_much_each_of_them_asks_for():
 
 
 def test_turns_are_counted_by_address(site, monkeypatch):
-    line, seen = site.app.state.desk._line, []
-    monkeypatch.setattr(line, "add", lambda client, job, add=line.add: seen.append(client) or add(client, job))
+    line = site.app.state.desk._line
+    seen = []
+    monkeypatch.setattr(
+        line, "add", lambda client, job, add=line.add: seen.append(client) or add(client, job)
+    )
     site.run()
     site.ask("POST", "/api/generate", {"text": "a", "max_tokens": 2})
     assert len(seen) > 3
     assert {*seen} == {"127.0.0.1"}
     seen.clear()
-    far = Asker(address=("10.0.0.7", 5))
-    asyncio.run(ask(site.app, "POST", "/api/page", {"text": "a"}, far))
+    far = Requester(address=("10.0.0.7", 5))
+    asyncio.run(asgi_request(site.app, "POST", "/api/page", {"text": "a"}, far))
     assert {*seen} == {"10.0.0.7"}  # all that a saved page asks for
 
 
 def test_a_translation_with_edits_ends_when_its_reader_leaves():
-    endless = {"use__start": [1], "use__stop": [], "context": 128}
-    model = slow(ch.new("tiny-encoder-decoder", tokenizer=BYTES, vocabulary=256, **endless), 0.02)
-    passes, forward = [], model.net.forward
+    endless = {"inference__decoder_start_tokens": [1], "inference__eos_tokens": [], "context": 128}
+    model = slow(ch.new("tiny-encoder-decoder", tokenizer=BYTES, vocab_size=256, **endless), 0.02)
+    passes = []
+    forward = model.net.forward
     model.net.forward = lambda *given, **named: passes.append(1) or forward(*given, **named)
     site = Site(m=model)
 
     async def leave():
-        body = {"text": "a dog", "edits": [{"name": "blocks.0.cross.z"}]}
-        task = asyncio.create_task(ask(site.app, "POST", "/api/translate", body))
+        body = {"text": "a dog", "edits": [{"name": "blocks.0.cross_attn.z"}]}
+        task = asyncio.create_task(asgi_request(site.app, "POST", "/api/translate", body))
         while len(passes) < 3:
             await asyncio.sleep(0.005)
         task.cancel()
@@ -261,18 +292,21 @@ def test_a_translation_with_edits_ends_when_its_reader_leaves():
 def test_threads_that_watch_at_once_leave_the_compiler_as_it_was():
     from torch._dynamo import eval_frame
 
-    before, first_in, second_in, first_out = eval_frame._stance, *(threading.Event() for _ in range(3))
+    before, first_in, second_in, first_out = (
+        eval_frame._stance,
+        *(threading.Event() for _ in range(3)),
+    )
     stances = []
 
     def first():
-        with eager():
+        with force_eager():
             first_in.set()
             second_in.wait(10)
         first_out.set()
 
     def second():
         first_in.wait(10)
-        with eager():
+        with force_eager():
             second_in.set()
             first_out.wait(10)
             stances.append(eval_frame._stance.stance)
@@ -287,7 +321,13 @@ def test_threads_that_watch_at_once_leave_the_compiler_as_it_was():
 
 
 def test_runs_of_a_model_that_is_loaded_anew_are_made_anew():
-    runs, request = Runs(), RunRequest(model="m", text="hello")
-    first, second = (runs.make(Shelf.of({"m": model_of(seed=seed)}).held["m"], request) for seed in (1, 2))
+    runs = RunStore()
+    request = RunRequest(model="m", text="hello")
+    first, second = (
+        runs.get_or_create(
+            ModelRegistry.from_models({"m": model_of(seed=seed)}).loaded["m"], request
+        )
+        for seed in (1, 2)
+    )
     assert first.id != second.id
-    assert not torch.equal(first.trace.last, second.trace.last)
+    assert not torch.equal(first.trace.last_logits, second.trace.last_logits)

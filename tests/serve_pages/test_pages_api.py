@@ -9,7 +9,7 @@ import torch
 
 import clearhead as ch
 from clearhead.cli.main import app
-from clearhead.serve.pages.kept import Kept
+from clearhead.serve.explorer.runs import LRUCache
 from page_site import Site
 
 WORDS = {"vocabulary": 256, "context": 128, "tokenizer": ch.Tokenizer.bytes()}
@@ -25,11 +25,14 @@ def site(model):
     return Site(m=model)
 
 
-@pytest.mark.parametrize("name", ["tiny-decoder", "tiny-llama", "tiny-encoder", "tiny-encoder-decoder"])
+@pytest.mark.parametrize(
+    "name", ["tiny-decoder", "tiny-llama", "tiny-encoder", "tiny-encoder-decoder"]
+)
 def test_every_tensor_is_the_one_that_is_watched(name):
     model = ch.new(name, seed=2, **WORDS)
-    both = {"source": "the cat"} if model.kind == "encoder-decoder" else {}
-    site, seen = Site(m=model), model.watch("hello", **both)
+    both = {"source": "the cat"} if model.architecture == "encoder-decoder" else {}
+    site = Site(m=model)
+    seen = model.watch("hello", **both)
     run = site.run(**both)
     assert set(run["names"]) == set(seen)
     for path, value in seen.items():
@@ -42,7 +45,9 @@ def test_every_tensor_is_the_one_that_is_watched(name):
 def test_a_window_of_one_head(site, model):
     run = site.run()
     pattern = model.watch("hello", "blocks.1.attn.pattern")["blocks.1.attn.pattern"][0, 2]
-    found, _ = site.npy(f"/api/runs/{run['id']}/tensor/blocks.1.attn.pattern?head=2&rows=1:4&cols=0:2")
+    found, _ = site.npy(
+        f"/api/runs/{run['id']}/tensor/blocks.1.attn.pattern?head=2&rows=1:4&cols=0:2"
+    )
     assert np.allclose(found, pattern[1:4, :2], atol=1e-6)
     half, _ = site.npy(f"/api/runs/{run['id']}/tensor/blocks.1.attn.pattern?head=2&dtype=f2")
     assert half.dtype == np.float16
@@ -60,7 +65,10 @@ def test_the_same_question_has_the_same_id_and_edits_another(site):
         ({"name": "blocks.0.attn.z", "op": "ablate", "head": 1}, ch.ablate(head=1)),
         ({"name": "blocks.0.attn.z", "op": "mean", "head": 1}, ch.ablate(head=1, mean=True)),
         ({"name": "blocks.1.ffn.out", "op": "scale", "by": 3.0}, ch.scale(3.0)),
-        ({"name": "blocks.1.pre", "op": "scale", "by": 3.0, "token": 2}, ch.scale(3.0, token=2)),
+        (
+            {"name": "blocks.1.resid_pre", "op": "scale", "by": 3.0, "token": 2},
+            ch.scale(3.0, token=2),
+        ),
         ({"name": "logits", "op": "scale", "by": 2.0, "token": 1}, ch.scale(2.0, token=1)),
     ],
     ids=["head", "mean", "layer", "stream", "logits"],
@@ -69,9 +77,11 @@ def test_an_edited_run_is_the_edited_model(site, model, edit, change):
     run = site.run(edits=[edit])
     real = model.logits("hello", edits={edit["name"]: change})
     for at in (-1, 1):
-        assert np.allclose(site.npy(f"/api/runs/{run['id']}/logits?at={at}")[0], real[at].numpy(), atol=1e-5)
+        assert np.allclose(
+            site.npy(f"/api/runs/{run['id']}/logits?at={at}")[0], real[at].numpy(), atol=1e-5
+        )
     seen = model.watch("hello", edits={edit["name"]: change})
-    for path in ("blocks.1.pre", "blocks.1.attn.pattern", "blocks.1.post", "norm"):
+    for path in ("blocks.1.resid_pre", "blocks.1.attn.pattern", "blocks.1.resid_post", "norm"):
         found, _ = site.npy(f"/api/runs/{run['id']}/tensor/{path}")
         assert np.allclose(found, seen[path][0].numpy(), atol=1e-5), path
 
@@ -104,7 +114,7 @@ def test_thumbnails_keep_the_largest_weight_of_each_square(site, model):
 def test_scores_are_those_of_the_lens(site, model):
     text = "the cat, the cat"
     found = site.json("GET", f"/api/runs/{site.run(text)['id']}/heads")["view"]
-    real = ch.lens.atlas(model, text)
+    real = ch.lens.head_scores(model, text)
     assert [axis["labels"] for axis in found["axes"]] == [list(axis.labels) for axis in real.axes]
     values = np.frombuffer(base64.b64decode(found["values"]), "<f4").reshape(found["shape"])
     assert np.allclose(values, real.numpy(), atol=1e-5)
@@ -164,15 +174,18 @@ def test_no_number_is_no_error():
     assert run["top"][0]["prob"] is None
     assert np.isnan(site.npy(f"/api/runs/{run['id']}/tensor/norm")[0]).all()
     for name, index in (("norm", "1,1"), ("blocks.1.attn.pattern", "0,1,1"), ("logits", "1,5")):
-        assert site.json("GET", f"/api/runs/{run['id']}/why?name={name}&index={index}")["special"] == "nan"
+        assert (
+            site.json("GET", f"/api/runs/{run['id']}/why?name={name}&index={index}")["special"]
+            == "nan"
+        )
 
 
 def test_what_is_kept_is_bounded_by_bytes():
-    kept = Kept(100, len)
+    kept = LRUCache(100, len)
     for letter in "abcdef":
         kept.put(letter, letter * 40)
     assert len(kept) == 2
-    assert kept.bytes == 80
+    assert kept.num_bytes == 80
     assert kept.get("e") == "e" * 40
     kept.put("g", "g" * 40)
     assert kept.get("f") is None
@@ -183,24 +196,30 @@ def test_what_is_kept_is_bounded_by_bytes():
 def test_a_long_text_keeps_streams_only(site):
     run = site.app.state.desk.runs.get(site.run("a" * 64)["id"])
     m = run.trace.config
-    stream, ids = 4 * 64 * m.width, 8 * 64
-    assert run.trace.nbytes <= stream * (m.layers + 2) + 4 * m.vocabulary + ids
+    stream = 4 * 64 * m.d_model
+    ids = 8 * 64
+    assert run.trace.nbytes <= stream * (m.n_layers + 2) + 4 * m.vocab_size + ids
 
 
 def test_models_tell_what_they_are(site, model):
     (card,) = site.json("GET", "/api/models")
     m = model.config.model
-    assert (card["layers"], card["heads"], card["width"]) == (m.layers, m.attention.heads, m.width)
+    assert (card["layers"], card["heads"], card["width"]) == (
+        m.n_layers,
+        m.attention.n_heads,
+        m.d_model,
+    )
     assert card["parameters"] == model.parameters
     assert {"machine", "attention", "predict"} <= set(card["views"])
     assert "translate" not in card["views"]
-    assert len(site.json("GET", "/api/models/m/vocabulary")) == m.vocabulary
+    assert len(site.json("GET", "/api/models/m/vocabulary")) == m.vocab_size
 
 
 def test_of_several_models_the_first_is_saved_and_the_command_says_so(model, tmp_path, capsys):
     ch.save(model, tmp_path / "one")
     ch.save(model, tmp_path / "two")
-    folders, page = [str(tmp_path / "one"), str(tmp_path / "two")], tmp_path / "page.html"
+    folders = [str(tmp_path / "one"), str(tmp_path / "two")]
+    page = tmp_path / "page.html"
     app(["explore", *folders, "--out", str(page)], standalone_mode=False)
     assert "with one; name one model for each file" in capsys.readouterr().out
     held = json.loads(page.read_text().split('id="snapshot">')[1].split("</script>")[0])

@@ -11,16 +11,22 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 import clearhead as ch
-from clearhead.serve.limits import Limits
-from clearhead.serve.pages import meanings, media, shapes, tensors, words
-from clearhead.serve.pages.desk import Desk
-from clearhead.serve.pages.examples import FILMS, examples
-from clearhead.serve.shelf import Shelf
+from clearhead.serve.explorer.routes import media, tasks, tensors, words
+from clearhead.serve.explorer.routes import words as meanings
+from clearhead.serve.explorer.routes.models import MOVIE_REVIEWS, example_inputs
+from clearhead.serve.explorer.service import ExplorerService
+from clearhead.serve.middleware import Limits
+from clearhead.serve.registry import ModelRegistry
 
 WORDS = ch.Tokenizer.bytes(("<|end|>", "<|mask|>"))
-END, MASK = 256, 257
+END = 256
+MASK = 257
 TEXT = "A dog runs."
-LISTENS = {"shape__input": "sound", "shape__input__rate": 8000, "shape__input__frames": 128}
+LISTENS = {
+    "architecture__source_input": "sound",
+    "shape__input__rate": 8000,
+    "shape__input__frames": 128,
+}
 
 
 def shaken(model, seed=1):
@@ -34,21 +40,34 @@ def shaken(model, seed=1):
 
 @pytest.fixture(scope="module")
 def models():
-    both = {"use__start": [END], "use__stop": [END], "use__end": [END], "context": 16, "shape__context": 64}
+    both = {
+        "inference__decoder_start_tokens": [END],
+        "inference__eos_tokens": [END],
+        "inference__sep_tokens": [END],
+        "context": 16,
+        "architecture__source_context_length": 64,
+    }
     return {
-        "translator": shaken(ch.new("tiny-encoder-decoder", tokenizer=WORDS, vocabulary=258, **both)),
-        "encoder": shaken(ch.new("tiny-encoder", tokenizer=WORDS, vocabulary=258, use__mask=[MASK])),
+        "translator": shaken(
+            ch.new("tiny-encoder-decoder", tokenizer=WORDS, vocab_size=258, **both)
+        ),
+        "encoder": shaken(
+            ch.new("tiny-encoder", tokenizer=WORDS, vocab_size=258, inference__mask_token=[MASK])
+        ),
         "pictures": shaken(ch.new("tiny-pictures")),
         "sounds": shaken(ch.new("tiny-sound")),
-        "listener": shaken(ch.new("tiny-encoder-decoder", tokenizer=WORDS, vocabulary=258, **both, **LISTENS)),
-        "decoder": ch.new("tiny-decoder", tokenizer=WORDS, vocabulary=258),
+        "listener": shaken(
+            ch.new("tiny-encoder-decoder", tokenizer=WORDS, vocab_size=258, **both, **LISTENS)
+        ),
+        "decoder": ch.new("tiny-decoder", tokenizer=WORDS, vocab_size=258),
     }
 
 
 @pytest.fixture(scope="module")
 def client(models):
-    app, desk = FastAPI(), Desk(Shelf.of(models), Limits())
-    for module in (shapes, media, meanings, tensors, words):
+    app = FastAPI()
+    desk = ExplorerService(ModelRegistry.from_models(models), Limits())
+    for module in (tasks, media, meanings, tensors, words):
         app.include_router(module.routes(desk))
 
     @app.exception_handler(ch.ClearheadError)
@@ -73,14 +92,21 @@ def refused(client, path, **body):
 
 # ---------------------------------------------------------------- translate
 @pytest.mark.parametrize(("beam", "length_penalty"), [(1, 1.0), (4, 1.0), (5, 0.0), (3, 2.0)])
-def test_the_winner_is_the_sum_of_its_steps_and_no_text_that_ended_beats_it(client, models, beam, length_penalty):
-    shown = asked(client, "translate", model="translator", text=TEXT, beam=beam, length_penalty=length_penalty)
-    nodes, best = shown["nodes"], shown["best"][0]
+def test_the_winner_is_the_sum_of_its_steps_and_no_text_that_ended_beats_it(
+    client, models, beam, length_penalty
+):
+    shown = asked(
+        client, "translate", model="translator", text=TEXT, beam=beam, length_penalty=length_penalty
+    )
+    nodes = shown["nodes"]
+    best = shown["best"][0]
     path = [nodes[number] for number in best["path"]]
     assert [node["id"] for node in path] == best["tokens"]
     assert sum(node["own"] for node in path) == pytest.approx(best["logprob"], abs=1e-5)
     assert path[-1]["score"] == pytest.approx(best["score"], abs=1e-6)
-    assert best["score"] >= max(node["score"] for node in nodes if node["fate"] == "finished") - 1e-6
+    assert (
+        best["score"] >= max(node["score"] for node in nodes if node["fate"] == "finished") - 1e-6
+    )
     told = models["translator"].translate([TEXT], beam=beam, length_penalty=length_penalty)[0]
     assert (told.text, told.tokens) == (best["text"], best["tokens"])
     assert told.logprob == pytest.approx(best["logprob"])
@@ -98,7 +124,7 @@ def test_every_node_follows_a_text_that_was_kept(client):
 
 
 def test_an_edit_that_changes_nothing_writes_what_one_beam_writes(client, models):
-    same = [{"name": "blocks.0.cross.z", "op": "scale", "by": 1.0}]
+    same = [{"name": "blocks.0.cross_attn.z", "op": "scale", "by": 1.0}]
     edited = asked(client, "translate", model="translator", text=TEXT, edits=same)
     greedy = models["translator"].translate([TEXT], beam=1)[0]
     assert edited["tokens"] == greedy.tokens
@@ -107,27 +133,33 @@ def test_an_edit_that_changes_nothing_writes_what_one_beam_writes(client, models
 
 
 def test_a_decoder_that_cannot_look_at_its_source_writes_the_same_for_all(client):
-    blind = [{"name": f"blocks.{layer}.cross.out"} for layer in range(2)]
+    blind = [{"name": f"blocks.{layer}.cross_attn.out"} for layer in range(2)]
     texts = {
-        asked(client, "translate", model="translator", text=text, edits=blind)["text"] for text in (TEXT, "Two men")
+        asked(client, "translate", model="translator", text=text, edits=blind)["text"]
+        for text in (TEXT, "Two men")
     }
     assert len(texts) == 1
 
 
 def test_a_sound_is_written_down_as_the_model_writes_it_down(client, models):
-    from clearhead.serve.pages import uploads
+    from clearhead.serve.explorer.runs import decode_audio
 
     shown = asked(client, "translate", model="listener", sound=wav(), beam=2)
-    samples = uploads.sound(wav(), models["listener"].config.model.shape.input)
+    samples = decode_audio(wav(), models["listener"].config.model.architecture.source_input)
     told = models["listener"].translate(None, sound=samples, beam=2)[0]
     assert shown["best"][0]["tokens"] == told.tokens
     assert len(shown["source"]) == 64  # two frames a token
-    same = [{"name": "blocks.0.cross.z", "op": "scale", "by": 1.0}]
+    same = [{"name": "blocks.0.cross_attn.z", "op": "scale", "by": 1.0}]
     greedy = models["listener"].translate(None, sound=samples, beam=1)[0]
-    assert asked(client, "translate", model="listener", sound=wav(), edits=same)["tokens"] == greedy.tokens
+    assert (
+        asked(client, "translate", model="listener", sound=wav(), edits=same)["tokens"]
+        == greedy.tokens
+    )
 
 
-@pytest.mark.parametrize("body", [{"model": "translator", "text": "  "}, {"model": "decoder", "text": TEXT}])
+@pytest.mark.parametrize(
+    "body", [{"model": "translator", "text": "  "}, {"model": "decoder", "text": TEXT}]
+)
 def test_what_cannot_be_translated_is_told_in_a_sentence(client, body):
     assert refused(client, "translate", **body).endswith(".")
 
@@ -152,7 +184,8 @@ def test_a_hidden_token_is_told_with_its_chance_and_rank(client, models):
     assert shown["ids"] == masked
     assert [gap["at"] for gap in shown["gaps"]] == [4, 6]
     for gap in shown["gaps"]:
-        row, was = chances[gap["at"]], ids[gap["at"]]
+        row = chances[gap["at"]]
+        was = ids[gap["at"]]
         assert gap["was"]["id"] == was
         assert gap["was"]["probability"] == pytest.approx(float(row[was]))
         assert gap["was"]["rank"] == 1 + row.argsort(descending=True).tolist().index(was)
@@ -164,9 +197,12 @@ def test_a_text_without_gaps_has_none(client):
 
 def test_what_another_text_had_can_be_swapped_in(client, models):
     """The whole stream of the other text: then its own answers come out."""
-    swap = [{"name": "blocks.0.pre", "op": "swap"}]
-    one, other = "The cat sat", "A bird sang"
-    shown = asked(client, "fill", model="encoder", text=one, hide=[4], edits=swap, against=other, top=3)
+    swap = [{"name": "blocks.0.resid_pre", "op": "swap"}]
+    one = "The cat sat"
+    other = "A bird sang"
+    shown = asked(
+        client, "fill", model="encoder", text=one, hide=[4], edits=swap, against=other, top=3
+    )
     chances = models["encoder"].logits(other)[4, : len(WORDS)].softmax(-1).topk(3)
     assert [word["id"] for word in shown["gaps"][0]["words"]] == chances.indices.tolist()
     assert "against" in refused(client, "fill", model="encoder", text=one, hide=[4], edits=swap)
@@ -177,7 +213,9 @@ def test_a_run_and_the_tokens_read_a_gap_as_filling_does(client):
         filled = asked(client, "fill", model="encoder", text=text)["ids"]
         assert filled.count(MASK) == 1
         for where in ("runs", "tokens"):
-            assert [token["id"] for token in asked(client, where, model="encoder", text=text)["tokens"]] == filled
+            assert [
+                token["id"] for token in asked(client, where, model="encoder", text=text)["tokens"]
+            ] == filled
 
 
 @pytest.mark.parametrize("edits", [[], [{"name": "blocks.0.ffn.out", "op": "ablate"}]])
@@ -187,9 +225,13 @@ def test_the_answer_of_a_run_with_a_gap_is_that_of_the_first_gap(client, edits):
     run = asked(client, "runs", **body)
     best = run["top"][0]
     assert run["gap"] == gap["at"]
-    assert (best["id"], best["prob"]) == (gap["words"][0]["id"], pytest.approx(gap["words"][0]["probability"]))
+    assert (best["id"], best["prob"]) == (
+        gap["words"][0]["id"],
+        pytest.approx(gap["words"][0]["probability"]),
+    )
     by_default, there, last = (
-        client.get(f"/api/runs/{run['id']}/logits?at={at}").content for at in (-1, gap["at"], len(run["tokens"]) - 1)
+        client.get(f"/api/runs/{run['id']}/logits?at={at}").content
+        for at in (-1, gap["at"], len(run["tokens"]) - 1)
     )
     assert by_default == there != last
     lens = client.get(f"/api/runs/{run['id']}/lens").json()
@@ -207,14 +249,20 @@ def test_without_a_gap_the_answer_is_that_of_the_last_token(client, models, name
 
 
 def test_a_model_that_fills_gaps_opens_on_a_sentence_with_one(models):
-    encoder = ch.new("tiny-encoder", tokenizer=WORDS, vocabulary=258, context=64, use__mask=[MASK])
-    assert examples(encoder)["text"] == "The king and the [MASK] had a daughter."
-    assert "[MASK]" not in examples(models["decoder"])["text"]
+    encoder = ch.new(
+        "tiny-encoder",
+        tokenizer=WORDS,
+        vocab_size=258,
+        context_length=64,
+        inference__mask_token=[MASK],
+    )
+    assert example_inputs(encoder)["text"] == "The king and the [MASK] had a daughter."
+    assert "[MASK]" not in example_inputs(models["decoder"])["text"]
 
 
 def test_a_model_that_judges_opens_on_what_can_be_judged():
-    told = examples(ch.new("finetune-classify", tokenizer=WORDS, vocabulary=258))
-    assert (told["text"], told["beside"]) == FILMS
+    told = example_inputs(ch.new("finetune-classify", tokenizer=WORDS, vocab_size=258))
+    assert (told["text"], told["beside"]) == MOVIE_REVIEWS
 
 
 def test_an_edit_changes_what_fills_a_gap(client):
@@ -224,7 +272,8 @@ def test_an_edit_changes_what_fills_a_gap(client):
 
 
 @pytest.mark.parametrize(
-    "body", [{"model": "encoder", "text": "The", "hide": [9]}, {"model": "decoder", "text": "The [MASK]"}]
+    "body",
+    [{"model": "encoder", "text": "The", "hide": [9]}, {"model": "decoder", "text": "The [MASK]"}],
 )
 def test_what_cannot_be_filled_is_told_in_a_sentence(client, body):
     assert refused(client, "fill", **body).endswith(".")
@@ -245,17 +294,23 @@ def wav(samples=4000, rate=8000):
 
 
 def numbers(view):
-    return torch.frombuffer(bytearray(base64.b64decode(view["values"])), dtype=torch.float32).view(view["shape"])
+    return torch.frombuffer(bytearray(base64.b64decode(view["values"])), dtype=torch.float32).view(
+        view["shape"]
+    )
 
 
 def test_a_picture_is_shown_as_the_model_sees_it(client, models):
-    from clearhead.tokens import pictures
+    from clearhead.tokenizers.media import read_image
 
-    shown, reads = asked(client, "patches", model="pictures", picture=png()), models["pictures"].config.model.input
+    shown = asked(client, "patches", model="pictures", picture=png())
+    reads = models["pictures"].config.model.input
     image = Image.open(io.BytesIO(base64.b64decode(png())))
-    seen = pictures.read(image, reads) * torch.tensor(reads.deviation) + torch.tensor(reads.mean)
+    seen = read_image(image, reads) * torch.tensor(reads.deviation) + torch.tensor(reads.mean)
     assert torch.allclose(numbers(shown["view"]), seen, atol=1e-6)
-    assert shown["rows"] * shown["columns"] + shown["first"] == models["pictures"].config.model.context
+    assert (
+        shown["rows"] * shown["columns"] + shown["first"]
+        == models["pictures"].config.model.context_length
+    )
     assert shown["steps"][0].startswith("20 × 12 pixels")
 
 
@@ -267,9 +322,13 @@ def test_of_a_sound_that_is_too_long_it_is_not_told_how_long_it_is(client, model
 
 
 def test_a_sound_is_shown_as_the_model_hears_it(client, models):
-    shown, reads = asked(client, "patches", model="sounds", sound=wav()), models["sounds"].config.model.input
+    shown = asked(client, "patches", model="sounds", sound=wav())
+    reads = models["sounds"].config.model.input
     assert shown["view"]["shape"] == [reads.mels, reads.frames]
-    assert shown["rows"] * shown["columns"] + shown["first"] == models["sounds"].config.model.context
+    assert (
+        shown["rows"] * shown["columns"] + shown["first"]
+        == models["sounds"].config.model.context_length
+    )
 
 
 def test_a_picture_is_judged_as_the_model_judges_it(client, models):

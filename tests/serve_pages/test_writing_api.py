@@ -9,27 +9,28 @@ from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
 
 import clearhead as ch
-from clearhead.serve.limits import Limits
-from clearhead.serve.pages import writing
-from clearhead.serve.pages.desk import Desk
-from clearhead.serve.shelf import Shelf
+from clearhead.serve.explorer.routes.tasks import GenerateRequest, _events, generation_routes
+from clearhead.serve.explorer.service import ExplorerService
+from clearhead.serve.middleware import Limits
+from clearhead.serve.registry import ModelRegistry
 
-MODEL = ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=4)
+MODEL = ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=4)
 OUT = {"name": "blocks.1.attn.out"}
 HOW = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 7}
 
 
 @pytest.fixture(scope="module")
 def client():
-    broken = ch.new("tiny-decoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes(), seed=4)
+    broken = ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=4)
     broken.net.blocks[0].ffn.up.weight.data.fill_(float("nan"))
     models = {
         "model": MODEL,
         "broken": broken,
-        "reader": ch.new("tiny-encoder", vocabulary=256, tokenizer=ch.Tokenizer.bytes()),
+        "reader": ch.new("tiny-encoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes()),
     }
-    app, desk = FastAPI(), Desk(Shelf.of(models), Limits(max_tokens=64))
-    app.include_router(writing.routes(desk))
+    app = FastAPI()
+    desk = ExplorerService(ModelRegistry.from_models(models), Limits(max_tokens=64))
+    app.include_router(generation_routes(desk))
 
     @app.exception_handler(ch.ClearheadError)
     async def mistaken(request, error):
@@ -44,7 +45,10 @@ def events(client, **body):
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     blocks = [block.split("\n") for block in answer.text.strip().split("\n\n")]
-    return [(kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for kind, data in blocks]
+    return [
+        (kind.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+        for kind, data in blocks
+    ]
 
 
 def tokens(found):
@@ -56,7 +60,11 @@ def test_the_page_writes_what_the_library_writes(client):
     found = events(client, text="Once", max_tokens=20, top=3, **HOW)
     assert tokens(found) == written.tokens
     kind, done = found[-1]
-    assert (kind, done["text"], done["finish_reason"]) == ("done", written.text, written.finish_reason)
+    assert (kind, done["text"], done["finish_reason"]) == (
+        "done",
+        written.text,
+        written.finish_reason,
+    )
     for (_, told), chosen in zip(found, written.chosen, strict=False):
         assert told["logprob"] == pytest.approx(chosen.logprob, abs=1e-5)
         assert [(i, pytest.approx(p, abs=1e-5)) for i, _, p in told["top"]] == list(chosen.top)
@@ -105,10 +113,16 @@ def test_an_edit_changes_what_is_written(client):
         ({"text": "a", "max_tokens": 65}, "more than the 64"),
         ({"text": "a", "forced": [999]}, "no token 999"),
         ({"text": "a", "model": "reader"}, "does not write"),
-        ({"text": "a", "edits": [{"name": "blocks.9.post"}]}, "names no value"),
+        ({"text": "a", "edits": [{"name": "blocks.9.resid_post"}]}, "names no value"),
         ({"text": "a", "edits": [{**OUT, "op": "mean"}]}, "one at a time"),
-        ({"text": "a", "edits": [{**OUT, "op": "mean"}, {**OUT, "op": "scale", "by": 3}]}, "one at a time"),
-        ({"text": "a", "edits": [{**OUT, "token": 0}, {**OUT, "op": "scale", "by": 3}]}, "one at a time"),
+        (
+            {"text": "a", "edits": [{**OUT, "op": "mean"}, {**OUT, "op": "scale", "by": 3}]},
+            "one at a time",
+        ),
+        (
+            {"text": "a", "edits": [{**OUT, "token": 0}, {**OUT, "op": "scale", "by": 3}]},
+            "one at a time",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_one_sentence_before_anything_is_sent(client, body, said):
@@ -129,7 +143,8 @@ def test_the_page_learns_which_tokens_can_be_drawn(client):
 
 
 def test_who_leaves_ends_it_with_the_step_under_way_and_the_model_is_in_use_until_then(monkeypatch):
-    steps, generate = 0, MODEL.generate
+    steps = 0
+    generate = MODEL.generate
 
     def slow(*given, **how):
         nonlocal steps
@@ -138,15 +153,17 @@ def test_who_leaves_ends_it_with_the_step_under_way_and_the_model_is_in_use_unti
             yield piece
 
     async def leave_after(count):
-        shelf = Shelf.of({"model": MODEL})
-        stream = writing._events(Desk(shelf, Limits()), writing.Writing(text="Once", max_tokens=20))
+        shelf = ModelRegistry.from_models({"model": MODEL})
+        stream = _events(
+            ExplorerService(shelf, Limits()), GenerateRequest(text="Once", max_tokens=20)
+        )
         assert await anext(stream) == ""
         for _ in range(count):
             await anext(stream)
-        assert shelf.held["model"].busy
+        assert shelf.loaded["model"].is_busy
         await stream.aclose()
         await asyncio.sleep(0.05)
-        assert not shelf.held["model"].busy
+        assert not shelf.loaded["model"].is_busy
 
     monkeypatch.setattr(MODEL, "generate", slow)
     asyncio.run(leave_after(3))

@@ -14,10 +14,9 @@ import tokenizers as tk
 from hypothesis import strategies as st
 from tokenizers import models, trainers
 
-from clearhead.config import Encoder, Hidden, ModelConfig
-from clearhead.tokens import published
-from clearhead.tokens.published import Published
-from clearhead.tokens.text import Tokenizer
+from clearhead.config.model import Encoder, ModelConfig, NoHead
+from clearhead.tokenizers.huggingface import PretrainedTokenizer, read_hf_tokenizer
+from clearhead.tokenizers.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers", minversion="5")
 sentencepiece = pytest.importorskip("sentencepiece")
@@ -51,18 +50,33 @@ SCRIPTS = [
     "▁",
     "<0x41>",
 ]
-ODD = ["  ", "\n", "\r\n", "\t", "\x00", "\x7f", "e\u0302\u0301", "👩\u200d👩\u200d👧", "\u200b", "\u3000", "\ufeff"]
-plain = st.lists(st.one_of(st.sampled_from(SCRIPTS + ODD), st.text(max_size=6)), max_size=6).map("".join)
+ODD = [
+    "  ",
+    "\n",
+    "\r\n",
+    "\t",
+    "\x00",
+    "\x7f",
+    "e\u0302\u0301",
+    "👩\u200d👩\u200d👧",
+    "\u200b",
+    "\u3000",
+    "\ufeff",
+]
+plain = st.lists(st.one_of(st.sampled_from(SCRIPTS + ODD), st.text(max_size=6)), max_size=6).map(
+    "".join
+)
 
 
 def shaped(use, context):
     """A model that such a use belongs to: whoever hides words is an encoder."""
-    encoder = {"shape": Encoder(), "head": Hidden()} if use.mask else {}
-    return ModelConfig(context=context, **encoder)
+    encoder = {"shape": Encoder(), "head": NoHead()} if use.mask_token else {}
+    return ModelConfig(context_length=context, **encoder)
 
 
 def spm(lines: list[str] = LINES, **options: Any) -> bytes:
-    file, train = io.BytesIO(), sentencepiece.SentencePieceTrainer.train
+    file = io.BytesIO()
+    train = sentencepiece.SentencePieceTrainer.train
     options |= {"minloglevel": 2, "hard_vocab_limit": False, "vocab_size": 400}
     train(sentence_iterator=iter(lines), model_writer=file, **options)
     return file.getvalue()
@@ -74,7 +88,7 @@ LLAMA_SPM = spm(model_type="bpe", byte_fallback=True, split_digits=True, **AS_IS
 
 
 def bpe() -> tuple[dict[str, int], str]:
-    model = json.loads(Tokenizer.train_bpe(LINES, 400, ())._inner.to_str())["model"]
+    model = json.loads(Tokenizer.train_bpe(LINES, 400, ()).backend.to_str())["model"]
     return model["vocab"], "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in model["merges"])
 
 
@@ -97,11 +111,20 @@ WORD_PIECES = word_pieces()
 
 
 QWEN = [END, "<|im_start|>", "<|im_end|>"]
-WHISPER = ["<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>", "<|notimestamps|>"]
+WHISPER = [
+    "<|startoftranscript|>",
+    "<|en|>",
+    "<|de|>",
+    "<|translate|>",
+    "<|transcribe|>",
+    "<|notimestamps|>",
+]
 N = len(VOCAB)
 BPE = {"merges.txt": MERGES}
 LLAMA = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}
-OLD: dict[str, tuple[str, dict[str, Any]]] = {  # families in the layouts that they were first published in
+OLD: dict[
+    str, tuple[str, dict[str, Any]]
+] = {  # families in the layouts that they were first published in
     "gpt2": ("gpt2", BPE | {"vocab.json": VOCAB | {END: N}}),
     "gpt2-begins": (
         "gpt2",
@@ -113,7 +136,11 @@ OLD: dict[str, tuple[str, dict[str, Any]]] = {  # families in the layouts that t
                 "add_bos_token": True,
                 "add_prefix_space": True,
             },
-            "special_tokens_map.json": {"bos_token": {"content": END}, "eos_token": END, "pad_token": "[PAD]"},
+            "special_tokens_map.json": {
+                "bos_token": {"content": END},
+                "eos_token": END,
+                "pad_token": "[PAD]",
+            },
             "added_tokens.json": {"[PAD]": N + 1, "two words": N + 2},
         },
     ),
@@ -124,12 +151,17 @@ OLD: dict[str, tuple[str, dict[str, Any]]] = {  # families in the layouts that t
             "vocab.json": VOCAB,
             "tokenizer_config.json": {
                 "tokenizer_class": "Qwen2Tokenizer",
-                "added_tokens_decoder": {str(N + i): {"content": name, "special": True} for i, name in enumerate(QWEN)},
+                "added_tokens_decoder": {
+                    str(N + i): {"content": name, "special": True} for i, name in enumerate(QWEN)
+                },
                 "additional_special_tokens": QWEN[1:],
                 "bos_token": None,
                 "eos_token": "<|im_end|>",
                 "pad_token": END,
-                "chat_template": [{"name": "other", "template": ""}, {"name": "default", "template": CHAT}],
+                "chat_template": [
+                    {"name": "other", "template": ""},
+                    {"name": "default", "template": CHAT},
+                ],
             },
         },
     ),
@@ -151,10 +183,25 @@ OLD: dict[str, tuple[str, dict[str, Any]]] = {  # families in the layouts that t
             "tokenizer_config.json": {"do_lower_case": False, "tokenize_chinese_chars": False},
         },
     ),
-    "bert-accents": ("bert", {"vocab.txt": WORD_PIECES, "tokenizer_config.json": {"strip_accents": False}}),
-    "t5": ("t5", {"spiece.model": T5_SPM, "tokenizer_config.json": {"tokenizer_class": "T5Tokenizer", "extra_ids": 7}}),
-    "llama": ("llama", {"tokenizer.model": LLAMA_SPM, "tokenizer_config.json": LLAMA | {"legacy": True}}),
-    "llama-first": ("llama", {"tokenizer.model": LLAMA_SPM, "tokenizer_config.json": LLAMA | {"legacy": False}}),
+    "bert-accents": (
+        "bert",
+        {"vocab.txt": WORD_PIECES, "tokenizer_config.json": {"strip_accents": False}},
+    ),
+    "t5": (
+        "t5",
+        {
+            "spiece.model": T5_SPM,
+            "tokenizer_config.json": {"tokenizer_class": "T5Tokenizer", "extra_ids": 7},
+        },
+    ),
+    "llama": (
+        "llama",
+        {"tokenizer.model": LLAMA_SPM, "tokenizer_config.json": LLAMA | {"legacy": True}},
+    ),
+    "llama-first": (
+        "llama",
+        {"tokenizer.model": LLAMA_SPM, "tokenizer_config.json": LLAMA | {"legacy": False}},
+    ),
 }
 FOLDERS = [f"{name}{new}" for name in OLD for new in ("", "-new")]
 # Theirs reads no dummy prefix from its own file: what it saves with legacy it reads without, and the other way round.
@@ -187,17 +234,21 @@ def layouts(root: Path, names: Iterable[str] = ()) -> dict[str, Path]:
     return made
 
 
-def ours(folder: Path) -> Published:
-    return published.read(folder, json.loads((folder / "config.json").read_text())["model_type"])
+def ours(folder: Path) -> PretrainedTokenizer:
+    return read_hf_tokenizer(folder, json.loads((folder / "config.json").read_text())["model_type"])
 
 
-def tokenizer(words: Published) -> Tokenizer:
-    assert words.tokenizer is not None, words.why
+def tokenizer(words: PretrainedTokenizer) -> Tokenizer:
+    assert words.tokenizer is not None, words.missing_reason
     return words.tokenizer
 
 
-def framed(words: Published, text: str) -> list[int]:
-    return [*words.begin, *tokenizer(words).encode(text, allow_special=True), *words.end]
+def framed(words: PretrainedTokenizer, text: str) -> list[int]:
+    return [
+        *words.bos_tokens,
+        *tokenizer(words).encode(text, allow_special=True),
+        *words.sep_tokens,
+    ]
 
 
 def typed(data: st.DataObject, names: Any) -> str:
@@ -221,7 +272,7 @@ def comparable(name: str, text: str) -> str:
 OWN = Tokenizer.train_bpe(LINES, 300, ("<|end|>", "<|a:b|>"))
 
 
-def same(mine: Published, other: Any, text: str) -> None:
+def same(mine: PretrainedTokenizer, other: Any, text: str) -> None:
     ids = framed(mine, text)
     assert other(text)["input_ids"] == ids
     assert other.decode(ids) == tokenizer(mine).decode(ids)
@@ -238,6 +289,10 @@ def marian(kind: str) -> tuple[dict[str, Any], list[set[str]]]:
         "source.spm": files[0],
         "target.spm": files[1],
         "vocab.json": {name: i for i, name in enumerate(names)},
-        "tokenizer_config.json": {"tokenizer_class": "MarianTokenizer", "source_lang": "en", "target_lang": "de"},
+        "tokenizer_config.json": {
+            "tokenizer_class": "MarianTokenizer",
+            "source_lang": "en",
+            "target_lang": "de",
+        },
         "config.json": {"model_type": "marian"},
     }, known

@@ -6,28 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models
 
-from clearhead.tokens.merges import Merges
-from clearhead.tokens.text import Tokenizer
+from clearhead.tokenizers.tokenizer import BPEMerges, Tokenizer
 
-BPE = Tokenizer.train_bpe(["lower lowest newer wider low 🐔 été aaaa aaaaa"] * 9, size=310)
-MERGES = Merges(BPE)
+BPE = Tokenizer.train_bpe(["lower lowest newer wider low 🐔 été aaaa aaaaa"] * 9, vocab_size=310)
+MERGES = BPEMerges(BPE)
 
 
 def test_a_piece_is_built_by_the_merges_that_were_learned_first() -> None:
     pairs = [("l", "o"), ("lo", "w"), ("e", "r"), ("low", "er")]
     tokens = [*"lower", *("".join(pair) for pair in pairs)]
     model = models.BPE({token: i for i, token in enumerate(tokens)}, pairs)
-    merges = Merges(Tokenizer(tk.Tokenizer(model)))
-    steps = [" ".join(step) for step in merges.steps(8)]
+    merges = BPEMerges(Tokenizer(tk.Tokenizer(model)))
+    steps = [" ".join(step) for step in merges.merge_steps(8)]
     assert steps == ["l o w e r", "lo w e r", "low e r", "low er", "lower"]
-    assert merges.first(2) == [["l", "o", "lo"], ["lo", "w", "low"]]
-    assert merges.steps(0) == []
+    assert merges.first_merges(2) == [["l", "o", "lo"], ["lo", "w", "low"]]
+    assert merges.merge_steps(0) == []
 
 
 @given(st.text("lowernwidst 🐔éa"))
 def test_every_piece_of_a_text_is_built_in_single_steps(text: str) -> None:
     for i in BPE.encode(text):
-        steps, (piece,) = MERGES.steps(i), BPE.pieces([i])
+        steps, (piece,) = MERGES.merge_steps(i), BPE.to_str_tokens([i])
         assert [len(step) for step in steps] == list(range(len(steps), 0, -1))
         assert (steps == []) == (i < 256)
         if steps:
@@ -36,9 +35,9 @@ def test_every_piece_of_a_text_is_built_in_single_steps(text: str) -> None:
 
 @pytest.mark.parametrize("tokenizer", [Tokenizer.bytes(), Tokenizer.characters("ab")])
 def test_without_merges_nothing_is_told(tokenizer: Tokenizer) -> None:
-    assert len(Merges(tokenizer)) == 0
-    assert Merges(tokenizer).steps(0) == []
+    assert len(BPEMerges(tokenizer)) == 0
+    assert BPEMerges(tokenizer).merge_steps(0) == []
 
 
 def test_a_special_token_was_never_merged() -> None:
-    assert MERGES.steps(BPE.special["<|end|>"]) == []
+    assert MERGES.merge_steps(BPE.special_tokens["<|end|>"]) == []

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from clearhead.errors import ClearheadError
-from clearhead.tokens.text import BYTES, Tokenizer
+from clearhead.tokenizers.tokenizer import BYTE_CHARACTERS, Tokenizer
 
 LECTURE = [
     "thanks for all the fish",
     "so long, and thanks for all the fish",
     "a fluffy blue creature roamed the forest",
 ]
-BPE = Tokenizer.train_bpe(LECTURE * 3, size=300)
+BPE = Tokenizer.train_bpe(LECTURE * 3, vocab_size=300)
 RAW = Tokenizer.bytes()
 LETTERS = Tokenizer.characters("the chicken\ncrossed 🐔 é")
 
@@ -47,9 +47,9 @@ def test_characters_round_trip_one_token_each(text: str) -> None:
 
 @given(st.lists(st.one_of(st.text(), st.just("<|end|>"))).map("".join))
 def test_special_tokens_typed_by_a_user_are_text(text: str) -> None:
-    assert BPE.special["<|end|>"] not in BPE.encode(text)
+    assert BPE.special_tokens["<|end|>"] not in BPE.encode(text)
     allowed = BPE.encode(text, allow_special=True)
-    assert allowed.count(BPE.special["<|end|>"]) == text.count("<|end|>")
+    assert allowed.count(BPE.special_tokens["<|end|>"]) == text.count("<|end|>")
     assert BPE.decode(allowed) == BPE.decode(BPE.encode(text)) == text
 
 
@@ -60,17 +60,22 @@ def test_many_texts_at_once_become_what_each_becomes(texts: list[str]) -> None:
         assert [tokenizer.decode(ids) for ids in tokenizer.encode_batch(texts)] == texts
 
 
-@given(st.text(), st.lists(st.text(st.characters(max_codepoint=127), min_size=2), max_size=3, unique=True))
+@given(
+    st.text(),
+    st.lists(st.text(st.characters(max_codepoint=127), min_size=2), max_size=3, unique=True),
+)
 def test_special_tokens_never_stand_in_the_way_of_a_text(text: str, special: list[str]) -> None:
     tokenizer = Tokenizer.bytes(tuple(special))
-    assert tokenizer.special == {token: 256 + i for i, token in enumerate(special)}
+    assert tokenizer.special_tokens == {token: 256 + i for i, token in enumerate(special)}
     for whole in (text, *special, text.join(special)):
         assert tokenizer.encode(whole) == list(whole.encode())
         assert tokenizer.decode(tokenizer.encode(whole)) == whole
 
 
 def test_of_many_texts_the_one_at_fault_is_told() -> None:
-    with pytest.raises(ClearheadError, match=r"text 2 of 3: the text holds 'w' \(U\+0077\), for which"):
+    with pytest.raises(
+        ClearheadError, match=r"text 2 of 3: the text holds 'w' \(U\+0077\), for which"
+    ):
         LETTERS.encode_batch(["the", "cow", "wow"])
     with pytest.raises(ClearheadError, match=r"text 1 of 1: the text holds '\\ud83d'"):
         BPE.encode_batch(["half \ud83d"])
@@ -79,42 +84,54 @@ def test_of_many_texts_the_one_at_fault_is_told() -> None:
 
 def test_sizes_are_what_was_asked_for() -> None:
     assert (len(BPE), len(RAW), len(LETTERS)) == (300, 256, len(set("the chicken\ncrossed 🐔 é")))
-    assert len(Tokenizer.train_bpe(["ab"], size=1000)) == 256 + 1 + 1  # the bytes, "ab", <|end|>
-    assert Tokenizer.train_bpe(LECTURE, size=258, special=("<|a|>", "<|b|>")).special == {"<|a|>": 256, "<|b|>": 257}
+    assert (
+        len(Tokenizer.train_bpe(["ab"], vocab_size=1000)) == 256 + 1 + 1
+    )  # the bytes, "ab", <|end|>
+    assert Tokenizer.train_bpe(
+        LECTURE, vocab_size=258, special_tokens=("<|a|>", "<|b|>")
+    ).special_tokens == {"<|a|>": 256, "<|b|>": 257}
 
 
 def test_training_merges_what_is_frequent_and_repeats_exactly() -> None:
-    assert BPE.pieces(BPE.encode("thanks for all the")) == ["thanks", "·for", "·all", "·the"]  # L1.2
-    again = Tokenizer.train_bpe(iter(LECTURE * 3), size=300)
+    assert BPE.to_str_tokens(BPE.encode("thanks for all the")) == [
+        "thanks",
+        "·for",
+        "·all",
+        "·the",
+    ]  # L1.2
+    again = Tokenizer.train_bpe(iter(LECTURE * 3), vocab_size=300)
     assert all(again.encode(text) == BPE.encode(text) for text in [*LECTURE, "another fish"])
 
 
 def test_training_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
-    Tokenizer.train_bpe(LECTURE, size=300)
+    Tokenizer.train_bpe(LECTURE, vocab_size=300)
     assert capfd.readouterr() == ("", "")
 
 
 def test_stand_ins_are_the_librarys() -> None:
-    assert len(BYTES) == 256
-    assert set(BYTES) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert len(BYTE_CHARACTERS) == 256
+    assert set(BYTE_CHARACTERS) == set(pre_tokenizers.ByteLevel.alphabet())
 
 
 def test_pieces_can_be_read() -> None:
-    assert RAW.pieces(list(b"a \n\t")) == ["a", "·", "↵", "⇥"]
-    assert RAW.pieces(list("€\0".encode())) == ["‹e2›", "‹82›", "‹ac›", "‹00›"]
-    assert LETTERS.pieces(LETTERS.encode("🐔 é")) == ["🐔", "·", "é"]
-    euro = Tokenizer.train_bpe(["€"], size=259)  # a character of three bytes, two merges
-    assert euro.pieces(euro.encode("€<|end|>", allow_special=True)) == ["€", "<|end|>"]
+    assert RAW.to_str_tokens(list(b"a \n\t")) == ["a", "·", "↵", "⇥"]
+    assert RAW.to_str_tokens(list("€\0".encode())) == ["‹e2›", "‹82›", "‹ac›", "‹00›"]
+    assert LETTERS.to_str_tokens(LETTERS.encode("🐔 é")) == ["🐔", "·", "é"]
+    euro = Tokenizer.train_bpe(["€"], vocab_size=259)  # a character of three bytes, two merges
+    assert euro.to_str_tokens(euro.encode("€<|end|>", allow_special=True)) == ["€", "<|end|>"]
     accent = Tokenizer.characters("e\u0301")
-    assert accent.pieces(accent.encode("e\u0301")) == ["e", "◌\u0301"]  # which would join the label before it
-    (whole,) = Tokenizer.train_bpe(["\u200b"], size=259).pieces([257])
+    assert accent.to_str_tokens(accent.encode("e\u0301")) == [
+        "e",
+        "◌\u0301",
+    ]  # which would join the label before it
+    (whole,) = Tokenizer.train_bpe(["\u200b"], vocab_size=259).to_str_tokens([257])
     assert whole == "‹e2›‹80›‹8b›"
 
 
 @given(st.text())
 def test_there_is_one_piece_for_each_token_and_each_can_be_seen(text: str) -> None:
     ids = BPE.encode(text)
-    pieces = BPE.pieces(ids)
+    pieces = BPE.to_str_tokens(ids)
     assert len(pieces) == len(ids)
     assert all(piece and piece.isprintable() and " " not in piece for piece in pieces)
 
@@ -127,30 +144,36 @@ def test_a_saved_tokenizer_is_the_same_tokenizer(tokenizer: Tokenizer, tmp_path:
     assert [p.name for p in tmp_path.iterdir()] == ["tokenizer.json"]
     assert loaded.encode(text) == tokenizer.encode(text)
     assert loaded.decode(loaded.encode(text)) == text
-    assert loaded.special == tokenizer.special
+    assert loaded.special_tokens == tokenizer.special_tokens
     assert len(loaded) == len(tokenizer)
 
 
 def test_a_loaded_tokenizer_takes_special_tokens_for_text(tmp_path: Path) -> None:
     BPE.save(tmp_path / "tokenizer.json")
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
-    assert loaded.encode("<|end|>", allow_special=True) == [loaded.special["<|end|>"]]
-    assert loaded.encode("<|end|>") == BPE.encode("<|end|>") != [loaded.special["<|end|>"]]
+    assert loaded.encode("<|end|>", allow_special=True) == [loaded.special_tokens["<|end|>"]]
+    assert loaded.encode("<|end|>") == BPE.encode("<|end|>") != [loaded.special_tokens["<|end|>"]]
 
 
 @pytest.mark.parametrize(
     "model",
     [
-        models.Unigram([("<unk>", 0.0), ("<s>", 0.0), ("<", -3.0), ("s", -3.0), (">", -3.0)], 0, False),
+        models.Unigram(
+            [("<unk>", 0.0), ("<s>", 0.0), ("<", -3.0), ("s", -3.0), (">", -3.0)], 0, False
+        ),
         models.BPE(
-            {"<unk>": 0, "<s>": 1, "<": 2, "s": 3, ">": 4, "s>": 5}, [("s", ">"), ("<", "s>")], unk_token="<unk>"
+            {"<unk>": 0, "<s>": 1, "<": 2, "s": 3, ">": 4, "s>": 5},
+            [("s", ">"), ("<", "s>")],
+            unk_token="<unk>",
         ),
         models.WordPiece({"<unk>": 0, "<s>": 1, "<": 2, "##s": 3, "##>": 4}, unk_token="<unk>"),
         models.WordLevel({"<unk>": 0, "<s>": 1}, unk_token="<unk>"),
     ],
     ids=["unigram", "bpe", "word-piece", "word-level"],
 )
-def test_a_model_that_knows_special_tokens_as_pieces_takes_them_for_text(model: models.Model) -> None:
+def test_a_model_that_knows_special_tokens_as_pieces_takes_them_for_text(
+    model: models.Model,
+) -> None:
     inner = tk.Tokenizer(model)
     inner.add_special_tokens(["<unk>", "<s>", "<new>"])
     inner.add_tokens(["word"])
@@ -158,14 +181,16 @@ def test_a_model_that_knows_special_tokens_as_pieces_takes_them_for_text(model: 
     assert tokenizer.encode("<s>", allow_special=True) == [1]
     spelled = tokenizer.encode("<s>")
     assert 1 not in spelled
-    assert spelled == [0] or tokenizer.pieces(spelled)[0] == "<"
+    assert spelled == [0] or tokenizer.to_str_tokens(spelled)[0] == "<"
     assert tokenizer.encode("wordé")[:2] == [
         len(tokenizer) - 1,
         0,
     ]  # the ids of added words stay, unknown stays unknown
 
 
-def test_a_failed_save_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_leaves_the_old_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "tokenizer.json"
     BPE.save(path)
     before = path.read_bytes()
@@ -181,10 +206,13 @@ def test_a_failed_save_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: py
 
 
 def test_a_published_file_that_cuts_pads_and_frames_does_none_of_it(tmp_path: Path) -> None:
-    inner = tk.Tokenizer(models.BPE({c: i for i, c in enumerate(BYTES)}, []))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    inner = tk.Tokenizer(models.BPE({c: i for i, c in enumerate(BYTE_CHARACTERS)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(["[CLS]"])
-    inner.post_processor = processors.TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 256)])
+    inner.post_processor = processors.TemplateProcessing(
+        "[CLS] $A", special_tokens=[("[CLS]", 256)]
+    )
     inner.enable_truncation(4)
     inner.enable_padding(length=64)
     inner.save(str(tmp_path / "tokenizer.json"))
@@ -192,26 +220,50 @@ def test_a_published_file_that_cuts_pads_and_frames_does_none_of_it(tmp_path: Pa
 
 
 def test_words_added_to_a_published_vocabulary_are_shown_as_they_are() -> None:
-    inner = tk.Tokenizer.from_str(BPE._inner.to_str())
+    inner = tk.Tokenizer.from_str(BPE.backend.to_str())
     inner.add_tokens(["two words"])
     tokenizer = Tokenizer(inner)
-    assert tokenizer.pieces(tokenizer.encode("two words")) == ["two·words"]
-    assert "two words" not in tokenizer.special
+    assert tokenizer.to_str_tokens(tokenizer.encode("two words")) == ["two·words"]
+    assert "two words" not in tokenizer.special_tokens
 
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (lambda: LETTERS.encode("the cow"), r"the text holds 'w' \(U\+0077\), for which there is no token\."),
-        (lambda: BPE.encode("half \ud83d"), r"the text holds '\\ud83d' \(U\+D83D\), for which there is no token\."),
+        (
+            lambda: LETTERS.encode("the cow"),
+            r"the text holds 'w' \(U\+0077\), for which there is no token\.",
+        ),
+        (
+            lambda: BPE.encode("half \ud83d"),
+            r"the text holds '\\ud83d' \(U\+D83D\), for which there is no token\.",
+        ),
         (lambda: BPE.decode([0, 300]), r"there is no token 300; ids run from 0 to 299\."),
         (lambda: BPE.decode([-1]), r"there is no token -1; ids run from 0 to 299\."),
-        (lambda: BPE.pieces([2**40]), r"there is no token 1099511627776; ids run from 0 to 299\."),
-        (lambda: Tokenizer.train_bpe(LECTURE, 256), r"a vocabulary of 256 is too small; 256 bytes .* need 257\."),
-        (lambda: Tokenizer.train_bpe(LECTURE, 10**23), r"size of a vocabulary = 10{23} must be a whole number"),
-        (lambda: Tokenizer.train_bpe(LECTURE, 300.5), r"size of a vocabulary = 300.5 must be a whole number"),
-        (lambda: Tokenizer.train_bpe([1, 2], 300), r"BPE learns from a list of texts: 'int' object"),
-        (lambda: Tokenizer.train_bpe(None, 300), r"BPE learns from a list of texts: 'NoneType' object"),
+        (
+            lambda: BPE.to_str_tokens([2**40]),
+            r"there is no token 1099511627776; ids run from 0 to 299\.",
+        ),
+        (
+            lambda: Tokenizer.train_bpe(LECTURE, 256),
+            r"a vocabulary of 256 is too small; 256 bytes .* need 257\.",
+        ),
+        (
+            lambda: Tokenizer.train_bpe(LECTURE, 10**23),
+            r"size of a vocabulary = 10{23} must be a whole number",
+        ),
+        (
+            lambda: Tokenizer.train_bpe(LECTURE, 300.5),
+            r"size of a vocabulary = 300.5 must be a whole number",
+        ),
+        (
+            lambda: Tokenizer.train_bpe([1, 2], 300),
+            r"BPE learns from a list of texts: 'int' object",
+        ),
+        (
+            lambda: Tokenizer.train_bpe(None, 300),
+            r"BPE learns from a list of texts: 'NoneType' object",
+        ),
         (lambda: Tokenizer.characters(None), r"a text is needed, not NoneType\."),
         (lambda: Tokenizer.characters(["ab", "c"]), r"a text is needed, not list\."),
         (lambda: BPE.encode_batch("abc"), r"a list of texts is needed, not str\."),
@@ -221,14 +273,29 @@ def test_words_added_to_a_published_vocabulary_are_shown_as_they_are() -> None:
         (lambda: BPE.decode(torch.tensor(3)), r"a list of ids is needed, not int\."),
         (lambda: BPE.decode(torch.tensor([[3, 4]])), r"there is no token \[3, 4\]; ids run"),
         (lambda: BPE.decode([2.5]), r"there is no token 2\.5; ids run"),
-        (lambda: BPE.pieces(3), r"a list of ids is needed, not int\."),
-        (lambda: Tokenizer.train_bpe("fish", 300), r"learns from several texts, .* write \[text\]\."),
+        (lambda: BPE.to_str_tokens(3), r"a list of ids is needed, not int\."),
+        (
+            lambda: Tokenizer.train_bpe("fish", 300),
+            r"learns from several texts, .* write \[text\]\.",
+        ),
         (lambda: Tokenizer.train_bpe(LECTURE, 300, ("a",)), r"'a' may also come out of plain text"),
-        (lambda: Tokenizer.train_bpe(LECTURE, 320, ("thanks",)), r"'thanks' may also come out of plain text"),
-        (lambda: Tokenizer.train_bpe(LECTURE, 300, ("<é>",)), r"'<é>' may also come out of plain text"),
+        (
+            lambda: Tokenizer.train_bpe(LECTURE, 320, ("thanks",)),
+            r"'thanks' may also come out of plain text",
+        ),
+        (
+            lambda: Tokenizer.train_bpe(LECTURE, 300, ("<é>",)),
+            r"'<é>' may also come out of plain text",
+        ),
         (lambda: Tokenizer.train_bpe(LECTURE, 300, ("",)), r"'' may also come out of plain text"),
-        (lambda: Tokenizer.load("/no/such/file"), r"/no/such/file cannot be read: there is no such file\."),
-        (lambda: BPE.save("/no/such/file"), r"/no/such/file cannot be written: No such file or directory\."),
+        (
+            lambda: Tokenizer.load("/no/such/file"),
+            r"/no/such/file cannot be read: there is no such file\.",
+        ),
+        (
+            lambda: BPE.save("/no/such/file"),
+            r"/no/such/file cannot be written: No such file or directory\.",
+        ),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(wrong: Callable[[], object], sentence: str) -> None:
@@ -236,15 +303,19 @@ def test_a_mistake_is_told_in_a_sentence(wrong: Callable[[], object], sentence: 
         wrong()
 
 
-@pytest.mark.parametrize("kind", [iter, tuple, torch.tensor, np.array, lambda ids: torch.tensor(ids).unbind()])
+@pytest.mark.parametrize(
+    "kind", [iter, tuple, torch.tensor, np.array, lambda ids: torch.tensor(ids).unbind()]
+)
 def test_ids_may_come_in_anything_that_holds_numbers(kind: Callable[[list[int]], Any]) -> None:
     ids = BPE.encode("so long, fish")
     assert BPE.decode(kind(ids)) == "so long, fish"
-    assert BPE.pieces(kind(ids)) == BPE.pieces(ids)
+    assert BPE.to_str_tokens(kind(ids)) == BPE.to_str_tokens(ids)
     assert BPE.encode_batch(iter(["so long"])) == [BPE.encode("so long")]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"null", b"\xff\xfe", json.dumps({"model": 3}).encode()])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"null", b"\xff\xfe", json.dumps({"model": 3}).encode()]
+)
 def test_a_broken_file_is_told_in_a_sentence(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(ClearheadError, match=r"tokenizer\.json is not a tokenizer\.json: "):

@@ -3,7 +3,8 @@
 import math
 import random
 
-STEPS, SEEDS = 2000, 40
+STEPS = 2000
+SEEDS = 40
 
 
 def learned(step):
@@ -12,7 +13,8 @@ def learned(step):
 
 def log(train, valid=None, check=100, noise=0.01, seed=0, steps=STEPS):
     """Lines of a run whose losses follow two functions of the step, and noise."""
-    draw, valid = random.Random(seed), valid or train
+    draw = random.Random(seed)
+    valid = valid or train
     lines = []
     for step in range(10, steps + 1, 10):
         lines.append({"step": step, "loss": train(step) + draw.gauss(0, 3 * noise), "factor": 1.0})

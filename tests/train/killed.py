@@ -11,9 +11,17 @@ import torch
 from runs import run
 
 torch.set_num_threads(1)
-out, kills = Path(sys.argv[1]), 0
+out = Path(sys.argv[1])
+kills = 0
 draw = random.Random(int(sys.argv[2]))
-options = {"steps": 40, "save": 2, "report": 2, "check": 10, "average": 2, "model.dropout.residual": 0.1}
+options = {
+    "steps": 40,
+    "save": 2,
+    "report": 2,
+    "check": 10,
+    "average": 2,
+    "model.dropout.residual": 0.1,
+}
 run(out.with_name("warm"), **options)  # else each child would spend its life on imports
 while True:
     child = os.fork()
@@ -22,7 +30,9 @@ while True:
         made.resume()
         made.train(lambda progress: True)
         os._exit(0)
-    end = time.monotonic() + draw.uniform(0.03, 0.2) * (1 + kills / 8)  # ever longer, so that it ends on any machine
+    end = time.monotonic() + draw.uniform(0.03, 0.2) * (
+        1 + kills / 8
+    )  # ever longer, so that it ends on any machine
     while time.monotonic() < end:
         if os.waitpid(child, os.WNOHANG) != (0, 0):
             print(kills)

@@ -3,23 +3,25 @@
 import torch
 
 import clearhead as ch
-from clearhead.data.packed import Report
-from clearhead.train.microscope import Microscope
+from clearhead.data.batch import DataReport
+from clearhead.train.activation_recorder import ActivationRecorder
 from clearhead.weights.checkpoint import Checkpoint
 
 
 class Rows:
     """Held-out rows of any kind."""
 
-    share, epoch = 1.0, 1
+    packing_efficiency = 1.0
+    batches_per_epoch = 1
 
     def __init__(self, batch):
-        self.one, self.report = batch, Report()
+        self.one = batch
+        self.report = DataReport()
 
     def batch(self, step):
         return self.one
 
-    def held_out(self):
+    def valid_batches(self):
         yield self.one
 
 
@@ -30,6 +32,6 @@ def ids(rows, length, seed=0):
 def look(out, name, batch, tokenizer=None, **changes):
     """A film of one look at a fresh model, and the model."""
     model = ch.new(name, seed=1, **changes)
-    scope = Microscope(Checkpoint(model.net, model.config, tokenizer), Rows(batch), out)
+    scope = ActivationRecorder(Checkpoint(model.net, model.config, tokenizer), Rows(batch), out)
     scope(0)
-    return ch.lens.read_film(out), model, scope
+    return ch.lens.read_training_trace(out), model, scope

@@ -4,16 +4,19 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.model.transformer import build
-from clearhead.optimisers import Adam, AdamW, Muon
+from clearhead.config.training import Adam, AdamW, Muon
+from clearhead.model.transformer import build_transformer
 
-MUON = Muon(adam=Adam(rate=3e-3))
-ADAMW = AdamW(rate=3e-3)
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
+MUON = Muon(adam=Adam(lr=3e-3))
+ADAMW = AdamW(lr=3e-3)
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")),
+]
 
 
 def tiny(name="tiny-decoder", dtype=torch.float32, device="cpu"):
-    return build(ch.presets[name].model, 0, device, dtype).train()
+    return build_transformer(ch.presets[name].model, 0, device, dtype).train()
 
 
 def learn(net, seed=0):
@@ -25,12 +28,12 @@ def learn(net, seed=0):
     return (total / count).item()
 
 
-def train(net, optimiser, steps, seed=0, ema=None):
+def train(net, optimizer, steps, seed=0, ema=None):
     for step in range(steps):
         learn(net, seed + step)
-        optimiser.clip(1.0)
-        optimiser.step(1 / (1 + step))
-        optimiser.zero()
+        optimizer.clip(1.0)
+        optimizer.step(1 / (1 + step))
+        optimizer.zero()
         if ema is not None:
             ema.update()
 
@@ -40,4 +43,7 @@ def same(a, b):
 
 
 def distance(a, b):
-    return sum((p.float() - q.float()).square().sum() for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    return sum(
+        (p.float() - q.float()).square().sum()
+        for p, q in zip(a.parameters(), b.parameters(), strict=True)
+    )

@@ -4,9 +4,35 @@ import wave
 
 import numpy as np
 
-LETTERS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "dog", "run", "past", "old", "red", "house")
-NARROW = {"model.width": 16, "model.layers": 1, "model.attention.heads": 2, "model.ffn.width": 32}
-QUICK = {"train.rows": 4, "train.warmup": 1, "train.report": 2, "train.check": 2, "train.save": 4}
+LETTERS = (
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "saw",
+    "dog",
+    "run",
+    "past",
+    "old",
+    "red",
+    "house",
+)
+NARROW = {
+    "model.d_model": 16,
+    "model.n_layers": 1,
+    "model.attention.n_heads": 2,
+    "model.ffn.d_ff": 32,
+}
+QUICK = {
+    "train.batch_size": 4,
+    "train.warmup_steps": 1,
+    "train.log_every": 2,
+    "train.eval_every": 2,
+    "train.save_every": 4,
+}
 
 
 def sentences(count, seed=0, words=8):
@@ -57,5 +83,7 @@ def sounds(folder, rate=8000, count=16):
             file.setnchannels(1)
             file.setsampwidth(2)
             file.setframerate(rate)
-            file.writeframes((9000 * np.sin(2 * np.pi * (pitch + 20 * number) * time)).astype("<i2").tobytes())
+            file.writeframes(
+                (9000 * np.sin(2 * np.pi * (pitch + 20 * number) * time)).astype("<i2").tobytes()
+            )
     return [str(folder / "sounds")]

@@ -9,22 +9,33 @@ import samples
 from samples import NARROW, QUICK
 
 import clearhead as ch
-from clearhead import files
-from clearhead.train.claim import claimed
-from clearhead.train.team import ALONE
-from clearhead.train.unchanged import fingerprints
-from clearhead.training import Data
+from clearhead import io
+from clearhead.config.training import DataConfig
+from clearhead.train.checkpoint import fingerprint_data, lock_output
+from clearhead.train.distributed import SINGLE_PROCESS
 
-SMALL = {**QUICK, **NARROW, "model.context": 16, "data.tokenizer": "bytes", "train.steps": 4}
+SMALL = {
+    **QUICK,
+    **NARROW,
+    "model.context_length": 16,
+    "data.tokenizer": "bytes",
+    "train.max_steps": 4,
+}
 
 
 def learned(data, out, preset="lm-small", **changes):
-    return ch.train(preset, out, quiet=True, device="cpu", **{**SMALL, "data.train": data, **changes})
+    return ch.train(
+        preset, out, quiet=True, device="cpu", **{**SMALL, "data.train": data, **changes}
+    )
 
 
 def test_a_second_run_in_the_same_folder_is_refused_and_the_next_is_not(tmp_path):
-    data, out = samples.texts(tmp_path), tmp_path / "run"
-    with claimed(out, ALONE), pytest.raises(ch.ClearheadError, match=r"a run is under way in .*run; wait for its end"):
+    data = samples.texts(tmp_path)
+    out = tmp_path / "run"
+    with (
+        lock_output(out, SINGLE_PROCESS),
+        pytest.raises(ch.ClearheadError, match=r"a run is under way in .*run; wait for its end"),
+    ):
         learned(data, out)
     assert not out.exists()
     learned(data, out)
@@ -58,7 +69,7 @@ def test_a_run_that_is_refused_removes_nothing_that_was_there(tmp_path):
 
 def test_a_run_that_fails_after_its_first_step_stays(tmp_path):
     with pytest.raises(ch.ClearheadError, match="a smaller rate may help"):
-        learned(samples.texts(tmp_path), tmp_path / "run", **{"train.optimiser.rate": 1e30})
+        learned(samples.texts(tmp_path), tmp_path / "run", **{"train.optimizer.lr": 1e30})
     assert (tmp_path / "run" / "run.json").exists()
 
 
@@ -67,23 +78,37 @@ def test_the_same_folder_may_be_spelled_otherwise(tmp_path, monkeypatch):
     samples.texts(tmp_path / "texts")
     monkeypatch.chdir(tmp_path)
     for steps, name in enumerate(("texts/", "texts", "./texts//"), 4):
-        learned([name], "run", **{"train.steps": steps})
+        learned([name], "run", **{"train.max_steps": steps})
     (tmp_path / "texts" / "text.txt").write_text("other words")
     with pytest.raises(ch.ClearheadError, match="texts has changed since the run in run began"):
         learned(["texts/"], "run")
     (tmp_path / "other").mkdir()
-    with pytest.raises(ch.ClearheadError, match=r"holds a run with data.train = \['./texts//'\], not \['other'\]"):
+    with pytest.raises(
+        ch.ClearheadError, match=r"holds a run with data.train = \['./texts//'\], not \['other'\]"
+    ):
         learned(["other"], "run")
 
 
 def test_what_a_killed_run_left_half_written_is_removed_and_nothing_else(tmp_path):
-    data, out = samples.texts(tmp_path), tmp_path / "run"
+    data = samples.texts(tmp_path)
+    out = tmp_path / "run"
     learned(data, out)
     kept = sorted(str(path) for path in out.rglob("*"))
-    for name in ("steps/.00000003.k3_x9abc", "steps/.00000002.old", "tokens/.train.abcdefgh", ".average.abcdefgh"):
+    for name in (
+        "steps/.00000003.k3_x9abc",
+        "steps/.00000002.old",
+        "tokens/.train.abcdefgh",
+        ".average.abcdefgh",
+    ):
         (out / name / "new").mkdir(parents=True)
         (out / name / "new" / "model.safetensors").touch()
-    for name in (".log.jsonl.123", ".run.json.123", ".data.json.9", ".tokenizer.json.77", "tokens/.train.lock"):
+    for name in (
+        ".log.jsonl.123",
+        ".run.json.123",
+        ".data.json.9",
+        ".tokenizer.json.77",
+        "tokens/.train.lock",
+    ):
         (out / name).touch()
     (out / ".best.123").symlink_to("steps/00000004")
     (out / ".notes.txt").touch()
@@ -105,46 +130,58 @@ def labelled_folder(folder):
 KINDS = {
     "texts": (samples.texts, "text.txt", "lm-small", {}),
     "rows": (samples.labelled, "rows.tsv", "finetune-classify", {}),
-    "pictures": (labelled_folder, "pictures/a/0.png", "picture-patches", {"model.input.size": 8, "model.context": 5}),
+    "pictures": (
+        labelled_folder,
+        "pictures/a/0.png",
+        "picture-patches",
+        {"model.input.image_size": 8, "model.context_length": 5},
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_data_that_have_changed_are_refused_and_a_copy_is_not(kind, tmp_path):
     make, name, preset, changes = KINDS[kind]
-    data, out, file = make(tmp_path), tmp_path / "run", tmp_path / name
+    data = make(tmp_path)
+    out = tmp_path / "run"
+    file = tmp_path / name
     learned(data, out, preset, **changes)
     os.utime(file, (1, 1))
-    learned(data, out, preset, **changes, **{"train.steps": 6})
+    learned(data, out, preset, **changes, **{"train.max_steps": 6})
     before = sorted(str(path) for path in out.rglob("*"))
     content = bytearray(file.read_bytes())
     content[-20] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ch.ClearheadError, match=r"has changed since the run in .*run began; choose another --out"):
-        learned(data, out, preset, **changes, **{"train.steps": 8})
+    with pytest.raises(
+        ch.ClearheadError, match=r"has changed since the run in .*run began; choose another --out"
+    ):
+        learned(data, out, preset, **changes, **{"train.max_steps": 8})
     assert sorted(str(path) for path in out.rglob("*")) == before
 
 
 def test_the_data_of_a_run_that_never_began_bind_nobody(tmp_path):
-    data, out = samples.texts(tmp_path), tmp_path / "run"
+    data = samples.texts(tmp_path)
+    out = tmp_path / "run"
     out.mkdir()
     (out / "data.json").write_text(json.dumps({data[0]: {"listing": "", "content": ""}}))
-    assert learned(data, out).config.train.steps == 4
+    assert learned(data, out).config.train.max_steps == 4
 
 
 def test_what_a_run_is_lies_on_the_disk_before_its_first_step(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(files, "sync", lambda path: synced.append(path.name.rpartition(".")[0]))
+    monkeypatch.setattr(io, "sync", lambda path: synced.append(path.name.rpartition(".")[0]))
     learned(samples.texts(tmp_path), tmp_path / "run")
     assert synced.index(".run.json") < synced.index(".log.jsonl")
 
 
 def test_json_takes_the_place_of_what_was_there_whole_or_not_at_all(tmp_path, monkeypatch):
-    files.write_json(tmp_path / "a.json", [1])
-    monkeypatch.setattr(files, "sync", killed)
+    io.write_json(tmp_path / "a.json", [1])
+    monkeypatch.setattr(io, "sync", killed)
     with pytest.raises(KeyboardInterrupt):
-        files.write_json(tmp_path / "a.json", [2])
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "[\n  1\n]\n")]
+        io.write_json(tmp_path / "a.json", [2])
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+        ("a.json", "[\n  1\n]\n")
+    ]
 
 
 def killed(path):
@@ -154,7 +191,7 @@ def killed(path):
 def held(data, out):
     """What is known of data, kept as a run keeps it."""
     out.mkdir(exist_ok=True)
-    found = fingerprints(Data(tuple(map(str, data))), out, held=True)
+    found = fingerprint_data(DataConfig(tuple(map(str, data))), out, resuming=True)
     (out / "data.json").write_text(json.dumps(found))
     return found
 
@@ -170,7 +207,12 @@ def test_data_that_are_away_for_now_are_known_on(tmp_path):
 
 
 def test_hidden_files_are_no_data_and_labels_beside_pictures_are(tmp_path):
-    for name in ("texts/a.txt", "texts/.b.txt", "train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
+    for name in (
+        "texts/a.txt",
+        "texts/.b.txt",
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("words")
     data = [tmp_path / "texts", tmp_path / "train-images-idx3-ubyte"]

@@ -5,7 +5,7 @@ import torch
 from jaxtyping import config
 from runs import Counting, run
 
-from clearhead.train.step import Step
+from clearhead.train.trainer import TrainStep
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 OPTIONS = {"ema": 0.5, "accumulate": 2, "model.dropout.residual": 0.1, "steps": 9, "check": 3}
@@ -40,14 +40,26 @@ def test_a_compiler_that_fails_costs_a_line_and_nothing_else(tmp_path, monkeypat
         def compiled(batch):
             loss = call(batch)
             if fails == "forward":
-                raise torch._dynamo.exc.BackendCompilerFailed(lambda: None, RuntimeError("no"), None)
+                raise torch._dynamo.exc.BackendCompilerFailed(
+                    lambda: None, RuntimeError("no"), None
+                )
             return Broken.apply(loss)
 
         return compiled
 
     monkeypatch.setattr(torch, "compile", compiling)
-    fast, said = run(tmp_path / "fast", **OPTIONS), []
-    fast.work = Step(fast.net, fast.optimiser, fast.ema, fast.options, fast.device, True, fast.team, said.append)
+    fast = run(tmp_path / "fast", **OPTIONS)
+    said = []
+    fast.compiled_step = TrainStep(
+        fast.net,
+        fast.optimizer,
+        fast.ema,
+        fast.config,
+        fast.device,
+        True,
+        fast.strategy,
+        said.append,
+    )
     fast.train(lambda at: True)
     assert said == ["the compiler gave up (BackendCompilerFailed); going on without it"]
     for one, other in zip(slow.net.parameters(), fast.net.parameters(), strict=True):
@@ -56,14 +68,19 @@ def test_a_compiler_that_fails_costs_a_line_and_nothing_else(tmp_path, monkeypat
 
 @GPU
 @pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-def test_a_recorded_step_is_the_step_that_was_recorded(tmp_path, unchecked, optimiser):
-    runs = [run(tmp_path / name, device="cuda", compiled=True, optimiser=optimiser, **OPTIONS) for name in "ab"]
-    runs[1].work.replay = None
+def test_a_recorded_step_is_the_step_that_was_recorded(tmp_path, unchecked, optimizer):
+    runs = [
+        run(tmp_path / name, device="cuda", compiled=True, optimizer=optimizer, **OPTIONS)
+        for name in "ab"
+    ]
+    runs[1].compiled_step.cuda_graph = None
     losses = [[], []]
     for made, seen in zip(runs, losses, strict=True):
-        made.train(lambda at, seen=seen: seen.append((at.loss, at.valid)) or True)
-    assert runs[0].work.replay.graph is not None
-    for one, other in zip(*losses, strict=True):  # sums into the rows of an embedding are of no fixed order there
+        made.train(lambda at, seen=seen: seen.append((at.loss, at.valid_loss)) or True)
+    assert runs[0].compiled_step.cuda_graph.graph is not None
+    for one, other in zip(
+        *losses, strict=True
+    ):  # sums into the rows of an embedding are of no fixed order there
         assert one == pytest.approx(other, abs=1e-4)
     for one, other in zip(runs[0].net.parameters(), runs[1].net.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-3)
@@ -76,9 +93,11 @@ def test_what_cannot_be_recorded_is_done_without(tmp_path, unchecked):
 
     said = []
     made = run(tmp_path / "run", Asking(), device="cuda", compiled=True, **OPTIONS)
-    made.work.say = said.append
-    inner = made.work.loss
-    made.work.loss = lambda batch: inner(batch) * (1 if batch.tokens.sum().item() > 0 else 2)
+    made.compiled_step.echo = said.append
+    inner = made.compiled_step.loss_function
+    made.compiled_step.loss_function = lambda batch: (
+        inner(batch) * (1 if batch.tokens.sum().item() > 0 else 2)
+    )
     made.train(lambda at: True)
     assert len(said) == 1
     assert "cannot be recorded" in said[0]

@@ -10,9 +10,9 @@ import torch
 from runs import Counting, run
 
 import clearhead as ch
-from clearhead.data.packed import IGNORE, Packed
-from clearhead.train.parallel import Shards
-from clearhead.train.team import join
+from clearhead.data.batch import IGNORE_INDEX, PackedBatch
+from clearhead.train.data_parallel import FSDP
+from clearhead.train.distributed import distributed_training
 
 RANK, AGAIN = (int(os.environ.get(name, "0")) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
 
@@ -27,13 +27,15 @@ class Uneven(Counting):
         rows = torch.stack([self.row(n) for n in numbers])
         places = torch.arange(self.length).expand(len(rows), -1)
         targets = rows[:, 1:].clone()
-        targets[places >= 1 + torch.arange(len(rows))[:, None] * self.length // len(rows)] = IGNORE
-        return Packed(rows[:, :-1], targets, 1 + (places >= self.length // 2).long())
+        targets[places >= 1 + torch.arange(len(rows))[:, None] * self.length // len(rows)] = (
+            IGNORE_INDEX
+        )
+        return PackedBatch(rows[:, :-1], targets, 1 + (places >= self.length // 2).long())
 
     def batch(self, step):
         return self.pack(range(step * self.rows, (step + 1) * self.rows))
 
-    def held_out(self):
+    def valid_batches(self):
         for rows in (4, 3, 1):  # shared out among more processes than rows
             yield self.pack(range(10**6 * rows, 10**6 * rows + rows))
 
@@ -43,7 +45,13 @@ class Pairs(Uneven):
 
     def pack(self, numbers):
         rows = super().pack(numbers)
-        return Packed(rows.tokens, rows.targets, rows.segments, rows.tokens.flip(1), rows.segments.flip(1))
+        return PackedBatch(
+            rows.tokens,
+            rows.targets,
+            rows.segment_ids,
+            rows.tokens.flip(1),
+            rows.segment_ids.flip(1),
+        )
 
 
 class Judged(Uneven):
@@ -51,7 +59,7 @@ class Judged(Uneven):
 
     def pack(self, numbers):
         rows = torch.stack([self.row(n) for n in numbers])
-        return Packed(rows[:, :-1], (rows[:, 0] < 30).long())
+        return PackedBatch(rows[:, :-1], (rows[:, 0] < 30).long())
 
 
 class Disturbed(Uneven):
@@ -59,7 +67,8 @@ class Disturbed(Uneven):
 
     def __init__(self, number, **when):
         super().__init__()
-        self.number, self.when = number, when
+        self.number = number
+        self.when = when
 
     def batch(self, step):
         if {"rank": RANK, "step": step, "again": AGAIN} in self.when.values():
@@ -83,26 +92,33 @@ def do(job, team):
     made = run(Path(job["out"]), DATA[job["data"]](), job["preset"], team=team, **job["options"])
     made.resume()
     if job["poisoned"] and RANK == 1:
-        made.net.norm.weight.data.fill_(torch.nan)
+        made.net.final_norm.weight.data.fill_(torch.nan)
     try:
         done = made.train(lambda progress: progress.step != job["until"])
     except ch.ClearheadError as error:
         return {"error": str(error)}
-    return {"end": done.end, "step": done.step, "loss": done.loss, "best": done.best}
+    return {"end": done.status, "step": done.step, "loss": done.loss, "best": done.best_loss}
 
 
 def job(out, data="uneven", preset="tiny-decoder", until=None, poisoned=False, **options):
     base = {"rows": 4, "steps": 6, "check": 3, "save": 3}
     base |= {f"model.dropout.{where}": 0.0 for where in ("residual", "embedding", "attention")}
     options = {**base, **options}
-    return {"out": str(out), "data": data, "preset": preset, "until": until, "poisoned": poisoned, "options": options}
+    return {
+        "out": str(out),
+        "data": data,
+        "preset": preset,
+        "until": until,
+        "poisoned": poisoned,
+        "options": options,
+    }
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     jobs = json.loads(Path(sys.argv[1]).read_text())
-    with join("cpu", ch.presets["tiny-decoder"].train) as copies:
-        teams = {False: copies, True: Shards("cpu")}
+    with distributed_training("cpu", ch.presets["tiny-decoder"].train) as copies:
+        teams = {False: copies, True: FSDP("cpu")}
         for each in jobs:
             result = do(each, teams[each["options"].get("sharded", False)])
             Path(each["out"], f"result.{RANK}.json").write_text(json.dumps(result))

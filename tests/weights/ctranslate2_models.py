@@ -5,14 +5,21 @@ import pytest
 import torch
 
 from clearhead import config as c
-from clearhead.model.transformer import build
+from clearhead.model.transformer import build_transformer
 from clearhead.weights.checkpoint import Checkpoint
 
 ct2 = pytest.importorskip("ctranslate2")
 
-Decoder, Encoder, Both, Tokens = c.Decoder(), c.Encoder(), c.EncoderDecoder, c.Tokens
-Rotary, Llama3, Linear, RMSNorm, LayerNorm = c.Rotary, c.Llama3, c.Linear, c.RMSNorm, c.LayerNorm
-UNTIED = c.Language(tied=False)
+Decoder = c.Decoder()
+Encoder = c.Encoder()
+Both = c.EncoderDecoder
+Tokens = c.Tokens
+Rotary = c.Rotary
+Llama3 = c.Llama3Scaling
+Linear = c.LinearScaling
+RMSNorm = c.RMSNorm
+LayerNorm = c.LayerNorm
+UNTIED = c.LMHead(tie_embeddings=False)
 NEAR = 1e-5
 
 
@@ -31,12 +38,16 @@ DECODERS = {
     ),
     "qwen3": model(
         position=Rotary(theta=100.0),
-        attention=c.Attention(4, 1, 6, 20, ("q", "k", "v"), qk_norm=True),  # a window of all the context is none
+        attention=c.Attention(
+            4, 1, 6, 20, ("q", "k", "v"), qk_norm=True
+        ),  # a window of all the context is none
         ffn=c.FeedForward("swiglu", 40, bias=False),
         norm=RMSNorm(eps=1e-3),
         head=UNTIED,
     ),
-    "part turned": model(position=Rotary(width=4, scaling=Linear(3.0)), attention=c.Attention(3), head=UNTIED),
+    "part turned": model(
+        position=Rotary(rotary_dim=4, scaling=Linear(3.0)), attention=c.Attention(3), head=UNTIED
+    ),
     "layer qk-norm": model(
         position=Rotary(),
         attention=c.Attention(3, qk_norm=True),
@@ -44,81 +55,107 @@ DECODERS = {
         ffn=c.FeedForward("silu"),
         head=UNTIED,
     ),
-    "alibi": model(position=c.Alibi(), attention=c.Attention(6, 3), input=Tokens(norm=True), head=UNTIED),
-    "shaw": model(position=c.Shaw(distance=3), attention=c.Attention(3, scaled=False), wiring="post", head=UNTIED),
-    "no positions": model(position=c.NoPositions(), head=c.Language(tied=False, bias=True, scaled=True)),
-    "sinusoidal": model(position=c.Sinusoidal(), input=Tokens(scaled=True), ffn=c.FeedForward("geglu"), head=UNTIED),
+    "alibi": model(
+        position=c.ALiBi(), attention=c.Attention(6, 3), input=Tokens(norm=True), head=UNTIED
+    ),
+    "shaw": model(
+        position=c.Shaw(max_distance=3),
+        attention=c.Attention(3, scale=False),
+        norm_position="post",
+        head=UNTIED,
+    ),
+    "no positions": model(
+        position=c.NoPosition(), head=c.LMHead(tie_embeddings=False, bias=True, scale_logits=True)
+    ),
+    "sinusoidal": model(
+        position=c.Sinusoidal(),
+        input=Tokens(scale_embeddings=True),
+        ffn=c.FeedForward("geglu"),
+        head=UNTIED,
+    ),
 }
 ENCODERS = {
     "bert": model(
-        shape=Encoder,
-        wiring="post",
-        input=Tokens(kinds=3, scaled=True, norm=True),
+        architecture=Encoder,
+        norm_position="post",
+        input=Tokens(token_types=3, scale_embeddings=True, norm=True),
         ffn=c.FeedForward("gelu", 40),
         norm=LayerNorm(eps=1e-3),
-        head=c.Hidden(),
+        head=c.NoHead(),
     ),
     "modern": model(
-        shape=Encoder,
-        position=Rotary(scaling=Llama3(4.0, context=16)),
+        architecture=Encoder,
+        position=Rotary(scaling=Llama3(4.0, original_context_length=16)),
         attention=c.Attention(4, 2, qk_norm=True),
         ffn=c.FeedForward("geglu-tanh", 40),
         norm=RMSNorm(),
-        head=c.Hidden(),
+        head=c.NoHead(),
     ),
-    "relative": model(shape=Encoder, position=c.Relative(8, 12), attention=c.Attention(3), head=c.Hidden()),
-    "shaw": model(shape=Encoder, position=c.Shaw(distance=3), attention=c.Attention(4, 1), head=c.Hidden()),
+    "relative": model(
+        architecture=Encoder, position=c.T5(8, 12), attention=c.Attention(3), head=c.NoHead()
+    ),
+    "shaw": model(
+        architecture=Encoder,
+        position=c.Shaw(max_distance=3),
+        attention=c.Attention(4, 1),
+        head=c.NoHead(),
+    ),
 }
 BOTH = {
     "vaswani": model(
-        shape=Both(1, 20, input=Tokens(scaled=True)),
-        wiring="post",
-        input=Tokens(scaled=True),
+        architecture=Both(1, 20, source_input=Tokens(scale_embeddings=True)),
+        norm_position="post",
+        input=Tokens(scale_embeddings=True),
         position=c.Sinusoidal(),
         attention=c.Attention(3, bias=()),
     ),
     "marian": model(
-        shape=Both(2, 20, 31, Tokens(scaled=True)),
-        wiring="post",
-        input=Tokens(scaled=True),
+        architecture=Both(2, 20, 31, Tokens(scale_embeddings=True)),
+        norm_position="post",
+        input=Tokens(scale_embeddings=True),
         position=c.Sinusoidal(layout="halves"),
         ffn=c.FeedForward("silu", 40),
-        head=c.Language(bias=True),
+        head=c.LMHead(bias=True),
     ),
     "t5": model(
-        shape=Both(3, 20),
-        position=c.Relative(8, 12),
-        attention=c.Attention(3, head_width=6, bias=(), scaled=False),
+        architecture=Both(3, 20),
+        position=c.T5(8, 12),
+        attention=c.Attention(3, d_head=6, bias=(), scale=False),
         ffn=c.FeedForward("geglu-tanh", 40, bias=False),
         norm=RMSNorm(),
-        head=c.Language(scaled=True),
+        head=c.LMHead(scale_logits=True),
     ),
     "grouped": model(
-        shape=Both(1, 20, 31, Tokens(norm=True)),
-        position=Rotary(width=4),
+        architecture=Both(1, 20, 31, Tokens(norm=True)),
+        position=Rotary(rotary_dim=4),
         attention=c.Attention(6, 2, 8, bias=("q", "v", "out")),
         norm=LayerNorm(bias=False),
-        head=c.Language(tied=False, bias=True),
+        head=c.LMHead(tie_embeddings=False, bias=True),
     ),
-    "learned": model(shape=Both(2, 18), attention=c.Attention(4, 1), norm=RMSNorm(eps=1e-2), head=UNTIED),
+    "learned": model(
+        architecture=Both(2, 18), attention=c.Attention(4, 1), norm=RMSNorm(eps=1e-2), head=UNTIED
+    ),
 }
 
 
 def checkpoint(m, seed=1, tokenizer=None, source=None, **use) -> Checkpoint:
     """Random weights, biases and gains too; peaky, so that the best token is never one of two."""
-    net, generator = build(m, seed).eval(), torch.Generator().manual_seed(seed)
+    net = build_transformer(m, seed).eval()
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in net.named_parameters():
             if name.endswith("bias") or "norm." in name or "position" in name or "kinds" in name:
                 p.add_(torch.randn(p.shape, generator=generator) * 0.3)
             elif "embed" in name:
                 p.mul_(40)
-    return Checkpoint(net, c.Config(m, c.Use(**use)), tokenizer, source)
+    return Checkpoint(net, c.Config(m, c.InferenceConfig(**use)), tokenizer, source)
 
 
 def rows(vocabulary, *lengths) -> list[list[int]]:
     generator = torch.Generator().manual_seed(sum(lengths))
-    return [torch.randint(5, vocabulary, (length,), generator=generator).tolist() for length in lengths]
+    return [
+        torch.randint(5, vocabulary, (length,), generator=generator).tolist() for length in lengths
+    ]
 
 
 def called(ids) -> list[str]:
@@ -127,7 +164,9 @@ def called(ids) -> list[str]:
 
 def far(theirs, ours) -> float:
     """The greatest difference, where numbers are large in parts of the largest."""
-    return float((torch.tensor(np.array(theirs)) - ours).abs().max() / ours.abs().max().clamp(min=1))
+    return float(
+        (torch.tensor(np.array(theirs)) - ours).abs().max() / ours.abs().max().clamp(min=1)
+    )
 
 
 @torch.no_grad()
@@ -151,36 +190,53 @@ def opened(engine, folder, **options):
 @torch.no_grad()
 def difference(folder, model) -> float:
     """How far what CTranslate2 computes is from what we compute, in rows of different lengths."""
-    net, m, use = model.net, model.config.model, model.config.use
-    if isinstance(m.shape, c.EncoderDecoder):
+    net = model.net
+    m = model.config.model
+    use = model.config.inference
+    if isinstance(m.architecture, c.EncoderDecoder):
         engine = opened(ct2.Translator, folder)
-        sources, targets = rows(m.shape.vocabulary or m.vocabulary, 11, 6), rows(m.vocabulary, 5, 9)
-        scored = engine.score_batch([called(ids) for ids in sources], [called(ids) for ids in targets])
+        sources = rows(m.architecture.source_vocab_size or m.vocab_size, 11, 6)
+        targets = rows(m.vocab_size, 5, 9)
+        scored = engine.score_batch(
+            [called(ids) for ids in sources], [called(ids) for ids in targets]
+        )
         worst = 0.0
         for source, target, theirs in zip(sources, targets, scored, strict=True):
-            ids = torch.tensor([[*use.start, *target, *use.stop]])
-            log_probs = net.predict(net(ids[:, :-1], source=torch.tensor([source])))[0].log_softmax(-1)
+            ids = torch.tensor([[*use.decoder_start_tokens, *target, *use.eos_tokens]])
+            log_probs = net.predict(net(ids[:, :-1], source=torch.tensor([source])))[0].log_softmax(
+                -1
+            )
             worst = max(worst, far(theirs.log_probs, log_probs.gather(1, ids[0, 1:, None])[:, 0]))
         return worst
-    texts = rows(m.vocabulary, 11, 6)
-    if isinstance(m.shape, c.Encoder):
-        kinds = [[i % m.input.kinds for i in ids] for ids in texts] if m.input.kinds else None
-        theirs = opened(ct2.Encoder, folder).forward_batch(texts, token_type_ids=kinds).last_hidden_state
+    texts = rows(m.vocab_size, 11, 6)
+    if isinstance(m.architecture, c.Encoder):
+        kinds = (
+            [[i % m.input.token_types for i in ids] for ids in texts]
+            if m.input.token_types
+            else None
+        )
+        theirs = (
+            opened(ct2.Encoder, folder).forward_batch(texts, token_type_ids=kinds).last_hidden_state
+        )
         ours = [
-            net(torch.tensor([ids]), kinds=torch.tensor([kinds[i]]) if kinds else None) for i, ids in enumerate(texts)
+            net(torch.tensor([ids]), token_type_ids=torch.tensor([kinds[i]]) if kinds else None)
+            for i, ids in enumerate(texts)
         ]
     else:
         theirs = opened(ct2.Generator, folder).forward_batch(texts)
         ours = [net.predict(net(torch.tensor([ids]))) for ids in texts]
-    return max(far(row[: len(ids)], own[0]) for row, own, ids in zip(np.array(theirs), ours, texts, strict=True))
+    return max(
+        far(row[: len(ids)], own[0])
+        for row, own, ids in zip(np.array(theirs), ours, texts, strict=True)
+    )
 
 
-LANGUAGE = model(shape=Both(1, 20), attention=c.Attention(3))
+LANGUAGE = model(architecture=Both(1, 20), attention=c.Attention(3))
 SOUND = model(
-    vocabulary=40,
-    shape=Both(1, 5, input=c.Sound(mels=6, frames=9)),
+    vocab_size=40,
+    architecture=Both(1, 5, source_input=c.Audio(n_mels=6, n_frames=9)),
     attention=c.Attention(4, 2, 6, bias=("q", "v", "out")),
     ffn=c.FeedForward("gelu", 40),
     norm=LayerNorm(eps=1e-3),
-    head=c.Language(tied=False, bias=True),
+    head=c.LMHead(tie_embeddings=False, bias=True),
 )

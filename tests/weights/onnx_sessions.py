@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.model.transformer import build
+from clearhead.model.transformer import build_transformer
 from clearhead.weights import onnx
 from clearhead.weights.checkpoint import Checkpoint
 
@@ -33,17 +33,24 @@ class Session:
     def empty(self, batch):
         """The past before the first token."""
         pasts = {name: shape for name, shape in self.shapes.items() if "past" in shape}
-        return {name: torch.zeros(batch, heads, 0, width) for name, (_, heads, _, width) in pasts.items()}
+        return {
+            name: torch.zeros(batch, heads, 0, width)
+            for name, (_, heads, _, width) in pasts.items()
+        }
 
 
 def as_past(made):
-    return {name.replace("present", "past_key_values"): made[name] for name in made if name.startswith("present")}
+    return {
+        name.replace("present", "past_key_values"): made[name]
+        for name in made
+        if name.startswith("present")
+    }
 
 
 def write(*args):
     jaxtyping.config.update("jaxtyping_disable", True)  # a size that may vary is no int
     try:
-        onnx.write(*args)
+        onnx.save_onnx(*args)
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
 
@@ -54,7 +61,8 @@ def exporter(tmp_path_factory):
 
     def export(config):
         if config not in kept:
-            net, generator = build(config.model).eval(), torch.Generator().manual_seed(1)
+            net = build_transformer(config.model).eval()
+            generator = torch.Generator().manual_seed(1)
             for p in net.parameters():
                 p.data += 0.3 * torch.randn(p.shape, generator=generator)
             folder = tmp_path_factory.mktemp("onnx")
@@ -67,8 +75,13 @@ def exporter(tmp_path_factory):
 
 def padded(lengths, side, vocabulary):
     """Ids and an attention mask; what fills up is tokens like any others, so that it shows if someone sees it."""
-    ids = torch.randint(vocabulary, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(len(lengths)))
-    place, length = torch.arange(max(lengths)), torch.tensor(lengths)[:, None]
+    ids = torch.randint(
+        vocabulary,
+        (len(lengths), max(lengths)),
+        generator=torch.Generator().manual_seed(len(lengths)),
+    )
+    place = torch.arange(max(lengths))
+    length = torch.tensor(lengths)[:, None]
     return ids, (place < length if side == "right" else place >= max(lengths) - length).long()
 
 
@@ -77,7 +90,7 @@ def assert_close(got, want):
 
 
 def one_layer(preset, **changes):
-    return ch.presets[preset].change(layers=1, **changes)
+    return ch.presets[preset].replace(n_layers=1, **changes)
 
 
 RELATIVE = {"kind": "relative", "buckets": 8, "distance": 12}

@@ -33,26 +33,41 @@ def through(folder, tmp_path):
 def test_names_of_classes_come_along(tmp_path):
     theirs("bert-classes").save_pretrained(tmp_path / "m")
     names = ["sad", "glad", "mad", "bad"]
-    edit(tmp_path / "m", "config.json", id2label=dict(enumerate(names)), label2id={n: i for i, n in enumerate(names)})
+    edit(
+        tmp_path / "m",
+        "config.json",
+        id2label=dict(enumerate(names)),
+        label2id={n: i for i, n in enumerate(names)},
+    )
     for m in through(tmp_path / "m", tmp_path):
-        assert m.config.use.labels == tuple(names)
+        assert m.config.inference.labels == tuple(names)
 
 
 def test_a_regression_is_a_number(tmp_path):
     theirs("bert-number").save_pretrained(tmp_path / "m")
     for m in through(tmp_path / "m", tmp_path):
-        assert m.config.model.head.kind == "number"
-        assert m.config.use.labels == ()
+        assert m.config.model.head.kind == "regression"
+        assert m.config.inference.labels == ()
 
 
 def test_generation_config_says_where_to_stop(tmp_path):
     theirs("whisper").save_pretrained(tmp_path / "m")
-    said = {"eos_token_id": [7, 9], "decoder_start_token_id": 3, "forced_decoder_ids": [[1, 4], [2, 8]]}
+    said = {
+        "eos_token_id": [7, 9],
+        "decoder_start_token_id": 3,
+        "forced_decoder_ids": [[1, 4], [2, 8]],
+    }
     said |= {"suppress_tokens": [11, 12, 99], "begin_suppress_tokens": [5], "pad_token_id": 7}
     put(tmp_path / "m", "generation_config.json", said)
     for m in through(tmp_path / "m", tmp_path):
-        use = m.config.use
-        assert (use.stop, use.start, use.never, use.never_first, use.pad) == ((7, 9), (3, 4, 8), (11, 12), (5,), (7,))
+        use = m.config.inference
+        assert (
+            use.eos_tokens,
+            use.decoder_start_tokens,
+            use.suppress_tokens,
+            use.begin_suppress_tokens,
+            use.pad_token,
+        ) == ((7, 9), (3, 4, 8), (11, 12), (5,), (7,))
 
 
 def test_a_language_left_open_is_left_to_the_model(tmp_path):
@@ -63,7 +78,7 @@ def test_a_language_left_open_is_left_to_the_model(tmp_path):
         "generation_config.json",
         {"decoder_start_token_id": 3, "forced_decoder_ids": [[1, None], [2, 21]]},
     )
-    assert ch.load(tmp_path / "m").config.use.start == (3,)
+    assert ch.load(tmp_path / "m").config.inference.decoder_start_tokens == (3,)
 
 
 def test_forbidden_words_of_several_tokens_and_classes_that_overlap_are_refused(tmp_path):
@@ -71,7 +86,10 @@ def test_forbidden_words_of_several_tokens_and_classes_that_overlap_are_refused(
     said = {"bad_words_ids": [[7], [8]], "renormalize_logits": True}
     put(tmp_path / "m", "generation_config.json", said)
     for m in through(tmp_path / "m", tmp_path):
-        assert (m.config.use.never, m.config.use.renormalised) == ((7, 8), True)
+        assert (m.config.inference.suppress_tokens, m.config.inference.renormalize_logits) == (
+            (7, 8),
+            True,
+        )
     put(tmp_path / "m", "generation_config.json", {"bad_words_ids": [[7], [8, 9]]})
     with pytest.raises(ch.ClearheadError, match="forbids words of several tokens"):
         ch.load(tmp_path / "m")
@@ -96,8 +114,12 @@ def test_forbidden_tokens_share_their_probability_as_theirs_do(tmp_path):
     torch.manual_seed(0)
     source = torch.randint(6, 53, (3, 9))
     settings = {"num_beams": 3, "max_new_tokens": 8, "bad_words_ids": [[i] for i in range(6, 40)]}
-    written = transformers.GenerationMixin.generate(model, input_ids=source, **settings, renormalize_logits=True)
-    for ours, row in zip(m.translate(source.tolist(), beam=3, max_tokens=8), written, strict=True):
+    written = transformers.GenerationMixin.generate(
+        model, input_ids=source, **settings, renormalize_logits=True
+    )
+    for ours, row in zip(
+        m.translate(source.tolist(), num_beams=3, max_tokens=8), written, strict=True
+    ):
         assert ours.tokens == row[1 : 1 + len(ours.tokens)].tolist()
 
 
@@ -110,7 +132,9 @@ def test_a_tokenizer_that_cannot_be_had_says_why(tmp_path):
 
 def test_a_class_named_in_the_configuration_counts(tmp_path):
     theirs("bert").save_pretrained(tmp_path / "m")
-    (tmp_path / "m" / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+    (tmp_path / "m" / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])
+    )
     assert ch.load(tmp_path / "m").tokenizer is not None
     edit(tmp_path / "m", "config.json", tokenizer_class="BertJapaneseTokenizer")
     assert ch.load(tmp_path / "m").tokenizer is None
@@ -131,7 +155,7 @@ def test_pooling_of_sentence_transformers_comes_along(theirs_, ours, normal, tmp
     )
     put(tmp_path / "m", "1_Pooling/config.json", {"word_embedding_dimension": 24, theirs_: True})
     for m in through(tmp_path / "m", tmp_path):
-        assert (m.config.use.pooling, m.config.use.normalised) == (ours, normal)
+        assert (m.config.inference.pooling, m.config.inference.normalize) == (ours, normal)
         vectors = m.embed([[1, 2, 3], [4, 5]])
         hidden = m.hidden([4, 5])
         want = hidden.mean(0) if ours == "mean" else hidden[0]
@@ -140,12 +164,18 @@ def test_pooling_of_sentence_transformers_comes_along(theirs_, ours, normal, tmp
 
 
 def test_what_theirs_have_no_place_for_comes_back_here(tmp_path):
-    use = {"use__pooling": "first", "use__normalised": True, "use__longest": 3, "use__stop": [1], "use__closed": True}
+    use = {
+        "use__pooling": "first",
+        "inference__normalize": True,
+        "inference__max_length": 3,
+        "inference__eos_tokens": [1],
+        "inference__forced_eos": True,
+    }
     first = ch.new("tiny-llama", seed=1, **use)
     ch.save(first, tmp_path / "m", format="hf")
     for _ in range(2):  # also where it takes its own place
         again = ch.load(tmp_path / "m", device="cpu")
-        assert again.config.use == first.config.use
+        assert again.config.inference == first.config.inference
         torch.testing.assert_close(again.embed([[3, 4]]), first.embed([[3, 4]]))
         ch.save(again, tmp_path / "m", format="hf")
     put(tmp_path / "m", "clearhead_export.json", {"format": "hf", "use": {"pooling": "last"}})
@@ -178,7 +208,12 @@ def colourful(tmp_path):
     """A ViT with three colours, and a picture."""
     import transformers
 
-    options = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 28}
+    options = {
+        "hidden_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 3,
+        "intermediate_size": 28,
+    }
     config = transformers.ViTConfig(**options, image_size=12, patch_size=3)
     transformers.ViTModel(config).save_pretrained(tmp_path / "m")
     pixels = np.random.default_rng(0).integers(0, 256, (31, 40, 3), np.uint8)
@@ -187,15 +222,25 @@ def colourful(tmp_path):
 
 
 @pytest.mark.parametrize("resample", [2, 3])
-@pytest.mark.parametrize(("mean", "std"), [([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
+@pytest.mark.parametrize(
+    ("mean", "std"), [([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]
+)
 def test_pictures_are_read_as_the_published_model_was_taught(resample, mean, std, tmp_path):
     folder, picture = colourful(tmp_path)
     said = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
-    put(folder, "preprocessor_config.json", {**said, "image_mean": mean, "image_std": std, "resample": resample})
-    resized = np.asarray(Image.open(picture).resize((12, 12), resample))  # what transformers does, in its words
-    want = torch.tensor((resized / 255 - np.array(mean)) / np.array(std), dtype=torch.float32).permute(2, 0, 1)
+    put(
+        folder,
+        "preprocessor_config.json",
+        {**said, "image_mean": mean, "image_std": std, "resample": resample},
+    )
+    resized = np.asarray(
+        Image.open(picture).resize((12, 12), resample)
+    )  # what transformers does, in its words
+    want = torch.tensor(
+        (resized / 255 - np.array(mean)) / np.array(std), dtype=torch.float32
+    ).permute(2, 0, 1)
     for m in through(folder, tmp_path):
-        read = m._batch(None, pictures=str(picture)).ids[0]
+        read = m.make_batch(None, images=str(picture)).inputs[0]
         torch.testing.assert_close(read, want, atol=1e-5, rtol=1e-5)
 
 
@@ -219,8 +264,14 @@ def test_other_ways_of_reading_pictures_are_refused(said, words, tmp_path):
 
 def test_sounds_must_be_heard_as_we_hear_them(tmp_path):
     theirs("whisper").save_pretrained(tmp_path / "m")
-    put(tmp_path / "m", "preprocessor_config.json", {"sampling_rate": 16000, "hop_length": 160, "feature_size": 8})
+    put(
+        tmp_path / "m",
+        "preprocessor_config.json",
+        {"sampling_rate": 16000, "hop_length": 160, "feature_size": 8},
+    )
     through(tmp_path / "m", tmp_path)
     put(tmp_path / "m", "preprocessor_config.json", {"sampling_rate": 8000})
-    with pytest.raises(ch.ClearheadError, match="sampling_rate = 8000; clearhead listens with 16000"):
+    with pytest.raises(
+        ch.ClearheadError, match="sampling_rate = 8000; clearhead listens with 16000"
+    ):
         ch.load(tmp_path / "m")

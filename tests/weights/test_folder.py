@@ -8,19 +8,24 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import clearhead as ch
-from clearhead.weights import folder, whole
+from clearhead.io import Path, os
+from clearhead.weights import checkpoint
 
 load = functools.partial(ch.load, device="cpu")  # to compare with what was saved from there
 
 
 @pytest.fixture
 def saved(tmp_path):
-    ch.save(ch.new("tiny-decoder", seed=5, vocabulary=256, tokenizer=ch.Tokenizer.bytes()), tmp_path / "model")
+    ch.save(
+        ch.new("tiny-decoder", seed=5, vocab_size=256, tokenizer=ch.Tokenizer.bytes()),
+        tmp_path / "model",
+    )
     return tmp_path / "model"
 
 
 def test_loaded_equals_saved_with_its_tokenizer(saved):
-    model, again = ch.new("tiny-decoder", seed=5, vocabulary=256), load(saved)
+    model = ch.new("tiny-decoder", seed=5, vocab_size=256)
+    again = load(saved)
     assert torch.equal(model.logits([7, 8, 9]), again.logits([7, 8, 9]))
     assert again.tokenizer.encode("ab") == [97, 98]
     assert again.config == model.config
@@ -36,7 +41,7 @@ def test_a_loaded_model_learns(saved):
 def test_shared_matrices_are_stored_once_and_shared_again(tmp_path):
     ch.save(ch.new("tiny-encoder-decoder"), tmp_path / "both")
     assert not {"head.unembed.weight", "encoder.embed.tokens.weight"} & set(
-        load_file(tmp_path / "both" / folder.WEIGHTS)
+        load_file(tmp_path / "both" / checkpoint.WEIGHTS_FILE)
     )
     net = load(tmp_path / "both").net
     assert net.head.unembed.weight is net.embed.tokens.weight is net.encoder.embed.tokens.weight
@@ -52,10 +57,10 @@ def test_a_failed_save_leaves_the_old_model(saved, monkeypatch):
     def full_disk(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder, "save_file", full_disk)
+    monkeypatch.setattr(checkpoint, "save_file", full_disk)
     with pytest.raises(ch.ClearheadError, match="cannot be saved: No space left on device"):
         ch.save(ch.new("tiny-llama"), saved)
-    assert load(saved).config.model.vocabulary == 256
+    assert load(saved).config.model.vocab_size == 256
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
 
 
@@ -67,7 +72,9 @@ def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "model.gguf"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "tokenizer.json", "model.gguf"]
+)
 def test_a_file_that_is_only_called_like_a_part_is_not_overwritten(name, tmp_path):
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / name).write_text("precious")
@@ -98,30 +105,32 @@ def test_whoever_may_read_the_folder_may_read_its_files(tmp_path):
 
 
 def test_a_system_that_cannot_exchange_folders_moves_them_one_by_one(saved, monkeypatch):
-    monkeypatch.setattr(whole.os, "fsencode", lambda path: b"")  # the system refuses to exchange the two
+    monkeypatch.setattr(os, "fsencode", lambda path: b"")  # the system refuses to exchange the two
     ch.save(ch.new("tiny-llama"), saved)
     assert load(saved).config == ch.presets["tiny-llama"]
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
 
 
 def test_a_second_move_that_fails_puts_the_old_model_back(saved, monkeypatch):
-    monkeypatch.setattr(whole.os, "fsencode", lambda path: b"")
-    rename = whole.Path.rename
+    monkeypatch.setattr(os, "fsencode", lambda path: b"")
+    rename = Path.rename
 
     def fails_for_the_new(self, target):
         if self.name == "new":
             raise OSError(5, "Input/output error")
         return rename(self, target)
 
-    monkeypatch.setattr(whole.Path, "rename", fails_for_the_new)
+    monkeypatch.setattr(Path, "rename", fails_for_the_new)
     with pytest.raises(ch.ClearheadError, match="Input/output error"):
         ch.save(ch.new("tiny-llama"), saved)
-    assert load(saved).config.model.vocabulary == 256
+    assert load(saved).config.model.vocab_size == 256
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
 
 
 def test_a_file_in_the_way_is_named(saved):
-    with pytest.raises(ch.ClearheadError, match=r"model\.safetensors is a file; choose another name"):
+    with pytest.raises(
+        ch.ClearheadError, match=r"model\.safetensors is a file; choose another name"
+    ):
         ch.save(ch.new("tiny-llama"), saved / "model.safetensors" / "inner")
 
 
@@ -139,9 +148,9 @@ def test_an_unwritable_place_gets_a_sentence():
 
 
 def damage(saved, change):
-    tensors = load_file(saved / folder.WEIGHTS)
+    tensors = load_file(saved / checkpoint.WEIGHTS_FILE)
     change(tensors)
-    save_file(tensors, saved / folder.WEIGHTS)
+    save_file(tensors, saved / checkpoint.WEIGHTS_FILE)
 
 
 DAMAGE = [
@@ -150,9 +159,15 @@ DAMAGE = [
         lambda t: t.update({"norm.wait": torch.ones(3)}),
         "holds norm.wait, which this model does not have; did you mean 'norm.weight'",
     ),
-    (lambda t: t.update({"norm.weight": torch.ones(3)}), r"norm.weight is \(3,\), but the model needs \(32,\)"),
+    (
+        lambda t: t.update({"norm.weight": torch.ones(3)}),
+        r"norm.weight is \(3,\), but the model needs \(32,\)",
+    ),
     (lambda t: t["norm.weight"].fill_(float("nan")), "no finite numbers"),
-    (lambda t: t["blocks.1.ffn.up.weight"][3, 4].fill_(float("inf")), "blocks.1.ffn.up.weight holds values"),
+    (
+        lambda t: t["blocks.1.ffn.up.weight"][3, 4].fill_(float("inf")),
+        "blocks.1.ffn.up.weight holds values",
+    ),
     (lambda t: t.update({"norm.weight": torch.ones(32, dtype=torch.int32)}), "is stored as int32"),
 ]
 
@@ -165,16 +180,16 @@ def test_damaged_weights_are_refused(saved, change, words):
 
 
 def test_a_truncated_file_is_refused(saved):
-    weights = saved / folder.WEIGHTS
+    weights = saved / checkpoint.WEIGHTS_FILE
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ch.ClearheadError, match="cannot be read as safetensors"):
         load(saved)
 
 
 def test_a_configuration_with_unknown_keys_is_refused(saved):
-    tree = json.loads((saved / folder.CONFIG).read_text())
+    tree = json.loads((saved / checkpoint.CONFIG_FILE).read_text())
     tree["model"]["moe"] = 8
-    (saved / folder.CONFIG).write_text(json.dumps(tree))
+    (saved / checkpoint.CONFIG_FILE).write_text(json.dumps(tree))
     with pytest.raises(ch.ClearheadError, match=r"model\.moe is not an option"):
         load(saved)
 

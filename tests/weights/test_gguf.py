@@ -9,23 +9,30 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.weights.gguf_file import ROWS, GgufFile
+from clearhead.weights.gguf import DEQUANTIZE_ROWS, GGUFFile
 
-TEXTS = ["the quick brown fox jumps over the lazy dog 1234 times", "what a day! it's 5 o'clock", "héllo wörld\n\n  two"]
+TEXTS = [
+    "the quick brown fox jumps over the lazy dog 1234 times",
+    "what a day! it's 5 o'clock",
+    "héllo wörld\n\n  two",
+]
 
 # transformers reads neither GPT-2's context nor Qwen3's head width, so here they are its defaults
 CASES = {
     "llama": ("tiny-llama", {}),
-    "llama-untied": ("tiny-llama", {"head__tied": False, "attention__kv_heads": 1, "norm__eps": 1e-3}),
+    "llama-untied": ("tiny-llama", {"head__tie_embeddings": False, "attention__n_kv_heads": 1, "norm__eps": 1e-3}),
     "qwen2": ("tiny-llama", {"attention__bias": ["q", "k", "v"], "position__theta": 5e5}),
-    "qwen3": ("tiny-llama", {"attention__qk_norm": True, "attention__head_width": 128}),
+    "qwen3": ("tiny-llama", {"attention__qk_norm": True, "attention__d_head": 128}),
     "gpt2": ("tiny-decoder", {"ffn__activation": "gelu-tanh", "context": 1024}),
 }  # fmt: skip
 OURS_ONLY = {
-    "llama-3": ("tiny-llama", {"position__scaling": {"kind": "llama3", "factor": 4.0, "context": 8, "high": 2.0}}),
+    "llama-3": (
+        "tiny-llama",
+        {"position__scaling": {"kind": "llama3", "factor": 4.0, "context": 8, "high": 2.0}},
+    ),
     "linear": ("tiny-llama", {"position__scaling": {"kind": "linear", "factor": 3.0}}),
-    "wide": ("tiny-llama", {"attention__head_width": 6}),
-    "bare": ("tiny-decoder", {"ffn__activation": "gelu-tanh", "ffn__width": 50}),
+    "wide": ("tiny-llama", {"attention__d_head": 6}),
+    "bare": ("tiny-decoder", {"ffn__activation": "gelu-tanh", "ffn__d_ff": 50}),
 }
 
 
@@ -34,10 +41,12 @@ def made(preset, changes, dtype="float32"):
     m = ch.new(preset, tokenizer=text, dtype=dtype, **({"vocabulary": 320, "width": 32} | changes))
     with torch.no_grad():
         for p in m.net.parameters():
-            p += 0.2 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())).to(p.dtype)
-    stop = m.tokenizer.special["<|end|>"]
+            p += 0.2 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())).to(
+                p.dtype
+            )
+    stop = m.tokenizer.special_tokens["<|end|>"]
     use = {"stop": [stop], "pad": [stop], "chat": "{{ messages[0].content }}"}
-    return ch.Model(m.net, ch.Config.of({**m.config.tree(), "use": use}), text)
+    return ch.Model(m.net, ch.Config.from_dict({**m.config.to_dict(), "use": use}), text)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -47,12 +56,14 @@ def test_out_and_in_is_the_same_model(case, dtype, tmp_path):
     ch.save(m, tmp_path / "out", format="gguf")
     back = ch.load(tmp_path / "out" / "model.gguf", device="cpu", dtype=dtype)
     assert back.config == m.config
-    for (name, a), (_, b) in zip(m.net.named_parameters(), back.net.named_parameters(), strict=True):
+    for (name, a), (_, b) in zip(
+        m.net.named_parameters(), back.net.named_parameters(), strict=True
+    ):
         assert torch.equal(a, b), name
     for text in TEXTS:
         assert back.tokenizer.encode(text) == m.tokenizer.encode(text)
         assert back.tokenizer.decode(back.tokenizer.encode(text)) == text
-    assert back.tokenizer.special == m.tokenizer.special
+    assert back.tokenizer.special_tokens == m.tokenizer.special
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -63,7 +74,9 @@ def test_transformers_reads_what_we_write(case, tmp_path):
     transformers.logging.set_verbosity_error()
     m = made(*CASES[case])
     ch.save(m, tmp_path / "out", format="gguf")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", gguf_file="model.gguf").eval()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", gguf_file="model.gguf"
+    ).eval()
     ids = torch.randint(0, 300, (2, 9), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(m.logits(ids), theirs(ids).logits, atol=1e-5, rtol=1e-5)
 
@@ -80,19 +93,32 @@ def write(path, tensors, values=()):
     writer.close()
 
 
-QUANTISED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+QUANTISED = [
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+]
 
 
 @pytest.mark.parametrize("name", QUANTISED)
 def test_quantised_tensors_are_read_as_the_package_reads_them(name, tmp_path):
     kind = gguf.GGMLQuantizationType[name]
     block, size = gguf.GGML_QUANT_SIZES[kind]
-    rows = ROWS + 3  # more than are read at a time
+    rows = DEQUANTIZE_ROWS + 3  # more than are read at a time
     raw = np.random.default_rng(0).integers(0, 60, (rows, 2 * size), np.uint8)
     write(tmp_path / "a.gguf", {"w": (raw, kind)})
-    file = GgufFile(tmp_path / "a.gguf")
+    file = GGUFFile(tmp_path / "a.gguf")
     assert file.shapes["w"] == (rows, 2 * block)
-    assert np.array_equal(file.read("w").numpy(), gguf.dequantize(raw, kind), equal_nan=True)
+    assert np.array_equal(file.get_tensor("w").numpy(), gguf.dequantize(raw, kind), equal_nan=True)
 
 
 def test_values_are_read_as_the_package_reads_them(tmp_path):
@@ -100,15 +126,17 @@ def test_values_are_read_as_the_package_reads_them(tmp_path):
     ch.save(m, tmp_path / "out", format="gguf")
     path = tmp_path / "out" / "model.gguf"
     theirs = gguf.GGUFReader(path)
-    ours = GgufFile(path).values
-    assert ours == {name: f.contents() for name, f in theirs.fields.items() if not name.startswith("GGUF.")}
+    ours = GGUFFile(path).metadata
+    assert ours == {
+        name: f.contents() for name, f in theirs.fields.items() if not name.startswith("GGUF.")
+    }
 
 
 @pytest.mark.parametrize(
     ("preset", "changes", "words"),
     [
         ("tiny-decoder", {}, r"ffn.activation is 'gelu-tanh', not 'relu'"),
-        ("tiny-llama", {"attention__window": 4}, r"attention.window is 0, not 4"),
+        ("tiny-llama", {"attention__sliding_window": 4}, r"attention.sliding_window is 0, not 4"),
         ("tiny-llama", {"position": "alibi"}, "position is rotary, not alibi"),
         ("tiny-encoder", {}, "shape is decoder, not encoder"),
         ("tiny-encoder-decoder", {}, "shape is decoder, not encoder-decoder"),
@@ -136,8 +164,18 @@ def test_no_broken_file_does_worse_than_a_sentence(tmp_path):
     data = good(tmp_path)
     head = len(data) - sum(p.numel() * 4 for p in made(*CASES["llama"]).net.parameters())
     draw = np.random.default_rng(0)
-    broken = [b"", b"GGUF", b"GGML" + data[4:], data[:100], data[: head // 2], data[:-5], data[:4] + b"\x09" + data[5:]]
-    for _ in range(150):  # bytes of the head changed at random; most of them say how long something is
+    broken = [
+        b"",
+        b"GGUF",
+        b"GGML" + data[4:],
+        data[:100],
+        data[: head // 2],
+        data[:-5],
+        data[:4] + b"\x09" + data[5:],
+    ]
+    for _ in range(
+        150
+    ):  # bytes of the head changed at random; most of them say how long something is
         changed = bytearray(data)
         for place in draw.integers(4, head, 2):
             changed[place] = draw.choice([0, 1, 127, 255])
@@ -154,7 +192,9 @@ def test_a_tensor_beyond_the_end_is_refused_before_memory_is_asked_for(tmp_path)
     data = good(tmp_path)
     shape = np.array([32, 320], np.uint64).tobytes()
     assert data.count(shape) == 1
-    (tmp_path / "huge.gguf").write_bytes(data.replace(shape, np.array([32, 2**40], np.uint64).tobytes()))
+    (tmp_path / "huge.gguf").write_bytes(
+        data.replace(shape, np.array([32, 2**40], np.uint64).tobytes())
+    )
     with pytest.raises(ch.ClearheadError, match=r"ends before token_embd\.weight does"):
         ch.load(tmp_path / "huge.gguf", device="cpu")
 
@@ -170,13 +210,19 @@ def test_a_folder_of_one_file_is_that_model(tmp_path):
 
 @pytest.mark.parametrize("name", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
 def test_every_rule_that_cuts_text_comes_back(name, tmp_path):
-    from clearhead.tokens import ggml
+    from clearhead.tokenizers.gguf import read_gguf_tokenizer, write_gguf_tokenizer
 
-    trained = json.loads(ch.Tokenizer.train_bpe(TEXTS, 290)._inner.to_str())
+    trained = json.loads(ch.Tokenizer.train_bpe(TEXTS, 290).backend.to_str())
     tokens = sorted(trained["model"]["vocab"], key=trained["model"]["vocab"].get)
-    values = {"tokens": tokens, "merges": [" ".join(pair) for pair in trained["model"]["merges"]], "pre": name}
-    read = ggml.read({f"tokenizer.ggml.{key}": value for key, value in {**values, "model": "gpt2"}.items()})
-    written = ggml.write(read.tokenizer, len(tokens))
+    values = {
+        "tokens": tokens,
+        "merges": [" ".join(pair) for pair in trained["model"]["merges"]],
+        "pre": name,
+    }
+    read = read_gguf_tokenizer(
+        {f"tokenizer.ggml.{key}": value for key, value in {**values, "model": "gpt2"}.items()}
+    )
+    written = write_gguf_tokenizer(read.tokenizer, len(tokens))
     assert {key: written[key] for key in values} == values
 
 
@@ -188,15 +234,18 @@ def test_sentencepiece_comes_back_cutting_the_same(tmp_path):
         input=str(tmp_path / "text"), model_prefix=str(tmp_path / "m"), normalization_rule_name="identity",
         remove_extra_whitespaces=False, **options,
     )  # fmt: skip
-    from clearhead.tokens import ggml, pieces
+    from clearhead.tokenizers.gguf import read_gguf_tokenizer, write_gguf_tokenizer
+    from clearhead.tokenizers.sentencepiece import read_sentencepiece
 
-    first = ch.Tokenizer(pieces.read(tmp_path / "m.model"))
-    written = ggml.write(first, 320)
+    first = ch.Tokenizer(read_sentencepiece(tmp_path / "m.model"))
+    written = write_gguf_tokenizer(first, 320)
     assert written["model"] == "llama"
     assert len(written["tokens"]) == len(written["scores"]) == 320
-    read = ggml.read({f"tokenizer.ggml.{k}": v for k, v in {**written, "bos_token_id": 1}.items()})
+    read = read_gguf_tokenizer(
+        {f"tokenizer.ggml.{k}": v for k, v in {**written, "bos_token_id": 1}.items()}
+    )
     back = read.tokenizer
-    assert read.begin == (1,)
+    assert read.bos_tokens == (1,)
     for text in [*TEXTS, "", " a  b ", "unseen: Ωмега 🙂", "<s>"]:
         assert back.encode(text) == first.encode(text)
         assert back.decode(back.encode(text)) == text
@@ -206,32 +255,54 @@ def test_three_tokens_may_end_a_text_and_none_is_lost(tmp_path):
     m = made(*CASES["llama"])
 
     def with_use(**use):
-        return ch.Model(m.net, m.config.change(**{f"use.{name}": value for name, value in use.items()}), m.tokenizer)
+        return ch.Model(
+            m.net,
+            m.config.replace(**{f"use.{name}": value for name, value in use.items()}),
+            m.tokenizer,
+        )
 
     ch.save(with_use(stop=[7, 8, 9]), tmp_path / "out", format="gguf")
-    assert ch.load(tmp_path / "out").config.use.stop == (7, 8, 9)
-    refused = [({"stop": [1, 2, 3, 4]}, "stops at 3 tokens"), ({"never": [3]}, r"no place for use.never = \[3\]")]
-    for use, words in (*refused, ({"pooling": "first"}, "no place for use.pooling"), ({"closed": True}, "use.closed")):
+    assert ch.load(tmp_path / "out").config.inference.eos_tokens == (7, 8, 9)
+    refused = [
+        ({"stop": [1, 2, 3, 4]}, "stops at 3 tokens"),
+        ({"never": [3]}, r"no place for use.suppress_tokens = \[3\]"),
+    ]
+    for use, words in (
+        *refused,
+        ({"pooling": "first"}, "no place for use.pooling"),
+        ({"closed": True}, "inference.forced_eos"),
+    ):
         with pytest.raises(ch.ClearheadError, match=words):
             ch.save(with_use(**use), tmp_path / "other", format="gguf")
 
 
 def test_a_chat_template_knows_its_special_tokens(tmp_path):
     m = made(*CASES["llama"])
-    end = m.tokenizer.special["<|end|>"]
+    end = m.tokenizer.special_tokens["<|end|>"]
     template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
-    config = m.config.change(**{"use.begin": [end], "use.chat": template})
+    config = m.config.replace(
+        **{"inference.bos_tokens": [end], "inference.chat_template": template}
+    )
     ch.save(ch.Model(m.net, config, m.tokenizer), tmp_path / "out", format="gguf")
     back = ch.load(tmp_path / "out")
-    from clearhead.generate.chat import render
+    from clearhead.generate.chat import render_chat_template
 
-    assert render(back.config.use.chat, [{"role": "user", "content": "hi"}]) == "<|end|>hi<|end|>"
+    assert (
+        render_chat_template(
+            back.config.inference.chat_template, [{"role": "user", "content": "hi"}]
+        )
+        == "<|end|>hi<|end|>"
+    )
 
 
 def test_a_file_that_does_not_tell_how_text_is_cut_is_refused():
-    from clearhead.tokens import ggml
+    from clearhead.tokenizers.gguf import read_gguf_tokenizer
 
-    values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "general.architecture": "llama"}
+    values = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a"],
+        "general.architecture": "llama",
+    }
     with pytest.raises(ch.ClearheadError, match="too old to tell"):
-        ggml.read(values)
-    assert ggml.read({**values, "general.architecture": "gpt2"}).tokenizer is not None
+        read_gguf_tokenizer(values)
+    assert read_gguf_tokenizer({**values, "general.architecture": "gpt2"}).tokenizer is not None

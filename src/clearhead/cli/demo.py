@@ -20,33 +20,39 @@ and in another terminal
 
 
 def demo(
-    out: Path = typer.Option(Path("demo"), help="The folder of the page, where it is saved instead of opened."),
+    output: Path = typer.Option(
+        Path("demo"), help="The folder of the page, where it is saved instead of opened."
+    ),
 ) -> None:
     """Open the page on the models that came with clearhead.
 
     Where there is no terminal or no browser: write a story, translate a sentence, draw a head, and save the page.
     """
-    from clearhead.weights import bundled
+    from clearhead.weights.model_cards import bundled_models
 
-    here = bundled.names()
+    here = bundled_models()
     if "story" not in here:
-        typer.echo("the model story did not come with this installation; clearhead models lists what did.")
+        typer.echo(
+            "the model story did not come with this installation; clearhead models lists what did."
+        )
         return
-    layer, head = busiest()
-    if somebody_looks():
+    layer, head = find_adjective_head()
+    if is_interactive():
         typer.echo(TRY.format(layer=layer, head=head, write=WRITE, translate=TRANSLATE))
-        run(f'clearhead explore --text "{SENTENCE}"')
+        run_command(f'clearhead explore --text "{SENTENCE}"')
         return
     typer.echo("There is no terminal or no browser here, so the page is saved and not opened.")
-    out.mkdir(parents=True, exist_ok=True)
-    run(WRITE)
+    output.mkdir(parents=True, exist_ok=True)
+    run_command(WRITE)
     if "en-de" in here:
-        run(TRANSLATE)
-    run(f'clearhead see story "{SENTENCE}" --layer {layer} --head {head}')
-    run(f'clearhead explore story --text "{SENTENCE}" --out {shlex.quote(str(out / "page.html"))}')
+        run_command(TRANSLATE)
+    run_command(f'clearhead see story "{SENTENCE}" --layer {layer} --head {head}')
+    run_command(
+        f'clearhead explore story --text "{SENTENCE}" --out {shlex.quote(str(output / "page.html"))}'
+    )
 
 
-def run(command: str) -> None:
+def run_command(command: str) -> None:
     """Shows a command, and does what it says."""
     from clearhead.cli.main import app
 
@@ -54,19 +60,19 @@ def run(command: str) -> None:
     app(shlex.split(command)[1:], standalone_mode=False)
 
 
-def busiest() -> tuple[int, int]:
+def find_adjective_head() -> tuple[int, int]:
     """The layer and head of story in which *creature* looks most at both *fluffy* and *blue* and not elsewhere."""
-    from clearhead import api
-    from clearhead.lens.looks import looks
+    from clearhead.api import load
+    from clearhead.lens.attention import word_attention
 
-    seen = looks(api.load("story"), "creature", SENTENCE)
+    seen = word_attention(load("story"), "creature", SENTENCE)
     asked = [word in ("fluffy", "blue") for word in seen.axes[-1].labels]
     others = [not word for word in asked]
     ahead = seen.values[..., asked].amin(dim=-1) - seen.values[..., others].amax(dim=-1)
     return divmod(int(ahead.argmax()), ahead.shape[1])
 
 
-def somebody_looks() -> bool:
+def is_interactive() -> bool:
     """Whether there is a terminal to end the page from, and a browser to show it."""
     import sys
     import webbrowser

@@ -4,32 +4,56 @@ from pathlib import Path
 
 import typer
 
-from clearhead.cli.flags import DTYPE, MODEL
+from clearhead.cli.common import DTYPE_OPTION, MODEL_ARGUMENT
 
 
 def evaluate(
-    model: str = MODEL,
-    more: list[str] = typer.Argument(None, metavar="FILE", help="More files, after --data.", show_default=False),
-    data: list[str] = typer.Option(..., metavar="FILE", help="Texts, pairs, a table with labels, pictures or sounds."),
-    field: str = typer.Option(None, "--data.field", help="The column of the text.", show_default=False),
-    second: str = typer.Option(None, "--data.second", help="The column of a second text.", show_default=False),
-    label: str = typer.Option(
-        None, "--data.label", help="The column of the label; of files, folder or stem.", show_default=False
+    model: str = MODEL_ARGUMENT,
+    more: list[str] = typer.Argument(
+        None, metavar="FILE", help="More files, after --data.", show_default=False
     ),
-    sides: tuple[str, str] = typer.Option(None, "--data.sides", help="The two columns of pairs.", show_default=False),
-    broken: str = typer.Option(
-        "refuse", "--data.broken", help="refuse, or skip: leave broken lines out, and count them."
+    data: list[str] = typer.Option(
+        ..., metavar="FILE", help="Texts, pairs, a table with labels, pictures or sounds."
     ),
-    stride: int = typer.Option(0, help="Tokens from one window of a long text to the next; 0 = half a context."),
-    beam: int = typer.Option(5, help="How many translations are followed at once; 1 is greedy."),
+    text_column: str = typer.Option(
+        None, "--data.text_column", help="The column of the text.", show_default=False
+    ),
+    text_pair_column: str = typer.Option(
+        None, "--data.text_pair_column", help="The column of a second text.", show_default=False
+    ),
+    label_column: str = typer.Option(
+        None,
+        "--data.label_column",
+        help="The column of the label; of files, folder or stem.",
+        show_default=False,
+    ),
+    source_column: str = typer.Option(
+        None, "--data.source_column", help="The column of the source text.", show_default=False
+    ),
+    target_column: str = typer.Option(
+        None, "--data.target_column", help="The column of the target text.", show_default=False
+    ),
+    on_error: str = typer.Option(
+        "fail", "--data.on_error", help="fail, or skip: leave broken lines out, and count them."
+    ),
+    stride: int = typer.Option(
+        0, help="Tokens from one window of a long text to the next; 0 = half a context."
+    ),
+    num_beams: int = typer.Option(
+        5, help="How many translations are followed at once; 1 is greedy."
+    ),
     seed: int = typer.Option(0, help="Of the words that are hidden, and of the intervals."),
-    each: Path = typer.Option(None, help="Save what came of each document or row, as .jsonl.", show_default=False),
-    confusion: Path = typer.Option(
-        None, help="Save what was taken for what as .png, .svg, .html, .csv or .npy.", show_default=False
+    per_example: Path = typer.Option(
+        None, help="Save what came of each document or row, as .jsonl.", show_default=False
     ),
-    out: Path = typer.Option(None, help="Save the figures as JSON.", show_default=False),
+    confusion_matrix: Path = typer.Option(
+        None,
+        help="Save what was taken for what as .png, .svg, .html, .csv or .npy.",
+        show_default=False,
+    ),
+    output: Path = typer.Option(None, help="Save the figures as JSON.", show_default=False),
     as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON."),
-    dtype: str = DTYPE,
+    dtype: str = DTYPE_OPTION,
 ) -> None:
     """Measure how good a model is on data.
 
@@ -38,35 +62,44 @@ def evaluate(
     Classes: accuracy, F1, Matthews, calibration. Numbers: Pearson, Spearman.
     Columns that are not given are those that the model was trained with.
     """
-    from clearhead import api
-    from clearhead.cli.pictures import give
-    from clearhead.config import Classes
+    from clearhead.api import load
+    from clearhead.cli.common import show_or_save
+    from clearhead.config.model import ClassificationHead
     from clearhead.errors import ClearheadError
-    from clearhead.evaluate.evaluation import evaluate as measure
-    from clearhead.files import overwrite
-    from clearhead.lens.view import check_folder, check_out
+    from clearhead.evaluate.evaluate import evaluate as measure
+    from clearhead.io import write_atomic
+    from clearhead.lens.view import check_output_path, check_parent_folder
 
-    for path in (each, out):
+    for path in (per_example, output):
         if path is not None:
-            check_folder(path)
-    if confusion is not None:
-        check_out(confusion)
-    loaded = api.load(model, dtype=dtype)
-    if confusion is not None and not isinstance(loaded.config.model.head, Classes):
-        raise ClearheadError("only a model that tells classes takes one for another; leave out --confusion.")
-    columns = {"field": field, "second": second, "label": label, "sides": sides, "broken": broken}
+            check_parent_folder(path)
+    if confusion_matrix is not None:
+        check_output_path(confusion_matrix)
+    loaded = load(model, dtype=dtype)
+    if confusion_matrix is not None and not isinstance(
+        loaded.config.model.head, ClassificationHead
+    ):
+        raise ClearheadError(
+            "only a model that tells classes takes one for another; leave out --confusion."
+        )
+    columns = {
+        "text_column": text_column, "text_pair_column": text_pair_column, "label_column": label_column,
+        "source_column": source_column, "target_column": target_column, "on_error": on_error,
+    }  # fmt: skip
     given = {name: value for name, value in columns.items() if value is not None}
-    found = measure(loaded, [*data, *(more or ())], stride=stride, beam=beam, seed=seed, **given)
-    if each is not None:
-        overwrite(each, found.each_json().encode())
-    if out is not None:
-        overwrite(out, f"{found.json()}\n".encode())
+    found = measure(
+        loaded, [*data, *(more or ())], stride=stride, num_beams=num_beams, seed=seed, **given
+    )
+    if per_example is not None:
+        write_atomic(per_example, found.examples_to_jsonl().encode())
+    if output is not None:
+        write_atomic(output, f"{found.to_json()}\n".encode())
     if as_json:
-        typer.echo(found.json())
+        typer.echo(found.to_json())
     else:
         typer.echo(str(found))
         for view in found.views.values():
-            if view.small:
-                give(view, None)
-    if confusion is not None:
-        found.views["confusion"].save(confusion)
+            if view.is_small:
+                show_or_save(view, None)
+    if confusion_matrix is not None:
+        found.views["confusion"].save(confusion_matrix)

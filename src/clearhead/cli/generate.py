@@ -6,52 +6,78 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clearhead.cli import hints, lines
-from clearhead.cli.chosen import chosen_tree, token_table
-from clearhead.cli.flags import DTYPE, ENGINE, MODEL, OVERFLOW
-from clearhead.cli.without import WITHOUT, edits
+from clearhead.cli.common import (
+    ABLATE_HEAD_OPTION,
+    BACKEND_OPTION,
+    DTYPE_OPTION,
+    MODEL_ARGUMENT,
+    OVERFLOW_OPTION,
+    ablate_heads,
+    logprob_table,
+    logprobs_to_dicts,
+    read_stdin,
+    warn_if_file_name,
+)
 
 if TYPE_CHECKING:
     from clearhead.api import Model
-    from clearhead.generate.write import Generated
+    from clearhead.generate.generation import Generation
 
 
 def generate(
-    model: str = MODEL,
-    prompt: str = typer.Argument(help="What the text begins with; - reads it from stdin.", show_default=False),
+    model: str = MODEL_ARGUMENT,
+    prompt: str = typer.Argument(
+        help="What the text begins with; - reads it from stdin.", show_default=False
+    ),
     max_tokens: int = typer.Option(40, help="How many tokens to write."),
-    temperature: float = typer.Option(1.0, help="0 always takes the likeliest token; higher spreads the chance."),
+    temperature: float = typer.Option(
+        1.0, help="0 always takes the likeliest token; higher spreads the chance."
+    ),
     top_k: int = typer.Option(0, help="Draw only from the k likeliest tokens; 0 = all."),
-    top_p: float = typer.Option(1.0, help="Draw only from the likeliest that have this share together."),
-    min_p: float = typer.Option(0.0, help="Draw only from those this share as likely as the likeliest."),
-    repetition_penalty: float = typer.Option(1.0, help="More than 1 makes what was there already less likely."),
+    top_p: float = typer.Option(
+        1.0, help="Draw only from the likeliest that have this share together."
+    ),
+    min_p: float = typer.Option(
+        0.0, help="Draw only from those this share as likely as the likeliest."
+    ),
+    repetition_penalty: float = typer.Option(
+        1.0, help="More than 1 makes what was there already less likely."
+    ),
     presence_penalty: float = typer.Option(0.0, help="Taken from the logits of what was written."),
     frequency_penalty: float = typer.Option(0.0, help="The same for each time it was written."),
-    stop: list[str] = typer.Option([], help="A text to end at, which is not shown; may be given again."),
+    stop: list[str] = typer.Option(
+        [], help="A text to end at, which is not shown; may be given again."
+    ),
     seed: int = typer.Option(0, help="The same seed gives the same text."),
     n: int = typer.Option(1, help="How many texts to write."),
-    logprobs: int = typer.Option(0, help="Show each token with this many of the likeliest in its place."),
+    logprobs: int = typer.Option(
+        0, help="Show each token with this many of the likeliest in its place."
+    ),
     as_json: bool = typer.Option(False, "--json", help="One JSON object for each text."),
     stream: bool = typer.Option(False, "--stream", help="Show the text while it is written."),
-    beam: int = typer.Option(0, help="Search the likeliest text instead of drawing one, following so many at once."),
-    without: list[str] = WITHOUT,
-    overflow: str = OVERFLOW,
-    dtype: str = DTYPE,
-    engine: str = ENGINE,
+    num_beams: int = typer.Option(
+        0, help="Search the likeliest text instead of drawing one, following so many at once."
+    ),
+    ablate_head: list[str] = ABLATE_HEAD_OPTION,
+    overflow: str = OVERFLOW_OPTION,
+    dtype: str = DTYPE_OPTION,
+    backend: str = BACKEND_OPTION,
 ) -> None:
     """Write on from a prompt."""
-    from clearhead import api
-    from clearhead.errors import ClearheadError, check_whole
+    from clearhead.api import load
+    from clearhead.errors import ClearheadError, check_int
 
-    check_whole("--beam", beam)
+    check_int("--beam", num_beams)
     if stream and (n > 1 or as_json or logprobs):
-        raise ClearheadError("--stream shows one text as it comes; leave out --n, --json and --logprobs.")
-    if beam and (stream or logprobs or n > beam):
+        raise ClearheadError(
+            "--stream shows one text as it comes; leave out --n, --json and --logprobs."
+        )
+    if num_beams and (stream or logprobs or n > num_beams):
         raise ClearheadError(
             "--beam searches whole texts; leave out --stream and --logprobs, and --n is at most --beam."
         )
-    hints.if_file(prompt, "- < {} in its place reads what it holds")
-    prompt = lines.stdin() if prompt == "-" else prompt
+    warn_if_file_name(prompt, "- < {} in its place reads what it holds")
+    prompt = read_stdin() if prompt == "-" else prompt
     options: dict[str, Any] = {
         "top_p": top_p,
         "min_p": min_p,
@@ -61,7 +87,7 @@ def generate(
         "stop": tuple(stop),
         "overflow": overflow,
     }
-    if beam:
+    if num_beams:
         idle = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0, "overflow": "refuse"}
         others: dict[str, Any] = {
             "temperature": temperature,
@@ -70,15 +96,15 @@ def generate(
             "stream": stream,
             "logprobs": logprobs,
         }
-        others |= {"engine": engine, "without": without}
+        others |= {"engine": backend, "without": ablate_head}
         for name, value in {**options, **others}.items():
             if value != idle.get(name, type(value)()):
                 raise ClearheadError(
                     f"--beam searches the likeliest text; --{name.replace('_', '-')} has no part in it."
                 )
-    loaded: Any = api.load(model, dtype="" if engine else dtype)
-    if beam:
-        found = loaded.beams(prompt, beam, max_tokens, n_best=n)
+    loaded: Any = load(model, dtype="" if backend else dtype)
+    if num_beams:
+        found = loaded.beams(prompt, num_beams, max_tokens, n_best=n)
         for number, one in enumerate(found if n > 1 else [found]):
             if number and not as_json:
                 typer.echo("―――")
@@ -91,12 +117,16 @@ def generate(
             }
             typer.echo(json.dumps(told, ensure_ascii=False) if as_json else prompt + one.text)
         return
-    if without and engine:
-        raise ClearheadError("--without changes what happens inside, which other engines hide; leave out --engine.")
-    writer = loaded.through(engine, dtype) if engine else loaded
-    options |= {"edits": edits(loaded, without)} if without else {}
+    if ablate_head and backend:
+        raise ClearheadError(
+            "--without changes what happens inside, which other engines hide; leave out --engine."
+        )
+    writer = loaded.through(backend, dtype) if backend else loaded
+    options |= {"edits": ablate_heads(loaded, ablate_head)} if ablate_head else {}
     if stream:
-        pieces = writer.generate(prompt, max_tokens, temperature, top_k, seed, stream=True, **options)
+        pieces = writer.generate(
+            prompt, max_tokens, temperature, top_k, seed, stream=True, **options
+        )
         for number, piece in enumerate(pieces):
             if not number:
                 typer.echo(prompt, nl=False)
@@ -104,7 +134,9 @@ def generate(
             sys.stdout.flush()
         typer.echo()
         return
-    made = writer.generate(prompt, max_tokens, temperature, top_k, seed, n=n, logprobs=logprobs, **options)
+    made = writer.generate(
+        prompt, max_tokens, temperature, top_k, seed, n=n, logprobs=logprobs, **options
+    )
     for number, text in enumerate(made if n > 1 else [made]):
         if as_json:
             typer.echo(json.dumps(_tree(loaded, prompt, text), ensure_ascii=False))
@@ -113,9 +145,14 @@ def generate(
             typer.echo("―――")
         typer.echo(prompt + text.text)
         if logprobs:
-            typer.echo(token_table(loaded.tokenizer, text.chosen), nl=False)
+            typer.echo(logprob_table(loaded.tokenizer, text.chosen), nl=False)
 
 
-def _tree(model: "Model", prompt: str, made: "Generated") -> dict[str, Any]:
-    tokens = chosen_tree(model.tokenizer, made.chosen)
-    return {"prompt": prompt, "text": made.text, "finish_reason": made.finish_reason, "tokens": tokens}
+def _tree(model: "Model", prompt: str, made: "Generation") -> dict[str, Any]:
+    tokens = logprobs_to_dicts(model.tokenizer, made.token_logprobs)
+    return {
+        "prompt": prompt,
+        "text": made.text,
+        "finish_reason": made.finish_reason,
+        "tokens": tokens,
+    }

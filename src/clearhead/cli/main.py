@@ -20,7 +20,6 @@ from clearhead.cli import (
     fill,
     generate,
     get,
-    hints,
     models,
     presets,
     score,
@@ -30,18 +29,18 @@ from clearhead.cli import (
     train,
     translate,
     vectors,
-    verify,
-)  # fmt: skip
-from clearhead.cli.examples import examples
-from clearhead.cli.flags import DOTTED
-from clearhead.errors import ClearheadError, reason
+    verify,  # fmt: skip
+)
+from clearhead.cli.common import ALLOW_CONFIG_FLAGS, show_warnings_on_stderr
+from clearhead.cli.help_texts import examples
+from clearhead.errors import ClearheadError, os_error_reason
 
 # how torch, which is not imported here, tells that memory is short, and that no memory could be so large
 TOO_LARGE = ("out of memory", "CPUAllocator", "Storage size calculation overflowed")
 
-TEXTS = {"text", "prompt", "what"}  # arguments that are one
+TEXT_ARGUMENTS = {"text", "prompt", "what"}  # arguments that are one
 
-WITH_OTHERS = (  # any option of a configuration, or of a benchmark
+TAKES_CONFIG_FLAGS = (  # any option of a configuration, or of a benchmark
     train.train,
     compare.compare,
     verify.verify,
@@ -79,7 +78,8 @@ for command in (  # to look and to use, what there is, and to make
     presets.presets,
     bench.bench,
 ):
-    name, takes = command.__name__, DOTTED if command in WITH_OTHERS else None
+    name = command.__name__
+    takes = ALLOW_CONFIG_FLAGS if command in TAKES_CONFIG_FLAGS else None
     app.command(name, epilog=examples(name), context_settings=takes)(command)
 app.add_typer(tokenizer.app, name="tokenizer", epilog=examples("tokenizer"))
 
@@ -91,9 +91,9 @@ def start(
 ) -> None:
     """The Transformer of the lectures as real software."""
     from clearhead import __version__
-    from clearhead.cli.start import greeting
+    from clearhead.cli.help_texts import greeting
 
-    hints.shown()
+    show_warnings_on_stderr()
     if version:
         typer.echo(f"clearhead {__version__}")
         raise typer.Exit
@@ -113,14 +113,18 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
-        _stop(f"{error.filename or 'a file'}: {reason(error, error.filename or '')}.", 2)
+        _stop(f"{error.filename or 'a file'}: {os_error_reason(error, error.filename or '')}.", 2)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(told in str(error) for told in TOO_LARGE):
             raise
-        less = "a smaller model, shorter texts, or fewer at a time (train.rows, --n) need less"
+        less = (
+            "a smaller model, shorter texts, or fewer at a time (train.batch_size, --n) need less"
+        )
         _stop(f"this needs more memory than there is; {less}.", 2)
     except Exception as error:
-        wrong_use = getattr(error, "format_message", None)  # only click's mistakes have it, wherever typer keeps click
+        wrong_use = getattr(
+            error, "format_message", None
+        )  # only click's mistakes have it, wherever typer keeps click
         if wrong_use is None:
             raise
         _stop(_plainly(wrong_use(), getattr(error, "ctx", None)), 2)
@@ -130,11 +134,17 @@ def main() -> None:
 def _plainly(sentence: str, context: Any) -> str:
     """Click's sentence in words of the shell."""
     if kind := re.search("Input should be a valid (number|integer)", sentence):
-        return f"{sentence[: kind.start()]}it must be a {kind[1].replace('integer', 'whole number')}."
+        return (
+            f"{sentence[: kind.start()]}it must be a {kind[1].replace('integer', 'whole number')}."
+        )
     if extra := re.match(r"Got unexpected extra argument\S* \((.*)\)", sentence):
         names = {name for param in context.command.params for name in (param.name, *param.opts)}
-        quoted = "; a text of several words stands in quotes" if names & TEXTS else ""
-        listed = ", and several texts or names of files on the lines of a file: --input" if "--input" in names else ""
+        quoted = "; a text of several words stands in quotes" if names & TEXT_ARGUMENTS else ""
+        listed = (
+            ", and several texts or names of files on the lines of a file: --input"
+            if "--input" in names
+            else ""
+        )
         return f"{extra[1]!r} is left over{quoted}{listed}."
     return sentence
 

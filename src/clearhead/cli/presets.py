@@ -11,27 +11,33 @@ def presets(context: typer.Context, name: str | None = Name) -> None:
     What is printed reads back to the same model.
     --model.position=rotary and the like change what is printed.
     """
-    from clearhead.cli.flags import dotted
+    from clearhead.cli.common import parse_config_flags
+    from clearhead.config.presets import RECIPE_DATA
+    from clearhead.config.presets import presets as known
     from clearhead.errors import ClearheadError
-    from clearhead.presets import presets as known
-    from clearhead.recipes import EXPECTS
 
     if name is not None and name.startswith("-"):  # an option where a name was expected
-        dotted([name, *context.args])
+        parse_config_flags([name, *context.args])
         raise ClearheadError(f"{name} changes a preset; name one first.")
     if name is not None:
-        config = known[name].change(**dotted(context.args))
-        learns = f"# learns from {EXPECTS[name]}\n" if name in EXPECTS else ""
-        head = f"# {' '.join([name, *context.args])}: {config.parameters():,} parameters\n{learns}"
-        typer.echo(f"{head}\n{config.toml()}", nl=False)
+        config = known[name].replace(**parse_config_flags(context.args))
+        learns = f"# learns from {RECIPE_DATA[name]}\n" if name in RECIPE_DATA else ""
+        head = (
+            f"# {' '.join([name, *context.args])}: {config.num_parameters():,} parameters\n{learns}"
+        )
+        typer.echo(f"{head}\n{config.to_toml()}", nl=False)
         return
-    typer.echo(f"{'preset':<22} {'parameters':>15}  {'shape':<16} layers  width  heads  context  positions")
+    typer.echo(
+        f"{'preset':<22} {'parameters':>15}  {'shape':<16} layers  width  heads  context  positions"
+    )
     for preset, config in known.items():
         m = config.model
         typer.echo(
-            f"{preset:<22} {config.parameters():>15,}  {m.shape.kind:<16} {m.layers:>6} {m.width:>6} "
-            f"{m.attention.heads:>6} {m.context:>8}  {m.position.kind}"
+            f"{preset:<22} {config.num_parameters():>15,}  {m.architecture.kind:<16} {m.n_layers:>6} {m.d_model:>6} "
+            f"{m.attention.n_heads:>6} {m.context_length:>8}  {m.position.kind}"
         )
-    typer.echo("\nThese also say how they are trained; clearhead train NAME --data.train … learns from")
-    for preset, data in EXPECTS.items():
+    typer.echo(
+        "\nThese also say how they are trained; clearhead train NAME --data.train … learns from"
+    )
+    for preset, data in RECIPE_DATA.items():
         typer.echo(f"{preset:<22} {data}")

@@ -12,4 +12,4 @@ every document, sentence or row; and of classes `views`: confusion, classes, rel
 
 from clearhead.called import make_callable
 
-make_callable(__name__, "clearhead.evaluate.evaluation")
+make_callable(__name__, "clearhead.evaluate.evaluate")

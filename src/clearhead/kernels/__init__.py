@@ -3,5 +3,5 @@ form of a few lines elsewhere, and stands behind the same call."""
 
 from importlib.util import find_spec
 
-TRITON = find_spec("triton") is not None
-ALONE = "thread_local"  # how a step is recorded: what other threads ask of the GPU meanwhile does not break it
+TRITON_AVAILABLE = find_spec("triton") is not None
+GRAPH_CAPTURE_MODE = "thread_local"  # how a step is recorded: what other threads ask of the GPU meanwhile does not break it

@@ -1,49 +1,58 @@
 """See what a model does, and change it."""
 
-from clearhead.lens.atlas import atlas
-from clearhead.lens.attention import attention, attention_figure, contribution, rollout, softmax_row, written
+from clearhead.lens.activations import tokens
+from clearhead.lens.attention import (
+    attention,
+    attention_figure,
+    head_output_norms,
+    head_scores,
+    rollout,
+    softmax_steps,
+    value_weighted_attention,
+    word_attention,
+)
 from clearhead.lens.attribution import attribution
-from clearhead.lens.circuits import circuit
-from clearhead.lens.composition import composition
+from clearhead.lens.circuits import circuit, composition
 from clearhead.lens.context import context
-from clearhead.lens.film import read_film
-from clearhead.lens.film_figure import film_figure
 from clearhead.lens.logit_lens import logit_lens
-from clearhead.lens.looks import looks
-from clearhead.lens.neurons import neurons
-from clearhead.lens.pieces import tokens
-from clearhead.lens.positions import position_similarity, positions, relative_bias, rotary_angles, shifted
-from clearhead.lens.residual import residual
+from clearhead.lens.neurons import max_activating_examples
+from clearhead.lens.patching import ablation, patching
+from clearhead.lens.positions import (
+    position_shift,
+    position_similarity,
+    positional_encodings,
+    relative_bias,
+    rotary_angles,
+)
+from clearhead.lens.residual import residual_norms
 from clearhead.lens.steering import steering
-from clearhead.lens.sweep import patching, sweep
-from clearhead.lens.vectors import vectors
+from clearhead.lens.training_trace import read_training_trace, training_trace_figure
 
 __all__ = [
-    "atlas",
+    "ablation",
     "attention",
     "attention_figure",
     "attribution",
     "circuit",
     "composition",
     "context",
-    "contribution",
-    "film_figure",
+    "head_output_norms",
+    "head_scores",
     "logit_lens",
-    "looks",
-    "neurons",
+    "max_activating_examples",
     "patching",
+    "position_shift",
     "position_similarity",
-    "positions",
-    "read_film",
+    "positional_encodings",
+    "read_training_trace",
     "relative_bias",
-    "residual",
+    "residual_norms",
     "rollout",
     "rotary_angles",
-    "shifted",
-    "softmax_row",
+    "softmax_steps",
     "steering",
-    "sweep",
     "tokens",
-    "vectors",
-    "written",
+    "training_trace_figure",
+    "value_weighted_attention",
+    "word_attention",
 ]

@@ -10,17 +10,16 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.lens.given import known_names
-from clearhead.lens.logit_lens import token_labels
+from clearhead.hooks import Recorder, force_eager
+from clearhead.lens.activations import check_arguments, token_labels
 from clearhead.lens.view import Axis, View
 from clearhead.model import positions as schemes
-from clearhead.tap import Watch, eager
 
 if TYPE_CHECKING:
-    from clearhead.inside import Inside
+    from clearhead.api import Model
 
-SHOWN = 32  # positions, unless more are asked for
-NOTES = {
+DEFAULT_POSITION_COUNT = 32  # positions, unless more are asked for
+SCHEME_NOTES = {
     "learned": "what is added to the token at each position, as it was learned",
     "sinusoidal": "what is added to the token at each position: waves, ever slower; "
     "beside them bits of the position's number (full: 1), which slow down alike",
@@ -28,8 +27,10 @@ NOTES = {
 }
 
 
-@known_names
-def positions(model: "Inside", count: int = SHOWN, dimensions: int | None = None) -> View:
+@check_arguments
+def positional_encodings(
+    model: "Model", count: int = DEFAULT_POSITION_COUNT, dimensions: int | None = None
+) -> View:
     """scheme × position × dimension: what is added at each position; of rotary ones the cosine of each pair's angle.
 
     Sinusoidal ones stand beside binary counting: bits of the position's number, full for a one, empty for a zero, which
@@ -42,9 +43,13 @@ def positions(model: "Inside", count: int = SHOWN, dimensions: int | None = None
     if scheme == "sinusoidal":
         bits = (torch.arange(count)[:, None] >> _bits(rates)) % 2
         maps["binary counting"] = bits * values.abs().max()  # as strong as the waves
-    axes = Axis.of("scheme", list(maps)), Axis.of("position", count), Axis.of("dimension", list(map(str, shown)))
+    axes = (
+        Axis.from_labels("scheme", list(maps)),
+        Axis.from_labels("position", count),
+        Axis.from_labels("dimension", list(map(str, shown))),
+    )
     both = torch.stack(list(maps.values()))[..., shown]
-    return View(both, axes, f"{scheme} positions", "value", signed=True, note=NOTES[scheme])
+    return View(both, axes, f"{scheme} positions", "value", signed=True, note=SCHEME_NOTES[scheme])
 
 
 def _bits(rates: Tensor) -> Tensor:
@@ -60,11 +65,15 @@ def _spread(size: int, some: int | None) -> list[int]:
     """All places of a row, or some of them, evenly."""
     if some is not None and (isinstance(some, bool) or not isinstance(some, int) or some < 1):
         raise ClearheadError(f"dimensions = {some!r} must be a whole number, at least 1.")
-    return [i * size // some for i in range(some)] if some is not None and some < size else list(range(size))
+    return (
+        [i * size // some for i in range(some)]
+        if some is not None and some < size
+        else list(range(size))
+    )
 
 
-@known_names
-def position_similarity(model: "Inside", count: int = SHOWN) -> View:
+@check_arguments
+def position_similarity(model: "Model", count: int = DEFAULT_POSITION_COUNT) -> View:
     """position × position: the cosine of their vectors; of rotary ones, the mean cosine of the angle between them."""
     scheme, values, rates = _waves(model, count)
     if scheme == "rotary":
@@ -73,90 +82,111 @@ def position_similarity(model: "Inside", count: int = SHOWN) -> View:
     else:
         unit = F.normalize(values, dim=-1)
         alike = unit @ unit.mT
-    axes = Axis.of("position", count), Axis.of("other", count)
-    return View(alike, axes, f"similarity of {scheme} positions", "cosine", signed=True, most=1.0)
+    axes = Axis.from_labels("position", count), Axis.from_labels("other", count)
+    return View(alike, axes, f"similarity of {scheme} positions", "cosine", signed=True, vmax=1.0)
 
 
-@known_names
-def rotary_angles(model: "Inside", count: int = SHOWN) -> View:
+@check_arguments
+def rotary_angles(model: "Model", count: int = DEFAULT_POSITION_COUNT) -> View:
     """position × pair of dimensions: the angle by which queries and keys are turned, in turns of 360°."""
     _check(model, count)
     position = model.net.position
     if not isinstance(position, schemes.Rotary):
-        raise ClearheadError(f"only rotary positions turn; those of this model are {_kind(model)!r}.")
-    rates = position.rates(torch.device("cpu"))
+        raise ClearheadError(
+            f"only rotary positions turn; those of this model are {_kind(model)!r}."
+        )
+    rates = position.frequencies(torch.device("cpu"))
     turns = torch.arange(count)[:, None] * rates / (2 * math.pi)
-    axes = Axis.of("position", count), Axis.of("pair", len(rates))
+    axes = Axis.from_labels("position", count), Axis.from_labels("pair", len(rates))
     note = "full turns at each position; pair i is dimensions i and i + half of those that turn"
     return View(turns, axes, "rotary angles", "turns", note=note)
 
 
-@known_names
-def relative_bias(model: "Inside", count: int = SHOWN) -> View:
+@check_arguments
+def relative_bias(model: "Model", count: int = DEFAULT_POSITION_COUNT) -> View:
     """head × distance: what is added to a score, by how far the key lies before the query (below 0: after it)."""
     _check(model, count)
     position = model.net.position
-    if not isinstance(position, schemes.Relative | schemes.Alibi):
+    if not isinstance(position, schemes.T5 | schemes.ALiBi):
         raise ClearheadError(
             f"only relative and alibi positions are a bias by distance alone; those of this model are {_kind(model)!r}."
         )
-    back = list(range(count) if model.net.causal else range(1 - count, count))
+    back = list(range(count) if model.net.is_causal else range(1 - count, count))
     like = next(model.net.parameters())
     query = torch.tensor([[count - 1]], device=like.device)
-    place = position.places(query, query - torch.tensor([back], device=like.device), 1)[0]
-    heads = model.config.model.attention.heads
+    place = position.layer_positions(query, query - torch.tensor([back], device=like.device), 1)[0]
+    heads = model.config.model.attention.n_heads
     with torch.no_grad():
         bias = place.bias(like.new_zeros(1, heads, 1, 1), 1.0)
     assert bias is not None
-    axes = Axis.of("head", heads), Axis.of("distance", [str(b) for b in back])
-    return View(bias[0, :, 0], axes, f"{_kind(model)} bias", "bias", signed=True, note="added to a head's scores")
+    axes = Axis.from_labels("head", heads), Axis.from_labels("distance", [str(b) for b in back])
+    return View(
+        bias[0, :, 0],
+        axes,
+        f"{_kind(model)} bias",
+        "bias",
+        signed=True,
+        note="added to a head's scores",
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Shifted(View):
+class PositionShift(View):
     """layer × token: how far the stream after a layer moved, as a share of its length. `patterns` is of attention."""
 
     patterns: View | None = None
 
 
-@known_names
-def shifted(model: "Inside", x: Any, by: int = 1) -> Shifted:
+@check_arguments
+def position_shift(model: "Model", x: Any, by: int = 1) -> PositionShift:
     """What changes when a text starts `by` positions later: nothing, where only distances count (L2.4, L2.5)."""
     m = model.config.model
-    if not isinstance(m.input, c.Tokens) or isinstance(m.shape, c.EncoderDecoder):
+    if not isinstance(m.input, c.Tokens) or isinstance(m.architecture, c.EncoderDecoder):
         raise ClearheadError("a text can be shifted in decoders and encoders of text.")
-    batch = model._batch(x)
-    if len(batch.ids) != 1:
-        raise ClearheadError(f"this shifts one text at a time, not {len(batch.ids)}.")
-    tokens = batch.ids.shape[1]
+    batch = model.make_batch(x)
+    if len(batch.inputs) != 1:
+        raise ClearheadError(f"this shifts one text at a time, not {len(batch.inputs)}.")
+    tokens = batch.inputs.shape[1]
     if isinstance(by, bool) or not isinstance(by, int) or by < 1:
         raise ClearheadError(f"by = {by!r} must be a whole number of positions, at least 1.")
-    if isinstance(m.position, c.Learned) and tokens + by > m.context:
-        most = m.context - tokens
+    if isinstance(m.position, c.Learned) and tokens + by > m.context_length:
+        most = m.context_length - tokens
         raise ClearheadError(
-            f"{tokens} tokens cannot start {by} later: there are {m.context} learned positions, so {most} at most."
+            f"{tokens} tokens cannot start {by} later: there are {m.context_length} learned positions, so {most} at most."
         )
-    streams = [f"blocks.{i}.post" for i in range(m.layers)]
-    looks = [f"blocks.{i}.attn.pattern" for i in range(m.layers)]
+    streams = [f"blocks.{i}.resid_post" for i in range(m.n_layers)]
+    looks = [f"blocks.{i}.attn.pattern" for i in range(m.n_layers)]
     runs = []
     for start in (0, by):
-        watch = Watch([*streams, *looks])
-        at = torch.arange(start, start + tokens, device=batch.ids.device)[None]
-        with torch.no_grad(), eager():
-            model.net(batch.ids, at=at, tap=watch)
+        watch = Recorder([*streams, *looks])
+        at = torch.arange(start, start + tokens, device=batch.inputs.device)[None]
+        with torch.no_grad(), force_eager():
+            model.net(batch.inputs, position_ids=at, hooks=watch)
         runs.append(watch.values)
     old, new = ([run[name][0].float().cpu() for name in streams] for run in runs)
-    moved = torch.stack([(b - a).norm(dim=-1) / a.norm(dim=-1) for a, b in zip(old, new, strict=True)])
-    most_moved = torch.stack(
-        [(runs[1][name] - runs[0][name])[0].float().abs().amax(dim=(-1, -2)).cpu() for name in looks]
+    moved = torch.stack(
+        [(b - a).norm(dim=-1) / a.norm(dim=-1) for a, b in zip(old, new, strict=True)]
     )
-    layer, title = Axis.of("layer", m.layers), f"{by} positions later"
+    most_moved = torch.stack(
+        [
+            (runs[1][name] - runs[0][name])[0].float().abs().amax(dim=(-1, -2)).cpu()
+            for name in looks
+        ]
+    )
+    layer = Axis.from_labels("layer", m.n_layers)
+    title = f"{by} positions later"
     note = "largest change of a weight of each head's pattern"
-    patterns = View(most_moved, (layer, Axis.of("head", most_moved.shape[1])), title, "change", note=note)
+    patterns = View(
+        most_moved,
+        (layer, Axis.from_labels("head", most_moved.shape[1])),
+        title,
+        "change",
+        note=note,
+    )
     note = "how far the stream after each layer moved, as a share of its length"
-    return Shifted(
+    return PositionShift(
         moved,
-        (layer, Axis.of("token", token_labels(model.tokenizer, batch.rows()[0]))),
+        (layer, Axis.from_labels("token", token_labels(model.tokenizer, batch.unpadded_rows()[0]))),
         title,
         "change",
         note=note,
@@ -164,31 +194,36 @@ def shifted(model: "Inside", x: Any, by: int = 1) -> Shifted:
     )
 
 
-def _waves(model: "Inside", count: int) -> tuple[str, Tensor, Tensor]:
+def _waves(model: "Model", count: int) -> tuple[str, Tensor, Tensor]:
     """The scheme's name, position × dimension, and the radians a position of each dimension's wave."""
     _check(model, count)
-    position, device = model.net.position, torch.device("cpu")
+    position = model.net.position
+    device = torch.device("cpu")
     if isinstance(position, schemes.Rotary):
-        rates = position.rates(device)
+        rates = position.frequencies(device)
         return "rotary", (torch.arange(count)[:, None] * rates).cos(), rates
     like = next(model.net.parameters())
     with torch.no_grad():
         added = position.embed(torch.arange(count, device=like.device)[None], torch.float32)
     if added is None:
-        biased = isinstance(position, schemes.Relative | schemes.Alibi)
+        biased = isinstance(position, schemes.T5 | schemes.ALiBi)
         instead = "relative_bias shows their bias" if biased else "shifted shows what they do"
         raise ClearheadError(f"positions of the kind {_kind(model)!r} are no vectors; {instead}.")
-    rates = schemes.wave_rates(added.shape[-1] + added.shape[-1] % 2, schemes.THETA, device)
+    rates = schemes.inverse_frequencies(
+        added.shape[-1] + added.shape[-1] % 2, schemes.DEFAULT_THETA, device
+    )
     halves = isinstance(position, schemes.Sinusoidal) and position.layout == "halves"
     by_dimension = rates.repeat(2) if halves else rates.repeat_interleave(2)
     return _kind(model), added[0].float().cpu(), by_dimension[: added.shape[-1]]
 
 
-def _check(model: "Inside", count: int) -> None:
-    context = model.net.context
+def _check(model: "Model", count: int) -> None:
+    context = model.net.context_length
     if isinstance(count, bool) or not isinstance(count, int) or not 2 <= count <= context:
-        raise ClearheadError(f"count = {count!r} must be from 2 to {context}, the positions this model has.")
+        raise ClearheadError(
+            f"count = {count!r} must be from 2 to {context}, the positions this model has."
+        )
 
 
-def _kind(model: "Inside") -> str:
+def _kind(model: "Model") -> str:
     return model.config.model.position.kind

@@ -9,63 +9,91 @@ from starlette.exceptions import HTTPException
 
 from clearhead import __version__
 from clearhead.errors import ClearheadError
-from clearhead.serve import answers, openai
-from clearhead.serve.guard import Guard
-from clearhead.serve.limits import Limits
-from clearhead.serve.metrics import Now, labels, resident
-from clearhead.serve.refused import Refused
-from clearhead.serve.shapes import Tree
-from clearhead.serve.shelf import Shelf
-from clearhead.serve.worker import stopping
+from clearhead.serve.metrics import Gauges, make_labels, resident_memory_bytes
+from clearhead.serve.middleware import AccessMiddleware, APIError, Limits
+from clearhead.serve.openai import JSONDict, add_openai_routes
+from clearhead.serve.registry import ModelRegistry
+from clearhead.serve.scheduler import stopping_error
+from clearhead.serve.tasks import add_task_routes
 
 
-def build(shelf: Shelf, limits: Limits, key: str = "", page: bool = False, hosts: Sequence[str] = ()) -> FastAPI:
+def create_app(
+    shelf: ModelRegistry,
+    limits: Limits,
+    key: str = "",
+    page: bool = False,
+    hosts: Sequence[str] = (),
+) -> FastAPI:
     """The app for the models of a shelf. `hosts` are names it answers to besides localhost and numbers."""
     shelf.limits = limits
     app = FastAPI(title="clearhead", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, limits=limits, key=key, hosts=hosts, counted=shelf.metrics.requests)
+    app.add_middleware(
+        AccessMiddleware,
+        limits=limits,
+        key=key,
+        hosts=hosts,
+        request_counter=shelf.metrics.requests,
+    )
     app.add_exception_handler(ClearheadError, _mistake)
     app.add_exception_handler(RequestValidationError, _misread)
     app.add_exception_handler(HTTPException, _nowhere)
-    openai.add(app, shelf, limits)
-    answers.add(app, shelf, limits)
+    add_openai_routes(app, shelf, limits)
+    add_task_routes(app, shelf, limits)
     _about(app, shelf)
     if page:
-        from clearhead.serve.pages import add
+        from clearhead.serve.explorer import add_explorer
 
-        add(app, shelf, limits)
+        add_explorer(app, shelf, limits)
     return app
 
 
-def _about(app: FastAPI, shelf: Shelf) -> None:
+def _about(app: FastAPI, shelf: ModelRegistry) -> None:
     @app.get("/health")
-    async def health() -> Tree:
+    async def health() -> JSONDict:
         """Whether work is taken on."""
-        if shelf.stopping:
-            raise stopping()
+        if shelf.is_stopping:
+            raise stopping_error()
         return {"status": "ok"}
 
     @app.get("/metrics")
     async def metrics() -> Response:
         """What is counted, as Prometheus reads it."""
-        at_work = [(labels(model=name), held.started) for name, held in shelf.held.items() if held.started]
-        made = [(label, scribe) for label, worker in at_work if (scribe := worker.made)]
-        now: Now = {
-            "clearhead_waiting_texts": ("Texts that wait.", [(label, w.texts.count) for label, w in at_work]),
-            "clearhead_slots": ("Texts that can be written at once.", [(label, m.engine.slots) for label, m in made]),
-            "clearhead_slots_used": ("Texts being written.", [(label, len(m.seated)) for label, m in made]),
+        at_work = [
+            (make_labels(model=name), held.existing_worker)
+            for name, held in shelf.loaded.items()
+            if held.existing_worker
+        ]
+        made = [
+            (label, scribe) for label, worker in at_work if (scribe := worker.existing_scheduler)
+        ]
+        now: Gauges = {
+            "clearhead_waiting_texts": (
+                "Texts that wait.",
+                [(label, w.text_queue.num_waiting) for label, w in at_work],
+            ),
+            "clearhead_slots": (
+                "Texts that can be written at once.",
+                [(label, m.engine.slots) for label, m in made],
+            ),
+            "clearhead_slots_used": (
+                "Texts being written.",
+                [(label, len(m.running)) for label, m in made],
+            ),
             "clearhead_models_bytes": (
                 "What models take, with the rows of their texts.",
-                [(labels(model=name), held.bytes) for name, held in shelf.held.items()],
+                [(make_labels(model=name), held.num_bytes) for name, held in shelf.loaded.items()],
             ),
-            "process_resident_memory_bytes": ("Memory of the process.", [((), resident())]),
+            "process_resident_memory_bytes": (
+                "Memory of the process.",
+                [((), resident_memory_bytes())],
+            ),
         }
-        return PlainTextResponse(shelf.metrics.text(now), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(shelf.metrics.render(now), media_type="text/plain; version=0.0.4")
 
 
 async def _mistake(request: Request, error: Exception) -> Response:
     assert isinstance(error, ClearheadError)
-    return _told(Refused.of(error))
+    return _told(APIError.from_error(error))
 
 
 async def _misread(request: Request, error: Exception) -> Response:
@@ -73,14 +101,18 @@ async def _misread(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found = error.errors()
     if isinstance(own := found[0].get("ctx", {}).get("error"), ClearheadError):
-        return _told(Refused.of(own))
+        return _told(APIError.from_error(own))
     if found[0]["type"] == "json_invalid":
-        return _told(Refused("the body is not JSON."))
+        return _told(APIError("the body is not JSON."))
     if isinstance(found[0].get("input"), bytes):
-        return _told(Refused("the body was not read; send it as application/json (Content-Type)."))
+        return _told(APIError("the body was not read; send it as application/json (Content-Type)."))
     name = [*found[0]["loc"], "body"][1]  # loc is the body, its field, places inside that
     wrong = dict.fromkeys(one["msg"].removeprefix("Input ") for one in found if name in one["loc"])
-    return _told(Refused(f"{name}: {' or '.join(wrong) or found[0]['msg']}."[:300].lower(), param=str(name)[:80]))
+    return _told(
+        APIError(
+            f"{name}: {' or '.join(wrong) or found[0]['msg']}."[:300].lower(), param=str(name)[:80]
+        )
+    )
 
 
 async def _nowhere(request: Request, error: Exception) -> Response:
@@ -92,10 +124,10 @@ async def _nowhere(request: Request, error: Exception) -> Response:
         "Not Found": f"there is nothing at {path}{hint}.",
         "Method Not Allowed": f"{request.method} is not done here.",
     }
-    told = _told(Refused(sentences.get(str(error.detail), str(error.detail)), error.status_code))
+    told = _told(APIError(sentences.get(str(error.detail), str(error.detail)), error.status_code))
     told.headers.update(error.headers or {})
     return told
 
 
-def _told(error: Refused) -> Response:
-    return Response(error.body, error.status, error.headers, "application/json")
+def _told(error: APIError) -> Response:
+    return Response(error.body, error.status_code, error.headers, "application/json")

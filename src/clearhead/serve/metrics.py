@@ -7,26 +7,52 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 
-FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)  # seconds to a first token
-NEXT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)  # seconds from one to the next
+FIRST_TOKEN_BUCKETS = (
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+    60,
+)  # seconds to a first token
+OUTPUT_TOKEN_BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+)  # seconds from one to the next
 
 Labels = tuple[tuple[str, str], ...]
 Sample = tuple[str, Labels, float]
-Now = Mapping[str, tuple[str, Sequence[tuple[Labels, float]]]]  # a sentence, and values by labels, for each name
+Gauges = Mapping[
+    str, tuple[str, Sequence[tuple[Labels, float]]]
+]  # a sentence, and values by labels, for each name
 
 
-def labels(**given: str) -> Labels:
+def make_labels(**given: str) -> Labels:
     return tuple(given.items())
 
 
-class Count:
+class CounterMetric:
     """Something that only grows, by labels."""
 
     def __init__(self) -> None:
         self.values: Counter[Labels] = Counter()
 
-    def add(self, amount: int = 1, **given: str) -> None:
-        self.values[labels(**given)] += amount
+    def inc(self, amount: int = 1, **given: str) -> None:
+        self.values[make_labels(**given)] += amount
 
     def samples(self, name: str) -> Iterator[Sample]:
         return ((name, label, value) for label, value in self.values.items())
@@ -36,17 +62,21 @@ class Histogram:
     """How often something took how long, by labels."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds, self.counts, self.sums = bounds, dict[Labels, list[int]](), Counter[Labels]()
+        self.bounds = bounds
+        self.counts = dict[Labels, list[int]]()
+        self.sums = Counter[Labels]()
 
-    def see(self, seconds: float, **given: str) -> None:
-        label = labels(**given)
+    def observe(self, seconds: float, **given: str) -> None:
+        label = make_labels(**given)
         counts = self.counts.setdefault(label, [0] * (len(self.bounds) + 1))
         counts[bisect_left(self.bounds, seconds)] += 1
         self.sums[label] += seconds  # type: ignore[assignment]  # a Counter adds any numbers
 
     def samples(self, name: str) -> Iterator[Sample]:
         for label, counts in self.counts.items():
-            for bound, total in zip((*map(str, self.bounds), "+Inf"), accumulate(counts), strict=True):
+            for bound, total in zip(
+                (*map(str, self.bounds), "+Inf"), accumulate(counts), strict=True
+            ):
                 yield f"{name}_bucket", (*label, ("le", bound)), total
             yield f"{name}_sum", label, self.sums[label]
             yield f"{name}_count", label, sum(counts)
@@ -56,22 +86,35 @@ class Metrics:
     """All that is counted."""
 
     def __init__(self) -> None:
-        self.requests, self.read, self.written = Count(), Count(), Count()
-        self.first, self.next = Histogram(FIRST), Histogram(NEXT)
+        self.requests = CounterMetric()
+        self.prompt_tokens = CounterMetric()
+        self.generation_tokens = CounterMetric()
+        self.time_to_first_token = Histogram(FIRST_TOKEN_BUCKETS)
+        self.time_per_output_token = Histogram(OUTPUT_TOKEN_BUCKETS)
 
-    def text(self, now: Now) -> str:
+    def render(self, now: Gauges) -> str:
         """In Prometheus' format, with what is to be told of this moment."""
-        counted: dict[str, tuple[str, Count | Histogram]] = {
+        counted: dict[str, tuple[str, CounterMetric | Histogram]] = {
             "clearhead_requests_total": ("Requests answered.", self.requests),
-            "clearhead_prompt_tokens_total": ("Tokens of prompts.", self.read),
-            "clearhead_written_tokens_total": ("Tokens written.", self.written),
-            "clearhead_first_token_seconds": ("From where a text begins to wait to its first token.", self.first),
-            "clearhead_next_token_seconds": ("From one token of a request to the next.", self.next),
+            "clearhead_prompt_tokens_total": ("Tokens of prompts.", self.prompt_tokens),
+            "clearhead_written_tokens_total": ("Tokens written.", self.generation_tokens),
+            "clearhead_first_token_seconds": (
+                "From where a text begins to wait to its first token.",
+                self.time_to_first_token,
+            ),
+            "clearhead_next_token_seconds": (
+                "From one token of a request to the next.",
+                self.time_per_output_token,
+            ),
         }
         lines = []
         for name, (sentence, one) in counted.items():
             kind = "histogram" if isinstance(one, Histogram) else "counter"
-            lines += [f"# HELP {name} {sentence}", f"# TYPE {name} {kind}", *map(_line, one.samples(name))]
+            lines += [
+                f"# HELP {name} {sentence}",
+                f"# TYPE {name} {kind}",
+                *map(_line, one.samples(name)),
+            ]
         for name, (sentence, values) in now.items():
             samples = [(name, label, value) for label, value in values]
             lines += [f"# HELP {name} {sentence}", f"# TYPE {name} gauge", *map(_line, samples)]
@@ -88,7 +131,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-def resident() -> int:
+def resident_memory_bytes() -> int:
     """Bytes of memory that this process has now; 0 where the system does not tell."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

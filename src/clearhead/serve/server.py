@@ -12,15 +12,15 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from clearhead.errors import ClearheadError
-from clearhead.serve.computing import leave
-from clearhead.serve.exchange import GRACE
-from clearhead.serve.shelf import Shelf
+from clearhead.serve.middleware import GRACE_SECONDS
+from clearhead.serve.registry import ModelRegistry
+from clearhead.serve.scheduler import exit_process
 
-SILENT = 30.0  # seconds
-LAST = 65535  # port
+IDLE_TIMEOUT = 30.0  # seconds
+MAX_PORT = 65535  # port
 
 
-def loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether only this machine itself can come in there."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -28,24 +28,32 @@ def loopback(host: str) -> bool:
         return False
 
 
-class Taken(ClearheadError):
+class PortInUseError(ClearheadError):
     """The port is another's."""
 
 
-def listening(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """A port that is ours, or a sentence why not."""
-    if not 0 <= port <= LAST:
-        raise ClearheadError(f"--port {port} is no port; it is 0 to {LAST}, and 0 is any that is free.")
+    if not 0 <= port <= MAX_PORT:
+        raise ClearheadError(
+            f"--port {port} is no port; it is 0 to {MAX_PORT}, and 0 is any that is free."
+        )
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error.strerror or error)
-        kind = Taken if error.errno == errno.EADDRINUSE else ClearheadError
-        raise kind(f"{host}:{port} cannot be served on: {reason}; choose another --port or --host.") from None
+        reason = (
+            os.strerror(error.errno).lower()
+            if error.errno and error.errno > 0
+            else str(error.strerror or error)
+        )
+        kind = PortInUseError if error.errno == errno.EADDRINUSE else ClearheadError
+        raise kind(
+            f"{host}:{port} cannot be served on: {reason}; choose another --port or --host."
+        ) from None
 
 
-class Connection(H11Protocol):
+class IdleTimeoutProtocol(H11Protocol):
     """One that asks for something now and then, and reads the answers; who keeps silent, never ends a header, or does
     not fetch what is left of an answer, is cut off."""
 
@@ -59,7 +67,7 @@ class Connection(H11Protocol):
         return self.cycle, over, self.transport.get_write_buffer_size()
 
     def _look_later(self) -> None:
-        self.looking = self.loop.call_later(SILENT, self._look, self._now())
+        self.looking = self.loop.call_later(IDLE_TIMEOUT, self._look, self._now())
 
     def _look(self, before: tuple[RequestResponseCycle | None, bool, int]) -> None:
         """A client whose turn it is, and who has done nothing since the last look, has gone."""
@@ -76,11 +84,25 @@ class Connection(H11Protocol):
 class Server(uvicorn.Server):
     """uvicorn, which lets the models finish or tell their readers before it ends."""
 
-    def __init__(self, app: ASGIApp, shelf: Shelf, ready: Callable[[], None] = lambda: None) -> None:
-        self.shelf, self.ready = shelf, ready
-        options = {"http": Connection, "ws": "none", "loop": "asyncio", "lifespan": "off", "access_log": False}
-        quiet = {"log_config": None, "log_level": "critical", "server_header": False, "proxy_headers": False}
-        seconds = int(shelf.limits.stop_seconds + GRACE)
+    def __init__(
+        self, app: ASGIApp, shelf: ModelRegistry, ready: Callable[[], None] = lambda: None
+    ) -> None:
+        self.shelf = shelf
+        self.ready = ready
+        options = {
+            "http": IdleTimeoutProtocol,
+            "ws": "none",
+            "loop": "asyncio",
+            "lifespan": "off",
+            "access_log": False,
+        }
+        quiet = {
+            "log_config": None,
+            "log_level": "critical",
+            "server_header": False,
+            "proxy_headers": False,
+        }
+        seconds = int(shelf.limits.shutdown_timeout + GRACE_SECONDS)
         super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=seconds, **options, **quiet))  # type: ignore[arg-type]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -88,7 +110,7 @@ class Server(uvicorn.Server):
         self.ready()  # from here on a signal is heeded
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        stopping = asyncio.create_task(self.shelf.stop(self.shelf.limits.stop_seconds))
+        stopping = asyncio.create_task(self.shelf.stop(self.shelf.limits.shutdown_timeout))
         await super().shutdown(sockets)
         if self.force_exit:
             stopping.cancel()
@@ -96,7 +118,13 @@ class Server(uvicorn.Server):
         self._captured_signals.clear()  # which were heeded, and need not end the process once more
 
 
-def run(app: ASGIApp, shelf: Shelf, at: socket.socket, all_at_once: bool, ready: Callable[[], None]) -> None:
+def run_server(
+    app: ASGIApp,
+    shelf: ModelRegistry,
+    at: socket.socket,
+    all_at_once: bool,
+    ready: Callable[[], None],
+) -> None:
     """Until a signal; the first model is there before anyone is let in, or all of them."""
 
     async def serve() -> None:
@@ -104,4 +132,4 @@ def run(app: ASGIApp, shelf: Shelf, at: socket.socket, all_at_once: bool, ready:
         await Server(app, shelf, ready).serve(sockets=[at])
 
     asyncio.run(serve())
-    leave()
+    exit_process()

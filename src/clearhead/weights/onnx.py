@@ -37,162 +37,219 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.files import write_json
-from clearhead.model import masks
-from clearhead.model.block import CrossBlock
-from clearhead.model.caches import FRESH, Fresh, Frozen, KeysValues, Make
-from clearhead.model.heads import LanguageHead
-from clearhead.model.masks import EVERYTHING, Mask
-from clearhead.model.positions import NOWHERE
-from clearhead.model.transformer import Transformer, build
-from clearhead.tap import SILENT
-from clearhead.weights.checkpoint import Checkpoint, Home, fill
+from clearhead.hooks import NO_HOOKS
+from clearhead.io import write_json
+from clearhead.model.attention import NO_MASK, Mask, cross_attention_mask, distance_mask
+from clearhead.model.heads import LMHead
+from clearhead.model.kv_cache import NO_CACHE, ComputeKV, CrossKVCache, KeysValues, NoCache
+from clearhead.model.positions import NO_POSITION
+from clearhead.model.transformer import CrossAttentionBlock, Transformer, build_transformer
+from clearhead.weights.checkpoint import Checkpoint, Placement, load_weights
 
-CONFIG = "onnx_config.json"
-LARGE = 1_500_000_000  # bytes; no ONNX file holds more than 2 GB
+ONNX_CONFIG_FILE = "onnx_config.json"
+EXTERNAL_DATA_BYTES = 1_500_000_000  # bytes; no ONNX file holds more than 2 GB
 
-Shape = tuple[int | str, ...]  # a size that may vary has a name
-EXAMPLE = {"batch": 3, "tokens": 2, "past": 4, "past_and_tokens": 6, "source": 5}  # sizes to trace with
-Stepped = tuple[Tensor, list[KeysValues]]
+DynamicShape = tuple[int | str, ...]  # a size that may vary has a name
+TRACE_SIZES = {
+    "batch": 3,
+    "tokens": 2,
+    "past": 4,
+    "past_and_tokens": 6,
+    "source": 5,
+}  # sizes to trace with
+StepOutput = tuple[Tensor, list[KeysValues]]
 
 
-def write(folder: Path, model: Checkpoint) -> None:
+def save_onnx(folder: Path, model: Checkpoint) -> None:
     for package in ("onnx", "onnxscript"):
         if importlib.util.find_spec(package) is None:
-            raise ClearheadError(f"writing ONNX needs the package {package}; pip install 'clearhead[onnx]'.")
+            raise ClearheadError(
+                f"writing ONNX needs the package {package}; pip install 'clearhead[onnx]'."
+            )
     weights = ((name, p.detach()) for name, p in model.net.named_parameters())
-    net = fill(build(model.config.model, seed=None), weights, Home("cpu", torch.float32), "the model")
-    for file in _files(model.config.model):
+    net = load_weights(
+        build_transformer(model.config.model, seed=None),
+        weights,
+        Placement("cpu", torch.float32),
+        "the model",
+    )
+    for file in _onnx_files(model.config.model):
         _export(net, file, folder)
-    write_json(folder / CONFIG, model.config.tree(), 1)
-    model.save_tokenizers_for_engines(folder)
+    write_json(folder / ONNX_CONFIG_FILE, model.config.to_dict(), 1)
+    model.export_tokenizers(folder)
 
 
 # ---------------------------------------------------------------- what a file computes
-class Past(Fresh):
+class PastKeyValues(NoCache):
     """Keys and values as values: handed in with the old tokens, handed out with the new ones too."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.held = keys, values
+        self.key_values = keys, values
 
-    def __call__(self, make: Make, *args: object) -> KeysValues:
+    def __call__(self, make: ComputeKV, *args: object) -> KeysValues:
         keys, values = make(*args)
-        self.held = torch.cat((self.held[0], keys), dim=2), torch.cat((self.held[1], values), dim=2)
-        return self.held
+        self.key_values = (
+            torch.cat((self.key_values[0], keys), dim=2),
+            torch.cat((self.key_values[1], values), dim=2),
+        )
+        return self.key_values
 
 
-class Given(Frozen):
+class EncoderKeyValues(CrossKVCache):
     """Keys and values of a source that another file has read."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.kept = keys, values
+        self.keys_values = keys, values
 
 
-def read_row(net: Transformer, x: Tensor, real: Tensor | None = None, kinds: Tensor | None = None) -> Tensor:
+def forward_sequence(
+    net: Transformer, x: Tensor, real: Tensor | None = None, kinds: Tensor | None = None
+) -> Tensor:
     """All of it at once; `real` is the attention mask."""
-    at = None if real is None else _count(real)
-    return _predict(net, net.run(x, at, real, kinds, SILENT), real)
+    at = None if real is None else _position_ids(real)
+    return _predict(net, net.run(x, at, real, kinds, NO_HOOKS), real)
 
 
-def read_source(net: Transformer, x: Tensor, real: Tensor | None = None) -> Stepped:
+def encode_source(net: Transformer, x: Tensor, real: Tensor | None = None) -> StepOutput:
     """The encoder's output, and the keys and values that each layer of the decoder makes of it."""
     assert net.encoder is not None
-    at = None if real is None else _count(real)
-    encoded = net.encoder.run(x, at, real, None, SILENT)
-    crosses = [block.cross for block in net.blocks if isinstance(block, CrossBlock)]
-    return encoded, [cross.keys_values(encoded, NOWHERE, SILENT) for cross in crosses]
+    at = None if real is None else _position_ids(real)
+    encoded = net.encoder.run(x, at, real, None, NO_HOOKS)
+    crosses = [block.cross_attn for block in net.blocks if isinstance(block, CrossAttentionBlock)]
+    return encoded, [cross.project_kv(encoded, NO_POSITION, NO_HOOKS) for cross in crosses]
 
 
-def step(net: Transformer, ids: Tensor, real: Tensor, at: Tensor, *past: Tensor) -> Stepped:
-    return _step(net, ids, real, at, [(Past(*past[i : i + 2]), FRESH) for i in range(0, len(past), 2)], EVERYTHING)
+def decode_step(
+    net: Transformer, ids: Tensor, real: Tensor, at: Tensor, *past: Tensor
+) -> StepOutput:
+    return _decode_step(
+        net,
+        ids,
+        real,
+        at,
+        [(PastKeyValues(*past[i : i + 2]), NO_CACHE) for i in range(0, len(past), 2)],
+        NO_MASK,
+    )
 
 
-def step_from_source(net: Transformer, ids: Tensor, *given: Tensor) -> Stepped:
+def decode_step_with_source(net: Transformer, ids: Tensor, *given: Tensor) -> StepOutput:
     n = 4 * len(net.blocks)
-    caches = [(Past(*given[i : i + 2]), Given(*given[i + 2 : i + 4])) for i in range(0, n, 4)]
+    caches = [
+        (PastKeyValues(*given[i : i + 2]), EncoderKeyValues(*given[i + 2 : i + 4]))
+        for i in range(0, n, 4)
+    ]
     real = ids.new_ones(ids.shape[0], given[0].shape[2] + ids.shape[1])
-    source_mask = masks.across(torch.ones_like(ids), *given[n:]) if given[n:] else EVERYTHING
-    return _step(net, ids, real, _count(real)[:, given[0].shape[2] :], caches, source_mask)
+    source_mask = cross_attention_mask(torch.ones_like(ids), *given[n:]) if given[n:] else NO_MASK
+    return _decode_step(
+        net, ids, real, _position_ids(real)[:, given[0].shape[2] :], caches, source_mask
+    )
 
 
-def _step(
+def _decode_step(
     net: Transformer,
     ids: Tensor,
     real: Tensor,
     at: Tensor,
-    caches: Sequence[tuple[Past, Fresh | Frozen]],
+    caches: Sequence[tuple[PastKeyValues, NoCache | CrossKVCache]],
     source_mask: Mask,
-) -> Stepped:
+) -> StepOutput:
     """`Stack.run`, with keys wherever padding has put them."""
-    keys, x = _count(real), net.embed(ids)
-    mask = Mask(allowed=masks.between(at, keys, causal=True, window=net.window) & real.bool()[:, None, None])
-    hidden = net.through(x, at, keys, mask, caches, SILENT, x, source_mask)  # nobody reads x as the source
-    return _predict(net, hidden, None), [own.held for own, _ in caches]
+    keys = _position_ids(real)
+    x = net.embed(ids)
+    mask = Mask(
+        allowed=distance_mask(at, keys, is_causal=True, window=net.sliding_window)
+        & real.bool()[:, None, None]
+    )
+    hidden = net.run_blocks(
+        x, at, keys, mask, caches, NO_HOOKS, x, source_mask
+    )  # nobody reads x as the source
+    return _predict(net, hidden, None), [own.key_values for own, _ in caches]
 
 
-def _count(real: Tensor) -> Tensor:
+def _position_ids(real: Tensor) -> Tensor:
     """Positions of the real tokens; padding stands where one of them does, so it sees something and is no NaN."""
     return (real.cumsum(dim=1) - 1).clamp(min=0)
 
 
 def _predict(net: Transformer, hidden: Tensor, real: Tensor | None) -> Tensor:
     head = net.head
-    if isinstance(head, LanguageHead):  # not by `unembed`, which lays out its rows for torch
-        return F.linear(head.read(hidden), head.unembed.weight, head.bias)
-    return net.predict(hidden, real)
+    if isinstance(head, LMHead):  # not by `unembed`, which lays out its rows for torch
+        return F.linear(head.transform(hidden), head.unembed.weight, head.bias)
+    return net.compute_logits(hidden, real)
 
 
 # ---------------------------------------------------------------- which files there are
 @dataclass(frozen=True)
-class File:
+class OnnxFile:
     """A function of the network and of these inputs, in this order."""
 
     name: str
     compute: Callable[..., Any]
-    inputs: dict[str, Shape]
+    inputs: dict[str, DynamicShape]
     outputs: list[str]
 
 
-def _files(m: c.ModelConfig) -> Iterator[File]:
-    result = "last_hidden_state" if isinstance(m.head, c.Hidden) else "logits"
-    ids: dict[str, Shape] = {"input_ids": ("batch", "tokens")}
-    if isinstance(m.shape, c.EncoderDecoder):
-        text = isinstance(m.shape.input, c.Tokens)
-        source = "source" if text else m.shape.context
-        past = _pairs(m, "past_key_values", {"decoder.": "past", "encoder.": source})
-        padding: dict[str, Shape] = {"encoder_attention_mask": ("batch", "source")} if text else {}
-        reads = {name: shape for name, shape in _row(m.shape.input).items() if name != "token_type_ids"}
-        made = _pairs(m, "present", {"encoder.": source})
-        yield File("encoder_model.onnx", read_source, reads, ["last_hidden_state", *made])
-        made = _pairs(m, "present", {"decoder.": "past"})
-        yield File("decoder_model.onnx", step_from_source, ids | past | padding, [result, *made])
-    elif isinstance(m.shape, c.Decoder) and isinstance(m.head, c.Language):
-        stand: dict[str, Shape] = {"attention_mask": ("batch", "past_and_tokens"), "position_ids": ("batch", "tokens")}
-        past, made = (_pairs(m, name, {"": "past"}) for name in ("past_key_values", "present"))
-        yield File("model.onnx", step, ids | stand | past, [result, *made])
+def _onnx_files(m: c.ModelConfig) -> Iterator[OnnxFile]:
+    result = "last_hidden_state" if isinstance(m.head, c.NoHead) else "logits"
+    ids: dict[str, DynamicShape] = {"input_ids": ("batch", "tokens")}
+    if isinstance(m.architecture, c.EncoderDecoder):
+        text = isinstance(m.architecture.source_input, c.Tokens)
+        source = "source" if text else m.architecture.source_context_length
+        past = _key_value_shapes(m, "past_key_values", {"decoder.": "past", "encoder.": source})
+        padding: dict[str, DynamicShape] = (
+            {"encoder_attention_mask": ("batch", "source")} if text else {}
+        )
+        reads = {
+            name: shape
+            for name, shape in _input_shapes(m.architecture.source_input).items()
+            if name != "token_type_ids"
+        }
+        made = _key_value_shapes(m, "present", {"encoder.": source})
+        yield OnnxFile("encoder_model.onnx", encode_source, reads, ["last_hidden_state", *made])
+        made = _key_value_shapes(m, "present", {"decoder.": "past"})
+        yield OnnxFile(
+            "decoder_model.onnx", decode_step_with_source, ids | past | padding, [result, *made]
+        )
+    elif isinstance(m.architecture, c.Decoder) and isinstance(m.head, c.LMHead):
+        stand: dict[str, DynamicShape] = {
+            "attention_mask": ("batch", "past_and_tokens"),
+            "position_ids": ("batch", "tokens"),
+        }
+        past, made = (
+            _key_value_shapes(m, name, {"": "past"}) for name in ("past_key_values", "present")
+        )
+        yield OnnxFile("model.onnx", decode_step, ids | stand | past, [result, *made])
     else:
-        yield File("model.onnx", read_row, _row(m.input), [result])
+        yield OnnxFile("model.onnx", forward_sequence, _input_shapes(m.input), [result])
 
 
-def _pairs(m: c.ModelConfig, name: str, sides: dict[str, int | str]) -> dict[str, Shape]:
+def _key_value_shapes(
+    m: c.ModelConfig, name: str, sides: dict[str, int | str]
+) -> dict[str, DynamicShape]:
     """Keys and values of each layer, and how many tokens they are of."""
     return {
-        f"{name}.{i}.{side}{what}": ("batch", m.kv_heads, tokens, m.head_width)
-        for i in range(m.layers)
+        f"{name}.{i}.{side}{what}": ("batch", m.n_kv_heads, tokens, m.d_head)
+        for i in range(m.n_layers)
         for side, tokens in sides.items()
         for what in ("key", "value")
     }
 
 
-def _row(source: c.Input) -> dict[str, Shape]:
+def _input_shapes(source: c.Input) -> dict[str, DynamicShape]:
     match source:
         case c.Tokens():
-            names = ["input_ids", "attention_mask", *(["token_type_ids"] if source.kinds else [])]
+            names = [
+                "input_ids",
+                "attention_mask",
+                *(["token_type_ids"] if source.token_types else []),
+            ]
             return dict.fromkeys(names, ("batch", "tokens"))
-        case c.Pictures():
-            return {"pixel_values": ("batch", source.channels, source.size, source.size)}
-        case c.Mel():
-            return {"input_features": ("batch", source.mels, source.frames)}
+        case c.Images():
+            return {
+                "pixel_values": ("batch", source.num_channels, source.image_size, source.image_size)
+            }
+        case c.MelSpectrogram():
+            return {"input_features": ("batch", source.n_mels, source.n_frames)}
 
 
 # ---------------------------------------------------------------- how a file is made
@@ -201,20 +258,29 @@ class _Traced(nn.Module):
 
     def __init__(self, net: Transformer, compute: Callable[..., Any]) -> None:
         super().__init__()
-        self.net, self.compute = net, compute
+        self.net = net
+        self.compute = compute
 
     def forward(self, *given: Tensor) -> Any:
         return self.compute(self.net, *given)
 
 
-def _export(net: Transformer, file: File, folder: Path) -> None:
+def _export(net: Transformer, file: OnnxFile, folder: Path) -> None:
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-    sizes = [[EXAMPLE[n] if isinstance(n, str) else n for n in shape] for shape in file.inputs.values()]
+    sizes = [
+        [TRACE_SIZES[n] if isinstance(n, str) else n for n in shape]
+        for shape in file.inputs.values()
+    ]
     whole = [name.endswith(("_ids", "_mask")) for name in file.inputs]
-    given = [torch.ones(size, dtype=torch.long if w else torch.float32) for size, w in zip(sizes, whole, strict=True)]
-    vary = [{i: n for i, n in enumerate(shape) if isinstance(n, str)} for shape in file.inputs.values()]
-    with _quiet(), torch.no_grad():
+    given = [
+        torch.ones(size, dtype=torch.long if w else torch.float32)
+        for size, w in zip(sizes, whole, strict=True)
+    ]
+    vary = [
+        {i: n for i, n in enumerate(shape) if isinstance(n, str)} for shape in file.inputs.values()
+    ]
+    with _silence_exporter(), torch.no_grad():
         program = torch.onnx.export(
             _Traced(net, file.compute).eval(),
             tuple(given),
@@ -226,11 +292,14 @@ def _export(net: Transformer, file: File, folder: Path) -> None:
         )
         assert program is not None
         ClearMetadataAndDocStringPass()(program.model)  # what it was traced from, line by line
-        program.save(folder / file.name, external_data=sum(p.nbytes for p in net.parameters()) >= LARGE)
+        program.save(
+            folder / file.name,
+            external_data=sum(p.nbytes for p in net.parameters()) >= EXTERNAL_DATA_BYTES,
+        )
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_exporter() -> Iterator[None]:
     """The exporter tells its own story in warnings and in the log."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

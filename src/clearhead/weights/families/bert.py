@@ -6,21 +6,40 @@ RoFormer turns pairs of neighbouring dimensions, so its queries and keys are reo
 from dataclasses import replace
 
 from clearhead import config as c
-from clearhead.weights.families.family import ACTIVATIONS, Family
-from clearhead.weights.fields import Both, Ignored, Is, Only, Tree
-from clearhead.weights.rules import SAME, Op, Rule, Table, by_turns, layer, layers
+from clearhead.weights.mapping import (
+    ACTIVATIONS,
+    IDENTITY,
+    Attr,
+    ConfigDict,
+    Custom,
+    Ignore,
+    ModelFamily,
+    Require,
+    WeightMap,
+    WeightOp,
+    WeightRule,
+    deinterleave_rotary,
+    rename_layer,
+    rename_layers,
+)
 
 
-def _table(trunk: str, turned: Op, skips: tuple[str, ...]) -> Table:
-    block, theirs, predictions = "blocks.{i}", "{p}encoder.layer.{i}", "cls.predictions"
-    return Table(
+def _weight_map(trunk: str, turned: WeightOp, skips: tuple[str, ...]) -> WeightMap:
+    block = "blocks.{i}"
+    theirs = "{p}encoder.layer.{i}"
+    predictions = "cls.predictions"
+    return WeightMap(
         [
-            Rule("{p}embeddings.word_embeddings.weight", ("embed.tokens.weight",)),
-            Rule("{p}embeddings.position_embeddings.weight", ("position.table",)),
-            Rule("{p}embeddings.token_type_embeddings.weight", ("embed.kinds.weight",)),
-            *layer(f"{theirs}.attention.self.query", f"{block}.attn.q", weight=turned, bias=turned),
-            *layer(f"{theirs}.attention.self.key", f"{block}.attn.k", weight=turned, bias=turned),
-            *layers(
+            WeightRule("{p}embeddings.word_embeddings.weight", ("embed.tokens.weight",)),
+            WeightRule("{p}embeddings.position_embeddings.weight", ("position.table",)),
+            WeightRule("{p}embeddings.token_type_embeddings.weight", ("embed.kinds.weight",)),
+            *rename_layer(
+                f"{theirs}.attention.self.query", f"{block}.attn.q", weight=turned, bias=turned
+            ),
+            *rename_layer(
+                f"{theirs}.attention.self.key", f"{block}.attn.k", weight=turned, bias=turned
+            ),
+            *rename_layers(
                 {
                     "{p}embeddings.LayerNorm": "embed.norm",
                     f"{theirs}.attention.self.value": f"{block}.attn.v",
@@ -35,9 +54,9 @@ def _table(trunk: str, turned: Op, skips: tuple[str, ...]) -> Table:
                     "classifier": "head.out",
                 }
             ),
-            Rule(f"{predictions}.bias", ("head.bias",)),
+            WeightRule(f"{predictions}.bias", ("head.bias",)),
         ],
-        skips=(
+        ignored_keys=(
             r"embeddings\.position_ids",  # 0, 1, 2 …
             r"cls\.predictions\.decoder\.(weight|bias)",  # tied: the embedding, and the bias once more
             r"cls\.seq_relationship\.(weight|bias)",  # whether one sentence follows another: a head of its own
@@ -45,74 +64,77 @@ def _table(trunk: str, turned: Op, skips: tuple[str, ...]) -> Table:
             *skips,
         ),
         prefixes=(trunk, ""),
-        older={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+        legacy_suffixes={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     )
 
 
-def bert_table(m: c.ModelConfig) -> Table:
-    return _table("bert.", SAME, ())
+def bert_weight_map(m: c.ModelConfig) -> WeightMap:
+    return _weight_map("bert.", IDENTITY, ())
 
 
-def roformer_table(m: c.ModelConfig) -> Table:
+def roformer_weight_map(m: c.ModelConfig) -> WeightMap:
     skips = (r"encoder\.embed_positions\.weight",)  # the angles, which follow from the position
-    return _table("roformer.", by_turns(m.attention.heads), skips)
+    return _weight_map("roformer.", deinterleave_rotary(m.attention.n_heads), skips)
 
 
 BASE = c.ModelConfig(
-    wiring="post",
-    shape=c.Encoder(),
-    input=c.Tokens(kinds=2, norm=True),
+    norm_position="post",
+    architecture=c.Encoder(),
+    input=c.Tokens(token_types=2, norm=True),
     ffn=c.FeedForward("gelu"),
     norm=c.LayerNorm(eps=1e-12),
-    head=c.MaskedWord(),
+    head=c.MLMHead(),
 )
-FIELDS = (
-    Is("vocab_size", "vocabulary"),
-    Is("hidden_size", "width"),
-    Is("num_hidden_layers", "layers"),
-    Is("num_attention_heads", "attention.heads"),
-    Is("intermediate_size", "ffn.width"),
-    Is("hidden_act", "ffn.activation", "gelu", ACTIVATIONS, only_words=True),
-    Is("type_vocab_size", "input.kinds", 2),
-    Is("layer_norm_eps", "norm.eps", 1e-12),
-    Is("attention_probs_dropout_prob", "dropout.attention", 0.1),
-    Is("hidden_dropout_prob", "dropout.residual dropout.embedding", 0.1),
-    Only("position_embedding_type", "absolute"),
-    Only("tie_word_embeddings", True),
-    Ignored(
+ATTRIBUTES = (
+    Attr("vocab_size", "vocabulary"),
+    Attr("hidden_size", "width"),
+    Attr("num_hidden_layers", "layers"),
+    Attr("num_attention_heads", "attention.n_heads"),
+    Attr("intermediate_size", "ffn.d_ff"),
+    Attr("hidden_act", "ffn.activation", "gelu", ACTIVATIONS, strict=True),
+    Attr("type_vocab_size", "input.token_types", 2),
+    Attr("layer_norm_eps", "norm.eps", 1e-12),
+    Attr("attention_probs_dropout_prob", "dropout.attention", 0.1),
+    Attr("hidden_dropout_prob", "dropout.residual dropout.embedding", 0.1),
+    Require("position_embedding_type", "absolute"),
+    Require("tie_word_embeddings", True),
+    Ignore(
         "classifier_dropout",
         "directionality",
-        *(f"pooler_{name}" for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")),
+        *(
+            f"pooler_{name}"
+            for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")
+        ),
     ),
 )
-BERT = Family(
+BERT = ModelFamily(
     name="bert",
     base=BASE,
     heads={
-        "BertForMaskedLM": c.MaskedWord(),
-        "BertForPreTraining": c.MaskedWord(),
-        "BertForSequenceClassification": c.Classes(pooler=True),
-        "BertModel": c.Hidden(),
+        "BertForMaskedLM": c.MLMHead(),
+        "BertForPreTraining": c.MLMHead(),
+        "BertForSequenceClassification": c.ClassificationHead(pooler=True),
+        "BertModel": c.NoHead(),
     },
-    fields=(*FIELDS, Is("max_position_embeddings", "context", 512)),
-    table=bert_table,
+    attributes=(*ATTRIBUTES, Attr("max_position_embeddings", "context", 512)),
+    weight_map=bert_weight_map,
 )
 
 
-def _read_inner(theirs: Tree, ours: Tree) -> None:
+def _read_embedding_size(theirs: ConfigDict, ours: ConfigDict) -> None:
     """Embeddings of another width than the model's would need a layer between."""
-    Only("embedding_size", ours["width"]).read(theirs, ours)
+    Require("embedding_size", ours["width"]).read(theirs, ours)
 
 
-ROFORMER = Family(
+ROFORMER = ModelFamily(
     name="roformer",
     base=replace(BASE, position=c.Rotary()),
-    heads={"RoFormerForMaskedLM": c.MaskedWord(), "RoFormerModel": c.Hidden()},
-    fields=(
-        *FIELDS,
-        Is("max_position_embeddings", "context", 1536),
-        Only("rotary_value", False),
-        Both(_read_inner),
+    heads={"RoFormerForMaskedLM": c.MLMHead(), "RoFormerModel": c.NoHead()},
+    attributes=(
+        *ATTRIBUTES,
+        Attr("max_position_embeddings", "context", 1536),
+        Require("rotary_value", False),
+        Custom(_read_embedding_size),
     ),
-    table=roformer_table,
+    weight_map=roformer_weight_map,
 )

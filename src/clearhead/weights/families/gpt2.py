@@ -1,38 +1,49 @@
 """GPT-2. Its layers are stored as inputs × outputs, with q, k and v in one."""
 
 from clearhead import config as c
-from clearhead.weights.families.family import ACTIVATIONS, ZERO, Family
-from clearhead.weights.fields import Ignored, Is, Only
-from clearhead.weights.rules import TRANSPOSED, Rule, Table, layer, layers, split
+from clearhead.weights.mapping import (
+    ACTIVATIONS,
+    NONE_IS_ZERO,
+    TRANSPOSE,
+    Attr,
+    Ignore,
+    ModelFamily,
+    Require,
+    WeightMap,
+    WeightRule,
+    rename_layer,
+    rename_layers,
+    split_rows,
+)
 
 
-def table(m: c.ModelConfig) -> Table:
-    three = split(m.width, m.width, m.width)
-    return Table(
+def weight_map(m: c.ModelConfig) -> WeightMap:
+    three = split_rows(m.d_model, m.d_model, m.d_model)
+    return WeightMap(
         [
-            Rule("{p}wte.weight", ("embed.tokens.weight",)),
-            Rule("{p}wpe.weight", ("position.table",)),
-            *layers(
+            WeightRule("{p}wte.weight", ("embed.tokens.weight",)),
+            WeightRule("{p}wpe.weight", ("position.table",)),
+            *rename_layers(
                 {
                     "{p}h.{i}.ln_1": "blocks.{i}.attn_norm",
                     "{p}h.{i}.ln_2": "blocks.{i}.ffn_norm",
                     "{p}ln_f": "norm",
                 }
             ),
-            *layer(
+            *rename_layer(
                 "{p}h.{i}.attn.c_attn",
                 "blocks.{i}.attn.q",
                 "blocks.{i}.attn.k",
                 "blocks.{i}.attn.v",
-                weight=TRANSPOSED.then(three),
+                weight=TRANSPOSE.then(three),
                 bias=three,
             ),
-            *layer("{p}h.{i}.attn.c_proj", "blocks.{i}.attn.out", weight=TRANSPOSED),
-            *layer("{p}h.{i}.mlp.c_fc", "blocks.{i}.ffn.up", weight=TRANSPOSED),
-            *layer("{p}h.{i}.mlp.c_proj", "blocks.{i}.ffn.down", weight=TRANSPOSED),
-            Rule("lm_head.weight", ("head.unembed.weight",)),
+            *rename_layer("{p}h.{i}.attn.c_proj", "blocks.{i}.attn.out", weight=TRANSPOSE),
+            *rename_layer("{p}h.{i}.mlp.c_fc", "blocks.{i}.ffn.up", weight=TRANSPOSE),
+            *rename_layer("{p}h.{i}.mlp.c_proj", "blocks.{i}.ffn.down", weight=TRANSPOSE),
+            WeightRule("lm_head.weight", ("head.unembed.weight",)),
         ],
-        skips=(
+        ignored_keys=(
             r"lm_head\.weight",  # tied: the embedding once more
             r"h\.\d+\.attn\.(bias|masked_bias)",  # the causal mask
         ),
@@ -40,32 +51,35 @@ def table(m: c.ModelConfig) -> Table:
     )
 
 
-GPT2 = Family(
+GPT2 = ModelFamily(
     name="gpt2",
     base=c.ModelConfig(),
-    heads={"GPT2LMHeadModel": c.Language(), "GPT2Model": c.Hidden()},
-    fields=(
-        Is("vocab_size", "vocabulary"),
-        Is("n_positions", "context", 1024),
-        Is("n_embd", "width"),
-        Is("n_layer", "layers"),
-        Is("n_head", "attention.heads"),
-        Is("n_inner", "ffn.width", None, ZERO),
-        Is("activation_function", "ffn.activation", "gelu_new", ACTIVATIONS, only_words=True),
-        Is("layer_norm_epsilon", "norm.eps", 1e-5),
-        Is("scale_attn_weights", "attention.scaled", True),
-        Is("tie_word_embeddings", "head.tied", True),
-        Is("embd_pdrop", "dropout.embedding", 0.1),
-        Is("resid_pdrop", "dropout.residual", 0.1),
-        Is("attn_pdrop", "dropout.attention", 0.1),
-        Only("scale_attn_by_inverse_layer_idx", False),
-        Ignored(
+    heads={"GPT2LMHeadModel": c.LMHead(), "GPT2Model": c.NoHead()},
+    attributes=(
+        Attr("vocab_size", "vocabulary"),
+        Attr("n_positions", "context", 1024),
+        Attr("n_embd", "width"),
+        Attr("n_layer", "layers"),
+        Attr("n_head", "attention.n_heads"),
+        Attr("n_inner", "ffn.d_ff", None, NONE_IS_ZERO),
+        Attr("activation_function", "ffn.activation", "gelu_new", ACTIVATIONS, strict=True),
+        Attr("layer_norm_epsilon", "norm.eps", 1e-5),
+        Attr("scale_attn_weights", "attention.scale", True),
+        Attr("tie_word_embeddings", "head.tie_embeddings", True),
+        Attr("embd_pdrop", "dropout.embedding", 0.1),
+        Attr("resid_pdrop", "dropout.residual", 0.1),
+        Attr("attn_pdrop", "dropout.attention", 0.1),
+        Require("scale_attn_by_inverse_layer_idx", False),
+        Ignore(
             "n_ctx",
             "n_special",
             "predict_special_tokens",
             "reorder_and_upcast_attn",  # the same numbers, in another precision
-            *(f"summary_{name}" for name in ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")),
+            *(
+                f"summary_{name}"
+                for name in ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")
+            ),
         ),
     ),
-    table=table,
+    weight_map=weight_map,
 )

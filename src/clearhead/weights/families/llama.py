@@ -5,17 +5,30 @@ from typing import Any
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.weights.families.family import GATED, ZERO, Family
-from clearhead.weights.fields import Both, Field, Ignored, Is, Only, Tree, unknown
-from clearhead.weights.rules import Rule, Table, layers
+from clearhead.weights.mapping import (
+    GATED_ACTIVATIONS,
+    NONE_IS_ZERO,
+    Attr,
+    AttributeRule,
+    ConfigDict,
+    Custom,
+    Ignore,
+    ModelFamily,
+    Require,
+    WeightMap,
+    WeightRule,
+    rename_layers,
+    unsupported_value,
+)
 
 
-def table(m: c.ModelConfig) -> Table:
-    block, theirs = "blocks.{i}", "{p}layers.{i}"
-    return Table(
+def weight_map(m: c.ModelConfig) -> WeightMap:
+    block = "blocks.{i}"
+    theirs = "{p}layers.{i}"
+    return WeightMap(
         [
-            Rule("{p}embed_tokens.weight", ("embed.tokens.weight",)),
-            *layers(
+            WeightRule("{p}embed_tokens.weight", ("embed.tokens.weight",)),
+            *rename_layers(
                 {
                     f"{theirs}.input_layernorm": f"{block}.attn_norm",
                     f"{theirs}.self_attn.q_proj": f"{block}.attn.q",
@@ -31,9 +44,9 @@ def table(m: c.ModelConfig) -> Table:
                     "{p}norm": "norm",
                 }
             ),
-            Rule("lm_head.weight", ("head.unembed.weight",)),
+            WeightRule("lm_head.weight", ("head.unembed.weight",)),
         ],
-        skips=(
+        ignored_keys=(
             r"lm_head\.weight",  # tied: the embedding once more
             r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",  # follows from theta
         ),
@@ -41,7 +54,7 @@ def table(m: c.ModelConfig) -> Table:
     )
 
 
-SCALINGS: dict[str, dict[str, str]] = {
+ROPE_SCALINGS: dict[str, dict[str, str]] = {
     "llama3": {
         "factor": "factor",
         "low_freq_factor": "low",
@@ -52,82 +65,98 @@ SCALINGS: dict[str, dict[str, str]] = {
 }
 
 
-def read_rope(theirs: Tree, ours: Tree) -> None:
+def read_rope(theirs: ConfigDict, ours: ConfigDict) -> None:
     """`rope_theta` and `rope_scaling`, or both in the newer `rope_parameters`."""
-    rope, older_rope = (theirs.pop(name, None) or {} for name in ("rope_parameters", "rope_scaling"))
+    rope, older_rope = (
+        theirs.pop(name, None) or {} for name in ("rope_parameters", "rope_scaling")
+    )
     rope = dict(rope or older_rope)
     theta = theirs.pop("rope_theta", None)
     ours["position"]["theta"] = rope.pop("rope_theta", theta or 10000.0)
-    older, kind = rope.pop("type", None), rope.pop("rope_type", None)
+    older = rope.pop("type", None)
+    kind = rope.pop("rope_type", None)
     kind = kind or older or "default"
     if kind != "default":
-        if kind not in SCALINGS:
-            raise unknown("rope_scaling", kind, ["default", *SCALINGS])
-        names = SCALINGS[kind]
+        if kind not in ROPE_SCALINGS:
+            raise unsupported_value("rope_scaling", kind, ["default", *ROPE_SCALINGS])
+        names = ROPE_SCALINGS[kind]
         if lacking := names.keys() - rope.keys():
             raise ClearheadError(f"config.json: rope_scaling of type {kind} lacks {min(lacking)}.")
-        ours["position"]["scaling"] = {"kind": kind} | {mine: rope.pop(name) for name, mine in names.items()}
+        ours["position"]["scaling"] = {"kind": kind} | {
+            mine: rope.pop(name) for name, mine in names.items()
+        }
     for name, value in rope.items():
         if (name, value) != ("partial_rotary_factor", 1.0):
-            raise unknown(f"rope_scaling.{name}", value, [])
+            raise unsupported_value(f"rope_scaling.{name}", value, [])
 
 
-def write_rope(ours: Tree, theirs: Tree) -> None:
+def write_rope(ours: ConfigDict, theirs: ConfigDict) -> None:
     if ours["position"]["kind"] == "rotary":
         scaling: dict[str, Any] = ours["position"]["scaling"]
         theirs["rope_theta"] = ours["position"]["theta"]
         theirs["rope_scaling"] = None
         if scaling["kind"] != "none":
-            names = SCALINGS[scaling["kind"]]
-            theirs["rope_scaling"] = {"rope_type": scaling["kind"]} | {k: scaling[v] for k, v in names.items()}
+            names = ROPE_SCALINGS[scaling["kind"]]
+            theirs["rope_scaling"] = {"rope_type": scaling["kind"]} | {
+                k: scaling[v] for k, v in names.items()
+            }
 
 
-def _biases(*names: str) -> dict[bool, list[str]]:
+def _bias_values(*names: str) -> dict[bool, list[str]]:
     return {False: [], True: list(names)}
 
 
-def _read_window(theirs: Tree, ours: Tree) -> None:
+def _read_window(theirs: ConfigDict, ours: ConfigDict) -> None:
     """Qwen's window holds for all layers or for none."""
-    window, used = theirs.pop("sliding_window", None), theirs.pop("use_sliding_window", False)
-    first, kinds = theirs.pop("max_window_layers", 28), theirs.pop("layer_types", None)
-    full, sliding = "full_attention", "sliding_attention"
+    window = theirs.pop("sliding_window", None)
+    used = theirs.pop("use_sliding_window", False)
+    first = theirs.pop("max_window_layers", 28)
+    kinds = theirs.pop("layer_types", None)
+    full = "full_attention"
+    sliding = "sliding_attention"
     if kinds is None:
         kinds = [full] * (not used or first > 0) + [sliding] * bool(used and first < ours["layers"])
     if set(kinds) not in ({full}, {sliding}):
-        raise unknown("layer_types", sorted(set(kinds)), [full, f"{sliding} for all layers"])
+        raise unsupported_value(
+            "layer_types", sorted(set(kinds)), [full, f"{sliding} for all layers"]
+        )
     ours["attention"]["window"] = (window or 0) if set(kinds) == {sliding} else 0
 
 
-def _write_window(ours: Tree, theirs: Tree) -> None:
-    window, deep = ours["attention"]["window"], ours["layers"]
+def _write_window(ours: ConfigDict, theirs: ConfigDict) -> None:
+    window = ours["attention"]["window"]
+    deep = ours["layers"]
     kind = "sliding_attention" if window else "full_attention"
     theirs |= {"use_sliding_window": bool(window), "sliding_window": window or None}
     theirs |= {"max_window_layers": 0 if window else deep, "layer_types": [kind] * deep}
 
 
-COMMON = (
-    Is("vocab_size", "vocabulary"),
-    Is("hidden_size", "width"),
-    Is("num_hidden_layers", "layers"),
-    Is("num_attention_heads", "attention.heads"),
-    Is("intermediate_size", "ffn.width"),
-    Is("hidden_act", "ffn.activation", "silu", GATED, only_words=True),
-    Is("rms_norm_eps", "norm.eps", 1e-6),
-    Is("attention_dropout", "dropout.attention", 0.0),
-    Is("tie_word_embeddings", "head.tied", False),
-    Both(read_rope, write_rope),
-    Only("rope_interleaved", False),
-    Only("use_mrope", False),
-    Ignored("is_llama_config"),
+COMMON_ATTRIBUTES = (
+    Attr("vocab_size", "vocabulary"),
+    Attr("hidden_size", "width"),
+    Attr("num_hidden_layers", "layers"),
+    Attr("num_attention_heads", "attention.n_heads"),
+    Attr("intermediate_size", "ffn.d_ff"),
+    Attr("hidden_act", "ffn.activation", "silu", GATED_ACTIVATIONS, strict=True),
+    Attr("rms_norm_eps", "norm.eps", 1e-6),
+    Attr("attention_dropout", "dropout.attention", 0.0),
+    Attr("tie_word_embeddings", "head.tie_embeddings", False),
+    Custom(read_rope, write_rope),
+    Require("rope_interleaved", False),
+    Require("use_mrope", False),
+    Ignore("is_llama_config"),
 )
-ALL = ("q", "k", "v", "out")
-WINDOW = Both(_read_window, _write_window)
-LONG = Is("max_position_embeddings", "context", 32768)
+ALL_PROJECTIONS = ("q", "k", "v", "out")
+SLIDING_WINDOW = Custom(_read_window, _write_window)
+CONTEXT_LENGTH = Attr("max_position_embeddings", "context", 32768)
 
 
-def _family(name: str, title: str, base: c.ModelConfig, *fields: Field) -> Family:
-    heads: dict[str, c.Head] = {f"{title}ForCausalLM": c.Language(tied=False), f"{title}Model": c.Hidden()}
-    return Family(name, base, heads, (*COMMON, *fields), table)
+def _family(name: str, title: str, base: c.ModelConfig, *fields: AttributeRule) -> ModelFamily:
+    heads: dict[str, c.Head] = {
+        f"{title}ForCausalLM": c.LMHead(tie_embeddings=False),
+        f"{title}Model": c.NoHead(),
+    }
+    return ModelFamily(name, base, heads, (*COMMON_ATTRIBUTES, *fields), weight_map)
 
 
 BASE = c.ModelConfig(
@@ -138,27 +167,27 @@ BASE = c.ModelConfig(
 )
 LLAMA = _family(
     "llama", "Llama", BASE,
-    Is("max_position_embeddings", "context", 2048),
-    Is("num_key_value_heads", "attention.kv_heads", None, ZERO),
-    Is("head_dim", "attention.head_width", None, ZERO),
-    Is("attention_bias", "attention.bias", False, _biases(*ALL), only_words=True),
-    Is("mlp_bias", "ffn.bias", False),
-    Ignored("pretraining_tp"),  # the same sums, in pieces
+    Attr("max_position_embeddings", "context", 2048),
+    Attr("num_key_value_heads", "attention.n_kv_heads", None, NONE_IS_ZERO),
+    Attr("head_dim", "attention.d_head", None, NONE_IS_ZERO),
+    Attr("attention_bias", "attention.bias", False, _bias_values(*ALL_PROJECTIONS), strict=True),
+    Attr("mlp_bias", "ffn.bias", False),
+    Ignore("pretraining_tp"),  # the same sums, in pieces
 )  # fmt: skip
 MISTRAL = _family(
     "mistral", "Mistral", BASE,
-    Is("max_position_embeddings", "context", 131072),
-    Is("num_key_value_heads", "attention.kv_heads", 8, ZERO),
-    Is("head_dim", "attention.head_width", None, ZERO),
-    Is("sliding_window", "attention.window", 4096, ZERO),
+    Attr("max_position_embeddings", "context", 131072),
+    Attr("num_key_value_heads", "attention.n_kv_heads", 8, NONE_IS_ZERO),
+    Attr("head_dim", "attention.d_head", None, NONE_IS_ZERO),
+    Attr("sliding_window", "attention.sliding_window", 4096, NONE_IS_ZERO),
 )  # fmt: skip
 QWEN2 = _family(
-    "qwen2", "Qwen2", replace(BASE, attention=c.Attention(bias=("q", "k", "v"))), LONG, WINDOW,
-    Is("num_key_value_heads", "attention.kv_heads", 32, ZERO),
+    "qwen2", "Qwen2", replace(BASE, attention=c.Attention(bias=("q", "k", "v"))), CONTEXT_LENGTH, SLIDING_WINDOW,
+    Attr("num_key_value_heads", "attention.n_kv_heads", 32, NONE_IS_ZERO),
 )  # fmt: skip
 QWEN3 = _family(
-    "qwen3", "Qwen3", replace(BASE, attention=c.Attention(bias=(), qk_norm=True)), LONG, WINDOW,
-    Is("num_key_value_heads", "attention.kv_heads", 32, ZERO),
-    Is("head_dim", "attention.head_width", 128, ZERO),
-    Is("attention_bias", "attention.bias", False, _biases(*ALL), only_words=True),
+    "qwen3", "Qwen3", replace(BASE, attention=c.Attention(bias=(), qk_norm=True)), CONTEXT_LENGTH, SLIDING_WINDOW,
+    Attr("num_key_value_heads", "attention.n_kv_heads", 32, NONE_IS_ZERO),
+    Attr("head_dim", "attention.d_head", 128, NONE_IS_ZERO),
+    Attr("attention_bias", "attention.bias", False, _bias_values(*ALL_PROJECTIONS), strict=True),
 )  # fmt: skip

@@ -1,15 +1,30 @@
 """T5 (also Flan-T5 and v1.1): buckets of distances, RMSNorm, scores that are not scaled, a tied head that is."""
 
 from clearhead import config as c
-from clearhead.weights.families.family import Family
-from clearhead.weights.fields import Both, Ignored, Is, Only, Tree
-from clearhead.weights.rules import Rule, Table, layers
+from clearhead.weights.mapping import (
+    Attr,
+    ConfigDict,
+    Custom,
+    Ignore,
+    ModelFamily,
+    Require,
+    WeightMap,
+    WeightRule,
+    rename_layers,
+)
 
-FEED = {"relu": "relu", "gelu": "gelu", "gated-gelu": "geglu-tanh", "gated-silu": "swiglu", "silu": "silu"}
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gated-gelu": "geglu-tanh",
+    "gated-silu": "swiglu",
+    "silu": "silu",
+}
 
 
-def _side(theirs: str, ours: str, feed: int) -> dict[str, str]:
-    block, parts = theirs + ".block.{i}.layer", {0: ("SelfAttention", "attn")}
+def _stack_layers(theirs: str, ours: str, feed: int) -> dict[str, str]:
+    block = theirs + ".block.{i}.layer"
+    parts = {0: ("SelfAttention", "attn")}
     if feed == 2:
         parts[1] = ("EncDecAttention", "cross")
     found = {f"{theirs}.final_layer_norm": ours + "norm"}
@@ -22,29 +37,38 @@ def _side(theirs: str, ours: str, feed: int) -> dict[str, str]:
     return found
 
 
-def table(m: c.ModelConfig) -> Table:
+def weight_map(m: c.ModelConfig) -> WeightMap:
     rules = [
-        Rule("shared.weight", ("embed.tokens.weight",)),
-        Rule("lm_head.weight", ("head.unembed.weight",)),
+        WeightRule("shared.weight", ("embed.tokens.weight",)),
+        WeightRule("lm_head.weight", ("head.unembed.weight",)),
     ]
     for theirs, ours, feed in (("encoder", "encoder.", 1), ("decoder", "", 2)):
-        rules += layers(_side(theirs, ours, feed))
+        rules += rename_layers(_stack_layers(theirs, ours, feed))
         bias = f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        rules.append(Rule(bias, (ours + "position.table",)))  # read by all blocks
-        up, gate = (f"{theirs}.block.{{i}}.layer.{feed}.DenseReluDense.{n}.weight" for n in ("wi_0", "wi_1"))
-        rules.append(Rule(up if m.ffn.gated else up.replace("wi_0", "wi"), (ours + "blocks.{i}.ffn.up.weight",)))
-        rules.append(Rule(gate, (ours + "blocks.{i}.ffn.gate.weight",)))
-    return Table(
+        rules.append(WeightRule(bias, (ours + "position.table",)))  # read by all blocks
+        up, gate = (
+            f"{theirs}.block.{{i}}.layer.{feed}.DenseReluDense.{n}.weight" for n in ("wi_0", "wi_1")
+        )
+        rules.append(
+            WeightRule(
+                up if m.ffn.is_gated else up.replace("wi_0", "wi"),
+                (ours + "blocks.{i}.ffn.up.weight",),
+            )
+        )
+        rules.append(WeightRule(gate, (ours + "blocks.{i}.ffn.gate.weight",)))
+    return WeightMap(
         rules,
-        skips=(
+        ignored_keys=(
             r"lm_head\.weight",  # tied
             r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # never read
         ),
-        copies=dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"),
+        duplicates=dict.fromkeys(
+            ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"
+        ),
     )
 
 
-def _read_rest(theirs: Tree, ours: Tree) -> None:
+def _read_depth_and_head(theirs: ConfigDict, ours: ConfigDict) -> None:
     """Both stacks are alike but for their depth; a tied head is scaled unless it is said otherwise."""
     ours["layers"] = theirs.pop("num_decoder_layers", None) or ours["shape"]["layers"]
     tied = theirs.pop("tie_word_embeddings", True)
@@ -52,38 +76,42 @@ def _read_rest(theirs: Tree, ours: Tree) -> None:
     ours["head"] |= {"tied": tied, "scaled": scaled}
 
 
-def _write_rest(ours: Tree, theirs: Tree) -> None:
+def _write_depth_and_head(ours: ConfigDict, theirs: ConfigDict) -> None:
     theirs |= {"num_decoder_layers": ours["layers"], "tie_word_embeddings": ours["head"]["tied"]}
     theirs["scale_decoder_outputs"] = ours["head"]["scaled"]
 
 
-T5 = Family(
+T5 = ModelFamily(
     name="t5",
     base=c.ModelConfig(
-        shape=c.EncoderDecoder(),
-        position=c.Relative(),
-        attention=c.Attention(bias=(), scaled=False),
+        architecture=c.EncoderDecoder(),
+        position=c.T5(),
+        attention=c.Attention(bias=(), scale=False),
         ffn=c.FeedForward("relu", bias=False),
         norm=c.RMSNorm(),
-        head=c.Language(scaled=True),
+        head=c.LMHead(scale_logits=True),
     ),
-    heads={"T5ForConditionalGeneration": c.Language(scaled=True)},
-    fields=(
-        Is("vocab_size", "vocabulary"),
-        Is("n_positions", "context shape.context", 512),  # what it was trained on; buckets know no end
-        Is("d_model", "width"),
-        Is("num_layers", "shape.layers"),
-        Is("num_heads", "attention.heads"),
-        Is("d_kv", "attention.head_width", 64),
-        Is("d_ff", "ffn.width"),
-        Is("feed_forward_proj", "ffn.activation", "relu", FEED, only_words=True),
-        Is("relative_attention_num_buckets", "position.buckets", 32),
-        Is("relative_attention_max_distance", "position.distance", 128),
-        Is("layer_norm_epsilon", "norm.eps", 1e-6),
-        Is("dropout_rate", "dropout.residual dropout.embedding dropout.attention", 0.1),
-        Both(_read_rest, _write_rest),
-        Only("is_encoder_decoder", True),
-        Ignored("classifier_dropout", "dense_act_fn", "is_gated_act"),  # the last two follow from feed_forward_proj
+    heads={"T5ForConditionalGeneration": c.LMHead(scale_logits=True)},
+    attributes=(
+        Attr("vocab_size", "vocabulary"),
+        Attr(
+            "n_positions", "context shape.context", 512
+        ),  # what it was trained on; buckets know no end
+        Attr("d_model", "width"),
+        Attr("num_layers", "architecture.encoder_layers"),
+        Attr("num_heads", "attention.n_heads"),
+        Attr("d_kv", "attention.d_head", 64),
+        Attr("d_ff", "ffn.d_ff"),
+        Attr("feed_forward_proj", "ffn.activation", "relu", ACTIVATIONS, strict=True),
+        Attr("relative_attention_num_buckets", "position.num_buckets", 32),
+        Attr("relative_attention_max_distance", "position.max_distance", 128),
+        Attr("layer_norm_epsilon", "norm.eps", 1e-6),
+        Attr("dropout_rate", "dropout.residual dropout.embedding dropout.attention", 0.1),
+        Custom(_read_depth_and_head, _write_depth_and_head),
+        Require("is_encoder_decoder", True),
+        Ignore(
+            "classifier_dropout", "dense_act_fn", "is_gated_act"
+        ),  # the last two follow from feed_forward_proj
     ),
-    table=table,
+    weight_map=weight_map,
 )

@@ -1,27 +1,41 @@
 """ViT: a picture as patches. Its convolution over patches is our one matrix for each."""
 
 from clearhead import config as c
-from clearhead.weights.families.family import ACTIVATIONS, Family
-from clearhead.weights.fields import Both, Ignored, Is, Tree
-from clearhead.weights.rules import Rule, Table, layer, layers, reshaped
+from clearhead.weights.mapping import (
+    ACTIVATIONS,
+    Attr,
+    ConfigDict,
+    Custom,
+    Ignore,
+    ModelFamily,
+    WeightMap,
+    WeightRule,
+    rename_layer,
+    rename_layers,
+    reshape,
+)
 
 
-def table(m: c.ModelConfig) -> Table:
-    block, theirs, p = "blocks.{i}", "{p}encoder.layer.{i}", m.input
-    assert isinstance(p, c.Pictures)
-    kernel = (m.width, p.channels, p.patch, p.patch)
-    return Table(
+def weight_map(m: c.ModelConfig) -> WeightMap:
+    block = "blocks.{i}"
+    theirs = "{p}encoder.layer.{i}"
+    p = m.input
+    assert isinstance(p, c.Images)
+    kernel = (m.d_model, p.num_channels, p.patch_size, p.patch_size)
+    return WeightMap(
         [
-            Rule("{p}embeddings.cls_token", ("embed.first",), reshaped((1, 1, -1), (-1,))),
-            Rule(
-                "{p}embeddings.position_embeddings", ("position.table",), reshaped((1, m.context, -1), (m.context, -1))
+            WeightRule("{p}embeddings.cls_token", ("embed.first",), reshape((1, 1, -1), (-1,))),
+            WeightRule(
+                "{p}embeddings.position_embeddings",
+                ("position.table",),
+                reshape((1, m.context_length, -1), (m.context_length, -1)),
             ),
-            *layer(
+            *rename_layer(
                 "{p}embeddings.patch_embeddings.projection",
                 "embed.project",
-                weight=reshaped(kernel, (m.width, p.channels * p.patch**2)),
+                weight=reshape(kernel, (m.d_model, p.num_channels * p.patch_size**2)),
             ),
-            *layers(
+            *rename_layers(
                 {
                     f"{theirs}.layernorm_before": f"{block}.attn_norm",
                     f"{theirs}.attention.attention.query": f"{block}.attn.q",
@@ -36,44 +50,51 @@ def table(m: c.ModelConfig) -> Table:
                 }
             ),
         ],
-        skips=(r"pooler\.dense\.(weight|bias)",),  # trained for no task
+        ignored_keys=(r"pooler\.dense\.(weight|bias)",),  # trained for no task
         prefixes=("vit.", ""),
     )
 
 
-def _read_context(theirs: Tree, ours: Tree) -> None:
-    size, patch = ours["input"]["size"], ours["input"]["patch"]
+def _read_context_length(theirs: ConfigDict, ours: ConfigDict) -> None:
+    size = ours["input"]["size"]
+    patch = ours["input"]["patch"]
     if isinstance(size, int) and isinstance(patch, int) and patch > 0:
         ours["context"] = (size // patch) ** 2 + 1
 
 
-VIT = Family(
+VIT = ModelFamily(
     name="vit",
     base=c.ModelConfig(
-        vocabulary=0,
-        context=197,
-        shape=c.Encoder(),
-        input=c.Pictures(),
+        vocab_size=0,
+        context_length=197,
+        architecture=c.Encoder(),
+        input=c.Images(),
         ffn=c.FeedForward("gelu"),
         norm=c.LayerNorm(eps=1e-12),
-        head=c.Hidden(),
+        head=c.NoHead(),
     ),
-    heads={"ViTForImageClassification": c.Classes(), "ViTModel": c.Hidden()},
-    fields=(
-        Is("hidden_size", "width"),
-        Is("num_hidden_layers", "layers"),
-        Is("num_attention_heads", "attention.heads"),
-        Is("intermediate_size", "ffn.width"),
-        Is("hidden_act", "ffn.activation", "gelu", ACTIVATIONS, only_words=True),
-        Is("layer_norm_eps", "norm.eps", 1e-12),
-        Is("image_size", "input.size", 224),
-        Is("patch_size", "input.patch", 16),
-        Is("num_channels", "input.channels", 3),
-        Is("qkv_bias", "attention.bias", True, {True: ["q", "k", "v", "out"], False: ["out"]}, only_words=True),
-        Is("attention_probs_dropout_prob", "dropout.attention", 0.0),
-        Is("hidden_dropout_prob", "dropout.residual dropout.embedding", 0.0),
-        Both(_read_context),
-        Ignored("encoder_stride", "pooler_act", "pooler_output_size"),
+    heads={"ViTForImageClassification": c.ClassificationHead(), "ViTModel": c.NoHead()},
+    attributes=(
+        Attr("hidden_size", "width"),
+        Attr("num_hidden_layers", "layers"),
+        Attr("num_attention_heads", "attention.n_heads"),
+        Attr("intermediate_size", "ffn.d_ff"),
+        Attr("hidden_act", "ffn.activation", "gelu", ACTIVATIONS, strict=True),
+        Attr("layer_norm_eps", "norm.eps", 1e-12),
+        Attr("image_size", "input.image_size", 224),
+        Attr("patch_size", "input.patch_size", 16),
+        Attr("num_channels", "input.num_channels", 3),
+        Attr(
+            "qkv_bias",
+            "attention.bias",
+            True,
+            {True: ["q", "k", "v", "out"], False: ["out"]},
+            strict=True,
+        ),
+        Attr("attention_probs_dropout_prob", "dropout.attention", 0.0),
+        Attr("hidden_dropout_prob", "dropout.residual dropout.embedding", 0.0),
+        Custom(_read_context_length),
+        Ignore("encoder_stride", "pooler_act", "pooler_output_size"),
     ),
-    table=table,
+    weight_map=weight_map,
 )

@@ -1,0 +1,581 @@
+"""Presets that also say how they are trained, and on what data: one command from a file to a good model."""
+
+from collections.abc import Mapping
+
+from clearhead.config.model import (
+    T5,
+    Attention,
+    Audio,
+    ClassificationHead,
+    Config,
+    DataConfig,
+    Dropout,
+    Encoder,
+    EncoderDecoder,
+    FeedForward,
+    Images,
+    LayerNorm,
+    Learned,
+    Llama3Scaling,
+    LMHead,
+    MLMHead,
+    ModelConfig,
+    NoScaling,
+    PositionScheme,
+    RMSNorm,
+    Rotary,
+    Sinusoidal,
+    Spectrogram,
+    Tokens,
+    TrainConfig,
+)
+from clearhead.config.training import WSD, Adam, AdamW, Cosine, InverseSqrt, Muon
+from clearhead.errors import ClearheadError, suggest
+
+# ---- recipes: Presets that also say how they are trained, and on what data: one command from a file to a good model.
+
+RECIPE_DATA = {
+    "shakespeare-char": "one text of about a million characters, such as tinyshakespeare",
+    "shakespeare-char-cpu": "one text of about a million characters, in two minutes of two CPU cores",
+    "lm-small": "any texts, of a few megabytes or more",
+    "gpt2-124m": "any texts, of a gigabyte or more",
+    "mt-small": "some ten thousand sentence pairs, such as Multi30k: two aligned files, or .tsv, .jsonl, .tmx, .po",
+    "vaswani-base": "hundreds of thousands of sentence pairs",
+    "mlm-small": "any texts, of some ten megabytes or more",
+    "roformer-small": "any texts, of some ten megabytes or more",
+    "finetune-classify": "a .csv, .tsv or .jsonl of texts with labels, and train.init_from = a model",
+    "picture-patches": "a folder of pictures for each class, an .npz, or idx files such as MNIST's",
+    "sound-patches": "a folder of sounds for each class, or data.label_column = stem, such as the spoken digits",
+}
+
+MEASURED_ON = {  # the data that train.expected of a recipe was measured on
+    "shakespeare-char": "tinyshakespeare",
+    "shakespeare-char-cpu": "tinyshakespeare",
+    "mt-small": "Multi30k, English to German",
+}
+
+
+def _modern_decoder(
+    vocabulary: int, context: int, width: int, layers: int, heads: int, dropout: float
+) -> ModelConfig:
+    """A decoder as they are built today; other engines read it as a Qwen3."""
+    return ModelConfig(
+        vocab_size=vocabulary,
+        context_length=context,
+        d_model=width,
+        n_layers=layers,
+        position=Rotary(),
+        attention=Attention(heads, bias=(), qk_norm=True),
+        ffn=FeedForward("swiglu", width * 8 // 3 // 32 * 32, bias=False),
+        norm=RMSNorm(eps=1e-6),
+        dropout=Dropout(embedding=dropout, residual=dropout),
+    )
+
+
+def _mlm_recipe(position: PositionScheme) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=8192,
+            context_length=128,
+            d_model=256,
+            n_layers=6,
+            architecture=Encoder(),
+            input=Tokens(),
+            position=position,
+            attention=Attention(4),
+            ffn=FeedForward("gelu"),
+            dropout=Dropout(embedding=0.1, residual=0.1),
+            head=MLMHead(),
+        ),
+        data=DataConfig(vocab_size=8192),
+        train=TrainConfig(
+            max_steps=6000,
+            batch_size=64,
+            warmup_steps=300,
+            optimizer=Muon(lr=0.02, adam=Adam(lr=2e-3)),
+            schedule=WSD(decay_fraction=0.4),
+        ),
+    )
+
+
+def _patch_classifier(
+    width: int,
+    layers: int,
+    heads: int,
+    source: Images | Spectrogram,
+    context: int,
+    train: TrainConfig,
+) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=0,
+            context_length=context,
+            d_model=width,
+            n_layers=layers,
+            architecture=Encoder(),
+            input=source,
+            position=Learned(),
+            attention=Attention(heads),
+            ffn=FeedForward("gelu"),
+            norm=LayerNorm(),
+            dropout=Dropout(embedding=0.1, residual=0.1),
+            head=ClassificationHead(num_labels=10),
+        ),
+        train=train,
+    )
+
+
+def make_recipes(models: Mapping[str, Config]) -> dict[str, Config]:
+    """By name; those of published models have the shapes that `models` gives."""
+    fast = Muon(lr=0.02, weight_decay=0.1, adam=Adam(lr=3e-3))
+    mt = ModelConfig(
+        vocab_size=8192,
+        context_length=256,
+        d_model=256,
+        n_layers=4,
+        architecture=EncoderDecoder(
+            encoder_layers=4, source_context_length=256, source_input=Tokens()
+        ),
+        input=Tokens(),
+        position=Rotary(),
+        attention=Attention(4, bias=()),
+        ffn=FeedForward("relu", 1024),
+        dropout=Dropout(embedding=0.3, residual=0.3),
+        head=LMHead(),
+    )
+    return {
+        "shakespeare-char": Config(
+            _modern_decoder(66, 256, 384, 6, 6, 0.2),
+            data=DataConfig(tokenizer="characters"),
+            train=TrainConfig(
+                max_steps=1400,
+                batch_size=32,
+                warmup_steps=50,
+                optimizer=Muon(lr=0.02, weight_decay=0.3, adam=Adam(lr=3e-3)),
+                schedule=WSD(decay_fraction=0.6),
+                ema_decay=0.985,
+                eval_every=100,
+                save_every=700,
+                expected_loss=(
+                    200,
+                    1.64,
+                    1.76,
+                    500,
+                    1.48,
+                    1.57,
+                    1000,
+                    1.42,
+                    1.49,
+                    1400,
+                    1.39,
+                    1.46,
+                ),
+            ),
+        ),
+        "shakespeare-char-cpu": Config(
+            _modern_decoder(66, 128, 128, 4, 4, 0.0),
+            data=DataConfig(tokenizer="characters"),
+            train=TrainConfig(
+                max_steps=700,
+                batch_size=16,
+                warmup_steps=20,
+                optimizer=fast,
+                schedule=WSD(decay_fraction=0.7),
+                eval_every=350,
+                expected_loss=(350, 1.7, 1.8, 700, 1.53, 1.61),
+            ),
+        ),
+        "lm-small": Config(
+            _modern_decoder(8192, 256, 384, 6, 6, 0.1),
+            data=DataConfig(vocab_size=8192),
+            train=TrainConfig(
+                max_steps=4000,
+                batch_size=32,
+                warmup_steps=100,
+                optimizer=fast,
+                schedule=WSD(decay_fraction=0.4),
+            ),
+        ),
+        "gpt2-124m": Config(
+            models["gpt2-124m"].model,
+            data=DataConfig(vocab_size=50257, valid_fraction=0.005),
+            train=TrainConfig(
+                max_steps=20000,
+                batch_size=16,
+                grad_accum=32,
+                warmup_steps=700,
+                optimizer=AdamW(lr=6e-4),
+                schedule=Cosine(min_lr_ratio=0.1),
+                eval_every=250,
+                save_every=250,
+            ),
+        ),
+        "mt-small": Config(
+            mt,
+            data=DataConfig(vocab_size=8192, valid_fraction=0.03),
+            train=TrainConfig(
+                max_steps=5000,
+                batch_size=32,
+                seq_len=128,
+                warmup_steps=200,
+                label_smoothing=0.1,
+                optimizer=Muon(lr=0.01, adam=Adam(lr=3e-3)),
+                schedule=WSD(decay_fraction=0.5),
+                ema_decay=0.998,
+                eval_every=250,
+                save_every=500,
+                expected_loss=(
+                    1000,
+                    1.93,
+                    2.13,
+                    2000,
+                    1.49,
+                    1.6,
+                    3000,
+                    1.42,
+                    1.52,
+                    4000,
+                    1.39,
+                    1.49,
+                    5000,
+                    1.4,
+                    1.52,
+                ),
+            ),
+        ),
+        "vaswani-base": Config(
+            models["vaswani-base"].model,
+            data=DataConfig(vocab_size=37000, valid_fraction=0.01),
+            train=TrainConfig(
+                max_steps=100000,
+                batch_size=64,
+                seq_len=384,
+                warmup_steps=4000,
+                label_smoothing=0.1,
+                grad_clip=0.0,
+                optimizer=AdamW(lr=7e-4, beta2=0.98, eps=1e-9, weight_decay=0.0),
+                schedule=InverseSqrt(),
+                average_checkpoints=5,
+                keep_checkpoints=5,
+                eval_every=1000,
+                save_every=1000,
+            ),
+        ),
+        "mlm-small": _mlm_recipe(Learned()),
+        "roformer-small": _mlm_recipe(Rotary()),
+        "finetune-classify": Config(
+            ModelConfig(
+                architecture=Encoder(),
+                dropout=Dropout(embedding=0.1, residual=0.1),
+                head=ClassificationHead(num_labels=2, pooling="mean", pooler=False),
+            ),
+            train=TrainConfig(
+                max_steps=2000,
+                batch_size=32,
+                warmup_steps=100,
+                optimizer=AdamW(lr=5e-5, beta2=0.999, weight_decay=0.01),
+                patience=5,
+            ),
+        ),
+        "picture-patches": _patch_classifier(
+            128,
+            6,
+            4,
+            Images(image_size=28, patch_size=4, num_channels=1, mean=(0.13,), std=(0.31,)),
+            50,
+            TrainConfig(
+                max_steps=4000,
+                batch_size=128,
+                warmup_steps=200,
+                optimizer=Muon(adam=Adam(lr=2e-3)),
+                schedule=WSD(decay_fraction=0.5),
+            ),
+        ).replace(**{"data.random_shift": 2, "data.valid_fraction": 0.05}),
+        "sound-patches": _patch_classifier(
+            128,
+            6,
+            4,
+            Spectrogram(
+                sample_rate=8000,
+                n_fft=200,
+                hop_length=80,
+                n_mels=64,
+                n_frames=96,
+                patch_mels=16,
+                patch_frames=8,
+            ),
+            49,
+            TrainConfig(
+                max_steps=2000,
+                batch_size=64,
+                warmup_steps=100,
+                optimizer=Muon(adam=Adam(lr=2e-3)),
+                schedule=WSD(decay_fraction=0.5),
+            ),
+        ),
+    }
+
+
+# ---- presets: Exact name -> configuration, in one flat dictionary.
+
+TENTH = Dropout(embedding=0.1, residual=0.1, attention=0.1)
+
+
+def _lecture(
+    vocabulary: int = 2048, context: int = 128, width: int = 192, layers: int = 4, heads: int = 6
+) -> Config:
+    model = ModelConfig(
+        vocab_size=vocabulary,
+        context_length=context,
+        d_model=width,
+        n_layers=layers,
+        attention=Attention(heads),
+    )
+    return Config(model)
+
+
+def _vaswani(
+    width: int, heads: int, layers: int = 6, vocabulary: int = 37000, dropout: float = 0.1
+) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=vocabulary,
+            context_length=512,
+            d_model=width,
+            n_layers=layers,
+            norm_position="post",
+            architecture=EncoderDecoder(
+                encoder_layers=layers, source_input=Tokens(scale_embeddings=True)
+            ),
+            input=Tokens(scale_embeddings=True),
+            position=Sinusoidal(),
+            attention=Attention(heads, bias=()),
+            dropout=Dropout(embedding=dropout, residual=dropout),
+        )
+    )
+
+
+def _bert(
+    width: int,
+    layers: int,
+    heads: int,
+    position: PositionScheme,
+    vocabulary: int = 30522,
+    context: int = 512,
+) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=vocabulary,
+            context_length=context,
+            d_model=width,
+            n_layers=layers,
+            norm_position="post",
+            architecture=Encoder(),
+            input=Tokens(token_types=2, norm=True),
+            position=position,
+            attention=Attention(heads),
+            ffn=FeedForward("gelu"),
+            norm=LayerNorm(eps=1e-12),
+            dropout=TENTH,
+            head=MLMHead(),
+        )
+    )
+
+
+def _gpt2(width: int, layers: int, heads: int) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=50257,
+            context_length=1024,
+            d_model=width,
+            n_layers=layers,
+            attention=Attention(heads),
+            ffn=FeedForward("gelu-tanh"),
+        )
+    )
+
+
+def _llama(
+    vocabulary: int,
+    context: int,
+    width: int,
+    layers: int,
+    ffn: int,
+    attention: Attention,
+    theta: float = 10000.0,
+    eps: float = 1e-5,
+    tied: bool = True,
+    scaling: Llama3Scaling | None = None,
+) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=vocabulary,
+            context_length=context,
+            d_model=width,
+            n_layers=layers,
+            position=Rotary(theta=theta, scaling=scaling or NoScaling()),
+            attention=attention,
+            ffn=FeedForward("swiglu", ffn, bias=False),
+            norm=RMSNorm(eps=eps),
+            head=LMHead(tie_embeddings=tied),
+        )
+    )
+
+
+def _heads(
+    heads: int, kv_heads: int, head_width: int = 0, window: int = 0, qk_norm: bool = False
+) -> Attention:
+    return Attention(heads, kv_heads, head_width, window, bias=(), qk_norm=qk_norm)
+
+
+def _vit(width: int, layers: int, heads: int) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=0,
+            context_length=197,
+            d_model=width,
+            n_layers=layers,
+            architecture=Encoder(),
+            input=Images(),
+            attention=Attention(heads),
+            ffn=FeedForward("gelu"),
+            norm=LayerNorm(eps=1e-12),
+            head=ClassificationHead(num_labels=1000),
+        )
+    )
+
+
+def _whisper(width: int, layers: int, heads: int) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=51865,
+            context_length=448,
+            d_model=width,
+            n_layers=layers,
+            architecture=EncoderDecoder(
+                encoder_layers=layers, source_context_length=1500, source_input=Audio()
+            ),
+            attention=Attention(heads, bias=("q", "v", "out")),
+            ffn=FeedForward("gelu"),
+        )
+    )
+
+
+def _t5(width: int, layers: int, heads: int, head_width: int, ffn: int) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=32128,
+            context_length=512,
+            d_model=width,
+            n_layers=layers,
+            architecture=EncoderDecoder(encoder_layers=layers, source_input=Tokens()),
+            position=T5(),
+            attention=Attention(heads, d_head=head_width, bias=(), scale=False),
+            ffn=FeedForward("relu", ffn, bias=False),
+            norm=RMSNorm(),
+            dropout=TENTH,
+            head=LMHead(scale_logits=True),
+        )
+    )
+
+
+_QWEN2 = Attention(14, 2, bias=("q", "k", "v"))
+_LONG_8 = Llama3Scaling(factor=8.0)
+_LONG_32 = Llama3Scaling(factor=32.0)
+
+
+class Presets(dict[str, Config]):
+    """Exact names and the configurations they stand for; `clearhead presets` lists them. A missing one is told."""
+
+    def __missing__(self, name: str) -> Config:
+        raise UnknownPresetError(
+            f"{name!r} is no preset of those that clearhead presets lists; {suggest(str(name), self)}"
+        )
+
+
+class UnknownPresetError(ClearheadError, KeyError):
+    """A name that is not in the dictionary."""
+
+    __str__ = Exception.__str__  # a KeyError would quote the sentence
+
+
+_ALL: dict[str, Config] = {
+    # lecture
+    "lecture-small": _lecture(1024, 64, 128, 2, 4),
+    "lecture-lm": _lecture(),
+    "vaswani-base": _vaswani(512, 8),
+    "vaswani-big": _vaswani(1024, 16, dropout=0.3),
+    # encoders
+    "bert-base": _bert(768, 12, 12, Learned()),
+    "bert-large": _bert(1024, 24, 16, Learned()),
+    "roformer-base": _bert(768, 12, 12, Rotary(), vocabulary=50000, context=1536),
+    # decoders
+    "gpt2-124m": _gpt2(768, 12, 12),
+    "gpt2-355m": _gpt2(1024, 24, 16),
+    "gpt2-774m": _gpt2(1280, 36, 20),
+    "gpt2-1558m": _gpt2(1600, 48, 25),
+    "smollm2-135m": _llama(49152, 8192, 576, 30, 1536, _heads(9, 3), 100000.0),
+    "smollm2-360m": _llama(49152, 8192, 960, 32, 2560, _heads(15, 5), 100000.0),
+    "smollm2-1.7b": _llama(49152, 8192, 2048, 24, 8192, _heads(32, 32), 130000.0),
+    "tinyllama-1.1b": _llama(32000, 2048, 2048, 22, 5632, _heads(32, 4), tied=False),
+    "llama-2-7b": _llama(32000, 4096, 4096, 32, 11008, _heads(32, 32), tied=False),
+    "llama-3.1-8b": _llama(
+        128256, 131072, 4096, 32, 14336, _heads(32, 8), 500000.0, tied=False, scaling=_LONG_8
+    ),
+    "llama-3.2-1b": _llama(
+        128256, 131072, 2048, 16, 8192, _heads(32, 8, 64), 500000.0, scaling=_LONG_32
+    ),
+    "llama-3.2-3b": _llama(
+        128256, 131072, 3072, 28, 8192, _heads(24, 8, 128), 500000.0, scaling=_LONG_32
+    ),
+    "mistral-7b": _llama(32000, 32768, 4096, 32, 14336, _heads(32, 8, window=4096), tied=False),
+    "qwen2.5-0.5b": _llama(151936, 32768, 896, 24, 4864, _QWEN2, 1000000.0, eps=1e-6),
+    "qwen3-0.6b": _llama(
+        151936, 40960, 1024, 28, 3072, _heads(16, 8, 128, qk_norm=True), 1000000.0, eps=1e-6
+    ),
+    # encoder-decoders
+    "t5-small": _t5(512, 6, 8, 64, 2048),
+    "t5-base": _t5(768, 12, 12, 64, 3072),
+    "whisper-tiny": _whisper(384, 4, 6),
+    "whisper-base": _whisper(512, 6, 8),
+    # pictures
+    "vit-tiny": _vit(192, 12, 3),
+    "vit-small": _vit(384, 12, 6),
+    "vit-base": _vit(768, 12, 12),
+    "vit-large": _vit(1024, 24, 16),
+    # tiny
+    "tiny-decoder": _lecture(vocabulary=64, context=32, width=32, layers=2, heads=4),
+    "tiny-encoder": _bert(32, 2, 4, Learned(), vocabulary=64, context=32),
+    "tiny-encoder-decoder": _vaswani(32, 4, layers=2, vocabulary=64),
+    "tiny-llama": _llama(64, 32, 32, 2, 96, _heads(4, 2)),
+    "tiny-pictures": _vit(32, 2, 4).replace(
+        **{
+            "context_length": 17,
+            "input.image_size": 8,
+            "input.patch_size": 2,
+            "input.num_channels": 1,
+            "head.num_labels": 10,
+        }
+    ),
+    "tiny-sound": Config(
+        ModelConfig(
+            vocab_size=0,
+            context_length=9,
+            d_model=32,
+            n_layers=2,
+            architecture=Encoder(),
+            input=Spectrogram(
+                sample_rate=8000,
+                n_fft=200,
+                hop_length=80,
+                n_mels=16,
+                n_frames=32,
+                patch_mels=8,
+                patch_frames=8,
+            ),
+            head=ClassificationHead(num_labels=10),
+        )
+    ),
+}
+
+presets = Presets(_ALL | make_recipes(_ALL))

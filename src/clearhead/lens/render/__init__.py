@@ -1,0 +1,1 @@
+"""Render views for terminals, HTML pages and matplotlib."""
