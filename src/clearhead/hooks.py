@@ -1,8 +1,9 @@
-"""Where a value can be seen or replaced.
+"""Hooks: observe and replace any named activation of a forward pass.
 
-Every value worth a name passes through `tap(name, value)` on its way. `Silent` hands it on, and the compiler
-removes even the call. `Watch` keeps what was asked for and edits what was to be edited; it is an ordinary
-object handed down as an argument, because the compiler ignores module hooks and cannot trace context variables.
+Every activation worth a name passes through `hooks(name, value)`. `NoHooks` returns the value, and
+the compiler removes even the call. `Recorder` applies edits, then stores what was asked for. Hooks
+are an ordinary argument of `forward`, because `torch.compile` ignores module hooks and cannot trace
+context variables.
 """
 
 import re
@@ -21,23 +22,19 @@ from clearhead.errors import ClearheadError
 Edit = Callable[[Tensor, str], Tensor]
 Selector = Callable[[Tensor], Tensor]
 
-SCORE_NAMES = (
-    "scores",
-    "masked_scores",
-    "pattern",
-)  # values that a fused attention kernel never writes down
+SCORE_NAMES = ("scores", "masked_scores", "pattern")  # never materialized by fused attention
 
 
 class NoHooks:
-    """Nobody looks."""
+    """Observes and edits nothing."""
 
-    needs_scores = False  # whether this scope needs attention written out
+    needs_scores = False  # whether attention must materialize scores and pattern
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
         return value
 
     def scope(self, *path: str | int) -> Self:
-        """The tap for names below `path`."""
+        """Hooks for the names below `path`."""
         return self
 
     def with_edits(self, edits: "Mapping[str, Edit]") -> "Recorder":
@@ -48,10 +45,11 @@ NO_HOOKS = NoHooks()
 
 
 class Recorder:
-    """Keeps values by name, and edits them first.
+    """Edits and records activations by name.
 
-    Names may hold `*` (one part of the path) and `**` (any number of parts): `blocks.*.attn.pattern`.
-    `keep` may map a name to a function that keeps less than the whole value: `{"…pattern": lambda p: p[:, 3]}`.
+    Names are patterns like `blocks.*.attn.pattern`: `*` matches one part, `**` any number of parts.
+    `names` may map a pattern to a function that selects what to keep of each value:
+    `{"blocks.*.attn.pattern": lambda p: p[:, 3]}`.
     """
 
     def __init__(
@@ -59,45 +57,44 @@ class Recorder:
         names: Iterable[str] | Mapping[str, Selector] = (),
         edits: Mapping[str, Edit] | None = None,
     ) -> None:
-        self._keep = names if isinstance(names, Mapping) else dict.fromkeys(names, select_all)
-        self._edits = {**(edits or {})}
-        self._plan = _plan(tuple(self._keep), tuple(self._edits), "")
+        self._selectors = names if isinstance(names, Mapping) else dict.fromkeys(names, select_all)
+        self._edits = dict(edits or {})
+        self._matcher = _matcher(tuple(self._selectors), tuple(self._edits), "")
         self.values: dict[str, Tensor] = {}
 
     def scope(self, *path: str | int) -> "Hooks":
-        plan = self._plan.below(path)
-        if plan is None:
-            return (
-                NO_HOOKS  # most of a pass, which has no time on a GPU to be asked about every value
-            )
+        """Hooks for the names below `path`; NO_HOOKS where no pattern can match."""
+        matcher = self._matcher.below(path)
+        if matcher is None:
+            return NO_HOOKS  # no lookup per activation: the GPU would wait for it
         inner = Recorder.__new__(Recorder)
-        inner._keep = self._keep
+        inner._selectors = self._selectors
         inner._edits = self._edits
-        inner._plan = plan
+        inner._matcher = matcher
         inner.values = self.values
         return inner
 
     def with_edits(self, edits: Mapping[str, Edit]) -> Self:
-        """This tap, which edits these values too."""
+        """Add edits to this recorder."""
         self._edits |= edits
-        self._plan = _plan(tuple(self._keep), tuple(self._edits), self._plan.scope)
+        self._matcher = _matcher(tuple(self._selectors), tuple(self._edits), self._matcher.scope)
         return self
 
     @property
     def needs_scores(self) -> bool:
-        return self._plan.needs_scores
+        return self._matcher.needs_scores
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
-        edits, keep, path = self._plan.about(name)
-        for pattern in edits:
+        edit_patterns, record_patterns, path = self._matcher.patterns_for(name)
+        for pattern in edit_patterns:
             value = self._edits[pattern](value, path)
-        if len(keep) > 1 and len({self._keep[pattern] for pattern in keep}) > 1:
-            both = " and ".join(map(repr, keep))
+        if len({self._selectors[pattern] for pattern in record_patterns}) > 1:
+            patterns = " and ".join(map(repr, record_patterns))
             raise ClearheadError(
-                f"{path} is meant by {both}, each time another part of it; ask for it once."
+                f"{path} matches {patterns}, which select different parts of it. Use one pattern."
             )
-        for pattern in keep:
-            self.values[path] = _kept(value, self._keep[pattern])
+        for pattern in record_patterns:
+            self.values[path] = _select(value, self._selectors[pattern])
         return value
 
 
@@ -105,113 +102,108 @@ Hooks = NoHooks | Recorder
 
 
 def force_eager() -> AbstractContextManager[object]:
-    """The block in which a pass that is watched runs: it is not compiled."""
+    """Context in which compiled networks run eagerly, as observed passes must."""
     if (
         "torch._dynamo" not in sys.modules
-    ):  # nobody has compiled anything, and to fetch the compiler takes seconds
+    ):  # nothing is compiled, and importing dynamo takes seconds
         return nullcontext()
-    return _STANCE.eager()
+    return _STANCE.force_eager()
 
 
-class _Stance:
-    """The compiler's, one for all threads: who comes first makes it eager, who leaves last puts it back."""
+class _CompilerStance:
+    """torch.compile's global stance, shared by threads: eager while any of them needs it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._users = 0
-        self._changed = ExitStack()
+        self._num_users = 0
+        self._stance = ExitStack()
 
     @contextmanager
-    def eager(self) -> Iterator[None]:
+    def force_eager(self) -> Iterator[None]:
         with self._lock:
-            if not self._users:
-                self._changed.enter_context(torch.compiler.set_stance("force_eager"))
-            self._users += 1
+            if not self._num_users:
+                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+            self._num_users += 1
         try:
             yield
         finally:
             with self._lock:
-                self._users -= 1
-                if not self._users:
-                    self._changed.close()
+                self._num_users -= 1
+                if not self._num_users:
+                    self._stance.close()
 
 
-_STANCE = _Stance()
+_STANCE = _CompilerStance()
 
 
 def select_all(value: Tensor) -> Tensor:
-    """What selects all of a value."""
+    """Selector that keeps the whole activation."""
     return value
 
 
-def _kept(value: Tensor, select: Selector) -> Tensor:
-    """What is selected, and no more: a view would keep the whole value alive."""
-    part = select(value)
+def _select(value: Tensor, selector: Selector) -> Tensor:
+    """The selected part, copied if it is a view that would keep the whole activation in memory."""
+    part = selector(value)
     if not isinstance(part, Tensor):
-        raise ClearheadError(
-            f"what keeps a part of a value must return a tensor, not {type(part).__name__}."
-        )
-    return (
-        part.clone()
-        if select is not select_all and part.untyped_storage().nbytes() > part.nbytes
-        else part
-    )
+        raise ClearheadError(f"A selector must return a tensor, got {type(part).__name__}.")
+    is_partial_view = selector is not select_all and part.untyped_storage().nbytes() > part.nbytes
+    return part.clone() if is_partial_view else part
 
 
-class _Plan:
-    """What patterns mean below a scope, found once for all passes that ask for the same: a GPU waits for the answer."""
+class _Matcher:
+    """Which patterns match which names below a scope; cached, because a GPU would wait for it."""
 
-    def __init__(self, keep: tuple[str, ...], edits: tuple[str, ...], scope: str) -> None:
-        self._keep = keep
-        self._edits = edits
+    def __init__(self, record: tuple[str, ...], edit: tuple[str, ...], scope: str) -> None:
+        self._record = record
+        self._edit = edit
         self.scope = scope
-        self._below: dict[tuple[str | int, ...], _Plan | None] = {}
-        self._about: dict[str, tuple[list[str], list[str], str]] = {}
+        self._below: dict[tuple[str | int, ...], _Matcher | None] = {}
+        self._patterns: dict[str, tuple[list[str], list[str], str]] = {}
         self.needs_scores = any(
-            matches(pattern, scope + name) for pattern in (*keep, *edits) for name in SCORE_NAMES
+            matches(pattern, scope + name) for pattern in (*record, *edit) for name in SCORE_NAMES
         )
 
-    def below(self, path: tuple[str | int, ...]) -> "_Plan | None":
-        """The plan of a scope inside this one; None where no pattern may mean anything in it."""
+    def below(self, path: tuple[str | int, ...]) -> "_Matcher | None":
+        """The matcher of an inner scope; None if no pattern can match anything in it."""
         if path not in self._below:
             scope = f"{self.scope}{'.'.join(map(str, path))}."
-            reached = any(
-                _begins(pattern.split("."), scope.split(".")[:-1])
-                for pattern in (*self._keep, *self._edits)
+            parts = scope.split(".")[:-1]
+            reachable = any(
+                _can_match_below(pattern.split("."), parts)
+                for pattern in (*self._record, *self._edit)
             )
-            self._below[path] = _Plan(self._keep, self._edits, scope) if reached else None
+            self._below[path] = _Matcher(self._record, self._edit, scope) if reachable else None
         return self._below[path]
 
-    def about(self, name: str) -> tuple[list[str], list[str], str]:
-        """The patterns by which a value is edited and kept, and its path."""
-        if name not in self._about:
+    def patterns_for(self, name: str) -> tuple[list[str], list[str], str]:
+        """The patterns that edit and those that record an activation, and its full path."""
+        if name not in self._patterns:
             path = self.scope + name
-            edits, keep = (
-                [pattern for pattern in some if matches(pattern, path)]
-                for some in (self._edits, self._keep)
-            )
-            self._about[name] = edits, keep, path
-        return self._about[name]
+            edit = [pattern for pattern in self._edit if matches(pattern, path)]
+            record = [pattern for pattern in self._record if matches(pattern, path)]
+            self._patterns[name] = edit, record, path
+        return self._patterns[name]
 
 
 @lru_cache(maxsize=256)
-def _plan(keep: tuple[str, ...], edits: tuple[str, ...], scope: str) -> _Plan:
-    return _Plan(keep, edits, scope)
+def _matcher(record: tuple[str, ...], edit: tuple[str, ...], scope: str) -> _Matcher:
+    return _Matcher(record, edit, scope)
 
 
-def _begins(pattern: list[str], scope: list[str]) -> bool:
-    for asked, part in zip(pattern, scope, strict=False):
-        if "**" in asked:
+def _can_match_below(pattern: list[str], scope: list[str]) -> bool:
+    for piece, part in zip(pattern, scope, strict=False):
+        if "**" in piece:
             return True
-        if not matches(asked, part):
+        if not matches(piece, part):
             return False
     return len(pattern) > len(scope)
 
 
 def matches(pattern: str, path: str) -> bool:
-    """`*` is one part of a dotted path or a piece of it, `**` any number of parts.
+    """Whether a pattern matches a dotted path: `*` matches within one part, `**` across parts.
 
-    It follows all places of the path that are reached at once; a regular expression would try every way to get there.
+    Tracks all reachable positions at once, so the time is polynomial; a backtracking regular
+    expression is not.
     """
     reached = {0}
     for piece in re.findall(r"\*+|[^*]+", pattern):

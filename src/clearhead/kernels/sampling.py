@@ -1,8 +1,10 @@
-"""Drawing a token on a GPU: all of `draw` in one kernel, a program for each row. Needs triton.
+"""Sample a token per row on a GPU: temperature, top-k, top-p, min-p and Gumbel noise in one kernel.
+Needs triton.
 
-What a top-k or a nucleus leaves is told by its least logit, which is searched by bisection over the floats in their
-order: it is counted, or summed, what lies above the middle, in a pass over the row. So that few passes are needed, the
-search begins from the lanes' own highest values, and ends as soon as what lies above is what is wanted.
+What top-k or top-p keeps is all logits from a threshold on. The threshold is found by bisection
+over the floats in their order: each step counts, or sums the probabilities of, the logits above the
+middle, in one pass over the row. To save passes the search starts from the maxima of the lanes and
+stops as soon as the right tokens lie above.
 """
 
 import torch
@@ -11,12 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 MAX_LANES = 4096
-MAX_EXCESS = 8  # tokens too many that are taken away one by one
+MAX_EXCESS = 8  # tokens above top_k from which the threshold rises token by token
 
 
 @triton.jit
 def _hash(x):
-    """As `draw._mix`."""
+    """The same integer hash as in generate.sampling."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -24,49 +26,46 @@ def _hash(x):
 
 @triton.jit
 def _ordered_int(x):
-    """Whole numbers that are ordered as the floats are."""
+    """Integers in the same order as the floats."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
-def _load_row(x, start, vocabulary, LANES: tl.constexpr):
-    at = start + tl.arange(0, LANES)
-    return tl.load(x + at, mask=at < vocabulary, other=-float("inf"))
+def _load_row(x, start, vocab_size, LANES: tl.constexpr):
+    column = start + tl.arange(0, LANES)
+    return tl.load(x + column, mask=column < vocab_size, other=-float("inf"))
 
 
 @triton.jit
-def _count_at_least(x, vocabulary, least, LANES: tl.constexpr):
-    """How many are at least that."""
-    found = tl.zeros([LANES], tl.int32)
-    for start in range(0, vocabulary, LANES):
-        found += (_ordered_int(_load_row(x, start, vocabulary, LANES)) >= least).to(tl.int32)
-    return tl.sum(found, 0)
+def _count_at_least(x, vocab_size, threshold, LANES: tl.constexpr):
+    count = tl.zeros([LANES], tl.int32)
+    for start in range(0, vocab_size, LANES):
+        count += (_ordered_int(_load_row(x, start, vocab_size, LANES)) >= threshold).to(tl.int32)
+    return tl.sum(count, 0)
 
 
 @triton.jit
-def _next_above(x, vocabulary, least, LANES: tl.constexpr):
-    """The least that is more, and how many are more."""
-    found = tl.zeros([LANES], tl.int32)
-    above = tl.full([LANES], 2147483647, tl.int32)
-    for start in range(0, vocabulary, LANES):
-        order = _ordered_int(_load_row(x, start, vocabulary, LANES))
-        found += (order > least).to(tl.int32)
-        above = tl.minimum(above, tl.where(order > least, order, 2147483647))
-    return tl.min(above, 0), tl.sum(found, 0)
+def _next_above(x, vocab_size, threshold, LANES: tl.constexpr):
+    """The smallest value above the threshold, and how many values are above it."""
+    count, above = tl.zeros([LANES], tl.int32), tl.full([LANES], 2147483647, tl.int32)
+    for start in range(0, vocab_size, LANES):
+        value = _ordered_int(_load_row(x, start, vocab_size, LANES))
+        count += (value > threshold).to(tl.int32)
+        above = tl.minimum(above, tl.where(value > threshold, value, 2147483647))
+    return tl.min(above, 0), tl.sum(count, 0)
 
 
 @triton.jit
-def _mass_at_least(x, vocabulary, least, highest, temperature, LANES: tl.constexpr):
-    """The sum of powers of those that are at least that, and how many they are."""
-    mass = tl.zeros([LANES], tl.float32)
-    found = tl.zeros([LANES], tl.int32)
-    for start in range(0, vocabulary, LANES):
-        value = _load_row(x, start, vocabulary, LANES)
-        kept = _ordered_int(value) >= least
-        mass += tl.where(kept, tl.exp((value - highest) / temperature), 0.0)
-        found += kept.to(tl.int32)
-    return tl.sum(mass, 0), tl.sum(found, 0)
+def _mass_at_least(x, vocab_size, threshold, highest, temperature, LANES: tl.constexpr):
+    """The sum of exponentials of the values from the threshold on, and how many they are."""
+    mass, count = tl.zeros([LANES], tl.float32), tl.zeros([LANES], tl.int32)
+    for start in range(0, vocab_size, LANES):
+        value = _load_row(x, start, vocab_size, LANES)
+        is_kept = _ordered_int(value) >= threshold
+        mass += tl.where(is_kept, tl.exp((value - highest) / temperature), 0.0)
+        count += is_kept.to(tl.int32)
+    return tl.sum(mass, 0), tl.sum(count, 0)
 
 
 @triton.jit
@@ -76,114 +75,112 @@ def _midpoint(low, high):
 
 @triton.jit
 def _sample_kernel(
-    shaped, shaped_row, logits, logits_row, vocabulary, columns, how, keys, places, tokens, log_probs,
-    LANES: tl.constexpr, NEAR: tl.constexpr,
+    processed, processed_row, logits, logits_row, vocab_size, columns, options, rng_keys, steps,
+    tokens, logprobs, LANES: tl.constexpr, MAX_EXCESS: tl.constexpr,
 ):  # fmt: skip
+    """One program per row: sample from processed logits, report the raw log-probability."""
     row = tl.program_id(0).to(tl.int64)
-    shaped += row * shaped_row
+    processed += row * processed_row
     logits += row * logits_row
-    temperature = tl.load(how + row * 4)
-    top_k = tl.load(how + row * 4 + 1).to(tl.int32)
-    top_p = tl.load(how + row * 4 + 2)
-    min_p = tl.load(how + row * 4 + 3)
-    tops = tl.full([LANES], -float("inf"), tl.float32)
-    raw_top = tl.full([LANES], -1e30, tl.float32)
+    temperature, top_k = tl.load(options + row * 4), tl.load(options + row * 4 + 1).to(tl.int32)
+    top_p, min_p = tl.load(options + row * 4 + 2), tl.load(options + row * 4 + 3)
+    lane_max, raw_max = (
+        tl.full([LANES], -float("inf"), tl.float32),
+        tl.full([LANES], -1e30, tl.float32),
+    )
     raw_total = tl.zeros([LANES], tl.float32)
-    for start in range(0, vocabulary, LANES):
-        tops = tl.maximum(tops, _load_row(shaped, start, vocabulary, LANES))
+    for start in range(0, vocab_size, LANES):
+        lane_max = tl.maximum(lane_max, _load_row(processed, start, vocab_size, LANES))
     for start in range(0, columns, LANES):
         raw = _load_row(logits, start, columns, LANES)
-        new = tl.maximum(raw_top, raw)
-        raw_total = raw_total * tl.exp(raw_top - new) + tl.exp(raw - new)
-        raw_top = new
-    highest = tl.max(tops, 0)
-    raw_highest = tl.max(raw_top, 0)
-    log_total = raw_highest + tl.log(tl.sum(raw_total * tl.exp(raw_top - raw_highest), 0))
+        new = tl.maximum(raw_max, raw)
+        raw_total = raw_total * tl.exp(raw_max - new) + tl.exp(raw - new)
+        raw_max = new
+    highest, raw_highest = tl.max(lane_max, 0), tl.max(raw_max, 0)
+    log_total = raw_highest + tl.log(tl.sum(raw_total * tl.exp(raw_max - raw_highest), 0))
 
-    least = _ordered_int(tl.full([], -float("inf"), tl.float32)) + 1  # all that may be drawn
+    threshold = _ordered_int(tl.full([], -float("inf"), tl.float32)) + 1  # keep everything finite
     top = _ordered_int(highest)
-    heat = tl.where(temperature > 0, tl.maximum(temperature, 1e-6), 1.0)
-    if (top_k > 0) & (top_k < vocabulary) & (temperature > 0):
-        lanes = _ordered_int(tops)
-        high = top
+    divisor = tl.where(temperature > 0, tl.maximum(temperature, 1e-6), 1.0)
+    if (top_k > 0) & (top_k < vocab_size) & (temperature > 0):
+        lanes, high = _ordered_int(lane_max), top
         if top_k <= LANES:
-            many = tl.sum((lanes >= least).to(tl.int32), 0)
-            if many >= top_k:
-                while (least < high) & (many > top_k):
-                    middle = _midpoint(least, high)
+            count = tl.sum((lanes >= threshold).to(tl.int32), 0)
+            if count >= top_k:
+                while (threshold < high) & (count > top_k):
+                    middle = _midpoint(threshold, high)
                     above = tl.sum((lanes >= middle).to(tl.int32), 0)
                     if above >= top_k:
-                        least = middle
-                        many = above
+                        threshold, count = middle, above
                     else:
                         high = middle - 1
-        high = top
-        many = _count_at_least(shaped, vocabulary, least, LANES)
-        while (least < high) & (many > top_k + NEAR):
-            middle = _midpoint(least, high)
-            above = _count_at_least(shaped, vocabulary, middle, LANES)
+        high, count = top, _count_at_least(processed, vocab_size, threshold, LANES)
+        while (threshold < high) & (count > top_k + MAX_EXCESS):
+            middle = _midpoint(threshold, high)
+            above = _count_at_least(processed, vocab_size, middle, LANES)
             if above >= top_k:
-                least = middle
-                many = above
+                threshold, count = middle, above
             else:
                 high = middle - 1
-        while many > top_k:
-            more, above = _next_above(shaped, vocabulary, least, LANES)
+        while count > top_k:
+            next_value, above = _next_above(processed, vocab_size, threshold, LANES)
             if above >= top_k:
-                least = more
-                many = above
+                threshold, count = next_value, above
             else:
-                many = top_k  # the others are equals
+                count = top_k  # the rest are ties
     if (top_p < 1) & (temperature > 0):
-        whole, many = _mass_at_least(shaped, vocabulary, least, highest, heat, LANES)
-        high = top
-        fewer = 0
-        while (least < high) & (many - fewer > 1):
-            middle = _midpoint(least, high)
-            mass, above = _mass_at_least(shaped, vocabulary, middle, highest, heat, LANES)
-            if mass >= whole * top_p:
-                least = middle
-                many = above
+        total_mass, count = _mass_at_least(
+            processed, vocab_size, threshold, highest, divisor, LANES
+        )
+        high, count_above_high = top, 0
+        while (threshold < high) & (count - count_above_high > 1):
+            middle = _midpoint(threshold, high)
+            mass, above = _mass_at_least(processed, vocab_size, middle, highest, divisor, LANES)
+            if mass >= total_mass * top_p:
+                threshold, count = middle, above
             else:
-                high = middle - 1
-                fewer = above
-    floor = tl.where(min_p > 0, highest / heat + tl.log(tl.maximum(min_p, 1e-30)), -float("inf"))
-    key = tl.load(keys + row).to(tl.uint32)
-    place = tl.load(places + row).to(tl.uint32)
-    seed = _hash(key ^ _hash(place + 1))
-    best = tl.full([LANES], -float("inf"), tl.float32)
-    who = tl.full([LANES], 2147483647, tl.int32)
-    for start in range(0, vocabulary, LANES):
-        at = start + tl.arange(0, LANES)
-        value = _load_row(shaped, start, vocabulary, LANES)
-        kept = _ordered_int(value) >= least
-        value = value / heat
+                high, count_above_high = middle - 1, above
+    min_value = tl.where(
+        min_p > 0, highest / divisor + tl.log(tl.maximum(min_p, 1e-30)), -float("inf")
+    )
+    rng_key, step = tl.load(rng_keys + row).to(tl.uint32), tl.load(steps + row).to(tl.uint32)
+    seed = _hash(rng_key ^ _hash(step + 1))
+    best, best_column = (
+        tl.full([LANES], -float("inf"), tl.float32),
+        tl.full([LANES], 2147483647, tl.int32),
+    )
+    for start in range(0, vocab_size, LANES):
+        column = start + tl.arange(0, LANES)
+        value = _load_row(processed, start, vocab_size, LANES)
+        is_kept = _ordered_int(value) >= threshold
+        value = value / divisor
         if temperature > 0:
-            bits = _hash(seed ^ _hash(at.to(tl.uint32) * 2 + 1))
-            kept = kept & (value >= floor)
+            bits = _hash(seed ^ _hash(column.to(tl.uint32) * 2 + 1))
+            is_kept = is_kept & (value >= min_value)
             value -= tl.log(-tl.log(((bits >> 9).to(tl.float32) + 0.5) / 8388608.0))
-        value = tl.where(kept, value, -float("inf"))
-        who = tl.where(value > best, at, who)
+        value = tl.where(is_kept, value, -float("inf"))
+        best_column = tl.where(value > best, column, best_column)
         best = tl.maximum(best, value)
-    token = tl.min(tl.where(best == tl.max(best, 0), who, 2147483647), 0)
-    token = tl.minimum(token, vocabulary - 1)  # where nothing is a number
+    token = tl.min(tl.where(best == tl.max(best, 0), best_column, 2147483647), 0)
+    token = tl.minimum(token, vocab_size - 1)  # if all logits are NaN
     tl.store(tokens + row, token.to(tl.int64))
-    tl.store(log_probs + row, tl.load(logits + token) - log_total)
+    tl.store(logprobs + row, tl.load(logits + token) - log_total)
 
 
 def sample_tokens(
-    shaped: Tensor, logits: Tensor, options: Tensor, keys: Tensor, places: Tensor
+    processed: Tensor, logits: Tensor, options: Tensor, rng_keys: Tensor, steps: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The token of each row by the shaped logits, its log-probability by the others.
+    """A token per row by the processed logits, and its log-probability by the raw ones.
 
-    Options are temperature, top-k, top-p and min-p.
+    The columns of `options` are temperature, top_k, top_p and min_p.
     """
-    rows, vocabulary = shaped.shape
+    rows, vocab_size = processed.shape
     tokens = torch.empty(rows, dtype=torch.long, device=logits.device)
-    log_probs = torch.empty(rows, device=logits.device)
+    logprobs = torch.empty(rows, device=logits.device)
     _sample_kernel[(rows,)](
-        shaped, shaped.stride(0), logits, logits.stride(0), vocabulary, logits.shape[1], options, keys, places,
-        tokens, log_probs,
-        LANES=min(MAX_LANES, max(128, triton.next_power_of_2(vocabulary))), NEAR=MAX_EXCESS, num_warps=32,
+        processed, processed.stride(0), logits, logits.stride(0), vocab_size, logits.shape[1],
+        options, rng_keys, steps, tokens, logprobs,
+        LANES=min(MAX_LANES, max(128, triton.next_power_of_2(vocab_size))), MAX_EXCESS=MAX_EXCESS,
+        num_warps=32,
     )  # fmt: skip
-    return tokens, log_probs
+    return tokens, logprobs

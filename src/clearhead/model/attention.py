@@ -1,7 +1,7 @@
-"""Who may look at whom: a value, made once for a pass and rendered by each kernel.
+"""Attention: softmax(QKᵀ/√d_k + M) V, for many heads at once (L3), and its masks.
 
-Query i sees key j if both belong to the same segment, if j is not after i (causal, L3.5), and if they are
-less than `window` apart. Segment 0 is padding; padding only ever meets padding.
+Self-attention or cross-attention is a call: `attention(h, h, …)` or `attention(h, memory, …)`.
+Grouped-query attention differs only in the width of k and v.
 """
 
 from collections.abc import Sequence
@@ -18,34 +18,45 @@ from clearhead.model.kv_cache import CrossKVCache, KeysValues, KVCache, NoCache
 from clearhead.model.layers import Linear, joint_linear, make_norm
 from clearhead.model.positions import Position
 
-# ---- masks: Who may look at whom: a value, made once for a pass and rendered by each kernel.
+if TRITON_AVAILABLE:
+    from clearhead.kernels.decode import single_query_attention
+
+Stream = Float[Tensor, "batch query d_model"]
+KeyStream = Float[Tensor, "batch key d_model"]
+Queries = Float[Tensor, "batch head query d"]
+Keys = Float[Tensor, "batch kv_head key d"]
+Bias = Float[Tensor, "#batch head query key"]
 
 
 @dataclass(frozen=True)
 class Mask:
-    """`allowed` where the answer depends on the data; else the kernel's own causal flag is enough.
+    """Which keys each query may attend to: a value, created once per pass and rendered by each
+    kernel.
 
-    `blind` marks queries that may see nothing: kernels do not agree on what comes out of them, here it is zero.
-    `seen` is for one query a row: it may see so many keys, the first ones; with an `owner`, each in that row's memory.
+    A query attends to a key of the same segment, not after it (causal, L3.5), less than `window`
+    positions away. Segment 0 is padding; padding attends only to padding.
     """
 
     is_causal: bool = False
-    allowed: Bool[Tensor, "batch 1 query key"] | None = None
-    fully_masked: Bool[Tensor, "batch 1 query 1"] | None = None
+    allowed: Bool[Tensor, "batch 1 query key"] | None = None  # set if the mask depends on the data
+    fully_masked: Bool[Tensor, "batch 1 query 1"] | None = (
+        None  # queries without any key; their output is zero
+    )
+    # For one query per row: it attends to this many first keys, which lie in the rows that
+    # `kv_owner` names.
     kv_lengths: Int[Tensor, " batch"] | None = None
     kv_owner: Int[Tensor, "batch key"] | None = None
 
     def render(self, queries: Tensor, keys: Tensor) -> Bool[Tensor, "batch 1 query key"] | None:
-        """The grid of what is allowed, written out; None allows everything."""
+        """The mask as a boolean tensor, True = may attend; None allows everything."""
         if self.kv_lengths is not None:
             return (torch.arange(keys.shape[-2], device=keys.device) < self.kv_lengths[:, None])[
                 :, None, None
             ]
         if self.allowed is not None or not self.is_causal:
             return self.allowed
-        return torch.ones(
-            queries.shape[-2], keys.shape[-2], dtype=torch.bool, device=queries.device
-        ).tril()[None, None]
+        shape = (queries.shape[-2], keys.shape[-2])
+        return torch.ones(shape, dtype=torch.bool, device=queries.device).tril()[None, None]
 
 
 NO_MASK = Mask()
@@ -58,27 +69,17 @@ def distance_mask(
     is_causal: bool = False,
     window: int = 0,
 ) -> Bool[Tensor, "batch 1 query key"]:
-    """From places in the row: not after (causal), and near enough (window)."""
+    """Mask by position: keys not after the query (causal), less than `window` away (0 = any)."""
     distance = queries[:, None, :, None] - keys[:, None, None, :]
     allowed = distance >= 0 if is_causal else torch.ones_like(distance, dtype=torch.bool)
-    if window:
-        allowed = allowed & (distance.abs() < window)
-    return allowed
+    return allowed & (distance.abs() < window) if window else allowed
 
 
 def segment_mask(
     queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"]
 ) -> Bool[Tensor, "batch 1 query key"]:
-    """From segments: only tokens of one and the same document, sentence or pair."""
+    """Mask by segment id: keys of the same document, sentence or pair."""
     return queries[:, None, :, None] == keys[:, None, None, :]
-
-
-def cross_attention_mask(
-    queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"]
-) -> Mask:
-    """The mask of cross-attention; a target whose source is not there sees nothing."""
-    allowed = segment_mask(queries, keys)
-    return Mask(allowed=allowed, fully_masked=~allowed.any(dim=-1, keepdim=True))
 
 
 def self_attention_mask(
@@ -87,79 +88,75 @@ def self_attention_mask(
     """The mask of self-attention over whole rows."""
     if segment_ids is None and not 0 < window < tokens:
         return Mask(is_causal)
-    order = torch.arange(tokens, device=device)[None]
-    allowed = distance_mask(order, order, is_causal=is_causal, window=window)
+    index = torch.arange(tokens, device=device)[None]
+    allowed = distance_mask(index, index, is_causal=is_causal, window=window)
     return Mask(
         allowed=allowed if segment_ids is None else allowed & segment_mask(segment_ids, segment_ids)
     )
 
 
+def cross_attention_mask(
+    queries: Int[Tensor, "#batch query"], keys: Int[Tensor, "#batch key"]
+) -> Mask:
+    """The mask of cross-attention, by segment id; a target without a source attends to nothing."""
+    allowed = segment_mask(queries, keys)
+    return Mask(allowed=allowed, fully_masked=~allowed.any(dim=-1, keepdim=True))
+
+
 def positions_from_segments(segment_ids: Int[Tensor, "batch token"]) -> Int[Tensor, "batch token"]:
-    """Each token's place within its own segment: packed documents all start at 0."""
-    order = torch.arange(segment_ids.shape[1], device=segment_ids.device).expand_as(segment_ids)
-    starts = torch.ones_like(segment_ids, dtype=torch.bool)
-    starts[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
-    return order - torch.where(starts, order, 0).cummax(dim=1).values
-
-
-# ---- attention: Attention: softmax(QKᵀ/√d_k + M) V, for many heads at once (L3).
-
-if TRITON_AVAILABLE:
-    from clearhead.kernels.decode import single_query_attention
-
-Stream = Float[Tensor, "batch query width"]
-KeyStream = Float[Tensor, "batch key width"]
-Queries = Float[Tensor, "batch head query d"]
-Keys = Float[Tensor, "batch group key d"]
-Bias = Float[Tensor, "#batch head query key"]
+    """Position ids that restart at 0 in each segment of a packed row."""
+    index = torch.arange(segment_ids.shape[1], device=segment_ids.device).expand_as(segment_ids)
+    is_start = torch.ones_like(segment_ids, dtype=torch.bool)
+    is_start[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
+    return index - torch.where(is_start, index, 0).cummax(dim=1).values
 
 
 class Attention(nn.Module):
-    """One attention layer: W_Q, W_K, W_V, W_O."""
+    """One multi-head attention layer: W_Q, W_K, W_V, W_O."""
 
     def __init__(self, m: c.ModelConfig) -> None:
         super().__init__()
         a = m.attention
-        d = m.d_head
-        self.q = Linear(m.d_model, a.n_heads * d, bias="q" in a.bias)
-        self.k = Linear(m.d_model, m.n_kv_heads * d, bias="k" in a.bias)
-        self.v = Linear(m.d_model, m.n_kv_heads * d, bias="v" in a.bias)
-        self.out = Linear(a.n_heads * d, m.d_model, bias="out" in a.bias)
-        self.q_norm = make_norm(m.norm, d) if a.qk_norm else nn.Identity()
-        self.k_norm = make_norm(m.norm, d) if a.qk_norm else nn.Identity()
-        self.d_head = d
-        self.scale = d**-0.5 if a.scale else 1.0
+        self.d_head = m.d_head
+        self.q = Linear(m.d_model, a.n_heads * m.d_head, bias="q" in a.bias)
+        self.k = Linear(m.d_model, m.n_kv_heads * m.d_head, bias="k" in a.bias)
+        self.v = Linear(m.d_model, m.n_kv_heads * m.d_head, bias="v" in a.bias)
+        self.out = Linear(a.n_heads * m.d_head, m.d_model, bias="out" in a.bias)
+        self.q_norm = make_norm(m.norm, m.d_head) if a.qk_norm else nn.Identity()
+        self.k_norm = make_norm(m.norm, m.d_head) if a.qk_norm else nn.Identity()
+        self.scale = m.d_head**-0.5 if a.scale else 1.0
         self.dropout = m.dropout.attention
 
     def forward(
         self,
         x: Stream,
-        source: KeyStream,
-        place: Position,
+        memory: KeyStream,
+        position: Position,
         mask: Mask,
         cache: NoCache | KVCache | CrossKVCache,
         hooks: Hooks,
     ) -> Stream:
         attend = eager_attention if hooks.needs_scores else fused_attention
-        made = joint_linear(x, self.q, self.k, self.v) if source is x else [self.q(x)]
-        q = hooks("rot_q", place.rotate(hooks("q", self.q_norm(self.split_heads(made[0])))))
-        k, v = cache(self.project_kv, source, place, hooks, made[1:])
+        qkv = joint_linear(x, self.q, self.k, self.v) if memory is x else [self.q(x)]
+        q = hooks("rot_q", position.rotate(hooks("q", self.q_norm(self.split_heads(qkv[0])))))
+        k, v = cache(self.project_kv, memory, position, hooks, qkv[1:])
         dropout = self.dropout if self.training else 0.0
-        z = hooks("z", attend(q, k, v, place.bias(q, self.scale), mask, self.scale, dropout, hooks))
+        z = hooks(
+            "z", attend(q, k, v, position.bias(q, self.scale), mask, self.scale, dropout, hooks)
+        )
         return hooks("out", self.out(z.transpose(1, 2).flatten(2)))
 
     def project_kv(
-        self, source: KeyStream, place: Position, hooks: Hooks, made: Sequence[Tensor] = ()
+        self, memory: KeyStream, position: Position, hooks: Hooks, projected: Sequence[Tensor] = ()
     ) -> KeysValues:
-        """Of a source; what queries were `made` together with is split only."""
-        k, v = made or joint_linear(source, self.k, self.v)
-        k = hooks("rot_k", place.rotate(hooks("k", self.k_norm(self.split_heads(k)))))
+        """Keys and values of `memory`; `projected` are its products with W_K, W_V if computed."""
+        k, v = projected or joint_linear(memory, self.k, self.v)
+        k = hooks("rot_k", position.rotate(hooks("k", self.k_norm(self.split_heads(k)))))
         return k, hooks("v", self.split_heads(v))
 
     def split_heads(
         self, x: Float[Tensor, "batch token width"]
     ) -> Float[Tensor, "batch head token d"]:
-        """A head is a slice of the width."""
         return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
 
 
@@ -173,14 +170,9 @@ def fused_attention(
     dropout: float,
     hooks: Hooks,
 ) -> Queries:
-    """One kernel; scores and pattern never exist as a whole."""
-    if (
-        mask.kv_lengths is not None
-        and bias is None
-        and TRITON_AVAILABLE
-        and q.is_cuda
-        and not torch.is_grad_enabled()
-    ):
+    """Attention in one kernel, which never materializes scores or pattern."""
+    can_use_kernel = TRITON_AVAILABLE and q.is_cuda and not torch.is_grad_enabled()
+    if mask.kv_lengths is not None and bias is None and can_use_kernel:
         return single_query_attention(q, k, v, mask.kv_lengths, scale, mask.kv_owner)
     allowed = mask.allowed if mask.kv_lengths is None else mask.render(q, k)
     if bias is not None:
@@ -195,6 +187,7 @@ def fused_attention(
         scale=scale,
         enable_gqa=k.shape[1] != q.shape[1],
     )
+    # Kernels disagree on the output of a fully masked query.
     return z if mask.fully_masked is None else z.masked_fill(mask.fully_masked, 0)
 
 
@@ -208,12 +201,14 @@ def eager_attention(
     dropout: float,
     hooks: Hooks,
 ) -> Queries:
-    """The same, written out, each step through the tap."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    """The same attention step by step, each value through the hooks."""
+    n_groups = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(n_groups, dim=1)
+    v = v.repeat_interleave(n_groups, dim=1)
     scores = q @ k.mT * scale  # L3.3
     scores = hooks("scores", scores if bias is None else scores + bias)
-    masked = hooks("masked_scores", _apply_mask(scores, mask.render(q, k)))  # L3.5
-    pattern = hooks("pattern", softmax(masked))
+    masked_scores = hooks("masked_scores", _apply_mask(scores, mask.render(q, k)))  # L3.5
+    pattern = hooks("pattern", softmax(masked_scores))
     return nn.functional.dropout(pattern, dropout) @ v
 
 
@@ -222,6 +217,6 @@ def _apply_mask(scores: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def softmax(scores: Float[Tensor, "*rows key"]) -> Float[Tensor, "*rows key"]:
-    """Rows that add up to 1; a row that may look at nothing is all zeros, and so is its gradient."""
-    blind = (scores == -torch.inf).all(dim=-1, keepdim=True)
-    return scores.masked_fill(blind, 0).softmax(dim=-1).masked_fill(blind, 0)
+    """Softmax over keys; a fully masked row is all zeros, and so is its gradient."""
+    fully_masked = (scores == -torch.inf).all(dim=-1, keepdim=True)
+    return scores.masked_fill(fully_masked, 0).softmax(dim=-1).masked_fill(fully_masked, 0)

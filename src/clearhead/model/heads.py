@@ -1,6 +1,6 @@
-"""Out of the stack (L5): hidden states to logits, and to a loss that is summed with an explicit count.
+"""Heads (L5): hidden states to logits, and to a summed loss with an explicit count.
 
-A sum and a count, never a mean: pieces of a batch, ranks of a group and the whole batch then agree exactly.
+A sum and a count, never a mean: micro-batches, ranks and the whole batch then agree exactly.
 """
 
 import torch
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import config as c
-from clearhead.data.batch import IGNORE_INDEX
 from clearhead.errors import ClearheadError
 from clearhead.kernels import TRITON_AVAILABLE
 from clearhead.model.layers import ACTIVATIONS, make_dropout, make_norm, unembed
@@ -18,75 +17,75 @@ USE_FUSED_LOSS = TRITON_AVAILABLE
 if USE_FUSED_LOSS:
     from clearhead.kernels.cross_entropy import fused_cross_entropy, kernel_compiles
 
+IGNORE_INDEX = -100  # target that does not count; torch's default
+
 Stream = Float[Tensor, "batch token d"]
-Segments = Int[Tensor, "batch token"]
+SegmentIds = Int[Tensor, "batch token"]
 Loss = tuple[Float[Tensor, ""], Int[Tensor, ""]]
 
 
 def probe_fused_loss(device: torch.device) -> bool:
-    """Whether the kernel for the loss can be made for that GPU; if not, it is not tried again."""
+    """Whether the fused loss kernel compiles for this GPU; if not, it is not used again."""
     global USE_FUSED_LOSS
     USE_FUSED_LOSS = USE_FUSED_LOSS and kernel_compiles(device)
     return USE_FUSED_LOSS
 
 
 def cross_entropy_sum(
-    logits: Float[Tensor, "row choice"], targets: Int[Tensor, " row"], smoothing: float
+    logits: Float[Tensor, "row choice"], targets: Int[Tensor, " row"], label_smoothing: float
 ) -> Loss:
-    """−log p of what came, summed, and how many there were."""
+    """The sum of −log p(target), and the number of targets."""
     total = F.cross_entropy(
         logits.float(),
         targets,
         ignore_index=IGNORE_INDEX,
         reduction="sum",
-        label_smoothing=smoothing,
+        label_smoothing=label_smoothing,
     )
     return total, (targets != IGNORE_INDEX).sum()
 
 
 class Head(nn.Module):
-    """No head: the hidden states are the result."""
+    """No head: the hidden states are the output."""
 
     def loss(
         self,
         hidden: Stream,
         targets: Tensor,
-        segment_ids: Segments | None = None,
+        segment_ids: SegmentIds | None = None,
         label_smoothing: float = 0.0,
     ) -> Loss:
-        raise ClearheadError(
-            "this model has no head, so it has no loss; choose a head in its configuration."
-        )
+        raise ClearheadError("This model has no head, so it has no loss. Set model.head.")
 
 
 class LMHead(Head):
-    """u = h Eᵀ: one logit for each token of the vocabulary (L5.1)."""
+    """u = h Eᵀ: one logit per token of the vocabulary (L5.1)."""
 
     def __init__(
-        self, m: c.ModelConfig, table: nn.Embedding, bias: bool, scaled: bool = False
+        self, m: c.ModelConfig, table: nn.Embedding, bias: bool, scale_logits: bool = False
     ) -> None:
         super().__init__()
         self.unembed = table
         self.bias = nn.Parameter(torch.empty(m.vocab_size)) if bias else None
-        self.scale = m.d_model**-0.5 if scaled else 1.0
+        self.scale = m.d_model**-0.5 if scale_logits else 1.0
 
     def transform(self, hidden: Stream) -> Stream:
-        """What meets the unembedding."""
+        """What is multiplied by the unembedding."""
         return hidden * self.scale if self.scale != 1.0 else hidden
 
     def forward(
-        self, hidden: Stream, segment_ids: Segments | None = None
-    ) -> Float[Tensor, "batch token vocabulary"]:
+        self, hidden: Stream, segment_ids: SegmentIds | None = None
+    ) -> Float[Tensor, "batch token vocab"]:
         return unembed(self.transform(hidden), self.unembed, self.bias)
 
     def loss(
         self,
         hidden: Stream,
         targets: Int[Tensor, "batch token"],
-        segment_ids: Segments | None = None,
+        segment_ids: SegmentIds | None = None,
         label_smoothing: float = 0.0,
     ) -> Loss:
-        """Every position teaches (L5.3); smoothing spreads a share of the lesson evenly over all words."""
+        """Cross-entropy at every position with a target (L5.3)."""
         hidden = self.transform(hidden)
         targets = targets.flatten()
         if USE_FUSED_LOSS and hidden.is_cuda and hidden.dtype != torch.float64:
@@ -100,7 +99,7 @@ class LMHead(Head):
 
 
 class MLMHead(LMHead):
-    """BERT's: a layer, the activation of the blocks and a norm before the tied logits (L6.3)."""
+    """BERT's masked-LM head: linear, activation and norm before the tied logits (L6.3)."""
 
     def __init__(self, m: c.ModelConfig, table: nn.Embedding) -> None:
         super().__init__(m, table, bias=True)
@@ -113,7 +112,7 @@ class MLMHead(LMHead):
 
 
 class PooledHead(Head):
-    """One answer for a whole row: from its first token, or from the mean of its tokens."""
+    """One output per sequence, from its first token or from the mean of its tokens."""
 
     def __init__(self, m: c.ModelConfig, outputs: int, pooling: str, pooler: bool) -> None:
         super().__init__()
@@ -123,7 +122,7 @@ class PooledHead(Head):
         self.out = nn.Linear(m.d_model, outputs)
 
     def forward(
-        self, hidden: Stream, segment_ids: Segments | None = None
+        self, hidden: Stream, segment_ids: SegmentIds | None = None
     ) -> Float[Tensor, "batch outputs"]:
         pooled = mean_pool(hidden, segment_ids) if self.pools_mean else hidden[:, 0]
         if self.pooler is not None:
@@ -136,7 +135,7 @@ class ClassificationHead(PooledHead):
         self,
         hidden: Stream,
         targets: Int[Tensor, " batch"],
-        segment_ids: Segments | None = None,
+        segment_ids: SegmentIds | None = None,
         label_smoothing: float = 0.0,
     ) -> Loss:
         return cross_entropy_sum(self(hidden, segment_ids), targets, label_smoothing)
@@ -147,28 +146,28 @@ class RegressionHead(PooledHead):
         self,
         hidden: Stream,
         targets: Float[Tensor, " batch"],
-        segment_ids: Segments | None = None,
+        segment_ids: SegmentIds | None = None,
         label_smoothing: float = 0.0,
     ) -> Loss:
-        total = F.mse_loss(
-            self(hidden, segment_ids).float().squeeze(-1), targets.float(), reduction="sum"
-        )
+        """Squared error; label smoothing does not apply."""
+        predictions = self(hidden, segment_ids).float().squeeze(-1)
+        total = F.mse_loss(predictions, targets.float(), reduction="sum")
         return total, torch.tensor(len(targets), device=targets.device)
 
 
-def mean_pool(hidden: Stream, segment_ids: Segments | None) -> Float[Tensor, "batch d"]:
-    """The mean of the real tokens."""
+def mean_pool(hidden: Stream, segment_ids: SegmentIds | None) -> Float[Tensor, "batch d"]:
+    """The mean over all tokens that are not padding."""
     if segment_ids is None:
         return hidden.mean(dim=1)
-    real = (segment_ids != 0).unsqueeze(-1).to(hidden.dtype)
-    return (hidden * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
+    is_token = (segment_ids != 0).unsqueeze(-1).to(hidden.dtype)
+    return (hidden * is_token).sum(dim=1) / is_token.sum(dim=1).clamp(min=1)
 
 
 def make_head(m: c.ModelConfig, table: nn.Embedding | None) -> Head:
-    """The head of the configuration; `table` is the embedding matrix it may be tied to."""
+    """The configured head; `table` is the embedding matrix it may be tied to."""
     match head := m.head:
         case c.LMHead():
-            assert table is not None  # the configuration refuses words without words
+            assert table is not None  # the configuration requires token input
             own = table if head.tie_embeddings else nn.Embedding(m.vocab_size, m.d_model)
             return LMHead(m, own, head.bias, head.scale_logits)
         case c.MLMHead():

@@ -1,4 +1,6 @@
-"""Text, pictures and sound become `batch × tokens × d`; from there on there is one code path (L1.1, L6.4)."""
+"""Input embeddings: text, images and audio become `batch × tokens × d`; all else is one code path
+(L1.1, L6.4).
+"""
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +16,7 @@ Stream = Float[Tensor, "batch token d"]
 
 
 class InputEmbedding(nn.Module):
-    """What every input shares: positions are added, the sum is normalised or not, and dropped out."""
+    """What every input shares: positions are added, then norm (if configured) and dropout."""
 
     def __init__(self, m: c.ModelConfig, norm: bool = False) -> None:
         super().__init__()
@@ -29,7 +31,7 @@ class InputEmbedding(nn.Module):
 
 
 class TokenEmbedding(InputEmbedding):
-    """One-hot rows times E is the same as picking rows of E (L1.3)."""
+    """One-hot rows times E, computed as a lookup of rows of E (L1.3)."""
 
     def __init__(self, m: c.ModelConfig, source: c.Tokens, table: nn.Embedding) -> None:
         super().__init__(m, source.norm)
@@ -40,38 +42,42 @@ class TokenEmbedding(InputEmbedding):
         self.scale = m.d_model**0.5 if source.scale_embeddings else 1.0
 
     def forward(
-        self, ids: Int[Tensor, "batch token"], kinds: Int[Tensor, "batch token"] | None = None
+        self,
+        ids: Int[Tensor, "batch token"],
+        token_type_ids: Int[Tensor, "batch token"] | None = None,
     ) -> Stream:
         x: Tensor = self.tokens(ids)
         if self.scale != 1.0:
             x = x * self.scale
         if self.token_types is not None:
-            x = x + self.token_types(torch.zeros_like(ids) if kinds is None else kinds)
-        elif kinds is not None:
-            raise ClearheadError("this model knows no kinds of sentence; leave kinds out.")
+            x = x + self.token_types(
+                torch.zeros_like(ids) if token_type_ids is None else token_type_ids
+            )
+        elif token_type_ids is not None:
+            raise ClearheadError("This model has no token types. Do not pass token_type_ids.")
         return x
 
 
 class PatchEmbedding(InputEmbedding):
-    """Square pieces of a picture, or of a spectrogram, each flattened and multiplied by one matrix."""
+    """Patches of an image or a spectrogram, each flattened and multiplied by one matrix."""
 
     def __init__(
         self,
         m: c.ModelConfig,
         channels: int,
-        size: tuple[int, int],
-        patch: tuple[int, int],
-        first: bool,
+        input_size: tuple[int, int],
+        patch_size: tuple[int, int],
+        cls_token: bool,
     ) -> None:
         super().__init__(m)
-        self.input_size = (channels, *size)
-        self.patch_size = patch
-        self.projection = nn.Linear(channels * patch[0] * patch[1], m.d_model)
-        self.cls_token = nn.Parameter(torch.empty(m.d_model)) if first else None
+        self.input_size = (channels, *input_size)
+        self.patch_size = patch_size
+        self.projection = nn.Linear(channels * patch_size[0] * patch_size[1], m.d_model)
+        self.cls_token = nn.Parameter(torch.empty(m.d_model)) if cls_token else None
 
-    def forward(self, picture: Float[Tensor, "batch channel height width"]) -> Stream:
-        check_shape(picture, self.input_size, "channels x height x width")
-        x: Tensor = self.projection(F.unfold(picture, self.patch_size, stride=self.patch_size).mT)
+    def forward(self, image: Float[Tensor, "batch channel height width"]) -> Stream:
+        check_shape(image, self.input_size, "channels x height x width")
+        x: Tensor = self.projection(F.unfold(image, self.patch_size, stride=self.patch_size).mT)
         return (
             x
             if self.cls_token is None
@@ -80,19 +86,19 @@ class PatchEmbedding(InputEmbedding):
 
 
 class SpectrogramEmbedding(PatchEmbedding):
-    """A spectrogram is a picture with one colour."""
+    """A log-mel spectrogram as an image with one channel."""
 
     def __init__(self, m: c.ModelConfig, source: c.Spectrogram) -> None:
-        size = (source.n_mels, source.n_frames)
-        patch = (source.patch_mels, source.patch_frames)
-        super().__init__(m, 1, size, patch, source.cls_token)
+        input_size = (source.n_mels, source.n_frames)
+        patch_size = (source.patch_mels, source.patch_frames)
+        super().__init__(m, 1, input_size, patch_size, source.cls_token)
 
     def forward(self, mels: Float[Tensor, "batch mel frame"]) -> Stream:
         return super().forward(mels[:, None])
 
 
 class AudioEmbedding(InputEmbedding):
-    """Log-mel frames through two convolutions, the second of stride two, as Whisper has them."""
+    """Log-mel frames through two convolutions, the second with stride two, as in Whisper."""
 
     def __init__(self, m: c.ModelConfig, source: c.Audio) -> None:
         super().__init__(m)
@@ -105,29 +111,25 @@ class AudioEmbedding(InputEmbedding):
         return F.gelu(self.conv2(F.gelu(self.conv1(mels)))).mT
 
 
-def check_shape(x: Tensor, size: tuple[int, ...], words: str) -> None:
-    """Pictures and sounds come in the one size the model was made for."""
-    if tuple(x.shape[1:]) != size:
-        got, want = (" x ".join(map(str, s)) for s in (tuple(x.shape[1:]), size))
-        raise ClearheadError(f"the model reads {words} of {want}, not {got}.")
+def check_shape(x: Tensor, expected: tuple[int, ...], axes: str) -> None:
+    """Refuse images and audio of another size than the model was built for."""
+    shape = tuple(x.shape[1:])
+    if shape != expected:
+        got, want = (" x ".join(map(str, sizes)) for sizes in (shape, expected))
+        raise ClearheadError(f"The input must be {want} ({axes}), got {got}.")
 
 
 def make_input_embedding(
-    m: c.ModelConfig, source: c.Input, vocabulary: int, shared: nn.Embedding | None = None
+    m: c.ModelConfig, source: c.Input, vocab_size: int, shared: nn.Embedding | None = None
 ) -> InputEmbedding:
-    """The input of one stack; `shared` is another stack's embedding matrix to use as its own."""
+    """The input embedding of one stack; `shared` is an embedding matrix to use, not a new one."""
     match source:
         case c.Tokens():
-            return TokenEmbedding(m, source, shared or nn.Embedding(vocabulary, m.d_model))
+            return TokenEmbedding(m, source, shared or nn.Embedding(vocab_size, m.d_model))
         case c.Images():
-            size = (source.image_size, source.image_size)
-            return PatchEmbedding(
-                m,
-                source.num_channels,
-                size,
-                (source.patch_size, source.patch_size),
-                source.cls_token,
-            )
+            input_size = (source.image_size, source.image_size)
+            patch_size = (source.patch_size, source.patch_size)
+            return PatchEmbedding(m, source.num_channels, input_size, patch_size, source.cls_token)
         case c.Audio():
             return AudioEmbedding(m, source)
         case c.Spectrogram():

@@ -1,9 +1,10 @@
-"""Weights in one byte each, for CPUs: a quarter of the memory to read, and products of whole numbers.
+"""Int8 inference on a CPU: weights in one byte each, integer matrix products.
 
     W ≈ s ⊙ W₈,  x ≈ t · x₈,   so   x Wᵀ ≈ t · (x₈ W₈ᵀ) ⊙ s
 
-Each row of W has its scale s, each token its scale t: the largest value becomes 127. Sums of whole numbers are exact:
-what a token gives does not depend on the tokens beside it, to the bit. Norms, biases and attention stay in float32.
+Each row of W has a scale s, each token a scale t: its largest absolute value becomes 127. Integer
+sums are exact, so the result for a token does not depend on the rest of the batch. Norms, biases
+and attention stay in float32.
 """
 
 import warnings
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 
-# Without VNNI, two products are summed in 16 bits, which only hold them where x₈ has 7 bits.
+# Without VNNI, the CPU adds pairs of products in 16 bits, which overflow unless x₈ has only 7 bits.
 ACTIVATION_LEVELS = 127 if torch.cpu._is_vnni_supported() else 63
-MIN_SCALE = 1e-30  # the scale of a token that is all zeros
+MIN_SCALE = 1e-30  # for a token that is all zeros
 
 QuantizedRows = tuple[Int8[Tensor, "out in"], Float[Tensor, " out"]]
 
@@ -29,46 +30,50 @@ def quantize_rows(weight: Float[Tensor, "out in"]) -> QuantizedRows:
 
 
 class PackedLinear:
-    """x ↦ x Wᵀ + b, its matrix laid out as the CPU reads it fastest."""
+    """x ↦ x Wᵀ + b with the int8 matrix in the CPU's preferred memory layout."""
 
     def __init__(self, rows: Int8[Tensor, "out in"], scale: Float[Tensor, " out"]) -> None:
         with (
             warnings.catch_warnings()
-        ):  # what packs is deprecated; nothing that is not packs for these kernels
+        ):  # quantize_per_tensor is deprecated, but nothing else packs for these kernels
             warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
-            nowhere = torch.zeros(len(rows), dtype=torch.long)
-            matrix = torch._make_per_channel_quantized_tensor(rows, scale, nowhere, 0)
-        self.packed = torch.ops.quantized.linear_prepack(matrix, None)
+            zero_points = torch.zeros(len(rows), dtype=torch.long)
+            matrix = torch._make_per_channel_quantized_tensor(rows, scale, zero_points, 0)
+        self._packed_weight = torch.ops.quantized.linear_prepack(matrix, None)
 
     def __call__(
         self, x: Float[Tensor, "*batch in"], bias: Tensor | None
     ) -> Float[Tensor, "*batch out"]:
         if x.requires_grad and torch.is_grad_enabled():
-            raise ClearheadError("a model in int8 gives no gradients; load it in float32.")
+            raise ClearheadError("An int8 model has no gradients. Load it with dtype=float32.")
         t = x.abs().amax(dim=-1, keepdim=True).clamp_(min=MIN_SCALE)
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        product: Tensor = multiply(x / t, 1 / ACTIVATION_LEVELS, ACTIVATION_LEVELS + 1, self.packed)
+        product: Tensor = multiply(
+            x / t, 1 / ACTIVATION_LEVELS, ACTIVATION_LEVELS + 1, self._packed_weight
+        )
         return product.mul_(t) if bias is None else torch.addcmul(bias, product, t)
 
     @property
     def weight(self) -> Float[Tensor, "out in"]:
-        unpacked: Tensor = torch.ops.quantized.linear_unpack(self.packed)[0]
+        """The dequantized matrix."""
+        unpacked: Tensor = torch.ops.quantized.linear_unpack(self._packed_weight)[0]
         return unpacked.dequantize()
 
 
 class Int8Module(nn.Module):
-    """What takes the place of a layer: it stays on the CPU, does not learn and is not saved."""
+    """A quantized layer: it stays on the CPU, cannot be trained and is not saved."""
 
     def train(self, mode: bool = True) -> "Int8Module":
         if mode:
-            raise ClearheadError("a model in int8 cannot be trained; load it in float32.")
+            raise ClearheadError("An int8 model cannot be trained. Load it with dtype=float32.")
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Int8Module":
         probe = fn(torch.zeros(1))
         if probe.device.type != "cpu" or probe.dtype != torch.float32:
             raise ClearheadError(
-                "a model in int8 stays on the CPU, with float32 around its products."
+                f"An int8 model stays on the CPU, with float32 activations; it cannot be moved to "
+                f"{probe.device.type}, {probe.dtype}."
             )
         return self
 
@@ -85,7 +90,7 @@ class Int8Linear(Int8Module):
 
     @property
     def weight(self) -> Float[Tensor, "out in"]:
-        """The matrix that it multiplies by, written out for whoever looks."""
+        """The dequantized matrix."""
         return self.packed.weight
 
     def forward(self, x: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
@@ -93,15 +98,16 @@ class Int8Linear(Int8Module):
 
 
 class Int8Embedding(Int8Module):
-    """An embedding in int8: rows to pick, and the same rows to multiply by where it is the unembedding too."""
+    """An embedding in int8, which also unembeds if it is tied."""
 
-    def __init__(self, table: nn.Embedding, unembeds: bool) -> None:
+    def __init__(self, table: nn.Embedding, is_unembedding: bool) -> None:
         super().__init__()
         self.rows, self.scale = quantize_rows(table.weight)
-        self.packed = PackedLinear(self.rows, self.scale) if unembeds else None
+        self.packed = PackedLinear(self.rows, self.scale) if is_unembedding else None
 
     @property
-    def weight(self) -> Float[Tensor, "vocabulary d"]:
+    def weight(self) -> Float[Tensor, "vocab d"]:
+        """The dequantized matrix."""
         return self.rows * self.scale[:, None]
 
     def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d"]:
@@ -109,31 +115,34 @@ class Int8Embedding(Int8Module):
 
     def unembed(
         self, hidden: Float[Tensor, "*batch d"], bias: Tensor | None
-    ) -> Float[Tensor, "*batch vocabulary"]:
+    ) -> Float[Tensor, "*batch vocab"]:
         assert self.packed is not None
         return self.packed(hidden, bias)
 
 
 def quantization_engine() -> str:
-    """What torch packs matrices for."""
+    """The CPU backend torch packs quantized matrices for."""
     return str(torch.backends.quantized.engine)
 
 
 def quantize(net: nn.Module) -> None:
-    """Puts int8 in the place of every linear layer and every embedding of words."""
+    """Replace every linear layer and token embedding by its int8 form, in place."""
     if quantization_engine() not in ("x86", "fbgemm"):
-        raise ClearheadError("int8 needs a CPU of the x86 family; float32 works on any.")
-    if next(net.parameters()).device.type != "cpu":
-        raise ClearheadError("int8 is for CPUs; on a GPU, bfloat16 is faster.")
-    head = getattr(net, "head", None)
-    made: dict[nn.Module, Int8Module] = {}
+        raise ClearheadError("int8 needs an x86 CPU. Use dtype=float32.")
+    device = next(net.parameters()).device.type
+    if device != "cpu":
+        raise ClearheadError(
+            f"int8 runs on the CPU only, the model is on {device}. Use dtype=bfloat16 on a GPU."
+        )
+    unembedding = getattr(getattr(net, "head", None), "unembed", None)
+    quantized: dict[nn.Module, Int8Module] = {}
     for name, layer in list(net.named_modules(remove_duplicate=False)):
         if isinstance(layer, nn.Linear):
-            made[layer] = Int8Linear(layer)
-        elif isinstance(layer, nn.Embedding) and layer not in made:
-            made[layer] = Int8Embedding(layer, unembeds=layer is getattr(head, "unembed", None))
-        if layer in made:
-            net.set_submodule(name, made[layer])
+            quantized[layer] = Int8Linear(layer)
+        elif isinstance(layer, nn.Embedding) and layer not in quantized:
+            quantized[layer] = Int8Embedding(layer, is_unembedding=layer is unembedding)
+        if layer in quantized:
+            net.set_submodule(name, quantized[layer])
     for p in net.parameters():
         p.requires_grad_(False)
 

@@ -1,8 +1,5 @@
-"""x Wᵀ + b on a CPU, where texts are written with few tokens at a time.
-
-For these torch's usual library has slow kernels on some CPUs, and uses one core for a single token. Matrices are
-therefore multiplied by oneDNN, which comes with torch too; it only takes longer to begin. With gradients, and on a GPU,
-torch's own way is the best.
+"""Layers that act on each token alone: linear, norm (L4.3), feed-forward (L4.2) and unembedding
+(L5.1).
 """
 
 from collections.abc import Callable
@@ -17,10 +14,11 @@ from clearhead import config as c
 from clearhead.hooks import Hooks
 from clearhead.model.int8 import Int8Embedding, Int8Linear
 
-# ---- linear: x Wᵀ + b on a CPU, where texts are written with few tokens at a time.
-
-ONEDNN_MIN_NUMEL = 2**17  # numbers in a matrix from which on this pays
+ONEDNN_MIN_NUMEL = 2**17  # matrix size from which oneDNN is faster than torch's default on a CPU
 ONEDNN_AVAILABLE = torch.backends.mkldnn.is_available()
+ROW_ALIGNMENT = 16  # elements to which rows of logits are padded on a CPU
+
+Stream = Float[Tensor, "batch token d"]
 
 
 def linear(
@@ -28,6 +26,7 @@ def linear(
     weight: Float[Tensor, "out in"],
     bias: Float[Tensor, " out"] | None,
 ) -> Float[Tensor, "*batch out"]:
+    """x Wᵀ + b; on a CPU without gradients by oneDNN, which is faster for few tokens."""
     if (
         torch.is_grad_enabled()
         or weight.numel() < ONEDNN_MIN_NUMEL
@@ -39,7 +38,7 @@ def linear(
 
 
 def _onednn_applies(x: Tensor, weight: Tensor) -> bool:
-    """float32 on a CPU that has oneDNN, and nobody who wants to see the product written out."""
+    """float32 on a CPU with oneDNN, not compiling and not under autocast."""
     if (
         not ONEDNN_AVAILABLE
         or x.device.type != "cpu"
@@ -50,47 +49,42 @@ def _onednn_applies(x: Tensor, weight: Tensor) -> bool:
 
 
 class Linear(nn.Linear):
-    """A linear layer."""
+    """A linear layer that uses the fastest kernel for the device."""
 
     def forward(self, x: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
         return linear(x, self.weight, self.bias)
 
 
-# ---- layers: What acts on one token alone: norms (L4.3) and the feed-forward layer (L4.2).
-
-Stream = Float[Tensor, "batch token d"]
-
-
-def make_norm(norm: c.Norm, width: int) -> nn.Module:
-    """γ (x − μ)/σ + β, or γ x / √mean(x²)."""
-    if isinstance(norm, c.LayerNorm):
-        return nn.LayerNorm(width, eps=norm.eps, bias=norm.bias)
-    return nn.RMSNorm(width, eps=norm.eps)
-
-
-def make_dropout(share: float) -> nn.Module:
-    return nn.Dropout(share) if share else nn.Identity()
-
-
 def joint_linear(x: Stream, *layers: nn.Linear | Int8Linear) -> list[Tensor]:
-    """What several linear layers make of the same input.
+    """Apply several linear layers to the same input.
 
-    Where gradients are taken it is one product: wide ones suit machines better, and so does one gradient of the input.
-    Else joining the matrices would cost more than it saves.
+    With gradients as one matrix product, which is faster and needs only one gradient of the input.
+    Without, each layer by itself: concatenating the weights would cost more than it saves.
     """
-    plain = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    if not torch.is_grad_enabled() or len(plain) < len(layers):
+    float_layers = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    if not torch.is_grad_enabled() or len(float_layers) < len(layers):
         return [layer(x) for layer in layers]
     bias = None
-    if any(layer.bias is not None for layer in plain):
+    if any(layer.bias is not None for layer in float_layers):
         bias = torch.cat(
             [
                 x.new_zeros(layer.out_features) if layer.bias is None else layer.bias
-                for layer in plain
+                for layer in float_layers
             ]
         )
-    joined = F.linear(x, torch.cat([layer.weight for layer in plain]), bias)
-    return list(joined.split([layer.out_features for layer in plain], dim=-1))
+    joint = F.linear(x, torch.cat([layer.weight for layer in float_layers]), bias)
+    return list(joint.split([layer.out_features for layer in float_layers], dim=-1))
+
+
+def make_norm(norm: c.Norm, d: int) -> nn.Module:
+    """LayerNorm γ (x − μ)/σ + β, or RMSNorm γ x / √mean(x²)."""
+    if isinstance(norm, c.LayerNorm):
+        return nn.LayerNorm(d, eps=norm.eps, bias=norm.bias)
+    return nn.RMSNorm(d, eps=norm.eps)
+
+
+def make_dropout(p: float) -> nn.Module:
+    return nn.Dropout(p) if p else nn.Identity()
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -114,7 +108,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """f(xW_1 + b_1) W_2 + b_2, the same for every position."""
+    """f(x W_up + b) W_down + b, the same for every token."""
 
     def __init__(self, m: c.ModelConfig) -> None:
         super().__init__()
@@ -127,39 +121,61 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(FeedForward):
-    """(f(xW_1) ⊙ xW_G) W_2: each neuron has a second reading of x to be multiplied with."""
+    """(f(x W_gate) ⊙ x W_up) W_down, as in Llama."""
 
     def __init__(self, m: c.ModelConfig) -> None:
-        super().__init__(m)
+        nn.Module.__init__(self)
+        # In this order, because parameters are initialized in the order in which they are
+        # registered.
         self.gate = Linear(m.d_model, m.d_ff, bias=m.ffn.bias)
+        self.down = Linear(m.d_ff, m.d_model, bias=m.ffn.bias)
+        self.up = Linear(m.d_model, m.d_ff, bias=m.ffn.bias)
+        self.activation = ACTIVATIONS[m.ffn.activation]
 
     def forward(self, x: Stream, hooks: Hooks) -> Stream:
         gate, up = joint_linear(x, self.gate, self.up)
-        active = self.activation(hooks("gate", gate)) * hooks("up", up)
-        return hooks("out", self.down(hooks("post", active)))
+        post = self.activation(hooks("gate", gate)) * hooks("up", up)
+        return hooks("out", self.down(hooks("post", post)))
 
 
 def make_feed_forward(m: c.ModelConfig) -> FeedForward:
     return GatedFeedForward(m) if m.ffn.is_gated else FeedForward(m)
 
 
-# ---- unembed: h Eᵀ (L5.1), for vocabularies that do not suit the machine.
+def unembed(
+    hidden: Float[Tensor, "*batch d"],
+    table: nn.Embedding | Int8Embedding,
+    bias: Float[Tensor, " vocab"] | None,
+) -> Float[Tensor, "*batch vocab"]:
+    """Logits h Eᵀ.
 
-ROW_ALIGNMENT = 16
+    A vocabulary like GPT-2's 50,257 leaves the rows of logits unaligned, which on a CPU with
+    gradients takes a third longer; there rows are padded, as `kernels.cross_entropy` does on a GPU.
+    """
+    if isinstance(table, Int8Embedding):
+        return table.unembed(hidden, bias)
+    weight = table.weight
+    is_aligned = len(weight) % ROW_ALIGNMENT == 0
+    if is_aligned or hidden.device.type != "cpu" or not torch.is_grad_enabled():
+        return linear(hidden, weight, bias)
+    if hidden.dim() == 1 or torch.is_autocast_enabled("cpu"):
+        return linear(hidden, weight, bias)
+    rows = padded_matmul(hidden.reshape(-1, hidden.shape[-1]), weight)
+    logits = rows.unflatten(0, hidden.shape[:-1])
+    return logits if bias is None else logits + bias
 
 
-@torch.library.custom_op("clearhead::spaced_product", mutates_args=())
+@torch.library.custom_op("clearhead::padded_matmul", mutates_args=())
 def padded_matmul(hidden: Tensor, weight: Tensor) -> Tensor:
-    """hidden @ weight.mT, its rows starting at multiples of 16."""
+    """hidden @ weight.mT, with rows that start at multiples of ROW_ALIGNMENT elements."""
     return torch.mm(hidden, weight.mT, out=_empty_padded(hidden, weight))
 
 
 @padded_matmul.register_fake
 def _empty_padded(hidden: Tensor, weight: Tensor) -> Tensor:
     columns = weight.shape[0]
-    return hidden.new_empty(hidden.shape[0], -(-columns // ROW_ALIGNMENT) * ROW_ALIGNMENT)[
-        :, :columns
-    ]
+    padded_columns = -(-columns // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    return hidden.new_empty(hidden.shape[0], padded_columns)[:, :columns]
 
 
 def _padded_matmul_setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -172,23 +188,3 @@ def _padded_matmul_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 
 padded_matmul.register_autograd(_padded_matmul_backward, setup_context=_padded_matmul_setup)
-
-
-def unembed(
-    hidden: Float[Tensor, "*batch d"],
-    table: nn.Embedding | Int8Embedding,
-    bias: Float[Tensor, " vocabulary"] | None,
-) -> Float[Tensor, "*batch vocabulary"]:
-    if isinstance(table, Int8Embedding):
-        return table.unembed(hidden, bias)
-    weight = table.weight
-    suits = (
-        len(weight) % ROW_ALIGNMENT == 0
-        or hidden.device.type != "cpu"
-        or not torch.is_grad_enabled()
-    )
-    if suits or hidden.dim() == 1 or torch.is_autocast_enabled("cpu"):
-        return linear(hidden, weight, bias)
-    rows = padded_matmul(hidden.reshape(-1, hidden.shape[-1]), weight)
-    logits = rows.unflatten(0, hidden.shape[:-1])
-    return logits if bias is None else logits + bias

@@ -1,8 +1,8 @@
-"""Positions (L2), as objects that override exactly one thing: `embed`, or the `turn` or the `bias` of their places.
+"""Position encodings (L2), each of which overrides exactly one thing: `embed`, `rotate` or `bias`.
 
-A `Positions` belongs to a stack. For each pass it makes one `Place` per layer: what attention needs to know of
-where its queries and keys stand. Angles and waves are computed in the pass, in fp32, so no model carries
-tables that a change of dtype could spoil.
+A `PositionEncoding` belongs to a stack. For each pass it creates one `Position` per layer: what
+attention needs to know about the positions of its queries and keys. Angles are computed in the
+pass, in fp32, so that a change of the model's dtype cannot degrade them.
 """
 
 import math
@@ -13,23 +13,23 @@ from torch import Tensor, nn
 
 from clearhead import config as c
 
-Heads = Float[Tensor, "batch head query d"]
+HeadVectors = Float[Tensor, "batch head query d"]
 PositionIds = Int[Tensor, "#batch token"]
-Queries = Int[Tensor, "#batch query"]
-Keys = Int[Tensor, "#batch key"]
+QueryPositions = Int[Tensor, "#batch query"]
+KeyPositions = Int[Tensor, "#batch key"]
 
-DEFAULT_THETA = 10000.0  # base of the wave lengths, where no option tells it
+DEFAULT_THETA = 10000.0  # base of the wavelengths of sinusoidal positions
 
 
 class Position:
-    """Nowhere in particular: attention sees a set, not a sequence (L2.1)."""
+    """No position: attention treats the tokens as a set (L2.1)."""
 
-    def rotate(self, x: Heads) -> Heads:
-        """The queries or keys, turned by their position."""
+    def rotate(self, x: HeadVectors) -> HeadVectors:
+        """Queries or keys, rotated by their position."""
         return x
 
-    def bias(self, q: Heads, scale: float) -> Float[Tensor, "#batch head query key"] | None:
-        """What is added to the scores."""
+    def bias(self, q: HeadVectors, scale: float) -> Float[Tensor, "#batch head query key"] | None:
+        """What is added to the attention scores."""
         return None
 
 
@@ -37,74 +37,87 @@ NO_POSITION = Position()
 
 
 class PositionEncoding(nn.Module):
-    """No positions at all; the base of every scheme."""
+    """No position encoding; base class of all schemes."""
 
-    def embed(self, at: PositionIds, dtype: torch.dtype) -> Float[Tensor, "#batch token d"] | None:
-        """What is added to the embeddings."""
+    def embed(
+        self, position_ids: PositionIds, dtype: torch.dtype
+    ) -> Float[Tensor, "#batch token d"] | None:
+        """What is added to the token embeddings."""
         return None
 
-    def layer_positions(self, queries: Queries, keys: Keys, layers: int) -> list[Position]:
+    def layer_positions(
+        self, queries: QueryPositions, keys: KeyPositions, layers: int
+    ) -> list[Position]:
+        """What attention needs to know about positions, for each layer."""
         return [NO_POSITION] * layers
 
 
 class Learned(PositionEncoding):
     """X = E[w] + E_pos (L2.2)."""
 
-    def __init__(self, context: int, width: int) -> None:
+    def __init__(self, context_length: int, d_model: int) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.empty(context, width))
+        self.table = nn.Parameter(torch.empty(context_length, d_model))
 
-    def embed(self, at: PositionIds, dtype: torch.dtype) -> Tensor:
-        return nn.functional.embedding(at, self.table)
+    def embed(self, position_ids: PositionIds, dtype: torch.dtype) -> Tensor:
+        return nn.functional.embedding(position_ids, self.table)
 
 
 class Sinusoidal(PositionEncoding):
     """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(same) (L2.3)."""
 
-    def __init__(self, width: int, layout: str) -> None:
+    def __init__(self, d_model: int, layout: str) -> None:
         super().__init__()
-        self.width = width
+        self.d_model = d_model
         self.layout = layout
 
-    def embed(self, at: PositionIds, dtype: torch.dtype) -> Tensor:
-        angle = at[..., None] * inverse_frequencies(self.width, DEFAULT_THETA, at.device)
+    def embed(self, position_ids: PositionIds, dtype: torch.dtype) -> Tensor:
+        angle = position_ids[..., None] * inverse_frequencies(
+            self.d_model, DEFAULT_THETA, position_ids.device
+        )
         if self.layout == "halves":
             return torch.cat((angle.sin(), angle.cos()), dim=-1).to(dtype)
         return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2).to(dtype)
 
 
-def inverse_frequencies(width: int, theta: float, device: torch.device) -> Float[Tensor, " half"]:
-    """1 / theta^(2i/width): radians a position, falling from 1."""
-    return 1.0 / theta ** (torch.arange(0, width, 2, device=device).float() / width)
+def inverse_frequencies(d: int, theta: float, device: torch.device) -> Float[Tensor, " half"]:
+    """1 / theta^(2i/d): radians per position, falling from 1."""
+    return 1.0 / theta ** (torch.arange(0, d, 2, device=device).float() / d)
 
 
 class Rotary(PositionEncoding):
-    """Turn q and k by angles that grow with position, so that q·k depends on the distance only (L2.5).
+    """Rotate q and k by angles proportional to position: q·k depends on distance only (L2.5).
 
-    Dimension i turns with dimension i + width/2, as Llama has it.
+    Dimension i is paired with dimension i + rotary_dim/2, as in Llama.
     """
 
     def __init__(
-        self, width: int, theta: float, scaling: c.NoScaling | c.LinearScaling | c.Llama3Scaling
+        self,
+        rotary_dim: int,
+        theta: float,
+        scaling: c.NoScaling | c.LinearScaling | c.Llama3Scaling,
     ) -> None:
         super().__init__()
-        self.rotary_dim = width
+        self.rotary_dim = rotary_dim
         self.theta = theta
         self.scaling = scaling
 
-    def frequencies(self, device: torch.device) -> Tensor:
-        rates = inverse_frequencies(self.rotary_dim, self.theta, device)
+    def frequencies(self, device: torch.device) -> Float[Tensor, " half"]:
+        """Radians per position of each pair of dimensions, after scaling."""
+        frequencies = inverse_frequencies(self.rotary_dim, self.theta, device)
         if isinstance(s := self.scaling, c.Llama3Scaling):
-            waves = (
-                s.original_context_length * rates / (2 * math.pi)
-            )  # full turns within the old context
-            keep = ((waves - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)).clamp(
-                0, 1
-            )
-            rates = rates * (keep + (1 - keep) / s.factor)
-        return rates / s.factor if isinstance(s, c.LinearScaling) else rates
+            rotations = (
+                s.original_context_length * frequencies / (2 * math.pi)
+            )  # within the original context
+            keep = (
+                (rotations - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
+            ).clamp(0, 1)
+            return frequencies * (keep + (1 - keep) / s.factor)
+        return frequencies / s.factor if isinstance(s, c.LinearScaling) else frequencies
 
-    def layer_positions(self, queries: Queries, keys: Keys, layers: int) -> list[Position]:
+    def layer_positions(
+        self, queries: QueryPositions, keys: KeyPositions, layers: int
+    ) -> list[Position]:
         angle = (queries[..., None] * self.frequencies(queries.device))[
             :, None
         ]  # batch 1 query half
@@ -112,59 +125,65 @@ class Rotary(PositionEncoding):
 
 
 class RotaryPosition(Position):
+    """Rotation of queries and of the keys computed with them."""
+
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         self.cos = cos
         self.sin = sin
 
-    def rotate(self, x: Heads) -> Heads:
+    def rotate(self, x: HeadVectors) -> HeadVectors:
         half = self.cos.shape[-1]
-        a = x[..., :half]
-        b = x[..., half : 2 * half]
-        rest = x[..., 2 * half :]
-        turned = torch.cat((a * self.cos - b * self.sin, b * self.cos + a * self.sin), dim=-1).to(
+        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        rotated = torch.cat((a * self.cos - b * self.sin, b * self.cos + a * self.sin), dim=-1).to(
             x.dtype
         )
-        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+        return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
 
 
 class BiasedPosition(Position):
-    """A bias that is the same in all layers."""
+    """A bias on the scores that does not depend on the queries."""
 
-    def __init__(self, grid: Float[Tensor, "#batch head query key"]) -> None:
-        self.grid = grid
+    def __init__(self, scores_bias: Float[Tensor, "#batch head query key"]) -> None:
+        self.scores_bias = scores_bias
 
-    def bias(self, q: Heads, scale: float) -> Tensor:
-        return self.grid.to(q.dtype)
+    def bias(self, q: HeadVectors, scale: float) -> Tensor:
+        return self.scores_bias.to(q.dtype)
 
 
 class T5(PositionEncoding):
-    """A learned bias for each head and bucket of distances, exact when near, logarithmic when far (L2.4, T5)."""
+    """T5's relative position bias, learned per head and bucket of distances (L2.4)."""
 
-    def __init__(self, heads: int, buckets: int, distance: int, is_causal: bool) -> None:
+    def __init__(self, n_heads: int, num_buckets: int, max_distance: int, is_causal: bool) -> None:
         super().__init__()
-        self.num_buckets = buckets
-        self.max_distance = distance
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
         self.is_causal = is_causal
-        self.table = nn.Parameter(torch.empty(buckets, heads))
+        self.table = nn.Parameter(torch.empty(num_buckets, n_heads))
 
     def relative_position_bucket(
-        self, back: Int[Tensor, "batch query key"]
+        self, distance: Int[Tensor, "batch query key"]
     ) -> Int[Tensor, "batch query key"]:
-        """Which bucket a distance falls into; `back` is how far the key lies before the query."""
+        """The bucket of query − key: exact when near, logarithmic when far."""
         if self.is_causal:
-            buckets = self.num_buckets
-            side = torch.zeros_like(back)
-            back = back.clamp(min=0)
+            num_buckets = self.num_buckets
+            first = torch.zeros_like(distance)
+            distance = distance.clamp(min=0)
         else:
-            buckets = self.num_buckets // 2
-            side = (back < 0).long() * (self.num_buckets // 2)
-            back = back.abs()
-        near = buckets // 2
-        octaves = torch.log(back.clamp(min=1).float() / near) / math.log(self.max_distance / near)
-        far = (near + (octaves * (buckets - near)).long()).clamp(max=buckets - 1)
-        return side + torch.where(back < near, back, far)
+            num_buckets = self.num_buckets // 2
+            first = (distance < 0).long() * num_buckets
+            distance = distance.abs()
+        num_exact = num_buckets // 2
+        log_ratio = torch.log(distance.clamp(min=1).float() / num_exact) / math.log(
+            self.max_distance / num_exact
+        )
+        far = (num_exact + (log_ratio * (num_buckets - num_exact)).long()).clamp(
+            max=num_buckets - 1
+        )
+        return first + torch.where(distance < num_exact, distance, far)
 
-    def layer_positions(self, queries: Queries, keys: Keys, layers: int) -> list[Position]:
+    def layer_positions(
+        self, queries: QueryPositions, keys: KeyPositions, layers: int
+    ) -> list[Position]:
         bucket = self.relative_position_bucket(queries[:, :, None] - keys[:, None, :])
         return [
             BiasedPosition(nn.functional.embedding(bucket, self.table).permute(0, 3, 1, 2))
@@ -172,66 +191,73 @@ class T5(PositionEncoding):
 
 
 class ALiBi(PositionEncoding):
-    """−slope · distance, a slope for each head (Press et al.)."""
+    """−slope · distance, with one slope per head (Press et al.)."""
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, n_heads: int) -> None:
         super().__init__()
-        self.n_heads = heads
+        self.n_heads = n_heads
 
-    def layer_positions(self, queries: Queries, keys: Keys, layers: int) -> list[Position]:
+    def layer_positions(
+        self, queries: QueryPositions, keys: KeyPositions, layers: int
+    ) -> list[Position]:
         distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
-        return [
-            BiasedPosition(-alibi_slopes(self.n_heads, queries.device)[:, None, None] * distance)
-        ] * layers
+        slopes = alibi_slopes(self.n_heads, queries.device)[:, None, None]
+        return [BiasedPosition(-slopes * distance)] * layers
 
 
-def alibi_slopes(heads: int, device: torch.device) -> Float[Tensor, " head"]:
-    """2^(−8i/n) for n heads; between powers of two, every other slope of the next power fills up."""
-    whole = 2 ** int(math.log2(heads))
-    first = torch.arange(1, whole + 1, device=device)
-    between = torch.arange(heads - whole, device=device) + 0.5
-    return 2.0 ** (-8 * torch.cat((first, between)) / whole)
+def alibi_slopes(n_heads: int, device: torch.device) -> Float[Tensor, " head"]:
+    """2^(−8i/n) for n heads; if n is not a power of two, every other slope of the next power fills
+    up.
+    """
+    power = 2 ** int(math.log2(n_heads))
+    exponents = torch.arange(1, power + 1, device=device)
+    between = torch.arange(n_heads - power, device=device) + 0.5
+    return 2.0 ** (-8 * torch.cat((exponents, between)) / power)
 
 
 class Shaw(PositionEncoding):
-    """q·(k + a) for a learned key a of the clipped distance, in each layer (L2.4, Shaw et al.)."""
+    """q·(k + a) with a learned key a for each clipped distance, per layer (L2.4, Shaw et al.)."""
 
-    def __init__(self, layers: int, distance: int, width: int) -> None:
+    def __init__(self, layers: int, max_distance: int, d_head: int) -> None:
         super().__init__()
-        self.max_distance = distance
-        self.table = nn.Parameter(torch.empty(layers, 2 * distance + 1, width))
+        self.max_distance = max_distance
+        self.table = nn.Parameter(torch.empty(layers, 2 * max_distance + 1, d_head))
 
-    def layer_positions(self, queries: Queries, keys: Keys, layers: int) -> list[Position]:
-        back = queries[:, None, :, None] - keys[:, None, None, :]
-        index = back.clamp(-self.max_distance, self.max_distance) + self.max_distance
+    def layer_positions(
+        self, queries: QueryPositions, keys: KeyPositions, layers: int
+    ) -> list[Position]:
+        distance = queries[:, None, :, None] - keys[:, None, None, :]
+        index = distance.clamp(-self.max_distance, self.max_distance) + self.max_distance
         return [ShawPosition(table, index) for table in self.table.unbind()]
 
 
 class ShawPosition(Position):
+    """The learned keys of one layer and which of them belongs to each query and key."""
+
     def __init__(
         self, table: Float[Tensor, "distance d"], index: Int[Tensor, "#batch 1 query key"]
     ) -> None:
         self.table = table
         self.index = index
 
-    def bias(self, q: Heads, scale: float) -> Tensor:
+    def bias(self, q: HeadVectors, scale: float) -> Tensor:
         by_distance = (q * scale) @ self.table.mT
         return by_distance.gather(-1, self.index.expand(*q.shape[:2], -1, -1))
 
 
 def make_position_encoding(
-    m: c.ModelConfig, context: int, layers: int, causal: bool
+    m: c.ModelConfig, context_length: int, layers: int, is_causal: bool
 ) -> PositionEncoding:
-    """The scheme of the configuration, for one stack."""
+    """The configured scheme, for one stack."""
     match p := m.position:
         case c.NoPosition():
             return PositionEncoding()
         case c.Learned():
-            return Learned(context, m.d_model)
+            return Learned(context_length, m.d_model)
         case c.Sinusoidal():
             return Sinusoidal(m.d_model, p.layout)
         case c.T5():
-            return T5(m.attention.n_heads, p.num_buckets, p.max_distance, causal)
+            return T5(m.attention.n_heads, p.num_buckets, p.max_distance, is_causal)
         case c.Shaw():
             return Shaw(layers, p.max_distance, m.d_head)
         case c.ALiBi():

@@ -1,4 +1,6 @@
-"""The block (L4): parts that read the residual stream and add to it."""
+"""The Transformer: blocks (L4.1), stacks of blocks (L4.4) and the three architectures (L6), in one
+code path.
+"""
 
 import math
 import re
@@ -14,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.hooks import NO_HOOKS, Hooks
-from clearhead.model import heads, inputs, positions
 from clearhead.model.attention import (
     NO_MASK,
     Attention,
@@ -24,19 +25,27 @@ from clearhead.model.attention import (
     positions_from_segments,
     self_attention_mask,
 )
+from clearhead.model.heads import Loss, make_head
+from clearhead.model.inputs import TokenEmbedding, make_input_embedding
 from clearhead.model.kv_cache import NO_CACHE, CrossKVCache, KVCache, ModelCache, NoCache
 from clearhead.model.layers import make_dropout, make_feed_forward, make_norm
-from clearhead.model.positions import NO_POSITION, Position
-
-# ---- block: The block (L4): parts that read the residual stream and add to it.
+from clearhead.model.positions import NO_POSITION, Position, make_position_encoding
 
 ResidualStream = Float[Tensor, "batch token d"]
+SegmentIds = Int[Tensor, "batch token"]
+PositionIds = Int[Tensor, "#batch token"]  # may be shared by all rows
+Memory = Float[
+    Tensor, "source key d"
+]  # the encoder's output; several consecutive rows may be beams of one source
+SourceSegmentIds = Int[Tensor, "source key"]
+LayerCaches = Sequence[tuple[NoCache | KVCache, NoCache | CrossKVCache]]
 Sublayer = Callable[[ResidualStream], ResidualStream]
 
 
+# ---------------------------------------------------------------- blocks
 @dataclass(frozen=True)
 class BlockInputs:
-    """What a block needs to know besides the stream: where tokens stand, whom they see, what is remembered.
+    """What a block needs besides the residual stream.
 
     No field has a default: the compiler cannot trace objects as defaults of a dataclass.
     """
@@ -49,23 +58,26 @@ class BlockInputs:
     cross_cache: NoCache | CrossKVCache
 
 
-def pre_norm(x: ResidualStream, norm: Sublayer, part: Sublayer) -> ResidualStream:
-    return x + part(norm(x))
+def pre_norm(x: ResidualStream, norm: Sublayer, sublayer: Sublayer) -> ResidualStream:
+    return x + sublayer(norm(x))
 
 
-def post_norm(x: ResidualStream, norm: Sublayer, part: Sublayer) -> ResidualStream:
-    return norm(x + part(x))
+def post_norm(x: ResidualStream, norm: Sublayer, sublayer: Sublayer) -> ResidualStream:
+    return norm(x + sublayer(x))
 
 
 class Block(nn.Module):
-    """Attention moves information between tokens, the feed-forward layer works on each alone (L4.1, L4.3).
+    """Attention moves information between tokens, the feed-forward layer acts on each token alone
+    (L4.1, L4.3).
 
-        pre ──▶ attention ──▶ mid [──▶ cross-attention ──▶ crossed] ──▶ feed-forward ──▶ post
+        resid_pre ──▶ attention ──▶ resid_mid ──▶ feed-forward ──▶ resid_post
 
-    Each arrow through a part is wired one of two ways:
+    With an encoder, between the two: resid_mid ──▶ cross-attention ──▶ resid_cross.
 
-        pre:   x ──┬── norm ── part ── + ──▶          post:   x ──┬── part ── + ── norm ──▶
-                   └───────────────────┘                          └───────────┘
+    Each arrow through a sublayer is wired one of two ways:
+
+        pre:   x ──┬── norm ── sublayer ── + ──▶          post:   x ──┬── sublayer ── + ── norm ──▶
+                   └───────────────────────┘                          └───────────────┘
     """
 
     def __init__(self, m: c.ModelConfig) -> None:
@@ -77,136 +89,75 @@ class Block(nn.Module):
         self.ffn = make_feed_forward(m)
         self.drop = make_dropout(m.dropout.residual)
 
-    def forward(self, x: ResidualStream, scene: BlockInputs, hooks: Hooks) -> ResidualStream:
-        attn = hooks.scope("attn")
-        ffn = hooks.scope("ffn")
+    def forward(self, x: ResidualStream, inputs: BlockInputs, hooks: Hooks) -> ResidualStream:
+        attn_hooks = hooks.scope("attn")
+        ffn_hooks = hooks.scope("ffn")
 
         def attend(h: ResidualStream) -> ResidualStream:
-            h = attn("in", h)
-            return self.drop(self.attn(h, h, scene.position, scene.mask, scene.cache, attn))
+            h = attn_hooks("in", h)
+            return self.drop(
+                self.attn(h, h, inputs.position, inputs.mask, inputs.cache, attn_hooks)
+            )
 
-        def feed(h: ResidualStream) -> ResidualStream:
-            return self.drop(self.ffn(ffn("in", h), ffn))
+        def feed_forward(h: ResidualStream) -> ResidualStream:
+            return self.drop(self.ffn(ffn_hooks("in", h), ffn_hooks))
 
         x = hooks("resid_mid", self.residual(hooks("resid_pre", x), self.attn_norm, attend))
-        x = self.cross_attend(x, scene, hooks)
-        return hooks("resid_post", self.residual(x, self.ffn_norm, feed))
+        x = self.cross_attend(x, inputs, hooks)
+        return hooks("resid_post", self.residual(x, self.ffn_norm, feed_forward))
 
-    def cross_attend(self, x: ResidualStream, scene: BlockInputs, hooks: Hooks) -> ResidualStream:
-        """At nothing else."""
+    def cross_attend(self, x: ResidualStream, inputs: BlockInputs, hooks: Hooks) -> ResidualStream:
+        """No cross-attention."""
         return x
 
 
 class CrossAttentionBlock(Block):
-    """A block that also looks at an encoded source (L3.8)."""
+    """A block that also attends to an encoded source (L3.8)."""
 
     def __init__(self, m: c.ModelConfig) -> None:
         super().__init__(m)
         self.cross_attn_norm = make_norm(m.norm, m.d_model)
         self.cross_attn = Attention(m)
 
-    def cross_attend(self, x: ResidualStream, scene: BlockInputs, hooks: Hooks) -> ResidualStream:
-        cross = hooks.scope("cross_attn")
+    def cross_attend(self, x: ResidualStream, inputs: BlockInputs, hooks: Hooks) -> ResidualStream:
+        cross_hooks = hooks.scope("cross_attn")
 
         def attend(h: ResidualStream) -> ResidualStream:
-            source = scene.memory
-            assert source is not None
-            beams = cross("in", h).reshape(
-                source.shape[0], -1, h.shape[-1]
-            )  # of one sentence, as so many queries
-            seen = self.cross_attn(
-                beams, source, NO_POSITION, scene.memory_mask, scene.cross_cache, cross
+            memory = inputs.memory
+            assert memory is not None
+            h = cross_hooks("in", h)
+            queries = h.reshape(
+                memory.shape[0], -1, h.shape[-1]
+            )  # all beams of a source in one row
+            out = self.cross_attn(
+                queries, memory, NO_POSITION, inputs.memory_mask, inputs.cross_cache, cross_hooks
             )
-            return self.drop(seen.reshape(h.shape))
+            return self.drop(out.reshape(h.shape))
 
         return hooks("resid_cross", self.residual(x, self.cross_attn_norm, attend))
 
 
-# ---- initial: The weights a model starts with.
-
-_INIT_STD = 0.02
-
-
-def init_weights(net: nn.Module, m: c.ModelConfig, seed: int) -> None:
-    """Fills every parameter, the same for the same seed.
-
-    | what                                                     | starts as                          |
-    |----------------------------------------------------------|------------------------------------|
-    | token embedding (and a tied unembedding)                 | N(0, 0.02²), or N(0, 1/d) where it |
-    |                                                          | is multiplied by √d                |
-    | own unembedding, sentence kinds, first token,            | N(0, 0.02²)                        |
-    | learned, relative and Shaw positions, class outputs      |                                    |
-    | W_Q, W_K, W_V, W_1, W_G, patches, convolutions, other    | N(0, 1/inputs)                     |
-    | W_O, W_2: what writes into the stream                    | N(0, 1/(inputs · parts written)),  |
-    |                                                          | 2 or 3 for each layer of the stack |
-    | gains of norms                                           | 1                                  |
-    | biases                                                   | 0                                  |
-    """
-    generator = torch.Generator().manual_seed(seed)
-    sides = {"": (m.input, m.n_layers * 2)}
-    if isinstance(m.architecture, c.EncoderDecoder):
-        sides = {
-            "": (m.input, m.n_layers * 3),
-            "encoder.": (m.architecture.source_input, m.architecture.encoder_layers * 2),
-        }
-    with torch.no_grad():
-        for name, p in net.named_parameters():
-            source, parts = sides["encoder." if name.startswith("encoder.") else ""]
-            if name.endswith("bias"):
-                p.zero_()
-            elif "norm." in name:
-                p.fill_(1.0)
-            else:
-                p.copy_(
-                    torch.randn(p.shape, generator=generator) * _init_std(name, p, source, parts)
-                )
-
-
-def _init_std(name: str, p: nn.Parameter, source: c.Input, parts: int) -> float:
-    if name.endswith("embed.tokens.weight"):
-        return (
-            p.shape[1] ** -0.5
-            if isinstance(source, c.Tokens) and source.scale_embeddings
-            else _INIT_STD
-        )
-    if re.search(r"(embed\.kinds|unembed|head\.out)\.weight$|embed\.first$|position\.table$", name):
-        return _INIT_STD
-    inputs = math.prod(p.shape[1:])
-    return (
-        inputs * (parts if re.search(r"(attn|cross)\.out\.weight$|ffn\.down\.weight$", name) else 1)
-    ) ** -0.5
-
-
-# ---- transformer: The whole Transformer: stacks of blocks, three shapes, one code path (L4.4, L6).
-
-Stream = Float[Tensor, "batch token d"]
-Ids = Int[Tensor, "batch token"]
-PositionIds = Int[Tensor, "#batch token"]  # positions may be the same for all rows
-Memory = Float[Tensor, "sentence key d"]  # several rows in a row may be beams of one sentence
-SourceSegmentIds = Int[Tensor, "sentence key"]
-LayerCaches = Sequence[tuple[NoCache | KVCache, NoCache | CrossKVCache]]
-
-
+# ---------------------------------------------------------------- stacks
 class Stack(nn.Module):
-    """Input, positions, blocks, and the norm that closes a pre-norm stack."""
+    """Input embedding, positions, blocks, and the final norm of a pre-norm stack."""
 
     def __init__(
         self,
         m: c.ModelConfig,
         source: c.Input,
-        vocabulary: int,
-        context: int,
+        vocab_size: int,
+        context_length: int,
         layers: int,
         block: type[Block] = Block,
         is_causal: bool = False,
         shared: nn.Embedding | None = None,
     ) -> None:
         super().__init__()
-        self.context_length = context
+        self.context_length = context_length
         self.is_causal = is_causal
         self.sliding_window = m.attention.sliding_window
-        self.embed = inputs.make_input_embedding(m, source, vocabulary, shared)
-        self.position = positions.make_position_encoding(m, context, layers, is_causal)
+        self.embed = make_input_embedding(m, source, vocab_size, shared)
+        self.position = make_position_encoding(m, context_length, layers, is_causal)
         self.blocks = nn.ModuleList(block(m) for _ in range(layers))
         self.final_norm = (
             make_norm(m.norm, m.d_model) if m.norm_position == "pre" else nn.Identity()
@@ -215,152 +166,165 @@ class Stack(nn.Module):
     def run(
         self,
         x: Tensor,
-        at: PositionIds | None,
-        segment_ids: Ids | None,
-        kinds: Ids | None,
+        position_ids: PositionIds | None,
+        segment_ids: SegmentIds | None,
+        token_type_ids: SegmentIds | None,
         hooks: Hooks,
-        memory: ModelCache | None = None,
-        source: Memory | None = None,
-        source_mask: Mask = NO_MASK,
-    ) -> Stream:
-        """Tokens, or what stands in their place, all the way through the stack."""
-        x = self.embed(x, kinds) if isinstance(self.embed, inputs.TokenEmbedding) else self.embed(x)
-        at, keys, mask = self.positions_and_mask(x, at, segment_ids, memory)
-        caches = memory.layers if memory is not None else [(NO_CACHE, NO_CACHE)] * len(self.blocks)
-        return self.run_blocks(x, at, keys, mask, caches, hooks, source, source_mask)
-
-    def run_blocks(
-        self,
-        x: Stream,
-        at: Tensor,
-        keys: Tensor,
-        mask: Mask,
-        caches: LayerCaches,
-        hooks: Hooks,
-        source: Memory | None = None,
-        source_mask: Mask = NO_MASK,
-    ) -> Stream:
-        """From embeddings to the last norm; it is known where everything stands and who sees whom."""
-        x = self.embed.add_positions(x, self.position.embed(at, x.dtype), hooks)
-        places = self.position.layer_positions(at, keys, len(self.blocks))
-        for i, (block, place, (own, cross)) in enumerate(
-            zip(self.blocks, places, caches, strict=True)
-        ):
-            x = block(
-                x,
-                BlockInputs(place, mask, own, source, source_mask, cross),
-                hooks.scope("blocks", i),
-            )
-        return hooks("final_norm", self.final_norm(x))
+        cache: ModelCache | None = None,
+        memory: Memory | None = None,
+        memory_mask: Mask = NO_MASK,
+    ) -> ResidualStream:
+        """Token ids, images or mel frames to the last hidden states."""
+        x = (
+            self.embed(x, token_type_ids)
+            if isinstance(self.embed, TokenEmbedding)
+            else self.embed(x)
+        )
+        positions, key_positions, mask = self.positions_and_mask(
+            x, position_ids, segment_ids, cache
+        )
+        caches = cache.layers if cache is not None else [(NO_CACHE, NO_CACHE)] * len(self.blocks)
+        return self.run_blocks(
+            x, positions, key_positions, mask, caches, hooks, memory, memory_mask
+        )
 
     def positions_and_mask(
-        self, x: Stream, at: PositionIds | None, segment_ids: Ids | None, memory: ModelCache | None
+        self,
+        x: ResidualStream,
+        position_ids: PositionIds | None,
+        segment_ids: SegmentIds | None,
+        cache: ModelCache | None,
     ) -> tuple[Tensor, Tensor, Mask]:
-        """Where queries and keys stand, and who sees whom."""
+        """Positions of the queries, positions of the keys, and the mask between them."""
         tokens = x.shape[1]
         device = x.device
         if tokens > self.context_length:
             raise ClearheadError(
-                f"{tokens} tokens are more than this model's context of {self.context_length}."
+                f"{tokens} tokens exceed the context length of {self.context_length}."
             )
-        if memory is None:
-            if at is None:
-                at = (
-                    torch.arange(tokens, device=device)[None]
-                    if segment_ids is None
-                    else positions_from_segments(segment_ids)
+        if cache is None:
+            if position_ids is None:
+                index = torch.arange(tokens, device=device)[None]
+                position_ids = (
+                    index if segment_ids is None else positions_from_segments(segment_ids)
                 )
-            return (
-                at,
-                at,
-                self_attention_mask(
-                    tokens,
-                    segment_ids,
-                    is_causal=self.is_causal,
-                    window=self.sliding_window,
-                    device=device,
-                ),
+            mask = self_attention_mask(
+                tokens,
+                segment_ids,
+                is_causal=self.is_causal,
+                window=self.sliding_window,
+                device=device,
             )
-        if at is not None:
-            raise ClearheadError("positions follow from the memory; give one or the other.")
-        at = memory.rows.begin_step(len(x), tokens, segment_ids)
-        keys = torch.arange(memory.rows.max_length, device=device)[None]
+            return position_ids, position_ids, mask
+        if position_ids is not None:
+            raise ClearheadError("Pass either position_ids or a cache, which determines them.")
+        position_ids = cache.rows.begin_step(len(x), tokens, segment_ids)
+        key_positions = torch.arange(cache.rows.max_length, device=device)[None]
+        return position_ids, key_positions, self._cached_mask(position_ids, key_positions, cache)
+
+    def _cached_mask(self, position_ids: Tensor, key_positions: Tensor, cache: ModelCache) -> Mask:
+        rows = cache.rows
+        tokens = position_ids.shape[1]
         if (
-            memory.rows.max_length == tokens and not self.sliding_window
-        ):  # nothing held yet: whole rows, as without a memory
-            return at, keys, Mask(is_causal=True)
+            tokens == rows.max_length and not self.sliding_window
+        ):  # the cache was empty: as without one
+            return Mask(is_causal=True)
         if tokens == 1 and not self.sliding_window:
-            owner = memory.rows.kv_owner
-            return (
-                at,
-                keys,
-                NO_MASK
-                if memory.rows.is_uniform and not x.is_cuda
-                else Mask(kv_lengths=at[:, 0] + 1, kv_owner=owner),
+            if rows.is_uniform and not position_ids.is_cuda:
+                return NO_MASK
+            return Mask(kv_lengths=position_ids[:, 0] + 1, kv_owner=rows.kv_owner)
+        return Mask(
+            allowed=distance_mask(
+                position_ids, key_positions, is_causal=True, window=self.sliding_window
             )
-        return (
-            at,
-            keys,
-            Mask(allowed=distance_mask(at, keys, is_causal=True, window=self.sliding_window)),
         )
+
+    def run_blocks(
+        self,
+        x: ResidualStream,
+        positions: Tensor,
+        key_positions: Tensor,
+        mask: Mask,
+        caches: LayerCaches,
+        hooks: Hooks,
+        memory: Memory | None = None,
+        memory_mask: Mask = NO_MASK,
+    ) -> ResidualStream:
+        """Token embeddings to the last hidden states."""
+        x = self.embed.add_positions(x, self.position.embed(positions, x.dtype), hooks)
+        layer_positions = self.position.layer_positions(positions, key_positions, len(self.blocks))
+        for i, (block, position, (cache, cross_cache)) in enumerate(
+            zip(self.blocks, layer_positions, caches, strict=True)
+        ):
+            inputs = BlockInputs(position, mask, cache, memory, memory_mask, cross_cache)
+            x = block(x, inputs, hooks.scope("blocks", i))
+        return hooks("final_norm", self.final_norm(x))
 
 
 class Transformer(Stack):
-    """A stack with a head; an encoder-decoder has an `encoder` stack beside it.
+    """A stack with a head; an encoder-decoder also has an `encoder` stack.
 
-    `forward` returns hidden states; `predict` turns them into logits and `loss` into a sum and a count.
+    `forward` returns hidden states, `compute_logits` turns them into logits, `loss` into a sum and
+    a count.
     """
 
     def __init__(self, m: c.ModelConfig) -> None:
-        both = isinstance(m.architecture, c.EncoderDecoder)
-        causal = not isinstance(m.architecture, c.Encoder)
-        super().__init__(
-            m,
-            m.input,
-            m.vocab_size,
-            m.context_length,
-            m.n_layers,
-            CrossAttentionBlock if both else Block,
-            causal,
-        )
+        a = m.architecture
+        has_encoder = isinstance(a, c.EncoderDecoder)
+        block = CrossAttentionBlock if has_encoder else Block
+        is_causal = not isinstance(a, c.Encoder)
+        super().__init__(m, m.input, m.vocab_size, m.context_length, m.n_layers, block, is_causal)
         self.config = m
-        table = self.embed.tokens if isinstance(self.embed, inputs.TokenEmbedding) else None
+        table = self.embed.tokens if isinstance(self.embed, TokenEmbedding) else None
         self.encoder: Stack | None = None
-        if isinstance(s := m.architecture, c.EncoderDecoder):
+        if isinstance(a, c.EncoderDecoder):
+            shared = None if a.source_vocab_size else table
             self.encoder = Stack(
                 m,
-                s.source_input,
-                s.source_vocab_size,
-                s.source_context_length,
-                s.encoder_layers,
-                shared=None if s.source_vocab_size else table,
+                a.source_input,
+                a.source_vocab_size,
+                a.source_context_length,
+                a.encoder_layers,
+                shared=shared,
             )
-        self.head = heads.make_head(m, table)
+        self.head = make_head(m, table)
 
     def forward(
         self,
         tokens: Tensor,
         *,
-        segment_ids: Ids | None = None,
+        segment_ids: SegmentIds | None = None,
         position_ids: PositionIds | None = None,
-        token_type_ids: Ids | None = None,
+        token_type_ids: SegmentIds | None = None,
         source: Tensor | None = None,
         source_segment_ids: SourceSegmentIds | None = None,
         encoder_output: Memory | None = None,
         cache: ModelCache | None = None,
         hooks: Hooks = NO_HOOKS,
-    ) -> Stream:
+    ) -> ResidualStream:
         """Hidden states of the last layer.
 
-        `tokens` are ids, pictures or mel frames. `segments` number the documents packed into a row (0 = padding),
-        `at` gives positions other than 0, 1, 2 …; `source` is what an encoder-decoder reads, or `encoded` what
-        `encode` made of it. `memory` holds the tokens before these; then `segments` only tell what is padding.
+        Args:
+            tokens: token ids, images or mel frames.
+            segment_ids: the documents packed into a row, numbered from 1; 0 is padding. With a
+                cache, a row holds one document, padded on the right.
+            position_ids: positions other than 0, 1, 2 …
+            source: the input of the encoder of an encoder-decoder.
+            encoder_output: the result of `encode(source)`, instead of `source`.
+            cache: keys and values of the tokens before these.
         """
         if source is not None and encoder_output is None:
             encoder_output = self.encode(source, source_segment_ids, hooks)
-        mask = self.memory_mask(segment_ids, encoder_output, source_segment_ids)
+        memory_mask = self.memory_mask(segment_ids, encoder_output, source_segment_ids)
         x = self.run(
-            tokens, position_ids, segment_ids, token_type_ids, hooks, cache, encoder_output, mask
+            tokens,
+            position_ids,
+            segment_ids,
+            token_type_ids,
+            hooks,
+            cache,
+            encoder_output,
+            memory_mask,
         )
         if cache is not None:
             cache.rows.end_step(
@@ -370,81 +334,68 @@ class Transformer(Stack):
 
     def memory_mask(
         self,
-        segment_ids: Ids | None,
-        encoded: Memory | None,
+        segment_ids: SegmentIds | None,
+        memory: Memory | None,
         source_segment_ids: SourceSegmentIds | None,
     ) -> Mask:
-        """Who sees what of the source; a side that is not numbered is all segment 1."""
-        if (encoded is None) is not (self.encoder is None):
-            needs = (
-                "has no source to look at" if self.encoder is None else "needs a source to look at"
-            )
-            raise ClearheadError(f"a model of shape {self.config.architecture.kind} {needs}.")
-        if encoded is None or (segment_ids is None and source_segment_ids is None):
+        """The mask of cross-attention; a side without segment ids is all segment 1."""
+        if (memory is None) is not (self.encoder is None):
+            kind = self.config.architecture.kind
+            if self.encoder is None:
+                raise ClearheadError(f"A model of architecture {kind} takes no source.")
+            raise ClearheadError(f"A model of architecture {kind} needs a source.")
+        if memory is None or (segment_ids is None and source_segment_ids is None):
             return NO_MASK
-        one = torch.ones((), dtype=torch.long, device=encoded.device)
-        own = (
-            one.expand(encoded.shape[0], 1) if segment_ids is None else segment_ids
-        )  # all tokens see the same
-        return cross_attention_mask(
-            own, one.expand(encoded.shape[:2]) if source_segment_ids is None else source_segment_ids
-        )
+        one = torch.ones((), dtype=torch.long, device=memory.device)
+        queries = one.expand(memory.shape[0], 1) if segment_ids is None else segment_ids
+        keys = one.expand(memory.shape[:2]) if source_segment_ids is None else source_segment_ids
+        return cross_attention_mask(queries, keys)
 
     def encode(
-        self, source: Tensor, segment_ids: Ids | None = None, hooks: Hooks = NO_HOOKS
-    ) -> Stream:
+        self, source: Tensor, segment_ids: SegmentIds | None = None, hooks: Hooks = NO_HOOKS
+    ) -> ResidualStream:
         """The encoder's output, which cross-attention reads."""
         if self.encoder is None:
             raise ClearheadError(
-                f"a model of shape {self.config.architecture.kind} has no encoder beside it."
+                f"A model of architecture {self.config.architecture.kind} has no separate encoder."
             )
         return self.encoder.run(source, None, segment_ids, None, hooks.scope("encoder"))
 
     def compute_logits(
-        self, hidden: Stream, segment_ids: Ids | None = None, hooks: Hooks = NO_HOOKS
+        self, hidden: ResidualStream, segment_ids: SegmentIds | None = None, hooks: Hooks = NO_HOOKS
     ) -> Tensor:
         """Logits; without a head, the hidden states themselves."""
-        return (
-            hooks("logits", self.head(hidden, segment_ids))
-            if not isinstance(self.config.head, c.NoHead)
-            else hidden
-        )
+        if isinstance(self.config.head, c.NoHead):
+            return hidden
+        return hooks("logits", self.head(hidden, segment_ids))
 
     def loss(
         self,
-        hidden: Stream,
+        hidden: ResidualStream,
         targets: Tensor,
-        segment_ids: Ids | None = None,
+        segment_ids: SegmentIds | None = None,
         label_smoothing: float = 0.0,
-    ) -> heads.Loss:
-        """The summed loss and the count of what it is of."""
+    ) -> Loss:
+        """The summed loss and the number of targets."""
         return self.head.loss(hidden, targets, segment_ids, label_smoothing)
 
     def init_cache(self, batch: int, capacity: int | None = None) -> ModelCache:
-        """Empty caches for `batch` rows of up to `capacity` tokens."""
+        """An empty cache for `batch` rows of `capacity` tokens (default: the context length)."""
         if not self.is_causal:
-            raise ClearheadError(
-                "an encoder reads a sentence at once; there is nothing to remember between tokens."
-            )
-        p = next(self.parameters())
+            raise ClearheadError("An encoder has no KV cache: it reads all tokens at once.")
         m = self.config
         if (capacity or 0) > m.context_length:
             raise ClearheadError(
-                f"a memory of {capacity} tokens is more than this model's context of {m.context_length}."
+                f"A cache of {capacity} tokens exceeds the context length of {m.context_length}."
             )
-        return ModelCache(
-            m.n_layers,
-            batch,
-            capacity or m.context_length,
-            m.n_kv_heads,
-            m.d_head,
-            p.dtype,
-            p.device,
-        )
+        p = next(self.parameters())
+        capacity = capacity or m.context_length
+        return ModelCache(m.n_layers, batch, capacity, m.n_kv_heads, m.d_head, p.dtype, p.device)
 
 
+# ---------------------------------------------------------------- construction
 class _SkipInit(TorchFunctionMode):
-    """Modules are made without the weights that torch would give them: ours are set, or read, afterwards."""
+    """Skip torch's own weight initialization: the weights are initialized or loaded afterwards."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", "") == nn.init.__name__:
@@ -455,9 +406,60 @@ class _SkipInit(TorchFunctionMode):
 def build_transformer(
     m: c.ModelConfig, seed: int | None = 0, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Transformer:
-    """A new network with random weights; with seed None, on no device and without any (`meta`)."""
+    """A new network with random weights; with seed=None on the meta device, without weights."""
     with torch.device("meta"), _SkipInit():
         net = Transformer(m).to(dtype)
     if seed is not None:
         init_weights(net.to_empty(device=device), m, seed)
     return net
+
+
+INIT_STD = 0.02
+
+
+def init_weights(net: nn.Module, m: c.ModelConfig, seed: int) -> None:
+    """Initialize every parameter, deterministically by seed.
+
+    | parameter                                             | initial value                       |
+    |-------------------------------------------------------|-------------------------------------|
+    | token embedding (and a tied unembedding)              | N(0, 0.02²); N(0, 1/d) with         |
+    |                                                       | scale_embeddings                    |
+    | untied unembedding, token types, cls token, position  | N(0, 0.02²)                         |
+    | tables, classifier output                             |                                     |
+    | W_Q, W_K, W_V, W_up, W_gate, all others               | N(0, 1/fan_in)                      |
+    | W_O, W_down: what writes to the residual stream       | N(0, 1/(fan_in · writes)), 2 or 3   |
+    |                                                       | writes per layer of the stack       |
+    | norm gains                                            | 1                                   |
+    | biases                                                | 0                                   |
+    """
+    generator = torch.Generator().manual_seed(seed)
+    a = m.architecture
+    stacks = {"": (m.input, m.n_layers * 2)}
+    if isinstance(a, c.EncoderDecoder):
+        stacks = {"": (m.input, m.n_layers * 3), "encoder.": (a.source_input, a.encoder_layers * 2)}
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            source, residual_writes = stacks["encoder." if name.startswith("encoder.") else ""]
+            if name.endswith("bias"):
+                p.zero_()
+            elif "norm." in name:
+                p.fill_(1.0)
+            else:
+                std = _init_std(name, p, source, residual_writes)
+                p.copy_(torch.randn(p.shape, generator=generator) * std)
+
+
+def _init_std(name: str, p: nn.Parameter, source: c.Input, residual_writes: int) -> float:
+    if name.endswith("embed.tokens.weight"):
+        return (
+            p.shape[1] ** -0.5
+            if isinstance(source, c.Tokens) and source.scale_embeddings
+            else INIT_STD
+        )
+    if re.search(
+        r"(embed\.token_types|unembed|head\.out)\.weight$|embed\.cls_token$|position\.table$", name
+    ):
+        return INIT_STD
+    fan_in = math.prod(p.shape[1:])
+    writes_residual = re.search(r"attn\.out\.weight$|ffn\.down\.weight$", name)
+    return (fan_in * (residual_writes if writes_residual else 1)) ** -0.5
