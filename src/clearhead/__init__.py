@@ -1,22 +1,26 @@
-"""clearhead: the Transformer of the lectures as real software.
+"""clearhead: one Transformer that reads like the lecture, runs fast and can be observed anywhere.
 
     import clearhead as ch
-    model = ch.new("lecture-lm", seed=0)
-    seen = model.watch([1, 2, 3], ["blocks.*.attn.pattern"])
+    model = ch.load("story")
+    cache = model.watch("Once upon a time", ["blocks.*.attn.pattern"])
 
-Names are fetched when they are used: importing clearhead does not import torch.
+Names are imported on first use: `import clearhead` does not import torch.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from clearhead.config.presets import (
-    presets,  # here, because the module of that name would hide the dictionary later
-)
+# The functions `train` and `evaluate` share their names with packages. Importing a package binds its
+# name here, but only the first time: done now, it cannot hide the functions later.
+for _package in ("train", "evaluate"):
+    import_module(f"clearhead.{_package}")
+    del globals()[_package]
 
 if TYPE_CHECKING:
     from clearhead import lens
     from clearhead.api import Model, load, new, save
     from clearhead.config.model import Config
+    from clearhead.config.presets import presets
     from clearhead.errors import ClearheadError
     from clearhead.evaluate.evaluate import evaluate
     from clearhead.evaluate.invariants import verify
@@ -37,14 +41,15 @@ _MODULES = {
     "ablate": "clearhead.lens.edits",
     "compare": "clearhead.lab.compare",
     "context": "clearhead.lens.context",
-    "evaluate": "clearhead.evaluate",
+    "evaluate": "clearhead.evaluate.evaluate",
     "lens": "clearhead.lens",
     "load": "clearhead.api",
     "new": "clearhead.api",
+    "presets": "clearhead.config.presets",
     "replace": "clearhead.lens.edits",
     "save": "clearhead.api",
     "scale": "clearhead.lens.edits",
-    "train": "clearhead.train",
+    "train": "clearhead.train.train",
     "vectors": "clearhead.word_vectors.vectors",
     "verify": "clearhead.evaluate.invariants",
 }
@@ -72,12 +77,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
     if name not in _MODULES:
         raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
-    home = import_module(_MODULES[name])
-    value = home if _MODULES[name] == f"clearhead.{name}" else getattr(home, name)
+    module = import_module(_MODULES[name])
+    value = module if _MODULES[name] == f"clearhead.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""`python -m clearhead`."""
+"""The entry point of `python -m clearhead`."""
 
 from clearhead.cli.main import main
 
