@@ -10,8 +10,8 @@ Names are imported on first use: `import clearhead` does not import torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# The functions `train` and `evaluate` share their names with packages. Importing a package binds its
-# name here, but only the first time: done now, it cannot hide the functions later.
+# The functions `train` and `evaluate` share their names with packages. Importing a package binds
+# its name here, but only the first time: done now, it cannot hide the functions later.
 for _package in ("train", "evaluate"):
     import_module(f"clearhead.{_package}")
     del globals()[_package]
