@@ -1,135 +1,166 @@
-"""The one kind of error a user meets: a mistake in what was given, told in a sentence."""
+"""Errors and warnings that users see, and helpers that word them consistently."""
 
 import difflib
 import math
 import os
+import struct
 import warnings
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from inspect import currentframe
 from itertools import islice
+from lzma import LZMAError
 from pathlib import Path
 from traceback import walk_stack
 from types import UnionType
 
-MAX_COMPARED_NAMES = 10_000  # names; of more, only those with the same first letter are compared, or it would take minutes
-MAX_COMPARED_FILES = 1_000  # files of a folder; among more, none is looked for
+MAX_COMPARED_NAMES = 10_000  # beyond this, only names with the same first letter are compared
+MAX_COMPARED_FILES = 1_000  # in a larger folder, no similar file name is suggested
+MAX_LISTED_NAMES = 24
+MAX_SHOWN_INT = 10**60  # larger integers are not printed
+
+# What parsers raise on malformed data.
+DATA_ERRORS: tuple[type[BaseException], ...] = (
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    struct.error,
+    zlib.error,
+    LZMAError,
+    zipfile.BadZipFile,
+)
 
 
 class ClearheadError(ValueError):
-    """What was wrong, the value, what would be right. The command line prints it and exits with 2."""
+    """A problem with the user's input. The command line prints it and exits with status 2."""
 
 
 class NonFiniteError(ClearheadError):
-    """What a model computed is no number: not what was given is wrong, but the model."""
+    """A model computed NaN or infinity."""
 
-    def __init__(self, what: str = "the logits") -> None:
-        super().__init__(f"{what} hold no numbers; the weights of the model may be broken.")
-
-
-class ClearheadWarning(UserWarning):
-    """What was probably meant otherwise, told in a sentence; the answer stays as it is."""
-
-
-def warn(sentence: str) -> None:
-    """At the line of whoever called us."""
-    levels = enumerate(walk_stack(currentframe()), 1)
-    level = next(
-        (
-            n
-            for n, (frame, _) in levels
-            if frame.f_globals.get("__name__", "").split(".")[0] != "clearhead"
-        ),
-        1,
-    )
-    warnings.warn(sentence, ClearheadWarning, stacklevel=level)
+    def __init__(self, values: str = "the logits") -> None:
+        super().__init__(f"{values} contain NaN or infinity; the model's weights may be corrupted.")
 
 
 class InputTextError(ClearheadError):
-    """A text that a model cannot read: which of several, from 0, and what is wrong, as the rest of a sentence."""
+    """A text the model cannot read: its index (None for a single text) and the problem."""
 
-    def __init__(self, number: int | None, why: str) -> None:
-        super().__init__(f"{'the text' if number is None else f'text {number + 1:,}'} {why}")
-        self.index = number or 0
-        self.problem = why
+    def __init__(self, index: int | None, problem: str) -> None:
+        name = "the text" if index is None else f"text {index + 1:,}"
+        super().__init__(f"{name} {problem}")
+        self.index = index or 0
+        self.problem = problem
+
+
+class ClearheadWarning(UserWarning):
+    """Likely a mistake, but the result is still computed as requested."""
+
+
+def warn(message: str) -> None:
+    """Issue a ClearheadWarning at the line of the caller outside this package."""
+    outside = (
+        level
+        for level, (frame, _) in enumerate(walk_stack(currentframe()), 1)
+        if frame.f_globals.get("__name__", "").split(".")[0] != "clearhead"
+    )
+    warnings.warn(message, ClearheadWarning, stacklevel=next(outside, 1))
 
 
 @contextmanager
-def with_index(number: int | None) -> Iterator[None]:
-    """A text that cannot be read is told as that one of several."""
+def with_index(index: int | None) -> Iterator[None]:
+    """Re-raise an InputTextError with this index."""
     try:
         yield
     except InputTextError as error:
-        raise InputTextError(number, error.problem) from None
+        raise InputTextError(index, error.problem) from None
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence: the closest name where there is one, else the names there are."""
+    """Finish an error message with the closest known name, or with all of them."""
     known = list(known)
     if close := _closest(name, known, 0.5):
         return f"did you mean {close[0]!r}?"
-    return (
-        "known: " + ", ".join(known)
-        if len(known) <= 24
-        else f"there are {len(known)} to choose from"
-    )
+    if len(known) <= MAX_LISTED_NAMES:
+        return "known: " + ", ".join(known)
+    return f"there are {len(known)} to choose from"
 
 
 def _closest(name: str, known: list[str], cutoff: float) -> list[str]:
-    begins = [k for k in known if k.startswith(name)] if name else []
-    alike = known if len(known) <= MAX_COMPARED_NAMES else [k for k in known if k[:1] == name[:1]]
-    return begins or difflib.get_close_matches(name, alike, n=1, cutoff=cutoff)
+    if name and (matches := [k for k in known if k.startswith(name)]):
+        return matches
+    if len(known) > MAX_COMPARED_NAMES:
+        known = [k for k in known if k[:1] == name[:1]]
+    return difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
 
 
 def cannot_read(path: object, error: Exception) -> ClearheadError:
-    """How it is told, wherever a file is read, that it cannot be."""
+    """The error for a file that cannot be read."""
     return ClearheadError(f"{path} cannot be read: {os_error_reason(error, path)}.")
 
 
 def os_error_reason(error: Exception, path: object) -> str:
-    """Why something could not be done with a file: the end of a sentence."""
+    """Why a file operation failed, to finish an error message."""
     if isinstance(error, FileNotFoundError):
-        return f"there is no such file{suggest_file(path)}"
+        return f"no such file{suggest_file(path)}"
     return str(getattr(error, "strerror", None) or error).removesuffix(".")
 
 
 def suggest_file(path: object) -> str:
-    """What may be meant instead of a file that is not there: one beside it, in brackets, or nothing."""
-    wanted = Path(str(path))
-    with suppress(OSError, ValueError), os.scandir(wanted.parent) as beside:
-        names = sorted(file.name for file in islice(beside, MAX_COMPARED_FILES + 1))
-        if (
-            wanted.name not in names
-            and len(names) <= MAX_COMPARED_FILES
-            and (close := _closest(wanted.name, names, 0.75))
-        ):
-            return f" (did you mean {str(wanted.with_name(close[0]))!r}?)"
+    """A similarly named file in the same folder, in parentheses, or an empty string."""
+    path = Path(str(path))
+    with suppress(OSError, ValueError), os.scandir(path.parent) as entries:
+        names = sorted(entry.name for entry in islice(entries, MAX_COMPARED_FILES + 1))
+        if path.name in names or len(names) > MAX_COMPARED_FILES:
+            return ""
+        if close := _closest(path.name, names, 0.75):
+            return f" (did you mean {str(path.with_name(close[0]))!r}?)"
     return ""
 
 
-def check_type(value: object, kind: type | UnionType, what: str) -> None:
-    """Refuses what is of another kind than an argument must be."""
-    if not isinstance(value, kind):
-        raise ClearheadError(f"{what} is needed, not {type(value).__name__}.")
+def check_type(value: object, expected: type | UnionType, description: str) -> None:
+    """Raise unless the value has the expected type."""
+    if not isinstance(value, expected):
+        raise ClearheadError(f"expected {description}, got {type(value).__name__}.")
 
 
-def check_int(name: str, value: object, least: int = 0, most: float = math.inf) -> None:
-    """Refuses what is no whole number, too small, or too large."""
-    if type(value) is not int or not least <= value <= most:
-        right = f"of at least {least}" if most == math.inf else f"from {least} to {most:,}"
-        shown = (
-            "…" if isinstance(value, int) and abs(value) >= 10**60 else f"{value!r:.60}"
-        )  # too long to repr
-        raise ClearheadError(f"{name} = {shown} must be a whole number {right}.")
+def check_int(name: str, value: object, minimum: int = 0, maximum: float = math.inf) -> None:
+    """Raise unless the value is an integer within the bounds."""
+    if type(value) is int and minimum <= value <= maximum:
+        return
+    if maximum != math.inf:
+        expected = f"an integer from {minimum} to {maximum:,}"
+    elif minimum in (0, 1):
+        expected = "a positive integer" if minimum else "a non-negative integer"
+    else:
+        expected = f"an integer of at least {minimum}"
+    is_huge = isinstance(value, int) and abs(value) >= MAX_SHOWN_INT
+    raise ClearheadError(f"{name} must be {expected}, got {'…' if is_huge else f'{value!r:.60}'}.")
 
 
 @contextmanager
-def reraise_as(mistake: str) -> Iterator[None]:
-    """For files of others: whatever goes wrong while they are read is told after `mistake`, in one sentence."""
+def reraise_as(message: str, *library_errors: type[BaseException]) -> Iterator[None]:
+    """Turn errors that malformed data causes into a ClearheadError; everything else passes through.
+
+    `library_errors` are the exceptions of the library that parses the data, besides DATA_ERRORS.
+    """
     try:
         yield
-    except (ClearheadError, KeyboardInterrupt, SystemExit):
+    except ClearheadError:
         raise
-    except BaseException as error:  # libraries raise anything, and panics are not even an Exception
+    except BaseException as error:
+        if not (isinstance(error, (*DATA_ERRORS, *library_errors)) or _is_rust_error(error)):
+            raise
         reason = str(error).strip().split("\n")[0].removesuffix(".") or type(error).__name__
-        raise ClearheadError(f"{mistake}: {reason}.") from None
+        raise ClearheadError(f"{message}: {reason}.") from error
+
+
+def _is_rust_error(error: BaseException) -> bool:
+    """Rust extensions raise a bare Exception, or PanicException, which cannot be imported."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"

@@ -1,7 +1,8 @@
-"""One strict reader and one writer for frozen dataclasses: TOML, JSON and --dotted.flags.
+"""Read and write frozen dataclasses as TOML, JSON and --dotted.flags, strictly.
 
-A union of dataclasses is a tagged value: its `kind` picks the class, and the kind's name alone is short for
-its defaults (`position = "rotary"`). Unknown keys and values are errors that offer the nearest name.
+A union of dataclasses is a tagged union: its `kind` selects the class, and the name of the kind
+alone means the class with its defaults (`position = "rotary"`). Unknown keys and values are errors
+that suggest the closest name.
 """
 
 import dataclasses
@@ -18,227 +19,243 @@ from clearhead.errors import ClearheadError, cannot_read, check_type, suggest
 T = TypeVar("T")
 ConfigDict = dict[str, Any]
 
+MAX_INT = 2**63
+TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
+
+# ---------------------------------------------------------------- declaring options
+def option(
+    help_text: str, default: Any, ge: int = 1, lt: int | None = None, le: int | None = None
+) -> Any:
+    """A dataclass field with a default, a help text, and the bounds of its numbers."""
+    metadata = {"help": help_text, "ge": ge, "lt": lt, "le": le}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def kind(help_text: str, name: str) -> Any:
+    """The tag of one class of a tagged union."""
+    return dataclasses.field(default=name, metadata=option(help_text, name).metadata, kw_only=True)
+
+
+# ---------------------------------------------------------------- from plain values
 def dataclass_from_dict(cls: type[T], value: object, path: str = "") -> T:
-    """A `cls` out of plain nested values; `path` is where we are, for the error's sentence."""
+    """Build a dataclass from nested dictionaries; `path` is its name in error messages."""
     if not isinstance(value, Mapping):
-        raise ClearheadError(f"{path or 'the configuration'} must be a table, not {value!r:.60}.")
+        raise ClearheadError(f"{path or 'the configuration'} must be a table, got {value!r:.60}.")
     hints = typing.get_type_hints(cls)
     for key in value:
         if key not in hints:
-            elsewhere = [
-                f"did you mean {_join_path(path, found)!r}?"
-                for found in _options_one_level_down(hints, str(key))
-            ]
             raise ClearheadError(
-                f"{_join_path(path, key)} is not an option; {(elsewhere or [suggest(str(key), hints)])[0]}"
+                f"{_join_path(path, key)} is not an option; {_suggest_option(hints, key, path)}"
             )
-    return cls(
-        **{key: parse_field(hints[key], item, _join_path(path, key)) for key, item in value.items()}
-    )
+    options = {
+        key: parse_field(hints[key], item, _join_path(path, key)) for key, item in value.items()
+    }
+    return cls(**options)
 
 
-def _options_one_level_down(hints: Mapping[str, Any], key: str) -> Iterator[str]:
-    """Where options of that name stand one level further down."""
+def _suggest_option(hints: Mapping[str, Any], key: object, path: str) -> str:
+    """Suggest the option of that name one level further down, else the closest name."""
     for name, hint in hints.items():
         for cls in typing.get_args(hint) or (hint,):
             if dataclasses.is_dataclass(cls) and key in typing.get_type_hints(cls):
-                yield f"{name}.{key}"
+                return f"did you mean {_join_path(path, f'{name}.{key}')!r}?"
+    return suggest(str(key), hints)
 
 
 def parse_field(hint: Any, value: object, path: str) -> Any:
-    """One value, held to its type."""
+    """Check one value against its type and convert it."""
     origin = typing.get_origin(hint)
     if origin is types.UnionType:
         return _parse_tagged(typing.get_args(hint), value, path)
     if origin is Literal:
         choices = typing.get_args(hint)
         if not isinstance(value, str) or value not in choices:
-            raise ClearheadError(
-                f"{path} = {value!r:.60} is not a choice; {suggest(str(value), choices)}"
-            )
+            hint_text = suggest(str(value), choices)
+            raise ClearheadError(f"{path} = {value!r:.60} is not a valid choice; {hint_text}")
         return value
     if origin is tuple:
-        if isinstance(value, str) and typing.get_args(hint)[0] is str:  # one text is a list of one
+        item_hint = typing.get_args(hint)[0]
+        if isinstance(value, str) and item_hint is str:  # a single string is a list of one
             value = [value]
         if not isinstance(value, list | tuple):
-            raise ClearheadError(f"{path} must be a list, not {value!r:.60}.")
-        return tuple(parse_field(typing.get_args(hint)[0], item, path) for item in value)
+            raise ClearheadError(f"{path} must be a list, got {value!r:.60}.")
+        return tuple(parse_field(item_hint, item, path) for item in value)
     if dataclasses.is_dataclass(hint):
         return dataclass_from_dict(typing.cast("type[Any]", hint), value, path)
-    if hint in (int, float) and isinstance(value, int) and abs(value) >= 2**63:
-        raise ClearheadError(f"{path} is too large a whole number; it must be less than 2^63.")
+    return _parse_scalar(hint, value, path)
+
+
+def _parse_scalar(hint: Any, value: object, path: str) -> Any:
+    if hint in (int, float) and isinstance(value, int) and abs(value) >= MAX_INT:
+        raise ClearheadError(f"{path} is too large; integers must be less than 2^63.")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint is str and type(value) is int:  # a column may be a number
+    if hint is str and type(value) is int:  # a column may be selected by number
         return str(value)
     if type(value) is not hint:
-        names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        raise ClearheadError(f"{path} must be {names[hint]}, not {value!r:.60}.")
+        raise ClearheadError(f"{path} must be {TYPE_NAMES[hint]}, got {value!r:.60}.")
     return value
 
 
 def _parse_tagged(classes: tuple[type, ...], value: object, path: str) -> Any:
-    by_kind = {typing.get_args(typing.get_type_hints(c)["kind"])[0]: c for c in classes}
+    class_of_kind = {typing.get_args(typing.get_type_hints(c)["kind"])[0]: c for c in classes}
     table = {"kind": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping) or not isinstance(table.get("kind"), str):
-        raise ClearheadError(f"{path} needs a kind; known: {', '.join(by_kind)}")
-    if table["kind"] not in by_kind:
+        raise ClearheadError(f"{path} needs a kind; known: {', '.join(class_of_kind)}")
+    name = table["kind"]
+    if name not in class_of_kind:
         raise ClearheadError(
-            f"{path} = {table['kind']!r:.60} is not a kind; {suggest(str(table['kind']), by_kind)}"
+            f"{path} = {name!r:.60} is not a known kind; {suggest(name, class_of_kind)}"
         )
-    return dataclass_from_dict(by_kind[table["kind"]], table, path)
+    return dataclass_from_dict(class_of_kind[name], table, path)
 
 
 def _join_path(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def dataclass_to_dict(value: Any) -> ConfigDict:
-    """The plain nested values of a dataclass: what `read` takes, what JSON can hold."""
-    return json.loads(json.dumps(dataclasses.asdict(value)))
-
-
 def read_config_file(path: str | Path) -> ConfigDict:
-    """The plain values in a .toml or .json file."""
+    """Read a .toml or .json file."""
     check_type(path, str | Path, "the name of a file")
     path = Path(path)
+    is_json = path.suffix == ".json"
     try:
         text = path.read_text(encoding="utf-8")
-        loaded = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        content = json.loads(text) if is_json else tomllib.loads(text)
     except OSError as error:
         raise cannot_read(path, error) from None
-    except (ValueError, RecursionError) as error:  # text that is no UTF-8, too, is a ValueError
+    except (ValueError, RecursionError) as error:  # ValueError: also text that is not UTF-8
         raise ClearheadError(
-            f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}."
+            f"{path} is not valid {'JSON' if is_json else 'TOML'}: {error}."
         ) from None
-    if not isinstance(loaded, dict):
-        raise ClearheadError(f"{path} must hold a table of options.")
-    return loaded
+    if not isinstance(content, dict):
+        raise ClearheadError(f"{path} must contain a table of options.")
+    return content
 
 
+# ---------------------------------------------------------------- changing options
 def apply_overrides(base: ConfigDict, changes: Mapping[str, object]) -> ConfigDict:
-    """`base` with dotted keys replaced: {"model.position.kind": "rotary"}; text from flags is read as TOML.
+    """Replace options by dotted name: {"model.position.kind": "rotary"}. Strings are read as TOML.
 
-    A new kind starts from its own defaults: the options of the old kind do not belong to it. An option that only one
-    section below has may be written without that section: model.n_heads is model.attention.n_heads.
+    A new kind starts from its own defaults. One level may be omitted if only one section has the
+    option: model.n_heads means model.attention.n_heads.
     """
     result: ConfigDict = json.loads(json.dumps(base))
-    full = {dotted: _expand_short_path(base, dotted) for dotted in changes}
-    for dotted, name in full.items():
-        if name != dotted and name in changes:
-            raise ClearheadError(
-                f"{dotted} is short for {name}, which is given too; leave one out."
-            )
-    for dotted, value in sorted(
-        ((full[dotted], value) for dotted, value in changes.items()), key=_outer_first
-    ):
-        *parents, last = dotted.split(".")
-        table = result
-        for depth, key in enumerate(parents):
-            inner = table.get(key)
-            if isinstance(inner, str):  # `position = "rotary"` is short for its table
-                inner = table[key] = {"kind": inner}
-            if (
-                key not in table and "kind" in table
-            ):  # an option of a kind that is new here; `read` knows if it has it
-                inner = table[key] = {}
-            if not isinstance(inner, dict):
-                where = ".".join(parents[: depth + 1])
-                why = (
-                    "has no options below it."
-                    if key in table
-                    else f"is not an option; {suggest(key, table)}"
-                )
-                raise ClearheadError(f"{where} {why}")
-            table = inner
-        value = (
-            [parse_flag_value(item) for item in value]
-            if isinstance(value, list)
-            else parse_flag_value(value)
-        )
-        old = table.get(last)
-        if last == "kind" and table.get("kind") != value:
-            table.clear()
-        if isinstance(value, str) and isinstance(old, dict):
-            table[last] = old if old.get("kind") == value else {"kind": value}
-        else:
-            table[last] = value
+    full_names = {name: _expand_short_path(base, name) for name in changes}
+    for name, full_name in full_names.items():
+        if name != full_name and full_name in changes:
+            raise ClearheadError(f"{name} is short for {full_name}; give only one of them.")
+    ordered = sorted(
+        ((full_names[name], value) for name, value in changes.items()), key=_kinds_first
+    )
+    for name, value in ordered:
+        _set_option(result, name, value)
     return result
 
 
-def _expand_short_path(base: ConfigDict, dotted: str) -> str:
-    """With the section that was left out, where only one has the option."""
-    *parents, last = dotted.split(".")
+def _set_option(tree: ConfigDict, name: str, value: object) -> None:
+    *parents, last = name.split(".")
+    table = tree
+    for depth, key in enumerate(parents):
+        if isinstance(table.get(key), str):  # `position = "rotary"` is short for a table
+            table[key] = {"kind": table[key]}
+        elif key not in table and "kind" in table:  # may be an option of the new kind
+            table[key] = {}
+        section = table.get(key)
+        if not isinstance(section, dict):
+            path = ".".join(parents[: depth + 1])
+            if key in table:
+                raise ClearheadError(f"{path} is a value, so it has no options below it.")
+            raise ClearheadError(f"{path} is not an option; {suggest(key, table)}")
+        table = section
+    if isinstance(value, list):
+        value = [parse_flag_value(item) for item in value]
+    else:
+        value = parse_flag_value(value)
+    old = table.get(last)
+    if last == "kind" and table.get("kind") != value:
+        table.clear()
+    if isinstance(value, str) and isinstance(old, dict):
+        table[last] = old if old.get("kind") == value else {"kind": value}
+    else:
+        table[last] = value
+
+
+def _expand_short_path(base: ConfigDict, name: str) -> str:
+    """Insert the omitted section if exactly one section has the option."""
+    *parents, last = name.split(".")
     table: Any = base
     for key in parents:
         table = table.get(key) if isinstance(table, dict) else None
     if not isinstance(table, dict) or last in table:
-        return dotted
-    holders = [name for name, inner in table.items() if isinstance(inner, dict) and last in inner]
-    return ".".join([*parents, *holders, last]) if len(holders) == 1 else dotted
+        return name
+    sections = [key for key, inner in table.items() if isinstance(inner, dict) and last in inner]
+    return ".".join([*parents, *sections, last]) if len(sections) == 1 else name
 
 
-def _outer_first(change: tuple[str, object]) -> tuple[int, bool]:
-    """A kind before its options, whatever the order they were written in."""
-    key = change[0]
-    return key.removesuffix(".kind").count("."), not key.endswith(".kind")
+def _kinds_first(change: tuple[str, object]) -> tuple[int, bool]:
+    """Sort key that sets a kind before its options, in whatever order they were given."""
+    name = change[0]
+    return name.removesuffix(".kind").count("."), not name.endswith(".kind")
 
 
 def parse_flag_value(text: object) -> object:
-    """What a flag's text means: a TOML value where it is one and nothing else (no date, no comment), else the text."""
+    """Read a flag as one TOML value, but no date and no comment; else keep the text."""
     if not isinstance(text, str):
         return text
     try:
-        found = tomllib.loads(f"x = [{text}]")[
-            "x"
-        ]  # in brackets, where a comment or a second line would not end
-    except (ValueError, RecursionError):  # ValueError: no TOML, or a number of thousands of digits
+        # in brackets, so that neither a comment nor a second line is valid
+        values = tomllib.loads(f"x = [{text}]")["x"]
+    except (ValueError, RecursionError):  # ValueError: not TOML, or thousands of digits
         return text
-    return (
-        found[0]
-        if len(found) == 1 and isinstance(found[0], bool | int | float | str | list | dict)
-        else text
-    )
+    if len(values) == 1 and isinstance(values[0], bool | int | float | str | list | dict):
+        return values[0]
+    return text
+
+
+# ---------------------------------------------------------------- to plain values
+def dataclass_to_dict(value: Any) -> ConfigDict:
+    """Nested dictionaries that JSON can store and `dataclass_from_dict` reads."""
+    return json.loads(json.dumps(dataclasses.asdict(value)))
 
 
 def dataclass_to_toml(value: Any) -> str:
-    """Commented TOML that reads back to the same value."""
+    """TOML with a comment per option; it reads back to the same value."""
     return "\n".join(_toml_lines(value, "")).strip() + "\n"
 
 
 def _toml_lines(value: Any, path: str) -> Iterator[str]:
-    fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
-    plain = [
-        (f"{f.name} = {_toml_value(v)}", f) for f, v in fields if not dataclasses.is_dataclass(v)
-    ]
+    kind_first = sorted(dataclasses.fields(value), key=lambda field: field.name != "kind")
+    fields = [(field, getattr(value, field.name)) for field in kind_first]
     if path:
         yield f"\n[{path}]"
-    for line, f in plain:
-        yield f"{line:<28} # {f.metadata['say']}"
-    for f, v in fields:
-        if dataclasses.is_dataclass(v):
-            yield from _toml_lines(v, _join_path(path, f.name))
+    for field, item in fields:
+        if not dataclasses.is_dataclass(item):
+            line = f"{field.name} = {_toml_value(item)}"
+            yield f"{line:<28} # {field.metadata['help']}"
+    for field, item in fields:
+        if dataclasses.is_dataclass(item):
+            yield from _toml_lines(item, _join_path(path, field.name))
 
 
 def _toml_value(value: object) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    text = json.dumps(
-        value, ensure_ascii=False
-    )  # TOML writes strings, numbers and booleans as JSON does, except
-    return text.replace("\x7f", "\\u007f")
+    text = json.dumps(value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")  # the only character that JSON but not TOML allows as is
 
 
-def option(
-    sentence: str, default: Any, ge: int = 1, lt: int | None = None, le: int | None = None
-) -> Any:
-    """A field with its default, the sentence that explains it wherever it is printed, and what its numbers must be."""
-    return dataclasses.field(
-        default=default, metadata={"say": sentence, "least": ge, "below": lt, "most": le}
-    )
-
-
-def kind(sentence: str, name: str) -> Any:
-    """The tag of a variant."""
-    return dataclasses.field(default=name, metadata=option(sentence, name).metadata, kw_only=True)
+# ---------------------------------------------------------------- comparing
+def diff_trees(a: ConfigDict, b: ConfigDict, path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Options that differ, as (path, value in a, value in b); a missing option is None."""
+    if a.get("kind") != b.get("kind"):
+        yield path.rstrip("."), a.get("kind"), b.get("kind")
+        return
+    for key in a | b:
+        left = a.get(key)
+        right = b.get(key)
+        if isinstance(left, dict) and isinstance(right, dict):
+            yield from diff_trees(left, right, f"{path}{key}.")
+        elif left != right:
+            yield path + key, left, right

@@ -1,4 +1,8 @@
-"""Presets that also say how they are trained, and on what data: one command from a file to a good model."""
+"""Named configurations.
+
+Lecture models (learned or sinusoidal positions, LayerNorm, ReLU, tied embeddings), the shapes of
+published models, training recipes, and tiny models for tests.
+"""
 
 from collections.abc import Mapping
 
@@ -8,7 +12,6 @@ from clearhead.config.model import (
     Audio,
     ClassificationHead,
     Config,
-    DataConfig,
     Dropout,
     Encoder,
     EncoderDecoder,
@@ -27,46 +30,330 @@ from clearhead.config.model import (
     Sinusoidal,
     Spectrogram,
     Tokens,
+)
+from clearhead.config.training import (
+    WSD,
+    Adam,
+    AdamW,
+    Cosine,
+    DataConfig,
+    InverseSqrt,
+    Muon,
     TrainConfig,
 )
-from clearhead.config.training import WSD, Adam, AdamW, Cosine, InverseSqrt, Muon
 from clearhead.errors import ClearheadError, suggest
 
-# ---- recipes: Presets that also say how they are trained, and on what data: one command from a file to a good model.
+DROPOUT_10 = Dropout(embedding=0.1, residual=0.1, attention=0.1)
 
-RECIPE_DATA = {
-    "shakespeare-char": "one text of about a million characters, such as tinyshakespeare",
-    "shakespeare-char-cpu": "one text of about a million characters, in two minutes of two CPU cores",
-    "lm-small": "any texts, of a few megabytes or more",
-    "gpt2-124m": "any texts, of a gigabyte or more",
-    "mt-small": "some ten thousand sentence pairs, such as Multi30k: two aligned files, or .tsv, .jsonl, .tmx, .po",
-    "vaswani-base": "hundreds of thousands of sentence pairs",
-    "mlm-small": "any texts, of some ten megabytes or more",
-    "roformer-small": "any texts, of some ten megabytes or more",
-    "finetune-classify": "a .csv, .tsv or .jsonl of texts with labels, and train.init_from = a model",
-    "picture-patches": "a folder of pictures for each class, an .npz, or idx files such as MNIST's",
-    "sound-patches": "a folder of sounds for each class, or data.label_column = stem, such as the spoken digits",
+
+def _lecture(
+    vocab_size: int = 2048,
+    context_length: int = 128,
+    d_model: int = 192,
+    n_layers: int = 4,
+    n_heads: int = 6,
+) -> Config:
+    model = ModelConfig(
+        vocab_size=vocab_size,
+        context_length=context_length,
+        d_model=d_model,
+        n_layers=n_layers,
+        attention=Attention(n_heads),
+    )
+    return Config(model)
+
+
+def _vaswani(
+    d_model: int, n_heads: int, n_layers: int = 6, vocab_size: int = 37000, dropout: float = 0.1
+) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=vocab_size,
+            context_length=512,
+            d_model=d_model,
+            n_layers=n_layers,
+            norm_position="post",
+            architecture=EncoderDecoder(
+                encoder_layers=n_layers, source_input=Tokens(scale_embeddings=True)
+            ),
+            input=Tokens(scale_embeddings=True),
+            position=Sinusoidal(),
+            attention=Attention(n_heads, bias=()),
+            dropout=Dropout(embedding=dropout, residual=dropout),
+        )
+    )
+
+
+def _bert(
+    d_model: int,
+    n_layers: int,
+    n_heads: int,
+    position: PositionScheme,
+    vocab_size: int = 30522,
+    context_length: int = 512,
+) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=vocab_size,
+            context_length=context_length,
+            d_model=d_model,
+            n_layers=n_layers,
+            norm_position="post",
+            architecture=Encoder(),
+            input=Tokens(token_types=2, norm=True),
+            position=position,
+            attention=Attention(n_heads),
+            ffn=FeedForward("gelu"),
+            norm=LayerNorm(eps=1e-12),
+            dropout=DROPOUT_10,
+            head=MLMHead(),
+        )
+    )
+
+
+def _gpt2(d_model: int, n_layers: int, n_heads: int) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=50257,
+            context_length=1024,
+            d_model=d_model,
+            n_layers=n_layers,
+            attention=Attention(n_heads),
+            ffn=FeedForward("gelu-tanh"),
+        )
+    )
+
+
+def _llama(
+    vocab_size: int,
+    context_length: int,
+    d_model: int,
+    n_layers: int,
+    d_ff: int,
+    attention: Attention,
+    theta: float = 10000.0,
+    eps: float = 1e-5,
+    tie_embeddings: bool = True,
+    scaling: Llama3Scaling | None = None,
+) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=vocab_size,
+            context_length=context_length,
+            d_model=d_model,
+            n_layers=n_layers,
+            position=Rotary(theta=theta, scaling=scaling or NoScaling()),
+            attention=attention,
+            ffn=FeedForward("swiglu", d_ff, bias=False),
+            norm=RMSNorm(eps=eps),
+            head=LMHead(tie_embeddings=tie_embeddings),
+        )
+    )
+
+
+def _attention(
+    n_heads: int, n_kv_heads: int, d_head: int = 0, sliding_window: int = 0, qk_norm: bool = False
+) -> Attention:
+    return Attention(n_heads, n_kv_heads, d_head, sliding_window, bias=(), qk_norm=qk_norm)
+
+
+def _vit(d_model: int, n_layers: int, n_heads: int) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=0,
+            context_length=197,
+            d_model=d_model,
+            n_layers=n_layers,
+            architecture=Encoder(),
+            input=Images(),
+            attention=Attention(n_heads),
+            ffn=FeedForward("gelu"),
+            norm=LayerNorm(eps=1e-12),
+            head=ClassificationHead(num_labels=1000),
+        )
+    )
+
+
+def _whisper(d_model: int, n_layers: int, n_heads: int) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=51865,
+            context_length=448,
+            d_model=d_model,
+            n_layers=n_layers,
+            architecture=EncoderDecoder(
+                encoder_layers=n_layers, source_context_length=1500, source_input=Audio()
+            ),
+            attention=Attention(n_heads, bias=("q", "v", "out")),
+            ffn=FeedForward("gelu"),
+        )
+    )
+
+
+def _t5(d_model: int, n_layers: int, n_heads: int, d_head: int, d_ff: int) -> Config:
+    return Config(
+        ModelConfig(
+            vocab_size=32128,
+            context_length=512,
+            d_model=d_model,
+            n_layers=n_layers,
+            architecture=EncoderDecoder(encoder_layers=n_layers, source_input=Tokens()),
+            position=T5(),
+            attention=Attention(n_heads, d_head=d_head, bias=(), scale=False),
+            ffn=FeedForward("relu", d_ff, bias=False),
+            norm=RMSNorm(),
+            dropout=DROPOUT_10,
+            head=LMHead(scale_logits=True),
+        )
+    )
+
+
+_QWEN2 = Attention(14, 2, bias=("q", "k", "v"))
+_SCALING_8 = Llama3Scaling(factor=8.0)
+_SCALING_32 = Llama3Scaling(factor=32.0)
+
+
+MODELS: dict[str, Config] = {
+    # lectures
+    "lecture-small": _lecture(1024, 64, 128, 2, 4),
+    "lecture-lm": _lecture(),
+    "vaswani-base": _vaswani(512, 8),
+    "vaswani-big": _vaswani(1024, 16, dropout=0.3),
+    # encoders
+    "bert-base": _bert(768, 12, 12, Learned()),
+    "bert-large": _bert(1024, 24, 16, Learned()),
+    "roformer-base": _bert(768, 12, 12, Rotary(), vocab_size=50000, context_length=1536),
+    # decoders; _llama: vocab_size, context_length, d_model, n_layers, d_ff, attention, theta
+    "gpt2-124m": _gpt2(768, 12, 12),
+    "gpt2-355m": _gpt2(1024, 24, 16),
+    "gpt2-774m": _gpt2(1280, 36, 20),
+    "gpt2-1558m": _gpt2(1600, 48, 25),
+    "smollm2-135m": _llama(49152, 8192, 576, 30, 1536, _attention(9, 3), 100000.0),
+    "smollm2-360m": _llama(49152, 8192, 960, 32, 2560, _attention(15, 5), 100000.0),
+    "smollm2-1.7b": _llama(49152, 8192, 2048, 24, 8192, _attention(32, 32), 130000.0),
+    "tinyllama-1.1b": _llama(32000, 2048, 2048, 22, 5632, _attention(32, 4), tie_embeddings=False),
+    "llama-2-7b": _llama(32000, 4096, 4096, 32, 11008, _attention(32, 32), tie_embeddings=False),
+    "llama-3.1-8b": _llama(
+        128256,
+        131072,
+        4096,
+        32,
+        14336,
+        _attention(32, 8),
+        500000.0,
+        tie_embeddings=False,
+        scaling=_SCALING_8,
+    ),
+    "llama-3.2-1b": _llama(
+        128256, 131072, 2048, 16, 8192, _attention(32, 8, 64), 500000.0, scaling=_SCALING_32
+    ),
+    "llama-3.2-3b": _llama(
+        128256, 131072, 3072, 28, 8192, _attention(24, 8, 128), 500000.0, scaling=_SCALING_32
+    ),
+    "mistral-7b": _llama(
+        32000, 32768, 4096, 32, 14336, _attention(32, 8, sliding_window=4096), tie_embeddings=False
+    ),
+    "qwen2.5-0.5b": _llama(151936, 32768, 896, 24, 4864, _QWEN2, 1000000.0, eps=1e-6),
+    "qwen3-0.6b": _llama(
+        151936, 40960, 1024, 28, 3072, _attention(16, 8, 128, qk_norm=True), 1000000.0, eps=1e-6
+    ),
+    # encoder-decoders
+    "t5-small": _t5(512, 6, 8, 64, 2048),
+    "t5-base": _t5(768, 12, 12, 64, 3072),
+    "whisper-tiny": _whisper(384, 4, 6),
+    "whisper-base": _whisper(512, 6, 8),
+    # image encoders
+    "vit-tiny": _vit(192, 12, 3),
+    "vit-small": _vit(384, 12, 6),
+    "vit-base": _vit(768, 12, 12),
+    "vit-large": _vit(1024, 24, 16),
+    # tiny models, for tests
+    "tiny-decoder": _lecture(vocab_size=64, context_length=32, d_model=32, n_layers=2, n_heads=4),
+    "tiny-encoder": _bert(32, 2, 4, Learned(), vocab_size=64, context_length=32),
+    "tiny-encoder-decoder": _vaswani(32, 4, n_layers=2, vocab_size=64),
+    "tiny-llama": _llama(64, 32, 32, 2, 96, _attention(4, 2)),
+    "tiny-images": _vit(32, 2, 4).replace(
+        **{
+            "context_length": 17,
+            "input.image_size": 8,
+            "input.patch_size": 2,
+            "input.num_channels": 1,
+            "head.num_labels": 10,
+        }
+    ),
+    "tiny-audio": Config(
+        ModelConfig(
+            vocab_size=0,
+            context_length=9,
+            d_model=32,
+            n_layers=2,
+            architecture=Encoder(),
+            input=Spectrogram(
+                sample_rate=8000,
+                n_fft=200,
+                hop_length=80,
+                n_mels=16,
+                n_frames=32,
+                patch_mels=8,
+                patch_frames=8,
+            ),
+            head=ClassificationHead(num_labels=10),
+        )
+    ),
 }
 
-MEASURED_ON = {  # the data that train.expected of a recipe was measured on
+
+RECIPE_DATA = {  # recipe -> the data it needs
+    "shakespeare-char": "one text of about a million characters, such as tinyshakespeare",
+    "shakespeare-char-cpu": "the same, in two minutes on two CPU cores",
+    "lm-small": "text, a few megabytes or more",
+    "gpt2-124m": "text, a gigabyte or more",
+    "mt-small": "10,000+ sentence pairs, such as Multi30k: 2 files, .tsv, .jsonl, .tmx, .po",
+    "vaswani-base": "hundreds of thousands of sentence pairs",
+    "mlm-small": "text, ten megabytes or more",
+    "roformer-small": "text, ten megabytes or more",
+    "finetune-classify": "a .csv, .tsv or .jsonl of labeled texts, and train.init_from = a model",
+    "image-patches": "a folder of images per class, an .npz, or idx files such as MNIST",
+    "audio-patches": "a folder of audio files per class, or data.label_column = stem, such as FSDD",
+}
+
+MEASURED_ON = {  # recipe -> the data on which its train.expected_loss was measured
     "shakespeare-char": "tinyshakespeare",
     "shakespeare-char-cpu": "tinyshakespeare",
     "mt-small": "Multi30k, English to German",
 }
 
+SHAKESPEARE_CHAR_LOSS = (  # step, lowest, highest
+    200, 1.64, 1.76,
+    500, 1.48, 1.57,
+    1000, 1.42, 1.49,
+    1400, 1.39, 1.46,
+)  # fmt: skip
+SHAKESPEARE_CHAR_CPU_LOSS = (  # step, lowest, highest
+    350, 1.7, 1.8,
+    700, 1.53, 1.61,
+)  # fmt: skip
+MT_SMALL_LOSS = (  # step, lowest, highest
+    1000, 1.93, 2.13,
+    2000, 1.49, 1.6,
+    3000, 1.42, 1.52,
+    4000, 1.39, 1.49,
+    5000, 1.4, 1.52,
+)  # fmt: skip
+
 
 def _modern_decoder(
-    vocabulary: int, context: int, width: int, layers: int, heads: int, dropout: float
+    vocab_size: int, context_length: int, d_model: int, n_layers: int, n_heads: int, dropout: float
 ) -> ModelConfig:
-    """A decoder as they are built today; other engines read it as a Qwen3."""
+    """A modern decoder, which other engines can load as Qwen3."""
     return ModelConfig(
-        vocab_size=vocabulary,
-        context_length=context,
-        d_model=width,
-        n_layers=layers,
+        vocab_size=vocab_size,
+        context_length=context_length,
+        d_model=d_model,
+        n_layers=n_layers,
         position=Rotary(),
-        attention=Attention(heads, bias=(), qk_norm=True),
-        ffn=FeedForward("swiglu", width * 8 // 3 // 32 * 32, bias=False),
+        attention=Attention(n_heads, bias=(), qk_norm=True),
+        ffn=FeedForward("swiglu", d_model * 8 // 3 // 32 * 32, bias=False),
         norm=RMSNorm(eps=1e-6),
         dropout=Dropout(embedding=dropout, residual=dropout),
     )
@@ -99,23 +386,23 @@ def _mlm_recipe(position: PositionScheme) -> Config:
 
 
 def _patch_classifier(
-    width: int,
-    layers: int,
-    heads: int,
+    d_model: int,
+    n_layers: int,
+    n_heads: int,
     source: Images | Spectrogram,
-    context: int,
+    context_length: int,
     train: TrainConfig,
 ) -> Config:
     return Config(
         ModelConfig(
             vocab_size=0,
-            context_length=context,
-            d_model=width,
-            n_layers=layers,
+            context_length=context_length,
+            d_model=d_model,
+            n_layers=n_layers,
             architecture=Encoder(),
             input=source,
             position=Learned(),
-            attention=Attention(heads),
+            attention=Attention(n_heads),
             ffn=FeedForward("gelu"),
             norm=LayerNorm(),
             dropout=Dropout(embedding=0.1, residual=0.1),
@@ -126,7 +413,7 @@ def _patch_classifier(
 
 
 def make_recipes(models: Mapping[str, Config]) -> dict[str, Config]:
-    """By name; those of published models have the shapes that `models` gives."""
+    """Training recipes by name; those named like a published model train that model."""
     fast = Muon(lr=0.02, weight_decay=0.1, adam=Adam(lr=3e-3))
     mt = ModelConfig(
         vocab_size=8192,
@@ -156,20 +443,7 @@ def make_recipes(models: Mapping[str, Config]) -> dict[str, Config]:
                 ema_decay=0.985,
                 eval_every=100,
                 save_every=700,
-                expected_loss=(
-                    200,
-                    1.64,
-                    1.76,
-                    500,
-                    1.48,
-                    1.57,
-                    1000,
-                    1.42,
-                    1.49,
-                    1400,
-                    1.39,
-                    1.46,
-                ),
+                expected_loss=SHAKESPEARE_CHAR_LOSS,
             ),
         ),
         "shakespeare-char-cpu": Config(
@@ -182,7 +456,7 @@ def make_recipes(models: Mapping[str, Config]) -> dict[str, Config]:
                 optimizer=fast,
                 schedule=WSD(decay_fraction=0.7),
                 eval_every=350,
-                expected_loss=(350, 1.7, 1.8, 700, 1.53, 1.61),
+                expected_loss=SHAKESPEARE_CHAR_CPU_LOSS,
             ),
         ),
         "lm-small": Config(
@@ -224,23 +498,7 @@ def make_recipes(models: Mapping[str, Config]) -> dict[str, Config]:
                 ema_decay=0.998,
                 eval_every=250,
                 save_every=500,
-                expected_loss=(
-                    1000,
-                    1.93,
-                    2.13,
-                    2000,
-                    1.49,
-                    1.6,
-                    3000,
-                    1.42,
-                    1.52,
-                    4000,
-                    1.39,
-                    1.49,
-                    5000,
-                    1.4,
-                    1.52,
-                ),
+                expected_loss=MT_SMALL_LOSS,
             ),
         ),
         "vaswani-base": Config(
@@ -277,7 +535,7 @@ def make_recipes(models: Mapping[str, Config]) -> dict[str, Config]:
                 patience=5,
             ),
         ),
-        "picture-patches": _patch_classifier(
+        "image-patches": _patch_classifier(
             128,
             6,
             4,
@@ -291,7 +549,7 @@ def make_recipes(models: Mapping[str, Config]) -> dict[str, Config]:
                 schedule=WSD(decay_fraction=0.5),
             ),
         ).replace(**{"data.random_shift": 2, "data.valid_fraction": 0.05}),
-        "sound-patches": _patch_classifier(
+        "audio-patches": _patch_classifier(
             128,
             6,
             4,
@@ -316,266 +574,17 @@ def make_recipes(models: Mapping[str, Config]) -> dict[str, Config]:
     }
 
 
-# ---- presets: Exact name -> configuration, in one flat dictionary.
+class UnknownPresetError(ClearheadError, KeyError):
+    """A preset name that does not exist."""
 
-TENTH = Dropout(embedding=0.1, residual=0.1, attention=0.1)
-
-
-def _lecture(
-    vocabulary: int = 2048, context: int = 128, width: int = 192, layers: int = 4, heads: int = 6
-) -> Config:
-    model = ModelConfig(
-        vocab_size=vocabulary,
-        context_length=context,
-        d_model=width,
-        n_layers=layers,
-        attention=Attention(heads),
-    )
-    return Config(model)
-
-
-def _vaswani(
-    width: int, heads: int, layers: int = 6, vocabulary: int = 37000, dropout: float = 0.1
-) -> Config:
-    return Config(
-        ModelConfig(
-            vocab_size=vocabulary,
-            context_length=512,
-            d_model=width,
-            n_layers=layers,
-            norm_position="post",
-            architecture=EncoderDecoder(
-                encoder_layers=layers, source_input=Tokens(scale_embeddings=True)
-            ),
-            input=Tokens(scale_embeddings=True),
-            position=Sinusoidal(),
-            attention=Attention(heads, bias=()),
-            dropout=Dropout(embedding=dropout, residual=dropout),
-        )
-    )
-
-
-def _bert(
-    width: int,
-    layers: int,
-    heads: int,
-    position: PositionScheme,
-    vocabulary: int = 30522,
-    context: int = 512,
-) -> Config:
-    return Config(
-        ModelConfig(
-            vocab_size=vocabulary,
-            context_length=context,
-            d_model=width,
-            n_layers=layers,
-            norm_position="post",
-            architecture=Encoder(),
-            input=Tokens(token_types=2, norm=True),
-            position=position,
-            attention=Attention(heads),
-            ffn=FeedForward("gelu"),
-            norm=LayerNorm(eps=1e-12),
-            dropout=TENTH,
-            head=MLMHead(),
-        )
-    )
-
-
-def _gpt2(width: int, layers: int, heads: int) -> Config:
-    return Config(
-        ModelConfig(
-            vocab_size=50257,
-            context_length=1024,
-            d_model=width,
-            n_layers=layers,
-            attention=Attention(heads),
-            ffn=FeedForward("gelu-tanh"),
-        )
-    )
-
-
-def _llama(
-    vocabulary: int,
-    context: int,
-    width: int,
-    layers: int,
-    ffn: int,
-    attention: Attention,
-    theta: float = 10000.0,
-    eps: float = 1e-5,
-    tied: bool = True,
-    scaling: Llama3Scaling | None = None,
-) -> Config:
-    return Config(
-        ModelConfig(
-            vocab_size=vocabulary,
-            context_length=context,
-            d_model=width,
-            n_layers=layers,
-            position=Rotary(theta=theta, scaling=scaling or NoScaling()),
-            attention=attention,
-            ffn=FeedForward("swiglu", ffn, bias=False),
-            norm=RMSNorm(eps=eps),
-            head=LMHead(tie_embeddings=tied),
-        )
-    )
-
-
-def _heads(
-    heads: int, kv_heads: int, head_width: int = 0, window: int = 0, qk_norm: bool = False
-) -> Attention:
-    return Attention(heads, kv_heads, head_width, window, bias=(), qk_norm=qk_norm)
-
-
-def _vit(width: int, layers: int, heads: int) -> Config:
-    return Config(
-        ModelConfig(
-            vocab_size=0,
-            context_length=197,
-            d_model=width,
-            n_layers=layers,
-            architecture=Encoder(),
-            input=Images(),
-            attention=Attention(heads),
-            ffn=FeedForward("gelu"),
-            norm=LayerNorm(eps=1e-12),
-            head=ClassificationHead(num_labels=1000),
-        )
-    )
-
-
-def _whisper(width: int, layers: int, heads: int) -> Config:
-    return Config(
-        ModelConfig(
-            vocab_size=51865,
-            context_length=448,
-            d_model=width,
-            n_layers=layers,
-            architecture=EncoderDecoder(
-                encoder_layers=layers, source_context_length=1500, source_input=Audio()
-            ),
-            attention=Attention(heads, bias=("q", "v", "out")),
-            ffn=FeedForward("gelu"),
-        )
-    )
-
-
-def _t5(width: int, layers: int, heads: int, head_width: int, ffn: int) -> Config:
-    return Config(
-        ModelConfig(
-            vocab_size=32128,
-            context_length=512,
-            d_model=width,
-            n_layers=layers,
-            architecture=EncoderDecoder(encoder_layers=layers, source_input=Tokens()),
-            position=T5(),
-            attention=Attention(heads, d_head=head_width, bias=(), scale=False),
-            ffn=FeedForward("relu", ffn, bias=False),
-            norm=RMSNorm(),
-            dropout=TENTH,
-            head=LMHead(scale_logits=True),
-        )
-    )
-
-
-_QWEN2 = Attention(14, 2, bias=("q", "k", "v"))
-_LONG_8 = Llama3Scaling(factor=8.0)
-_LONG_32 = Llama3Scaling(factor=32.0)
+    __str__ = Exception.__str__  # KeyError would show the message in quotes
 
 
 class Presets(dict[str, Config]):
-    """Exact names and the configurations they stand for; `clearhead presets` lists them. A missing one is told."""
+    """Preset name -> configuration; `clearhead presets` lists them."""
 
     def __missing__(self, name: str) -> Config:
-        raise UnknownPresetError(
-            f"{name!r} is no preset of those that clearhead presets lists; {suggest(str(name), self)}"
-        )
+        raise UnknownPresetError(f"there is no preset {name!r}; {suggest(str(name), self)}")
 
 
-class UnknownPresetError(ClearheadError, KeyError):
-    """A name that is not in the dictionary."""
-
-    __str__ = Exception.__str__  # a KeyError would quote the sentence
-
-
-_ALL: dict[str, Config] = {
-    # lecture
-    "lecture-small": _lecture(1024, 64, 128, 2, 4),
-    "lecture-lm": _lecture(),
-    "vaswani-base": _vaswani(512, 8),
-    "vaswani-big": _vaswani(1024, 16, dropout=0.3),
-    # encoders
-    "bert-base": _bert(768, 12, 12, Learned()),
-    "bert-large": _bert(1024, 24, 16, Learned()),
-    "roformer-base": _bert(768, 12, 12, Rotary(), vocabulary=50000, context=1536),
-    # decoders
-    "gpt2-124m": _gpt2(768, 12, 12),
-    "gpt2-355m": _gpt2(1024, 24, 16),
-    "gpt2-774m": _gpt2(1280, 36, 20),
-    "gpt2-1558m": _gpt2(1600, 48, 25),
-    "smollm2-135m": _llama(49152, 8192, 576, 30, 1536, _heads(9, 3), 100000.0),
-    "smollm2-360m": _llama(49152, 8192, 960, 32, 2560, _heads(15, 5), 100000.0),
-    "smollm2-1.7b": _llama(49152, 8192, 2048, 24, 8192, _heads(32, 32), 130000.0),
-    "tinyllama-1.1b": _llama(32000, 2048, 2048, 22, 5632, _heads(32, 4), tied=False),
-    "llama-2-7b": _llama(32000, 4096, 4096, 32, 11008, _heads(32, 32), tied=False),
-    "llama-3.1-8b": _llama(
-        128256, 131072, 4096, 32, 14336, _heads(32, 8), 500000.0, tied=False, scaling=_LONG_8
-    ),
-    "llama-3.2-1b": _llama(
-        128256, 131072, 2048, 16, 8192, _heads(32, 8, 64), 500000.0, scaling=_LONG_32
-    ),
-    "llama-3.2-3b": _llama(
-        128256, 131072, 3072, 28, 8192, _heads(24, 8, 128), 500000.0, scaling=_LONG_32
-    ),
-    "mistral-7b": _llama(32000, 32768, 4096, 32, 14336, _heads(32, 8, window=4096), tied=False),
-    "qwen2.5-0.5b": _llama(151936, 32768, 896, 24, 4864, _QWEN2, 1000000.0, eps=1e-6),
-    "qwen3-0.6b": _llama(
-        151936, 40960, 1024, 28, 3072, _heads(16, 8, 128, qk_norm=True), 1000000.0, eps=1e-6
-    ),
-    # encoder-decoders
-    "t5-small": _t5(512, 6, 8, 64, 2048),
-    "t5-base": _t5(768, 12, 12, 64, 3072),
-    "whisper-tiny": _whisper(384, 4, 6),
-    "whisper-base": _whisper(512, 6, 8),
-    # pictures
-    "vit-tiny": _vit(192, 12, 3),
-    "vit-small": _vit(384, 12, 6),
-    "vit-base": _vit(768, 12, 12),
-    "vit-large": _vit(1024, 24, 16),
-    # tiny
-    "tiny-decoder": _lecture(vocabulary=64, context=32, width=32, layers=2, heads=4),
-    "tiny-encoder": _bert(32, 2, 4, Learned(), vocabulary=64, context=32),
-    "tiny-encoder-decoder": _vaswani(32, 4, layers=2, vocabulary=64),
-    "tiny-llama": _llama(64, 32, 32, 2, 96, _heads(4, 2)),
-    "tiny-pictures": _vit(32, 2, 4).replace(
-        **{
-            "context_length": 17,
-            "input.image_size": 8,
-            "input.patch_size": 2,
-            "input.num_channels": 1,
-            "head.num_labels": 10,
-        }
-    ),
-    "tiny-sound": Config(
-        ModelConfig(
-            vocab_size=0,
-            context_length=9,
-            d_model=32,
-            n_layers=2,
-            architecture=Encoder(),
-            input=Spectrogram(
-                sample_rate=8000,
-                n_fft=200,
-                hop_length=80,
-                n_mels=16,
-                n_frames=32,
-                patch_mels=8,
-                patch_frames=8,
-            ),
-            head=ClassificationHead(num_labels=10),
-        )
-    ),
-}
-
-presets = Presets(_ALL | make_recipes(_ALL))
+presets = Presets(MODELS | make_recipes(MODELS))
