@@ -110,7 +110,7 @@ def _told(name: str, found: tuple[float | None, ...], on: str, command: str) -> 
 
 def stories(model: ch.Model) -> list[tuple[str, str]]:
     begin = "Once upon a time"
-    return [(begin, model.generate(begin, 100, 0.8, seed=seed).text) for seed in range(10)]
+    return [(begin, model.generate(begin, 100, temperature=0.8, seed=seed).text) for seed in range(10)]
 
 
 def translations(model: ch.Model) -> list[tuple[str, str]]:
@@ -122,13 +122,13 @@ def translations(model: ch.Model) -> list[tuple[str, str]]:
 
 def guesses(model: ch.Model) -> list[tuple[str, str]]:
     return [
-        (text, ", ".join(guess.word.strip() for guess in model.fill(text)[:5])) for text in HIDDEN
+        (text, ", ".join(guess.word.strip() for guess in model.fill(text).masks[0])) for text in HIDDEN
     ]
 
 
 def moods(model: ch.Model) -> list[tuple[str, str]]:
     told = zip(SAID, model.classify(list(SAID)), strict=True)
-    return [(text, f"{judged.label}, {judged.probability:.1%}") for text, judged in told]
+    return [(text, f"{judged.label}, {judged.score:.1%}") for text, judged in told]
 
 
 SAMPLES: dict[str, Callable[[ch.Model], list[tuple[str, str]]]] = {

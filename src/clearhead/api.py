@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -13,23 +13,31 @@ from clearhead import config as c
 from clearhead.config.model import Config
 from clearhead.config.presets import presets
 from clearhead.data.batch import Batch, encode_texts, make_batch
-from clearhead.errors import ClearheadError, check_int, check_type, warn
+from clearhead.errors import ClearheadError, check_int, check_type, warn, with_index
 from clearhead.generate import backends
 from clearhead.generate import chat as chats
 from clearhead.generate.chat import ChatSession
-from clearhead.generate.engine import EditedTransformer
+from clearhead.generate.engine import EditedTransformer, eval_mode
 from clearhead.generate.generation import (
+    BeamResult,
+    BeamSearchConfig,
     EnginePool,
+    Generation,
     GenerationStream,
-    beam_search_config,
+    Prefix,
+    TextChunk,
     beam_search_texts,
-    best_or_list,
     check_can_generate,
     check_sample_counts,
     encode_prefixes,
+    group_samples,
+    with_choices,
 )
-from clearhead.generate.sampling import MAX_SEED, check_overflow, sampling_config
+from clearhead.generate.sampling import MAX_SEED, SamplingConfig, SamplingOptions, check_overflow
 from clearhead.generate.tasks import (
+    Classification,
+    FillResult,
+    Score,
     check_can_classify,
     check_can_embed,
     check_texts_not_empty,
@@ -39,7 +47,7 @@ from clearhead.generate.tasks import (
     pool_hidden,
     score_texts,
 )
-from clearhead.generate.translation import Translator
+from clearhead.generate.translation import Translation, Translator
 from clearhead.hooks import NO_HOOKS, Edit, Hooks, Recorder, Selector, force_eager
 from clearhead.lens.activations import ActivationCache, first_text_labels, matching_names
 from clearhead.lens.edits import ActivationEdit, checked_edit
@@ -74,6 +82,38 @@ def _mode(gradients: bool, hooks: Hooks) -> Iterator[None]:
 # ---- api: What people hold in their hands: a model with its tokenizer, at work.
 
 Messages = Sequence[chats.Message]
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """Keyword arguments of `Model.generate`."""
+
+    temperature: float
+    n: int
+    logprobs: int
+    echo: bool
+    edits: Edits | None
+
+
+class BeamSearchOptions(TypedDict, total=False):
+    """Keyword arguments of `Model.beam_search`."""
+
+    max_tokens: int
+    length_penalty: float
+    n_best: int
+    early_stopping: bool
+    no_repeat_ngram_size: int
+    prefix: Prefix
+    alternatives: int | None
+    return_tree: bool
+    edits: Edits | None
+
+
+class TranslateOptions(BeamSearchOptions, total=False):
+    """Keyword arguments of `Model.translate`."""
+
+    split_sentences: bool
+    align: int | str | None
+    logprobs: int | None
 
 
 class Model:
@@ -280,208 +320,448 @@ class Model:
             raise ClearheadError(f"values are asked for by name, not by {type(name).__name__}.")
         matching_names(self.config.model, name)
 
+    @overload
     def generate(
-        self, prompt: TextInput, max_tokens: int = 40, temperature: float = 1.0, top_k: int = 0, seed: int = 0, *,
-        n: int = 1, logprobs: int = 0, echo: bool = False, stream: bool = False, edits: Edits | None = None,
-        **options: Any,
-    ) -> Any:  # fmt: skip
-        """What follows the prompt, as `Generated`; a list of them for several prompts, or for `n` samples of one.
+        self, prompt: str | Sequence[int], max_tokens: int = 40, **options: Unpack[GenerateOptions]
+    ) -> Generation: ...
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | list[list[int]],
+        max_tokens: int = 40,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Generation]: ...
+    @overload
+    def generate(
+        self, prompt: TextInput, max_tokens: int = 40, **options: Unpack[GenerateOptions]
+    ) -> Generation | list[Generation]: ...
+    def generate(
+        self,
+        prompt: TextInput,
+        max_tokens: int = 40,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+        suppress_tokens: Sequence[int] = (),
+        prefix_tokens: Sequence[int] = (),
+        stop: str | Sequence[str] = (),
+        stop_tokens: Sequence[int] = (),
+        seed: int = 0,
+        n: int = 1,
+        logprobs: int = 0,
+        echo: bool = False,
+        overflow: str = "error",
+        edits: Edits | None = None,
+    ) -> Generation | list[Generation]:
+        """Continue a prompt; a list of prompts gives a list.
 
-        More options are those of `Sampling` (top_p, stop …). `logprobs` tells so many of the likeliest tokens with
-        each, `echo` repeats the prompt. With `stream`, pieces of text as they are written. `edits` change values of
-        the model while it writes, each token by itself, as steering does.
+        With n > 1, `choices` of the result holds all samples. `logprobs` adds the log-probabilities of that many
+        most likely tokens, `echo` repeats the prompt, `overflow="slide"` allows texts longer than the context.
+        `edits` change activations, one token at a time. `SamplingConfig` explains the sampling options.
         """
-        check_can_generate(self.config.model)
-        how = sampling_config(
-            max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed, **options
+        config = SamplingConfig(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=logit_bias or {},
+            suppress_tokens=suppress_tokens,
+            prefix_tokens=prefix_tokens,
+            stop=stop,
+            stop_tokens=stop_tokens,
+            seed=seed,
+            overflow=overflow,
         )
-        batch = self.make_batch(prompt, allow_overflow=True)  # the engine refuses, or slides
+        stream, is_single = self._generation_stream(prompt, config, n, logprobs, echo, edits)
+        results = group_samples(stream.results(), n)
+        return results[0] if is_single else results
+
+    def stream(
+        self,
+        prompt: TextInput,
+        max_tokens: int = 40,
+        *,
+        temperature: float = 1.0,
+        n: int = 1,
+        logprobs: int = 0,
+        echo: bool = False,
+        edits: Edits | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Iterator[TextChunk]:
+        """Generate text chunk by chunk, with the options of `generate`."""
+        config = SamplingConfig(max_tokens=max_tokens, temperature=temperature, **options)
+        stream, _ = self._generation_stream(prompt, config, n, logprobs, echo, edits)
+        return iter(stream)
+
+    def _generation_stream(
+        self,
+        prompt: TextInput,
+        config: SamplingConfig,
+        n: int,
+        logprobs: int,
+        echo: bool,
+        edits: Edits | None,
+    ) -> tuple[GenerationStream, bool]:
+        """The stream of texts that continue these prompts, and whether there is only one prompt."""
+        check_can_generate(self.config.model)
         check_sample_counts(n, logprobs)
-        rows = batch.unpadded_rows()
-        known = len(self.tokenizer) if self.tokenizer else None
-        longest = max(map(len, rows)) + max_tokens
-        use = self.config.inference
-        engine = self._engines(self._edited(edits), use, known, len(rows) * n, longest, how)
-        writer = GenerationStream(engine, self.tokenizer, rows, how, n, logprobs, echo)
-        if stream:
-            return iter(writer)
-        written = writer.results()
-        grouped = written if n == 1 else [written[i : i + n] for i in range(0, len(written), n)]
-        return grouped[0] if batch.is_single else grouped
+        batch = self.make_batch(prompt, allow_overflow=True)  # the engine checks the length
+        prompts = batch.unpadded_rows()
+        engine = self._engines.get(
+            self._edited_net(edits),
+            self.config.inference,
+            len(self.tokenizer) if self.tokenizer else None,
+            len(prompts) * n,
+            max(map(len, prompts)) + config.max_tokens,
+            config,
+        )
+        stream = GenerationStream(engine, self.tokenizer, prompts, config, n, logprobs, echo)
+        return stream, batch.is_single
 
     def chat(
-        self, messages: Messages, max_tokens: int = 200, temperature: float = 0.7, **options: Any
-    ) -> Any:
-        """The assistant's answer to `[{"role": "user", "content": "…"}, …]`; a system prompt comes first."""
-        ids = chats.encode_chat(self.config.inference.chat_template, messages, self.tokenizer)
-        options["seed"] = chats.turn_seed(options.get("seed", 0), messages)
-        return self.generate(
-            ids,
-            chats.answer_length(max_tokens, ids, self.net.context_length, options),
-            temperature,
-            **options,
-        )
+        self,
+        messages: Messages,
+        max_tokens: int = 200,
+        *,
+        temperature: float = 0.7,
+        n: int = 1,
+        logprobs: int = 0,
+        edits: Edits | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Generation:
+        """Answer a conversation: `[{"role": "user", "content": "…"}, …]`, a system prompt first."""
+        prompt, config = self._chat_request(messages, max_tokens, temperature, options)
+        stream, _ = self._generation_stream(prompt, config, n, logprobs, False, edits)
+        return group_samples(stream.results(), n)[0]
 
-    def chat_session(self, system: str = "", **options: Any) -> ChatSession:
-        """A conversation that goes on: `say` a message, and hear the answer; what was read is not read again."""
-        return ChatSession(self, system, **options)
+    def chat_stream(
+        self,
+        messages: Messages,
+        max_tokens: int = 200,
+        *,
+        temperature: float = 0.7,
+        logprobs: int = 0,
+        edits: Edits | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Iterator[TextChunk]:
+        """Answer a conversation chunk by chunk."""
+        prompt, config = self._chat_request(messages, max_tokens, temperature, options)
+        stream, _ = self._generation_stream(prompt, config, 1, logprobs, False, edits)
+        return iter(stream)
+
+    def _chat_request(
+        self, messages: Messages, max_tokens: int, temperature: float, options: SamplingOptions
+    ) -> tuple[list[int], SamplingConfig]:
+        config = SamplingConfig(max_tokens=max_tokens, temperature=temperature, **options)
+        template = self.config.inference.chat_template
+        prompt = chats.encode_chat(template, messages, self.tokenizer)
+        return prompt, chats.turn_config(config, messages, prompt, self.net.context_length)
+
+    def chat_session(
+        self,
+        system: str = "",
+        *,
+        max_tokens: int = 200,
+        temperature: float = 0.7,
+        **options: Unpack[SamplingOptions],
+    ) -> ChatSession:
+        """Start a conversation with these default options; earlier messages stay in the KV cache."""
+        config = SamplingConfig(max_tokens=max_tokens, temperature=temperature, **options)
+        return ChatSession(self, system, config)
 
     def chat_prompt(self, messages: Messages) -> str:
-        """The very text that the model reads of a conversation, special tokens spelled out."""
+        """The text the model reads for a conversation, with its special tokens."""
         return chats.chat_prompt(self.config.inference.chat_template, messages, self.tokenizer)
 
+    @overload
     def beam_search(
-        self, prompt: TextInput, num_beams: int = 5, max_tokens: int = 40, length_penalty: float = 1.0, *,
-        edits: Edits | None = None, **options: Any,
-    ) -> Any:  # fmt: skip
-        """The best text after the prompt that beam search finds, as `Written`; a list with `n_best` (see `Wishes`)."""
+        self, prompt: str | Sequence[int], num_beams: int = 5, **options: Unpack[BeamSearchOptions]
+    ) -> BeamResult: ...
+    @overload
+    def beam_search(
+        self,
+        prompt: list[str] | list[list[int]],
+        num_beams: int = 5,
+        **options: Unpack[BeamSearchOptions],
+    ) -> list[BeamResult]: ...
+    @overload
+    def beam_search(
+        self, prompt: TextInput, num_beams: int = 5, **options: Unpack[BeamSearchOptions]
+    ) -> BeamResult | list[BeamResult]: ...
+    def beam_search(
+        self,
+        prompt: TextInput,
+        num_beams: int = 5,
+        *,
+        max_tokens: int = 40,
+        length_penalty: float = 1.0,
+        n_best: int = 1,
+        early_stopping: bool = False,
+        no_repeat_ngram_size: int = 0,
+        prefix: Prefix = "",
+        alternatives: int | None = None,
+        return_tree: bool = False,
+        edits: Edits | None = None,
+    ) -> BeamResult | list[BeamResult]:
+        """Continue a prompt with beam search; a list of prompts gives a list.
+
+        With n_best > 1, `choices` of the result holds all of them. `BeamSearchConfig` explains the options.
+        """
         check_can_generate(self.config.model)
-        how = beam_search_config(
-            num_beams=num_beams, max_tokens=max_tokens, length_penalty=length_penalty, **options
+        config = BeamSearchConfig(
+            num_beams=num_beams,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            n_best=n_best,
+            early_stopping=early_stopping,
+            no_repeat_ngram_size=no_repeat_ngram_size,
+            prefix=prefix,
+            alternatives=alternatives,
+            return_tree=return_tree,
         )
         batch = self.make_batch(prompt)
-        begins = encode_prefixes(how.prefix, len(batch.inputs), self.tokenizer)
+        prompts = batch.unpadded_rows()
         found = beam_search_texts(
-            self._edited(edits),
+            self._edited_net(edits),
             self.tokenizer,
             self.config.inference,
-            batch.unpadded_rows(),
-            how,
-            begins,
+            prompts,
+            config,
+            encode_prefixes(prefix, len(prompts), self.tokenizer),
         )
-        return (
-            best_or_list(found, how.n_best)[0]
-            if batch.is_single
-            else best_or_list(found, how.n_best)
-        )
+        results = [with_choices(texts) for texts in found]
+        return results[0] if batch.is_single else results
 
+    @overload
     def translate(
-        self, texts: TextInput | None = None, num_beams: int = 5, max_tokens: int = 0, length_penalty: float = 1.0, *,
-        audio: MediaInput | None = None, split_sentences: bool = False, align: int | str | None = None,
-        logprobs: int | None = None, edits: Edits | None = None, **options: Any,
-    ) -> list[Any]:  # fmt: skip
-        """The best output for each source by beam search, as `Translated`; with `n_best`, a list of them for each.
+        self, texts: str | Sequence[int], num_beams: int = 5, **options: Unpack[TranslateOptions]
+    ) -> Translation: ...
+    @overload
+    def translate(
+        self,
+        texts: list[str] | list[list[int]],
+        num_beams: int = 5,
+        **options: Unpack[TranslateOptions],
+    ) -> list[Translation]: ...
+    @overload
+    def translate(
+        self,
+        texts: TextInput | None = None,
+        num_beams: int = 5,
+        *,
+        audio: MediaInput | None = None,
+        **options: Unpack[TranslateOptions],
+    ) -> Translation | list[Translation]: ...
+    def translate(
+        self,
+        texts: TextInput | None = None,
+        num_beams: int = 5,
+        *,
+        max_tokens: int = 0,
+        length_penalty: float = 1.0,
+        n_best: int = 1,
+        early_stopping: bool = False,
+        no_repeat_ngram_size: int = 0,
+        prefix: Prefix = "",
+        alternatives: int | None = None,
+        return_tree: bool = False,
+        split_sentences: bool = False,
+        align: int | str | None = None,
+        logprobs: int | None = None,
+        audio: MediaInput | None = None,
+        edits: Edits | None = None,
+    ) -> Translation | list[Translation]:
+        """Translate a text, or transcribe audio, with beam search; a list gives a list.
 
-        Sources are texts, or sounds for a model that listens. Long texts, and all with `split`, are translated
-        sentence by sentence. `align` tells for each token the source token that a layer of the decoder attends to most
-        (-2, or "all"), `logprobs` how likely it was, with so many of the likeliest. More options are those of
-        `Wishes`: n_best, prefix, no_repeat, alternatives …
+        With n_best > 1, `choices` of the result holds all of them. Texts longer than the context, and all with
+        `split_sentences`, are translated sentence by sentence. `align` adds the source token that each token attends
+        to most, in a decoder layer (-2) or in "all"; `logprobs` the log-probability of each token and of that many
+        most likely ones. `BeamSearchConfig` explains the other options.
         """
-        how = beam_search_config(
-            num_beams=num_beams, max_tokens=max_tokens, length_penalty=length_penalty, **options
+        config = BeamSearchConfig(
+            num_beams=num_beams,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            n_best=n_best,
+            early_stopping=early_stopping,
+            no_repeat_ngram_size=no_repeat_ngram_size,
+            prefix=prefix,
+            alternatives=alternatives,
+            return_tree=return_tree,
         )
-        listed = [texts] if isinstance(texts, str) else texts
         translator = Translator(
-            self._edited(edits), self.config, self.tokenizers, how, align, split_sentences, logprobs
+            self._edited_net(edits),
+            self.config,
+            self.tokenizers,
+            config,
+            align=align,
+            split_sentences=split_sentences,
+            num_logprobs=logprobs,
         )
-        reads = (
-            audio is None and self.tokenizers[1] and self.config.model.main_input.kind == "tokens"
-        )
-        if (
-            reads
-            and isinstance(listed, list | tuple)
-            and all(isinstance(text, str) for text in listed)
-        ):
-            return best_or_list(translator.translate_texts(listed), how.n_best)
-        return best_or_list(
-            translator.translate_batch(self.make_batch(None, source=texts, audio=audio)), how.n_best
-        )
+        strings = [texts] if isinstance(texts, str) else texts
+        if audio is None and translator.can_encode(strings):
+            results = translator.translate_texts(strings)
+            return results[0] if isinstance(texts, str) else results
+        batch = self.make_batch(None, source=texts, audio=audio)
+        results = translator.translate_batch(batch)
+        return results[0] if batch.is_single else results
 
-    def _edited(self, edits: Edits | None) -> Transformer:
-        """The net, edited wherever it writes."""
-        net = self.net.eval()
-        return net if not edits else EditedTransformer(net, self._resolve_edits(edits, alone=True))
+    def _edited_net(self, edits: Edits | None) -> Transformer:
+        """The network, its activations edited for each generated token."""
+        if not edits:
+            return self.net
+        return EditedTransformer(self.net, self._resolve_edits(edits, alone=True))
 
     def with_backend(self, backend: str, dtype: str = "") -> backends.BackendModel:
-        """The same model, its texts written by another engine: `generate` and `translate` of ctranslate2, onnxruntime.
+        """The same model run by another engine, "ctranslate2" or "onnxruntime": `generate`, `stream`, `translate`.
 
-        CTranslate2 takes a `dtype` of its own, int8 among them. What an engine cannot do as we do is refused.
+        CTranslate2 takes a `dtype` of its own, such as int8. Options that a backend does not support are refused.
         """
         return backends.with_backend(self, backend, dtype)
 
     def embed(
         self, texts: str | Sequence[str], pooling: str = "", normalize: bool | None = None
     ) -> Tensor:
-        """One vector for each text: the mean of its hidden states, or the first, as the model was made for.
+        """Embed each text as one vector, pooled as the model was trained: "mean" or "first".
 
-        Models of sentence-transformers cut long texts (`config.inference.max_length`); others refuse what exceeds the context.
+        Texts longer than `inference.max_length`, if it is set, are truncated.
         """
         check_can_embed(self.config.model)
-        batch = self._cut(texts, self.config.inference.max_length)
-        pooling = pooling or self.config.inference.pooling
-        unit = self.config.inference.normalize if normalize is None else normalize
-        with torch.no_grad():
-            return batch.unwrap(
-                batch.map_chunks(
-                    lambda part: pool_hidden(
-                        self.run_batch(part, NO_HOOKS), part.segment_ids, pooling, unit
-                    )
-                )
-            )
+        inference = self.config.inference
+        batch = self._truncated_batch(texts, inference.max_length)
+        pooling = pooling or inference.pooling
+        normalize = inference.normalize if normalize is None else normalize
 
-    def fill(self, text: str, top_k: int = 5, *, edits: Edits | None = None) -> Any:
-        """The likeliest words for [MASK], best first; a list of such lists where there are several gaps."""
+        def embed_chunk(chunk: Batch) -> Tensor:
+            hidden = self.run_batch(chunk, NO_HOOKS)
+            return pool_hidden(hidden, chunk.segment_ids, pooling, normalize)
+
+        with torch.no_grad(), eval_mode(self.net):
+            return batch.unwrap(batch.map_chunks(embed_chunk))
+
+    @overload
+    def fill(self, text: str, top_k: int = 5, *, edits: Edits | None = None) -> FillResult: ...
+    @overload
+    def fill(
+        self, text: list[str], top_k: int = 5, *, edits: Edits | None = None
+    ) -> list[FillResult]: ...
+    def fill(
+        self, text: str | list[str], top_k: int = 5, *, edits: Edits | None = None
+    ) -> FillResult | list[FillResult]:
+        """Predict the words hidden by [MASK]; a list of texts gives a list."""
         net = EditedTransformer(self.net, self._resolve_edits(edits)) if edits else self.net
-        found = fill_masks(net, self.tokenizer, self.config, text, top_k)
-        return found[0] if len(found) == 1 else found
+        if not isinstance(text, list | tuple):
+            return fill_masks(net, self.tokenizer, self.config, text, top_k)
+        results = []
+        for index, one in enumerate(text):
+            with with_index(index):
+                results.append(fill_masks(net, self.tokenizer, self.config, one, top_k))
+        return results
 
+    @overload
+    def classify(
+        self,
+        texts: str | TextPair | None = None,
+        *,
+        images: str | Path | None = None,
+        audio: str | Path | None = None,
+    ) -> Classification: ...
+    @overload
+    def classify(
+        self,
+        texts: list[str] | list[TextPair] | list[list[int]] | None = None,
+        *,
+        images: list[str] | list[Path] | None = None,
+        audio: list[str] | list[Path] | None = None,
+    ) -> list[Classification]: ...
+    @overload
     def classify(
         self,
         texts: TextInput | None = None,
         *,
         images: MediaInput | None = None,
         audio: MediaInput | None = None,
-    ) -> Any:
-        """The class of each text, picture or sound with its probability; a number where the model gives numbers.
+    ) -> Classification | list[Classification]: ...
+    def classify(
+        self,
+        texts: TextInput | None = None,
+        *,
+        images: MediaInput | None = None,
+        audio: MediaInput | None = None,
+    ) -> Classification | list[Classification]:
+        """Classify a text, pair of texts, image or recording; a list gives a list.
 
-        A tuple of two texts is judged as a pair. What exceeds the context, or the length that was trained, is cut; of a
-        pair, the longer text.
+        A regression model gives its value as `score`. Texts longer than the context, or than the length used in
+        training, are truncated; of a pair, the longer text.
         """
         check_can_classify(self.config.model)
         check_texts_not_empty([texts] if isinstance(texts, str) else texts)
-        batch = self._cut(texts, max_classification_tokens(self.config), images=images, audio=audio)
-        with torch.no_grad():
-            logits = batch.map_chunks(
-                lambda part: self.net.compute_logits(
-                    self.run_batch(part, NO_HOOKS), part.segment_ids
-                ).float()
-            )
-        judged = classification_results(logits, self.config)
-        return judged[0] if batch.is_single else judged
+        max_length = max_classification_tokens(self.config)
+        batch = self._truncated_batch(texts, max_length, images=images, audio=audio)
 
-    def _cut(self, texts: Any, longest: int, **others: Any) -> Batch:
-        """The batch, its long texts cut, of which a warning tells."""
-        batch = self.make_batch(texts, max_length=longest, **others)
-        if (
-            longest
-            and not batch.media_tokens
-            and batch.inputs.shape[1] >= longest
-            and not isinstance(texts, Tensor)
-        ):
-            given = [texts] if batch.is_single else texts
-            words = [
-                text for text in given if isinstance(text, str) or isinstance(text[0], str)
-            ]  # ids are not cut
-            lengths = (
-                [len(row) for row in self.encode_texts(words, allow_overflow=True)] if words else []
+        def classify_chunk(chunk: Batch) -> Tensor:
+            hidden = self.run_batch(chunk, NO_HOOKS)
+            return self.net.compute_logits(hidden, chunk.segment_ids).float()
+
+        with torch.no_grad(), eval_mode(self.net):
+            logits = batch.map_chunks(classify_chunk)
+        results = classification_results(logits, self.config)
+        return results[0] if batch.is_single else results
+
+    def _truncated_batch(
+        self,
+        texts: Any,
+        max_length: int,
+        images: MediaInput | None = None,
+        audio: MediaInput | None = None,
+    ) -> Batch:
+        """A batch of truncated texts; warns if any is longer than `max_length`."""
+        batch = self.make_batch(texts, images=images, audio=audio, max_length=max_length)
+        may_be_cut = max_length and not batch.media_tokens and not isinstance(texts, Tensor)
+        if not may_be_cut or batch.inputs.shape[1] < max_length:
+            return batch
+        several = [texts] if batch.is_single else texts
+        # Token ids are never truncated.
+        strings = [text for text in several if isinstance(text, str) or isinstance(text[0], str)]
+        if not strings:
+            return batch
+        lengths = [len(row) for row in self.encode_texts(strings, allow_overflow=True)]
+        too_long = [length for length in lengths if length > max_length]
+        if too_long and len(several) == 1:
+            warn(f"the text was truncated from {too_long[0]:,} to {max_length:,} tokens.")
+        elif too_long:
+            warn(
+                f"{len(too_long)} of {len(several)} texts were truncated to {max_length:,} tokens."
             )
-            if too_long := [length for length in lengths if length > longest]:
-                one = f"the text is too long: of its {too_long[0]:,} tokens {longest:,} are read, and the rest is cut."
-                many = f"texts of more than {longest:,} tokens are cut: {len(too_long)} of {len(given)}."
-                warn(one if len(given) == 1 else many)
         return batch
 
-    def score(self, text: TextInput, overflow: str = "refuse") -> Any:
-        """How likely the model finds a text: the log-probability of each token after the first, and its perplexity.
+    @overload
+    def score(self, text: str | Sequence[int], overflow: str = "error") -> Score: ...
+    @overload
+    def score(self, text: list[str] | list[list[int]], overflow: str = "error") -> list[Score]: ...
+    @overload
+    def score(self, text: TextInput, overflow: str = "error") -> Score | list[Score]: ...
+    def score(self, text: TextInput, overflow: str = "error") -> Score | list[Score]:
+        """The log-probability of each token after the first, and the perplexity; a list gives a list.
 
-        With overflow "slide", a text may exceed the context: it is read in pieces as long as the context, each
-        beginning in the middle of the one before, so that every token is told from at least half a context.
+        With overflow="slide", a text longer than the context is read in windows that overlap by half, so each token
+        is predicted from at least half a context.
         """
         check_can_generate(self.config.model)
         check_overflow(overflow)
         batch = self.make_batch(text, allow_overflow=overflow == "slide")
-        scored = score_texts(self.net, batch.unpadded_rows())
-        return scored[0] if batch.is_single else scored
+        scores = score_texts(self.net, batch.unpadded_rows())
+        return scores[0] if batch.is_single else scores
 
 
 def new(
@@ -501,7 +781,7 @@ def new(
         config = presets[config]
     check_type(config, Config, "a preset's name or a Config")
     check_type(tokenizer, Tokenizer | None, "a Tokenizer")
-    check_int("seed", seed, most=MAX_SEED)
+    check_int("seed", seed, maximum=MAX_SEED)
     config = config.replace(**changes)
     home = Placement.from_names(device, dtype)
     if home.int8:

@@ -103,7 +103,7 @@ def test_logits_that_are_no_numbers_stop_it_and_say_where():
     model = ch.new("tiny-decoder")
     with torch.no_grad():
         model.net.embed.tokens.weight[5] = torch.nan
-    with pytest.raises(ch.ClearheadError, match="the logits of token 1 hold no numbers"):
+    with pytest.raises(ch.ClearheadError, match="the logits of token 1 contain NaN or infinity"):
         model.generate([1, 2], 3)
 
 
@@ -228,7 +228,7 @@ def test_what_prompts_that_join_together_have_in_common_is_read_once():
     assert read == [(1, 0), (7, 20)]
     for request in requests:
         assert [chosen.token for chosen in request.output] == spelled(
-            net, request.prompt, request.sampling_config
+            net, request.prompt, request.config
         )
 
 
@@ -239,13 +239,13 @@ def test_a_text_that_breaks_takes_nothing_from_the_others():
         engine.add_request(request)
     engine.step()
     engine.runner.logits[1] = torch.nan
-    with pytest.raises(ch.ClearheadError, match="token 2 hold no numbers"):
+    with pytest.raises(ch.ClearheadError, match="token 2 contain NaN or infinity"):
         engine.step()
     while engine.step():
         pass
     assert well[1].finish_reason == "broken"
     for request in (well[0], well[2]):
-        expected = spelled(engine.runner.net, request.prompt, request.sampling_config)
+        expected = spelled(engine.runner.net, request.prompt, request.config)
         assert [chosen.token for chosen in request.output][: len(expected)] == expected
         assert request.finish_reason == "length"
 

@@ -1,4 +1,4 @@
-"""`clearhead classify`: the class of texts, pictures or sounds, or their number."""
+"""`clearhead classify`: classify texts, images or audio, or predict their number."""
 
 import json
 from functools import partial
@@ -18,81 +18,72 @@ from clearhead.errors import ClearheadError, InputTextError
 
 if TYPE_CHECKING:
     from clearhead.api import Model
+    from clearhead.generate.tasks import Classification
 
-TAB = "\t"  # stands between the two texts of a pair
+PAIR_SEPARATOR = "\t"
 
 
 def classify(
     model: str = MODEL_ARGUMENT,
-    what: str = typer.Argument(
-        None,
-        help="A text; or a picture or sound file, where the model reads those.",
-        show_default=False,
+    text: str = typer.Argument(
+        None, help="A text; for models of images or audio, a file.", show_default=False
     ),
-    text_pair: str = typer.Option(
-        "", help="A second text, to be judged together with the first.", show_default=False
-    ),
+    text_pair: str = typer.Option("", help="The second text of a pair.", show_default=False),
     file: str = INPUT_OPTION,
     as_json: bool = typer.Option(
-        False, "--json", help="One JSON object a line, with the probability of each class."
+        False, "--json", help="Print one JSON object per line, with all probabilities."
     ),
 ) -> None:
-    """Judge texts, pictures or sounds.
+    """Classify texts, images or audio, or predict a number.
 
-    Two texts are judged together with --second; in the lines of a file, a tab stands between them.
-    clearhead models digits names a picture to try.
+    For text pairs use --text-pair, or a tab between the two texts of each line of a file.
+    Run `clearhead models digits` for an example image.
     """
     from clearhead.api import load
 
-    if text_pair and what is None:
-        raise ClearheadError(
-            "--second goes with a text; in the lines of a file, a tab stands between two texts."
-        )
-    check_one_input(what, file, "a text, or the name of a picture or a sound")
+    if text_pair and text is None:
+        raise ClearheadError("--text-pair needs a text; in a file, separate pairs by a tab.")
+    check_one_input(text, file, "a text, or the name of an image or audio file")
     loaded = load(model)
     if text_pair and not loaded.config.inference.sep_tokens:
-        raise ClearheadError("this model reads one text at a time; leave out --second.")
+        raise ClearheadError("this model does not read text pairs; omit --text-pair.")
     if loaded.config.model.input.kind == "tokens":
-        warn_if_file_name(what)
-    blocks = read_text_batches(f"{what}{TAB}{text_pair}" if text_pair else what, file)
-    for line, answer in map_batches(blocks, file, partial(classify_lines, loaded)):
-        typer.echo(
-            json.dumps(_tree(line, answer), ensure_ascii=False) if as_json else _words(answer)
-        )
+        warn_if_file_name(text)
+    batches = read_text_batches(f"{text}{PAIR_SEPARATOR}{text_pair}" if text_pair else text, file)
+    for line, result in map_batches(batches, file, partial(classify_lines, loaded)):
+        if as_json:
+            typer.echo(json.dumps(_to_dict(line, result), ensure_ascii=False))
+        elif result.probabilities:
+            typer.echo(f"{result.label}\t{result.score:.1%}")
+        else:
+            typer.echo(f"{result.score:.4f}")
 
 
-def classify_lines(model: "Model", some: list[str]) -> list[Any]:
-    """Lines are texts, or pairs of them, for a model of texts, and names of files for others."""
-    reads = model.config.model.input.kind
-    if reads != "tokens":
-        return model.classify(**{"images" if reads == "images" else "audio": some})
-    for number, line in enumerate(some):
-        if TAB in line and not model.config.inference.sep_tokens:
-            raise InputTextError(
-                number, "has a tab, which separates two texts; this model reads one at a time."
-            )
-        if line.count(TAB) > 1:
-            raise InputTextError(
-                number, "has several tabs; one stands between the two texts of a pair."
-            )
-    given: list[Any] = [tuple(line.split(TAB)) if TAB in line else line for line in some]
-    return model.classify(given)
+def classify_lines(model: "Model", lines: list[str]) -> "list[Classification]":
+    """Classify lines: texts or tab-separated pairs, or file names for models of images or audio."""
+    input_kind = model.config.model.input.kind
+    if input_kind == "images":
+        return model.classify(images=lines)
+    if input_kind != "tokens":
+        return model.classify(audio=lines)
+    reads_pairs = bool(model.config.inference.sep_tokens)
+    texts: list[Any] = []
+    for index, line in enumerate(lines):
+        parts = line.split(PAIR_SEPARATOR)
+        if len(parts) > 1 and not reads_pairs:
+            raise InputTextError(index, "contains a tab, but this model does not read text pairs.")
+        if len(parts) > 2:
+            raise InputTextError(index, "contains several tabs; a pair has one.")
+        texts.append(tuple(parts) if len(parts) > 1 else line)
+    return model.classify(texts)
 
 
-def _tree(line: str, answer: Any) -> dict[str, Any]:
-    if isinstance(answer, float):
-        return {"input": line, "number": answer}
+def _to_dict(line: str, result: "Classification") -> dict[str, Any]:
+    if not result.probabilities:
+        return {"input": line, "score": result.score}
     return {
         "input": line,
-        "label": answer.label,
-        "probability": answer.probability,
-        "all": answer.all,
+        "label": result.label,
+        "score": result.score,
+        "probabilities": result.probabilities,
     }
-
-
-def _words(answer: Any) -> str:
-    return (
-        f"{answer:.4f}"
-        if isinstance(answer, float)
-        else f"{answer.label}\t{answer.probability:.1%}"
-    )

@@ -1,4 +1,4 @@
-"""--dotted.flags: any option of a configuration, on the command line."""
+"""Arguments, options, text input and output that several commands share. Does not import torch."""
 
 import re
 import shlex
@@ -11,332 +11,332 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
-from rich.console import Console
 
-from clearhead.data.readers import READ_ERRORS, STDIN, open_compressed, read_lines
 from clearhead.errors import ClearheadError, ClearheadWarning, InputTextError, suggest
-from clearhead.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from clearhead.api import Model
     from clearhead.generate.engine import TokenLogprob
     from clearhead.lens.edits import ActivationEdit
     from clearhead.lens.view import View
+    from clearhead.tokenizers.tokenizer import Tokenizer
 
-# ---- flags: --dotted.flags: any option of a configuration, on the command line.
+T = TypeVar("T")
 
+STDIN = "-"
+MAX_INPUT_LINES = 1_000_000
+LINES_PER_BATCH = 256
+SAMPLE_SEPARATOR = "―――"
+TEXT_FILE_NAME = r"\S+\.(txt|text|md|tsv|csv|jsonl?|gz)"
+
+# ---------------------------------------------------------------- shared arguments and options
 MODEL_ARGUMENT = typer.Argument(
-    help="A bundled or fetched name, a clearhead or Hugging Face folder, a .gguf file, or owner/name on the hub.",
+    help="A bundled or downloaded model, a clearhead or Hugging Face folder, a .gguf file, "
+    "or owner/name on the Hugging Face hub.",
     show_default=False,
 )
-
 DTYPE_OPTION = typer.Option(
     "",
-    help="float32, bfloat16 …, or int8 on a CPU; else as the device likes it.",
+    help="float32, bfloat16, float16, or int8 (CPU only). Default: best for the device.",
     show_default=False,
 )
+DEVICE_OPTION = typer.Option(
+    "", help="cpu, cuda or cuda:1. Default: a GPU if there is one.", show_default=False
+)
 BACKEND_OPTION = typer.Option(
-    "", help="Let ctranslate2 or onnxruntime do the work, where installed.", show_default=False
+    "", help="Run the model with ctranslate2 or onnxruntime.", show_default=False
 )
-
 OVERFLOW_OPTION = typer.Option(
-    "refuse",
-    help="refuse, or slide: where the context is full, its newer half is read anew, and it goes on.",
+    "error",
+    help="When the context is full: error, or slide (drop the older half and continue).",
+)
+INPUT_OPTION = typer.Option(
+    "", "--input", help="Read one text per line from this file; - is stdin.", show_default=False
+)
+VIEW_OUTPUT_OPTION = typer.Option(
+    None,
+    "--output",
+    help="Save as .png, .svg, .html, .csv or .npy instead of printing.",
+    show_default=False,
+)
+LOGPROBS_HELP = "Show log-probabilities, with this many of the most likely tokens."
+ABLATE_HEAD_OPTION = typer.Option(
+    [],
+    "--ablate-head",
+    help="Zero-ablate an attention head: LAYER.HEAD, such as 0.2. May be repeated.",
+    metavar="LAYER.HEAD",
+    show_default=False,
 )
 
-ALLOW_CONFIG_FLAGS = {
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-}  # for the commands that take them
+# Context settings of commands that accept --dotted.flags.
+ALLOW_CONFIG_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
+# ---------------------------------------------------------------- --dotted.flags
 def parse_config_flags(words: list[str]) -> dict[str, object]:
-    """{"model.position": "rotary"} of `--model.position=rotary` or `--model.position rotary`; several values follow on.
-
-    `--data.train a.en a.de` is a list of two.
-    """
-    found: dict[str, object] = {}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        key, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or "." not in key:
-            raise ClearheadError(
-                f"{word!r} is not an option; {_suggest_full_name(key.strip('-'), value or '…')}"
-            )
-        _check_section(key)
+    """Parse `--model.position=rotary --data.train a.en a.de`; several values make a list."""
+    options: dict[str, object] = {}
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or "." not in name:
+            hint = _suggest_full_name(name.strip("-"), value or "…")
+            raise ClearheadError(f"{word!r} is not an option; {hint}")
+        _check_section(name)
         values = [value] if equals else []
-        while rest and not rest[0].startswith("--"):
-            values.append(rest.pop(0))
+        while remaining and not remaining[0].startswith("--"):
+            values.append(remaining.pop(0))
         if not values:
             raise ClearheadError(f"{word} needs a value.")
-        found[key] = values if len(values) > 1 else values[0]
-    return found
+        options[name] = values if len(values) > 1 else values[0]
+    return options
 
 
-def _check_section(key: str) -> None:
-    """Refuses a key that begins with no section and, as attention.n_heads may, with no option of the model."""
-    from clearhead.config.model import Config
+def _check_section(name: str) -> None:
+    """Raise unless the name begins with a section, or with one of the model: attention.n_heads."""
+    from clearhead.config import Config
 
     tree = Config().to_dict()
-    first, _, rest = key.partition(".")
-    known = [*tree, *tree["model"]]
-    if first not in known:
-        raise ClearheadError(
-            f"--{key} is not an option; {suggest(key, [f'{name}.{rest}' for name in known])}"
-        )
+    section, _, rest = name.partition(".")
+    sections = [*tree, *tree["model"]]
+    if section not in sections:
+        hint = suggest(name, [f"{known}.{rest}" for known in sections])
+        raise ClearheadError(f"--{name} is not an option; {hint}")
 
 
 def _suggest_full_name(name: str, value: str) -> str:
-    """The end of a sentence: how the option of that name is written, whatever its section."""
-    from clearhead.config.model import Config
+    from clearhead.config import Config
 
-    same = [path for path in _option_paths(Config().to_dict()) if path.endswith(f".{name}")]
-    if same:
-        return f"did you mean --{min(same, key=lambda path: path.count('.'))}={value}?"
-    return "options are written with their section, as in --train.max_steps=100."
+    paths = [path for path in _option_paths(Config().to_dict()) if path.endswith(f".{name}")]
+    if paths:
+        shortest = min(paths, key=lambda path: path.count("."))
+        return f"did you mean --{shortest}={value}?"
+    return "options include their section, as in --train.max_steps=100."
 
 
-def _option_paths(tree: dict[str, object], before: str = "") -> Iterator[str]:
+def _option_paths(tree: dict[str, object], prefix: str = "") -> Iterator[str]:
     for name, value in tree.items():
-        yield before + name
+        yield prefix + name
         if isinstance(value, dict):
-            yield from _option_paths(value, f"{before}{name}.")
+            yield from _option_paths(value, f"{prefix}{name}.")
 
 
-# ---- lines: Texts for the commands that take many: one on the command line, or a file of lines, or stdin.
-
-INPUT_OPTION = typer.Option(
-    "", "--input", help="A file with a text on each line; - is stdin.", show_default=False
-)
-MAX_INPUT_LINES = 1_000_000  # lines
-LINES_PER_BATCH = 256  # lines that are worked on together, and shown when they are done
-T = TypeVar("T")
-
-
-def check_one_input(text: str | None, file: str, what: str = "a text") -> None:
-    """Never both, never none, and no text of nothing."""
+# ---------------------------------------------------------------- text input
+def check_one_input(text: str | None, file: str, expected: str = "a text") -> None:
+    """Raise unless there is either a non-empty text or a file."""
     if (text is not None) == bool(file):
-        raise ClearheadError(
-            f"give {what}, or --input with a file that has one on each line, and not both."
-        )
+        raise ClearheadError(f"give either {expected}, or --input with a file of one per line.")
     if text is not None and not text.strip():
-        raise ClearheadError("the text is empty; there must be something to read.")
+        raise ClearheadError("the text is empty.")
 
 
 def read_stdin() -> str:
-    """All of it."""
     with report_invalid_utf8():
         return sys.stdin.buffer.read().decode()
 
 
 @contextmanager
 def report_invalid_utf8() -> Iterator[None]:
-    """Standard input that is something else is told in a sentence."""
+    """Turn a decoding error of standard input into a ClearheadError."""
     try:
         yield
     except UnicodeDecodeError as error:
         raise ClearheadError(
-            f"standard input is not UTF-8: {error.reason} at byte {error.start}."
+            f"standard input is not valid UTF-8: {error.reason} at byte {error.start}."
         ) from None
 
 
 def read_input_lines(text: str | None, file: str) -> list[str]:
     """The text, or the lines of the file."""
+    from clearhead.data.readers import read_lines
+
     check_one_input(text, file)
     if text is not None:
         return [text]
     lines = list(islice(read_lines(file), MAX_INPUT_LINES + 1))
-    if not lines or len(lines) > MAX_INPUT_LINES:
-        many = f"more than {MAX_INPUT_LINES:,}" if lines else "no"
-        raise ClearheadError(
-            f"{file} has {many} lines; there must be from 1 to {MAX_INPUT_LINES:,}."
-        )
+    if not lines:
+        raise ClearheadError(f"{file} is empty.")
+    if len(lines) > MAX_INPUT_LINES:
+        raise ClearheadError(f"{file} has more than {MAX_INPUT_LINES:,} lines; split the file.")
     return lines
 
 
-def show_line_progress(blocks: Iterator[list[str]], file: str, quiet: bool) -> Iterator[list[str]]:
-    """Blocks of a file's lines with a bar of how far they are done; `quiet` where results go to the same terminal."""
-    if not Path(file).is_file() or (quiet and sys.stdout.isatty()):  # a pipe can be read once
-        return blocks
+def show_line_progress(
+    batches: Iterator[list[str]], file: str, prints_results: bool
+) -> Iterator[list[str]]:
+    """Show a progress bar for batches of a file's lines, unless results go to the same terminal."""
+    from clearhead.data.readers import READ_ERRORS, open_compressed
     from clearhead.progress import progress_bar
 
+    if not Path(file).is_file() or (prints_results and sys.stdout.isatty()):
+        return batches
     try:
         with open_compressed(file) as source:
             total = sum(part.count(b"\n") for part in iter(lambda: source.read(1 << 20), b""))
     except READ_ERRORS:
-        return blocks  # whoever reads it says so
-    return progress_bar(blocks, total, "lines", len)
+        return batches  # reading the batches raises a better error
+    return progress_bar(batches, total, "lines", len)
 
 
 def read_text_batches(text: str | None, file: str) -> Iterator[list[str]]:
-    """The same, some lines at a time, for commands to which an empty line says nothing."""
+    """The text or the non-empty lines of the file, in batches, with a progress bar."""
     lines = read_input_lines(text, file)
     for number, line in enumerate(lines, 1):
         if not line.strip():
-            raise ClearheadError(
-                f"{_line_name(number, file)} is empty; there must be something to read."
-            )
-    blocks = (
+            raise ClearheadError(f"{_line_name(number, file)} is empty.")
+    batches = (
         lines[start : start + LINES_PER_BATCH] for start in range(0, len(lines), LINES_PER_BATCH)
     )
-    return show_line_progress(blocks, file, quiet=True) if file else blocks
+    return show_line_progress(batches, file, prints_results=True) if file else batches
 
 
 def map_batches(
-    blocks: Iterable[list[str]], file: str, work: Callable[[list[str]], Iterable[T]]
+    batches: Iterable[list[str]], file: str, function: Callable[[list[str]], Iterable[T]]
 ) -> Iterator[tuple[str, T]]:
-    """Each line with what `work` gives for it."""
-    done = 0
-    for some in blocks:
-        with with_line_number(file, done):
-            found = work(some)
-        yield from zip(some, found, strict=True)
-        done += len(some)
+    """Each line with its result; errors about a text name its line."""
+    lines_before = 0
+    for batch in batches:
+        with with_line_number(file, lines_before):
+            results = function(batch)
+        yield from zip(batch, results, strict=True)
+        lines_before += len(batch)
 
 
 @contextmanager
-def with_line_number(file: str, before: int) -> Iterator[None]:
-    """A text that cannot be read is told as the line that it is, of which so many came before."""
+def with_line_number(file: str, lines_before: int) -> Iterator[None]:
+    """Re-raise an InputTextError with the number of the line in the file."""
     try:
         yield
     except InputTextError as error:
-        raise ClearheadError(
-            f"{_line_name(before + error.index + 1, file)} {error.problem}"
-        ) from None
+        name = _line_name(lines_before + error.index + 1, file)
+        raise ClearheadError(f"{name} {error.problem}") from None
 
 
 def _line_name(number: int, file: str) -> str:
-    return f"line {number:,}{'' if file == STDIN else f' of {file}'}" if file else "the text"
+    if not file:
+        return "the text"
+    return f"line {number:,}" if file == STDIN else f"line {number:,} of {file}"
 
 
-# ---- hints: Hints on stderr, where something else was probably meant; the answer stays as it is.
-
-FILE_NAME_PATTERN = r"\S+\.(txt|text|md|tsv|csv|jsonl?|gz)"  # what nobody writes but for a file
-
-
-def warn_if_file_name(text: str | None, instead: str = "--input {} reads its lines") -> None:
-    """Where a text is the name of a file, or looks like one: that it was read as a text, and how the file is read."""
+# ---------------------------------------------------------------- hints and warnings
+def warn_if_file_name(text: str | None, usage: str = "use --input {} to read its lines") -> None:
+    """Print a hint to stderr if a text looks like the name of a file."""
     if text is None:
         return
-    if _names_a_file(text):
+    if _is_file(text):
         from clearhead.data.media import AUDIO_SUFFIXES, IMAGE_SUFFIXES
 
         if text.lower().endswith((*IMAGE_SUFFIXES, *AUDIO_SUFFIXES)):
-            raise ClearheadError(f"{text} is a picture or a sound; this model reads texts.")
-        how = instead.format(shlex.quote(text))
-        typer.echo(f"{text} is the name of a file, and was read as a text; {how}.", err=True)
-    elif re.fullmatch(FILE_NAME_PATTERN, text):
-        typer.echo(
-            f"{text} looks like the name of a file, but there is none; it was read as a text.",
-            err=True,
-        )
+            raise ClearheadError(f"{text} is an image or audio file; this model reads text.")
+        hint = usage.format(shlex.quote(text))
+        typer.echo(f"{text} is a file, but was read as text; {hint}.", err=True)
+    elif re.fullmatch(TEXT_FILE_NAME, text):
+        typer.echo(f"{text} was read as text; there is no such file.", err=True)
 
 
-def _names_a_file(text: str) -> bool:
-    with suppress(OSError, ValueError):  # of texts that could name none
+def _is_file(text: str) -> bool:
+    with suppress(OSError, ValueError):  # not a valid path
         return Path(text).is_file()
     return False
 
 
 def show_warnings_on_stderr() -> None:
-    """From now on, our warnings are lines on stderr, as the shell has them."""
-    others = warnings.showwarning
+    """Print our warnings as plain lines from now on."""
+    original = warnings.showwarning
 
-    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
         if issubclass(category, ClearheadWarning):
             typer.echo(str(message), err=True)
         else:
-            others(message, category, *where, **more)
+            original(message, category, *args, **kwargs)
 
     warnings.showwarning = show
     warnings.simplefilter("default", ClearheadWarning)
 
 
-# ---- without: --without LAYER.HEAD: heads that are left out while a model works.
-
-ABLATE_HEAD_OPTION = typer.Option(
-    [],
-    help="A head to leave out, as layer.head: 0.2; may be given again.",
-    metavar="LAYER.HEAD",
-    show_default=False,
-)
-
-
+# ---------------------------------------------------------------- ablation
 def ablate_heads(model: "Model", heads: list[str]) -> "dict[str, ActivationEdit]":
-    """As `edits=` takes them: what each of these heads has gathered becomes 0."""
+    """Edits that zero-ablate the heads of --ablate-head."""
     from clearhead.lens.edits import ablate, chain_edits
 
     m = model.config.model
-    found: dict[str, list[ActivationEdit]] = {}
+    edits: dict[str, list[ActivationEdit]] = {}
     for text in heads:
         layer, _, head = text.partition(".")
-        known = (
-            layer.isdecimal()
-            and head.isdecimal()
-            and int(layer) < m.n_layers
-            and int(head) < m.attention.n_heads
-        )
         if "," in text:
             raise ClearheadError(
-                f"--without {text}: a point stands between layer and head, and each has its own --without."
+                f"--ablate-head {text}: write LAYER.HEAD, and repeat the option for each head."
             )
-        if not known:
-            every = f"0.0 to {m.n_layers - 1}.{m.attention.n_heads - 1}"
+        is_valid = layer.isdecimal() and head.isdecimal()
+        if not is_valid or int(layer) >= m.n_layers or int(head) >= m.attention.n_heads:
+            last = f"{m.n_layers - 1}.{m.attention.n_heads - 1}"
             raise ClearheadError(
-                f"--without {text}: there is no such head; they are {every}, layer and head."
+                f"--ablate-head {text}: no such head; heads are 0.0 to {last} (LAYER.HEAD)."
             )
-        found.setdefault(f"blocks.{int(layer)}.attn.z", []).append(ablate(head=int(head)))
-    return {name: chain_edits(changes) for name, changes in found.items()}
+        edits.setdefault(f"blocks.{int(layer)}.attn.z", []).append(ablate(head=int(head)))
+    return {name: chain_edits(changes) for name, changes in edits.items()}
 
 
-# ---- chosen: Tokens with their log-probabilities and what else was likely, as a table and as JSON; and where they looked.
+# ---------------------------------------------------------------- output
+def count_of(number: int, noun: str) -> str:
+    """1 token, 2 tokens."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def logprobs_to_dicts(
-    tokenizer: Tokenizer | None, chosen: Sequence["TokenLogprob"]
+    tokenizer: "Tokenizer | None", logprobs: Sequence["TokenLogprob"]
 ) -> list[dict[str, Any]]:
-    def one(token: int, logprob: float) -> dict[str, Any]:
-        return {"token": token, "piece": _piece(tokenizer, token), "logprob": logprob}
+    """Tokens with their log-probabilities, and the most likely tokens in their place, for JSON."""
 
-    return [one(c.token, c.logprob) | {"top": [one(*other) for other in c.top]} for c in chosen]
+    def to_dict(token: int, logprob: float) -> dict[str, Any]:
+        return {"id": token, "token": _token_text(tokenizer, token), "logprob": logprob}
 
-
-def logprob_table(tokenizer: Tokenizer | None, chosen: Sequence["TokenLogprob"]) -> str:
-    """Each token, its log-probability, and what else was likely there."""
-
-    def others(c: "TokenLogprob") -> str:
-        return "  ".join(f"{_piece(tokenizer, token)} {value:.2f}" for token, value in c.top)
-
-    rows = [(_piece(tokenizer, c.token), f"{c.logprob:.2f}", others(c)) for c in chosen]
-    return format_table(("token", "log p", "likeliest"), rows)
+    return [
+        to_dict(item.token, item.logprob)
+        | {"top_logprobs": [to_dict(token, logprob) for token, logprob in item.top]}
+        for item in logprobs
+    ]
 
 
-def format_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns of plain text below their names."""
+def logprob_table(tokenizer: "Tokenizer | None", logprobs: Sequence["TokenLogprob"]) -> str:
+    """A table of tokens, their log-probabilities, and the most likely tokens in their place."""
+
+    def most_likely(item: "TokenLogprob") -> str:
+        return "  ".join(f"{_token_text(tokenizer, token)} {p:.2f}" for token, p in item.top)
+
+    rows = [
+        (_token_text(tokenizer, item.token), f"{item.logprob:.2f}", most_likely(item))
+        for item in logprobs
+    ]
+    return format_table(("token", "logprob", "most likely"), rows)
+
+
+def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Plain-text columns."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(*names, box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(*header, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for row in rows:
-        made.add_row(*map(Text, row))
+        table.add_row(*map(Text, row))
     console = Console(highlight=False)
     with console.capture() as capture:
-        console.print(made)
+        console.print(table)
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
-def _piece(tokenizer: Tokenizer | None, token: int) -> str:
+def _token_text(tokenizer: "Tokenizer | None", token: int) -> str:
     return tokenizer.to_str_tokens([token])[0] if tokenizer else str(token)
 
 
-# ---- pictures: What becomes of a picture on the command line: it is saved, or drawn here.
+def show_or_save(view: "View", output: Path | None) -> None:
+    """Print a view to the terminal, or save it."""
+    if output is None:
+        from rich.console import Console
 
-
-def show_or_save(view: "View", out: Path | None) -> None:
-    if out is None:
         Console(highlight=False).print(view.terminal(), soft_wrap=True, end="")
     else:
-        view.save(out)
-        typer.echo(f"saved {out}")
+        view.save(output)
+        typer.echo(f"saved {output}")

@@ -1,4 +1,4 @@
-"""`clearhead fill`: words for the gaps of texts."""
+"""`clearhead fill`: predict masked words."""
 
 import json
 from dataclasses import asdict
@@ -19,34 +19,33 @@ from clearhead.cli.common import (
 def fill(
     model: str = MODEL_ARGUMENT,
     text: str = typer.Argument(
-        None, help="A text with [MASK] where a word is missing.", show_default=False
+        None, help="A text with [MASK] for each missing word.", show_default=False
     ),
     file: str = INPUT_OPTION,
-    top_k: int = typer.Option(5, help="How many words to tell for each gap."),
+    top_k: int = typer.Option(5, help="Number of predictions per mask."),
     ablate_head: list[str] = ABLATE_HEAD_OPTION,
-    as_json: bool = typer.Option(False, "--json", help="As JSON, a line for each text."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON array per text."),
 ) -> None:
-    """Tell the likeliest words for [MASK]."""
+    """Predict the words for [MASK]."""
     from clearhead.api import load
 
     warn_if_file_name(text)
-    blocks = read_text_batches(text, file)
+    batches = read_text_batches(text, file)
     loaded = load(model)
-    changes = ablate_heads(loaded, ablate_head)
-    lines = ([line] for some in blocks for line in some)
-    for line, found in map_batches(
-        lines, file, lambda one: [loaded.fill(one[0], top_k, edits=changes)]
-    ):
-        gaps = found if isinstance(found[0], list) else [found]
+    edits = ablate_heads(loaded, ablate_head)
+    single_lines = ([line] for batch in batches for line in batch)  # prints results as they come
+    results = map_batches(single_lines, file, lambda lines: loaded.fill(lines, top_k, edits=edits))
+    for line, result in results:
         if as_json:
-            typer.echo(
-                json.dumps([[asdict(word) for word in gap] for gap in gaps], ensure_ascii=False)
-            )
+            masks = [[asdict(word) for word in words] for words in result.masks]
+            typer.echo(json.dumps(masks, ensure_ascii=False))
             continue
-        lists = ["\n".join(f"{word.probability:6.1%}  {word.word}" for word in gap) for gap in gaps]
-        told = (
-            "\n\n".join(f"gap {i}\n{words}" for i, words in enumerate(lists, 1))
-            if len(lists) > 1
-            else lists[0]
-        )
-        typer.echo(f"{line}\n{told}\n" if file else told)
+        if file:
+            typer.echo(line)
+        for number, words in enumerate(result.masks, 1):
+            if len(result.masks) > 1:
+                typer.echo(f"mask {number}")
+            for word in words:
+                typer.echo(f"{word.probability:6.1%}  {word.word}")
+            if number < len(result.masks) or file:
+                typer.echo()

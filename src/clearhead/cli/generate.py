@@ -88,7 +88,7 @@ def generate(
         "overflow": overflow,
     }
     if num_beams:
-        idle = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0, "overflow": "refuse"}
+        idle = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0, "overflow": "error"}
         others: dict[str, Any] = {
             "temperature": temperature,
             "top_k": top_k,
@@ -104,8 +104,8 @@ def generate(
                 )
     loaded: Any = load(model, dtype="" if backend else dtype)
     if num_beams:
-        found = loaded.beams(prompt, num_beams, max_tokens, n_best=n)
-        for number, one in enumerate(found if n > 1 else [found]):
+        found = loaded.beam_search(prompt, num_beams, max_tokens=max_tokens, n_best=n)
+        for number, one in enumerate(found.choices):
             if number and not as_json:
                 typer.echo("―――")
             told = {
@@ -121,12 +121,11 @@ def generate(
         raise ClearheadError(
             "--without changes what happens inside, which other engines hide; leave out --engine."
         )
-    writer = loaded.through(backend, dtype) if backend else loaded
+    writer = loaded.with_backend(backend, dtype) if backend else loaded
+    options |= {"temperature": temperature, "top_k": top_k, "seed": seed}
     options |= {"edits": ablate_heads(loaded, ablate_head)} if ablate_head else {}
     if stream:
-        pieces = writer.generate(
-            prompt, max_tokens, temperature, top_k, seed, stream=True, **options
-        )
+        pieces = writer.stream(prompt, max_tokens, **options)
         for number, piece in enumerate(pieces):
             if not number:
                 typer.echo(prompt, nl=False)
@@ -134,10 +133,8 @@ def generate(
             sys.stdout.flush()
         typer.echo()
         return
-    made = writer.generate(
-        prompt, max_tokens, temperature, top_k, seed, n=n, logprobs=logprobs, **options
-    )
-    for number, text in enumerate(made if n > 1 else [made]):
+    made = writer.generate(prompt, max_tokens, n=n, logprobs=logprobs, **options)
+    for number, text in enumerate(made.choices):
         if as_json:
             typer.echo(json.dumps(_tree(loaded, prompt, text), ensure_ascii=False))
             continue
@@ -145,7 +142,7 @@ def generate(
             typer.echo("―――")
         typer.echo(prompt + text.text)
         if logprobs:
-            typer.echo(logprob_table(loaded.tokenizer, text.chosen), nl=False)
+            typer.echo(logprob_table(loaded.tokenizer, text.token_logprobs), nl=False)
 
 
 def _tree(model: "Model", prompt: str, made: "Generation") -> dict[str, Any]:

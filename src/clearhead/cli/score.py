@@ -20,8 +20,8 @@ def score(
     text: str = typer.Argument(None, help="A text.", show_default=False),
     file: str = INPUT_OPTION,
     overflow: str = typer.Option(
-        "refuse",
-        help="What becomes of a text that exceeds the context: refuse, or slide (read piece by piece).",
+        "error",
+        help="What becomes of a text that exceeds the context: error, or slide (read piece by piece).",
     ),
     dtype: str = DTYPE_OPTION,
     as_json: bool = typer.Option(

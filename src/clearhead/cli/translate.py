@@ -29,7 +29,7 @@ from clearhead.errors import ClearheadError, check_int
 
 if TYPE_CHECKING:
     from clearhead.api import Model
-    from clearhead.generate.translation import TranslationResult
+    from clearhead.generate.translation import Translation
 
 BLOCK = 2048  # lines that are read, sorted by length and translated before the next
 
@@ -115,10 +115,9 @@ def translate(
 
 def translate_lines(
     model: "Model", lines: list[str], options: dict[str, Any]
-) -> list[list["TranslationResult"]]:
+) -> list[list["Translation"]]:
     """Each line's best."""
-    found = model.translate(lines, **options)
-    return found if options["n_best"] > 1 else [[best] for best in found]
+    return [best.choices for best in model.translate(lines, **options)]
 
 
 def read_line_batches(file: str) -> Iterator[list[str]]:
@@ -152,7 +151,7 @@ def _layer(align: str) -> int | str:
         return align
 
 
-def _plain(number: int, found: list["TranslationResult"], n_best: int) -> str:
+def _plain(number: int, found: list["Translation"], n_best: int) -> str:
     texts = [" ".join(one.text.splitlines()).strip() for one in found]  # a line stays one
     if n_best == 1:
         return f"{texts[0]}\n"
@@ -161,7 +160,7 @@ def _plain(number: int, found: list["TranslationResult"], n_best: int) -> str:
     )
 
 
-def _tables(model: "Model", line: str, found: list["TranslationResult"]) -> Iterator[str]:
+def _tables(model: "Model", line: str, found: list["Translation"]) -> Iterator[str]:
     """What else was asked about each translation: its tokens and how likely they were, and where they looked."""
     source, trees = _told(model, line, found)
     for tree, one in zip(trees, found, strict=True):
@@ -173,16 +172,17 @@ def _tables(model: "Model", line: str, found: list["TranslationResult"]) -> Iter
 
 
 def _told(
-    model: "Model", line: str, found: list["TranslationResult"]
+    model: "Model", line: str, found: list["Translation"]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    from clearhead.generate.translation import translations_to_dicts
+    from clearhead.generate.generation import with_choices
+    from clearhead.generate.translation import translation_to_json
 
-    return translations_to_dicts(
-        line, found, model.tokenizers, model.config.inference, any(one.alignment for one in found)
+    return translation_to_json(
+        line, with_choices(found), model.tokenizers, model.config.inference
     )
 
 
-def _json(model: "Model", line: str, found: list["TranslationResult"]) -> str:
+def _json(model: "Model", line: str, found: list["Translation"]) -> str:
     """A line with its translations."""
     source, trees = _told(model, line, found)
     for tree, one in zip(trees, found, strict=True):

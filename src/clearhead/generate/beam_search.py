@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf, isnan
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Required, Self, TypedDict, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.errors import ClearheadError, NonFiniteError
-from clearhead.generate.engine import EditedTransformer
+from clearhead.generate.engine import EditedTransformer, eval_mode
 from clearhead.kernels import TRITON_AVAILABLE
 from clearhead.model.transformer import Transformer
 
@@ -173,6 +173,27 @@ if TRITON_AVAILABLE:
     from clearhead.kernels.cross_entropy import logsumexp_rows
 
 TokenLogprobs = Float[Tensor, "sentence beam vocabulary"]
+
+
+class LogprobOptions(TypedDict, total=False):
+    """The options that change the log-probability of a token."""
+
+    suppress_tokens: tuple[int, ...]
+    begin_suppress_tokens: tuple[int, ...]
+    renormalize_logits: bool
+    no_repeat_ngram_size: int
+
+
+class BeamOptions(LogprobOptions, total=False):
+    """The options of `beam_search`, the same for all sentences of a batch."""
+
+    num_beams: Required[int]
+    max_tokens: Required[int]
+    eos_tokens: tuple[int, ...]
+    length_penalty: float
+    forced_eos: bool  # a text cut off at max_tokens ends with EOS
+    early_stopping: bool
+    vocab_size: int | None
 
 
 @dataclass
@@ -543,7 +564,7 @@ def beam_search(
     n_best: int = 1,
     prefix: list[list[int]] | None = None,
     return_tree: bool = False,
-    **rules: Any,
+    **options: Unpack[BeamOptions],
 ) -> list[list[Hypothesis]]:
     """The `n_best` best continuations of each prompt, best first; fewer where fewer are possible.
 
@@ -554,7 +575,7 @@ def beam_search(
     from clearhead.generate.beam_cuda import pad_source, run_with_graphs  # imports this module
 
     prompts = prompt.tolist() if isinstance(prompt, Tensor) else prompt
-    by = BeamRules(next(net.parameters()).device, **rules)
+    by = BeamRules(next(net.parameters()).device, **options)
     prefixes = prefix or [[]] * len(prompts)
     check_beam_search(net, by, prompts, prefixes, source, n_best)
     if by.device.type == "cuda" and source is not None and not source.is_floating_point():
@@ -566,12 +587,14 @@ def beam_search(
         and not any(prefixes)
         and not isinstance(net, EditedTransformer)
     )
-    found = run_with_graphs(search) if by.device.type == "cuda" and plain else search.run()
+    with eval_mode(net):
+        found = run_with_graphs(search) if by.device.type == "cuda" and plain else search.run()
     if any(isnan(h.score) for hypotheses in found for h in hypotheses):
         raise NonFiniteError
     if not all(found):
         raise ClearheadError(
-            "no token can be written: never, never_first, no_repeat and known leave none."
+            "suppress_tokens, begin_suppress_tokens, no_repeat_ngram_size and vocab_size leave no "
+            "token to generate."
         )
     return [hypotheses[:n_best] for hypotheses in found]
 

@@ -1,29 +1,29 @@
-"""Where chat templates are run: they come with models of strangers, and may write, but make nothing huge."""
+"""Chat: conversations as prompts, written by the model's own chat template in a sandbox (L5.5)."""
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Unpack
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from clearhead.errors import ClearheadError, reraise_as
 from clearhead.generate.engine import BatchEngine
-from clearhead.generate.generation import GenerationChunk, GenerationStream, check_can_generate
-from clearhead.generate.sampling import MAX_SEED, SamplingConfig, sampling_config
+from clearhead.generate.generation import GenerationStream, TextChunk, check_can_generate
+from clearhead.generate.sampling import MAX_SEED, SamplingConfig, SamplingOptions
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from clearhead.api import Model
 
-# ---- sandbox: Where chat templates are run: they come with models of strangers, and may write, but make nothing huge.
-
-MAX_TEMPLATE_CHARS = 10_000_000  # characters of a conversation, and of every text on the way to it
+MAX_TEMPLATE_CHARS = 10_000_000  # of a prompt, and of every string on the way to it
 MAX_TEMPLATE_NUMBER = 2**63
-MAX_JSON_INDENT = 32  # characters that each line of JSON is moved by
+MAX_JSON_INDENT = 32
 BLOCKED_STRING_METHODS = {
     "center",
     "expandtabs",
@@ -48,12 +48,18 @@ REMOVED_FILTERS = (
     "wordwrap",
     "xmlattr",
 )
+TEMPLATE_GLOBALS = ("range", "dict", "namespace")
+SEED_STRIDE = 1_000_003  # between the seeds of successive answers
+# A Unicode noncharacter that marks special tokens typed by a user, so they are encoded as plain text.
+SPECIAL_TOKEN_GUARD = "\ufdd0"
+
+Message = Mapping[str, str]
 
 
 class ConcatCodeGenerator(CodeGenerator):
-    """Lets the sandbox see a ~ b, which is no operator to it."""
+    """Compile `a ~ b` to a call of `TemplateSandbox.join`, which checks the size."""
 
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - the name is jinja's
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja's name
         self.write("environment.join('', (")
         for part in node.nodes:
             self.visit(part, frame)
@@ -62,7 +68,7 @@ class ConcatCodeGenerator(CodeGenerator):
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """The sandbox of jinja, in which nothing can be added, multiplied or filled up into something huge."""
+    """Jinja's sandbox, in which a template cannot build huge strings or numbers either."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
     code_generator_class = ConcatCodeGenerator
@@ -71,249 +77,254 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
-        self.filters = {
-            name: work for name, work in self.filters.items() if name not in REMOVED_FILTERS
-        }
-        self.filters |= {"join": self._joined, "replace": self.replace, "tojson": _json}
+        for name in REMOVED_FILTERS:
+            del self.filters[name]
+        self.filters |= {"join": self._join_filter, "replace": self.replace, "tojson": _to_json}
+        self.globals = {name: self.globals[name] for name in TEMPLATE_GLOBALS}
+        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        numbers = isinstance(left, int | float) and isinstance(right, int | float)
-        if operator == "**" or not (numbers or operator == "+"):
-            raise TemplateError(f"{left!r:.20} {operator} {right!r:.20} is no work for a template")
-        if not numbers and isinstance(left, Sized) and isinstance(right, Sized):
-            _check(len(left) + len(right))
-        found = self.binop_table[operator](left, right)
-        if numbers and not abs(found) <= MAX_TEMPLATE_NUMBER:
-            raise TemplateError(
-                f"{operator} gives a number beyond {MAX_TEMPLATE_NUMBER}, which is no work for a template"
-            )
-        return found
+        are_numbers = isinstance(left, int | float) and isinstance(right, int | float)
+        if operator == "**" or not (are_numbers or operator == "+"):
+            raise TemplateError(f"{left!r:.20} {operator} {right!r:.20} is not allowed")
+        if not are_numbers and isinstance(left, Sized) and isinstance(right, Sized):
+            _check_size(len(left) + len(right))
+        result = self.binop_table[operator](left, right)
+        if are_numbers and not abs(result) <= MAX_TEMPLATE_NUMBER:
+            raise TemplateError(f"the result of {operator} exceeds {MAX_TEMPLATE_NUMBER}")
+        return result
 
     def wrap_str_format(self, value: Any) -> None:
-        """No text is filled in; jinja would give a method of its own before it asks the next."""
+        """Block str.format: Jinja would otherwise replace it before `is_safe_attribute` is asked."""
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in BLOCKED_STRING_METHODS and super().is_safe_attribute(obj, attr, value)
 
-    def call(self, context: Any, obj: Any, /, *given: Any, **named: Any) -> Any:
-        """What a template calls; texts are joined and replaced by what looks at their size before."""
+    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function for the template; str.join and str.replace check their size first."""
         name = getattr(obj, "__name__", "")
-        text = getattr(obj, "__self__", None)
-        if isinstance(text, str) and name in ("join", "replace"):
-            return getattr(self, name)(text, *given)  # no names: those in `named` are jinja's own
-        return super().call(context, obj, *given, **named)
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str) and name == "join":
+            return self.join(owner, *args)
+        if isinstance(owner, str) and name == "replace":
+            return self.replace(owner, *args)
+        return super().call(context, obj, *args, **kwargs)
 
-    def join(self, between: str, parts: Iterable[Any]) -> str:
-        texts = [str(part) for part in parts]
-        _check(sum(map(len, texts)) + len(between) * len(texts))
-        return between.join(texts)
+    def join(self, separator: str, parts: Iterable[Any]) -> str:
+        strings = [str(part) for part in parts]
+        _check_size(sum(map(len, strings)) + len(separator) * len(strings))
+        return separator.join(strings)
 
-    def _joined(self, parts: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
-        return self.join(
-            str(d), (part if attribute is None else self.getitem(part, attribute) for part in parts)
-        )
+    def _join_filter(
+        self, parts: Iterable[Any], d: str = "", attribute: str | int | None = None
+    ) -> str:
+        if attribute is not None:
+            parts = [self.getitem(part, attribute) for part in parts]
+        return self.join(str(d), parts)
 
     def replace(self, text: Any, old: str, new: str, count: int | None = None) -> str:
-        text = str(text)
-        times = -1 if count is None else count
-        _check(len(text) + text.count(old) * len(new))
-        return text.replace(old, new, times)
+        string = str(text)
+        _check_size(len(string) + string.count(old) * len(new))
+        return string.replace(old, new, -1 if count is None else count)
 
 
-def _check(size: int) -> None:
-    if size > MAX_TEMPLATE_CHARS:
-        raise TemplateError(
-            f"a text of more than {MAX_TEMPLATE_CHARS:,} characters is no work for a template"
-        )
+def _check_size(num_chars: int) -> None:
+    if num_chars > MAX_TEMPLATE_CHARS:
+        raise TemplateError(f"a string exceeds {MAX_TEMPLATE_CHARS:,} characters")
 
 
-def _json(value: Any, **options: Any) -> str:
+def _to_json(value: Any, **options: Any) -> str:
     if len(str(options)) > 200 or (options.get("indent") or 0) > MAX_JSON_INDENT:
-        raise TemplateError(f"JSON is moved by at most {MAX_JSON_INDENT} characters")
+        raise TemplateError(f"the indent of tojson exceeds {MAX_JSON_INDENT}")
     return json.dumps(value, **{"ensure_ascii": False, **options})
 
 
-# ---- chat: A conversation as tokens: the model's own template writes it out, in a sandbox (L5.5).
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
 
-Message = Mapping[str, str]
-SEED_STRIDE = 1_000_003  # from the seed of an answer to that of the next
-SPECIAL_TOKEN_GUARD = "\ufdd0"  # a code point that is no character, so no text has it
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+@lru_cache(maxsize=32)
+def _compile_template(template: str) -> Template:
+    # {% generation %} only marks the assistant's text for training.
+    template = re.sub(r"(\{%-?\s*)generation\b", r"\1if true", template)
+    template = re.sub(r"(\{%-?\s*)endgeneration\b", r"\1endif", template)
+    return TemplateSandbox().from_string(template)
+
+
+def render_chat_template(template: str, messages: Sequence[Message]) -> str:
+    """Render a conversation, up to where the assistant answers."""
+    prompt = ""
+    with reraise_as(
+        "the chat template cannot render this conversation", TemplateError, RecursionError
+    ):
+        pieces = _compile_template(template).generate(messages=messages, add_generation_prompt=True)
+        for piece in pieces:
+            prompt += piece
+            if len(prompt) > MAX_TEMPLATE_CHARS:
+                raise ClearheadError(
+                    f"the chat template writes more than {MAX_TEMPLATE_CHARS:,} characters."
+                )
+    return prompt
 
 
 def encode_chat(
     template: str, messages: Sequence[Message], tokenizer: Tokenizer | None
 ) -> list[int]:
-    """The conversation up to where the assistant is to answer.
+    """Encode a conversation, up to where the assistant answers.
 
-    Special tokens come from the template only: those that somebody typed into a message stay the text they are.
+    Only the template produces special tokens; those typed into a message stay plain text.
     """
     if tokenizer is None:
         raise ClearheadError("this model has no tokenizer, so it cannot chat.")
     if not template:
-        raise ClearheadError("this model has no chat template; it was not made for conversations.")
-    special = (
-        "|".join(map(re.escape, sorted(tokenizer.special_tokens, key=len, reverse=True))) or r"(?!)"
-    )
+        raise ClearheadError("this model has no chat template; set inference.chat_template.")
+    check_messages(messages)
+    by_length = sorted(tokenizer.special_tokens, key=len, reverse=True)
+    special = "|".join(map(re.escape, by_length)) or r"(?!)"
 
-    def guarded(text: str) -> str:
-        return re.sub(
-            special,
-            lambda found: found[0][0] + SPECIAL_TOKEN_GUARD + found[0][1:],
-            text.replace(SPECIAL_TOKEN_GUARD, ""),
-        )
+    def guard(text: str) -> str:
+        text = text.replace(SPECIAL_TOKEN_GUARD, "")
+        return re.sub(special, lambda m: m[0][0] + SPECIAL_TOKEN_GUARD + m[0][1:], text)
 
-    written = render_chat_template(
-        template, [{k: guarded(v) for k, v in m.items()} for m in _checked(messages)]
-    )
-    if SPECIAL_TOKEN_GUARD not in written:
-        return tokenizer.encode(written, allow_special=True)
+    guarded = [{key: guard(value) for key, value in message.items()} for message in messages]
+    prompt = render_chat_template(template, guarded)
+    if SPECIAL_TOKEN_GUARD not in prompt:
+        return tokenizer.encode(prompt, allow_special=True)
     ids: list[int] = []
-    for part in re.split(f"({special})", written):
+    for part in re.split(f"({special})", prompt):
         if part in tokenizer.special_tokens:
             ids.append(tokenizer.special_tokens[part])
         elif part:
-            ids += (tokenizer.without_prefix_space if ids else tokenizer).encode(
-                part.replace(SPECIAL_TOKEN_GUARD, "")
-            )
+            encoder = tokenizer.without_prefix_space if ids else tokenizer
+            ids += encoder.encode(part.replace(SPECIAL_TOKEN_GUARD, ""))
     return ids
 
 
-def answer_length(
-    max_tokens: int, ids: Sequence[int], context: int, options: Mapping[str, Any]
-) -> int:
-    """How long an answer may get: what the context leaves, unless that slides."""
-    return (
-        max_tokens
-        if options.get("overflow") == "slide"
-        else min(max_tokens, max(1, context - len(ids)))
-    )
-
-
-def turn_seed(seed: int, messages: Sequence[Message]) -> int:
-    """The seed of the answer that comes now: with the same noise in each turn all answers would begin alike."""
-    if type(seed) is not int or not 0 <= seed <= MAX_SEED:
-        return seed  # as it is, to be refused
-    return (
-        seed + SEED_STRIDE * sum(message.get("role") == "assistant" for message in messages)
-    ) & MAX_SEED
+def check_messages(messages: object) -> None:
+    """Raise unless this is a list of messages with a role and content."""
+    expected = 'a list of messages like {"role": "user", "content": "…"}'
+    if not isinstance(messages, list | tuple) or not messages:
+        raise ClearheadError(f"a conversation must be {expected}, got {messages!r:.60}.")
+    for message in messages:
+        if not isinstance(message, Mapping) or {"role", "content"} - message.keys():
+            raise ClearheadError(f"a conversation must be {expected}; one is {message!r:.60}.")
+        if not all(isinstance(value, str) for value in message.values()):
+            raise ClearheadError(f"the values of a message must be strings, got {message!r:.60}.")
 
 
 def chat_prompt(template: str, messages: Sequence[Message], tokenizer: Tokenizer | None) -> str:
-    """What the tokens of the conversation say."""
+    """The text the model reads for a conversation."""
     ids = encode_chat(template, messages, tokenizer)
     return tokenizer.decode(ids) if tokenizer else ""
 
 
-def render_chat_template(template: str, messages: Sequence[Message]) -> str:
-    """The template can loop and choose; it cannot reach anything outside the conversation, nor write without end."""
-
-    def refuse(sentence: str) -> None:
-        raise TemplateError(sentence)
-
-    room = TemplateSandbox()
-    kept = {name: room.globals[name] for name in ("range", "dict", "namespace")}
-    room.globals.clear()
-    room.globals |= kept | {
-        "raise_exception": refuse,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-    }
-    template = re.sub(
-        r"(\{%-?\s*)generation\b", r"\1if true", template
-    )  # a mark for those who train
-    template = re.sub(r"(\{%-?\s*)endgeneration\b", r"\1endif", template)
-    written = ""
-    with reraise_as("the chat template cannot write this conversation"):
-        for piece in room.from_string(template).generate(
-            messages=messages, add_generation_prompt=True
-        ):
-            written += piece
-            if len(written) > MAX_TEMPLATE_CHARS:
-                raise ClearheadError(
-                    f"the chat template writes more than {MAX_TEMPLATE_CHARS:,} characters."
-                )
-    return written
+def turn_config(
+    config: SamplingConfig,
+    messages: Sequence[Message],
+    prompt: Sequence[int],
+    context_length: int,
+) -> SamplingConfig:
+    """The config of the next answer: no longer than the context allows, with a seed of its own."""
+    max_tokens = config.max_tokens
+    if config.overflow != "slide":
+        max_tokens = min(max_tokens, max(1, context_length - len(prompt)))
+    return replace(config, max_tokens=max_tokens, seed=turn_seed(config.seed, messages))
 
 
-def _checked(messages: Sequence[Message]) -> Sequence[Message]:
-    wanted = 'a list of {"role": "user", "content": "…"}'
-    if not isinstance(messages, list | tuple) or not messages:
-        raise ClearheadError(f"a conversation is {wanted}, not {messages!r:.60}.")
-    for message in messages:
-        if not isinstance(message, Mapping) or {"role", "content"} - message.keys():
-            raise ClearheadError(f"a conversation is {wanted}; {message!r:.60} is no such message.")
-        if not all(isinstance(value, str) for value in message.values()):
-            raise ClearheadError(f"a message holds texts only; {message!r:.60} does not.")
-    return messages
-
-
-# ---- talk: A conversation that goes on (L5.5): what the model has read of it stays in its memory.
+def turn_seed(seed: int, messages: Sequence[Message]) -> int:
+    """The seed of the next answer; with the same noise in each turn, all answers would start alike."""
+    turns = sum(message.get("role") == "assistant" for message in messages)
+    return (seed + SEED_STRIDE * turns) & MAX_SEED
 
 
 class ChatSession:
-    """Messages with a model; options are those of writing. Weights must stay as they are meanwhile."""
+    """A conversation with a model, whose earlier messages stay in the KV cache.
 
-    def __init__(self, model: "Model", system: str = "", **options: Any) -> None:
+    The weights must not change during the session.
+    """
+
+    def __init__(
+        self, model: "Model", system: str = "", config: SamplingConfig | None = None
+    ) -> None:
         check_can_generate(model.config.model)
         self.model = model
-        self.messages = list[Message]()
-        self.options: dict[str, Any] = {"max_tokens": 200, "temperature": 0.7, **options}
-        sampling_config(**self.options)  # what is wrong with them is said at once
+        self.config = config or SamplingConfig(max_tokens=200, temperature=0.7)
+        self.messages: list[Message] = []
+        self._num_regenerations = 0  # of the last answer
         if system:
             self.messages.append({"role": "system", "content": system})
-        encode_chat(
-            model.config.inference.chat_template,
-            [*self.messages, {"role": "user", "content": "Hello"}],
-            model.tokenizer,
+        self._encode([*self.messages, {"role": "user", "content": "Hello"}])  # check the template
+        self._engine = BatchEngine(
+            model.net,
+            model.config.inference,
+            1,
+            model.net.context_length,
+            len(model.tokenizer) if model.tokenizer else None,
         )
-        known = len(model.tokenizer) if model.tokenizer else None
-        self.engine = BatchEngine(
-            model.net, model.config.inference, 1, model.net.context_length, known
-        )
 
-    def send(self, text: str, **options: Any) -> str:
-        """The whole answer."""
-        return "".join(piece.text for piece in self.stream(text, **options))
+    def send(
+        self, text: str, max_tokens: int | None = None, **options: Unpack[SamplingOptions]
+    ) -> str:
+        """Send a message and return the answer. Options override those of the session."""
+        return "".join(chunk.text for chunk in self.stream(text, max_tokens, **options))
 
-    def regenerate(self, **options: Any) -> str:
-        """Another answer to the last message."""
-        return "".join(piece.text for piece in self.stream_regenerate(**options))
+    def regenerate(self, max_tokens: int | None = None, **options: Unpack[SamplingOptions]) -> str:
+        """Replace the last answer by another one."""
+        return "".join(chunk.text for chunk in self.stream_regenerate(max_tokens, **options))
 
-    def stream(self, text: str, **options: Any) -> Iterator[GenerationChunk]:
-        """The answer while it is written; what was written when one stops listening is the answer."""
-        return self._answer([*self.messages, {"role": "user", "content": text}], options)
+    def stream(
+        self, text: str, max_tokens: int | None = None, **options: Unpack[SamplingOptions]
+    ) -> Iterator[TextChunk]:
+        """Send a message and stream the answer; if the iterator is closed, the text so far is the answer."""
+        config = self._turn_config(max_tokens, options)
+        self._check_idle()
+        self._encode([*self.messages, {"role": "user", "content": text}])
+        return self._stream_answer(text, config)
 
-    def stream_regenerate(self, **options: Any) -> Iterator[GenerationChunk]:
-        """Another answer to the last message, while it is written."""
+    def stream_regenerate(
+        self, max_tokens: int | None = None, **options: Unpack[SamplingOptions]
+    ) -> Iterator[TextChunk]:
+        """Stream another answer to the last message; with a new seed, unless one is given."""
+        config = self._turn_config(max_tokens, options)
+        self._check_idle()
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            raise ClearheadError("there is no answer yet that could be given again.")
-        seed = options.setdefault("seed", self.options.get("seed", 0) + 1)
-        answer = self._answer(self.messages[:-1], options)
-        self.options["seed"] = seed
-        return answer
+            raise ClearheadError("there is no answer to regenerate; send a message first.")
+        if "seed" not in options:
+            config = replace(config, seed=(config.seed + self._num_regenerations + 1) & MAX_SEED)
+        return self._stream_answer(None, config)
 
-    def _answer(
-        self, messages: list[Message], options: dict[str, Any]
-    ) -> Iterator[GenerationChunk]:
-        """What was said before stays as it is until the answer has begun."""
-        model = self.model
-        how = {**self.options, **options}
-        if not self.engine.is_idle:
-            raise ClearheadError(
-                "an answer is being written; let it end, or close it, before the next."
-            )
-        ids = encode_chat(model.config.inference.chat_template, messages, model.tokenizer)
-        how["seed"] = turn_seed(how.get("seed", 0), messages)
-        how["max_tokens"] = answer_length(how["max_tokens"], ids, model.net.context_length, how)
-        return self._heard(messages, [ids], sampling_config(**how))
+    def _turn_config(self, max_tokens: int | None, options: SamplingOptions) -> SamplingConfig:
+        config = replace(self.config, **options)
+        return config if max_tokens is None else replace(config, max_tokens=max_tokens)
 
-    def _heard(
-        self, messages: list[Message], prompt: list[list[int]], how: SamplingConfig
-    ) -> Iterator[GenerationChunk]:
-        heard = ""
-        writer = GenerationStream(self.engine, self.model.tokenizer, prompt, how)
+    def _check_idle(self) -> None:
+        if not self._engine.is_idle:
+            raise ClearheadError("the last answer is still streaming; finish or close it first.")
+
+    def _encode(self, messages: Sequence[Message]) -> list[int]:
+        return encode_chat(
+            self.model.config.inference.chat_template, messages, self.model.tokenizer
+        )
+
+    def _stream_answer(self, text: str | None, config: SamplingConfig) -> Iterator[TextChunk]:
+        """Answer a message, or again the last one. Nothing changes before the first chunk."""
+        self._check_idle()  # another stream may have started since this one was created
+        if text is None:
+            messages = self.messages[:-1]
+        else:
+            messages = [*self.messages, {"role": "user", "content": text}]
+        prompt = self._encode(messages)
+        config = turn_config(config, messages, prompt, self.model.net.context_length)
+        stream = GenerationStream(self._engine, self.model.tokenizer, [prompt], config)
+        self._num_regenerations = self._num_regenerations + 1 if text is None else 0
+        answer = ""
         try:
-            for piece in writer:
-                heard += piece.text
-                yield piece
+            for chunk in stream:
+                answer += chunk.text
+                yield chunk
         finally:
-            self.messages = [*messages, {"role": "assistant", "content": heard}]
+            self.messages = [*messages, {"role": "assistant", "content": answer}]

@@ -2,7 +2,8 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ class Request:
     """A prompt, how it is to be written on, and what has been written."""
 
     prompt: list[int]
-    sampling_config: SamplingConfig
+    config: SamplingConfig
     sample_index: int = 0  # which of several from one seed
     num_logprobs: int = 0  # how many of the likeliest are told with each token
     output: list[TokenLogprob] = field(default_factory=list)
@@ -59,6 +60,21 @@ def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
         if here != there:
             return at
     return min(len(one), len(other))
+
+
+@contextmanager
+def eval_mode(net: Transformer) -> Iterator[None]:
+    """Turn dropout off inside the block."""
+    if not net.training:
+        yield
+        return
+    training_modules = [module for module in net.modules() if module.training]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module in training_modules:
+            module.training = True
 
 
 # ---- edited: A net that is edited wherever it is used: what writes with it need not know.
@@ -230,9 +246,9 @@ class ModelRunner:
     def set_batch(self, live: Sequence[Request]) -> None:
         """Those whose texts are in the first rows, as they are now."""
         rows = self._rows(len(live))
-        keys = [rng_key(request.sampling_config.seed, request.sample_index) for request in live]
+        keys = [rng_key(request.config.seed, request.sample_index) for request in live]
         idle = rows - len(live)
-        how = [request.sampling_config for request in live]
+        how = [request.config for request in live]
         draw = Sampler(
             [*how, *[SamplingConfig(temperature=0)] * idle],
             [*keys, *[0] * idle],
@@ -355,7 +371,7 @@ class ModelRunner:
 
     def _shape(self, live: Sequence[Request]) -> None:
         """What each adds to its logits, forbids or begins with."""
-        wishes = [request.sampling_config for request in live]
+        wishes = [request.config for request in live]
         self.logit_bias = None
         self.prefix_tokens = None
         if self.suppress_tokens or any(s.logit_bias or s.suppress_tokens for s in wishes):
@@ -454,20 +470,18 @@ class BatchEngine:
                 "a context of one token has no room to write in; it takes at least two."
             )
         for name in ("logit_bias", "suppress_tokens", "prefix_tokens", "stop_tokens"):
-            for token in getattr(request.sampling_config, name):
+            for token in getattr(request.config, name):
                 if not 0 <= token < self.runner.vocab_size:
                     raise ClearheadError(
                         f"{name}: there is no token {token}; ids are 0 to {self.runner.vocab_size - 1}."
                     )
         if (
-            len({*request.sampling_config.suppress_tokens, *self.runner.suppress_tokens})
+            len({*request.config.suppress_tokens, *self.runner.suppress_tokens})
             >= self.runner.vocab_size
         ):
             raise ClearheadError("all tokens are banned; there must be one that can be written.")
-        if request.sampling_config.overflow == "refuse":
-            check_prompt_length(
-                len(request.prompt), request.sampling_config.max_tokens, self.capacity
-            )
+        if request.config.overflow == "error":
+            check_prompt_length(len(request.prompt), request.config.max_tokens, self.capacity)
 
     def clear_prefix_cache(self) -> None:
         """What rows held that are left; the weights may have changed."""
@@ -478,9 +492,10 @@ class BatchEngine:
     def step(self) -> list[Request]:
         """One more token for the texts under way; those are given back, and none if nothing is left to do."""
         while not self.is_idle or self.pending or self.running:
-            self._leave()
-            self._join()
-            begun = self._begin()
+            with eval_mode(self.runner.net):
+                self._leave()
+                self._join()
+                begun = self._begin()
             if self.pending and (len(self.pending) > self.lookahead or not begun):
                 self._look()
             while self.finished_steps:
@@ -497,7 +512,7 @@ class BatchEngine:
             full = self._full(row)
             if (
                 not request.finish_reason
-                and request.num_scheduled < request.sampling_config.max_tokens
+                and request.num_scheduled < request.config.max_tokens
                 and not full
             ):
                 continue
@@ -519,7 +534,7 @@ class BatchEngine:
         """Whether there is no room for the next token of a text that is to go on."""
         return (
             self.row_lengths[row] == self.capacity
-            and self.running[row].num_scheduled < self.running[row].sampling_config.max_tokens
+            and self.running[row].num_scheduled < self.running[row].config.max_tokens
         )
 
     def _swap(self, row: int, other: int) -> None:
@@ -579,7 +594,7 @@ class BatchEngine:
     def _start(self, request: Request) -> int:
         """Where its text is read from: a prompt that leaves no room slides too."""
         if (
-            request.sampling_config.overflow == "slide"
+            request.config.overflow == "slide"
             and len(request.tokens) - request.window_start >= self.capacity
         ):
             request.window_start = len(request.tokens) - self.capacity // 2
@@ -626,7 +641,7 @@ class BatchEngine:
         if not self.running:
             return False
         if self.batch_changed:
-            if any(request.sampling_config.has_penalties for request in self.running):
+            if any(request.config.has_penalties for request in self.running):
                 self._settle()
             self.runner.set_batch(self.running)
             self.batch_changed = False
@@ -638,7 +653,7 @@ class BatchEngine:
         for request in self.running:
             request.num_scheduled += 1
         reading = self.runner.use_cuda_graphs or any(
-            request.num_scheduled < request.sampling_config.max_tokens for request in self.running
+            request.num_scheduled < request.config.max_tokens for request in self.running
         )
         for row in range(len(self.running)):
             self.row_lengths[row] += reading
@@ -667,12 +682,9 @@ class BatchEngine:
             best = tuple(zip(map(int, others[:top]), others[half : half + top], strict=True))
             request.output.append(TokenLogprob(int(token), logprob, best))
             told.append(request)
-            if (
-                int(token) in self.inference.eos_tokens
-                or int(token) in request.sampling_config.stop_tokens
-            ):
+            if int(token) in self.inference.eos_tokens or int(token) in request.config.stop_tokens:
                 request.finish("stop")
-            elif len(request.output) == request.sampling_config.max_tokens:
+            elif len(request.output) == request.config.max_tokens:
                 request.finish("length")
         self.finished_steps.append(told)
         if broken:

@@ -1,10 +1,10 @@
-"""How likely a model finds what follows a prompt, or was written for a source, and what else it thought of."""
+"""Text generation: prompts in, text out, by sampling or beam search."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,18 +12,320 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.config.model import InferenceConfig
 from clearhead.data.batch import Batch
-from clearhead.errors import ClearheadError, check_int, suggest
-from clearhead.generate.beam_search import BeamRules, BeamTree, Hypothesis, beam_search
+from clearhead.errors import ClearheadError, check_int
+from clearhead.generate.beam_search import (
+    BeamOptions,
+    BeamRules,
+    BeamTree,
+    Hypothesis,
+    LogprobOptions,
+    beam_search,
+)
 from clearhead.generate.detokenizer import IncrementalDetokenizer
-from clearhead.generate.engine import BatchEngine, EditedTransformer, Request, TokenLogprob
+from clearhead.generate.engine import (
+    BatchEngine,
+    EditedTransformer,
+    Request,
+    TokenLogprob,
+    eval_mode,
+)
 from clearhead.generate.sampling import SamplingConfig
 from clearhead.generate.tasks import check_finite
 from clearhead.model.transformer import Transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
 
-# ---- chances: How likely a model finds what follows a prompt, or was written for a source, and what else it thought of.
+DEFAULT_SLOTS = {"cpu": 16, "cuda": 64}  # texts that are generated at the same time
+MAX_SAMPLES = 1000  # of one prompt
+MIN_GRAPH_TOKENS = 16  # recording CUDA graphs pays off from this many tokens on
+
+BeamResultT = TypeVar("BeamResultT", bound="BeamResult")
+Prefix = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 
 
+@dataclass(frozen=True)
+class Generation:
+    """A generated text. With several samples, `choices` holds all of them and the rest is the first one's."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: str  # stop or length
+    token_logprobs: list[TokenLogprob]
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # after its first token
+    other_choices: list[Self] = field(default_factory=list, repr=False)
+
+    @property
+    def logprobs(self) -> list[float]:
+        """The log-probability of each generated token."""
+        return [token.logprob for token in self.token_logprobs]
+
+    @property
+    def choices(self) -> list[Self]:
+        """All samples."""
+        return [replace(self, other_choices=[]), *self.other_choices]
+
+
+@dataclass(frozen=True)
+class TextChunk:
+    """The text that one more token adds. The chunks of a text joined are the text."""
+
+    text: str
+    index: int  # prompt index × n + sample index
+    token_logprob: TokenLogprob
+    finish_reason: str  # empty until the text has ended
+
+
+@dataclass(frozen=True)
+class BeamResult:
+    """A text found by beam search; with n_best, `choices` holds all, best first. `tokens` include EOS."""
+
+    text: str
+    tokens: list[int]
+    score: float  # logprob / length ** length_penalty
+    logprob: float  # sum over the tokens
+    tree: BeamTree | None = None  # with return_tree
+    other_choices: list[Self] = field(default_factory=list, repr=False)
+
+    @property
+    def choices(self) -> list[Self]:
+        """The n_best texts."""
+        return [replace(self, other_choices=[]), *self.other_choices]
+
+
+@dataclass(frozen=True)
+class BeamSearchConfig:
+    """The options of beam search."""
+
+    num_beams: int = 5
+    max_tokens: int = 0  # 0 = as many as the context allows
+    length_penalty: float = 1.0  # above 1 favors long texts, below 1 short ones
+    n_best: int = 1
+    early_stopping: bool = False  # stop as soon as num_beams hypotheses have finished
+    no_repeat_ngram_size: int = 0  # never repeat an n-gram of this size; 0 = allow
+    prefix: Prefix = ""  # start of the output: text or ids for all texts, or a list of them
+    alternatives: int | None = None  # the n_best differ in the token at this position
+    return_tree: bool = False
+
+    def __post_init__(self) -> None:
+        check_int("num_beams", self.num_beams, 1)
+        check_int("max_tokens", self.max_tokens)
+        check_int("n_best", self.n_best, 1)
+        check_int("no_repeat_ngram_size", self.no_repeat_ngram_size)
+        if self.n_best > self.num_beams and self.alternatives is None:
+            raise ClearheadError(
+                f"n_best must be at most num_beams ({self.num_beams}), got {self.n_best}."
+            )
+        if not isinstance(self.length_penalty, int | float) or not isfinite(self.length_penalty):
+            raise ClearheadError(
+                f"length_penalty must be a finite number, got {self.length_penalty!r}."
+            )
+        if not _is_prefix(self.prefix) and not (
+            isinstance(self.prefix, list | tuple) and all(map(_is_prefix, self.prefix))
+        ):
+            raise ClearheadError(
+                f"prefix must be text, token ids or a list of them, got {self.prefix!r:.60}."
+            )
+
+
+def _is_prefix(value: object) -> bool:
+    if isinstance(value, str):
+        return True
+    return isinstance(value, list | tuple) and all(type(token) is int for token in value)
+
+
+def check_can_generate(m: c.ModelConfig) -> None:
+    """Raise unless the model is a decoder with a language-modeling head."""
+    if not isinstance(m.head, c.LMHead) or not isinstance(m.architecture, c.Decoder):
+        raise ClearheadError(
+            f"this {m.architecture.kind} with head {m.head.kind} cannot continue a text; "
+            "use a decoder with head lm."
+        )
+
+
+def check_sample_counts(n: int, num_logprobs: int) -> None:
+    """Raise unless these are valid values of `n` and `logprobs`."""
+    check_int("n", n, 1, MAX_SAMPLES)
+    check_int("logprobs", num_logprobs)
+
+
+# ---------------------------------------------------------------- sampling
+class GenerationStream:
+    """Texts generated together: iterate over their chunks, or get all `results()`. Use it once."""
+
+    def __init__(
+        self,
+        engine: BatchEngine,
+        tokenizer: Tokenizer | None,
+        prompts: Sequence[list[int]],
+        config: SamplingConfig,
+        n: int = 1,
+        num_logprobs: int = 0,
+        echo: bool = False,
+    ) -> None:
+        self.engine = engine
+        self.eos_tokens = {*engine.inference.eos_tokens, *config.stop_tokens}
+        self.echo = echo
+        self.requests: list[Request] = []
+        self.detokenizers: list[IncrementalDetokenizer | None] = []
+        self.echoed_prompts: list[str] = []
+        for prompt in prompts:
+            for sample in range(n):
+                self.requests.append(Request(list(prompt), config, sample, num_logprobs))
+                detokenizer = None
+                echoed_prompt = ""
+                if tokenizer:
+                    detokenizer = IncrementalDetokenizer(tokenizer, prompt, config.stop)
+                    echoed_prompt = tokenizer.decode(prompt) if echo else ""
+                self.detokenizers.append(detokenizer)
+                self.echoed_prompts.append(echoed_prompt)
+        self.request_indices = {id(request): i for i, request in enumerate(self.requests)}
+        try:
+            if echo and config.overflow == "slide":
+                raise ClearheadError("echo cannot be combined with overflow='slide'.")
+            for request in self.requests:
+                engine.validate(request)
+        except ClearheadError:
+            engine.release()
+            raise
+        for request in self.requests:
+            engine.add_request(request)
+
+    def __iter__(self) -> Iterator[TextChunk]:
+        with closing(self._steps()) as steps:  # closing the iterator frees the engine's rows
+            for requests in steps:
+                for request in requests:
+                    yield self._chunk(request)
+
+    def _steps(self) -> Generator[list[Request], None, None]:
+        """After each step, the requests that have one more token."""
+        try:
+            while requests := self.engine.step():
+                yield requests
+        finally:
+            for request in self.requests:
+                request.finish("stop")
+            self.engine.release()
+
+    def _chunk(self, request: Request) -> TextChunk:
+        index = self.request_indices[id(request)]
+        token = request.output[-1]
+        text = ""
+        if detokenizer := self.detokenizers[index]:
+            text = detokenizer.add(token.token, self.eos_tokens, bool(request.finish_reason))
+            if detokenizer.stopped:
+                request.finish("stop")
+        if len(request.output) == 1:
+            text = self.echoed_prompts[index] + text
+        return TextChunk(text, index, token, request.finish_reason)
+
+    def results(self) -> list[Generation]:
+        """Generate to the end. Tokens are decoded on the way only if a stop string may end a text."""
+        steps: Iterator[object] = iter(self) if self.requests[0].config.stop else self._steps()
+        for _ in steps:
+            pass
+        results = []
+        prompt_logprobs = self._prompt_logprobs() if self.echo else {}
+        for index, request in enumerate(self.requests):
+            results.append(
+                Generation(
+                    self.echoed_prompts[index] + self._output_text(index),
+                    [token.token for token in request.output],
+                    request.finish_reason,
+                    request.output,
+                    prompt_logprobs.get(tuple(request.prompt), []),
+                )
+            )
+        return results
+
+    def _output_text(self, index: int) -> str:
+        request = self.requests[index]
+        detokenizer = self.detokenizers[index]
+        if detokenizer is None:
+            return ""
+        if not request.config.stop:
+            tokens = [t.token for t in request.output if t.token not in self.eos_tokens]
+            detokenizer.feed(*tokens)
+            detokenizer.flush()
+        return detokenizer.text
+
+    def _prompt_logprobs(self) -> dict[tuple[int, ...], list[TokenLogprob]]:
+        """The log-probabilities of each prompt's tokens after the first."""
+        runner = self.engine.runner
+        logprobs: dict[tuple[int, ...], list[TokenLogprob]] = {}
+        for request in self.requests:
+            key = tuple(request.prompt)
+            if key not in logprobs:
+                [logprobs[key]] = token_logprobs(
+                    runner.net,
+                    [request.prompt[:1]],
+                    [request.prompt[1:]],
+                    request.num_logprobs,
+                    runner.vocab_size,
+                )
+        return logprobs
+
+
+class EnginePool:
+    """Creates engines for a network. On a GPU it keeps the last one, with its recorded CUDA graphs.
+
+    A kept engine serves one stream at a time; concurrent streams get engines of their own.
+    """
+
+    def __init__(self) -> None:
+        self.cached: BatchEngine | None = None
+
+    def get(
+        self,
+        net: Transformer,
+        inference: InferenceConfig,
+        vocab_size: int | None,
+        num_texts: int,
+        max_length: int,
+        config: SamplingConfig,
+    ) -> BatchEngine:
+        """An engine for texts of up to `max_length` tokens."""
+        is_cuda = next(net.parameters()).is_cuda
+        slots = min(num_texts, DEFAULT_SLOTS["cuda" if is_cuda else "cpu"])
+        capacity = min(max_length, net.context_length)
+        can_record = config.max_tokens >= MIN_GRAPH_TOKENS and not isinstance(
+            net, EditedTransformer
+        )
+        if not is_cuda or not can_record:
+            return BatchEngine(net, inference, slots, capacity, vocab_size)
+        engine = self.cached
+        if (
+            engine is not None
+            and engine.slots >= slots
+            and engine.capacity >= capacity
+            and engine.inference == inference
+            and engine.runner.matches(net, vocab_size)
+            and engine.try_acquire()
+            and engine.is_idle
+        ):
+            engine.clear_prefix_cache()
+            return engine
+        rounded_capacity = min(net.context_length, max(256, 1 << (capacity - 1).bit_length()))
+        engine = BatchEngine(
+            net, inference, slots, rounded_capacity, vocab_size, use_cuda_graphs=True
+        )
+        engine.try_acquire()
+        self.cached = engine
+        return engine
+
+
+def with_choices(results: Sequence[BeamResultT]) -> BeamResultT:
+    """The best result, the others as its choices."""
+    return replace(results[0], other_choices=list(results[1:]))
+
+
+def group_samples(results: list[Generation], n: int) -> list[Generation]:
+    """One Generation per prompt, its `n` samples as choices."""
+    if n == 1:
+        return results
+    groups = [results[i : i + n] for i in range(0, len(results), n)]
+    return [replace(group[0], other_choices=group[1:]) for group in groups]
+
+
+# ---------------------------------------------------------------- log-probabilities
 @torch.no_grad()
 def token_logprobs(
     net: Transformer,
@@ -33,39 +335,142 @@ def token_logprobs(
     vocab_size: int | None,
     source: Tensor | None = None,
     source_segment_ids: Tensor | None = None,
-    **rules: Any,
+    options: LogprobOptions | None = None,
 ) -> list[list[TokenLogprob]]:
-    """Each token of each output with its log-probability, and those of the `top` likeliest in its place.
+    """The log-probability of each output token, with the `num_logprobs` most likely alternatives.
 
-    `rules` are those of the beam search that wrote the outputs, where one did.
+    `options` are those of the beam search that found the outputs.
     """
-    by = BeamRules(next(net.parameters()).device, 1, 1, **rules)
-    texts = teacher_forcing_batch(prompts, outputs, next(net.parameters()).device)
-    hidden = net(
-        texts.inputs,
-        segment_ids=texts.segment_ids,
-        source=source,
-        source_segment_ids=source_segment_ids,
-    )
-    told = []
-    for row, prompt, output in zip(hidden, prompts, outputs, strict=True):
-        before = slice(len(prompt) - 1, len(prompt) + len(output) - 1)
-        rows = by.teacher_forced_logprobs(net.compute_logits(row[None, before])[0], prompt, output)
-        wanted = torch.tensor(output, dtype=torch.long, device=rows.device)
-        own = rows.gather(1, wanted[:, None])[:, 0]
-        check_finite(own.exp())
-        best = (rows := rows[:, :vocab_size]).topk(min(num_logprobs, rows.shape[1]))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        told.append(
-            [
-                TokenLogprob(token, value, tuple(zip(*pair, strict=True)))
-                for token, value, pair in zip(output, own.tolist(), pairs, strict=True)
-            ]
+    device = next(net.parameters()).device
+    rules = BeamRules(device, 1, 1, **(options or {}))
+    batch = teacher_forcing_batch(prompts, outputs, device)
+    with eval_mode(net):
+        hidden = net(
+            batch.inputs,
+            segment_ids=batch.segment_ids,
+            source=source,
+            source_segment_ids=source_segment_ids,
         )
-    return told
+    results = []
+    for row, prompt, output in zip(hidden, prompts, outputs, strict=True):
+        states = row[len(prompt) - 1 : len(prompt) + len(output) - 1]
+        logits = net.compute_logits(states[None])[0]
+        logprobs = rules.teacher_forced_logprobs(logits, prompt, output)
+        index = torch.tensor(output, dtype=torch.long, device=device)
+        values = logprobs.gather(1, index[:, None])[:, 0]
+        check_finite(values.exp())
+        candidates = logprobs[:, :vocab_size]
+        best = candidates.topk(min(num_logprobs, candidates.shape[1]))
+        tokens = []
+        for i, value in enumerate(values.tolist()):
+            top = zip(best.indices[i].tolist(), best.values[i].tolist(), strict=True)
+            tokens.append(TokenLogprob(output[i], value, tuple(top)))
+        results.append(tokens)
+    return results
 
 
-# ---- alternatives: Alternatives at a position: the best text up to there, then each of the likeliest next tokens, written to the end.
+def teacher_forcing_batch(
+    prompts: Sequence[list[int]], outputs: Sequence[list[int]], device: torch.device
+) -> Batch:
+    """Prompts followed by their outputs without the last token, as the decoder reads them."""
+    rows = [[*prompt, *output[:-1]] for prompt, output in zip(prompts, outputs, strict=True)]
+    return Batch.from_rows(rows, device)
+
+
+# ---------------------------------------------------------------- beam search
+def encode_prefixes(prefix: Prefix, count: int, tokenizer: Tokenizer | None) -> list[list[int]]:
+    """The token ids with which each of `count` texts starts."""
+    is_shared = isinstance(prefix, str) or (bool(prefix) and isinstance(prefix[0], int))
+    prefixes: list[str | Sequence[int]] = [prefix] * count if is_shared else list(prefix)  # type: ignore[list-item, arg-type]
+    if len(prefixes) != count:
+        raise ClearheadError(
+            f"expected one prefix, or one for each of {count} texts, got {len(prefixes)}."
+        )
+    encoded = []
+    for one in prefixes:
+        if not isinstance(one, str):
+            encoded.append(list(one))
+        elif not one:
+            encoded.append([])
+        elif tokenizer is None:
+            raise ClearheadError("this model has no tokenizer; give the prefix as token ids.")
+        else:
+            encoded.append(tokenizer.encode(one))
+    return encoded
+
+
+def beam_search_texts(
+    net: Transformer,
+    tokenizer: Tokenizer | None,
+    inference: InferenceConfig,
+    prompts: list[list[int]],
+    config: BeamSearchConfig,
+    prefixes: list[list[int]],
+    source: Tensor | None = None,
+    source_segment_ids: Tensor | None = None,
+) -> list[list[BeamResult]]:
+    """The best continuations of each prompt, or translations of each source, best first."""
+    longest = max(len(p) + len(start) for p, start in zip(prompts, prefixes, strict=True))
+    options: BeamOptions = {
+        "num_beams": config.num_beams,
+        "max_tokens": config.max_tokens or max(1, net.context_length - longest),
+        "eos_tokens": inference.eos_tokens,
+        "length_penalty": config.length_penalty,
+        "forced_eos": inference.forced_eos,
+        "early_stopping": config.early_stopping,
+        "vocab_size": len(tokenizer) if tokenizer else None,
+        **logprob_options(inference, config),
+    }
+    if config.alternatives is None:
+        hypotheses = beam_search(
+            net,
+            prompts,
+            source=source,
+            source_segment_ids=source_segment_ids,
+            n_best=config.n_best,
+            prefix=prefixes,
+            return_tree=config.return_tree,
+            **options,
+        )
+    elif config.return_tree:
+        raise ClearheadError("return_tree cannot be combined with alternatives.")
+    else:
+        sources: Sequence[Tensor | None] = [None] * len(prompts)
+        if source is not None:
+            sources = _single_sources(source, source_segment_ids)
+        hypotheses = [
+            beam_alternatives(
+                net,
+                prompt,
+                position=config.alternatives,
+                n_best=config.n_best,
+                source=one_source,
+                prefix=prefix,
+                options=options,
+            )
+            for prompt, prefix, one_source in zip(prompts, prefixes, sources, strict=True)
+        ]
+    results = []
+    for prompt, found in zip(prompts, hypotheses, strict=True):
+        # A translation is a text of its own; a continuation may start with a space.
+        text_before = prompt if source is None else []
+        results.append([_beam_result(tokenizer, h, inference, text_before) for h in found])
+    return results
+
+
+def _beam_result(
+    tokenizer: Tokenizer | None,
+    hypothesis: Hypothesis,
+    inference: InferenceConfig,
+    prompt: Sequence[int],
+) -> BeamResult:
+    return BeamResult(
+        decode_output(tokenizer, hypothesis.tokens, inference, prompt),
+        hypothesis.tokens,
+        hypothesis.score,
+        hypothesis.logprob,
+        hypothesis.tree,
+    )
 
 
 def beam_alternatives(
@@ -76,420 +481,73 @@ def beam_alternatives(
     n_best: int,
     source: Tensor | None = None,
     prefix: list[int],
-    max_tokens: int,
-    eos_tokens: tuple[int, ...] = (),
-    forced_eos: bool = False,
-    **rules: Any,
+    options: BeamOptions,
 ) -> list[Hypothesis]:
-    """`n_best` texts after a prompt: the first `at` tokens are those of the best, the next is another in each.
+    """`n_best` outputs that agree with the best one before `position` and differ in the token there.
 
-    The likeliest next token comes first; other options are those of `beam_search`, for one sentence.
+    The most likely token at `position` comes first; each is continued to the end.
     """
     check_int("alternatives", position)
-    whole: dict[str, Any] = {**rules, "stop": eos_tokens, "closed": forced_eos}
-    [[best]] = beam_search(
-        net, [prompt], source=source, prefix=[prefix], max_tokens=max_tokens, **whole
-    )
+    [[best]] = beam_search(net, [prompt], source=source, prefix=[prefix], **options)
     if position >= len(best.tokens):
         raise ClearheadError(
-            f"alternatives = {position} is beyond the best text, which has {len(best.tokens)} tokens."
+            f"alternatives must be less than the {len(best.tokens)} tokens of the best text, "
+            f"got {position}."
         )
-    one: dict[str, Any] = {
-        **rules,
-        "stop": eos_tokens,
-        "beams": n_best,
-        "n_best": n_best,
+    one_step: BeamOptions = {
+        **options,
+        "num_beams": n_best,
         "max_tokens": 1,
+        "forced_eos": False,
     }
-    [found] = beam_search(net, [prompt], source=source, prefix=[best.tokens[:position]], **one)
-    left = len(prefix) + max_tokens - position - 1
-    going = [text for text in found if text.tokens[-1] not in eos_tokens]
-    if left < 1 or not going:
-        return found
-    sources = None if source is None else source.expand(len(going), *source.shape[1:])
-    begun = [text.tokens for text in going]
-    ended = beam_search(
-        net, [prompt] * len(going), source=sources, prefix=begun, max_tokens=left, **whole
+    [starts] = beam_search(
+        net,
+        [prompt],
+        source=source,
+        prefix=[best.tokens[:position]],
+        n_best=n_best,
+        **one_step,
     )
-    by_begin = {text.tokens[position]: text for [text] in ended}
-    return [by_begin.get(text.tokens[position], text) for text in found]
-
-
-# ---- beamed: Texts written by beam search, after a prompt or for a source: what may be asked for, and what comes back.
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class BeamResult:
-    """A text that was written, without the token that ended it; `tokens` hold that too."""
-
-    text: str
-    tokens: list[int]
-    score: float  # what it is ranked by: logprob / length ** length_penalty
-    logprob: float  # the sum of what the model gives its tokens
-    tree: BeamTree | None = None  # all that was considered, where it was asked for
-
-
-@dataclass(frozen=True)
-class BeamSearchConfig:
-    """How beam search is to write."""
-
-    num_beams: int = 5
-    max_tokens: int = 0  # 0 = as the context allows
-    length_penalty: float = 1.0  # more than 1 prefers long texts, less short ones
-    n_best: int = 1
-    early_stopping: bool = False  # content with the first `beam` texts that end
-    no_repeat_ngram_size: int = (
-        0  # runs of so many tokens stand only once in a text; 0 = as they come
+    tokens_left = len(prefix) + options["max_tokens"] - position - 1
+    eos_tokens = options.get("eos_tokens", ())
+    unfinished = [start.tokens for start in starts if start.tokens[-1] not in eos_tokens]
+    if tokens_left < 1 or not unfinished:
+        return starts
+    sources = None if source is None else source.expand(len(unfinished), *source.shape[1:])
+    to_the_end: BeamOptions = {**options, "max_tokens": tokens_left}
+    finished = beam_search(
+        net, [prompt] * len(unfinished), source=sources, prefix=unfinished, **to_the_end
     )
-    prefix: Any = ""  # what texts begin with: one text or list of ids for all, or a list of them
-    alternatives: int | None = (
-        None  # a position where the n_best are to differ; before it they are as the best
-    )
-    return_tree: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("num_beams", "max_tokens", "n_best", "no_repeat_ngram_size"):
-            if type(value := getattr(self, name)) is not int:
-                raise ClearheadError(f"{name} = {value!r} must be a whole number.")
-        if not isinstance(self.length_penalty, int | float) or not isfinite(self.length_penalty):
-            raise ClearheadError(
-                f"length_penalty = {self.length_penalty!r} must be a finite number."
-            )
-        several = isinstance(self.prefix, list | tuple) and all(map(_one_prefix, self.prefix))
-        if not several and not _one_prefix(self.prefix):
-            raise ClearheadError(
-                f"prefix = {self.prefix!r:.60} must be a text, ids, or a list of them."
-            )
+    by_token = {text.tokens[position]: text for [text] in finished}
+    return [by_token.get(start.tokens[position], start) for start in starts]
 
 
-def _one_prefix(given: object) -> bool:
-    return isinstance(given, str) or (
-        isinstance(given, list | tuple) and all(type(token) is int for token in given)
-    )
-
-
-def beam_search_config(**options: Any) -> BeamSearchConfig:
-    """Options by name."""
-    known = BeamSearchConfig.__dataclass_fields__
-    for name in options:
-        if name not in known:
-            raise ClearheadError(f"{name} is no option of beam search; {suggest(name, known)}")
-    return BeamSearchConfig(**options)
-
-
-def encode_prefixes(wish: Any, count: int, tokenizer: Tokenizer | None) -> list[list[int]]:
-    """The ids that each of so many texts begins with."""
-    shared = isinstance(wish, str) or (bool(wish) and isinstance(wish[0], int))
-    listed = [wish] * count if shared else list(wish)
-    if len(listed) != count:
-        raise ClearheadError(
-            f"there are {len(listed)} prefixes for {count} texts; give one, or one for each."
-        )
-    if tokenizer is None and any(isinstance(prefix, str) and prefix for prefix in listed):
-        raise ClearheadError(
-            "this model has no tokenizer, so it cannot read a prefix; give its token ids."
-        )
-    return [tokenizer.encode(p) if isinstance(p, str) and tokenizer else list(p) for p in listed]
-
-
-def beam_search_texts(
-    net: Transformer,
-    tokenizer: Tokenizer | None,
-    use: InferenceConfig,
-    prompts: list[list[int]],
-    wish: BeamSearchConfig,
-    begins: list[list[int]],
-    source: Tensor | None = None,
-    source_segment_ids: Tensor | None = None,
-) -> list[list[BeamResult]]:
-    """The best texts after each prompt, or for each source, best first; each begins as `begins` says."""
-    room = net.context_length - max(len(p) + len(b) for p, b in zip(prompts, begins, strict=True))
-    options: dict[str, Any] = {
-        "num_beams": wish.num_beams,
-        "max_tokens": wish.max_tokens or max(1, room),
-        "eos_tokens": use.eos_tokens,
-        "length_penalty": wish.length_penalty,
-        "n_best": wish.n_best,
-        "forced_eos": use.forced_eos,
-        "early_stopping": wish.early_stopping,
-        "vocab_size": len(tokenizer) if tokenizer else None,
-        **token_rules(use, wish),
-    }
-    if wish.alternatives is None:
-        options |= {
-            "source": source,
-            "source_segment_ids": source_segment_ids,
-            "prefix": begins,
-            "return_tree": wish.return_tree,
-        }
-        found = beam_search(net, prompts, **options)
-    elif wish.return_tree:
-        raise ClearheadError(
-            "alternatives come from several searches, not one tree; ask for one or the other."
-        )
-    else:
-        rows = [None] * len(prompts) if source is None else _alone(source, source_segment_ids)
-        found = [
-            beam_alternatives(
-                net, prompt, position=wish.alternatives, prefix=begin, source=row, **options
-            )
-            for prompt, begin, row in zip(prompts, begins, rows, strict=True)
-        ]
-    before = (
-        prompts if source is None else [[]] * len(prompts)
-    )  # a text with a source begins as texts do
-    return [
-        [
-            BeamResult(
-                decode_output(tokenizer, h.tokens, use, prompt),
-                h.tokens,
-                h.score,
-                h.logprob,
-                h.tree,
-            )
-            for h in hypotheses
-        ]
-        for prompt, hypotheses in zip(before, found, strict=True)
-    ]
-
-
-def token_rules(use: InferenceConfig, wish: BeamSearchConfig) -> dict[str, Any]:
-    """The rules that tell how likely a token is in its place."""
-    names = ("suppress_tokens", "begin_suppress_tokens", "renormalize_logits")
-    return {name: getattr(use, name) for name in names} | {
-        "no_repeat_ngram_size": wish.no_repeat_ngram_size
+def logprob_options(inference: InferenceConfig, config: BeamSearchConfig) -> LogprobOptions:
+    """The options of beam search that change token log-probabilities."""
+    return {
+        "suppress_tokens": inference.suppress_tokens,
+        "begin_suppress_tokens": inference.begin_suppress_tokens,
+        "renormalize_logits": inference.renormalize_logits,
+        "no_repeat_ngram_size": config.no_repeat_ngram_size,
     }
 
 
-def _alone(source: Tensor, segment_ids: Tensor | None) -> list[Tensor]:
-    """Each source in a batch of its own, without padding."""
+def _single_sources(source: Tensor, segment_ids: Tensor | None) -> list[Tensor]:
+    """Each source as a batch of one, without padding."""
     if segment_ids is None:
         return list(source.split(1))
-    return [row[real][None] for row, real in zip(source, segment_ids != 0, strict=True)]
-
-
-def best_or_list(found: Sequence[list[T]], n_best: int) -> list[Any]:
-    """Lists where several were asked for, else the best themselves."""
-    return list(found) if n_best > 1 else [best for best, *_ in found]
+    return [row[mask][None] for row, mask in zip(source, segment_ids != 0, strict=True)]
 
 
 def decode_output(
     tokenizer: Tokenizer | None,
     tokens: Sequence[int],
-    use: InferenceConfig,
+    inference: InferenceConfig,
     prompt: Sequence[int] = (),
 ) -> str:
-    """What was written, without the token that ended it; after a prompt, with the space between them."""
+    """Decode an output without its EOS, as it reads after the prompt."""
     if tokenizer is None:
         return ""
-    stream = IncrementalDetokenizer(tokenizer, prompt)
-    return "".join(
-        [*(stream.feed(token) for token in tokens if token not in use.eos_tokens), stream.flush()]
-    )
-
-
-# ---- write: Writing on from prompts: tokens become text, and the model's own stop tokens, or the user's texts, end it.
-
-DEFAULT_SLOTS = {"cpu": 16, "cuda": 64}  # texts that are written side by side
-MAX_SAMPLES = (
-    1000  # samples of one prompt; all are held, and nothing is told before the last has ended
-)
-MIN_GRAPH_TOKENS = 16  # tokens from which it pays to record a step
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What a model wrote after a prompt; `stop` ended it, or the length that was asked for."""
-
-    text: str
-    tokens: list[int]
-    finish_reason: str
-    token_logprobs: list[TokenLogprob]  # each token with its log-probability
-    prompt_logprobs: list[TokenLogprob] = field(
-        default_factory=list
-    )  # the same for the prompt after its first token, with echo
-
-    @property
-    def logprobs(self) -> list[float]:
-        """The log-probability of each token that was written."""
-        return [chosen.logprob for chosen in self.token_logprobs]
-
-
-@dataclass(frozen=True)
-class GenerationChunk:
-    """What can be shown after one more token of one of the texts; the pieces of a text joined are the text."""
-
-    text: str
-    index: int  # of the prompt, and of its samples: prompt × n + sample
-    token_logprob: TokenLogprob
-    finish_reason: str  # empty while it goes on
-
-
-def check_can_generate(m: c.ModelConfig) -> None:
-    """Only a decoder with a language head goes on from a prompt."""
-    if not isinstance(m.head, c.LMHead) or not isinstance(m.architecture, c.Decoder):
-        raise ClearheadError(
-            f"this {m.architecture.kind} does not write text after a prompt; a decoder language model does."
-        )
-
-
-def check_sample_counts(n: int, num_logprobs: int) -> None:
-    check_int("n", n, 1, MAX_SAMPLES)
-    check_int("logprobs", num_logprobs)
-
-
-class GenerationStream:
-    """Prompts that are written on together; one pass over it writes them all."""
-
-    def __init__(
-        self, engine: BatchEngine, tokenizer: Tokenizer | None, prompts: Sequence[list[int]], sampling: SamplingConfig,
-        n: int = 1, num_logprobs: int = 0, echo: bool = False,
-    ) -> None:  # fmt: skip
-        self.engine = engine
-        self.eos_tokens = {*engine.inference.eos_tokens, *sampling.stop_tokens}
-        self.echo = echo
-        self.requests = [
-            Request(list(prompt), sampling, i, num_logprobs) for prompt in prompts for i in range(n)
-        ]
-        self.detokenizers = [
-            IncrementalDetokenizer(tokenizer, r.prompt, sampling.stop) if tokenizer else None
-            for r in self.requests
-        ]
-        self.echoed_prompts = [
-            tokenizer.decode(r.prompt) if tokenizer and echo else "" for r in self.requests
-        ]
-        self.request_indices = {id(request): i for i, request in enumerate(self.requests)}
-        try:
-            if echo and sampling.overflow == "slide":
-                raise ClearheadError(
-                    "echo tells how likely the whole prompt was, which may slide; leave one out."
-                )
-            for request in self.requests:
-                engine.validate(request)
-        except ClearheadError:
-            engine.release()
-            raise
-        for request in self.requests:
-            engine.add_request(request)
-
-    def __iter__(self) -> Iterator[GenerationChunk]:
-        """Piece by piece; who stops listening frees the rows."""
-        with closing(self._steps()) as steps:
-            for live in steps:
-                for request in live:
-                    yield self._piece(request)
-
-    def _steps(self) -> Generator[list[Request], None, None]:
-        """Those that have one more token."""
-        try:
-            while live := self.engine.step():
-                yield live
-        finally:
-            for request in self.requests:
-                request.finish("stop")
-            self.engine.release()
-
-    def _piece(self, request: Request) -> GenerationChunk:
-        index = self.request_indices[id(request)]
-        chosen = request.output[-1]
-        stream = self.detokenizers[index]
-        text = ""
-        if stream is not None:
-            text = stream.add(chosen.token, self.eos_tokens, bool(request.finish_reason))
-            if stream.stopped:
-                request.finish("stop")
-        return GenerationChunk(
-            self.echoed_prompts[index] + text if len(request.output) == 1 else text,
-            index,
-            chosen,
-            request.finish_reason,
-        )
-
-    def results(self) -> list[Generation]:
-        """All of them, when they have ended. Only where texts may stop one, they are spelled on the way."""
-        for _ in self if self.requests[0].sampling_config.stop else self._steps():
-            pass
-        told = self._told() if self.echo else [[] for _ in self.requests]
-        return [
-            Generation(
-                head + self._text(stream, r),
-                [c.token for c in r.output],
-                r.finish_reason,
-                r.output,
-                read,
-            )
-            for head, stream, r, read in zip(
-                self.echoed_prompts, self.detokenizers, self.requests, told, strict=True
-            )
-        ]
-
-    def _text(self, stream: IncrementalDetokenizer | None, request: Request) -> str:
-        if stream is None:
-            return ""
-        if not request.sampling_config.stop:
-            stream.feed(*(c.token for c in request.output if c.token not in self.eos_tokens))
-            stream.flush()
-        return stream.text
-
-    def _told(self) -> list[list[TokenLogprob]]:
-        """Each prompt's tokens after the first, as if they had been written."""
-        desk = self.engine.runner
-        told = {}
-        for request in self.requests:
-            if (key := tuple(request.prompt)) not in told:
-                first = request.prompt[:1]
-                rest = request.prompt[1:]
-                [told[key]] = token_logprobs(
-                    desk.net, [first], [rest], request.num_logprobs, desk.vocab_size
-                )
-        return [told[tuple(request.prompt)] for request in self.requests]
-
-
-class EnginePool:
-    """Engines for one net. On a GPU, where steps are recorded, the last one is kept for the next texts.
-
-    It is for one writer at a time; who comes meanwhile gets another.
-    """
-
-    def __init__(self) -> None:
-        self.cached: BatchEngine | None = None
-
-    def __call__(
-        self,
-        net: Transformer,
-        use: InferenceConfig,
-        known: int | None,
-        texts: int,
-        longest: int,
-        sampling: SamplingConfig,
-    ) -> BatchEngine:
-        """One for so many texts of up to so many tokens."""
-        cuda = next(net.parameters()).is_cuda
-        slots = min(texts, DEFAULT_SLOTS["cuda" if cuda else "cpu"])
-        capacity = min(longest, net.context_length)
-        if not cuda or sampling.max_tokens < MIN_GRAPH_TOKENS or isinstance(net, EditedTransformer):
-            return BatchEngine(net, use, slots, capacity, known)
-        kept = self.cached
-        fits = kept is not None and kept.slots >= slots and kept.capacity >= capacity
-        same = (
-            kept is not None and fits and kept.inference == use and kept.runner.matches(net, known)
-        )
-        if kept is not None and same and kept.try_acquire() and kept.is_idle:
-            kept.clear_prefix_cache()
-            return kept
-        room = min(net.context_length, max(256, 1 << (capacity - 1).bit_length()))
-        made = BatchEngine(net, use, slots, room, known, use_cuda_graphs=True)
-        made.try_acquire()
-        self.cached = made
-        return made
-
-
-def teacher_forcing_batch(
-    prompts: Sequence[list[int]], outputs: Sequence[list[int]], device: torch.device
-) -> Batch:
-    """What was read when each token of the outputs was written; the last of them was not."""
-    return Batch.from_rows(
-        [[*prompt, *output[:-1]] for prompt, output in zip(prompts, outputs, strict=True)], device
-    )
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+    text = detokenizer.feed(*(token for token in tokens if token not in inference.eos_tokens))
+    return text + detokenizer.flush()

@@ -1,140 +1,138 @@
-"""How a text is to be written on: the options people give, checked."""
+"""Sampling: the options of text generation, and drawing the next token from the logits (L5.2).
+
+    logits ─ penalties ─ logit bias ─ ÷ temperature ─ top-k ─ top-p ─ min-p ─ + Gumbel noise ─▶ argmax
+
+A sample from softmax(x) is the argmax of x + g with Gumbel noise g. The noise depends only on the seed, the position
+and the token. So the same seed gives the same text, alone or in a batch, and a stricter top-k or top-p only removes
+candidates.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.errors import ClearheadError, check_int, suggest
+from clearhead.errors import ClearheadError, check_int
 from clearhead.kernels import TRITON_AVAILABLE
 
-# ---- sampling: How a text is to be written on: the options people give, checked.
+if TRITON_AVAILABLE:
+    from clearhead.kernels.sampling import sample_tokens
 
 MAX_SEED = 2**64 - 1
-# what is more may be infinite in 32 bits, and what is less 0
+MAX_COUNT = 2**31
+# Bounds that keep a value finite and nonzero in float32.
 MAX_NUMBER = 1e38
 MIN_POSITIVE = 1e-37
-MAX_COUNT = 2**31
+
+Logits = Float[Tensor, "row vocabulary"]
+TokenCounts = Int[Tensor, "row vocabulary"]
+PerRow = Float[Tensor, "row 1"]
+Number = TypeVar("Number", int, Tensor)
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keyword arguments of `Model.generate`, `stream` and `chat`, explained in `SamplingConfig`."""
+
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    suppress_tokens: Sequence[int]
+    prefix_tokens: Sequence[int]
+    stop: str | Sequence[str]
+    stop_tokens: Sequence[int]
+    seed: int
+    overflow: str
 
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How a text is written on: when it ends, and how each of its tokens is drawn."""
+    """When a generated text ends, and how each of its tokens is sampled."""
 
     max_tokens: int = 40
-    temperature: float = 1.0  # 0 takes the likeliest
-    top_k: int = 0  # only so many of the likeliest; 0 = all
-    top_p: float = 1.0  # only the likeliest that have this share together
-    min_p: float = 0.0  # only those that are this share as likely as the likeliest
-    repetition_penalty: float = (
-        1.0  # divides the logits of all that was read or written, if they are positive
-    )
-    presence_penalty: float = 0.0  # taken from the logits of all that was written
-    frequency_penalty: float = 0.0  # the same, for each time
-    logit_bias: Mapping[int, float] = field(
-        default_factory=dict
-    )  # added to the logits of these tokens
-    suppress_tokens: tuple[int, ...] = ()
-    prefix_tokens: tuple[int, ...] = ()  # what it begins with
-    stop: tuple[str, ...] = ()  # texts that end it; they are not shown
-    stop_tokens: tuple[int, ...] = ()  # tokens that end it, besides the model's own
+    temperature: float = 1.0  # 0 is greedy decoding
+    top_k: int = 0  # keep the k most likely tokens; 0 = all
+    top_p: float = 1.0  # nucleus sampling: keep the smallest set with this total probability
+    min_p: float = 0.0  # keep tokens with at least this fraction of the highest probability
+    repetition_penalty: float = 1.0  # divides positive logits of tokens in the prompt or output
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the output
+    frequency_penalty: float = 0.0  # the same, once per occurrence
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits
+    suppress_tokens: Sequence[int] = ()  # never generated
+    prefix_tokens: Sequence[int] = ()  # the output starts with these
+    stop: Sequence[str] = ()  # strings that end the text; not part of it
+    stop_tokens: Sequence[int] = ()  # tokens that end the text, besides the model's own
     seed: int = 0
-    overflow: str = (
-        "refuse"  # or slide: a context that is full goes on from its newer half, which is read anew
-    )
+    overflow: str = "error"  # or "slide": a full context continues from its second half
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         check_int("max_tokens", self.max_tokens, 1, MAX_COUNT)
-        check_int("top_k", self.top_k, most=MAX_COUNT)
-        check_int("seed", self.seed, most=MAX_SEED)
-        for name, low, high in (
-            ("temperature", 0.0, MAX_NUMBER),
-            ("top_p", 0.0, 1.0),
-            ("min_p", 0.0, 1.0),
-            ("repetition_penalty", 0.0, MAX_NUMBER),
-            ("presence_penalty", -MAX_NUMBER, MAX_NUMBER),
-            ("frequency_penalty", -MAX_NUMBER, MAX_NUMBER),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not low <= value <= high:
-                right = (
-                    f"of at least 0 and at most {high:g}"
-                    if low == 0 and high > 1
-                    else f"from {low:g} to {high:g}"
-                )
-                raise ClearheadError(f"{name} = {value!r:.60} must be a number {right}.")
-        for name in ("top_p", "repetition_penalty"):
-            if (value := getattr(self, name)) < MIN_POSITIVE:
-                raise ClearheadError(
-                    f"{name} = {value} would leave nothing to draw from; it must be more than 0."
-                )
-        for name in ("suppress_tokens", "prefix_tokens", "stop_tokens"):
-            tokens = getattr(self, name)
-            if not isinstance(tokens, list | tuple) or not all(
-                type(token) is int for token in tokens
-            ):
-                raise ClearheadError(f"{name} = {tokens!r:.60} must be a list of ids.")
+        check_int("top_k", self.top_k, maximum=MAX_COUNT)
+        check_int("seed", self.seed, maximum=MAX_SEED)
+        _check_number("temperature", self.temperature, 0.0, MAX_NUMBER)
+        _check_number("top_p", self.top_p, MIN_POSITIVE, 1.0)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, MIN_POSITIVE, MAX_NUMBER)
+        _check_number("presence_penalty", self.presence_penalty, -MAX_NUMBER, MAX_NUMBER)
+        _check_number("frequency_penalty", self.frequency_penalty, -MAX_NUMBER, MAX_NUMBER)
+        _check_token_ids("suppress_tokens", self.suppress_tokens)
+        _check_token_ids("prefix_tokens", self.prefix_tokens)
+        _check_token_ids("stop_tokens", self.stop_tokens)
         if not isinstance(self.logit_bias, Mapping) or not all(
             type(token) is int and isinstance(value, int | float) and abs(value) <= MAX_NUMBER
             for token, value in self.logit_bias.items()
         ):
             raise ClearheadError(
-                f"bias = {self.logit_bias!r:.60} must give ids finite numbers: {{5: 2.0}}."
+                "logit_bias must map token ids to finite numbers, as in {5: 2.0}, "
+                f"got {self.logit_bias!r:.60}."
             )
-        if not isinstance(self.stop, list | tuple):
-            raise ClearheadError(f"stop = {self.stop!r:.60} must be a text or a list of texts.")
+        if not isinstance(self.stop, list | tuple) or not all(
+            isinstance(text, str) and text for text in self.stop
+        ):
+            raise ClearheadError(
+                f"stop must be a non-empty string or a list of them, got {self.stop!r:.60}."
+            )
         check_overflow(self.overflow)
-        if not all(isinstance(text, str) and text for text in self.stop):
-            raise ClearheadError("what a text stops at must be texts, and none of them empty.")
 
     @property
     def has_penalties(self) -> bool:
-        """Whether what was read and written matters."""
+        """Whether logits depend on how often each token occurred."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 
+def _check_number(name: str, value: object, minimum: float, maximum: float) -> None:
+    if isinstance(value, int | float) and minimum <= value <= maximum:
+        return
+    if minimum == MIN_POSITIVE:
+        expected = f"a positive number, at most {maximum:g}"
+    else:
+        expected = f"a number from {minimum:g} to {maximum:g}"
+    raise ClearheadError(f"{name} must be {expected}, got {value!r:.60}.")
+
+
+def _check_token_ids(name: str, tokens: object) -> None:
+    if not isinstance(tokens, list | tuple) or not all(type(token) is int for token in tokens):
+        raise ClearheadError(f"{name} must be a list of token ids, got {tokens!r:.60}.")
+
+
 def check_overflow(overflow: str) -> None:
-    if overflow not in ("refuse", "slide"):
-        raise ClearheadError(
-            f"overflow {overflow!r} is unknown; what exceeds the context is refused, or made to slide."
-        )
-
-
-def sampling_config(**options: Any) -> SamplingConfig:
-    """Options by name; one text to stop at may stand alone."""
-    known = SamplingConfig.__dataclass_fields__
-    for name in options:
-        if name in ("beam", "beams", "n_best"):
-            raise ClearheadError(
-                f"{name} is for searching, not for drawing: model.beams(prompt, beam=5, n_best=1)."
-            )
-        if name not in known:
-            raise ClearheadError(f"{name} is no option of writing; {suggest(name, known)}")
-    if isinstance(stop := options.get("stop"), str):
-        options["stop"] = (stop,)
-    return SamplingConfig(**options)
-
-
-# ---- draw: Drawing the next token (L5.2): from logits to one choice, for rows that may each want it otherwise.
-
-if TRITON_AVAILABLE:
-    from clearhead.kernels.sampling import sample_tokens
-
-Logits = Float[Tensor, "row vocabulary"]
-TokenCounts = Int[Tensor, "row known"]
-PerRow = Float[Tensor, "row 1"]
-Number = TypeVar("Number", int, Tensor)
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
-PENALTY_OPTIONS = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    """Raise unless this says what to do with text that exceeds the context."""
+    if overflow not in ("error", "slide"):
+        raise ClearheadError(f"overflow must be 'error' or 'slide', got {overflow!r}.")
 
 
 class Sampler:
-    """The draws of some rows, each by its own options; all it needs is on the device, and it never asks it.
+    """Samples one token per row, each row with its own options. Runs on the device without synchronizing.
 
-    With `kernel`, one kernel does all but the penalties, where it can.
+    With `use_kernel`, one Triton kernel does everything but the penalties.
     """
 
     def __init__(
@@ -144,35 +142,39 @@ class Sampler:
         device: torch.device,
         use_kernel: bool = False,
     ) -> None:
-        def table(names: Sequence[str]) -> Tensor:
-            return torch.tensor(
-                [[float(getattr(row, name)) for name in names] for row in configs], device=device
-            )
+        def to_tensor(values: list[list[float]]) -> Tensor:
+            return torch.tensor(values, device=device)
 
         self.use_kernel = use_kernel and TRITON_AVAILABLE and device.type == "cuda"
-        self.options = table(SAMPLING_OPTIONS)
-        self.penalties = table(PENALTY_OPTIONS)
+        self.options = to_tensor(
+            [[float(c.temperature), float(c.top_k), c.top_p, c.min_p] for c in configs]
+        )
+        self.penalties = to_tensor(
+            [
+                [float(c.repetition_penalty), c.presence_penalty, c.frequency_penalty]
+                for c in configs
+            ]
+        )
         self.rng_keys = torch.tensor([[key] for key in rng_keys], device=device)
-        self.max_top_k = max(row.top_k for row in configs)
-        self.uses_top_p = any(row.top_p < 1 for row in configs)
-        self.uses_min_p = any(row.min_p > 0 for row in configs)
-        self.is_random = any(row.temperature > 0 for row in configs)
-        self.has_penalties = any(row.has_penalties for row in configs)
+        self.max_top_k = max(c.top_k for c in configs)
+        self.uses_top_p = any(c.top_p < 1 for c in configs)
+        self.uses_min_p = any(c.min_p > 0 for c in configs)
+        self.is_random = any(c.temperature > 0 for c in configs)
+        self.has_penalties = any(c.has_penalties for c in configs)
 
     @property
     def graph_key(self) -> tuple[object, ...]:
-        """Draws of the same form are the same operations."""
-        alike = (
-            ()
-            if self.use_kernel
-            else (self.max_top_k, self.uses_top_p, self.uses_min_p, self.is_random)
-        )
-        return (len(self.rng_keys), self.has_penalties, *alike)
+        """Samplers with equal keys execute the same operations, so they can share a CUDA graph."""
+        shape = (len(self.rng_keys), self.has_penalties)
+        if self.use_kernel:
+            return shape
+        return (*shape, self.max_top_k, self.uses_top_p, self.uses_min_p, self.is_random)
 
     def copy_from(self, other: "Sampler") -> None:
-        """The same draws in the same memory; what is asked of them must be alike."""
-        for name in ("options", "penalties", "rng_keys"):
-            getattr(self, name).copy_(getattr(other, name))
+        """Copy the options of a sampler with the same `graph_key` into this one's tensors."""
+        self.options.copy_(other.options)
+        self.penalties.copy_(other.penalties)
+        self.rng_keys.copy_(other.rng_keys)
 
     def __call__(
         self,
@@ -180,11 +182,11 @@ class Sampler:
         steps: Int[Tensor, "row 1"],
         vocab_size: int | None = None,
         counts: tuple[TokenCounts, TokenCounts] | None = None,
-        logit_bias: Float[Tensor, "row known"] | None = None,
+        logit_bias: Float[Tensor, "row vocabulary"] | None = None,
     ) -> tuple[Int[Tensor, " row"], Float[Tensor, " row"]]:
-        """The token of each row, one of the first `known`, and its log-probability under the model.
+        """Sample a token for each row. Returns tokens and their log-probabilities under the model.
 
-        It comes at this place of its text; so often each token was read and written; `extra` is added to the logits.
+        `steps` are the output positions, `counts` the occurrences of each token in prompt and output.
         """
         x = logits[:, :vocab_size]
         if counts is not None:
@@ -193,11 +195,11 @@ class Sampler:
             x = x + logit_bias
         if self.use_kernel:
             return sample_tokens(x, logits, self.options, self.rng_keys, steps)
-        tokens = self._drawn(x, steps)
-        log_probs = logits.gather(1, tokens[:, None]) - logits.logsumexp(dim=-1, keepdim=True)
-        return tokens, log_probs[:, 0]
+        tokens = self._sample(x, steps)
+        logprobs = logits.gather(1, tokens[:, None]) - logits.logsumexp(dim=-1, keepdim=True)
+        return tokens, logprobs[:, 0]
 
-    def _drawn(self, x: Logits, places: Int[Tensor, "row 1"]) -> Int[Tensor, " row"]:
+    def _sample(self, x: Logits, steps: Int[Tensor, "row 1"]) -> Int[Tensor, " row"]:
         temperature, top_k, top_p, min_p = self.options[:, :, None].unbind(1)
         if not self.is_random:
             return x.argmax(dim=-1)
@@ -208,68 +210,64 @@ class Sampler:
             x = apply_top_p(x, top_p)
         if self.uses_min_p:
             x = x.masked_fill(x < x.amax(dim=-1, keepdim=True) + min_p.log(), -torch.inf)
-        return torch.where(
-            temperature > 0, x + gumbel_noise(self.rng_keys, places, x.shape[1]), x
-        ).argmax(dim=-1)
+        noisy = x + gumbel_noise(self.rng_keys, steps, x.shape[1])
+        return torch.where(temperature > 0, noisy, x).argmax(dim=-1)
 
 
 def apply_penalties(
     logits: Logits,
-    read: TokenCounts,
-    written: TokenCounts,
+    prompt_counts: TokenCounts,
+    output_counts: TokenCounts,
     repetition: PerRow,
     presence: PerRow,
     frequency: PerRow,
 ) -> Logits:
-    """Tokens that were there already become less likely."""
-    x = torch.where(
-        read + written > 0,
-        torch.where(logits > 0, logits / repetition, logits * repetition),
-        logits,
-    )
-    return x - presence * (written > 0) - frequency * written
+    """Lower the logits of tokens that occurred already."""
+    penalized = torch.where(logits > 0, logits / repetition, logits * repetition)
+    x = torch.where(prompt_counts + output_counts > 0, penalized, logits)
+    return x - presence * (output_counts > 0) - frequency * output_counts
 
 
-def apply_top_k(x: Logits, k: PerRow, most: int) -> Logits:
-    """Only the k likeliest of each row, and what is as likely as the last of them; 0 = all."""
-    best = x.topk(min(most, x.shape[1])).values
-    least = best.gather(1, (k.long() - 1).clamp(0, best.shape[1] - 1))
-    return x.masked_fill((x < least) & (k > 0), -torch.inf)
+def apply_top_k(x: Logits, k: PerRow, max_k: int) -> Logits:
+    """Keep the k largest logits of each row, including ties with the last; k = 0 keeps all."""
+    largest = x.topk(min(max_k, x.shape[1])).values
+    threshold = largest.gather(1, (k.long() - 1).clamp(0, largest.shape[1] - 1))
+    return x.masked_fill((x < threshold) & (k > 0), -torch.inf)
 
 
-def apply_top_p(x: Logits, share: PerRow) -> Logits:
-    """Only the likeliest that have this share of the probability together; 1 = all."""
+def apply_top_p(x: Logits, top_p: PerRow) -> Logits:
+    """Keep the smallest set of tokens whose probabilities sum to at least `top_p`; 1 keeps all."""
     p = x.softmax(dim=-1)
-    falling = p.sort(dim=-1, descending=True).values
-    before = falling.cumsum(dim=-1) - falling
-    least = falling.masked_fill(before >= share, torch.inf).amin(dim=-1, keepdim=True)
-    return x.masked_fill((p < least) & (share < 1), -torch.inf)
+    descending = p.sort(dim=-1, descending=True).values
+    sum_before = descending.cumsum(dim=-1) - descending
+    threshold = descending.masked_fill(sum_before >= top_p, torch.inf).amin(dim=-1, keepdim=True)
+    return x.masked_fill((p < threshold) & (top_p < 1), -torch.inf)
 
 
 def gumbel_noise(
     rng_keys: Int[Tensor, "row 1"], steps: Int[Tensor, "row 1"], vocab_size: int
 ) -> Logits:
-    """−log(−log u) of numbers u in (0, 1) that are mixed from key, place and token, the same on any device."""
+    """Gumbel noise hashed from key, step and token: the same numbers on every device."""
     tokens = torch.arange(vocab_size, device=rng_keys.device)
-    mixed = _mix(_mix(rng_keys ^ _mix(steps + 1)) ^ _mix(tokens * 2 + 1))
-    return gumbel_from_bits(mixed)
+    bits = _hash(_hash(rng_keys ^ _hash(steps + 1)) ^ _hash(tokens * 2 + 1))
+    return gumbel_from_bits(bits)
 
 
 def gumbel_from_bits(bits: Tensor) -> Tensor:
-    """−log(−log u), u from 32 bits; of these 23, so that u is exact in fp32 and never 0 or 1."""
+    """−log(−log u) with u from the upper 23 of 32 bits, so that u is exact in fp32 and never 0 or 1."""
     return -torch.log(-torch.log(((bits >> 9).float() + 0.5) / 2**23))
 
 
 def rng_key(seed: int, sample: int = 0) -> int:
-    """The key of one text; each of several samples from one seed has its own."""
+    """The noise key of one text; each of several samples with one seed has its own."""
     key = 0x9E3779B9
     for part in (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, sample):
-        key = _mix(key ^ part)
+        key = _hash(key ^ part)
     return key
 
 
-def _mix(x: Number) -> Number:
-    """A number of 32 bits whose every bit depends on all bits of another (Wellons' lowbias32)."""
+def _hash(x: Number) -> Number:
+    """A 32-bit integer hash (Wellons' lowbias32)."""
     x = x & 0xFFFFFFFF
     x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
     x = (x ^ x >> 15) * 0x846CA68B & 0xFFFFFFFF

@@ -1,10 +1,9 @@
-"""What models answer without writing on: a word for a gap, a class, a number, a vector, how likely a text is."""
+"""Tasks without text generation: mask filling, classification, regression, text scores and embeddings."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,220 +11,233 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.data.batch import Batch, batches_by_length, check_text_length
 from clearhead.errors import ClearheadError, InputTextError, NonFiniteError, check_int
+from clearhead.generate.engine import eval_mode
 from clearhead.model.heads import mean_pool
 from clearhead.model.transformer import Transformer
 from clearhead.progress import progress_bar
 from clearhead.tokenizers.tokenizer import MASK_PLACEHOLDER, Tokenizer, encode_with_masks
 
-MAX_LOGITS = 2**24  # that are made at once, where one for each word and place would be too many
+MAX_LOGITS = 2**24  # computed at once, to bound memory
+
+
+@dataclass(frozen=True)
+class TokenProbability:
+    """A candidate for a mask."""
+
+    token: int
+    word: str
+    probability: float
 
 
 @dataclass(frozen=True)
 class FillResult:
-    """A word for a gap."""
+    """The most likely words for each mask of a text, most likely first."""
 
-    word: str
-    token: int
-    probability: float
+    masks: list[list[TokenProbability]]
 
 
 @dataclass(frozen=True)
-class ClassificationResult:
-    """The likeliest class, and the probability of each."""
+class Classification:
+    """The most likely label with its probability; of a regression model, the predicted value."""
 
-    label: str
-    probability: float
-    probabilities: dict[str, float]
+    label: str  # empty for a regression model
+    score: float
+    probabilities: dict[str, float]  # of all labels; empty for a regression model
 
 
 @dataclass(frozen=True)
-class ScoreResult:
+class Score:
     """The log-probability of each token after the first, given those before it."""
 
     logprobs: list[float]
 
     @property
     def total_logprob(self) -> float:
-        """The log-probability of the whole text, given its first token."""
+        """The log-probability of the text, given its first token."""
         return sum(self.logprobs)
 
     @property
     def perplexity(self) -> float:
-        """The number of equally likely tokens that would surprise as much."""
+        """exp of the mean negative log-probability."""
         return safe_exp(-self.total_logprob / len(self.logprobs)) if self.logprobs else math.nan
 
 
 def safe_exp(exponent: float) -> float:
-    """e to that power; infinite where a float ends."""
+    """exp, infinite instead of an OverflowError."""
     return math.exp(exponent) if exponent < 709 else math.inf
+
+
+def check_finite(values: Tensor, name: str = "the logits") -> None:
+    """Raise if there is a NaN or infinity. Pass exp of log-probabilities, as −∞ is valid there."""
+    if not bool(values.isfinite().all()):
+        raise NonFiniteError(name)
 
 
 @torch.no_grad()
 def fill_masks(
-    net: Transformer, tokenizer: Tokenizer | None, config: c.Config, text: str, top: int
-) -> list[list[FillResult]]:
-    """The likeliest tokens for each gap of the text."""
+    net: Transformer, tokenizer: Tokenizer | None, config: c.Config, text: str, top_k: int
+) -> FillResult:
+    """Predict the `top_k` most likely tokens for each mask of the text."""
     if not isinstance(config.model.head, c.MLMHead):
         raise ClearheadError(
-            f"this {config.model.architecture.kind} fills no gaps; a model with a masked-word head does."
+            f"filling masks needs a model with an mlm head; this {config.model.architecture.kind} "
+            f"has head {config.model.head.kind}."
         )
     if tokenizer is None or not config.inference.mask_token:
         raise ClearheadError(
-            "it is not known which token hides a word; it needs a tokenizer, and inference.mask_token = [id]."
+            "filling masks needs a tokenizer and a mask token: set inference.mask_token = [id]."
         )
     if not isinstance(text, str):
-        raise ClearheadError(
-            f"one text with {MASK_PLACEHOLDER} where a word is missing is needed, not {type(text).__name__}."
-        )
-    check_int("top", top, 1)
+        raise ClearheadError(f"expected a text with {MASK_PLACEHOLDER}, got {type(text).__name__}.")
+    check_int("top_k", top_k, 1)
     ids = encode_masked_text(tokenizer, config.inference, text)
     check_text_length(len(ids), net.context_length)
     row = torch.tensor([ids], device=next(net.parameters()).device)
-    chances = (
-        net.compute_logits(net(row))[row == config.inference.mask_token[0], : len(tokenizer)]
-        .float()
-        .softmax(dim=-1)
-    )
-    check_finite(chances)
-    best = chances.topk(min(top, len(tokenizer)))
-    return [
-        [
-            FillResult(tokenizer.decode([token]).strip(), token, p)
-            for token, p in zip(tokens, shares, strict=True)
-        ]
-        for tokens, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+    with eval_mode(net):
+        logits = net.compute_logits(net(row))[row == config.inference.mask_token[0]]
+    probabilities = logits[:, : len(tokenizer)].float().softmax(dim=-1)
+    check_finite(probabilities)
+    best = probabilities.topk(min(top_k, len(tokenizer)))
+    masks = []
+    for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+        candidates = zip(tokens, values, strict=True)
+        masks.append(
+            [
+                TokenProbability(token, tokenizer.decode([token]).strip(), p)
+                for token, p in candidates
+            ]
+        )
+    return FillResult(masks)
 
 
-def encode_masked_text(tokenizer: Tokenizer, use: c.InferenceConfig, text: str) -> list[int]:
-    """The ids of a text with gaps, with what stands around it."""
-    ids = encode_with_masks(tokenizer, use.mask_token[0], text)
-    if use.mask_token[0] not in ids:
-        raise InputTextError(None, f"has no gap; write {MASK_PLACEHOLDER} where a word is missing.")
-    return [*use.bos_tokens, *ids, *use.sep_tokens]
-
-
-def check_finite(values: Tensor, what: str = "the logits") -> None:
-    """Refuses what a model computed, if that is no numbers; of log-probabilities, −∞ is one, so give their exp."""
-    if not bool(values.isfinite().all()):
-        raise NonFiniteError(what)
+def encode_masked_text(tokenizer: Tokenizer, inference: c.InferenceConfig, text: str) -> list[int]:
+    """Encode a text with masks, between the tokens that the model expects around a text."""
+    ids = encode_with_masks(tokenizer, inference.mask_token[0], text)
+    if inference.mask_token[0] not in ids:
+        raise InputTextError(None, f"has no mask; write {MASK_PLACEHOLDER} for a missing word.")
+    return [*inference.bos_tokens, *ids, *inference.sep_tokens]
 
 
 def check_can_embed(m: c.ModelConfig) -> None:
+    """Raise unless the model can embed a text."""
     if isinstance(m.architecture, c.EncoderDecoder):
         raise ClearheadError(
-            "an encoder-decoder gives no vector for a text; an encoder or a decoder does."
+            "an encoder-decoder has no text embeddings; use an encoder or decoder."
         )
-
-
-def max_classification_tokens(config: c.Config) -> int:
-    """Tokens of a text that are judged; the rest is cut."""
-    return config.inference.max_length or config.model.context_length
-
-
-def check_texts_not_empty(texts: Any) -> None:
-    """There is something to read in each of several texts; what is given as ids may be anything."""
-    for number, text in enumerate(texts if isinstance(texts, list | tuple) else ()):
-        if isinstance(text, str) and not text.strip():
-            raise InputTextError(
-                number if len(texts) > 1 else None, "is empty; there must be something to read."
-            )
-
-
-def check_can_classify(m: c.ModelConfig) -> None:
-    if not isinstance(m.head, c.ClassificationHead | c.RegressionHead):
-        raise ClearheadError(
-            f"this {m.architecture.kind} has head {m.head.kind}, which tells no classes; fine-tune it to."
-        )
-
-
-def classification_results(
-    logits: Tensor, config: c.Config
-) -> list[ClassificationResult] | list[float]:
-    """Rows of logits as classes with probabilities, or as the numbers they are."""
-    check_finite(logits)
-    if isinstance(config.model.head, c.RegressionHead):
-        return logits.squeeze(-1).tolist()
-    names = config.inference.labels or tuple(map(str, range(logits.shape[1])))
-    found = []
-    for row in logits.softmax(dim=-1).tolist():
-        shares = dict(zip(names, row, strict=True))
-        best = max(shares, key=lambda name: shares[name])
-        found.append(ClassificationResult(best, shares[best], shares))
-    return found
-
-
-def score_texts(
-    net: Transformer, rows: Sequence[Sequence[int]], stride: int = 0, show_progress: bool = False
-) -> list[ScoreResult]:
-    """How likely each text is, whatever its length and however many there are; a long one is read in `windows`."""
-    cuts = [
-        (text, *cut)
-        for text, ids in enumerate(rows)
-        for cut in sliding_windows(len(ids) - 1, net.context_length, stride)
-    ]
-    pieces = [(rows[text][begin : end + 1], new - begin) for text, begin, new, end in cuts]
-    read = window_logprobs(net, pieces)
-    told = dict(progress_bar(read, len(pieces), "windows") if show_progress else read)
-    found: list[list[float]] = [[] for _ in rows]
-    for number, (text, *_) in enumerate(cuts):
-        found[text] += told[number]
-    return [ScoreResult(logprobs) for logprobs in found]
-
-
-def sliding_windows(tokens: int, context: int, stride: int = 0) -> Iterator[tuple[int, int, int]]:
-    """Pieces of a text, each so many tokens after the one before: its begin, what is new from there, its end.
-
-    The step is half a context where it is not told.
-    """
-    new = 0
-    for begin in range(0, tokens, stride or max(1, context // 2)):
-        if new < tokens:
-            end = min(begin + context, tokens)
-            yield begin, new, end
-            new = end
-
-
-@torch.no_grad()
-def window_logprobs(
-    net: Transformer, pieces: Sequence[tuple[Sequence[int], int]]
-) -> Iterator[tuple[int, list[float]]]:
-    """The log-probability of each token after place `new` of a piece `(ids, new)`, with the number of the piece.
-
-    Pieces of like length are read together, so they come in another order than they were given in.
-    """
-    device = next(net.parameters()).device
-    for some in batches_by_length([len(ids) - 1 for ids, _ in pieces], device):
-        batch = Batch.from_rows([pieces[i][0][:-1] for i in some], device)
-        hidden = net(batch.inputs, segment_ids=batch.segment_ids)
-        news = [(i, *pieces[i]) for i in some]
-        states = torch.cat(
-            [row[new : len(ids) - 1] for row, (_, ids, new) in zip(hidden, news, strict=True)]
-        )
-        told = iter(_told(net, states, [token for _, ids, new in news for token in ids[new + 1 :]]))
-        for i, ids, new in news:
-            yield i, [*islice(told, len(ids) - 1 - new)]
-
-
-def _told(net: Transformer, states: Tensor, following: Sequence[int]) -> list[float]:
-    """The log-probability of the token after each state; logits are made for a few at a time, being so many."""
-    found = []
-    some = max(1, MAX_LOGITS // net.config.vocab_size)
-    for at in range(0, len(following), some):
-        log_probs = net.compute_logits(states[None, at : at + some])[0].float().log_softmax(dim=-1)
-        wanted = torch.tensor(following[at : at + some], device=log_probs.device)
-        own = log_probs.gather(1, wanted[:, None])[:, 0]
-        check_finite(own.exp())
-        found += own.tolist()
-    return found
 
 
 def pool_hidden(
     hidden: Tensor, segment_ids: Tensor | None, pooling: str, normalize: bool
 ) -> Tensor:
-    """One vector for each row: the mean of its hidden states, or the first; scaled to length 1 if asked for."""
+    """Pool the hidden states of each row into one vector, optionally of unit length."""
     if pooling not in ("mean", "first"):
-        raise ClearheadError(f"pooling {pooling!r} is unknown; it is mean or first.")
+        raise ClearheadError(f"pooling must be 'mean' or 'first', got {pooling!r}.")
     vectors = mean_pool(hidden, segment_ids) if pooling == "mean" else hidden[:, 0]
-    check_finite(vectors, "the vectors")
+    check_finite(vectors, "the embeddings")
     return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
+
+
+def check_can_classify(m: c.ModelConfig) -> None:
+    """Raise unless the model has a classification or regression head."""
+    if not isinstance(m.head, c.ClassificationHead | c.RegressionHead):
+        raise ClearheadError(
+            f"this {m.architecture.kind} has head {m.head.kind}; classification needs a "
+            "classification or regression head. Fine-tune the model with one."
+        )
+
+
+def check_texts_not_empty(texts: object) -> None:
+    """Raise if one of several texts is blank; token ids are not checked."""
+    if not isinstance(texts, list | tuple):
+        return
+    for index, text in enumerate(texts):
+        if isinstance(text, str) and not text.strip():
+            raise InputTextError(index if len(texts) > 1 else None, "is empty.")
+
+
+def max_classification_tokens(config: c.Config) -> int:
+    """The length to which texts are truncated before they are classified."""
+    return config.inference.max_length or config.model.context_length
+
+
+def classification_results(logits: Tensor, config: c.Config) -> list[Classification]:
+    """Turn rows of logits into labels with probabilities, or into predicted values."""
+    check_finite(logits)
+    if isinstance(config.model.head, c.RegressionHead):
+        return [Classification("", value, {}) for value in logits.squeeze(-1).tolist()]
+    labels = config.inference.labels or tuple(map(str, range(logits.shape[1])))
+    results = []
+    for row in logits.softmax(dim=-1).tolist():
+        probabilities = dict(zip(labels, row, strict=True))
+        best = max(probabilities, key=lambda label: probabilities[label])
+        results.append(Classification(best, probabilities[best], probabilities))
+    return results
+
+
+def score_texts(
+    net: Transformer, rows: Sequence[Sequence[int]], stride: int = 0, show_progress: bool = False
+) -> list[Score]:
+    """Score texts of any length; a text longer than the context is read in sliding windows."""
+    window_texts = []  # for each window, the index of its text
+    windows = []
+    for index, ids in enumerate(rows):
+        for start, new, end in sliding_windows(len(ids) - 1, net.context_length, stride):
+            window_texts.append(index)
+            windows.append((ids[start : end + 1], new - start))
+    results = window_logprobs(net, windows)
+    logprobs = dict(progress_bar(results, len(windows), "windows") if show_progress else results)
+    texts: list[list[float]] = [[] for _ in rows]
+    for window, index in enumerate(window_texts):
+        texts[index] += logprobs[window]
+    return [Score(values) for values in texts]
+
+
+def sliding_windows(tokens: int, context: int, stride: int = 0) -> Iterator[tuple[int, int, int]]:
+    """Cut a text into overlapping windows: start, first position not in an earlier window, end.
+
+    The stride defaults to half the context.
+    """
+    new = 0
+    for start in range(0, tokens, stride or max(1, context // 2)):
+        if new < tokens:
+            end = min(start + context, tokens)
+            yield start, new, end
+            new = end
+
+
+@torch.no_grad()
+def window_logprobs(
+    net: Transformer, windows: Sequence[tuple[Sequence[int], int]]
+) -> Iterator[tuple[int, list[float]]]:
+    """For each window `(ids, new)`: its index and the log-probabilities of the tokens after `new`.
+
+    Windows of similar length are batched, so the order differs from the input's.
+    """
+    device = next(net.parameters()).device
+    for indices in batches_by_length([len(ids) - 1 for ids, _ in windows], device):
+        batch = Batch.from_rows([windows[i][0][:-1] for i in indices], device)
+        with eval_mode(net):
+            hidden = net(batch.inputs, segment_ids=batch.segment_ids)
+        states = []
+        targets: list[int] = []
+        for row, i in zip(hidden, indices, strict=True):
+            ids, new = windows[i]
+            states.append(row[new : len(ids) - 1])
+            targets += ids[new + 1 :]
+        logprobs = iter(_target_logprobs(net, torch.cat(states), targets))
+        for i in indices:
+            ids, new = windows[i]
+            yield i, [*islice(logprobs, len(ids) - 1 - new)]
+
+
+def _target_logprobs(net: Transformer, states: Tensor, targets: Sequence[int]) -> list[float]:
+    """The log-probability of each target after its hidden state, a few logits at a time."""
+    logprobs: list[float] = []
+    chunk = max(1, MAX_LOGITS // net.config.vocab_size)
+    for start in range(0, len(targets), chunk):
+        logits = net.compute_logits(states[None, start : start + chunk])[0].float()
+        index = torch.tensor(targets[start : start + chunk], device=logits.device)
+        values = logits.log_softmax(dim=-1).gather(1, index[:, None])[:, 0]
+        check_finite(values.exp())
+        logprobs += values.tolist()
+    return logprobs

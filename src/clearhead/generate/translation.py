@@ -1,79 +1,301 @@
-"""Where sentences end: a plain rule, for texts that are longer than a translator reads at once."""
+"""Translation: texts to translations with an encoder-decoder and beam search, in batches or sentence by sentence."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.config.model import Config, EncoderDecoder, InferenceConfig
+from clearhead.config.model import Config, EncoderDecoder, InferenceConfig, Tokens
 from clearhead.data.batch import Batch, batches_by_length, unpad
 from clearhead.errors import ClearheadError, InputTextError, with_index
-from clearhead.generate.engine import TokenLogprob
+from clearhead.generate.engine import TokenLogprob, eval_mode
 from clearhead.generate.generation import (
     BeamResult,
     BeamSearchConfig,
     beam_search_texts,
     check_sample_counts,
     encode_prefixes,
+    logprob_options,
     teacher_forcing_batch,
     token_logprobs,
-    token_rules,
+    with_choices,
 )
 from clearhead.hooks import Recorder
 from clearhead.model.transformer import Transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
 
-# ---- sentences: Where sentences end: a plain rule, for texts that are longer than a translator reads at once.
-
+MAX_CACHE_BYTES = 4 * 2**30  # for the beams of the sources that are searched together
 SENTENCE_END = re.compile(r"""([.!?…]+["'”’»)\]]*)(\s+)|([。！？]+[」』”’）]*)(\s*)|(\s*\n\s*)""")
 SENTENCE_OPENERS = frozenset("\"'“‘„«‹([{¿¡")
 ABBREVIATIONS = re.compile(
-    r"(mrs?|ms|dr|prof|rev|gen|col|capt|lt|sgt|st|jr|sr|hon|inc|ltd|co|corp|vs|etc|cf|al|figs?|vol|nos?|pp|eds?|dept|est"
-    r"|approx|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|e\.?g|i\.?e|a\.m|p\.m|u\.[sk]|d\.c|ph\.d"
-    r"|bzw|ca|usw|evtl|ggf|nr|str|tel|vgl|z\.b|d\.h|u\.a|o\.ä|s\.o|z\.t|hr|fr|dipl|ing"
-    r"|mm|mme|mlle|sra|srta|uds?|art|av|bd|chap|env|p\.ex|sig|dott)",
+    r"(mrs?|ms|dr|prof|rev|gen|col|capt|lt|sgt|st|jr|sr|hon|inc|ltd|co|corp|vs|etc|cf|al|figs?|vol"
+    r"|nos?|pp|eds?|dept|est|approx|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|e\.?g|i\.?e|a\.m"
+    r"|p\.m|u\.[sk]|d\.c|ph\.d|bzw|ca|usw|evtl|ggf|nr|str|tel|vgl|z\.b|d\.h|u\.a|o\.ä|s\.o|z\.t|hr"
+    r"|fr|dipl|ing|mm|mme|mlle|sra|srta|uds?|art|av|bd|chap|env|p\.ex|sig|dott)",
     re.IGNORECASE,
 )
 
+JSONObject = dict[str, Any]
+Sentence = tuple[list[int], str]  # token ids, and the whitespace that follows in the text
+
+
+@dataclass(frozen=True)
+class Translation(BeamResult):
+    """A translation; with n_best, `choices` holds all, best first."""
+
+    alignment: list[int] | None = None  # for each token, the source token it attended to most
+    token_logprobs: list[TokenLogprob] | None = None  # with logprobs
+
+
+EMPTY_TRANSLATION = Translation("", [], 0.0, 0.0)
+
+
+class Translator:
+    """An encoder-decoder with its beam search options.
+
+    `align` is a decoder layer or "all". `num_logprobs` adds log-probabilities, and those of that many
+    most likely tokens.
+    """
+
+    def __init__(
+        self,
+        net: Transformer,
+        config: Config,
+        tokenizers: tuple[Tokenizer | None, Tokenizer | None],
+        beam_config: BeamSearchConfig,
+        align: int | str | None = None,
+        split_sentences: bool = False,
+        num_logprobs: int | None = None,
+    ) -> None:
+        architecture = config.model.architecture
+        if not isinstance(architecture, EncoderDecoder):
+            raise ClearheadError(
+                f"translation needs an encoder-decoder, got a {architecture.kind}."
+            )
+        if not config.inference.decoder_start_tokens:
+            raise ClearheadError(
+                "translation needs inference.decoder_start_tokens = [id] in the configuration."
+            )
+        if align is not None:
+            check_align_layer(net, align)
+        if num_logprobs is not None:
+            check_sample_counts(1, num_logprobs)
+        self.net = net
+        self.inference = config.inference
+        self.source_input = architecture.source_input
+        self.source_context_length = architecture.source_context_length
+        self.tokenizer, self.source_tokenizer = tokenizers
+        self.beam_config = beam_config
+        self.align = align
+        self.split_sentences = split_sentences
+        self.num_logprobs = num_logprobs
+
+    def can_encode(self, texts: object) -> TypeGuard[Sequence[str]]:
+        """Whether these are strings and the model has a tokenizer for them."""
+        if self.source_tokenizer is None or not isinstance(self.source_input, Tokens):
+            return False
+        return isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)
+
+    def translate_texts(self, texts: Sequence[str]) -> list[Translation]:
+        """Translate each text; an empty one gives an empty translation."""
+        split = []
+        for index, text in enumerate(texts):
+            with with_index(index):
+                split.append(self.encode_sentences(text))
+        prefixes = encode_prefixes(self.beam_config.prefix, len(texts), self.tokenizer)
+        rows = []
+        row_prefixes = []
+        for sentences, prefix in zip(split, prefixes, strict=True):
+            for ids, _ in sentences:
+                if ids:
+                    rows.append(ids)
+                    row_prefixes.append(prefix)
+        translations = iter(self.translate_ids(rows, row_prefixes))
+        results = []
+        for sentences in split:
+            parts = [next(translations) if ids else EMPTY_TRANSLATION for ids, _ in sentences]
+            results.append(self.join_sentences(parts, [gap for _, gap in sentences]))
+        return results
+
+    def translate_batch(self, batch: Batch) -> list[Translation]:
+        """Translate a batch of token ids or audio."""
+        assert batch.source is not None
+        source = batch.source
+        prefixes = encode_prefixes(self.beam_config.prefix, len(source), self.tokenizer)
+        if not source.is_floating_point():
+            return self.translate_ids(unpad(source, batch.source_segment_ids), prefixes)
+        size = self._max_batch_size()
+        results = []
+        for start in range(0, len(source), size):
+            end = start + size
+            results += self._search(source[start:end], None, prefixes[start:end])
+        return results
+
+    def translate_ids(
+        self, rows: Sequence[list[int]], prefixes: list[list[int]]
+    ) -> list[Translation]:
+        """Translate sources that fit the context."""
+        device = next(self.net.parameters()).device
+        results: dict[int, Translation] = {}
+        lengths = [len(row) for row in rows]
+        for indices in batches_by_length(lengths, device, self._max_batch_size()):
+            batch = Batch.from_rows([rows[i] for i in indices], device)
+            translations = self._search(
+                batch.inputs, batch.segment_ids, [prefixes[i] for i in indices]
+            )
+            results |= dict(zip(indices, translations, strict=True))
+        return [results[i] for i in range(len(rows))]
+
+    def _search(
+        self, source: Tensor, segment_ids: Tensor | None, prefixes: list[list[int]]
+    ) -> list[Translation]:
+        prompts = [list(self.inference.decoder_start_tokens)] * len(source)
+        found = beam_search_texts(
+            self.net,
+            self.tokenizer,
+            self.inference,
+            prompts,
+            self.beam_config,
+            prefixes,
+            source,
+            segment_ids,
+        )
+        translations = [Translation(**vars(one)) for results in found for one in results]
+        counts = torch.tensor([len(results) for results in found], device=source.device)
+        row_of = torch.arange(len(found), device=source.device).repeat_interleave(counts)
+        starts = [prompts[0]] * len(translations)
+        outputs = [one.tokens for one in translations]
+        sources = source[row_of]
+        source_segment_ids = None if segment_ids is None else segment_ids[row_of]
+        if self.align is not None:
+            alignments = attention_alignments(
+                self.net, starts, outputs, self.align, sources, source_segment_ids
+            )
+            translations = [
+                replace(one, alignment=alignment)
+                for one, alignment in zip(translations, alignments, strict=True)
+            ]
+        if self.num_logprobs is not None:
+            logprobs = token_logprobs(
+                self.net,
+                starts,
+                outputs,
+                self.num_logprobs,
+                len(self.tokenizer) if self.tokenizer else None,
+                sources,
+                source_segment_ids,
+                logprob_options(self.inference, self.beam_config),
+            )
+            translations = [
+                replace(one, token_logprobs=values)
+                for one, values in zip(translations, logprobs, strict=True)
+            ]
+        remaining = iter(translations)
+        return [with_choices([next(remaining) for _ in results]) for results in found]
+
+    def encode_sentences(self, text: str) -> list[Sentence]:
+        """Encode a text; sentence by sentence, if it exceeds the context or that was asked for."""
+        ids = self._encode(text)
+        if not self.split_sentences and len(ids) <= self.source_context_length:
+            return [(ids, "")]
+        sentences = [(self._encode(sentence), gap) for sentence, gap in split_sentences(text)]
+        longest = max(len(ids) for ids, _ in sentences)
+        if longest > self.source_context_length:
+            raise InputTextError(
+                None,
+                f"has a sentence of {longest} tokens; the model reads at most "
+                f"{self.source_context_length}.",
+            )
+        config = self.beam_config
+        needs_one_sentence = (
+            config.n_best > 1
+            or config.prefix
+            or config.return_tree
+            or config.alternatives is not None
+            or self.align is not None
+        )
+        if needs_one_sentence and sum(bool(ids) for ids, _ in sentences) > 1:
+            raise InputTextError(
+                None,
+                f"has {len(sentences)} sentences, which are translated one by one; n_best, prefix, "
+                "alternatives, return_tree and align need a single sentence.",
+            )
+        return sentences
+
+    def _encode(self, text: str) -> list[int]:
+        if not text.strip():
+            return []
+        assert self.source_tokenizer is not None
+        ids = self.source_tokenizer.encode(text)
+        return [*self.inference.bos_tokens, *ids, *self.inference.sep_tokens]
+
+    def join_sentences(self, parts: Sequence[Translation], gaps: Sequence[str]) -> Translation:
+        """Join the translations of a text's sentences with the whitespace between them."""
+        if len(parts) == 1:
+            return parts[0]
+        tokens = [token for part in parts for token in part.tokens]
+        logprob = sum(part.logprob for part in parts)
+        token_logprobs = None
+        if self.num_logprobs is not None:
+            token_logprobs = [token for part in parts for token in part.token_logprobs or ()]
+        return Translation(
+            text="".join(part.text + gap for part, gap in zip(parts, gaps, strict=True)),
+            tokens=tokens,
+            score=logprob / max(1, len(tokens)) ** self.beam_config.length_penalty,
+            logprob=logprob,
+            token_logprobs=token_logprobs,
+        )
+
+    def _max_batch_size(self) -> int:
+        """How many sources are searched together, to bound the memory of the KV caches."""
+        m = self.net.config
+        element_size = next(self.net.parameters()).element_size()
+        bytes_per_token = 2 * m.n_layers * m.n_kv_heads * m.d_head * element_size
+        max_tokens = min(self.beam_config.max_tokens or m.context_length, m.context_length)
+        bytes_per_source = self.beam_config.num_beams * bytes_per_token * max_tokens
+        return max(1, MAX_CACHE_BYTES // bytes_per_source)
+
 
 def split_sentences(text: str) -> list[tuple[str, str]]:
-    """Each sentence with the white space after it; joined, they are the text. A line's end always ends one."""
-    found = []
+    """Split a text into sentences, each with the whitespace after it. A newline always ends one."""
+    sentences = []
     start = 0
-    for end in SENTENCE_END.finditer(text):
-        mark = end[1] or end[3] or ""
-        gap = end[2] or end[4] or end[5] or ""
-        if (
-            end[1]
-            and "\n" not in gap
-            and not _ends(text[start : end.start()], mark, text[end.end() : end.end() + 1])
-        ):
+    for match in SENTENCE_END.finditer(text):
+        mark = match[1] or match[3] or ""
+        gap = match[2] or match[4] or match[5] or ""
+        before = text[start : match.start()]
+        after = text[match.end() : match.end() + 1]
+        if match[1] and "\n" not in gap and not _ends_sentence(before, mark, after):
             continue
-        found.append((text[start : end.start()] + mark, gap))
-        start = end.end()
-    return [*found, (text[start:], "")] if start < len(text) or not found else found
+        sentences.append((before + mark, gap))
+        start = match.end()
+    if start < len(text) or not sentences:
+        sentences.append((text[start:], ""))
+    return sentences
 
 
-def _ends(before: str, mark: str, after: str) -> bool:
-    """Whether a mark between white space and what went before ends a sentence: not after `Dr.`, `J.` or `3.`."""
+def _ends_sentence(before: str, mark: str, after: str) -> bool:
+    """Whether a punctuation mark ends a sentence: not after `Dr.`, `J.` or `3.`."""
     if after and not (after in SENTENCE_OPENERS or (after.isalnum() and not after.islower())):
         return False
+    if mark != ".":
+        return True
     word = re.split(r"""[\s("'“„«\[]""", before)[-1]
-    return mark != "." or not (len(word) == 1 or word.isdigit() or ABBREVIATIONS.fullmatch(word))
-
-
-# ---- align: Alignment: which token of the source each token of the output looked at when it was written (L3.8).
+    return not (len(word) == 1 or word.isdigit() or ABBREVIATIONS.fullmatch(word))
 
 
 def check_align_layer(net: Transformer, layer: int | str) -> None:
-    layers = net.config.n_layers
-    if layer != "all" and not (isinstance(layer, int) and -layers <= layer < layers):
-        most = f'0 to {layers - 1}, counted from the end by -1 to {-layers}, or "all"'
-        raise ClearheadError(f"align = {layer!r} is no layer of this decoder; there are {most}.")
+    """Raise unless this is a decoder layer or "all"."""
+    n_layers = net.config.n_layers
+    if layer != "all" and not (isinstance(layer, int) and -n_layers <= layer < n_layers):
+        raise ClearheadError(
+            f'align must be a decoder layer from {-n_layers} to {n_layers - 1}, or "all", '
+            f"got {layer!r}."
+        )
 
 
 @torch.no_grad()
@@ -85,28 +307,26 @@ def attention_alignments(
     source: Tensor,
     source_segment_ids: Tensor | None,
 ) -> list[list[int]]:
-    """For each token of an output, the place in its source with most attention: the mean of a layer's heads, or of all.
+    """For each output token, the source token with the most cross-attention when it was generated (L3.8).
 
-    The attention is that of the pass that wrote the token.
+    The attention is averaged over the heads of a layer, or of all layers.
     """
     check_align_layer(net, layer)
-    texts = teacher_forcing_batch(prompts, outputs, source.device)
-    hooks = Recorder(
-        {
-            f"blocks.{'*' if isinstance(layer, str) else layer % net.config.n_layers}.cross_attn.pattern": mean_over_heads
-        }
-    )
-    net(
-        texts.inputs,
-        segment_ids=texts.segment_ids,
-        source=source,
-        source_segment_ids=source_segment_ids,
-        hooks=hooks,
-    )
-    places = torch.stack([*hooks.values.values()]).mean(0).argmax(-1).tolist()
+    batch = teacher_forcing_batch(prompts, outputs, source.device)
+    block = "*" if isinstance(layer, str) else layer % net.config.n_layers
+    hooks = Recorder({f"blocks.{block}.cross_attn.pattern": mean_over_heads})
+    with eval_mode(net):
+        net(
+            batch.inputs,
+            segment_ids=batch.segment_ids,
+            source=source,
+            source_segment_ids=source_segment_ids,
+            hooks=hooks,
+        )
+    positions = torch.stack([*hooks.values.values()]).mean(0).argmax(-1).tolist()
     return [
         row[len(prompt) - 1 : len(prompt) + len(output) - 1]
-        for row, prompt, output in zip(places, prompts, outputs, strict=True)
+        for row, prompt, output in zip(positions, prompts, outputs, strict=True)
     ]
 
 
@@ -116,228 +336,29 @@ def mean_over_heads(
     return pattern.mean(1)
 
 
-# ---- translate: Translation: sources of like length are searched together, long texts sentence by sentence, results in order.
-
-MAX_CACHE_BYTES = 4 * 2**30  # bytes that the beams searched at once may remember
-
-
-@dataclass(frozen=True)
-class TranslationResult(BeamResult):
-    """What a model made of a source."""
-
-    alignment: list[int] | None = (
-        None  # for each token, the place of the source token it attended to most
-    )
-    token_logprobs: list[TokenLogprob] | None = (
-        None  # each token with its log-probability, where it was asked for
-    )
-
-
-class Translator:
-    """An encoder-decoder with what is wished of it; `align` is a layer of the decoder, or all.
-
-    `top` is how many of the likeliest are told with each token; None leaves out how likely that was, too.
-    """
-
-    def __init__(
-        self, net: Transformer, config: Config, tokenizers: tuple[Tokenizer | None, Tokenizer | None], beam_config: BeamSearchConfig,
-        align: int | str | None = None, split_sentences: bool = False, num_logprobs: int | None = None,
-    ) -> None:  # fmt: skip
-        if not isinstance(shape := config.model.architecture, EncoderDecoder):
-            raise ClearheadError(
-                f"this {shape.kind} has no source to read; an encoder-decoder translates."
-            )
-        if not config.inference.decoder_start_tokens:
-            raise ClearheadError(
-                "it is not known which token an output starts with; its configuration needs inference.decoder_start_tokens = [id]."
-            )
-        if align is not None:
-            check_align_layer(net, align)
-        if num_logprobs is not None:
-            check_sample_counts(1, num_logprobs)
-        self.num_logprobs = num_logprobs
-        self.net = net
-        self.inference = config.inference
-        self.source_context_length = shape.source_context_length
-        (
-            (self.tokenizer, self.source_tokenizer),
-            self.beam_config,
-            self.align,
-            self.split_sentences,
-        ) = tokenizers, beam_config, align, split_sentences
-
-    def translate_texts(self, texts: Sequence[str]) -> list[list[TranslationResult]]:
-        """The best translations of each text; of an empty one, nothing."""
-        parts = []
-        for number, text in enumerate(texts):
-            with with_index(number):
-                parts.append(self._parts(text))
-        begins = encode_prefixes(self.beam_config.prefix, len(texts), self.tokenizer)
-        rows = [
-            (row, begin)
-            for some, begin in zip(parts, begins, strict=True)
-            for row, _ in some
-            if row
-        ]
-        found = iter(self.translate_ids([row for row, _ in rows], [begin for _, begin in rows]))
-        made = [
-            [(next(found) if row else [EMPTY_TRANSLATION], gap) for row, gap in some]
-            for some in parts
-        ]
-        return [self._joined(some) for some in made]
-
-    def translate_batch(self, batch: Batch) -> list[list[TranslationResult]]:
-        """The same for ids, or for sounds."""
-        assert batch.source is not None
-        begins = encode_prefixes(self.beam_config.prefix, len(batch.source), self.tokenizer)
-        if not batch.source.is_floating_point():
-            return self.translate_ids(unpad(batch.source, batch.source_segment_ids), begins)
-        some = self._most()
-        parts = (
-            (batch.source[i : i + some], begins[i : i + some]) for i in range(0, len(begins), some)
-        )
-        return [found for source, begin in parts for found in self._search(source, None, begin)]
-
-    def translate_ids(
-        self, rows: Sequence[list[int]], begins: list[list[int]]
-    ) -> list[list[TranslationResult]]:
-        """The same for ids that fit the context."""
-        device = next(self.net.parameters()).device
-        made: dict[int, list[TranslationResult]] = {}
-        for some in batches_by_length([len(row) for row in rows], device, self._most()):
-            sources = Batch.from_rows([rows[i] for i in some], device)
-            found = self._search(sources.inputs, sources.segment_ids, [begins[i] for i in some])
-            made |= dict(zip(some, found, strict=True))
-        return [made[i] for i in range(len(rows))]
-
-    def _search(
-        self, source: Tensor, segment_ids: Tensor | None, begins: list[list[int]]
-    ) -> list[list[TranslationResult]]:
-        prompts = [list(self.inference.decoder_start_tokens)] * len(source)
-        found = beam_search_texts(
-            self.net,
-            self.tokenizer,
-            self.inference,
-            prompts,
-            self.beam_config,
-            begins,
-            source,
-            segment_ids,
-        )
-        made = [[TranslationResult(**vars(written)) for written in sentence] for sentence in found]
-        which = [i for i, sentence in enumerate(made) for _ in sentence]
-        texts = [prompts[i] for i in which], [one.tokens for sentence in made for one in sentence]
-        sides = source[which], None if segment_ids is None else segment_ids[which]
-        told: dict[str, Iterator[Any]] = {}
-        if self.align is not None:
-            told["alignment"] = iter(attention_alignments(self.net, *texts, self.align, *sides))
-        if self.num_logprobs is not None:
-            known = len(self.tokenizer) if self.tokenizer else None
-            told["chosen"] = iter(
-                token_logprobs(
-                    self.net,
-                    *texts,
-                    self.num_logprobs,
-                    known,
-                    *sides,
-                    **token_rules(self.inference, self.beam_config),
-                )
-            )
-        if not told:
-            return made
-        return [
-            [replace(one, **{name: next(values) for name, values in told.items()}) for one in some]
-            for some in made
-        ]
-
-    def _parts(self, text: str) -> list[tuple[list[int], str]]:
-        """The ids of a text, or of its sentences, each with the white space that follows; those of nothing are none."""
-        assert self.source_tokenizer is not None
-        whole = self._ids(text)
-        if not self.split_sentences and len(whole) <= self.source_context_length:
-            return [(whole, "")]
-        parts = [(self._ids(sentence), gap) for sentence, gap in split_sentences(text)]
-        if (longest := max(len(ids) for ids, _ in parts)) > self.source_context_length:
-            why = f"has a sentence of {longest} tokens; this model reads at most {self.source_context_length} at once."
-            raise InputTextError(None, why)
-        wish = self.beam_config
-        if sum(bool(ids) for ids, _ in parts) > 1 and (
-            wish.n_best > 1
-            or wish.prefix
-            or wish.return_tree
-            or wish.alternatives is not None
-            or self.align is not None
-        ):
-            why = f"is {len(parts)} sentences, translated one by one; n_best, prefix, alternatives, tree and align are"
-            raise InputTextError(None, f"{why} for one.")
-        return parts
-
-    def _ids(self, text: str) -> list[int]:
-        if not text.strip():
-            return []
-        assert self.source_tokenizer is not None
-        return [
-            *self.inference.bos_tokens,
-            *self.source_tokenizer.encode(text),
-            *self.inference.sep_tokens,
-        ]
-
-    def _joined(self, parts: list[tuple[list[TranslationResult], str]]) -> list[TranslationResult]:
-        """The translations of a text's sentences as one, with the white space that stood between them."""
-        if len(parts) == 1:
-            return parts[0][0]
-        best = [some[0] for some, _ in parts]
-        tokens = [t for one in best for t in one.tokens]
-        logprob = sum(one.logprob for one in best)
-        text = "".join(one.text + gap for one, (_, gap) in zip(best, parts, strict=True))
-        score = logprob / max(1, len(tokens)) ** self.beam_config.length_penalty
-        chosen = (
-            None
-            if self.num_logprobs is None
-            else [c for one in best for c in one.token_logprobs or ()]
-        )
-        return [TranslationResult(text, tokens, score, logprob, token_logprobs=chosen)]
-
-    def _most(self) -> int:
-        """How many sources are searched at once: what their beams remember is bounded."""
-        m = self.net.config
-        p = next(self.net.parameters())
-        token = 2 * m.n_layers * m.n_kv_heads * m.d_head * p.element_size()
-        return max(
-            1,
-            MAX_CACHE_BYTES
-            // (
-                max(1, self.beam_config.num_beams)
-                * token
-                * min(self.beam_config.max_tokens or m.context_length, m.context_length)
-            ),
-        )
-
-
-EMPTY_TRANSLATION = TranslationResult("", [], 0.0, 0.0, None)
-
-
-# ---- told: Translations as plain values, for JSON.
-
-JSONObject = dict[str, Any]
-RESULT_FIELDS = ("text", "score", "logprob", "tokens", "alignment")
-
-
-def translations_to_dicts(
-    text: str, found: Sequence[TranslationResult], tokenizers: tuple[Tokenizer | None, Tokenizer | None], use: InferenceConfig,
-    aligned: bool,
-) -> tuple[JSONObject, list[JSONObject]]:  # fmt: skip
-    """A source, and each of its translations; the places of an alignment are those of `source_pieces`."""
-    words, own = tokenizers
-    source: JSONObject = {"source": text}
-    if aligned and own:
-        source["source_pieces"] = own.to_str_tokens(
-            [*use.bos_tokens, *own.encode(text), *use.sep_tokens]
-        )
-    trees = [
-        {name: value for name in RESULT_FIELDS if (value := getattr(one, name)) is not None}
-        for one in found
-    ]
-    if words:
-        trees = [tree | {"pieces": words.to_str_tokens(tree["tokens"])} for tree in trees]
-    return source, trees
+def translation_to_json(
+    source: str,
+    translation: Translation,
+    tokenizers: tuple[Tokenizer | None, Tokenizer | None],
+    inference: InferenceConfig,
+) -> tuple[JSONObject, list[JSONObject]]:
+    """A source text and its n_best translations as JSON values. Alignments index `source_pieces`."""
+    tokenizer, source_tokenizer = tokenizers
+    source_object: JSONObject = {"source": source}
+    if source_tokenizer and translation.alignment is not None:
+        ids = [*inference.bos_tokens, *source_tokenizer.encode(source), *inference.sep_tokens]
+        source_object["source_pieces"] = source_tokenizer.to_str_tokens(ids)
+    objects = []
+    for choice in translation.choices:
+        json_object: JSONObject = {
+            "text": choice.text,
+            "score": choice.score,
+            "logprob": choice.logprob,
+            "tokens": choice.tokens,
+        }
+        if choice.alignment is not None:
+            json_object["alignment"] = choice.alignment
+        if tokenizer:
+            json_object["pieces"] = tokenizer.to_str_tokens(choice.tokens)
+        objects.append(json_object)
+    return source_object, objects

@@ -20,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError, suggest
-from clearhead.generate.chat import answer_length, encode_chat, turn_seed
+from clearhead.generate.chat import encode_chat, turn_config
 from clearhead.generate.detokenizer import REPLACEMENT_CHARACTER
 from clearhead.generate.engine import TokenLogprob
-from clearhead.generate.generation import GenerationChunk
+from clearhead.generate.generation import TextChunk
 from clearhead.generate.sampling import MAX_COUNT, SamplingConfig, sampling_config
 from clearhead.serve.middleware import APIError, Limits
 from clearhead.serve.registry import LoadedModel, ModelRegistry
@@ -304,9 +304,11 @@ def make_sampling_config(asked: SamplingRequest, limits: Limits, max_tokens: int
     seed = secrets.randbelow(1 << 31) if asked.seed is None else asked.seed
     same = {name: getattr(asked, name) for name in SAMPLING_FIELDS}
     try:
-        return sampling_config(max_tokens=max_tokens, bias=bias, stop=stop, seed=seed, **same)
+        return SamplingConfig(
+            max_tokens=max_tokens, logit_bias=bias, stop=stop, seed=seed, **same
+        )
     except ClearheadError as error:  # most begin with the name of the option
-        name = str(error).partition(" = ")[0]
+        name = str(error).partition(" ")[0]
         raise APIError(
             str(error), param=name if name in type(asked).model_fields else None
         ) from None
@@ -336,8 +338,8 @@ def make_chat_sequences(
     messages = [message.to_dict() for message in asked.messages]
     ids = encode_chat(model.config.inference.chat_template, messages, model.tokenizer)
     most = asked.max_completion_tokens or asked.max_tokens or limits.max_tokens
-    wish = make_sampling_config(asked, limits, answer_length(most, ids, scribe.engine.capacity, {}))
-    wish = replace(wish, seed=turn_seed(wish.seed, messages))
+    wish = make_sampling_config(asked, limits, most)
+    wish = turn_config(wish, messages, ids, scribe.engine.capacity)
     return scribe.make_sequences([ids], wish, asked.n, asked.top_logprobs, False)
 
 
@@ -351,7 +353,7 @@ async def compute_prompt_logprobs(
     def told(prompt: list[int]) -> list[TokenLogprob]:
         read = held.model.generate(
             prompt, max_tokens=1, logprobs=asked.logprobs or 0, echo=True
-        ).prompt
+        ).prompt_logprobs
         return [TokenLogprob(prompt[0], math.nan), *read]
 
     prompts = {tuple(text.request.prompt): text.request.prompt for text in texts}
@@ -420,13 +422,13 @@ class ResponseBuilder:
             "model": held.name,
             "seed": texts[
                 0
-            ].request.sampling_config.seed,  # ours: with it, the same can be asked for again
+            ].request.config.seed,  # ours: with it, the same can be asked for again
         }
 
-    def full_response(self, pieces: Sequence[GenerationChunk]) -> JSONDict:
+    def full_response(self, pieces: Sequence[TextChunk]) -> JSONDict:
         """All at once, of all pieces."""
         choices = []
-        each = [list[GenerationChunk]() for _ in self.texts]
+        each = [list[TextChunk]() for _ in self.texts]
         for piece in pieces:
             each[piece.index].append(piece)
         for index, own in enumerate(each):
@@ -456,7 +458,7 @@ class ResponseBuilder:
             else []
         )
 
-    def chunk(self, piece: GenerationChunk) -> JSONDict:
+    def chunk(self, piece: TextChunk) -> JSONDict:
         told = {"delta": {"content": piece.text}} if self.chat else {"text": piece.text}
         return self._tree([self._choice(piece.index, told, [piece], piece.finish_reason)], ".chunk")
 
@@ -477,7 +479,7 @@ class ResponseBuilder:
         return {"object": kind, **self.head, "choices": choices}
 
     def _choice(
-        self, index: int, told: JSONDict, pieces: Sequence[GenerationChunk], reason: str
+        self, index: int, told: JSONDict, pieces: Sequence[TextChunk], reason: str
     ) -> JSONDict:
         self.written += len(pieces)
         logprobs = None
@@ -490,7 +492,7 @@ class ResponseBuilder:
             logprobs = self._table(index, pieces)
         return {"index": index, **told, "logprobs": logprobs, "finish_reason": reason or None}
 
-    def _table(self, index: int, pieces: Sequence[GenerationChunk]) -> JSONDict:
+    def _table(self, index: int, pieces: Sequence[TextChunk]) -> JSONDict:
         """The older form; `text_offset` is how much of the text stood there when a token was written."""
         echoed = self.echoed.pop(index, ())
         at = self.offsets.get(index, 0)

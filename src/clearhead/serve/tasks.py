@@ -15,9 +15,9 @@ from fastapi.responses import JSONResponse, Response
 from clearhead.api import Model
 from clearhead.data.batch import Batch, batches_by_length
 from clearhead.errors import with_index
-from clearhead.generate.generation import beam_search_config, encode_prefixes
+from clearhead.generate.generation import BeamSearchConfig, encode_prefixes
 from clearhead.generate.tasks import (
-    ClassificationResult,
+    Classification,
     check_texts_not_empty,
     classification_results,
     fill_masks,
@@ -25,9 +25,9 @@ from clearhead.generate.tasks import (
 )
 from clearhead.generate.translation import (
     EMPTY_TRANSLATION,
-    TranslationResult,
+    Translation,
     Translator,
-    translations_to_dicts,
+    translation_to_json,
 )
 from clearhead.hooks import NO_HOOKS
 from clearhead.serve.middleware import APIError, Limits
@@ -45,11 +45,11 @@ from clearhead.serve.openai import (
 from clearhead.serve.registry import ModelRegistry
 
 BEAM_SEARCH_FIELDS = (
-    "beam",
+    "num_beams",
     "n_best",
     "length_penalty",
-    "early",
-    "no_repeat",
+    "early_stopping",
+    "no_repeat_ngram_size",
     "prefix",
     "alternatives",
 )
@@ -100,7 +100,7 @@ def add_task_routes(app: FastAPI, shelf: ModelRegistry, limits: Limits) -> None:
         client = client_address(request)
         async with shelf.using(asked.model or shelf.default_name) as held:
             check_endpoint(held, "/classify")
-            found = dict[int, ClassificationResult | float]()
+            found = dict[int, Classification]()
             batches, cut = await asyncio.to_thread(_batches, held.model, given)
             for some, batch in batches:
                 made = await held.worker.call(client, partial(_judged, held.model, batch))
@@ -109,7 +109,7 @@ def add_task_routes(app: FastAPI, shelf: ModelRegistry, limits: Limits) -> None:
                     sum(map(len, batch.unpadded_rows())), model=held.name
                 )
         answers = [
-            (asdict(one) if isinstance(one, ClassificationResult) else {"number": one})
+            (asdict(one) if one.probabilities else {"number": one.score})
             | {"cut": i in cut}
             for i, one in sorted(found.items())
         ]
@@ -140,13 +140,8 @@ def add_task_routes(app: FastAPI, shelf: ModelRegistry, limits: Limits) -> None:
                     work = partial(
                         fill_masks, model.net, model.tokenizer, model.config, text, asked.top_k
                     )
-                    answers.append(
-                        {
-                            "gaps": [
-                                [*map(asdict, gap)] for gap in await held.worker.call(client, work)
-                            ]
-                        }
-                    )
+                    filled = await held.worker.call(client, work)
+                    answers.append({"gaps": [[*map(asdict, words)] for words in filled.masks]})
         shelf.metrics.prompt_tokens.inc(sum(map(len, rows)), model=held.name)
         return JSONResponse({"model": held.name, "answers": answers})
 
@@ -183,19 +178,19 @@ class TranslationJob:
             - len(self.begin[0]),
         )
         most = asked.max_tokens or min(room, limits.max_tokens)
-        wish = beam_search_config(
+        wish = BeamSearchConfig(
             max_tokens=most, **{name: getattr(asked, name) for name in BEAM_SEARCH_FIELDS}
         )
         self.translator = Translator(
-            model.net.eval(), model.config, model.tokenizers, wish, asked.align, asked.split
+            model.net, model.config, model.tokenizers, wish, asked.align, asked.split
         )
         self.parts = [self._cut(i, text) for i, text in enumerate(texts)]
         self.rows = [row for some in self.parts for row, _ in some if row]
-        self.found = dict[int, list[TranslationResult]]()
+        self.found = dict[int, Translation]()
 
     def _cut(self, number: int, text: str) -> list[tuple[list[int], str]]:
         with with_index(number):
-            return self.translator._parts(text)
+            return self.translator.encode_sentences(text)
 
     def batches(self) -> Iterator[list[int]]:
         """Which are translated together: few enough that others need not wait long."""
@@ -213,11 +208,10 @@ class TranslationJob:
         made = (self.found[i] for i in range(len(self.rows)))
         trees = list[JSONDict]()
         for text, some in zip(self.texts, self.parts, strict=True):
-            best = self.translator._joined(
-                [(next(made) if row else [EMPTY_TRANSLATION], gap) for row, gap in some]
-            )
-            source, found = translations_to_dicts(
-                text, best, model.tokenizers, model.config.inference, self.asked.align is not None
+            parts = [next(made) if row else EMPTY_TRANSLATION for row, _ in some]
+            best = self.translator.join_sentences(parts, [gap for _, gap in some])
+            source, found = translation_to_json(
+                text, best, model.tokenizers, model.config.inference
             )
             trees.append(source | {"best": found})
         return trees
@@ -244,7 +238,7 @@ def _batches(model: Model, given: list[Any]) -> tuple[list[tuple[list[int], Batc
     return batches, {i for i, length in enumerate(lengths) if length > longest}
 
 
-def _judged(model: Model, batch: Batch) -> list[ClassificationResult] | list[float]:
+def _judged(model: Model, batch: Batch) -> list[Classification]:
     with torch.no_grad():
         logits = model.net.compute_logits(
             model.run_batch(batch, NO_HOOKS), batch.segment_ids

@@ -1,7 +1,7 @@
-"""A model inside CTranslate2: it does all of the writing, and what it does otherwise than we do is refused.
+"""CTranslate2 backend: it generates the text itself; options it handles differently are refused.
 
-Beam search is content with the first `beam` outputs that end, as ours is with `early`. Tokens that are never to be
-written leave their probability to the others.
+Its beam search stops as ours does with `early_stopping`, and it renormalizes the probabilities of the remaining tokens
+when some are suppressed.
 """
 
 import json
@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 from weakref import finalize
 
 import torch
@@ -25,280 +25,291 @@ from clearhead.generate.engine import TokenLogprob
 from clearhead.generate.generation import (
     BeamSearchConfig,
     Generation,
-    GenerationChunk,
-    beam_search_config,
-    best_or_list,
+    TextChunk,
     check_can_generate,
     decode_output,
+    with_choices,
 )
-from clearhead.generate.sampling import SamplingConfig, sampling_config
-from clearhead.generate.translation import TranslationResult, Translator
+from clearhead.generate.sampling import SamplingConfig, SamplingOptions
+from clearhead.generate.translation import Translation, Translator
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from clearhead.api import Model
+    from clearhead.api import Model, TextInput, TranslateOptions
 
-SAMPLING_OPTIONS = {
-    "max_tokens",
-    "temperature",
-    "top_k",
-    "seed",
-    "stop",
-}  # the options that CTranslate2 takes
-BEAM_SEARCH_OPTIONS = {"beam", "max_tokens", "length_penalty", "n_best", "early"}
+SUPPORTED_SAMPLING = {"max_tokens", "temperature", "top_k", "seed", "stop"}
+SUPPORTED_BEAM_SEARCH = {"length_penalty", "max_tokens", "n_best", "early_stopping"}
 
 
 class CTranslate2Model:
-    """A model inside CTranslate2, with weights in the dtype that is asked for: int8, say."""
+    """A model in CTranslate2, in a dtype of its own such as int8."""
 
     def __init__(self, model: "Model", folder: Path, dtype: str = "") -> None:
         import ctranslate2  # type: ignore[import-untyped]
 
         self._model = model
-        self._use = model.config.inference
-        shape = model.config.model.architecture
-        if isinstance(shape, c.EncoderDecoder) and not isinstance(shape.source_input, c.Tokens):
-            raise ClearheadError(
-                f"CTranslate2 reads text here, not {shape.source_input.kind}; leave the engine out."
-            )
-        device = next(model.net.parameters()).device.type
-        if dtype and dtype not in (
-            known := sorted(ctranslate2.get_supported_compute_types(device))
+        self._inference = model.config.inference
+        architecture = model.config.model.architecture
+        is_translator = isinstance(architecture, c.EncoderDecoder)
+        if isinstance(architecture, c.EncoderDecoder) and not isinstance(
+            architecture.source_input, c.Tokens
         ):
             raise ClearheadError(
-                f"CTranslate2 has no dtype {dtype!r} on this {device}; {suggest(dtype, known)}"
+                "the ctranslate2 backend reads text only; "
+                f"this model reads {architecture.source_input.kind}."
             )
-        opened = (
-            ctranslate2.Translator if isinstance(shape, c.EncoderDecoder) else ctranslate2.Generator
+        device = next(model.net.parameters()).device.type
+        dtypes = sorted(ctranslate2.get_supported_compute_types(device))
+        if dtype and dtype not in dtypes:
+            raise ClearheadError(
+                f"CTranslate2 does not support dtype {dtype!r} on this {device}; "
+                f"{suggest(dtype, dtypes)}"
+            )
+        engine_class = ctranslate2.Translator if is_translator else ctranslate2.Generator
+        engine = engine_class(
+            str(folder),
+            device,
+            compute_type=dtype or "default",
+            intra_threads=torch.get_num_threads(),
         )
-        threads = torch.get_num_threads()
-        self._held = [
-            opened(str(folder), device, compute_type=dtype or "default", intra_threads=threads)
-        ]
-        self._names, self._source_names = (
-            _vocabulary(folder, side) for side in ("target", "source")
-        )
-        finalize(self, self._held.clear)  # its threads abort the process if Python ends before them
-        unknown = self._names[len(model.tokenizer) :] if model.tokenizer else []
+        self._engines = [engine]
+        # If Python exits before the engine's threads have ended, they abort the process.
+        finalize(self, self._engines.clear)
+        self._vocabulary = _read_vocabulary(folder, "target")
+        self._source_vocabulary = _read_vocabulary(folder, "source")
+        unknown = self._vocabulary[len(model.tokenizer) :] if model.tokenizer else []
         self._limits = {
-            "end_token": [*self._use.eos_tokens] or None,
+            "end_token": [*self._inference.eos_tokens] or None,
             "suppress_sequences": [[name] for name in unknown] or None,
         }
 
     def generate(
-        self, prompt: Any, max_tokens: int = 40, temperature: float = 1.0, top_k: int = 0, seed: int = 0, *,
-        n: int = 1, logprobs: int = 0, stream: bool = False, **options: Any,
-    ) -> Any:  # fmt: skip
-        """As `Model.generate`, always with the likeliest token: its dice would not fall the same for the same seed."""
-        check_can_generate(self._model.config.model)
-        how = sampling_config(
-            max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed, **options
-        )
-        idle = SamplingConfig()
-        if how.temperature and how.top_k != 1:
-            raise ClearheadError(
-                f"temperature = {temperature}: CTranslate2 draws by no seed of ours; ask for 0."
-            )
-        asked = {
-            f.name: getattr(how, f.name) != getattr(idle, f.name)
-            for f in fields(how)
-            if f.name not in SAMPLING_OPTIONS
-        }
-        _refuse({"n": n != 1, "logprobs": logprobs != 0, **asked})
-        batch = self._model.make_batch(prompt)
-        rows = batch.unpadded_rows()
-        context = self._model.net.context_length
-        if (longest := max(map(len, rows))) + max_tokens > context:
-            raise ClearheadError(
-                f"{longest} tokens of prompt and {max_tokens} to write exceed the context of {context}."
-            )
-        texts = [_Text(self._model.tokenizer, row, how.stop, self._use.eos_tokens) for row in rows]
-        pieces = self._pieces(rows, texts, max_tokens)
-        if stream:
-            return pieces
-        for _ in pieces:
+        self,
+        prompt: "TextInput",
+        max_tokens: int = 40,
+        *,
+        temperature: float = 1.0,
+        n: int = 1,
+        logprobs: int = 0,
+        **options: Unpack[SamplingOptions],
+    ) -> Generation | list[Generation]:
+        """`Model.generate` with greedy decoding: CTranslate2 cannot sample with our seeds."""
+        config = SamplingConfig(max_tokens=max_tokens, temperature=temperature, **options)
+        _refuse({"n": n != 1, "logprobs": logprobs != 0})
+        outputs, is_single = self._start(prompt, config)
+        for _ in self._chunks(outputs, max_tokens):
             pass
-        written = [text.result() for text in texts]
-        return written[0] if batch.is_single else written
+        results = [output.result() for output in outputs]
+        return results[0] if is_single else results
 
-    def _pieces(
-        self, rows: list[list[int]], texts: list["_Text"], max_tokens: int
-    ) -> Iterator[GenerationChunk]:
-        for _, group in groupby(
-            sorted(range(len(rows)), key=lambda i: len(rows[i])), lambda i: len(rows[i])
-        ):
-            same = list(
-                group
-            )  # prompts of one length: for shorter ones it would count what they lack as written
-            prompts = [_called(rows[i], self._names) for i in same]
-            steps = self._held[0].generate_tokens(
-                prompts, max_length=max_tokens, return_log_prob=True, **self._limits
+    def stream(
+        self,
+        prompt: "TextInput",
+        max_tokens: int = 40,
+        *,
+        temperature: float = 1.0,
+        **options: Unpack[SamplingOptions],
+    ) -> Iterator[TextChunk]:
+        """`Model.stream` with greedy decoding."""
+        config = SamplingConfig(max_tokens=max_tokens, temperature=temperature, **options)
+        outputs, _ = self._start(prompt, config)
+        return self._chunks(outputs, max_tokens)
+
+    def _start(self, prompt: "TextInput", config: SamplingConfig) -> tuple[list["_Output"], bool]:
+        check_can_generate(self._model.config.model)
+        if config.temperature and config.top_k != 1:
+            raise ClearheadError(
+                "the ctranslate2 backend supports greedy decoding only; set temperature=0."
+            )
+        default = SamplingConfig()
+        _refuse(
+            {
+                f.name: getattr(config, f.name) != getattr(default, f.name)
+                for f in fields(config)
+                if f.name not in SUPPORTED_SAMPLING
+            }
+        )
+        batch = self._model.make_batch(prompt)
+        prompts = batch.unpadded_rows()
+        longest = max(map(len, prompts))
+        context_length = self._model.net.context_length
+        if longest + config.max_tokens > context_length:
+            raise ClearheadError(
+                f"a prompt of {longest} tokens and max_tokens = {config.max_tokens} exceed the "
+                f"context of {context_length}."
+            )
+        tokenizer = self._model.tokenizer
+        eos_tokens = self._inference.eos_tokens
+        outputs = [_Output(tokenizer, row, config.stop, eos_tokens) for row in prompts]
+        return outputs, batch.is_single
+
+    def _chunks(self, outputs: list["_Output"], max_tokens: int) -> Iterator[TextChunk]:
+        # CTranslate2 would count the padding of shorter prompts as output, so batch equal lengths.
+        lengths = [len(output.prompt) for output in outputs]
+        by_length = sorted(range(len(outputs)), key=lambda i: lengths[i])
+        for _, group in groupby(by_length, lambda i: lengths[i]):
+            indices = list(group)
+            steps = self._engines[0].generate_tokens(
+                [_token_names(outputs[i].prompt, self._vocabulary) for i in indices],
+                max_length=max_tokens,
+                return_log_prob=True,
+                **self._limits,
             )
             with closing(steps):
                 for step in steps:
-                    text = texts[same[step.batch_id]]
-                    if not text.reason:
-                        shown = text.add(
-                            TokenLogprob(step.token_id, step.log_prob), last=step.is_last
-                        )
-                        yield GenerationChunk(
-                            shown, same[step.batch_id], text.chosen[-1], text.reason
-                        )
-                    if all(texts[i].reason for i in same):
+                    index = indices[step.batch_id]
+                    output = outputs[index]
+                    if not output.finish_reason:
+                        token = TokenLogprob(step.token_id, step.log_prob)
+                        text = output.add(token, is_last=step.is_last)
+                        yield TextChunk(text, index, token, output.finish_reason)
+                    if all(outputs[i].finish_reason for i in indices):
                         break
 
     def translate(
-        self, texts: Any, num_beams: int = 5, max_tokens: int = 0, length_penalty: float = 1.0, *, split_sentences: bool = False,
-        **options: Any,
-    ) -> list[Any]:  # fmt: skip
-        """As `Model.translate` with `early`."""
-        how = {
-            "beam": num_beams,
-            "max_tokens": max_tokens,
-            "length_penalty": length_penalty,
-            **options,
-        }
-        model = self._model
+        self, texts: "TextInput", num_beams: int = 5, **options: Unpack["TranslateOptions"]
+    ) -> Translation | list[Translation]:
+        """`Model.translate` with `early_stopping`."""
+        split_sentences = options.pop("split_sentences", False)
         _refuse(
             {
-                name: name not in BEAM_SEARCH_OPTIONS and value not in (None, 0, "")
-                for name, value in how.items()
+                name: name not in SUPPORTED_BEAM_SEARCH and value not in (None, 0, "")
+                for name, value in options.items()
             }
         )
-        wish = beam_search_config(
-            **{name: value for name, value in how.items() if name in BEAM_SEARCH_OPTIONS}
-        )
-        searched = _Searched(self, model, wish, split_sentences)
-        listed = [texts] if isinstance(texts, str) else texts
-        if (
-            isinstance(listed, list | tuple)
-            and all(isinstance(text, str) for text in listed)
-            and model.tokenizer
-        ):
-            return best_or_list(searched.translate_texts(listed), wish.n_best)
-        return best_or_list(
-            searched.translate_batch(model.make_batch(None, source=texts)), wish.n_best
-        )
+        supported = {name: options[name] for name in SUPPORTED_BEAM_SEARCH if name in options}  # type: ignore[literal-required]
+        config = BeamSearchConfig(num_beams=num_beams, **supported)
+        translator = _CTranslate2Translator(self, self._model, config, split_sentences)
+        strings = [texts] if isinstance(texts, str) else texts
+        if translator.can_encode(strings):
+            results = translator.translate_texts(strings)
+            return results[0] if isinstance(texts, str) else results
+        batch = self._model.make_batch(None, source=texts)
+        results = translator.translate_batch(batch)
+        return results[0] if batch.is_single else results
 
-    def translate_ids(
-        self, rows: list[list[int]], wish: BeamSearchConfig
-    ) -> list[list[TranslationResult]]:
-        """The best outputs for each source that fits the context."""
-        use = self._use
-        words = self._model.tokenizer
-        penalty = wish.length_penalty
-        again = (
-            len(use.decoder_start_tokens) - 1
-        )  # of several that it starts with, an output repeats all but the first
-        most = wish.max_tokens or self._model.net.context_length - len(use.decoder_start_tokens)
-        rules = BeamRules(torch.device("cpu"), wish.num_beams, most)
-        check_beam_search(
-            self._model.net,
-            rules,
-            [[*use.decoder_start_tokens]] * len(rows),
-            [[]] * len(rows),
-            None,
-            wish.n_best,
-        )
-        if len(use.decoder_start_tokens) + most - 1 > (context := self._model.net.context_length):
+    def search(self, rows: list[list[int]], config: BeamSearchConfig) -> list[Translation]:
+        """Translate sources that fit the context."""
+        inference = self._inference
+        context_length = self._model.net.context_length
+        start_tokens = [*inference.decoder_start_tokens]
+        max_tokens = config.max_tokens or context_length - len(start_tokens)
+        rules = BeamRules(torch.device("cpu"), config.num_beams, max_tokens)
+        prompts = [start_tokens] * len(rows)
+        check_beam_search(self._model.net, rules, prompts, [[]] * len(rows), None, config.n_best)
+        if len(start_tokens) + max_tokens - 1 > context_length:
             raise ClearheadError(
-                f"max_tokens = {most} is more than the context of {context} leaves room for."
+                f"max_tokens = {max_tokens} exceeds the context of {context_length}."
             )
-        if (
-            wish.num_beams > 1 and max(len(use.decoder_start_tokens), len(use.eos_tokens)) > 1
-        ):  # it counts all starts, and runs past some stops
-            several = f"there are {len(use.decoder_start_tokens)} tokens to start an output with and {len(use.eos_tokens)} to stop it at"
+        # CTranslate2 counts all start tokens, and its beams run past some EOS tokens.
+        if config.num_beams > 1 and max(len(start_tokens), len(inference.eos_tokens)) > 1:
             raise ClearheadError(
-                f"CTranslate2's beams differ from ours where {several}; ask for beam=1."
+                "the ctranslate2 backend differs from ours for models with several start or EOS "
+                "tokens; set num_beams=1."
             )
-        found = self._held[0].translate_batch(
-            [_called(row, self._source_names) for row in rows],
-            [_called(use.decoder_start_tokens, self._names)] * len(rows) if again else None,
-            beam_size=wish.num_beams,
-            num_hypotheses=wish.n_best,
-            length_penalty=penalty,
+        # It starts with the first start token by itself; the others are a prefix.
+        num_prefix = len(start_tokens) - 1
+        found = self._engines[0].translate_batch(
+            [_token_names(row, self._source_vocabulary) for row in rows],
+            [_token_names(start_tokens, self._vocabulary)] * len(rows) if num_prefix else None,
+            beam_size=config.num_beams,
+            num_hypotheses=config.n_best,
+            length_penalty=config.length_penalty,
             max_input_length=0,
-            max_decoding_length=again + most - use.forced_eos,
+            max_decoding_length=num_prefix + max_tokens - inference.forced_eos,
             min_decoding_length=0,
             return_scores=True,
             return_end_token=True,
             **self._limits,
         )
-        number = {name: i for i, name in enumerate(self._names)}
-        made: list[list[TranslationResult]] = []
-        for one in found:
-            made.append([])
-            for names, score in zip(one.hypotheses, one.scores, strict=True):
-                ids = [number[name] for name in names[again:]]
-                logprob = score * len(names) ** penalty
-                if use.forced_eos and ids[-1:] != [*use.eos_tokens[:1]]:
-                    ids.append(use.eos_tokens[0])  # which costs nothing, but it counts
-                made[-1].append(
-                    TranslationResult(
-                        decode_output(words, ids, use), ids, logprob / len(ids) ** penalty, logprob
+        ids_by_name = {name: i for i, name in enumerate(self._vocabulary)}
+        results = []
+        for result in found:
+            choices = []
+            for names, score in zip(result.hypotheses, result.scores, strict=True):
+                ids = [ids_by_name[name] for name in names[num_prefix:]]
+                logprob = score * len(names) ** config.length_penalty
+                if inference.forced_eos and ids[-1:] != [*inference.eos_tokens[:1]]:
+                    ids.append(inference.eos_tokens[0])  # log-probability 0, but it counts
+                choices.append(
+                    Translation(
+                        text=decode_output(self._model.tokenizer, ids, inference),
+                        tokens=ids,
+                        score=logprob / len(ids) ** config.length_penalty,
+                        logprob=logprob,
                     )
                 )
-        return made
+            results.append(with_choices(choices))
+        return results
 
 
-class _Searched(Translator):
-    """A translator whose search is done elsewhere."""
+class _CTranslate2Translator(Translator):
+    """A translator whose beam search CTranslate2 does."""
 
     def __init__(
-        self, engine: CTranslate2Model, model: "Model", wish: BeamSearchConfig, split: bool
+        self,
+        backend: CTranslate2Model,
+        model: "Model",
+        config: BeamSearchConfig,
+        split_sentences: bool,
     ) -> None:
-        super().__init__(model.net, model.config, model.tokenizers, wish, split_sentences=split)
-        self.engine = engine
+        super().__init__(
+            model.net, model.config, model.tokenizers, config, split_sentences=split_sentences
+        )
+        self.backend = backend
 
     def _search(
-        self, source: Tensor, segment_ids: Tensor | None, begins: list[list[int]]
-    ) -> list[list[TranslationResult]]:
-        return self.engine.translate_ids(unpad(source, segment_ids), self.beam_config)
+        self, source: Tensor, segment_ids: Tensor | None, prefixes: list[list[int]]
+    ) -> list[Translation]:
+        return self.backend.search(unpad(source, segment_ids), self.beam_config)
 
 
-class _Text:
-    """What is written after one prompt."""
+class _Output:
+    """The output after one prompt so far."""
 
     def __init__(
         self,
         tokenizer: Tokenizer | None,
         prompt: list[int],
         stop: Sequence[str],
-        ends: tuple[int, ...],
+        eos_tokens: tuple[int, ...],
     ) -> None:
-        self.stream = IncrementalDetokenizer(tokenizer, prompt, stop) if tokenizer else None
-        self.ends = ends
-        self.chosen = list[TokenLogprob]()
-        self.reason = ""
+        self.prompt = prompt
+        self.detokenizer = IncrementalDetokenizer(tokenizer, prompt, stop) if tokenizer else None
+        self.eos_tokens = eos_tokens
+        self.tokens: list[TokenLogprob] = []
+        self.finish_reason = ""
 
-    def add(self, chosen: TokenLogprob, last: bool) -> str:
-        """What can be shown now."""
-        self.chosen.append(chosen)
-        ended = chosen.token in self.ends
-        shown = self.stream.add(chosen.token, self.ends, ended or last) if self.stream else ""
-        if ended or (self.stream and self.stream.stopped):
-            self.reason = "stop"
-        elif last:
-            self.reason = "length"
-        return shown
+    def add(self, token: TokenLogprob, is_last: bool) -> str:
+        """Append a token and return the text that it adds."""
+        self.tokens.append(token)
+        has_ended = token.token in self.eos_tokens
+        text = ""
+        if self.detokenizer:
+            text = self.detokenizer.add(token.token, self.eos_tokens, has_ended or is_last)
+        if has_ended or (self.detokenizer and self.detokenizer.stopped):
+            self.finish_reason = "stop"
+        elif is_last:
+            self.finish_reason = "length"
+        return text
 
     def result(self) -> Generation:
-        tokens = [chosen.token for chosen in self.chosen]
-        return Generation(self.stream.text if self.stream else "", tokens, self.reason, self.chosen)
+        text = self.detokenizer.text if self.detokenizer else ""
+        tokens = [token.token for token in self.tokens]
+        return Generation(text, tokens, self.finish_reason, self.tokens)
 
 
-def _refuse(asked: dict[str, bool]) -> None:
-    if names := [name for name, wanted in asked.items() if wanted]:
-        raise ClearheadError(
-            f"CTranslate2 does not know {', '.join(names)} as we do; leave it out, or the engine."
-        )
+def _refuse(is_set: dict[str, bool]) -> None:
+    if names := [name for name, refused in is_set.items() if refused]:
+        raise ClearheadError(f"the ctranslate2 backend does not support {', '.join(names)}.")
 
 
-def _vocabulary(folder: Path, side: str) -> list[str]:
-    """What CTranslate2 calls the tokens: of one side, or of both."""
-    files = [folder / f"{name}vocabulary.json" for name in (f"{side}_", "shared_", "")]
-    return json.loads(next(file for file in files if file.is_file()).read_text(encoding="utf-8"))
+def _read_vocabulary(folder: Path, side: str) -> list[str]:
+    """CTranslate2's token names of one side, or the shared ones."""
+    paths = [folder / f"{prefix}vocabulary.json" for prefix in (f"{side}_", "shared_", "")]
+    path = next(path for path in paths if path.is_file())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _called(ids: Sequence[int], names: list[str]) -> list[str]:
-    return [names[i] for i in ids]
+def _token_names(ids: Sequence[int], vocabulary: list[str]) -> list[str]:
+    return [vocabulary[i] for i in ids]
