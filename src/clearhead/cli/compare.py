@@ -1,112 +1,102 @@
-"""`clearhead compare`: variants against each other, with several seeds, and what can be said of them."""
+"""`clearhead compare`: compare variants of a model over several seeds."""
 
+import os
+import shlex
+import sys
 from pathlib import Path
 
 import typer
 
+from clearhead.cli.common import DEVICE_OPTION, parse_config_flags
+from clearhead.cli.train import COMPILE_OPTION, LOGGER_OPTION, RECORD_ACTIVATIONS_OPTION
 from clearhead.errors import ClearheadError
-
-What = typer.Argument(
-    help="A preset, or a run.toml; or the folder of an experiment, to go on.", show_default=False
-)
-Varied = typer.Option(
-    [], help="An option and its values: model.position=learned,rotary. May be repeated."
-)
-Seeds = typer.Option("", help="How many seeds (3), or which: 1,5,9.", show_default=False)
-Out = typer.Option(None, help="The folder of the experiment (comparison).", show_default=False)
-Metric = typer.Option(
-    "", help="loss (lowest), last, or a figure of clearhead evaluate: bleu …", show_default=False
-)
-Against = typer.Option(
-    "", help="The variant that the others are held against; the first without.", show_default=False
-)
-Lengths = typer.Option(
-    "", help="Also measure the loss at these lengths: 256,512,1024.", show_default=False
-)
-Device = typer.Option("", help="cpu, cuda …; the best there is without it.", show_default=False)
-Compile = typer.Option(
-    None, "--compile/--no-compile", help="Compiled, which pays on a GPU.", show_default=False
-)
-Board = typer.Option(
-    False, "--tensorboard", help="Also write event files for TensorBoard for each run."
-)
-Looks = typer.Option(
-    False,
-    "--microscope",
-    help="Keep attention, lens and embeddings of each run at log-spaced steps.",
-)
 
 
 def compare(
     context: typer.Context,
-    recipe: str = What,
-    vary: list[str] = Varied,
-    seeds: str = Seeds,
-    output: Path = Out,
-    metric: str = Metric,
-    baseline: str = Against,
-    lengths: str = Lengths,
-    device: str = Device,
-    compiled: bool = Compile,
-    tensorboard: bool = Board,
-    record_activations: bool = Looks,
+    recipe: str = typer.Argument(
+        help="A preset, a run.toml, or the folder of an experiment to resume.", show_default=False
+    ),
+    vary: list[str] = typer.Option(
+        [], help="An option and its values: model.position=learned,rotary. May be repeated."
+    ),
+    seeds: str = typer.Option(
+        "", help="Number of seeds (default 3), or a list: 1,5,9.", show_default=False
+    ),
+    output: Path = typer.Option(
+        None, help="Folder of the experiment. Default: comparison.", show_default=False
+    ),
+    metric: str = typer.Option(
+        "",
+        help="loss (best validation loss), last, or a metric of clearhead evaluate, such as bleu.",
+        show_default=False,
+    ),
+    baseline: str = typer.Option(
+        "", help="The variant to compare with. Default: the first.", show_default=False
+    ),
+    lengths: str = typer.Option(
+        "", help="Also measure the loss at these sequence lengths: 256,512.", show_default=False
+    ),
+    device: str = DEVICE_OPTION,
+    compile: bool | None = COMPILE_OPTION,
+    logger: str | None = LOGGER_OPTION,
+    record_activations: bool = RECORD_ACTIVATIONS_OPTION,
 ) -> None:
-    """Train variants with several seeds, and tell what can be said.
+    """Train variants with several seeds, and report differences with confidence intervals.
 
-    Every combination of all --vary is trained; all other options are as for clearhead train. Ctrl-C ends with status
-    130, and the same command goes on. Under torchrun each process takes whole runs. report.html tells what came out.
+    Trains every combination of all --vary; other options are those of clearhead train. Ctrl-C exits
+    with status 130; the same command resumes. Under torchrun, runs are distributed over the
+    processes. The result is in report.html.
     """
-    import os
-    import shlex
-    import sys
-
-    from clearhead.cli.common import parse_config_flags
     from clearhead.cli.progress_display import ProgressDisplay
     from clearhead.lab.compare import plan_experiment, run_comparison
     from clearhead.lab.report import REPORT_FILE
     from clearhead.lab.runner import no_display
 
     for text in vary:
-        try:
-            parse_config_flags(
-                [f"--{text}"] if "=" in text else []
-            )  # which knows how options are written
-        except ClearheadError as error:
-            raise ClearheadError(str(error).replace("--", "--vary ")) from None
-    experiment, place = plan_experiment(
+        _check_vary(text)
+    experiment, folder = plan_experiment(
         recipe,
         tuple(vary),
-        int(seeds) if seeds.isdecimal() else _numbers("--seeds", seeds) or None,
+        int(seeds) if seeds.isdecimal() else _parse_ints("--seeds", seeds) or None,
         output,
         parse_config_flags(context.args),
         metric,
         baseline,
-        _numbers("--lengths", lengths),
+        _parse_ints("--lengths", lengths),
         shlex.join(["clearhead", *sys.argv[1:]]),
     )
-    rank, size = (os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE"))
+    is_single_process = os.environ.get("WORLD_SIZE", "1") in ("0", "1")
+    shows_progress = is_single_process and sys.stdout.isatty()
     result = run_comparison(
         experiment,
-        place,
+        folder,
         echo=typer.echo,
-        make_display=ProgressDisplay if size in ("0", "1") and sys.stdout.isatty() else no_display,
+        make_display=ProgressDisplay if shows_progress else no_display,
         device=device,
-        compiled=compiled,
-        tensorboard=tensorboard,
-        microscope=record_activations,
+        compile=compile,
+        logger=logger,
+        record_activations=record_activations,
     )
-    if rank == "0":
-        typer.echo(f"\n{result}\n\nreport: {place / REPORT_FILE}")
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(f"\n{result}\n\nreport: {folder / REPORT_FILE}")
     if not result.completed:
-        typer.echo("stopped; the same command goes on")
+        typer.echo("stopped; run the same command to resume")
         raise typer.Exit(130)
 
 
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    """(1, 5, 9) of 1,5,9."""
+def _check_vary(text: str) -> None:
+    """Raise unless the text is an option with values."""
+    try:
+        parse_config_flags([f"--{text}"] if "=" in text else [])
+    except ClearheadError as error:
+        raise ClearheadError(str(error).replace("--", "--vary ")) from None
+
+
+def _parse_ints(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise ClearheadError(
-            f"{option} {text} must be whole numbers with commas between them."
+            f"{option} must be integers separated by commas, got {text}."
         ) from None

@@ -1,5 +1,6 @@
-"""`clearhead embed`: one vector for each text."""
+"""`clearhead embed`: embed texts as vectors."""
 
+import io
 from pathlib import Path
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from clearhead.cli.common import (
     INPUT_OPTION,
     MODEL_ARGUMENT,
+    count_of,
     map_batches,
     read_text_batches,
     warn_if_file_name,
@@ -15,18 +17,16 @@ from clearhead.cli.common import (
 
 def embed(
     model: str = MODEL_ARGUMENT,
-    text: str = typer.Argument(None, help="One text.", show_default=False),
+    text: str = typer.Argument(None, help="A text.", show_default=False),
     file: str = INPUT_OPTION,
     output: Path = typer.Option(
-        Path("vectors.npy"), help="Where the vectors go: texts × width, for numpy.load."
+        Path("vectors.npy"), help="Array of texts x dimensions, for numpy.load."
     ),
     pooling: str = typer.Option(
-        "", help="mean or first; as the model was made for without it.", show_default=False
+        "", help="mean or first. Default: as the model was trained.", show_default=False
     ),
 ) -> None:
-    """Turn texts into vectors."""
-    import io
-
+    """Embed texts as vectors."""
     import numpy as np
     import torch
 
@@ -36,13 +36,11 @@ def embed(
 
     check_parent_folder(output)
     warn_if_file_name(text)
-    blocks = read_text_batches(text, file)
+    batches = read_text_batches(text, file)
     loaded = load(model)
-    found = map_batches(blocks, file, lambda some: loaded.embed(some, pooling).float().cpu())
-    vectors = torch.stack([vector for _, vector in found]).numpy()
-    held = io.BytesIO()
-    np.save(held, vectors)
-    write_atomic(output, held.getvalue())
-    typer.echo(
-        f"{len(vectors):,} vector{'s' * (len(vectors) != 1)} of {vectors.shape[1]} numbers in {output}"
-    )
+    results = map_batches(batches, file, lambda lines: loaded.embed(lines, pooling).float().cpu())
+    vectors = torch.stack([vector for _, vector in results]).numpy()
+    buffer = io.BytesIO()
+    np.save(buffer, vectors)
+    write_atomic(output, buffer.getvalue())
+    typer.echo(f"saved {count_of(len(vectors), 'vector')} of size {vectors.shape[1]} to {output}")

@@ -1,72 +1,69 @@
-"""`clearhead evaluate`: how good a model is on data."""
+"""`clearhead evaluate`: evaluate a model on data."""
 
 from pathlib import Path
 
 import typer
 
-from clearhead.cli.common import DTYPE_OPTION, MODEL_ARGUMENT
+from clearhead.cli.common import DTYPE_OPTION, MODEL_ARGUMENT, show_or_save
+from clearhead.errors import ClearheadError
+
+SAVE_VIEW_HELP = "as .png, .svg, .html, .csv or .npy."
 
 
 def evaluate(
     model: str = MODEL_ARGUMENT,
-    more: list[str] = typer.Argument(
-        None, metavar="FILE", help="More files, after --data.", show_default=False
+    more_data: list[str] = typer.Argument(
+        None, metavar="FILE", help="More files after --data.", show_default=False
     ),
     data: list[str] = typer.Option(
-        ..., metavar="FILE", help="Texts, pairs, a table with labels, pictures or sounds."
+        ..., metavar="FILE", help="Texts, sentence pairs, labeled tables, images or audio."
     ),
     text_column: str = typer.Option(
-        None, "--data.text_column", help="The column of the text.", show_default=False
+        None, "--data.text_column", help="Text column.", show_default=False
     ),
     text_pair_column: str = typer.Option(
-        None, "--data.text_pair_column", help="The column of a second text.", show_default=False
+        None, "--data.text_pair_column", help="Column of the second text.", show_default=False
     ),
     label_column: str = typer.Option(
         None,
         "--data.label_column",
-        help="The column of the label; of files, folder or stem.",
+        help="Label column; for image and audio files: folder or stem.",
         show_default=False,
     ),
     source_column: str = typer.Option(
-        None, "--data.source_column", help="The column of the source text.", show_default=False
+        None, "--data.source_column", help="Source column of sentence pairs.", show_default=False
     ),
     target_column: str = typer.Option(
-        None, "--data.target_column", help="The column of the target text.", show_default=False
+        None, "--data.target_column", help="Target column of sentence pairs.", show_default=False
     ),
     on_error: str = typer.Option(
-        "fail", "--data.on_error", help="fail, or skip: leave broken lines out, and count them."
+        "fail", "--data.on_error", help="For malformed lines: fail, or skip (and count)."
     ),
     stride: int = typer.Option(
-        0, help="Tokens from one window of a long text to the next; 0 = half a context."
+        0, help="Tokens between windows of a long text; 0 = half the context."
     ),
-    num_beams: int = typer.Option(
-        5, help="How many translations are followed at once; 1 is greedy."
-    ),
-    seed: int = typer.Option(0, help="Of the words that are hidden, and of the intervals."),
+    num_beams: int = typer.Option(5, help="Beam size for translation; 1 is greedy."),
+    seed: int = typer.Option(0, help="Random seed of masks and bootstrap intervals."),
     per_example: Path = typer.Option(
-        None, help="Save what came of each document or row, as .jsonl.", show_default=False
+        None, help="Save the result of each document or row as .jsonl.", show_default=False
     ),
     confusion_matrix: Path = typer.Option(
-        None,
-        help="Save what was taken for what as .png, .svg, .html, .csv or .npy.",
-        show_default=False,
+        None, help=f"Save the confusion matrix {SAVE_VIEW_HELP}", show_default=False
     ),
-    output: Path = typer.Option(None, help="Save the figures as JSON.", show_default=False),
-    as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON."),
+    output: Path = typer.Option(None, help="Save the metrics as JSON.", show_default=False),
+    as_json: bool = typer.Option(False, "--json", help="Print the metrics as JSON."),
     dtype: str = DTYPE_OPTION,
 ) -> None:
-    """Measure how good a model is on data.
+    """Evaluate a model on data of the kind it was trained on, with 95% confidence intervals.
 
-    The data is of the kind that the model is trained on, and each figure has a 95 % interval.
-    Language models: loss, perplexity, bits per byte. Masked words: loss, accuracy. Translators: BLEU, chrF, loss.
-    Classes: accuracy, F1, Matthews, calibration. Numbers: Pearson, Spearman.
-    Columns that are not given are those that the model was trained with.
+    Language models: loss, perplexity, bits per byte. Masked language models: loss, accuracy.
+    Translation: BLEU, chrF, loss. Classification: accuracy, F1, Matthews correlation, calibration.
+    Regression: Pearson and Spearman correlation.
+    Columns default to those used in training.
     """
     from clearhead.api import load
-    from clearhead.cli.common import show_or_save
-    from clearhead.config.model import ClassificationHead
-    from clearhead.errors import ClearheadError
-    from clearhead.evaluate.evaluate import evaluate as measure
+    from clearhead.config import ClassificationHead
+    from clearhead.evaluate.evaluate import evaluate as evaluate_model
     from clearhead.io import write_atomic
     from clearhead.lens.view import check_output_path, check_parent_folder
 
@@ -76,30 +73,35 @@ def evaluate(
     if confusion_matrix is not None:
         check_output_path(confusion_matrix)
     loaded = load(model, dtype=dtype)
-    if confusion_matrix is not None and not isinstance(
-        loaded.config.model.head, ClassificationHead
-    ):
-        raise ClearheadError(
-            "only a model that tells classes takes one for another; leave out --confusion."
-        )
+    is_classifier = isinstance(loaded.config.model.head, ClassificationHead)
+    if confusion_matrix is not None and not is_classifier:
+        raise ClearheadError("--confusion-matrix needs a classification model.")
     columns = {
-        "text_column": text_column, "text_pair_column": text_pair_column, "label_column": label_column,
-        "source_column": source_column, "target_column": target_column, "on_error": on_error,
-    }  # fmt: skip
-    given = {name: value for name, value in columns.items() if value is not None}
-    found = measure(
-        loaded, [*data, *(more or ())], stride=stride, num_beams=num_beams, seed=seed, **given
+        "text_column": text_column,
+        "text_pair_column": text_pair_column,
+        "label_column": label_column,
+        "source_column": source_column,
+        "target_column": target_column,
+        "on_error": on_error,
+    }
+    result = evaluate_model(
+        loaded,
+        [*data, *(more_data or ())],
+        stride=stride,
+        num_beams=num_beams,
+        seed=seed,
+        **{name: value for name, value in columns.items() if value is not None},
     )
     if per_example is not None:
-        write_atomic(per_example, found.examples_to_jsonl().encode())
+        write_atomic(per_example, result.examples_to_jsonl().encode())
     if output is not None:
-        write_atomic(output, f"{found.to_json()}\n".encode())
+        write_atomic(output, f"{result.to_json()}\n".encode())
     if as_json:
-        typer.echo(found.to_json())
+        typer.echo(result.to_json())
     else:
-        typer.echo(str(found))
-        for view in found.views.values():
+        typer.echo(str(result))
+        for view in result.views.values():
             if view.is_small:
                 show_or_save(view, None)
     if confusion_matrix is not None:
-        found.views["confusion"].save(confusion_matrix)
+        result.views["confusion"].save(confusion_matrix)

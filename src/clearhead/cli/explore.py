@@ -1,8 +1,9 @@
-"""`clearhead explore`: the page on which a person sees a model think, and can interfere."""
+"""`clearhead explore`: look inside models in the browser."""
 
+import asyncio
 import os
 import secrets
-from collections.abc import Callable
+import webbrowser
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from clearhead.cli.common import DTYPE_OPTION
+from clearhead.cli.common import DEVICE_OPTION, DTYPE_OPTION
 from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
@@ -18,115 +19,94 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-NEXT = 9  # ports that are tried after one that is taken
+NUM_FALLBACK_PORTS = 9
 
 
 def explore(
     models: list[str] = typer.Argument(
         None,
-        help="Models as in other commands, or NAME=MODEL; else those that came with clearhead.",
+        help="Models as in other commands, or NAME=MODEL. Default: the bundled models.",
         show_default=False,
     ),
-    text: str = typer.Option(
-        "",
-        help="What the page reads at first; else a sentence of the lectures.",
-        show_default=False,
-    ),
+    text: str = typer.Option("", help="The first text to show.", show_default=False),
     source: str = typer.Option(
-        "", help="What an encoder-decoder reads at first.", show_default=False
+        "", help="The first source text of an encoder-decoder.", show_default=False
     ),
-    port: int = typer.Option(8800, help="The port; the next free one if it is taken, 0 for any."),
+    port: int = typer.Option(8800, help="The port, or the next free one; 0 = any."),
     host: str = typer.Option(
-        "127.0.0.1", help="Where to listen; others than this machine get in with a key."
+        "127.0.0.1", help="Address to listen on; other machines need the printed key."
     ),
-    no_open: bool = typer.Option(False, "--no-open", help="Do not open a browser."),
+    no_open: bool = typer.Option(False, "--no-open", help="Do not open the browser."),
     output: Path | None = typer.Option(
-        None,
-        "--out",
-        "--save",
-        help="Save the page with its numbers as one .html file, and stop.",
-        show_default=False,
+        None, help="Save the page with its data as one .html file instead.", show_default=False
     ),
-    device: str = typer.Option(
-        "", help="cpu, or cuda; else a GPU where there is one.", show_default=False
-    ),
+    device: str = DEVICE_OPTION,
     dtype: str = DTYPE_OPTION,
 ) -> None:
-    """Look inside models on a page of this machine.
+    """Look inside models in the browser: tokens, attention heads, residual stream, predictions.
 
-    It shows tokens, heads, streams and predictions; parts can be switched off, to see what becomes of the answer.
-
-    Nobody else can come in, unless --host lets them: the address that is printed then holds a key, which is
-    CLEARHEAD_API_KEY where that is set. For many people there is `clearhead serve --page`.
+    Only this machine has access, unless you set --host; the printed address then contains a key
+    ($CLEARHEAD_API_KEY if set). For many users run `clearhead serve --page`.
     """
     from clearhead.serve.app import create_app
     from clearhead.serve.middleware import Limits
     from clearhead.serve.registry import ModelRegistry, default_memory_limit, parse_model_paths
-    from clearhead.serve.server import bind_socket, is_loopback, run_server
+    from clearhead.serve.server import is_loopback, run_server
     from clearhead.weights.load import resolve_model
 
     if output is not None:
-        _check_out(output)
+        _check_page_path(output)
     paths = parse_model_paths(models or _default_models())
     for path in paths.values():
         resolve_model(path)
-    shelf = ModelRegistry(paths, default_memory_limit(device), device, dtype)
-    key = (
-        ""
-        if is_loopback(host)
-        else os.environ.get("CLEARHEAD_API_KEY") or secrets.token_urlsafe(12)
-    )
-    app = create_app(shelf, Limits(), key, page=True, hosts=[host])
+    registry = ModelRegistry(paths, default_memory_limit(device), device, dtype)
+    api_key = ""
+    if not is_loopback(host):
+        api_key = os.environ.get("CLEARHEAD_API_KEY") or secrets.token_urlsafe(12)
+    app = create_app(registry, Limits(), api_key, page=True, hosts=[host])
     if output is not None:
-        _save(app, output, text, source, shelf.names)
+        _save_page(app, output, text, source, registry.names)
         return
-    at = _listen_on_free_port(host, port, bind_socket)
-    name = f"[{host}]" if ":" in host else host
-    url = f"http://{name}:{at.getsockname()[1]}/{f'?key={quote(key)}' if key else ''}{_url_fragment(text, source)}"
+    listener = _listen_on_free_port(host, port)
+    host_name = f"[{host}]" if ":" in host else host
+    query = f"?key={quote(api_key)}" if api_key else ""
+    url = f"http://{host_name}:{listener.getsockname()[1]}/{query}{_url_fragment(text, source)}"
 
-    def ready() -> None:
-        typer.echo(f"{', '.join(shelf.names)} at {url} (Ctrl-C ends it)")
+    def on_ready() -> None:
+        typer.echo(f"{', '.join(registry.names)} at {url} (Ctrl-C to stop)")
         if not no_open:
-            import webbrowser
-
             webbrowser.open(url)
 
-    run_server(app, shelf, at, False, ready)
+    run_server(app, registry, listener, False, on_ready)
 
 
 def _default_models() -> list[str]:
-    """The bundled models; vectors of words alone are none."""
+    """The bundled models, without the bundled word vectors."""
     from clearhead.weights.model_cards import BUNDLED_DIR, bundled_models
 
-    here = [name for name in bundled_models() if (BUNDLED_DIR / name / "clearhead.json").is_file()]
-    if not here:
-        raise ClearheadError(
-            "no model was named, and none came with this installation; clearhead explore PATH."
-        )
-    return here
+    names = [name for name in bundled_models() if (BUNDLED_DIR / name / "clearhead.json").is_file()]
+    if not names:
+        raise ClearheadError("no models are bundled with this installation; name a model.")
+    return names
 
 
-def _listen_on_free_port(
-    host: str, port: int, listening: Callable[[str, int], "socket"]
-) -> "socket":
-    """The port, or one of the next ones."""
-    from clearhead.serve.server import MAX_PORT, PortInUseError
+def _listen_on_free_port(host: str, port: int) -> "socket":
+    """Listen on the port, or on one of the next."""
+    from clearhead.serve.server import MAX_PORT, PortInUseError, bind_socket
 
-    others = range(port + 1, min(port + NEXT, MAX_PORT) + 1) if port else ()
-    for number in (port, *others):
+    last_port = min(port + NUM_FALLBACK_PORTS, MAX_PORT) if port else port
+    for candidate in range(port, last_port + 1):
         with suppress(PortInUseError):
-            return listening(host, number)
-    raise ClearheadError(
-        f"port {port} and the {len(others)} after it are taken on {host}; choose another --port."
-    )
+            return bind_socket(host, candidate)
+    raise ClearheadError(f"ports {port} to {last_port} are in use on {host}; set another --port.")
 
 
 def _url_fragment(text: str, source: str) -> str:
-    given = {key: value for key, value in (("text", text), ("source", source)) if value}
-    return f"#{urlencode(given)}" if given else ""
+    state = {key: value for key, value in (("text", text), ("source", source)) if value}
+    return f"#{urlencode(state)}" if state else ""
 
 
-def _check_out(path: Path) -> None:
+def _check_page_path(path: Path) -> None:
     from clearhead.lens.view import check_parent_folder
 
     if path.suffix not in (".html", ".htm"):
@@ -134,13 +114,12 @@ def _check_out(path: Path) -> None:
     check_parent_folder(path)
 
 
-def _save(app: "FastAPI", path: Path, text: str, source: str, names: list[str]) -> None:
-    import asyncio
-
+def _save_page(app: "FastAPI", path: Path, text: str, source: str, names: list[str]) -> None:
     from clearhead.io import write_atomic
     from clearhead.serve.explorer.snapshot import build_saved_page
 
-    written = asyncio.run(build_saved_page(app, text, source)).encode()
-    write_atomic(path, written)
-    told = f" with {names[0]}; name one model for each file" if len(names) > 1 else ""
-    typer.echo(f"saved {path} ({len(written) / 1e6:.1f} MB){told}")
+    page = asyncio.run(build_saved_page(app, text, source)).encode()
+    write_atomic(path, page)
+    typer.echo(f"saved {path} ({len(page) / 1e6:.1f} MB)")
+    if len(names) > 1:
+        typer.echo(f"it contains only {names[0]}; name one model per file")

@@ -1,4 +1,4 @@
-"""`clearhead export`: a model in the format of another engine."""
+"""`clearhead export`: save a model in the format of another engine."""
 
 import sys
 from pathlib import Path
@@ -7,33 +7,26 @@ import typer
 
 from clearhead.cli.common import MODEL_ARGUMENT
 
-Folder = typer.Argument(
-    help="Where it goes; the folder is written whole or not at all.", show_default=False
-)
-Kind = typer.Option("hf", "--format", help="clearhead, hf, gguf, ctranslate2 or onnx.")
-Dtype = typer.Option(
-    "stored",
-    help="float32, float16 or bfloat16; stored = as the weights are, quantised ones in 32 bits.",
-)
-
 
 def export(
-    model: str = MODEL_ARGUMENT, folder: Path = Folder, kind: str = Kind, dtype: str = Dtype
+    model: str = MODEL_ARGUMENT,
+    folder: Path = typer.Argument(help="The folder to write.", show_default=False),
+    kind: str = typer.Option("hf", "--format", help="clearhead, hf, gguf, ctranslate2 or onnx."),
+    dtype: str = typer.Option(
+        "stored",
+        help="float32, float16 or bfloat16; stored = unchanged, quantized weights as float32.",
+    ),
 ) -> None:
-    """Write a model for another engine.
+    """Save a model in the format of another engine, with its tokenizer and chat template.
 
-    Its tokenizer and chat template go with it. What a format cannot express is refused with the reason.
+    Fails with the reason if the format cannot represent the model. The write is atomic.
     """
     from clearhead.api import load, save
 
     loaded = load(model, device="cpu", dtype=dtype)
-    if sys.stderr.isatty():  # it may take a minute
-        typer.echo(f"writing {loaded!r} as {kind} …", err=True)
+    if sys.stderr.isatty():
+        typer.echo(f"exporting {loaded!r} as {kind} …", err=True)
     save(loaded, folder, kind)
-    sizes = sorted(
-        (path.stat().st_size, str(path.relative_to(folder)))
-        for path in folder.rglob("*")
-        if path.is_file()
-    )
-    for size, name in reversed(sizes):
-        typer.echo(f"{size:>14,}  {folder / name}")
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    for path in sorted(files, key=lambda path: (-path.stat().st_size, path)):
+        typer.echo(f"{path.stat().st_size:>14,}  {path}")

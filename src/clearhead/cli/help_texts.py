@@ -1,47 +1,23 @@
-"""`clearhead` alone: what is here, and what to try first."""
-
-
-# ---- start: `clearhead` alone: what is here, and what to try first.
+"""The start page, and the examples at the end of each command's help."""
 
 FIRST_COMMANDS = {
-    "clearhead demo": "opens a page on which a model thinks before your eyes",
-    'clearhead generate story "Once upon a time"': "writes on",
-    'clearhead translate en-de "Where is the station?"': "says it in German",
+    "clearhead demo": "look inside a model in the browser",
+    'clearhead generate story "Once upon a time"': "generate text",
+    'clearhead translate en-de "Where is the station?"': "translate to German",
 }
-WIDE = max(map(len, FIRST_COMMANDS))
-
-
-def greeting(version: str) -> str:
-    from clearhead.weights.model_cards import bundled_models
-
-    here = ", ".join(bundled_models()) or "none"
-    tries = "\n".join(f"  {command:<{WIDE}}   {says}" for command, says in FIRST_COMMANDS.items())
-    return f"""clearhead {version} — the Transformer of the lectures, to read, train, watch and edit
-
-Models that came with it: {here} (clearhead models tells more).
-
-Three commands to try first:
-
-{tries}
-
-clearhead --help lists all commands.
-"""
-
-
-# ---- examples: What to type: examples of every command, which --help shows at its end.
 
 EXAMPLES = {
     "demo": ("clearhead demo",),
     "explore": (
         "clearhead explore",
         'clearhead explore story --text "a fluffy blue creature"',
-        "clearhead explore story --out page.html",
+        "clearhead explore story --output page.html",
     ),
     "generate": (
         'clearhead generate story "Once upon a time" --max-tokens 120 --temperature 0.7',
         'clearhead generate story "The dog" --n 3 --seed 7',
         'clearhead generate story "One day" --temperature 0 --logprobs 3',
-        'clearhead generate story "Once upon a time there was a" --temperature 0 --without 0.2',
+        'clearhead generate story "Once upon a time there was a" --temperature 0 --ablate-head 0.2',
     ),
     "chat": (
         "clearhead chat story",
@@ -54,7 +30,7 @@ EXAMPLES = {
     ),
     "fill": (
         'clearhead fill fill "The king and the [MASK] had a daughter."',
-        "clearhead fill fill --input gaps.txt --json",
+        "clearhead fill fill --input masked.txt --json",
         'clearhead fill google-bert/bert-base-uncased "The [MASK] sat on the mat."',
     ),
     "classify": (
@@ -72,14 +48,15 @@ EXAMPLES = {
     ),
     "see": (
         'clearhead see story "a fluffy blue creature" --layer 2 --head 2',
-        'clearhead see story "a fluffy blue creature" --find creature fluffy',
-        'clearhead see story "Once upon a" --what lens --out lens.png',
-        'clearhead see story "The little girl fell. Mom helped" --other "The little boy fell. Mom helped"',
+        'clearhead see story "a fluffy blue creature" --find-head creature fluffy',
+        'clearhead see story "Once upon a" --what lens --output lens.png',
+        'clearhead see story "The little girl fell. Mom helped" '
+        '--patch-from "The little boy fell. Mom helped"',
         'clearhead see en-de "Der Hund ist müde." --source "The dog is tired." --what cross',
     ),
     "vectors": (
         'clearhead vectors words "king - man + woman"',
-        'clearhead vectors words --direction "cat:cats dog:dogs" --words "students teacher apples tree"',
+        'clearhead vectors words --direction "cat:cats dog:dogs" --words "students teacher apples"',
     ),
     "models": ("clearhead models", "clearhead models story"),
     "get": ("clearhead get", "clearhead get smollm2-135m-instruct"),
@@ -89,24 +66,28 @@ EXAMPLES = {
         "clearhead serve story en-de --page --read-only",
     ),
     "train": (
-        "clearhead train lm-small --data.train texts/ --train.max_steps 2000 --out run",
+        "clearhead train lm-small --data.train texts/ --train.max_steps 2000 --output run",
         "clearhead train mt-small --data.train train.en train.de --data.valid dev.en dev.de",
-        "clearhead train vectors --data.train texts/ --train.width 100 --out vectors",
+        "clearhead train vectors --data.train texts/ --output vectors",
     ),
     "compare": (
-        "clearhead compare lm-small --vary model.position=learned,rotary --seeds 5 --data.train texts/ --out positions",
-        "clearhead compare positions --against position=rotary",
+        "clearhead compare lm-small --vary model.position=learned,rotary --seeds 5 "
+        "--data.train texts/ --output positions",
+        "clearhead compare positions --baseline position=rotary",
     ),
     "evaluate": (
         "clearhead evaluate story --data stories.txt",
-        "clearhead evaluate en-de --data test.en test.de --beam 5",
-        "clearhead evaluate run/best --data reviews.csv --data.text_column text --data.label_column stars --confusion mixed-up.png",
+        "clearhead evaluate en-de --data test.en test.de --num-beams 5",
+        "clearhead evaluate run/best --data reviews.csv --data.label_column stars "
+        "--confusion-matrix confusion.png",
     ),
     "verify": ("clearhead verify story", "clearhead verify tiny-decoder --model.position rotary"),
     "presets": ("clearhead presets", "clearhead presets lm-small --model.n_layers 6 > run.toml"),
     "bench": ("clearhead bench", "clearhead bench forward"),
     "tokenizer": ('clearhead tokenizer show story "a fluffy blue creature"',),
-    "tokenizer train": ("clearhead tokenizer train texts/ --size 8192 --out tokenizer.json",),
+    "tokenizer train": (
+        "clearhead tokenizer train texts/ --vocab-size 8192 --output tokenizer.json",
+    ),
     "tokenizer show": (
         'clearhead tokenizer show story "a fluffy blue creature"',
         "clearhead tokenizer show en-de",
@@ -114,7 +95,29 @@ EXAMPLES = {
 }
 
 
-def examples(command: str) -> str:
-    """The end of a command's help; \\b keeps its lines as they are."""
-    lines = EXAMPLES[command]
-    return "\n".join(["\b", f"Example{'s' * (len(lines) > 1)}:", *(f"  {line}" for line in lines)])
+def start_page(version: str) -> str:
+    """What `clearhead` without a command prints."""
+    from clearhead.weights.model_cards import bundled_models
+
+    names = ", ".join(bundled_models()) or "none"
+    width = max(map(len, FIRST_COMMANDS))
+    commands = "\n".join(
+        f"  {command:<{width}}   {description}" for command, description in FIRST_COMMANDS.items()
+    )
+    return f"""clearhead {version}: read, train, inspect and edit Transformers
+
+Bundled models: {names} (details: clearhead models)
+
+Try first:
+
+{commands}
+
+clearhead --help lists all commands.
+"""
+
+
+def example_text(command: str) -> str:
+    """The examples of a command; \\b keeps click from wrapping them."""
+    examples = EXAMPLES[command]
+    title = "Examples:" if len(examples) > 1 else "Example:"
+    return "\n".join(["\b", title, *(f"  {example}" for example in examples)])

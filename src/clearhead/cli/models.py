@@ -1,4 +1,4 @@
-"""`clearhead models`: the models that are here, and what is known about each."""
+"""`clearhead models`: list the installed models and print their cards."""
 
 import dataclasses
 import json
@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 
     from clearhead.weights.model_cards import ModelCard
 
-Name = typer.Argument(None, help="Print the card of this bundled model.", show_default=False)
-AsJson = typer.Option(False, "--json", help="As JSON.")
 
+def models(
+    name: str | None = typer.Argument(
+        None, help="Print the model card of this bundled model.", show_default=False
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """List the installed models, or print the card of one.
 
-def models(name: str | None = Name, as_json: bool = AsJson) -> None:
-    """List the models that are here, or tell all of one.
-
-    What it learned from, how good it is, where it fails, and how it was made.
+    A card contains training data, metrics, limitations, and how the model was trained.
     """
     from rich.console import Console
 
@@ -28,86 +30,84 @@ def models(name: str | None = Name, as_json: bool = AsJson) -> None:
     from clearhead.weights.model_cards import bundled_card, bundled_models
 
     console = Console(highlight=False, markup=False)
-    cards = {each: bundled_card(each) for each in ([name] if name else bundled_models())}
-    fetched = {} if name else hub.downloaded_models()
+    if name:
+        card = bundled_card(name)
+        if as_json:
+            typer.echo(json.dumps(dataclasses.asdict(card), ensure_ascii=False))
+        else:
+            print_card(console, name, card)
+        return
+    cards = {name: bundled_card(name) for name in bundled_models()}
+    downloaded = hub.downloaded_models()
     if as_json:
-        told = {each: dataclasses.asdict(card) for each, card in cards.items()}
-        typer.echo(
-            json.dumps(
-                told[name] if name else {"bundled": told, "fetched": fetched}, ensure_ascii=False
-            )
-        )
-    elif name:
-        show_card(console, name, cards[name])
+        bundled = {name: dataclasses.asdict(card) for name, card in cards.items()}
+        record = {"bundled": bundled, "downloaded": downloaded}
+        typer.echo(json.dumps(record, ensure_ascii=False))
     else:
-        show_all(console, cards, fetched)
+        print_list(console, cards, downloaded)
 
 
-def show_all(console: "Console", cards: dict[str, "ModelCard"], fetched: dict[str, int]) -> None:
+def print_list(
+    console: "Console", cards: dict[str, "ModelCard"], downloaded: dict[str, int]
+) -> None:
     for name, card in cards.items():
-        _heading(console, name, _size(card))
-        _section(console, "", [card.description], card.usage[:1])
-    for name, size in fetched.items():
-        _heading(console, name, f"fetched, {size / 1e6:,.0f} MB")
+        _print_heading(console, name, _size(card))
+        _print_section(console, "", [card.description], card.usage[:1])
+    for name, size in downloaded.items():
+        _print_heading(console, name, f"downloaded, {size / 1e6:,.0f} MB")
     console.print(
-        "\nclearhead models NAME tells more of a bundled one; clearhead get NAME fetches others."
+        "\nclearhead models NAME prints the card of a bundled model; "
+        "clearhead get NAME downloads others."
     )
 
 
-def show_card(console: "Console", name: str, card: "ModelCard") -> None:
+def print_card(console: "Console", name: str, card: "ModelCard") -> None:
     console.print(f"{name}: {card.title}", style="bold")
     console.print(card.description)
-    _section(console, "Try", commands=card.usage)
-    for number, f in enumerate(card.metrics):
-        value = f"{f.name} {f.value:g}, {f.confidence_interval[0]:g} to {f.confidence_interval[1]:g}, on {f.dataset}"
-        _section(
-            console, "" if number else "How good it is, with 95 % intervals", [value], [f.command]
-        )
-    _section(console, "Where it fails", card.limitations)
-    _section(
-        console,
-        "What came, unselected",
-        [f"{sample.input} → {sample.output}" for sample in card.examples],
-    )
-    named = (
-        f"{d.name}, {d.license}{f', by {d.attribution}' if d.attribution else ''}: {d.url}"
-        for d in card.datasets
-    )
-    _section(console, "Learned from", [*named])
-    how = [
-        card.date,
-        card.compute,
-        *card.versions,
-        f"seeds {', '.join(map(str, card.seeds))}" if card.seeds else "",
+    _print_section(console, "Usage", commands=card.usage)
+    title = "Metrics, with 95% confidence intervals"
+    for metric in card.metrics:
+        low, high = metric.confidence_interval
+        line = f"{metric.name} {metric.value:g} ({low:g} to {high:g}) on {metric.dataset}"
+        _print_section(console, title, [line], [metric.command])
+        title = ""
+    _print_section(console, "Limitations", card.limitations)
+    examples = [f"{example.input} → {example.output}" for example in card.examples]
+    _print_section(console, "Examples, not selected", examples)
+    datasets = [
+        f"{data.name}, {data.license}{f', by {data.attribution}' if data.attribution else ''}: "
+        f"{data.url}"
+        for data in card.datasets
     ]
-    _section(console, "Made", [", ".join(filter(None, how))], card.training_commands)
-    _section(console, "Size", [_size(card), f"sha256 of the weights: {card.sha256}"])
+    _print_section(console, "Training data", datasets)
+    details = [card.date, card.compute, *card.versions]
+    if card.seeds:
+        details.append(f"seeds {', '.join(map(str, card.seeds))}")
+    _print_section(console, "Training", [", ".join(filter(None, details))], card.training_commands)
+    _print_section(console, "Size", [_size(card), f"sha256 of the weights: {card.sha256}"])
 
 
-def _section(
+def _print_section(
     console: "Console", title: str, lines: Sequence[str] = (), commands: Sequence[str] = ()
 ) -> None:
     if title and any((*lines, *commands)):
         console.print(f"\n{title}", style="bold")
     for line in filter(None, lines):
-        console.print(
-            indent(fill(line, console.width - 2, break_long_words=False), "  "), soft_wrap=True
-        )
-    _commands(console, commands)
+        wrapped = fill(line, console.width - 2, break_long_words=False)
+        console.print(indent(wrapped, "  "), soft_wrap=True)
+    for command in commands:  # not wrapped, so that they can be copied
+        console.print(f"  {command}", style="cyan", soft_wrap=True)
 
 
 def _size(card: "ModelCard") -> str:
-    unit = "numbers" if card.architecture == "vectors" else "parameters"
-    return f"{card.architecture}, {card.num_parameters / 1e6:.1f}M {unit}, {card.size_bytes / 1e6:.1f} MB"
+    unit = "values" if card.architecture == "vectors" else "parameters"
+    return (
+        f"{card.architecture}, {card.num_parameters / 1e6:.1f}M {unit}, "
+        f"{card.size_bytes / 1e6:.1f} MB"
+    )
 
 
-def _heading(console: "Console", name: str, rest: str) -> None:
+def _print_heading(console: "Console", name: str, details: str) -> None:
     from rich.text import Text
 
-    console.print(Text.assemble((f"{name:<24}", "bold"), (rest, "dim")))
-
-
-def _commands(console: "Console", commands: Sequence[str]) -> None:
-    """To be copied: never broken into lines."""
-    for command in commands:
-        console.print(f"  {command}", style="cyan", soft_wrap=True)
+    console.print(Text.assemble((f"{name:<24}", "bold"), (details, "dim")))

@@ -1,43 +1,44 @@
-"""`clearhead presets`: what can be built."""
+"""`clearhead presets`: list and print configurations."""
 
 import typer
 
-Name = typer.Argument(None, help="Print this preset as a commented TOML file.", show_default=False)
 
-
-def presets(context: typer.Context, name: str | None = Name) -> None:
+def presets(
+    context: typer.Context,
+    name: str | None = typer.Argument(
+        None, help="Print this preset as commented TOML.", show_default=False
+    ),
+) -> None:
     """List the presets, or print one as TOML.
 
-    What is printed reads back to the same model.
-    --model.position=rotary and the like change what is printed.
+    Options such as --model.position=rotary change what is printed.
     """
     from clearhead.cli.common import parse_config_flags
     from clearhead.config.presets import RECIPE_DATA
-    from clearhead.config.presets import presets as known
+    from clearhead.config.presets import presets as configs
     from clearhead.errors import ClearheadError
 
-    if name is not None and name.startswith("-"):  # an option where a name was expected
+    if name is not None and name.startswith("-"):  # an option in place of the name
         parse_config_flags([name, *context.args])
-        raise ClearheadError(f"{name} changes a preset; name one first.")
+        raise ClearheadError(f"{name} changes a preset; give its name first.")
     if name is not None:
-        config = known[name].replace(**parse_config_flags(context.args))
-        learns = f"# learns from {RECIPE_DATA[name]}\n" if name in RECIPE_DATA else ""
-        head = (
-            f"# {' '.join([name, *context.args])}: {config.num_parameters():,} parameters\n{learns}"
-        )
-        typer.echo(f"{head}\n{config.to_toml()}", nl=False)
+        config = configs[name].replace(**parse_config_flags(context.args))
+        typer.echo(f"# {' '.join([name, *context.args])}: {config.num_parameters():,} parameters")
+        if name in RECIPE_DATA:
+            typer.echo(f"# data: {RECIPE_DATA[name]}")
+        typer.echo(f"\n{config.to_toml()}", nl=False)
         return
     typer.echo(
-        f"{'preset':<22} {'parameters':>15}  {'shape':<16} layers  width  heads  context  positions"
+        f"{'preset':<22} {'parameters':>15}  {'architecture':<16} n_layers d_model n_heads "
+        "context_length  position"
     )
-    for preset, config in known.items():
+    for preset, config in configs.items():
         m = config.model
         typer.echo(
-            f"{preset:<22} {config.num_parameters():>15,}  {m.architecture.kind:<16} {m.n_layers:>6} {m.d_model:>6} "
-            f"{m.attention.n_heads:>6} {m.context_length:>8}  {m.position.kind}"
+            f"{preset:<22} {config.num_parameters():>15,}  {m.architecture.kind:<16} "
+            f"{m.n_layers:>8} {m.d_model:>7} {m.attention.n_heads:>7} {m.context_length:>14}  "
+            f"{m.position.kind}"
         )
-    typer.echo(
-        "\nThese also say how they are trained; clearhead train NAME --data.train … learns from"
-    )
+    typer.echo("\nRecipes also include training options; clearhead train NAME --data.train … needs")
     for preset, data in RECIPE_DATA.items():
         typer.echo(f"{preset:<22} {data}")

@@ -1,4 +1,4 @@
-"""What is seen of a run while it lasts: a bar in a terminal, elsewhere a line for each validation."""
+"""Training progress: a live bar in a terminal, otherwise a line per validation."""
 
 import math
 import sys
@@ -13,28 +13,25 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from clearhead.config.model import RegressionHead
+from clearhead.config import RegressionHead
 from clearhead.train.throughput import ETA, Throughput, format_duration
 from clearhead.train.trainer import Progress, Trainer
 
 
 class ProgressDisplay:
-    """Shows each report. `speed` turns what a run counts into tokens and a share of the machine's peak."""
+    """Shows the reports of a run; a context manager."""
 
-    def __init__(self, run: Trainer, speed: Throughput) -> None:
-        self.speed = speed
-        self.left = ETA(run.config.max_steps)
-        self.best = run.best_loss
-        self.valid = ""  # the last one, in words
-        self.number = isinstance(run.model.config.model.head, RegressionHead)
-        console = Console(highlight=False)
+    def __init__(self, trainer: Trainer, throughput: Throughput) -> None:
+        self.tokens_per_target = throughput.tokens_per_target
+        self.eta = ETA(trainer.config.max_steps)
+        self.best_loss = trainer.best_loss
+        self.validation = ""  # text of the last validation
+        self.is_regression = isinstance(trainer.model.config.model.head, RegressionHead)
         self.live: Live | None = None
+        console = Console(highlight=False)
         if sys.stdout.isatty() and not console.is_dumb_terminal:
-            self.live = Live(
-                self._bar(run.step, run.config.max_steps, "", []),
-                console=console,
-                refresh_per_second=8,
-            )
+            bar = self._bar(trainer.step, trainer.config.max_steps, "", [])
+            self.live = Live(bar, console=console, refresh_per_second=8)
 
     def __enter__(self) -> Self:
         if self.live is not None:
@@ -43,54 +40,51 @@ class ProgressDisplay:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self.live is not None:
             self.live.stop()
 
-    def show(self, at: Progress) -> None:
-        seconds = self.left.remaining(at.step, time.monotonic())
-        left = (
-            f"{format_duration(seconds)} left"
-            if seconds is not None and at.step < at.max_steps
-            else ""
-        )
-        if at.valid_loss is not None and math.isfinite(at.valid_loss):
-            better = at.valid_loss < self.best
-            self.best = min(self.best, at.valid_loss)
-            self.valid = f"validation {at.valid_loss:.4f}" + (
-                " (best)" if better else f" (best {self.best:.4f})"
-            )
-            self.valid += (
-                f", off by {math.sqrt(at.valid_loss):.4g}" if self.number else ""
-            )  # in the label's own unit
-            self.valid += "" if at.accuracy is None else f", accuracy {at.accuracy:.1%}"
-        speed = [f"{at.targets_per_second * self.speed.tokens_per_target:,.0f} tok/s"]
-        if self.speed.peak_flops:
-            speed.append(f"{self.speed.utilization(at.targets_per_second):.0%} of peak")
-        words = [f"loss {at.loss:.4f}", *([self.valid] if self.valid else []), *speed]
+    def show(self, progress: Progress) -> None:
+        seconds = self.eta.remaining(progress.step, time.monotonic())
+        remaining = ""
+        if seconds is not None and progress.step < progress.max_steps:
+            remaining = f"{format_duration(seconds)} left"
+        if progress.valid_loss is not None and math.isfinite(progress.valid_loss):
+            self.validation = self._describe_validation(progress.valid_loss, progress.accuracy)
+        parts = [f"loss {progress.loss:.4f}"]
+        if self.validation:
+            parts.append(self.validation)
+        parts.append(f"{progress.targets_per_second * self.tokens_per_target:,.0f} tok/s")
         if self.live is not None:
-            self.live.update(self._bar(at.step, at.max_steps, left, words))
-        elif at.valid_loss is not None:
-            typer.echo(
-                f"step {at.step:,} of {at.max_steps:,}: {', '.join([*words, *([left] if left else [])])}"
-            )
+            self.live.update(self._bar(progress.step, progress.max_steps, remaining, parts))
+        elif progress.valid_loss is not None:
+            if remaining:
+                parts.append(remaining)
+            typer.echo(f"step {progress.step:,} of {progress.max_steps:,}: {', '.join(parts)}")
 
-    def _bar(self, step: int, steps: int, left: str, words: list[str]) -> Group:
+    def _describe_validation(self, loss: float, accuracy: float | None) -> str:
+        is_best = loss < self.best_loss
+        self.best_loss = min(self.best_loss, loss)
+        text = f"validation {loss:.4f} (best{'' if is_best else f' {self.best_loss:.4f}'})"
+        if self.is_regression:
+            text += f", RMSE {math.sqrt(loss):.4g}"
+        if accuracy is not None:
+            text += f", accuracy {accuracy:.1%}"
+        return text
+
+    def _bar(self, step: int, max_steps: int, remaining: str, parts: list[str]) -> Group:
         line = Table.grid(expand=True, padding=(0, 2, 0, 0))
         line.add_column(ratio=1)
         line.add_column(no_wrap=True)
         line.add_column(no_wrap=True)
         line.add_row(
-            ProgressBar(total=steps, completed=step),
-            f"step {step:,} of {steps:,}",
-            Text(left, "cyan"),
+            ProgressBar(total=max_steps, completed=step),
+            f"step {step:,} of {max_steps:,}",
+            Text(remaining, "cyan"),
         )
-        return Group(
-            line,
-            Text(
-                "   ".join(words) or "the first report is on its way …", "dim" if not words else ""
-            ),
-        )
+        if parts:
+            return Group(line, Text("   ".join(parts)))
+        return Group(line, Text("waiting for the first report …", "dim"))

@@ -1,7 +1,6 @@
-"""`clearhead score`: how likely a model finds a text."""
+"""`clearhead score`: log-probability and perplexity of texts."""
 
 import json
-from functools import partial
 
 import typer
 
@@ -20,30 +19,30 @@ def score(
     text: str = typer.Argument(None, help="A text.", show_default=False),
     file: str = INPUT_OPTION,
     overflow: str = typer.Option(
-        "error",
-        help="What becomes of a text that exceeds the context: error, or slide (read piece by piece).",
+        "error", help="For texts longer than the context: error, or slide (read in windows)."
     ),
     dtype: str = DTYPE_OPTION,
     as_json: bool = typer.Option(
-        False, "--json", help="One JSON object a line, with each token's log-probability."
+        False, "--json", help="Print one JSON object per line, with the logprob of each token."
     ),
 ) -> None:
-    """Tell log-probability and perplexity of texts."""
+    """Print the log-probability and perplexity of texts."""
     from clearhead.api import load
 
     warn_if_file_name(text)
-    blocks = read_text_batches(text, file)
+    batches = read_text_batches(text, file)
     loaded = load(model, dtype=dtype)
-    for line, made in map_batches(blocks, file, partial(loaded.score, overflow=overflow)):
+    results = map_batches(batches, file, lambda lines: loaded.score(lines, overflow))
+    for line, result in results:
+        has_perplexity = bool(result.logprobs)  # not for a single token
         if as_json:
-            told = made.perplexity if made.logprobs else None  # of one token nothing can be told
-            tree = {
+            record = {
                 "text": line,
-                "logprob": made.total,
-                "perplexity": told,
-                "logprobs": made.logprobs,
+                "logprob": result.total_logprob,
+                "perplexity": result.perplexity if has_perplexity else None,
+                "logprobs": result.logprobs,
             }
-            typer.echo(json.dumps(tree, ensure_ascii=False))
+            typer.echo(json.dumps(record, ensure_ascii=False))
         else:
-            perplexity = f"{made.perplexity:.3f}" if made.logprobs else "–"
-            typer.echo(f"log p {made.total:.3f}  perplexity {perplexity}  {line}")
+            perplexity = f"{result.perplexity:.3f}" if has_perplexity else "–"
+            typer.echo(f"logprob {result.total_logprob:.3f}  perplexity {perplexity}  {line}")

@@ -1,4 +1,4 @@
-"""`clearhead serve`: models for other programs, through the API that they already speak."""
+"""`clearhead serve`: serve models over HTTP with an OpenAI-compatible API."""
 
 import math
 import os
@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import typer
 
-from clearhead.cli.common import DTYPE_OPTION
+from clearhead.cli.common import DEVICE_OPTION, DTYPE_OPTION
 from clearhead.errors import ClearheadError
 
 
@@ -15,45 +15,37 @@ def serve(
         help="Models as in other commands, or NAME=MODEL.", show_default=False
     ),
     host: str = typer.Option(
-        "127.0.0.1", help="Where to listen; all but this machine's own addresses want a key."
+        "127.0.0.1", help="Address to listen on; a public one requires --api-key."
     ),
-    port: int = typer.Option(8000, help="The port; 0 takes one that is free."),
+    port: int = typer.Option(8000, help="Port; 0 = any free one."),
     api_key: str = typer.Option(
-        "",
-        envvar="CLEARHEAD_API_KEY",
-        help="What clients must know; best kept in the environment.",
-        show_default=False,
+        "", envvar="CLEARHEAD_API_KEY", help="API key that clients must send.", show_default=False
     ),
     allow_host: list[str] = typer.Option(
-        [],
-        help="A name by which browsers may call this server; may be given again.",
+        [], help="Host name that browsers may use for this server. May be repeated.",
         show_default=False,
     ),
-    max_queue_size: int = typer.Option(
-        256, help="How many texts may wait for a model; more are refused (429)."
+    max_queue: int = typer.Option(
+        256, help="Maximum number of waiting sequences per model; more get status 429."
     ),
-    max_num_seqs: int = typer.Option(
-        0, help="How many texts a model writes side by side; 0 = as suits the device."
+    max_batch_size: int = typer.Option(
+        0, help="Sequences per model decoded in one batch; 0 = best for the device."
     ),
-    max_tokens: int = typer.Option(2048, help="The longest text that may be asked for."),
+    max_tokens: int = typer.Option(2048, help="Maximum number of output tokens per request."),
     max_memory: float = typer.Option(
-        0.0, help="GiB that loaded models may take; 0 = half of what the device has."
+        0.0, help="Memory for loaded models in GiB; 0 = half of the device memory."
     ),
-    page: bool = typer.Option(False, "--page", help="Also the page of `clearhead explore`."),
+    page: bool = typer.Option(False, "--page", help="Also serve the page of `clearhead explore`."),
     read_only: bool = typer.Option(
-        False,
-        "--read-only",
-        help="For a class: every model is loaded at the start, and none later.",
+        False, "--read-only", help="Load all models at startup, and allow no others."
     ),
-    device: str = typer.Option(
-        "", help="cpu, or cuda; else a GPU where there is one.", show_default=False
-    ),
+    device: str = DEVICE_OPTION,
     dtype: str = DTYPE_OPTION,
-) -> None:
-    """Serve models to other programs over HTTP.
+) -> None:  # fmt: skip
+    """Serve models over HTTP.
 
-    Completions, chats and embeddings as the openai client asks for them; translations, classes and words for gaps;
-    --page adds the page.
+    Completions, chat completions and embeddings for the openai client; translation, classification
+    and masked-word prediction; with --page the explorer.
     """
     from clearhead.serve.app import create_app
     from clearhead.serve.middleware import Limits
@@ -62,31 +54,31 @@ def serve(
     from clearhead.weights.load import resolve_model
 
     if not is_loopback(host) and not api_key:
-        key = "set CLEARHEAD_API_KEY to a key that they must know"
-        raise ClearheadError(f"with --host {host} others can come in; {key}.")
+        raise ClearheadError(
+            f"--host {host} is accessible from other machines; set CLEARHEAD_API_KEY to a key "
+            "that clients must send."
+        )
     if not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):
-        raise ClearheadError(
-            "the key must be of ASCII characters, with no space around them; headers carry no others."
-        )
+        raise ClearheadError("the API key must be printable ASCII without surrounding spaces.")
     if not 0 <= max_memory < math.inf:
-        raise ClearheadError(
-            f"--memory {max_memory:g} is no amount; it must be a number of at least 0."
-        )
+        raise ClearheadError(f"--max-memory must be a non-negative number, got {max_memory:g}.")
     paths = parse_model_paths(models)
-    for path in paths.values():  # those that are loaded later too
+    for path in paths.values():  # fail now, not when a model is first requested
         resolve_model(path)
-    limits = Limits(max_batch_size=max_num_seqs, max_queue=max_queue_size, max_tokens=max_tokens)
-    shelf = ModelRegistry(
-        paths, int(max_memory * 2**30) or default_memory_limit(device), device, dtype
-    )
-    app = create_app(shelf, limits, api_key, page, [host, *allow_host])
-    at = bind_socket(host, port)
-    name, port = at.getsockname()[:2]
-    url = f"http://{f'[{name}]' if ':' in name else name}:{port}/"
-    shown = "…" if api_key == os.environ.get("CLEARHEAD_API_KEY") else quote(api_key, safe="")
-    path = (f"?key={shown}" if api_key else "") if page else "v1"
+    limits = Limits(max_batch_size=max_batch_size, max_queue=max_queue, max_tokens=max_tokens)
+    memory_limit = int(max_memory * 2**30) or default_memory_limit(device)
+    registry = ModelRegistry(paths, memory_limit, device, dtype)
+    app = create_app(registry, limits, api_key, page, [host, *allow_host])
+    listener = bind_socket(host, port)
+    address, port = listener.getsockname()[:2]
+    url = f"http://{f'[{address}]' if ':' in address else address}:{port}/"
+    if not page:
+        url += "v1"
+    elif api_key:
+        is_from_environment = api_key == os.environ.get("CLEARHEAD_API_KEY")
+        url += f"?key={'…' if is_from_environment else quote(api_key, safe='')}"
 
-    def ready() -> None:
-        typer.echo(f"{', '.join(shelf.names)} at {url}{path} (Ctrl-C ends it)")
+    def on_ready() -> None:
+        typer.echo(f"{', '.join(registry.names)} at {url} (Ctrl-C to stop)")
 
-    run_server(app, shelf, at, read_only, ready)
+    run_server(app, registry, listener, read_only, on_ready)

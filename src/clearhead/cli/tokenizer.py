@@ -1,4 +1,4 @@
-"""`clearhead tokenizer`: makes a vocabulary from texts, and shows how one cuts text."""
+"""`clearhead tokenizer`: train and inspect tokenizers."""
 
 import os
 import signal
@@ -11,238 +11,225 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clearhead.cli.common import read_stdin, warn_if_file_name
-from clearhead.cli.help_texts import examples
+from clearhead.cli.common import STDIN, read_stdin, warn_if_file_name
+from clearhead.cli.help_texts import example_text
 from clearhead.errors import ClearheadError, suggest
-from clearhead.tokenizers.tokenizer import END_TOKEN, TOKENIZER_KINDS
 
 if TYPE_CHECKING:
     from clearhead.tokenizers.tokenizer import Tokenizer
 
-# tokens of a bpe; characters of text that tell how well it does
-SIZE = 8192
-SAMPLE = 2**20
+DEFAULT_VOCAB_SIZE = 8192
+SAMPLE_CHARS = 2**20  # of text on which the compression is measured
+PROGRESS_INTERVAL = 0.2  # seconds
 
 app = typer.Typer(rich_markup_mode=None)
-
-Files = typer.Argument(
-    None,
-    help="Files, folders or globs of text; .gz, .xz, .zst and .jsonl too; - is standard input.",
-    show_default=False,
-)
-Kind = typer.Option("bpe", help="bpe (byte-level), characters or bytes.")
-Size = typer.Option(
-    None, help=f"How many tokens a bpe gets; {SIZE} without it.", show_default=False
-)
-Special = typer.Option(
-    [], help=f"A special token beside {END_TOKEN}; may be given several times.", show_default=False
-)
-Field = typer.Option("text", help="Which field of a JSON line is the text.")
-Broken = typer.Option("fail", help="What to do with broken lines: fail or skip.")
-Out = typer.Option(Path("tokenizer.json"), help="The file to write.")
-Where = typer.Argument(
-    help="A tokenizer.json, a model's folder, a .gguf file, a name that was fetched, or owner/name on the hub.",
-    show_default=False,
-)
-Words = typer.Argument(
-    None, help="The text to cut; - reads it from standard input.", show_default=False
-)
 
 
 @app.callback(invoke_without_command=True)
 def tokenizer(context: typer.Context) -> None:
-    """Make a tokenizer from texts, or show how one cuts text."""
+    """Train a tokenizer, or show how one splits text."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
-@app.command("train", epilog=examples("tokenizer train"))
+@app.command("train", epilog=example_text("tokenizer train"))
 def train(
-    files: list[str] = Files,
-    kind: str = Kind,
-    vocab_size: int = Size,
-    special_token: list[str] = Special,
-    text_column: str = Field,
-    on_error: str = Broken,
-    output: Path = Out,
+    files: list[str] = typer.Argument(
+        None,
+        help="Text files, folders or globs, also .gz, .xz, .zst and .jsonl; - is stdin.",
+        show_default=False,
+    ),
+    kind: str = typer.Option("bpe", help="bpe (byte-level), characters or bytes."),
+    vocab_size: int = typer.Option(
+        None, help=f"Vocabulary size of bpe. Default: {DEFAULT_VOCAB_SIZE}.", show_default=False
+    ),
+    special_token: list[str] = typer.Option(
+        [],
+        help="A special token besides <|endoftext|>. May be repeated.",
+        show_default=False,
+    ),
+    text_column: str = typer.Option("text", help="The text field of JSON lines."),
+    on_error: str = typer.Option("fail", help="For malformed lines: fail or skip."),
+    output: Path = typer.Option(Path("tokenizer.json"), help="Output file."),
 ) -> None:
-    """Make a tokenizer from texts.
+    """Train a tokenizer on texts.
 
-    They are read once, a little at a time. The same texts always give the same tokenizer.
+    The texts are streamed. The same texts always give the same tokenizer.
     """
     from clearhead.cli.tokenizer_view import summarize
-    from clearhead.data.batch import DataReport
-    from clearhead.data.readers import read_documents
+    from clearhead.data.readers import DataReport, read_documents
+    from clearhead.tokenizers.tokenizer import END_TOKEN, TOKENIZER_KINDS
 
     if kind not in TOKENIZER_KINDS:
-        raise ClearheadError(f"--kind {kind} is unknown; {suggest(kind, TOKENIZER_KINDS)}")
+        raise ClearheadError(f"--kind {kind} is not supported; {suggest(kind, TOKENIZER_KINDS)}")
     if on_error not in ("fail", "skip"):
-        raise ClearheadError(f"--broken {on_error} is unknown; it is refuse or skip.")
+        raise ClearheadError(f"--on-error must be fail or skip, got {on_error}.")
     if vocab_size is not None and kind != "bpe":
-        raise ClearheadError(
-            f"--size {vocab_size} is for bpe; {kind} come in a number of their own."
-        )
+        raise ClearheadError(f"--vocab-size applies only to bpe, not to {kind}.")
     if not files and kind != "bytes":
-        raise ClearheadError(
-            "there is nothing to learn from; name files, folders or globs of text, or - for stdin."
-        )
-    _check_free(output)
+        raise ClearheadError("no training data; give files, folders or globs, or - for stdin.")
+    _check_replaceable(output)
     report = DataReport("skip" if on_error == "skip" else "fail")
-    texts = _Texts(
-        (document.text for document in read_documents(files or [], report, text_column)),
-        _total(files or []),
-    )
+    documents = read_documents(files or [], report, text_column)
+    texts = _TextStream((document.text for document in documents), _total_bytes(files or []))
+    special_tokens = tuple(dict.fromkeys((END_TOKEN, *special_token)))
+    size = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size
     start = time.monotonic()
     try:
-        made = _made(
-            kind,
-            texts,
-            SIZE if vocab_size is None else vocab_size,
-            tuple(dict.fromkeys((END_TOKEN, *special_token))),
-        )
-    except ClearheadError as error:  # whose option is called otherwise in training
-        raise ClearheadError(str(error).replace("--data.on_error skip", "--broken skip")) from None
+        trained = _train(kind, texts, size, special_tokens)
+    except ClearheadError as error:  # the option has another name in `clearhead train`
+        message = str(error).replace("--data.on_error", "--on-error")
+        raise ClearheadError(message) from None
     finally:
-        _say("")
-    made.save(output)
+        _show_progress("")
+    trained.save(output)
     if report.skipped:
         typer.echo(str(report), err=True)
-    typer.echo(f"{output}: {summarize(made)}")
-    if texts.size:
-        tokens = sum(map(len, made.encode_batch(texts.sample)))
-        sample = sum(len(t.encode()) for t in texts.sample)
-        share = f"{sample / tokens:.2f} bytes a token on the first {_megabytes(sample)}"
-        typer.echo(f"read {_megabytes(texts.size)} in {time.monotonic() - start:.1f} s; {share}")
-    if kind == "bpe" and len(made) < (asked := vocab_size or SIZE):
+    typer.echo(f"{output}: {summarize(trained)}")
+    if texts.num_bytes:
+        num_tokens = sum(map(len, trained.encode_batch(texts.sample)))
+        sample_bytes = sum(len(text.encode()) for text in texts.sample)
         typer.echo(
-            f"there are no more pairs to join in so little text; {asked:,} tokens need more of it"
+            f"read {_format_bytes(texts.num_bytes)} in {time.monotonic() - start:.1f} s; "
+            f"{sample_bytes / num_tokens:.2f} bytes per token on the first "
+            f"{_format_bytes(sample_bytes)}"
         )
-    typer.echo(f'clearhead tokenizer show {output} "some text" shows how it cuts')
+    if kind == "bpe" and len(trained) < size:
+        typer.echo(f"the text has too few distinct pairs for {size:,} tokens; use more text")
+    typer.echo(f'clearhead tokenizer show {output} "some text" shows how it splits text')
 
 
-@app.command("show", epilog=examples("tokenizer show"))
-def show(model: str = Where, text: str = Words) -> None:
-    """Show how a text is cut, and how each piece was merged.
+@app.command("show", epilog=example_text("tokenizer show"))
+def show(
+    model: str = typer.Argument(
+        help="A tokenizer.json, a model folder, a .gguf file, a downloaded model, or owner/name "
+        "on the Hugging Face hub.",
+        show_default=False,
+    ),
+    text: str = typer.Argument(None, help="The text to split; - reads stdin.", show_default=False),
+) -> None:
+    """Show how a text is split into tokens, and how each token was merged.
 
-    Without a text: what kind of tokenizer it is. No weights are read.
+    Without a text, describes the tokenizer. Does not load the model's weights.
     """
     from rich.console import Console
 
     from clearhead.cli.tokenizer_view import print_description, print_tokens
     from clearhead.weights.load import load_tokenizers
 
-    found = load_tokenizers(model)
-    if found.tokenizer is None:
-        raise ClearheadError(found.missing_reason)
-    warn_if_file_name(text or "", "- < {} in its place reads what it holds")
-    if text is not None and not (text := read_stdin() if text == "-" else text):
-        raise ClearheadError("the text is empty; there is nothing to cut.")
+    loaded = load_tokenizers(model)
+    if loaded.tokenizer is None:
+        raise ClearheadError(loaded.missing_reason)
+    warn_if_file_name(text, "- < {} reads its content")
+    if text == STDIN:
+        text = read_stdin()
+    if text == "":
+        raise ClearheadError("the text is empty.")
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    reads = found.source_tokenizer or found.tokenizer
-    sides = (
-        {"what it reads": reads, "what it writes": found.tokenizer}
-        if found.source_tokenizer
-        else {"": reads}
-    )
+    input_tokenizer = loaded.source_tokenizer or loaded.tokenizer
+    sides = {"": input_tokenizer}
+    if loaded.source_tokenizer:
+        sides = {"source": loaded.source_tokenizer, "target": loaded.tokenizer}
     for number, (name, side) in enumerate(sides.items()):
         if name:
             console.print("\n" * (number > 0) + name, style="bold")
         if text is not None:
             print_tokens(console, side, text)
+        elif side is input_tokenizer:
+            print_description(console, side, loaded.bos_tokens, loaded.sep_tokens)
         else:
-            print_description(
-                console, side, (found.begin, found.end) if side is reads else ((), ())
-            )
+            print_description(console, side)
 
 
-def _check_free(out: Path) -> None:
-    """A tokenizer may take the place of nothing, or of a tokenizer. Better told now than after an hour's work."""
+def _check_replaceable(path: Path) -> None:
+    """Raise early if the output cannot be written, or is a file other than a tokenizer."""
     from clearhead.tokenizers.tokenizer import Tokenizer
 
-    if out.is_dir():
-        raise ClearheadError(f"{out} is a folder; name a file, such as {out / 'tokenizer.json'}.")
-    if out.exists():
+    if path.is_dir():
+        raise ClearheadError(f"{path} is a folder; name a file such as {path / 'tokenizer.json'}.")
+    if path.exists():
         try:
-            Tokenizer.load(out)
+            Tokenizer.load(path)
         except ClearheadError:
             raise ClearheadError(
-                f"{out} is there and is no tokenizer; choose another name."
+                f"{path} exists and is not a tokenizer; choose another name."
             ) from None
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(out.parent, os.W_OK):
-        raise ClearheadError(
-            f"{out} cannot be written: nothing may be written to {out.absolute().parent}."
-        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise ClearheadError(f"cannot write {path}: {path.absolute().parent} is not writable.")
 
 
-def _made(kind: str, texts: "_Texts", size: int, special: tuple[str, ...]) -> "Tokenizer":
+def _train(
+    kind: str, texts: "_TextStream", vocab_size: int, special_tokens: tuple[str, ...]
+) -> "Tokenizer":
     from clearhead.tokenizers.tokenizer import Tokenizer
 
     if kind == "bytes":
-        return Tokenizer.bytes(special)
+        return Tokenizer.bytes(special_tokens)
     if kind == "bpe":
-        with _stoppable():
-            made = Tokenizer.train_bpe(texts, size, special)
+        with _default_sigint():
+            trained = Tokenizer.train_bpe(texts, vocab_size, special_tokens)
     else:
-        seen: set[str] = set()
+        characters: set[str] = set()
         for text in texts:
-            seen.update(text)
-        made = Tokenizer.characters("".join(seen), special)
-    if not texts.size:
-        raise ClearheadError("there is no text in what was given.")
-    return made
+            characters.update(text)
+        trained = Tokenizer.characters("".join(characters), special_tokens)
+    if not texts.num_bytes:
+        raise ClearheadError("the files contain no text.")
+    return trained
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
-    """Ctrl-C ends the program at once: while the library counts and joins, Python would hear of it only afterwards."""
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _default_sigint() -> Iterator[None]:
+    """Let Ctrl-C end the process at once; Python would handle it only after the Rust code."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
 
 
-class _Texts:
-    """Texts as they stream by: how many bytes there were, and how they began; on a terminal it says how far it is."""
+class _TextStream:
+    """Texts with progress display, that counts their bytes and keeps a sample from the start."""
 
-    def __init__(self, texts: Iterable[str], total: int) -> None:
+    def __init__(self, texts: Iterable[str], total_bytes: int) -> None:
         self._texts = texts
-        self._total = total
-        self._told = 0.0
-        self.size = 0
-        self.sample = list[str]()
+        self._total_bytes = total_bytes
+        self._last_update = 0.0
+        self.num_bytes = 0
+        self.sample: list[str] = []
 
     def __iter__(self) -> Iterator[str]:
-        kept = 0
+        sample_chars = 0
         for text in self._texts:
-            self.size += len(text.encode())
-            if kept < SAMPLE:
+            self.num_bytes += len(text.encode())
+            if sample_chars < SAMPLE_CHARS:
                 self.sample.append(text)
-                kept += len(text)
-            if time.monotonic() > self._told + 0.2:
-                self._told = time.monotonic()
-                share = f" ({min(self.size / self._total, 1):.0%})" if self._total else ""
-                _say(f"read {_megabytes(self.size)}{share}")
+                sample_chars += len(text)
+            if time.monotonic() > self._last_update + PROGRESS_INTERVAL:
+                self._last_update = time.monotonic()
+                percent = ""
+                if self._total_bytes:
+                    percent = f" ({min(self.num_bytes / self._total_bytes, 1):.0%})"
+                _show_progress(f"read {_format_bytes(self.num_bytes)}{percent}")
             yield text
-        _say(f"read {_megabytes(self.size)}; joining frequent pairs …")
+        _show_progress(f"read {_format_bytes(self.num_bytes)}; merging pairs …")
 
 
-def _total(files: Sequence[str]) -> int:
-    """The bytes of all files; 0 where they cannot be known before."""
-    from clearhead.data.batch import DataReport
-    from clearhead.data.readers import COMPRESSED_SUFFIXES, STDIN, find_files
+def _total_bytes(paths: Sequence[str]) -> int:
+    """The size of all files, or 0 if it is unknown."""
+    from clearhead.data.readers import COMPRESSED_SUFFIXES, DataReport, find_files
 
-    found = find_files(files, DataReport("skip"))
-    if any(file == STDIN or file.endswith(COMPRESSED_SUFFIXES) for file in found):
+    files = find_files(paths, DataReport("skip"))
+    if any(file == STDIN or file.endswith(COMPRESSED_SUFFIXES) for file in files):
         return 0
-    return sum(Path(file).stat().st_size for file in found)
+    return sum(Path(file).stat().st_size for file in files)
 
 
-def _say(line: str) -> None:
+def _show_progress(line: str) -> None:
     if sys.stderr.isatty():
         typer.echo(f"\r\x1b[K{line}", err=True, nl=False)
 
 
-def _megabytes(size: int) -> str:
+def _format_bytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"

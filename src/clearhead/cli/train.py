@@ -1,97 +1,86 @@
-"""`clearhead train vectors`: a vector for each word of a text."""
+"""`clearhead train`: train a model, or word vectors."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 import typer
 
-# ---- train_vectors: `clearhead train vectors`: a vector for each word of a text.
+from clearhead.cli.common import DEVICE_OPTION, parse_config_flags
+from clearhead.errors import ClearheadError
 
-
-def train_vectors(flags: list[str], out: Path, others: Mapping[str, object]) -> None:
-    """`flags` are the options of a `Lesson`, as --train.width; `others` are for models: none of them may be set."""
-    from clearhead.cli.common import parse_config_flags
-    from clearhead.config.parse import apply_overrides, dataclass_from_dict, dataclass_to_dict
-    from clearhead.errors import ClearheadError
-    from clearhead.word_vectors.skip_gram import Word2VecConfig, train_word_vectors
-
-    if given := [name for name, value in others.items() if value]:
-        raise ClearheadError(f"--{given[0]} is for models; vectors are learned without it.")
-    lesson = dataclass_from_dict(
-        Word2VecConfig,
-        apply_overrides(dataclass_to_dict(Word2VecConfig()), parse_config_flags(flags)),
-    )
-    train_word_vectors(lesson, out, typer.echo)
-
-
-# ---- train: `clearhead train`: from files to a model, in a folder that can be gone on with.
-
-What = typer.Argument(
-    help="A preset, or a run.toml; or vectors, of the words of a text.", show_default=False
+COMPILE_OPTION = typer.Option(
+    None,
+    "--compile/--no-compile",
+    help="Use torch.compile. Default: on GPU only.",
+    show_default=False,
 )
-Out = typer.Option(Path("run"), help="The folder of the run.")
-Resume = typer.Option(
-    "auto", help="auto goes on with what is in the folder; never refuses if there is something."
-)
-Device = typer.Option("", help="cpu, cuda …; the best there is without it.", show_default=False)
-Compile = typer.Option(
-    None, "--compile/--no-compile", help="Compiled, which pays on a GPU.", show_default=False
-)
-Board = typer.Option(
-    False, "--tensorboard", help="Also write event files for TensorBoard into the folder."
-)
-Looks = typer.Option(
+LOGGER_OPTION = typer.Option(None, "--logger", help="Also log to tensorboard.", show_default=False)
+RECORD_ACTIVATIONS_OPTION = typer.Option(
     False,
-    "--microscope",
-    help="Keep attention, lens and embeddings of a few texts at log-spaced steps.",
+    "--record-activations",
+    help="Record attention, logit lens and embeddings of a few texts during training.",
 )
 
 
 def train(
     context: typer.Context,
-    recipe: str = What,
-    output: Path = Out,
-    resume: str = Resume,
-    device: str = Device,
-    compiled: bool = Compile,
-    tensorboard: bool = Board,
-    record_activations: bool = Looks,
+    recipe: str = typer.Argument(
+        help="A preset, a run.toml, or vectors for word vectors.", show_default=False
+    ),
+    output: Path = typer.Option(Path("run"), help="Output folder."),
+    resume: str = typer.Option(
+        "auto", help="auto: resume the run in this folder. never: fail if there is one."
+    ),
+    device: str = DEVICE_OPTION,
+    compile: bool | None = COMPILE_OPTION,
+    logger: str | None = LOGGER_OPTION,
+    record_activations: bool = RECORD_ACTIVATIONS_OPTION,
 ) -> None:
-    """Train a model on data of your own.
+    """Train a model on --data.train FILE….
 
-    --data.train FILES… says what it learns from; any option of clearhead presets NAME can be changed so.
-    Ctrl-C saves and ends with status 130; the same command goes on. At the end report.html in the folder tells all.
+    Any option that clearhead presets NAME prints can be set: --train.max_steps=500. Ctrl-C saves a
+    checkpoint and exits with status 130; the same command resumes. The output folder contains the
+    best model (best/) and report.html.
     """
+    options = parse_config_flags(context.args)
     if recipe == "vectors":
-        looks = {"tensorboard": tensorboard, "microscope": record_activations}
-        others = {
+        model_options = {
             "resume": resume != "auto",
             "device": device,
-            "compile": compiled is not None,
-            **looks,
+            "compile": compile is not None,
+            "logger": logger,
+            "record-activations": record_activations,
         }
-        train_vectors(context.args, output, others)
+        for name, value in model_options.items():
+            if value:
+                raise ClearheadError(f"--{name} does not apply to word vectors.")
+        train_vectors(options, output)
         return
-    from clearhead.cli.common import parse_config_flags
     from clearhead.cli.progress_display import ProgressDisplay
-    from clearhead.errors import ClearheadError
     from clearhead.train.train import load_config, run_training
 
     if resume not in ("auto", "never"):
-        raise ClearheadError(f"--resume {resume} is unknown; it is auto or never.")
+        raise ClearheadError(f"--resume must be auto or never, got {resume}.")
     result = run_training(
-        load_config(recipe, parse_config_flags(context.args)),
+        load_config(recipe, options),
         output,
         ProgressDisplay,
         typer.echo,
         recipe=recipe,
         resume=resume == "auto",
         device=device,
-        compile=compiled,
-        tensorboard=tensorboard,
+        compile=compile,
+        logger=logger,
         record_activations=record_activations,
     )
-    if (
-        result.status == "stopped"
-    ):  # so that what stands after && does not take half a training for a whole one
+    if result.status == "stopped":  # so that && does not continue with a half-trained model
         raise typer.Exit(130)
+
+
+def train_vectors(options: Mapping[str, object], output: Path) -> None:
+    from clearhead.config.parse import apply_overrides, dataclass_from_dict, dataclass_to_dict
+    from clearhead.word_vectors.skip_gram import Word2VecConfig, train_word_vectors
+
+    defaults = dataclass_to_dict(Word2VecConfig())
+    config = dataclass_from_dict(Word2VecConfig, apply_overrides(defaults, options))
+    train_word_vectors(config, output, typer.echo)

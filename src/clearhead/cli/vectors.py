@@ -1,101 +1,93 @@
-"""`clearhead vectors`: what vectors of words tell."""
+"""`clearhead vectors`: similar words, analogies and directions."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from clearhead.cli.common import VIEW_OUTPUT_OPTION, show_or_save
+from clearhead.errors import ClearheadError
+
 if TYPE_CHECKING:
     from clearhead.lens.view import View
     from clearhead.word_vectors.vectors import Vectors
 
-Where = typer.Argument(
-    help="A model, as for other commands; or vectors: a folder of clearhead train vectors, a .txt, .vec or .bin file.",
-    show_default=False,
-)
-Sum = typer.Argument(
-    "", metavar="sum", help='A word, or a sum of words: "king - man + woman".', show_default=False
-)
-Layer = typer.Option(
-    None, help="Of a model: the stream after this layer, each word read alone; its embeddings without it.",
-    show_default=False,
-)  # fmt: skip
-Pairs = typer.Option(
-    "", "--direction", help='Pairs that make a direction: "cat:cats dog:dogs".', show_default=False
-)
-Words = typer.Option(
-    "", help="Words, to be measured along the direction, or each with each.", show_default=False
-)
-Test = typer.Option(
-    [], "--benchmark", help="A file of analogies or similarities, as published; may be given several times.",
-    show_default=False,
-)  # fmt: skip
-Top = typer.Option(10, help="How many near words.")
-Out = typer.Option(
-    None,
-    help="Save as .png, .svg, .html, .csv or .npy; without it it is shown here.",
-    show_default=False,
-)
-
 
 def vectors(
-    model: str = Where,
-    written: str = Sum,
-    layer: int = Layer,
-    direction: str = Pairs,
-    words: str = Words,
-    benchmark: list[Path] = Test,
-    top_k: int = Top,
-    output: Path = Out,
+    model: str = typer.Argument(
+        help="A model, or word vectors: the output of clearhead train vectors, .txt, .vec or .bin.",
+        show_default=False,
+    ),
+    expression: str = typer.Argument(
+        "", help='A word, or a sum of words: "king - man + woman".', show_default=False
+    ),
+    layer: int = typer.Option(
+        None,
+        help="Use the residual stream after this layer of a model. Default: its embeddings.",
+        show_default=False,
+    ),
+    direction: str = typer.Option(
+        "", help='Word pairs that define a direction: "cat:cats dog:dogs".', show_default=False
+    ),
+    words: str = typer.Option(
+        "", help="Words to project on the direction, or to compare.", show_default=False
+    ),
+    benchmark: list[Path] = typer.Option(
+        [],
+        help="A published file of analogies or word similarities. May be repeated.",
+        show_default=False,
+    ),
+    top_k: int = typer.Option(10, help="Number of similar words."),
+    output: Path = VIEW_OUTPUT_OPTION,
 ) -> None:
-    """Find near words, solve analogies, measure directions.
+    """Find similar words, solve analogies, measure directions.
 
-    --direction with --words tells how far each word lies along it; --words alone how similar they are.
+    --direction with --words projects words on a direction; --words alone compares them.
     """
     from clearhead.api import load
-    from clearhead.cli.common import show_or_save
-    from clearhead.errors import ClearheadError
     from clearhead.lens.view import check_output_path
     from clearhead.weights import hub
     from clearhead.word_vectors.io import has_word_vectors
-    from clearhead.word_vectors.vectors import vectors as vectors_of
+    from clearhead.word_vectors.vectors import vectors as load_vectors
 
-    if sum(map(bool, (written, direction or words, benchmark))) != 1 or (direction and not words):
+    num_tasks = bool(expression) + bool(direction or words) + bool(benchmark)
+    if num_tasks != 1 or (direction and not words):
         raise ClearheadError(
-            'give a sum ("king - man + woman"), or --words, --direction and --words, or --benchmark.'
+            'give either an expression ("king - man + woman"), --words, --direction with --words, '
+            "or --benchmark."
         )
     if output is not None:
         check_output_path(output)
         if len(benchmark) > 1:
-            raise ClearheadError(f"{output} takes one result; give one --benchmark with --out.")
-    pairs = [_pair(pair) for pair in direction.split()]
+            raise ClearheadError("--output saves one result; give one --benchmark.")
+    pairs = [_parse_pair(pair) for pair in direction.split()]
     path = hub.find_model(model) or Path(model)
-    known = vectors_of(path if has_word_vectors(path) else load(model), layer)
-    for view in _views(known, written, pairs, words.split(), benchmark, top_k):
+    loaded = load_vectors(path if has_word_vectors(path) else load(model), layer)
+    for view in _views(loaded, expression, pairs, words.split(), benchmark, top_k):
         show_or_save(view, output)
 
 
 def _views(
-    known: "Vectors",
-    written: str,
+    vectors: "Vectors",
+    expression: str,
     pairs: list[tuple[str, str]],
     words: list[str],
-    files: list[Path],
-    top: int,
+    benchmarks: list[Path],
+    top_k: int,
 ) -> "list[View]":
     from clearhead.word_vectors.benchmark import evaluate_vectors
 
-    if written:
-        return [known.solve(written, top)]
+    if expression:
+        return [vectors.solve(expression, top_k)]
     if pairs:
-        return [known.direction(pairs).scores(words)]
-    return [known.similarity(words)] if words else [evaluate_vectors(known, file) for file in files]
+        return [vectors.direction(pairs).scores(words)]
+    if words:
+        return [vectors.similarity(words)]
+    return [evaluate_vectors(vectors, path) for path in benchmarks]
 
 
-def _pair(written: str) -> tuple[str, str]:
-    from clearhead.errors import ClearheadError
-
-    first, colon, second = written.partition(":")
-    if not (first and colon and second):
-        raise ClearheadError(f"{written!r} is no pair; write --direction as cat:cats dog:dogs.")
+def _parse_pair(text: str) -> tuple[str, str]:
+    first, _, second = text.partition(":")
+    if not (first and second):
+        raise ClearheadError(f"{text!r} is not a pair; write --direction as cat:cats dog:dogs.")
     return first, second

@@ -1,18 +1,17 @@
-"""`clearhead verify`: the laws, on this very model."""
+"""`clearhead verify`: check the invariants of a Transformer on a model."""
 
 import typer
 
-Where = typer.Argument(
-    help="Any saved or published model, or the name of a preset (then with random weights).",
-    show_default=False,
-)
 
+def verify(
+    context: typer.Context,
+    model: str = typer.Argument(
+        help="Any model, or the name of a preset (with random weights).", show_default=False
+    ),
+) -> None:
+    """Check the invariants that hold for every model, such as cached == uncached decoding.
 
-def verify(context: typer.Context, model: str = Where) -> None:
-    """Check the laws that every model must keep.
-
-    Each line gives the largest difference found.
-    --model.position=rotary and the like change a preset before it is built.
+    Each line shows the largest difference. Options such as --model.position=rotary change a preset.
     """
     from clearhead.api import load, new
     from clearhead.cli.common import parse_config_flags
@@ -21,18 +20,22 @@ def verify(context: typer.Context, model: str = Where) -> None:
     from clearhead.evaluate.invariants import iter_invariants
 
     changes = parse_config_flags(context.args)
-    if changes and model not in presets:
-        raise ClearheadError(f"{model} is a saved model; only a preset can be changed.")
-    subject = new(presets[model].replace(**changes)) if model in presets else load(model)
-    typer.echo(f"{model}: {subject!r}{' with random weights' if model in presets else ''}\n")
-    results = []
+    is_preset = model in presets
+    if changes and not is_preset:
+        raise ClearheadError(f"{model} is a saved model; only presets can be changed.")
+    subject = new(presets[model].replace(**changes)) if is_preset else load(model)
+    typer.echo(f"{model}: {subject!r}{' with random weights' if is_preset else ''}\n")
+    passed = 0
+    failed = 0
+    skipped = 0
     for result in iter_invariants(subject):
-        results.append(result)
         typer.echo(str(result))
-    held, broken = (
-        sum(r.difference is not None and r.passed is wanted for r in results)
-        for wanted in (True, False)
-    )
-    typer.echo(f"\n{held} laws hold, {broken} broken, {len(results) - held - broken} do not apply.")
-    if broken:
+        if result.difference is None:
+            skipped += 1
+        elif result.passed:
+            passed += 1
+        else:
+            failed += 1
+    typer.echo(f"\n{passed} passed, {failed} failed, {skipped} not applicable.")
+    if failed:
         raise typer.Exit(1)
