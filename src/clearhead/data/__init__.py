@@ -1,1 +1,1 @@
-"""Files become packed batches of static shape: text, sentence pairs, labelled rows, pictures, sound."""
+"""Read data files and turn them into packed batches of static shape."""

@@ -1,4 +1,4 @@
-"""The names and numbers of classes, and which rows are held out."""
+"""Labeled texts, for classification and regression, in batches of similar length."""
 
 import json
 import math
@@ -12,62 +12,66 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.data.batch import DataReport, PackedBatch, shuffled_indices, truncated_lengths
-from clearhead.data.encoding import encode_texts
-from clearhead.data.readers import read_records
+from clearhead.data.batch import PackedBatch, shuffled_indices, truncated_lengths
+from clearhead.data.encoding import encode_records
+from clearhead.data.readers import DataReport, read_records
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.tokenizer import Tokenizer
 
-# ---- classes: The names and numbers of classes, and which rows are held out.
 
-
+# ---------------------------------------------------------------- labels
 def label_names(labels: Iterable[str]) -> tuple[str, ...]:
-    """The classes in the order of their numbers."""
+    """The distinct labels in the order of their ids."""
     names = tuple(sorted(set(labels)))
     if len(names) < 2:
         raise ClearheadError(
-            f"there are no two classes to tell apart among the labels, only {names[0] if names else 'none'}."
+            f"classification needs at least two labels, got {', '.join(names) or 'none'}."
         )
     return names
 
 
-def label_id(label: str, names: Mapping[str, int], location: str, report: DataReport) -> int | None:
-    """The number of a class, or None: held-out rows may be of a class that training never saw."""
-    if label not in names:
-        report.skip(f"{location} ({label!r:.40})", "the label does not occur in training")
-    return names.get(label)
+def label_id(
+    label: str, label_ids: Mapping[str, int], location: str, report: DataReport
+) -> int | None:
+    """The id of a label; labels that occur only in the validation data are skipped."""
+    if label not in label_ids:
+        report.skip(f"{location} ({label!r:.40})", "the label does not occur in the training data")
+    return label_ids.get(label)
 
 
 def stratified_split(
     labels: Sequence[str | float], keys: Sequence[Hashable], fraction: float, seed: int
 ) -> tuple[list[int], list[int]]:
-    """The numbers of the rows to train on and of those held out: of each class about `share`, at least one of two.
+    """Indices of training and validation rows: about `fraction` of each class is held out.
 
-    Rows of the same key are copies of each other and stay together, lest training see what is held out.
+    Rows with equal keys are duplicates and stay together. At least one row of each class that has
+    two distinct ones is held out.
     """
     if not 0 <= fraction < 1:
         raise ClearheadError(
-            f"the share that is held out must be at least 0 and less than 1, not {fraction}."
+            f"data.valid_fraction must be at least 0 and less than 1, got {fraction}."
         )
-    first: dict[Hashable, str] = {}
+    label_of: dict[Hashable, str] = {}
     classes: dict[str, dict[Hashable, list[int]]] = {}
     for i, (label, key) in enumerate(zip(labels, keys, strict=True)):
-        name = first.setdefault(key, label if isinstance(label, str) else "")
+        name = label_of.setdefault(key, label if isinstance(label, str) else "")
         classes.setdefault(name, {}).setdefault(key, []).append(i)
-    train = []
-    held = []
-    for number, (_, groups) in enumerate(sorted(classes.items())):
-        copies = list(groups.values())
-        mixed = [copies[i] for i in shuffled_indices(len(copies), seed, number).tolist()]
-        most = min(len(mixed) - 1, max(1, round(fraction * len(mixed)))) if fraction else 0
-        held += [i for group in mixed[:most] for i in group]
-        train += [i for group in mixed[most:] for i in group]
-    return sorted(train), sorted(held)
+    train: list[int] = []
+    valid: list[int] = []
+    for class_index, (_, groups) in enumerate(sorted(classes.items())):
+        duplicates = list(groups.values())
+        num_valid = 0
+        if fraction:
+            num_valid = min(len(duplicates) - 1, max(1, round(fraction * len(duplicates))))
+        order = shuffled_indices(len(duplicates), seed, class_index).tolist()
+        for rank, group in enumerate(order):
+            (valid if rank < num_valid else train).extend(duplicates[group])
+    return sorted(train), sorted(valid)
 
 
-# ---- labelled: Texts, or pairs of texts, with a class or a number each: from tables to batches of few shapes.
-
-LENGTH_MULTIPLE = 16  # lengths of batches are multiples of this, so there are few
+# ---------------------------------------------------------------- files
+COLUMN_HINT = "--data.text_column=0 --data.label_column=1"
+MAX_TARGET = 1e38  # of a 32-bit float
 
 
 class LabeledText(NamedTuple):
@@ -78,7 +82,7 @@ class LabeledText(NamedTuple):
 
 
 class LabeledExample(NamedTuple):
-    """A row as ids, without what stands around them."""
+    """A text or pair as token ids, without special tokens."""
 
     ids: Sequence[int]
     ids_pair: Sequence[int] | None
@@ -86,7 +90,6 @@ class LabeledExample(NamedTuple):
     location: str = ""
 
 
-# ---------------------------------------------------------------- files
 def read_labeled_texts(
     path: str | Path,
     report: DataReport,
@@ -96,16 +99,12 @@ def read_labeled_texts(
     text_pair_column: str | int | None = None,
     is_regression: bool = False,
 ) -> Iterator[LabeledText]:
-    """The rows of a file that `records` reads; with `numbers`, labels are numbers to be predicted, not classes."""
-    columns = [
-        str(column)
-        for column in (text_column, label_column, text_pair_column)
-        if column is not None
-    ]
-    for where, values in read_records(
-        Path(path), report, columns, column_hint="--data.text_column 0 --data.label_column 1"
-    ):
-        row = _parse_row(where, *values, is_regression=is_regression)
+    """The rows of a .csv, .tsv or .jsonl file; for regression, labels are numbers."""
+    columns = [str(text_column), str(label_column)]
+    if text_pair_column is not None:
+        columns.append(str(text_pair_column))
+    for location, values in read_records(Path(path), report, columns, column_hint=COLUMN_HINT):
+        row = _parse_row(location, *values, is_regression=is_regression)
         if isinstance(row, LabeledText):
             report.num_read += 1
             yield row
@@ -116,23 +115,23 @@ def read_labeled_texts(
 def _parse_row(
     location: str, text: object, label: object, *text_pair: object, is_regression: bool
 ) -> LabeledText | tuple[str, str]:
-    """The row; or where it is, with the value, and what is wrong with it."""
+    """The row, or its location and why it is invalid."""
     for value in (text, *text_pair):
         if not isinstance(value, str) or not value.strip():
-            return f"{location} ({value!r:.40})", "there is no text"
+            return f"{location} ({value!r:.40})", "the text is missing"
     name = label.strip() if isinstance(label, str) else json.dumps(label)
     if not name or isinstance(label, list | dict):
-        return location, "there is no label"
+        return location, "the label is missing"
     texts = [str(text), *map(str, text_pair), name]
     try:
         "".join(texts).encode()
         number = float(name) if is_regression else 0.0
     except UnicodeEncodeError:
-        return location, "the line is not UTF-8"
+        return location, "the line is not valid UTF-8"
     except ValueError:
         number = math.nan
-    if not abs(number) < 1e38:  # so NaN is none, nor what a 32-bit float cannot hold
-        return f"{location} ({name!r:.40})", "the label is no number"
+    if not abs(number) < MAX_TARGET:  # also rejects NaN
+        return f"{location} ({name!r:.40})", "the label is not a number"
     return LabeledText(
         texts[0], texts[1] if text_pair else None, number if is_regression else name, location
     )
@@ -141,34 +140,36 @@ def _parse_row(
 def encode_labeled_texts(
     rows: Iterable[LabeledText], tokenizer: Tokenizer, report: DataReport
 ) -> Iterator[LabeledExample]:
-    """Rows as ids."""
-    found = encode_texts(
+    """Tokenize labeled texts."""
+    encoded = encode_records(
         rows, lambda row: (row.text, row.text_pair or ""), (tokenizer, tokenizer), report
     )
-    for row, (first, second) in found:
-        yield LabeledExample(
-            first, None if row.text_pair is None else second, row.label, row.location
-        )
+    for row, (ids, ids_pair) in encoded:
+        has_pair = row.text_pair is not None
+        yield LabeledExample(ids, ids_pair if has_pair else None, row.label, row.location)
 
 
 # ---------------------------------------------------------------- batches
+LENGTH_MULTIPLE = 16  # batch lengths are multiples of this, so that there are few shapes
+
+
 @dataclass(frozen=True)
 class _ExampleArrays:
-    """Rows one after another in one tensor, with what stands around them."""
+    """Concatenated rows with their special tokens."""
 
     ids: Tensor
     starts: Tensor
     lengths: Tensor
-    first_lengths: Tensor  # how many ids belong to the first text
+    first_lengths: Tensor  # tokens of the first text of a pair
     targets: Tensor
 
 
 class LabeledTextDataset:
-    """Rows of `begin a end [b end]`, never packed with others: a head reads one answer from each row.
+    """Rows of `bos text sep [text_pair sep]`, one example each, with one target per row.
 
-    Rows of like length meet in a batch, whose length is a multiple of 16: an epoch's rows are shuffled and sorted by
-    that length, then its batches are shuffled. Every row comes once, and the rows that fill no batch share one with
-    the next epoch's first.
+    Batches combine rows of similar length, padded to a multiple of 16: an epoch's rows are shuffled
+    and sorted by that length, then its batches are shuffled. Every row occurs once per epoch; the
+    rows that do not fill a batch share one with the first rows of the next epoch.
     """
 
     def __init__(
@@ -192,101 +193,118 @@ class LabeledTextDataset:
         self.bos_tokens = bos_tokens
         self.sep_tokens = sep_tokens
         train = list(train)
-        names = [example.label for example in train if isinstance(example.label, str)]
-        self.labels = label_names(names) if names else ()
-        self._train, self._valid = self._arrays(train), self._arrays(valid)
-        if not len(self._train.targets):
-            raise ClearheadError("there are no labelled rows to train on.")
+        labels = [example.label for example in train if isinstance(example.label, str)]
+        self.labels = label_names(labels) if labels else ()
+        self._train = self._arrays(train)
+        self._valid = self._arrays(valid)
+        num_rows = len(self._train.targets)
+        if not num_rows:
+            raise ClearheadError("data.train has no labeled rows to train on.")
         self._epoch_order = lru_cache(maxsize=4)(self._shuffled)
-        self.batches_per_epoch = len(self._train.targets) / batch_size
-        real = 0
+        self.batches_per_epoch = num_rows / batch_size
+        num_tokens = 0
         room = 0
         for step in range(math.ceil(self.batches_per_epoch)):
             lengths = self._train.lengths[self._batch_indices(step)]
-            real = real + int(lengths.sum())
-            room = room + batch_size * self._batch_length(lengths)
-        self.packing_efficiency = real / room
+            num_tokens += int(lengths.sum())
+            room += batch_size * self._batch_length(lengths)
+        self.packing_efficiency = num_tokens / room
 
     def batch(self, step: int) -> PackedBatch:
         return self._batch(self._train, self._batch_indices(step))
 
     def valid_batches(self) -> Iterator[PackedBatch]:
-        """In the order of the file. The last batch may be smaller: a number, unlike a class, cannot be ignored."""
-        count = len(self._valid.targets)
-        for first in range(0, count, self.batch_size):
-            yield self._batch(self._valid, torch.arange(first, min(first + self.batch_size, count)))
+        """In file order; the last batch may be smaller, as regression targets cannot be ignored."""
+        num_rows = len(self._valid.targets)
+        for start in range(0, num_rows, self.batch_size):
+            indices = torch.arange(start, min(start + self.batch_size, num_rows))
+            yield self._batch(self._valid, indices)
 
     def _arrays(self, examples: Iterable[LabeledExample]) -> _ExampleArrays:
         ids = array("i")
-        begins = [0]
-        firsts = []
+        starts = [0]
+        first_lengths = []
         targets = []
-        numbers = {name: i for i, name in enumerate(self.labels)}
-        for first, second, label, where in examples:
-            target = (
-                label_id(label, numbers, where, self.report) if isinstance(label, str) else label
-            )
-            if target is None:
-                continue
+        label_ids = {name: i for i, name in enumerate(self.labels)}
+        for first, second, label, location in examples:
+            target = label
+            if isinstance(label, str):
+                known = label_id(label, label_ids, location, self.report)
+                if known is None:
+                    continue
+                target = known
             if not (self.bos_tokens or self.sep_tokens or first or second):
-                self.report.skip(where, "the text has no tokens")
+                self.report.skip(location, "the text has no tokens")
                 continue
-            a, b = self._fitting_lengths(len(first), len(second or ()), second is not None)
-            if (a, b) != (len(first), len(second or ())):
-                self.report.record(where, f"a text was cut to {self.context_length} tokens")
-            ids.extend((*self.bos_tokens, *first[:a], *self.sep_tokens))
-            firsts.append(len(ids) - begins[-1])
+            lengths = len(first), len(second or ())
+            fitting = self._fitting_lengths(*lengths, is_pair=second is not None)
+            if fitting != lengths:
+                self.report.record(
+                    location, f"a text was truncated to {self.context_length} tokens"
+                )
+            ids.extend((*self.bos_tokens, *first[: fitting[0]], *self.sep_tokens))
+            first_lengths.append(len(ids) - starts[-1])
             if second is not None:
-                ids.extend((*second[:b], *self.sep_tokens))
-            begins.append(len(ids))
+                ids.extend((*second[: fitting[1]], *self.sep_tokens))
+            starts.append(len(ids))
             targets.append(target)
-        at = torch.tensor(begins)
-        kind = torch.long if self.labels else torch.float
-        all_ids = torch.tensor(ids, dtype=torch.int32)
+        offsets = torch.tensor(starts)
         return _ExampleArrays(
-            all_ids, at[:-1], at.diff(), torch.tensor(firsts), torch.tensor(targets, dtype=kind)
+            ids=torch.tensor(ids, dtype=torch.int32),
+            starts=offsets[:-1],
+            lengths=offsets.diff(),
+            first_lengths=torch.tensor(first_lengths),
+            targets=torch.tensor(targets, dtype=torch.long if self.labels else torch.float),
         )
 
-    def _fitting_lengths(self, a: int, b: int, is_pair: bool) -> tuple[int, int]:
-        room = self.context_length - len(self.bos_tokens) - len(self.sep_tokens) * (1 + is_pair)
-        if room < 1 + is_pair:
+    def _fitting_lengths(self, first: int, second: int, is_pair: bool) -> tuple[int, int]:
+        num_texts = 1 + is_pair
+        room = self.context_length - len(self.bos_tokens) - len(self.sep_tokens) * num_texts
+        if room < num_texts:
             raise ClearheadError(
-                f"a context of {self.context_length} has no room for a text and what stands around it."
+                f"a context of {self.context_length} tokens is too short for a text and its "
+                "special tokens; increase train.seq_len."
             )
-        return truncated_lengths(a, b, room)
+        return truncated_lengths(first, second, room)
 
     def _shuffled(self, epoch: int) -> Tensor:
-        """The rows of an epoch in order: first those that fill the last epoch's last batch, then whole batches."""
-        mixed = shuffled_indices(len(self._train.targets), self.seed, epoch)
-        head = min(-epoch * len(mixed) % self.batch_size, len(mixed))
-        body = (len(mixed) - head) // self.batch_size
-        picks = mixed[head : head + body * self.batch_size]
-        steps = (
-            self._train.lengths[picks] + LENGTH_MULTIPLE - 1
-        ) // LENGTH_MULTIPLE  # finer would save little, and the same rows would meet
-        batches = picks[steps.argsort(stable=True)].view(body, self.batch_size)[
-            shuffled_indices(body, self.seed, epoch)
-        ]
-        return torch.cat((mixed[:head], batches.flatten(), mixed[head + body * self.batch_size :]))
+        """The rows of an epoch: those that complete the previous epoch's batch, then batches."""
+        order = shuffled_indices(len(self._train.targets), self.seed, epoch)
+        num_head = min(-epoch * len(order) % self.batch_size, len(order))
+        num_batches = (len(order) - num_head) // self.batch_size
+        end = num_head + num_batches * self.batch_size
+        body = order[num_head:end]
+        # Sorting by exact length would save little padding, and the same rows would always meet.
+        steps = (self._train.lengths[body] + LENGTH_MULTIPLE - 1) // LENGTH_MULTIPLE
+        batches = body[steps.argsort(stable=True)].view(num_batches, self.batch_size)
+        batches = batches[shuffled_indices(num_batches, self.seed, epoch)]
+        return torch.cat((order[:num_head], batches.flatten(), order[end:]))
 
     def _batch_indices(self, step: int) -> Tensor:
-        count = len(self._train.targets)
-        at = step * self.batch_size
-        picks = []
-        while (left := (step + 1) * self.batch_size - at) > 0:
-            picks.append(self._epoch_order(at // count)[at % count :][:left])
-            at += len(picks[-1])
-        return torch.cat(picks)
+        num_rows = len(self._train.targets)
+        position = step * self.batch_size
+        end = position + self.batch_size
+        parts = []
+        while position < end:
+            epoch, start = divmod(position, num_rows)
+            parts.append(self._epoch_order(epoch)[start:][: end - position])
+            position += len(parts[-1])
+        return torch.cat(parts)
 
     def _batch_length(self, lengths: Tensor) -> int:
-        return min(-(-int(lengths.max()) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, self.context_length)
+        padded = -(-int(lengths.max()) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+        return min(padded, self.context_length)
 
-    def _batch(self, side: _ExampleArrays, picks: Tensor) -> PackedBatch:
-        lengths = side.lengths[picks, None]
-        at = torch.arange(self._batch_length(side.lengths[picks]))
-        real = at < lengths
-        tokens = side.ids[(side.starts[picks, None] + at).where(real, 0)].long().where(real, 0)
-        kinds = (
-            ((at >= side.first_lengths[picks, None]) & real).long() if self.token_types else None
+    def _batch(self, arrays: _ExampleArrays, indices: Tensor) -> PackedBatch:
+        lengths = arrays.lengths[indices, None]
+        positions = torch.arange(self._batch_length(lengths))
+        is_token = positions < lengths
+        token_indices = (arrays.starts[indices, None] + positions).where(is_token, 0)
+        tokens = arrays.ids[token_indices].long().where(is_token, 0)
+        token_type_ids = None
+        if self.token_types:
+            is_second = positions >= arrays.first_lengths[indices, None]
+            token_type_ids = (is_second & is_token).long()
+        return PackedBatch(
+            tokens, arrays.targets[indices], is_token.long(), token_type_ids=token_type_ids
         )
-        return PackedBatch(tokens, side.targets[picks], real.long(), token_type_ids=kinds)

@@ -1,10 +1,9 @@
-"""Texts become ids, many at a time: asked for one short text after another, a tokenizer leaves most cores idle."""
+"""Tokenize many short texts at a time, so that the tokenizer can use all cores."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from clearhead.data.batch import DataReport
-from clearhead.data.readers import CHUNK_CHARS
+from clearhead.data.readers import CHUNK_CHARS, DataReport
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.tokenizer import Tokenizer
 
@@ -14,54 +13,25 @@ T = TypeVar("T")
 def batch_by_size(
     items: Iterable[T], size: Callable[[T], int], max_size: int = CHUNK_CHARS
 ) -> Iterator[list[T]]:
-    """Things in order, as many together as have `most` characters: enough work, and little to be held at once."""
+    """Group consecutive items until their sizes reach `max_size` (characters)."""
     batch: list[T] = []
-    full = 0
-    for thing in items:
-        batch.append(thing)
-        full += size(thing)
-        if full >= max_size:
+    batch_size = 0
+    for item in items:
+        batch.append(item)
+        batch_size += size(item)
+        if batch_size >= max_size:
             yield batch
             batch = []
-            full = 0
+            batch_size = 0
     yield batch
 
 
 def try_encode_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int] | str]:
-    """The ids of each text, or why there are none."""
+    """The token ids of each text, or a message why it cannot be tokenized."""
     try:
         return [*tokenizer.encode_batch(texts)]
     except ClearheadError:
         return [_try_encode(tokenizer, text) for text in texts]
-
-
-class Located(Protocol):
-    """Something with texts that stands in a line of a file."""
-
-    @property
-    def location(self) -> str: ...
-
-
-P = TypeVar("P", bound=Located)
-
-
-def encode_texts(
-    items: Iterable[P],
-    texts: Callable[[P], Sequence[str]],
-    tokenizers: Sequence[Tokenizer],
-    report: DataReport,
-) -> Iterator[tuple[P, list[list[int]]]]:
-    """Each thing with the ids of its texts; one for which there are no tokens is reported with its line."""
-    for some in batch_by_size(items, lambda thing: sum(map(len, texts(thing)))):
-        columns = [
-            try_encode_batch(cut, [texts(thing)[i] for thing in some])
-            for i, cut in enumerate(tokenizers)
-        ]
-        for thing, *found in zip(some, *columns, strict=True):
-            if why := [one for one in found if isinstance(one, str)]:
-                report.skip(thing.where, why[0])
-            else:
-                yield thing, [ids for ids in found if not isinstance(ids, str)]
 
 
 def _try_encode(tokenizer: Tokenizer, text: str) -> list[int] | str:
@@ -69,3 +39,33 @@ def _try_encode(tokenizer: Tokenizer, text: str) -> list[int] | str:
         return tokenizer.encode(text)
     except ClearheadError as error:
         return str(error).removesuffix(".")
+
+
+class Located(Protocol):
+    """A record that knows its location in a file."""
+
+    @property
+    def location(self) -> str: ...
+
+
+LocatedT = TypeVar("LocatedT", bound=Located)
+
+
+def encode_records(
+    records: Iterable[LocatedT],
+    texts: Callable[[LocatedT], Sequence[str]],
+    tokenizers: Sequence[Tokenizer],
+    report: DataReport,
+) -> Iterator[tuple[LocatedT, list[list[int]]]]:
+    """Each record with the token ids of its texts, one tokenizer per text; failures are skipped."""
+    for batch in batch_by_size(records, lambda record: sum(map(len, texts(record)))):
+        columns = [
+            try_encode_batch(tokenizer, [texts(record)[i] for record in batch])
+            for i, tokenizer in enumerate(tokenizers)
+        ]
+        for record, *results in zip(batch, *columns, strict=True):
+            errors = [result for result in results if isinstance(result, str)]
+            if errors:
+                report.skip(record.location, errors[0])
+            else:
+                yield record, [ids for ids in results if not isinstance(ids, str)]

@@ -1,6 +1,9 @@
-"""Documents become tokens once: a folder that is mapped into memory, and knows what it was made from."""
+"""Tokenize documents once, and pack them into rows for (masked) language modeling without padding.
 
-import dataclasses
+The tokens of a corpus are cached in a folder that is memory-mapped and records what it was made
+from. All documents form one stream that is cut into rows of equal length.
+"""
+
 import hashlib
 import json
 import os
@@ -9,6 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,38 +22,44 @@ from numpy.typing import NDArray
 
 from clearhead.data.batch import (
     IGNORE_INDEX,
-    DataReport,
     PackedBatch,
     select_rows,
     shuffled_indices,
 )
 from clearhead.data.encoding import batch_by_size, try_encode_batch
-from clearhead.data.readers import STDIN, Document, find_files, read_documents
+from clearhead.data.readers import (
+    MAX_LOCATIONS_PER_REASON,
+    STDIN,
+    DataReport,
+    Document,
+    find_files,
+    read_documents,
+)
 from clearhead.errors import ClearheadError
 from clearhead.io import file_lock, fsync
 from clearhead.tokenizers.tokenizer import Tokenizer
 
-# ---- cache: Documents become tokens once: a folder that is mapped into memory, and knows what it was made from.
-
-FORMAT_VERSION = 1
+# ---------------------------------------------------------------- token cache
+FORMAT_VERSION = 2
 TOKENS_FILE = "tokens.bin"
 DOCUMENT_STARTS_FILE = "documents.npy"
 METADATA_FILE = "cache.json"
+CACHE_FILES = {TOKENS_FILE, DOCUMENT_STARTS_FILE, METADATA_FILE}
+SYSTEM_FILES = {".DS_Store", "Thumbs.db", "desktop.ini"}  # file managers leave these in any folder
+
 TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
-CachedTokens = tuple[
-    dict[str, Any], TokenArray, NDArray[np.int64]
-]  # what is told of the tokens, they, and where documents start
-EncodedDocument = tuple[Document, TokenArray | str]  # the ids, or what went wrong
+CachedTokens = tuple[dict[str, Any], TokenArray, NDArray[np.int64]]  # metadata, ids, starts
+EncodedDocument = tuple[Document, TokenArray | str]  # token ids, or why there are none
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TokenizedCorpus:
-    """The tokens of all documents, one after another, and where each document starts."""
+    """The token ids of all documents, concatenated."""
 
     ids: TokenArray
     document_starts: NDArray[np.int64]
-    bos_token: int | None = None  # the id that opens every document
-    report: DataReport = dataclasses.field(default_factory=DataReport)
+    bos_token: int | None = None  # at the start of every document
+    report: DataReport = field(default_factory=DataReport)
 
 
 def tokenize_corpus(
@@ -62,37 +72,36 @@ def tokenize_corpus(
     bos_token: int | None = None,
     num_workers: int | None = None,
 ) -> TokenizedCorpus:
-    """The tokens of files, from `folder` if it holds them, else made by `workers` threads and kept there.
+    """The tokens of files, from `cache_dir` if it is up to date, else tokenized by threads.
 
-    `begin` is put before every document. Sources are read again when one of them, or the tokenizer, has changed.
+    `bos_token` is put before every document. A change of any file or of the tokenizer invalidates
+    the cache.
     """
     cache_dir = Path(cache_dir).absolute()
-    made_from = _fingerprint(paths, tokenizer, text_column, bos_token, report)
-    held = _load_if_current(cache_dir, made_from, report)
-    if held is None:
+    fingerprint = _fingerprint(paths, tokenizer, text_column, bos_token, report)
+    cached = _load_if_current(cache_dir, fingerprint, report)
+    if cached is None:
         with file_lock(cache_dir.with_name(f".{cache_dir.name}.lock")):
-            held = _load_if_current(
-                cache_dir, made_from, report
-            )  # who waited finds what another process has made meanwhile
-            if held is None:
+            # Another process may have written the cache while this one waited for the lock.
+            cached = _load_if_current(cache_dir, fingerprint, report)
+            if cached is None:
                 _check_replaceable(cache_dir)
-                own = DataReport(report.on_error)
-                kind = "uint16" if max(tokenizer.backend.get_vocab().values()) < 2**16 else "uint32"
-                found = _encode_documents(
-                    read_documents(paths, own, text_column),
-                    tokenizer,
-                    kind,
-                    num_workers or os.cpu_count() or 1,
+                cache_report = DataReport(report.on_error)
+                max_id = max(tokenizer.backend.get_vocab().values())
+                dtype = "uint16" if max_id < 2**16 else "uint32"
+                documents = read_documents(paths, cache_report, text_column)
+                num_workers = num_workers or os.cpu_count() or 1
+                encoded = _encode_documents(documents, tokenizer, dtype, num_workers)
+                metadata = _write_cache(
+                    cache_dir, encoded, bos_token, dtype, cache_report, fingerprint
                 )
-                held = _open_cache(
-                    cache_dir, _write_cache(cache_dir, found, bos_token, kind, own, made_from)
-                )
-    about, ids, starts = held
-    told = about["report"]
-    report.num_read += told["read"]
-    report.skipped.update(told["skipped"])
-    for why, places in told["places"].items():
-        report.locations[why] = (report.locations.get(why, []) + places)[:3]
+                cached = _open_cache(cache_dir, metadata)
+    metadata, ids, starts = cached
+    report.num_read += metadata["report"]["num_read"]
+    report.skipped.update(metadata["report"]["skipped"])
+    for reason, locations in metadata["report"]["locations"].items():
+        merged = report.locations.get(reason, []) + locations
+        report.locations[reason] = merged[:MAX_LOCATIONS_PER_REASON]
     return TokenizedCorpus(ids, starts, bos_token, report)
 
 
@@ -103,84 +112,78 @@ def _fingerprint(
     bos_token: int | None,
     report: DataReport,
 ) -> dict[str, Any]:
-    """All that the tokens depend on."""
+    """Everything the tokens depend on."""
     if bos_token is not None:
-        tokenizer.decode([bos_token])  # which refuses what is no token
-    sources: list[list[Any]] = []
-    for file in find_files(paths, DataReport(report.on_error)):
-        path = Path(file).absolute()
-        state = path.stat() if file != STDIN and path.is_file() else None  # None: a pipe
-        sources.append([str(path), state and state.st_size, state and state.st_mtime_ns])
-    tokenizer_hash = hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest()
+        tokenizer.id_to_token(bos_token)  # raises if there is no such token
+    files: list[list[Any]] = []
+    for name in find_files(paths, DataReport(report.on_error)):
+        path = Path(name).absolute()
+        stat = path.stat() if name != STDIN and path.is_file() else None  # None: a pipe
+        files.append([str(path), stat and stat.st_size, stat and stat.st_mtime_ns])
     return {
         "format": FORMAT_VERSION,
-        "files": sources,
-        "tokenizer": tokenizer_hash,
-        "field": text_column,
-        "begin": bos_token,
+        "files": files,
+        "tokenizer": hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest(),
+        "text_column": text_column,
+        "bos_token": bos_token,
     }
 
 
 def _load_if_current(
     folder: Path, fingerprint: dict[str, Any], report: DataReport
 ) -> CachedTokens | None:
-    """What a folder holds, if it is what is wanted."""
     if any(size is None for _, size, _ in fingerprint["files"]):
-        return None  # what came through a pipe may be another text next time
+        return None  # a pipe may deliver another text next time
     try:
-        about = json.loads((folder / METADATA_FILE).read_text(encoding="utf-8"))
-        if about["made_from"] != fingerprint or (
-            about["report"]["skipped"] and report.on_error == "fail"
-        ):
+        metadata = json.loads((folder / METADATA_FILE).read_text(encoding="utf-8"))
+        if metadata["fingerprint"] != fingerprint:
             return None
-        held = _open_cache(folder, about)
-        return held if len(held[1]) == about["tokens"] else None
+        if metadata["report"]["skipped"] and report.on_error == "fail":
+            return None
+        cached = _open_cache(folder, metadata)
+        return cached if len(cached[1]) == metadata["num_tokens"] else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 def _open_cache(folder: Path, metadata: dict[str, Any]) -> CachedTokens:
-    return (
-        metadata,
-        np.memmap(folder / TOKENS_FILE, metadata["kind"], "r"),
-        np.load(folder / DOCUMENT_STARTS_FILE),
-    )
+    ids = np.memmap(folder / TOKENS_FILE, metadata["dtype"], "r")
+    return metadata, ids, np.load(folder / DOCUMENT_STARTS_FILE)
 
 
 def _encode_documents(
-    found: Iterable[Document], tokenizer: Tokenizer, dtype: str, num_workers: int
+    documents: Iterable[Document], tokenizer: Tokenizer, dtype: str, num_workers: int
 ) -> Iterator[EncodedDocument]:
-    """The ids of documents, in order. Threads do, since the library lets go of Python while it works."""
+    """Token ids in the order of the documents; the tokenizer releases the GIL, so threads help."""
 
     def encode(batch: list[Document]) -> list[EncodedDocument]:
-        found = try_encode_batch(tokenizer, [document.text for document in batch])
+        results = try_encode_batch(tokenizer, [document.text for document in batch])
         return [
-            (d, i if isinstance(i, str) else np.array(i, dtype))
-            for d, i in zip(batch, found, strict=True)
+            (document, result if isinstance(result, str) else np.array(result, dtype))
+            for document, result in zip(batch, results, strict=True)
         ]
 
-    waiting: deque[Future[list[EncodedDocument]]] = deque()
+    pending: deque[Future[list[EncodedDocument]]] = deque()
     with ThreadPoolExecutor(num_workers) as pool:
-        for batch in batch_by_size(found, lambda document: len(document.text)):
-            waiting.append(pool.submit(encode, batch))
-            if (
-                len(waiting) > num_workers
-            ):  # one more than can be worked on; the files wait for the threads
-                yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
+        for batch in batch_by_size(documents, lambda document: len(document.text)):
+            pending.append(pool.submit(encode, batch))
+            if len(pending) > num_workers:  # do not read ahead of the threads
+                yield from pending.popleft().result()
+        while pending:
+            yield from pending.popleft().result()
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Tokens may take the place of nothing, or of tokens."""
-    if folder.exists() and not folder.is_dir():
-        raise ClearheadError(f"{folder} is a file; choose another name for the folder of tokens.")
-    if folder.exists() and (
-        others := {path.name for path in folder.iterdir()}
-        - {TOKENS_FILE, DOCUMENT_STARTS_FILE, METADATA_FILE}
-    ):
+    """Refuse to overwrite anything but a token cache."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ClearheadError(f"{folder} is a file; choose another folder for the token cache.")
+    other_files = {path.name for path in folder.iterdir()} - CACHE_FILES - SYSTEM_FILES
+    if other_files:
         raise ClearheadError(
-            f"{folder} holds {min(others)}, which is no part of a text's tokens; choose another name."
+            f"{folder} contains {min(other_files)}, which is not part of a token cache; "
+            "choose another folder."
         )
 
 
@@ -192,34 +195,38 @@ def _write_cache(
     report: DataReport,
     fingerprint: dict[str, Any],
 ) -> dict[str, Any]:
-    """Tokens go to a folder beside, which takes the name when all is in it: no one ever finds half of them."""
+    """Write the cache to a temporary folder and rename it, so that it is never incomplete."""
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as there:
-            new = Path(there) / "new"
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+            new = Path(temporary) / "new"
             new.mkdir()
             with (new / TOKENS_FILE).open("wb") as file:
-                starts, count = _write_tokens(encoded, bos_token, dtype, report, file)
-            if not count:
+                starts, num_tokens = _write_tokens(encoded, bos_token, dtype, report, file)
+            if not num_tokens:
                 names = ", ".join(path for path, _, _ in fingerprint["files"])
-                raise ClearheadError(f"there is no text in {names or 'what was given'}.")
+                raise ClearheadError(f"there is no text in {names or 'the input'}.")
             np.save(new / DOCUMENT_STARTS_FILE, np.frombuffer(starts, np.int64))
-            told = {"read": report.num_read, "skipped": report.skipped, "places": report.locations}
-            about = {
-                "made_from": fingerprint,
-                "kind": dtype,
-                "documents": len(starts),
-                "tokens": count,
-                "report": told,
+            metadata = {
+                "fingerprint": fingerprint,
+                "dtype": dtype,
+                "num_documents": len(starts),
+                "num_tokens": num_tokens,
+                "report": {
+                    "num_read": report.num_read,
+                    "skipped": report.skipped,
+                    "locations": report.locations,
+                },
             }
-            (new / METADATA_FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            content = json.dumps(metadata, indent=1) + "\n"
+            (new / METADATA_FILE).write_text(content, encoding="utf-8")
             for path in new.iterdir():
                 fsync(path)
             if folder.exists():
-                folder.rename(Path(there) / "old")  # goes with the temporary folder
+                folder.rename(Path(temporary) / "old")  # deleted with the temporary folder
             new.rename(folder)
     except OSError as error:
-        raise ClearheadError(f"{folder} cannot be saved: {error.strerror or error}.") from None
-    return about
+        raise ClearheadError(f"cannot write {folder}: {error.strerror or error}.") from None
+    return metadata
 
 
 def _write_tokens(
@@ -229,28 +236,25 @@ def _write_tokens(
     report: DataReport,
     file: IO[bytes],
 ) -> tuple[Any, int]:
-    """Writes the tokens of documents one after another; where each starts, and how many tokens there are."""
-    opening = np.array([] if bos_token is None else [bos_token], dtype)
+    """Write the ids of all documents; return where each starts, and the number of tokens."""
+    prefix = np.array([] if bos_token is None else [bos_token], dtype)
     starts = array("q")
-    count = 0
-    begins = True
+    num_tokens = 0
+    is_start = True
     for document, ids in encoded:
-        begins = (
-            begins or document.is_start
-        )  # also when the piece that opened the document was left out
+        is_start = is_start or document.is_start  # also if the first chunk was skipped
         if isinstance(ids, str):
             report.skip(document.location, ids)
         elif len(ids):
-            if begins:
-                starts.append(count)
-                ids = np.concatenate([opening, ids])
-                begins = False
-            count += file.write(ids.tobytes()) // ids.itemsize
-    return starts, count
+            if is_start:
+                starts.append(num_tokens)
+                ids = np.concatenate([prefix, ids])
+                is_start = False
+            num_tokens += file.write(ids.tobytes()) // ids.itemsize
+    return starts, num_tokens
 
 
-# ---- stream: Rows of a language model without waste: all documents in one stream, cut into rows, every token a real one.
-
+# ---------------------------------------------------------------- rows
 Numbers = NDArray[np.int64]
 
 
@@ -258,59 +262,62 @@ class _TokenStream:
     """Some documents of a corpus as one stream of tokens."""
 
     def __init__(
-        self, tokens: TokenizedCorpus, starts: Numbers, ends: Numbers, eos_token: int | None
+        self, corpus: TokenizedCorpus, starts: Numbers, ends: Numbers, eos_token: int | None
     ) -> None:
-        starts, ends = starts[ends > starts], ends[ends > starts]
-        self._ids = np.asarray(
-            tokens.ids
-        )  # still mapped, without the cost of numpy's own class for it
-        self._eos_token = tokens.bos_token if eos_token is None else eos_token
+        is_nonempty = ends > starts
+        starts = starts[is_nonempty]
+        ends = ends[is_nonempty]
+        self._ids = np.asarray(corpus.ids)  # still memory-mapped, but indexing is faster
+        self._eos_token = corpus.bos_token if eos_token is None else eos_token
         self._ends = np.cumsum(ends - starts)
-        self._offsets = ends - self._ends  # from a place in the stream to one in the corpus
+        self._offsets = ends - self._ends  # position in the corpus minus position in the stream
         self.size = int(self._ends[-1]) if len(ends) else 0
 
     def rows(self, starts: Numbers, length: int) -> PackedBatch:
-        """The rows that start at places of the stream; what lies after its end is padding."""
-        places = starts[:, None] + np.arange(length + 1)
-        real = places < self.size
-        places = np.minimum(places, self.size - 1)
-        document = np.searchsorted(self._ends, places, side="right")
-        ids = np.where(real, self._ids[places + self._offsets[document]].astype(np.int64), 0)
-        last = document[:, 1:] != document[:, :-1]
-        learned = real[:, 1:]
-        following = ids[:, 1:]
+        """The rows that start at positions of the stream; padded after its end."""
+        positions = starts[:, None] + np.arange(length + 1)
+        is_token = positions < self.size
+        positions = np.minimum(positions, self.size - 1)
+        document = np.searchsorted(self._ends, positions, side="right")
+        ids = self._ids[positions + self._offsets[document]].astype(np.int64)
+        ids = np.where(is_token, ids, 0)
+
+        is_last = document[:, 1:] != document[:, :-1]
+        has_target = is_token[:, 1:]
+        targets = ids[:, 1:]
         if self._eos_token is None:
-            learned = learned & ~last
+            has_target = has_target & ~is_last
         elif len(self._ends) > 1:
-            following = np.where(last, self._eos_token, following)
-        real = real[:, :-1]
+            targets = np.where(is_last, self._eos_token, targets)
+        targets = np.where(has_target, targets, IGNORE_INDEX)
+
+        is_token = is_token[:, :-1]
         document = document[:, :-1]
         segment_ids = None
-        if len(self._ends) > 1 or not real.all():
-            segment_ids = torch.from_numpy(np.where(real, document - document[:, :1] + 1, 0))
-        targets = np.where(learned, following, IGNORE_INDEX)
-        return PackedBatch(
-            torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(targets), segment_ids
-        )
+        if len(self._ends) > 1 or not is_token.all():
+            segment_ids = torch.from_numpy(np.where(is_token, document - document[:, :1] + 1, 0))
+        tokens = torch.from_numpy(ids[:, :-1].copy())
+        return PackedBatch(tokens, torch.from_numpy(targets), segment_ids)
 
 
 class LanguageModelingDataset:
-    """A corpus as rows of `length` tokens, with the token that follows each as its target.
+    """A corpus as rows of `seq_len` tokens; the target of each token is the next one.
 
-    A row begins where the one before it ended, in the middle of a document if need be; `segments` number the documents
-    inside a row, and are None where there is only one. The target of a document's last token is `stop`, or without it
-    the token that begins the next: so a model learns to stop. Without either it has no target. Each epoch cuts the
-    stream at other places, and has its own order of rows; less than two rows at the ends of the stream are left over.
+    Each row starts where the previous one ended, also inside a document; `segment_ids` number the
+    documents of a row and are None if there is only one. The target of a document's last token is
+    `eos_token`, or else the corpus's `bos_token`, so that a model learns to stop; without either
+    it has no target. Each epoch cuts the stream at another offset and shuffles the rows anew; less
+    than two rows at the ends of the stream are left out.
 
-    `held_out` is the share of the documents, chosen by the seed, that is kept for validation with all their copies: of
-    a single document the last share of its tokens. Or `validation` is a corpus of its own.
+    `valid_fraction` of the documents, chosen by the seed, are held out together with their
+    duplicates; of a single document, its end. Alternatively `valid` is a corpus of its own.
     """
 
     packing_efficiency = 1.0
 
     def __init__(
         self,
-        tokens: TokenizedCorpus,
+        corpus: TokenizedCorpus,
         seq_len: int,
         batch_size: int,
         seed: int = 0,
@@ -320,82 +327,77 @@ class LanguageModelingDataset:
     ) -> None:
         if not 0 <= valid_fraction < 1:
             raise ClearheadError(
-                f"the share that is held out is {valid_fraction}; it must be at least 0 and less than 1."
+                f"data.valid_fraction must be at least 0 and less than 1, got {valid_fraction}."
             )
         if valid_fraction and valid is not None:
-            raise ClearheadError(
-                "with texts for validation nothing else is held out; leave out the share."
-            )
-        self.report = tokens.report
+            raise ClearheadError("give either data.valid or data.valid_fraction, not both.")
+        self.report = corpus.report
         self.seq_len = seq_len
         self.batch_size = batch_size
         self.seed = seed
-        self._train, self._valid = _split_documents(tokens, valid_fraction, seed, eos_token)
+        self._train, self._valid = _split_documents(corpus, valid_fraction, seed, eos_token)
         if valid is not None:
             self._valid = _split_documents(valid, 0.0, seed, eos_token)[0]
         if self._train.size <= seq_len:
-            few = f"a row needs {seq_len} tokens and one more; there are {self._train.size} to train on"
-            raise ClearheadError(f"{few}. Give more text, or a smaller train.seq_len.")
-        # The furthest that the first row may start. It is the same in each epoch, and so is the number of rows.
+            raise ClearheadError(
+                f"training needs at least {seq_len + 1} tokens, got {self._train.size}; "
+                "give more text or a smaller train.seq_len."
+            )
+        # The largest offset of the first row; the same, like the number of rows, in each epoch.
         self._max_offset = min(seq_len, self._train.size - seq_len) - 1
         self._num_rows = (self._train.size - 1 - self._max_offset) // seq_len
         self.batches_per_epoch = self._num_rows / batch_size
 
     def batch(self, step: int) -> PackedBatch:
-        drawn = select_rows(step, self.batch_size, self._num_rows, self.seed)
-        phases = {epoch: self._offset(epoch) for epoch in {epoch for epoch, _ in drawn}}
-        starts = np.array([phases[epoch] + number * self.seq_len for epoch, number in drawn])
+        rows = select_rows(step, self.batch_size, self._num_rows, self.seed)
+        offsets = {epoch: self._offset(epoch) for epoch in {epoch for epoch, _ in rows}}
+        starts = np.array([offsets[epoch] + row * self.seq_len for epoch, row in rows])
         return self._train.rows(starts, self.seq_len)
 
     def valid_batches(self) -> Iterator[PackedBatch]:
-        """Every token of the held-out part once, in order; the last batch is filled up with padding."""
+        """Each validation token once, in order; the last batch is padded."""
         if self._valid is not None:
             for start in range(0, self._valid.size, self.batch_size * self.seq_len):
-                yield self._valid.rows(
-                    start + np.arange(self.batch_size) * self.seq_len, self.seq_len
-                )
+                starts = start + np.arange(self.batch_size) * self.seq_len
+                yield self._valid.rows(starts, self.seq_len)
 
     def _offset(self, epoch: int) -> int:
-        """Where the first row of an epoch starts."""
+        """The position of the first row of an epoch."""
         return int(np.random.default_rng([self.seed % 2**63, epoch]).integers(self._max_offset + 1))
 
 
 def _split_documents(
-    tokens: TokenizedCorpus, fraction: float, seed: int, eos_token: int | None
+    corpus: TokenizedCorpus, fraction: float, seed: int, eos_token: int | None
 ) -> tuple[_TokenStream, _TokenStream | None]:
-    """What is trained on, and what is held out."""
-    starts = np.asarray(tokens.document_starts)
-    ends = np.append(tokens.document_starts[1:], len(tokens.ids))
-    count = len(starts)
+    """The training and the validation documents."""
+    starts = np.asarray(corpus.document_starts)
+    ends = np.append(corpus.document_starts[1:], len(corpus.ids))
     if not fraction:
-        return _TokenStream(tokens, starts, ends, eos_token), None
-    if count == 1:
-        cut = np.array([min(int(ends[0] * (1 - fraction)), ends[0] - 1)])
-        return _TokenStream(tokens, starts, cut, eos_token), _TokenStream(
-            tokens, cut, ends, eos_token
-        )
-    groups = _group_duplicates(tokens, starts, ends)
-    different = int(groups.max()) + 1
-    if different == 1:
+        return _TokenStream(corpus, starts, ends, eos_token), None
+    if len(starts) == 1:
+        split = np.array([min(int(ends[0] * (1 - fraction)), ends[0] - 1)])
+        train = _TokenStream(corpus, starts, split, eos_token)
+        return train, _TokenStream(corpus, split, ends, eos_token)
+    groups = _group_duplicates(corpus, starts, ends)
+    num_groups = int(groups.max()) + 1
+    if num_groups == 1:
         raise ClearheadError(
-            f"all {count} documents are the same, so none can be held out; data.valid_fraction = 0 may be."
+            f"all {len(starts)} documents are identical, so none can be held out; "
+            "set data.valid_fraction = 0."
         )
-    picks = shuffled_indices(different, seed, -1)[
-        : min(max(round(fraction * different), 1), different - 1)
-    ]
-    chosen = np.isin(groups, picks.numpy())
-    train, held = (
-        _TokenStream(tokens, starts[some], ends[some], eos_token) for some in (~chosen, chosen)
-    )
-    return train, held
+    num_valid = min(max(round(fraction * num_groups), 1), num_groups - 1)
+    valid_groups = shuffled_indices(num_groups, seed, -1)[:num_valid]
+    is_valid = np.isin(groups, valid_groups.numpy())
+    train = _TokenStream(corpus, starts[~is_valid], ends[~is_valid], eos_token)
+    return train, _TokenStream(corpus, starts[is_valid], ends[is_valid], eos_token)
 
 
-def _group_duplicates(tokens: TokenizedCorpus, starts: Numbers, ends: Numbers) -> Numbers:
-    """A number for each document, from 0 as they come, and the same for copies: lest training see what is held out."""
-    ids = np.asarray(tokens.ids)
+def _group_duplicates(corpus: TokenizedCorpus, starts: Numbers, ends: Numbers) -> Numbers:
+    """A group number per document, in order of first occurrence; duplicates share one."""
+    ids = np.asarray(corpus.ids)
     digests = (
-        hashlib.blake2b(ids[a:b].data, digest_size=8).digest()
-        for a, b in zip(starts, ends, strict=True)
+        hashlib.blake2b(ids[start:end].data, digest_size=8).digest()
+        for start, end in zip(starts, ends, strict=True)
     )
     keys = np.frombuffer(b"".join(digests), np.uint64)
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
@@ -403,11 +405,12 @@ def _group_duplicates(tokens: TokenizedCorpus, starts: Numbers, ends: Numbers) -
 
 
 class MaskedLanguageModelingDataset:
-    """The rows of a stream with some of their words hidden, which are the targets (BERT's masked words).
+    """Rows of a language modeling dataset with masked tokens as targets, as in BERT.
 
-    Of `hidden` of the tokens, 80 % become `mask`, 10 % another word, 10 % stay. No id in `special` is hidden or put in.
-    Each step hides anew, as the seed and the step say, and at least one word of a batch, for a batch must teach; what
-    is hidden in the held-out part is always the same.
+    Of `mask_probability` of the tokens, 80 % become `mask_token`, 10 % a random token, and 10 %
+    stay. Special tokens are neither masked nor used as random tokens. The mask of a training batch
+    depends on the seed and the step, and covers at least one token; that of a validation batch is
+    always the same.
     """
 
     packing_efficiency = 1.0
@@ -422,17 +425,18 @@ class MaskedLanguageModelingDataset:
     ) -> None:
         if not 0 < mask_probability <= 1:
             raise ClearheadError(
-                f"the share of hidden words is {mask_probability}; it must be more than 0 and at most 1."
+                f"mask_probability must be more than 0 and at most 1, got {mask_probability}."
             )
-        if outside := [i for i in (mask_token, *special_tokens) if not 0 <= i < vocab_size]:
-            raise ClearheadError(
-                f"there is no token {outside[0]}; ids run from 0 to {vocab_size - 1}."
-            )
-        self._maskable = np.ones(vocab_size, bool)
-        self._maskable[[mask_token, *special_tokens]] = False
-        if not self._maskable.any():
-            raise ClearheadError(f"all {vocab_size} tokens are special; there is no word to hide.")
-        self._replacements = np.flatnonzero(self._maskable)
+        for i in (mask_token, *special_tokens):
+            if not 0 <= i < vocab_size:
+                raise ClearheadError(
+                    f"token id {i} is out of range; ids run from 0 to {vocab_size - 1}."
+                )
+        self._is_maskable = np.ones(vocab_size, bool)
+        self._is_maskable[[mask_token, *special_tokens]] = False
+        if not self._is_maskable.any():
+            raise ClearheadError(f"all {vocab_size} tokens are special, so none can be masked.")
+        self._replacements = np.flatnonzero(self._is_maskable)
         self._dataset = dataset
         self._mask_token = mask_token
         self._mask_probability = mask_probability
@@ -443,26 +447,22 @@ class MaskedLanguageModelingDataset:
         return self._mask_tokens(self._dataset.batch(step), 0, step)
 
     def valid_batches(self) -> Iterator[PackedBatch]:
-        for number, packed in enumerate(self._dataset.valid_batches()):
-            yield self._mask_tokens(packed, 1, number)
+        for index, batch in enumerate(self._dataset.valid_batches()):
+            yield self._mask_tokens(batch, 1, index)
 
-    def _mask_tokens(self, packed: PackedBatch, part: int, number: int) -> PackedBatch:
-        chance = np.random.default_rng([self._dataset.seed % 2**63, part, number])
-        ids = packed.tokens.numpy()
-        free = (
-            self._maskable[ids]
-            if packed.segment_ids is None
-            else self._maskable[ids] & (packed.segment_ids.numpy() > 0)
-        )
-        fate = (
-            np.where(free, chance.random(ids.shape, np.float32), np.inf) / self._mask_probability
-        )  # hidden if less than 1
-        if free.any() and fate.min() >= 1:
-            fate.flat[fate.argmin()] = chance.random()
-        tokens = np.where(fate < 0.8, self._mask_token, ids)
-        other = (fate >= 0.8) & (fate < 0.9)
-        tokens[other] = self._replacements[
-            chance.integers(len(self._replacements), size=other.sum())
-        ]
-        targets = np.where(fate < 1, ids, IGNORE_INDEX)
-        return PackedBatch(torch.from_numpy(tokens), torch.from_numpy(targets), packed.segment_ids)
+    def _mask_tokens(self, batch: PackedBatch, split: int, index: int) -> PackedBatch:
+        rng = np.random.default_rng([self._dataset.seed % 2**63, split, index])
+        ids = batch.tokens.numpy()
+        is_maskable = self._is_maskable[ids]
+        if batch.segment_ids is not None:
+            is_maskable &= batch.segment_ids.numpy() > 0
+        draws = np.where(is_maskable, rng.random(ids.shape, np.float32), np.inf)
+        draws = draws / self._mask_probability  # below 1: the token is a target
+        if is_maskable.any() and draws.min() >= 1:
+            draws.flat[draws.argmin()] = rng.random()
+        tokens = np.where(draws < 0.8, self._mask_token, ids)
+        is_random = (draws >= 0.8) & (draws < 0.9)
+        random_indices = rng.integers(len(self._replacements), size=is_random.sum())
+        tokens[is_random] = self._replacements[random_indices]
+        targets = np.where(draws < 1, ids, IGNORE_INDEX)
+        return PackedBatch(torch.from_numpy(tokens), torch.from_numpy(targets), batch.segment_ids)

@@ -1,30 +1,29 @@
-"""Sentence pairs out of files: two aligned texts, tables, TMX or gettext's PO, each of which may be compressed."""
+"""Sentence pairs: read parallel texts, tables, TMX and PO files, and pack pairs into rows."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
-from xml.parsers import expat
+from xml.etree import ElementTree
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from clearhead.config.model import InferenceConfig
-from clearhead.data.batch import IGNORE_INDEX, DataReport, PackedBatch, shuffled_indices
-from clearhead.data.encoding import encode_texts
+from clearhead.data.batch import IGNORE_INDEX, PackedBatch, shuffled_indices
+from clearhead.data.encoding import encode_records
 from clearhead.data.readers import (
+    DataReport,
     decode_lossless,
     open_input,
     read_byte_lines,
     read_records,
     uncompressed_suffix,
 )
-from clearhead.errors import ClearheadError, reraise_as
+from clearhead.errors import ClearheadError
 from clearhead.tokenizers.tokenizer import Tokenizer
-
-# ---- pair_files: Sentence pairs out of files: two aligned texts, tables, TMX or gettext's PO, each of which may be compressed.
 
 Columns = tuple[str, str]
 TABLE_COLUMNS: dict[str, Columns] = {
@@ -32,13 +31,183 @@ TABLE_COLUMNS: dict[str, Columns] = {
     ".tsv": ("0", "1"),
     ".jsonl": ("source", "target"),
 }
-MARKUP_TAGS = (
-    "bpt",
-    "ept",
-    "it",
-    "ph",
-    "ut",
-)  # inside these, TMX holds the markup of another program, not words
+PAIR_TYPES = (*TABLE_COLUMNS, ".po", ".tmx")
+COLUMN_HINT = "--data.source_column=0 --data.target_column=1"
+
+
+class SentencePair(NamedTuple):
+    source: str
+    target: str
+    location: str  # file:line
+
+
+class InvalidPair(NamedTuple):
+    """Why a record is not used; `is_error` is False if the file itself is fine."""
+
+    reason: str
+    is_error: bool = True
+
+
+LocatedPair = tuple[str, tuple[object, object] | InvalidPair]
+
+
+def read_pairs(
+    paths: Sequence[str | Path], report: DataReport, *, columns: Columns | None = None
+) -> Iterator[SentencePair]:
+    """The pairs of two parallel texts, or of any number of .csv, .tsv, .jsonl, .tmx or .po files.
+
+    `columns` names the source and the target: columns of a table (names, or numbers from 0), fields
+    of .jsonl, or languages of .tmx. Texts are stripped of surrounding spaces.
+    """
+    if isinstance(paths, str):
+        raise ClearheadError(f"paths must be a list, got {paths!r}; write [{paths!r}].")
+    for location, texts in _read_files([Path(path) for path in paths], report, columns):
+        pair = texts if isinstance(texts, InvalidPair) else _validate_pair(texts, location)
+        if isinstance(pair, SentencePair):
+            report.num_read += 1
+            yield pair
+        elif pair.is_error:
+            report.skip(location, pair.reason)
+        else:
+            report.record(location, pair.reason)
+
+
+def _read_files(
+    paths: Sequence[Path], report: DataReport, columns: Columns | None
+) -> Iterator[LocatedPair]:
+    file_types = [uncompressed_suffix(path) for path in paths]
+    if set(PAIR_TYPES).isdisjoint(file_types) and len(paths) >= 2:
+        if len(paths) > 2:
+            raise ClearheadError(
+                f"expected two parallel texts, source and target, got {len(paths)} files: "
+                f"{' '.join(map(str, paths))}."
+            )
+        _reject_columns(columns, paths[0])
+        if paths[0].resolve() == paths[1].resolve():
+            raise ClearheadError(f"{paths[0]} is both source and target; name two files.")
+        yield from _read_parallel_texts(*paths)
+        return
+    for path, file_type in zip(paths, file_types, strict=True):
+        if file_type in TABLE_COLUMNS:
+            records = read_records(
+                path,
+                report,
+                columns or TABLE_COLUMNS[file_type],
+                reject_extra_columns=columns is None,
+                column_hint=COLUMN_HINT,
+            )
+            yield from ((location, (source, target)) for location, (source, target) in records)
+        elif file_type == ".tmx":
+            yield from _read_tmx(path, columns)
+        elif file_type == ".po":
+            _reject_columns(columns, path)
+            yield from _read_po(path)
+        else:
+            raise ClearheadError(
+                f"{path} does not contain pairs; name two parallel texts, "
+                f"or files of type {', '.join(PAIR_TYPES)}."
+            )
+
+
+def _reject_columns(columns: Columns | None, path: Path) -> None:
+    if columns is not None:
+        raise ClearheadError(
+            f"{path} has no columns, fields or languages to choose from; "
+            f"leave out the columns {columns[0]!r} and {columns[1]!r}."
+        )
+
+
+def _validate_pair(texts: tuple[object, object], location: str) -> SentencePair | InvalidPair:
+    for side, text in zip(("source", "target"), texts, strict=True):
+        if not isinstance(text, str):
+            return InvalidPair(f"the {side} is not a string")
+        if not text.strip():
+            return InvalidPair(f"the {side} is empty")
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # lone surrogates stand for invalid bytes
+            return InvalidPair(f"the {side} is not valid UTF-8")
+    source, target = (str(text).strip() for text in texts)
+    return SentencePair(source, target, location)
+
+
+# ---------------------------------------------------------------- parallel texts
+def _read_parallel_texts(first: Path, second: Path) -> Iterator[LocatedPair]:
+    num_first = 0
+    num_second = 0
+    lines = zip_longest(read_byte_lines(first), read_byte_lines(second))
+    for number, (source, target) in enumerate(lines, 1):
+        num_first += source is not None
+        num_second += target is not None
+        if source and target:
+            yield f"{first}:{number}", (decode_lossless(source), decode_lossless(target))
+    if num_first != num_second:
+        raise ClearheadError(
+            f"{first} has {num_first} lines and {second} has {num_second}; "
+            "parallel texts must have the same number of lines."
+        )
+
+
+# ---------------------------------------------------------------- TMX
+MARKUP_TAGS = ("bpt", "ept", "it", "ph", "ut")  # contain markup of other programs, not text
+XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+
+
+def _read_tmx(path: Path, columns: Columns | None) -> Iterator[LocatedPair]:
+    if columns is None:
+        raise ClearheadError(
+            f"{path} may contain several languages; choose two, "
+            "as in --data.source_column=en --data.target_column=de."
+        )
+    parent = None  # of the translation units; emptied as they are read
+    number = 0
+    try:
+        with open_input(path) as file:
+            for event, element in ElementTree.iterparse(file, events=("start", "end")):
+                tag = _local_name(element)
+                if event == "start" and tag == "body":
+                    parent = element
+                elif event == "end" and tag == "tu":
+                    number += 1
+                    texts = _unit_texts(element)
+                    source, target = (_text_in_language(texts, code) for code in columns)
+                    yield f"{path}, unit {number}", (source, target)
+                    if parent is not None:
+                        parent.clear()
+    except ElementTree.ParseError as error:
+        raise ClearheadError(f"{path} is not valid XML: {error}.") from None
+
+
+def _local_name(element: ElementTree.Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def _unit_texts(unit: ElementTree.Element) -> dict[str, str]:
+    """The first segment of each language of a translation unit."""
+    texts: dict[str, str] = {}
+    for variant in unit.iterfind("{*}tuv"):
+        language = variant.get(XML_LANG, variant.get("lang", "")).lower().replace("_", "-")
+        for segment in variant.iterfind("{*}seg"):
+            texts.setdefault(language, _plain_text(segment))
+    return texts
+
+
+def _plain_text(element: ElementTree.Element) -> str:
+    parts = [element.text or ""]
+    for child in element:
+        if _local_name(child) not in MARKUP_TAGS:
+            parts.append(_plain_text(child))
+        parts.append(child.tail or "")
+    return "".join(parts)
+
+
+def _text_in_language(texts: dict[str, str], code: str) -> str:
+    """The first text in a language; `en` also matches `en-GB`."""
+    prefix = code.lower().replace("_", "-") + "-"
+    return next((text for language, text in texts.items() if f"{language}-".startswith(prefix)), "")
+
+
+# ---------------------------------------------------------------- PO
 PO_LINE = re.compile(rb'(?:(msgctxt|msgid_plural|msgid|msgstr(?:\[\d+\])?)\s*)?"((?:[^"\\]|\\.)*)"')
 PO_ENTRY_START = re.compile(rb"#|msgctxt\b|msgid\b")
 PO_ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([0-3]?[0-7]{1,2})|(.))")
@@ -53,218 +222,25 @@ PO_ESCAPED_CHARS = {
 }
 
 
-class SentencePair(NamedTuple):
-    source: str
-    target: str
-    location: str  # file:line
-
-
-class InvalidPair(NamedTuple):
-    """Why there is no pair; not every reason means that the file is broken."""
-
-    reason: str
-    is_error: bool = True
-
-
-LocatedPair = tuple[str, tuple[object, object] | InvalidPair]  # where, and the two sides
-
-
-def read_pairs(
-    paths: Sequence[str | Path], report: DataReport, *, columns: Columns | None = None
-) -> Iterator[SentencePair]:
-    """The pairs of two texts whose lines belong together, or of any number of .csv, .tsv, .jsonl, .tmx and .po files.
-
-    `sides` are the columns of a table (numbers from 0, or names), the fields of .jsonl, the languages of .tmx.
-    Spaces around a text are cut off.
-    """
-    if isinstance(paths, str):
-        raise ClearheadError(f"pairs are read from a list of paths; write [{paths!r}].")
-    for where, row in _read_rows([Path(path) for path in paths], report, columns):
-        found = row if isinstance(row, InvalidPair) else _validate_pair(row, where)
-        if isinstance(found, SentencePair):
-            report.num_read += 1
-            yield found
-        elif found.is_error:
-            report.skip(where, found.reason)
-        else:
-            report.record(where, found.reason)
-
-
-def _read_rows(
-    paths: Sequence[Path], report: DataReport, columns: Columns | None
-) -> Iterator[LocatedPair]:
-    kinds = [uncompressed_suffix(path) for path in paths]
-    known = {*TABLE_COLUMNS, ".tmx", ".po"}
-    if known.isdisjoint(kinds) and len(paths) == 2:
-        _reject_columns(columns, paths[0])
-        if paths[0].resolve() == paths[1].resolve():
-            raise ClearheadError(
-                f"{paths[0]} is given as both sides; the second must be what the first becomes."
-            )
-        yield from _read_parallel_texts(*paths)
-        return
-    if known.isdisjoint(kinds) and len(paths) > 2:
-        names = " ".join(map(str, paths))
-        raise ClearheadError(
-            f"two texts are wanted, what is read and what it becomes, not {len(paths)}: {names}."
-        )
-    for path, kind in zip(paths, kinds, strict=True):
-        if kind in TABLE_COLUMNS:
-            chosen = columns or TABLE_COLUMNS[kind]
-            read = read_records(
-                path,
-                report,
-                chosen,
-                reject_extra_columns=columns is None,
-                column_hint="--data.source_column 0 --data.target_column 1",
-            )
-            yield from ((where, (found[0], found[1])) for where, found in read)
-        elif kind == ".tmx":
-            yield from _read_tmx(path, columns)
-        elif kind == ".po":
-            _reject_columns(columns, path)
-            yield from _read_po(path)
-        else:
-            raise ClearheadError(
-                f"{path} holds no pairs; give two texts, or files of {', '.join(sorted(known))}."
-            )
-
-
-def _reject_columns(columns: Columns | None, path: Path) -> None:
-    if columns is not None:
-        raise ClearheadError(
-            f"{path} has no columns, fields or languages to choose, so sides = {columns} cannot be."
-        )
-
-
-def _validate_pair(row: tuple[object, object], location: str) -> SentencePair | InvalidPair:
-    for side, text in zip(("source", "target"), row, strict=True):
-        if not isinstance(text, str):
-            return InvalidPair(f"the {side} is no text")
-        if not text.strip():
-            return InvalidPair(f"the {side} is empty")
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # lone surrogates stand for bytes that are no character
-            return InvalidPair(f"the {side} is not UTF-8")
-    source, target = (str(text).strip() for text in row)
-    return SentencePair(source, target, location)
-
-
-# ---------------------------------------------------------------- two texts
-def _read_parallel_texts(first: Path, second: Path) -> Iterator[LocatedPair]:
-    counts = [0, 0]
-    for number, (ours, theirs) in enumerate(
-        zip_longest(read_byte_lines(first), read_byte_lines(second)), 1
-    ):
-        counts = [counts[0] + (ours is not None), counts[1] + (theirs is not None)]
-        if ours and theirs:
-            yield f"{first}:{number}", (decode_lossless(ours), decode_lossless(theirs))
-    if counts[0] != counts[1]:
-        have = f"{first} has {counts[0]} lines and {second} has {counts[1]}"
-        raise ClearheadError(f"{have}; line by line they must belong together.")
-
-
-# ---------------------------------------------------------------- TMX
-def _read_tmx(path: Path, columns: Columns | None) -> Iterator[LocatedPair]:
-    if columns is None:
-        raise ClearheadError(
-            f"{path} may hold many languages; tell which two, as in sides = ('en', 'de')."
-        )
-    units = _TmxParser(path)
-    for chunk in chain(_read_chunks(path), [b""]):
-        with reraise_as(f"{path} is not valid XML"):
-            units.parser.Parse(chunk, not chunk)
-        for line, texts in units.done:
-            yield (
-                f"{path}:{line}",
-                (_text_in_language(texts, columns[0]), _text_in_language(texts, columns[1])),
-            )
-        units.done.clear()
-
-
-def _read_chunks(path: Path) -> Iterator[bytes]:
-    with open_input(path) as file:
-        while chunk := file.read(1 << 16):
-            yield chunk
-
-
-def _text_in_language(texts: dict[str, str], code: str) -> str:
-    """'en' is also found as en-GB; the first of several is taken."""
-    own = code.lower().replace("_", "-") + "-"
-    return next((text for language, text in texts.items() if f"{language}-".startswith(own)), "")
-
-
-class _TmxParser:
-    """The translation units of a TMX file as it streams by. A tree would not tell the lines."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.done: list[tuple[int, dict[str, str]]] = []  # line, and the text of each language
-        self.line = 0
-        self.language = ""
-        self.hidden = 0
-        self.inside = False
-        self.texts: dict[str, str] = {}
-        self.text: list[str] = []
-        self.parser = expat.ParserCreate()
-        self.parser.buffer_text = True
-        self.parser.StartDoctypeDeclHandler = self._refuse
-        self.parser.StartElementHandler = self._start
-        self.parser.EndElementHandler = self._end
-        self.parser.CharacterDataHandler = self._characters
-
-    def _refuse(self, *_: object) -> None:
-        # Entities are declared nowhere else, and a few of them can grow into gigabytes.
-        where = f"{self.path}:{self.parser.CurrentLineNumber}"
-        raise ClearheadError(
-            f"{where}: a DOCTYPE may declare entities, so it is not read; take that line out."
-        )
-
-    def _start(self, name: str, attributes: dict[str, str]) -> None:
-        if name == "tu":
-            self.line = self.parser.CurrentLineNumber
-            self.texts = {}
-        elif name == "tuv":
-            self.language = (
-                attributes.get("xml:lang", attributes.get("lang", "")).lower().replace("_", "-")
-            )
-        elif name == "seg":
-            self.text = []
-            self.inside = True
-        self.hidden += name in MARKUP_TAGS
-
-    def _end(self, name: str) -> None:
-        if name == "tu":
-            self.done.append((self.line, self.texts))
-        elif name == "seg":
-            self.inside = False
-            self.texts.setdefault(self.language, "".join(self.text))
-        self.hidden -= name in MARKUP_TAGS
-
-    def _characters(self, text: str) -> None:
-        if self.inside and not self.hidden:
-            self.text.append(text)
-
-
-# ---------------------------------------------------------------- PO
 def _read_po(path: Path) -> Iterator[LocatedPair]:
-    """msgid and msgstr of each entry. What is obsolete stands in comments, and what has no msgid is the header."""
+    """msgid and msgstr of each entry but the header; obsolete entries are comments."""
     entry = _PoEntry()
     for number, raw in enumerate(chain(read_byte_lines(path), [b"#"]), 1):
         line = raw.strip()
-        if PO_ENTRY_START.match(line) and (b"msgid" in entry.parts or entry.is_invalid):
-            if entry.is_invalid or entry.parts[b"msgid"]:
+        is_complete = b"msgid" in entry.parts or entry.is_invalid
+        if is_complete and PO_ENTRY_START.match(line):
+            is_header = not entry.is_invalid and not entry.parts[b"msgid"]
+            if not is_header:
                 yield entry.location, entry.to_pair()
             entry = _PoEntry()
         entry.add_line(f"{path}:{number}", line)
 
 
 class _PoEntry:
-    """The parts of one entry: msgid, msgstr …"""
+    """An entry of a PO file, built line by line."""
 
     def __init__(self) -> None:
-        self.parts: dict[bytes, bytes] = {}
+        self.parts: dict[bytes, bytes] = {}  # keyword -> string
         self.location = ""
         self.last_keyword = b""
         self.is_fuzzy = False
@@ -275,50 +251,42 @@ class _PoEntry:
             self.is_fuzzy |= line.startswith(b"#,") and b"fuzzy" in line
         elif line and not self.is_invalid:
             match = PO_LINE.fullmatch(line)
-            key = match and (match[1] or self.last_keyword)
-            if not match or not key or match[1] in self.parts:
+            keyword = match and (match[1] or self.last_keyword)
+            if not match or not keyword or match[1] in self.parts:
                 self.location = location
                 self.is_invalid = True
             else:
                 self.location = self.location or location
-                self.last_keyword = key
-                self.parts[key] = self.parts.get(key, b"") + match[2]
+                self.last_keyword = keyword
+                self.parts[keyword] = self.parts.get(keyword, b"") + match[2]
 
     def to_pair(self) -> tuple[str, str] | InvalidPair:
         if self.is_invalid:
-            return InvalidPair("the line does not belong into a PO file")
+            return InvalidPair("invalid PO syntax")
         if b"msgid_plural" in self.parts:
             return InvalidPair("the entry has plural forms", is_error=False)
         if self.is_fuzzy:
             return InvalidPair("the entry is fuzzy", is_error=False)
         if b"msgstr" not in self.parts:
-            return InvalidPair("the entry has no msgstr")
+            return InvalidPair("msgstr is missing")
         if not self.parts[b"msgstr"]:
             return InvalidPair("the entry is not translated", is_error=False)
-        return _unescaped(self.parts[b"msgid"]), _unescaped(self.parts[b"msgstr"])
+        return _unescape_po(self.parts[b"msgid"]), _unescape_po(self.parts[b"msgstr"])
 
 
-def _unescaped(raw: bytes) -> str:
-    return decode_lossless(PO_ESCAPE.sub(_escape, raw))
+def _unescape_po(raw: bytes) -> str:
+    def replacement(match: re.Match[bytes]) -> bytes:
+        hexadecimal, octal, character = match.groups()
+        if character:
+            return PO_ESCAPED_CHARS.get(character, character)
+        return bytes([int(hexadecimal, 16) if hexadecimal else int(octal, 8)])
+
+    return decode_lossless(PO_ESCAPE.sub(replacement, raw))
 
 
-def _escape(match: re.Match[bytes]) -> bytes:
-    if match[3]:
-        return PO_ESCAPED_CHARS.get(match[3], match[3])
-    return bytes([int(match[1], 16) if match[1] else int(match[2], 8)])
-
-
-# ---- pairs: Sentence pairs as batches: several pairs share a row, both sides of each under the same number.
-
-PACKING_POOL = 512  # pairs of which the next one of a row is chosen
-ROWS_PER_SPARE_ROW = (
-    512  # one row in so many is spare, so that almost every epoch fits the same number of rows
-)
-Numbers = NDArray[np.int64]
-
-
+# ---------------------------------------------------------------- token ids
 class EncodedPair(NamedTuple):
-    """A pair as ids, with what stands around them: `begin … end`, and `start … stop`."""
+    """A pair as token ids, with special tokens: `bos … sep` and `decoder_start … eos`."""
 
     source: Sequence[int]
     target: Sequence[int]
@@ -335,55 +303,54 @@ def encode_pairs(
     max_tokens: int = 0,
     max_length_ratio: float = 0.0,
 ) -> Iterator[tuple[SentencePair, EncodedPair]]:
-    """Pairs and their ids. Texts of more than `most` tokens, or `ratio` times as long as the other, are left out."""
+    """Tokenize pairs, without those that exceed `max_tokens` per side or `max_length_ratio`."""
     if not inference.decoder_start_tokens:
         raise ClearheadError(
-            "inference.decoder_start_tokens is empty, but what a translator writes must start with some token."
+            "inference.decoder_start_tokens is empty; a translation must start with a token."
         )
-    found = encode_texts(
-        pairs, lambda pair: (pair.source, pair.target), (source_tokenizer, tokenizer), report
-    )
-    for pair, (source, target) in found:
+    tokenizers = (source_tokenizer, tokenizer)
+    encoded = encode_records(pairs, lambda pair: (pair.source, pair.target), tokenizers, report)
+    for pair, (source, target) in encoded:
         short, long = sorted((len(source), len(target)))
         if not short:
-            report.skip(pair.location, "one of the sides has no tokens")
+            report.skip(pair.location, "one side has no tokens")
         elif max_tokens and long > max_tokens:
-            report.record(pair.location, f"more than {max_tokens} tokens on a side")
+            report.record(pair.location, f"one side has more than {max_tokens} tokens")
         elif max_length_ratio and long > max_length_ratio * short:
-            report.record(
-                pair.location,
-                f"one side is more than {max_length_ratio:g} times as long as the other",
-            )
+            reason = f"one side is more than {max_length_ratio:g} times as long as the other"
+            report.record(pair.location, reason)
         else:
-            around = (
-                [*inference.bos_tokens, *source, *inference.sep_tokens],
-                [*inference.decoder_start_tokens, *target, *inference.eos_tokens[:1]],
-            )
-            yield pair, EncodedPair(*around, pair.location)
+            source_ids = [*inference.bos_tokens, *source, *inference.sep_tokens]
+            target_ids = [*inference.decoder_start_tokens, *target, *inference.eos_tokens[:1]]
+            yield pair, EncodedPair(source_ids, target_ids, pair.location)
+
+
+# ---------------------------------------------------------------- packing
+PACKING_POOL = 512  # candidates for the next pair of a row
+ROWS_PER_SPARE_ROW = 512  # spare rows let almost every epoch fit into the same number of rows
+Numbers = NDArray[np.int64]
+TokenPair = EncodedPair | tuple[Sequence[int], Sequence[int]]
 
 
 def balanced_source_seq_len(pairs: Iterable[EncodedPair], seq_len: int) -> int:
-    """How long a source row must be so that both sides fill up together, as a multiple of 8."""
-    sizes = (
-        np.array([(len(pair.source), len(pair.target) - 1) for pair in pairs])
-        .reshape(-1, 2)
-        .sum(axis=0)
-    )
-    return int(-(-seq_len * sizes[0] // max(8 * sizes[1], 1)) * 8)
+    """The source row length, a multiple of 8, at which both sides fill up together."""
+    lengths = np.array([(len(pair.source), len(pair.target) - 1) for pair in pairs]).reshape(-1, 2)
+    num_source, num_target = lengths.sum(axis=0)
+    return int(-(-seq_len * num_source // max(8 * num_target, 1)) * 8)
 
 
 class TranslationDataset:
-    """Rows of `source_length` tokens to read beside rows of `length` tokens to write, of whole pairs.
+    """Rows of whole pairs: `source_seq_len` source tokens beside `seq_len` target tokens.
 
-    Each epoch is shuffled and packed anew, always into the same number of rows, which are then shuffled as well;
-    every pair comes once. A batch that an epoch does not fill takes the first rows of the next.
-    The decoder reads a target without its last token and learns it without its first `given` tokens, its start.
+    Each epoch is shuffled and packed anew into the same number of rows, which are shuffled as well;
+    every pair occurs once. The decoder reads a target without its last token, and predicts it
+    without its first `num_start_tokens` tokens.
     """
 
     def __init__(
         self,
-        train: Iterable[EncodedPair | tuple[Sequence[int], Sequence[int]]],
-        valid: Iterable[EncodedPair | tuple[Sequence[int], Sequence[int]]],
+        train: Iterable[TokenPair],
+        valid: Iterable[TokenPair],
         report: DataReport,
         *,
         batch_size: int,
@@ -397,143 +364,149 @@ class TranslationDataset:
         self.seed = seed
         self.num_start_tokens = num_start_tokens
         self.row_size = (source_seq_len, seq_len)
-        self._train, self._valid = self._arrays(train), self._arrays(valid)
-        count = len(self._train.sizes)
-        if not count:
+        self._train = self._arrays(train)
+        self._valid = self._arrays(valid)
+        num_pairs = len(self._train.sizes)
+        if not num_pairs:
             raise ClearheadError(
-                f"there is no pair to train on that fits rows of {source_seq_len} and {seq_len} tokens."
+                f"no training pair fits into rows of {source_seq_len} source and {seq_len} target "
+                "tokens; increase train.seq_len."
             )
         self._first_epoch_rows = self._pack(0)
-        self._num_rows = min(
-            len(self._first_epoch_rows) + len(self._first_epoch_rows) // ROWS_PER_SPARE_ROW, count
-        )
+        num_rows = len(self._first_epoch_rows)
+        self._num_rows = min(num_rows + num_rows // ROWS_PER_SPARE_ROW, num_pairs)
         self._current_epoch: tuple[int, list[Numbers]] = (-1, [])  # the epoch, and its rows
         self.batches_per_epoch = self._num_rows / batch_size
-        self.packing_efficiency = float(
-            self._train.sizes.sum() / (self._num_rows * sum(self.row_size))
-        )
+        room = self._num_rows * sum(self.row_size)
+        self.packing_efficiency = float(self._train.sizes.sum() / room)
 
     def batch(self, step: int) -> PackedBatch:
-        places = (
-            divmod(place, self._num_rows)
-            for place in range(step * self.batch_size, (step + 1) * self.batch_size)
-        )
-        return self._batch(self._train, [self._rows_of_epoch(epoch)[at] for epoch, at in places])
+        rows = []
+        for row in range(step * self.batch_size, (step + 1) * self.batch_size):
+            epoch, index = divmod(row, self._num_rows)
+            rows.append(self._rows_of_epoch(epoch)[index])
+        return self._batch(self._train, rows)
 
     def valid_batches(self) -> Iterator[PackedBatch]:
-        """Packed in the order given; the last batch is filled up with empty rows."""
+        """Packed in the order of the file; the last batch is filled up with empty rows."""
         rows = pack_pairs(self._valid.sizes, self.row_size, np.arange(len(self._valid.sizes)))
-        for at in range(0, len(rows), self.batch_size):
-            yield self._batch(self._valid, rows[at : at + self.batch_size])
+        for start in range(0, len(rows), self.batch_size):
+            yield self._batch(self._valid, rows[start : start + self.batch_size])
 
     def _rows_of_epoch(self, epoch: int) -> list[Numbers]:
         """The pairs of each row of an epoch."""
-        done, mixed = self._current_epoch
-        if done != epoch:
-            rows = self._first_epoch_rows if epoch == 0 else self._pack(epoch)
-            if len(rows) > self._num_rows:  # bad luck: the first epoch's rows, in another order
-                rows = self._first_epoch_rows
-            rows = list(rows)
-            while (
-                len(rows) < self._num_rows
-            ):  # a row without a pair could be a batch without a target
-                most = max(range(len(rows)), key=lambda i: len(rows[i]))
-                rows[most : most + 1] = np.array_split(rows[most], 2)
-            mixed = [rows[i] for i in shuffled_indices(self._num_rows, self.seed, epoch).tolist()]
-            self._current_epoch = epoch, mixed
-        return mixed
+        cached_epoch, cached_rows = self._current_epoch
+        if cached_epoch == epoch:
+            return cached_rows
+        rows = self._first_epoch_rows if epoch == 0 else self._pack(epoch)
+        if len(rows) > self._num_rows:  # rare: reuse the first epoch's rows in another order
+            rows = self._first_epoch_rows
+        rows = list(rows)
+        while len(rows) < self._num_rows:  # an empty row could be a batch without targets
+            fullest = max(range(len(rows)), key=lambda i: len(rows[i]))
+            rows[fullest : fullest + 1] = np.array_split(rows[fullest], 2)
+        order = shuffled_indices(self._num_rows, self.seed, epoch)
+        shuffled = [rows[i] for i in order.tolist()]
+        self._current_epoch = (epoch, shuffled)
+        return shuffled
 
     def _pack(self, epoch: int) -> list[Numbers]:
         sizes = self._train.sizes
-        return pack_pairs(
-            sizes, self.row_size, shuffled_indices(len(sizes), self.seed, epoch).numpy()
-        )
+        order = shuffled_indices(len(sizes), self.seed, epoch)
+        return pack_pairs(sizes, self.row_size, order.numpy())
 
-    def _arrays(
-        self, pairs: Iterable[EncodedPair | tuple[Sequence[int], Sequence[int]]]
-    ) -> "_PairArrays":
-        """The pairs that fit a row, one after another."""
-        kept = []
+    def _arrays(self, pairs: Iterable[TokenPair]) -> "_PairArrays":
+        """The pairs that fit into a row."""
+        source_room, target_room = self.row_size
+        fitting = []
         for number, pair in enumerate(pairs, 1):
-            source, target, where = EncodedPair(*pair)
+            source, target, location = EncodedPair(*pair)
+            location = location or f"pair {number}"
             if not source or len(target) <= self.num_start_tokens:
-                self.report.skip(
-                    where or f"pair {number}", "there is nothing to read or nothing to write"
+                self.report.skip(location, "the source or the target is empty")
+            elif len(source) > source_room or len(target) - 1 > target_room:
+                reason = (
+                    f"the pair does not fit into a row of {source_room} source "
+                    f"and {target_room} target tokens"
                 )
-            elif len(source) > self.row_size[0] or len(target) - 1 > self.row_size[1]:
-                why = f"the pair does not fit a row of {self.row_size[0]} tokens to read and {self.row_size[1]} to write"
-                self.report.record(where or f"pair {number}", why)
+                self.report.record(location, reason)
             else:
-                kept.append((source, target))
-        counts = np.array(
-            [(len(source), len(target)) for source, target in kept], np.int64
-        ).reshape(-1, 2)
+                fitting.append((source, target))
+        lengths = [(len(source), len(target)) for source, target in fitting]
+        counts = np.array(lengths, np.int64).reshape(-1, 2)
         sources, targets = (
-            np.fromiter(chain.from_iterable(pair[i] for pair in kept), np.int32) for i in (0, 1)
+            np.fromiter(chain.from_iterable(pair[side] for pair in fitting), np.int32)
+            for side in (0, 1)
         )
-        return _PairArrays(
-            sources, targets, counts - np.array((0, 1)), np.cumsum(counts, axis=0) - counts
-        )
+        starts = np.cumsum(counts, axis=0) - counts
+        return _PairArrays(sources, targets, counts - np.array((0, 1)), starts)
 
-    def _batch(self, sides: "_PairArrays", rows: Sequence[Numbers]) -> PackedBatch:
+    def _batch(self, arrays: "_PairArrays", rows: Sequence[Numbers]) -> PackedBatch:
         pairs = np.concatenate(rows)
-        lengths = [len(row) for row in rows]
-        row = np.repeat(np.arange(len(rows)), lengths)
-        number = np.concatenate([np.arange(1, n + 1) for n in lengths])
-        made = []
-        for side, ids in enumerate((sides.sources, sides.targets)):
-            n = sides.sizes[pairs, side]
-            ends = np.cumsum(n)
-            before = (ends - n)[np.cumsum(lengths) - lengths]  # tokens in the rows before each row
-            within = np.arange(ends[-1]) - np.repeat(ends - n, n)
-            to = np.repeat(row * self.row_size[side] + ends - n - before[row], n) + within
-            at = np.repeat(sides.starts[pairs, side], n) + within
-            learned = np.where(within < self.num_start_tokens - 1, IGNORE_INDEX, ids[at + side])
-            for values, empty in ((ids[at], 0), (np.repeat(number, n), 0), (learned, IGNORE_INDEX)):
-                filled = np.full(self.batch_size * self.row_size[side], empty)
-                filled[to] = values
-                made.append(torch.from_numpy(filled.reshape(self.batch_size, -1)))
-        source, source_segment_ids, _, tokens, segment_ids, targets = made
+        pairs_per_row = [len(row) for row in rows]
+        row = np.repeat(np.arange(len(rows)), pairs_per_row)
+        segment = np.concatenate([np.arange(1, n + 1) for n in pairs_per_row])
+        tensors = []
+        for side, ids in enumerate((arrays.sources, arrays.targets)):
+            size = arrays.sizes[pairs, side]
+            start = np.cumsum(size) - size
+            row_start = start[np.cumsum(pairs_per_row) - pairs_per_row]
+            within = np.arange(size.sum()) - np.repeat(start, size)  # position in its pair
+            to_index = np.repeat(row * self.row_size[side] + start - row_start[row], size) + within
+            from_index = np.repeat(arrays.starts[pairs, side], size) + within
+            is_start = within < self.num_start_tokens - 1
+            predicted = np.where(is_start, IGNORE_INDEX, ids[from_index + side])
+            for values, padding in (
+                (ids[from_index], 0),
+                (np.repeat(segment, size), 0),
+                (predicted, IGNORE_INDEX),
+            ):
+                filled = np.full(self.batch_size * self.row_size[side], padding)
+                filled[to_index] = values
+                tensors.append(torch.from_numpy(filled.reshape(self.batch_size, -1)))
+        source, source_segment_ids, _, tokens, segment_ids, targets = tensors
         return PackedBatch(tokens, targets, segment_ids, source, source_segment_ids)
 
 
 class _PairArrays(NamedTuple):
-    """All pairs: their ids one after another, how much room each takes (to read, to write), where each begins."""
+    """All pairs: their concatenated ids, and sizes and starts per pair and side."""
 
     sources: NDArray[np.int32]
     targets: NDArray[np.int32]
-    sizes: Numbers
+    sizes: Numbers  # tokens that the pair needs in a row; the last target token is only predicted
     starts: Numbers
 
 
 def pack_pairs(sizes: Numbers, row_size: tuple[int, int], order: Numbers) -> list[Numbers]:
-    """The pairs of each row, when they come in `turn`.
+    """Pack pairs that arrive in the given order into rows; return the pairs of each row.
 
-    A row starts with the pair that has waited longest in a pool of the next few hundred. Then always the pair that
-    leaves least room is added, one that leaves as much on both sides rather than on one, until none fits.
+    A row starts with the pair that has waited longest in a pool of the next few hundred. Then the
+    pair that leaves the least room on both sides is added, until none fits.
     """
-    never = np.full((PACKING_POOL, 2), 9.0)  # no row has so much room
-    queue = np.concatenate([sizes[order] / np.array(row_size), never])
-    (reads, writes), who = queue[:PACKING_POOL].T.copy(), np.arange(PACKING_POOL)
-    coming = PACKING_POOL
+    never_fits = np.full((PACKING_POOL, 2), 9.0)
+    queue = np.concatenate([sizes[order] / np.array(row_size), never_fits])
+    source_sizes, target_sizes = queue[:PACKING_POOL].T.copy()
+    pool = np.arange(PACKING_POOL)  # indices into `order`
+    next_index = PACKING_POOL
     rows = []
-    while who.min() < len(order):
-        # sums of fractions are not exact
+    while pool.min() < len(order):
         row = []
-        read_left = 1 + 1e-9
-        write_left = 1 + 1e-9
-        pick = who.argmin()
+        source_room = 1 + 1e-9  # sums of fractions are not exact
+        target_room = 1 + 1e-9
+        best = pool.argmin()
         fits = True
         while fits:
-            row.append(who[pick])
-            read_left -= reads[pick]
-            write_left -= writes[pick]
-            (reads[pick], writes[pick]), who[pick] = queue[coming], coming
-            coming += 1
-            read_rest = read_left - reads
-            write_rest = write_left - writes
-            least = np.minimum(read_rest, write_rest)
-            pick = np.where(least < 0, 99.0, np.maximum(read_rest, write_rest)).argmin()
-            fits = bool(least[pick] >= 0)
+            row.append(pool[best])
+            source_room -= source_sizes[best]
+            target_room -= target_sizes[best]
+            source_sizes[best], target_sizes[best] = queue[next_index]
+            pool[best] = next_index
+            next_index += 1
+            source_rest = source_room - source_sizes
+            target_rest = target_room - target_sizes
+            min_rest = np.minimum(source_rest, target_rest)
+            max_rest = np.maximum(source_rest, target_rest)
+            best = np.where(min_rest < 0, 99.0, max_rest).argmin()
+            fits = bool(min_rest[best] >= 0)
         rows.append(order[row])
     return rows

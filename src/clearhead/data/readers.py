@@ -1,4 +1,14 @@
-"""Files as bytes and as lines, whether they are packed by gzip, xz or zstd or not: their names tell."""
+"""Read text, JSON lines and tables from files, compressed files, standard input and folders.
+
+Documents, for language models:
+
+- A text file is one document. A line that consists only of `<|endoftext|>` or a form feed separates
+  documents. Each line of a `.jsonl` file is a document: the text in one of its fields.
+- A folder stands for all files below it that end in .txt, .text, .md or .jsonl (compressed or not),
+  sorted by name, without hidden ones. A glob stands for the files it matches, whatever their names.
+- `-` is standard input, read as a text file.
+- Text is UTF-8. Line endings are kept; a byte order mark at the start of a file is dropped.
+"""
 
 import csv
 import glob
@@ -10,40 +20,74 @@ import re
 import shutil
 import sys
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
-from clearhead.data.batch import DataReport
 from clearhead.errors import ClearheadError, cannot_read, os_error_reason, suggest
-from clearhead.io import commit_temporary as put
-from clearhead.io import temporary_path
+from clearhead.io import open_atomic
 
-# ---- unpacked: Files as bytes and as lines, whether they are packed by gzip, xz or zstd or not: their names tell.
+OnError = Literal["fail", "skip"]
+MAX_LOCATIONS_PER_REASON = 3
 
+
+@dataclass
+class DataReport:
+    """How many records were read, and which were skipped or truncated and why."""
+
+    on_error: OnError = "fail"
+    num_read: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)  # reason -> number of records
+    locations: dict[str, list[str]] = field(default_factory=dict)  # reason -> its first locations
+    messages: list[str] = field(default_factory=list)  # choices made on the user's behalf
+
+    def skip(self, location: str, reason: str, *, only_input: bool = False) -> None:
+        """Record an invalid input, or raise if `on_error` is "fail".
+
+        With `only_input` nothing would be left after skipping, so the error does not suggest it.
+        """
+        if self.on_error == "fail":
+            hint = "" if only_input else "; skip invalid data with --data.on_error=skip"
+            raise ClearheadError(f"{location}: {reason}{hint}.")
+        self.record(location, reason)
+
+    def record(self, location: str, reason: str) -> None:
+        """Count a record that was truncated or filtered on purpose, whatever `on_error` says."""
+        self.skipped[reason] += 1
+        locations = self.locations.setdefault(reason, [])
+        if len(locations) < MAX_LOCATIONS_PER_REASON:
+            locations.append(location)
+
+    def __str__(self) -> str:
+        lines = [f"{self.num_read:,} read, {self.skipped.total():,} skipped or truncated"]
+        for reason, count in self.skipped.items():
+            locations = self.locations[reason]
+            more = " …" if count > len(locations) else ""
+            lines.append(f"  {count:,} × {reason}: {', '.join(locations)}{more}")
+        return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- bytes and lines
 STDIN = "-"
-UTF8_BOM = "\ufeff".encode()  # of UTF-8, with which some programs open a file
-UTF16_BOMS = b"\xff\xfe", b"\xfe\xff"  # the marks of another encoding
+UTF8_BOM = "\ufeff".encode()
+UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst", ".zstd")
-READ_ERRORS = (
-    OSError,
-    EOFError,
-    lzma.LZMAError,
-    zlib.error,
-)  # what goes wrong while a file is read
+READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)  # raised while a file is read
+ZSTD_WINDOW_LOG = 31  # the largest window that `zstd --long` can ask for
+ZSTD_READ_BYTES = 2**14
 
 
 def uncompressed_suffix(path: Path) -> str:
-    """How a name ends, apart from the way the file is packed: `.tsv` of `a.tsv.gz`."""
+    """The file type without the compression: `.tsv` for `a.tsv.gz`."""
     return (path.with_suffix("") if path.suffix in COMPRESSED_SUFFIXES else path).suffix
 
 
 def open_compressed(path: str | Path) -> AbstractContextManager[IO[bytes]]:
-    """What a file, or standard input, holds when it is unpacked; one that is broken raises what UNREADABLE names."""
+    """Open a plain or compressed file, or standard input; corrupt data raises READ_ERRORS."""
     if str(path) == STDIN:
         return nullcontext(sys.stdin.buffer)
     match Path(path).suffix:
@@ -52,17 +96,15 @@ def open_compressed(path: str | Path) -> AbstractContextManager[IO[bytes]]:
         case ".xz":
             return lzma.open(path)
         case ".zst" | ".zstd":
-            return cast(
-                IO[bytes],
-                io.BufferedReader(_IteratorFile(_decompress_zstd(path, *_zstd_decompressor(path)))),
-            )
+            chunks = _decompress_zstd(path, *_zstd_decompressor(path))
+            return cast(IO[bytes], io.BufferedReader(_IteratorFile(chunks)))
         case _:
             return Path(path).open("rb")
 
 
 @contextmanager
 def open_input(path: str | Path) -> Iterator[IO[bytes]]:
-    """The same, for files that must be read whole: what is broken is told in a sentence."""
+    """Like `open_compressed`, but failures to read raise a ClearheadError."""
     try:
         with open_compressed(path) as file:
             yield file
@@ -71,13 +113,13 @@ def open_input(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def without_bom(file: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of a file with their ends, and without the mark that may open it."""
+    """The lines of a file with their endings, without a leading UTF-8 byte order mark."""
     for number, line in enumerate(file):
         yield line if number else line.removeprefix(UTF8_BOM)
 
 
 def read_byte_lines(path: str | Path) -> Iterator[bytes]:
-    """The same of a file that must be read whole."""
+    """The raw lines of a file; failures to read raise a ClearheadError."""
     with open_input(path) as file:
         for number, line in enumerate(without_bom(file)):
             if not number and line.startswith(UTF16_BOMS):
@@ -86,56 +128,60 @@ def read_byte_lines(path: str | Path) -> Iterator[bytes]:
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """The lines of a text that somebody gave, without their ends; it must be UTF-8."""
+    """The lines of a UTF-8 text file without their endings."""
     for number, line in enumerate(read_byte_lines(path), 1):
         try:
             text = line.decode()
         except UnicodeDecodeError:
-            raise ClearheadError(f"{path}:{number}: the line is not UTF-8.") from None
+            raise ClearheadError(f"{path}:{number}: the line is not valid UTF-8.") from None
         yield text.rstrip("\r\n")
 
 
 def decode_lossless(raw: bytes) -> str:
-    """Text as it is; bytes that are not UTF-8 become lone surrogates, which no text may hold."""
+    """Decode UTF-8; invalid bytes become lone surrogates, which cannot be encoded again."""
     return raw.decode(errors="surrogateescape")
 
 
 def _zstd_decompressor(path: str | Path) -> tuple[Callable[[], Any], type[Exception]]:
-    """What makes a reader of one frame, and the error of the library that does."""
-    window = 31  # bits: what zstd --long can ask for
+    """A factory of frame decompressors, and the exception they raise."""
     try:
         if sys.version_info >= (3, 14):
             zstd = import_module("compression.zstd")
-            options = {zstd.DecompressionParameter.window_log_max: window}
+            options = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG}
             return lambda: zstd.ZstdDecompressor(options=options), zstd.ZstdError
         zstandard = import_module("zstandard")
     except ImportError:
-        raise ClearheadError(f"{path} needs zstandard; pip install 'clearhead[zstd]'.") from None
-    return zstandard.ZstdDecompressor(max_window_size=2**window).decompressobj, zstandard.ZstdError
+        raise ClearheadError(
+            f"{path} needs the zstandard package; pip install 'clearhead[zstd]'."
+        ) from None
+    decompressor = zstandard.ZstdDecompressor(max_window_size=2**ZSTD_WINDOW_LOG)
+    return decompressor.decompressobj, zstandard.ZstdError
 
 
 def _decompress_zstd(
-    path: str | Path, new_frame: Callable[[], Any], broken: type[Exception]
+    path: str | Path, new_frame: Callable[[], Any], zstd_error: type[Exception]
 ) -> Iterator[bytes]:
-    """What the frames of a file hold. The library's own readers take a file that breaks off for a whole one."""
+    """Decompress all frames. The library's own readers accept truncated files silently."""
     frame = None
     with Path(path).open("rb") as file:
-        while packed := file.read(2**14):
-            while packed:
+        while compressed := file.read(ZSTD_READ_BYTES):
+            while compressed:
                 frame = frame or new_frame()
                 try:
-                    plain = frame.decompress(packed)
-                except broken as error:
+                    plain = frame.decompress(compressed)
+                except zstd_error as error:
                     raise OSError(str(error)) from None
                 if plain:
                     yield plain
-                packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+                compressed = frame.unused_data if frame.eof else b""
+                if frame.eof:
+                    frame = None
     if frame is not None:
-        raise EOFError("the file breaks off")
+        raise EOFError("the file is truncated")
 
 
 class _IteratorFile(io.RawIOBase):
-    """Chunks of bytes as a file."""
+    """Chunks of bytes as a readable file."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -144,234 +190,226 @@ class _IteratorFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, room: Any) -> int:
+    def readinto(self, buffer: Any) -> int:
         self._rest = self._rest or memoryview(next(self._chunks, b""))
-        size = min(len(room), len(self._rest))
-        room[:size], self._rest = self._rest[:size], self._rest[size:]
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
         return size
 
 
-# ---- sources: Files become documents, a little at a time: plain text, lines of JSON, packed by gzip, xz or zstd.
-
-DOCUMENT_SEPARATORS = ("<|endoftext|>", "\f")
-TEXT_SUFFIXES = tuple(
-    name + packed
-    for name in (".txt", ".text", ".md", ".jsonl")
-    for packed in ("", *COMPRESSED_SUFFIXES)
-)
+# ---------------------------------------------------------------- finding files
+TEXT_TYPES = (".txt", ".text", ".md", ".jsonl")
+TEXT_SUFFIXES = tuple(name + packed for name in TEXT_TYPES for packed in ("", *COMPRESSED_SUFFIXES))
 JSONL_SUFFIXES = tuple(".jsonl" + packed for packed in ("", *COMPRESSED_SUFFIXES))
-CHUNK_CHARS = (
-    2**16
-)  # characters, after which a document is given in pieces: a tokenizer takes 200 bytes for each of them
-CHUNK_BOUNDARY = re.compile(
-    r"\S(?= )|\S\n(?=\S)"
-)  # before a space, or after a line: there most tokenizers cut in any case
+
+
+def find_files(paths: Sequence[str], report: DataReport) -> list[str]:
+    """Expand files, folders and globs into a list of distinct files."""
+    if isinstance(paths, str):
+        raise ClearheadError(f"paths must be a list, got {paths!r}; write [{paths!r}].")
+    only_input = len(paths) == 1
+    files: dict[Path, str] = {}
+    for path in paths:
+        try:
+            matches = _expand_path(path)
+        except OSError as error:
+            reason = f"cannot be read: {os_error_reason(error, path)}"
+            report.skip(path, reason, only_input=only_input)
+            continue
+        if not matches:
+            if Path(path).is_dir():
+                reason = f"the folder contains no file that ends in {', '.join(TEXT_TYPES)}"
+            else:
+                reason = f"cannot be read: {os_error_reason(FileNotFoundError(), path)}"
+            report.skip(path, reason, only_input=only_input)
+        for file in matches:
+            resolved = Path(file).resolve()
+            if resolved in files:
+                report.skip(file, "duplicate file")
+            files.setdefault(resolved, file)
+    return list(files.values())
+
+
+def _expand_path(name: str) -> list[str]:
+    path = Path(name)
+    if name == STDIN or (path.exists() and not path.is_dir()):
+        return [name]
+    if path.is_dir():
+        files = (file for file in path.rglob("*") if file.name.endswith(TEXT_SUFFIXES))
+        relative = sorted(file.relative_to(path) for file in files if file.is_file())
+        return [
+            str(path / file)
+            for file in relative
+            if not any(part.startswith(".") for part in file.parts)
+        ]
+    matches = glob.glob(name, recursive=True)  # noqa: PTH207 - absolute globs are allowed
+    return sorted(file for file in matches if Path(file).is_file())
+
+
+def exclude_valid_files(
+    train: Sequence[str], valid: Sequence[str], output: Path, report: DataReport
+) -> Sequence[str]:
+    """The training files without validation files and without files in the run's own folder.
+
+    Both may lie in a folder or match a glob of `train`; naming a validation file in `train`
+    explicitly is an error.
+    """
+    valid_files = {Path(file).resolve() for file in find_files(valid, DataReport(report.on_error))}
+    check_disjoint(train, (*valid, *map(str, valid_files)))
+    train_files = {
+        file: Path(file).resolve() for file in find_files(train, DataReport(report.on_error))
+    }
+    own_files = {
+        file
+        for file, resolved in train_files.items()
+        if output.resolve() in resolved.parents and file not in train
+    }
+    remaining = []
+    for file, resolved in train_files.items():
+        if resolved in valid_files:
+            report.record(file, "the file belongs to data.valid")
+        elif file not in own_files:
+            remaining.append(file)
+    if train_files and not remaining:
+        raise ClearheadError(
+            "no training files are left: all of data.train belong to data.valid or to the run."
+        )
+    return remaining if len(remaining) < len(train_files) else train
+
+
+def check_disjoint(train: Sequence[str], valid: Sequence[str]) -> None:
+    """Reject paths that are named for both training and validation."""
+    valid_paths = {Path(path).resolve() for path in valid}
+    for path in train:
+        if Path(path).resolve() in valid_paths:
+            raise ClearheadError(
+                f"{path} is in both data.train and data.valid; remove it from one."
+            )
+
+
+def save_streams(paths: Sequence[str], prefix: str, resume: bool) -> Sequence[str]:
+    """Copy standard input and named pipes, which can be read only once, to files `{prefix}-{i}`.
+
+    With `resume`, the copy of an earlier start is used; standard input must then be the same text
+    again, or empty.
+    """
+    return [_save_stream(path, f"{prefix}-{i}", resume) for i, path in enumerate(paths)]
+
+
+def _save_stream(name: str, prefix: str, resume: bool) -> str:
+    if name != STDIN and not Path(name).is_fifo():
+        return name
+    copy = Path(prefix + ("".join(Path(name).suffixes) or ".txt"))  # keep the type of the file
+    if resume and copy.is_file():
+        if name == STDIN and not _stdin_matches(copy):
+            raise ClearheadError(
+                f"standard input differs from the text this run was started with ({copy}); "
+                "pipe the same text, pipe nothing, or start a new run with another --output."
+            )
+        return str(copy)
+    try:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            nullcontext(sys.stdin.buffer) if name == STDIN else Path(name).open("rb") as stream,
+            open_atomic(copy) as file,
+        ):
+            shutil.copyfileobj(stream, file)
+            if name == STDIN and not file.tell():
+                raise ClearheadError("standard input (-) is empty; pipe in a text or name a file.")
+    except OSError as error:
+        raise ClearheadError(f"cannot write {copy}: {error.strerror or error}.") from None
+    return str(copy)
+
+
+def _stdin_matches(copy: Path) -> bool:
+    """Whether standard input equals the copy, is empty, or is a terminal."""
+    stdin = sys.stdin.buffer
+    num_read = 0
+    with copy.open("rb") as file:
+        while not stdin.isatty() and (chunk := stdin.read(CHUNK_CHARS)):
+            num_read += len(chunk)
+            if chunk != file.read(len(chunk)):
+                return False
+    return num_read in (0, copy.stat().st_size)
+
+
+# ---------------------------------------------------------------- documents
+DOCUMENT_SEPARATORS = ("<|endoftext|>", "\f")
+CHUNK_CHARS = 2**16  # longer documents are split; a tokenizer needs 200 bytes per character
+# Split before a space or after a line end, where most tokenizers split anyway.
+CHUNK_BOUNDARY = re.compile(r"\S(?= )|\S\n(?=\S)")
 
 
 @dataclass(frozen=True)
 class Document:
-    """A document, or a piece of one that is too long to be held at once."""
+    """A document, or one chunk of a long document."""
 
     text: str
     location: str  # file:line of its first line
-    is_start: bool = True  # False where it goes on with the piece before it
+    is_start: bool = True  # False for a chunk that continues the previous one
 
 
 def read_documents(
     paths: Sequence[str], report: DataReport, text_column: str = "text"
 ) -> Iterator[Document]:
-    """The documents of files, folders and globs, in order; `field` is that of lines of JSON."""
-    inside = find_files(paths, report)
-    for path in inside:
-        alone = len(inside) == 1
-        found = 0
-        skipped = report.skipped.total()
-        for document in (
-            _read_jsonl_documents(path, text_column, report, alone)
-            if path.endswith(JSONL_SUFFIXES)
-            else _read_text_documents(path, report, alone)
-        ):
-            found += 1
+    """The documents of files, folders and globs; `text_column` is the field of JSON lines."""
+    files = find_files(paths, report)
+    only_input = len(files) == 1
+    for path in files:
+        num_documents = 0
+        num_skipped = report.skipped.total()
+        if path.endswith(JSONL_SUFFIXES):
+            documents = _read_jsonl_documents(path, text_column, report, only_input)
+        else:
+            documents = _read_text_documents(path, report, only_input)
+        for document in documents:
+            num_documents += 1
             report.num_read += document.is_start
             yield document
-        if not found and skipped == report.skipped.total():
-            report.skip(path, "there is no text in it", only_input=alone)
-
-
-def find_files(paths: Sequence[str], report: DataReport) -> list[str]:
-    """The files that `paths` stand for, each once."""
-    if isinstance(paths, str):
-        raise ClearheadError(f"texts are read from a list of paths; write [{paths!r}].")
-    found: dict[Path, str] = {}
-    for path in paths:
-        try:
-            inside = _expand_path(path)
-        except OSError as error:
-            report.skip(
-                path,
-                f"it cannot be read: {os_error_reason(error, path)}",
-                only_input=len(paths) == 1,
-            )
-            continue
-        if not inside:
-            ends = ", ".join(
-                name for name in TEXT_SUFFIXES if not name.endswith(COMPRESSED_SUFFIXES)
-            )
-            empty = f"the folder holds no texts: no name ends in {ends}"
-            why = (
-                empty
-                if Path(path).is_dir()
-                else f"it cannot be read: {os_error_reason(FileNotFoundError(), path)}"
-            )
-            report.skip(path, why, only_input=len(paths) == 1)
-        for file in inside:
-            if (place := Path(file).resolve()) in found:
-                report.skip(file, "the file is given twice")
-            found.setdefault(place, file)
-    return list(found.values())
-
-
-def exclude_valid_files(
-    train: Sequence[str], valid: Sequence[str], out: Path, report: DataReport
-) -> Sequence[str]:
-    """What `train` stands for, less what its folders and globs merely hold of `valid` and of the run in `out`."""
-    held = {Path(file).resolve() for file in find_files(valid, DataReport(report.on_error))}
-    check_disjoint(train, (*valid, *map(str, held)))
-    found = {file: Path(file).resolve() for file in find_files(train, DataReport(report.on_error))}
-    own = {
-        file
-        for file, place in found.items()
-        if out.resolve() in place.parents and file not in train
-    }
-    left = [file for file, place in found.items() if place not in held and file not in own]
-    if found and not left:
-        raise ClearheadError(
-            "every file of data.train is one of data.valid or of the run itself; nothing is left."
-        )
-    for file, place in found.items():
-        if place in held:
-            report.record(file, "the file is one of data.valid")
-    return left if len(left) < len(found) else train
-
-
-def check_disjoint(train: Sequence[str], valid: Sequence[str]) -> None:
-    """Refuses what is named both to be learned from and to be held out."""
-    held = {Path(path).resolve() for path in valid}
-    for path in train:
-        if Path(path).resolve() in held:
-            raise ClearheadError(
-                f"{path} is in data.train and in data.valid; what is held out is not trained on."
-            )
-
-
-def save_streams(paths: Sequence[str], name: str, resume: bool) -> Sequence[str]:
-    """The same paths, but files called `name`… for what can be read only once: standard input, and pipes.
-
-    Where it is `ready`, the file of an earlier start stands for it; standard input must be that text, or nothing.
-    """
-    return [_save_stream(path, f"{name}-{i}", resume) for i, path in enumerate(paths)]
-
-
-def _save_stream(path: str, name: str, resume: bool) -> str:
-    if path != STDIN and not Path(path).is_fifo():
-        return path
-    place = Path(name + ("".join(Path(path).suffixes) or ".txt"))  # which tells how it is read
-    if resume and place.is_file():
-        if path == STDIN and not _is_same_stream(place):
-            other = f"standard input is not the text that this run learns from, which it keeps in {place}"
-            raise ClearheadError(
-                f"{other}; pipe the same or nothing, or start anew with another --out."
-            )
-        return str(place)
-    draft = temporary_path(place)
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            nullcontext(sys.stdin.buffer) if path == STDIN else Path(path).open("rb") as old,
-            draft.open("wb") as new,
-        ):
-            shutil.copyfileobj(old, new)
-        if path == STDIN and not draft.stat().st_size:
-            raise ClearheadError(
-                "standard input (-) is empty; pipe a text into it, or name a file."
-            )
-        put(place)
-    except OSError as error:
-        raise ClearheadError(f"{place} cannot be saved: {error.strerror or error}.") from None
-    finally:
-        draft.unlink(missing_ok=True)
-    return str(place)
-
-
-def _is_same_stream(place: Path) -> bool:
-    """Whether standard input is what an earlier start kept, or says nothing: it is empty, or a terminal."""
-    new = sys.stdin.buffer
-    read = 0
-    with place.open("rb") as old:
-        while not new.isatty() and (piece := new.read(CHUNK_CHARS)):
-            read += len(piece)
-            if piece != old.read(len(piece)):
-                return False
-    return read in (0, place.stat().st_size)
-
-
-def _expand_path(path: str) -> list[str]:
-    place = Path(path)
-    if path == STDIN or (place.exists() and not place.is_dir()):
-        return [path]
-    if place.is_dir():
-        inside = [
-            file.relative_to(place)
-            for file in place.rglob("*")
-            if file.is_file() and file.name.endswith(TEXT_SUFFIXES)
-        ]
-        return [
-            str(place / file)
-            for file in sorted(inside)
-            if not any(part[0] == "." for part in file.parts)
-        ]
-    return sorted(file for file in glob.glob(path, recursive=True) if Path(file).is_file())  # noqa: PTH207
+        if not num_documents and num_skipped == report.skipped.total():
+            report.skip(path, "the file contains no text", only_input=only_input)
 
 
 def _read_text_documents(path: str, report: DataReport, only_input: bool) -> Iterator[Document]:
     lines: list[str] = []
-    first = 1
+    first_line = 1
     size = 0
-    begins = True
+    is_start = True
     for number, line in _decoded_lines(path, report, only_input):
-        separates = line.rstrip("\r\n") in DOCUMENT_SEPARATORS
-        for part in _chunks(line):
-            if lines and (separates or _can_split(size, lines[-1], part)):
-                yield Document("".join(lines), f"{path}:{first}", begins)
+        is_separator = line.rstrip("\r\n") in DOCUMENT_SEPARATORS
+        for chunk in _chunks(line):
+            if lines and (is_separator or _can_split(size, lines[-1], chunk)):
+                yield Document("".join(lines), f"{path}:{first_line}", is_start)
                 lines = []
                 size = 0
-                begins = False
-            if separates:
-                begins = True
+                is_start = False
+            if is_separator:
+                is_start = True
                 continue
-            first = first if lines else number
-            lines.append(part)
-            size += len(part)
+            first_line = first_line if lines else number
+            lines.append(chunk)
+            size += len(chunk)
     if lines:
-        yield Document("".join(lines), f"{path}:{first}", begins)
+        yield Document("".join(lines), f"{path}:{first_line}", is_start)
 
 
 def _chunks(text: str) -> Iterator[str]:
-    """A text that is too long to be tokenised at once, cut where most tokenizers do; anywhere if there is no space."""
+    """Split a long text where most tokenizers split anyway; anywhere if it has no spaces."""
     start = 0
     while len(text) - start > 2 * CHUNK_CHARS:
-        cut = CHUNK_BOUNDARY.search(text, start + CHUNK_CHARS, start + 2 * CHUNK_CHARS)
-        end = cut.end() if cut else start + 2 * CHUNK_CHARS
+        boundary = CHUNK_BOUNDARY.search(text, start + CHUNK_CHARS, start + 2 * CHUNK_CHARS)
+        end = boundary.end() if boundary else start + 2 * CHUNK_CHARS
         yield text[start:end]
         start = end
     yield text[start:]
 
 
-def _can_split(size: int, above: str, below: str) -> bool:
-    """Between lines, or parts of a long one, and rather where no run of spaces is torn."""
-    return size >= 2 * CHUNK_CHARS or (
-        size >= CHUNK_CHARS and CHUNK_BOUNDARY.search(above[-2:] + below[0]) is not None
-    )
+def _can_split(size: int, before: str, after: str) -> bool:
+    """Whether a chunk may end between two lines: preferably not inside a run of spaces."""
+    if size >= 2 * CHUNK_CHARS:
+        return True
+    return size >= CHUNK_CHARS and CHUNK_BOUNDARY.search(before[-2:] + after[0]) is not None
 
 
 def _read_jsonl_documents(
@@ -380,42 +418,47 @@ def _read_jsonl_documents(
     for number, line in _decoded_lines(path, report, only_input):
         if not line.strip():
             continue
-        where = f"{path}:{number}"
-        text, mistake = _json_text(line, text_column)
-        if mistake:
-            report.skip(where, mistake)
+        location = f"{path}:{number}"
+        text, reason = _json_text(line, text_column)
+        if reason:
+            report.skip(location, reason)
         elif text:
-            for number, part in enumerate(_chunks(text)):
-                yield Document(part, where, is_start=not number)
+            for i, chunk in enumerate(_chunks(text)):
+                yield Document(chunk, location, is_start=not i)
 
 
 def _json_text(line: str, text_column: str) -> tuple[str, str]:
-    """The text in a line of JSON, or what is wrong with it."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return "", "the line is not JSON"
-    if not isinstance(found, dict):
+    """The text in a JSON line, or why there is none."""
+    record = _parse_json_object(line)
+    if record is None:
         return "", "the line is not a JSON object"
-    if text_column not in found:
-        return "", f"there is no field {text_column!r}"
-    text = found[text_column]
+    if text_column not in record:
+        return "", f"the field {text_column!r} is missing"
+    text = record[text_column]
     if not isinstance(text, str):
-        return "", f"field {text_column!r} is not text"
+        return "", f"the field {text_column!r} is not a string"
     try:
         text.encode()
-    except UnicodeEncodeError:  # JSON can spell one half of a pair of surrogates
-        return "", f"field {text_column!r} holds half a character"
+    except UnicodeEncodeError:  # JSON can contain one half of a surrogate pair
+        return "", f"the field {text_column!r} contains a lone surrogate"
     return text, ""
 
 
-def _decoded_lines(path: str, report: DataReport, only_input: bool) -> Iterator[tuple[int, str]]:
-    """The lines of a file, with their numbers and their ends; those that are not UTF-8 are left out.
+def _parse_json_object(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
-    A file that begins with such a line, and holds zeros there, is no text: all of it is left out.
+
+def _decoded_lines(path: str, report: DataReport, only_input: bool) -> Iterator[tuple[int, str]]:
+    """Numbered lines with their endings; lines that are not UTF-8 are skipped.
+
+    A file whose first lines are not UTF-8 and contain zeros is binary and skipped as a whole.
     """
     number = 0
-    before = 0
+    num_valid = 0
     try:
         with open_compressed(path) as file:
             for number, line in enumerate(without_bom(file), 1):
@@ -423,30 +466,28 @@ def _decoded_lines(path: str, report: DataReport, only_input: bool) -> Iterator[
                     text = line.decode()
                 except UnicodeDecodeError as error:
                     if number == 1 and line.startswith(UTF16_BOMS):
-                        report.skip(path, "it is UTF-16; save it as UTF-8", only_input=only_input)
+                        reason = "the file is UTF-16; save it as UTF-8"
+                        report.skip(path, reason, only_input=only_input)
                         return
-                    if not before and b"\0" in line:
-                        report.skip(
-                            path,
-                            f"it is no text (byte {error.start} is not UTF-8)",
-                            only_input=only_input,
-                        )
+                    if not num_valid and b"\0" in line:
+                        reason = f"the file is not text (byte {error.start} is not UTF-8)"
+                        report.skip(path, reason, only_input=only_input)
                         return
-                    report.skip(f"{path}:{number}", "the line is not UTF-8")
+                    report.skip(f"{path}:{number}", "the line is not valid UTF-8")
                     continue
-                before += 1
+                num_valid += 1
                 if text:
                     yield number, text
     except READ_ERRORS as error:
-        report.skip(f"{path}:{number + 1}", f"it cannot be read: {os_error_reason(error, path)}")
+        report.skip(f"{path}:{number + 1}", f"cannot be read: {os_error_reason(error, path)}")
 
 
-# ---- tables: The records of a .csv, .tsv or .jsonl file, each with its line, which may be compressed.
-
+# ---------------------------------------------------------------- tables
+TABLE_TYPES = (".csv", ".tsv", ".jsonl")
 COLUMN_SEPARATORS = ";,\t"
-QUOTED_CELL = re.compile(
-    r'"(?:[^"]*"")+[^"]*"'
-)  # a text that holds quotes, as spreadsheets write it
+# A quoted TSV cell with doubled quotes inside, as spreadsheets write it.
+QUOTED_CELL = re.compile(r'"(?:[^"]*"")+[^"]*"')
+Record = tuple[str, list[object]]  # location, and the values of the wanted columns
 
 
 def read_records(
@@ -456,50 +497,51 @@ def read_records(
     *,
     reject_extra_columns: bool = False,
     column_hint: str,
-) -> Iterator[tuple[str, list[object]]]:
-    """Where a record is, and what it has in each of `columns`.
+) -> Iterator[Record]:
+    """The given columns of each record of a .csv, .tsv or .jsonl file, with its location.
 
-    Columns are names, which the first line gives, or numbers from 0; where all are numbers there is no such line.
-    With `only`, a table that has other columns too is refused: which are meant must be told, as in `by_number`.
-    In .csv, "…" may hold commas and line ends; in .tsv, as GLUE's, a quote is a letter like others, unless all quotes
-    between the first and the last letter of a text, which are quotes too, are doubled.
+    Columns are names from the header, or numbers from 0; a table whose columns are all given by
+    number has no header. `reject_extra_columns` rejects tables with more columns than asked for,
+    and `column_hint` shows in errors how to choose them. In .csv, quoted cells may contain commas
+    and line ends. In .tsv (as in GLUE) quotes are ordinary characters, except around a cell in
+    which all inner quotes are doubled.
     """
-    kind = uncompressed_suffix(path)
-    if kind not in (".csv", ".tsv", ".jsonl"):
+    table_type = uncompressed_suffix(path)
+    if table_type not in TABLE_TYPES:
         raise ClearheadError(
-            f"{path} must be a .csv, .tsv or .jsonl file, or one of those with .gz, .xz or .zst after it."
+            f"{path} must end in .csv, .tsv or .jsonl, optionally followed by .gz, .xz or .zst."
         )
-    if kind == ".jsonl":
+    if table_type == ".jsonl":
         return _read_jsonl(path, report, columns)
-    return _read_table(path, report, columns, kind == ".tsv", reject_extra_columns, column_hint)
+    is_tsv = table_type == ".tsv"
+    return _read_table(path, report, columns, is_tsv, reject_extra_columns, column_hint)
 
 
 class _LineReader:
-    """The lines of a table, of which those after the first of a broken record can be read again."""
+    """Lines of a table; all but the first line of an invalid record can be read again."""
 
     def __init__(self, path: Path) -> None:
         self._pushed_back = deque[str]()
         self._rest = map(decode_lossless, read_byte_lines(path))
-        # where a record begins, and its lines so far
-        self.line_number = 1
+        self.line_number = 1  # of the current record
         self.record_lines = list[str]()
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        self.record_lines.append(
-            self._pushed_back.popleft() if self._pushed_back else next(self._rest)
-        )
-        return self.record_lines[-1]
+        line = self._pushed_back.popleft() if self._pushed_back else next(self._rest)
+        self.record_lines.append(line)
+        return line
 
     def end_record(self) -> None:
-        self.line_number = self.line_number + len(self.record_lines)
+        self.line_number += len(self.record_lines)
         self.record_lines = []
 
     def end_line(self) -> None:
+        """Drop only the first line of the record and read the others again."""
         self._pushed_back.extendleft(reversed(self.record_lines[1:]))
-        self.line_number = self.line_number + 1
+        self.line_number += 1
         self.record_lines = []
 
 
@@ -510,112 +552,107 @@ def _read_table(
     is_tsv: bool,
     reject_extra_columns: bool,
     column_hint: str,
-) -> Iterator[tuple[str, list[object]]]:
-    texts = _LineReader(path)
-    reader = (
-        csv.reader(texts, delimiter="\t", quoting=csv.QUOTE_NONE)
-        if is_tsv
-        else csv.reader(texts, strict=True)
-    )
-    named = not all(column.isdecimal() for column in columns)
-    at: list[int] = []
-    width = 0
+) -> Iterator[Record]:
+    lines = _LineReader(path)
+    if is_tsv:
+        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:
+        reader = csv.reader(lines, strict=True)
+    has_header = not all(column.isdecimal() for column in columns)
+    indices: list[int] = []
+    num_columns = 0
     while True:
-        where = f"{path}:{texts.line_number}"
+        location = f"{path}:{lines.line_number}"
         try:
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            why = _csv_error(error, len(texts.record_lines))
-            if not width:
-                raise ClearheadError(
-                    f"{where}: the first line tells the columns, and it is broken: {why}."
-                ) from None
-            texts.end_line()
-            report.skip(where, why)
+            reason = _csv_error(error, len(lines.record_lines))
+            if not num_columns:
+                raise ClearheadError(f"{location}: the first line is invalid: {reason}.") from None
+            lines.end_line()
+            report.skip(location, reason)
             continue
-        texts.end_record()
+        lines.end_record()
         if is_tsv:
-            cells = [
-                cell[1:-1].replace('""', '"') if QUOTED_CELL.fullmatch(cell) else cell
-                for cell in cells
-            ]
+            cells = [_unquote(cell) for cell in cells]
         if not cells:
             continue
-        if not width and reject_extra_columns and len(cells) > len(columns):
-            which = f"{len(cells)} columns: {', '.join(f'{cell!r:.30}' for cell in cells)}"
-            raise ClearheadError(
-                f"{where} has {which}; choose two by name or number, as in {column_hint}."
-            )
-        if not width and reject_extra_columns:
-            pair = " and ".join(f"{cell!r:.40}" for cell in cells)
-            report.messages.append(
-                f"{path}: every line is a pair, the first too: {pair}; if it names them, give data.source_column and data.target_column"
-            )
-        if not width:
-            width = len(cells)
-            at = [_column_index(column, cells, named, where, column_hint) for column in columns]
-            if named:
+        if not num_columns:
+            if reject_extra_columns:
+                _check_two_columns(path, location, cells, report, column_hint)
+            num_columns = len(cells)
+            indices = [
+                _column_index(column, cells, has_header, location, column_hint)
+                for column in columns
+            ]
+            if has_header:
                 continue
-        if len(cells) != width:
+        if len(cells) != num_columns:
             count = f"{len(cells)} column{'s' * (len(cells) > 1)}"
-            report.skip(
-                f"{where} ({count})", f"the number of columns is not {width}, as in the first line"
-            )
+            report.skip(f"{location} ({count})", f"expected {num_columns} columns")
             continue
-        yield where, [cells[i] for i in at]
+        yield location, [cells[i] for i in indices]
+
+
+def _unquote(cell: str) -> str:
+    return cell[1:-1].replace('""', '"') if QUOTED_CELL.fullmatch(cell) else cell
+
+
+def _check_two_columns(
+    path: Path, location: str, cells: Sequence[str], report: DataReport, column_hint: str
+) -> None:
+    """Require two columns where none were chosen, and report that no header is expected."""
+    if len(cells) > 2:
+        names = ", ".join(f"{cell!r:.30}" for cell in cells)
+        raise ClearheadError(
+            f"{location} has {len(cells)} columns: {names}; "
+            f"choose two by name or number, as in {column_hint}."
+        )
+    pair = " and ".join(f"{cell!r:.40}" for cell in cells)
+    report.messages.append(
+        f"{path}: the first line is read as data: {pair}; "
+        "if it is a header, set data.source_column and data.target_column"
+    )
 
 
 def _csv_error(error: csv.Error, num_lines: int) -> str:
-    """What is wrong with a record of so many lines."""
     if num_lines > 1 and "limit" in str(error):
-        return (
-            f"a quote is opened there and not closed within {csv.field_size_limit():,} characters"
-        )
-    return (
-        "a quote is opened there and never closed"
-        if num_lines > 1 or "end of data" in str(error)
-        else str(error)
-    )
+        return f"a quote is not closed within {csv.field_size_limit():,} characters"
+    if num_lines > 1 or "end of data" in str(error):
+        return "a quote is never closed"
+    return str(error)
 
 
 def _column_index(
     column: str, cells: Sequence[str], has_header: bool, location: str, column_hint: str
 ) -> int:
-    if column in cells and has_header:
+    if has_header and column in cells:
         return cells.index(column)
     if column.isdecimal() and int(column) < len(cells):
         return int(column)
-    known = (
-        suggest(column, [f"{cell:.40}" for cell in cells])
-        if has_header
-        else f"there are {len(cells)}, from 0"
-    )
-    if len(cells) == 1 and (
-        other := next((mark for mark in COLUMN_SEPARATORS if mark in cells[0]), "")
-    ):
-        known = (
-            f"columns seem to be separated by {other!r}, where a .csv has commas and a .tsv tabs."
-        )
-    elif has_header and not known.startswith("did you mean"):
-        flags = " and ".join(word for word in column_hint.split() if word.startswith("--"))
-        known += f"; choose with {flags}, by number where those are no names: {column_hint}."
-    raise ClearheadError(f"{location}: there is no column {column!r}; {known}")
+    separator = next((mark for mark in COLUMN_SEPARATORS if mark in cells[0]), "")
+    if len(cells) == 1 and separator:
+        hint = f"columns seem to be separated by {separator!r}; .csv uses commas and .tsv tabs."
+    elif has_header:
+        hint = suggest(column, [f"{cell:.40}" for cell in cells])
+        if not hint.startswith("did you mean"):
+            hint += f"; choose columns by name, or by number if there is no header: {column_hint}."
+    else:
+        hint = f"the table has {len(cells)} columns, numbered from 0."
+    raise ClearheadError(f"{location}: no column {column!r}; {hint}")
 
 
-def _read_jsonl(
-    path: Path, report: DataReport, columns: Sequence[str]
-) -> Iterator[tuple[str, list[object]]]:
+def _read_jsonl(path: Path, report: DataReport, columns: Sequence[str]) -> Iterator[Record]:
     for number, line in enumerate(map(decode_lossless, read_byte_lines(path)), 1):
-        try:
-            value = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError):
-            value = line
-        if not isinstance(value, dict):
-            if line.strip():
-                report.skip(f"{path}:{number}", "the line is no JSON object")
-        elif missing := [column for column in columns if value.get(column) is None]:
-            report.skip(f"{path}:{number}", f"there is no {missing[0]!r}")
+        if not line.strip():
+            continue
+        location = f"{path}:{number}"
+        record = _parse_json_object(line)
+        if record is None:
+            report.skip(location, "the line is not a JSON object")
+        elif missing := [column for column in columns if record.get(column) is None]:
+            report.skip(location, f"the field {missing[0]!r} is missing")
         else:
-            yield f"{path}:{number}", [value[column] for column in columns]
+            yield location, [record[column] for column in columns]

@@ -1,1 +1,1 @@
-"""Text, pictures and sound, cut into what a model reads."""
+"""Tokenizers for text, and the conversion of images and audio to model inputs."""

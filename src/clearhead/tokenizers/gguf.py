@@ -1,4 +1,4 @@
-"""Tokenizers as .gguf files hold them: lists of tokens and merges, and the name of the rule that cuts text."""
+"""Read and write tokenizers in .gguf files: token lists, merges, and a named pre-tokenizer."""
 
 import json
 import re
@@ -22,19 +22,18 @@ from clearhead.tokenizers.sentencepiece import (
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 Metadata = dict[str, Any]
+KEY_PREFIX = "tokenizer.ggml."
 
 
 def _llama3_pre_tokenizer(number_pattern: str) -> pre_tokenizers.PreTokenizer:
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([split_words(number_pattern), plain])
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([split_words(number_pattern), byte_level])
 
 
 def _digit_pre_tokenizer() -> pre_tokenizers.PreTokenizer:
-    parts = [
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-    ]
-    return pre_tokenizers.Sequence(parts)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return pre_tokenizers.Sequence([digits, byte_level])
 
 
 PRE_TOKENIZERS = {
@@ -44,214 +43,204 @@ PRE_TOKENIZERS = {
     "llama-bpe": _llama3_pre_tokenizer(DIGIT + "{1,3}"),
     "qwen2": _llama3_pre_tokenizer(DIGIT),
 }
-ADDS_BOS_BY_DEFAULT = {
-    "llama-bpe"
-}  # rules under which a text begins with a token unless it is said otherwise
+ADDS_BOS_BY_DEFAULT = {"llama-bpe"}  # pre-tokenizers whose models expect a bos token
+IGNORES_MERGES = {"llama-bpe"}  # whole words in the vocabulary are not merged from pieces
+NORMALIZES_NFC = {"qwen2"}
 
 
+# ---------------------------------------------------------------- reading
 def read_gguf_tokenizer(metadata: Metadata) -> PretrainedTokenizer:
-    """The tokenizer, and what it puts before and after a text."""
-    said = {name.removeprefix("tokenizer.ggml."): value for name, value in metadata.items()}
-    kind = said.get("model", "none")
-    if kind == "gpt2" and "pre" not in said and metadata.get("general.architecture") != "gpt2":
-        raise ClearheadError(
-            "the file is too old to tell how its tokenizer cuts text (tokenizer.ggml.pre is missing)."
+    """The tokenizer in the metadata of a .gguf file, and its special tokens."""
+    fields = {name.removeprefix(KEY_PREFIX): value for name, value in metadata.items()}
+    model = fields.get("model", "none")
+    if model == "none":
+        return PretrainedTokenizer(
+            None,
+            missing_reason="the .gguf file has no tokenizer, so the model cannot read text.",
         )
-    cut = said.get("pre", "gpt-2")
-    begins = said.get(
-        "add_bos_token", kind == "llama" or (kind == "gpt2" and cut in ADDS_BOS_BY_DEFAULT)
-    )
-    begin = (said["bos_token_id"],) if begins and "bos_token_id" in said else ()
-    end = (said["eos_token_id"],) if said.get("add_eos_token") and "eos_token_id" in said else ()
-    why = (
-        "the .gguf file holds no tokenizer, so the model cannot read text."
-        if kind == "none"
-        else ""
-    )
-    return PretrainedTokenizer(
-        None if why else _build_tokenizer(kind, cut, said),
-        bos_tokens=begin,
-        sep_tokens=end,
-        missing_reason=why,
-    )
+    if model == "gpt2" and "pre" not in fields and metadata.get("general.architecture") != "gpt2":
+        raise ClearheadError(
+            "the file is too old: it does not name its pre-tokenizer (tokenizer.ggml.pre)."
+        )
+    pre_tokenizer = fields.get("pre", "gpt-2")
+    adds_bos = model == "llama" or (model == "gpt2" and pre_tokenizer in ADDS_BOS_BY_DEFAULT)
+    bos_tokens: tuple[int, ...] = ()
+    sep_tokens: tuple[int, ...] = ()
+    if fields.get("add_bos_token", adds_bos) and "bos_token_id" in fields:
+        bos_tokens = (fields["bos_token_id"],)
+    if fields.get("add_eos_token") and "eos_token_id" in fields:
+        sep_tokens = (fields["eos_token_id"],)
+    tokenizer = _build_tokenizer(model, pre_tokenizer, fields)
+    return PretrainedTokenizer(tokenizer, bos_tokens=bos_tokens, sep_tokens=sep_tokens)
 
 
-def _build_tokenizer(kind: str, pre_tokenizer: str, metadata: Metadata) -> Tokenizer:
-    tokens = metadata.get("tokens")
+def _build_tokenizer(model: str, pre_tokenizer: str, fields: Metadata) -> Tokenizer:
+    tokens = fields.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise ClearheadError("tokenizer.ggml.tokens must be a list of texts.")
+        raise ClearheadError("tokenizer.ggml.tokens must be a list of strings.")
     if len(set(tokens)) != len(tokens):
-        raise ClearheadError("tokenizer.ggml.tokens names a token twice.")
-    match kind:
+        raise ClearheadError("tokenizer.ggml.tokens contains duplicates.")
+    match model:
         case "gpt2":
-            inner = _byte_level_bpe(tokens, metadata.get("merges"), pre_tokenizer)
+            backend = _byte_level_bpe(tokens, fields.get("merges"), pre_tokenizer)
         case "llama":
-            inner = _sentencepiece_bpe(tokens, metadata)
+            backend = _sentencepiece_bpe(tokens, fields)
         case _:
             raise ClearheadError(
-                f"tokenizers of kind {kind!r} are not read from .gguf files; gpt2 and llama are."
+                f"tokenizer.ggml.model = {model!r} is not supported; gpt2 and llama are."
             )
-    types = zip(tokens, metadata.get("token_type") or [], strict=False)
-    special = (UNKNOWN, CONTROL)
-    inner.add_tokens(
-        [
-            tk.AddedToken(t, special=k in special, normalized=False)
-            for t, k in types
-            if k in (*special, USER)
-        ]
-    )
-    return Tokenizer(inner)
+    added = []
+    for token, token_type in zip(tokens, fields.get("token_type") or [], strict=False):
+        if token_type in (UNKNOWN, CONTROL, USER):
+            added.append(tk.AddedToken(token, special=token_type != USER, normalized=False))
+    backend.add_tokens(added)
+    return Tokenizer(backend)
 
 
 def _byte_level_bpe(tokens: list[str], merges: object, pre_tokenizer: str) -> tk.Tokenizer:
     if pre_tokenizer not in PRE_TOKENIZERS:
-        offer = suggest(str(pre_tokenizer), PRE_TOKENIZERS)
         raise ClearheadError(
-            f"the tokenizer cuts text by the rule {pre_tokenizer!r}, which is not known; {offer}"
+            f"the pre-tokenizer {pre_tokenizer!r} is not supported; "
+            f"{suggest(str(pre_tokenizer), PRE_TOKENIZERS)}"
         )
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    with reraise_as("tokenizer.ggml.merges cannot be used"):
+    vocab = {token: i for i, token in enumerate(tokens)}
+    with reraise_as("tokenizer.ggml.merges is invalid"):
         pairs = [tuple(merge.split(" ", 1)) for merge in merges or []]  # type: ignore[attr-defined]
-        inner = tk.Tokenizer(
-            models.BPE(vocabulary, pairs, ignore_merges=pre_tokenizer == "llama-bpe")
-        )
-    inner.pre_tokenizer = PRE_TOKENIZERS[pre_tokenizer]
-    inner.decoder = decoders.ByteLevel()
-    if pre_tokenizer == "qwen2":
-        inner.normalizer = normalizers.NFC()
-    return inner
+        ignore_merges = pre_tokenizer in IGNORES_MERGES
+        backend = tk.Tokenizer(models.BPE(vocab, pairs, ignore_merges=ignore_merges))
+    backend.pre_tokenizer = PRE_TOKENIZERS[pre_tokenizer]
+    backend.decoder = decoders.ByteLevel()
+    if pre_tokenizer in NORMALIZES_NFC:
+        backend.normalizer = normalizers.NFC()
+    return backend
 
 
-def _sentencepiece_bpe(tokens: list[str], metadata: Metadata) -> tk.Tokenizer:
-    """SentencePiece's BPE: scores tell which pieces are joined first, bytes stand in for unknown characters."""
-    scores = metadata.get("scores")
-    types = metadata.get("token_type")
+def _sentencepiece_bpe(tokens: list[str], fields: Metadata) -> tk.Tokenizer:
+    """SentencePiece BPE: scores give the order of merges, bytes encode unknown characters."""
+    scores = fields.get("scores")
+    types = fields.get("token_type")
     if (
         not isinstance(scores, list)
         or not isinstance(types, list)
         or not len(scores) == len(types) == len(tokens)
     ):
         raise ClearheadError(
-            "tokenizer.ggml.scores and token_type must have one entry for each token."
+            "tokenizer.ggml.scores and tokenizer.ggml.token_type must have one entry per token."
         )
-    normal = {
+    normal_scores = {
         token: score
-        for token, score, kind in zip(tokens, scores, types, strict=True)
-        if kind == NORMAL
+        for token, score, token_type in zip(tokens, scores, types, strict=True)
+        if token_type == NORMAL
     }
-    unknown = next(
-        (token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None
-    )
-    with reraise_as("the pieces of tokenizer.ggml.tokens cannot be used"):
-        ids = {token: i for i, token in enumerate(tokens)}
-        inner = tk.Tokenizer(
-            models.BPE(
-                ids,
-                merges_from_scores(normal),
-                unk_token=unknown,
-                fuse_unk=True,
-                byte_fallback=BYTE in types,
-            )
+    unknown = tokens[types.index(UNKNOWN)] if UNKNOWN in types else None
+    with reraise_as("tokenizer.ggml.tokens is invalid"):
+        model = models.BPE(
+            {token: i for i, token in enumerate(tokens)},
+            merges_from_scores(normal_scores),
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=BYTE in types,
         )
-    begins = metadata.get("add_space_prefix", True)
-    steps = [normalizers.Prepend(SPACE_MARKER)] if begins else []
-    inner.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE_MARKER)])
-    ends = [decoders.Strip(" ", 1, 0)] if begins else []
-    back = [decoders.Replace(SPACE_MARKER, " "), decoders.ByteFallback(), decoders.Fuse(), *ends]
-    inner.decoder = decoders.Sequence(back)
-    return inner
+        backend = tk.Tokenizer(model)
+    normalizer_steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE_MARKER)]
+    decoder_steps: list[decoders.Decoder] = [
+        decoders.Replace(SPACE_MARKER, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
+    if fields.get("add_space_prefix", True):
+        normalizer_steps.insert(0, normalizers.Prepend(SPACE_MARKER))
+        decoder_steps.append(decoders.Strip(" ", 1, 0))
+    backend.normalizer = normalizers.Sequence(normalizer_steps)
+    backend.decoder = decoders.Sequence(decoder_steps)
+    return backend
 
 
+# ---------------------------------------------------------------- writing
 def write_gguf_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> Metadata:
-    """The lists for a vocabulary of `size`; what llama.cpp cannot cut the same way is refused."""
-    tree = json.loads(tokenizer.backend.to_str())
-    model = tree["model"]
+    """The metadata of a tokenizer, padded to `vocab_size`; fails if llama.cpp lacks its rules."""
+    backend_json = json.loads(tokenizer.backend.to_str())
+    model = backend_json["model"]
     if model["type"] != "BPE":
         raise ClearheadError(
-            f"llama.cpp cannot cut text as this {model['type']} tokenizer does; BPE it can."
+            f"llama.cpp supports only BPE tokenizers, but this one is {model['type']}."
         )
     tokens = [f"[PAD{i}]" for i in range(vocab_size)]
     types = [UNUSED] * vocab_size
     for token, i in model["vocab"].items():
-        tokens[i], types[i] = token, NORMAL
-    for token in tree["added_tokens"]:
-        tokens[token["id"]], types[token["id"]] = (
-            token["content"],
-            CONTROL if token["special"] else USER,
-        )
+        tokens[i] = token
+        types[i] = NORMAL
+    for added in backend_json["added_tokens"]:
+        tokens[added["id"]] = added["content"]
+        types[added["id"]] = CONTROL if added["special"] else USER
     merges = [
         tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge)
         for merge in model["merges"]
     ]
     if not model.get("byte_fallback"):
-        joined = [" ".join(pair) for pair in merges]
         return {
             "model": "gpt2",
-            "pre": _pre_tokenizer_name(tree),
+            "pre": _pre_tokenizer_name(backend_json),
             "tokens": tokens,
             "token_type": types,
-            "merges": joined,
+            "merges": [" ".join(pair) for pair in merges],
         }
-    ranks: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for rank, pair in enumerate(merges):
-        ranks.setdefault("".join(pair), -float(rank))
-    last = -float(len(merges))
-    types = [
-        _token_type(token, kind, model["unk_token"])
-        for token, kind in zip(tokens, types, strict=True)
-    ]
-    said = {"model": "llama", "pre": "default", "tokens": tokens, "token_type": types}
+        scores.setdefault("".join(pair), -float(rank))
+    min_score = -float(len(merges))
+    for i, token in enumerate(tokens):
+        if token == model["unk_token"]:
+            types[i] = UNKNOWN
+        elif re.fullmatch(r"<0x[0-9A-F]{2}>", token):
+            types[i] = BYTE
     return {
-        **said,
-        "scores": [ranks.get(token, last) for token in tokens],
-        "add_space_prefix": _adds_prefix_space(tree),
+        "model": "llama",
+        "pre": "default",
+        "tokens": tokens,
+        "token_type": types,
+        "scores": [scores.get(token, min_score) for token in tokens],
+        "add_space_prefix": _adds_prefix_space(backend_json),
     }
 
 
-def _token_type(token: str, kind: int, unknown: str) -> int:
-    if token == unknown:
-        return UNKNOWN
-    return BYTE if re.fullmatch(r"<0x[0-9A-F]{2}>", token) else kind
-
-
 def _adds_prefix_space(backend_json: Metadata) -> bool:
-    """Whether a space is put before a text, in either of the ways in which SentencePiece's rule is written."""
-    normaliser = backend_json["normalizer"] or {}
-    words = backend_json["pre_tokenizer"] or {}
-    steps = [step["type"] for step in normaliser.get("normalizers", [normaliser]) if step]
-    if words.get("type") == "Metaspace" and not steps:
-        return words["prepend_scheme"] != "never"
-    if words or steps not in (["Replace"], ["Prepend", "Replace"]):
-        raise ClearheadError("llama.cpp has no rule that cuts text as this tokenizer does.")
+    """Whether a space is put before a text, in either way of writing SentencePiece's rule."""
+    normalizer = backend_json["normalizer"] or {}
+    pre_tokenizer = backend_json["pre_tokenizer"] or {}
+    steps = [step["type"] for step in normalizer.get("normalizers", [normalizer]) if step]
+    if pre_tokenizer.get("type") == "Metaspace" and not steps:
+        return pre_tokenizer["prepend_scheme"] != "never"
+    if pre_tokenizer or steps not in (["Replace"], ["Prepend", "Replace"]):
+        raise ClearheadError("llama.cpp does not support this tokenizer's normalization.")
     return "Prepend" in steps
 
 
 def _pre_tokenizer_name(backend_json: Metadata) -> str:
-    """The name of the rule; without merges any rule that ends in bytes gives the same."""
-    here = _flatten_pre_tokenizer(backend_json["pre_tokenizer"])
-    normaliser = (backend_json["normalizer"] or {}).get("type")
-    for name, cut in PRE_TOKENIZERS.items():
-        there = _flatten_pre_tokenizer(json.loads(cut.__getstate__()))
-        whole = bool(backend_json["model"].get("ignore_merges"))
-        if (
-            here == there
-            and whole == (name == "llama-bpe")
-            and normaliser == ("NFC" if name == "qwen2" else None)
-        ):
+    """llama.cpp's name of the pre-tokenizer; without merges, all byte-level ones are equivalent."""
+    wanted = _flatten_pre_tokenizer(backend_json["pre_tokenizer"])
+    normalizer = (backend_json["normalizer"] or {}).get("type")
+    ignore_merges = bool(backend_json["model"].get("ignore_merges"))
+    for name, pre_tokenizer in PRE_TOKENIZERS.items():
+        same_splits = wanted == _flatten_pre_tokenizer(json.loads(pre_tokenizer.__getstate__()))
+        same_merges = ignore_merges == (name in IGNORES_MERGES)
+        same_normalizer = normalizer == ("NFC" if name in NORMALIZES_NFC else None)
+        if same_splits and same_merges and same_normalizer:
             return name
-    if not backend_json["model"]["merges"] and here == [
-        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    ]:
+    plain_bytes = [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]
+    if not backend_json["model"]["merges"] and wanted == plain_bytes:
         return "gpt-2"
     raise ClearheadError(
-        f"llama.cpp has no rule that cuts text as this tokenizer does; it has {', '.join(PRE_TOKENIZERS)}."
+        "llama.cpp does not support this tokenizer's pre-tokenizer; "
+        f"it supports {', '.join(PRE_TOKENIZERS)}."
     )
 
 
-def _flatten_pre_tokenizer(rule: Any) -> list[Any]:
-    """A rule as a flat list, without what only concerns offsets."""
-    if rule is None:
+def _flatten_pre_tokenizer(pre_tokenizer: Any) -> list[Any]:
+    """The steps as a flat list, without options that only affect offsets."""
+    if pre_tokenizer is None:
         return []
-    if rule.get("type") == "Sequence":
-        return [plain for part in rule["pretokenizers"] for plain in _flatten_pre_tokenizer(part)]
-    return [{key: value for key, value in rule.items() if key != "trim_offsets"}]
+    if pre_tokenizer.get("type") == "Sequence":
+        steps = map(_flatten_pre_tokenizer, pre_tokenizer["pretokenizers"])
+        return [step for flattened in steps for step in flattened]
+    return [{key: value for key, value in pre_tokenizer.items() if key != "trim_offsets"}]

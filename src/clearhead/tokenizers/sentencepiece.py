@@ -1,4 +1,4 @@
-"""SentencePiece models, as `spiece.model`, `tokenizer.model` and `*.spm` hold them, made into tokenizers of ours."""
+"""Convert SentencePiece models (`spiece.model`, `tokenizer.model`, `*.spm`) to tokenizers."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -10,19 +10,19 @@ from tokenizers import decoders, models, normalizers
 
 from clearhead.errors import ClearheadError, cannot_read
 
-# the types of a piece
+# Types of pieces, as SentencePiece numbers them.
 NORMAL = 1
 UNKNOWN = 2
 CONTROL = 3
 USER = 4
 UNUSED = 5
 BYTE = 6
-# the kinds of a model
+# Types of models.
 UNIGRAM = 1
 BPE = 2
 SPACE_MARKER = "▁"
-MAX_PIECE_LENGTH = 512  # characters, of a piece that SentencePiece makes
-NEVER_SCORE = -1e4  # a score that no piece of text can be worse than
+MAX_PIECE_LENGTH = 512  # characters; SentencePiece's own limit
+NEVER_SCORE = -1e4  # lower than the score of any text
 
 
 def read_sentencepiece(
@@ -31,44 +31,43 @@ def read_sentencepiece(
     added_tokens: Collection[str] = (),
     add_prefix_space: bool = True,
 ) -> tk.Tokenizer:
-    """The tokenizer that cuts text as SentencePiece itself does with this file.
+    """A tokenizer that splits text as SentencePiece does with this model.
 
-    With `ids` the pieces are numbered by them. What `ids` has and the file has not can be decoded and never comes
-    out of text, save for the tokens named in `whole`. Without `prefix` no space is put before a text.
+    `ids` renumbers the pieces. Names in `ids` that are neither pieces nor `added_tokens` can be
+    decoded but never result from text.
     """
     proto = _parse_proto(path)
     proto.normalizer_spec.add_dummy_prefix &= add_prefix_space
-    pieces = {p.piece: p for p in proto.pieces}
-    unknown = next((p.piece for p in proto.pieces if p.type == UNKNOWN), "")
-    ids = {p.piece: i for i, p in enumerate(proto.pieces)} if ids is None else ids
-    # No text holds a space once spaces are ▁, so a name that ends in one decodes and is never found.
-    names = {
+    is_bpe = proto.trainer_spec.model_type == BPE
+    pieces = {piece.piece: piece for piece in proto.pieces}
+    unknown = next((piece.piece for piece in proto.pieces if piece.type == UNKNOWN), "")
+    if ids is None:
+        ids = {piece.piece: i for i, piece in enumerate(proto.pieces)}
+    # Spaces become ▁ before splitting, so a name that ends in a space never results from text.
+    vocab = {
         name if name in pieces or name in added_tokens else f"{name} ": i for name, i in ids.items()
     }
-    if (
-        unknown not in ids
-        or "" in pieces
-        or len(pieces) < len(proto.pieces)
-        or len(names) < len(ids)
-    ):
-        raise ClearheadError(f"{path} needs a token for unknown text, and each piece once.")
-    inner = tk.Tokenizer(
-        (_bpe_model if proto.trainer_spec.model_type == BPE else _unigram_model)(
-            path, proto, names, unknown
-        )
+    has_duplicates = len(pieces) < len(proto.pieces) or len(vocab) < len(ids)
+    if unknown not in ids or "" in pieces or has_duplicates:
+        raise ClearheadError(f"{path} must have an unknown token and no duplicate or empty pieces.")
+    build_model = _bpe_model if is_bpe else _unigram_model
+    backend = tk.Tokenizer(build_model(path, proto, vocab, unknown))
+    backend.normalizer = normalizers.Sequence(_normalizers(proto.normalizer_spec))
+    has_hidden_names = bool(vocab.keys() - ids.keys())
+    backend.decoder = decoders.Sequence(_decoders(proto, has_hidden_names))
+    special_types = (UNKNOWN, CONTROL)
+    backend.add_special_tokens(
+        [name for name, piece in pieces.items() if piece.type in special_types and name in ids]
     )
-    inner.normalizer = normalizers.Sequence(_normalizers(proto.normalizer_spec))
-    inner.decoder = decoders.Sequence(_decoders(proto, hidden=len(names.keys() - ids.keys()) > 0))
-    special = [name for name, p in pieces.items() if p.type in (UNKNOWN, CONTROL) and name in ids]
-    inner.add_special_tokens(special)
-    if proto.trainer_spec.model_type == BPE:  # in Unigram they are pieces that always win
-        found = [name for name, p in pieces.items() if p.type == USER]
-        inner.add_tokens([tk.AddedToken(name, normalized=False) for name in found])
-    return inner
+    if is_bpe:  # in a Unigram model they are pieces that always win
+        user_tokens = [name for name, piece in pieces.items() if piece.type == USER]
+        backend.add_tokens([tk.AddedToken(name, normalized=False) for name in user_tokens])
+    return backend
 
 
 def _parse_proto(path: Path) -> Any:
     try:
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
         from sentencepiece import sentencepiece_model_pb2
     except ImportError:
         raise ClearheadError(
@@ -79,65 +78,68 @@ def _parse_proto(path: Path) -> Any:
         proto.ParseFromString(path.read_bytes())
     except OSError as error:
         raise cannot_read(path, error) from None
-    except Exception:  # protobuf's own, wherever this version of it keeps them
+    except DecodeError:
         raise ClearheadError(f"{path} is not a SentencePiece model.") from None
-    spec = proto.trainer_spec
-    whole = [isinstance(p.piece, str) and math.isfinite(p.score) for p in proto.pieces]
-    if not whole or not all(whole) or max(len(p.piece) for p in proto.pieces) > MAX_PIECE_LENGTH:
+    is_valid = bool(proto.pieces) and all(
+        isinstance(piece.piece, str)
+        and math.isfinite(piece.score)
+        and len(piece.piece) <= MAX_PIECE_LENGTH
+        for piece in proto.pieces
+    )
+    if not is_valid:
         raise ClearheadError(f"{path} is not a SentencePiece model.")
-    if (
-        spec.model_type not in (UNIGRAM, BPE)
-        or spec.treat_whitespace_as_suffix
-        or not proto.normalizer_spec.escape_whitespaces
-    ):
-        raise ClearheadError(
-            f"{path} must be Unigram or BPE, with spaces marked where words begin."
-        )
-    if any(p.type == UNUSED for p in proto.pieces):
-        raise ClearheadError(
-            f"{path} has pieces that are marked as unused, which cannot be told from the others."
-        )
+    spec = proto.trainer_spec
+    marks_word_starts = (
+        proto.normalizer_spec.escape_whitespaces and not spec.treat_whitespace_as_suffix
+    )
+    if spec.model_type not in (UNIGRAM, BPE) or not marks_word_starts:
+        raise ClearheadError(f"{path} must be a Unigram or BPE model that marks word starts.")
+    if any(piece.type == UNUSED for piece in proto.pieces):
+        raise ClearheadError(f"{path} has unused pieces, which are not supported.")
     return proto
 
 
-def _unigram_model(path: Path, proto: Any, names: Mapping[str, int], unknown: str) -> models.Model:
-    """The most likely pieces; a piece of the file that has no id is never the most likely."""
-    fallback = proto.trainer_spec.byte_fallback
-    spelled = (
-        (BYTE, UNKNOWN) if fallback else ()
-    )  # they stand for bytes, and never for the text `<0x0A>`
-    scores = {p.piece: NEVER_SCORE if p.type in spelled else p.score for p in proto.pieces}
-    table = [(name, scores.get(name, 0.0)) for name in sorted(names, key=names.__getitem__)]
-    return models.Unigram(table, names[unknown], fallback)
+def _unigram_model(path: Path, proto: Any, vocab: Mapping[str, int], unknown: str) -> models.Model:
+    byte_fallback = proto.trainer_spec.byte_fallback
+    # These stand for bytes, never for a text such as `<0x0A>`.
+    never_text = (BYTE, UNKNOWN) if byte_fallback else ()
+    scores = {
+        piece.piece: NEVER_SCORE if piece.type in never_text else piece.score
+        for piece in proto.pieces
+    }
+    pieces = [(name, scores.get(name, 0.0)) for name in sorted(vocab, key=vocab.__getitem__)]
+    return models.Unigram(pieces, vocab[unknown], byte_fallback)
 
 
-def _bpe_model(path: Path, proto: Any, names: Mapping[str, int], unknown: str) -> models.Model:
-    scores = {p.piece: p.score for p in proto.pieces if p.type == NORMAL}
-    if missing := scores.keys() - names.keys():
-        raise ClearheadError(f"{path} has {min(missing)!r}, for which the vocabulary has no id.")
-    fallback = proto.trainer_spec.byte_fallback
+def _bpe_model(path: Path, proto: Any, vocab: Mapping[str, int], unknown: str) -> models.Model:
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == NORMAL}
+    missing = scores.keys() - vocab.keys()
+    if missing:
+        raise ClearheadError(f"{path} has the piece {min(missing)!r}, which has no id in vocab.")
     return models.BPE(
-        dict(names),
+        dict(vocab),
         merges_from_scores(scores),
         unk_token=unknown,
         fuse_unk=True,
-        byte_fallback=fallback,
+        byte_fallback=proto.trainer_spec.byte_fallback,
     )
 
 
 def merges_from_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Every two pieces that make a third, the best-scored third first."""
+    """All pairs of pieces that make up a third, in descending order of its score."""
     return [
-        (piece[:cut], piece[cut:])
+        (piece[:split], piece[split:])
         for piece in sorted(scores, key=scores.__getitem__, reverse=True)
-        for cut in range(1, len(piece))
-        if piece[:cut] in scores and piece[cut:] in scores
+        for split in range(1, len(piece))
+        if piece[:split] in scores and piece[split:] in scores
     ]
 
 
 def _normalizers(spec: Any) -> list[normalizers.Normalizer]:
-    # The library's charsmap loses all marks but the first of a letter, so letters are composed before it.
-    steps: list[normalizers.Normalizer] = [normalizers.NFC()] if "nfkc" in spec.name else []
+    steps: list[normalizers.Normalizer] = []
+    if "nfkc" in spec.name:
+        # The library's charsmap keeps only the first mark of a letter, so compose letters first.
+        steps.append(normalizers.NFC())
     if spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
@@ -147,9 +149,14 @@ def _normalizers(spec: Any) -> list[normalizers.Normalizer]:
     return [*steps, normalizers.Replace(" ", SPACE_MARKER)]
 
 
-def _decoders(proto: Any, hidden: bool) -> list[decoders.Decoder]:
-    steps: list[decoders.Decoder] = [decoders.Replace(" ", "")] if hidden else []
-    steps += [decoders.Replace(SPACE_MARKER, " ")]
-    steps += [decoders.ByteFallback()] if proto.trainer_spec.byte_fallback else []
-    steps += [decoders.Fuse()]
-    return [*steps, decoders.Strip(" ", 1, 0)] if proto.normalizer_spec.add_dummy_prefix else steps
+def _decoders(proto: Any, has_hidden_names: bool) -> list[decoders.Decoder]:
+    steps: list[decoders.Decoder] = []
+    if has_hidden_names:
+        steps.append(decoders.Replace(" ", ""))
+    steps.append(decoders.Replace(SPACE_MARKER, " "))
+    if proto.trainer_spec.byte_fallback:
+        steps.append(decoders.ByteFallback())
+    steps.append(decoders.Fuse())
+    if proto.normalizer_spec.add_dummy_prefix:
+        steps.append(decoders.Strip(" ", 1, 0))
+    return steps

@@ -1,4 +1,4 @@
-"""The kinds of tokenizers that are made from texts, and the token that ends a text. Stdlib only."""
+"""Tokenizers: convert text to token ids and back."""
 
 import json
 import re
@@ -22,163 +22,171 @@ from clearhead.errors import (
 )
 from clearhead.io import write_atomic
 
-# ---- kinds: The kinds of tokenizers that are made from texts, and the token that ends a text. Stdlib only.
-
-TOKENIZER_KINDS = ("bpe", "characters", "bytes")
+TOKENIZER_KINDS = ("bpe", "characters", "bytes")  # that can be made from texts
 END_TOKEN = "<|end|>"
-
-
-# ---- text: Text becomes vocabulary indices, and indices become text again (L1.2).
+MASK_PLACEHOLDER = "[MASK]"  # what users type, whatever the tokenizer calls its mask token
+VISIBLE_WHITESPACE = {" ": "·", "\n": "↵", "\t": "⇥"}
 
 
 def _byte_characters() -> str:
-    """GPT-2's visible character for each of the 256 bytes: itself, or the next one from Ā on."""
+    """GPT-2's printable character for each byte: itself, or the next one from Ā on."""
     spare = map(chr, range(256, 512))
     return "".join(c if c.isprintable() and c != " " else next(spare) for c in map(chr, range(256)))
 
 
 BYTE_CHARACTERS = _byte_characters()
-VISIBLE_WHITESPACE = {" ": "·", "\n": "↵", "\t": "⇥"}
 
 
 class Tokenizer:
-    """A vocabulary and the rule that cuts text into it: what a `tokenizer.json` holds, published ones included.
+    """A vocabulary and the rules that split text into it, as stored in a `tokenizer.json` (L1.2).
 
-    Ids stand for the text alone: beginnings, ends and [CLS] are put around it by whoever makes the batch.
+    Ids represent only the text: special tokens are added by whoever makes a batch.
     """
 
-    def __init__(self, inner: tk.Tokenizer) -> None:
-        inner.no_truncation()  # some published files cut at 128 tokens, in silence
-        inner.no_padding()
-        inner.encode_special_tokens = True  # which means: as the plain text that they look like
-        self.backend = inner
+    def __init__(self, backend: tk.Tokenizer) -> None:
+        backend.no_truncation()  # some published files truncate at 128 tokens silently
+        backend.no_padding()
+        backend.encode_special_tokens = True  # in a text, they are plain text
+        self.backend = backend
 
     @classmethod
     def train_bpe(
         cls, texts: Iterable[str], vocab_size: int, special_tokens: tuple[str, ...] = (END_TOKEN,)
     ) -> Self:
-        """Byte-level BPE: the 256 bytes, then merges of the most frequent neighbours, `special` last.
+        """Byte-level BPE: the 256 bytes, merges of the most frequent pairs, special tokens.
 
-        Of little text there are fewer than `size` tokens to be made: `len` tells how many came out.
+        Little text may give fewer than `vocab_size` tokens; see `len(tokenizer)`.
         """
         if isinstance(texts, str):
+            raise ClearheadError("texts must be a list of strings, got one string; write [text].")
+        check_int("vocab_size", vocab_size, maximum=2**31 - 1)
+        min_size = len(BYTE_CHARACTERS) + len(special_tokens)
+        if vocab_size < min_size:
             raise ClearheadError(
-                "BPE learns from several texts, not from the letters of one; write [text]."
+                f"vocab_size must be at least {min_size} (256 bytes and "
+                f"{len(special_tokens)} special tokens), got {vocab_size}."
             )
-        check_int("the size of a vocabulary", vocab_size, most=2**31 - 1)
-        if vocab_size < (least := len(BYTE_CHARACTERS) + len(special_tokens)):
-            need = f"256 bytes and {', '.join(special_tokens)} need {least}"
-            raise ClearheadError(f"a vocabulary of {vocab_size} is too small; {need}.")
-        inner = tk.Tokenizer(models.BPE())
-        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        inner.decoder = decoders.ByteLevel()
-        room = vocab_size - len(special_tokens)
-        learner = trainers.BpeTrainer(
-            vocab_size=room, initial_alphabet=list(BYTE_CHARACTERS), show_progress=False
+        backend = tk.Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size - len(special_tokens),
+            initial_alphabet=list(BYTE_CHARACTERS),
+            show_progress=False,
         )
         try:
-            inner.train_from_iterator(texts, learner)
+            backend.train_from_iterator(texts, trainer)
         except TypeError as error:
-            raise ClearheadError(f"BPE learns from a list of texts: {error}.") from None
-        return cls(_add_special_tokens(inner, special_tokens))
+            raise ClearheadError(f"texts must be a list of strings: {error}.") from None
+        return cls(_add_special_tokens(backend, special_tokens))
 
     @classmethod
     def bytes(cls, special_tokens: tuple[str, ...] = ()) -> Self:
-        """The 256 bytes, each its own id: a vocabulary that needs no training. `special` tokens come last."""
-        inner = tk.Tokenizer(
-            models.BPE({token: byte for byte, token in enumerate(BYTE_CHARACTERS)}, [])
-        )
-        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        inner.decoder = decoders.ByteLevel()
-        return cls(_add_special_tokens(inner, special_tokens))
+        """The 256 bytes, each its own id, then special tokens; needs no training."""
+        vocab = {token: byte for byte, token in enumerate(BYTE_CHARACTERS)}
+        backend = tk.Tokenizer(models.BPE(vocab, []))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.decoder = decoders.ByteLevel()
+        return cls(_add_special_tokens(backend, special_tokens))
 
     @classmethod
     def characters(cls, text: str, special_tokens: tuple[str, ...] = ()) -> Self:
-        """One token for each different character of `text`, in the order of Unicode, then `special`."""
+        """One token per distinct character of `text`, in Unicode order, then special tokens."""
         check_type(text, str, "a text")
-        inner = tk.Tokenizer(models.WordLevel({c: i for i, c in enumerate(sorted(set(text)))}))
-        inner.pre_tokenizer = pre_tokenizers.Split(tk.Regex(r"[\s\S]"), "isolated")
-        inner.decoder = decoders.Fuse()
-        return cls(_add_special_tokens(inner, special_tokens))
+        vocab = {character: i for i, character in enumerate(sorted(set(text)))}
+        backend = tk.Tokenizer(models.WordLevel(vocab))
+        backend.pre_tokenizer = pre_tokenizers.Split(tk.Regex(r"[\s\S]"), "isolated")
+        backend.decoder = decoders.Fuse()
+        return cls(_add_special_tokens(backend, special_tokens))
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
-        """The ids of `text`. Special tokens in it are plain text unless allowed: a user may type `<|end|>`."""
+        """Token ids of a text; names of special tokens in it are plain text unless allowed."""
         check_type(text, str, "a text")
         try:
             if allow_special:
                 return _encode_batch(self._with_special_tokens, [text])[0]
             return self._reencode_if_special(text, _encode_batch(self.backend, [text])[0])
-        except Exception:  # the library raises nothing narrower; what we cannot explain goes on
+        except Exception:  # the library raises nothing more specific
             for character in text:
                 if not self._can_encode(character):
                     name = f"{character!r} (U+{ord(character):04X})"
                     raise InputTextError(
-                        None, f"holds {name}, for which there is no token."
+                        None, f"contains {name}, which is not in the vocabulary."
                     ) from None
             raise
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """What `encode` gives for each text, on all cores at once: for short texts that pays most."""
+        """`encode` for several texts on all cores."""
         if isinstance(texts, str) or not isinstance(texts, Iterable):
-            raise ClearheadError(f"a list of texts is needed, not {type(texts).__name__}.")
+            raise ClearheadError(f"expected a list of texts, got {type(texts).__name__}.")
         texts = list(texts)
         try:
-            found = _encode_batch(self.backend, texts)
-        except Exception:  # as in encode, which knows the reason
-            for number, text in enumerate(texts):
+            batch = _encode_batch(self.backend, texts)
+        except Exception:  # as in `encode`, which finds the reason
+            for i, text in enumerate(texts):
                 try:
                     self.encode(text)
                 except ClearheadError as error:
-                    raise ClearheadError(f"text {number + 1} of {len(texts)}: {error}") from None
+                    raise ClearheadError(f"text {i + 1} of {len(texts)}: {error}") from None
             raise
-        return list(map(self._reencode_if_special, texts, found))
+        return list(map(self._reencode_if_special, texts, batch))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`, special tokens spelled out; bytes that are no whole character become �."""
-        for i in (ids := _as_list(ids)):
+        """The text of token ids, with special tokens; incomplete UTF-8 becomes �."""
+        ids = _as_list(ids)
+        for i in ids:
             self.id_to_token(i)
         return self.backend.decode(ids, skip_special_tokens=False)
 
     def to_str_tokens(self, ids: Iterable[int]) -> list[str]:
-        """Each token as a label: a space is ·, a line's end ↵, a tab ⇥, what cannot be seen its bytes: ‹e2›."""
+        """Printable tokens: a space is ·, a line end ↵, a tab ⇥, and other bytes are ‹e2›."""
         tokens = [self.id_to_token(i) for i in _as_list(ids)]
         if isinstance(self.backend.decoder, decoders.ByteLevel):
             tokens = [_decode_byte_characters(token) for token in tokens]
-        elif isinstance(
-            self.backend.decoder, decoders.Metaspace | decoders.Sequence
-        ):  # SentencePiece's
+        elif isinstance(self.backend.decoder, decoders.Metaspace | decoders.Sequence):
             tokens = [token.removesuffix(" ").replace("▁", " ") for token in tokens]
         return [to_printable(token) for token in tokens]
 
+    def id_to_token(self, i: int) -> str:
+        """The token with an id, as the vocabulary spells it."""
+        try:
+            token = self.backend.id_to_token(i)
+        except (OverflowError, TypeError):
+            token = None
+        if token is None:
+            raise ClearheadError(
+                f"token id {i!s:.60} does not exist; ids run from 0 to {len(self) - 1}."
+            )
+        return token
+
     @cached_property
     def special_tokens(self) -> dict[str, int]:
-        """The tokens that no plain text becomes, with their ids."""
-        return {
-            t.content: i for i, t in self.backend.get_added_tokens_decoder().items() if t.special
-        }
+        """Special tokens and their ids; plain text never becomes one of them."""
+        added = self.backend.get_added_tokens_decoder()
+        return {token.content: i for i, token in added.items() if token.special}
 
     @property
     def has_space_prefix(self) -> bool:
-        """Whether a word's token holds the space before it, as in byte-level BPE."""
+        """Whether a word's token includes the space before it, as in byte-level BPE."""
         return isinstance(self.backend.decoder, decoders.ByteLevel)
 
     def __repr__(self) -> str:
-        return f"<tokenizer of {len(self)} tokens>"
+        return f"<Tokenizer: {len(self)} tokens>"
 
     def __len__(self) -> int:
         return self.backend.get_vocab_size()
 
     def save(self, path: str | Path) -> None:
-        """To a `tokenizer.json`: the old file or the new one is there at any moment, never half of one."""
+        """Write a `tokenizer.json`, atomically."""
         try:
             write_atomic(Path(path), self.backend.to_str(pretty=True).encode())
         except OSError as error:
-            raise ClearheadError(f"{path} cannot be written: {error.strerror}.") from None
+            raise ClearheadError(f"cannot write {path}: {error.strerror}.") from None
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """From a `tokenizer.json`, ours or a published one."""
-        with reraise_as(f"{path} is not a tokenizer.json"):
+        """Read a `tokenizer.json`."""
+        with reraise_as(f"{path} is not a valid tokenizer.json"):
             try:
                 text = Path(path).read_text(encoding="utf-8")
             except OSError as error:
@@ -187,107 +195,100 @@ class Tokenizer:
 
     @cached_property
     def without_prefix_space(self) -> "Tokenizer":
-        """The same rule for what follows a special token: some put a space before what begins a text, and only that."""
+        """This tokenizer for text that follows a special token.
+
+        Some tokenizers put a space before the start of a text, and only there.
+        """
         rule = self.backend.to_str().replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
         return Tokenizer(tk.Tokenizer.from_str(rule))
 
     @cached_property
     def _with_special_tokens(self) -> tk.Tokenizer:
-        # A twin, not a switch: a switch would let another thread's text in while it is set.
+        """A copy that recognizes special tokens; toggling a flag would affect other threads."""
         return tk.Tokenizer.from_str(self.backend.to_str())
-
-    def _reencode_if_special(self, text: str, ids: list[int]) -> list[int]:
-        """The ids of `text`; other ones where it holds what looks like a special token."""
-        return (
-            ids
-            if self._special_ids.isdisjoint(ids)
-            else _encode_batch(self._without_special_tokens, [text])[0]
-        )
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
         return frozenset(self.special_tokens.values())
 
+    def _reencode_if_special(self, text: str, ids: list[int]) -> list[int]:
+        """Replace `ids` if a part of the text was read as a special token."""
+        if self._special_ids.isdisjoint(ids):
+            return ids
+        return _encode_batch(self._without_special_tokens, [text])[0]
+
     @cached_property
     def _without_special_tokens(self) -> tk.Tokenizer:
-        # A twin that no longer knows the names of special tokens: many models take `</s>` for one of their pieces.
-        tree = json.loads(self.backend.to_str())
-        model = tree["model"]
-        new = {name: f" \0{i}" for name, i in self.special_tokens.items()}  # no word holds a space
+        """A copy that does not know the names of special tokens, which may also be BPE pieces."""
+        backend_json = json.loads(self.backend.to_str())
+        model = backend_json["model"]
+        renamed = {name: f" \0{i}" for name, i in self.special_tokens.items()}  # never in a word
         if isinstance(model["vocab"], list):
-            known = {name for name, _ in model["vocab"]}
-            model["vocab"] = [[new.get(name, name), score] for name, score in model["vocab"]]
+            vocab = {name for name, _ in model["vocab"]}
+            model["vocab"] = [[renamed.get(name, name), score] for name, score in model["vocab"]]
         else:
-            known = model["vocab"].keys()
-            model["vocab"] = {new.get(name, name): i for name, i in model["vocab"].items()}
+            vocab = set(model["vocab"])
+            model["vocab"] = {renamed.get(name, name): i for name, i in model["vocab"].items()}
         if "merges" in model:
             model["merges"] = [
-                pair for pair in model["merges"] if new.keys().isdisjoint([*pair, "".join(pair)])
+                pair
+                for pair in model["merges"]
+                if renamed.keys().isdisjoint([*pair, "".join(pair)])
             ]
         if model.get("unk_token"):
-            model["unk_token"] = new.get(model["unk_token"], model["unk_token"])
-        kept = [
+            model["unk_token"] = renamed.get(model["unk_token"], model["unk_token"])
+        backend_json["added_tokens"] = [
             token
-            for token in tree["added_tokens"]
-            if not token["special"] or token["content"] not in known
+            for token in backend_json["added_tokens"]
+            if not token["special"] or token["content"] not in vocab
         ]
-        plain = tk.Tokenizer.from_str(
-            json.dumps(tree | {"added_tokens": kept, "post_processor": None})
-        )
-        plain.encode_special_tokens = True
-        return plain
-
-    def id_to_token(self, i: int) -> str:
-        try:
-            token = self.backend.id_to_token(i)
-        except (OverflowError, TypeError):
-            token = None
-        if token is None:
-            raise ClearheadError(f"there is no token {i!s:.60}; ids run from 0 to {len(self) - 1}.")
-        return token
+        backend_json["post_processor"] = None
+        backend = tk.Tokenizer.from_str(json.dumps(backend_json))
+        backend.encode_special_tokens = True
+        return backend
 
     def _can_encode(self, character: str) -> bool:
         try:
             self.backend.encode(character)
-        except Exception:  # as in encode
+        except Exception:  # as in `encode`
             return False
         return True
 
 
 def _as_list(ids: Iterable[int]) -> list[int]:
-    """Ids as a list; they may be in a tensor or an array."""
+    """Ids, which may be in a tensor or an array, as a list."""
     ids = getattr(ids, "tolist", lambda: ids)()
-    check_type(ids, Iterable, "a list of ids")
+    check_type(ids, Iterable, "a list of token ids")
     return list(ids)
 
 
-def _add_special_tokens(inner: tk.Tokenizer, special: tuple[str, ...]) -> tk.Tokenizer:
-    for token in special:
-        if not token or not token.isascii() or inner.token_to_id(token) is not None:
+def _add_special_tokens(backend: tk.Tokenizer, special_tokens: tuple[str, ...]) -> tk.Tokenizer:
+    for token in special_tokens:
+        if not token or not token.isascii() or backend.token_to_id(token) is not None:
             raise ClearheadError(
-                f"{token!r} may also come out of plain text; write a special token as '<|end|>'."
+                f"the special token {token!r} could also be plain text; write it like '<|end|>'."
             )
-    inner.add_special_tokens(list(special))
-    return inner
+    backend.add_special_tokens(list(special_tokens))
+    return backend
 
 
-def _encode_batch(inner: tk.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    return [
-        one.ids for one in inner.encode_batch_fast(texts, add_special_tokens=False)
-    ]  # fast: without offsets
+def _encode_batch(backend: tk.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    # `fast` leaves out offsets.
+    return [one.ids for one in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
 
+# ---------------------------------------------------------------- printable tokens
 def _decode_byte_characters(token: str) -> str:
-    """The text of a token in stand-ins; a byte that is no text becomes a lone surrogate."""
+    """The text of a byte-level token; bytes that are not UTF-8 become lone surrogates."""
     if not set(token) <= set(BYTE_CHARACTERS):
-        return token  # a word added to a published vocabulary as it is
+        return token  # a word that was added to the vocabulary as it is
     return bytes(map(BYTE_CHARACTERS.index, token)).decode(errors="surrogateescape")
 
 
 def to_printable(text: str) -> str:
-    """Text as a label that can be printed anywhere: no space, no control code, no accent that joins what it follows."""
-    alone = "◌" if text and unicodedata.category(text[0]).startswith("M") else ""
-    return alone + "".join(map(_printable_character, text))
+    """Text without spaces, control codes and leading combining marks, to show as a label."""
+    starts_with_mark = bool(text) and unicodedata.category(text[0]).startswith("M")
+    return ("◌" if starts_with_mark else "") + "".join(map(_printable_character, text))
 
 
 def _printable_character(character: str) -> str:
@@ -296,77 +297,67 @@ def _printable_character(character: str) -> str:
     return "".join(f"‹{byte:02x}›" for byte in character.encode(errors="surrogateescape"))
 
 
-# ---- gaps: Texts with gaps: a token for each word that is missing.
-
-MASK_PLACEHOLDER = "[MASK]"  # what people type, whatever the tokenizer calls it
-
-
+# ---------------------------------------------------------------- mask tokens
 def encode_with_masks(tokenizer: Tokenizer, mask_token: int, text: str) -> list[int]:
-    """The ids of a text, `mask` for each gap."""
-    ids = list[int]()
-    for start, end, gap in split_at_masks(tokenizer, mask_token, text):
-        ids += tokenizer.encode(text[start:end]) if gap is None else [gap]
+    """Token ids of a text in which each [MASK] becomes `mask_token`."""
+    ids: list[int] = []
+    for start, end, mask in split_at_masks(tokenizer, mask_token, text):
+        ids += tokenizer.encode(text[start:end]) if mask is None else [mask]
     return ids
 
 
 def split_at_masks(
     tokenizer: Tokenizer, mask_token: int | None, text: str
 ) -> Iterator[tuple[int, int, int | None]]:
-    """From where to where the parts of a text go: what is between gaps, and the gaps, with their token.
+    """Spans (start, end, token) of a text: those between masks, whose token is None, and masks.
 
-    A word brings its own space, so a gap does too. For a model without a token for gaps all is one part.
+    Like a word's token, a mask includes the space before it. Without a mask token, the whole text
+    is one span.
     """
-    names = [
-        MASK_PLACEHOLDER,
-        *(name for name, token in tokenizer.special_tokens.items() if token == mask_token),
-    ]
-    space = " ?" if tokenizer.has_space_prefix else ""
-    at = 0
-    for gap in (
-        ()
-        if mask_token is None
-        else re.finditer("|".join(space + re.escape(name) for name in names), text)
-    ):
-        yield at, gap.start(), None
-        yield gap.start(), gap.end(), mask_token
-        at = gap.end()
-    yield at, len(text), None
+    start = 0
+    if mask_token is not None:
+        names = [name for name, i in tokenizer.special_tokens.items() if i == mask_token]
+        space = " ?" if tokenizer.has_space_prefix else ""
+        pattern = "|".join(space + re.escape(name) for name in (MASK_PLACEHOLDER, *names))
+        for mask in re.finditer(pattern, text):
+            yield start, mask.start(), None
+            yield mask.start(), mask.end(), mask_token
+            start = mask.end()
+    yield start, len(text), None
 
 
-# ---- merges: How a BPE built its pieces: from single symbols, always the two neighbours first that were learned first (L1.2).
-
-
+# ---------------------------------------------------------------- BPE merges
 class BPEMerges:
-    """The merges of a tokenizer in the order in which they were learned; none where it is no BPE."""
+    """The merges of a BPE tokenizer in the order they were learned; empty for others (L1.2)."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         model = json.loads(tokenizer.backend.to_str())["model"]
-        self._ranks = {
-            (left, right): rank for rank, (left, right) in enumerate(model.get("merges") or [])
-        }
+        merges = model.get("merges") or []
+        self._ranks = {(left, right): rank for rank, (left, right) in enumerate(merges)}
 
     def __len__(self) -> int:
         return len(self._ranks)
 
     def first_merges(self, count: int) -> list[list[str]]:
-        """Those that were learned first, as labels: left and right, and what they became."""
+        """The first merges as printable tokens: left, right, merged."""
         return [
             self._to_str_tokens([left, right, left + right])
             for left, right in islice(self._ranks, count)
         ]
 
     def merge_steps(self, i: int) -> list[list[str]]:
-        """The labels of the symbols that token `i` was made of, after each merge; nothing if no merges lead to it."""
-        token = self._tokenizer.id_to_token(i)
-        symbols = list(token)
+        """The symbols of token `i` before and after each merge; empty if no merges lead to it."""
+        symbols = list(self._tokenizer.id_to_token(i))
         steps = [symbols]
         while len(symbols) > 1:
             ranks = [self._ranks.get(pair, len(self._ranks)) for pair in pairwise(symbols)]
-            if (least := min(ranks)) == len(self._ranks):
+            first_rank = min(ranks)
+            if first_rank == len(self._ranks):
                 return []
-            at = ranks.index(least)
-            symbols = [*symbols[:at], symbols[at] + symbols[at + 1], *symbols[at + 2 :]]
+            index = ranks.index(first_rank)
+            merged = symbols[index] + symbols[index + 1]
+            symbols = [*symbols[:index], merged, *symbols[index + 2 :]]
             steps.append(symbols)
         return [self._to_str_tokens(symbols) for symbols in steps] if len(steps) > 1 else []
 

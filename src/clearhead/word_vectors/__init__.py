@@ -1,1 +1,1 @@
-"""Static vectors of words (L1.4): learned from texts, kept in files, and put to the test."""
+"""Static word vectors (L1.4): train, load, query and benchmark them."""

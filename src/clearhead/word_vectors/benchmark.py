@@ -1,12 +1,13 @@
-"""Published questions about words: analogies as Google's, similarities as WordSim-353 and SimLex-999.
+"""Benchmark word vectors on published analogies (Google) and similarities (WordSim, SimLex).
 
-- Analogies: `Athens Greece Baghdad Iraq` on a line, `: name` before each section. Right is who finds the fourth word
-  nearest to second − first + third, the three themselves aside, among all words of the table. A model has no table of
-  words, but of tokens: there the answer is looked for among the words of the file.
-- Similarities: two words and a number on a line, between tabs or commas; the columns may be named in the first line.
-  Spearman's correlation of the numbers with the cosines.
+- Analogies: lines such as `Athens Greece Baghdad Iraq`, in sections that start with `: name`. A
+  question is solved if the fourth word is the nearest to second - first + third, without these
+  three, among all words of the table. A model has a vocabulary of tokens instead of words; its
+  candidates are the words of the file.
+- Similarities: lines of two words and a number, separated by tabs or commas; the first line may
+  name the columns. The score is Spearman's correlation of the numbers with the cosines.
 
-Small letters stand for capitals where the table has no capitals. Questions with words that have no vector are counted.
+Capitalized words fall back to lower case. Questions with unknown words are skipped and counted.
 """
 
 import math
@@ -24,167 +25,192 @@ from clearhead.evaluate.metrics import spearman
 from clearhead.lens.view import Axis, Row, View
 from clearhead.word_vectors.vectors import TableSource, Vectors
 
-SCORE_COLUMN_NAMES = ("simlex999", "human (mean)")  # what the column of the numbers is called
-QUESTIONS_PER_BATCH = 256  # questions that are answered at once
+SCORE_COLUMN_NAMES = ("simlex999", "human (mean)")
+DEFAULT_SCORE_COLUMN = 2
+QUESTIONS_PER_BATCH = 256
+
+AnalogySections = dict[str, list[tuple[str, ...]]]  # section -> questions of four words
 
 
 @dataclass(frozen=True)
 class SimilarityQuestions:
-    """Two words and a number each."""
+    """Pairs of words and their human similarity scores."""
 
     pairs: list[tuple[str, str]]
     scores: list[float]
 
 
-AnalogySections = dict[str, list[tuple[str, ...]]]  # name → questions of four words
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class BenchmarkResult(View):
-    """A value for each section, with how many questions it is of and how many could not be asked."""
+    """A score per section, with the number of scored and of skipped questions."""
 
     num_scored: tuple[int, ...] = ()
     num_skipped: tuple[int, ...] = ()
 
     def table(self) -> list[Row]:
         counts = zip(super().table(), self.num_scored, self.num_skipped, strict=True)
-        return [{**row, "asked": asked, "left out": left} for row, asked, left in counts]
+        return [{**row, "scored": scored, "skipped": skipped} for row, scored, skipped in counts]
 
 
 def evaluate_vectors(vectors: Vectors, file: str | Path) -> BenchmarkResult:
-    """The answers to a file of analogies or similarities."""
-    questions = read_questions(Path(file))
-    name = Path(file).stem
+    """Score word vectors on a file of analogies or similarities."""
+    file = Path(file)
+    questions = read_questions(file)
     if isinstance(questions, SimilarityQuestions):
-        value, asked = _score_similarities(vectors, questions)
-        left = len(questions.pairs) - asked
-        note = f"Spearman's correlation of {asked:,} pairs; {left:,} were left out for words without a vector"
-        axes = (Axis.from_labels("part", [name]),)
-        return BenchmarkResult(
-            torch.tensor([value]), axes, name, "correlation", signed=True, vmax=1.0, note=note,
-            num_scored=(asked,), num_skipped=(left,),
-        )  # fmt: skip
-    right, asked_in, among = _score_analogies(vectors, questions)
-    counts = [len(section) for section in questions.values()]
-    rows = [*zip(right, asked_in, counts, strict=True), (sum(right), sum(asked_in), sum(counts))]
-    if not sum(asked_in):
-        raise ClearheadError(
-            f"none of the {sum(counts):,} questions of {file} can be asked: their words have no vectors."
-        )
-    values = torch.tensor([good / asked if asked else math.nan for good, asked, _ in rows])
-    note = (
-        f"share of right answers, among {among:,} words; all: {sum(right):,} of {sum(asked_in):,}"
-    )
-    return BenchmarkResult(
-        values, (Axis.from_labels("part", [*questions, "all"]),), name, "accuracy", vmax=1.0, note=note,
-        num_scored=tuple(asked for _, asked, _ in rows), num_skipped=tuple(all_ - asked for _, asked, all_ in rows),
-    )  # fmt: skip
+        return _evaluate_similarities(vectors, questions, file.stem)
+    return _evaluate_analogies(vectors, questions, file)
 
 
+# ---------------------------------------------------------------- reading
 def read_questions(path: Path) -> SimilarityQuestions | AnalogySections:
-    """The questions of a file as it was published."""
-    lines = enumerate(read_lines(path), 1)
-    numbered = [(n, line.strip()) for n, line in lines if line.strip() and not line.startswith("#")]
-    if not numbered:
-        raise ClearheadError(f"{path} holds no questions.")
-    if numbered[0][1].startswith(":"):
-        return _read_analogies(path, numbered)
-    return _read_similarities(path, numbered)
+    """The questions of a file in its published format."""
+    lines = [
+        (number, line.strip())
+        for number, line in enumerate(read_lines(path), 1)
+        if line.strip() and not line.startswith("#")
+    ]
+    if not lines:
+        raise ClearheadError(f"{path} contains no questions.")
+    if lines[0][1].startswith(":"):
+        return _read_analogies(path, lines)
+    return _read_similarities(path, lines)
 
 
 def _read_analogies(path: Path, lines: list[tuple[int, str]]) -> AnalogySections:
     sections: AnalogySections = {}
     for number, line in lines:
+        words = line.split()
         if line.startswith(":"):
             section = sections.setdefault(line[1:].strip(), [])
-        elif len(words := line.split()) == 4:
+        elif len(words) == 4:
             section.append(tuple(words))
         else:
-            raise ClearheadError(f"{path}:{number} has {len(words)} words; an analogy has four.")
+            raise ClearheadError(f"{path}:{number}: an analogy has four words, got {len(words)}.")
     return sections
 
 
 def _read_similarities(path: Path, lines: list[tuple[int, str]]) -> SimilarityQuestions:
-    between = "\t" if "\t" in lines[0][1] else ","
-    first = [cell.strip().lower() for cell in lines[0][1].split(between)]
-    named = [column for column, name in enumerate(first) if name in SCORE_COLUMN_NAMES]
-    column = named[0] if named else 2
+    separator = "\t" if "\t" in lines[0][1] else ","
+    header = [cell.strip().lower() for cell in lines[0][1].split(separator)]
+    score_columns = [i for i, name in enumerate(header) if name in SCORE_COLUMN_NAMES]
+    score_column = score_columns[0] if score_columns else DEFAULT_SCORE_COLUMN
     pairs = []
-    numbers = []
-    for number, line in lines[1:] if named else lines:
-        cells = [cell.strip() for cell in line.split(between)]
+    scores = []
+    for number, line in lines[1:] if score_columns else lines:
+        cells = [cell.strip() for cell in line.split(separator)]
         try:
-            numbers.append(float(cells[column]))
-            if not math.isfinite(numbers[-1]):
-                raise ValueError
+            score = float(cells[score_column])
         except (IndexError, ValueError):
+            score = math.nan
+        if not math.isfinite(score):
             raise ClearheadError(
-                f"{path}:{number} must be two words and a number, not {line!r:.60}."
-            ) from None
+                f"{path}:{number}: expected two words and a number, got {line!r:.60}."
+            )
         pairs.append((cells[0], cells[1]))
-    return SimilarityQuestions(pairs, numbers)
+        scores.append(score)
+    return SimilarityQuestions(pairs, scores)
 
 
-def _score_similarities(vectors: Vectors, questions: SimilarityQuestions) -> tuple[float, int]:
-    rows = _known_vectors(vectors, [word for pair in questions.pairs for word in pair])
+# ---------------------------------------------------------------- similarities
+def _evaluate_similarities(
+    vectors: Vectors, questions: SimilarityQuestions, name: str
+) -> BenchmarkResult:
+    known = _known_vectors(vectors, [word for pair in questions.pairs for word in pair])
     cosines = []
-    numbers = []
-    for (a, b), number in zip(questions.pairs, questions.scores, strict=True):
-        if a in rows and b in rows:
-            cosines.append(float(F.cosine_similarity(rows[a], rows[b], dim=0)))
-            numbers.append(number)
-    if len(numbers) < 2:
+    scores = []
+    for (first, second), score in zip(questions.pairs, questions.scores, strict=True):
+        if first in known and second in known:
+            cosines.append(float(F.cosine_similarity(known[first], known[second], dim=0)))
+            scores.append(score)
+    num_scored = len(scores)
+    if num_scored < 2:
         raise ClearheadError(
-            f"{len(numbers)} of {len(questions.pairs)} pairs have vectors; a correlation needs two."
+            f"only {num_scored} of {len(questions.pairs)} pairs have vectors; "
+            "a correlation needs at least two."
         )
-    return spearman(cosines, numbers), len(numbers)
-
-
-def _score_analogies(
-    vectors: Vectors, sections: AnalogySections
-) -> tuple[list[int], list[int], int]:
-    """For each section, how many are right and how many were asked; and among how many words the answer was found."""
-    rows = _known_vectors(
-        vectors,
-        [word for section in sections.values() for question in section for word in question],
+    num_skipped = len(questions.pairs) - num_scored
+    return BenchmarkResult(
+        torch.tensor([spearman(cosines, scores)]),
+        (Axis.from_labels("part", [name]),),
+        name,
+        "correlation",
+        signed=True,
+        vmax=1.0,
+        note=(
+            f"Spearman correlation over {num_scored:,} pairs; "
+            f"{num_skipped:,} skipped because a word has no vector"
+        ),
+        num_scored=(num_scored,),
+        num_skipped=(num_skipped,),
     )
+
+
+# ---------------------------------------------------------------- analogies
+def _evaluate_analogies(vectors: Vectors, sections: AnalogySections, file: Path) -> BenchmarkResult:
+    words = [word for section in sections.values() for question in section for word in question]
+    known = _known_vectors(vectors, words)
     if isinstance(vectors.source, TableSource):
-        unit = vectors.normalized
-        places = {word: vectors.source.row_index(word) for word in rows}
+        candidates = vectors.normalized
+        rows = {word: vectors.source.row_index(word) for word in known}
     else:
-        unit = F.normalize(torch.stack(list(rows.values())), dim=-1) if rows else torch.empty(0, 1)
-        places = {word: number for number, word in enumerate(rows)}
-    asked = [
-        [
-            [places[word] for word in question]
+        matrix = torch.stack(list(known.values())) if known else torch.empty(0, 1)
+        candidates = F.normalize(matrix, dim=-1)
+        rows = {word: i for i, word in enumerate(known)}
+    num_questions = []
+    num_scored = []
+    num_correct = []
+    for section in sections.values():
+        questions = [
+            [rows[word] for word in question]
             for question in section
-            if places.keys() >= {*question}
+            if all(word in rows for word in question)
         ]
-        for section in sections.values()
+        num_questions.append(len(section))
+        num_scored.append(len(questions))
+        num_correct.append(
+            sum(_count_correct(candidates, torch.tensor(batch)) for batch in _batches(questions))
+        )
+    for counts in (num_questions, num_scored, num_correct):
+        counts.append(sum(counts))  # all sections
+    if not num_scored[-1]:
+        raise ClearheadError(
+            f"{file}: each of the {num_questions[-1]:,} questions contains a word without a vector."
+        )
+    accuracies = [
+        correct / scored if scored else math.nan
+        for correct, scored in zip(num_correct, num_scored, strict=True)
     ]
-    right = [
-        sum(_count_correct(unit, torch.tensor(part)) for part in _batches(section))
-        for section in asked
-    ]
-    return right, list(map(len, asked)), len(unit)
-
-
-def _count_correct(unit: Tensor, questions: Tensor) -> int:
-    """How many are right; a question is four places."""
-    a, b, c, wanted = questions.T
-    cosines = (unit[b] - unit[a] + unit[c]) @ unit.mT
-    cosines.scatter_(1, questions[:, :3], -torch.inf)  # the three themselves
-    return int((cosines.argmax(dim=-1) == wanted).sum())
-
-
-def _batches(section: list[list[int]]) -> Iterator[list[list[int]]]:
-    return (
-        section[i : i + QUESTIONS_PER_BATCH] for i in range(0, len(section), QUESTIONS_PER_BATCH)
+    skipped = (total - scored for total, scored in zip(num_questions, num_scored, strict=True))
+    return BenchmarkResult(
+        torch.tensor(accuracies),
+        (Axis.from_labels("part", [*sections, "all"]),),
+        file.stem,
+        "accuracy",
+        vmax=1.0,
+        note=(
+            f"accuracy among {len(candidates):,} candidate words; "
+            f"all: {num_correct[-1]:,} of {num_scored[-1]:,}"
+        ),
+        num_scored=tuple(num_scored),
+        num_skipped=tuple(skipped),
     )
+
+
+def _count_correct(candidates: Tensor, questions: Tensor) -> int:
+    """The number of solved questions; a question is four row indices."""
+    first, second, third, answer = questions.T
+    cosines = (candidates[second] - candidates[first] + candidates[third]) @ candidates.mT
+    cosines.scatter_(1, questions[:, :3], -torch.inf)  # exclude the words of the question
+    return int((cosines.argmax(dim=-1) == answer).sum())
+
+
+def _batches(questions: list[list[int]]) -> Iterator[list[list[int]]]:
+    for start in range(0, len(questions), QUESTIONS_PER_BATCH):
+        yield questions[start : start + QUESTIONS_PER_BATCH]
 
 
 def _known_vectors(vectors: Vectors, words: list[str]) -> dict[str, Tensor]:
-    """The vectors of those words that have one."""
+    """The vectors of all words that have one."""
     return {
         word: vectors.vector(word) for word in dict.fromkeys(words) if vectors.source.has_word(word)
     }

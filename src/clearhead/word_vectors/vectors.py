@@ -1,5 +1,6 @@
-"""Sums of words, as people write them: `king - man + woman`."""
+"""Word vectors (L1.4): nearest words, analogies such as `king - man + woman`, and directions."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,11 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.errors import ClearheadError, suggest
-from clearhead.lens.activations import (
-    InputSide,
-    check_arguments,
-    check_top,
-)
+from clearhead.lens.activations import InputSide, check_top_k
 from clearhead.lens.view import Axis, View
 from clearhead.progress import progress_bar
 from clearhead.weights.model_cards import bundled_path
@@ -24,47 +21,48 @@ from clearhead.word_vectors.io import VectorTable, has_word_vectors, read_vector
 if TYPE_CHECKING:
     from clearhead.api import Model
 
-# ---- sums: Sums of words, as people write them: `king - man + woman`.
-
+# ---------------------------------------------------------------- expressions
 SIGN_OF = {"+": 1, "-": -1, "−": -1}
-UNSUPPORTED_OPERATORS = ("*", "×", "·", "/", "÷", "^", "=")  # signs of sums that are none
-Terms = list[tuple[int, str]]  # a sign and a word each
+UNSUPPORTED_OPERATORS = ("*", "×", "·", "/", "÷", "^", "=")
+MIN_NORM = 1e-6  # of a sum that has a direction
+Terms = list[tuple[int, str]]  # sign and word
 
 
 def parse_terms(expression: str) -> Terms:
-    """The words with their signs. + and - stand apart from words; words that follow each other are one name."""
-    found: Terms = []
+    """Split `king - man + woman`, or `E(king) - E(man) + E(woman)`, into signed words.
+
+    + and - are surrounded by spaces; consecutive words are one name.
+    """
+    example = "write it as king - man + woman."
+    terms: Terms = []
     sign = 1
-    name = list[str]()
-    for number, part in enumerate(expression.split()):
-        if name and part in UNSUPPORTED_OPERATORS:
+    words: list[str] = []
+    for i, part in enumerate(re.sub(r"\bE\(([^()]*)\)", r"\1", expression).split()):
+        if words and part in UNSUPPORTED_OPERATORS:
             raise ClearheadError(
-                f"{expression!r} has {part!r} after a word; words are added (+) and taken away (-) only."
+                f"{expression!r} contains {part!r}, but only + and - are supported; {example}"
             )
         if part not in SIGN_OF:
-            name.append(part)
+            words.append(part)
             continue
-        if name:
-            found.append((sign, " ".join(name)))
-        elif number:
-            raise ClearheadError(
-                f"{expression!r} has no word before {part!r}; write it as king - man + woman."
-            )
+        if words:
+            terms.append((sign, " ".join(words)))
+        elif i:
+            raise ClearheadError(f"{expression!r} has no word before {part!r}; {example}")
         sign = SIGN_OF[part]
-        name = []
-    if not name:
-        raise ClearheadError(f"{expression!r} ends without a word; write it as king - man + woman.")
-    return [*found, (sign, " ".join(name))]
+        words = []
+    if not words:
+        raise ClearheadError(f"{expression!r} does not end with a word; {example}")
+    return [*terms, (sign, " ".join(words))]
 
 
-# ---- word_sources: Where the vector of a word comes from: a table of words, a model's embedding matrix, or one of its layers.
-
-TOKENS_PER_BATCH = 256  # tokens that are read at once
+# ---------------------------------------------------------------- sources
+TOKENS_PER_BATCH = 256
 
 
 @dataclass(frozen=True)
 class WordVector:
-    """A word with its vector: the mean over its pieces, where a model knows it by several."""
+    """A word and its vector: the mean over its tokens, if a model splits it."""
 
     text: str
     vector: Tensor
@@ -72,9 +70,9 @@ class WordVector:
 
 
 class VectorSource(Protocol):
-    """All names with their vectors, and the vector of any word."""
+    """Named vectors, and the vector of any word."""
 
-    item_name: str  # what they are, as in "12 …"
+    item_name: str  # what the names are, e.g. "tokens"
 
     @property
     def names(self) -> list[str]: ...
@@ -86,7 +84,7 @@ class VectorSource(Protocol):
 
 @dataclass(frozen=True)
 class TableSource:
-    """Words as they stand in a table; where one does not, its small letters may."""
+    """The words of a table; a capitalized word falls back to lower case."""
 
     table: VectorTable
     item_name = "words"
@@ -101,7 +99,7 @@ class TableSource:
 
     @cached_property
     def _row_indices(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.names)}
+        return {word: i for i, word in enumerate(self.names)}
 
     def has_word(self, text: str) -> bool:
         return text in self._row_indices or text.lower() in self._row_indices
@@ -109,9 +107,9 @@ class TableSource:
     def row_index(self, text: str) -> int:
         """The row of a word."""
         if not self.has_word(text):
-            joined = len(text) > 1 and any(sign in text[1:] for sign in "+-")
-            hint = "put spaces around + and -." if joined else suggest(text.lower(), self.names)
-            raise ClearheadError(f"{text!r} is not one of the {len(self.names):,} words; {hint}")
+            has_sign = len(text) > 1 and any(sign in text[1:] for sign in "+-")
+            hint = "put spaces around + and -." if has_sign else suggest(text.lower(), self.names)
+            raise ClearheadError(f"{text!r} is not among the {len(self.names):,} words; {hint}")
         return self._row_indices[text if text in self._row_indices else text.lower()]
 
     def lookup(self, text: str) -> WordVector:
@@ -119,16 +117,14 @@ class TableSource:
 
 
 class EmbeddingSource:
-    """Words as rows of a model's embedding matrix."""
+    """The rows of a model's embedding matrix."""
 
     item_name = "tokens"
 
     def __init__(self, side: InputSide) -> None:
         self.side = side
-        special = {*side.tokenizer.special_tokens.values()}
-        self._ids = [
-            i for i in range(len(side.tokenizer)) if i not in special
-        ]  # what plain text may become
+        special_ids = set(side.tokenizer.special_tokens.values())
+        self._ids = [i for i in range(len(side.tokenizer)) if i not in special_ids]
 
     @cached_property
     def names(self) -> list[str]:
@@ -153,7 +149,7 @@ class EmbeddingSource:
 
 
 class LayerSource(EmbeddingSource):
-    """Words as the residual stream after a layer, each read by the model with nothing else."""
+    """The residual stream after a layer, for each word read on its own."""
 
     def __init__(self, side: InputSide, layer: int) -> None:
         super().__init__(side)
@@ -161,78 +157,77 @@ class LayerSource(EmbeddingSource):
 
     @cached_property
     def matrix(self) -> Tensor:
-        parts = [
-            self._ids[i : i + TOKENS_PER_BATCH] for i in range(0, len(self._ids), TOKENS_PER_BATCH)
-        ]
-        batches = progress_bar(
-            parts, len(parts), f"reading every token alone, {TOKENS_PER_BATCH} at a time"
+        starts = range(0, len(self._ids), TOKENS_PER_BATCH)
+        batches = [self._ids[start : start + TOKENS_PER_BATCH] for start in starts]
+        message = f"reading each token on its own, {TOKENS_PER_BATCH} at a time"
+        return torch.cat(
+            [
+                self._read([[i] for i in batch])[:, 0]
+                for batch in progress_bar(batches, len(batches), message)
+            ]
         )
-        return torch.cat([self._read([[i] for i in part])[:, 0] for part in batches])
 
     def _vectors_of(self, ids: list[int]) -> Tensor:
         return self._read([ids])[0]
 
     def _read(self, rows: list[list[int]]) -> Tensor:
-        """row × token × width, without what stands around each row."""
-        begin = self.side.bos_tokens
-        end = self.side.sep_tokens
-        seen = (
-            self.side.watch([[*begin, *row, *end] for row in rows], [self._name])[self._name]
-            .float()
-            .cpu()
-        )
-        return seen[:, len(begin) : seen.shape[1] - len(end)]
+        """[row, token, d_model] without the special tokens around each row."""
+        bos_tokens = self.side.bos_tokens
+        sep_tokens = self.side.sep_tokens
+        cache = self.side.watch([[*bos_tokens, *row, *sep_tokens] for row in rows], [self._name])
+        resid = cache[self._name].float().cpu()
+        return resid[:, len(bos_tokens) : resid.shape[1] - len(sep_tokens)]
 
 
-# ---- vectors: Vectors of words (L1.4): which are near each other, what sums of them mean, and what directions carry.
-
-
+# ---------------------------------------------------------------- queries
 @dataclass(frozen=True)
 class Direction:
-    """What pairs of words have in common: the mean of second less first."""
+    """The mean difference between the second and the first words of some pairs."""
 
     vectors: "Vectors"
     pairs: tuple[tuple[str, str], ...]
-    differences: Tensor  # pair width
+    differences: Tensor  # [pair, d_model]
 
     @property
     def vector(self) -> Tensor:
-        """Their mean: the direction itself."""
+        """The direction itself."""
         return self.differences.mean(dim=0)
 
     def score(self, word: str) -> float:
-        """How far a word lies along the direction: its dot product with it."""
+        """The dot product of a word's vector with the direction."""
         return float(self.vectors.vector(word) @ self.vector)
 
     def scores(self, words: Sequence[str]) -> View:
-        """The same for several words, as a view."""
-        found = self.vectors.lookup(words)
-        values = torch.stack([word.vector for word in found]) @ self.vector
-        note = "dot product of each word with the mean of second less first" + _pieces_note(found)
+        """The scores of several words, as a view."""
+        word_vectors = self.vectors.lookup(words)
+        values = torch.stack([word.vector for word in word_vectors]) @ self.vector
+        axes = (Axis.from_labels("word", list(words)),)
+        note = "dot product with the mean of second minus first" + _tokens_note(word_vectors)
+        return View(values, axes, self._title, "score", signed=True, note=note)
+
+    def agreement(self) -> View:
+        """The cosine between the differences of any two pairs."""
+        normalized = F.normalize(self.differences, dim=-1)
+        names = [f"{first}:{second}" for first, second in self.pairs]
+        axes = Axis.from_labels("pair", names), Axis.from_labels("other", names)
+        note = "cosine between second minus first of two pairs"
         return View(
-            values,
-            (Axis.from_labels("word", list(words)),),
+            normalized @ normalized.mT,
+            axes,
             self._title,
-            "score",
+            "cosine",
             signed=True,
+            vmax=1.0,
             note=note,
         )
 
-    def agreement(self) -> View:
-        """How much the pairs point the same way: the cosine of each two differences."""
-        unit = F.normalize(self.differences, dim=-1)
-        names = [f"{a}:{b}" for a, b in self.pairs]
-        axes = Axis.from_labels("pair", names), Axis.from_labels("other", names)
-        note = "cosine of second less first of one pair with that of another"
-        return View(unit @ unit.mT, axes, self._title, "cosine", signed=True, vmax=1.0, note=note)
-
     @property
     def _title(self) -> str:
-        return f"the direction {', '.join(f'{a} → {b}' for a, b in self.pairs)}"
+        return f"direction {', '.join(f'{first} → {second}' for first, second in self.pairs)}"
 
 
 class Vectors:
-    """A vector for each word; near is what has a large cosine."""
+    """A vector for each word; similar words have a large cosine."""
 
     def __init__(self, source: VectorSource) -> None:
         self.source = source
@@ -241,140 +236,155 @@ class Vectors:
         return len(self.source.names)
 
     def __repr__(self) -> str:
-        return f"<vectors of {len(self):,} {self.source.item_name}>"
+        return f"<Vectors: {len(self):,} {self.source.item_name}>"
+
+    def __getitem__(self, word: str) -> Tensor:
+        return self.vector(word)
 
     def vector(self, word: str) -> Tensor:
-        """The vector of a word; of one that is several tokens, the mean of theirs."""
+        """The vector of a word: the mean over its tokens, if the model splits it."""
         return self.source.lookup(_check_word(word)).vector
 
     def lookup(self, words: Sequence[str]) -> list[WordVector]:
-        """Each word with its vector and the pieces it is the mean of."""
+        """Words with their vectors and tokens."""
         if isinstance(words, str) or not words:
-            raise ClearheadError("several words are a list; write ['one', 'two'].")
+            raise ClearheadError(
+                f"words must be a non-empty list, got {words!r:.60}; write ['one', 'two']."
+            )
         return [self.source.lookup(_check_word(word)) for word in words]
 
     def solve(self, expression: str, top_k: int = 10, include_inputs: bool = False) -> View:
-        """The words nearest to a sum of words, `king - man + woman`, other than its `own`.
+        """The words nearest to a sum such as `king - man + woman`, without the words in it.
 
-        Words count with length 1. Of names that differ in case or in a space before them, only the nearest is told.
+        Vectors are normalized before they are added. Of names that differ only in case or in a
+        leading space, the nearest is shown.
         """
-        words, goal = self.evaluate_expression(expression)
-        best = self.nearest(goal, top_k, () if include_inputs else [word.text for word in words])
+        words, target = self.evaluate_expression(expression)
+        exclude = () if include_inputs else [word.text for word in words]
+        view = self.nearest(target, top_k, exclude)
         return replace(
-            best, title=expression, note=f"cosine with {expression}" + _pieces_note(words)
+            view, title=expression, note=f"cosine with {expression}" + _tokens_note(words)
         )
 
     def evaluate_expression(self, expression: str) -> tuple[list[WordVector], Tensor]:
-        """The words of a sum, each with length 1 in it, and what it adds up to."""
-        summed = parse_terms(_check_word(expression))
-        words = self.lookup([word for _, word in summed])
-        signs = torch.tensor([float(sign) for sign, _ in summed])
-        goal = signs @ F.normalize(torch.stack([word.vector for word in words]), dim=-1)
-        if goal.norm() < 1e-6:
-            raise ClearheadError(
-                f"{expression!r} adds up to nothing; every word in it is taken away again."
-            )
-        return words, goal
+        """The words of a sum, and the sum of their normalized vectors."""
+        terms = parse_terms(_check_word(expression))
+        words = self.lookup([word for _, word in terms])
+        signs = torch.tensor([float(sign) for sign, _ in terms])
+        total = signs @ F.normalize(torch.stack([word.vector for word in words]), dim=-1)
+        if total.norm() < MIN_NORM:
+            raise ClearheadError(f"{expression!r} is zero: all words in it cancel out.")
+        return words, total
 
     def nearest(self, vector: Tensor, top_k: int = 10, exclude: Sequence[str] = ()) -> View:
-        """The words nearest to any vector, but for some."""
-        check_top(top_k)
+        """The words nearest to a vector."""
+        check_top_k(top_k)
         if not isinstance(vector, Tensor):
             raise ClearheadError(
-                f"nearest takes a vector, not {vector!r:.40}; near(word) takes a word."
+                f"nearest expects a vector, got {vector!r:.40}; use most_similar(word) for a word."
             )
         if vector.shape != self.normalized.shape[1:]:
             raise ClearheadError(
-                f"a vector has {self.normalized.shape[1]} numbers here, not {tuple(vector.shape)}."
+                f"the vector must have shape ({self.normalized.shape[1]},), "
+                f"got {tuple(vector.shape)}."
             )
         cosines = self.normalized @ F.normalize(vector, dim=0)
-        seen = {*map(_fold_name, exclude)}
-        best = list[int]()
+        excluded = set(map(_fold_name, exclude))
+        best: list[int] = []
         for i in cosines.argsort(descending=True).tolist():
             if len(best) == top_k:
                 break
-            if (same := _fold_name(self.source.names[i])) not in seen:
-                seen.add(same)
+            name = _fold_name(self.source.names[i])
+            if name not in excluded:
+                excluded.add(name)
                 best.append(i)
-        names = Axis.from_labels("word", [self.source.names[i] for i in best])
-        return View(cosines[best], (names,), "nearest words", "cosine", signed=True, vmax=1.0)
+        axes = (Axis.from_labels("word", [self.source.names[i] for i in best]),)
+        return View(cosines[best], axes, "nearest words", "cosine", signed=True, vmax=1.0)
 
     def most_similar(self, word: str, top_k: int = 10) -> View:
         """The words nearest to a word."""
         return self.solve(word, top_k)
 
     def similarity(self, words: Sequence[str]) -> View:
-        """The cosine of each two of some words."""
-        found = self.lookup(words)
-        unit = F.normalize(torch.stack([word.vector for word in found]), dim=-1)
+        """The cosine between any two of some words."""
+        word_vectors = self.lookup(words)
+        normalized = F.normalize(torch.stack([word.vector for word in word_vectors]), dim=-1)
         axes = Axis.from_labels("word", list(words)), Axis.from_labels("other", list(words))
-        note = "cosine of each two words" + _pieces_note(found)
+        note = "cosine between two words" + _tokens_note(word_vectors)
         return View(
-            unit @ unit.mT, axes, "similarity of words", "cosine", signed=True, vmax=1.0, note=note
+            normalized @ normalized.mT,
+            axes,
+            "word similarity",
+            "cosine",
+            signed=True,
+            vmax=1.0,
+            note=note,
         )
 
     def direction(self, pairs: Sequence[tuple[str, str]]) -> Direction:
-        """What leads from the first word of each pair to the second: `[("cat", "cats"), ("dog", "dogs")]`."""
-        listed = isinstance(pairs, tuple | list) and bool(pairs)
-        if not listed or not all(
-            isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs
-        ):
-            raise ClearheadError('a direction is made of pairs of words: [("cat", "cats")].')
+        """The direction from first to second words: `[("cat", "cats"), ("dog", "dogs")]`."""
+        if not isinstance(pairs, tuple | list) or not pairs or not all(map(_is_pair, pairs)):
+            raise ClearheadError(
+                f'a direction needs a list of pairs, like [("cat", "cats")], got {pairs!r:.60}.'
+            )
         ends = [self.lookup(pair) for pair in pairs]
-        differences = torch.stack([b.vector - a.vector for a, b in ends])
-        return Direction(self, tuple((a.text, b.text) for a, b in ends), differences)
+        differences = torch.stack([second.vector - first.vector for first, second in ends])
+        names = tuple((first.text, second.text) for first, second in ends)
+        return Direction(self, names, differences)
 
     def save(self, path: str | Path) -> None:
-        """As a folder, or as .txt, .vec or .bin in word2vec's format."""
+        """Write a folder, or a .txt, .vec or .bin file in word2vec format."""
         write_vectors(Path(path), VectorTable(self.source.names, self.source.matrix))
 
     @cached_property
     def normalized(self) -> Tensor:
-        """All vectors with length 1."""
+        """All vectors, normalized to length 1."""
         return F.normalize(self.source.matrix, dim=-1)
 
 
-@check_arguments
 def vectors(source: "Model | str | Path | VectorTable", layer: int | None = None) -> Vectors:
-    """Of a model: the rows of its embedding matrix, or with `layer` the stream after it, each word read alone.
+    """The word vectors of a model, a table, a folder or file (.txt, .vec, .bin), or "words".
 
-    Of a folder or file of vectors (.txt, .vec, .bin), or of the bundled "words": what is in it.
+    Of a model: the rows of its embedding matrix; with `layer`, the residual stream after that
+    layer, for each word read on its own.
     """
     if isinstance(source, str | Path):
-        path = (
-            Path(source)
-            if has_word_vectors(Path(source))
-            else bundled_path(str(source)) or Path(source)
-        )
+        path = Path(source)
+        if not has_word_vectors(path):
+            path = bundled_path(str(source)) or path
         if not has_word_vectors(path):
             raise ClearheadError(
-                f"{source} holds no vectors of words; a model must be loaded first, with clearhead.load."
+                f"{source} contains no word vectors; to use a model, load it with clearhead.load."
             )
         source = read_vectors(path)
-    if not isinstance(source, VectorTable):
-        side = InputSide(source)
-        return Vectors(EmbeddingSource(side) if layer is None else LayerSource(side, layer))
-    if layer is not None:
-        raise ClearheadError(f"a table of vectors has no layers; leave out layer={layer}.")
-    return Vectors(TableSource(source))
+    if isinstance(source, VectorTable):
+        if layer is not None:
+            raise ClearheadError(f"word vectors have no layers; leave out layer={layer}.")
+        return Vectors(TableSource(source))
+    side = InputSide(source)
+    return Vectors(EmbeddingSource(side) if layer is None else LayerSource(side, layer))
 
 
 def _check_word(word: object) -> str:
     if not isinstance(word, str) or not word.strip():
-        raise ClearheadError(f"a word is needed, not {word!r:.60}.")
+        raise ClearheadError(f"expected a word, got {word!r:.60}.")
     return word.strip()
 
 
+def _is_pair(pair: object) -> bool:
+    return isinstance(pair, tuple | list) and len(pair) == 2
+
+
 def _fold_name(name: str) -> str:
-    """What names of one word have in common, whatever their case and the marks of their beginning."""
+    """A word without case, a leading space and a WordPiece prefix."""
     return name.strip("· ").removeprefix("##").casefold()
 
 
-def _pieces_note(words: Sequence[WordVector]) -> str:
-    """The end of a note: which words were put together from pieces."""
-    several = [
-        f"{word.text!r} is the mean of {' '.join(word.tokens)}"
+def _tokens_note(words: Sequence[WordVector]) -> str:
+    """A note that lists words whose vectors are means over tokens."""
+    notes = [
+        f"; {word.text!r} is the mean of {' '.join(word.tokens)}"
         for word in words
         if len(word.tokens) > 1
     ]
-    return "".join(f"; {sentence}" for sentence in dict.fromkeys(several))
+    return "".join(dict.fromkeys(notes))
