@@ -1,4 +1,4 @@
-"""What can be seen of a model: text or ids in, tensors out; every value by its name, and changed if one likes."""
+"""Model: a Transformer with its configuration and tokenizer; load, create and save models."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -56,9 +56,7 @@ from clearhead.tokenizers.tokenizer import Tokenizer
 from clearhead.weights.checkpoint import Checkpoint, Placement
 from clearhead.weights.load import load_model, save_model
 
-# ---- inside: What can be seen of a model: text or ids in, tensors out; every value by its name, and changed if one likes.
-
-TextPair = tuple[str, str]  # two texts to be read together
+TextPair = tuple[str, str]  # two texts that are read together
 TextInput = (
     str
     | TextPair
@@ -68,19 +66,8 @@ TextInput = (
     | Sequence[int]
     | Sequence[Sequence[int]]
 )
-MediaInput = Tensor | str | Path | Sequence[str | Path]  # numbers, or files that hold them
+MediaInput = Tensor | str | Path | Sequence[str | Path]  # values, or files
 Edits = Mapping[str, Callable[..., Tensor]]
-
-
-@contextmanager
-def _mode(gradients: bool, hooks: Hooks) -> Iterator[None]:
-    """Gradients or not; a watched pass is never compiled."""
-    with torch.set_grad_enabled(gradients), nullcontext() if hooks is NO_HOOKS else force_eager():
-        yield
-
-
-# ---- api: What people hold in their hands: a model with its tokenizer, at work.
-
 Messages = Sequence[chats.Message]
 
 
@@ -117,46 +104,51 @@ class TranslateOptions(BeamSearchOptions, total=False):
 
 
 class Model:
-    """A Transformer with its configuration and tokenizer; `net` is the torch module itself."""
+    """A Transformer with its configuration and tokenizer. `net` is the torch.nn.Module.
+
+    `source_tokenizer` tokenizes the source of an encoder-decoder, if that takes another tokenizer.
+    """
 
     def __init__(
         self,
         net: Transformer,
         config: Config,
         tokenizer: Tokenizer | None = None,
-        source_tokenizer: Tokenizer | None = None,  # where a source is cut by another rule
-        no_tokenizer_reason: str = "",  # it cannot read text, where it has no tokenizer
+        source_tokenizer: Tokenizer | None = None,
+        no_tokenizer_reason: str = "",
     ) -> None:
+        if tokenizer is not None and len(tokenizer) > config.model.vocab_size:
+            raise ClearheadError(
+                f"the tokenizer has {len(tokenizer)} tokens, but the model's vocab_size is only "
+                f"{config.model.vocab_size}. Set vocab_size={len(tokenizer)}."
+            )
         self.net = net
         self.config = config
         self.tokenizer = tokenizer
-        self._engines = EnginePool()
         self.source_tokenizer = source_tokenizer
         self.no_tokenizer_reason = no_tokenizer_reason
-        if tokenizer is not None and len(tokenizer) > config.model.vocab_size:
-            size = f"{len(tokenizer)} tokens, the model only {config.model.vocab_size}"
-            raise ClearheadError(
-                f"the tokenizer has {size}; give the model vocabulary={len(tokenizer)}."
-            )
+        self._engines = EnginePool()
 
     @property
     def architecture(self) -> str:
         """decoder, encoder or encoder-decoder."""
         return self.config.model.architecture.kind
 
-    def num_parameters(self) -> int:
-        """How many trainable numbers it has."""
-        return self.config.num_parameters()  # of int8 matrices torch counts none
-
     @property
     def tokenizers(self) -> tuple[Tokenizer | None, Tokenizer | None]:
-        """That of what it writes and that of what it reads, which are one unless a source has its own."""
+        """The tokenizers of the target and of the source, usually the same."""
         return self.tokenizer, self.source_tokenizer or self.tokenizer
+
+    def num_parameters(self) -> int:
+        """The number of trainable parameters."""
+        return self.config.num_parameters()  # torch does not count int8 weights
 
     def __repr__(self) -> str:
         m = self.config.model
-        size = f"{self.num_parameters():,} parameters"
-        return f"<{self.architecture}: {m.n_layers} layers, {m.attention.n_heads} heads, width {m.d_model}, {size}>"
+        return (
+            f"<{self.architecture}: n_layers={m.n_layers}, n_heads={m.attention.n_heads}, "
+            f"d_model={m.d_model}, {self.num_parameters():,} parameters>"
+        )
 
     def hidden(
         self,
@@ -168,14 +160,12 @@ class Model:
         edits: Edits | None = None,
         gradients: bool = False,
     ) -> Tensor:
-        """The last hidden states: tokens × width for one text, batch × tokens × width for several."""
+        """The last hidden states: tokens × d_model; with a batch dimension for several texts."""
         if edits and "logits" in edits:
-            raise ClearheadError(
-                "logits come after the hidden states; an edit of them changes nothing here."
-            )
+            raise ClearheadError("edits of logits do not affect hidden states. Use logits(…).")
         batch = self.make_batch(x, source, images, audio)
         hooks = self.make_hooks((), edits, batch)
-        with _mode(gradients, hooks):
+        with _grad_mode(gradients, hooks):
             return batch.unwrap(self.run_batch(batch, hooks))
 
     def logits(
@@ -188,23 +178,25 @@ class Model:
         edits: Edits | None = None,
         gradients: bool = False,
     ) -> Tensor:
-        """Logits at every position (language, masked-word), or one row for the whole text (classes, number).
+        """Logits for every token, or for the whole text if the head pools it.
 
-        Several texts are padded on the right to the longest; what comes out beyond a text's end means nothing. A tuple
-        of two texts is a pair, which models with something between two texts (`inference.sep_tokens`) read together.
-        `source` is what an encoder-decoder reads; `pictures` and `sound` (tensors or files) take its place or that of
-        text. `edits` map names of values to `ablate`, `scale`, `replace` or any function of a tensor.
+        Args:
+            x: a text, a pair of texts (a tuple), token ids, or a list of these, which is padded on
+                the right. For an encoder-decoder, the target.
+            source: what an encoder-decoder reads.
+            images: tensors or files, for a model that reads images.
+            audio: tensors or files, for a model that reads audio.
+            edits: `{name: edit}`, an edit being `ablate`, `scale`, `replace` or any function of a
+                tensor.
+            gradients: whether the result is differentiable.
         """
         if isinstance(self.config.model.head, c.NoHead):
-            raise ClearheadError(
-                "this model has no head, so it has no logits; hidden(…) gives its hidden states."
-            )
+            raise ClearheadError("this model has no head, so it has no logits. Use hidden(…).")
         batch = self.make_batch(x, source, images, audio)
         hooks = self.make_hooks((), edits, batch)
-        with _mode(gradients, hooks):
-            return batch.unwrap(
-                self.net.compute_logits(self.run_batch(batch, hooks), batch.segment_ids, hooks)
-            )
+        with _grad_mode(gradients, hooks):
+            hidden = self.run_batch(batch, hooks)
+            return batch.unwrap(self.net.compute_logits(hidden, batch.segment_ids, hooks))
 
     def watch(
         self,
@@ -217,55 +209,71 @@ class Model:
         edits: Edits | None = None,
         gradients: bool = False,
     ) -> ActivationCache:
-        """The values of those names (`blocks.*.attn.pattern`), by name, always with the batch as first dimension.
+        """Activations by name, always with a batch dimension. The other arguments are as in
+        `logits`.
 
-        Of `{name: function}` what the function returns is kept: `{"blocks.*.attn.pattern": lambda p: p[:, 3]}`.
+        `names` are patterns like "blocks.*.attn.pattern". A mapping from patterns to functions
+        keeps what the functions return: `{"blocks.*.attn.pattern": lambda p: p[:, 3]}`.
         """
         batch = self.make_batch(x, source, images, audio)
         hooks = self.make_hooks([names] if isinstance(names, str) else names, edits, batch)
-        with _mode(gradients, hooks):
-            self.net.compute_logits(self.run_batch(batch, hooks), batch.segment_ids, hooks)
-        values = hooks.values if isinstance(hooks, Recorder) else {}
-        tokens = partial(first_text_labels, batch.inputs, batch.segment_ids, self.tokenizer)
-        source_tokens = partial(
-            first_text_labels, batch.source, batch.source_segment_ids, self.tokenizers[1]
-        )
-        segment_ids = (batch.segment_ids, batch.source_segment_ids)
-        picked = isinstance(names, Mapping)
+        with _grad_mode(gradients, hooks):
+            hidden = self.run_batch(batch, hooks)
+            self.net.compute_logits(hidden, batch.segment_ids, hooks)
+        tokenizer, source_tokenizer = self.tokenizers
         return ActivationCache(
-            values, self.config.model, tokens, source_tokens, not picked, segment_ids
+            hooks.values if isinstance(hooks, Recorder) else {},
+            self.config.model,
+            partial(first_text_labels, batch.inputs, batch.segment_ids, tokenizer),
+            partial(first_text_labels, batch.source, batch.source_segment_ids, source_tokenizer),
+            is_complete=not isinstance(names, Mapping),
+            segment_ids=(batch.segment_ids, batch.source_segment_ids),
         )
 
     def make_batch(
         self,
-        x: object,
+        x: object = None,
         source: object = None,
         images: object = None,
         audio: object = None,
-        **limits: Any,
+        *,
+        max_length: int = 0,
+        allow_overflow: bool = False,
     ) -> Batch:
-        like = next(self.net.parameters())
-        given = {
-            "source": source,
-            "images": images,
-            "audio": audio,
-            "no_tokenizer_reason": self.no_tokenizer_reason,
-            **limits,
-        }
-        return make_batch(self.config, self.tokenizers, like, x, **given)
+        """Tokenize and pad inputs, on the device of the network.
 
-    def encode_texts(self, texts: Sequence[Any], **limits: Any) -> Iterator[list[int]]:
-        """The ids of each text alone, where no tensor is wanted."""
+        Texts longer than `max_length` tokens are truncated (0: never); texts longer than the
+        context are refused, unless `allow_overflow`.
+        """
+        return make_batch(
+            self.config,
+            self.tokenizers,
+            next(self.net.parameters()),
+            x,
+            source=source,
+            images=images,
+            audio=audio,
+            max_length=max_length,
+            allow_overflow=allow_overflow,
+            no_tokenizer_reason=self.no_tokenizer_reason,
+        )
+
+    def encode_texts(
+        self, texts: Sequence[Any], *, max_length: int = 0, allow_overflow: bool = False
+    ) -> Iterator[list[int]]:
+        """The token ids of each text as `make_batch` reads it, without padding."""
         return encode_texts(
             self.config,
             self.tokenizer,
             texts,
-            no_tokenizer_reason=self.no_tokenizer_reason,
-            **limits,
+            max_length,
+            allow_overflow,
+            self.no_tokenizer_reason,
         )
 
-    def run_batch(self, batch: Batch, hooks: Hooks) -> Tensor:
-        return self.net(
+    def run_batch(self, batch: Batch, hooks: Hooks = NO_HOOKS) -> Tensor:
+        """The hidden states of a batch."""
+        hidden: Tensor = self.net(
             batch.inputs,
             segment_ids=batch.segment_ids,
             token_type_ids=batch.token_type_ids,
@@ -273,6 +281,7 @@ class Model:
             source_segment_ids=batch.source_segment_ids,
             hooks=hooks,
         )
+        return hidden
 
     def make_hooks(
         self,
@@ -280,44 +289,46 @@ class Model:
         edits: Edits | None,
         batch: Batch | None = None,
     ) -> Hooks:
+        """Hooks that record `names` and apply `edits`, after checking both."""
         if not isinstance(names, Iterable):
-            raise ClearheadError(f"values are asked for by name, not by {type(names).__name__}.")
+            raise ClearheadError(f"names must be strings, got {type(names).__name__}.")
         names = names if isinstance(names, Mapping) else list(names)
-        if isinstance(names, Mapping) and not all(callable(select) for select in names.values()):
-            raise ClearheadError(
-                "names may have functions that keep a part of each value, and nothing else."
-            )
+        if isinstance(names, Mapping) and not all(map(callable, names.values())):
+            raise ClearheadError("the values of names must be functions that select what to keep.")
         if not names and not edits:
             return NO_HOOKS
         for pattern in names:
             self._check_name(pattern)
-        padded = batch is not None and (
+        is_padded = batch is not None and (
             batch.segment_ids is not None or batch.source_segment_ids is not None
         )
-        return Recorder(names, self._resolve_edits(edits or {}, padded=padded))
+        return Recorder(names, self._resolve_edits(edits or {}, is_padded=is_padded))
 
     def _resolve_edits(
-        self, edits: Edits, alone: bool = False, padded: bool = False
+        self, edits: Edits, *, per_token: bool = False, is_padded: bool = False
     ) -> dict[str, Edit]:
-        """Edits by name; where texts are written, each must change a token `alone`, whatever the others are."""
+        """Checked edits. While generating, each must be `per_token`: tokens come one at a time."""
         if not isinstance(edits, Mapping):
-            raise ClearheadError(f"edits are {{name: change}}, not {type(edits).__name__}.")
+            raise ClearheadError(f"edits must be {{name: edit}}, got {type(edits).__name__}.")
         for name, edit in edits.items():
             self._check_name(name)
-            if alone and isinstance(edit, ActivationEdit) and not edit.is_per_token:
-                needs = "a token's place, a mean over the text, or another run"
+            if not isinstance(edit, ActivationEdit):
+                continue
+            if per_token and not edit.is_per_token:
                 raise ClearheadError(
-                    f"the edit of {name} needs {needs}; tokens are written one at a time."
+                    f"the edit of {name} needs a position, a mean over the text or another run; "
+                    "while generating, an edit sees one token at a time."
                 )
-            if padded and isinstance(edit, ActivationEdit) and edit.uses_text_mean:
+            if is_padded and edit.uses_text_mean:
                 raise ClearheadError(
-                    f"the edit of {name} is the mean of a text; give texts of equal length, or one."
+                    f"the edit of {name} is the mean of a text, but these texts are padded. "
+                    "Give one text, or texts of equal length."
                 )
         return {name: checked_edit(edit) for name, edit in edits.items()}
 
     def _check_name(self, name: object) -> None:
         if not isinstance(name, str):
-            raise ClearheadError(f"values are asked for by name, not by {type(name).__name__}.")
+            raise ClearheadError(f"names must be strings, got {type(name).__name__}.")
         matching_names(self.config.model, name)
 
     @overload
@@ -361,9 +372,10 @@ class Model:
     ) -> Generation | list[Generation]:
         """Continue a prompt; a list of prompts gives a list.
 
-        With n > 1, `choices` of the result holds all samples. `logprobs` adds the log-probabilities of that many
-        most likely tokens, `echo` repeats the prompt, `overflow="slide"` allows texts longer than the context.
-        `edits` change activations, one token at a time. `SamplingConfig` explains the sampling options.
+        With n > 1, `choices` of the result holds all samples. `logprobs` adds the log-probabilities
+        of that many most likely tokens, `echo` repeats the prompt, `overflow="slide"` allows texts
+        longer than the context. `edits` change activations, one token at a time. `SamplingConfig`
+        explains the sampling options.
         """
         config = SamplingConfig(
             max_tokens=max_tokens,
@@ -475,7 +487,7 @@ class Model:
         temperature: float = 0.7,
         **options: Unpack[SamplingOptions],
     ) -> ChatSession:
-        """Start a conversation with these default options; earlier messages stay in the KV cache."""
+        """Start a conversation with these options; earlier messages stay in the KV cache."""
         config = SamplingConfig(max_tokens=max_tokens, temperature=temperature, **options)
         return ChatSession(self, system, config)
 
@@ -515,7 +527,8 @@ class Model:
     ) -> BeamResult | list[BeamResult]:
         """Continue a prompt with beam search; a list of prompts gives a list.
 
-        With n_best > 1, `choices` of the result holds all of them. `BeamSearchConfig` explains the options.
+        With n_best > 1, `choices` of the result holds all of them. `BeamSearchConfig` explains the
+        options.
         """
         check_can_generate(self.config.model)
         config = BeamSearchConfig(
@@ -583,10 +596,11 @@ class Model:
     ) -> Translation | list[Translation]:
         """Translate a text, or transcribe audio, with beam search; a list gives a list.
 
-        With n_best > 1, `choices` of the result holds all of them. Texts longer than the context, and all with
-        `split_sentences`, are translated sentence by sentence. `align` adds the source token that each token attends
-        to most, in a decoder layer (-2) or in "all"; `logprobs` the log-probability of each token and of that many
-        most likely ones. `BeamSearchConfig` explains the other options.
+        With n_best > 1, `choices` of the result holds all of them. Texts longer than the context,
+        and all with `split_sentences`, are translated sentence by sentence. `align` adds the source
+        token that each token attends to most, in a decoder layer (-2) or in "all"; `logprobs` the
+        log-probability of each token and of that many most likely ones. `BeamSearchConfig` explains
+        the other options.
         """
         config = BeamSearchConfig(
             num_beams=num_beams,
@@ -620,12 +634,13 @@ class Model:
         """The network, its activations edited for each generated token."""
         if not edits:
             return self.net
-        return EditedTransformer(self.net, self._resolve_edits(edits, alone=True))
+        return EditedTransformer(self.net, self._resolve_edits(edits, per_token=True))
 
     def with_backend(self, backend: str, dtype: str = "") -> backends.BackendModel:
-        """The same model run by another engine, "ctranslate2" or "onnxruntime": `generate`, `stream`, `translate`.
+        """The same model in another engine, "ctranslate2" or "onnxruntime".
 
-        CTranslate2 takes a `dtype` of its own, such as int8. Options that a backend does not support are refused.
+        CTranslate2 takes a `dtype` of its own, such as int8. Options that a backend does not
+        support are refused.
         """
         return backends.with_backend(self, backend, dtype)
 
@@ -701,8 +716,8 @@ class Model:
     ) -> Classification | list[Classification]:
         """Classify a text, pair of texts, image or recording; a list gives a list.
 
-        A regression model gives its value as `score`. Texts longer than the context, or than the length used in
-        training, are truncated; of a pair, the longer text.
+        A regression model gives its value as `score`. Texts longer than the context, or than the
+        length used in training, are truncated; of a pair, the longer text.
         """
         check_can_classify(self.config.model)
         check_texts_not_empty([texts] if isinstance(texts, str) else texts)
@@ -752,16 +767,23 @@ class Model:
     @overload
     def score(self, text: TextInput, overflow: str = "error") -> Score | list[Score]: ...
     def score(self, text: TextInput, overflow: str = "error") -> Score | list[Score]:
-        """The log-probability of each token after the first, and the perplexity; a list gives a list.
+        """The log-probability of each token after the first; a list gives a list.
 
-        With overflow="slide", a text longer than the context is read in windows that overlap by half, so each token
-        is predicted from at least half a context.
+        With overflow="slide", a text longer than the context is read in windows that overlap by
+        half, so each token is predicted from at least half a context.
         """
         check_can_generate(self.config.model)
         check_overflow(overflow)
         batch = self.make_batch(text, allow_overflow=overflow == "slide")
         scores = score_texts(self.net, batch.unpadded_rows())
         return scores[0] if batch.is_single else scores
+
+
+@contextmanager
+def _grad_mode(gradients: bool, hooks: Hooks) -> Iterator[None]:
+    """Gradients if wanted; eager if any activation is observed."""
+    with torch.set_grad_enabled(gradients), nullcontext() if hooks is NO_HOOKS else force_eager():
+        yield
 
 
 def new(
@@ -773,9 +795,10 @@ def new(
     dtype: str = "float32",
     **changes: object,
 ) -> Model:
-    """A fresh model with random weights, from a preset's name or a configuration.
+    """A model with random weights, from a preset or a configuration.
 
-    Changes are options of the model: `width=64`, `position="rotary"`, `attention__n_heads=8`.
+    `changes` are options of the model, with two underscores for a dot:
+    `new("lecture-lm", d_model=64, position="rotary", attention__n_heads=8)`.
     """
     if isinstance(config, str):
         config = presets[config]
@@ -783,34 +806,36 @@ def new(
     check_type(tokenizer, Tokenizer | None, "a Tokenizer")
     check_int("seed", seed, maximum=MAX_SEED)
     config = config.replace(**changes)
-    home = Placement.from_names(device, dtype)
-    if home.int8:
-        raise ClearheadError(
-            "a fresh model is made to be trained, which int8 cannot be; load a trained one in int8."
-        )
-    net = build_transformer(config.model, seed, home.device, home.dtype or torch.float32)
+    placement = Placement.from_names(device, dtype)
+    if placement.int8:
+        raise ClearheadError("a new model cannot be int8, which is for inference. Use float32.")
+    net = build_transformer(config.model, seed, placement.device, placement.dtype or torch.float32)
     return Model(net.eval(), config, tokenizer)
 
 
 def load(path: str | Path, *, device: str = "", dtype: str = "") -> Model:
-    """The model in a folder of clearhead's or Hugging Face's, a .gguf file, or under a name of the hub's.
+    """Load a bundled model, a clearhead or Hugging Face folder, a .gguf file or a hub id.
 
-    It goes onto a GPU where there is one, unless `device` says otherwise; there in the `dtype` of its largest matrix,
-    on a CPU in float32. With `dtype="stored"` every weight stays as it is in the file; with "int8" a CPU multiplies
-    whole numbers, which is faster and needs less memory.
+    The default device is the GPU, if there is one. The default dtype is that of the largest matrix
+    on a GPU, and float32 on a CPU; dtype="stored" keeps the dtype of every weight, "int8" quantizes
+    the weights for fast inference on a CPU.
     """
-    read = load_model(path, Placement.from_names(device, dtype))
+    checkpoint = load_model(path, Placement.from_names(device, dtype))
+    net = checkpoint.net
     if not dtype:
-        read.net.to(max(read.net.parameters(), key=lambda p: p.numel()).dtype)
+        net.to(max(net.parameters(), key=lambda p: p.numel()).dtype)
     return Model(
-        read.net, read.config, read.tokenizer, read.source_tokenizer, read.no_tokenizer_reason
+        net,
+        checkpoint.config,
+        checkpoint.tokenizer,
+        checkpoint.source_tokenizer,
+        checkpoint.no_tokenizer_reason,
     )
 
 
 def save(model: Model, path: str | Path, format: str = "clearhead") -> None:
-    """The model as a folder that `load` reads, or another engine: hf, gguf, ctranslate2, onnx."""
+    """Save a model as "clearhead", "hf" (Hugging Face), "gguf", "ctranslate2" or "onnx"."""
     check_type(model, Model, "a model")
     check_type(path, str | Path, "the name of a folder or file")
-    save_model(
-        path, Checkpoint(model.net, model.config, model.tokenizer, model.source_tokenizer), format
-    )
+    checkpoint = Checkpoint(model.net, model.config, model.tokenizer, model.source_tokenizer)
+    save_model(path, checkpoint, format)

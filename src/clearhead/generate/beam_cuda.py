@@ -1,6 +1,7 @@
-"""Beam searches on a GPU: the second of a form is recorded (CUDA graphs), and those that follow are replayed.
+"""Beam search with CUDA graphs: the second search of a shape is recorded, later ones replay it.
 
-What beams remember is then never copied when they split: it is told anew which row holds each token (`rows.owner`).
+When beams are reordered, their KV cache stays in place; a table says which row holds each token
+(`rows.kv_owner`).
 """
 
 from threading import Lock
@@ -11,114 +12,142 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead import config as c
-from clearhead.generate.beam_search import DONE_CHECK_INTERVAL, BeamSearch, Hypothesis
-from clearhead.kernels import GRAPH_CAPTURE_MODE, TRITON_AVAILABLE
+from clearhead.generate.beam_search import DONE_CHECK_INTERVAL, BeamRules, BeamSearch, Hypothesis
+from clearhead.generate.engine import EditedTransformer
+from clearhead.kernels import GRAPH_CAPTURE_MODE, TRITON_AVAILABLE, can_use_triton
 from clearhead.model.transformer import Transformer
 
 if TRITON_AVAILABLE:
     from clearhead.generate.fused_decode import FusedDecoder, supports_fused_decode
 
-MAX_GRAPHS = 4  # of searches that are kept for a net
+MAX_GRAPHS = 4  # kept per network
+SOURCE_LENGTH_MULTIPLE = 16  # sources are padded to it, so that few graphs are needed
+
 GraphKey = tuple[object, ...]
-GRAPH_CACHE: WeakKeyDictionary[Transformer, dict[GraphKey, "BeamSearchGraph | None"]] = (
-    WeakKeyDictionary()
-)
-GRAPH_CACHE_LOCK = Lock()  # of what is kept
+GraphCache = dict[GraphKey, "BeamSearchGraph | None"]  # None: searched once, not yet recorded
+GRAPH_CACHES: WeakKeyDictionary[Transformer, GraphCache] = WeakKeyDictionary()
+GRAPH_CACHES_LOCK = Lock()
+
+
+def run_on_gpu(
+    net: Transformer,
+    rules: BeamRules,
+    prompts: list[list[int]],
+    prefixes: list[list[int]],
+    source: Tensor | None,
+    source_segment_ids: Tensor | None,
+    return_tree: bool,
+) -> list[list[Hypothesis]]:
+    """Run a beam search, with CUDA graphs where its operations do not depend on its data."""
+    if source is not None and not source.is_floating_point():
+        source, source_segment_ids = pad_source(net, source, source_segment_ids)
+    search = BeamSearch(net, rules, prompts, prefixes, source, source_segment_ids, return_tree)
+    can_record = (
+        search.has_equal_lengths
+        and not return_tree
+        and not any(prefixes)
+        and not isinstance(net, EditedTransformer)
+    )
+    return run_with_graphs(search) if can_record else search.run()
 
 
 def run_with_graphs(search: BeamSearch) -> list[list[Hypothesis]]:
-    """What `search.run()` finds; a recording is for one search at a time."""
-    form = graph_key(search)
-    with GRAPH_CACHE_LOCK:
-        kept = GRAPH_CACHE.setdefault(search.net, {})
-        known = form in kept
-        recording = kept.pop(form, None)
-    if known:
-        recording = recording or BeamSearchGraph(search)
-    found = recording.run(search) if recording else search.run()
-    with GRAPH_CACHE_LOCK:
-        kept[form] = recording or kept.pop(form, None)  # the last one used is the last to go
-        while len(kept) > MAX_GRAPHS:
-            kept.pop(next(iter(kept)))
-    return found
+    """Replay a graph of the same shape, or run the search. A graph serves one search at a time."""
+    key = graph_key(search)
+    with GRAPH_CACHES_LOCK:
+        cache = GRAPH_CACHES.setdefault(search.net, {})
+        was_searched = key in cache
+        graph = cache.pop(key, None)
+    if was_searched:
+        graph = graph or BeamSearchGraph(search)
+    results = graph.run(search) if graph else search.run()
+    with GRAPH_CACHES_LOCK:
+        cache[key] = graph or cache.pop(key, None)  # the most recently used is evicted last
+        while len(cache) > MAX_GRAPHS:
+            cache.pop(next(iter(cache)))
+    return results
 
 
 def pad_source(
     net: Transformer, source: Tensor, segment_ids: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Sources with room up to a multiple of 16 tokens, so that there are few forms."""
-    segment_ids = torch.ones_like(source) if segment_ids is None else segment_ids
-    most = source.shape[1] if net.encoder is None else net.encoder.context_length
-    room = (0, max(0, min(-source.shape[1] % 16, most - source.shape[1])))
-    return F.pad(source, room), F.pad(segment_ids, room)
+    """Pad sources to a multiple of 16 tokens."""
+    if segment_ids is None:
+        segment_ids = torch.ones_like(source)
+    length = source.shape[1]
+    max_length = length if net.encoder is None else net.encoder.context_length
+    padding = max(0, min(-length % SOURCE_LENGTH_MULTIPLE, max_length - length))
+    return F.pad(source, (0, padding)), F.pad(segment_ids, (0, padding))
 
 
 def supports_kv_owner(m: c.ModelConfig) -> bool:
-    """Whether attention can be told in which row each key lies; else beams that split are copied."""
-    unbiased = isinstance(m.position, c.NoPosition | c.Learned | c.Sinusoidal | c.Rotary)
-    return TRITON_AVAILABLE and unbiased and not m.attention.sliding_window
+    """Whether attention can read keys from other rows; otherwise reordered beams are copied."""
+    has_no_bias = isinstance(m.position, c.NoPosition | c.Learned | c.Sinusoidal | c.Rotary)
+    return TRITON_AVAILABLE and has_no_bias and not m.attention.sliding_window
 
 
 def graph_key(search: BeamSearch) -> GraphKey:
-    """All that is written into a recording, where the weights lie among it."""
-    rules = {
-        name: value for name, value in vars(search.rules).items() if name not in ("ids", "device")
-    }
+    """Everything that a graph records, including where the weights are."""
     source = None if search.source is None else (search.source.shape, search.source.dtype)
-    sides = (
+    return (
+        *search.rules.options(),
         search.input_ids.shape,
-        search.equal_lengths,
+        search.has_equal_lengths,
         source,
         search.source_segment_ids is None,
+        *(parameter.data_ptr() for parameter in search.net.parameters()),
     )
-    return (*rules.items(), *sides, *(p.data_ptr() for p in search.net.parameters()))
 
 
 class BeamSearchGraph:
-    """One form of search: what is given is copied into the tensors of the search that was recorded."""
+    """The CUDA graphs of one search. Other searches are copied into its tensors."""
 
     def __init__(self, search: BeamSearch) -> None:
         self.search = search
-        rows = search.cache.rows
         self.prefill_graph = torch.cuda.CUDAGraph()
         self.step_graph = torch.cuda.CUDAGraph()
-        owner = torch.arange(len(rows.lengths), dtype=torch.int32, device=rows.lengths.device)
-        self.row_owner = owner[:, None].repeat(1, rows.capacity)
-        search.fused_decoder = (
-            FusedDecoder(search.net)
-            if TRITON_AVAILABLE
-            and supports_kv_owner(search.net.config)
-            and supports_fused_decode(search.net)
-            else None
-        )
-        self.fused_qkv = [] if search.fused_decoder is None else search.fused_decoder.fused_qkv
+        rows = search.cache.rows
+        can_use_kernels = can_use_triton(rows.lengths.device)  # tried now, not during capture
+        uses_kv_owner = can_use_kernels and supports_kv_owner(search.net.config)
+        row_index = torch.arange(len(rows.lengths), dtype=torch.int32, device=rows.lengths.device)
+        self.initial_owner = row_index[:, None].repeat(1, rows.capacity)
+        if uses_kv_owner and supports_fused_decode(search.net):
+            search.fused_decoder = FusedDecoder(search.net)
+        self.fused_decoder = search.fused_decoder
         with torch.cuda.graph(self.prefill_graph, capture_error_mode=GRAPH_CAPTURE_MODE):
             search.prefill()
-            rows.kv_owner = self.row_owner.clone() if supports_kv_owner(search.net.config) else None
+            rows.kv_owner = self.initial_owner.clone() if uses_kv_owner else None
         rows.is_static = True
         rows.max_length = rows.capacity
         with torch.cuda.graph(
             self.step_graph, pool=self.prefill_graph.pool(), capture_error_mode=GRAPH_CAPTURE_MODE
         ):
             search.step()
-        del search.net, search.fused_decoder  # else what is kept for a net would keep it alive
+        # References to the network would keep it alive in GRAPH_CACHES.
+        del search.net, search.fused_decoder
+        if self.fused_decoder is not None:
+            del self.fused_decoder.net
 
     def run(self, other: BeamSearch) -> list[list[Hypothesis]]:
-        mine = self.search
-        for name in ("input_ids", "lengths", "source", "source_segment_ids"):
-            if (held := getattr(mine, name)) is not None:
-                held.copy_(getattr(other, name))
-        mine.sentences = other.sentences
-        mine.prefixes = other.prefixes
-        mine.results = {}
-        mine.trees = other.trees
-        mine.initial_state.copy_from(other.initial_state)
-        for joined in self.fused_qkv:
-            joined.refresh_weights()
+        """Run another search of the same shape."""
+        search = self.search
+        search.input_ids.copy_(other.input_ids)
+        search.prompt_lengths.copy_(other.prompt_lengths)
+        if search.source is not None and other.source is not None:
+            search.source.copy_(other.source)
+        if search.source_segment_ids is not None and other.source_segment_ids is not None:
+            search.source_segment_ids.copy_(other.source_segment_ids)
+        search.initial_state.copy_from(other.initial_state)
+        search.active = other.active
+        search.prefixes = other.prefixes
+        search.trees = other.trees
+        search.results = {}
+        if self.fused_decoder is not None:
+            self.fused_decoder.refresh_weights()
         self.prefill_graph.replay()
-        for step in range(mine.rules.max_tokens - 1):
-            if step % DONE_CHECK_INTERVAL == 0 and not mine.drop_finished():
+        for step in range(search.rules.max_tokens - 1):
+            if step % DONE_CHECK_INTERVAL == 0 and not search.drop_finished():
                 break
             self.step_graph.replay()
-        mine.collect_results(range(len(mine.sentences)))
-        return [mine.results[i] for i in range(len(mine.results))]
+        search.collect_results(range(len(search.active)))
+        return [search.results[i] for i in range(len(search.results))]

@@ -50,7 +50,7 @@ REMOVED_FILTERS = (
 )
 TEMPLATE_GLOBALS = ("range", "dict", "namespace")
 SEED_STRIDE = 1_000_003  # between the seeds of successive answers
-# A Unicode noncharacter that marks special tokens typed by a user, so they are encoded as plain text.
+# A Unicode noncharacter in special tokens that a user typed, so they are encoded as plain text.
 SPECIAL_TOKEN_GUARD = "\ufdd0"
 
 Message = Mapping[str, str]
@@ -95,7 +95,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return result
 
     def wrap_str_format(self, value: Any) -> None:
-        """Block str.format: Jinja would otherwise replace it before `is_safe_attribute` is asked."""
+        """Block str.format, which Jinja would replace before calling `is_safe_attribute`."""
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in BLOCKED_STRING_METHODS and super().is_safe_attribute(obj, attr, value)
@@ -236,7 +236,7 @@ def turn_config(
 
 
 def turn_seed(seed: int, messages: Sequence[Message]) -> int:
-    """The seed of the next answer; with the same noise in each turn, all answers would start alike."""
+    """The seed of the next answer; with the same noise, all answers would start alike."""
     turns = sum(message.get("role") == "assistant" for message in messages)
     return (seed + SEED_STRIDE * turns) & MAX_SEED
 
@@ -279,7 +279,7 @@ class ChatSession:
     def stream(
         self, text: str, max_tokens: int | None = None, **options: Unpack[SamplingOptions]
     ) -> Iterator[TextChunk]:
-        """Send a message and stream the answer; if the iterator is closed, the text so far is the answer."""
+        """Send a message and stream the answer. Closing the iterator keeps the text so far."""
         config = self._turn_config(max_tokens, options)
         self._check_idle()
         self._encode([*self.messages, {"role": "user", "content": text}])

@@ -1,21 +1,19 @@
-"""Tokens become text while they are written: never half a character, never a part of what the text stops at."""
+"""Incremental detokenization: the text of a stream of tokens, held back where it may change."""
 
 from collections.abc import Container, Sequence
 
 from clearhead.generate.engine import common_prefix_length
 from clearhead.tokenizers.tokenizer import Tokenizer
 
-REPLACEMENT_CHARACTER = "�"  # what bytes that are no whole character yet are decoded as
-CONTEXT_TOKENS = (
-    8  # tokens before the new ones that tell how these are spelled: with a space or without
-)
+REPLACEMENT_CHARACTER = "�"  # incomplete UTF-8 decodes to it
+CONTEXT_TOKENS = 8  # decoded before new tokens, which tells whether these start with a space
 
 
 class IncrementalDetokenizer:
-    """The text after a prompt, piece by piece; the pieces joined are the text.
+    """The text after a prompt, in pieces whose concatenation is the text.
 
-    A piece is held back while it may be a part of a character, or the beginning of one of the texts to `stop` at. When
-    one of those is complete, the text ends before it (`stopped`).
+    Text is held back while it may be part of a character or the start of a stop string. A complete
+    stop string ends the text before it (`stopped`).
     """
 
     def __init__(
@@ -23,63 +21,64 @@ class IncrementalDetokenizer:
     ) -> None:
         self.tokenizer = tokenizer
         self.stop = tuple(stop)
+        self.longest_stop = max(map(len, self.stop), default=0)
         self.tokens = list(prompt[-CONTEXT_TOKENS:])
-        self.decoded_until = len(self.tokens)  # tokens whose text is known
-        self.window_start = 0  # where decoding starts
-        self.text = ""  # all that is known
-        self.num_emitted = 0  # how much of it was given out
+        self.decoded_until = len(self.tokens)  # tokens whose text is in `text`
+        self.window_start = 0  # first token that is decoded again
+        self.text = ""
+        self.num_emitted = 0  # characters of `text` that were returned
         self.stopped = False
 
     def add(self, token: int, eos_tokens: Container[int], is_last: bool) -> str:
-        """What can be shown after one more token, which is no text if it `ends` the text."""
-        shown = "" if token in eos_tokens else self.feed(token)
-        return shown + self.flush() if is_last or self.stopped else shown
+        """Append one token, which has no text if it is an EOS token; return the new text."""
+        text = "" if token in eos_tokens else self.feed(token)
+        return text + self.flush() if is_last or self.stopped else text
 
     def feed(self, *tokens: int) -> str:
-        """What can be shown now that these tokens were written."""
+        """Append tokens and return the new text that is certain."""
         self.tokens += tokens
-        before = self.tokenizer.decode(self.tokens[self.window_start : self.decoded_until])
-        now = self.tokenizer.decode(self.tokens[self.window_start :])
-        if not now.endswith(REPLACEMENT_CHARACTER):
-            self._grow(now[common_prefix_length(before, now) :])
-            self.window_start, self.decoded_until = (
-                max(self.window_start, self.decoded_until - CONTEXT_TOKENS),
-                len(self.tokens),
-            )
-        return self._show(self._safe())
+        new_text = self._decode_new()
+        if not new_text.endswith(REPLACEMENT_CHARACTER):
+            self._append(new_text)
+            self.window_start = max(self.window_start, self.decoded_until - CONTEXT_TOKENS)
+            self.decoded_until = len(self.tokens)
+        return self._emit(self._num_certain())
 
     def flush(self) -> str:
-        """What is left to show when nothing follows: also what might have become a character or a stop."""
+        """Return the rest of the text, including what was held back."""
         if not self.stopped and self.decoded_until < len(self.tokens):
-            before = self.tokenizer.decode(self.tokens[self.window_start : self.decoded_until])
-            now = self.tokenizer.decode(self.tokens[self.window_start :])
-            self._grow(now[common_prefix_length(before, now) :])
+            self._append(self._decode_new())
             self.decoded_until = len(self.tokens)
-        return self._show(len(self.text))
+        return self._emit(len(self.text))
 
-    def _grow(self, piece: str) -> None:
+    def _decode_new(self) -> str:
+        """The text of the tokens after `decoded_until`."""
+        before = self.tokenizer.decode(self.tokens[self.window_start : self.decoded_until])
+        after = self.tokenizer.decode(self.tokens[self.window_start :])
+        return after[common_prefix_length(before, after) :]
+
+    def _append(self, text: str) -> None:
         if self.stopped:
             return
-        begin = max(0, len(self.text) - max(map(len, self.stop), default=0))
-        self.text += piece
-        found = [at for stop in self.stop if (at := self.text.find(stop, begin)) >= 0]
+        start = max(0, len(self.text) - self.longest_stop)
+        self.text += text
+        positions = [self.text.find(stop, start) for stop in self.stop]
+        found = [position for position in positions if position >= 0]
         if found:
             self.text = self.text[: min(found)]
             self.stopped = True
 
-    def _safe(self) -> int:
-        """How much of the text can no longer become a part of a stop."""
+    def _num_certain(self) -> int:
+        """The number of characters that cannot become part of a stop string."""
         if self.stopped:
             return len(self.text)
-        for at in range(
-            max(self.num_emitted, len(self.text) - max(map(len, self.stop), default=0) + 1),
-            len(self.text),
-        ):
-            if any(stop.startswith(self.text[at:]) for stop in self.stop):
-                return at
+        start = max(self.num_emitted, len(self.text) - self.longest_stop + 1)
+        for position in range(start, len(self.text)):
+            if any(stop.startswith(self.text[position:]) for stop in self.stop):
+                return position
         return len(self.text)
 
-    def _show(self, to: int) -> str:
-        piece = self.text[self.num_emitted : to]
-        self.num_emitted = max(self.num_emitted, to)
-        return piece
+    def _emit(self, end: int) -> str:
+        text = self.text[self.num_emitted : end]
+        self.num_emitted = max(self.num_emitted, end)
+        return text

@@ -1,4 +1,10 @@
-"""What is asked of the engine, and what came of it."""
+"""Continuous batching: each text has a row of the KV cache and joins and leaves at any step.
+
+What is generated does not depend on the rest of the batch, except for rounding in 16 bits. The
+cache is allocated once, rows × capacity; requests wait for a free row. A row keeps its tokens after
+its request has left: a prompt with the same prefix copies them, so conversations continue where
+they were and a shared prefix is read once.
+"""
 
 import math
 from collections import deque
@@ -9,6 +15,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -16,15 +23,29 @@ from clearhead.config.model import InferenceConfig
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.generate.sampling import Sampler, SamplingConfig, rng_key
 from clearhead.hooks import NO_HOOKS, Edit, Hooks, force_eager
-from clearhead.kernels import GRAPH_CAPTURE_MODE, TRITON_AVAILABLE
+from clearhead.kernels import GRAPH_CAPTURE_MODE, TRITON_AVAILABLE, can_use_triton
 from clearhead.model.kv_cache import ModelCache
 from clearhead.model.transformer import Transformer
 
-# ---- request: What is asked of the engine, and what came of it.
+if TRITON_AVAILABLE:
+    from clearhead.generate.fused_decode import FusedDecoder, supports_fused_decode
+
+LOOKAHEAD_STEPS = 1  # started on a GPU before the results of the previous one are read
+MAX_PREFILL_TOKENS = 8192  # in one batch; also per step while other texts are being generated
+MIN_SHARED_PREFIX = 16  # tokens; copying a shorter prefix is not worth it
+# Without cuDNN, which compiles a kernel for every length; that takes longer than the prefill.
+PREFILL_BACKENDS = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+    SDPBackend.CUDNN_ATTENTION,
+]
+
+GraphKey = tuple[object, ...]
 
 
 class TokenLogprob(NamedTuple):
-    """A token that was written: its log-probability under the model, and those of the likeliest tokens."""
+    """A token, its log-probability under the model, and the most likely tokens with theirs."""
 
     token: int
     logprob: float
@@ -33,33 +54,38 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, how it is to be written on, and what has been written."""
+    """A prompt with its options and the output so far."""
 
     prompt: list[int]
     config: SamplingConfig
-    sample_index: int = 0  # which of several from one seed
-    num_logprobs: int = 0  # how many of the likeliest are told with each token
+    sample_index: int = 0  # among several samples with one seed
+    num_logprobs: int = 0  # most likely tokens that are reported with each token
     output: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str = ""  # why it ended: stop or length
-    num_scheduled: int = 0  # tokens that were begun; the last may not be known yet
-    window_start: int = 0  # where in the text it reads begins what the memory holds
+    finish_reason: str = ""  # stop, length or error
+    num_scheduled: int = 0  # tokens whose step has started, though it may not have finished
+    window_start: int = 0  # the first token in the cache, after the context has slid
 
     @property
     def tokens(self) -> list[int]:
-        """The whole text so far."""
-        return [*self.prompt, *(chosen.token for chosen in self.output)]
+        """Prompt and output."""
+        return [*self.prompt, *(token.token for token in self.output)]
 
     def finish(self, reason: str) -> None:
-        """Ends it before the next step; the first reason holds."""
+        """End before the next step; the first reason counts."""
         self.finish_reason = self.finish_reason or reason
 
 
-def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """How much two texts have in common at their beginning, in tokens or in characters."""
-    for at, (here, there) in enumerate(zip(one, other, strict=False)):
-        if here != there:
-            return at
-    return min(len(one), len(other))
+def common_prefix_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """The length of the common prefix of two lists or strings."""
+    low = 0
+    high = min(len(a), len(b))
+    while low < high:  # comparing slices is much faster than a loop over the items
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 @contextmanager
@@ -77,13 +103,10 @@ def eval_mode(net: Transformer) -> Iterator[None]:
             module.training = True
 
 
-# ---- edited: A net that is edited wherever it is used: what writes with it need not know.
-
-
 class EditedTransformer(Transformer):
-    """The same weights, each value changed as `edits` say; it is never compiled nor recorded.
+    """A network with the same weights whose activations are edited in every pass; always eager.
 
-    An edit sees only the tokens that are read at a time, so it must change each by itself.
+    An edit sees only the tokens of one pass, so it must change each token by itself.
     """
 
     edits: Mapping[str, Edit]
@@ -91,43 +114,27 @@ class EditedTransformer(Transformer):
     def __init__(self, net: Transformer, edits: Mapping[str, Edit]) -> None:
         self.__dict__.update(net.__dict__, _compiled_call_impl=None, edits=edits)
 
-    def forward(self, tokens: Tensor, *, hooks: Hooks = NO_HOOKS, **given: Any) -> Tensor:
+    def forward(self, tokens: Tensor, *, hooks: Hooks = NO_HOOKS, **options: Any) -> Tensor:
         with force_eager():
-            return super().forward(tokens, hooks=hooks.with_edits(self.edits), **given)
+            return super().forward(tokens, hooks=hooks.with_edits(self.edits), **options)
 
     def encode(
         self, source: Tensor, segment_ids: Tensor | None = None, hooks: Hooks = NO_HOOKS
     ) -> Tensor:
-        return super().encode(
-            source, segment_ids, hooks.with_edits(self.edits) if hooks is NO_HOOKS else hooks
-        )
+        return super().encode(source, segment_ids, self._with_edits(hooks))
 
     def compute_logits(
         self, hidden: Tensor, segment_ids: Tensor | None = None, hooks: Hooks = NO_HOOKS
     ) -> Tensor:
-        return super().compute_logits(
-            hidden, segment_ids, hooks.with_edits(self.edits) if hooks is NO_HOOKS else hooks
-        )
+        return super().compute_logits(hidden, segment_ids, self._with_edits(hooks))
 
-
-# ---- desk: What a device holds of the texts under way, a row for each: memory, logits of the next token, counts.
-
-# cuDNN's kernel is made anew for each length of a text, which takes longer than reading it
-PREFILL_BACKENDS = [
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-    SDPBackend.CUDNN_ATTENTION,
-]
-if TRITON_AVAILABLE:
-    from clearhead.generate.fused_decode import FusedDecoder, supports_fused_decode
-
-BufferKey = tuple[object, ...]
+    def _with_edits(self, hooks: Hooks) -> Hooks:
+        return hooks.with_edits(self.edits) if hooks is NO_HOOKS else hooks
 
 
 @dataclass
 class StepGraph:
-    """A step that is replayed: its draws can be set, and it leaves what it drew in one place."""
+    """A CUDA graph of one step, the sampler whose options it reads, and the tensor it writes."""
 
     sampler: Sampler
     graph: torch.cuda.CUDAGraph | None = None
@@ -135,9 +142,12 @@ class StepGraph:
 
 
 class SampledTokens:
-    """The tokens of one step, each with its log-probability and the likeliest others; here as soon as they can be."""
+    """The output of one step, copied to the host in the background.
 
-    def __init__(self, table: Tensor) -> None:
+    Columns: token, log-probability, then the most likely tokens and their log-probabilities.
+    """
+
+    def __init__(self, table: Float[Tensor, "row column"]) -> None:
         self.table = table
         self.event = None
         if table.is_cuda:
@@ -147,14 +157,19 @@ class SampledTokens:
             self.event.record()
 
     def to_list(self) -> list[list[float]]:
+        """Wait for the copy and return the rows."""
         if self.event is not None:
             self.event.synchronize()
-        found: list[list[float]] = self.table.tolist()
-        return found
+        rows: list[list[float]] = self.table.tolist()
+        return rows
 
 
 class ModelRunner:
-    """Rows of a network that writes; the first so many are at work."""
+    """The tensors of a batch: KV cache, next-token logits, options. Only the first rows are active.
+
+    A step samples a token for each row and reads it, without waiting for the device. On a GPU the
+    second step of a shape is recorded as a CUDA graph, which later steps replay.
+    """
 
     def __init__(
         self,
@@ -167,242 +182,230 @@ class ModelRunner:
     ) -> None:
         self.net = net
         self.inference = inference
+        self.max_rows = max_rows
         self.vocab_size = vocab_size
         self.use_cuda_graphs = use_cuda_graphs
         self.device = next(net.parameters()).device
-        self.weights = [
-            p.data_ptr() for p in net.parameters()
-        ]  # what is recorded reads them where they are
+        self.weight_pointers = [p.data_ptr() for p in net.parameters()]  # graphs read from there
         self.cache = net.init_cache(max_rows, capacity)
         self.cache.rows.is_static = use_cuda_graphs
         self.logits = torch.zeros(max_rows, net.config.vocab_size, device=self.device)
-        self.tokens, self.steps = (
-            torch.zeros(max_rows, 1, dtype=torch.long, device=self.device) for _ in range(2)
-        )
-        self.token_counts: tuple[Tensor, Tensor] | None = (
-            None  # how often each token was read and written, if it matters
-        )
-        self.logit_bias: Tensor | None = None  # what is added to the logits, if anything is
-        self.prefix_tokens: Tensor | None = None  # tokens that texts begin with
-        self.buffers: dict[
-            BufferKey, Tensor
-        ] = {}  # for these: what is recorded reads and writes them where they are
-        self.first_token_bias = torch.zeros(
-            vocab_size, device=self.device
-        )  # what is added to the logits of a first token
-        self.first_token_bias[
-            [i for i in inference.begin_suppress_tokens if i < vocab_size]
-        ] = -torch.inf
+        self.tokens = torch.zeros(max_rows, 1, dtype=torch.long, device=self.device)
+        self.steps = torch.zeros(max_rows, 1, dtype=torch.long, device=self.device)
+        # Options of the batch; None where no request uses them.
+        self.token_counts: tuple[Tensor, Tensor] | None = None  # in prompt and output
+        self.logit_bias: Tensor | None = None
+        self.prefix_tokens: Tensor | None = None  # −1 after the end of a prefix
+        self.buffers: dict[tuple[str, int], Tensor] = {}  # their memory, at fixed addresses
+        begin_suppress = [i for i in inference.begin_suppress_tokens if i < vocab_size]
+        self.first_token_bias = torch.zeros(vocab_size, device=self.device)
+        self.first_token_bias[begin_suppress] = -torch.inf
         self.suppress_tokens = [i for i in inference.suppress_tokens if i < vocab_size]
-        self.fused_decoder = (
-            FusedDecoder(net)
-            if use_cuda_graphs and TRITON_AVAILABLE and supports_fused_decode(net)
-            else None
-        )
-        self.graphs: dict[BufferKey, StepGraph] = {}
-        self.pool = torch.cuda.graph_pool_handle() if use_cuda_graphs else None
+        self.fused_decoder: FusedDecoder | None = None
+        if use_cuda_graphs and can_use_triton(self.device) and supports_fused_decode(net):
+            self.fused_decoder = FusedDecoder(net)
+        self.graphs: dict[GraphKey, StepGraph] = {}
+        self.graph_pool = torch.cuda.graph_pool_handle() if use_cuda_graphs else None
 
-    def matches(self, net: Transformer, known: int | None) -> bool:
-        """Whether this is for that net, its weights where they were, and for so many tokens."""
-        known = net.config.vocab_size if known is None else known
+    def matches(self, net: Transformer, vocab_size: int | None) -> bool:
+        """Whether this runs that network, with its weights where they were."""
+        if vocab_size is None:
+            vocab_size = net.config.vocab_size
         return (
             net is self.net
-            and known == self.vocab_size
-            and self.weights == [p.data_ptr() for p in net.parameters()]
+            and vocab_size == self.vocab_size
+            and self.weight_pointers == [p.data_ptr() for p in net.parameters()]
         )
 
     def refresh_weights(self) -> None:
-        """The weights may have changed."""
+        """Update copies of the weights, as they may have changed."""
         if self.fused_decoder is not None:
             self.fused_decoder.refresh_weights()
 
     def prefill(
-        self, texts: Sequence[list[int]], row: int = 0, common: int = 0
-    ) -> tuple[ModelCache, Tensor]:
-        """Texts read together, with the logits that follow; all may begin with what a row holds already.
+        self, texts: Sequence[list[int]], row: int = 0, num_cached: int = 0
+    ) -> tuple[ModelCache, Float[Tensor, "text vocabulary"]]:
+        """Read texts together. Returns their cache and next-token logits.
 
-        Shorter texts are filled up at their ends, which nothing before them sees.
+        All start with the first `num_cached` tokens of a row, whose cache is copied.
         """
         longest = max(map(len, texts))
-        memory = self.net.init_cache(len(texts), longest)
-        if common:
-            memory.copy_rows(0, self.cache, [row] * len(texts), [common] * len(texts))
-        ids = torch.tensor(
-            [text[common:] + [0] * (longest - len(text)) for text in texts], device=self.device
-        )
-        last = torch.tensor([len(text) - common - 1 for text in texts], device=self.device)
+        cache = self.net.init_cache(len(texts), longest)
+        if num_cached:
+            cache.copy_rows(0, self.cache, [row] * len(texts), [num_cached] * len(texts))
+        # Padding on the right is not visible to the tokens before it.
+        padded = [text[num_cached:] + [0] * (longest - len(text)) for text in texts]
+        ids = torch.tensor(padded, device=self.device)
+        index = torch.arange(len(texts), device=self.device)
+        last = torch.tensor([len(text) - num_cached - 1 for text in texts], device=self.device)
         with sdpa_kernel(PREFILL_BACKENDS, set_priority=True):
-            hidden = self.net(ids, cache=memory)[torch.arange(len(texts), device=self.device), last]
-        return memory, self._predict(hidden[:, None])
+            hidden = self.net(ids, cache=cache)[index, last]
+        return cache, self._compute_logits(hidden[:, None])
 
     def swap_rows(self, row: int, other: int, lengths: Sequence[int]) -> None:
-        """Two rows change places."""
-        aside = self.net.init_cache(1, max(1, lengths[row]))
-        aside.copy_rows(0, self.cache, [row], [lengths[row]])
+        """Exchange two rows."""
+        temporary = self.net.init_cache(1, max(1, lengths[row]))
+        temporary.copy_rows(0, self.cache, [row], [lengths[row]])
         self.cache.copy_rows(row, self.cache, [other], [lengths[other]])
-        self.cache.copy_rows(other, aside, [0], [lengths[row]])
+        self.cache.copy_rows(other, temporary, [0], [lengths[row]])
         self.logits[[row, other]] = self.logits[[other, row]]
 
-    def set_batch(self, live: Sequence[Request]) -> None:
-        """Those whose texts are in the first rows, as they are now."""
-        rows = self._rows(len(live))
-        keys = [rng_key(request.config.seed, request.sample_index) for request in live]
-        idle = rows - len(live)
-        how = [request.config for request in live]
-        draw = Sampler(
-            [*how, *[SamplingConfig(temperature=0)] * idle],
-            [*keys, *[0] * idle],
+    def set_batch(self, requests: Sequence[Request]) -> None:
+        """Prepare for steps of these requests, which are in the first rows."""
+        num_rows = self._padded_rows(len(requests))
+        num_padding = num_rows - len(requests)
+        configs = [request.config for request in requests]
+        keys = [rng_key(request.config.seed, request.sample_index) for request in requests]
+        sampler = Sampler(
+            [*configs, *[SamplingConfig(temperature=0)] * num_padding],
+            [*keys, *[0] * num_padding],
             self.device,
             self.use_cuda_graphs,
         )
-        self.num_logprobs = max(request.num_logprobs for request in live)
-        self.steps[: len(live)] = torch.tensor(
-            [[request.num_scheduled] for request in live], device=self.device
-        )
-        self._count(live, draw.has_penalties)
-        self._shape(live)
+        self.num_logprobs = max(request.num_logprobs for request in requests)
+        steps = [[request.num_scheduled] for request in requests]
+        self.steps[: len(requests)] = torch.tensor(steps, device=self.device)
+        self._set_token_counts(requests if sampler.has_penalties else [])
+        self._set_logit_bias(configs)
+        self._set_prefix_tokens(configs)
         if self.use_cuda_graphs:
-            key = (
-                rows,
-                draw.graph_key,
-                self.num_logprobs,
-                self.logit_bias is None,
-                None if self.prefix_tokens is None else self.prefix_tokens.shape[1],
-            )
-            self.graph = self.graphs.setdefault(key, StepGraph(draw))
-            self.graph.sampler.copy_from(draw)
-            draw = self.graph.sampler
-        self.sampler = draw
+            prefix_shape = None if self.prefix_tokens is None else self.prefix_tokens.shape[1]
+            has_bias = self.logit_bias is not None
+            key = (num_rows, sampler.graph_key, self.num_logprobs, has_bias, prefix_shape)
+            self.graph = self.graphs.setdefault(key, StepGraph(sampler))
+            self.graph.sampler.copy_from(sampler)
+            sampler = self.graph.sampler
+        self.sampler = sampler
 
-    def step(self, live: int, reading: bool) -> SampledTokens:
-        """One more token for each of the first rows; it need not be read where nothing follows it."""
-        rows = self.cache.rows.n_active = self._rows(live)
+    def step(self, num_requests: int, read: bool) -> SampledTokens:
+        """Sample a token for each request and, unless no token follows, read it."""
+        num_rows = self._padded_rows(num_requests)
+        self.cache.rows.n_active = num_rows
         if not self.use_cuda_graphs:
-            return SampledTokens(self._step(rows, reading)[:live])
-        if (now := self.graph).graph is None and now.output is not None:
-            now.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(now.graph, pool=self.pool, capture_error_mode=GRAPH_CAPTURE_MODE):
-                now.output = self._step(rows, True)
-        if now.graph is None:
-            now.output = self._aside(rows)
+            return SampledTokens(self._step(num_rows, read)[:num_requests])
+        graph = self.graph
+        if graph.graph is None and graph.output is not None:
+            graph.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(
+                graph.graph, pool=self.graph_pool, capture_error_mode=GRAPH_CAPTURE_MODE
+            ):
+                graph.output = self._step(num_rows, True)
+        if graph.graph is None:
+            graph.output = self._warm_up(num_rows)
         else:
-            now.graph.replay()
-        assert now.output is not None
-        return SampledTokens(now.output[:live])
+            graph.graph.replay()
+        assert graph.output is not None
+        return SampledTokens(graph.output[:num_requests])
 
-    def _step(self, rows: int, reading: bool) -> Tensor:
-        logits = self.logits[:rows]
-        places = self.steps[:rows]
-        counts = (
-            None
-            if self.token_counts is None
-            else (self.token_counts[0][:rows], self.token_counts[1][:rows])
-        )
-        tokens, log_probs = self.sampler(logits, places, self.vocab_size, counts, self._added(rows))
+    def _step(self, num_rows: int, read: bool) -> Float[Tensor, "row column"]:
+        logits = self.logits[:num_rows]
+        steps = self.steps[:num_rows]
+        counts = None
+        if self.token_counts is not None:
+            prompt_counts, output_counts = self.token_counts
+            counts = (prompt_counts[:num_rows], output_counts[:num_rows])
+        bias = self._bias(num_rows)
+        tokens, logprobs = self.sampler(logits, steps, self.vocab_size, counts, bias)
         if self.prefix_tokens is not None:
-            asked = self.prefix_tokens[:rows].gather(
-                1, places.clamp(max=self.prefix_tokens.shape[1] - 1)
-            )[:, 0]
-            tokens = torch.where(asked >= 0, asked, tokens)
-            log_probs = (logits.gather(1, tokens[:, None]) - logits.logsumexp(-1, keepdim=True))[
-                :, 0
-            ]
-        drawn = [tokens[:, None].double(), log_probs[:, None].double()]
+            column = steps.clamp(max=self.prefix_tokens.shape[1] - 1)
+            prefix = self.prefix_tokens[:num_rows].gather(1, column)[:, 0]
+            tokens = torch.where(prefix >= 0, prefix, tokens)
+            logprobs = logits.gather(1, tokens[:, None]) - logits.logsumexp(-1, keepdim=True)
+            logprobs = logprobs[:, 0]
+        columns = [tokens[:, None].double(), logprobs[:, None].double()]
         if self.num_logprobs:
-            best = logits.log_softmax(dim=-1)[:, : self.vocab_size].topk(
-                min(self.num_logprobs, self.vocab_size)
-            )
-            drawn += [best.indices.double(), best.values.double()]
+            all_logprobs = logits.log_softmax(dim=-1)[:, : self.vocab_size]
+            best = all_logprobs.topk(min(self.num_logprobs, self.vocab_size))
+            columns += [best.indices.double(), best.values.double()]
         if counts is not None:
             counts[1].scatter_add_(1, tokens[:, None], torch.ones_like(tokens[:, None]))
-        self.tokens[:rows, 0] = tokens
-        self.steps[:rows] += 1
-        if reading:
-            tokens = self.tokens[:rows]
-            if self.fused_decoder is None:
-                self.logits[:rows] = self._predict(self.net(tokens, cache=self.cache))
-            else:
-                self.logits[:rows] = self.fused_decoder(tokens, self.cache)
-        return torch.cat(drawn, dim=1)
+        self.tokens[:num_rows, 0] = tokens
+        self.steps[:num_rows] += 1
+        if read and self.fused_decoder is not None:
+            self.logits[:num_rows] = self.fused_decoder(self.tokens[:num_rows], self.cache)
+        elif read:
+            hidden = self.net(self.tokens[:num_rows], cache=self.cache)
+            self.logits[:num_rows] = self._compute_logits(hidden)
+        return torch.cat(columns, dim=1)
 
-    def _aside(self, rows: int) -> Tensor:
-        """On another stream, as the step before a recording must be."""
-        here = torch.cuda.current_stream()
-        there = torch.cuda.Stream()
-        there.wait_stream(here)
-        with torch.cuda.stream(there):
-            drawn = self._step(rows, True)
-        here.wait_stream(there)
-        return drawn
+    def _warm_up(self, num_rows: int) -> Tensor:
+        """A step on another stream, as required before recording a CUDA graph."""
+        current = torch.cuda.current_stream()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            output = self._step(num_rows, True)
+        current.wait_stream(stream)
+        return output
 
-    def _predict(self, hidden: Tensor) -> Tensor:
+    def _compute_logits(self, hidden: Tensor) -> Tensor:
         return self.net.compute_logits(hidden)[:, -1].float()
 
-    def _rows(self, live: int) -> int:
-        """So many rows take part: where steps are recorded there are few sizes, so that few are recorded."""
-        if not self.use_cuda_graphs or live <= 2:
-            return live
-        step = max(4, 1 << (live - 1).bit_length() - 2)
-        return min(-(-live // step) * step, len(self.tokens))
+    def _padded_rows(self, num_requests: int) -> int:
+        """With CUDA graphs, a batch size from a short list, so that few graphs are recorded."""
+        if not self.use_cuda_graphs or num_requests <= 2:
+            return num_requests
+        multiple = max(4, 1 << (num_requests - 1).bit_length() - 2)
+        return min(-(-num_requests // multiple) * multiple, self.max_rows)
 
     def _buffer(self, name: str, width: int, dtype: torch.dtype) -> Tensor:
-        """Rows of that width, always the same ones."""
+        """A tensor with `max_rows` rows, always the same one for a name and width."""
         if (name, width) not in self.buffers:
-            self.buffers[name, width] = torch.zeros(
-                len(self.tokens), width, dtype=dtype, device=self.device
-            )
+            shape = (self.max_rows, width)
+            self.buffers[name, width] = torch.zeros(shape, dtype=dtype, device=self.device)
         return self.buffers[name, width]
 
-    def _count(self, live: Sequence[Request], looks_back: bool) -> None:
+    def _set_token_counts(self, requests: Sequence[Request]) -> None:
         self.token_counts = None
-        if looks_back:
-            read, written = (
-                self._buffer(name, self.vocab_size, torch.long) for name in ("read", "written")
-            )
-            self.token_counts = read, written
-            for row, request in enumerate(live):
-                for counts, text in (
-                    (read, request.prompt),
-                    (written, [c.token for c in request.output]),
-                ):
-                    counts[row] = torch.bincount(
-                        torch.tensor(text, dtype=torch.long), minlength=self.vocab_size
-                    )[: self.vocab_size]
+        if not requests:
+            return
+        prompt_counts = self._buffer("prompt_counts", self.vocab_size, torch.long)
+        output_counts = self._buffer("output_counts", self.vocab_size, torch.long)
+        for row, request in enumerate(requests):
+            prompt_counts[row] = self._bincount(request.prompt)
+            output_counts[row] = self._bincount([token.token for token in request.output])
+        self.token_counts = (prompt_counts, output_counts)
 
-    def _shape(self, live: Sequence[Request]) -> None:
-        """What each adds to its logits, forbids or begins with."""
-        wishes = [request.config for request in live]
+    def _bincount(self, tokens: list[int]) -> Int[Tensor, " vocabulary"]:
+        ids = torch.tensor(tokens, dtype=torch.long)
+        return torch.bincount(ids, minlength=self.vocab_size)[: self.vocab_size]
+
+    def _set_logit_bias(self, configs: Sequence[SamplingConfig]) -> None:
         self.logit_bias = None
+        if not self.suppress_tokens and not any(c.logit_bias or c.suppress_tokens for c in configs):
+            return
+        self.logit_bias = self._buffer("logit_bias", self.vocab_size, torch.float32).zero_()
+        for row, config in zip(self.logit_bias, configs, strict=False):
+            if config.logit_bias:
+                values = list(config.logit_bias.values())
+                row[list(config.logit_bias)] = torch.tensor(
+                    values, device=self.device, dtype=row.dtype
+                )
+            row[[*self.suppress_tokens, *config.suppress_tokens]] = -torch.inf
+
+    def _set_prefix_tokens(self, configs: Sequence[SamplingConfig]) -> None:
         self.prefix_tokens = None
-        if self.suppress_tokens or any(s.logit_bias or s.suppress_tokens for s in wishes):
-            self.logit_bias = self._buffer("extra", self.vocab_size, torch.float32).zero_()
-            for row, s in zip(self.logit_bias, wishes, strict=False):
-                if s.logit_bias:
-                    row[list(s.logit_bias)] = torch.tensor(
-                        list(s.logit_bias.values()), device=self.device, dtype=row.dtype
-                    )
-                row[[*self.suppress_tokens, *s.suppress_tokens]] = -torch.inf
-        if most := max(len(s.prefix_tokens) for s in wishes):
-            begins = [[*s.prefix_tokens, *[-1] * (most + 1 - len(s.prefix_tokens))] for s in wishes]
-            self.prefix_tokens = self._buffer("forced", most + 1, torch.long).fill_(-1)
-            self.prefix_tokens[: len(live)] = torch.tensor(begins, device=self.device)
+        longest = max(len(config.prefix_tokens) for config in configs)
+        if not longest:
+            return
+        padded = [
+            [*config.prefix_tokens, *[-1] * (longest + 1 - len(config.prefix_tokens))]
+            for config in configs
+        ]
+        self.prefix_tokens = self._buffer("prefix_tokens", longest + 1, torch.long).fill_(-1)
+        self.prefix_tokens[: len(configs)] = torch.tensor(padded, device=self.device)
 
-    def _added(self, rows: int) -> Tensor | None:
+    def _bias(self, num_rows: int) -> Tensor | None:
+        """What is added to the logits in this step."""
+        bias = None if self.logit_bias is None else self.logit_bias[:num_rows]
         if not self.inference.begin_suppress_tokens:
-            return None if self.logit_bias is None else self.logit_bias[:rows]
-        first = torch.where(self.steps[:rows] == 0, self.first_token_bias, 0.0)
-        return first if self.logit_bias is None else first + self.logit_bias[:rows]
-
-
-# ---- engine: Texts written side by side: each has a row of the memory, and joins and leaves at any step.
-
-LOOKAHEAD_STEPS = 1  # steps begun on a GPU before the one before is looked at
-MAX_PREFILL_TOKENS = 8192  # tokens of prompts that are read at once
-MIN_SHARED_PREFIX = 16  # tokens in common that are worth copying
+            return bias
+        first = torch.where(self.steps[:num_rows] == 0, self.first_token_bias, 0.0)
+        return first if bias is None else first + bias
 
 
 class BatchEngine:
-    """A network that writes up to `slots` texts at once; `step` goes one token on in each."""
+    """Generates up to `slots` texts at the same time; `step` adds one token to each."""
 
     def __init__(
         self,
@@ -416,286 +419,295 @@ class BatchEngine:
         self.inference = inference
         self.slots = slots
         self.capacity = capacity
-        self.runner = ModelRunner(
-            net,
-            inference,
-            slots,
-            capacity,
-            net.config.vocab_size if vocab_size is None else vocab_size,
-            use_cuda_graphs,
-        )
+        if vocab_size is None:
+            vocab_size = net.config.vocab_size
+        self.runner = ModelRunner(net, inference, slots, capacity, vocab_size, use_cuda_graphs)
         self.lookahead = LOOKAHEAD_STEPS if use_cuda_graphs else 0
         self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # the first rows
-        self.row_tokens: list[list[int]] = [
-            [] for _ in range(slots)
-        ]  # tokens of each row; of a live one, when it joined
-        self.row_lengths = [0] * slots  # how many tokens each row holds
-        self.released_at = [0] * slots  # when each was left, counted in leavings
-        self.pending: deque[tuple[list[Request], SampledTokens]] = deque()
-        self.finished_steps: deque[list[Request]] = (
-            deque()
-        )  # by steps that were looked at before anyone asked
+        self.running: list[Request] = []  # in the first rows
+        # For each row: its tokens (when the request joined or left), how many are in the cache,
+        # and a counter that says when it was released.
+        self.row_tokens: list[list[int]] = [[] for _ in range(slots)]
+        self.row_lengths = [0] * slots
+        self.released_at = [0] * slots
+        self.pending: deque[tuple[list[Request], SampledTokens]] = deque()  # steps not yet read
+        self.finished_steps: deque[list[Request]] = deque()  # steps read but not yet returned
         self.batch_changed = False
         self.lock = Lock()
 
     def try_acquire(self) -> bool:
-        """For one writer alone, unless another has it."""
+        """Reserve the engine for one stream, unless another has it."""
         return self.lock.acquire(blocking=False)
 
     def release(self) -> None:
+        """Give the engine back."""
         if self.lock.locked():
             self.lock.release()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to do; those that were told to end do not count."""
-        return not self.finished_steps and all(
-            r.finish_reason for r in (*self.waiting, *self.running)
-        )
+        """Whether all requests have finished and their tokens have been returned."""
+        requests = (*self.waiting, *self.running)
+        return not self.finished_steps and all(request.finish_reason for request in requests)
 
     def add_request(self, request: Request) -> None:
-        """Queues a request; it starts when there is a row for it."""
+        """Queue a request; it starts as soon as there is a free row."""
         self.validate(request)
         self.waiting.append(request)
 
     def validate(self, request: Request) -> None:
-        """Refuses what could not be written."""
+        """Raise if this text cannot be generated."""
+        config = request.config
+        vocab_size = self.runner.vocab_size
         if not request.prompt:
-            raise ClearheadError(
-                "the prompt is empty; there must be at least one token to go on from."
-            )
+            raise ClearheadError("the prompt is empty; it needs at least one token.")
         if self.capacity < 2:
-            raise ClearheadError(
-                "a context of one token has no room to write in; it takes at least two."
-            )
+            raise ClearheadError("generation needs a context of at least two tokens.")
         for name in ("logit_bias", "suppress_tokens", "prefix_tokens", "stop_tokens"):
-            for token in getattr(request.config, name):
-                if not 0 <= token < self.runner.vocab_size:
+            for token in getattr(config, name):
+                if not 0 <= token < vocab_size:
                     raise ClearheadError(
-                        f"{name}: there is no token {token}; ids are 0 to {self.runner.vocab_size - 1}."
+                        f"{name} contains token {token}; ids must be from 0 to {vocab_size - 1}."
                     )
-        if (
-            len({*request.config.suppress_tokens, *self.runner.suppress_tokens})
-            >= self.runner.vocab_size
-        ):
-            raise ClearheadError("all tokens are banned; there must be one that can be written.")
-        if request.config.overflow == "error":
-            check_prompt_length(len(request.prompt), request.config.max_tokens, self.capacity)
+        if len({*config.suppress_tokens, *self.runner.suppress_tokens}) >= vocab_size:
+            raise ClearheadError("suppress_tokens contains all tokens; leave at least one.")
+        if config.overflow == "error":
+            check_prompt_length(len(request.prompt), config.max_tokens, self.capacity)
 
     def clear_prefix_cache(self) -> None:
-        """What rows held that are left; the weights may have changed."""
+        """Forget the tokens of released rows, as the weights may have changed."""
         self.row_tokens = [[] for _ in self.row_tokens]
         self.runner.refresh_weights()
 
     @torch.no_grad()
     def step(self) -> list[Request]:
-        """One more token for the texts under way; those are given back, and none if nothing is left to do."""
+        """Add one token to each running request and return the requests; [] if there are none."""
         while not self.is_idle or self.pending or self.running:
             with eval_mode(self.runner.net):
-                self._leave()
-                self._join()
-                begun = self._begin()
-            if self.pending and (len(self.pending) > self.lookahead or not begun):
-                self._look()
+                self._release_rows()
+                self._admit_waiting()
+                has_started = self._start_step()
+            if self.pending and (len(self.pending) > self.lookahead or not has_started):
+                self._read_step()
             while self.finished_steps:
-                if told := self.finished_steps.popleft():
-                    return told
+                if requests := self.finished_steps.popleft():
+                    return requests
         return []
 
-    def _leave(self) -> None:
-        """Those that ended leave, and those that slide join again; the last row takes the place of one left."""
-        if any(self._full(row) for row in range(len(self.running))):
-            self._settle()
+    def _release_rows(self) -> None:
+        """Remove finished requests; those whose context is full go back to the queue to slide."""
+        if any(self._is_full(row) for row in range(len(self.running))):
+            self._read_all_steps()
         for row in reversed(range(len(self.running))):
             request = self.running[row]
-            full = self._full(row)
-            if (
-                not request.finish_reason
-                and request.num_scheduled < request.config.max_tokens
-                and not full
-            ):
+            is_full = self._is_full(row)
+            is_scheduled = request.num_scheduled >= request.config.max_tokens
+            if not request.finish_reason and not is_scheduled and not is_full:
                 continue
-            if full and not request.finish_reason:
+            if is_full and not request.finish_reason:
                 request.window_start = len(request.tokens) - self.capacity // 2
                 self.waiting.appendleft(request)
-            last = len(self.running) - 1
-            # Where steps are recorded a free row may be written to behind its end; at most its last place is lost.
-            whole = min(self.row_lengths[row], self.capacity - 1)
-            self.row_tokens[row] = [] if full else request.tokens[request.window_start :][:whole]
+            # CUDA graphs may write one token behind the end of a free row.
+            num_valid = min(self.row_lengths[row], self.capacity - 1)
+            tokens = request.tokens[request.window_start :][:num_valid]
+            self.row_tokens[row] = [] if is_full else tokens
             self.released_at[row] = max(self.released_at) + 1
-            if row < last:
-                self._swap(row, last)
+            last = len(self.running) - 1
+            if row < last:  # keep the running requests in the first rows
+                self._swap_rows(row, last)
             self.running[row] = self.running[last]
             self.running.pop()
             self.batch_changed = True
 
-    def _full(self, row: int) -> bool:
-        """Whether there is no room for the next token of a text that is to go on."""
-        return (
-            self.row_lengths[row] == self.capacity
-            and self.running[row].num_scheduled < self.running[row].config.max_tokens
-        )
+    def _is_full(self, row: int) -> bool:
+        """Whether the context has no room for the next token of an unfinished text."""
+        request = self.running[row]
+        is_unfinished = request.num_scheduled < request.config.max_tokens
+        return self.row_lengths[row] == self.capacity and is_unfinished
 
-    def _swap(self, row: int, other: int) -> None:
+    def _swap_rows(self, row: int, other: int) -> None:
         self.runner.swap_rows(row, other, self.row_lengths)
-        self.row_tokens[row], self.row_tokens[other] = self.row_tokens[other], self.row_tokens[row]
-        self.row_lengths[row], self.row_lengths[other] = (
-            self.row_lengths[other],
-            self.row_lengths[row],
-        )
-        self.released_at[row], self.released_at[other] = (
-            self.released_at[other],
-            self.released_at[row],
-        )
+        _swap(self.row_tokens, row, other)
+        _swap(self.row_lengths, row, other)
+        _swap(self.released_at, row, other)
 
-    def _join(self) -> None:
-        """Those that wait get the free rows. What a text has in common with a row is not read again; texts that go on
-        from the same row are read together, and so are new ones, unless they have much in common themselves."""
+    def _admit_waiting(self) -> None:
+        """Start waiting requests in the free rows.
+
+        Prompts that continue the same row are read together, and so are those without a shared
+        prefix, unless they share one with each other. While other texts are being generated, the
+        number of tokens per step is limited.
+        """
         joining: list[Request] = []
         while self.waiting and len(self.running) + len(joining) < self.slots:
             request = self.waiting.popleft()
             if not request.finish_reason:
                 joining.append(request)
-        joining.sort(key=lambda request: len(request.tokens) - self._start(request))
-        while joining:
-            later = list[Request]()
-            group = dict[tuple[int, ...], list[Request]]()
-            for request in joining:
-                text = request.tokens[request.window_start :]
-                if not group:
-                    row, common = self._known(text)
-                if (key := tuple(text)) in group or self._goes_with(group, text, row, common):
-                    group.setdefault(key, []).append(request)
-                else:
-                    later.append(request)
-            read = self.runner.prefill([list(key) for key in group], row, common)
-            theirs = [i for i, same in enumerate(group.values()) for _ in same]
-            texts = [list(key) for key, same in group.items() for _ in same]
-            self._seat(
-                [request for same in group.values() for request in same], texts, theirs, *read
-            )
-            joining = later
+        for request in joining:
+            self._slide_long_prompt(request)
+        joining.sort(key=lambda request: len(request.tokens) - request.window_start)
+        token_budget: float = MAX_PREFILL_TOKENS if self.running else math.inf
+        while joining and token_budget > 0:
+            group, row, num_cached, joining = self._next_group(joining)
+            texts = [list(text) for text in group]
+            token_budget -= sum(map(len, texts))
+            cache, logits = self.runner.prefill(texts, row, num_cached)
+            requests = []
+            cache_rows = []  # several requests may have the same text
+            for index, same_text in enumerate(group.values()):
+                requests += same_text
+                cache_rows += [index] * len(same_text)
+            self._place(requests, texts, cache_rows, cache, logits)
+        self.waiting.extendleft(reversed(joining))
 
-    def _goes_with(
-        self, group: Mapping[tuple[int, ...], object], text: list[int], row: int, common: int
-    ) -> bool:
-        """Whether a text is read together with others that have so much in common with a row."""
-        if group and len(text) * (len(group) + 1) > min(
-            MAX_PREFILL_TOKENS, 2 * (len(text) + sum(map(len, group)))
-        ):
-            return False
-        if common:
-            return self._known(text) == (row, common)
-        return not self._known(text)[1] and all(
-            common_prefix_length(text, other) < MIN_SHARED_PREFIX for other in group
-        )
+    def _next_group(
+        self, joining: Sequence[Request]
+    ) -> tuple[dict[tuple[int, ...], list[Request]], int, int, list[Request]]:
+        """Requests to prefill together, by text; row and number of tokens to copy; the others."""
+        group: dict[tuple[int, ...], list[Request]] = {}
+        rest = []
+        row = num_cached = num_tokens = 0
+        for request in joining:
+            text = tuple(request.tokens[request.window_start :])
+            if text in group:
+                group[text].append(request)
+                continue
+            # Texts are padded to the longest, which comes last.
+            padded_tokens = len(text) * (len(group) + 1)
+            is_too_large = padded_tokens > min(MAX_PREFILL_TOKENS, 2 * (num_tokens + len(text)))
+            if group and is_too_large:
+                rest.append(request)
+                continue
+            match = self._longest_prefix(text)
+            if not group:
+                row, num_cached = match
+            elif (num_cached and match != (row, num_cached)) or (
+                not num_cached
+                and (
+                    match[1]
+                    or any(
+                        common_prefix_length(text, other) >= MIN_SHARED_PREFIX for other in group
+                    )
+                )
+            ):
+                rest.append(request)
+                continue
+            group[text] = [request]
+            num_tokens += len(text)
+        return group, row, num_cached, rest
 
-    def _start(self, request: Request) -> int:
-        """Where its text is read from: a prompt that leaves no room slides too."""
-        if (
-            request.config.overflow == "slide"
-            and len(request.tokens) - request.window_start >= self.capacity
-        ):
+    def _slide_long_prompt(self, request: Request) -> None:
+        """Skip the start of a prompt that fills the context."""
+        length = len(request.tokens) - request.window_start
+        if request.config.overflow == "slide" and length >= self.capacity:
             request.window_start = len(request.tokens) - self.capacity // 2
-        return request.window_start
 
-    def _known(self, text: list[int]) -> tuple[int, int]:
-        """The row that begins most like a text, and how many tokens they have in common; the last is read anyway."""
+    def _longest_prefix(self, text: Sequence[int]) -> tuple[int, int]:
+        """The row with the longest common prefix, and its length; the last token is always read."""
         best = (0, 0)
-        for row, held in enumerate(self.row_tokens):
-            same = min(common_prefix_length(text, held), len(text) - 1)
-            if same >= MIN_SHARED_PREFIX and same > best[1]:
-                best = row, same
+        text = list(text)
+        for row, tokens in enumerate(self.row_tokens):
+            if len(tokens) <= best[1]:
+                continue
+            shared = min(common_prefix_length(text, tokens), len(text) - 1)
+            if shared >= MIN_SHARED_PREFIX and shared > best[1]:
+                best = (row, shared)
         return best
 
-    def _seat(
+    def _place(
         self,
         requests: list[Request],
         texts: list[list[int]],
-        theirs: list[int],
-        memory: ModelCache,
-        logits: torch.Tensor,
+        cache_rows: list[int],
+        cache: ModelCache,
+        logits: Tensor,
     ) -> None:
-        """Into the first free rows; what those held goes where the oldest was."""
-        desk = self.runner
+        """Copy prefilled requests to the first free rows, whose tokens replace the oldest ones."""
+        runner = self.runner
         first = len(self.running)
-        for new, text in enumerate(texts, first):
-            later = range(first + len(texts), self.slots)
-            oldest = min(later, key=lambda i: self.released_at[i], default=new)
-            if self.row_tokens[new] and self.released_at[oldest] < self.released_at[new]:
-                desk.cache.copy_rows(oldest, desk.cache, [new], [self.row_lengths[new]])
-                self.row_tokens[oldest], self.row_lengths[oldest] = (
-                    self.row_tokens[new],
-                    self.row_lengths[new],
-                )
-                self.released_at[oldest] = self.released_at[new]
-            self.row_tokens[new], self.row_lengths[new] = text, len(text)
-        desk.cache.copy_rows(first, memory, theirs, [*map(len, texts)])
-        desk.logits[first : first + len(texts)] = logits[theirs]
+        end = first + len(requests)
+        for row, cache_row in enumerate(cache_rows, first):
+            oldest = min(range(end, self.slots), key=lambda i: self.released_at[i], default=row)
+            if self.row_tokens[row] and self.released_at[oldest] < self.released_at[row]:
+                runner.cache.copy_rows(oldest, runner.cache, [row], [self.row_lengths[row]])
+                self.row_tokens[oldest] = self.row_tokens[row]
+                self.row_lengths[oldest] = self.row_lengths[row]
+                self.released_at[oldest] = self.released_at[row]
+            self.row_tokens[row] = texts[cache_row]
+            self.row_lengths[row] = len(texts[cache_row])
+        runner.cache.copy_rows(first, cache, cache_rows, self.row_lengths[first:end])
+        runner.logits[first:end] = logits[cache_rows]
         self.running += requests
         self.batch_changed = True
 
-    def _begin(self) -> bool:
-        """A step of the device, if anyone is there."""
+    def _start_step(self) -> bool:
+        """Start a step of the device, if a request is running."""
         if not self.running:
             return False
         if self.batch_changed:
             if any(request.config.has_penalties for request in self.running):
-                self._settle()
+                self._read_all_steps()  # penalties count the tokens so far
             self.runner.set_batch(self.running)
             self.batch_changed = False
-        rows = self.runner.cache.rows
-        now = self.row_lengths[: len(self.running)]
         if not self.runner.use_cuda_graphs:
-            rows.max_length = max(now)
-            rows.is_uniform = min(now) == max(now)
+            lengths = self.row_lengths[: len(self.running)]
+            rows = self.runner.cache.rows
+            rows.max_length = max(lengths)
+            rows.is_uniform = min(lengths) == max(lengths)
         for request in self.running:
             request.num_scheduled += 1
-        reading = self.runner.use_cuda_graphs or any(
+        read = self.runner.use_cuda_graphs or any(
             request.num_scheduled < request.config.max_tokens for request in self.running
         )
         for row in range(len(self.running)):
-            self.row_lengths[row] += reading
-        self.pending.append((list(self.running), self.runner.step(len(self.running), reading)))
+            self.row_lengths[row] += read
+        self.pending.append((list(self.running), self.runner.step(len(self.running), read)))
         return True
 
-    def _settle(self) -> None:
-        """Everything that was begun becomes known."""
+    def _read_all_steps(self) -> None:
         while self.pending:
-            self._look()
+            self._read_step()
 
-    def _look(self) -> None:
-        """At what the oldest step drew."""
-        live, drawn = self.pending.popleft()
-        told = list[Request]()
-        broken = 0
-        for request, (token, logprob, *others) in zip(live, drawn.to_list(), strict=True):
+    def _read_step(self) -> None:
+        """Read the tokens of the oldest pending step."""
+        running, sampled = self.pending.popleft()
+        updated: list[Request] = []
+        non_finite_token = 0
+        for request, (token, logprob, *top) in zip(running, sampled.to_list(), strict=True):
             if request.finish_reason:
                 continue
             if math.isnan(logprob):
-                request.finish("broken")
-                broken = len(request.output) + 1
+                request.finish("error")
+                non_finite_token = len(request.output) + 1
                 continue
-            half = len(others) // 2
-            top = min(request.num_logprobs, len(others) // 2)
-            best = tuple(zip(map(int, others[:top]), others[half : half + top], strict=True))
-            request.output.append(TokenLogprob(int(token), logprob, best))
-            told.append(request)
+            half = len(top) // 2
+            best = zip(map(int, top[:half]), top[half:], strict=True)
+            top_logprobs = tuple(best)[: request.num_logprobs]
+            request.output.append(TokenLogprob(int(token), logprob, top_logprobs))
+            updated.append(request)
             if int(token) in self.inference.eos_tokens or int(token) in request.config.stop_tokens:
                 request.finish("stop")
             elif len(request.output) == request.config.max_tokens:
                 request.finish("length")
-        self.finished_steps.append(told)
-        if broken:
-            raise NonFiniteError(f"the logits of token {broken}")
+        self.finished_steps.append(updated)
+        if non_finite_token:
+            raise NonFiniteError(f"the logits of token {non_finite_token}")
 
 
-def check_prompt_length(prompt: int, more: int, most: int) -> None:
-    if prompt >= most:
+def _swap(values: list[Any], i: int, j: int) -> None:
+    values[i], values[j] = values[j], values[i]
+
+
+def check_prompt_length(num_prompt: int, max_tokens: int, context_length: int) -> None:
+    """Raise if a prompt and its output do not fit the context."""
+    hint = "or set overflow='slide'."
+    if num_prompt >= context_length:
         raise ClearheadError(
-            f"{prompt} tokens leave no room in the context of {most}; overflow slide makes some."
+            f"the prompt has {num_prompt} tokens, which fill the context of {context_length}; "
+            f"shorten it, {hint}"
         )
-    if prompt + more > most:
-        room = f"the context of {most}; ask for at most {most - prompt}, or for overflow slide"
-        raise ClearheadError(f"{prompt} tokens of prompt and {more} to write exceed {room}.")
+    if num_prompt + max_tokens > context_length:
+        raise ClearheadError(
+            f"{num_prompt} prompt tokens and max_tokens = {max_tokens} exceed the context of "
+            f"{context_length}; set max_tokens to at most {context_length - num_prompt}, {hint}"
+        )

@@ -1,9 +1,10 @@
-"""One token a row through a net on a GPU, in few kernels a block: what `net(…, memory)` and `predict` give, sooner.
+"""Fused decoding: one token per row on a GPU, in few kernels per block.
 
-It reads the net's own weights and computes the same, only with fewer roundings between; tests hold them together.
+It computes the same as `net(…, cache=…)` and `compute_logits` with fewer intermediate roundings.
 """
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead import config as c
@@ -23,9 +24,11 @@ from clearhead.model.kv_cache import CrossKVCache, KVCache, ModelCache
 from clearhead.model.layers import GatedFeedForward
 from clearhead.model.transformer import Block, CrossAttentionBlock, Transformer
 
+GATED_ACTIVATIONS: dict[str, str] = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh"}
+
 
 def supports_fused_decode(net: Transformer) -> bool:
-    """Decoders, with a source or without, with learned, sinusoidal or rotary positions, or none."""
+    """Decoders and encoder-decoders with learned, sinusoidal, rotary or no positions."""
     m = net.config
     first = _blocks(net)[0]
     layers = [first.attn.q, first.attn.k, first.attn.v, first.ffn.up]
@@ -46,138 +49,137 @@ def _blocks(net: Transformer) -> list[Block]:
 
 
 class FusedQKV:
-    """The three products of an attention as one; their weights are copied."""
+    """A copy of the q, k and v weights of an attention layer, concatenated."""
 
     def __init__(self, attention: Attention) -> None:
         self.layers = [attention.q, attention.k, attention.v]
-        self.weight, self.bias = self._now()
+        self.weight, self.bias = self._concatenate()
 
     @torch.no_grad()
-    def _now(self) -> LinearWeights:
-        bias = (
-            None
-            if self.layers[0].bias is None
-            else torch.cat([layer.bias for layer in self.layers])
-        )
-        return torch.cat([layer.weight for layer in self.layers]), bias
+    def _concatenate(self) -> LinearWeights:
+        weight = torch.cat([layer.weight for layer in self.layers])
+        if self.layers[0].bias is None:
+            return weight, None
+        return weight, torch.cat([layer.bias for layer in self.layers])
 
     def refresh_weights(self) -> None:
-        """The weights may have changed."""
-        for kept, now in zip((self.weight, self.bias), self._now(), strict=True):
-            if kept is not None and now is not None:
-                kept.copy_(now)
+        """Copy the weights again, as they may have changed."""
+        weight, bias = self._concatenate()
+        self.weight.copy_(weight)
+        if self.bias is not None and bias is not None:
+            self.bias.copy_(bias)
 
 
 class FusedDecoder:
-    """A net that reads one more token in each row of a memory and predicts the next."""
+    """Reads one more token in each row of a cache and predicts the next."""
 
     def __init__(self, net: Transformer) -> None:
         self.net = net
         self.fused_qkv = [FusedQKV(block.attn) for block in _blocks(net)]
 
     def refresh_weights(self) -> None:
-        for joined in self.fused_qkv:
-            joined.refresh_weights()
+        """Copy the weights again, as they may have changed."""
+        for qkv in self.fused_qkv:
+            qkv.refresh_weights()
 
-    def __call__(self, tokens: Tensor, memory: ModelCache) -> Tensor:
-        """Logits in fp32, rows × vocabulary."""
+    def __call__(
+        self, tokens: Int[Tensor, "row 1"], cache: ModelCache
+    ) -> Float[Tensor, "row vocabulary"]:
+        """Logits in fp32."""
         head = self.net.head
-        last = self.net.final_norm
         assert isinstance(head, LMHead)
-        norm = None if isinstance(last, nn.Identity) else last
+        final_norm = self.net.final_norm
         return fused_linear(
-            self.hidden_states(tokens, memory),
+            self.hidden_states(tokens, cache),
             (head.unembed.weight, head.bias),
-            norm=norm,
+            norm=None if isinstance(final_norm, nn.Identity) else final_norm,
             dtype=torch.float32,
         )
 
     def hidden_states(
-        self, tokens: Tensor, memory: ModelCache, source_mask: Tensor | None = None
-    ) -> Tensor:
-        """The stream after the last block, rows × width; `real` is 0 where a token of the source is padding."""
+        self,
+        tokens: Int[Tensor, "row 1"],
+        cache: ModelCache,
+        source_mask: Tensor | None = None,
+    ) -> Float[Tensor, "row d"]:
+        """The residual stream after the last block; `source_mask` is 0 where a source is padded."""
         net = self.net
-        rows = memory.rows
-        at = rows.begin_step(len(tokens), 1, None)
+        rows = cache.rows
+        position_ids = rows.begin_step(len(tokens), 1, None)
         x = net.embed(tokens)
-        x = net.embed.add_positions(x, net.position.embed(at, x.dtype), NO_HOOKS)[:, 0]
-        place = net.position.layer_positions(at, at, 1)[0]
-        seen = at[:, 0] + 1
-        for block, joined, (own, source) in zip(
-            _blocks(net), self.fused_qkv, memory.layers, strict=True
+        x = net.embed.add_positions(x, net.position.embed(position_ids, x.dtype), NO_HOOKS)[:, 0]
+        position = net.position.layer_positions(position_ids, position_ids, 1)[0]
+        kv_lengths = position_ids[:, 0] + 1
+        for block, qkv, (own, source) in zip(
+            _blocks(net), self.fused_qkv, cache.layers, strict=True
         ):
-            x = self._added(
-                x, block.attn_norm, self._attend(x, block, joined, own, place, seen), block.attn.out
-            )
+            z = self._self_attention(x, block, qkv, own, position, kv_lengths)
+            x = self._add_residual(x, block.attn_norm, z, block.attn.out)
             if isinstance(block, CrossAttentionBlock):
-                x = self._added(
-                    x,
-                    block.cross_attn_norm,
-                    self._look(x, block, source, source_mask),
-                    block.cross_attn.out,
-                )
-            x = self._added(x, block.ffn_norm, self._feed(x, block), block.ffn.down)
+                z = self._cross_attention(x, block, source, source_mask)
+                x = self._add_residual(x, block.cross_attn_norm, z, block.cross_attn.out)
+            x = self._add_residual(x, block.ffn_norm, self._ffn_post(x, block), block.ffn.down)
         rows.end_step(1)
         return x
 
-    def _before(self, norm: nn.Module) -> nn.Module | None:
-        """What a part reads the stream through."""
+    def _pre_norm(self, norm: nn.Module) -> nn.Module | None:
         return norm if self.net.config.norm_position == "pre" else None
 
-    def _added(self, x: Tensor, norm: nn.Module, made: Tensor, layer: nn.Linear) -> Tensor:
-        """The stream with what a part's last layer makes of what it has gathered."""
+    def _add_residual(
+        self, x: Tensor, norm: nn.Module, inner: Tensor, output_layer: nn.Linear
+    ) -> Tensor:
+        """Add a sublayer's output, with its norm where norms come after the sublayers."""
         if self.net.config.norm_position == "pre":
-            return fused_linear(made, _pair(layer), residual=x)
-        return fused_norm(fused_linear(made, _pair(layer)), norm, residual=x)
+            return fused_linear(inner, _weights(output_layer), residual=x)
+        return fused_norm(fused_linear(inner, _weights(output_layer)), norm, residual=x)
 
-    def _attend(
+    def _self_attention(
         self,
         x: Tensor,
         block: Block,
-        joined: FusedQKV,
-        own: KVCache,
-        place: positions.Position,
-        seen: Tensor,
+        qkv: FusedQKV,
+        cache: KVCache,
+        position: positions.Position,
+        kv_lengths: Tensor,
     ) -> Tensor:
-        turned = (
-            (place.cos[:, 0, 0], place.sin[:, 0, 0])
-            if isinstance(place, positions.RotaryPosition)
-            else None
-        )
+        rotation = None
+        if isinstance(position, positions.RotaryPosition):
+            rotation = (position.cos[:, 0, 0], position.sin[:, 0, 0])
         norms = [
             norm for norm in (block.attn.q_norm, block.attn.k_norm) if isinstance(norm, nn.RMSNorm)
         ]
-        keys = own.keys[: own.rows.n_active]
-        values = own.values[: own.rows.n_active]
-        made = fused_linear(x, (joined.weight, joined.bias), norm=self._before(block.attn_norm))
-        q = qkv_rope_cache(
-            made,
-            self.net.config.attention.n_heads,
-            keys,
-            values,
-            own.rows.write_positions,
-            turned,
-            norms,
-        )
-        return single_query_attention(
-            q, keys, values, seen, block.attn.scale, own.rows.kv_owner
-        ).flatten(1)
+        rows = cache.rows
+        keys = cache.keys[: rows.n_active]
+        values = cache.values[: rows.n_active]
+        projected = fused_linear(x, (qkv.weight, qkv.bias), norm=self._pre_norm(block.attn_norm))
+        n_heads = self.net.config.attention.n_heads
+        q = qkv_rope_cache(projected, n_heads, keys, values, rows.write_positions, rotation, norms)
+        z = single_query_attention(q, keys, values, kv_lengths, block.attn.scale, rows.kv_owner)
+        return z.flatten(1)
 
-    def _look(
-        self, x: Tensor, block: CrossAttentionBlock, source: CrossKVCache, real: Tensor | None
+    def _cross_attention(
+        self,
+        x: Tensor,
+        block: CrossAttentionBlock,
+        cache: CrossKVCache,
+        source_mask: Tensor | None,
     ) -> Tensor:
-        assert source.keys_values is not None
-        q = fused_linear(x, _pair(block.cross_attn.q), norm=self._before(block.cross_attn_norm))
-        if isinstance(norm := block.cross_attn.q_norm, nn.RMSNorm):
-            q = fused_norm(q.view(-1, block.cross_attn.d_head), norm).view_as(q)
-        return beam_cross_attention(q, *source.keys_values, real, block.cross_attn.scale)
+        assert cache.keys_values is not None
+        attention = block.cross_attn
+        q = fused_linear(x, _weights(attention.q), norm=self._pre_norm(block.cross_attn_norm))
+        if isinstance(attention.q_norm, nn.RMSNorm):
+            q = fused_norm(q.view(-1, attention.d_head), attention.q_norm).view_as(q)
+        return beam_cross_attention(q, *cache.keys_values, source_mask, attention.scale)
 
-    def _feed(self, x: Tensor, block: Block) -> Tensor:
-        wanted = self.net.config.ffn.activation
-        act = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh"}.get(wanted, wanted)
-        gate = _pair(block.ffn.gate) if isinstance(block.ffn, GatedFeedForward) else None
-        return fused_linear(x, _pair(block.ffn.up), gate, self._before(block.ffn_norm), act)
+    def _ffn_post(self, x: Tensor, block: Block) -> Tensor:
+        name = self.net.config.ffn.activation
+        activation = GATED_ACTIVATIONS.get(name, name)
+        norm = self._pre_norm(block.ffn_norm)
+        if isinstance(block.ffn, GatedFeedForward):
+            gate = _weights(block.ffn.gate)
+            return fused_linear(x, gate, _weights(block.ffn.up), norm, activation)
+        return fused_linear(x, _weights(block.ffn.up), norm=norm, act=activation)
 
 
-def _pair(layer: nn.Linear) -> LinearWeights:
+def _weights(layer: nn.Linear) -> LinearWeights:
     return layer.weight, layer.bias

@@ -44,7 +44,7 @@ Prefix = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Generation:
-    """A generated text. With several samples, `choices` holds all of them and the rest is the first one's."""
+    """A generated text; with n > 1 the first one, and `choices` holds all."""
 
     text: str
     tokens: list[int]
@@ -76,7 +76,7 @@ class TextChunk:
 
 @dataclass(frozen=True)
 class BeamResult:
-    """A text found by beam search; with n_best, `choices` holds all, best first. `tokens` include EOS."""
+    """The best text of a beam search; `choices` holds the n_best. `tokens` include EOS."""
 
     text: str
     tokens: list[int]
@@ -218,7 +218,7 @@ class GenerationStream:
         return TextChunk(text, index, token, request.finish_reason)
 
     def results(self) -> list[Generation]:
-        """Generate to the end. Tokens are decoded on the way only if a stop string may end a text."""
+        """Generate to the end. Tokens are decoded on the way only if there are stop strings."""
         steps: Iterator[object] = iter(self) if self.requests[0].config.stop else self._steps()
         for _ in steps:
             pass
@@ -483,7 +483,7 @@ def beam_alternatives(
     prefix: list[int],
     options: BeamOptions,
 ) -> list[Hypothesis]:
-    """`n_best` outputs that agree with the best one before `position` and differ in the token there.
+    """`n_best` outputs that agree with the best one before `position` and differ there.
 
     The most likely token at `position` comes first; each is continued to the end.
     """

@@ -1,10 +1,10 @@
 """Sampling: the options of text generation, and drawing the next token from the logits (L5.2).
 
-    logits ─ penalties ─ logit bias ─ ÷ temperature ─ top-k ─ top-p ─ min-p ─ + Gumbel noise ─▶ argmax
+    logits ─ penalties ─ bias ─ ÷ temperature ─ top-k ─ top-p ─ min-p ─ + Gumbel noise ─▶ argmax
 
-A sample from softmax(x) is the argmax of x + g with Gumbel noise g. The noise depends only on the seed, the position
-and the token. So the same seed gives the same text, alone or in a batch, and a stricter top-k or top-p only removes
-candidates.
+A sample from softmax(x) is the argmax of x + g with Gumbel noise g. The noise depends only on the
+seed, the position and the token. So the same seed gives the same text, alone or in a batch, and a
+stricter top-k or top-p only removes candidates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.errors import ClearheadError, check_int
-from clearhead.kernels import TRITON_AVAILABLE
+from clearhead.kernels import TRITON_AVAILABLE, can_use_triton
 
 if TRITON_AVAILABLE:
     from clearhead.kernels.sampling import sample_tokens
@@ -130,7 +130,7 @@ def check_overflow(overflow: str) -> None:
 
 
 class Sampler:
-    """Samples one token per row, each row with its own options. Runs on the device without synchronizing.
+    """Samples one token per row, each row with its own options, without synchronization.
 
     With `use_kernel`, one Triton kernel does everything but the penalties.
     """
@@ -145,7 +145,7 @@ class Sampler:
         def to_tensor(values: list[list[float]]) -> Tensor:
             return torch.tensor(values, device=device)
 
-        self.use_kernel = use_kernel and TRITON_AVAILABLE and device.type == "cuda"
+        self.use_kernel = use_kernel and can_use_triton(device)
         self.options = to_tensor(
             [[float(c.temperature), float(c.top_k), c.top_p, c.min_p] for c in configs]
         )
@@ -186,7 +186,8 @@ class Sampler:
     ) -> tuple[Int[Tensor, " row"], Float[Tensor, " row"]]:
         """Sample a token for each row. Returns tokens and their log-probabilities under the model.
 
-        `steps` are the output positions, `counts` the occurrences of each token in prompt and output.
+        `steps` are the output positions, `counts` the occurrences of each token in prompt and
+        output.
         """
         x = logits[:, :vocab_size]
         if counts is not None:
@@ -254,7 +255,7 @@ def gumbel_noise(
 
 
 def gumbel_from_bits(bits: Tensor) -> Tensor:
-    """−log(−log u) with u from the upper 23 of 32 bits, so that u is exact in fp32 and never 0 or 1."""
+    """−log(−log u), u from the upper 23 of 32 bits: exact in fp32 and never 0 or 1."""
     return -torch.log(-torch.log(((bits >> 9).float() + 0.5) / 2**23))
 
 

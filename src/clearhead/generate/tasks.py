@@ -1,4 +1,4 @@
-"""Tasks without text generation: mask filling, classification, regression, text scores and embeddings."""
+"""Tasks without generation: mask filling, classification, regression, text scores, embeddings."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Translation: texts to translations with an encoder-decoder and beam search, in batches or sentence by sentence."""
+"""Translation with an encoder-decoder and beam search, in batches or sentence by sentence."""
 
 import re
 from collections.abc import Sequence
@@ -57,8 +57,8 @@ EMPTY_TRANSLATION = Translation("", [], 0.0, 0.0)
 class Translator:
     """An encoder-decoder with its beam search options.
 
-    `align` is a decoder layer or "all". `num_logprobs` adds log-probabilities, and those of that many
-    most likely tokens.
+    `align` is a decoder layer or "all". `num_logprobs` adds log-probabilities, and those of that
+    many most likely tokens.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ def attention_alignments(
     source: Tensor,
     source_segment_ids: Tensor | None,
 ) -> list[list[int]]:
-    """For each output token, the source token with the most cross-attention when it was generated (L3.8).
+    """For each output token, the source token with the most cross-attention (L3.8).
 
     The attention is averaged over the heads of a layer, or of all layers.
     """
@@ -342,7 +342,7 @@ def translation_to_json(
     tokenizers: tuple[Tokenizer | None, Tokenizer | None],
     inference: InferenceConfig,
 ) -> tuple[JSONObject, list[JSONObject]]:
-    """A source text and its n_best translations as JSON values. Alignments index `source_pieces`."""
+    """A source and its n_best translations as JSON values. Alignments index `source_pieces`."""
     tokenizer, source_tokenizer = tokenizers
     source_object: JSONObject = {"source": source}
     if source_tokenizer and translation.alignment is not None:

@@ -1,4 +1,9 @@
-"""Threads that compute, and how a process ends that nobody waits for them."""
+"""Continuous batching for many clients: fair queue, scheduler, and the worker thread of a model.
+
+The event loop submits work and receives outputs; it never waits for the model, and the model never
+waits for a client. What a sequence contains does not depend on others in the batch: it equals the
+output of `model.generate`.
+"""
 
 import asyncio
 import logging
@@ -16,213 +21,200 @@ from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.generate.detokenizer import IncrementalDetokenizer
 from clearhead.generate.engine import BatchEngine, Request
-from clearhead.generate.generation import DEFAULT_SLOTS, GenerationChunk, check_can_generate
+from clearhead.generate.generation import DEFAULT_SLOTS, TextChunk, check_can_generate
 from clearhead.generate.sampling import SamplingConfig
 from clearhead.model.kv_cache import ModelCache
 from clearhead.serve.metrics import Metrics
 from clearhead.serve.middleware import APIError, Limits, Quota
 
-# ---- computing: Threads that compute, and how a process ends that nobody waits for them.
+DEFAULT_CACHE_BYTES = 2 << 30  # KV cache size that the default batch size may use
+POLL_SECONDS = 0.02  # while waiting for jobs at shutdown
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+log = logging.getLogger("clearhead.serve")
 
 
 class ComputeThread(threading.Thread):
-    """One that may be in the middle of something long when the server has ended."""
+    """A daemon thread that may be in a long computation when the process exits."""
 
-    def __init__(self, work: Callable[[], None], name: str) -> None:
-        super().__init__(target=work, name=name, daemon=True)
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        super().__init__(target=target, name=name, daemon=True)
 
 
 def exit_process() -> None:
-    """Ends the process now where some still compute: Python would wait for them, or torch stumble over its end."""
+    """Exit now if threads still compute; otherwise torch may crash during interpreter shutdown."""
     if any(isinstance(thread, ComputeThread) for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
 
-# ---- line: Who waits, and who is next: clients take turns, however much each of them asks for.
-
-Item = TypeVar("Item")
-
-
 class FairQueue(Generic[Item]):
-    """Things that wait, by client. Next is the client that has least under way; of several, who had no turn longest.
+    """A queue that is fair between clients and bounded by a `Quota`.
 
-    A client may have as many waiting as there are places left (`Share`).
+    Next is the client with the fewest running items; ties go to who waited longest for a turn.
     """
 
-    def __init__(self, most: int) -> None:
-        self.quota = Quota(most)
-        self.waiting: dict[str, deque[Item]] = {}  # in the order of their turns
+    def __init__(self, max_size: int) -> None:
+        self.quota = Quota(max_size)
+        self.waiting: dict[str, deque[Item]] = {}  # by client, in the order of their turns
         self.running: Counter[str] = Counter()
 
     @property
     def num_waiting(self) -> int:
-        """How many wait."""
         return self.quota.used
 
-    def check_room(self, client: str, more: int = 1) -> None:
-        """Refuses one who would have too many waiting, before they are made."""
-        most = self.quota.limit
-        if more > most:
+    def check_room(self, client: str, count: int = 1) -> None:
+        """Raise an error if a client cannot queue `count` more items."""
+        limit = self.quota.limit
+        if count > limit:
+            raise APIError(f"{count} texts exceed the queue size {limit} (--max-queue).")
+        if not self.quota.fits(client, count):
             raise APIError(
-                f"{more} texts are more than the {most} that may wait here (--max-queue)."
+                f"Too many texts are waiting ({self.num_waiting} of {limit}). Try again later.",
+                429,
+                code="rate_limit_exceeded",
+                retry_after=1,
             )
-        if not self.quota.fits(client, more):
-            sentence = f"too much is waiting here already ({self.num_waiting} of {most}); try again in a second."
-            raise APIError(sentence, 429, code="rate_limit_exceeded", retry_after=1)
 
-    def put(self, client: str, *things: Item) -> None:
-        """All of what one request brings."""
-        self.check_room(client, len(things))
-        self.waiting.setdefault(client, deque()).extend(things)
-        self.quota.acquire(client, len(things))
+    def put(self, client: str, *items: Item) -> None:
+        """Add all items of a request, or none of them."""
+        self.check_room(client, len(items))
+        self.waiting.setdefault(client, deque()).extend(items)
+        self.quota.acquire(client, len(items))
 
     def pop(self) -> Item:
-        client = min(self.waiting, key=lambda one: self.running[one])  # the first of several
-        own = self.waiting.pop(client)
-        found = own.popleft()
-        if own:
-            self.waiting[client] = own  # the others have a turn before
+        client = min(self.waiting, key=lambda client: self.running[client])  # the first of several
+        items = self.waiting.pop(client)
+        item = items.popleft()
+        if items:
+            self.waiting[client] = items  # at the end: others have their turn first
         self.quota.release(client, 1)
         self.running[client] += 1
-        return found
+        return item
 
     def task_done(self, client: str) -> None:
-        """One that was next has ended."""
+        """Mark one popped item of a client as finished."""
         self.running[client] -= 1
         if not self.running[client]:
             del self.running[client]
 
-    def remove(self, client: str, unwanted: Callable[[Item], bool]) -> None:
-        own = self.waiting.pop(client, deque())
-        kept = deque(thing for thing in own if not unwanted(thing))
-        self.quota.release(client, len(own) - len(kept))
-        if kept:
-            self.waiting[client] = kept
-
-
-# ---- job: What one request asked of a model: the worker's thread tells what comes of it, one reader on the loop takes it.
+    def remove(self, client: str, should_remove: Callable[[Item], bool]) -> None:
+        items = self.waiting.pop(client, deque())
+        remaining = deque(item for item in items if not should_remove(item))
+        self.quota.release(client, len(items) - len(remaining))
+        if remaining:
+            self.waiting[client] = remaining
 
 
 @dataclass(eq=False)
 class SequenceState:
-    """One of the texts of a job."""
+    """One output sequence of a job."""
 
     request: Request
-    detokenizer: IncrementalDetokenizer | None  # None where there is no tokenizer
+    detokenizer: IncrementalDetokenizer | None  # None for models without tokenizer
     index: int
-    prompt_text: str = ""  # the prompt, where it is to be repeated
-    num_emitted: int = 0  # tokens that were looked at
+    prompt_text: str = ""  # with echo: prepended to the output
+    num_emitted: int = 0  # tokens converted to text
 
 
 class GenerationJob:
-    """Texts that are written for one client. Who leaves the block (`with job:`) wants no more of them."""
+    """The sequences of one request. The worker pushes outputs, one reader on the loop takes them.
+
+    Leaving the block `with job:` cancels unfinished sequences.
+    """
 
     def __init__(
         self,
         client: str,
-        model: str,
-        texts: Sequence[SequenceState],
+        model_name: str,
+        sequences: Sequence[SequenceState],
         limits: Limits,
         metrics: Metrics,
     ) -> None:
         self.client = client
-        self.model_name = model
-        self.sequences = texts
+        self.model_name = model_name
+        self.sequences = sequences
         self.limits = limits
         self.metrics = metrics
         self.loop = asyncio.get_running_loop()
-        self.started_at = self.last_token_at = self.loop.time()
-        self.num_unfinished = len(texts)
+        self.started_at = self.loop.time()
+        self.last_token_at = self.started_at
+        self.num_unfinished = len(sequences)
         self.is_scheduled = False
-        self.unread_pieces: list[GenerationChunk] = []
+        self.unread_chunks: list[TextChunk] = []
         self.error: APIError | None = None
-        self.reader_task: asyncio.Task[object] | None = (
-            None  # who streams it, and may be stuck with a client that does not read
-        )
+        self.reader_task: asyncio.Task[object] | None = None  # streams it; may block on its client
         self.changed = asyncio.Event()
-        self.on_close: Callable[[GenerationJob], None] = lambda job: (
-            None
-        )  # how the worker hears of it
+        self.on_close: Callable[[GenerationJob], None] = lambda job: None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
     def close(self) -> None:
-        """Ends what has not ended: the rows are free before the next step."""
-        for text in self.sequences:
-            text.request.finish("cancelled")
+        """Cancel unfinished sequences; their slots are free before the next step."""
+        for sequence in self.sequences:
+            sequence.request.finish("cancelled")
         self.on_close(self)
 
     async def wait_for_output(self) -> None:
-        """Waits until there is something to take; raises what went wrong, after the rest was taken."""
-        while not self.unread_pieces and self.num_unfinished:
+        """Wait for output; raise the job's error once all previous output was taken."""
+        while not self.unread_chunks and self.num_unfinished:
             if self.error is not None:
                 raise self.error
-            await self._hear()
+            await self._wait_for_change()
 
-    async def take_output(self) -> list[GenerationChunk]:
-        """What was written meanwhile; nothing when all texts have ended."""
+    async def take_output(self) -> list[TextChunk]:
+        """Wait for new output and return it; empty when all sequences are finished."""
         await self.wait_for_output()
-        pieces = self.unread_pieces
-        self.unread_pieces = []
-        return pieces
+        chunks = self.unread_chunks
+        self.unread_chunks = []
+        return chunks
 
-    async def _hear(self) -> None:
+    async def _wait_for_change(self) -> None:
         self.changed.clear()
-        seconds = self.limits.request_timeout if self.is_scheduled else self.limits.queue_timeout
+        limits = self.limits
+        timeout = limits.request_timeout if self.is_scheduled else limits.queue_timeout
         try:
-            async with asyncio.timeout_at(self.started_at + seconds):
+            async with asyncio.timeout_at(self.started_at + timeout):
                 await self.changed.wait()
         except TimeoutError:
-            what, status = (
-                ("took longer than", 504)
-                if self.is_scheduled
-                else ("waited longer for its turn than", 503)
-            )
-            self.fail(
-                APIError(
-                    f"this request {what} {seconds:g} seconds.",
-                    status,
-                    retry_after=0 if self.is_scheduled else 5,
-                )
-            )
+            if self.is_scheduled:
+                self.fail(APIError(f"Request timed out after {timeout:g} seconds.", 504))
+            else:
+                message = f"Request waited in the queue for more than {timeout:g} seconds."
+                self.fail(APIError(message, 503, retry_after=5))
 
     def mark_scheduled(self) -> None:
         self.is_scheduled = True
         self.changed.set()
 
-    def push(self, pieces: Sequence[GenerationChunk]) -> None:
+    def push(self, chunks: Sequence[TextChunk]) -> None:
+        """Add output; a reader that falls too far behind is disconnected."""
         if self.error is not None:
             return
         now = self.loop.time()
-        seen = (
-            self.metrics.time_per_output_token
-            if self.last_token_at > self.started_at
-            else self.metrics.time_to_first_token
-        )
-        seen.observe(now - self.last_token_at, model=self.model_name)
-        self.metrics.generation_tokens.inc(len(pieces), model=self.model_name)
+        is_first = self.last_token_at == self.started_at
+        metrics = self.metrics
+        latency = metrics.time_to_first_token if is_first else metrics.time_per_output_token
+        latency.observe(now - self.last_token_at, model=self.model_name)
+        metrics.generation_tokens.inc(len(chunks), model=self.model_name)
         self.last_token_at = now
-        self.unread_pieces += pieces
-        self.num_unfinished -= sum(bool(piece.finish_reason) for piece in pieces)
-        if len(self.unread_pieces) > self.limits.max_unread_tokens:
-            self.unread_pieces = []
-            self.fail(
-                APIError(
-                    f"{self.limits.max_unread_tokens} tokens were not fetched; this reader is too slow.",
-                    408,
-                )
-            )
+        self.unread_chunks += chunks
+        self.num_unfinished -= sum(bool(chunk.finish_reason) for chunk in chunks)
+        if len(self.unread_chunks) > self.limits.max_unread_tokens:
+            self.unread_chunks = []
+            limit = self.limits.max_unread_tokens
+            self.fail(APIError(f"Client is too slow: more than {limit} tokens are unread.", 408))
             if self.reader_task is not None:
                 self.reader_task.cancel()
         self.changed.set()
@@ -233,13 +225,8 @@ class GenerationJob:
         self.changed.set()
 
 
-# ---- scribe: The texts of many clients as rows of one engine: who has a row, and what each new token says.
-
-DEFAULT_CACHE_BYTES = 2 << 30  # bytes that rows may take where their number is not given
-
-
 class BatchCapacity(NamedTuple):
-    """The rows that a model's texts get: how many, for so many tokens each, and what they take of the memory."""
+    """Size of a model's KV cache."""
 
     max_batch_size: int
     max_length: int
@@ -247,27 +234,37 @@ class BatchCapacity(NamedTuple):
 
     @classmethod
     def from_model(cls, model: Model, limits: Limits) -> "BatchCapacity":
-        """Known before they are made."""
+        """Compute the size before allocating the cache."""
         check_can_generate(model.config.model)
-        capacity = min(model.net.context_length, limits.max_context_length)
-        one = next(model.net.parameters())
-        row = capacity * _cache_bytes(model.net.init_cache(1, 1))
-        slots = limits.max_batch_size or min(
-            max(1, DEFAULT_CACHE_BYTES // row), DEFAULT_SLOTS["cuda" if one.is_cuda else "cpu"]
+        parameter = next(model.net.parameters())
+        max_length = min(model.net.context_length, limits.max_context_length)
+        bytes_per_sequence = max_length * _num_bytes(model.net.init_cache(1, 1))
+        max_batch_size = limits.max_batch_size or min(
+            max(1, DEFAULT_CACHE_BYTES // bytes_per_sequence),
+            DEFAULT_SLOTS["cuda" if parameter.is_cuda else "cpu"],
         )
-        return cls(slots, capacity, slots * row)
+        return cls(max_batch_size, max_length, max_batch_size * bytes_per_sequence)
+
+
+def _num_bytes(cache: ModelCache) -> int:
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer, _ in cache.layers)
 
 
 class Scheduler:
-    """An engine, its rows set aside for good, and the texts that have one; only `ready` is for any thread."""
+    """An engine with a fixed KV cache and the sequences in it. Only `make_sequences` is thread-safe."""
 
     def __init__(self, model: Model, limits: Limits) -> None:
-        slots, capacity, _ = BatchCapacity.from_model(model, limits)
+        capacity = BatchCapacity.from_model(model, limits)
         net = model.net.eval()
         self.tokenizer = model.tokenizer
-        known = len(self.tokenizer) if self.tokenizer else None
-        recorded = next(net.parameters()).is_cuda
-        self.engine = BatchEngine(net, model.config.inference, slots, capacity, known, recorded)
+        self.engine = BatchEngine(
+            net,
+            model.config.inference,
+            capacity.max_batch_size,
+            capacity.max_length,
+            len(self.tokenizer) if self.tokenizer else None,
+            next(net.parameters()).is_cuda,
+        )
         self.running: dict[Request, tuple[GenerationJob, SequenceState]] = {}
 
     @property
@@ -275,117 +272,104 @@ class Scheduler:
         return self.engine.slots - len(self.running)
 
     def make_sequences(
-        self, prompts: Iterable[list[int]], how: SamplingConfig, n: int, top: int, echo: bool
+        self,
+        prompts: Iterable[list[int]],
+        sampling: SamplingConfig,
+        n: int,
+        num_logprobs: int,
+        echo: bool,
     ) -> list[SequenceState]:
-        """Texts that can be written, `n` for each prompt; or a sentence why not."""
-        words = self.tokenizer
-        texts = list[SequenceState]()
+        """Create `n` sequences per prompt; raise an error if they cannot be generated."""
+        tokenizer = self.tokenizer
+        sequences = list[SequenceState]()
         for prompt in prompts:
-            self._check_room(len(prompt), how.max_tokens)
-            requests = [Request(prompt, how, sample, top) for sample in range(n)]
-            self.engine.validate(requests[0])
-            head = words.decode(prompt) if words and echo else ""
-            for request in requests:
-                stream = IncrementalDetokenizer(words, prompt, how.stop) if words else None
-                texts.append(SequenceState(request, stream, len(texts), head))
-        return texts
+            self._check_length(len(prompt), sampling.max_tokens)
+            prompt_text = tokenizer.decode(prompt) if tokenizer and echo else ""
+            for sample_index in range(n):
+                request = Request(prompt, sampling, sample_index, num_logprobs)
+                if sample_index == 0:
+                    self.engine.validate(request)
+                detokenizer = (
+                    IncrementalDetokenizer(tokenizer, prompt, sampling.stop) if tokenizer else None
+                )
+                sequences.append(SequenceState(request, detokenizer, len(sequences), prompt_text))
+        return sequences
 
-    def _check_room(self, prompt: int, more: int) -> None:
-        """As the engine does it, where nothing slides."""
-        most = self.engine.capacity
-        if prompt >= most:
-            raise APIError(f"{prompt} tokens of prompt leave no room in the context of {most}.")
-        if prompt + more > most:
-            room = f"the context of {most}; ask for at most {most - prompt}"
+    def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        max_length = self.engine.capacity
+        if num_prompt_tokens >= max_length:
             raise APIError(
-                f"{prompt} tokens of prompt and {more} to write exceed {room}.", param="max_tokens"
+                f"Prompt has {num_prompt_tokens} tokens, which fills the context of {max_length}."
+            )
+        if num_prompt_tokens + max_tokens > max_length:
+            raise APIError(
+                f"Prompt ({num_prompt_tokens} tokens) plus max_tokens ({max_tokens}) exceeds the "
+                f"context of {max_length}. Use max_tokens of at most "
+                f"{max_length - num_prompt_tokens}.",
+                param="max_tokens",
             )
 
     def pop_finished(self) -> list[GenerationJob]:
-        """Whose texts have ended, one for each: their rows are free."""
-        ended = [request for request in self.running if request.finish_reason]
-        return [self.running.pop(request)[0] for request in ended]
+        """Remove finished sequences and return the job of each."""
+        finished = [request for request in self.running if request.finish_reason]
+        return [self.running.pop(request)[0] for request in finished]
 
-    def admit(self, job: GenerationJob, text: SequenceState) -> None:
-        self.running[text.request] = job, text
-        if not text.request.finish_reason:  # else the client went away while it waited
-            self.engine.add_request(text.request)
+    def admit(self, job: GenerationJob, sequence: SequenceState) -> None:
+        self.running[sequence.request] = job, sequence
+        if not sequence.request.finish_reason:  # else cancelled while waiting
+            self.engine.add_request(sequence.request)
 
-    def step(
-        self,
-    ) -> tuple[dict[GenerationJob, list[GenerationChunk]], dict[GenerationJob, APIError]]:
-        """One more token for all: what it says to each job, and what went wrong in some."""
-        news = dict[GenerationJob, list[GenerationChunk]]()
-        errors = dict[GenerationJob, APIError]()
+    def step(self) -> tuple[dict[GenerationJob, list[TextChunk]], dict[GenerationJob, APIError]]:
+        """Decode one token for every sequence; return outputs and errors by job."""
+        outputs: dict[GenerationJob, list[TextChunk]] = {}
+        errors: dict[GenerationJob, APIError] = {}
         try:
-            live = self.engine.step()
-        except (
-            ClearheadError
-        ) as error:  # logits that are no numbers; the others have a token, which may be their last
-            live = [request for request in self.running if request.finish_reason != "broken"]
-            errors = {
-                j: APIError(str(error), 500)
-                for r, (j, _) in self.running.items()
-                if r.finish_reason == "broken"
-            }
-        for request in live:
-            if request in self.running:
-                job, text = self.running[request]
-                try:
-                    if pieces := self._spelled(text):
-                        news.setdefault(job, []).extend(pieces)
-                except ClearheadError as error:  # an id that stands for no text
-                    request.finish("broken")
-                    errors[job] = APIError(str(error))
-        return news, errors
+            requests = self.engine.step()
+        except ClearheadError as error:  # NaN logits; all other sequences still have their token
+            requests = []
+            for request, (job, _) in self.running.items():
+                if request.finish_reason == "error":
+                    errors[job] = APIError(str(error), 500)
+                else:
+                    requests.append(request)
+        for request in requests:
+            if request not in self.running:
+                continue
+            job, sequence = self.running[request]
+            try:
+                chunks = self._new_chunks(sequence)
+            except ClearheadError as error:  # an id without text
+                request.finish("error")
+                errors[job] = APIError(str(error))
+            else:
+                if chunks:
+                    outputs.setdefault(job, []).extend(chunks)
+        return outputs, errors
 
-    def _spelled(self, text: SequenceState) -> list[GenerationChunk]:
-        """What can be shown of the tokens that are new; as `Writer` does it."""
-        request = text.request
-        pieces = list[GenerationChunk]()
-        ends = {*self.engine.inference.eos_tokens, *request.sampling_config.stop_tokens}
-        last = len(request.output)
-        while text.num_emitted < last:
-            chosen = request.output[text.num_emitted]
-            said = ""
-            text.num_emitted += 1
-            if text.detokenizer is not None:
-                said = text.detokenizer.add(
-                    chosen.token, ends, bool(request.finish_reason) and text.num_emitted == last
-                )
-                if text.detokenizer.stopped:
+    def _new_chunks(self, sequence: SequenceState) -> list[TextChunk]:
+        """Convert new tokens to text, like `GenerationStream`."""
+        request = sequence.request
+        eos_tokens = {*self.engine.inference.eos_tokens, *request.config.stop_tokens}
+        num_tokens = len(request.output)
+        chunks = list[TextChunk]()
+        while sequence.num_emitted < num_tokens:
+            token_logprob = request.output[sequence.num_emitted]
+            sequence.num_emitted += 1
+            text = sequence.prompt_text if sequence.num_emitted == 1 else ""
+            if sequence.detokenizer is not None:
+                is_last = bool(request.finish_reason) and sequence.num_emitted == num_tokens
+                text += sequence.detokenizer.add(token_logprob.token, eos_tokens, is_last)
+                if sequence.detokenizer.stopped:
                     request.finish("stop")
-                    last = text.num_emitted
-            reason = request.finish_reason if text.num_emitted == last else ""
-            pieces.append(
-                GenerationChunk(
-                    text.prompt_text + said if text.num_emitted == 1 else said,
-                    text.index,
-                    chosen,
-                    reason,
-                )
-            )
-        return pieces
-
-
-def push_outputs(jobs: Sequence[tuple[GenerationJob, Sequence[GenerationChunk]]]) -> None:
-    for job, pieces in jobs:
-        job.push(pieces)
-
-
-def _cache_bytes(memory: ModelCache) -> int:
-    return sum(growing.keys.nbytes + growing.values.nbytes for growing, _ in memory.layers)
-
-
-# ---- worker: The thread that computes with a model for the API: it writes the texts of many side by side, and runs calls between.
-
-T = TypeVar("T")
-log = logging.getLogger("clearhead.serve")
+                    num_tokens = sequence.num_emitted
+            finish_reason = request.finish_reason if sequence.num_emitted == num_tokens else ""
+            chunks.append(TextChunk(text, sequence.index, token_logprob, finish_reason))
+        return chunks
 
 
 @dataclass(eq=False)
 class ModelCall:
-    """Something else that is computed with the model."""
+    """A function that uses the model, and the future of its result."""
 
     client: str
     function: Callable[[], Any]
@@ -393,7 +377,7 @@ class ModelCall:
 
 
 class ModelWorker:
-    """A model at work for many. Its thread begins with the first work, and ends with `close`."""
+    """Runs a model for many clients in one thread, which starts with the first work."""
 
     def __init__(self, model: Model, limits: Limits, metrics: Metrics, name: str) -> None:
         self.model = model
@@ -402,11 +386,12 @@ class ModelWorker:
         self.name = name
         self.text_queue = FairQueue[tuple[GenerationJob, SequenceState]](limits.max_queue)
         self.call_queue = FairQueue[ModelCall](limits.max_queue)
-        self.jobs: set[GenerationJob] = set()  # those that have not ended; the loop's, as the next
-        self.pending_calls: set[asyncio.Future[Any]] = set()  # answers of calls
-        self.condition = threading.Condition()  # guards the lines and the thread
-        self.scheduler_lock = threading.Lock()  # guards the scribe, which may take a second to make
-        self.is_stopping = self.is_closed = False
+        self.jobs: set[GenerationJob] = set()  # unfinished; used on the event loop only
+        self.pending_calls: set[asyncio.Future[Any]] = set()  # used on the event loop only
+        self.condition = threading.Condition()  # guards queues and thread
+        self.scheduler_lock = threading.Lock()  # creating a scheduler may take a second
+        self.is_stopping = False
+        self.is_closed = False
         self.thread: threading.Thread | None = None
         self.existing_scheduler: Scheduler | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -417,181 +402,192 @@ class ModelWorker:
 
     @property
     def scheduler(self) -> Scheduler:
-        """Made when the first text is asked for; another where one broke."""
+        """The scheduler, created on first use and after a failure."""
         with self.scheduler_lock:
             if self.existing_scheduler is None:
                 self.existing_scheduler = Scheduler(self.model, self.limits)
             return self.existing_scheduler
 
-    def check_room(self, client: str, texts: int) -> None:
-        """Refuses a client whose texts could not even wait, before anything is done for it."""
+    def check_room(self, client: str, num_texts: int) -> None:
+        """Raise an error if a client's texts could not be queued, before preparing them."""
         if self.is_stopping:
             raise stopping_error()
-        self.text_queue.check_room(client, texts)
+        self.text_queue.check_room(client, num_texts)
 
-    def submit(self, client: str, texts: Sequence[SequenceState]) -> GenerationJob:
-        """Texts, made `ready` by the scribe, that wait for their rows from now on."""
-        self.check_room(client, len(texts))
-        job = GenerationJob(client, self.name, texts, self.limits, self.metrics)
-        self._hand(self.text_queue, client, *((job, text) for text in texts))
-        job.on_close = self._left
+    def submit(self, client: str, sequences: Sequence[SequenceState]) -> GenerationJob:
+        """Queue sequences made by `Scheduler.make_sequences`."""
+        self.check_room(client, len(sequences))
+        job = GenerationJob(client, self.name, sequences, self.limits, self.metrics)
+        self._enqueue(self.text_queue, client, *((job, sequence) for sequence in sequences))
+        job.on_close = self._remove_job
         self.loop = job.loop
         self.jobs.add(job)
-        read = sum(len(text.request.prompt) for text in texts if not text.request.sample_index)
-        self.metrics.prompt_tokens.inc(read, model=self.name)
+        prompts = (s.request.prompt for s in sequences if not s.request.sample_index)
+        self.metrics.prompt_tokens.inc(sum(map(len, prompts)), model=self.name)
         return job
 
-    async def call(self, client: str, work: Callable[[], T]) -> T:
-        """What a function gives that computes with the model; it has its turn between two steps."""
+    async def call(self, client: str, function: Callable[[], T]) -> T:
+        """Run a function in the model's thread, between two decoding steps."""
         if self.is_stopping:
             raise stopping_error()
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._hand(self.call_queue, client, ModelCall(client, work, answer))
-        self.pending_calls.add(answer)
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._enqueue(self.call_queue, client, ModelCall(client, function, future))
+        self.pending_calls.add(future)
+        timeout = self.limits.request_timeout
         try:
-            async with asyncio.timeout(self.limits.request_timeout):
-                return await answer
+            async with asyncio.timeout(timeout):
+                return await future
         except TimeoutError:
-            raise APIError(
-                f"this request took longer than {self.limits.request_timeout:g} seconds.", 504
-            ) from None
+            raise APIError(f"Request timed out after {timeout:g} seconds.", 504) from None
         finally:
-            self.pending_calls.discard(answer)
+            self.pending_calls.discard(future)
 
-    def _hand(self, line: FairQueue[T], client: str, *things: T) -> None:
+    def _enqueue(self, queue: FairQueue[T], client: str, *items: T) -> None:
         with self.condition:
-            line.put(client, *things)
+            queue.put(client, *items)
             if self.thread is None:
-                self.thread = ComputeThread(self._work, f"model {self.name}")
+                self.thread = ComputeThread(self._run, f"model {self.name}")
                 self.thread.start()
             self.condition.notify()
 
-    def _left(self, job: GenerationJob) -> None:
+    def _remove_job(self, job: GenerationJob) -> None:
         self.jobs.discard(job)
         with self.condition:
-            self.text_queue.remove(job.client, lambda waiting: waiting[0] is job)
+            self.text_queue.remove(job.client, lambda entry: entry[0] is job)
 
-    async def stop(self, seconds: float) -> None:
-        """What waits is told at once; what is being written may end within so many seconds, and is told then. The
-        thread is waited for as long."""
+    async def stop(self, timeout: float) -> None:
+        """Reject waiting jobs now, running ones after the timeout; then join the thread."""
         self.is_stopping = True
         for job in [job for job in self.jobs if not job.is_scheduled]:
             job.fail(stopping_error())
         now = asyncio.get_running_loop().time
-        until = now() + seconds
-        while self.is_busy and now() < until:
-            await asyncio.sleep(0.02)
-        self._end(stopping_error())
-        for answer in self.pending_calls:
-            _settle(answer, None, stopping_error())
+        deadline = now() + timeout
+        while self.is_busy and now() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
+        self._fail_all_jobs(stopping_error())
+        for future in self.pending_calls:
+            _set_exception(future, stopping_error())
         self.close()
         if self.thread is not None:
-            await asyncio.to_thread(self.thread.join, max(0.0, until - now()))
+            await asyncio.to_thread(self.thread.join, max(0.0, deadline - now()))
 
-    def _end(self, error: APIError) -> None:
+    def _fail_all_jobs(self, error: APIError) -> None:
         for job in list(self.jobs):
             job.fail(error)
 
     def close(self) -> None:
         with self.condition:
-            self.is_stopping = self.is_closed = True
+            self.is_stopping = True
+            self.is_closed = True
             self.condition.notify()
 
-    # From here on, the thread's.
+    # The following methods run in the worker's thread.
 
-    def _work(self) -> None:
-        while self._anything():
+    def _run(self) -> None:
+        while self._wait_for_work():
             try:
-                self._answer()
-                self._seat()
+                self._run_next_call()
+                self._admit_sequences()
                 self._step()
-            except (
-                BaseException
-            ) as error:  # whatever it was, and panics are no Exception: the next finds a worker
-                self._broke(error)
+            except BaseException as error:  # also Rust panics: the thread must survive
+                self._reset_after(error)
 
-    def _anything(self) -> bool:
-        """Waits until there is something to do; false when that will never be."""
-        with self.condition:
-            self.condition.wait_for(
-                lambda: (
-                    self.is_closed
-                    or self.text_queue.num_waiting
-                    or self.call_queue.num_waiting
-                    or (self.existing_scheduler and self.existing_scheduler.running)
-                )
+    def _wait_for_work(self) -> bool:
+        """Wait for work; False if the worker is closed."""
+
+        def has_work() -> bool:
+            scheduler = self.existing_scheduler
+            return bool(
+                self.is_closed
+                or self.text_queue.num_waiting
+                or self.call_queue.num_waiting
+                or (scheduler and scheduler.running)
             )
+
+        with self.condition:
+            self.condition.wait_for(has_work)
             return not self.is_closed
 
-    def _answer(self) -> None:
-        """One of the calls; those that nobody waits for any more cost nothing."""
-        answered = False
-        while not answered:
+    def _run_next_call(self) -> None:
+        """Run one call, skipping those that were cancelled."""
+        while True:
             with self.condition:
-                call = self.call_queue.pop() if self.call_queue.num_waiting else None
-            if call is None:
-                return
+                if not self.call_queue.num_waiting:
+                    return
+                call = self.call_queue.pop()
+            future = call.future
             try:
-                if answered := not call.future.done():
-                    _post(call.future.get_loop(), _settle, call.future, call.function(), None)
-            except BaseException as error:  # is told to whoever called
-                _post(call.future.get_loop(), _settle, call.future, None, error)
+                if not future.done():
+                    _call_in_loop(future.get_loop(), _set_result, future, call.function())
+                    return
+            except BaseException as error:  # passed on to the caller
+                _call_in_loop(future.get_loop(), _set_exception, future, error)
             finally:
                 with self.condition:
                     self.call_queue.task_done(call.client)
 
-    def _seat(self) -> None:
-        """Who has left frees a row, and who waits takes it."""
-        scribe = self.scheduler if self.text_queue.num_waiting else self.existing_scheduler
-        if scribe is None:
+    def _admit_sequences(self) -> None:
+        """Free the slots of finished sequences and fill them from the queue."""
+        has_waiting = self.text_queue.num_waiting
+        scheduler = self.scheduler if has_waiting else self.existing_scheduler
+        if scheduler is None:
             return
-        leavers = scribe.pop_finished()
-        new = list[tuple[GenerationJob, SequenceState]]()
+        finished_jobs = scheduler.pop_finished()
+        new_entries = list[tuple[GenerationJob, SequenceState]]()
         with self.condition:
-            for job in leavers:
+            for job in finished_jobs:
                 self.text_queue.task_done(job.client)
-            while self.text_queue.num_waiting and len(new) < scribe.num_free_slots:
-                new.append(self.text_queue.pop())
-        for job, text in new:
-            scribe.admit(job, text)
-            _post(job.loop, job.mark_scheduled)
+            while self.text_queue.num_waiting and len(new_entries) < scheduler.num_free_slots:
+                new_entries.append(self.text_queue.pop())
+        for job, sequence in new_entries:
+            scheduler.admit(job, sequence)
+            _call_in_loop(job.loop, job.mark_scheduled)
 
     def _step(self) -> None:
-        if self.existing_scheduler is None or not self.existing_scheduler.running:
+        scheduler = self.existing_scheduler
+        if scheduler is None or not scheduler.running:
             return
-        news, errors = self.existing_scheduler.step()
-        for loop in {job.loop for job in news}:
-            _post(
-                loop,
-                push_outputs,
-                [(job, pieces) for job, pieces in news.items() if job.loop is loop],
-            )
+        outputs, errors = scheduler.step()
+        for loop in {job.loop for job in outputs}:
+            own_outputs = [(job, chunks) for job, chunks in outputs.items() if job.loop is loop]
+            _call_in_loop(loop, _push_outputs, own_outputs)
         for job, error in errors.items():
-            _post(job.loop, job.fail, error)
+            _call_in_loop(job.loop, job.fail, error)
 
-    def _broke(self, error: BaseException) -> None:
-        """Everyone is told, those who wait too, and rows are made anew: nobody knows what they hold."""
-        log.error("the worker of %s goes on after %s: %s", self.name, type(error).__name__, error)
+    def _reset_after(self, error: BaseException) -> None:
+        """Fail all jobs and drop the scheduler, whose cache may be corrupt."""
+        log.error("worker of %s: %s: %s", self.name, type(error).__name__, error, exc_info=error)
         with self.scheduler_lock:
             self.existing_scheduler = None
         with self.condition:
             self.text_queue.running.clear()
         if self.loop is not None:
-            _post(
-                self.loop, self._end, APIError("something went wrong while this was written.", 500)
-            )
+            internal_error = APIError("Internal server error; see the server log.", 500)
+            _call_in_loop(self.loop, self._fail_all_jobs, internal_error)
 
 
 def stopping_error() -> APIError:
-    return APIError("this server is stopping.", 503, retry_after=5)
+    return APIError("The server is shutting down.", 503, retry_after=5)
 
 
-def _settle(answer: asyncio.Future[Any], found: object, error: BaseException | None) -> None:
-    if not answer.done():
-        answer.set_result(found) if error is None else answer.set_exception(error)
+def _push_outputs(outputs: Sequence[tuple[GenerationJob, Sequence[TextChunk]]]) -> None:
+    for job, chunks in outputs:
+        job.push(chunks)
 
 
-def _post(loop: asyncio.AbstractEventLoop, what: Callable[..., object], *given: object) -> None:
-    """Lets a loop do something; one that has ended has nobody left to tell."""
+def _set_result(future: asyncio.Future[Any], result: object) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _call_in_loop(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object
+) -> None:
+    """Schedule a call on an event loop, unless the loop is closed."""
     with suppress(RuntimeError):
-        loop.call_soon_threadsafe(what, *given)
+        loop.call_soon_threadsafe(function, *args)

@@ -1,7 +1,7 @@
-"""Backends: `model.with_backend("ctranslate2")` or `"onnxruntime"` generates text with another engine.
+"""Backends: `model.with_backend("ctranslate2" or "onnxruntime")` uses another inference engine.
 
-The model is exported to a temporary folder, which the backend reads. ONNX Runtime computes only the forward passes, so
-all generation options work; CTranslate2 does everything itself.
+The model is exported to a temporary folder, which the backend reads. ONNX Runtime computes only the
+forward passes, so all generation options work; CTranslate2 does everything itself.
 """
 
 from importlib.util import find_spec

@@ -1,7 +1,7 @@
 """CTranslate2 backend: it generates the text itself; options it handles differently are refused.
 
-Its beam search stops as ours does with `early_stopping`, and it renormalizes the probabilities of the remaining tokens
-when some are suppressed.
+Its beam search stops as ours does with `early_stopping`, and it renormalizes the probabilities of
+the remaining tokens when some are suppressed.
 """
 
 import json

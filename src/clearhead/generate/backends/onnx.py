@@ -1,4 +1,4 @@
-"""ONNX Runtime backend: it computes the forward passes; KV caches, sampling and beam search stay ours."""
+"""ONNX Runtime backend: it computes forward passes; KV caches, sampling and search stay ours."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,7 +54,7 @@ def _check_options(options: Mapping[str, object]) -> None:
     for name in ("align", "edits"):
         if options.get(name) is not None:
             raise ClearheadError(
-                f"{name} needs the model's activations, which the onnxruntime backend does not expose."
+                f"{name} needs activations, which the onnxruntime backend does not expose."
             )
 
 
@@ -79,8 +79,8 @@ class ONNXFile:
 class ONNXTransformer(Transformer):
     """The network in a folder written by `weights.onnx`, for text generation.
 
-    Its forward pass returns logits, which `compute_logits` passes on. Its `encode` returns what cross-attention reads:
-    the keys and values of all layers for each source token.
+    Its forward pass returns logits, which `compute_logits` passes on. Its `encode` returns what
+    cross-attention reads: the keys and values of all layers for each source token.
     """
 
     def __init__(self, m: c.ModelConfig, folder: Path) -> None:

@@ -1,151 +1,262 @@
-"""A translation and the search that found it, to be drawn: every text considered, what became of it, and its worth."""
+"""Tasks on the page: translation with its beam tree, masks, classification, chat tokens, streaming."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import torch
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 from pydantic import Field
+from torch import Tensor
 
 from clearhead import config as c
-from clearhead.api import Edits, Model
+from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.generate.beam_search import ROOT_NODE, BeamTree
 from clearhead.generate.chat import encode_chat, render_chat_template
 from clearhead.generate.detokenizer import IncrementalDetokenizer
-from clearhead.generate.generation import GenerationChunk
+from clearhead.generate.generation import TextChunk
 from clearhead.generate.tasks import check_can_classify, classification_results
 from clearhead.lens.activations import token_labels
 from clearhead.serve.explorer.runs import (
     DEFAULT_NUM_BEAMS,
     EditableRequest,
+    Edits,
     ExplorerRequest,
+    ModelInputs,
     RunRequest,
     RunStore,
     decode_audio,
 )
-from clearhead.serve.explorer.serialize import describe_tokens, finite_or_none
+from clearhead.serve.explorer.serialize import JSONDict, describe_tokens, finite_or_none
 from clearhead.serve.explorer.service import ExplorerService
 from clearhead.serve.openai import TokenIds
 from clearhead.serve.registry import LoadedModel
 
-# ---- beams: A translation and the search that found it, to be drawn: every text considered, what became of it, and its worth.
+MAX_OUTPUT_TOKENS = 128  # of a translation: larger trees cannot be drawn
+MAX_TOP_K = 50
+# Unicode noncharacters, which mark the content of messages
+SPAN_START = "\ufdd1"
+SPAN_END = "\ufdd2"
 
-MAX_OUTPUT_TOKENS = 128  # tokens of an output: trees of longer ones cannot be drawn
-JSONDict = dict[str, Any]
-ModelInputs = dict[str, Any]  # source= or sound=, as `model.logits` takes them
+Span = tuple[int, int, int]  # start, end, index of the message
+
+
+class BeamTreeRequest(EditableRequest):
+    text: str = ""
+    audio: str | None = None  # base64
+    num_beams: int = Field(DEFAULT_NUM_BEAMS, ge=1, le=16)
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+
+
+class MaskFillRequest(EditableRequest):
+    text: str
+    mask_positions: TokenIds = Field([])  # tokens to mask, besides masks in the text
+    top_k: int = Field(8, ge=1, le=MAX_TOP_K)
+
+
+class ClassifyRunRequest(RunRequest):
+    text_pair: str | None = None  # the second text of a pair
+
+
+class ChatTokensRequest(ExplorerRequest):
+    messages: list[dict[str, str]]
+
+
+class GenerateRequest(EditableRequest):
+    """A prompt with options of `model.stream`; the output starts with `forced_tokens`."""
+
+    text: str = ""
+    ids: TokenIds | None = None  # instead of the text
+    forced_tokens: TokenIds = Field([])
+    max_tokens: int = Field(40, ge=1)  # including the forced tokens
+    temperature: float = 1.0
+    top_k: int = Field(0, le=2**31)
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = Field(0, lt=2**64)
+    stop: list[str] = Field([], max_length=8)
+    logprobs: int = Field(8, ge=0, le=50)  # alternatives of each token
+
+
+def task_routes(service: ExplorerService) -> APIRouter:
+    router = APIRouter(prefix="/api", tags=["page"])
+    runs = service.runs
+
+    @router.post("/translate")
+    async def translate(request: BeamTreeRequest) -> JSONDict:
+        """Beam search with its tree; greedy decoding for an edited model."""
+        async with service.model_for(request) as loaded_model:
+            return await service.run_steps(translation_steps(runs, loaded_model, request))
+
+    @router.post("/fill")
+    async def fill(request: MaskFillRequest) -> JSONDict:
+        async with service.model_for(request) as loaded_model:
+            return await service.submit(fill_masks, runs, loaded_model, request)
+
+    @router.post("/classify")
+    async def classify(request: ClassifyRunRequest) -> JSONDict:
+        async with service.model_for(request) as loaded_model:
+            return await service.submit(classify_text, runs, loaded_model, request)
+
+    @router.post("/chat/tokens")
+    async def chat_tokens(request: ChatTokensRequest) -> JSONDict:
+        """The tokens of a conversation; `message` is null for tokens of the template."""
+        return await service.call(request, tokenize_chat, request.messages)
+
+    @router.post("/generate", response_class=StreamingResponse)
+    async def generate(request: GenerateRequest) -> StreamingResponse:
+        """Server-sent events: `token` for each token, then `done`, or `error`."""
+        max_tokens = service.limits.max_tokens
+        if request.max_tokens > max_tokens:
+            raise ClearheadError(
+                f"max_tokens must be at most {max_tokens} on this server, got {request.max_tokens}."
+            )
+        events = _generation_events(service, request)
+        await anext(events)  # errors before the first token have their own status
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    return router
+
+
+# Translation
+
+
+def translation_steps(
+    runs: RunStore, loaded_model: LoadedModel, request: BeamTreeRequest
+) -> Iterator[JSONDict | None]:
+    """Yields None after each step that others may interrupt, then the translation."""
+    model = loaded_model.model
+    architecture = model.config.model.architecture
+    if not isinstance(architecture, c.EncoderDecoder):
+        raise ClearheadError(
+            f"Translation needs an encoder-decoder; this model is a {architecture.kind}."
+        )
+    inputs: ModelInputs = {"source": request.text}
+    if request.audio is not None and isinstance(architecture.source_input, c.MelSpectrogram):
+        inputs = {"audio": decode_audio(request.audio, architecture.source_input)}
+    if request.edits:
+        edits = runs.edits_for(loaded_model, request, source=request.text)
+        yield from translate_with_edits(model, inputs, edits)
+    else:
+        yield translate_with_tree(model, inputs, request.num_beams, request.length_penalty)
 
 
 def translate_with_tree(
-    model: Model, given: ModelInputs, beam: int, length_penalty: float
-) -> dict[str, Any]:
-    """The best texts with the log-probability of each step, and the tree of the search."""
-    wishes: ModelInputs = {
-        "beam": beam,
-        "n_best": beam,
-        "length_penalty": length_penalty,
-        "max_tokens": _room(model),
-    }
-    found = model.translate(given.get("source"), audio=given.get("sound"), **wishes, tree=True)
-    texts = found[0] if isinstance(found[0], list) else found  # one beam finds one text
-    tree = texts[0].tree
+    model: Model, inputs: ModelInputs, num_beams: int, length_penalty: float
+) -> JSONDict:
+    """The best translations, and the tree of all hypotheses of the beam search."""
+    translation = model.translate(
+        inputs.get("source"),
+        num_beams=num_beams,
+        audio=inputs.get("audio"),
+        n_best=num_beams,
+        length_penalty=length_penalty,
+        max_tokens=_max_output_tokens(model),
+        return_tree=True,
+    )
+    if isinstance(translation, list):  # of audio
+        translation = translation[0]
+    tree = translation.tree
     if tree is None:
-        raise ClearheadError("there is nothing to translate; write a sentence.")
-    nodes = _nodes(model, tree, length_penalty)
+        raise ClearheadError("There is nothing to translate; enter a sentence.")
     best = [
         {
-            "text": one.text,
-            "score": one.score,
-            "logprob": one.logprob,
-            "tokens": one.tokens,
-            "path": _path(tree, one.tokens),
+            "text": choice.text,
+            "score": choice.score,
+            "logprob": choice.logprob,
+            "tokens": choice.tokens,
+            "path": _tree_path(tree, choice.tokens),
         }
-        for one in texts
+        for choice in translation.choices
     ]
-    return {**_read(model, given), "best": best, "nodes": nodes}
+    nodes = _tree_nodes(model, tree, length_penalty)
+    return {**_input_tokens(model, inputs), "best": best, "nodes": nodes}
 
 
 def translate_with_edits(
-    model: Model, given: ModelInputs, edits: Edits
-) -> Iterator[dict[str, Any] | None]:
-    """What an edited model writes, the likeliest token each time: a whole pass for each, for edits reach every one."""
-    use = model.config.inference
-    known = len(model.tokenizer) if model.tokenizer else None
-    written = list(use.decoder_start_tokens)
-    owns = list[float]()
-    for _ in range(_room(model)):
-        chances = (
-            model.logits(written, **given, edits=edits)[-1, :known].float().log_softmax(dim=-1)
-        )
-        never = use.suppress_tokens if owns else (*use.suppress_tokens, *use.begin_suppress_tokens)
-        chances[[token for token in never if token < len(chances)]] = -torch.inf
-        if use.renormalize_logits:
-            chances = chances.log_softmax(dim=-1)
-        token = int(chances.argmax())
-        owns.append(float(chances[token]))
-        written.append(token)
-        if token in use.eos_tokens:
+    model: Model, inputs: ModelInputs, edits: Edits
+) -> Iterator[JSONDict | None]:
+    """Greedy translation of an edited model, with a full pass per token, as edits may be global."""
+    inference = model.config.inference
+    vocab_size = len(model.tokenizer) if model.tokenizer else None
+    start_tokens = list(inference.decoder_start_tokens)
+    ids = list(start_tokens)
+    token_logprobs = list[float]()
+    for _ in range(_max_output_tokens(model)):
+        logits = model.logits(ids, **inputs, edits=edits)[-1, :vocab_size]
+        logprobs = logits.float().log_softmax(dim=-1)
+        suppressed = list(inference.suppress_tokens)
+        if not token_logprobs:
+            suppressed += inference.begin_suppress_tokens
+        logprobs[[token for token in suppressed if token < len(logprobs)]] = -torch.inf
+        if inference.renormalize_logits:
+            logprobs = logprobs.log_softmax(dim=-1)
+        token = int(logprobs.argmax())
+        token_logprobs.append(float(logprobs[token]))
+        ids.append(token)
+        if token in inference.eos_tokens:
             break
         yield None
-    tokens = written[len(use.decoder_start_tokens) :]
-    plain = [token for token in tokens if token not in use.eos_tokens]
-    steps = zip(describe_tokens(model.tokenizer, tokens), owns, strict=True)
+    tokens = ids[len(start_tokens) :]
+    steps = describe_tokens(model.tokenizer, tokens)
+    for step, logprob in zip(steps, token_logprobs, strict=True):
+        step["token_logprob"] = logprob
+    text_tokens = [token for token in tokens if token not in inference.eos_tokens]
     yield {
-        **_read(model, given),
-        "text": model.tokenizer.decode(plain) if model.tokenizer else "",
-        "logprob": sum(owns),
+        **_input_tokens(model, inputs),
+        "text": model.tokenizer.decode(text_tokens) if model.tokenizer else "",
+        "logprob": sum(token_logprobs),
         "tokens": tokens,
-        "steps": [{**piece, "own": own} for piece, own in steps],
+        "steps": steps,
     }
 
 
-def _room(model: Model) -> int:
-    return max(
-        1,
-        min(
-            MAX_OUTPUT_TOKENS,
-            model.net.context_length - len(model.config.inference.decoder_start_tokens),
-        ),
-    )
+def _max_output_tokens(model: Model) -> int:
+    room = model.net.context_length - len(model.config.inference.decoder_start_tokens)
+    return max(1, min(MAX_OUTPUT_TOKENS, room))
 
 
-def _read(model: Model, given: ModelInputs) -> dict[str, Any]:
-    """What the two stacks begin with: the source (patches have numbers), and what every output starts with."""
-    use = model.config.inference
-    tokenizer = model.tokenizers[1]
-    shape = model.config.model.architecture
-    assert isinstance(shape, c.EncoderDecoder)
-    if not isinstance(shape.source_input, c.Tokens):
-        source = describe_tokens(None, range(c.num_input_tokens(shape.source_input)))
+def _input_tokens(model: Model, inputs: ModelInputs) -> JSONDict:
+    """Tokens of the source (numbers for patches), and start tokens of the decoder."""
+    inference = model.config.inference
+    source_tokenizer = model.tokenizers[1]
+    architecture = model.config.model.architecture
+    assert isinstance(architecture, c.EncoderDecoder)
+    if isinstance(architecture.source_input, c.Tokens):
+        ids = source_tokenizer.encode(inputs["source"]) if source_tokenizer else []
+        all_ids = [*inference.bos_tokens, *ids, *inference.sep_tokens]
+        source = describe_tokens(source_tokenizer, all_ids)
     else:
-        ids = tokenizer.encode(given["source"]) if tokenizer else ()
-        source = describe_tokens(tokenizer, [*use.bos_tokens, *ids, *use.sep_tokens])
-    return {"source": source, "start": describe_tokens(model.tokenizer, use.decoder_start_tokens)}
+        source = describe_tokens(None, range(c.num_input_tokens(architecture.source_input)))
+    start = describe_tokens(model.tokenizer, inference.decoder_start_tokens)
+    return {"source": source, "decoder_start": start}
 
 
-def _nodes(model: Model, tree: BeamTree, length_penalty: float) -> list[JSONDict]:
-    """Each node with what its text gained by it; what ended also with what it was ranked by."""
+def _tree_nodes(model: Model, tree: BeamTree, length_penalty: float) -> list[JSONDict]:
+    """Nodes of a beam tree; finished ones have a score."""
     labels = token_labels(model.tokenizer, [node.token for node in tree.nodes])
-    return [
-        {
-            "id": node.token,
-            "text": label,
-            "own": node.logprob
-            - (0.0 if node.parent == ROOT_NODE else tree.nodes[node.parent].logprob),
-            "logprob": node.logprob,
-            "score": node.logprob / node.step**length_penalty if node.fate == "finished" else None,
-            "parent": node.parent,
-            "step": node.step,
-            "fate": node.fate,
-        }
-        for node, label in zip(tree.nodes, labels, strict=True)
-    ]
+    nodes = []
+    for node, label in zip(tree.nodes, labels, strict=True):
+        parent_logprob = 0.0 if node.parent == ROOT_NODE else tree.nodes[node.parent].logprob
+        is_finished = node.status == "finished"
+        nodes.append(
+            {
+                "id": node.token,
+                "text": label,
+                "token_logprob": node.logprob - parent_logprob,
+                "logprob": node.logprob,
+                "score": node.logprob / node.step**length_penalty if is_finished else None,
+                "parent": node.parent,
+                "step": node.step,
+                "status": node.status,
+            }
+        )
+    return nodes
 
 
-def _path(tree: BeamTree, tokens: list[int]) -> list[int]:
-    """The nodes of a text that was found, from its first token on."""
+def _tree_path(tree: BeamTree, tokens: list[int]) -> list[int]:
+    """The nodes of a hypothesis, from its first token."""
     children = {(node.parent, node.token): number for number, node in enumerate(tree.nodes)}
     path = list[int]()
     parent = ROOT_NODE
@@ -155,319 +266,198 @@ def _path(tree: BeamTree, tokens: list[int]) -> list[int]:
     return path
 
 
-# ---- chats: A conversation as the model reads it (L5.5): exactly its tokens, and which of them somebody said.
-
-# code points that are no characters, around what is said
-SPAN_START = "\ufdd1"
-SPAN_END = "\ufdd2"
-Span = tuple[int, int, int]  # begin and end in the text, and the number of the message
+# Masked language modeling and classification
 
 
-class ChatTokensRequest(ExplorerRequest):
-    messages: list[dict[str, str]]
-
-
-def chat_routes(desk: ExplorerService) -> APIRouter:
-    router = APIRouter(prefix="/api", tags=["page"])
-
-    @router.post("/chat/tokens")
-    async def tokens(asked: ChatTokensRequest) -> dict[str, Any]:
-        """The tokens up to where the assistant is to answer; `message` is whose words they are, null the template's."""
-        return await desk.call(asked, tokenize_chat, asked.messages)
-
-    return router
-
-
-def tokenize_chat(model: Model, messages: list[dict[str, str]]) -> dict[str, Any]:
-    use = model.config.inference
+def fill_masks(runs: RunStore, loaded_model: LoadedModel, request: MaskFillRequest) -> JSONDict:
+    """Top words for each mask; for a masked token also its own probability and rank."""
+    model = loaded_model.model
     tokenizer = model.tokenizer
-    ids = encode_chat(use.chat_template, messages, tokenizer)
-    assert tokenizer is not None  # or it could not have been encoded
-    ends = list[int]()
-    stream = IncrementalDetokenizer(tokenizer, [])
-    for token in ids:
-        stream.feed(token)
-        ends.append(len(stream.text))
-    stream.flush()
-    spans = _spans(use.chat_template, messages, stream.text)
-    said = [_whose(begin, end, spans) for begin, end in zip([0, *ends], ends, strict=False)]
-    tokens = [
-        {**piece, "message": number}
-        for piece, number in zip(describe_tokens(tokenizer, ids), said, strict=True)
+    mask_tokens = model.config.inference.mask_token
+    is_mlm = isinstance(model.config.model.head, c.MLMHead)
+    if not is_mlm or tokenizer is None or not mask_tokens:
+        raise ClearheadError(
+            f"Filling masks needs a masked language model; this model is a {model.architecture}."
+        )
+    mask_token = mask_tokens[0]
+    ids = model.make_batch(request.text).unpadded_rows()[0]
+    originals: dict[int, int] = {}
+    for position in request.mask_positions:
+        if not 0 <= position < len(ids):
+            raise ClearheadError(
+                f"mask_positions must be between 0 and {len(ids) - 1}, got {position}."
+            )
+        if ids[position] != mask_token:
+            originals[position] = ids[position]
+            ids[position] = mask_token
+    positions = [position for position, token in enumerate(ids) if token == mask_token]
+    masks = []
+    if positions:
+        edits = runs.edits_for(loaded_model, request)
+        logits = model.logits(ids, edits=edits)[positions, : len(tokenizer)]
+        for position, row in zip(positions, logits.float().softmax(dim=-1), strict=True):
+            original = originals.get(position)
+            masks.append(_describe_mask(model, position, row, request.top_k, original))
+    return {"ids": ids, "tokens": describe_tokens(tokenizer, ids), "masks": masks}
+
+
+def _describe_mask(
+    model: Model, position: int, probabilities: Tensor, top_k: int, original: int | None
+) -> JSONDict:
+    top = probabilities.topk(min(top_k, len(probabilities)))
+    answers = describe_tokens(model.tokenizer, top.indices.tolist())
+    for answer, probability in zip(answers, top.values.tolist(), strict=True):
+        answer["probability"] = probability
+    mask: JSONDict = {"token": position, "answers": answers, "original": None}
+    if original is not None:
+        probability = probabilities[original]
+        [token] = describe_tokens(model.tokenizer, [original])
+        rank = int((probabilities > probability).sum()) + 1
+        mask["original"] = {**token, "probability": float(probability), "rank": rank}
+    return mask
+
+
+def classify_text(
+    runs: RunStore, loaded_model: LoadedModel, request: ClassifyRunRequest
+) -> JSONDict:
+    """Probabilities of all labels, or the value that a regression model predicts."""
+    model = loaded_model.model
+    check_can_classify(model.config.model)
+    inputs = request.model_inputs(model)
+    if request.text_pair is not None:
+        inputs["x"] = (request.text or "", request.text_pair)
+    edits = runs.edits_for(loaded_model, request, request.source)
+    logits = model.logits(**inputs, edits=edits).float()
+    [result] = classification_results(logits[None], model.config)
+    if isinstance(model.config.model.head, c.RegressionHead):
+        return {"value": result.score, "labels": None}
+    labels = [
+        {"text": label, "probability": probability}
+        for label, probability in result.probabilities.items()
     ]
-    return {
-        "ids": ids,
-        "tokens": tokens,
-        "told": bool(spans) or not any(m["content"].strip() for m in messages),
-    }
+    return {"value": None, "labels": labels}
 
 
-def _spans(template: str, messages: list[dict[str, str]], text: str) -> list[Span]:
-    """Where in the text each message stands; nowhere if the text is another than the marks were put into."""
-    marked = render_chat_template(
-        template, [{**message, "content": _marked(message["content"])} for message in messages]
-    )
+# Chat (L5.5)
+
+
+def tokenize_chat(model: Model, messages: list[dict[str, str]]) -> JSONDict:
+    """The exact tokens of a conversation, and the message that each belongs to."""
+    template = model.config.inference.chat_template
+    tokenizer = model.tokenizer
+    ids = encode_chat(template, messages, tokenizer)
+    assert tokenizer is not None  # else encode_chat raises
+    ends = list[int]()  # of each token in the text
+    detokenizer = IncrementalDetokenizer(tokenizer, [])
+    for token in ids:
+        detokenizer.feed(token)
+        ends.append(len(detokenizer.text))
+    detokenizer.flush()
+    spans = _message_spans(template, messages, detokenizer.text)
+    tokens = describe_tokens(tokenizer, ids)
+    start = 0
+    for description, end in zip(tokens, ends, strict=True):
+        description["message"] = _message_of(start, end, spans)
+        start = end
+    has_content = any(message["content"].strip() for message in messages)
+    return {"ids": ids, "tokens": tokens, "spans_found": bool(spans) or not has_content}
+
+
+def _message_spans(template: str, messages: list[dict[str, str]], text: str) -> list[Span]:
+    """Where each message is in the text; empty if the template changes messages."""
+    marked_messages = [
+        {**message, "content": _mark_content(message["content"])} for message in messages
+    ]
     plain = ""
     spans = list[Span]()
-    begin = 0
-    number = 0
-    for character in marked:
+    start = 0
+    for character in render_chat_template(template, marked_messages):
         if character == SPAN_START:
-            begin = len(plain)
+            start = len(plain)
         elif character == SPAN_END:
-            spans.append((begin, len(plain), number))
-            number += 1
+            spans.append((start, len(plain), len(spans)))
         else:
             plain += character
-    return spans if plain == text and number == len(messages) else []
+    return spans if plain == text and len(spans) == len(messages) else []
 
 
-def _marked(content: str) -> str:
-    """Marks around the words; templates may trim the space around those."""
-    words = content.strip()
-    before, _, after = content.partition(words) if words else (content, "", "")
-    return f"{before}{SPAN_START}{words}{SPAN_END}{after}"
+def _mark_content(content: str) -> str:
+    """Mark the content without surrounding whitespace, which templates may strip."""
+    stripped = content.strip()
+    before, _, after = content.partition(stripped) if stripped else (content, "", "")
+    return f"{before}{SPAN_START}{stripped}{SPAN_END}{after}"
 
 
-def _whose(begin: int, end: int, spans: list[Span]) -> int | None:
-    """The message that a token is a part of; a piece of a character counts with the whole."""
-    for first, last, number in spans:
-        if min(end, last) > max(begin, first) or first <= begin == end < last:
-            return number
+def _message_of(start: int, end: int, spans: list[Span]) -> int | None:
+    """The message that a token belongs to; tokens of part of a character have start == end."""
+    for span_start, span_end, message in spans:
+        overlaps = min(end, span_end) > max(start, span_start)
+        if overlaps or span_start <= start == end < span_end:
+            return message
     return None
 
 
-# ---- shapes: What each shape of model is for: an encoder-decoder translates (L6.2), an encoder fills gaps and judges (L6.3).
-
-MAX_TOP_K = 50  # fillers that may be asked for
+# Generation
 
 
-class BeamTreeRequest(EditableRequest):
-    text: str = ""
-    audio: str | None = None  # in base64, for a model that listens
-    num_beams: int = Field(DEFAULT_NUM_BEAMS, ge=1, le=16)
-    length_penalty: float = Field(1.0, ge=-10, le=10)
-
-
-class MaskFillRequest(EditableRequest):
-    text: str
-    mask_positions: TokenIds = Field([])  # tokens that become gaps, besides those the text has
-    top_k: int = Field(8, ge=1, le=MAX_TOP_K)
-
-
-class ClassifyRunRequest(RunRequest):
-    text_pair: str | None = None  # the other text of a pair
-
-
-def task_routes(desk: ExplorerService) -> APIRouter:
-    router = APIRouter(prefix="/api", tags=["page"])
-
-    @router.post("/translate")
-    async def translate(asked: BeamTreeRequest) -> dict[str, Any]:
-        """The tree of a beam search; of an edited model, what it writes greedily."""
-        async with desk.model_for(asked) as held:
-            return await desk.run_steps(translate_text(desk.runs, held, asked))
-
-    @router.post("/fill")
-    async def fill(asked: MaskFillRequest) -> dict[str, Any]:
-        async with desk.model_for(asked) as held:
-            return await desk.submit(fill_masks, desk.runs, held, asked)
-
-    @router.post("/classify")
-    async def classify(asked: ClassifyRunRequest) -> dict[str, Any]:
-        async with desk.model_for(asked) as held:
-            return await desk.submit(classify_text, desk.runs, held, asked)
-
-    return router
-
-
-def translate_text(
-    runs: RunStore, held: LoadedModel, asked: BeamTreeRequest
-) -> Iterator[dict[str, Any] | None]:
-    """The translation, after nothing for each step that can be waited for."""
-    model = held.model
-    shape = held.model.config.model.architecture
-    if not isinstance(shape, c.EncoderDecoder):
-        raise ClearheadError(
-            f"this {shape.kind} has no source to read; an encoder-decoder translates."
-        )
-    given: dict[str, Any] = {"source": asked.text}
-    if asked.audio is not None and isinstance(shape.source_input, c.MelSpectrogram):
-        given = {"sound": decode_audio(asked.audio, shape.source_input)}
-    if asked.edits:
-        yield from translate_with_edits(
-            model, given, runs.edits_for(held, asked, source=asked.text)
-        )
-    else:
-        yield translate_with_tree(model, given, asked.num_beams, asked.length_penalty)
-
-
-def fill_masks(runs: RunStore, held: LoadedModel, asked: MaskFillRequest) -> dict[str, Any]:
-    """The tokens with their gaps, and for each gap the likeliest words; of a hidden word also how likely it was."""
-    model = held.model
-    use = held.model.config.inference
-    if (
-        not isinstance(model.config.model.head, c.MLMHead)
-        or model.tokenizer is None
-        or not use.mask_token
-    ):
-        raise ClearheadError(
-            f"this {model.architecture} fills no gaps; an encoder with a masked-word head does."
-        )
-    ids = model.make_batch(asked.text).unpadded_rows()[0]
-    for place in asked.mask_positions:
-        if not 0 <= place < len(ids):
-            raise ClearheadError(
-                f"there is no token {place} to hide; the text has tokens 0 to {len(ids) - 1}."
-            )
-    was = {place: ids[place] for place in asked.mask_positions if ids[place] != use.mask_token[0]}
-    shown = [use.mask_token[0] if place in was else token for place, token in enumerate(ids)]
-    gaps = [place for place, token in enumerate(shown) if token == use.mask_token[0]]
-    found: list[dict[str, Any]] = []
-    if gaps:
-        logits = model.logits(shown, edits=runs.edits_for(held, asked))[
-            gaps, : len(model.tokenizer)
-        ].float()
-        found = [
-            _gap(model, place, row, asked.top_k, was.get(place))
-            for place, row in zip(gaps, logits.softmax(dim=-1), strict=True)
-        ]
-    return {"ids": shown, "tokens": describe_tokens(model.tokenizer, shown), "gaps": found}
-
-
-def _gap(
-    model: Model, place: int, shares: torch.Tensor, top: int, was: int | None
-) -> dict[str, Any]:
-    best = shares.topk(min(top, len(shares)))
-    words = zip(
-        describe_tokens(model.tokenizer, best.indices.tolist()), best.values.tolist(), strict=True
-    )
-    found: dict[str, Any] = {
-        "at": place,
-        "words": [{**piece, "probability": p} for piece, p in words],
-        "was": None,
-    }
-    if was is not None:
-        rank = int((shares > shares[was]).sum()) + 1
-        found["was"] = {
-            **describe_tokens(model.tokenizer, [was])[0],
-            "probability": float(shares[was]),
-            "rank": rank,
-        }
-    return found
-
-
-def classify_text(runs: RunStore, held: LoadedModel, asked: ClassifyRunRequest) -> dict[str, Any]:
-    """Each class with its probability, or the number that the model gives."""
-    model = held.model
-    check_can_classify(model.config.model)
-    given = asked.model_inputs(model)
-    if asked.text_pair is not None:
-        given["x"] = (asked.text or "", asked.text_pair)
-    logits = model.logits(**given, edits=runs.edits_for(held, asked, asked.source)).float()
-    verdict = classification_results(logits[None], model.config)[0]
-    if isinstance(verdict, float):
-        return {"number": verdict, "classes": None}
-    return {
-        "number": None,
-        "classes": [{"text": name, "probability": p} for name, p in verdict.probabilities.items()],
-    }
-
-
-# ---- writing: Texts that are written before one's eyes: a token an event, with what could have come instead of it.
-
-
-class GenerateRequest(EditableRequest):
-    """What to go on from and how to draw, as `model.generate` takes it; `forced` is what the text begins with."""
-
-    text: str = ""
-    ids: TokenIds | None = None  # instead of a text, as they are
-    forced_tokens: TokenIds = Field([])
-    max_tokens: int = Field(40, ge=1)  # the forced ones among them
-    temperature: float = 1.0
-    top_k: int = Field(0, le=2**31)
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = Field(0, lt=2**64)
-    stop: list[str] = Field([], max_length=8)
-    logprobs: int = Field(8, ge=0, le=50)  # alternatives told with each token
-
-    def options(self) -> dict[str, Any]:
-        named = ("forced", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
-        return {**{name: getattr(self, name) for name in named}, "logprobs": self.logprobs}
-
-
-def generation_routes(desk: ExplorerService) -> APIRouter:
-    router = APIRouter(prefix="/api", tags=["page"])
-
-    @router.post("/generate", response_class=StreamingResponse)
-    async def generate(asked: GenerateRequest) -> StreamingResponse:
-        """Server-sent events: `token` for each token, then `done` with the whole text, or `error` with a sentence."""
-        if asked.max_tokens > desk.limits.max_tokens:
-            raise ClearheadError(
-                f"{asked.max_tokens} tokens are more than the {desk.limits.max_tokens} allowed here."
-            )
-        events = _events(desk, asked)
-        await anext(events)  # what cannot be written has a status of its own
-        return StreamingResponse(events, media_type="text/event-stream")
-
-    @router.get("/models/{name}/drawing")
-    async def drawing(name: str) -> dict[str, Any]:
-        """What a draw needs to know besides the logits: how many tokens there are, which never come, which end it."""
-        async with desk.use_model(name) as held:
-            model = held.model
-            use = held.model.config.inference
-            size = len(model.tokenizer) if model.tokenizer else model.config.model.vocab_size
-            return {
-                "known": size,
-                "never": use.suppress_tokens,
-                "never_first": use.begin_suppress_tokens,
-                "stop": use.eos_tokens,
-            }
-
-    return router
-
-
-async def _events(desk: ExplorerService, asked: GenerateRequest) -> AsyncIterator[str]:
-    """Nothing when all is ready, then one step of the model at a time, so that others get their turn; who leaves ends
-    it with the step under way."""
+async def _generation_events(
+    service: ExplorerService, request: GenerateRequest
+) -> AsyncIterator[str]:
+    """An empty string when ready, then events. Others have their turn between tokens."""
     text = ""
-    tokens = 0
-    reason = ""
-    async with desk.model_for(asked) as held:
-        written = await desk.submit(_begun, desk.runs, held, asked)
+    num_tokens = 0
+    finish_reason = ""
+    async with service.model_for(request) as loaded_model:
+        chunks = await service.submit(_start_stream, service.runs, loaded_model, request)
         yield ""
         try:
-            while (piece := await desk.submit(next, written, None)) is not None:
-                yield _event("token", _token(held.model, piece, tokens))
-                text = text + piece.text
-                tokens = tokens + 1
-                reason = piece.finish_reason
+            while (chunk := await service.submit(next, chunks, None)) is not None:
+                yield _to_event("token", _token_event(loaded_model.model, chunk, num_tokens))
+                text += chunk.text
+                num_tokens += 1
+                finish_reason = chunk.finish_reason
         except ClearheadError as error:
-            yield _event("error", {"message": str(error)})
+            yield _to_event("error", {"message": str(error)})
             return
-    yield _event("done", {"text": text, "tokens": tokens, "finish_reason": reason})
+    done = {"text": text, "num_tokens": num_tokens, "finish_reason": finish_reason}
+    yield _to_event("done", done)
 
 
-def _begun(runs: RunStore, held: LoadedModel, asked: GenerateRequest) -> Iterator[GenerationChunk]:
-    edits: dict[str, Any] = {"edits": runs.edits_for(held, asked)} if asked.edits else {}
-    given = asked.text if asked.ids is None else asked.ids
-    written: Iterator[GenerationChunk] = held.model.generate(
-        given, stream=True, **asked.options(), **edits
+def _start_stream(
+    runs: RunStore, loaded_model: LoadedModel, request: GenerateRequest
+) -> Iterator[TextChunk]:
+    edits = runs.edits_for(loaded_model, request) if request.edits else None
+    return loaded_model.model.stream(
+        request.text if request.ids is None else request.ids,
+        request.max_tokens,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        seed=request.seed,
+        stop=request.stop,
+        prefix_tokens=request.forced_tokens,
+        logprobs=request.logprobs,
+        edits=edits,
     )
-    return written
 
 
-def _token(model: Model, piece: GenerationChunk, index: int) -> dict[str, Any]:
-    chosen = piece.token_logprob
-    names = token_labels(model.tokenizer, [chosen.token, *(i for i, _ in chosen.top)])
-    best = [
-        [i, name, finite_or_none(logprob)]
-        for (i, logprob), name in zip(chosen.top, names[1:], strict=True)
+def _token_event(model: Model, chunk: TextChunk, index: int) -> JSONDict:
+    token = chunk.token_logprob
+    labels = token_labels(model.tokenizer, [token.token, *(other for other, _ in token.top)])
+    top = [
+        [other, label, finite_or_none(logprob)]
+        for (other, logprob), label in zip(token.top, labels[1:], strict=True)
     ]
-    told = {"index": index, "id": chosen.token, "text": names[0], "piece": piece.text}
-    return {**told, "logprob": finite_or_none(chosen.logprob), "top": best}
+    return {
+        "index": index,
+        "id": token.token,
+        "text": labels[0],
+        "piece": chunk.text,
+        "logprob": finite_or_none(token.logprob),
+        "top": top,
+    }
 
 
-def _event(kind: str, data: dict[str, Any]) -> str:
-    return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
+def _to_event(event: str, data: JSONDict) -> str:
+    return f"event: {event}\ndata: {json.dumps(data)}\n\n"
