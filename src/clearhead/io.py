@@ -1,7 +1,9 @@
-"""Atomic file writes and file locks."""
+"""Atomic writes of files and folders, and file locks."""
 
+import ctypes
 import json
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +11,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from clearhead.errors import ClearheadError
+
+# constants of Linux's renameat2
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
 
 
 class LockedError(ClearheadError):
@@ -102,3 +108,36 @@ def file_lock(path: Path, busy_message: str = "") -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)  # processes that wait notice and create it again
         lock.release()
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that replaces `folder` atomically when the block succeeds."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+        new = Path(temporary) / "new"
+        new.mkdir()
+        yield new
+        for path in (*new.rglob("*"), new):
+            if path.is_file():  # some libraries create files that only their owner can read
+                path.chmod(new.stat().st_mode & 0o666)
+            fsync(path)
+        _replace_folder(new, folder)  # the old folder is deleted with the temporary one
+        fsync(folder.parent)
+
+
+def _replace_folder(new: Path, folder: Path) -> None:
+    """Move `new` to `folder`; if both exist, the kernel exchanges them atomically where it can."""
+    if not folder.exists():
+        new.rename(folder)
+        return
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    paths = (AT_FDCWD, os.fsencode(new), AT_FDCWD, os.fsencode(folder))
+    if renameat2 is None or renameat2(*paths, RENAME_EXCHANGE) != 0:
+        old = new.with_name("old")
+        folder.rename(old)
+        try:
+            new.rename(folder)
+        except OSError:
+            old.rename(folder)
+            raise

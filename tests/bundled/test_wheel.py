@@ -101,7 +101,7 @@ def test_every_bundled_model_works_by_its_command(installed, tmp_path, name):
 
 def test_the_page_is_saved_by_the_installed_one(installed, tmp_path):
     done = typed(
-        installed, f'clearhead explore story --text "{SENTENCE}" --save page.html', tmp_path
+        installed, f'clearhead explore story --text "{SENTENCE}" --output page.html', tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")

@@ -151,8 +151,8 @@ REFUSED = [
         {},
         "alibi positions in a decoder alone",
     ),
-    (changed(presets["tiny-pictures"].model, head="none"), {}, "does not read pictures"),
-    (changed(presets["tiny-sound"].model, head="none"), {}, "does not read spectrogram"),
+    (changed(presets["tiny-images"].model, head="none"), {}, "does not read pictures"),
+    (changed(presets["tiny-audio"].model, head="none"), {}, "does not read spectrogram"),
     (
         changed(LANGUAGE, position="alibi"),
         {},

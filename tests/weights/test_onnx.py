@@ -149,8 +149,8 @@ def test_padded_rows_equal_each_row_alone(config, exported):
 
 
 DENSE = {
-    "pixel_values": (one_layer("tiny-pictures"), "logits"),
-    "input_features": (one_layer("tiny-sound", head="none"), "last_hidden_state"),
+    "pixel_values": (one_layer("tiny-images"), "logits"),
+    "input_features": (one_layer("tiny-audio", head="none"), "last_hidden_state"),
 }
 EXPORT = """
 import json, sys

@@ -247,7 +247,7 @@ def _toml_value(value: object) -> str:
 
 
 # ---------------------------------------------------------------- comparing
-def diff_trees(a: ConfigDict, b: ConfigDict, path: str) -> Iterator[tuple[str, Any, Any]]:
+def diff_trees(a: ConfigDict, b: ConfigDict, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Options that differ, as (path, value in a, value in b); a missing option is None."""
     if a.get("kind") != b.get("kind"):
         yield path.rstrip("."), a.get("kind"), b.get("kind")

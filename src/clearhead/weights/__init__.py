@@ -1,1 +1,1 @@
-"""Checkpoints in and out."""
+"""Models in files: finding, loading, saving and converting them."""

@@ -1,5 +1,6 @@
-"""Tensors in safetensors files, read one by one through memory maps."""
+"""Models as folders: `clearhead.json`, `model.safetensors` and tokenizers. No pickle anywhere."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,59 +15,33 @@ from torch import Tensor
 from clearhead.config.model import Config, EncoderDecoder, ModelConfig
 from clearhead.config.parse import read_config_file
 from clearhead.errors import ClearheadError, suggest
-from clearhead.io import write_json
+from clearhead.io import atomic_folder, write_json
 from clearhead.model.int8 import quantize
 from clearhead.model.transformer import Transformer, build_transformer
 from clearhead.tokenizers.huggingface import PretrainedTokenizer, with_post_processor
 from clearhead.tokenizers.tokenizer import Tokenizer
 
-# ---- store: Tensors in safetensors files, read one by one through memory maps.
-
-
-class SafetensorsReader:
-    """All tensors of some files, by name; a name stands in one file only.
-
-    Each read opens its file anew: pages that were read are given back with the tensor, not kept with the file.
-    """
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self.files: dict[str, Path] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        for file in files:
-            with _open_safetensors(file) as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - no dictionary
-                    if name in self.files:
-                        raise ClearheadError(
-                            f"{name} stands in {self.files[name].name} and again in {file.name}."
-                        )
-                    self.files[name] = file
-                    self.shapes[name] = tuple(tensors.get_slice(name).get_shape())
-
-    def get_tensor(self, name: str) -> Tensor:
-        with _open_safetensors(self.files[name]) as tensors:
-            return tensors.get_tensor(name)
-
-
-@contextmanager
-def _open_safetensors(file: Path) -> Iterator[Any]:
-    """The file with its errors told in a sentence; what is not whole inside is refused by the library."""
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            yield tensors
-    except (OSError, SafetensorError) as error:
-        raise ClearheadError(
-            f"{file} cannot be read as safetensors: {error}; the download may be incomplete."
-        ) from None
-
-
-# ---- checkpoint: A model as it goes in and out of files: its network, what it is, and its tokenizers.
-
+CONFIG_FILE = "clearhead.json"
+WEIGHTS_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 SOURCE_TOKENIZER_FILE = "source_tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
-# the dtype that leaves weights as they are, and the one that is made of float32
-STORED = "stored"
-INT8 = "int8"
+EXPORT_FILE = "clearhead_export.json"  # marks a folder that was exported from here
+
+# Every file that any export format writes. A folder that holds another file is never replaced.
+MODEL_FILES = {
+    "1_Pooling", "chat_template.jinja", "clearhead.json", "clearhead_export.json", "config.json",
+    "decoder_model.onnx", "decoder_model.onnx.data", "encoder_model.onnx",
+    "encoder_model.onnx.data", "generation_config.json", "model.bin", "model.gguf", "model.onnx",
+    "model.onnx.data", "model.safetensors", "modules.json", "onnx_config.json",
+    "preprocessor_config.json", "sentence_bert_config.json", "shared_vocabulary.json",
+    "source_tokenizer.json", "source_vocabulary.json", "special_tokens_map.json",
+    "target_tokenizer.json", "target_vocabulary.json", "tokenizer.json", "tokenizer_config.json",
+    "vocabulary.json",
+}  # fmt: skip
+
+STORED = "stored"  # keep every tensor in its stored dtype
+INT8 = "int8"  # quantize matrices after loading them as float32
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -77,173 +52,247 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """A network with its configuration and tokenizers, as it is loaded and saved."""
+
     net: Transformer
     config: Config
     tokenizer: Tokenizer | None = None
-    source_tokenizer: Tokenizer | None = (
-        None  # where the source is cut by another rule than the target
-    )
-    no_tokenizer_reason: str = ""  # it cannot read text, where it has no tokenizer
+    source_tokenizer: Tokenizer | None = None  # if the source has a tokenizer of its own
+    no_tokenizer_reason: str = ""  # why the model cannot read text, if it has no tokenizer
 
     @property
     def tokenizers(self) -> tuple[Tokenizer | None, Tokenizer | None]:
-        """That of what it writes and that of what it reads, which are one unless a source has its own."""
+        """The output and the input tokenizer; the same one unless the source has its own."""
         return self.tokenizer, self.source_tokenizer or self.tokenizer
 
     def save_tokenizers(self, folder: Path) -> None:
-        for tokenizer, name in (
-            (self.tokenizer, TOKENIZER_FILE),
-            (self.source_tokenizer, SOURCE_TOKENIZER_FILE),
-        ):
-            if tokenizer is not None:
-                tokenizer.save(folder / name)
+        if self.tokenizer is not None:
+            self.tokenizer.save(folder / TOKENIZER_FILE)
+        if self.source_tokenizer is not None:
+            self.source_tokenizer.save(folder / SOURCE_TOKENIZER_FILE)
 
     def export_tokenizers(self, folder: Path) -> None:
-        """The tokenizers and the chat template, for engines that have no way of their own to hold them.
+        """Save tokenizers and chat template for engines that have no format of their own for them.
 
-        The one that reads what is given puts around it what the model reads there.
+        The input tokenizer gets a post-processor that adds the model's special tokens.
         """
         self.save_tokenizers(folder)
-        if reading := self.source_tokenizer or self.tokenizer:
-            with_post_processor(reading, self.config.inference).save(
-                folder / (SOURCE_TOKENIZER_FILE if self.source_tokenizer else TOKENIZER_FILE)
-            )
-        if self.config.inference.chat_template:
-            (folder / CHAT_TEMPLATE_FILE).write_text(
-                self.config.inference.chat_template, encoding="utf-8"
-            )
+        if input_tokenizer := self.source_tokenizer or self.tokenizer:
+            name = SOURCE_TOKENIZER_FILE if self.source_tokenizer else TOKENIZER_FILE
+            with_post_processor(input_tokenizer, self.config.inference).save(folder / name)
+        if template := self.config.inference.chat_template:
+            (folder / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where weights are to live, and in which dtype; None leaves each in the one it was stored in."""
-
-    device: str = "cpu"
-    dtype: torch.dtype | None = None
-    min_dtype: torch.dtype | None = None  # what is stored in less becomes this
-    int8: bool = False  # matrices become int8 when all are there
-
-    @classmethod
-    def from_names(cls, device: str | torch.device, dtype: str | torch.dtype) -> Self:
-        """By names. Without: on a GPU as stored, where there is one; else on the CPU in 32 bits, for 16 are slower."""
-        name = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        kind = str(dtype or "")
-        kind = kind.removeprefix("torch.")
-        if kind and kind not in (known := [*DTYPES, STORED, INT8]):
-            raise ClearheadError(f"dtype {kind!r} is unknown; {suggest(kind, known)}")
-        try:
-            where = torch.empty(0, device=name).device.type
-        except (RuntimeError, AssertionError):
-            raise ClearheadError(f"there is no device {name!r} here; cpu always works.") from None
-        if kind == INT8:
-            if where != "cpu":
-                raise ClearheadError(
-                    f"int8 is for CPUs, not for {name}; choose device cpu, or dtype bfloat16."
-                )
-            return cls(name, torch.float32, int8=True)
-        if where == "meta":
-            raise ClearheadError("device 'meta' holds no weights; cpu always works.")
-        return cls(name, DTYPES.get(kind), torch.float32 if where == "cpu" and not kind else None)
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        wide = (
-            tensor.dtype
-            if self.min_dtype is None
-            else torch.promote_types(tensor.dtype, self.min_dtype)
-        )
-        return tensor.to(self.device, self.dtype or wide).contiguous()
+# ---------------------------------------------------------------- clearhead's own format
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write clearhead's own format into an existing folder."""
+    parameters = {n: p.detach().contiguous() for n, p in checkpoint.net.named_parameters()}
+    save_file(parameters, folder / WEIGHTS_FILE)
+    write_json(folder / CONFIG_FILE, checkpoint.config.to_dict(), 1)
+    checkpoint.save_tokenizers(folder)
 
 
-def meta_model(m: ModelConfig, tensors: int) -> Transformer:
-    """The network that a file of so many tensors may hold, without weights; no block is made of nothing."""
-    deep = m.n_layers + (
-        m.architecture.encoder_layers if isinstance(m.architecture, EncoderDecoder) else 0
-    )
-    if deep > tensors:
-        raise ClearheadError(
-            f"its configuration asks for {deep:,} layers, but there are only {tensors:,} tensors."
-        )
-    return build_transformer(m, seed=None)
-
-
-def load_weights(
-    net: Transformer, tensors: Iterable[tuple[str, Tensor]], home: Placement, where: str
-) -> Transformer:
-    """The network with every parameter from the tensor of its name: nothing missing, left over, or no number.
-
-    Tensors come one by one, so that only one is ever there twice.
-    """
-    wanted = dict(net.named_parameters())
-    state = dict[str, Tensor]()
-    for name, tensor in tensors:
-        if name not in wanted:
-            raise ClearheadError(
-                f"{where} holds {name}, which this model does not have; {suggest(name, wanted)}"
-            )
-        if tensor.shape != wanted[name].shape:
-            raise ClearheadError(
-                f"{where}: {name} is {tuple(tensor.shape)}, but the model needs {tuple(wanted[name].shape)}."
-            )
-        if tensor.dtype not in DTYPES.values():
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise ClearheadError(
-                f"{where}: {name} is stored as {kind}; weights are {', '.join(DTYPES)}."
-            )
-        if not all(bound.isfinite() for bound in tensor.aminmax()):
-            raise ClearheadError(
-                f"{where}: {name} holds values that are no finite numbers (NaN or infinity)."
-            )
-        state[name] = home(tensor)
-    if missing := [name for name in wanted if name not in state]:
-        raise ClearheadError(
-            f"{where} lacks {missing[0]}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}."
-        )
-    net.load_state_dict(state, strict=False, assign=True)  # shared matrices are stored once
-    for p in net.parameters():
-        p.requires_grad_()
-    if home.int8:
-        quantize(net)
-    return net.eval()
-
-
-# ---- folder: A model as a folder of clearhead's own: `clearhead.json`, `model.safetensors`, and its tokenizers.
-
-CONFIG_FILE = "clearhead.json"
-WEIGHTS_FILE = "model.safetensors"
-
-
-def save_checkpoint(folder: Path, model: Checkpoint) -> None:
-    save_file(
-        {name: p.detach().contiguous() for name, p in model.net.named_parameters()},
-        folder / WEIGHTS_FILE,
-    )
-    write_json(folder / CONFIG_FILE, model.config.to_dict(), 1)
-    model.save_tokenizers(folder)
-
-
-def load_checkpoint(folder: Path, home: Placement) -> Checkpoint:
+def load_checkpoint(folder: Path, placement: "Placement") -> Checkpoint:
+    """Read clearhead's own format."""
     config = Config.from_dict(read_config_file(folder / CONFIG_FILE))
-    stored = SafetensorsReader([folder / WEIGHTS_FILE])
-    tensors = ((name, stored.get_tensor(name)) for name in stored.shapes)
-    net = load_weights(
-        build_transformer(config.model, seed=None), tensors, home, str(folder / WEIGHTS_FILE)
-    )
-    own = load_checkpoint_tokenizers(folder)
-    return Checkpoint(net, config, own.tokenizer, own.source_tokenizer)
+    reader = SafetensorsReader([folder / WEIGHTS_FILE])
+    tensors = ((name, reader.get_tensor(name)) for name in reader.shapes)
+    net = build_transformer(config.model, seed=None)
+    load_weights(net, tensors, placement, str(folder / WEIGHTS_FILE))
+    pretrained = load_checkpoint_tokenizers(folder)
+    return Checkpoint(net, config, pretrained.tokenizer, pretrained.source_tokenizer)
 
 
 def load_checkpoint_tokenizers(folder: Path) -> PretrainedTokenizer:
-    """How the model reads text."""
-    use = Config.from_dict(read_config_file(folder / CONFIG_FILE)).inference
-    tokenizer, source = (
+    """Read the tokenizers and special tokens of clearhead's own format, without its weights."""
+    inference = Config.from_dict(read_config_file(folder / CONFIG_FILE)).inference
+    tokenizer, source_tokenizer = (
         Tokenizer.load(path) if path.exists() else None
         for path in (folder / TOKENIZER_FILE, folder / SOURCE_TOKENIZER_FILE)
     )
     return PretrainedTokenizer(
         tokenizer,
-        source,
-        use.bos_tokens,
-        use.sep_tokens,
-        use.chat_template,
-        missing_reason=f"{folder} holds no {TOKENIZER_FILE}.",
+        source_tokenizer,
+        inference.bos_tokens,
+        inference.sep_tokens,
+        inference.chat_template,
+        missing_reason=f"{folder} has no {TOKENIZER_FILE}.",
     )
+
+
+# ---------------------------------------------------------------- replacing a model's folder
+@contextmanager
+def atomic_model_folder(folder: str | Path, format: str = "clearhead") -> Iterator[Path]:
+    """Yield a temporary folder that atomically replaces the model in `folder` on success."""
+    folder = Path(folder).resolve()
+    try:
+        check_replaceable(folder, format)
+        with atomic_folder(folder) as new:
+            yield new
+            if format != "clearhead":
+                marker = new / EXPORT_FILE
+                inference = read_config_file(marker) if marker.is_file() else {}
+                marker.write_text(json.dumps({"format": format, **inference}) + "\n", "utf-8")
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ClearheadError(f"Cannot save to {folder}: {reason}.") from None
+
+
+def check_replaceable(folder: Path, format: str = "clearhead") -> None:
+    """Refuse to replace anything but a model that clearhead saved in the same format."""
+    for path in (folder, *folder.absolute().parents):
+        if path.exists() and not path.is_dir():
+            raise ClearheadError(f"{path} is a file. Choose another folder for the model.")
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if foreign := names - MODEL_FILES:
+        raise ClearheadError(
+            f"{folder} contains {min(foreign)}, which is not a model file. Choose another folder."
+        )
+    if names and export_format(folder) != format:
+        old = export_format(folder) or "foreign"
+        raise ClearheadError(
+            f"{folder} already holds a model in {old} format, which a model in {format} format"
+            " does not replace. Choose another folder."
+        )
+
+
+def export_format(folder: Path) -> str:
+    """The format in which clearhead saved a folder; empty if it did not."""
+    if (folder / CONFIG_FILE).is_file():
+        return "clearhead"
+    try:
+        return str(json.loads((folder / EXPORT_FILE).read_text(encoding="utf-8"))["format"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+
+
+# ---------------------------------------------------------------- tensors
+class SafetensorsReader:
+    """Reads tensors by name from one or more safetensors files, through memory maps.
+
+    Each read opens its file anew: the mapped pages are freed with the tensor, not with the file.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files: dict[str, Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for file in files:
+            with _open_safetensors(file) as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - not a dictionary
+                    if name in self.files:
+                        first = self.files[name].name
+                        raise ClearheadError(f"Both {first} and {file.name} contain {name}.")
+                    self.files[name] = file
+                    self.shapes[name] = tuple(tensors.get_slice(name).get_shape())
+
+    def get_tensor(self, name: str) -> Tensor:
+        with _open_safetensors(self.files[name]) as tensors:
+            return tensors.get_tensor(name)
+
+
+@contextmanager
+def _open_safetensors(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except (OSError, SafetensorError) as error:
+        raise ClearheadError(
+            f"Cannot read {file} as safetensors: {error}. The download may be incomplete."
+        ) from None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The device and dtype that weights are loaded to; dtype None keeps the stored one."""
+
+    device: str = "cpu"
+    dtype: torch.dtype | None = None
+    min_dtype: torch.dtype | None = None  # promote narrower stored dtypes to this one
+    int8: bool = False  # quantize matrices after loading
+
+    @classmethod
+    def from_names(cls, device: str | torch.device, dtype: str | torch.dtype) -> Self:
+        """By name. Empty device: CUDA if available. Empty dtype: as stored on CUDA, float32 on CPU.
+
+        (CPUs are slower at 16 bits.)
+        """
+        device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        name = str(dtype or "").removeprefix("torch.")
+        if name and name not in (known := [*DTYPES, STORED, INT8]):
+            raise ClearheadError(f"Unknown dtype {name!r}; {suggest(name, known)}")
+        try:
+            device_type = torch.empty(0, device=device).device.type
+        except (RuntimeError, AssertionError):
+            raise ClearheadError(
+                f"Device {device!r} is not available; the CPU always is (--device cpu)."
+            ) from None
+        if device_type == "meta":
+            raise ClearheadError("Device 'meta' cannot hold weights; use cpu or cuda.")
+        if name == INT8:
+            if device_type != "cpu":
+                raise ClearheadError(
+                    f"int8 runs on CPUs only, not on {device}; use device cpu or dtype bfloat16."
+                )
+            return cls(device, torch.float32, int8=True)
+        min_dtype = torch.float32 if device_type == "cpu" and not name else None
+        return cls(device, DTYPES.get(name), min_dtype)
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """The tensor on this device in this dtype."""
+        dtype = self.dtype or tensor.dtype
+        if self.dtype is None and self.min_dtype is not None:
+            dtype = torch.promote_types(tensor.dtype, self.min_dtype)
+        return tensor.to(self.device, dtype).contiguous()
+
+
+def meta_model(m: ModelConfig, tensor_count: int) -> Transformer:
+    """Build the network on the meta device, unless a file of so few tensors cannot fill it."""
+    layers = m.n_layers
+    if isinstance(m.architecture, EncoderDecoder):
+        layers += m.architecture.encoder_layers
+    if layers > tensor_count:
+        raise ClearheadError(
+            f"The configuration asks for {layers:,} layers, but the checkpoint has only"
+            f" {tensor_count:,} tensors."
+        )
+    return build_transformer(m, seed=None)
+
+
+def load_weights(
+    net: Transformer, tensors: Iterable[tuple[str, Tensor]], placement: Placement, source: str
+) -> Transformer:
+    """Fill every parameter; missing, unexpected, misshapen and non-finite tensors are errors.
+
+    Tensors arrive one at a time, so at most one exists twice. `source` names them in errors.
+    """
+    parameters = dict(net.named_parameters())
+    state: dict[str, Tensor] = {}
+    for name, tensor in tensors:
+        if name not in parameters:
+            raise ClearheadError(
+                f"{source}: unexpected tensor {name}, which the model does not have;"
+                f" {suggest(name, parameters)}"
+            )
+        if tensor.shape != parameters[name].shape:
+            raise ClearheadError(
+                f"{source}: {name} has shape {tuple(tensor.shape)}, but the model expects"
+                f" {tuple(parameters[name].shape)}."
+            )
+        if tensor.dtype not in DTYPES.values():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise ClearheadError(
+                f"{source}: {name} is stored as {dtype}; supported: {', '.join(DTYPES)}."
+            )
+        if not all(bound.isfinite() for bound in tensor.aminmax()):
+            raise ClearheadError(f"{source}: {name} contains NaN or infinity.")
+        state[name] = placement.place(tensor)
+    if missing := [name for name in parameters if name not in state]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ClearheadError(f"{source}: missing tensor {missing[0]}{more}.")
+    net.load_state_dict(state, strict=False, assign=True)  # tied matrices are stored once
+    for parameter in net.parameters():
+        parameter.requires_grad_()
+    if placement.int8:
+        quantize(net)
+    return net.eval()

@@ -1,4 +1,23 @@
-"""A network in CTranslate2's terms: its specification, filled with our weights."""
+"""Export to CTranslate2: `model.bin`, `config.json`, vocabularies, and our tokenizers beside them.
+
+Load a decoder with `ctranslate2.Generator`, an encoder-decoder with `Translator`, an encoder with
+`Encoder`, a model of audio with `models.Whisper`. The specification is filled here, because
+CTranslate2's own converters know published families only, not our variants. What CTranslate2 would
+compute differently is refused.
+
+CTranslate2 is told to add no special tokens; pass them as `config.inference` says, which
+`config.json` repeats in ids:
+
+- bos_tokens before and sep_tokens after each input.
+- A single decoder_start_token is set as CTranslate2's own. If there are none or several, pass them
+  as target_prefix (the result omits the first). For audio they are the prompt, which must end with
+  <|notimestamps|>, or Whisper's timestamp rules apply.
+- Generation stops at the first eos token. If there are several, pass them all as end_token.
+- suppress_tokens get a bias of minus infinity on their logits.
+
+A token without a name in the tokenizer is called `<unused12>`. Pass tokens of the vocabulary only:
+CTranslate2 does not check.
+"""
 
 import re
 from collections.abc import Iterator
@@ -22,8 +41,7 @@ from clearhead.tokenizers.tokenizer import Tokenizer
 from clearhead.weights.checkpoint import Checkpoint
 from clearhead.weights.huggingface import write_preprocessor_config
 
-# ---- ctranslate2_spec: A network in CTranslate2's terms: its specification, filled with our weights.
-
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ACTIVATIONS = {
     "relu": "RELU",
     "gelu": "GELU",
@@ -33,211 +51,6 @@ ACTIVATIONS = {
     "geglu": "GELU",
     "geglu-tanh": "GELUTanh",
 }
-
-
-class SpecBuilder:
-    """Writes one network into a specification. Each parameter is ticked off where it is taken."""
-
-    def __init__(self, net: Transformer, specs: Any) -> None:
-        self.net = net
-        self.m = net.config
-        self.specs = specs
-        self.unused = {id(p): name for name, p in net.named_parameters()}
-        self.dtype = next(net.parameters()).dtype
-
-    def take(self, p: Tensor) -> Tensor:
-        self.unused.pop(id(p), None)  # a shared matrix is taken more than once
-        return p.detach().cpu()
-
-    def model(self, never: tuple[int, ...]) -> Any:
-        net = self.net
-        if isinstance(self.m.architecture, c.Encoder):
-            return self.specs.TransformerEncoderModelSpec(self.encoder(net))
-        decoder = self.decoder(net, never)
-        if net.encoder is None:
-            return self.specs.TransformerDecoderModelSpec(decoder)
-        encoder = self.encoder(net.encoder)
-        if isinstance(net.encoder.embed, AudioEmbedding):
-            return self.whisper(net.encoder.embed, encoder, decoder)
-        return self.specs.TransformerSpec(encoder, decoder)
-
-    def encoder(self, s: Stack) -> Any:
-        kinds = s.embed.token_types if isinstance(s.embed, TokenEmbedding) else None
-        tables = {
-            "num_source_embeddings": 1 if kinds is None else 2,
-            "embeddings_merge": self.specs.EmbeddingsMerge.ADD,
-        }
-        spec = self.specs.TransformerEncoderSpec(**self.options(s), **tables)
-        if isinstance(s.embed, TokenEmbedding):
-            spec.embeddings[0].weight = self.take(s.embed.tokens.weight)
-            if kinds is not None:
-                spec.embeddings[1].weight = (
-                    self.take(kinds.weight) / s.embed.scale
-                )  # theirs scales the sum
-        self.fill_stack(spec, s)
-        return spec
-
-    def decoder(self, net: Transformer, never: tuple[int, ...]) -> Any:
-        assert isinstance(net.embed, TokenEmbedding)
-        assert isinstance(net.head, LMHead)
-        own = {
-            "with_encoder_attention": net.encoder is not None,
-            "alibi": isinstance(self.m.position, c.ALiBi),
-        }
-        spec = self.specs.TransformerDecoderSpec(**self.options(net), **own)
-        spec.embeddings.weight = self.take(net.embed.tokens.weight)
-        spec.projection.weight = self.take(net.head.unembed.weight)
-        if net.head.bias is not None:
-            spec.projection.bias = self.take(net.head.bias).clone()
-        elif never:
-            spec.projection.bias = torch.zeros(self.m.vocab_size, dtype=self.dtype)
-        if never:
-            spec.projection.bias[list(never)] = torch.finfo(self.dtype).min
-        if net.head.scale != 1.0:
-            spec.scale_outputs = net.head.scale
-        self.fill_stack(spec, net)
-        return spec
-
-    def whisper(self, sound: AudioEmbedding, encoder: Any, decoder: Any) -> Any:
-        heads = self.m.attention.n_heads
-        spec = self.specs.WhisperSpec(len(encoder.layer), heads, len(decoder.layer), heads)
-        for part in ("layer", "layer_norm", "position_encodings"):
-            setattr(spec.encoder, part, getattr(encoder, part))
-        spec.decoder = decoder
-        for theirs, ours in ((spec.encoder.conv1, sound.conv1), (spec.encoder.conv2, sound.conv2)):
-            assert ours.bias is not None
-            theirs.weight, theirs.bias = self.take(ours.weight), self.take(ours.bias)
-        return spec
-
-    def options(self, s: Stack) -> dict[str, Any]:
-        """What an encoder and a decoder are told alike."""
-        m = self.m
-        p = self.m.position
-        told = {
-            "num_layers": len(s.blocks),
-            "num_heads": m.attention.n_heads,
-            "num_heads_kv": m.n_kv_heads,
-            "head_dim": m.d_head,
-            "qk_norm": m.attention.qk_norm,
-            "pre_norm": m.norm_position == "pre",
-            "rms_norm": isinstance(m.norm, c.RMSNorm),
-            "layernorm_embedding": not isinstance(s.embed.norm, nn.Identity),
-            "activation": self.specs.Activation[ACTIVATIONS[m.ffn.activation]],
-            "ffn_glu": m.ffn.is_gated,
-            "relative_position": isinstance(p, c.Shaw),
-            "relative_attention_bias": isinstance(p, c.T5),
-        }
-        if isinstance(p, c.Rotary):
-            told |= {
-                "rotary_dim": p.rotary_dim or m.d_head,
-                "rotary_base": p.theta,
-                "rotary_interleave": False,
-            }
-            kinds = self.specs.RotaryScalingType
-            named = {
-                c.NoScaling: None,
-                c.LinearScaling: kinds.Linear,
-                c.Llama3Scaling: kinds.Llama3,
-            }
-            told["rotary_scaling_type"] = named[type(p.scaling)]
-        return told
-
-    def fill_stack(self, spec: Any, s: Stack) -> None:
-        """A stack but for its tables of embeddings."""
-        spec.scale_embeddings = isinstance(s.embed, TokenEmbedding) and s.embed.scale != 1.0
-        if not isinstance(s.embed.norm, nn.Identity):
-            self.norm(spec.layernorm_embedding, s.embed.norm)
-        if not isinstance(s.final_norm, nn.Identity):
-            self.norm(spec.layer_norm, s.final_norm)
-        if isinstance(self.m.position, c.NoPosition | c.Learned | c.Sinusoidal):
-            spec.position_encodings.encodings = self.position_encodings(s)
-        for i, (layer, block) in enumerate(zip(spec.layer, s.blocks, strict=True)):
-            assert isinstance(block, Block)
-            self.attention(layer.self_attention, block.attn_norm, block.attn)
-            self.position(layer.self_attention, s.position, i)
-            if isinstance(block, CrossAttentionBlock):
-                self.attention(layer.attention, block.cross_attn_norm, block.cross_attn)
-            self.norm(layer.ffn.layer_norm, block.ffn_norm)
-            self.linear(layer.ffn.linear_0, block.ffn.up)
-            self.linear(layer.ffn.linear_1, block.ffn.down)
-            if isinstance(block.ffn, GatedFeedForward):
-                self.linear(layer.ffn.linear_0_noact, block.ffn.gate)
-
-    def position_encodings(self, s: Stack) -> Tensor:
-        """What each position adds to the embedding: zeros where it is nothing, for without a table waves are added."""
-        if isinstance(s.position, positions.Learned):
-            return self.take(s.position.table)
-        waves = s.position.embed(torch.arange(s.context_length)[None], self.dtype)
-        return (
-            torch.zeros(s.context_length, self.m.d_model, dtype=self.dtype)
-            if waves is None
-            else waves[0]
-        )
-
-    def position(self, spec: Any, p: positions.PositionEncoding, layer: int) -> None:
-        """What attention knows of positions."""
-        match p:
-            case positions.T5():
-                spec.relative_attention_bias = self.take(p.table)
-                spec.relative_attention_max_distance = torch.tensor(
-                    p.max_distance, dtype=torch.int32
-                )
-            case positions.Shaw():
-                spec.relative_position_keys = self.take(p.table)[layer].flip(
-                    0
-                )  # theirs begins with what comes last
-                spec.relative_position_values = self.specs.model_spec.OPTIONAL
-            case positions.Rotary(scaling=c.LinearScaling() as scaling):
-                spec.rotary_scaling_factor = scaling.factor
-            case positions.Rotary(scaling=c.Llama3Scaling() as scaling):
-                spec.rotary_low_freq_factor = scaling.low_freq_factor
-                spec.rotary_high_freq_factor = scaling.high_freq_factor
-                before = torch.tensor(scaling.original_context_length, dtype=torch.int32)
-                # The engine reads these two, though the specification has no fields for them.
-                vars(spec).update(
-                    rotary_scaling_factor=scaling.factor, original_max_position_embeddings=before
-                )
-
-    def attention(self, spec: Any, norm: nn.Module, a: Attention) -> None:
-        self.norm(spec.layer_norm, norm)
-        *inputs, out = spec.linear
-        self.linear(out, a.out)
-        if len(inputs) == 1:
-            self.linear(inputs[0], a.q, a.k, a.v)
-        else:  # cross-attention
-            self.linear(inputs[0], a.q)
-            self.linear(inputs[1], a.k, a.v)
-        if not self.m.attention.scale:
-            spec.queries_scale = 1.0
-        if self.m.attention.qk_norm:
-            for theirs, ours in (("q_norm", a.q_norm), ("k_norm", a.k_norm)):
-                setattr(
-                    spec,
-                    theirs,
-                    self.specs.common_spec.LayerNormSpec(rms_norm=isinstance(ours, nn.RMSNorm)),
-                )
-                self.norm(getattr(spec, theirs), ours)
-
-    def linear(self, spec: Any, *layers: nn.Linear) -> None:
-        """Several layers as one: their rows below each other."""
-        spec.weight = torch.cat([self.take(layer.weight) for layer in layers])
-        if any(layer.bias is not None for layer in layers):
-            zeros = [torch.zeros(layer.out_features, dtype=self.dtype) for layer in layers]
-            both = zip(layers, zeros, strict=True)
-            spec.bias = torch.cat(
-                [zero if layer.bias is None else self.take(layer.bias) for layer, zero in both]
-            )
-
-    def norm(self, spec: Any, norm: nn.Module) -> None:
-        assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
-        spec.gamma = self.take(norm.weight)
-        if isinstance(norm, nn.LayerNorm):  # without a shift it would be taken for an RMSNorm
-            spec.beta = torch.zeros_like(spec.gamma) if norm.bias is None else self.take(norm.bias)
-
-
-# ---- ctranslate2: A model as a folder for CTranslate2: `model.bin`, `config.json`, its vocabularies, and the tokenizers beside them.
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SUPPORTED_POSITIONS = (
     c.NoPosition,
     c.Learned,
@@ -246,162 +59,396 @@ SUPPORTED_POSITIONS = (
     c.Shaw,
     c.ALiBi,
     c.Rotary,
-)  # what the writer expresses
-# what its Whisper looks for
+)
+# tokens that CTranslate2's Whisper looks up by name
 WHISPER_START = "<|startoftranscript|>"
 WHISPER_END = "<|endoftext|>"
 WHISPER_NO_TIMESTAMPS = "<|notimestamps|>"
 
 
-def save_ctranslate2(folder: Path, model: Checkpoint) -> None:
-    """Fills an empty folder."""
+def save_ctranslate2(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write the files into an empty folder."""
     try:
         from ctranslate2 import specs  # type: ignore[import-untyped]
     except ImportError:
         raise ClearheadError(
-            "CTranslate2 is not installed; pip install 'clearhead[ctranslate2]'."
+            "CTranslate2 is not installed; run pip install 'clearhead[ctranslate2]'."
         ) from None
-    m = model.config.model
-    use = model.config.inference
-    names = _token_names(model.tokenizer, m.vocab_size)
-    reasons = _unsupported_audio(m, use, names) if _is_whisper(m) else _unsupported_text(m, use)
-    for reason in (*_unsupported_weights(model.net), *_unsupported_model(m), *reasons):
-        raise ClearheadError(reason)
-    writer = SpecBuilder(model.net, specs)
-    spec = writer.model(() if _is_whisper(m) else use.suppress_tokens)
-    for name in writer.unused.values():
-        raise ClearheadError(
-            f"CTranslate2 has no place for {name}, which the configuration does not tell of."
-        )
-    source = names
-    if isinstance(m.architecture, c.EncoderDecoder) and not _is_whisper(m):
-        source = _token_names(model.tokenizers[1], m.architecture.source_vocab_size or m.vocab_size)
-        spec.register_source_vocabulary(source)
-        spec.register_target_vocabulary(names)
+    m = checkpoint.config.model
+    inference = checkpoint.config.inference
+    tokens = _token_names(checkpoint.tokenizer, m.vocab_size)
+    for problem in _problems(checkpoint, tokens):
+        raise ClearheadError(problem)
+    is_whisper = _is_whisper(m)
+    builder = SpecBuilder(checkpoint.net, specs)
+    spec = builder.model(() if is_whisper else inference.suppress_tokens)
+    for name in builder.unused.values():
+        raise ClearheadError(f"CTranslate2 has no place for the parameter {name}.")
+    source_tokens = tokens
+    if isinstance(m.architecture, c.EncoderDecoder) and not is_whisper:
+        source_vocab_size = m.architecture.source_vocab_size or m.vocab_size
+        source_tokens = _token_names(checkpoint.tokenizers[1], source_vocab_size)
+        spec.register_source_vocabulary(source_tokens)
+        spec.register_target_vocabulary(tokens)
     else:
-        spec.register_vocabulary(names)
-    told = _whisper_config(m, use, names) if _is_whisper(m) else _text_config(m, use, names, source)
-    for key, value in {**told, "layer_norm_epsilon": m.norm.eps, "use": asdict(use)}.items():
-        spec.config.add_attribute(key, value)
+        spec.register_vocabulary(tokens)
+    if is_whisper:
+        attributes = _whisper_config(m, inference, tokens)
+    else:
+        attributes = _text_config(m, inference, tokens, source_tokens)
+    attributes |= {"layer_norm_epsilon": m.norm.eps, "inference": asdict(inference)}
+    for name, value in attributes.items():
+        spec.config.add_attribute(name, value)
     spec.validate()
-    spec.optimize()  # a shared matrix is stored once
+    spec.optimize()  # stores tied matrices once
     spec.save(str(folder))
     write_preprocessor_config(folder, m)
-    model.export_tokenizers(folder)
+    checkpoint.export_tokenizers(folder)
 
 
 def _is_whisper(m: c.ModelConfig) -> bool:
-    return isinstance(m.architecture, c.EncoderDecoder) and isinstance(
-        m.architecture.source_input, c.Audio
-    )
+    return isinstance(m.architecture, c.EncoderDecoder) and isinstance(m.main_input, c.Audio)
 
 
-# ---------------------------------------------------------------- what cannot be said
-def _unsupported_weights(net: Transformer) -> Iterator[str]:
-    for name, p in net.named_parameters():
-        if p.dtype not in DTYPES:
-            dtype = str(p.dtype).removeprefix("torch.")
-            yield f"CTranslate2 holds float32, float16 or bfloat16, but {name} is {dtype}."
+# ---------------------------------------------------------------- limits of CTranslate2
+def _problems(checkpoint: Checkpoint, tokens: list[str]) -> Iterator[str]:
+    """What CTranslate2 cannot express, or would compute differently."""
+    m = checkpoint.config.model
+    inference = checkpoint.config.inference
+    for name, parameter in checkpoint.net.named_parameters():
+        if parameter.dtype not in DTYPES:
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            yield f"CTranslate2 supports float32, float16 and bfloat16, but {name} is {dtype}."
+    yield from _model_problems(m)
+    if _is_whisper(m):
+        yield from _whisper_problems(m, inference, tokens)
+    else:
+        yield from text_problems(m, inference)
 
 
-def _unsupported_model(m: c.ModelConfig) -> Iterator[str]:
-    both = m.architecture if isinstance(m.architecture, c.EncoderDecoder) else None
-    if isinstance(m.architecture, c.Encoder) and not isinstance(m.head, c.NoHead):
-        yield f"CTranslate2's encoders end with hidden states, not with head {m.head.kind}; give the model head hidden."
-    if not isinstance(m.architecture, c.Encoder) and not isinstance(m.head, c.LMHead):
-        yield f"CTranslate2's decoders write tokens; they need head language, not {m.head.kind}."
-    if not isinstance(m.architecture, c.Encoder) and any(
-        getattr(s, "kinds", 0) for s in (m.input, both and both.source_input)
-    ):
-        yield f"CTranslate2 knows kinds of sentence in an encoder alone, not in shape {m.architecture.kind}."
+def _model_problems(m: c.ModelConfig) -> Iterator[str]:
+    is_encoder = isinstance(m.architecture, c.Encoder)
+    inputs = [m.input]
+    context_length = m.context_length
+    if isinstance(m.architecture, c.EncoderDecoder):
+        inputs.append(m.architecture.source_input)
+        context_length = max(context_length, m.architecture.source_context_length)
+        if m.attention.qk_norm:
+            yield "CTranslate2 does not support attention.qk_norm in cross-attention."
+    if is_encoder and not isinstance(m.head, c.NoHead):
+        yield f"CTranslate2 supports encoders without a head only; this one has head {m.head.kind}."
+    if not is_encoder and not isinstance(m.head, c.LMHead):
+        yield f"CTranslate2 supports decoders with head lm only; this one has {m.head.kind}."
+    if not is_encoder and any(isinstance(i, c.Tokens) and i.token_types for i in inputs):
+        yield "CTranslate2 supports input.token_types in encoders only."
     if m.ffn.activation not in ACTIVATIONS:
-        yield f"CTranslate2 has no activation {m.ffn.activation}; it has {', '.join(ACTIVATIONS)}."
-    if (
-        0
-        < m.attention.sliding_window
-        < (longest := max(m.context_length, both.source_context_length if both else 0))
-    ):
-        window = f"attention.sliding_window = {m.attention.sliding_window} is less than the context of {longest}"
-        yield f"CTranslate2 fails where a window ends, and {window}; it can only do without one."
-    if both and m.attention.qk_norm:
-        yield "CTranslate2's cross-attention does not normalise each head, which attention.qk_norm asks for."
+        supported = ", ".join(ACTIVATIONS)
+        yield f"CTranslate2 has no activation {m.ffn.activation}; it supports {supported}."
+    if 0 < m.attention.sliding_window < context_length:
+        yield (
+            f"CTranslate2 does not support attention.sliding_window = {m.attention.sliding_window},"
+            f" which is less than the context length {context_length}."
+        )
 
 
-def _unsupported_text(m: c.ModelConfig, use: c.InferenceConfig) -> Iterator[str]:
-    for source in (
-        (m.input, m.architecture.source_input)
-        if isinstance(m.architecture, c.EncoderDecoder)
-        else (m.input,)
-    ):
+def text_problems(m: c.ModelConfig, inference: c.InferenceConfig) -> Iterator[str]:
+    """What CTranslate2 cannot do in models of text."""
+    inputs = [m.input]
+    if isinstance(m.architecture, c.EncoderDecoder):
+        inputs.append(m.architecture.source_input)
+    for source in inputs:
         if not isinstance(source, c.Tokens):
-            yield f"CTranslate2 does not read {source.kind} here; it reads tokens, or sound in an encoder-decoder."
+            yield (
+                f"CTranslate2 does not support {source.kind} as input here, only text, or audio in"
+                " an encoder-decoder."
+            )
     match m.position, m.architecture:
         case c.ALiBi(), c.Encoder() | c.EncoderDecoder():
-            yield f"CTranslate2 knows alibi positions in a decoder alone, not in shape {m.architecture.kind}."
+            kind = m.architecture.kind
+            yield f"CTranslate2 supports alibi positions in decoders only, not in {kind} models."
         case c.T5(), c.Decoder():
-            yield "CTranslate2 misplaces the tokens of a prompt among relative positions; a decoder alone needs others."
+            yield "CTranslate2 computes t5 positions incorrectly in a decoder-only model."
     if not isinstance(m.position, SUPPORTED_POSITIONS):
-        yield f"CTranslate2 has no {m.position.kind} positions."
-    if use.begin_suppress_tokens:
-        yield f"CTranslate2 cannot forbid first tokens, as inference.begin_suppress_tokens = {use.begin_suppress_tokens} does."
+        yield f"CTranslate2 does not support {m.position.kind} positions."
+    if inference.begin_suppress_tokens:
+        yield (
+            "CTranslate2 does not support inference.begin_suppress_tokens"
+            f" = {inference.begin_suppress_tokens}."
+        )
 
 
-def _unsupported_audio(m: c.ModelConfig, use: c.InferenceConfig, names: list[str]) -> Iterator[str]:
+def _whisper_problems(
+    m: c.ModelConfig, inference: c.InferenceConfig, tokens: list[str]
+) -> Iterator[str]:
     if m.norm_position != "pre" or ACTIVATIONS.get(m.ffn.activation) != "GELU":
-        yield f"CTranslate2 hears with wiring pre and gelu or geglu, not with {m.norm_position} and {m.ffn.activation}."
+        yield (
+            "CTranslate2's Whisper requires norm_position pre and activation gelu or geglu, not"
+            f" {m.norm_position} and {m.ffn.activation}."
+        )
     if not isinstance(m.position, c.NoPosition | c.Learned | c.Sinusoidal):
-        yield f"CTranslate2 hears with positions that are added to embeddings, not with {m.position.kind} ones."
+        yield (
+            "CTranslate2's Whisper requires positions that are added to embeddings, not"
+            f" {m.position.kind}."
+        )
     for token in (WHISPER_START, WHISPER_END, WHISPER_NO_TIMESTAMPS):
-        if token not in names:
-            yield f"CTranslate2 hears with Whisper's tokens, but there is no {token} in the tokenizer."
-    if [names[i] for i in use.eos_tokens] != [WHISPER_END]:
-        yield f"CTranslate2 stops at {WHISPER_END} when it hears, but inference.eos_tokens is {use.eos_tokens}."
+        if token not in tokens:
+            yield f"CTranslate2's Whisper requires the token {token}, which the tokenizer lacks."
+    if [tokens[i] for i in inference.eos_tokens] != [WHISPER_END]:
+        yield (
+            f"CTranslate2's Whisper stops at {WHISPER_END}, but inference.eos_tokens is"
+            f" {inference.eos_tokens}."
+        )
 
 
-# ---------------------------------------------------------------- tokens
-def _token_names(tokenizer: Tokenizer | None, size: int) -> list[str]:
-    """What each id is called."""
-    found = [None if tokenizer is None else tokenizer.backend.id_to_token(i) for i in range(size)]
-    known = {token for token in found if token is not None}
+# ---------------------------------------------------------------- vocabulary and config.json
+def _token_names(tokenizer: Tokenizer | None, vocab_size: int) -> list[str]:
+    """The name of each id; unique names for ids that the tokenizer does not use."""
+    tokens: list[str | None] = [None] * vocab_size
+    if tokenizer is not None:
+        tokens = [tokenizer.backend.id_to_token(i) for i in range(vocab_size)]
+    taken = {token for token in tokens if token is not None}
     return [
-        _unique_name(f"<unused{i}>", known) if token is None else token
-        for i, token in enumerate(found)
+        _unique_name(f"<unused{i}>", taken) if token is None else token
+        for i, token in enumerate(tokens)
     ]
 
 
-def _unique_name(name: str, known: set[str]) -> str:
-    return name if name not in known else _unique_name(f"<{name}>", known)
+def _unique_name(name: str, taken: set[str]) -> str:
+    return name if name not in taken else _unique_name(f"<{name}>", taken)
 
 
 def _text_config(
-    m: c.ModelConfig, use: c.InferenceConfig, names: list[str], source: list[str]
+    m: c.ModelConfig, inference: c.InferenceConfig, tokens: list[str], source_tokens: list[str]
 ) -> dict[str, Any]:
-    """Where texts begin and end. What is in no vocabulary is never written: the end, where there is none."""
-    end = (
-        names[use.eos_tokens[0]] if use.eos_tokens else _unique_name("<nothing>", {*names, *source})
-    )
-    told: dict[str, Any] = {
-        "bos_token": source[use.bos_tokens[0]] if use.bos_tokens else end,
-        "eos_token": end,
-        "unk_token": end,
+    """CTranslate2's special tokens. Without eos tokens, the end is a name in no vocabulary."""
+    if inference.eos_tokens:
+        eos_token = tokens[inference.eos_tokens[0]]
+    else:
+        eos_token = _unique_name("<nothing>", {*tokens, *source_tokens})
+    attributes: dict[str, Any] = {
+        "bos_token": source_tokens[inference.bos_tokens[0]] if inference.bos_tokens else eos_token,
+        "eos_token": eos_token,
+        "unk_token": eos_token,
     }
-    if use.eos_tokens or isinstance(m.architecture, c.Encoder):
-        told["unk_token"] = next((token for token in ("<unk>", "[UNK]") if token in names), end)
+    if inference.eos_tokens or isinstance(m.architecture, c.Encoder):
+        unknown = (token for token in ("<unk>", "[UNK]") if token in tokens)
+        attributes["unk_token"] = next(unknown, eos_token)
     if isinstance(m.architecture, c.EncoderDecoder):
-        told["decoder_start_token"] = (
-            names[use.decoder_start_tokens[0]] if len(use.decoder_start_tokens) == 1 else None
-        )
-    return told
+        start = inference.decoder_start_tokens
+        attributes["decoder_start_token"] = tokens[start[0]] if len(start) == 1 else None
+    return attributes
 
 
-def _whisper_config(m: c.ModelConfig, use: c.InferenceConfig, names: list[str]) -> dict[str, Any]:
+def _whisper_config(
+    m: c.ModelConfig, inference: c.InferenceConfig, tokens: list[str]
+) -> dict[str, Any]:
+    language = re.compile(r"<\|[a-z]{2,3}\|>")
+    upper_layers = range(m.n_layers // 2, m.n_layers)
     return {
-        "suppress_ids": use.suppress_tokens,
-        "suppress_ids_begin": use.begin_suppress_tokens,
-        "lang_ids": [
-            i for i, token in enumerate(names) if re.fullmatch(r"<\|[a-z]{2,3}\|>", token)
-        ],
-        "alignment_heads": list(
-            product(range(m.n_layers // 2, m.n_layers), range(m.attention.n_heads))
-        ),
+        "suppress_ids": inference.suppress_tokens,
+        "suppress_ids_begin": inference.begin_suppress_tokens,
+        "lang_ids": [i for i, token in enumerate(tokens) if language.fullmatch(token)],
+        "alignment_heads": list(product(upper_layers, range(m.attention.n_heads))),
     }
+
+
+# ---------------------------------------------------------------- the network
+class SpecBuilder:
+    """Fills a CTranslate2 specification with a network's weights; `unused` are those left over."""
+
+    def __init__(self, net: Transformer, specs: Any) -> None:
+        self.net = net
+        self.m = net.config
+        self.specs = specs
+        self.unused = {id(p): name for name, p in net.named_parameters()}
+        self.dtype = next(net.parameters()).dtype
+
+    def take(self, parameter: Tensor) -> Tensor:
+        self.unused.pop(id(parameter), None)  # tied matrices are taken more than once
+        return parameter.detach().cpu()
+
+    def model(self, suppress_tokens: tuple[int, ...]) -> Any:
+        net = self.net
+        if isinstance(self.m.architecture, c.Encoder):
+            return self.specs.TransformerEncoderModelSpec(self.encoder(net))
+        decoder = self.decoder(net, suppress_tokens)
+        if net.encoder is None:
+            return self.specs.TransformerDecoderModelSpec(decoder)
+        encoder = self.encoder(net.encoder)
+        if isinstance(net.encoder.embed, AudioEmbedding):
+            return self.whisper(net.encoder.embed, encoder, decoder)
+        return self.specs.TransformerSpec(encoder, decoder)
+
+    def encoder(self, stack: Stack) -> Any:
+        token_types = stack.embed.token_types if isinstance(stack.embed, TokenEmbedding) else None
+        spec = self.specs.TransformerEncoderSpec(
+            **self.options(stack),
+            num_source_embeddings=1 if token_types is None else 2,
+            embeddings_merge=self.specs.EmbeddingsMerge.ADD,
+        )
+        if isinstance(stack.embed, TokenEmbedding):
+            spec.embeddings[0].weight = self.take(stack.embed.tokens.weight)
+            if token_types is not None:  # CTranslate2 scales the sum
+                spec.embeddings[1].weight = self.take(token_types.weight) / stack.embed.scale
+        self.fill_stack(spec, stack)
+        return spec
+
+    def decoder(self, net: Transformer, suppress_tokens: tuple[int, ...]) -> Any:
+        assert isinstance(net.embed, TokenEmbedding)
+        assert isinstance(net.head, LMHead)
+        spec = self.specs.TransformerDecoderSpec(
+            **self.options(net),
+            with_encoder_attention=net.encoder is not None,
+            alibi=isinstance(self.m.position, c.ALiBi),
+        )
+        spec.embeddings.weight = self.take(net.embed.tokens.weight)
+        spec.projection.weight = self.take(net.head.unembed.weight)
+        if net.head.bias is not None:
+            spec.projection.bias = self.take(net.head.bias).clone()
+        elif suppress_tokens:
+            spec.projection.bias = torch.zeros(self.m.vocab_size, dtype=self.dtype)
+        if suppress_tokens:
+            spec.projection.bias[list(suppress_tokens)] = torch.finfo(self.dtype).min
+        if net.head.scale != 1.0:
+            spec.scale_outputs = net.head.scale
+        self.fill_stack(spec, net)
+        return spec
+
+    def whisper(self, audio: AudioEmbedding, encoder: Any, decoder: Any) -> Any:
+        n_heads = self.m.attention.n_heads
+        spec = self.specs.WhisperSpec(len(encoder.layer), n_heads, len(decoder.layer), n_heads)
+        spec.encoder.layer = encoder.layer
+        spec.encoder.layer_norm = encoder.layer_norm
+        spec.encoder.position_encodings = encoder.position_encodings
+        spec.decoder = decoder
+        self.convolution(spec.encoder.conv1, audio.conv1)
+        self.convolution(spec.encoder.conv2, audio.conv2)
+        return spec
+
+    def convolution(self, spec: Any, layer: nn.Conv1d) -> None:
+        assert layer.bias is not None
+        spec.weight = self.take(layer.weight)
+        spec.bias = self.take(layer.bias)
+
+    def options(self, stack: Stack) -> dict[str, Any]:
+        """Arguments that encoders and decoders share."""
+        m = self.m
+        position = self.m.position
+        options = {
+            "num_layers": len(stack.blocks),
+            "num_heads": m.attention.n_heads,
+            "num_heads_kv": m.n_kv_heads,
+            "head_dim": m.d_head,
+            "qk_norm": m.attention.qk_norm,
+            "pre_norm": m.norm_position == "pre",
+            "rms_norm": isinstance(m.norm, c.RMSNorm),
+            "layernorm_embedding": not isinstance(stack.embed.norm, nn.Identity),
+            "activation": self.specs.Activation[ACTIVATIONS[m.ffn.activation]],
+            "ffn_glu": m.ffn.is_gated,
+            "relative_position": isinstance(position, c.Shaw),
+            "relative_attention_bias": isinstance(position, c.T5),
+        }
+        if isinstance(position, c.Rotary):
+            scaling_type = {
+                c.NoScaling: None,
+                c.LinearScaling: self.specs.RotaryScalingType.Linear,
+                c.Llama3Scaling: self.specs.RotaryScalingType.Llama3,
+            }[type(position.scaling)]
+            options |= {
+                "rotary_dim": position.rotary_dim or m.d_head,
+                "rotary_base": position.theta,
+                "rotary_interleave": False,
+                "rotary_scaling_type": scaling_type,
+            }
+        return options
+
+    def fill_stack(self, spec: Any, stack: Stack) -> None:
+        """Everything but the embedding tables."""
+        embed = stack.embed
+        spec.scale_embeddings = isinstance(embed, TokenEmbedding) and embed.scale != 1.0
+        if not isinstance(embed.norm, nn.Identity):
+            self.norm(spec.layernorm_embedding, embed.norm)
+        if not isinstance(stack.final_norm, nn.Identity):
+            self.norm(spec.layer_norm, stack.final_norm)
+        if isinstance(self.m.position, c.NoPosition | c.Learned | c.Sinusoidal):
+            spec.position_encodings.encodings = self.position_encodings(stack)
+        for i, (layer, block) in enumerate(zip(spec.layer, stack.blocks, strict=True)):
+            assert isinstance(block, Block)
+            self.attention(layer.self_attention, block.attn_norm, block.attn)
+            self.position(layer.self_attention, stack.position, i)
+            if isinstance(block, CrossAttentionBlock):
+                self.attention(layer.attention, block.cross_attn_norm, block.cross_attn)
+            self.norm(layer.ffn.layer_norm, block.ffn_norm)
+            self.linear(layer.ffn.linear_1, block.ffn.down)
+            if isinstance(block.ffn, GatedFeedForward):
+                self.linear(layer.ffn.linear_0, block.ffn.gate)
+                self.linear(layer.ffn.linear_0_noact, block.ffn.up)
+            else:
+                self.linear(layer.ffn.linear_0, block.ffn.up)
+
+    def position_encodings(self, stack: Stack) -> Tensor:
+        """What is added to embeddings: without positions zeros, or CTranslate2 adds sinusoids."""
+        if isinstance(stack.position, positions.Learned):
+            return self.take(stack.position.table)
+        encodings = stack.position.embed(torch.arange(stack.context_length)[None], self.dtype)
+        if encodings is None:
+            return torch.zeros(stack.context_length, self.m.d_model, dtype=self.dtype)
+        return encodings[0]
+
+    def position(self, spec: Any, position: positions.PositionEncoding, layer: int) -> None:
+        """Positions that act within attention."""
+        match position:
+            case positions.T5():
+                max_distance = torch.tensor(position.max_distance, dtype=torch.int32)
+                spec.relative_attention_bias = self.take(position.table)
+                spec.relative_attention_max_distance = max_distance
+            case positions.Shaw():
+                # CTranslate2 starts with keys after the query, we with keys before it
+                spec.relative_position_keys = self.take(position.table)[layer].flip(0)
+                spec.relative_position_values = self.specs.model_spec.OPTIONAL
+            case positions.Rotary(scaling=c.LinearScaling() as scaling):
+                spec.rotary_scaling_factor = scaling.factor
+            case positions.Rotary(scaling=c.Llama3Scaling() as scaling):
+                spec.rotary_low_freq_factor = scaling.low_freq_factor
+                spec.rotary_high_freq_factor = scaling.high_freq_factor
+                # The engine reads these two, though the specification does not declare them.
+                context_length = torch.tensor(scaling.original_context_length, dtype=torch.int32)
+                vars(spec)["rotary_scaling_factor"] = scaling.factor
+                vars(spec)["original_max_position_embeddings"] = context_length
+
+    def attention(self, spec: Any, norm: nn.Module, attention: Attention) -> None:
+        self.norm(spec.layer_norm, norm)
+        *inputs, out = spec.linear
+        self.linear(out, attention.out)
+        if len(inputs) == 1:
+            self.linear(inputs[0], attention.q, attention.k, attention.v)
+        else:  # cross-attention
+            self.linear(inputs[0], attention.q)
+            self.linear(inputs[1], attention.k, attention.v)
+        if not self.m.attention.scale:
+            spec.queries_scale = 1.0
+        if self.m.attention.qk_norm:
+            is_rms = isinstance(attention.q_norm, nn.RMSNorm)
+            spec.q_norm = self.specs.common_spec.LayerNormSpec(rms_norm=is_rms)
+            spec.k_norm = self.specs.common_spec.LayerNormSpec(rms_norm=is_rms)
+            self.norm(spec.q_norm, attention.q_norm)
+            self.norm(spec.k_norm, attention.k_norm)
+
+    def linear(self, spec: Any, *layers: nn.Linear) -> None:
+        """One or more layers, stacked along their outputs."""
+        spec.weight = torch.cat([self.take(layer.weight) for layer in layers])
+        if all(layer.bias is None for layer in layers):
+            return
+        biases = []
+        for layer in layers:
+            if layer.bias is None:
+                biases.append(torch.zeros(layer.out_features, dtype=self.dtype))
+            else:
+                biases.append(self.take(layer.bias))
+        spec.bias = torch.cat(biases)
+
+    def norm(self, spec: Any, norm: nn.Module) -> None:
+        assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+        spec.gamma = self.take(norm.weight)
+        if isinstance(norm, nn.LayerNorm):  # without beta, CTranslate2 computes RMSNorm
+            spec.beta = torch.zeros_like(spec.gamma) if norm.bias is None else self.take(norm.bias)

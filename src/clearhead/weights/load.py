@@ -1,4 +1,4 @@
-"""Any model in, any format out: which reader fits a path or a name, and which writer a format."""
+"""Load any supported model, and save in any supported format."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -6,8 +6,7 @@ from pathlib import Path
 
 from clearhead.config.parse import read_config_file
 from clearhead.config.presets import presets
-from clearhead.errors import ClearheadError, reraise_as, suggest, suggest_file
-from clearhead.io import atomic_model_folder
+from clearhead.errors import ClearheadError, check_type, reraise_as, suggest, suggest_file
 from clearhead.model.int8 import is_quantized
 from clearhead.tokenizers.gguf import read_gguf_tokenizer
 from clearhead.tokenizers.huggingface import (
@@ -21,132 +20,137 @@ from clearhead.weights.checkpoint import (
     WEIGHTS_FILE,
     Checkpoint,
     Placement,
+    atomic_model_folder,
     load_checkpoint,
     load_checkpoint_tokenizers,
 )
 from clearhead.weights.model_cards import bundled_models
 from clearhead.word_vectors.io import has_word_vectors
 
+# The function that writes each format; modules are imported when they are needed.
 SAVE_FORMATS = {
-    "clearhead": "clearhead.weights.checkpoint",
-    "hf": "clearhead.weights.huggingface",
-    "gguf": "clearhead.weights.gguf",
-    "ctranslate2": "clearhead.weights.ctranslate2",
-    "onnx": "clearhead.weights.onnx",
+    "clearhead": "checkpoint.save_checkpoint",
+    "hf": "huggingface.save_huggingface",
+    "gguf": "gguf.save_gguf",
+    "ctranslate2": "ctranslate2.save_ctranslate2",
+    "onnx": "onnx.save_onnx",
 }
 HF_CONFIG_FILE = "config.json"
 EXPORT_ONLY_FILES = {"model.bin": "CTranslate2", "onnx_config.json": "ONNX"}
 
 
-def load_model(where: str | Path, home: Placement) -> Checkpoint:
-    """A bundled or fetched model by name, a clearhead or Hugging Face folder, a .gguf file, `owner/name` on the hub."""
-    path = resolve_model(where, hub.MODEL_PATTERNS)
+def load_model(name: str | Path, placement: Placement) -> Checkpoint:
+    """Load a model by bundled or downloaded name, folder, .gguf file, training run, or hub id."""
+    path = resolve_model(name)
     if path.suffix in (".safetensors", ".json", ".bin"):
-        raise ClearheadError(f"{where} is one file of a model; name the folder that it is in.")
+        raise ClearheadError(f"{name} is a single file of a model; pass the folder it is in.")
     if path.is_file():
-        from clearhead.weights.gguf import load_gguf as read_gguf
+        from clearhead.weights.gguf import load_gguf
 
-        return read_gguf(path, home)
+        return load_gguf(path, placement)
     if (path / CONFIG_FILE).is_file():
-        return load_checkpoint(path, home)
-    from clearhead.weights import huggingface
-
-    for part, engine in EXPORT_ONLY_FILES.items():
-        if (path / part).is_file() and not (path / WEIGHTS_FILE).is_file():
+        return load_checkpoint(path, placement)
+    for file, engine in EXPORT_ONLY_FILES.items():
+        if (path / file).is_file() and not (path / WEIGHTS_FILE).is_file():
             raise ClearheadError(
-                f"{where} was written for {engine}, which clearhead does not read; load what it came from."
+                f"{name} is an export to {engine}, which clearhead cannot load; load the model it"
+                " was exported from."
             )
-    if (path / huggingface.HF_CONFIG_FILE).is_file():
-        return huggingface.load_huggingface(path, home)
+    if (path / HF_CONFIG_FILE).is_file():
+        from clearhead.weights.huggingface import load_huggingface
+
+        return load_huggingface(path, placement)
     if has_word_vectors(path):
         raise ClearheadError(
-            f"{where} holds vectors of words, no model; clearhead vectors {where} … asks them."
+            f"{name} contains word vectors, not a model; use clearhead vectors {name}."
         )
-    needed = f"{CONFIG_FILE} or {huggingface.HF_CONFIG_FILE}"
     raise ClearheadError(
-        f"{where} is no clearhead model and no Hugging Face model: there is no {needed} in it."
+        f"{name} is not a model: it contains neither {CONFIG_FILE} nor {HF_CONFIG_FILE}."
     )
 
 
-def load_tokenizers(where: str | Path) -> PretrainedTokenizer:
-    """How a model reads text, without its weights; `where` may also be a tokenizer.json, or a folder with one."""
-    path = resolve_model(where, hub.TOKENIZER_PATTERNS)
+def load_tokenizers(name: str | Path) -> PretrainedTokenizer:
+    """Load a model's tokenizers without its weights, or a tokenizer.json by itself."""
+    path = resolve_model(name, hub.TOKENIZER_PATTERNS)
     if path.suffix == ".json":
         return read_tokenizer_json(path)
     if path.is_file():
         from clearhead.weights.gguf import GGUFFile
 
-        with reraise_as(f"{path} cannot be understood"), path.open("rb") as file:
+        with reraise_as(f"Cannot understand {path}"), path.open("rb") as file:
             if file.read(4) != b"GGUF" and path.suffix != ".gguf":
                 raise ClearheadError(
-                    f"{where} is no tokenizer; name a tokenizer.json, a .gguf file or a model's folder."
+                    f"{name} is not a tokenizer; pass a tokenizer.json, a .gguf file or a model."
                 )
             return read_gguf_tokenizer(GGUFFile(path).metadata)
     if (path / CONFIG_FILE).is_file():
         return load_checkpoint_tokenizers(path)
-    theirs = read_config_file(path / HF_CONFIG_FILE) if (path / HF_CONFIG_FILE).is_file() else {}
-    return read_hf_tokenizer(
-        path, str(theirs.get("model_type")), str(theirs.get("tokenizer_class") or "")
-    )
+    attributes = {}
+    if (path / HF_CONFIG_FILE).is_file():
+        attributes = read_config_file(path / HF_CONFIG_FILE)
+    tokenizer_class = str(attributes.get("tokenizer_class") or "")
+    return read_hf_tokenizer(path, str(attributes.get("model_type")), tokenizer_class)
 
 
-def resolve_model(where: str | Path, wanted: list[str] = hub.MODEL_PATTERNS) -> Path:
-    """The folder or file that is meant; what is on the hub is fetched, as far as it is wanted."""
-    if not isinstance(where, str | Path):
-        raise ClearheadError(
-            f"the name of a model is a text or a path, not {type(where).__name__}."
-        )
-    path = hub.find_model(where, wanted)
+def resolve_model(name: str | Path, patterns: list[str] = hub.MODEL_PATTERNS) -> Path:
+    """The folder or file of a model; files of the hub that match `patterns` may be downloaded."""
+    check_type(name, str | Path, "the name or path of a model")
+    path = hub.find_model(name, patterns)
     if path is None:
-        if str(where) in presets:
-            raise ClearheadError(
-                f"{where} is a preset, not a saved model; in Python, clearhead.new({str(where)!r}) makes one."
-            )
-        known = suggest(str(where), [*bundled_models(), *hub.WHEEL_MODELS])
-        hint = (
-            f"{suggest_file(where)}."
-            if "/" in str(where)
-            else f" (a model on the hub is written owner/name); {known}"
-        )
-        raise ClearheadError(
-            f"{where} is no clearhead model: there is no such folder or file{hint}"
-        )
+        raise _not_found(str(name))
     return _run_checkpoint(path) or _single_gguf(path) or path
 
 
+def _not_found(name: str) -> ClearheadError:
+    if name in presets:
+        return ClearheadError(
+            f"{name} is a preset without weights; clearhead.new({name!r}) initializes a model."
+        )
+    if hub.parse_hub_id(name) is not None and not Path(name).parent.exists():
+        return ClearheadError(
+            f"There is no folder {name}{suggest_file(name)}. If it is a model on the Hugging Face"
+            f" Hub, download it first: clearhead get {name}"
+        )
+    if "/" in name:
+        return ClearheadError(f"There is no model at {name}{suggest_file(name)}.")
+    known = suggest(name, [*bundled_models(), *hub.WHEEL_MODELS])
+    return ClearheadError(f"There is no model named {name!r} and no such file or folder; {known}")
+
+
 def _run_checkpoint(path: Path) -> Path | None:
-    """The best model of a training run, or its last, where the folder is one."""
+    """The best checkpoint of a training run, else its last."""
     if not (path / "run.json").is_file():
         return None
-    steps = sorted(
-        place for place in (path / "steps").glob("[0-9]*") if (place / CONFIG_FILE).is_file()
-    )
-    best = path / "best"
-    return best if best.exists() else steps[-1] if steps else None
+    if (path / "best").exists():
+        return path / "best"
+    steps = [step for step in (path / "steps").glob("[0-9]*") if (step / CONFIG_FILE).is_file()]
+    return max(steps, default=None)
 
 
 def _single_gguf(path: Path) -> Path | None:
-    """The one .gguf file of a folder that holds no other model."""
+    """The only .gguf file of a folder that holds no other model."""
     if not path.is_dir() or any((path / name).exists() for name in (CONFIG_FILE, HF_CONFIG_FILE)):
         return None
-    found = sorted(path.glob("*.gguf"))
-    if len(found) > 1:
+    files = sorted(path.glob("*.gguf"))
+    if len(files) > 1:
         raise ClearheadError(
-            f"{path} holds {len(found)} .gguf files; name one of them, such as {found[0].name}."
+            f"{path} contains {len(files)} .gguf files; pass one of them, such as {files[0]}."
         )
-    return found[0] if found else None
+    return files[0] if files else None
 
 
-def save_model(where: str | Path, model: Checkpoint, kind: str = "clearhead") -> None:
-    """Whole or not at all."""
-    if kind not in SAVE_FORMATS:
+def save_model(folder: str | Path, checkpoint: Checkpoint, format: str = "clearhead") -> None:
+    """Save a model, atomically; a model in the same format is replaced."""
+    if format not in SAVE_FORMATS:
+        known = suggest(str(format).lower(), SAVE_FORMATS)
+        raise ClearheadError(f"Unknown format {format!r}; {known}")
+    if is_quantized(checkpoint.net):
         raise ClearheadError(
-            f"format {kind!r} is unknown; {suggest(str(kind).lower(), SAVE_FORMATS)}"
+            "An int8 model cannot be saved; load it in float32 to save it, and in int8 to use it."
         )
-    if is_quantized(model.net):
-        raise ClearheadError(
-            "a model in int8 is not saved; save it in float32, and it is made int8 when it is read."
-        )
-    writer: Callable[[Path, Checkpoint], None] = import_module(SAVE_FORMATS[kind]).write
-    with atomic_model_folder(where, kind) as new:
-        writer(new, model)
+    module, name = SAVE_FORMATS[format].split(".")
+    write: Callable[[Path, Checkpoint], None] = getattr(
+        import_module(f"clearhead.weights.{module}"), name
+    )
+    with atomic_model_folder(folder, format) as new:
+        write(new, checkpoint)

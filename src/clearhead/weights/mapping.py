@@ -1,75 +1,76 @@
-"""Tables that translate configurations: attributes of a published `config.json` and options of ours, both ways.
+"""Two-way tables between our models and published ones: config attributes, and tensors.
 
-No attribute is ignored in silence: each is a field, or known to say nothing about what the model computes, or refused.
-What a format cannot express shows by itself: it does not come back when what was written is read.
+Nothing is ignored silently. Each attribute of a published configuration is mapped, known not to
+affect what the model computes, or refused by name; each tensor matches one rule or a named pattern
+of ignored keys, and each of our parameters is filled. The same tables, applied in reverse, save a
+model. A model that a format cannot express is recognized by a failing round trip.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from clearhead import config as c
-from clearhead.config import parse
-from clearhead.config.model import Config
-from clearhead.config.parse import dataclass_to_dict
+from clearhead.config.parse import (
+    ConfigDict,
+    dataclass_from_dict,
+    dataclass_to_dict,
+    diff_trees,
+)
 from clearhead.errors import ClearheadError, suggest
 from clearhead.model.transformer import build_transformer
 from clearhead.weights.checkpoint import Checkpoint
 
-# ---- fields: Tables that translate configurations: attributes of a published `config.json` and options of ours, both ways.
-
-ConfigDict = parse.ConfigDict
 NO_DEFAULT: Any = object()
 
 
+# ---------------------------------------------------------------- attributes
 class NotRepresentableError(Exception):
-    """Why a format has no way to say what a model is."""
+    """Why a format cannot express a model, as part of a sentence."""
 
 
 @dataclass(frozen=True)
 class Attr:
-    """An attribute that is an option of ours, or several; `absent` is what its absence means to them."""
+    """An attribute of theirs that is one option of ours, or several with the same value."""
 
     theirs: str
-    ours: str  # with dots; several with a space between
-    default: Any = NO_DEFAULT
-    values: Mapping[Any, Any] = field(
-        default_factory=dict
-    )  # their values that are called otherwise here
-    strict: bool = False  # no other values are known
+    ours: str  # dotted path; several are separated by a space
+    default: Any = NO_DEFAULT  # what a missing attribute means
+    values: Mapping[Any, Any] = field(default_factory=dict)  # their values that we name differently
+    strict: bool = False  # no other values are allowed
 
     def read(self, theirs: ConfigDict, ours: ConfigDict) -> None:
         value = theirs.pop(self.theirs, self.default)
         if value is NO_DEFAULT:
-            raise ClearheadError(f"its configuration lacks {self.theirs}.")
+            raise ClearheadError(f"The model's configuration has no {self.theirs}.")
         try:
-            known = value in self.values
-        except TypeError:  # a list or a table
-            known = False
-        if not known and self.strict:
+            is_renamed = value in self.values
+        except TypeError:  # a list or a dictionary
+            is_renamed = False
+        if self.strict and not is_renamed:
             raise unsupported_value(self.theirs, value, self.values)
         for option in self.ours.split():
             if _has_option(ours, option):
-                _set_option(ours, option, self.values[value] if known else value)
+                _set_option(ours, option, self.values[value] if is_renamed else value)
 
     def write(self, ours: ConfigDict, theirs: ConfigDict) -> None:
         option = self.ours.split()[0]
         if not _has_option(ours, option):
             return
         value = _get_option(ours, option)
-        known = [k for k, v in self.values.items() if v == value]
-        if self.strict and not known:
-            raise NotRepresentableError(f"{option} = {value!r} has no name there")
-        theirs[self.theirs] = known[0] if known else value
+        names = [name for name, renamed in self.values.items() if renamed == value]
+        if self.strict and not names:
+            raise NotRepresentableError(f"it has no {option} = {value!r}")
+        theirs[self.theirs] = names[0] if names else value
 
 
 @dataclass(frozen=True)
 class Require:
-    """An attribute of which we know one value."""
+    """An attribute of theirs that must be missing, null, or have this value."""
 
     theirs: str
     value: Any
@@ -85,22 +86,15 @@ class Require:
 
 @dataclass(frozen=True)
 class Custom:
-    """What takes more than one attribute, or more than one option."""
+    """Functions for what depends on several attributes or options."""
 
     read: Callable[[ConfigDict, ConfigDict], None]
     write: Callable[[ConfigDict, ConfigDict], None] = lambda ours, theirs: None
 
 
-def unsupported_value(name: str, value: object, known: Any) -> ClearheadError:
-    words = ", ".join(map(repr, known))
-    return ClearheadError(
-        f"its configuration asks for {name} = {value!r}, which clearhead does not do; it knows {words}."
-    )
-
-
 @dataclass(frozen=True, init=False)
 class Ignore:
-    """Attributes that change nothing in what the model computes."""
+    """Attributes that do not affect what the model computes."""
 
     names: tuple[str, ...]
 
@@ -116,100 +110,108 @@ class Ignore:
 
 AttributeRule = Attr | Require | Custom | Ignore
 
-# Bookkeeping, generation and training: nothing of what the model computes from its input.
+
+def unsupported_value(name: str, value: object, supported: Iterable[object]) -> ClearheadError:
+    values = ", ".join(map(repr, supported))
+    return ClearheadError(
+        f"The model's configuration has {name} = {value!r}, which is not supported;"
+        f" supported: {values}."
+    )
+
+
+# Bookkeeping, generation and training. (Generation settings are read elsewhere.)
 IGNORED_ATTRIBUTES = Ignore(
-    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "_num_labels", "architectures",
-    "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "diversity_penalty",
-    "do_sample", "dtype", "early_stopping", "eos_token_id", "finetuning_task", "forced_bos_token_id",
-    "forced_decoder_ids", "forced_eos_token_id", "gradient_checkpointing", "id2label", "init_std",
-    "initializer_factor", "initializer_range", "label2id", "language", "length_penalty", "max_length", "min_length",
-    "model_type", "name_or_path", "no_repeat_ngram_size", "num_beams", "num_labels", "num_return_sequences",
-    "output_attentions", "output_hidden_states", "output_past", "output_scores", "pad_token_id", "prefix",
-    "problem_type", "remove_invalid_values", "renormalize_logits", "repetition_penalty", "return_dict",
-    "return_dict_in_generate", "sbert_ce_default_activation_function", "sep_token_id", "suppress_tokens",
-    "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
-    "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16",
-    "use_cache", "xla_device",
+    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "_num_labels",
+    "architectures", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
+    "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
+    "eos_token_id", "finetuning_task", "forced_bos_token_id", "forced_decoder_ids",
+    "forced_eos_token_id", "gradient_checkpointing", "id2label", "init_std", "initializer_factor",
+    "initializer_range", "label2id", "language", "length_penalty", "max_length", "min_length",
+    "model_type", "name_or_path", "no_repeat_ngram_size", "num_beams", "num_labels",
+    "num_return_sequences", "output_attentions", "output_hidden_states", "output_past",
+    "output_scores", "pad_token_id", "prefix", "problem_type", "remove_invalid_values",
+    "renormalize_logits", "repetition_penalty", "return_dict", "return_dict_in_generate",
+    "sbert_ce_default_activation_function", "sep_token_id", "suppress_tokens",
+    "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p", "torch_dtype",
+    "torchscript", "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed",
+    "unsloth_version", "use_bfloat16", "use_cache", "xla_device",
 )  # fmt: skip
 
-# What every family must not ask for.
-REQUIRED_ATTRIBUTES = (
+# Options of other families, accepted everywhere at the value that turns them off.
+NEUTRAL_ATTRIBUTES = (
     Require("add_cross_attention", False),
+    Require("attention_bias", False),
+    Require("attn_logit_softcapping", None),
     Require("chunk_size_feed_forward", 0),
     Require("cross_attention_hidden_size", None),
     Require("encoder_no_repeat_ngram_size", 0),
+    Require("final_logit_softcapping", None),
     Require("is_decoder", False),
     Require("is_encoder_decoder", False),
+    Require("mlp_bias", False),
+    Require("partial_rotary_factor", 1.0),
     Require("pruned_heads", {}),
+    Require("sliding_window", None),
     Require("tie_encoder_decoder", False),
+    Require("use_qk_norm", False),
+    Require("use_sliding_window", False),
 )
 
 
 def read_attributes(
-    fields: tuple[AttributeRule, ...], base: c.ModelConfig, theirs: ConfigDict
+    rules: tuple[AttributeRule, ...], base: c.ModelConfig, theirs: ConfigDict
 ) -> c.ModelConfig:
-    """Our configuration, in its shortest form; what is left of theirs afterwards is refused by name."""
-    left = dict(theirs)
-    ours = parse.dataclass_to_dict(base)
-    for item in (*fields, *REQUIRED_ATTRIBUTES, IGNORED_ATTRIBUTES):
-        item.read(left, ours)
-    for name, value in left.items():
+    """Our configuration in its shortest form; an attribute that no rule knows is an error."""
+    remaining = dict(theirs)
+    ours = dataclass_to_dict(base)
+    for rule in (*rules, *NEUTRAL_ATTRIBUTES, IGNORED_ATTRIBUTES):
+        rule.read(remaining, ours)
+    for name, value in remaining.items():
         raise ClearheadError(
-            f"its configuration asks for {name} = {value!r:.80}, which clearhead does not know."
+            f"The model's configuration has {name} = {value!r:.80}, which is not supported."
         )
-    m = parse.dataclass_from_dict(c.ModelConfig, ours, "model")
-    same: dict[str, Any] = {  # options that say what follows from the others anyway
-        "kv_heads": 0 if m.n_kv_heads == m.attention.n_heads else m.n_kv_heads,
-        "head_width": 0 if m.d_head * m.attention.n_heads == m.d_model else m.d_head,
-        "window": m.attention.sliding_window
-        if m.attention.sliding_window < m.context_length
-        else 0,
-    }
+    m = dataclass_from_dict(c.ModelConfig, ours, "model")
+    # 0 stands for what follows from the other options
+    a = m.attention
+    attention = replace(
+        a,
+        n_kv_heads=0 if m.n_kv_heads == a.n_heads else m.n_kv_heads,
+        d_head=0 if m.d_head * a.n_heads == m.d_model else m.d_head,
+        sliding_window=a.sliding_window if a.sliding_window < m.context_length else 0,
+    )
     ffn = replace(m.ffn, d_ff=0 if m.d_ff == 4 * m.d_model else m.d_ff)
-    return replace(m, attention=replace(m.attention, **same), ffn=ffn)
+    return replace(m, attention=attention, ffn=ffn)
 
 
-def write_attributes(fields: tuple[AttributeRule, ...], m: c.ModelConfig) -> ConfigDict:
+def write_attributes(rules: tuple[AttributeRule, ...], m: c.ModelConfig) -> ConfigDict:
     theirs: ConfigDict = {}
-    for item in fields:
-        item.write(resolve_defaults(m), theirs)
+    for rule in rules:
+        rule.write(resolve_defaults(m), theirs)
     return theirs
 
 
 def config_differences(a: c.ModelConfig, b: c.ModelConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Options in which two models compute something else: (option, in a, in b)."""
-    for option, here, there in diff_trees(resolve_defaults(a), resolve_defaults(b), ""):
-        # dropout is for training only, and how pixels are prepared is told in a file of its own
-        if not re.fullmatch(r"dropout\..*|input\.(mean|deviation|smooth)", option):
-            yield option, here, there
+    """Options that make two models compute different values, as (option, in a, in b)."""
+    for option, left, right in diff_trees(resolve_defaults(a), resolve_defaults(b)):
+        # dropout matters in training only; a file of its own says how images are normalized
+        if not re.fullmatch(r"dropout\..*|input\.(mean|std|resample)", option):
+            yield option, left, right
 
 
 def resolve_defaults(m: c.ModelConfig) -> ConfigDict:
-    """The options, with what they stand for written out."""
-    tree = parse.dataclass_to_dict(m)
-    tree["attention"] |= {"kv_heads": m.n_kv_heads, "head_width": m.d_head}
-    tree["attention"]["bias"] = [
-        name for name in ("q", "k", "v", "out") if name in m.attention.bias
-    ]
-    tree["attention"]["window"] = (
-        m.attention.sliding_window if m.attention.sliding_window < m.context_length else 0
-    )
-    tree["ffn"]["width"] = m.d_ff
+    """All options, where 0 stands for "follows from the others" with the resulting value."""
+    tree = dataclass_to_dict(m)
+    window = m.attention.sliding_window
+    tree["attention"] |= {
+        "n_kv_heads": m.n_kv_heads,
+        "d_head": m.d_head,
+        "bias": [name for name in ("q", "k", "v", "out") if name in m.attention.bias],
+        "sliding_window": window if window < m.context_length else 0,
+    }
+    tree["ffn"]["d_ff"] = m.d_ff
     if isinstance(m.position, c.Rotary):
-        tree["position"]["width"] = m.position.rotary_dim or m.d_head
+        tree["position"]["rotary_dim"] = m.position.rotary_dim or m.d_head
     return tree
-
-
-def diff_trees(a: ConfigDict, b: ConfigDict, path: str) -> Iterator[tuple[str, Any, Any]]:
-    """Where two trees differ: (path, in a, in b)."""
-    if a.get("kind") != b.get("kind"):
-        yield path.rstrip("."), a.get("kind"), b.get("kind")
-        return
-    for key in a:
-        if isinstance(a[key], dict) and isinstance(b[key], dict):
-            yield from diff_trees(a[key], b[key], f"{path}{key}.")
-        elif a[key] != b[key]:
-            yield path + key, a[key], b[key]
 
 
 def _has_option(tree: ConfigDict, path: str) -> bool:
@@ -232,12 +234,10 @@ def _set_option(tree: ConfigDict, path: str, value: object) -> None:
     tree[last] = value
 
 
-# ---- rules: Tables that translate weights. A rule is (theirs, ours…, op); every op reads and writes, so a table serves both ways.
-
-
+# ---------------------------------------------------------------- weights
 @dataclass(frozen=True)
 class WeightOp:
-    """How a tensor of theirs becomes ours, and ours theirs again."""
+    """How one tensor of theirs becomes one or more of ours, and the inverse."""
 
     read: Callable[[Tensor], tuple[Tensor, ...]]
     write: Callable[..., Tensor]
@@ -253,7 +253,7 @@ TRANSPOSE = WeightOp(lambda t: (t.mT,), lambda t: t.mT)
 
 
 def split_rows(*sizes: int) -> WeightOp:
-    """Several matrices, one below the other."""
+    """Matrices stacked along the first dimension."""
     return WeightOp(lambda t: t.split(sizes), lambda *ours: torch.cat(ours))
 
 
@@ -261,16 +261,21 @@ def reshape(theirs: tuple[int, ...], ours: tuple[int, ...]) -> WeightOp:
     return WeightOp(lambda t: (t.reshape(ours),), lambda t: t.reshape(theirs))
 
 
-def deinterleave_rotary(heads: int) -> WeightOp:
-    """Rows of each head in rotary pairs (0, 1), (2, 3) …; ours pair the first half with the second."""
+def deinterleave_rotary(n_heads: int) -> WeightOp:
+    """Rotary pairs of neighboring rows (0, 1), (2, 3) …; ours pair row i with i + d_head / 2."""
     return WeightOp(
-        lambda t: (t.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2),),
-        lambda t: t.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2),
+        lambda t: (t.unflatten(0, (n_heads, -1, 2)).transpose(1, 2).flatten(0, 2),),
+        lambda t: t.unflatten(0, (n_heads, 2, -1)).transpose(1, 2).flatten(0, 2),
     )
 
 
 @dataclass(frozen=True)
 class WeightRule:
+    """A tensor of theirs and our parameters; applies if the model has all of these parameters.
+
+    `{i}` stands for the index of a block, `{p}` for the file's prefix.
+    """
+
     theirs: str
     ours: tuple[str, ...]
     op: WeightOp = IDENTITY
@@ -279,33 +284,31 @@ class WeightRule:
 def rename_layer(
     theirs: str, *ours: str, weight: WeightOp = IDENTITY, bias: WeightOp = IDENTITY
 ) -> list[WeightRule]:
-    """The weight and the bias of a layer."""
+    """Rules for the weight and the bias of a layer."""
     return [
-        WeightRule(f"{theirs}.{part}", tuple(f"{name}.{part}" for name in ours), op)
-        for part, op in (("weight", weight), ("bias", bias))
+        WeightRule(f"{theirs}.weight", tuple(f"{name}.weight" for name in ours), weight),
+        WeightRule(f"{theirs}.bias", tuple(f"{name}.bias" for name in ours), bias),
     ]
 
 
-def rename_layers(pairs: Mapping[str, str]) -> list[WeightRule]:
-    """Layers that are the same as ours under other names."""
-    return [rule for theirs, ours in pairs.items() for rule in rename_layer(theirs, ours)]
+def rename_layers(names: Mapping[str, str]) -> list[WeightRule]:
+    """Rules for layers that differ in their names only."""
+    return [rule for theirs, ours in names.items() for rule in rename_layer(theirs, ours)]
 
 
 @dataclass(frozen=True)
 class WeightMap:
+    """The rules for all tensors of a family."""
+
     rules: Iterable[WeightRule]
-    ignored_keys: tuple[
-        str, ...
-    ] = ()  # patterns of keys that hold nothing new, each with its reason beside it
-    prefixes: tuple[str, ...] = ("",)  # as files have them; the first is written
-    legacy_suffixes: Mapping[str, str] = field(
-        default_factory=dict
-    )  # older names of the ends of keys
-    duplicates: Mapping[str, str] = field(default_factory=dict)  # keys that must repeat another
+    ignored_keys: tuple[str, ...] = ()  # patterns of keys without information of their own
+    prefixes: tuple[str, ...] = ("",)  # prefixes that files have; the first one is written
+    legacy_suffixes: Mapping[str, str] = field(default_factory=dict)  # old to current names
+    duplicates: Mapping[str, str] = field(default_factory=dict)  # keys that must equal another
 
 
 class TensorSource(Protocol):
-    """Named tensors somewhere."""
+    """Tensors in files, by name."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
@@ -314,218 +317,220 @@ class TensorSource(Protocol):
 
 
 def expand_rules(
-    table: WeightMap, net: nn.Module, m: c.ModelConfig, prefix: str
+    weight_map: WeightMap, net: nn.Module, m: c.ModelConfig, prefix: str
 ) -> dict[str, WeightRule]:
-    """Each rule that holds for this model, block by block, by the key of theirs."""
-    names = {name for name, _ in net.named_parameters()}
-    found = {}
-    for rule in table.rules:
-        deep = (
-            m.architecture.encoder_layers
-            if rule.ours[0].startswith("encoder.") and isinstance(m.architecture, c.EncoderDecoder)
-            else m.n_layers
-        )
-        for i in range(deep if "{i}" in rule.ours[0] else 1):
+    """The rules that apply to this model, one for each block, by their key."""
+    parameters = {name for name, _ in net.named_parameters()}
+    expanded = {}
+    for rule in weight_map.rules:
+        n_layers = m.n_layers
+        if isinstance(m.architecture, c.EncoderDecoder) and rule.ours[0].startswith("encoder."):
+            n_layers = m.architecture.encoder_layers
+        for i in range(n_layers if "{i}" in rule.ours[0] else 1):
             ours = tuple(name.replace("{i}", str(i)) for name in rule.ours)
-            if names.issuperset(ours):
+            if parameters.issuperset(ours):
                 theirs = rule.theirs.replace("{i}", str(i)).replace("{p}", prefix)
-                found[theirs] = WeightRule(theirs, ours, rule.op)
-    return found
+                expanded[theirs] = WeightRule(theirs, ours, rule.op)
+    return expanded
 
 
 def read_weights(
-    table: WeightMap, stored: TensorSource, net: nn.Module, m: c.ModelConfig, where: str
+    weight_map: WeightMap, source: TensorSource, net: nn.Module, m: c.ModelConfig, path: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Our parameters by name, one tensor of theirs after the other."""
-    known = {_modern_name(name, table.legacy_suffixes): name for name in stored.shapes}
-    for prefix in table.prefixes:
-        rules = expand_rules(table, net, m, prefix)
-        if rules.keys() <= known.keys():
-            break
-    else:
-        rules = max(
-            (expand_rules(table, net, m, p) for p in table.prefixes),
-            key=lambda r: len(r.keys() & known.keys()),
-        )
-        lacking = sorted(rules.keys() - known.keys())
-        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+    """Our parameters by name, read one tensor at a time."""
+    keys = {_current_name(name, weight_map.legacy_suffixes): name for name in source.shapes}
+    candidates = [(p, expand_rules(weight_map, net, m, p)) for p in weight_map.prefixes]
+    prefix, rules = max(candidates, key=lambda candidate: len(candidate[1].keys() & keys.keys()))
+    if missing := sorted(rules.keys() - keys.keys()):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ClearheadError(
-            f"{where} lacks {lacking[0]}{more}, which its configuration calls for."
+            f"{path}: missing tensor {missing[0]}{more}, which the configuration calls for."
         )
-    for name in known.keys() - rules.keys():
-        if name in table.duplicates:
-            if not torch.equal(
-                stored.get_tensor(known[name]), stored.get_tensor(known[table.duplicates[name]])
-            ):
-                raise ClearheadError(
-                    f"{where}: {name} should repeat {table.duplicates[name]}, but it differs."
-                )
-        elif not any(re.fullmatch(skip, name.removeprefix(prefix)) for skip in table.ignored_keys):
-            offer = suggest(name, rules)
+    for name in keys.keys() - rules.keys():
+        if name in weight_map.duplicates:
+            original = weight_map.duplicates[name]
+            if not torch.equal(source.get_tensor(keys[name]), source.get_tensor(keys[original])):
+                raise ClearheadError(f"{path}: {name} must equal {original}, but differs.")
+        elif not any(
+            re.fullmatch(key, name.removeprefix(prefix)) for key in weight_map.ignored_keys
+        ):
             raise ClearheadError(
-                f"{where} holds {name}, which its configuration does not call for; {offer}"
+                f"{path}: unexpected tensor {name}, which the configuration does not call for;"
+                f" {suggest(name, rules)}"
             )
     for theirs, rule in rules.items():
-        tensor = stored.get_tensor(known[theirs])
+        tensor = source.get_tensor(keys[theirs])
         try:
             parts = rule.op.read(tensor)
-            yield from zip(rule.ours, parts, strict=True)
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, ClearheadError):
-                raise
+        except RuntimeError:
             raise ClearheadError(
-                f"{where}: {theirs} has the wrong shape, {tuple(tensor.shape)}."
+                f"{path}: {theirs} has the unexpected shape {tuple(tensor.shape)}."
             ) from None
+        yield from zip(rule.ours, parts, strict=True)
 
 
 def write_weights(
-    table: WeightMap, net: nn.Module, m: c.ModelConfig, prefix: str
+    weight_map: WeightMap, net: nn.Module, m: c.ModelConfig, prefix: str
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of theirs by name; every parameter of ours goes into one."""
-    ours = {name: p.detach() for name, p in net.named_parameters()}
-    rules = expand_rules(table, net, m, prefix)
-    if left := ours.keys() - {name for rule in rules.values() for name in rule.ours}:
-        raise ClearheadError(f"there is no place for {min(left)} in this format.")
+    """Their tensors by name; every parameter of ours goes into one."""
+    parameters = {name: p.detach() for name, p in net.named_parameters()}
+    rules = expand_rules(weight_map, net, m, prefix)
+    if left := parameters.keys() - {name for rule in rules.values() for name in rule.ours}:
+        raise ClearheadError(f"This format has no tensor for {min(left)}.")
     for theirs, rule in rules.items():
-        yield theirs, rule.op.write(*(ours[name] for name in rule.ours)).contiguous()
+        yield theirs, rule.op.write(*(parameters[name] for name in rule.ours)).contiguous()
 
 
-def _modern_name(name: str, older: Mapping[str, str]) -> str:
-    for old, new in older.items():
+def _current_name(name: str, legacy_suffixes: Mapping[str, str]) -> str:
+    for old, new in legacy_suffixes.items():
         if name.endswith(old):
             return name.removesuffix(old) + new
     return name
 
 
-# ---- family: What a published family is: attributes, architectures and weights, as tables.
-
+# ---------------------------------------------------------------- families
 ACTIVATIONS = {
-    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu_fast": "gelu-tanh",
-    "silu": "silu", "swish": "silu", "relu2": "relu2",
-}  # fmt: skip
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "gelu_fast": "gelu-tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "relu2": "relu2",
+}
 GATED_ACTIVATIONS = {
-    "silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu-tanh", "gelu_new": "geglu-tanh",
-}  # fmt: skip
-NONE_IS_ZERO = {None: 0}  # no value of its own: what follows from the others
+    "silu": "swiglu",
+    "swish": "swiglu",
+    "gelu": "geglu",
+    "gelu_pytorch_tanh": "geglu-tanh",
+    "gelu_new": "geglu-tanh",
+}
+NONE_IS_ZERO = {None: 0}  # 0: follows from the other options
 
 
 @dataclass(frozen=True)
 class ModelFamily:
-    name: str  # the `model_type` of a config.json
-    base: c.ModelConfig  # what the attributes do not say
-    heads: Mapping[str, c.Head]  # by the name of the architecture, the usual one first
+    """A published architecture."""
+
+    name: str  # `model_type` in config.json
+    base: c.ModelConfig  # everything the attributes do not say
+    heads: Mapping[str, c.Head]  # by architecture name, the default first
     attributes: tuple[AttributeRule, ...]
     weight_map: Callable[[c.ModelConfig], WeightMap]
 
 
-# ---- express: Which published family computes the same as a model of ours; or why none does.
+@dataclass(frozen=True)
+class FamilyMatch:
+    """A family that can express a model, and the model as the family expresses it."""
 
-FamilyMatch = tuple[ModelFamily, str, dict[str, Any], Checkpoint]
+    family: ModelFamily
+    architecture: str  # such as GPT2LMHeadModel
+    attributes: ConfigDict
+    checkpoint: Checkpoint
 
 
-def match_family(model: Checkpoint, families: tuple[ModelFamily, ...], where: str) -> FamilyMatch:
-    """The family, its architecture, its attributes, and the model with what the family wants written out."""
-    m = model.config.model
-    tried = []
-    for wider in (with_all_biases(m), m):
+def match_family(
+    checkpoint: Checkpoint, families: tuple[ModelFamily, ...], format: str
+) -> FamilyMatch:
+    """The first family that computes the same; the model may gain biases, which are zero."""
+    m = checkpoint.config.model
+    candidates = []
+    for candidate in (with_all_biases(m), m):
         for family in families:
-            apart = list(_structural_differences(family, wider))
-            reasons = apart or list(_lossy_options(family, wider))
-            tried.append((bool(apart), len(reasons), wider is not m, family, wider, reasons))
-    *_, family, wider, reasons = min(tried, key=lambda t: t[:3])
-    if reasons:
+            structural = list(_structural_differences(family, candidate))
+            problems = structural or list(_lossy_options(family, candidate))
+            rank = (bool(structural), len(problems), candidate is not m)
+            candidates.append((rank, family, candidate, problems))
+    _, family, expressed, problems = min(candidates, key=lambda item: item[0])
+    if problems:
         raise ClearheadError(
-            f"{where} has no model that computes the same; the nearest is {family.name}, but {reasons[0]}."
+            f"{format} cannot express this model. The nearest family is {family.name}, but"
+            f" {problems[0]}."
         )
-    same = model if wider is m else add_zero_biases(model, wider)
-    return (
-        family,
-        next(matching_architectures(family, wider)),
-        write_attributes(family.attributes, wider),
-        same,
-    )
+    if expressed is not m:
+        checkpoint = add_zero_biases(checkpoint, expressed)
+    architecture = next(matching_architectures(family, expressed))
+    attributes = write_attributes(family.attributes, expressed)
+    return FamilyMatch(family, architecture, attributes, checkpoint)
 
 
 def _structural_differences(family: ModelFamily, m: c.ModelConfig) -> Iterator[str]:
-    """The larger parts that a family has of another kind."""
-    for option in ("shape", "input", "position", "norm"):
-        here = getattr(m, option).kind
-        there = getattr(family.base, option).kind
-        if here != there:
-            yield f"its {option} is {there}, not {here}"
-    if next(matching_architectures(family, m), None) is None:
-        alike = [
-            dataclass_to_dict(head) for head in family.heads.values() if head.kind == m.head.kind
-        ]
-        found = [
-            d for other in alike[:1] for d in diff_trees(dataclass_to_dict(m.head), other, "head.")
-        ]
-        wanted = [
-            f"its {option} is {there!r}, not {here!r}"
-            for option, here, there in found
-            if option != "head.num_labels"
-        ]
-        yield wanted[0] if wanted else f"it has no head {m.head.kind}"
+    """Modules of another kind."""
+    for option in ("architecture", "input", "position", "norm"):
+        ours = getattr(m, option).kind
+        theirs = getattr(family.base, option).kind
+        if ours != theirs:
+            yield f"its {option} is {theirs}, not {ours}"
+    if next(matching_architectures(family, m), None) is not None:
+        return
+    similar = [head for head in family.heads.values() if head.kind == m.head.kind]
+    if similar:
+        ours = dataclass_to_dict(m.head)
+        for option, left, right in diff_trees(ours, dataclass_to_dict(similar[0]), "head."):
+            if option != "head.num_labels":
+                yield f"its {option} is {right!r}, not {left!r}"
+                return
+    yield f"it has no {m.head.kind} head"
 
 
 def _lossy_options(family: ModelFamily, m: c.ModelConfig) -> Iterator[str]:
-    """What does not come back when a model is written as this family and read again."""
+    """Options that a round trip through the family's attributes loses."""
     try:
-        written = write_attributes(family.attributes, m)
-        back = read_attributes(family.attributes, replace(family.base, head=m.head), written)
-    except NotRepresentableError as reason:
-        yield str(reason)
+        attributes = write_attributes(family.attributes, m)
+        restored = read_attributes(family.attributes, replace(family.base, head=m.head), attributes)
+    except NotRepresentableError as problem:
+        yield str(problem)
     except ClearheadError as error:
-        yield str(error).rstrip(".")
+        yield f"reading it back fails: {str(error).rstrip('.')}"
     else:
-        for option, here, there in config_differences(m, back):
-            yield f"its {option} is {there!r}, not {here!r}"
+        for option, left, right in config_differences(m, restored):
+            yield f"its {option} is {right!r}, not {left!r}"
 
 
 def matching_architectures(family: ModelFamily, m: c.ModelConfig) -> Iterator[str]:
-    """Those with the model's head; how many classes, and whether it is tied, are attributes."""
+    """Names of the architectures with the model's head, apart from what attributes express."""
     for name, head in family.heads.items():
-        if isinstance(m.head, c.RegressionHead) and isinstance(head, c.ClassificationHead):
-            head = c.RegressionHead(pooling=head.pooling, pooler=head.pooler)
-        if isinstance(m.head, c.ClassificationHead) and isinstance(head, c.ClassificationHead):
-            head = replace(head, num_labels=m.head.num_labels)
-        if isinstance(m.head, c.LMHead) and isinstance(head, c.LMHead):
-            head = replace(
-                head, tie_embeddings=m.head.tie_embeddings, scale_logits=m.head.scale_logits
-            )
+        match m.head, head:
+            case c.RegressionHead(), c.ClassificationHead():
+                head = c.RegressionHead(pooling=head.pooling, pooler=head.pooler)
+            case c.ClassificationHead(), c.ClassificationHead():
+                head = replace(head, num_labels=m.head.num_labels)
+            case c.LMHead() as ours, c.LMHead():
+                head = replace(
+                    head, tie_embeddings=ours.tie_embeddings, scale_logits=ours.scale_logits
+                )
         if m.head == head:
             yield name
 
 
 def with_all_biases(m: c.ModelConfig) -> c.ModelConfig:
-    """The same model with the biases it does without, which are then zero."""
-    norm = replace(m.norm, bias=True) if isinstance(m.norm, c.LayerNorm) else m.norm
-    head = (
-        replace(m.head, bias=True)
-        if isinstance(m.architecture, c.EncoderDecoder) and isinstance(m.head, c.LMHead)
-        else m.head
-    )
-    whisper = isinstance(m.architecture, c.EncoderDecoder) and not isinstance(
-        m.architecture.source_input, c.Tokens
-    )
-    bias: tuple[Any, ...] = ("q", "v", "out") if whisper else ("q", "k", "v", "out")
+    """The configuration with every bias that some family has."""
+    bias: tuple[Literal["q", "k", "v", "out"], ...] = ("q", "k", "v", "out")
+    head = m.head
+    if isinstance(m.architecture, c.EncoderDecoder):
+        if isinstance(m.head, c.LMHead):
+            head = replace(m.head, bias=True)
+        if not isinstance(m.architecture.source_input, c.Tokens):
+            bias = ("q", "v", "out")  # Whisper
     return replace(
         m,
         attention=replace(m.attention, bias=bias),
         ffn=replace(m.ffn, bias=True),
-        norm=norm,
+        norm=replace(m.norm, bias=True) if isinstance(m.norm, c.LayerNorm) else m.norm,
         head=head,
     )
 
 
-def add_zero_biases(model: Checkpoint, wider: c.ModelConfig) -> Checkpoint:
-    """The same network with zeros where the wider model has a bias."""
-    net = build_transformer(wider, seed=None)
-    like = next(model.net.parameters())
-    held = dict(model.net.named_parameters())
+def add_zero_biases(checkpoint: Checkpoint, m: c.ModelConfig) -> Checkpoint:
+    """The same network under a configuration with more biases."""
+    net = build_transformer(m, seed=None)
+    parameters = dict(checkpoint.net.named_parameters())
+    example = next(checkpoint.net.parameters())
     state = {
-        n: held[n] if n in held else torch.zeros(p.shape).to(like)
-        for n, p in net.named_parameters()
+        name: parameters[name] if name in parameters else torch.zeros(p.shape).to(example)
+        for name, p in net.named_parameters()
     }
     net.load_state_dict(state, strict=False, assign=True)
-    return replace(model, net=net.eval(), config=Config(wider, model.config.inference))
+    config = c.Config(m, checkpoint.config.inference)
+    return replace(checkpoint, net=net.eval(), config=config)

@@ -1,14 +1,14 @@
-"""The models that come with clearhead, each with its card: what it is, what it learned from, how good it is.
+"""Bundled models and their cards: training data, metrics, limitations.
 
-A folder of `clearhead/bundled` holds the files of a model, or of vectors of words, and `card.json`.
+A folder of `clearhead/bundled` holds the files of a model, or word vectors, and `card.json`.
 """
 
-import dataclasses
 import hashlib
 import json
 import math
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clearhead.config.parse import ConfigDict, dataclass_from_dict, read_config_file
@@ -18,22 +18,22 @@ from clearhead.io import write_atomic
 BUNDLED_DIR = Path(__file__).parents[1] / "bundled"
 BUNDLED_NAMES = ("story", "en-de", "fill", "mood", "digits", "spoken-digits", "words")
 CARD_FILE = "card.json"
-FOLDER_PLACEHOLDER = "{here}"  # in commands of a card: the folder of the model
+FOLDER_PLACEHOLDER = "{model_dir}"  # in usage commands
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Something a model learned from."""
+    """Training data."""
 
     name: str
     license: str
-    url: str  # where it is published
-    attribution: str = ""  # whom its licence wants named
+    url: str
+    attribution: str = ""  # whom the license wants credited
 
 
 @dataclass(frozen=True)
 class Metric:
-    """Something that was measured, with its 95 % interval and the command that measures it again."""
+    """A measured value with its 95 % confidence interval and the command that measures it."""
 
     name: str
     value: float
@@ -42,18 +42,16 @@ class Metric:
     command: str
 
     def __post_init__(self) -> None:
-        if (
-            len(self.confidence_interval) != 2
-            or not self.confidence_interval[0] <= self.value <= self.confidence_interval[1]
-        ):
+        interval = self.confidence_interval
+        if len(interval) != 2 or not interval[0] <= self.value <= interval[1]:
             raise ClearheadError(
-                f"the figure {self.name} = {self.value} is not within its interval {self.confidence_interval}."
+                f"{self.name} = {self.value} is outside its confidence interval {interval}."
             )
 
 
 @dataclass(frozen=True)
 class Example:
-    """What was given, and what came: the first, not the best."""
+    """An input and the model's first output."""
 
     input: str
     output: str
@@ -61,40 +59,44 @@ class Example:
 
 @dataclass(frozen=True)
 class ModelCard:
+    """What users should know about a model."""
+
     title: str
     description: str  # one sentence
-    usage: tuple[str, ...]  # commands that show what it does
+    usage: tuple[str, ...]  # commands
     datasets: tuple[Dataset, ...]
-    training_commands: tuple[str, ...]  # commands that make it again
+    training_commands: tuple[str, ...]
     limitations: tuple[str, ...]
     metrics: tuple[Metric, ...] = ()
     examples: tuple[Example, ...] = ()
     seeds: tuple[int, ...] = ()
-    compute: str = ""  # the machine, and how long it took
-    versions: tuple[str, ...] = ()  # versions
+    compute: str = ""  # hardware and training time
+    versions: tuple[str, ...] = ()  # of the libraries
     date: str = ""
-    architecture: str = ""  # from here on `seal` counts
+    # filled in by update_card
+    architecture: str = ""  # decoder, encoder, encoder-decoder or vectors
     num_parameters: int = 0
     size_bytes: int = 0  # of all files but the card
     sha256: str = ""  # of the weights
 
 
 def bundled_models() -> list[str]:
-    """The models that are here."""
+    """Names of the bundled models."""
     return [name for name in BUNDLED_NAMES if any((BUNDLED_DIR / name).glob("*.safetensors"))]
 
 
 def bundled_path(name: str) -> Path | None:
-    """The folder of a model by its name."""
+    """The folder of a bundled model."""
     return BUNDLED_DIR / name if name in bundled_models() else None
 
 
 def bundled_card(name: str) -> ModelCard:
-    """What is told about a model."""
+    """The card of a bundled model."""
     folder = bundled_path(name)
     if folder is None:
         raise ClearheadError(
-            f"{name!r} is no bundled model, and only those have cards; {suggest(name, bundled_models())}"
+            f"There is no bundled model {name!r}, and only bundled models have cards;"
+            f" {suggest(name, bundled_models())}"
         )
     return read_card(folder)
 
@@ -104,48 +106,44 @@ def read_card(folder: Path) -> ModelCard:
     return _parse_card(folder, read_config_file(folder / CARD_FILE))
 
 
-def _parse_card(folder: Path, written: ConfigDict) -> ModelCard:
-    """Every field held to its type; what stands for the folder is filled in."""
+def _parse_card(folder: Path, fields: ConfigDict) -> ModelCard:
     try:
-        found = dataclass_from_dict(ModelCard, written)
-    except (ClearheadError, TypeError) as error:  # a TypeError tells which fields are missing
-        raise ClearheadError(
-            f"{folder / CARD_FILE} is no card: {str(error).removesuffix('.')}."
-        ) from None
-    return dataclasses.replace(
-        found,
-        usage=tuple(
-            line.replace(FOLDER_PLACEHOLDER, shlex.quote(str(folder))) for line in found.usage
-        ),
-    )
+        card = dataclass_from_dict(ModelCard, fields)
+    except (ClearheadError, TypeError) as error:  # a TypeError names missing fields
+        problem = str(error).removesuffix(".")
+        raise ClearheadError(f"{folder / CARD_FILE} is not a valid card: {problem}.") from None
+    path = shlex.quote(str(folder))
+    usage = tuple(command.replace(FOLDER_PLACEHOLDER, path) for command in card.usage)
+    return replace(card, usage=usage)
 
 
-def update_card(folder: str | Path, **told: object) -> ModelCard:
-    """Writes what can be counted into the card of a folder (size, parameters, sha256), with whatever else is told.
-
-    `told` are fields of the card in plain values: figures=[{"name": "accuracy", …}], date="2026-01-31".
-    """
+def update_card(folder: str | Path, fields: Mapping[str, object] | None = None) -> ModelCard:
+    """Set fields of a folder's card, as plain JSON values, and recompute sizes and sha256."""
     from clearhead.weights.checkpoint import SafetensorsReader
 
     folder = Path(folder)
     weights = sorted(folder.glob("*.safetensors"))
     if len(weights) != 1:
-        raise ClearheadError(f"{folder} holds {len(weights)} files of weights; a card is of one.")
-    counted = {
-        "kind": _architecture(folder),
-        "parameters": sum(map(math.prod, SafetensorsReader(weights).shapes.values())),
-        "bytes": sum(path.stat().st_size for path in folder.iterdir() if path.name != CARD_FILE),
+        raise ClearheadError(
+            f"{folder} must contain one .safetensors file to get a card, not {len(weights)}."
+        )
+    old = read_config_file(folder / CARD_FILE) if (folder / CARD_FILE).exists() else {}
+    new = {
+        **old,
+        **(fields or {}),
+        "architecture": _architecture(folder),
+        "num_parameters": sum(map(math.prod, SafetensorsReader(weights).shapes.values())),
+        "size_bytes": sum(p.stat().st_size for p in folder.iterdir() if p.name != CARD_FILE),
         "sha256": hashlib.sha256(weights[0].read_bytes()).hexdigest(),
     }
-    before = read_config_file(folder / CARD_FILE) if (folder / CARD_FILE).exists() else {}
-    written = {**before, **told, **counted}
-    sealed = _parse_card(folder, written)
-    write_atomic(
-        folder / CARD_FILE, (json.dumps(written, indent=1, ensure_ascii=False) + "\n").encode()
-    )
-    return sealed
+    card = _parse_card(folder, new)
+    content = json.dumps(new, indent=1, ensure_ascii=False) + "\n"
+    write_atomic(folder / CARD_FILE, content.encode())
+    return card
 
 
 def _architecture(folder: Path) -> str:
-    model = folder / "clearhead.json"
-    return str(read_config_file(model)["model"]["shape"]["kind"]) if model.exists() else "vectors"
+    config = folder / "clearhead.json"
+    if not config.exists():
+        return "vectors"
+    return str(read_config_file(config)["model"]["architecture"]["kind"])

@@ -1,1 +1,1 @@
-"""Published families, each one declarative table."""
+"""Published architectures as tables of attributes and weights."""

@@ -1,16 +1,16 @@
-"""BERT (also MiniLM and the models of sentence-transformers), and RoFormer: BERT with rotary positions.
+"""BERT (also MiniLM and sentence-transformers), and RoFormer: BERT with rotary positions.
 
-RoFormer turns pairs of neighbouring dimensions, so its queries and keys are reordered on the way in and out.
+RoFormer stores queries and keys with rotary pairs interleaved.
 """
 
 from dataclasses import replace
 
 from clearhead import config as c
+from clearhead.config.parse import ConfigDict
 from clearhead.weights.mapping import (
     ACTIVATIONS,
     IDENTITY,
     Attr,
-    ConfigDict,
     Custom,
     Ignore,
     ModelFamily,
@@ -24,30 +24,26 @@ from clearhead.weights.mapping import (
 )
 
 
-def _weight_map(trunk: str, turned: WeightOp, skips: tuple[str, ...]) -> WeightMap:
-    block = "blocks.{i}"
+def _weight_map(prefix: str, qk: WeightOp, ignored_keys: tuple[str, ...]) -> WeightMap:
+    ours = "blocks.{i}"
     theirs = "{p}encoder.layer.{i}"
     predictions = "cls.predictions"
     return WeightMap(
         [
             WeightRule("{p}embeddings.word_embeddings.weight", ("embed.tokens.weight",)),
             WeightRule("{p}embeddings.position_embeddings.weight", ("position.table",)),
-            WeightRule("{p}embeddings.token_type_embeddings.weight", ("embed.kinds.weight",)),
-            *rename_layer(
-                f"{theirs}.attention.self.query", f"{block}.attn.q", weight=turned, bias=turned
-            ),
-            *rename_layer(
-                f"{theirs}.attention.self.key", f"{block}.attn.k", weight=turned, bias=turned
-            ),
+            WeightRule("{p}embeddings.token_type_embeddings.weight", ("embed.token_types.weight",)),
+            *rename_layer(f"{theirs}.attention.self.query", f"{ours}.attn.q", weight=qk, bias=qk),
+            *rename_layer(f"{theirs}.attention.self.key", f"{ours}.attn.k", weight=qk, bias=qk),
             *rename_layers(
                 {
                     "{p}embeddings.LayerNorm": "embed.norm",
-                    f"{theirs}.attention.self.value": f"{block}.attn.v",
-                    f"{theirs}.attention.output.dense": f"{block}.attn.out",
-                    f"{theirs}.attention.output.LayerNorm": f"{block}.attn_norm",
-                    f"{theirs}.intermediate.dense": f"{block}.ffn.up",
-                    f"{theirs}.output.dense": f"{block}.ffn.down",
-                    f"{theirs}.output.LayerNorm": f"{block}.ffn_norm",
+                    f"{theirs}.attention.self.value": f"{ours}.attn.v",
+                    f"{theirs}.attention.output.dense": f"{ours}.attn.out",
+                    f"{theirs}.attention.output.LayerNorm": f"{ours}.attn_norm",
+                    f"{theirs}.intermediate.dense": f"{ours}.ffn.up",
+                    f"{theirs}.output.dense": f"{ours}.ffn.down",
+                    f"{theirs}.output.LayerNorm": f"{ours}.ffn_norm",
                     f"{predictions}.transform.dense": "head.dense",
                     f"{predictions}.transform.LayerNorm": "head.norm",
                     "{p}pooler.dense": "head.pooler",
@@ -57,13 +53,13 @@ def _weight_map(trunk: str, turned: WeightOp, skips: tuple[str, ...]) -> WeightM
             WeightRule(f"{predictions}.bias", ("head.bias",)),
         ],
         ignored_keys=(
-            r"embeddings\.position_ids",  # 0, 1, 2 …
-            r"cls\.predictions\.decoder\.(weight|bias)",  # tied: the embedding, and the bias once more
-            r"cls\.seq_relationship\.(weight|bias)",  # whether one sentence follows another: a head of its own
-            r"pooler\.dense\.(weight|bias)",  # read by that head only
-            *skips,
+            r"embeddings\.position_ids",  # 0, 1, 2, …
+            r"cls\.predictions\.decoder\.(weight|bias)",  # tied to the embedding and the bias
+            r"cls\.seq_relationship\.(weight|bias)",  # the head for next-sentence prediction
+            r"pooler\.dense\.(weight|bias)",  # used by that head only
+            *ignored_keys,
         ),
-        prefixes=(trunk, ""),
+        prefixes=(prefix, ""),
         legacy_suffixes={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     )
 
@@ -73,8 +69,8 @@ def bert_weight_map(m: c.ModelConfig) -> WeightMap:
 
 
 def roformer_weight_map(m: c.ModelConfig) -> WeightMap:
-    skips = (r"encoder\.embed_positions\.weight",)  # the angles, which follow from the position
-    return _weight_map("roformer.", deinterleave_rotary(m.attention.n_heads), skips)
+    sinusoids = r"encoder\.embed_positions\.weight"  # follow from the position
+    return _weight_map("roformer.", deinterleave_rotary(m.attention.n_heads), (sinusoids,))
 
 
 BASE = c.ModelConfig(
@@ -86,9 +82,9 @@ BASE = c.ModelConfig(
     head=c.MLMHead(),
 )
 ATTRIBUTES = (
-    Attr("vocab_size", "vocabulary"),
-    Attr("hidden_size", "width"),
-    Attr("num_hidden_layers", "layers"),
+    Attr("vocab_size", "vocab_size"),
+    Attr("hidden_size", "d_model"),
+    Attr("num_hidden_layers", "n_layers"),
     Attr("num_attention_heads", "attention.n_heads"),
     Attr("intermediate_size", "ffn.d_ff"),
     Attr("hidden_act", "ffn.activation", "gelu", ACTIVATIONS, strict=True),
@@ -101,10 +97,11 @@ ATTRIBUTES = (
     Ignore(
         "classifier_dropout",
         "directionality",
-        *(
-            f"pooler_{name}"
-            for name in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")
-        ),
+        "pooler_fc_size",
+        "pooler_num_attention_heads",
+        "pooler_num_fc_layers",
+        "pooler_size_per_head",
+        "pooler_type",
     ),
 )
 BERT = ModelFamily(
@@ -116,14 +113,14 @@ BERT = ModelFamily(
         "BertForSequenceClassification": c.ClassificationHead(pooler=True),
         "BertModel": c.NoHead(),
     },
-    attributes=(*ATTRIBUTES, Attr("max_position_embeddings", "context", 512)),
+    attributes=(*ATTRIBUTES, Attr("max_position_embeddings", "context_length", 512)),
     weight_map=bert_weight_map,
 )
 
 
 def _read_embedding_size(theirs: ConfigDict, ours: ConfigDict) -> None:
-    """Embeddings of another width than the model's would need a layer between."""
-    Require("embedding_size", ours["width"]).read(theirs, ours)
+    """Embeddings of another size would need a projection."""
+    Require("embedding_size", ours["d_model"]).read(theirs, ours)
 
 
 ROFORMER = ModelFamily(
@@ -132,7 +129,7 @@ ROFORMER = ModelFamily(
     heads={"RoFormerForMaskedLM": c.MLMHead(), "RoFormerModel": c.NoHead()},
     attributes=(
         *ATTRIBUTES,
-        Attr("max_position_embeddings", "context", 1536),
+        Attr("max_position_embeddings", "context_length", 1536),
         Require("rotary_value", False),
         Custom(_read_embedding_size),
     ),

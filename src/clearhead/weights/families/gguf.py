@@ -1,17 +1,17 @@
-"""The kinds of model that llama.cpp knows and clearhead writes for it, under the names of .gguf files.
+"""Families of .gguf files under llama.cpp's names: Llama, Qwen2, Qwen3 and GPT-2.
 
-Llama's queries and keys are stored in rotary pairs of neighbours.
+Llama's queries and keys are stored with rotary pairs interleaved.
 """
 
 from dataclasses import replace
 
 from clearhead import config as c
+from clearhead.config.parse import ConfigDict
 from clearhead.weights.families import gpt2, llama
 from clearhead.weights.mapping import (
     IDENTITY,
     NONE_IS_ZERO,
     Attr,
-    ConfigDict,
     Custom,
     Ignore,
     ModelFamily,
@@ -26,29 +26,29 @@ from clearhead.weights.mapping import (
     unsupported_value,
 )
 
-ROPE_FACTORS = "rope_freqs.weight"  # how much slower each rotary pair turns
+ROPE_FACTORS = "rope_freqs.weight"  # divisors of the frequency of each rotary pair
 
 
 def _weight_map(m: c.ModelConfig, q: WeightOp, k: WeightOp) -> WeightMap:
     ours = "blocks.{i}"
     theirs = "blk.{i}"
-    three = split_rows(m.d_model, m.d_model, m.d_model)
-    joined = () if isinstance(m.position, c.Rotary) else rename_layer(
-        f"{theirs}.attn_qkv", f"{ours}.attn.q", f"{ours}.attn.k", f"{ours}.attn.v", weight=three, bias=three
-    )  # fmt: skip
-    apart = () if joined else (
-        *rename_layer(f"{theirs}.attn_q", f"{ours}.attn.q", weight=q, bias=q),
-        *rename_layer(f"{theirs}.attn_k", f"{ours}.attn.k", weight=k, bias=k),
-        *rename_layer(f"{theirs}.attn_v", f"{ours}.attn.v"),
-    )  # fmt: skip
-    up, gate = ("ffn_gate", "ffn_up") if m.ffn.is_gated else ("ffn_up", "")
+    attn = f"{ours}.attn"
+    if isinstance(m.position, c.Rotary):
+        qkv = [
+            *rename_layer(f"{theirs}.attn_q", f"{attn}.q", weight=q, bias=q),
+            *rename_layer(f"{theirs}.attn_k", f"{attn}.k", weight=k, bias=k),
+            *rename_layer(f"{theirs}.attn_v", f"{attn}.v"),
+        ]
+    else:
+        split = split_rows(m.d_model, m.d_model, m.d_model)
+        projections = (f"{attn}.q", f"{attn}.k", f"{attn}.v")
+        qkv = rename_layer(f"{theirs}.attn_qkv", *projections, weight=split, bias=split)
     return WeightMap(
         [
             WeightRule("token_embd.weight", ("embed.tokens.weight",)),
             WeightRule("position_embd.weight", ("position.table",)),
             WeightRule("output.weight", ("head.unembed.weight",)),
-            *joined,
-            *apart,
+            *qkv,
             *rename_layers(
                 {
                     f"{theirs}.attn_norm": f"{ours}.attn_norm",
@@ -56,10 +56,10 @@ def _weight_map(m: c.ModelConfig, q: WeightOp, k: WeightOp) -> WeightMap:
                     f"{theirs}.attn_q_norm": f"{ours}.attn.q_norm",
                     f"{theirs}.attn_k_norm": f"{ours}.attn.k_norm",
                     f"{theirs}.ffn_norm": f"{ours}.ffn_norm",
-                    f"{theirs}.{up}": f"{ours}.ffn.up",
-                    f"{theirs}.{gate}": f"{ours}.ffn.gate",
+                    f"{theirs}.ffn_gate": f"{ours}.ffn.gate",
+                    f"{theirs}.ffn_up": f"{ours}.ffn.up",
                     f"{theirs}.ffn_down": f"{ours}.ffn.down",
-                    "output_norm": "norm",
+                    "output_norm": "final_norm",
                 }
             ),
         ],
@@ -68,47 +68,50 @@ def _weight_map(m: c.ModelConfig, q: WeightOp, k: WeightOp) -> WeightMap:
 
 
 def interleaved_weight_map(m: c.ModelConfig) -> WeightMap:
-    return _weight_map(
-        m, deinterleave_rotary(m.attention.n_heads), deinterleave_rotary(m.n_kv_heads)
-    )
+    q = deinterleave_rotary(m.attention.n_heads)
+    k = deinterleave_rotary(m.n_kv_heads)
+    return _weight_map(m, q, k)
 
 
 def weight_map(m: c.ModelConfig) -> WeightMap:
     return _weight_map(m, IDENTITY, IDENTITY)
 
 
+# Stored as keys of our own, rope.llama3.*; llama.cpp reads the resulting ROPE_FACTORS.
+LLAMA3_OPTIONS = ("factor", "low_freq_factor", "high_freq_factor", "original_context_length")
+
+
 def _read_rope(theirs: ConfigDict, ours: ConfigDict) -> None:
-    """All of a head turns; the scaling is linear, or Llama 3's by its factors."""
-    wide = ours["attention"]["head_width"] or ours["width"] // ours["attention"]["heads"]
-    Require("rope.dimension_count", wide).read(theirs, ours)
-    Require("attention.value_length", wide).read(theirs, ours)
-    kind = theirs.pop("rope.scaling.type", "none")
+    """All dimensions of a head rotate, without scaling, with linear scaling, or Llama 3's."""
+    d_head = ours["attention"]["d_head"] or ours["d_model"] // ours["attention"]["n_heads"]
+    Require("rope.dimension_count", d_head).read(theirs, ours)
+    Require("attention.value_length", d_head).read(theirs, ours)
+    scaling_type = theirs.pop("rope.scaling.type", "none")
     factor = theirs.pop("rope.scaling.factor", 1.0)
-    if kind not in ("none", "linear"):
-        raise unsupported_value("rope.scaling.type", kind, ["none", "linear"])
-    if kind == "linear":
+    if scaling_type not in ("none", "linear"):
+        raise unsupported_value("rope.scaling.type", scaling_type, ["none", "linear"])
+    if scaling_type == "linear":
         ours["position"]["scaling"] = {"kind": "linear", "factor": factor}
-    made_of = {name: theirs.pop(f"rope.llama3.{name}", None) for name in LLAMA3}
-    if made_of["factor"] is not None:
-        ours["position"]["scaling"] = {"kind": "llama3", **made_of}
+    llama3 = {name: theirs.pop(f"rope.llama3.{name}", None) for name in LLAMA3_OPTIONS}
+    if llama3["factor"] is not None:
+        ours["position"]["scaling"] = {"kind": "llama3", **llama3}
 
 
 def _write_rope(ours: ConfigDict, theirs: ConfigDict) -> None:
-    wide = ours["attention"]["head_width"]
-    theirs |= {"rope.dimension_count": wide, "attention.value_length": wide}
+    d_head = ours["attention"]["d_head"]
+    theirs |= {"rope.dimension_count": d_head, "attention.value_length": d_head}
     scaling = ours["position"]["scaling"]
     if scaling["kind"] == "linear":
         theirs |= {"rope.scaling.type": "linear", "rope.scaling.factor": scaling["factor"]}
-    if scaling["kind"] == "llama3":  # llama.cpp reads the factors; this is what they are made of
-        theirs |= {f"rope.llama3.{name}": scaling[name] for name in LLAMA3}
+    if scaling["kind"] == "llama3":
+        theirs |= {f"rope.llama3.{name}": scaling[name] for name in LLAMA3_OPTIONS}
 
 
-LLAMA3 = ("factor", "low", "high", "context")
 COMMON_ATTRIBUTES = (
-    Attr("vocab_size", "vocabulary"),
-    Attr("context_length", "context"),
-    Attr("embedding_length", "width"),
-    Attr("block_count", "layers"),
+    Attr("vocab_size", "vocab_size"),
+    Attr("context_length", "context_length"),
+    Attr("embedding_length", "d_model"),
+    Attr("block_count", "n_layers"),
     Attr("feed_forward_length", "ffn.d_ff", None, NONE_IS_ZERO),
     Attr("attention.head_count", "attention.n_heads"),
     Require("expert_count", 0),
@@ -122,6 +125,12 @@ ROTARY_ATTRIBUTES = (
     Attr("rope.freq_base", "position.theta", 10000.0),
     Custom(_read_rope, _write_rope),
 )
+GPT2_ATTRIBUTES = (
+    *COMMON_ATTRIBUTES,
+    Attr("attention.layer_norm_epsilon", "norm.eps"),
+    Require("attention.head_count_kv", None),
+)
+GPT2_BASE = replace(gpt2.GPT2.base, ffn=c.FeedForward("gelu-tanh"))
 HEADS = {"decoder": c.LMHead()}
 GGUF_FAMILIES = {
     family.name: family
@@ -129,16 +138,6 @@ GGUF_FAMILIES = {
         ModelFamily("llama", llama.BASE, HEADS, ROTARY_ATTRIBUTES, interleaved_weight_map),
         ModelFamily("qwen2", llama.QWEN2.base, HEADS, ROTARY_ATTRIBUTES, weight_map),
         ModelFamily("qwen3", llama.QWEN3.base, HEADS, ROTARY_ATTRIBUTES, weight_map),
-        ModelFamily(
-            "gpt2",
-            replace(gpt2.GPT2.base, ffn=c.FeedForward("gelu-tanh")),
-            HEADS,
-            (
-                *COMMON_ATTRIBUTES,
-                Attr("attention.layer_norm_epsilon", "norm.eps"),
-                Require("attention.head_count_kv", None),
-            ),
-            weight_map,
-        ),
+        ModelFamily("gpt2", GPT2_BASE, HEADS, GPT2_ATTRIBUTES, weight_map),
     )
 }

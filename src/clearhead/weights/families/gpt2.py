@@ -1,4 +1,4 @@
-"""GPT-2. Its layers are stored as inputs × outputs, with q, k and v in one."""
+"""GPT-2. Its linear layers are stored as inputs × outputs, with q, k and v in one."""
 
 from clearhead import config as c
 from clearhead.weights.mapping import (
@@ -18,7 +18,7 @@ from clearhead.weights.mapping import (
 
 
 def weight_map(m: c.ModelConfig) -> WeightMap:
-    three = split_rows(m.d_model, m.d_model, m.d_model)
+    qkv = split_rows(m.d_model, m.d_model, m.d_model)
     return WeightMap(
         [
             WeightRule("{p}wte.weight", ("embed.tokens.weight",)),
@@ -27,7 +27,7 @@ def weight_map(m: c.ModelConfig) -> WeightMap:
                 {
                     "{p}h.{i}.ln_1": "blocks.{i}.attn_norm",
                     "{p}h.{i}.ln_2": "blocks.{i}.ffn_norm",
-                    "{p}ln_f": "norm",
+                    "{p}ln_f": "final_norm",
                 }
             ),
             *rename_layer(
@@ -35,8 +35,8 @@ def weight_map(m: c.ModelConfig) -> WeightMap:
                 "blocks.{i}.attn.q",
                 "blocks.{i}.attn.k",
                 "blocks.{i}.attn.v",
-                weight=TRANSPOSE.then(three),
-                bias=three,
+                weight=TRANSPOSE.then(qkv),
+                bias=qkv,
             ),
             *rename_layer("{p}h.{i}.attn.c_proj", "blocks.{i}.attn.out", weight=TRANSPOSE),
             *rename_layer("{p}h.{i}.mlp.c_fc", "blocks.{i}.ffn.up", weight=TRANSPOSE),
@@ -44,7 +44,7 @@ def weight_map(m: c.ModelConfig) -> WeightMap:
             WeightRule("lm_head.weight", ("head.unembed.weight",)),
         ],
         ignored_keys=(
-            r"lm_head\.weight",  # tied: the embedding once more
+            r"lm_head\.weight",  # tied to the embedding
             r"h\.\d+\.attn\.(bias|masked_bias)",  # the causal mask
         ),
         prefixes=("transformer.", ""),
@@ -56,10 +56,10 @@ GPT2 = ModelFamily(
     base=c.ModelConfig(),
     heads={"GPT2LMHeadModel": c.LMHead(), "GPT2Model": c.NoHead()},
     attributes=(
-        Attr("vocab_size", "vocabulary"),
-        Attr("n_positions", "context", 1024),
-        Attr("n_embd", "width"),
-        Attr("n_layer", "layers"),
+        Attr("vocab_size", "vocab_size"),
+        Attr("n_positions", "context_length", 1024),
+        Attr("n_embd", "d_model"),
+        Attr("n_layer", "n_layers"),
         Attr("n_head", "attention.n_heads"),
         Attr("n_inner", "ffn.d_ff", None, NONE_IS_ZERO),
         Attr("activation_function", "ffn.activation", "gelu_new", ACTIVATIONS, strict=True),
@@ -74,11 +74,12 @@ GPT2 = ModelFamily(
             "n_ctx",
             "n_special",
             "predict_special_tokens",
-            "reorder_and_upcast_attn",  # the same numbers, in another precision
-            *(
-                f"summary_{name}"
-                for name in ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")
-            ),
+            "reorder_and_upcast_attn",  # changes the precision only
+            "summary_activation",
+            "summary_first_dropout",
+            "summary_proj_to_labels",
+            "summary_type",
+            "summary_use_proj",
         ),
     ),
     weight_map=weight_map,

@@ -1,9 +1,9 @@
-"""T5 (also Flan-T5 and v1.1): buckets of distances, RMSNorm, scores that are not scaled, a tied head that is."""
+"""T5, Flan-T5 and T5 v1.1: relative position buckets, RMSNorm, unscaled attention scores."""
 
 from clearhead import config as c
+from clearhead.config.parse import ConfigDict
 from clearhead.weights.mapping import (
     Attr,
-    ConfigDict,
     Custom,
     Ignore,
     ModelFamily,
@@ -22,63 +22,64 @@ ACTIVATIONS = {
 }
 
 
-def _stack_layers(theirs: str, ours: str, feed: int) -> dict[str, str]:
-    block = theirs + ".block.{i}.layer"
-    parts = {0: ("SelfAttention", "attn")}
-    if feed == 2:
-        parts[1] = ("EncDecAttention", "cross")
-    found = {f"{theirs}.final_layer_norm": ours + "norm"}
-    for number, (their_part, part) in parts.items():
-        for name, our_name in {"q": "q", "k": "k", "v": "v", "o": "out"}.items():
-            found[f"{block}.{number}.{their_part}.{name}"] = f"{ours}blocks.{{i}}.{part}.{our_name}"
-        found[f"{block}.{number}.layer_norm"] = f"{ours}blocks.{{i}}.{part}_norm"
-    found[f"{block}.{feed}.layer_norm"] = ours + "blocks.{i}.ffn_norm"
-    found[f"{block}.{feed}.DenseReluDense.wo"] = ours + "blocks.{i}.ffn.down"
-    return found
+def _stack_rules(stack: str, ours: str, ffn_index: int, is_gated: bool) -> list[WeightRule]:
+    """One stack. Its blocks are lists of layers: attention, cross-attention, feed-forward."""
+    block = f"{stack}.block.{{i}}.layer"
+    ffn = f"{block}.{ffn_index}.DenseReluDense"
+    our_block = f"{ours}blocks.{{i}}"
+    layers = {
+        f"{stack}.final_layer_norm": f"{ours}final_norm",
+        f"{block}.{ffn_index}.layer_norm": f"{our_block}.ffn_norm",
+        f"{ffn}.wo": f"{our_block}.ffn.down",
+    }
+    if is_gated:
+        layers[f"{ffn}.wi_0"] = f"{our_block}.ffn.gate"
+        layers[f"{ffn}.wi_1"] = f"{our_block}.ffn.up"
+    else:
+        layers[f"{ffn}.wi"] = f"{our_block}.ffn.up"
+    attentions = [("SelfAttention", "attn"), ("EncDecAttention", "cross_attn")]
+    for index, (theirs, attn) in enumerate(attentions[:ffn_index]):
+        layers[f"{block}.{index}.layer_norm"] = f"{our_block}.{attn}_norm"
+        for name, projection in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "out")):
+            layers[f"{block}.{index}.{theirs}.{name}"] = f"{our_block}.{attn}.{projection}"
+    # stored in the first block, used by all
+    bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    return [*rename_layers(layers), WeightRule(bias, (f"{ours}position.table",))]
 
 
 def weight_map(m: c.ModelConfig) -> WeightMap:
-    rules = [
-        WeightRule("shared.weight", ("embed.tokens.weight",)),
-        WeightRule("lm_head.weight", ("head.unembed.weight",)),
-    ]
-    for theirs, ours, feed in (("encoder", "encoder.", 1), ("decoder", "", 2)):
-        rules += rename_layers(_stack_layers(theirs, ours, feed))
-        bias = f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        rules.append(WeightRule(bias, (ours + "position.table",)))  # read by all blocks
-        up, gate = (
-            f"{theirs}.block.{{i}}.layer.{feed}.DenseReluDense.{n}.weight" for n in ("wi_0", "wi_1")
-        )
-        rules.append(
-            WeightRule(
-                up if m.ffn.is_gated else up.replace("wi_0", "wi"),
-                (ours + "blocks.{i}.ffn.up.weight",),
-            )
-        )
-        rules.append(WeightRule(gate, (ours + "blocks.{i}.ffn.gate.weight",)))
     return WeightMap(
-        rules,
+        [
+            WeightRule("shared.weight", ("embed.tokens.weight",)),
+            WeightRule("lm_head.weight", ("head.unembed.weight",)),
+            *_stack_rules("encoder", "encoder.", 1, m.ffn.is_gated),
+            *_stack_rules("decoder", "", 2, m.ffn.is_gated),
+        ],
         ignored_keys=(
-            r"lm_head\.weight",  # tied
-            r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # never read
+            r"lm_head\.weight",  # tied to the embedding
+            # stored by old versions, but never used
+            r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         ),
-        duplicates=dict.fromkeys(
-            ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"
-        ),
+        duplicates={
+            "encoder.embed_tokens.weight": "shared.weight",
+            "decoder.embed_tokens.weight": "shared.weight",
+        },
     )
 
 
 def _read_depth_and_head(theirs: ConfigDict, ours: ConfigDict) -> None:
-    """Both stacks are alike but for their depth; a tied head is scaled unless it is said otherwise."""
-    ours["layers"] = theirs.pop("num_decoder_layers", None) or ours["shape"]["layers"]
-    tied = theirs.pop("tie_word_embeddings", True)
-    scaled = theirs.pop("scale_decoder_outputs", tied)
-    ours["head"] |= {"tied": tied, "scaled": scaled}
+    """The stacks differ in depth only; a tied head scales its input by default."""
+    encoder_layers = ours["architecture"]["encoder_layers"]
+    ours["n_layers"] = theirs.pop("num_decoder_layers", None) or encoder_layers
+    tie_embeddings = theirs.pop("tie_word_embeddings", True)
+    scale_logits = theirs.pop("scale_decoder_outputs", tie_embeddings)
+    ours["head"] |= {"tie_embeddings": tie_embeddings, "scale_logits": scale_logits}
 
 
 def _write_depth_and_head(ours: ConfigDict, theirs: ConfigDict) -> None:
-    theirs |= {"num_decoder_layers": ours["layers"], "tie_word_embeddings": ours["head"]["tied"]}
-    theirs["scale_decoder_outputs"] = ours["head"]["scaled"]
+    theirs["num_decoder_layers"] = ours["n_layers"]
+    theirs["tie_word_embeddings"] = ours["head"]["tie_embeddings"]
+    theirs["scale_decoder_outputs"] = ours["head"]["scale_logits"]
 
 
 T5 = ModelFamily(
@@ -93,11 +94,10 @@ T5 = ModelFamily(
     ),
     heads={"T5ForConditionalGeneration": c.LMHead(scale_logits=True)},
     attributes=(
-        Attr("vocab_size", "vocabulary"),
-        Attr(
-            "n_positions", "context shape.context", 512
-        ),  # what it was trained on; buckets know no end
-        Attr("d_model", "width"),
+        Attr("vocab_size", "vocab_size"),
+        # the length of training texts; the position buckets have no limit
+        Attr("n_positions", "context_length architecture.source_context_length", 512),
+        Attr("d_model", "d_model"),
         Attr("num_layers", "architecture.encoder_layers"),
         Attr("num_heads", "attention.n_heads"),
         Attr("d_kv", "attention.d_head", 64),
@@ -109,9 +109,8 @@ T5 = ModelFamily(
         Attr("dropout_rate", "dropout.residual dropout.embedding dropout.attention", 0.1),
         Custom(_read_depth_and_head, _write_depth_and_head),
         Require("is_encoder_decoder", True),
-        Ignore(
-            "classifier_dropout", "dense_act_fn", "is_gated_act"
-        ),  # the last two follow from feed_forward_proj
+        Ignore("classifier_dropout"),
+        Ignore("dense_act_fn", "is_gated_act"),  # follow from feed_forward_proj
     ),
     weight_map=weight_map,
 )

@@ -1,10 +1,10 @@
-"""ViT: a picture as patches. Its convolution over patches is our one matrix for each."""
+"""ViT: images as patches. Its convolution over patches is our linear projection of each patch."""
 
 from clearhead import config as c
+from clearhead.config.parse import ConfigDict
 from clearhead.weights.mapping import (
     ACTIVATIONS,
     Attr,
-    ConfigDict,
     Custom,
     Ignore,
     ModelFamily,
@@ -17,14 +17,15 @@ from clearhead.weights.mapping import (
 
 
 def weight_map(m: c.ModelConfig) -> WeightMap:
-    block = "blocks.{i}"
+    ours = "blocks.{i}"
     theirs = "{p}encoder.layer.{i}"
-    p = m.input
-    assert isinstance(p, c.Images)
-    kernel = (m.d_model, p.num_channels, p.patch_size, p.patch_size)
+    images = m.input
+    assert isinstance(images, c.Images)
+    kernel = (m.d_model, images.num_channels, images.patch_size, images.patch_size)
+    projection = (m.d_model, images.num_channels * images.patch_size**2)
     return WeightMap(
         [
-            WeightRule("{p}embeddings.cls_token", ("embed.first",), reshape((1, 1, -1), (-1,))),
+            WeightRule("{p}embeddings.cls_token", ("embed.cls_token",), reshape((1, 1, -1), (-1,))),
             WeightRule(
                 "{p}embeddings.position_embeddings",
                 ("position.table",),
@@ -32,34 +33,34 @@ def weight_map(m: c.ModelConfig) -> WeightMap:
             ),
             *rename_layer(
                 "{p}embeddings.patch_embeddings.projection",
-                "embed.project",
-                weight=reshape(kernel, (m.d_model, p.num_channels * p.patch_size**2)),
+                "embed.projection",
+                weight=reshape(kernel, projection),
             ),
             *rename_layers(
                 {
-                    f"{theirs}.layernorm_before": f"{block}.attn_norm",
-                    f"{theirs}.attention.attention.query": f"{block}.attn.q",
-                    f"{theirs}.attention.attention.key": f"{block}.attn.k",
-                    f"{theirs}.attention.attention.value": f"{block}.attn.v",
-                    f"{theirs}.attention.output.dense": f"{block}.attn.out",
-                    f"{theirs}.layernorm_after": f"{block}.ffn_norm",
-                    f"{theirs}.intermediate.dense": f"{block}.ffn.up",
-                    f"{theirs}.output.dense": f"{block}.ffn.down",
-                    "{p}layernorm": "norm",
+                    f"{theirs}.layernorm_before": f"{ours}.attn_norm",
+                    f"{theirs}.attention.attention.query": f"{ours}.attn.q",
+                    f"{theirs}.attention.attention.key": f"{ours}.attn.k",
+                    f"{theirs}.attention.attention.value": f"{ours}.attn.v",
+                    f"{theirs}.attention.output.dense": f"{ours}.attn.out",
+                    f"{theirs}.layernorm_after": f"{ours}.ffn_norm",
+                    f"{theirs}.intermediate.dense": f"{ours}.ffn.up",
+                    f"{theirs}.output.dense": f"{ours}.ffn.down",
+                    "{p}layernorm": "final_norm",
                     "classifier": "head.out",
                 }
             ),
         ],
-        ignored_keys=(r"pooler\.dense\.(weight|bias)",),  # trained for no task
+        ignored_keys=(r"pooler\.dense\.(weight|bias)",),  # not trained for any task
         prefixes=("vit.", ""),
     )
 
 
 def _read_context_length(theirs: ConfigDict, ours: ConfigDict) -> None:
-    size = ours["input"]["size"]
-    patch = ours["input"]["patch"]
-    if isinstance(size, int) and isinstance(patch, int) and patch > 0:
-        ours["context"] = (size // patch) ** 2 + 1
+    image_size = ours["input"]["image_size"]
+    patch_size = ours["input"]["patch_size"]
+    if isinstance(image_size, int) and isinstance(patch_size, int) and patch_size > 0:
+        ours["context_length"] = (image_size // patch_size) ** 2 + 1
 
 
 VIT = ModelFamily(
@@ -75,8 +76,8 @@ VIT = ModelFamily(
     ),
     heads={"ViTForImageClassification": c.ClassificationHead(), "ViTModel": c.NoHead()},
     attributes=(
-        Attr("hidden_size", "width"),
-        Attr("num_hidden_layers", "layers"),
+        Attr("hidden_size", "d_model"),
+        Attr("num_hidden_layers", "n_layers"),
         Attr("num_attention_heads", "attention.n_heads"),
         Attr("intermediate_size", "ffn.d_ff"),
         Attr("hidden_act", "ffn.activation", "gelu", ACTIVATIONS, strict=True),

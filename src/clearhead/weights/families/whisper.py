@@ -1,10 +1,10 @@
-"""Whisper: sound in, text out. Its keys have no bias, and its encoder's waves are stored, so here they are learned."""
+"""Whisper: speech to text. Keys have no bias; the encoder's sinusoids are stored weights."""
 
 from clearhead import config as c
+from clearhead.config.parse import ConfigDict
 from clearhead.weights.families.marian import ENCODER_DECODER_ATTRIBUTES, encoder_decoder_layers
 from clearhead.weights.mapping import (
     Attr,
-    ConfigDict,
     Custom,
     Ignore,
     ModelFamily,
@@ -24,32 +24,24 @@ def weight_map(m: c.ModelConfig) -> WeightMap:
             WeightRule("proj_out.weight", ("head.unembed.weight",)),
             *rename_layers(
                 {
-                    "model.encoder.conv1": "encoder.embed.near",
-                    "model.encoder.conv2": "encoder.embed.halve",
-                    "model.encoder.layer_norm": "encoder.norm",
-                    "model.decoder.layer_norm": "norm",
+                    "model.encoder.conv1": "encoder.embed.conv1",
+                    "model.encoder.conv2": "encoder.embed.conv2",
+                    "model.encoder.layer_norm": "encoder.final_norm",
+                    "model.decoder.layer_norm": "final_norm",
                     **encoder_decoder_layers(),
                 }
             ),
         ],
-        ignored_keys=(r"proj_out\.weight",),  # tied
+        ignored_keys=(r"proj_out\.weight",),  # tied to the embedding
     )
 
 
 def _read_frames(theirs: ConfigDict, ours: ConfigDict) -> None:
-    ours["shape"]["input"]["frames"] = (
-        2 * ours["shape"]["context"]
-    )  # the second convolution halves them
+    architecture = ours["architecture"]
+    # the second convolution has stride 2
+    architecture["source_input"]["n_frames"] = 2 * architecture["source_context_length"]
 
 
-SPEC_AUGMENT = (
-    "feature_length",
-    "feature_min_masks",
-    "feature_prob",
-    "time_length",
-    "time_min_masks",
-    "time_prob",
-)
 WHISPER = ModelFamily(
     name="whisper",
     base=c.ModelConfig(
@@ -59,10 +51,10 @@ WHISPER = ModelFamily(
     ),
     heads={"WhisperForConditionalGeneration": c.LMHead()},
     attributes=(
-        Attr("vocab_size", "vocabulary"),
-        Attr("max_target_positions", "context", 448),
+        Attr("vocab_size", "vocab_size"),
+        Attr("max_target_positions", "context_length", 448),
         Attr("max_source_positions", "architecture.source_context_length", 1500),
-        Attr("num_mel_bins", "architecture.source_input.mels", 80),
+        Attr("num_mel_bins", "architecture.source_input.n_mels", 80),
         *ENCODER_DECODER_ATTRIBUTES,
         Custom(_read_frames),
         Attr("tie_word_embeddings", "head.tie_embeddings", True),
@@ -70,9 +62,14 @@ WHISPER = ModelFamily(
         Ignore(
             "apply_spec_augment",
             "classifier_proj_size",
-            "use_weighted_layer_sum",  # of a head that classifies
-            "median_filter_width",  # of word times
-            *(f"mask_{name}" for name in SPEC_AUGMENT),
+            "mask_feature_length",
+            "mask_feature_min_masks",
+            "mask_feature_prob",
+            "mask_time_length",
+            "mask_time_min_masks",
+            "mask_time_prob",
+            "median_filter_width",  # for word timestamps
+            "use_weighted_layer_sum",  # for classification
         ),
     ),
     weight_map=weight_map,

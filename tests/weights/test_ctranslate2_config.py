@@ -26,7 +26,7 @@ from ctranslate2_models import (
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.io import MODEL_FILES
+from clearhead.weights.checkpoint import MODEL_FILES
 from clearhead.tokenizers.tokenizer import Tokenizer
 from clearhead.weights.ctranslate2 import save_ctranslate2
 
