@@ -1,4 +1,4 @@
-"""Every model that can be: all positions × shapes × head layouts, small."""
+"""Hypothesis strategy for model configurations: all positions × architectures × heads, small."""
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -33,56 +33,60 @@ HEADS = (
     c.RegressionHead(pooling="mean"),
     c.NoHead(),
 )
+ACTIVATIONS = ("relu", "relu2", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-tanh")
+BIASES = (("q", "k", "v", "out"), (), ("q", "k", "v"), ("q", "v", "out"))
+NORMS = (c.LayerNorm(), c.LayerNorm(bias=False), c.RMSNorm())
 
 
-def _context(source: c.Input) -> int:
+def _context_length(source: c.Input) -> int:
     return 24 if isinstance(source, c.Tokens) else c.num_input_tokens(source)
 
 
 @st.composite
-def models(draw) -> c.ModelConfig:
-    heads = draw(st.sampled_from([1, 3, 4]))
-    group = draw(st.sampled_from([1, 2, 4]))
-    shape = draw(st.sampled_from(["decoder", "encoder", "both"]))
-    main = draw(st.sampled_from(INPUTS))
-    side = draw(st.sampled_from(INPUTS))
-    pick = {"decoder": c.Decoder(), "encoder": c.Encoder()}
-    vocabulary = draw(st.sampled_from([16, 19]))
-    if shape == "both":
-        own = draw(st.booleans()) and isinstance(side, c.Tokens)
-        pick["both"] = c.EncoderDecoder(
-            draw(st.integers(1, 2)), _context(side), 17 if own else 0, side
-        )
-    activation = draw(
-        st.sampled_from(
-            ["relu", "relu2", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-tanh"]
-        )
+def architectures(draw) -> c.Architecture:
+    kind = draw(st.sampled_from(["decoder", "encoder", "encoder-decoder"]))
+    if kind != "encoder-decoder":
+        return c.Decoder() if kind == "decoder" else c.Encoder()
+    source = draw(st.sampled_from(INPUTS))
+    has_own_vocab = draw(st.booleans()) and isinstance(source, c.Tokens)
+    return c.EncoderDecoder(
+        encoder_layers=draw(st.integers(1, 2)),
+        source_context_length=_context_length(source),
+        source_vocab_size=17 if has_own_vocab else 0,
+        source_input=source,
     )
-    biases = draw(st.sampled_from([("q", "k", "v", "out"), (), ("q", "k", "v"), ("q", "v", "out")]))
+
+
+@st.composite
+def models(draw) -> c.ModelConfig:
+    n_heads = draw(st.sampled_from([1, 3, 4]))
+    group = draw(st.sampled_from([1, 2, 4]))
+    main_input = draw(st.sampled_from(INPUTS))
+    vocab_size = draw(st.sampled_from([16, 19]))
     try:
         return c.ModelConfig(
-            vocab_size=vocabulary if isinstance(main, c.Tokens) else 0,
-            context_length=_context(main),
+            vocab_size=vocab_size if isinstance(main_input, c.Tokens) else 0,
+            context_length=_context_length(main_input),
             d_model=24,
             n_layers=draw(st.integers(1, 2)),
             norm_position=draw(st.sampled_from(["pre", "post"])),
-            architecture=pick[shape],
-            input=main,
+            architecture=draw(architectures()),
+            input=main_input,
             position=draw(st.sampled_from(POSITIONS)),
             attention=c.Attention(
-                heads,
-                heads // group if heads % group == 0 else 0,
-                draw(st.sampled_from([0, 6])),
-                draw(st.sampled_from([0, 0, 3])),
-                biases,
-                draw(st.booleans()),
-                draw(st.booleans()),
+                n_heads=n_heads,
+                n_kv_heads=n_heads // group if n_heads % group == 0 else 0,
+                d_head=draw(st.sampled_from([0, 6])),
+                sliding_window=draw(st.sampled_from([0, 0, 3])),
+                bias=draw(st.sampled_from(BIASES)),
+                scale=draw(st.booleans()),
+                qk_norm=draw(st.booleans()),
             ),
-            ffn=c.FeedForward(activation, 40, draw(st.booleans())),
-            norm=draw(st.sampled_from([c.LayerNorm(), c.LayerNorm(bias=False), c.RMSNorm()])),
+            ffn=c.FeedForward(draw(st.sampled_from(ACTIVATIONS)), 40, draw(st.booleans())),
+            norm=draw(st.sampled_from(NORMS)),
             dropout=c.Dropout(0.1, 0.1, 0.1),
             head=draw(st.sampled_from(HEADS)),
         )
-    except ClearheadError:
+    except ClearheadError:  # an impossible combination
         assume(False)
         raise

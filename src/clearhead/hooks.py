@@ -145,7 +145,7 @@ def _select(value: Tensor, selector: Selector) -> Tensor:
     """The selected part, copied if it is a view that would keep the whole activation in memory."""
     part = selector(value)
     if not isinstance(part, Tensor):
-        raise ClearheadError(f"A selector must return a tensor, got {type(part).__name__}.")
+        raise ClearheadError(f"a selector must return a tensor, got {type(part).__name__}.")
     is_partial_view = selector is not select_all and part.untyped_storage().nbytes() > part.nbytes
     return part.clone() if is_partial_view else part
 

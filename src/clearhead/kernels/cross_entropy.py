@@ -140,6 +140,11 @@ def fused_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, label_smoothing: float
 ) -> Tensor:
     """The summed loss of rows of hidden states, one target each; negative targets are ignored."""
+    if torch.is_autocast_enabled("cuda"):  # backward runs without autocast
+        dtype = torch.get_autocast_dtype("cuda")
+        hidden = hidden.to(dtype)
+        weight = weight.to(dtype)
+        bias = bias if bias is None else bias.to(dtype)
     loss: Tensor = _FusedCrossEntropy.apply(hidden, weight, bias, targets, label_smoothing)
     return loss
 

@@ -85,10 +85,13 @@ def _single_query_attention_kernel(
         ):  # the last program combines
             part = partial_out + (slot * SPLIT + tl.arange(0, SPLIT)) * (WIDTH + 2)
             tops = tl.load(part + WIDTH, cache_modifier=".cg")
-            weights = tl.exp2(tops - tl.max(tops, 0))
-            total = tl.sum(tl.load(part + WIDTH + 1, cache_modifier=".cg") * weights, 0)
-            z = tl.load(part[:, None] + dim[None, :], cache_modifier=".cg")
-            tl.store(out + slot * D + dim, tl.sum(z * weights[:, None], 0) / total, mask=in_head)
+            part_weights = tl.exp2(tops - tl.max(tops, 0))
+            part_totals = tl.load(part + WIDTH + 1, cache_modifier=".cg")
+            part_z = tl.load(part[:, None] + dim[None, :], cache_modifier=".cg")
+            combined = tl.sum(part_z * part_weights[:, None], 0) / tl.sum(
+                part_totals * part_weights, 0
+            )
+            tl.store(out + slot * D + dim, combined, mask=in_head)
             tl.store(counters + slot, 0)
 
 

@@ -1,1 +1,1 @@
-"""The Transformer of the lectures: one attention, three shapes."""
+"""The Transformer: attention, blocks, heads, inputs, position encodings, KV cache, int8."""

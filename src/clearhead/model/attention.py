@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead import config as c
 from clearhead.hooks import Hooks
-from clearhead.kernels import TRITON_AVAILABLE
+from clearhead.kernels import TRITON_AVAILABLE, can_use_triton
 from clearhead.model.kv_cache import CrossKVCache, KeysValues, KVCache, NoCache
 from clearhead.model.layers import Linear, joint_linear, make_norm
 from clearhead.model.positions import Position
@@ -57,6 +57,14 @@ class Mask:
             return self.allowed
         shape = (queries.shape[-2], keys.shape[-2])
         return torch.ones(shape, dtype=torch.bool, device=queries.device).tril()[None, None]
+
+    def gather(self, x: Keys) -> Keys:
+        """Keys or values of the rows that own them."""
+        if self.kv_owner is None:
+            return x
+        length = x.shape[2]
+        position = torch.arange(length, device=x.device)
+        return x[self.kv_owner[: len(x), :length].long(), :, position].transpose(1, 2)
 
 
 NO_MASK = Mask()
@@ -171,9 +179,11 @@ def fused_attention(
     hooks: Hooks,
 ) -> Queries:
     """Attention in one kernel, which never materializes scores or pattern."""
-    can_use_kernel = TRITON_AVAILABLE and q.is_cuda and not torch.is_grad_enabled()
-    if mask.kv_lengths is not None and bias is None and can_use_kernel:
+    can_use_kernel = bias is None and not torch.is_grad_enabled() and can_use_triton(q.device)
+    if mask.kv_lengths is not None and can_use_kernel:
         return single_query_attention(q, k, v, mask.kv_lengths, scale, mask.kv_owner)
+    k = mask.gather(k)
+    v = mask.gather(v)
     allowed = mask.allowed if mask.kv_lengths is None else mask.render(q, k)
     if bias is not None:
         allowed = _apply_mask(bias, mask.render(q, k))
@@ -203,8 +213,8 @@ def eager_attention(
 ) -> Queries:
     """The same attention step by step, each value through the hooks."""
     n_groups = q.shape[1] // k.shape[1]
-    k = k.repeat_interleave(n_groups, dim=1)
-    v = v.repeat_interleave(n_groups, dim=1)
+    k = mask.gather(k).repeat_interleave(n_groups, dim=1)
+    v = mask.gather(v).repeat_interleave(n_groups, dim=1)
     scores = q @ k.mT * scale  # L3.3
     scores = hooks("scores", scores if bias is None else scores + bias)
     masked_scores = hooks("masked_scores", _apply_mask(scores, mask.render(q, k)))  # L3.5

@@ -10,25 +10,17 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.kernels import TRITON_AVAILABLE
+from clearhead.kernels import TRITON_AVAILABLE, can_use_triton
 from clearhead.model.layers import ACTIVATIONS, make_dropout, make_norm, unembed
 
-USE_FUSED_LOSS = TRITON_AVAILABLE
-if USE_FUSED_LOSS:
-    from clearhead.kernels.cross_entropy import fused_cross_entropy, kernel_compiles
+if TRITON_AVAILABLE:
+    from clearhead.kernels.cross_entropy import fused_cross_entropy
 
 IGNORE_INDEX = -100  # target that does not count; torch's default
 
 Stream = Float[Tensor, "batch token d"]
 SegmentIds = Int[Tensor, "batch token"]
 Loss = tuple[Float[Tensor, ""], Int[Tensor, ""]]
-
-
-def probe_fused_loss(device: torch.device) -> bool:
-    """Whether the fused loss kernel compiles for this GPU; if not, it is not used again."""
-    global USE_FUSED_LOSS
-    USE_FUSED_LOSS = USE_FUSED_LOSS and kernel_compiles(device)
-    return USE_FUSED_LOSS
 
 
 def cross_entropy_sum(
@@ -55,7 +47,7 @@ class Head(nn.Module):
         segment_ids: SegmentIds | None = None,
         label_smoothing: float = 0.0,
     ) -> Loss:
-        raise ClearheadError("This model has no head, so it has no loss. Set model.head.")
+        raise ClearheadError("this model has no head, so it has no loss. Set model.head.")
 
 
 class LMHead(Head):
@@ -88,7 +80,7 @@ class LMHead(Head):
         """Cross-entropy at every position with a target (L5.3)."""
         hidden = self.transform(hidden)
         targets = targets.flatten()
-        if USE_FUSED_LOSS and hidden.is_cuda and hidden.dtype != torch.float64:
+        if hidden.dtype != torch.float64 and can_use_triton(hidden.device):
             total = fused_cross_entropy(
                 hidden.flatten(0, -2), self.unembed.weight, self.bias, targets, label_smoothing
             )

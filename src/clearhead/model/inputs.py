@@ -54,7 +54,7 @@ class TokenEmbedding(InputEmbedding):
                 torch.zeros_like(ids) if token_type_ids is None else token_type_ids
             )
         elif token_type_ids is not None:
-            raise ClearheadError("This model has no token types. Do not pass token_type_ids.")
+            raise ClearheadError("this model has no token types. Do not pass token_type_ids.")
         return x
 
 
@@ -116,7 +116,7 @@ def check_shape(x: Tensor, expected: tuple[int, ...], axes: str) -> None:
     shape = tuple(x.shape[1:])
     if shape != expected:
         got, want = (" x ".join(map(str, sizes)) for sizes in (shape, expected))
-        raise ClearheadError(f"The input must be {want} ({axes}), got {got}.")
+        raise ClearheadError(f"the input must be {want} ({axes}), got {got}.")
 
 
 def make_input_embedding(

@@ -9,6 +9,7 @@ and attention stay in float32.
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from jaxtyping import Float, Int, Int8
@@ -16,11 +17,16 @@ from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 
-# Without VNNI, the CPU adds pairs of products in 16 bits, which overflow unless x₈ has only 7 bits.
-ACTIVATION_LEVELS = 127 if torch.cpu._is_vnni_supported() else 63
 MIN_SCALE = 1e-30  # for a token that is all zeros
 
 QuantizedRows = tuple[Int8[Tensor, "out in"], Float[Tensor, " out"]]
+
+
+@cache
+def activation_levels() -> int:
+    """The largest x₈. Without VNNI the CPU adds products in 16 bits, so x₈ has only 7."""
+    is_vnni_supported = getattr(torch.cpu, "_is_vnni_supported", None)  # not public
+    return 127 if is_vnni_supported is not None and is_vnni_supported() else 63
 
 
 def quantize_rows(weight: Float[Tensor, "out in"]) -> QuantizedRows:
@@ -45,12 +51,11 @@ class PackedLinear:
         self, x: Float[Tensor, "*batch in"], bias: Tensor | None
     ) -> Float[Tensor, "*batch out"]:
         if x.requires_grad and torch.is_grad_enabled():
-            raise ClearheadError("An int8 model has no gradients. Load it with dtype=float32.")
+            raise ClearheadError("an int8 model has no gradients. Load it with dtype=float32.")
         t = x.abs().amax(dim=-1, keepdim=True).clamp_(min=MIN_SCALE)
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        product: Tensor = multiply(
-            x / t, 1 / ACTIVATION_LEVELS, ACTIVATION_LEVELS + 1, self._packed_weight
-        )
+        levels = activation_levels()
+        product: Tensor = multiply(x / t, 1 / levels, levels + 1, self._packed_weight)
         return product.mul_(t) if bias is None else torch.addcmul(bias, product, t)
 
     @property
@@ -65,14 +70,14 @@ class Int8Module(nn.Module):
 
     def train(self, mode: bool = True) -> "Int8Module":
         if mode:
-            raise ClearheadError("An int8 model cannot be trained. Load it with dtype=float32.")
+            raise ClearheadError("an int8 model cannot be trained. Load it with dtype=float32.")
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Int8Module":
         probe = fn(torch.zeros(1))
         if probe.device.type != "cpu" or probe.dtype != torch.float32:
             raise ClearheadError(
-                f"An int8 model stays on the CPU, with float32 activations; it cannot be moved to "
+                f"an int8 model stays on the CPU, with float32 activations; it cannot be moved to "
                 f"{probe.device.type}, {probe.dtype}."
             )
         return self

@@ -54,7 +54,7 @@ class CacheRows:
     ) -> Int[Tensor, "batch token"]:
         """Position ids of the next tokens; `segment_ids` may mark padding on the right only."""
         if batch != self.n_active:
-            raise ClearheadError(f"The cache has {self.n_active} rows, got a batch of {batch}.")
+            raise ClearheadError(f"the cache has {self.n_active} rows, got a batch of {batch}.")
         if self.is_static:
             self.max_length = self.capacity
             self.is_uniform = False
@@ -67,7 +67,7 @@ class CacheRows:
             return self.write_positions
         if segment_ids is not None and not _is_right_padded(segment_ids):
             raise ClearheadError(
-                "With a cache, each row must hold one document, padded on the right."
+                "with a cache, each row must hold one document, padded on the right."
             )
         if self.max_length + tokens > self.capacity:
             raise ClearheadError(

@@ -217,7 +217,7 @@ class Stack(nn.Module):
             )
             return position_ids, position_ids, mask
         if position_ids is not None:
-            raise ClearheadError("Pass either position_ids or a cache, which determines them.")
+            raise ClearheadError("pass either position_ids or a cache, which determines them.")
         position_ids = cache.rows.begin_step(len(x), tokens, segment_ids)
         key_positions = torch.arange(cache.rows.max_length, device=device)[None]
         return position_ids, key_positions, self._cached_mask(position_ids, key_positions, cache)
@@ -342,8 +342,8 @@ class Transformer(Stack):
         if (memory is None) is not (self.encoder is None):
             kind = self.config.architecture.kind
             if self.encoder is None:
-                raise ClearheadError(f"A model of architecture {kind} takes no source.")
-            raise ClearheadError(f"A model of architecture {kind} needs a source.")
+                raise ClearheadError(f"a model of architecture {kind} takes no source.")
+            raise ClearheadError(f"a model of architecture {kind} needs a source.")
         if memory is None or (segment_ids is None and source_segment_ids is None):
             return NO_MASK
         one = torch.ones((), dtype=torch.long, device=memory.device)
@@ -357,7 +357,7 @@ class Transformer(Stack):
         """The encoder's output, which cross-attention reads."""
         if self.encoder is None:
             raise ClearheadError(
-                f"A model of architecture {self.config.architecture.kind} has no separate encoder."
+                f"a model of architecture {self.config.architecture.kind} has no separate encoder."
             )
         return self.encoder.run(source, None, segment_ids, None, hooks.scope("encoder"))
 
@@ -382,11 +382,11 @@ class Transformer(Stack):
     def init_cache(self, batch: int, capacity: int | None = None) -> ModelCache:
         """An empty cache for `batch` rows of `capacity` tokens (default: the context length)."""
         if not self.is_causal:
-            raise ClearheadError("An encoder has no KV cache: it reads all tokens at once.")
+            raise ClearheadError("an encoder has no KV cache: it reads all tokens at once.")
         m = self.config
         if (capacity or 0) > m.context_length:
             raise ClearheadError(
-                f"A cache of {capacity} tokens exceeds the context length of {m.context_length}."
+                f"a cache of {capacity} tokens exceeds the context length of {m.context_length}."
             )
         p = next(self.parameters())
         capacity = capacity or m.context_length
