@@ -1,4 +1,4 @@
-"""A bar with rate and time left, for work that takes a while; nothing where nobody watches."""
+"""Progress bar with rate and remaining time; invisible unless stderr is a terminal."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -9,6 +9,7 @@ T = TypeVar("T")
 def progress_bar(
     items: Iterable[T], total: int, description: str, count: Callable[[T], int] = lambda _: 1
 ) -> Iterator[T]:
+    """Yield the items; each advances the bar by `count(item)`."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -19,14 +20,11 @@ def progress_bar(
     )
 
     console = Console(stderr=True)
-    columns = (
+    with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
-    )
-    with Progress(
-        *columns,
         TimeRemainingColumn(),
         console=console,
         transient=True,

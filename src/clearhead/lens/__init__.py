@@ -1,4 +1,4 @@
-"""See what a model does, and change it."""
+"""Interpretability: see what a model computes, explain its predictions, edit its activations."""
 
 from clearhead.lens.activations import tokens
 from clearhead.lens.attention import (

@@ -1,6 +1,6 @@
-"""The table of every visible value: its path, shape, formula and one sentence.
+"""Activations: the table of all hook points, the cache of `model.watch`, argument checks.
 
-Plots, pages and tests read this table; a value that is not in it has no name.
+Plots, the web page, docs and tests read the table; a value that is not in it has no name.
 """
 
 import difflib
@@ -8,17 +8,16 @@ import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, wraps
-from inspect import Parameter, signature
+from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.errors import ClearheadError, NonFiniteError, check_type, suggest
-from clearhead.hooks import matches
+from clearhead.errors import ClearheadError, NonFiniteError, check_int, check_type, suggest
+from clearhead.hooks import Selector, matches
 from clearhead.lens.view import Axis, View
 from clearhead.model.attention import Attention
 from clearhead.model.inputs import TokenEmbedding
@@ -26,230 +25,8 @@ from clearhead.model.transformer import Stack, Transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from clearhead.api import Model
+    from clearhead.api import Edits, MediaInput, Model, TextInput
 
-# ---- names: The table of every visible value: its path, shape, formula and one sentence.
-
-
-@dataclass(frozen=True)
-class ActivationInfo:
-    name: str
-    shape: str  # words: batch token key head kv_head d_head width d_ff vocabulary outputs; batch|1 where rows share
-    formula: str
-    description: str
-
-
-RESIDUAL_SHAPE = "batch token width"
-
-EMBED_ACTIVATIONS = (
-    ActivationInfo("embed", RESIDUAL_SHAPE, "E[w]", "what the tokens are, wherever they stand"),
-    ActivationInfo(
-        "pos_embed", "batch|1 token width", "P[i]", "where the tokens stand, whatever they are"
-    ),
-    ActivationInfo("full_embed", RESIDUAL_SHAPE, "E[w] + P[i]", "the start of the residual stream"),
-)
-ATTENTION_ACTIVATIONS = (
-    ActivationInfo("in", RESIDUAL_SHAPE, "h", "what the queries are made of"),
-    ActivationInfo(
-        "q",
-        "batch head token d_head",
-        "h W_Q",
-        "what each token asks, normalised where there is QK-norm",
-    ),
-    ActivationInfo(
-        "k", "batch kv_head key d_head", "s W_K", "what each token answers to, normalised likewise"
-    ),
-    ActivationInfo("v", "batch kv_head key d_head", "s W_V", "what each token passes on"),
-    ActivationInfo(
-        "rot_q",
-        "batch head token d_head",
-        "R_i q",
-        "queries, turned by their position where positions are rotary",
-    ),
-    ActivationInfo(
-        "rot_k",
-        "batch kv_head key d_head",
-        "R_j k",
-        "keys, turned by their position where positions are rotary",
-    ),
-    ActivationInfo(
-        "scores", "batch head token key", "q kᵀ / √d_k + bias", "how well each key fits each query"
-    ),
-    ActivationInfo(
-        "masked_scores",
-        "batch head token key",
-        "scores + M",
-        "the same, −∞ where a query may not look",
-    ),
-    ActivationInfo(
-        "pattern",
-        "batch head token key",
-        "softmax(masked)",
-        "how much each query takes from each key; rows add up to 1",
-    ),
-    ActivationInfo("z", "batch head token d_head", "pattern · v", "what each head has gathered"),
-    ActivationInfo("out", RESIDUAL_SHAPE, "concat(z) W_O", "what attention adds to the stream"),
-)
-FFN_ACTIVATIONS = (
-    ActivationInfo("in", RESIDUAL_SHAPE, "h", "what the neurons read"),
-    ActivationInfo("up", "batch token d_ff", "h W_1 + b_1", "the neurons before their activation"),
-    ActivationInfo("post", "batch token d_ff", "f(up)", "the neurons after it"),
-    ActivationInfo(
-        "out", RESIDUAL_SHAPE, "post W_2 + b_2", "what the feed-forward layer adds to the stream"
-    ),
-)
-GATED_FFN_ACTIVATIONS = (
-    FFN_ACTIVATIONS[0],
-    ActivationInfo("gate", "batch token d_ff", "h W_G", "the gate before its activation"),
-    ActivationInfo("up", "batch token d_ff", "h W_1", "what the activated gate is multiplied with"),
-    ActivationInfo(
-        "post", "batch token d_ff", "f(gate) ⊙ up", "the neurons after activation and gate"
-    ),
-    FFN_ACTIVATIONS[3],
-)
-
-
-@lru_cache(maxsize=32)
-def activation_table(m: c.ModelConfig) -> Mapping[str, ActivationInfo]:
-    """Every value of such a model, in the order in which it comes to be."""
-    found: list[ActivationInfo] = []
-    if isinstance(m.architecture, c.EncoderDecoder):
-        found += [
-            replace(n, name=f"encoder.{n.name}")
-            for n in _stack(m, m.architecture.encoder_layers, cross=False)
-        ]
-    found += _stack(m, m.n_layers, cross=isinstance(m.architecture, c.EncoderDecoder))
-    pooled = isinstance(m.head, c.ClassificationHead | c.RegressionHead)
-    if not isinstance(m.head, c.NoHead):
-        shape = "batch outputs" if pooled else "batch token vocabulary"
-        found.append(
-            ActivationInfo(
-                "logits",
-                shape,
-                "norm · Eᵀ" if not pooled else "pooled W",
-                "the answer, before softmax",
-            )
-        )
-    return MappingProxyType({name.name: name for name in found})
-
-
-def _stack(m: c.ModelConfig, layers: int, cross: bool) -> Iterator[ActivationInfo]:
-    added = isinstance(m.position, c.Learned | c.Sinusoidal)
-    yield from (n for n in EMBED_ACTIVATIONS if added or n.name != "pos_embed")
-    for i in range(layers):
-        block = f"blocks.{i}"
-        yield ActivationInfo(
-            f"{block}.resid_pre", RESIDUAL_SHAPE, "x", "the residual stream as it enters the block"
-        )
-        yield from _with_prefix(f"{block}.attn", ATTENTION_ACTIVATIONS)
-        yield ActivationInfo(
-            f"{block}.resid_mid", RESIDUAL_SHAPE, "x + attention", "the stream after attention"
-        )
-        if cross:
-            yield from _with_prefix(f"{block}.cross_attn", ATTENTION_ACTIVATIONS)
-            yield ActivationInfo(
-                f"{block}.resid_cross",
-                RESIDUAL_SHAPE,
-                "mid + cross-attention",
-                "the stream after looking at the source",
-            )
-        yield from _with_prefix(
-            f"{block}.ffn", GATED_FFN_ACTIVATIONS if m.ffn.is_gated else FFN_ACTIVATIONS
-        )
-        yield ActivationInfo(
-            f"{block}.resid_post",
-            RESIDUAL_SHAPE,
-            "mid + feed-forward",
-            "the stream as it leaves the block",
-        )
-    yield ActivationInfo(
-        "final_norm",
-        RESIDUAL_SHAPE,
-        "norm(x)",
-        "the stream at the end, normalised where the wiring is pre",
-    )
-
-
-def _with_prefix(path: str, table: tuple[ActivationInfo, ...]) -> Iterator[ActivationInfo]:
-    return (replace(n, name=f"{path}.{n.name}") for n in table)
-
-
-@lru_cache(maxsize=1024)
-def matching_names(m: c.ModelConfig, pattern: str) -> tuple[str, ...]:
-    """The paths that a pattern means in such a model; none is a mistake."""
-    found = tuple(path for path in activation_table(m) if matches(pattern, path))
-    if not found:
-        raise ClearheadError(
-            f"{pattern!r} names no value of this model; {_suggest_name(pattern, activation_table(m))}"
-        )
-    return found
-
-
-def _suggest_name(pattern: str, known: Iterable[str]) -> str:
-    """What to write instead: with its star where the pattern has one, and with its layer where it has that."""
-    every = list(dict.fromkeys(re.sub(r"\d+", "*", path) for path in known))
-    starred = re.sub(r"\d+", "*", pattern)
-    layers = [
-        int(n)
-        for path in known
-        for n in re.findall(r"\d+", path)
-        if re.sub(r"\d+", "*", path) == starred
-    ]
-    if layers:
-        return f"there it has layers 0 to {max(layers)}."
-    ends = {path.rpartition(".")[2]: path for path in every}
-    close = difflib.get_close_matches(starred, [*every, *ends], n=1, cutoff=0.6)
-    if not close:
-        return f"known: {', '.join(every)}"
-    path = ends.get(close[0], close[0])
-    layer = re.search(r"\d+", pattern)
-    return f"did you mean {path.replace('*', layer.group(0)) if layer else path!r}?"
-
-
-# ---- given: Arguments by name: those that functions of the lens hand on to `model.watch`, and those that nobody knows.
-
-READ = ("source", "images", "audio")
-HANDED_ON = {
-    "read": READ,
-    "given": (*READ, "edits"),
-}  # by the name of the parameter that gathers them
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def check_model(model: object) -> None:
-    if not hasattr(model, "net"):
-        raise ClearheadError(
-            f"a model is needed, not {type(model).__name__}; clearhead.load gives one."
-        )
-
-
-def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuses what is no model, and arguments that neither the function nor what it hands on to has."""
-    taken = signature(function).parameters.values()
-    known = [
-        name
-        for p in taken
-        for name in (HANDED_ON[p.name] if p.kind is Parameter.VAR_KEYWORD else [p.name])
-    ]
-
-    @wraps(function)
-    def checked(*args: P.args, **named: P.kwargs) -> R:
-        for name in named:
-            if name not in known:
-                raise ClearheadError(f"{function.__name__} has no {name!r}; {suggest(name, known)}")
-        if known[0] == "model":
-            check_model(args[0] if args else named.get("model"))
-        return function(*args, **named)
-
-    return checked
-
-
-# ---- parts: Where to look: the attention of which stack, which layer, head and token, and what rows and columns are called.
-
-
-S = TypeVar("S", bound=Mapping[str, Tensor])
 AttentionKind = Literal["attention", "cross", "encoder"]
 ATTENTION_KINDS: tuple[AttentionKind, ...] = ("attention", "cross", "encoder")
 ATTENTION_PATHS = {
@@ -257,171 +34,307 @@ ATTENTION_PATHS = {
     "cross": "blocks.{}.cross_attn",
     "encoder": "encoder.blocks.{}.attn",
 }
+REGRESSION_LABEL = "number"  # the label of a regression head's only output
+LabelFactory = Callable[[], list[str]]
+CacheT = TypeVar("CacheT", bound=Mapping[str, Tensor])
+
+
+class ModelInputs(TypedDict, total=False):
+    """What a model reads: keyword arguments of `model.watch`."""
+
+    x: "TextInput | None"
+    source: "TextInput | None"
+    images: "MediaInput | None"
+    audio: "MediaInput | None"
+
+
+@dataclass(frozen=True)
+class ActivationInfo:
+    """A hook point: its name, shape (in words), formula and a short description.
+
+    Words of a shape: batch seq query key head kv_head d_head d_model d_ff vocab_size num_labels;
+    `batch|1` where all rows may share one.
+    """
+
+    name: str
+    shape: str
+    formula: str
+    description: str
+
+
+RESIDUAL_SHAPE = "batch seq d_model"
+NEURON_SHAPE = "batch seq d_ff"
+QUERY_SHAPE = "batch head query d_head"
+KEY_SHAPE = "batch kv_head key d_head"
+SCORE_SHAPE = "batch head query key"
+
+EMBED_ACTIVATIONS = (
+    ActivationInfo("embed", RESIDUAL_SHAPE, "E[w]", "token embeddings"),
+    ActivationInfo("pos_embed", "batch|1 seq d_model", "P[i]", "position embeddings"),
+    ActivationInfo("full_embed", RESIDUAL_SHAPE, "E[w] + P[i]", "start of the residual stream"),
+)
+ATTENTION_ACTIVATIONS = (
+    ActivationInfo("in", RESIDUAL_SHAPE, "h", "input of the query projection"),
+    ActivationInfo("q", QUERY_SHAPE, "h W_Q", "queries, after QK-norm if the model has it"),
+    ActivationInfo("k", KEY_SHAPE, "s W_K", "keys, after QK-norm if the model has it"),
+    ActivationInfo("v", KEY_SHAPE, "s W_V", "values"),
+    ActivationInfo("rot_q", QUERY_SHAPE, "R_i q", "queries after the rotary embedding, if any"),
+    ActivationInfo("rot_k", KEY_SHAPE, "R_j k", "keys after the rotary embedding, if any"),
+    ActivationInfo("scores", SCORE_SHAPE, "q kᵀ / √d_k + bias", "attention scores before the mask"),
+    ActivationInfo(
+        "masked_scores", SCORE_SHAPE, "scores + M", "attention scores, −∞ at masked positions"
+    ),
+    ActivationInfo(
+        "pattern", SCORE_SHAPE, "softmax(masked_scores)", "attention weights; each row sums to 1"
+    ),
+    ActivationInfo("z", QUERY_SHAPE, "pattern · v", "output of each head, before W_O"),
+    ActivationInfo("out", RESIDUAL_SHAPE, "concat(z) W_O", "output of the attention layer"),
+)
+FFN_ACTIVATIONS = (
+    ActivationInfo("in", RESIDUAL_SHAPE, "h", "input of the feed-forward layer"),
+    ActivationInfo("up", NEURON_SHAPE, "h W_1 + b_1", "neurons before the activation function"),
+    ActivationInfo("post", NEURON_SHAPE, "f(up)", "neurons after the activation function"),
+    ActivationInfo("out", RESIDUAL_SHAPE, "post W_2 + b_2", "output of the feed-forward layer"),
+)
+GATED_FFN_ACTIVATIONS = (
+    FFN_ACTIVATIONS[0],
+    ActivationInfo("gate", NEURON_SHAPE, "h W_G", "gate before the activation function"),
+    ActivationInfo("up", NEURON_SHAPE, "h W_1", "the branch that the gate multiplies"),
+    ActivationInfo("post", NEURON_SHAPE, "f(gate) ⊙ up", "neurons after activation and gate"),
+    FFN_ACTIVATIONS[3],
+)
+
+
+@lru_cache(maxsize=32)
+def activation_table(m: c.ModelConfig) -> Mapping[str, ActivationInfo]:
+    """All hook points of a model by name, in the order in which they are computed."""
+    is_encoder_decoder = isinstance(m.architecture, c.EncoderDecoder)
+    infos: list[ActivationInfo] = []
+    if isinstance(m.architecture, c.EncoderDecoder):
+        encoder = _stack_activations(m, m.architecture.encoder_layers, has_cross=False)
+        infos += _with_prefix("encoder", encoder)
+    infos += _stack_activations(m, m.n_layers, has_cross=is_encoder_decoder)
+    if has_pooled_head(m):
+        infos.append(
+            ActivationInfo("logits", "batch num_labels", "pooled W", "logits, or the prediction")
+        )
+    elif not isinstance(m.head, c.NoHead):
+        infos.append(
+            ActivationInfo(
+                "logits", "batch seq vocab_size", "final_norm · Eᵀ", "logits, before softmax"
+            )
+        )
+    return MappingProxyType({info.name: info for info in infos})
+
+
+def _stack_activations(
+    m: c.ModelConfig, n_layers: int, has_cross: bool
+) -> Iterator[ActivationInfo]:
+    has_pos_embed = isinstance(m.position, c.Learned | c.Sinusoidal)
+    yield from (info for info in EMBED_ACTIVATIONS if has_pos_embed or info.name != "pos_embed")
+    for i in range(n_layers):
+        yield from _with_prefix(f"blocks.{i}", _block_activations(m, has_cross))
+    yield ActivationInfo(
+        "final_norm", RESIDUAL_SHAPE, "norm(x)", "final hidden states (normalized with pre-norm)"
+    )
+
+
+def _block_activations(m: c.ModelConfig, has_cross: bool) -> Iterator[ActivationInfo]:
+    yield ActivationInfo("resid_pre", RESIDUAL_SHAPE, "x", "residual stream entering the block")
+    yield from _with_prefix("attn", ATTENTION_ACTIVATIONS)
+    yield ActivationInfo(
+        "resid_mid", RESIDUAL_SHAPE, "resid_pre + attn.out", "residual stream after attention"
+    )
+    if has_cross:
+        yield from _with_prefix("cross_attn", ATTENTION_ACTIVATIONS)
+        yield ActivationInfo(
+            "resid_cross",
+            RESIDUAL_SHAPE,
+            "resid_mid + cross_attn.out",
+            "residual stream after cross-attention",
+        )
+    yield from _with_prefix("ffn", GATED_FFN_ACTIVATIONS if m.ffn.is_gated else FFN_ACTIVATIONS)
+    before_ffn = "resid_cross" if has_cross else "resid_mid"
+    yield ActivationInfo(
+        "resid_post", RESIDUAL_SHAPE, f"{before_ffn} + ffn.out", "residual stream leaving the block"
+    )
+
+
+def _with_prefix(prefix: str, infos: Iterable[ActivationInfo]) -> Iterator[ActivationInfo]:
+    return (replace(info, name=f"{prefix}.{info.name}") for info in infos)
+
+
+@lru_cache(maxsize=1024)
+def matching_names(m: c.ModelConfig, pattern: str) -> tuple[str, ...]:
+    """The activations that a pattern such as `blocks.*.attn.z` matches; none is an error."""
+    table = activation_table(m)
+    names = tuple(name for name in table if matches(pattern, name))
+    if not names:
+        raise ClearheadError(
+            f"{pattern!r} matches no activation of this model; {_suggest_name(pattern, table)}"
+        )
+    return names
+
+
+def _suggest_name(pattern: str, known: Iterable[str]) -> str:
+    """The nearest name, with a star or a layer number like the pattern."""
+    layers: dict[str, list[int]] = {}  # by name, with a star for the layer
+    for name in known:
+        numbers = layers.setdefault(_star_numbers(name), [])
+        numbers += map(int, re.findall(r"\d+", name))
+    starred = _star_numbers(pattern)
+    if layers.get(starred):
+        return f"its layers are 0 to {max(layers[starred])}."
+    last_parts = {name.rpartition(".")[2]: name for name in layers}
+    close = difflib.get_close_matches(starred, [*layers, *last_parts], n=1, cutoff=0.6)
+    if not close:
+        return f"known: {', '.join(layers)}"
+    name = last_parts.get(close[0], close[0])
+    layer = re.search(r"\d+", pattern)
+    return f"did you mean {name.replace('*', layer.group(0)) if layer else name!r}?"
+
+
+def _star_numbers(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
+
+
+def has_pooled_head(m: c.ModelConfig) -> bool:
+    """Whether the head gives one row of outputs for a whole text."""
+    return isinstance(m.head, c.ClassificationHead | c.RegressionHead)
 
 
 def attention_kinds(m: c.ModelConfig) -> tuple[AttentionKind, ...]:
-    """Which attention a model has."""
+    """Self-attention; in an encoder-decoder also cross-attention and the encoder's."""
     return ATTENTION_KINDS if isinstance(m.architecture, c.EncoderDecoder) else ATTENTION_KINDS[:1]
 
 
 def num_layers(m: c.ModelConfig, kind: str) -> int:
-    """How many layers have that attention: to the text itself, to its source (cross), or of the source (encoder)."""
+    """The number of layers with this kind of attention."""
     if kind not in ATTENTION_KINDS:
-        raise ClearheadError(f"there is no part {kind!r}; {suggest(str(kind), ATTENTION_KINDS)}")
+        raise ClearheadError(
+            f"there is no attention kind {kind!r}; {suggest(str(kind), ATTENTION_KINDS)}"
+        )
     if kind not in attention_kinds(m):
         raise ClearheadError(
-            f"{kind} is a part of encoder-decoders; this model is of shape {m.architecture.kind}."
+            f"kind={kind!r} needs an encoder-decoder; this model is a {m.architecture.kind}."
         )
-    return (
-        m.architecture.encoder_layers
-        if kind == "encoder" and isinstance(m.architecture, c.EncoderDecoder)
-        else m.n_layers
-    )
+    if kind == "encoder" and isinstance(m.architecture, c.EncoderDecoder):
+        return m.architecture.encoder_layers
+    return m.n_layers
 
 
 def attention_path(kind: str, layer: int) -> str:
-    """The path of its values."""
+    """The prefix of an attention layer's activations, such as `blocks.0.attn`."""
     return ATTENTION_PATHS[kind].format(layer)
 
 
-def attention_module(net: Transformer, part: str, layer: int) -> Attention:
-    """The attention itself, with its matrices."""
-    stack = net.encoder if part == "encoder" and net.encoder is not None else net
-    found: Attention = stack.get_submodule(attention_path(part, layer).removeprefix("encoder."))  # type: ignore[assignment]
-    return found
+def attention_module(net: Transformer, kind: str, layer: int) -> Attention:
+    """The attention layer of this kind."""
+    stack = net.encoder if kind == "encoder" and net.encoder is not None else net
+    module = stack.get_submodule(attention_path(kind, layer).removeprefix("encoder."))
+    assert isinstance(module, Attention)
+    return module
 
 
-def check_layer(layer: int, layers: int) -> int:
-    return check_index(layer, layers, "layer", "this model")
+def check_model(model: object) -> None:
+    """Raise unless this is a model."""
+    if not hasattr(model, "net"):
+        raise ClearheadError(
+            f"expected a model, got {type(model).__name__}; clearhead.load returns one."
+        )
 
 
-def check_head(head: int, heads: int) -> int:
-    return check_index(head, heads, "head", "this layer")
+def check_layer(layer: int, count: int) -> int:
+    return check_index(layer, count, "layer", "this model")
 
 
-def check_token(token: int, tokens: int) -> int:
-    return check_index(token, tokens, "token", "the text")
+def check_head(head: int, count: int) -> int:
+    return check_index(head, count, "head", "this layer")
 
 
-def check_index(number: int, count: int, what: str, where: str) -> int:
-    """Which of so many, counted from 0, or from the end below 0."""
-    if isinstance(number, bool) or not isinstance(number, int) or not -count <= number < count:
-        raise ClearheadError(f"there is no {what} {number}; {where} has {what}s 0 to {count - 1}.")
-    return number % count
+def check_token(position: int, count: int) -> int:
+    return check_index(position, count, "token", "the text")
 
 
-def answer_position(model: "Model", at: int | None, x: Any, given: dict[str, Any]) -> int:
-    """The place of the token that is asked about: the last, or the first that is hidden where words are."""
-    if at is not None:
-        if isinstance(at, bool) or not isinstance(at, int):
-            raise ClearheadError(f"at = {at!r} must be the number of a token.")
-        return at
+def check_index(index: int, count: int, noun: str, owner: str) -> int:
+    """A valid index as a number from 0; negative ones count from the end."""
+    if isinstance(index, bool) or not isinstance(index, int) or not -count <= index < count:
+        raise ClearheadError(f"there is no {noun} {index}; {owner} has {noun}s 0 to {count - 1}.")
+    return index % count
+
+
+def check_top_k(top_k: int) -> int:
+    """Raise unless `top_k` is a positive integer."""
+    check_int("top_k", top_k, minimum=1)
+    return top_k
+
+
+def answer_position(
+    model: "Model",
+    position: int | None,
+    x: "TextInput | None" = None,
+    *,
+    source: "TextInput | None" = None,
+    images: "MediaInput | None" = None,
+    audio: "MediaInput | None" = None,
+) -> int:
+    """The given position; by default that of the first mask token, or the last."""
+    if position is not None:
+        if isinstance(position, bool) or not isinstance(position, int):
+            raise ClearheadError(f"position must be an integer, got {position!r}.")
+        return position
     if not isinstance(model.config.model.head, c.MLMHead):
         return -1
-    ids = (
-        model.make_batch(x, **{name: value for name, value in given.items() if name != "edits"})
-        .inputs[0]
-        .tolist()
-    )
-    return next(
-        (place for place, token in enumerate(ids) if token in model.config.inference.mask_token), -1
-    )
-
-
-def check_top(top: int) -> int:
-    """How many of the best are wanted."""
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise ClearheadError(f"top = {top!r} must be at least 1, and whole.")
-    return top
-
-
-def query_key_labels(
-    seen: "ActivationCache", part: str, shape: tuple[int, int]
-) -> tuple[list[str], list[str]]:
-    """Names for queries and keys: the tokens, or numbers where patches and paddings have none."""
-    own = (seen.tokens, shape[0])
-    source = (seen.source_tokens, shape[0])
-    sides = {
-        "attention": (own, (seen.tokens, shape[1])),
-        "cross": (own, (seen.source_tokens, shape[1])),
-        "encoder": (source, (seen.source_tokens, shape[1])),
-    }[part]
-    down, across = ([*names, *map(str, range(len(names), size))] for names, size in sides)
-    return down, across
-
-
-def single_text(value: Tensor) -> Tensor:
-    """The value of the one text there is."""
-    if len(value) != 1:
-        raise ClearheadError(f"this looks at one text at a time, not at {len(value)}.")
-    return value[0].detach().float().cpu()
-
-
-def check_no_nan(seen: S) -> S:
-    """What was seen, unless some of it is no number."""
-    for name, value in seen.items():
-        if bool(value.isnan().any()):
-            raise NonFiniteError(f"the values of {name}")
-    return seen
-
-
-def watch_single_text(
-    model: "Model", x: Any, names: Any, given: dict[str, Any]
-) -> "ActivationCache":
-    """What a model did with one text (or source=, pictures=, sound=), unless some of it is no number."""
-    seen = check_no_nan(model.watch(x, names, **given))
-    for value in seen.values():
-        single_text(value[..., :0])
-    return seen
-
-
-# ---- seen: What one run had inside: values by name, with the tokens they belong to.
-
-LabelFactory = Callable[[], list[str]]
-KEY_SHAPE = "batch kv_head key d_head"  # the shape of what has a row for each key
+    ids = model.make_batch(x, source, images, audio).inputs[0].tolist()
+    mask_token = model.config.inference.mask_token
+    return next((i for i, token in enumerate(ids) if token in mask_token), -1)
 
 
 class NotCachedError(ClearheadError, KeyError):
-    """A value was asked for that nobody watched."""
+    """An activation that was not watched."""
 
-    __str__ = Exception.__str__  # a KeyError would quote the sentence
+    __str__ = Exception.__str__  # a KeyError would print the repr of the message
 
 
 class ActivationCache(Mapping[str, Tensor]):
-    """A mapping name → tensor; `tokens` label the first text, `source_tokens` its source. Draws itself in notebooks.
+    """Activations of one run by name. Draws itself in notebooks.
 
-    `whole` tells whether values are as the model had them, not parts that somebody selected. `segments`, of the texts
-    and of their sources, are 0 where there is padding, and None where there is none.
+    `tokens` are the labels of the first text, `source_tokens` those of its source. `is_complete`
+    is false where only selected parts of values were kept. `segment_ids`, of the texts and of
+    their sources, are 0 at padding, and None where nothing is padded.
     """
 
     def __init__(
-        self, values: dict[str, Tensor], m: c.ModelConfig, tokens: LabelFactory, source_tokens: LabelFactory, whole: bool,
+        self,
+        values: dict[str, Tensor],
+        config: c.ModelConfig,
+        tokens: LabelFactory,
+        source_tokens: LabelFactory,
+        is_complete: bool,
         segment_ids: tuple[Tensor | None, Tensor | None] = (None, None),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._values = values
-        self.config = m
-        self.is_complete = whole
-        self._segments = segment_ids
-        # made when asked for: a GPU would be waited for
+        self.config = config
+        self.is_complete = is_complete
+        self._segment_ids = segment_ids
+        # called only when the labels are needed, because they wait for the GPU
         self._tokens = tokens
         self._source_tokens = source_tokens
 
     @cached_property
     def tokens(self) -> list[str]:
-        """The first text's tokens, for people to read."""
+        """The first text's tokens."""
         return self._tokens()
 
     @cached_property
     def source_tokens(self) -> list[str]:
-        """The same of its source, where there is one."""
+        """The tokens of the first text's source; empty without one."""
         return self._source_tokens()
 
     def token_mask(self, name: str) -> Tensor | None:
-        """Which tokens of each text, or of its source, a value has that are no padding; None where all are."""
-        of_source = name.startswith("encoder.") or (
-            ".cross_attn." in name and activation_table(self.config)[name].shape == KEY_SHAPE
-        )
-        segment_ids = self._segments[of_source]
+        """Boolean, text × token: false at padding; None if nothing is padded."""
+        of_source = is_source_activation(self.config, name)
+        segment_ids = self._segment_ids[of_source]
         return None if segment_ids is None else segment_ids != 0
 
     def __getitem__(self, name: str) -> Tensor:
@@ -447,7 +360,7 @@ class ActivationCache(Mapping[str, Tensor]):
 
     def __repr__(self) -> str:
         return "\n".join(
-            f"{name:<34} {shape:<20} {sentence}" for name, shape, _, sentence in self._rows()
+            f"{name:<34} {shape:<20} {description}" for name, shape, _, description in self._rows()
         )
 
     def _repr_html_(self) -> str:
@@ -455,116 +368,172 @@ class ActivationCache(Mapping[str, Tensor]):
             f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>"
             for row in self._rows()
         )
-        table = f"<table><tr><th>name</th><th>shape</th><th>formula</th><th>what it is</th></tr>{rows}</table>"
-        return "".join(self._figures()) + table
+        header = "<tr><th>name</th><th>shape</th><th>formula</th><th>description</th></tr>"
+        return f"{''.join(self._pattern_figures())}<table>{header}{rows}</table>"
 
-    def _figures(self) -> Iterator[str]:
+    def _pattern_figures(self) -> Iterator[str]:
         """The heads of each layer whose pattern was watched."""
-        for part in attention_kinds(self.config) if self.is_complete else ():
-            for layer in range(num_layers(self.config, part)):
-                if f"{attention_path(part, layer)}.pattern" in self:
-                    from clearhead.lens.attention import cached_attention
+        from clearhead.lens.attention import cached_attention  # it imports this module
 
-                    yield cached_attention(self, layer, kind=part)._repr_html_()
+        for kind in attention_kinds(self.config) if self.is_complete else ():
+            for layer in range(num_layers(self.config, kind)):
+                if f"{attention_path(kind, layer)}.pattern" in self:
+                    yield cached_attention(self, layer, kind=kind)._repr_html_()
+
+
+def is_source_activation(m: c.ModelConfig, name: str) -> bool:
+    """Whether the tokens of an activation are those of the source."""
+    is_by_key = activation_table(m)[name].shape == KEY_SHAPE
+    return name.startswith("encoder.") or (is_by_key and ".cross_attn." in name)
+
+
+def query_key_labels(
+    cache: ActivationCache, kind: str, shape: tuple[int, int]
+) -> tuple[list[str], list[str]]:
+    """Labels of queries and keys: tokens, and numbers for patches and padding."""
+    queries = cache.source_tokens if kind == "encoder" else cache.tokens
+    keys = cache.tokens if kind == "attention" else cache.source_tokens
+    return _numbered_after(queries, shape[0]), _numbered_after(keys, shape[1])
+
+
+def _numbered_after(labels: list[str], size: int) -> list[str]:
+    return [*labels, *map(str, range(len(labels), size))]
+
+
+def single_text(value: Tensor) -> Tensor:
+    """The only text of a batch, in float32 on the CPU."""
+    check_single_text(value)
+    return value[0].detach().float().cpu()
+
+
+def check_single_text(batch: Tensor) -> None:
+    if len(batch) != 1:
+        raise ClearheadError(f"this function takes one text at a time, got {len(batch)}.")
+
+
+def check_no_nan(cache: CacheT) -> CacheT:
+    """The activations themselves; raises if one of them contains NaN."""
+    for name, value in cache.items():
+        if bool(value.isnan().any()):
+            raise NonFiniteError(f"the values of {name}")
+    return cache
+
+
+def watch_single_text(
+    model: "Model",
+    x: "TextInput | None",
+    names: "Iterable[str] | Mapping[str, Selector]",
+    *,
+    source: "TextInput | None" = None,
+    images: "MediaInput | None" = None,
+    audio: "MediaInput | None" = None,
+    edits: "Edits | None" = None,
+) -> ActivationCache:
+    """`model.watch` of one text, which must not give NaN."""
+    cache = model.watch(x, names, source=source, images=images, audio=audio, edits=edits)
+    for value in check_no_nan(cache).values():
+        check_single_text(value)
+    return cache
+
+
+def tokens(model: "Model", text: "TextInput") -> View:
+    """The tokens of a text and their ids, as the model reads it: with special tokens around it."""
+    check_model(model)
+    m = model.config.model
+    if not isinstance(m.main_input, c.Tokens):
+        raise ClearheadError(f"this model reads {m.main_input.kind}, not text; it has no tokens.")
+    if isinstance(m.architecture, c.EncoderDecoder):
+        target = None if model.config.inference.decoder_start_tokens else [0]
+        batch = model.make_batch(target, source=text)
+    else:
+        batch = model.make_batch(text)
+    inputs = batch.inputs if batch.source is None else batch.source
+    check_single_text(inputs)
+    ids = inputs[0].tolist()
+    words = tuple(token_labels(model.tokenizers[1], ids)), tuple(map(str, ids))
+    return View(
+        torch.tensor([ids, ids]),
+        (Axis.from_labels("row", ("token", "id")), Axis.from_labels("position", len(ids))),
+        title=f"{len(ids)} tokens",
+        value_name="id",
+        vmax=float("inf"),
+        words=words,
+    )
 
 
 def first_text_labels(
     ids: Tensor | None, segment_ids: Tensor | None, tokenizer: Tokenizer | None
 ) -> list[str]:
-    """The first text's tokens, for people to read."""
+    """The labels of the first text's tokens, without padding; empty for images and audio."""
     if ids is None or ids.is_floating_point():
         return []
-    first = (ids[0] if segment_ids is None else ids[0][segment_ids[0] != 0]).tolist()
-    return token_labels(tokenizer, first)
-
-
-# ---- pieces: A text as the model gets it: its tokens and their numbers.
-
-
-@check_arguments
-def tokens(model: "Model", text: Any) -> View:
-    """Each token and its id, with all that stands around a text."""
-    m = model.config.model
-    reads = m.main_input
-    both = isinstance(m.architecture, c.EncoderDecoder)
-    if not isinstance(reads, c.Tokens):
-        raise ClearheadError(
-            f"this model reads {reads.kind}, not text; only text has tokens to show."
-        )
-    target = (
-        None if model.config.inference.decoder_start_tokens else [0]
-    )  # which no source is cut by
-    batch = model.make_batch(target, source=text) if both else model.make_batch(text)
-    read = batch.inputs if batch.source is None else batch.source
-    if len(read) != 1:
-        raise ClearheadError(f"this looks at one text at a time, not at {len(read)}.")
-    ids = read[0].tolist()
-    words = tuple(token_labels(model.tokenizers[1], ids)), tuple(map(str, ids))
-    axes = Axis.from_labels("what", ("token", "id")), Axis.from_labels("place", len(ids))
-    return View(
-        torch.tensor([ids, ids]), axes, f"{len(ids)} tokens", "id", vmax=float("inf"), words=words
-    )
+    first = ids[0] if segment_ids is None else ids[0][segment_ids[0] != 0]
+    return token_labels(tokenizer, first.tolist())
 
 
 def output_labels(config: c.Config, tokenizer: Tokenizer | None, ids: Iterable[int]) -> list[str]:
-    """What the outputs of a model's head are called."""
+    """The labels of a head's outputs: class names, or tokens."""
+    labels = config.inference.labels
     if isinstance(config.model.head, c.ClassificationHead):
-        return [
-            config.inference.labels[i] if i < len(config.inference.labels) else str(i) for i in ids
-        ]
+        return [labels[i] if i < len(labels) else str(i) for i in ids]
     if isinstance(config.model.head, c.RegressionHead):
         return [REGRESSION_LABEL for _ in ids]
     return token_labels(tokenizer, ids)
 
 
 def token_labels(tokenizer: Tokenizer | None, ids: Iterable[int]) -> list[str]:
-    """Each token for people to read; its number where it has no name."""
+    """Printable tokens; the id where the tokenizer has no token for it."""
 
     def label(i: int) -> str:
         try:
             return tokenizer.to_str_tokens([i])[0] if tokenizer else str(i)
-        except ClearheadError:  # models have room for more tokens than their tokenizer knows
+        except ClearheadError:  # models may have more rows than their tokenizer has tokens
             return str(i)
 
     return [label(i) for i in ids]
 
 
-REGRESSION_LABEL = "number"  # what the one output of a head that gives a number is called
-
-
 class InputSide:
-    """The side of a model that reads: its tokenizer, its embedding matrix, and what stands around a text."""
+    """The stack of a model that reads text: its tokenizer, embedding matrix and special tokens.
+
+    That is the encoder of an encoder-decoder that translates text, and otherwise the only stack.
+    """
 
     def __init__(self, model: "Model") -> None:
         check_type(getattr(model, "net", model), Transformer, "a model")
         self.model = model
-        use = model.config.inference
         encoder = model.net.encoder
-        words = encoder is not None and isinstance(encoder.embed, TokenEmbedding)
-        self.stack: Stack = encoder if encoder is not None and words else model.net
+        encoder_reads_text = encoder is not None and isinstance(encoder.embed, TokenEmbedding)
+        self.stack: Stack = encoder if encoder is not None and encoder_reads_text else model.net
         self.is_encoder = self.stack is not model.net
         tokenizer = model.tokenizers[self.is_encoder]
         if not isinstance(self.stack.embed, TokenEmbedding):
-            raise ClearheadError("this model reads no words, so it has no vectors of them.")
+            raise ClearheadError("this model does not read text; it has no word vectors.")
         if tokenizer is None:
-            raise ClearheadError("this model has no tokenizer, so it knows no words; give it one.")
+            raise ClearheadError("this model has no tokenizer, so words cannot be looked up.")
         self.tokenizer: Tokenizer = tokenizer
         self.embedding = self.stack.embed.tokens.weight.detach()
-        self.bos_tokens, self.sep_tokens = (
-            (use.bos_tokens, use.sep_tokens) if self.is_encoder or encoder is None else ((), ())
-        )
-        self.mask_token = next(iter(use.mask_token), None)  # the token of a gap
+        self.bos_tokens: tuple[int, ...] = ()
+        self.sep_tokens: tuple[int, ...] = ()
+        if self.is_encoder or encoder is None:
+            self.bos_tokens = model.config.inference.bos_tokens
+            self.sep_tokens = model.config.inference.sep_tokens
+        self.mask_token = next(iter(model.config.inference.mask_token), None)
+        self.prefix = "encoder." if self.is_encoder else ""  # of its activations
 
     def encode_word(self, word: str) -> list[int]:
-        """The tokens of a word as it stands within a text: after a space, where tokens hold it."""
+        """The token ids of a word inside a text: with the leading space, if tokens contain it."""
         if not word.strip():
-            raise ClearheadError("the word is empty; give at least one letter.")
+            raise ClearheadError("the word is empty.")
         ids = self.tokenizer.encode(f" {word.strip()}" if self.tokenizer.has_space_prefix else word)
-        special = {i: name for name, i in self.tokenizer.special_tokens.items()}
-        if not ids or (unknown := [special[i] for i in ids if i in special]):
-            raise ClearheadError(
-                f"{word!r} becomes {unknown[0] if ids else 'nothing'} here; it has no tokens."
-            )
+        special_tokens = {i: name for name, i in self.tokenizer.special_tokens.items()}
+        if not ids:
+            raise ClearheadError(f"{word!r} has no tokens.")
+        for i in ids:
+            if i in special_tokens:
+                raise ClearheadError(
+                    f"{word!r} has no tokens; the tokenizer maps it to {special_tokens[i]}."
+                )
         return ids
 
     def to_str_tokens(self, ids: list[int]) -> tuple[str, ...]:
@@ -572,13 +541,14 @@ class InputSide:
 
     def resid_name(self, layer: int) -> str:
         """The name of the residual stream after a layer."""
-        return f"{'encoder.' if self.is_encoder else ''}blocks.{check_layer(layer, len(self.stack.blocks))}.resid_post"
+        layer = check_layer(layer, len(self.stack.blocks))
+        return f"{self.prefix}blocks.{layer}.resid_post"
 
-    def watch(self, rows: list[list[int]], names: list[str]) -> "ActivationCache":
-        """What the pass over some rows of ids had inside."""
+    def watch(self, rows: list[list[int]], names: list[str]) -> ActivationCache:
+        """Activations of this stack for rows of token ids."""
         if not self.is_encoder:
             return check_no_nan(self.model.watch(rows, names))
-        target = [list(self.model.config.inference.decoder_start_tokens) or [0]] * len(
-            rows
-        )  # which no encoder sees
-        return check_no_nan(self.model.watch(target, names, source=rows))
+        target = list(self.model.config.inference.decoder_start_tokens) or [
+            0
+        ]  # not seen by the encoder
+        return check_no_nan(self.model.watch([target] * len(rows), names, source=rows))

@@ -1,25 +1,27 @@
-"""Attention, seen: the patterns of heads, the steps that lead to a row of one, and what a head moves by it."""
+"""Attention: patterns, softmax step by step, scores of what heads do, attention between words."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError, check_type, suggest
+from clearhead.hooks import Selector
 from clearhead.lens.activations import (
+    ActivationCache,
     AttentionKind,
     InputSide,
     attention_module,
     attention_path,
-    check_arguments,
     check_head,
     check_layer,
+    check_model,
     check_token,
-    check_top,
+    check_top_k,
     num_layers,
     query_key_labels,
     single_text,
@@ -27,9 +29,6 @@ from clearhead.lens.activations import (
 )
 from clearhead.lens.circuits import output_matrices
 from clearhead.lens.context import locate_word
-from clearhead.lens.render.colors import DARK, LIGHT, POSITIVE
-from clearhead.lens.render.html import LETTER_WIDTH, LINE_HEIGHT, figure_html, svg_element, svg_text
-from clearhead.lens.render.matplotlib import escape_mathtext
 from clearhead.lens.view import Axis, Row, View
 from clearhead.tokenizers.tokenizer import MASK_PLACEHOLDER, VISIBLE_WHITESPACE
 
@@ -37,637 +36,689 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.text import Text
 
-    from clearhead.api import Model
-    from clearhead.lens.activations import ActivationCache
+    from clearhead.api import Edits, MediaInput, Model, TextInput
 
-# ---- attention: Attention, seen: the patterns of heads, the steps that lead to a row of one, and what a head moves by it.
-
-ATTENTION_NOTES = {
-    "pattern": "the weight that each query (row) gives each key (column); rows add up to 1",
-    "scores": "q·k / √d with the bias of positions, before the mask",
-    "masked": "the scores, −∞ where a query may not look",
+AttentionActivation = Literal["pattern", "scores", "masked_scores"]
+ACTIVATION_NOTES = {
+    "pattern": "weight of each key (column) for each query (row); each row sums to 1",
+    "scores": "q·k / √d plus the position bias, before the mask",
+    "masked_scores": "attention scores, −∞ at masked positions",
 }
+CROSS_ATTENTION_NOTE = "; a row belongs to the token that was read, and predicts the next one"
 KIND_PREFIXES = {"attention": "", "cross": "cross-attention, ", "encoder": "encoder, "}
+MIN_LINE_OPACITY = 0.02  # a fainter line would be invisible
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionView(View):
-    """Patterns: layer × head × query × key, less the dimensions of which one place was asked for."""
+    """Patterns, layer × head × query × key, without the dimensions that were selected from."""
 
-    def line_view(self, position: int | None = None) -> "View":
-        """One head's pattern as lines from each token to those it looks at; or of one token only."""
-
+    def line_view(self, position: int | None = None) -> "AttentionLines":
+        """The pattern of a single head as lines from queries to keys; or from one query."""
         if len(self.axes) != 2:
-            raise ClearheadError("lines are drawn of one head; ask for one by layer= and head=.")
+            raise ClearheadError("line_view needs a single head; select it with layer= and head=.")
         values = self.values
         if position is not None:
-            keep = check_token(position, len(values))
-            values = torch.zeros_like(values).index_copy(
-                0, torch.tensor([keep]), values[keep][None]
-            )
+            query = check_token(position, len(values))
+            values = torch.zeros_like(values)
+            values[query] = self.values[query]
         return AttentionLines(
-            values, self.axes, self.title, self.value_name, self.signed, self.vmax, note=self.note
+            values,
+            self.axes,
+            self.title,
+            self.value_name,
+            signed=self.signed,
+            vmax=self.vmax,
+            note=self.note,
         )
 
 
-@check_arguments
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionLines(View):
+    """The pattern of a head, drawn as lines whose opacity is the weight."""
+
+    def visible_lines(self) -> list[tuple[int, int, float]]:
+        """Query, key and opacity of each line that can be seen."""
+        opacity = (self.values / self.color_limit).clamp(0, 1)
+        return [
+            (int(i), int(j), float(opacity[i, j]))
+            for i, j in (opacity > MIN_LINE_OPACITY).nonzero()
+        ]
+
+    def figure(self, dark: bool = False) -> "Figure":
+        from clearhead.lens.render.matplotlib import render_lines_figure
+
+        return render_lines_figure(self, dark)
+
+    def _repr_html_(self) -> str:
+        from clearhead.lens.render.html import render_lines_html
+
+        return render_lines_html(self)
+
+
 def attention(
     model: "Model",
-    x: Any = None,
+    x: "TextInput | None" = None,
     *,
     layer: int | None = None,
     head: int | None = None,
     kind: AttentionKind = "attention",
-    activation: str = "pattern",
-    **given: Any,
+    activation: AttentionActivation = "pattern",
+    source: "TextInput | None" = None,
+    images: "MediaInput | None" = None,
+    audio: "MediaInput | None" = None,
+    edits: "Edits | None" = None,
 ) -> AttentionView:
-    """Where each token looks: one head, all heads of a layer, one head in all layers, or all of them.
+    """Attention patterns: of one head, one layer, one head in all layers, or all heads.
 
-    Layers and heads count from 0, or from the end below 0. Only what is shown is kept.
-    `part` is "cross" for how a decoder looks at its source, "encoder" for how the source
-    looks at itself. More arguments are those of `model.watch`: source=, pictures=, sound=, edits=.
+    `kind` is "attention", "cross" (a decoder attends to its source) or "encoder". Negative layers
+    and heads count from the end. Keeps in memory only what is selected.
     """
-    if activation not in ATTENTION_NOTES:
+    check_model(model)
+    if activation not in ACTIVATION_NOTES:
         raise ClearheadError(
-            f"attention has no {activation!r} to show; {suggest(str(activation), ATTENTION_NOTES)}"
+            f"attention has no activation {activation!r}; "
+            f"{suggest(str(activation), ACTIVATION_NOTES)}"
         )
     m = model.config.model
-    layer, head = _places(m, kind, layer, head)
+    layer, head = _check_layer_and_head(m, kind, layer, head)
     heads = slice(None) if head is None else head
-    names = [f"{attention_path(kind, i)}.{activation}" for i in _layers(layer, m, kind)]
-    seen = watch_single_text(model, x, dict.fromkeys(names, lambda value: value[:, heads]), given)
-    return _heads(seen, [single_text(seen[name]) for name in names], layer, head, kind, activation)
+    names = [f"{attention_path(kind, i)}.{activation}" for i in _layers(m, kind, layer)]
+    select: dict[str, Selector] = dict.fromkeys(names, lambda value: value[:, heads])
+    cache = watch_single_text(
+        model, x, select, source=source, images=images, audio=audio, edits=edits
+    )
+    patterns = [single_text(cache[name]) for name in names]
+    return _attention_view(
+        cache, patterns, layer, head, kind, activation, ACTIVATION_NOTES[activation]
+    )
 
 
-def _places(
-    m: c.ModelConfig, part: AttentionKind, layer: int | None, head: int | None
+def cached_attention(
+    cache: ActivationCache,
+    layer: int,
+    head: int | None = None,
+    kind: AttentionKind = "attention",
+) -> AttentionView:
+    """The patterns of a layer, of the first text in a cache."""
+    layer = check_layer(layer, num_layers(cache.config, kind))
+    name = f"{attention_path(kind, layer)}.pattern"
+    if name not in cache or not cache.is_complete:
+        raise ClearheadError(f"the cache does not hold all of {name}; watch it without a selector.")
+    pattern = cache[name][0].detach().float().cpu()
+    if head is not None:
+        head = check_head(head, len(pattern))
+        pattern = pattern[head]
+    note = ACTIVATION_NOTES["pattern"]
+    return _attention_view(cache, [pattern], layer, head, kind, "pattern", note)
+
+
+def attention_figure(
+    cache: ActivationCache,
+    layer: int,
+    head: int | None = None,
+    kind: AttentionKind = "attention",
+) -> "Figure":
+    """The patterns of a layer or of one head as a figure: queries down, keys across."""
+    check_type(cache, Mapping, "the result of model.watch")
+    return cached_attention(cache, layer, head, kind).figure()
+
+
+def _check_layer_and_head(
+    m: c.ModelConfig, kind: AttentionKind, layer: int | None, head: int | None
 ) -> tuple[int | None, int | None]:
-    """Both as counted from 0; None stands for all."""
-    layers = num_layers(m, part)
+    """Both as numbers from 0; None stands for all."""
+    n_layers = num_layers(m, kind)
     return (
-        None if layer is None else check_layer(layer, layers),
+        None if layer is None else check_layer(layer, n_layers),
         None if head is None else check_head(head, m.attention.n_heads),
     )
 
 
-def _layers(layer: int | None, m: c.ModelConfig, part: AttentionKind) -> Sequence[int]:
-    return range(num_layers(m, part)) if layer is None else [layer]
+def _layers(m: c.ModelConfig, kind: AttentionKind, layer: int | None) -> Sequence[int]:
+    return range(num_layers(m, kind)) if layer is None else [layer]
 
 
-def _heads(
-    seen: "ActivationCache",
+def _attention_view(
+    cache: ActivationCache,
     values: list[Tensor],
     layer: int | None,
     head: int | None,
-    part: str,
-    what: str,
-    note: str = "",
+    kind: str,
+    value_name: str,
+    note: str,
 ) -> AttentionView:
-    down, across = query_key_labels(seen, part, (values[0].shape[-2], values[0].shape[-1]))
-    axes = [Axis.from_labels("query", down), Axis.from_labels("key", across)]
-    stacked = torch.stack(values) if layer is None else values[0]
+    """`values` are those of each layer: (head ×) query × key."""
+    queries, keys = query_key_labels(cache, kind, (values[0].shape[-2], values[0].shape[-1]))
+    axes = [Axis.from_labels("query", queries), Axis.from_labels("key", keys)]
+    selected = []
     if head is None:
         axes.insert(0, Axis.from_labels("head", values[0].shape[0]))
+    else:
+        selected.append(f"head {head}")
     if layer is None:
         axes.insert(0, Axis.from_labels("layer", len(values)))
-    where = [f"{word} {n}" for word, n in (("layer", layer), ("head", head)) if n is not None]
-    title = f"{KIND_PREFIXES[part]}{', '.join(where) or 'all heads'}"
-    signed = what in ("scores", "masked")
-    most = 1.0 if what == "pattern" else None
-    note = note or ATTENTION_NOTES[what]
-    note += "; a row is the look of a token that was read, by which the next one is written" * (
-        part == "cross"
+    else:
+        selected.insert(0, f"layer {layer}")
+    return AttentionView(
+        torch.stack(values) if layer is None else values[0],
+        tuple(axes),
+        f"{KIND_PREFIXES[kind]}{', '.join(selected) or 'all heads'}",
+        value_name,
+        signed=value_name in ("scores", "masked_scores"),
+        vmax=1.0 if value_name == "pattern" else None,
+        note=note + (CROSS_ATTENTION_NOTE if kind == "cross" else ""),
     )
-    return AttentionView(stacked, tuple(axes), title, what, signed, most, note=note)
 
 
-@check_arguments
 def softmax_steps(
     model: "Model",
-    x: Any = None,
+    x: "TextInput | None" = None,
     *,
     layer: int,
     head: int,
     position: int = -1,
     kind: AttentionKind = "attention",
-    **given: Any,
+    source: "TextInput | None" = None,
+    images: "MediaInput | None" = None,
+    audio: "MediaInput | None" = None,
+    edits: "Edits | None" = None,
 ) -> View:
-    """How one row of a pattern comes to be: scores, mask, exponentials, and their share of the sum (L3.3, L3.5)."""
+    """How one row of a pattern is computed: scores, mask, exponentials, softmax (L3.3, L3.5)."""
+    check_model(model)
     m = model.config.model
     layer = check_layer(layer, num_layers(m, kind))
     head = check_head(head, m.attention.n_heads)
-    names = [f"{attention_path(kind, layer)}.{what}" for what in ("scores", "masked", "pattern")]
-    seen = watch_single_text(model, x, dict.fromkeys(names, lambda value: value[:, head]), given)
-    grids = [single_text(seen[name]) for name in names]
-    down, across = query_key_labels(seen, kind, (grids[0].shape[0], grids[0].shape[1]))
-    at = check_token(position, len(grids[0]))
-    scores, masked, pattern = (grid[at] for grid in grids)
-    raised = (
-        masked - masked.max().nan_to_num(0, 0, 0)
-    ).exp()  # the largest is 1, so nothing overflows
-    steps = torch.stack((scores, masked, raised, pattern))
-    axes = (
-        Axis.from_labels("step", ("scores", "masked", "exp", "softmax")),
-        Axis.from_labels("key", across),
+    path = attention_path(kind, layer)
+    names = [f"{path}.{activation}" for activation in ("scores", "masked_scores", "pattern")]
+    select: dict[str, Selector] = dict.fromkeys(names, lambda value: value[:, head])
+    cache = watch_single_text(
+        model, x, select, source=source, images=images, audio=audio, edits=edits
     )
-    title = f"{KIND_PREFIXES[kind]}layer {layer}, head {head}, query {down[at]} (token {at})"
-    note = "exp(masked − its largest), divided by the sum of the row, is the softmax"
-    return View(steps, axes, title, "value", signed=True, note=note)
+    matrices = [single_text(cache[name]) for name in names]  # query key
+    queries, keys = query_key_labels(cache, kind, (matrices[0].shape[0], matrices[0].shape[1]))
+    position = check_token(position, len(queries))
+    scores, masked_scores, pattern = (matrix[position] for matrix in matrices)
+    largest = masked_scores.max().nan_to_num(0, 0, 0)  # subtracted, so that exp cannot overflow
+    exponentials = (masked_scores - largest).exp()
+    return View(
+        torch.stack((scores, masked_scores, exponentials, pattern)),
+        (
+            Axis.from_labels("step", ("scores", "masked", "exp", "softmax")),
+            Axis.from_labels("key", keys),
+        ),
+        f"{KIND_PREFIXES[kind]}layer {layer}, head {head}, query {queries[position]} "
+        f"(token {position})",
+        "value",
+        signed=True,
+        note="softmax = exp(masked − max) / sum of the row",
+    )
 
 
-@check_arguments
 def value_weighted_attention(
     model: "Model",
-    x: Any = None,
+    x: "TextInput | None" = None,
     *,
     layer: int | None = None,
     head: int | None = None,
     kind: AttentionKind = "attention",
-    **given: Any,
+    source: "TextInput | None" = None,
+    images: "MediaInput | None" = None,
+    audio: "MediaInput | None" = None,
+    edits: "Edits | None" = None,
 ) -> AttentionView:
-    """How much each head moves from each key to each query: the length of pattern · v W_O, not the pattern alone."""
+    """Norm-based attention (Kobayashi et al., 2020): weight of a key × norm of its v W_O."""
+    check_model(model)
     m = model.config.model
-    layer, head = _places(m, kind, layer, head)
-    layers = _layers(layer, m, kind)
-    heads = slice(None) if head is None else slice(head, head + 1)
-    names = [f"{attention_path(kind, i)}.{what}" for i in layers for what in ("pattern", "v")]
-    seen = watch_single_text(model, x, names, given)
-    values = []
-    for i in layers:
-        pattern, v = (
-            single_text(seen[f"{attention_path(kind, i)}.{what}"]) for what in ("pattern", "v")
-        )
-        written = (
-            v.repeat_interleave(len(pattern) // len(v), dim=0)
-            @ output_matrices(attention_module(model.net, kind, i)).mT
-        )
-        moved = (pattern * written.norm(dim=-1)[:, None])[heads]
-        values.append(moved if head is None else moved[0])
-    note = "the length of what a query (row) receives from a key (column): weight × |v W_O|"
-    return _heads(seen, values, layer, head, kind, "length", note)
+    layer, head = _check_layer_and_head(m, kind, layer, head)
+    layers = _layers(m, kind, layer)
+    paths = [attention_path(kind, i) for i in layers]
+    names = [f"{path}.{name}" for path in paths for name in ("pattern", "v")]
+    cache = watch_single_text(
+        model, x, names, source=source, images=images, audio=audio, edits=edits
+    )
+    weighted = []
+    for i, path in zip(layers, paths, strict=True):
+        pattern = single_text(cache[f"{path}.pattern"])  # head query key
+        v = single_text(cache[f"{path}.v"])  # kv_head key d_head
+        v = v.repeat_interleave(len(pattern) // len(v), dim=0)
+        outputs = v @ output_matrices(attention_module(model.net, kind, i)).mT
+        by_head = pattern * outputs.norm(dim=-1)[:, None]
+        weighted.append(by_head if head is None else by_head[head])
+    note = "norm of what a query (row) receives from a key (column): weight × |v W_O|"
+    return _attention_view(cache, weighted, layer, head, kind, "norm", note)
 
 
-@check_arguments
 def head_output_norms(
-    model: "Model", x: Any = None, *, kind: AttentionKind = "attention", **given: Any
+    model: "Model",
+    x: "TextInput | None" = None,
+    *,
+    kind: AttentionKind = "attention",
+    source: "TextInput | None" = None,
+    images: "MediaInput | None" = None,
+    audio: "MediaInput | None" = None,
+    edits: "Edits | None" = None,
 ) -> View:
-    """How much each head adds to the stream at each token, layer × head × token: the length of z W_O."""
+    """The norm of each head's output z W_O, layer × head × token."""
+    check_model(model)
     paths = [attention_path(kind, i) for i in range(num_layers(model.config.model, kind))]
-    seen = watch_single_text(model, x, [f"{path}.z" for path in paths], given)
-    lengths = [
-        (
-            single_text(seen[f"{path}.z"])
-            @ output_matrices(attention_module(model.net, kind, i)).mT
-        ).norm(dim=-1)
-        for i, path in enumerate(paths)
-    ]
-    values = torch.stack(lengths)
-    tokens = query_key_labels(seen, kind, (values.shape[2], values.shape[2]))[0]
-    axes = (
-        Axis.from_labels("layer", len(paths)),
-        Axis.from_labels("head", values.shape[1]),
-        Axis.from_labels("token", tokens),
+    names = [f"{path}.z" for path in paths]
+    cache = watch_single_text(
+        model, x, names, source=source, images=images, audio=audio, edits=edits
     )
-    note = "|z W_O|: the length of what a head adds to the stream at a token"
-    return View(values, axes, f"{KIND_PREFIXES[kind]}what the heads write", "length", note=note)
-
-
-@check_arguments
-def rollout(
-    model: "Model", x: Any = None, *, kind: AttentionKind = "attention", **given: Any
-) -> View:
-    """Attention rollout (Abnar and Zuidema): how much of each input token has arrived at each place, by layer.
-
-    The mean pattern of a layer's heads and, for the residual stream, the identity, half and half; multiplied upwards.
-    """
-    if kind == "cross":
-        raise ClearheadError(
-            'rollout follows one stack from its input; ask for part="attention" or part="encoder".'
+    norms = []
+    for i, name in enumerate(names):
+        outputs = (
+            single_text(cache[name]) @ output_matrices(attention_module(model.net, kind, i)).mT
         )
-    names = [
-        f"{attention_path(kind, i)}.pattern" for i in range(num_layers(model.config.model, kind))
-    ]
-    seen = watch_single_text(model, x, dict.fromkeys(names, lambda value: value.mean(dim=1)), given)
-    arrived = None
-    by_layer = []
-    for name in names:
-        pattern = single_text(seen[name])
-        mixed = (pattern + torch.eye(len(pattern))) / 2
-        arrived = mixed if arrived is None else mixed @ arrived
-        by_layer.append(arrived)
-    down, across = query_key_labels(seen, kind, (len(by_layer[0]), len(by_layer[0])))
-    axes = (
-        Axis.from_labels("layer", len(names)),
-        Axis.from_labels("query", down),
-        Axis.from_labels("key", across),
-    )
-    note = "½ (mean pattern of the heads + identity), multiplied from the first layer up; rows add up to 1"
+        norms.append(outputs.norm(dim=-1))
+    values = torch.stack(norms)
+    labels, _ = query_key_labels(cache, kind, (values.shape[2], values.shape[2]))
     return View(
-        torch.stack(by_layer), axes, f"{KIND_PREFIXES[kind]}rollout", "share", vmax=1.0, note=note
+        values,
+        (
+            Axis.from_labels("layer", len(paths)),
+            Axis.from_labels("head", values.shape[1]),
+            Axis.from_labels("token", labels),
+        ),
+        f"{KIND_PREFIXES[kind]}output norms of heads",
+        "norm",
+        note="|z W_O|: norm of what a head adds to the residual stream at a token",
     )
 
 
-def cached_attention(
-    seen: "ActivationCache", layer: int, head: int | None = None, kind: AttentionKind = "attention"
-) -> AttentionView:
-    """The patterns of a layer of the first text that was watched."""
-    layer = check_layer(layer, num_layers(seen.config, kind))
-    name = f"{attention_path(kind, layer)}.pattern"
-    if name not in seen or not seen.is_complete:
-        raise ClearheadError(
-            f"{name} was not watched whole; ask for it in model.watch(text, [{name!r}])."
-        )
-    pattern = seen[name][0].detach().float().cpu()
-    head = None if head is None else check_head(head, len(pattern))
-    values = pattern if head is None else pattern[head]
-    return _heads(seen, [values], layer, head, kind, "pattern")
+def rollout(
+    model: "Model",
+    x: "TextInput | None" = None,
+    *,
+    kind: AttentionKind = "attention",
+    source: "TextInput | None" = None,
+    images: "MediaInput | None" = None,
+    audio: "MediaInput | None" = None,
+    edits: "Edits | None" = None,
+) -> View:
+    """Attention rollout (Abnar and Zuidema, 2020): how much of each token reaches each position.
 
-
-@check_arguments
-def attention_figure(
-    cache: "ActivationCache", layer: int, head: int | None = None, kind: AttentionKind = "attention"
-) -> "Figure":
-    """One head's pattern as a matrix, queries down, keys across; without `head`, all heads of the layer."""
-    check_type(cache, Mapping, "what model.watch has seen")
-    return cached_attention(cache, layer, head, kind).figure()
-
-
-# ---- lines: A pattern as lines: the queries on the left, the keys on the right, and a line for each weight.
-
-MIN_LINE_OPACITY = 0.02  # of the full value: a thinner line would not be seen
-LINE_PIXELS = 180.0  # pixels from side to side
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class AttentionLines(View):
-    """The same numbers as the matrix of a head, drawn as lines whose strength is the weight."""
-
-    def _drawn(self) -> list[tuple[int, int, float]]:
-        shares = (self.values / self.color_limit).clamp(0, 1)
-        return [
-            (int(i), int(j), float(shares[i, j])) for i, j in (shares > MIN_LINE_OPACITY).nonzero()
-        ]
-
-    def figure(self, dark: bool = False) -> "Figure":
-        from matplotlib.figure import Figure
-
-        theme, (down, across) = DARK if dark else LIGHT, self.axes
-        tall = max(len(down.labels), len(across.labels))
-        drawn = Figure(
-            figsize=(5, 0.6 + 0.22 * tall), layout="constrained", facecolor=theme.background
-        )
-        axes = drawn.add_subplot(xlim=(-0.6, 1.6), ylim=(tall - 0.4, -0.6))
-        axes.set_axis_off()
-        axes.set_title(self.title, fontsize=10, loc="left", color=theme.foreground)
-        for i, j, share in self._drawn():
-            axes.plot((0, 1), (i, j), color=POSITIVE, alpha=share, linewidth=1.6)
-        for x, side, labels in ((-0.03, "right", down.labels), (1.03, "left", across.labels)):
-            for y, label in enumerate(escape_mathtext(labels)):
-                axes.text(
-                    x,
-                    y,
-                    label,
-                    ha=side,
-                    va="center",
-                    fontsize=8,
-                    family="monospace",
-                    color=theme.foreground,
-                )
-        return drawn
-
-    def _repr_html_(self) -> str:
-        down, across = self.axes
-        left = max(map(len, down.labels)) * LETTER_WIDTH + 8
-        right = left + LINE_PIXELS
-        parts = [
-            f'<path d="M{left:.1f} {(i + 0.5) * LINE_HEIGHT:.1f}L{right:.1f} {(j + 0.5) * LINE_HEIGHT:.1f}" stroke="{POSITIVE}" '
-            f'stroke-width="1.6" stroke-opacity="{share:.3f}"><title>{share * self.color_limit:.4g}</title></path>'
-            for i, j, share in self._drawn()
-        ]
-        parts += [
-            svg_text(left - 5, (i + 0.5) * LINE_HEIGHT + 4, label, "end")
-            for i, label in enumerate(down.labels)
-        ]
-        parts += [
-            svg_text(right + 5, (j + 0.5) * LINE_HEIGHT + 4, label)
-            for j, label in enumerate(across.labels)
-        ]
-        width = right + max(map(len, across.labels)) * LETTER_WIDTH + 10
-        return figure_html(
-            self,
-            svg_element(width, max(len(down.labels), len(across.labels)) * LINE_HEIGHT + 4, parts),
-        )
-
-
-# ---- atlas: An atlas of heads: what each of them does, as numbers whose definitions are told, to sort them by.
-
-TokenLabels = tuple[str, ...]
-VISIBLE_BLANKS = "".join(VISIBLE_WHITESPACE.values())  # as labels show it
+    For each layer, half its heads' mean pattern and half the identity (the residual connection),
+    multiplied from the first layer up.
+    """
+    check_model(model)
+    if kind == "cross":
+        raise ClearheadError('rollout needs a single stack: kind="attention" or kind="encoder".')
+    n_layers = num_layers(model.config.model, kind)
+    names = [f"{attention_path(kind, i)}.pattern" for i in range(n_layers)]
+    select: dict[str, Selector] = dict.fromkeys(names, lambda value: value.mean(dim=1))
+    cache = watch_single_text(
+        model, x, select, source=source, images=images, audio=audio, edits=edits
+    )
+    by_layer: list[Tensor] = []
+    for name in names:
+        pattern = single_text(cache[name])
+        mixed = (pattern + torch.eye(len(pattern))) / 2
+        by_layer.append(mixed @ by_layer[-1] if by_layer else mixed)
+    values = torch.stack(by_layer)
+    queries, keys = query_key_labels(cache, kind, (values.shape[1], values.shape[2]))
+    return View(
+        values,
+        (
+            Axis.from_labels("layer", n_layers),
+            Axis.from_labels("query", queries),
+            Axis.from_labels("key", keys),
+        ),
+        f"{KIND_PREFIXES[kind]}rollout",
+        "fraction",
+        vmax=1.0,
+        note="½ (mean pattern + identity), multiplied from the first layer up; rows sum to 1",
+    )
 
 
 @dataclass(frozen=True)
 class LayerPatterns:
-    """What a definition may look at: all patterns of a layer, and the tokens on both sides."""
+    """The patterns of a layer with their tokens: the input of a head score."""
 
     pattern: Tensor  # head query key
-    query_tokens: TokenLabels
-    key_tokens: TokenLabels
-    allowed: Tensor  # query key: what a query may look at
-    not_self: Tensor  # query key: what is not the query itself
+    query_tokens: Sequence[str]
+    key_tokens: Sequence[str]
+    allowed: Tensor  # query key: not masked
+    not_self: Tensor  # query key: the key is another token than the query
 
     @property
     def distance(self) -> Tensor:
-        """How far each key lies before each query."""
+        """query × key: how many positions the key lies before the query."""
         return torch.arange(len(self.query_tokens))[:, None] - torch.arange(len(self.key_tokens))
 
-    def mean_weight(self, chosen: Tensor) -> Tensor:
-        """The mean weight on the chosen keys, over the queries that have such a key; no number if none has."""
-        chosen = chosen & self.allowed
-        asked = chosen.any(dim=-1)
-        return (self.pattern * chosen).sum(dim=-1)[..., asked].mean(dim=-1)
+    @property
+    def same_token(self) -> Tensor:
+        """query × key: whether both are the same token."""
+        return torch.tensor(
+            [[query == key for key in self.key_tokens] for query in self.query_tokens]
+        )
+
+    def mean_weight(self, selected: Tensor) -> Tensor:
+        """The mean weight on selected keys, over queries that have one; NaN if none has."""
+        selected = selected & self.allowed
+        has_key = selected.any(dim=-1)
+        return (self.pattern * selected).sum(dim=-1)[..., has_key].mean(dim=-1)
 
 
 def _entropy(s: LayerPatterns) -> Tensor:
-    spread = -torch.special.xlogy(s.pattern, s.pattern).sum(dim=-1)
-    most = s.allowed.sum(dim=-1).float().log()
-    return (spread / most)[..., most > 0].mean(dim=-1)
+    entropy = -torch.special.xlogy(s.pattern, s.pattern).sum(dim=-1)
+    max_entropy = s.allowed.sum(dim=-1).float().log()
+    return (entropy / max_entropy)[..., max_entropy > 0].mean(dim=-1)
 
 
-def _same(s: LayerPatterns) -> Tensor:
-    return torch.tensor([[query == key for key in s.key_tokens] for query in s.query_tokens])
+def _first_token(s: LayerPatterns) -> Tensor:
+    return s.mean_weight((torch.arange(len(s.key_tokens)) == 0) & s.not_self)
 
 
 def _induction(s: LayerPatterns) -> Tensor:
-    """Keys that stand right after an earlier place of the query's own token."""
-    after = torch.zeros_like(s.allowed)
-    after[:, 1:] = _same(s)[:, :-1]
-    return after & (s.distance >= 0)
+    follows_same_token = torch.zeros_like(s.allowed)
+    follows_same_token[:, 1:] = s.same_token[:, :-1]
+    return s.mean_weight(follows_same_token & (s.distance >= 0))
 
 
-def _mark(token: str) -> bool:
-    return bool(token.strip(VISIBLE_BLANKS)) and not any(letter.isalnum() for letter in token)
+def _punctuation(s: LayerPatterns) -> Tensor:
+    keys = torch.tensor([_is_punctuation(key) for key in s.key_tokens])
+    return s.mean_weight(keys.expand_as(s.allowed))
 
 
-def _distance(s: LayerPatterns) -> Tensor:
-    """1 − what is left of the variance when each weight is replaced by the mean of its distance."""
-    # head cell
-    found = s.distance[s.allowed]
-    cells = s.pattern[..., s.allowed]
-    places = found - found.min()
-    sums = cells.new_zeros(*cells.shape[:-1], int(places.max()) + 1).index_add(-1, places, cells)
-    means = (sums / torch.bincount(places))[..., places]
-    return 1 - (cells - means).square().sum(dim=-1) / (
-        cells - cells.mean(dim=-1, keepdim=True)
-    ).square().sum(dim=-1)
+def _is_punctuation(token: str) -> bool:
+    whitespace = "".join(VISIBLE_WHITESPACE.values())
+    return bool(token.strip(whitespace)) and not any(letter.isalnum() for letter in token)
 
 
-def _first(s: LayerPatterns) -> Tensor:
-    return (torch.arange(len(s.key_tokens)) == 0) & s.not_self
-
-
-def _marks(s: LayerPatterns) -> Tensor:
-    return torch.tensor([_mark(key) for key in s.key_tokens]).expand_as(s.allowed)
+def _relative_position(s: LayerPatterns) -> Tensor:
+    """1 − residual variance / variance, where each weight is predicted by its distance's mean."""
+    distances = s.distance[s.allowed]
+    weights = s.pattern[..., s.allowed]  # head cell
+    groups = distances - distances.min()
+    sums = weights.new_zeros(*weights.shape[:-1], int(groups.max()) + 1)
+    means = (sums.index_add(-1, groups, weights) / torch.bincount(groups))[..., groups]
+    variance = (weights - weights.mean(dim=-1, keepdim=True)).square().sum(dim=-1)
+    return 1 - (weights - means).square().sum(dim=-1) / variance
 
 
 HEAD_SCORES: dict[str, tuple[str, Callable[[LayerPatterns], Tensor]]] = {
     "entropy": (
-        "entropy of a row / that of an even row: 0 looks at one key, 1 at all alike",
+        "entropy of a row / maximum: 0 attends to one key, 1 to all keys equally",
         _entropy,
     ),
-    "previous": ("mean weight on the token before", lambda s: s.mean_weight(s.distance == 1)),
-    "next": ("mean weight on the token after", lambda s: s.mean_weight(s.distance == -1)),
-    "itself": ("mean weight of a token on itself", lambda s: s.mean_weight(s.distance == 0)),
-    "first": ("mean weight on the first token, of all others", lambda s: s.mean_weight(_first(s))),
-    "same": (
-        "mean weight on other places of the same token, if there are any",
-        lambda s: s.mean_weight(_same(s) & s.not_self),
+    "previous_token": (
+        "mean weight on the previous token",
+        lambda s: s.mean_weight(s.distance == 1),
+    ),
+    "next_token": ("mean weight on the next token", lambda s: s.mean_weight(s.distance == -1)),
+    "self": ("mean weight of a token on itself", lambda s: s.mean_weight(s.distance == 0)),
+    "first_token": ("mean weight of other tokens on the first token", _first_token),
+    "duplicate_token": (
+        "mean weight on other occurrences of the same token",
+        lambda s: s.mean_weight(s.same_token & s.not_self),
     ),
     "induction": (
-        "mean weight on what followed the same token before, if it occurred",
-        lambda s: s.mean_weight(_induction(s)),
+        "mean weight on the token that followed an earlier occurrence of the same token",
+        _induction,
     ),
-    "punctuation": (
-        "mean weight on signs (no letter, no digit), if there are any",
-        lambda s: s.mean_weight(_marks(s)),
-    ),
-    "position": (
-        "share of the pattern's variance that the distance of key and query explains",
-        _distance,
+    "punctuation": ("mean weight on punctuation", _punctuation),
+    "relative_position": (
+        "fraction of the pattern's variance explained by the distance of key and query",
+        _relative_position,
     ),
 }
-CROSS_ATTENTION_SCORES = (
+# where queries and keys are tokens of different texts
+CROSS_ATTENTION_SCORES: tuple[str, ...] = (
     "entropy",
-    "first",
-    "same",
+    "first_token",
+    "duplicate_token",
     "punctuation",
-    "position",
-)  # where query and key are of two texts
+    "relative_position",
+)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class HeadScores(View):
-    """score × layer × head. Scores that nothing in the text could show (no token occurs twice) are left out."""
+    """score × layer × head, without scores that this text cannot show (no token occurs twice)."""
 
-    patterns: View | None = None
+    patterns: View
 
     def terminal(self) -> "Text":
-        """The heads that have most of each score, and what it is."""
+        """The heads with the highest value of each score."""
         return self.best().terminal()
 
-    def best(self, top: int = 5) -> View:
-        """The heads that have most of each score, layer.head."""
-        kinds = self.axes[0].labels
-        ranked = [self._ranked(kind, top) for kind in kinds]
+    def best(self, top_k: int = 5) -> View:
+        """The heads (layer.head) with the highest value of each score."""
+        names = self.axes[0].labels
+        ranked = [self._ranked(name, top_k) for name in names]
         values = torch.tensor([[value for value, _, _ in row] for row in ranked])
-        words = tuple(tuple(f"{i}.{j}:" for _, i, j in row) for row in ranked)
-        axes = (
-            Axis.from_labels("score", kinds),
-            Axis.from_labels("rank", [str(n + 1) for n in range(values.shape[1])]),
-        )
-        title = f"{self.title}: those that have most of each score, layer.head"
         return View(
-            values, axes, title, "score", vmax=1.0, words=words, note=self.note.replace("; ", "\n")
+            values,
+            (
+                Axis.from_labels("score", names),
+                Axis.from_labels("rank", [str(n + 1) for n in range(values.shape[1])]),
+            ),
+            f"{self.title}: top heads (layer.head) of each score",
+            "score",
+            vmax=1.0,
+            words=tuple(tuple(f"{i}.{j}:" for _, i, j in row) for row in ranked),
+            note=self.note.replace("; ", "\n"),
         )
 
     def table(self) -> list[Row]:
         """A row for each head, with all its scores."""
-        kinds, layers, heads = (axis.labels for axis in self.axes)
-        return [
-            {
-                "layer": i,
-                "head": j,
-                **{kind: float(self.values[n, i, j]) for n, kind in enumerate(kinds)},
-            }
-            for i in range(len(layers))
-            for j in range(len(heads))
-        ]
+        names, layers, heads = (axis.labels for axis in self.axes)
+        rows: list[Row] = []
+        for i in range(len(layers)):
+            for j in range(len(heads)):
+                scores = {name: float(self.values[n, i, j]) for n, name in enumerate(names)}
+                rows.append({"layer": i, "head": j, **scores})
+        return rows
 
-    def patterns_by(self, score: str, top: int = 12) -> View:
-        """The patterns of the heads that have most of a score, the first one first."""
-        ranked = self._ranked(score, top)
+    def patterns_by(self, score: str, top_k: int = 12) -> View:
+        """The patterns of the heads with the highest value of a score, best first."""
+        ranked = self._ranked(score, top_k)
         labels = [f"{i}.{j}  {value:.2f}" for value, i, j in ranked]
-        assert self.patterns is not None
-        values = torch.stack([self.patterns.values[i, j] for _, i, j in ranked])
-        axes = (Axis.from_labels("head", labels), *self.patterns.axes[2:])
         return View(
-            values,
-            axes,
+            torch.stack([self.patterns.values[i, j] for _, i, j in ranked]),
+            (Axis.from_labels("head", labels), *self.patterns.axes[2:]),
             f"heads by {score}",
             "pattern",
             vmax=1.0,
             note=f"{score}: {HEAD_SCORES[score][0]}",
         )
 
-    def ranking(self, score: str, top: int = 20) -> View:
-        """The heads that have most of a score, as bars."""
-        ranked = self._ranked(score, top)
-        axis = Axis.from_labels("head", [f"{i}.{j}" for _, i, j in ranked])
-        values = torch.tensor([value for value, _, _ in ranked])
+    def ranking(self, score: str, top_k: int = 20) -> View:
+        """The heads with the highest value of a score, as bars."""
+        ranked = self._ranked(score, top_k)
         return View(
-            values, (axis,), f"heads by {score}", score, note=f"{score}: {HEAD_SCORES[score][0]}"
+            torch.tensor([value for value, _, _ in ranked]),
+            (Axis.from_labels("head", [f"{i}.{j}" for _, i, j in ranked]),),
+            f"heads by {score}",
+            score,
+            note=f"{score}: {HEAD_SCORES[score][0]}",
         )
 
-    def _ranked(self, score: str, top: int) -> list[tuple[float, int, int]]:
-        kinds = self.axes[0].labels
+    def _ranked(self, score: str, top_k: int) -> list[tuple[float, int, int]]:
+        """Value, layer and head, highest first."""
+        names = self.axes[0].labels
         if score not in HEAD_SCORES:
-            raise ClearheadError(f"heads have no score {score!r}; {suggest(str(score), kinds)}")
-        if score not in kinds:
-            raise ClearheadError(f"nothing in this text shows {score!r}: {HEAD_SCORES[score][0]}.")
-        values = self.values[kinds.index(score)]
-        found = [
-            (float(value), i, j) for i, row in enumerate(values) for j, value in enumerate(row)
+            raise ClearheadError(f"there is no head score {score!r}; {suggest(str(score), names)}")
+        if score not in names:
+            raise ClearheadError(
+                f"this text cannot show {score!r} ({HEAD_SCORES[score][0]}); try a longer one."
+            )
+        heads = [
+            (float(value), i, j)
+            for i, row in enumerate(self.values[names.index(score)])
+            for j, value in enumerate(row)
         ]
-        return sorted(found, key=lambda head: -head[0])[: check_top(top)]
+        return sorted(heads, key=lambda head: -head[0])[: check_top_k(top_k)]
 
 
-@check_arguments
 def head_scores(
-    model: "Model", x: Any = None, *, kind: AttentionKind = "attention", **given: Any
+    model: "Model",
+    x: "TextInput | None" = None,
+    *,
+    kind: AttentionKind = "attention",
+    source: "TextInput | None" = None,
+    images: "MediaInput | None" = None,
+    audio: "MediaInput | None" = None,
+    edits: "Edits | None" = None,
 ) -> HeadScores:
-    """What every head does with a text: how spread it looks, and at what."""
-    patterns = attention(model, x, part=kind, **given)
-    masked = attention(
-        model, x, layer=0, head=0, part=kind, what="masked", **given
-    )  # all heads see alike
-    sides = patterns.axes[2].labels, patterns.axes[3].labels
-    found = score_heads(patterns.values, sides, masked.values > -torch.inf, kind)
+    """What every head does: previous-token heads, induction heads, duplicate-token heads …"""
+    patterns = attention(
+        model, x, kind=kind, source=source, images=images, audio=audio, edits=edits
+    )
+    masked_scores = attention(  # of one head, because all have the same mask
+        model,
+        x,
+        layer=0,
+        head=0,
+        kind=kind,
+        activation="masked_scores",
+        source=source,
+        images=images,
+        audio=audio,
+        edits=edits,
+    )
+    scores = score_heads(
+        patterns.values,
+        patterns.axes[2].labels,
+        patterns.axes[3].labels,
+        masked_scores.values > -torch.inf,
+        kind,
+    )
     return HeadScores(
-        found.values,
-        found.axes,
-        found.title,
-        found.value_name,
-        vmax=1.0,
-        note=found.note,
+        scores.values,
+        scores.axes,
+        scores.title,
+        scores.value_name,
+        vmax=scores.vmax,
+        note=scores.note,
         patterns=patterns,
     )
 
 
 def score_heads(
     patterns: Iterable[Tensor],
-    sides: tuple[TokenLabels, TokenLabels],
-    visible: Tensor,
-    part: AttentionKind,
+    query_tokens: Sequence[str],
+    key_tokens: Sequence[str],
+    allowed: Tensor,
+    kind: AttentionKind,
 ) -> View:
-    """score × layer × head, of the patterns of one layer after another, so that they need not be held all at once.
+    """score × layer × head, from an iterable over layers, so that one pattern is held at a time.
 
-    `sides` are the tokens of queries and keys, `visible` what a query may look at.
+    `allowed`, query × key, is false where the mask hides a key from a query.
     """
-    apart = (
-        torch.ones_like(visible) if part == "cross" else ~torch.eye(len(visible), dtype=torch.bool)
-    )
-    kinds = CROSS_ATTENTION_SCORES if part == "cross" else tuple(HEAD_SCORES)
-    scenes = (LayerPatterns(pattern, *sides, visible, apart) for pattern in patterns)
-    values = torch.stack(
-        [torch.stack([HEAD_SCORES[kind][1](scene) for kind in kinds]) for scene in scenes], dim=1
-    )
-    shown = [n for n, each in enumerate(values) if bool(each.isfinite().all())]
-    names = [kinds[n] for n in shown]
-    axes = (
-        Axis.from_labels("score", names),
-        Axis.from_labels("layer", values.shape[1]),
-        Axis.from_labels("head", values.shape[2]),
-    )
-    note = "; ".join(f"{kind}: {HEAD_SCORES[kind][0]}" for kind in names)
+    names = CROSS_ATTENTION_SCORES if kind == "cross" else tuple(HEAD_SCORES)
+    if kind == "cross":
+        not_self = torch.ones_like(allowed)
+    else:
+        not_self = ~torch.eye(len(allowed), dtype=torch.bool)
+    by_layer = []
+    for pattern in patterns:
+        layer = LayerPatterns(pattern, query_tokens, key_tokens, allowed, not_self)
+        by_layer.append(torch.stack([HEAD_SCORES[name][1](layer) for name in names]))
+    values = torch.stack(by_layer, dim=1)
+    defined = [n for n, scores in enumerate(values) if bool(scores.isfinite().all())]
+    names = tuple(names[n] for n in defined)
     return View(
-        values[shown], axes, f"{KIND_PREFIXES[part]}what the heads do", "score", vmax=1.0, note=note
+        values[defined],
+        (
+            Axis.from_labels("score", names),
+            Axis.from_labels("layer", values.shape[1]),
+            Axis.from_labels("head", values.shape[2]),
+        ),
+        f"{KIND_PREFIXES[kind]}head scores",
+        "score",
+        vmax=1.0,
+        note="; ".join(f"{name}: {HEAD_SCORES[name][0]}" for name in names),
     )
 
-
-# ---- looks: Where a word looks (L3.6): how much attention each head lets it give the other words of its text.
 
 WORD_PATTERN = rf"{re.escape(MASK_PLACEHOLDER)}|\w+(?:['’]\w+)*"
-OTHER_RANKS = ("most else", "second", "third")  # words that a head also looks at
+OTHER_RANKS = ("most else", "second", "third")
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class WordAttention(View):
-    """layer × head × word: what each head gives each word of a text."""
+    """layer × head × word: how much one word attends to each word of the text."""
 
-    word_index: int  # of the word that looks, among the words
+    word_index: int  # of the word that attends
 
-    def find_heads(self, word: str, top: int = 8) -> View:
-        """The heads, layer.head, that give most to a word, all its places together; and to what else they give most."""
+    def find_heads(self, word: str, top_k: int = 8) -> View:
+        """The heads (layer.head) that attend most to a word, and to what else they attend."""
         labels = self.axes[-1].labels
-        asked = torch.tensor([label.casefold() == str(word).casefold() for label in labels])
-        if not asked.any():
+        is_word = torch.tensor([label.casefold() == str(word).casefold() for label in labels])
+        if not is_word.any():
             raise ClearheadError(
                 f"{word!r} is not in the text; {suggest(str(word), dict.fromkeys(labels))}"
             )
-        flat = self.values.flatten(0, 1)
-        own = flat[:, asked].sum(dim=-1)
-        if not own.any() and int(asked.nonzero()[0]) > self.word_index:
-            looks = labels[self.word_index]
-            later = labels[int(asked.nonzero()[0])]
-            why = f"{looks!r} cannot look at {later!r}, which comes after it: in a decoder a word can only look back"
+        weights = self.values.flatten(0, 1)  # head word
+        on_word = weights[:, is_word].sum(dim=-1)
+        first = int(is_word.nonzero()[0])
+        if not on_word.any() and first > self.word_index:
+            query = labels[self.word_index]
             raise ClearheadError(
-                f"{why}; ask the other way round, how {later!r} looks at {looks!r}."
+                f"{query!r} cannot attend to {labels[first]!r}, which comes later; a decoder "
+                f"attends to earlier words only. Ask how {labels[first]!r} attends to {query!r}."
             )
-        best = own.topk(min(check_top(top), len(flat))).indices
-        places = [i for i, mine in enumerate(asked.tolist()) if not mine]
-        others = flat[best][:, ~asked].topk(min(len(OTHER_RANKS), len(places)))
-        names = [f"{i // self.values.shape[1]}.{i % self.values.shape[1]}" for i in best.tolist()]
-        words = tuple(
-            (f"{word}:", *(f"{labels[places[i]]}:" for i in row)) for row in others.indices.tolist()
+        heads = on_word.topk(min(check_top_k(top_k), len(weights))).indices
+        other_words = [label for label, same in zip(labels, is_word, strict=True) if not same]
+        others = weights[heads][:, ~is_word].topk(min(len(OTHER_RANKS), len(other_words)))
+        n_heads = self.values.shape[1]
+        return View(
+            torch.cat((on_word[heads][:, None], others.values), dim=1),
+            (
+                Axis.from_labels("head", [f"{i // n_heads}.{i % n_heads}" for i in heads.tolist()]),
+                Axis.from_labels("rank", (word, *OTHER_RANKS[: others.values.shape[1]])),
+            ),
+            f"{self.title}: heads (layer.head) that attend most to {word!r}",
+            self.value_name,
+            vmax=1.0,
+            words=tuple(
+                (f"{word}:", *(f"{other_words[i]}:" for i in row))
+                for row in others.indices.tolist()
+            ),
+            note=self.note,
         )
-        axes = (
-            Axis.from_labels("head", names),
-            Axis.from_labels("rank", (word, *OTHER_RANKS[: others.values.shape[1]])),
-        )
-        title = f"{self.title}: the heads, layer.head, in which it looks most at {word!r}"
-        values = torch.cat((own[best][:, None], others.values), dim=1)
-        return View(values, axes, title, self.value_name, vmax=1.0, words=words, note=self.note)
 
 
-@check_arguments
 def word_attention(model: "Model", word: str, text: str) -> WordAttention:
-    """layer × head × word: the attention that a word gives each word of the text, however they are cut into tokens.
+    """How much a word attends to each word of a text (L3.6), however they are split into tokens.
 
-    It looks from its last token, which has read all of it, at all tokens of the other. What is missing from 1 goes to
-    tokens of no word, such as the beginning of the text. Where a text has the word several times, the last is meant.
-    An encoder-decoder is looked at where it reads: in its encoder. `.heads("fluffy")` finds those that look at a word.
+    The query is the word's last token, which has read the whole word; the weights of a key word's
+    tokens are added. Attention to tokens outside words (BOS, spaces) is left out. Of several
+    occurrences the last one is the query. In an encoder-decoder it is the encoder's attention.
+    `.find_heads("fluffy")` ranks the heads that attend to a word.
     """
+    check_model(model)
     side = InputSide(model)
     check_type(word, str, "a word")
     check_type(text, str, "a text")
     words = [
-        (found[0], locate_word(side, text, *found.span()).word_positions)
-        for found in re.finditer(WORD_PATTERN, text)
+        (match[0], locate_word(side, text, *match.span()).word_positions)
+        for match in re.finditer(WORD_PATTERN, text)
     ]
-    own = [place for place, (name, _) in enumerate(words) if name.casefold() == word.casefold()]
-    if not own:
+    occurrences = [i for i, (name, _) in enumerate(words) if name.casefold() == word.casefold()]
+    if not occurrences:
         raise ClearheadError(f"{word!r} is not in {text!r:.80}; {suggest(word, dict(words))}")
-    part = (
-        attention(model, "", source=text, part="encoder")
-        if side.is_encoder
-        else attention(model, text)
+    word_index = occurrences[-1]
+    query = words[word_index][1][-1]
+    if side.is_encoder:
+        patterns = attention(model, "", source=text, kind="encoder")
+    else:
+        patterns = attention(model, text)
+    row = patterns.values[:, :, query]  # layer head key
+    values = torch.stack([row[..., positions].sum(dim=-1) for _, positions in words], dim=-1)
+    return WordAttention(
+        values,
+        (
+            Axis.from_labels("layer", values.shape[0]),
+            Axis.from_labels("head", values.shape[1]),
+            Axis.from_labels("word", [name for name, _ in words]),
+        ),
+        f"attention of {word!r}" + (", in the encoder" if model.net.encoder is not None else ""),
+        "weight",
+        vmax=1.0,
+        note="from the last token of the word to all tokens of the other word",
+        word_index=word_index,
     )
-    row = part.values[:, :, words[own[-1]][1][-1]]  # layer head key
-    values = torch.stack([row[..., tokens].sum(dim=-1) for _, tokens in words], dim=-1)
-    axes = (
-        Axis.from_labels("layer", values.shape[0]),
-        Axis.from_labels("head", values.shape[1]),
-        Axis.from_labels("word", [n for n, _ in words]),
-    )
-    note = "from the last token of the word, at its last place, to all tokens of the other; tokens of no word are left out"
-    where = f"where {word!r} looks" + (", in the encoder" if model.net.encoder is not None else "")
-    return WordAttention(values, axes, where, "weight", vmax=1.0, note=note, word_index=own[-1])

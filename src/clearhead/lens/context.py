@@ -1,7 +1,7 @@
-"""One word in several sentences (L3.1): how alike its vectors are from layer to layer, and what makes them differ."""
+"""A word in several contexts (L3.1): how similar its vectors are, and what makes them differ."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.errors import ClearheadError, suggest
-from clearhead.lens.activations import InputSide, check_arguments, check_no_nan
+from clearhead.lens.activations import InputSide, check_model, check_no_nan
 from clearhead.lens.attribution import (
     LinearPath,
     decompose_logit,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WordInSentence:
-    """A sentence as it was read: its ids, which of its tokens are the word, and where that stands in the text."""
+    """A tokenized sentence, and where a word stands in its tokens and characters."""
 
     text: str
     ids: list[int]
@@ -35,125 +35,93 @@ class WordInSentence:
     char_span: tuple[int, int]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ContextSimilarity(View):
-    """layer × pair of sentences: the cosine of the word's vectors; `start` is before the first layer."""
+    """layer × pair of sentences: cosine of the word's vectors; `start` is the embedding."""
 
-    side: InputSide | None = None
-    sentences: tuple[WordInSentence, ...] = ()
+    side: InputSide
+    sentences: tuple[WordInSentence, ...]
 
     def by_head(self) -> View:
-        """layer × head × pair: the cosine of what each head has gathered for the word."""
-        side = self._side
-        prefix = _prefix(self._side)
-        names = [f"{prefix}blocks.{i}.attn.z" for i in range(len(side.stack.blocks))]
-        runs = [
-            [_of_word(value, reading) for value in _read(side, reading, names)]
-            for reading in self.sentences
-        ]
-        values = torch.stack([torch.stack(run) for run in runs])  # sentence layer head d
-        cosines = torch.stack(
-            [F.cosine_similarity(values[a], values[b], dim=-1) for a, b in _pairs(runs)], dim=-1
-        )
-        axes = (
-            Axis.from_labels("layer", cosines.shape[0]),
-            Axis.from_labels("head", cosines.shape[1]),
-            self.axes[1],
-        )
-        note = f"cosine of what a head has gathered for the word; {_listed(self.sentences)}"
+        """layer × head × pair: cosine similarity of each head's output at the word."""
+        names = [f"{self.side.prefix}blocks.{i}.attn.z" for i in range(len(self.side.stack.blocks))]
+        values = [torch.stack(_word_vectors(self.side, s, names)) for s in self.sentences]
+        cosines = _pairwise_cosines(values)  # layer head pair
         return View(
-            cosines, axes, f"{self.title}, by head", "cosine", signed=True, vmax=1.0, note=note
+            cosines,
+            (
+                Axis.from_labels("layer", cosines.shape[0]),
+                Axis.from_labels("head", cosines.shape[1]),
+                self.axes[1],
+            ),
+            f"{self.title}, by head",
+            "cosine",
+            signed=True,
+            vmax=1.0,
+            note=f"cosine similarity of the head's output z; {_numbered(self.sentences)}",
         )
 
     def difference(self, first: int = 0, second: int = 1) -> "ContextDifference":
-        """What each part has added to the way from the word in one sentence to the word in another.
+        """What each component contributes to the difference of the word between two sentences.
 
-        The parts' values add up to the distance between the two last hidden states of the word.
+        The values sum to the distance between the word's two final hidden states.
         """
-        side = self._side
-        count = len(self.sentences)
-        for number in (first, second):
-            if not isinstance(number, int) or not 0 <= number < count:
+        for index in (first, second):
+            if not isinstance(index, int) or not 0 <= index < len(self.sentences):
                 raise ClearheadError(
-                    f"there is no sentence {number}; there are sentences 0 to {count - 1}."
+                    f"there is no sentence {index}; they are 0 to {len(self.sentences) - 1}."
                 )
         if first == second:
+            raise ClearheadError(f"difference needs two sentences, got {first} twice.")
+        if self.side.is_encoder:
+            raise ClearheadError("difference does not support an encoder-decoder.")
+        model = self.side.model
+        sentences = self.sentences[first], self.sentences[second]
+        prefixes = [sentence.ids[: sentence.word_positions[-1] + 1] for sentence in sentences]
+        if self.side.stack.is_causal and prefixes[0] == prefixes[1]:
             raise ClearheadError(
-                f"sentence {first} does not differ from itself; give two sentences."
+                "the sentences are equal up to the word; a decoder does not read what follows it."
             )
-        if side.is_encoder:
-            raise ClearheadError(
-                "what changed a word is told of decoders and encoders, not of an encoder-decoder."
-            )
-        chosen = [self.sentences[number] for number in (first, second)]
-        if (
-            side.stack.is_causal
-            and len({tuple(reading.ids[: reading.word_positions[-1] + 1]) for reading in chosen})
-            == 1
-        ):
-            raise ClearheadError(
-                "the sentences are the same up to the word; a decoder does not read what follows it."
-            )
-        seen = [
-            check_no_nan(
-                side.model.watch([reading.ids], required_activations(side.model.config.model))
-            )
-            for reading in chosen
-        ]
-        ends = [
-            _of_word(detach_float(run["final_norm"][0]), reading)
-            for run, reading in zip(seen, chosen, strict=True)
-        ]
-        way = F.normalize(ends[1] - ends[0], dim=0)
-        walks = []
-        for run, reading in zip(seen, chosen, strict=True):
-            direction = torch.zeros_like(detach_float(run["final_norm"][0]))
-            direction[reading.word_positions] = way / len(reading.word_positions)
-            walks.append(
-                decompose_logit(side.model.net, run, LinearPath(direction, way.new_zeros(())))
-            )
-        (old, old_looks), (new, new_looks) = walks
-        values = torch.stack([new[part] - old[part] for part in new])
-        by_head = torch.stack(
-            [
-                b["attention"].heads - a["attention"].heads
-                for a, b in zip(old_looks, new_looks, strict=True)
-            ]
-        )
-        note = f"what each part adds to the distance of {float(values.sum()):.4f}, along the difference"
-        title = f"what changed {self.title} from {chosen[0].text!r} to {chosen[1].text!r}"
+        names = required_activations(model.config.model)
+        caches = [check_no_nan(model.watch([sentence.ids], names)) for sentence in sentences]
+        hidden = [detach_float(cache["final_norm"][0]) for cache in caches]
+        old, new = (_word_mean(h, s) for h, s in zip(hidden, sentences, strict=True))
+        direction = F.normalize(new - old, dim=0)
+        components = []
+        head_values = []
+        for cache, final, sentence in zip(caches, hidden, sentences, strict=True):
+            directions = torch.zeros_like(final)
+            directions[sentence.word_positions] = direction / len(sentence.word_positions)
+            path = LinearPath(directions, direction.new_zeros(()))
+            values, layers = decompose_logit(model.net, cache, path)
+            components.append(values)
+            head_values.append(torch.stack([layer["attention"].heads for layer in layers]))
+        changes = torch.stack([components[1][name] - components[0][name] for name in components[1]])
         return ContextDifference(
-            values,
-            (Axis.from_labels("part", list(new)),),
-            title,
+            changes,
+            (Axis.from_labels("component", list(components[1])),),
+            f"difference of {self.title} between {sentences[0].text!r} and {sentences[1].text!r}",
             "change",
             signed=True,
-            note=note,
-            head_values=by_head,
+            note=f"contributions to the difference, which sum to {float(changes.sum()):.4f}",
+            head_values=head_values[1] - head_values[0],
         )
 
-    @property
-    def _side(self) -> InputSide:
-        assert self.side is not None
-        return self.side
 
-
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ContextDifference(View):
-    """A value for each part; they add up to the distance."""
+    """A value for each component; they sum to the distance."""
 
-    head_values: Tensor | None = None
+    head_values: Tensor  # layer head
 
     def by_head(self) -> View:
-        """layer × head: what each head has added to the change; its bias aside."""
-        assert self.head_values is not None
-        axes = (
-            Axis.from_labels("layer", self.head_values.shape[0]),
-            Axis.from_labels("head", self.head_values.shape[1]),
-        )
+        """layer × head: the contribution of each head, without biases."""
         return View(
             self.head_values,
-            axes,
+            (
+                Axis.from_labels("layer", self.head_values.shape[0]),
+                Axis.from_labels("head", self.head_values.shape[1]),
+            ),
             f"{self.title}, by head",
             self.value_name,
             signed=True,
@@ -161,92 +129,96 @@ class ContextDifference(View):
         )
 
 
-@check_arguments
 def context(model: "Model", word: str, sentences: Sequence[str]) -> ContextSimilarity:
-    """How alike a word is in each two of some sentences, layer by layer.
+    """How similar a word's vectors are in each pair of sentences, layer by layer.
 
-    A word of several tokens is the mean of them; where a sentence has it several times, the last is meant, which has
-    read most. An encoder-decoder is looked at where it reads: in its encoder.
+    The vector of a word with several tokens is their mean; of several occurrences the last one
+    counts, which has read the most. In an encoder-decoder it is the encoder that reads.
     """
+    check_model(model)
     if not isinstance(sentences, list | tuple) or len(sentences) < 2:
-        raise ClearheadError("a word is compared in two sentences or more; give a list of them.")
+        raise ClearheadError("sentences must be a list of at least two sentences.")
     side = InputSide(model)
-    readings = tuple(_reading(side, word, text) for text in sentences)
-    prefix = _prefix(side)
-    names = [
-        f"{prefix}embed",
-        *(f"{prefix}blocks.{i}.resid_post" for i in range(len(side.stack.blocks))),
-    ]
-    runs = [
-        torch.stack([_of_word(v, reading) for v in _read(side, reading, names)])
-        for reading in readings
-    ]
-    values = torch.stack(
-        [F.cosine_similarity(runs[a], runs[b], dim=-1) for a, b in _pairs(runs)], dim=-1
-    )
-    layers = ["start", *(f"layer {i}" for i in range(len(side.stack.blocks)))]
-    axes = (
-        Axis.from_labels("layer", layers),
-        Axis.from_labels("pair", [f"{a}·{b}" for a, b in _pairs(runs)]),
-    )
-    blind = "; a decoder does not read what follows the word" if side.stack.is_causal else ""
-    note = f"cosine of the word's vectors; {_listed(readings)}{blind}"
+    located = tuple(_find_word(side, word, text) for text in sentences)
+    n_layers = len(side.stack.blocks)
+    names = [f"{side.prefix}blocks.{i}.resid_post" for i in range(n_layers)]
+    names.insert(0, f"{side.prefix}full_embed")
+    cosines = _pairwise_cosines([torch.stack(_word_vectors(side, s, names)) for s in located])
+    note = f"cosine similarity of the word's vectors; {_numbered(located)}"
+    if side.stack.is_causal:
+        note += "; a decoder does not read what follows the word"
     return ContextSimilarity(
-        values, axes, repr(word), "cosine", signed=True, vmax=1.0, note=note, side=side, sentences=readings
-    )  # fmt: skip
+        values=cosines,
+        axes=(
+            Axis.from_labels("layer", ["start", *(f"layer {i}" for i in range(n_layers))]),
+            Axis.from_labels("pair", [f"{a}·{b}" for a, b in _pairs(len(located))]),
+        ),
+        title=repr(word),
+        value_name="cosine",
+        signed=True,
+        vmax=1.0,
+        note=note,
+        side=side,
+        sentences=located,
+    )
 
 
-def _reading(side: InputSide, word: str, text: str) -> WordInSentence:
+def _find_word(side: InputSide, word: str, text: str) -> WordInSentence:
+    """The last occurrence of a word, ignoring case."""
     if not isinstance(word, str) or not word.strip() or not isinstance(text, str):
-        raise ClearheadError("a word and sentences are texts, and the word has a letter at least.")
-    found = [*re.finditer(rf"(?<!\w){re.escape(word.strip())}(?!\w)", text, re.IGNORECASE)]
-    if not found:
+        raise ClearheadError("the word and the sentences must be texts, and the word not empty.")
+    pattern = rf"(?<!\w){re.escape(word.strip())}(?!\w)"
+    matches = list(re.finditer(pattern, text, re.IGNORECASE))
+    if not matches:
         hint = suggest(word, dict.fromkeys(re.findall(r"\w+", text)))
         raise ClearheadError(f"{word!r} is not in {text!r:.80}; {hint}")
-    return locate_word(side, text, *found[-1].span())
+    return locate_word(side, text, *matches[-1].span())
 
 
 def locate_word(side: InputSide, text: str, start: int, end: int) -> WordInSentence:
-    """A sentence whose word stands between two of its characters."""
-    ids = list[int]()
-    spans = list[tuple[int, int]]()
-    for first, last, gap in split_at_masks(side.tokenizer, side.mask_token, text):
-        if gap is not None:
-            ids = [*ids, gap]
-            spans = [*spans, (first, last)]
+    """The tokens of a sentence, and which of them overlap the characters from `start` to `end`."""
+    ids: list[int] = []
+    spans: list[tuple[int, int]] = []
+    for chunk_start, chunk_end, mask_token in split_at_masks(side.tokenizer, side.mask_token, text):
+        if mask_token is not None:
+            ids.append(mask_token)
+            spans.append((chunk_start, chunk_end))
             continue
-        places = side.tokenizer.backend.encode(text[first:last], add_special_tokens=False)
-        if places.ids != side.tokenizer.encode(
-            text[first:last]
-        ):  # a text that spells out a special token
-            raise ClearheadError(f"{text!r:.80} holds a special token; leave it out.")
-        ids = [*ids, *places.ids]
-        spans = [*spans, *((first + a, first + b) for a, b in places.offsets)]
-    inside = [i for i, (a, b) in enumerate(spans) if a < end and b > start]
-    before = len(side.bos_tokens)
+        chunk = text[chunk_start:chunk_end]
+        encoding = side.tokenizer.backend.encode(chunk, add_special_tokens=False)
+        if encoding.ids != side.tokenizer.encode(chunk):
+            raise ClearheadError(f"{text!r:.80} contains a special token; remove it.")
+        ids += encoding.ids
+        spans += [(chunk_start + a, chunk_start + b) for a, b in encoding.offsets]
+    num_bos = len(side.bos_tokens)
     return WordInSentence(
-        text, [*side.bos_tokens, *ids, *side.sep_tokens], [before + i for i in inside], (start, end)
+        text,
+        ids=[*side.bos_tokens, *ids, *side.sep_tokens],
+        word_positions=[num_bos + i for i, (a, b) in enumerate(spans) if a < end and b > start],
+        char_span=(start, end),
     )
 
 
-def _read(side: InputSide, reading: WordInSentence, names: list[str]) -> list[Tensor]:
-    """Values of one sentence; a sentence is read alone."""
-    seen = side.watch([reading.ids], names)
-    return [seen[name][0].float().cpu() for name in names]
+def _word_vectors(side: InputSide, sentence: WordInSentence, names: list[str]) -> list[Tensor]:
+    """The mean of each activation over the word's tokens."""
+    cache = side.watch([sentence.ids], names)
+    return [_word_mean(cache[name][0].float().cpu(), sentence) for name in names]
 
 
-def _of_word(value: Tensor, reading: WordInSentence) -> Tensor:
-    """The mean over the word's tokens: of … × token × width."""
-    return value[..., reading.word_positions, :].mean(dim=-2)
+def _word_mean(value: Tensor, sentence: WordInSentence) -> Tensor:
+    """From … × token × d to … × d."""
+    return value[..., sentence.word_positions, :].mean(dim=-2)
 
 
-def _pairs(runs: Sequence[object]) -> list[tuple[int, int]]:
-    return list(combinations(range(len(runs)), 2))
+def _pairwise_cosines(values: Sequence[Tensor]) -> Tensor:
+    """From … × d of each sentence to … × pair."""
+    pairs = _pairs(len(values))
+    return torch.stack([F.cosine_similarity(values[a], values[b], dim=-1) for a, b in pairs], -1)
 
 
-def _prefix(side: InputSide) -> str:
-    return "encoder." if side.is_encoder else ""
+def _pairs(count: int) -> Iterator[tuple[int, int]]:
+    return combinations(range(count), 2)
 
 
-def _listed(readings: Sequence[WordInSentence]) -> str:
-    return "; ".join(f"{number}: {reading.text}" for number, reading in enumerate(readings))
+def _numbered(sentences: Sequence[WordInSentence]) -> str:
+    return "; ".join(f"{i}: {sentence.text}" for i, sentence in enumerate(sentences))

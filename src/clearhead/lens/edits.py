@@ -1,4 +1,4 @@
-"""Changes to a value on its way, for `edits={"blocks.2.attn.z": ablate(head=3)}`."""
+"""Edits of activations during a run: `edits={"blocks.2.attn.z": ablate(head=3)}`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,182 +8,184 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError, check_type
 from clearhead.hooks import Edit
-from clearhead.lens.activations import ActivationCache, check_arguments
+from clearhead.lens.activations import ActivationCache
 
 EditIndex = tuple[slice | int, ...]
 
 
 @dataclass(frozen=True)
 class ActivationEdit:
-    """A change of one head, of one token, or of the whole value. Tokens count from 0, or from the end below 0."""
+    """Edit of one head, one position, or a whole value; negative indices count from the end."""
 
-    new_value: Callable[
-        [Tensor, Tensor, str], Tensor
-    ]  # the part to change, the whole value, its name
+    new_value: Callable[[Tensor, Tensor, str], Tensor]  # (selected part, whole value, name)
     head: int | None
     position: int | None
-    is_per_token: bool = True  # whether it changes each token by itself, whatever the others are
-    uses_text_mean: bool = (
-        False  # whether it counts all tokens of a text, so that none may be padding
-    )
+    is_per_token: bool = True  # whether the edit of a token depends on nothing but that token
+    uses_text_mean: bool = False  # whether it averages over a text, which must not be padded
 
     def __call__(self, value: Tensor, name: str) -> Tensor:
-        where = self._where(value, name)
-        changed = value.clone()
-        changed[where] = self.new_value(value[where], value, name)
-        return changed
+        index = self.index(value, name)
+        edited = value.clone()
+        edited[index] = self.new_value(value[index], value, name)
+        return edited
 
-    def _where(self, value: Tensor, name: str) -> EditIndex:
-        by_head = value.dim() == 4
+    def index(self, value: Tensor, name: str) -> EditIndex:
+        """The part of a value that is edited."""
+        has_heads = value.dim() == 4
         if self.position is not None and value.dim() == 2:
             raise ClearheadError(
-                f"{name} is one row for the whole text; leave out token={self.position}."
+                f"{name} has one row per text, not one per token; omit position={self.position}."
             )
-        if self.head is not None and not by_head:
-            raise ClearheadError(f"{name} is not split by head; leave out head={self.head}.")
-        for word, index, size in (
-            ("head", self.head, value.shape[1]),
-            ("token", self.position, value.shape[-2]),
-        ):
-            if index is not None and (not isinstance(index, int) or not -size <= index < size):
-                raise ClearheadError(f"{name} has {size} {word}s; there is no {word} {index!r}.")
-        token = slice(None) if self.position is None else self.position
-        if not by_head:
-            return (slice(None), token)
-        return (slice(None), slice(None) if self.head is None else self.head, token)
+        if self.head is not None and not has_heads:
+            raise ClearheadError(f"{name} is not split by head; omit head={self.head}.")
+        _check_edit_index("head", self.head, value.shape[1], name)
+        _check_edit_index("token", self.position, value.shape[-2], name)
+        positions = slice(None) if self.position is None else self.position
+        if not has_heads:
+            return slice(None), positions
+        return slice(None), slice(None) if self.head is None else self.head, positions
 
 
-@check_arguments
+def _check_edit_index(noun: str, index: int | None, size: int, name: str) -> None:
+    if index is not None and (not isinstance(index, int) or not -size <= index < size):
+        raise ClearheadError(f"{name} has {size} {noun}s; there is no {noun} {index!r}.")
+
+
 def ablate(
     head: int | None = None,
     position: int | None = None,
     *,
     mean: bool | Mapping[str, Tensor] = False,
 ) -> ActivationEdit:
-    """Set to zero: one head of it, one token, or all of it.
+    """Set one head, one position, or all of a value to zero.
 
-    With `mean`, to the mean over the tokens of this text, or over all tokens of another run (its `seen` values).
+    With `mean=True`, set it to its mean over the tokens of the text (mean ablation); with another
+    run's activations, to the mean over all tokens of that run.
     """
+    check_type(mean, bool | Mapping, "mean=True or the activations of another run")
 
-    check_type(mean, bool | Mapping, "mean as True, or as the values of another run,")
-
-    def new(part: Tensor, value: Tensor, name: str) -> Tensor:
+    def new_value(part: Tensor, value: Tensor, name: str) -> Tensor:
         if not mean:
             return torch.zeros_like(part)
         if isinstance(mean, Mapping):
-            over = _token_mean(mean, name).to(value)
-            if over.shape[1:-2] != value.shape[1:-2] or over.shape[-1] != value.shape[-1]:
+            average = _token_mean(mean, name).to(value)
+            if average.shape[1:-2] != value.shape[1:-2] or average.shape[-1] != value.shape[-1]:
                 raise ClearheadError(
-                    f"{name} is {_shape_text(value)} here; the mean of the other run is {_shape_text(over)}."
+                    f"{name} has shape {_shape_text(value)}, but its mean over the other run has "
+                    f"shape {_shape_text(average)}."
                 )
         else:
-            over = value.mean(dim=-2, keepdim=True)
-        return over.expand_as(value)[change._where(value, name)]
+            average = value.mean(dim=-2, keepdim=True)
+        return average.expand_as(value)[edit.index(value, name)]
 
-    change = ActivationEdit(
-        new,
+    edit = ActivationEdit(
+        new_value,
         head,
         position,
         is_per_token=position is None and mean is not True,
         uses_text_mean=mean is True,
     )
-    return change
+    return edit
 
 
-@check_arguments
 def scale(factor: float, head: int | None = None, position: int | None = None) -> ActivationEdit:
-    """Multiply by `factor`: one head of it, one token, or all of it."""
+    """Multiply one head, one position, or all of a value by `factor`."""
     check_type(factor, int | float | Tensor, "a number to multiply by")
-    return ActivationEdit(
-        lambda part, value, name: part * factor, head, position, is_per_token=position is None
-    )
+
+    def new_value(part: Tensor, value: Tensor, name: str) -> Tensor:
+        return part * factor
+
+    return ActivationEdit(new_value, head, position, is_per_token=position is None)
 
 
-@check_arguments
 def replace(
     with_: Mapping[str, Tensor] | Tensor, head: int | None = None, position: int | None = None
 ) -> ActivationEdit:
-    """Put in what another run had there: its `seen` values, or a tensor of the same shape."""
-    check_type(with_, Mapping | Tensor, "what another run has seen, or a tensor,")
+    """Replace one head, one position, or all of a value by another run's, or by a tensor."""
+    check_type(with_, Mapping | Tensor, "the activations of another run or a tensor")
 
-    def new(part: Tensor, value: Tensor, name: str) -> Tensor:
+    def new_value(part: Tensor, value: Tensor, name: str) -> Tensor:
         other = with_ if isinstance(with_, Tensor) else _lookup(with_, name)
         if other.dim() == value.dim() > 2 and other.shape[-2] != value.shape[-2]:
-            here = value.shape[-2]
-            there = other.shape[-2]
             raise ClearheadError(
-                f"{name} is of {here} tokens here and of {there} in the other run; they need as many."
+                f"{name} has {value.shape[-2]} tokens in this run and {other.shape[-2]} in the "
+                "other; both runs need the same number of tokens."
             )
         if other.shape[1:] != value.shape[1:] or len(other) not in (1, len(value)):
             raise ClearheadError(
-                f"{name} is {_shape_text(value)} here and {_shape_text(other)} in the other run; they need one shape."
+                f"{name} has shape {_shape_text(value)} in this run and {_shape_text(other)} in "
+                "the other run; the shapes must be equal."
             )
-        return other.to(value)[change._where(other, name)]
+        return other.to(value)[edit.index(other, name)]
 
-    change = ActivationEdit(new, head, position, is_per_token=False)
-    return change
+    edit = ActivationEdit(new_value, head, position, is_per_token=False)
+    return edit
 
 
-def chain_edits(changes: Sequence[ActivationEdit]) -> ActivationEdit:
-    """Several changes of one value, each of what the one before has left."""
+def chain_edits(edits: Sequence[ActivationEdit]) -> ActivationEdit:
+    """Several edits of one value, applied one after another."""
 
-    def new(part: Tensor, value: Tensor, name: str) -> Tensor:
-        for change in changes:
-            value = change(value, name)
+    def new_value(part: Tensor, value: Tensor, name: str) -> Tensor:
+        for edit in edits:
+            value = edit(value, name)
         return value
 
-    alone = all(change.is_per_token for change in changes)
-    over_text = any(change.uses_text_mean for change in changes)
-    return ActivationEdit(new, None, None, alone, over_text)
+    return ActivationEdit(
+        new_value,
+        head=None,
+        position=None,
+        is_per_token=all(edit.is_per_token for edit in edits),
+        uses_text_mean=any(edit.uses_text_mean for edit in edits),
+    )
 
 
-def _token_mean(seen: Mapping[str, Tensor], name: str) -> Tensor:
-    """Over all tokens of all texts but padding."""
-    value = _lookup(seen, name)
+def _token_mean(activations: Mapping[str, Tensor], name: str) -> Tensor:
+    """The mean over all tokens of all texts, without padding."""
+    value = _lookup(activations, name)
     if value.dim() == 2:  # one row for each text
         return value.mean(dim=0, keepdim=True)
-    tokens = value.movedim(-2, 1)
-    real = seen.token_mask(name) if isinstance(seen, ActivationCache) else None
-    if real is None:
-        return tokens.flatten(0, 1).mean(dim=0)[None].unsqueeze(-2)
-    if tokens.shape[1] != real.shape[1]:
+    rows = value.movedim(-2, 1)
+    mask = activations.token_mask(name) if isinstance(activations, ActivationCache) else None
+    if mask is None:
+        return rows.flatten(0, 1).mean(dim=0)[None].unsqueeze(-2)
+    if rows.shape[1] != mask.shape[1]:
         raise ClearheadError(
-            f"the other run kept a part of {name}, and which of it is padding is not known."
+            f"the other run kept only part of {name}, so its padding is unknown; watch it whole."
         )
-    return tokens.expand(len(real), *tokens.shape[1:])[real].mean(dim=0)[None].unsqueeze(-2)
+    return rows.expand(len(mask), *rows.shape[1:])[mask].mean(dim=0)[None].unsqueeze(-2)
 
 
-def _lookup(seen: Mapping[str, Tensor], name: str) -> Tensor:
-    if name not in seen:
-        raise ClearheadError(f"the other run did not keep {name}; watch it there first.")
-    return seen[name]
+def _lookup(activations: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in activations:
+        raise ClearheadError(f"{name} was not watched in the other run; add it to its names.")
+    return activations[name]
 
 
 def checked_edit(function: Callable[..., Tensor]) -> Edit:
-    """Any function of a tensor, or one of the changes above, held to the value's shape.
+    """An edit from any function of a tensor; raises if the function changes the shape.
 
-    It gets a copy: what it does in place must not reach other values that share the memory.
+    The function gets a copy: an in-place change must not reach other values that share memory.
     """
     if not callable(function):
         raise ClearheadError(
-            f"an edit is a function of a tensor, or ablate, scale, replace; not {type(function).__name__}."
+            "an edit must be ablate(…), scale(…), replace(…) or a function of a tensor, "
+            f"got {type(function).__name__}."
         )
 
     def edit(value: Tensor, name: str) -> Tensor:
-        changed = (
-            function(value, name)
-            if isinstance(function, ActivationEdit)
-            else function(value.clone())
-        )
-        if not isinstance(changed, Tensor) or changed.shape != value.shape:
-            got = _shape_text(changed) if isinstance(changed, Tensor) else type(changed).__name__
+        if isinstance(function, ActivationEdit):
+            edited = function(value, name)
+        else:
+            edited = function(value.clone())
+        if not isinstance(edited, Tensor) or edited.shape != value.shape:
+            got = _shape_text(edited) if isinstance(edited, Tensor) else type(edited).__name__
             raise ClearheadError(
-                f"the edit of {name} must return a tensor of {_shape_text(value)}, not {got}."
+                f"the edit of {name} must return a tensor of shape {_shape_text(value)}, got {got}."
             )
-        return changed
+        return edited
 
     return edit
 
 
 def _shape_text(value: Tensor) -> str:
-    return " x ".join(map(str, value.shape))
+    return " × ".join(map(str, value.shape))

@@ -1,12 +1,12 @@
-"""The logit lens: what the model would answer if it stopped after each layer.
+"""Logit lens: what the model would predict if it stopped after each layer.
 
-The residual stream after a layer goes through the last norm and the head as if it were the end. Row 0 is the stream
-before the first block, the last row is the model's own answer.
+The residual stream after each layer goes through the final norm and the head. Row 0 is the stream
+before the first block; the last row is the model's own prediction.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,10 +16,11 @@ from clearhead.errors import ClearheadError
 from clearhead.hooks import NO_HOOKS, Hooks
 from clearhead.lens.activations import (
     answer_position,
-    check_arguments,
+    check_model,
     check_no_nan,
     check_token,
-    check_top,
+    check_top_k,
+    has_pooled_head,
     output_labels,
     watch_single_text,
 )
@@ -27,24 +28,24 @@ from clearhead.lens.view import Axis, View
 from clearhead.model.transformer import Transformer
 
 if TYPE_CHECKING:
-    from clearhead.api import Model
+    from clearhead.api import Edits, MediaInput, Model, TextInput
 
-RESIDUAL_STREAMS = ("blocks.0.resid_pre", "blocks.*.resid_post")  # what must be watched for it
+RESIDUAL_STREAMS = ("blocks.0.resid_pre", "blocks.*.resid_post")  # the activations it needs
 DEFAULT_TOP_K = 5
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LogitLens(View):
-    """The likeliest answers: layer × position × rank. Its picture has the first of each, layers down, positions across.
+    """The top predictions, layer × position × rank; drawn with the first of each.
 
-    A head that answers once for a whole text has one position.
+    A head that gives one prediction for a whole text has one position.
     """
 
     ids: Tensor
-    probabilities: Tensor  # of a head that gives a number, the number
+    probabilities: Tensor  # the prediction itself, for a regression head
     label_of: Callable[[int], str]
     head: c.Head
-    default_position: int  # the position that is looked at where none is named
+    default_position: int
 
     @classmethod
     def from_top_k(
@@ -52,120 +53,128 @@ class LogitLens(View):
         tokens: Sequence[str],
         ids: Tensor,
         probabilities: Tensor,
-        word: Callable[[int], str],
+        label_of: Callable[[int], str],
         head: c.Head,
-        asked: int = -1,
+        default_position: int = -1,
     ) -> "LogitLens":
         """From ids and probabilities, layer × position × rank."""
-        number = isinstance(head, c.RegressionHead)
-        answer = "answer" if number else "likeliest answer, and its probability,"
+        is_regression = isinstance(head, c.RegressionHead)
+        prediction = "prediction" if is_regression else "top prediction and its probability"
         return cls(
-            probabilities[:, :, 0],
-            (
+            values=probabilities[:, :, 0],
+            axes=(
                 Axis.from_labels("layer", ["start", *map(str, range(len(ids) - 1))]),
                 Axis.from_labels("token", tokens),
             ),
-            "logit lens",
-            "number" if number else "probability",
-            signed=number,
-            vmax=None if number else 1.0,
-            words=tuple(tuple(map(word, layer)) for layer in ids[:, :, 0].tolist()),
-            note=f"the {answer} if the model stopped after that layer",
+            title="logit lens",
+            value_name="number" if is_regression else "probability",
+            signed=is_regression,
+            vmax=None if is_regression else 1.0,
+            words=tuple(tuple(map(label_of, row)) for row in ids[:, :, 0].tolist()),
+            note=f"the {prediction} if the model stopped after that layer",
             ids=ids,
             probabilities=probabilities,
-            label_of=word,
+            label_of=label_of,
             head=head,
-            default_position=asked,
+            default_position=default_position,
         )
 
     def top_predictions(self, position: int | None = None) -> list[list[tuple[str, float]]]:
-        """For each layer the likeliest answers at a position, with their probabilities, the first one first."""
-        position = self._at(position)
-        ids = self.ids[:, position].tolist()
-        shares = self.probabilities[:, position].tolist()
+        """For each layer the top predictions at a position with their probabilities, best first."""
+        index = self._position_index(position)
         return [
-            [(self.label_of(i), p) for i, p in zip(*layer, strict=True)]
-            for layer in zip(ids, shares, strict=True)
+            [(self.label_of(i), p) for i, p in zip(ids, probabilities, strict=True)]
+            for ids, probabilities in zip(
+                self.ids[:, index].tolist(), self.probabilities[:, index].tolist(), strict=True
+            )
         ]
 
     def final_predictions(self, position: int | None = None) -> View:
-        """The model's own likeliest answers at a position."""
-        token = self.axes[1].labels[self._at(position)]
-        best = self.top_predictions(position)[-1]
-        axis = Axis.from_labels("answer", [word for word, _ in best])
-        values = torch.tensor([share for _, share in best])
-        title = (
-            f"likeliest answers {answer_preposition(self.head)} {token!r}"
-            if token
-            else "likeliest answers"
+        """The model's own top predictions at a position."""
+        token = self.axes[1].labels[self._position_index(position)]
+        labels, probabilities = zip(*self.top_predictions(position)[-1], strict=True)
+        title = "top predictions"
+        if token:
+            title += f" {answer_preposition(self.head)} {token!r}"
+        return View(
+            torch.tensor(probabilities),
+            (Axis.from_labels("answer", labels),),
+            title,
+            self.value_name,
+            signed=self.signed,
+            vmax=self.vmax,
         )
-        return View(values, (axis,), title, self.value_name, signed=self.signed, vmax=self.vmax)
 
     def __str__(self) -> str:
         return str(self.terminal())
 
-    def _at(self, position: int | None) -> int:
-        return check_token(
-            self.default_position if position is None else position, self.ids.shape[1]
-        )
+    def _position_index(self, position: int | None) -> int:
+        if position is None:
+            position = self.default_position
+        return check_token(position, self.ids.shape[1])
 
 
-@check_arguments
 def logit_lens(
-    model: "Model", x: Any = None, *, top: int = DEFAULT_TOP_K, **given: Any
+    model: "Model",
+    x: "TextInput | None" = None,
+    *,
+    top_k: int = DEFAULT_TOP_K,
+    source: "TextInput | None" = None,
+    images: "MediaInput | None" = None,
+    audio: "MediaInput | None" = None,
+    edits: "Edits | None" = None,
 ) -> LogitLens:
-    """The `top` likeliest answers after each layer, for one text (or picture, or sound)."""
+    """The `top_k` predictions after each layer, for one text, image or audio clip."""
+    check_model(model)
     head = model.config.model.head
     if isinstance(head, c.NoHead):
-        raise ClearheadError(
-            "this model has no head, so there is no answer to look for; hidden states have no words."
-        )
-    check_top(top)
-    seen = watch_single_text(model, x, RESIDUAL_STREAMS, given)
+        raise ClearheadError("this model has no head, so hidden states give no predictions.")
+    check_top_k(top_k)
+    cache = watch_single_text(
+        model, x, RESIDUAL_STREAMS, source=source, images=images, audio=audio, edits=edits
+    )
     with torch.no_grad():
-        hooks = model.make_hooks((), given.get("edits"))
-        ids, shares = (found[0].cpu() for found in apply_head(model.net, seen, None, top, hooks))
-    check_no_nan({"the logits": shares})
-    pooled = isinstance(head, c.ClassificationHead | c.RegressionHead)
-    asked = answer_position(model, None, x, given)
-    across = [""] if pooled else seen.tokens
+        hooks = model.make_hooks((), edits)
+        ids, probabilities = apply_head(model.net, cache, None, top_k, hooks)
+    check_no_nan({"the logits": probabilities})
+    position = answer_position(model, None, x, source=source, images=images, audio=audio)
     return LogitLens.from_top_k(
-        across,
-        ids,
-        shares,
+        [""] if has_pooled_head(model.config.model) else cache.tokens,
+        ids[0].cpu(),
+        probabilities[0].cpu(),
         lambda i: output_labels(model.config, model.tokenizer, [i])[0],
         head,
-        asked,
+        position,
     )
 
 
 def apply_head(
     net: Transformer,
-    values: Mapping[str, Tensor],
+    activations: Mapping[str, Tensor],
     segment_ids: Tensor | None,
-    top: int,
+    top_k: int,
     hooks: Hooks = NO_HOOKS,
 ) -> tuple[Tensor, Tensor]:
-    """Ids and probabilities of the likeliest answers, batch × layer × position × rank. One layer's logits at a time."""
-    found = []
-    for name in (
-        RESIDUAL_STREAMS[0],
-        *(f"blocks.{i}.resid_post" for i in range(net.config.n_layers)),
-    ):
-        logits = net.compute_logits(
-            hooks("final_norm", net.final_norm(values[name])), segment_ids, hooks
-        ).float()
-        shares = logits if isinstance(net.config.head, c.RegressionHead) else logits.softmax(dim=-1)
-        best = shares.topk(min(top, shares.shape[-1]))
-        found.append(
-            (best.indices, best.values)
-            if logits.dim() == 3
-            else (best.indices[:, None], best.values[:, None])
-        )
-    ids, shares = (torch.stack(parts, dim=1) for parts in zip(*found, strict=True))
-    return ids, shares
+    """Ids and probabilities of the top predictions, batch × layer × position × rank.
+
+    Holds the logits of one layer at a time.
+    """
+    ids_by_layer = []
+    probabilities_by_layer = []
+    streams = (RESIDUAL_STREAMS[0], *(f"blocks.{i}.resid_post" for i in range(net.config.n_layers)))
+    for name in streams:
+        hidden = hooks("final_norm", net.final_norm(activations[name]))
+        logits = net.compute_logits(hidden, segment_ids, hooks).float()
+        if logits.dim() == 2:  # one row for each text
+            logits = logits[:, None]
+        is_regression = isinstance(net.config.head, c.RegressionHead)
+        probabilities = logits if is_regression else logits.softmax(dim=-1)
+        best = probabilities.topk(min(top_k, probabilities.shape[-1]))
+        ids_by_layer.append(best.indices)
+        probabilities_by_layer.append(best.values)
+    return torch.stack(ids_by_layer, dim=1), torch.stack(probabilities_by_layer, dim=1)
 
 
 def answer_preposition(head: c.Head) -> str:
-    """How an answer stands to the token whose hidden state it is made of."""
+    """A masked language model predicts the token at a position, others the one after it."""
     return "at" if isinstance(head, c.MLMHead) else "after"

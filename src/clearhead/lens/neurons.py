@@ -1,4 +1,4 @@
-"""The neurons of a feed-forward layer, with the places in a corpus that excite them most."""
+"""Max activating examples: the tokens of a corpus on which a feed-forward neuron is most active."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,142 +11,144 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.data.readers import read_lines
 from clearhead.errors import ClearheadError, suggest_file
-from clearhead.lens.activations import check_arguments, check_layer, check_no_nan, check_top
+from clearhead.lens.activations import check_layer, check_model, check_no_nan, check_top_k
 from clearhead.lens.view import Axis, Row, View
 from clearhead.progress import progress_bar
 
 if TYPE_CHECKING:
     from clearhead.api import Model
 
-TEXTS_PER_BATCH = 16  # texts in one batch
-CONTEXT_TOKENS = 8  # tokens that are shown on either side
+TEXTS_PER_BATCH = 16
+CONTEXT_TOKENS = 8  # tokens shown on either side of the active one
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MaxActivatingExamples(View):
-    """neuron × rank: how strongly each was excited, with the text around the token, which stands in ‹ ›."""
+    """neuron × rank: the activation, and the text around the token, which stands in ‹ ›."""
 
     def table(self) -> list[Row]:
-        """A row for each neuron and rank: how strongly it was excited, and the text."""
+        """A row for each neuron and rank: the activation and the text."""
         neurons, ranks = (axis.labels for axis in self.axes)
+        words = self.words or ()
         return [
             {
                 "neuron": neuron,
                 "rank": rank,
                 self.value_name: float(self.values[i, j]),
-                "text": (self.words or ())[i][j],
+                "text": words[i][j],
             }
             for i, neuron in enumerate(neurons)
             for j, rank in enumerate(ranks)
         ]
 
 
-@check_arguments
 def max_activating_examples(
     model: "Model",
     layer: int,
     corpus: str | Path | Sequence[str],
     neurons: int | Sequence[int],
     *,
-    top: int = 5,
+    top_k: int = 5,
 ) -> MaxActivatingExamples:
-    """The tokens of a corpus (texts, or a file with one in each line) where those neurons are highest after f.
+    """The tokens on which these neurons are most active, after the activation function.
 
-    A text longer than the model's context is read in pieces.
+    The corpus is a list of texts, or a text file with one on each line. A text longer than the
+    context is read in chunks.
     """
+    check_model(model)
     m = model.config.model
     layer = check_layer(layer, m.n_layers)
-    wanted = list(neurons) if isinstance(neurons, list | tuple | range) else [neurons]
-    for neuron in wanted:
+    indices = list(neurons) if isinstance(neurons, list | tuple | range) else [neurons]
+    for neuron in indices:
         if type(neuron) is not int or not 0 <= neuron < m.d_ff:
             raise ClearheadError(
                 f"there is no neuron {neuron}; the layer has neurons 0 to {m.d_ff - 1}."
             )
-    if not wanted:
-        raise ClearheadError("at least one neuron is needed.")
-    check_top(top)
+    if not indices:
+        raise ClearheadError("neurons must name at least one neuron.")
+    check_top_k(top_k)
     if isinstance(m.architecture, c.EncoderDecoder) or not isinstance(m.input, c.Tokens):
-        raise ClearheadError(
-            "a corpus excites neurons of a model that reads text alone; this one reads something else."
-        )
-    texts = _texts(model, corpus)
+        raise ClearheadError("max_activating_examples needs a decoder or encoder of text.")
+    texts = _encode_corpus(model, corpus)
     batches = [texts[i : i + TEXTS_PER_BATCH] for i in range(0, len(texts), TEXTS_PER_BATCH)]
     name = f"blocks.{layer}.ffn.post"
-    best = _Best(len(wanted), top)
+    best = _TopActivations(len(indices), top_k)
     for batch in progress_bar(batches, len(batches), f"{len(texts)} texts"):
-        seen = check_no_nan(model.watch(batch, {name: lambda value: value[..., wanted]}))
-        value = seen[name].float().cpu()  # text token neuron
-        for ids, excited in zip(batch, value, strict=True):
-            best.take(ids, excited[: len(ids)].mT)
-    words = tuple(tuple(_around(model, ids, at) for ids, at in row) for row in best.places)
-    axes = (
-        Axis.from_labels("neuron", [str(neuron) for neuron in wanted]),
-        Axis.from_labels("rank", best.values.shape[1]),
-    )
+        cache = check_no_nan(model.watch(batch, {name: lambda value: value[..., indices]}))
+        activations = cache[name].float().cpu()  # text token neuron
+        for ids, text_activations in zip(batch, activations, strict=True):
+            best.update(ids, text_activations[: len(ids)].mT)
     return MaxActivatingExamples(
         best.values,
-        axes,
-        f"layer {layer}, what excites its neurons",
-        "excited",
+        (
+            Axis.from_labels("neuron", [str(neuron) for neuron in indices]),
+            Axis.from_labels("rank", best.values.shape[1]),
+        ),
+        title=f"layer {layer}, max activating examples",
+        value_name="activation",
         signed=True,
-        words=words,
+        words=tuple(
+            tuple(_excerpt(model, *location) for location in row) for row in best.locations
+        ),
     )
 
 
-class _Best:
-    """The highest values so far of each neuron, and where they were."""
+class _TopActivations:
+    """The largest activations of each neuron so far, and the tokens they belong to."""
 
-    def __init__(self, neurons: int, top: int) -> None:
-        self.top = top
-        self.values = torch.empty(neurons, 0)
-        self.places: list[list[tuple[list[int], int]]] = [[] for _ in range(neurons)]
+    def __init__(self, num_neurons: int, top_k: int) -> None:
+        self.top_k = top_k
+        self.values = torch.empty(num_neurons, 0)
+        # of each neuron: text and position
+        self.locations: list[list[tuple[list[int], int]]] = [[] for _ in range(num_neurons)]
 
-    def take(self, ids: list[int], excited: Tensor) -> None:
-        """neuron × token of one text."""
-        found = excited.topk(min(self.top, len(ids)), dim=1)
-        values = torch.cat((self.values, found.values), dim=1)
-        order = values.argsort(dim=1, descending=True, stable=True)[:, : self.top]
+    def update(self, ids: list[int], activations: Tensor) -> None:
+        """Add the activations of one text, neuron × token."""
+        candidates = activations.topk(min(self.top_k, len(ids)), dim=1)
+        values = torch.cat((self.values, candidates.values), dim=1)
+        order = values.argsort(dim=1, descending=True, stable=True)[:, : self.top_k]
         self.values = values.gather(1, order)
-        for i, kept in enumerate(order.tolist()):
-            known = [*self.places[i], *((ids, at) for at in found.indices[i].tolist())]
-            self.places[i] = [known[k] for k in kept]
+        for neuron, best in enumerate(order.tolist()):
+            new = [(ids, position) for position in candidates.indices[neuron].tolist()]
+            locations = [*self.locations[neuron], *new]
+            self.locations[neuron] = [locations[i] for i in best]
 
 
-def _texts(model: "Model", corpus: str | Path | Sequence[str]) -> list[list[int]]:
+def _encode_corpus(model: "Model", corpus: str | Path | Sequence[str]) -> list[list[int]]:
+    """The token ids of each text, in chunks no longer than the context."""
     if isinstance(corpus, str | Path):
         path = Path(corpus)
         if not path.is_file():
             raise ClearheadError(
-                f"there is no file {str(path)!r:.80}{suggest_file(path)}; a corpus is a list of texts, or a file of lines."
+                f"there is no file {str(path)!r:.80}{suggest_file(path)}; "
+                "corpus must be a list of texts, or a text file."
             )
         corpus = list(read_lines(path))
     if not isinstance(corpus, Sequence) or not all(isinstance(text, str) for text in corpus):
-        raise ClearheadError("a corpus is a list of texts, or a file of lines.")
-    room = model.config.model.context_length
-    pieces = list[list[int]]()
+        raise ClearheadError("corpus must be a list of texts, or a text file.")
+    context_length = model.config.model.context_length
+    chunks: list[list[int]] = []
     for text in corpus:
         if text.strip():
-            ids = _encoded(model, text)
-            pieces += [ids[i : i + room] for i in range(0, len(ids), room)]
-    if not pieces:
+            ids = _encode(model, text)
+            chunks += [ids[i : i + context_length] for i in range(0, len(ids), context_length)]
+    if not chunks:
         raise ClearheadError("the corpus is empty; give at least one text.")
-    return pieces
+    return chunks
 
 
-def _encoded(model: "Model", text: str) -> list[int]:
+def _encode(model: "Model", text: str) -> list[int]:
     if model.tokenizer is None:
         raise ClearheadError("this model has no tokenizer, so it cannot read a corpus.")
-    return [
-        *model.config.inference.bos_tokens,
-        *model.tokenizer.encode(text),
-        *model.config.inference.sep_tokens,
-    ]
+    inference = model.config.inference
+    return [*inference.bos_tokens, *model.tokenizer.encode(text), *inference.sep_tokens]
 
 
-def _around(model: "Model", ids: list[int], at: int) -> str:
+def _excerpt(model: "Model", ids: list[int], position: int) -> str:
+    """The text around a token, which is put in ‹ ›."""
     assert model.tokenizer is not None
-    before = ids[max(0, at - CONTEXT_TOKENS) : at]
-    token = ids[at : at + 1]
-    after = ids[at + 1 : at + 1 + CONTEXT_TOKENS]
-    texts = [model.tokenizer.decode(part) if part else "" for part in (before, token, after)]
-    return " ".join(f"{texts[0]}‹{texts[1]}›{texts[2]}".split())
+    start = max(0, position - CONTEXT_TOKENS)
+    end = position + 1 + CONTEXT_TOKENS
+    parts = ids[start:position], ids[position : position + 1], ids[position + 1 : end]
+    before, token, after = (model.tokenizer.decode(part) if part else "" for part in parts)
+    return " ".join(f"{before}‹{token}›{after}".split())

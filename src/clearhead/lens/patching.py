@@ -1,14 +1,15 @@
-"""One text's way through a model, to be taken again from any block, changed in many ways side by side.
+"""Ablation and activation patching: many edits of a run, and the effect of each on the answer.
 
-What comes before a change is the same for all, so it is computed once; each change then is a row of a batch.
+What comes before an edit is the same for all, so it is computed once; the edits then are the rows
+of a batch.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,367 +17,394 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.data.batch import Batch
 from clearhead.errors import ClearheadError
-from clearhead.hooks import Edit, Recorder, force_eager
+from clearhead.hooks import Edit, Hooks, Recorder, force_eager
 from clearhead.lens.activations import (
     activation_table,
     answer_position,
-    check_arguments,
+    check_model,
     check_no_nan,
-    check_top,
+    check_single_text,
+    check_top_k,
     first_text_labels,
+    has_pooled_head,
+    is_source_activation,
     matching_names,
     single_text,
 )
-from clearhead.lens.attribution import AnswerToken, logit_target
+from clearhead.lens.attribution import AnswerToken, LogitTarget, logit_target
 from clearhead.lens.edits import ablate, checked_edit, replace
 from clearhead.lens.view import Axis, View
 from clearhead.model.attention import NO_MASK
 from clearhead.model.kv_cache import NO_CACHE
-from clearhead.model.transformer import Block, BlockInputs, Transformer
+from clearhead.model.transformer import Block, BlockInputs, Stack, Transformer
 from clearhead.progress import progress_bar
 
 if TYPE_CHECKING:
-    from clearhead.api import Model
+    from clearhead.api import MediaInput, Model, TextInput
+    from clearhead.lens.activations import ModelInputs
 
-# ---- resumed: One text's way through a model, to be taken again from any block, changed in many ways side by side.
+LogitMetric = Callable[[Tensor], Tensor]  # from row × outputs to row
+NamedEdit = tuple[str, Edit]  # an activation and its edit
+MAX_BATCH_TOKENS = 4096  # 512 took 1.7 times as long, 8192 as long
+SPLITS = ("head", "position")
 
-NamedEdit = tuple[str, Edit]  # the name of a value, and what becomes of it
+
+def resume_blocks(
+    stack: Stack, x: Tensor, layers: range, encoder_output: Tensor | None, hooks: Hooks
+) -> Tensor:
+    """Run some blocks of a stack from the residual stream before them, without a cache."""
+    position_ids, key_positions, mask = stack.positions_and_mask(x, None, None, None)
+    n_layers = len(stack.blocks)
+    positions = stack.position.layer_positions(position_ids, key_positions, n_layers)
+    for i in layers:
+        block = stack.blocks[i]
+        assert isinstance(block, Block)
+        inputs = BlockInputs(positions[i], mask, NO_CACHE, encoder_output, NO_MASK, NO_CACHE)
+        x = block(x, inputs, hooks.scope("blocks", i))
+    return x
 
 
 class ResumableForward:
-    """Takes the way once, unchanged, and keeps the stream before every block."""
+    """A forward pass of one text that keeps the residual stream before every block."""
 
     def __init__(self, net: Transformer, batch: Batch) -> None:
-        if len(batch.inputs) != 1:
-            raise ClearheadError(f"this changes one text at a time, not {len(batch.inputs)}.")
+        check_single_text(batch.inputs)
         self.net = net
         self.batch = batch
         self.n_layers = net.config.n_layers
-        last = f"blocks.{self.n_layers - 1}.resid_post"
-        watch = Recorder(["blocks.*.resid_pre", last])
+        names = [f"blocks.{i}.resid_pre" for i in range(self.n_layers)]
+        names.append(f"blocks.{self.n_layers - 1}.resid_post")
+        recorder = Recorder(names)
         with torch.no_grad(), force_eager():
             self.encoder_output = None if batch.source is None else net.encode(batch.source)
-            self.logits = net.compute_logits(
-                net(
-                    batch.inputs,
-                    token_type_ids=batch.token_type_ids,
-                    encoder_output=self.encoder_output,
-                    hooks=watch,
-                )
-            )[0].float()
+            hidden = net(
+                batch.inputs,
+                token_type_ids=batch.token_type_ids,
+                encoder_output=self.encoder_output,
+                hooks=recorder,
+            )
+            self.logits = net.compute_logits(hidden)[0].float()
         check_no_nan({"the logits": self.logits})
-        self.residuals = [
-            *(watch.values[f"blocks.{i}.resid_pre"] for i in range(self.n_layers)),
-            watch.values[last],
-        ]
+        self.residuals = [recorder.values[name] for name in names]
 
     def axis_sizes(self, name: str) -> dict[str, int]:
-        """How many heads a value has, if it has any, and how many tokens."""
+        """The number of heads (if it has any) and positions of an activation."""
         m = self.net.config
-        words = activation_table(self.net.config)[name].shape.split()
-        heads = {"head": m.attention.n_heads, "kv_head": m.n_kv_heads}.get(words[1])
-        tokens = (
-            self.encoder_output
-            if is_source_activation(m, name) and self.encoder_output is not None
-            else self.residuals[0]
-        )
-        return {**({} if heads is None else {"head": heads}), "token": tokens.shape[1]}
+        dimensions = activation_table(m)[name].shape.split()
+        tokens = self.residuals[0]
+        if is_source_activation(m, name) and self.encoder_output is not None:
+            tokens = self.encoder_output
+        sizes = {"position": tokens.shape[1]}
+        if "head" in dimensions:
+            sizes["head"] = m.attention.n_heads
+        elif "kv_head" in dimensions:
+            sizes["head"] = m.n_kv_heads
+        return sizes
 
     def first_block(self, name: str) -> int:
-        """The block from which a change of that value matters; −1 where it must be taken from the beginning."""
+        """The block to resume from after an edit of this activation; −1 for the very beginning."""
         first, _, rest = name.partition(".")
         if first == "blocks":
             return int(rest.partition(".")[0])
         return self.n_layers if name == "final_norm" else -1
 
     @torch.no_grad()
-    def run_edited(self, start: int, rows: Sequence[NamedEdit], at: int) -> Tensor:
-        """The logits at a token (or of the whole text) after each change: row × outputs."""
-        hooks = Recorder(edits=edits_by_row(rows))
-        count = len(rows)
+    def run_edited(self, start: int, edits: Sequence[NamedEdit], position: int) -> Tensor:
+        """The logits at a position (or of the whole text) after each edit: row × outputs."""
+        hooks = Recorder(edits=edits_by_row(edits))
+        num_rows = len(edits)
         with force_eager():
             if start < 0:
-                ids, kinds, source = (
-                    _repeated(x, count)
-                    for x in (self.batch.inputs, self.batch.token_type_ids, self.batch.source)
+                hidden = self.net(
+                    _repeat(self.batch.inputs, num_rows),
+                    token_type_ids=_repeat_optional(self.batch.token_type_ids, num_rows),
+                    source=_repeat_optional(self.batch.source, num_rows),
+                    hooks=hooks,
                 )
-                assert ids is not None
-                hidden = self.net(ids, token_type_ids=kinds, source=source, hooks=hooks)
             else:
-                hidden = self._from(start, count, hooks)
-            if isinstance(self.net.config.head, c.ClassificationHead | c.RegressionHead):
+                x = resume_blocks(
+                    self.net,
+                    _repeat(self.residuals[start], num_rows),
+                    range(start, self.n_layers),
+                    _repeat_optional(self.encoder_output, num_rows),
+                    hooks,
+                )
+                hidden = hooks("final_norm", self.net.final_norm(x))
+            if has_pooled_head(self.net.config):
                 return self.net.compute_logits(hidden).float()
-            return self.net.compute_logits(hidden[:, at : at + 1])[:, 0].float()
-
-    def _from(self, start: int, count: int, hooks: Recorder) -> Tensor:
-        x = self.residuals[start].expand(count, -1, -1)
-        encoded = _repeated(self.encoder_output, count)
-        at, keys, mask = self.net.positions_and_mask(x, None, None, None)
-        places = self.net.position.layer_positions(at, keys, self.n_layers)
-        for i in range(start, self.n_layers):
-            block: Block = self.net.blocks[i]  # type: ignore[assignment]
-            x = block(
-                x,
-                BlockInputs(places[i], mask, NO_CACHE, encoded, NO_MASK, NO_CACHE),
-                hooks.scope("blocks", i),
-            )
-        return hooks("final_norm", self.net.final_norm(x))
+            return self.net.compute_logits(hidden[:, position : position + 1])[:, 0].float()
 
 
-def _repeated(x: Tensor | None, count: int) -> Tensor | None:
-    return None if x is None else x.expand(count, *x.shape[1:])
+def _repeat(x: Tensor, num_rows: int) -> Tensor:
+    return x.expand(num_rows, *x.shape[1:])
 
 
-def edits_by_row(rows: Sequence[NamedEdit]) -> dict[str, Edit]:
-    """One edit for each name, which changes each row in its own way."""
+def _repeat_optional(x: Tensor | None, num_rows: int) -> Tensor | None:
+    return None if x is None else _repeat(x, num_rows)
+
+
+def edits_by_row(edits: Sequence[NamedEdit]) -> dict[str, Edit]:
+    """One edit for each name, which applies the edit of each row to that row only."""
     grouped: dict[str, list[tuple[int, Edit]]] = {}
-    for row, (name, edit) in enumerate(rows):
+    for row, (name, edit) in enumerate(edits):
         grouped.setdefault(name, []).append((row, checked_edit(edit)))
 
-    def together(edits: list[tuple[int, Edit]]) -> Edit:
+    def edit_rows(row_edits: list[tuple[int, Edit]]) -> Edit:
         def edit(value: Tensor, name: str) -> Tensor:
-            changed = value.expand(
-                len(rows), *value.shape[1:]
-            ).clone()  # positions may be one row for all
-            for row, one in edits:
-                changed[row : row + 1] = one(
-                    value[row : row + 1] if len(value) > 1 else value, name
-                )
-            return changed
+            edited = _repeat(value, len(edits)).clone()  # position embeddings may be a single row
+            for row, row_edit in row_edits:
+                own = value[row : row + 1] if len(value) > 1 else value
+                edited[row : row + 1] = row_edit(own, name)
+            return edited
 
         return edit
 
-    return {name: together(edits) for name, edits in grouped.items()}
+    return {name: edit_rows(row_edits) for name, row_edits in grouped.items()}
 
 
-def is_source_activation(m: c.ModelConfig, name: str) -> bool:
-    """Whether the tokens of a value are those of the source."""
-    keys = activation_table(m)[name].shape.split()[-2] == "key"
-    return name.startswith("encoder.") or (keys and ".cross_attn." in name)
-
-
-# ---- sweep: Sweeps: one change after another, at every place of a kind, and what each does to an answer.
-
-LogitMetric = Callable[[Tensor], Tensor]  # rows of logits to a number for each
-MAX_BATCH_TOKENS = 4096  # in one batch: 512 took 1.7 times as long, 8192 as long
-SPLITS = ("head", "token")
-
-
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class EditEffects(View):
-    """How much each change has moved the answer. `plain` is what it was without any. print() shows the largest."""
+    """How much each edit changed the metric. print() shows the largest changes."""
 
-    baseline: float = 0.0
-    patch_from_baseline: float | None = (
-        None  # of a patching, what it was in the run that was patched in
-    )
+    baseline: float  # the metric without an edit
+    patch_from_baseline: float | None = None  # the metric of the run that was patched from
 
-    def top_effects(self, top: int = 8) -> View:
-        """The changes that moved the answer most, whichever way, the first one first."""
-        flat = self.values.flatten()
-        best = flat.abs().topk(min(check_top(top), len(flat))).indices
-        places = list(product(*(axis.labels for axis in self.axes)))
+    def top_effects(self, top_k: int = 8) -> View:
+        """The edits with the largest effects in either direction."""
+        effects = self.values.flatten()
+        best = effects.abs().topk(min(check_top_k(top_k), len(effects))).indices
+        labels = list(product(*(axis.labels for axis in self.axes)))
         names = [
-            " ".join(f"{a.name} {label}" for a, label in zip(self.axes, places[i], strict=True))
+            " ".join(
+                f"{axis.name} {label}" for axis, label in zip(self.axes, labels[i], strict=True)
+            )
             for i in best
         ]
+        axis = Axis.from_labels("edit", names)
         return View(
-            flat[best],
-            (Axis.from_labels("place", names),),
-            self.title,
-            self.value_name,
-            signed=True,
-            note=self.note,
+            effects[best], (axis,), self.title, self.value_name, signed=True, note=self.note
         )
 
     def __str__(self) -> str:
         return str(self.top_effects().terminal())
 
     def recovery(self) -> View:
-        """Of a patching: the share of the way from this run's answer to the other's; 1 has brought it all."""
-        if self.patch_from_baseline is None or self.patch_from_baseline == self.baseline:
-            raise ClearheadError(
-                "nothing can be recovered where both runs give the same answer, or there is only one."
-            )
-        values = self.values / (self.patch_from_baseline - self.baseline)
-        note = f"share of the way from {self.baseline:.4f} to {self.patch_from_baseline:.4f}"
-        return View(values, self.axes, self.title, "recovered", signed=True, note=note)
+        """The fraction of the difference between the two runs that each patch recovers."""
+        if self.patch_from_baseline is None:
+            raise ClearheadError("recovery needs the result of patching, which has two runs.")
+        difference = self.patch_from_baseline - self.baseline
+        if difference == 0:
+            raise ClearheadError("both runs have the same answer, so there is nothing to recover.")
+        return View(
+            self.values / difference,
+            self.axes,
+            self.title,
+            "recovered_fraction",
+            signed=True,
+            note=f"fraction of the way from {self.baseline:.4f} to {self.patch_from_baseline:.4f}",
+        )
 
 
-@check_arguments
 def ablation(
     model: "Model",
-    x: Any = None,
+    x: "TextInput | None" = None,
     names: str | Sequence[str] = "blocks.*.attn.z",
     *,
     split_by: str | Sequence[str] = "head",
-    make_edit: Callable[..., Any] = ablate,
+    make_edit: Callable[..., Callable[..., Tensor]] = ablate,
     token: AnswerToken = None,
     against: AnswerToken = None,
     position: int | None = None,
     metric: LogitMetric | None = None,
-    **read: Any,
+    source: "TextInput | None" = None,
+    images: "MediaInput | None" = None,
+    audio: "MediaInput | None" = None,
 ) -> EditEffects:
-    """Changes one value at a time and tells by how much the answer moves: every head of every layer, to begin with.
+    """Edit one value at a time and measure the effect; by default, ablate each head of each layer.
 
-    `names` are what is changed and `by` how it is cut: "head", "token", both, or () for whole values. `change` makes
-    an edit of head= and token=: `ablate`, `partial(scale, 2.0)`, `partial(replace, seen)`. The answer is the logit of
-    `token` (the likeliest, if none is given), less that of `against`, after the token `at` (the last, or the first
-    that is hidden where words are); or any `measure` of the logits there, rows × outputs → rows. Many changes are rows
-    of one batch.
+    `names` are the activations to edit, split by "head", "position", both, or () for whole values;
+    `make_edit` is called with head= and position= of each part: `ablate`, `partial(scale, 2.0)` …
+    The metric is the logit of `token` (by default the top prediction), minus that of `against`, at
+    `position` (by default the last, or the first mask token); or a function of the logits there,
+    rows × outputs → rows. Edits run as rows of one batch.
     """
+    check_model(model)
     if isinstance(model.config.model.head, c.NoHead):
-        raise ClearheadError(
-            "this model has no head, so there is no answer that a change could move."
-        )
+        raise ClearheadError("this model has no head, so edits have no effect on an answer.")
     if not callable(make_edit):
         raise ClearheadError(
-            f"change makes an edit of head= and token=, as ablate does; it is not {make_edit!r:.40}."
+            "make_edit must be a function of head= and position=, such as ablate, "
+            f"got {make_edit!r:.40}."
         )
-    paths = _paths(model, names)
-    batch = model.make_batch(x, **read)
-    way = ResumableForward(model.net, batch)
-    question = logit_target(
-        model, way.logits, token, against, answer_position(model, position, x, read)
-    )
-    counted = metric or question.select
-    plain = _counted(counted, _row(way.logits, question.position))
-    cuts = _cuts(split_by, way, paths)
-    jobs = [
-        (path, dict(zip(cuts, where, strict=True)))
-        for path in paths
-        for where in product(*map(range, cuts.values()))
+    paths = _edited_names(model, names)
+    batch = model.make_batch(x, source, images, audio)
+    forward = ResumableForward(model.net, batch)
+    position = answer_position(model, position, x, source=source, images=images, audio=audio)
+    target = logit_target(model, forward.logits, token, against, position)
+    metric_function = metric or target.select
+    baseline = _evaluate(metric_function, _row(forward.logits, target))
+    sizes = _split_sizes(split_by, forward, paths)
+    parts = [
+        dict(zip(sizes, indices, strict=True)) for indices in product(*map(range, sizes.values()))
     ]
-    found = torch.empty(len(jobs))
-    batches = _batches(way, [path for path, _ in jobs])
-    for start, rows in progress_bar(batches, len(batches), f"{len(jobs)} changes"):
-        edited = [(jobs[i][0], make_edit(**jobs[i][1])) for i in rows]
-        found[rows] = _counted(counted, way.run_edited(start, edited, question.position)).cpu()
+    jobs = [(name, part) for name in paths for part in parts]
+    effects = torch.empty(len(jobs))
+    batches = _batches(forward, [name for name, _ in jobs])
+    for start, indices in progress_bar(batches, len(batches), f"{len(jobs)} edits"):
+        edits = [(jobs[i][0], make_edit(**jobs[i][1])) for i in indices]
+        logits = forward.run_edited(start, edits, target.position)
+        effects[indices] = _evaluate(metric_function, logits).cpu()
     return EditEffects(
-        (found - plain.cpu()).reshape(len(paths), *cuts.values()),
-        _axes(model, batch, paths, cuts),
-        f"change of the {'measure' if metric else question.description}",
-        "change",
+        values=(effects - baseline.cpu()).reshape(len(paths), *sizes.values()),
+        axes=_axes(model, batch, paths, sizes),
+        title=f"change of the {'metric' if metric else target.description}",
+        value_name="change",
         signed=True,
-        note=f"without any change it is {float(plain):.4f}",
-        baseline=float(plain),
+        note=f"without an edit: {float(baseline):.4f}",
+        baseline=float(baseline),
     )
 
 
-@check_arguments
 def patching(
     model: "Model",
-    x: Any,
-    patch_from: Any,
+    x: "TextInput | None",
+    patch_from: "TextInput | ModelInputs",
     names: str | Sequence[str] = "blocks.*.resid_pre",
     *,
-    split_by: str | Sequence[str] = "token",
+    split_by: str | Sequence[str] = "position",
     token: AnswerToken = None,
     against: AnswerToken = None,
     position: int | None = None,
     metric: LogitMetric | None = None,
-    **read: Any,
+    source: "TextInput | None" = None,
+    images: "MediaInput | None" = None,
+    audio: "MediaInput | None" = None,
 ) -> EditEffects:
-    """Activation patching: a run of `x` into which values of a run of `other` are put, one at a time.
+    """Activation patching: replace a value in a run of `x` by that of another run, one at a time.
 
-    The two need as many tokens. `other` is a text, or {"x": …, "source": …} where the runs differ in more. The answer
-    is as in `sweep`; without `token`, the other run's likeliest.
+    Both runs need the same number of tokens. `patch_from` is a text, or {"x": …, "source": …} where
+    the runs differ in more than the text. The metric is that of `ablation`; the default token is
+    the top prediction of the run that is patched from.
     """
-    paths = _paths(model, names)
-    there = model.watch(
-        **(patch_from if isinstance(patch_from, Mapping) else {**read, "x": patch_from}),
-        names=[*paths, "logits"],
+    check_model(model)
+    paths = _edited_names(model, names)
+    if isinstance(patch_from, dict):
+        cache = model.watch(**patch_from, names=[*paths, "logits"])
+    else:
+        cache = model.watch(
+            patch_from, [*paths, "logits"], source=source, images=images, audio=audio
+        )
+    logits = single_text(cache["logits"])
+    position = answer_position(model, position, x, source=source, images=images, audio=audio)
+    target = logit_target(model, logits, token, against, position)
+    effects = ablation(
+        model,
+        x,
+        paths,
+        split_by=split_by,
+        make_edit=partial(replace, cache),
+        token=target.answer,
+        against=target.against,
+        position=position,
+        metric=metric,
+        source=source,
+        images=images,
+        audio=audio,
     )
-    logits = single_text(there["logits"])
-    position = answer_position(model, position, x, read)
-    question = logit_target(model, logits, token, against, position)
-    swept = ablation(
-        model, x, paths, by=split_by, change=partial(replace, there), token=question.answer, against=question.against,
-        at=position, measure=metric, **read,
-    )  # fmt: skip
-    brought = float(_counted(metric or question.select, _row(logits, question.position)))
+    patch_from_baseline = float(_evaluate(metric or target.select, _row(logits, target)))
     return dataclasses.replace(
-        swept, patch_from_baseline=brought, note=f"{swept.note}; in the other run {brought:.4f}"
+        effects,
+        patch_from_baseline=patch_from_baseline,
+        note=f"{effects.note}; in the run patched from: {patch_from_baseline:.4f}",
     )
 
 
-def _paths(model: "Model", names: str | Sequence[str]) -> list[str]:
+def _edited_names(model: "Model", names: str | Sequence[str]) -> list[str]:
     if not isinstance(names, str | list | tuple):
         raise ClearheadError(
-            f"names of values are needed, such as blocks.*.attn.z; not {names!r:.40}."
+            f"names must be activations such as blocks.*.attn.z, got {names!r:.40}."
         )
     patterns = [names] if isinstance(names, str) else names
-    found = list(
-        dict.fromkeys(
-            path for pattern in patterns for path in matching_names(model.config.model, pattern)
-        )
-    )
-    if not found or "logits" in found:
+    matching: dict[str, None] = {}  # an ordered set
+    for pattern in patterns:
+        matching |= dict.fromkeys(matching_names(model.config.model, pattern))
+    if not matching or "logits" in matching:
         raise ClearheadError(
-            "a sweep needs names of values that come before the logits, such as blocks.*.attn.z."
+            "names must be activations before the logits, such as blocks.*.attn.z."
         )
-    return found
+    return list(matching)
 
 
-def _cuts(by: str | Sequence[str], way: ResumableForward, paths: list[str]) -> dict[str, int]:
-    """How many pieces each value is cut into, by what."""
-    words = by if isinstance(by, list | tuple) else [by]
-    for word in words:
-        if word not in SPLITS:
-            raise ClearheadError(f"values are cut by head or by token, not by {word!r}.")
-    cuts: dict[str, int] = {}
-    for path in paths:
-        sizes = way.axis_sizes(path)
-        for word in (word for word in SPLITS if word in words):
-            if word not in sizes:
-                raise ClearheadError(f"{path} is not split by head; leave out by={word!r}.")
-            if cuts.setdefault(word, sizes[word]) != sizes[word]:
+def _split_sizes(
+    split_by: str | Sequence[str], forward: ResumableForward, names: list[str]
+) -> dict[str, int]:
+    """The number of parts along each axis that the values are split by."""
+    axes = split_by if isinstance(split_by, list | tuple) else [split_by]
+    for axis in axes:
+        if axis not in SPLITS:
+            raise ClearheadError(f"split_by must be 'head' or 'position', got {axis!r}.")
+    split_sizes: dict[str, int] = {}
+    for name in names:
+        sizes = forward.axis_sizes(name)
+        for axis in SPLITS:
+            if axis not in axes:
+                continue
+            if axis not in sizes:
+                raise ClearheadError(f"{name} is not split by head; omit split_by={axis!r}.")
+            if split_sizes.setdefault(axis, sizes[axis]) != sizes[axis]:
                 raise ClearheadError(
-                    f"{path} has {sizes[word]} {word}s, {paths[0]} has {cuts[word]}; sweep them apart."
+                    f"{name} has {sizes[axis]} {axis}s, {names[0]} has {split_sizes[axis]}; "
+                    "edit them in separate calls."
                 )
-    return cuts
+    return split_sizes
 
 
-def _batches(way: ResumableForward, paths: list[str]) -> list[tuple[int, list[int]]]:
-    """Jobs that start at the same block, so many at a time as there is room for."""
-    starts: dict[int, list[int]] = {}
-    for job, path in enumerate(paths):
-        starts.setdefault(way.first_block(path), []).append(job)
-    room = max(1, MAX_BATCH_TOKENS // way.residuals[0].shape[1])
+def _batches(forward: ResumableForward, names: list[str]) -> list[tuple[int, list[int]]]:
+    """Batches of edits that resume at the same block: the block, and indices into `names`."""
+    by_start: dict[int, list[int]] = {}
+    for i, name in enumerate(names):
+        by_start.setdefault(forward.first_block(name), []).append(i)
+    batch_size = max(1, MAX_BATCH_TOKENS // forward.residuals[0].shape[1])
     return [
-        (start, jobs[i : i + room])
-        for start, jobs in starts.items()
-        for i in range(0, len(jobs), room)
+        (start, indices[i : i + batch_size])
+        for start, indices in by_start.items()
+        for i in range(0, len(indices), batch_size)
     ]
 
 
-def _axes(model: "Model", batch: Batch, paths: list[str], cuts: dict[str, int]) -> tuple[Axis, ...]:
-    blocks = [path.split(".") for path in paths]
-    same = len({(*parts[:1], *parts[2:]) for parts in blocks}) == 1 and blocks[0][0] == "blocks"
-    axes = [
-        Axis.from_labels("layer", [parts[1] for parts in blocks])
-        if same
-        else Axis.from_labels("name", paths)
-    ]
-    for word, size in cuts.items():
-        tokens: list[str] = []
-        if word == "token" and is_source_activation(model.config.model, paths[0]):
+def _axes(
+    model: "Model", batch: Batch, names: list[str], sizes: dict[str, int]
+) -> tuple[Axis, ...]:
+    parts = [name.split(".") for name in names]
+    differ_by_layer = parts[0][0] == "blocks" and len({(p[0], *p[2:]) for p in parts}) == 1
+    if differ_by_layer:
+        axes = [Axis.from_labels("layer", [part[1] for part in parts])]
+    else:
+        axes = [Axis.from_labels("name", names)]
+    if "head" in sizes:
+        axes.append(Axis.from_labels("head", sizes["head"]))
+    if "position" in sizes:
+        if is_source_activation(model.config.model, names[0]):
             tokens = first_text_labels(batch.source, None, model.tokenizers[1])
-        elif word == "token":
+        else:
             tokens = first_text_labels(batch.inputs, None, model.tokenizer)
-        axes.append(Axis.from_labels(word, tokens if len(tokens) == size else size))
+        size = sizes["position"]
+        axes.append(Axis.from_labels("token", tokens if len(tokens) == size else size))
     return tuple(axes)
 
 
-def _row(logits: Tensor, at: int) -> Tensor:
-    return (logits if logits.dim() == 1 else logits[at])[None]
+def _row(logits: Tensor, target: LogitTarget) -> Tensor:
+    """1 × outputs: the logits that a target is about."""
+    return (logits if logits.dim() == 1 else logits[target.position])[None]
 
 
-def _counted(measure: LogitMetric, logits: Tensor) -> Tensor:
-    found = measure(logits)
-    if not isinstance(found, Tensor) or found.shape != logits.shape[:1]:
-        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise ClearheadError(
-            f"a measure makes {len(logits)} rows of logits into {len(logits)} numbers, not {got}."
+def _evaluate(metric: LogitMetric, logits: Tensor) -> Tensor:
+    values = metric(logits)
+    if not isinstance(values, Tensor) or values.shape != logits.shape[:1]:
+        got = (
+            f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         )
-    return found
+        raise ClearheadError(
+            f"metric must map {len(logits)} rows of logits to {len(logits)} numbers, got {got}."
+        )
+    return values

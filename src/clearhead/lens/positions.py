@@ -1,229 +1,234 @@
-"""Positions (L2): what each scheme tells a model of where a token stands, and what a shift of the text changes."""
+"""Positions (L2): what each scheme adds or rotates, and what changes when a text is shifted."""
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead import config as c
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, check_int
 from clearhead.hooks import Recorder, force_eager
-from clearhead.lens.activations import check_arguments, token_labels
+from clearhead.lens.activations import check_model, check_single_text, token_labels
 from clearhead.lens.view import Axis, View
 from clearhead.model import positions as schemes
 
 if TYPE_CHECKING:
-    from clearhead.api import Model
+    from clearhead.api import Model, TextInput
 
-DEFAULT_POSITION_COUNT = 32  # positions, unless more are asked for
+DEFAULT_NUM_POSITIONS = 32
 SCHEME_NOTES = {
-    "learned": "what is added to the token at each position, as it was learned",
-    "sinusoidal": "what is added to the token at each position: waves, ever slower; "
-    "beside them bits of the position's number (full: 1), which slow down alike",
-    "rotary": "the cosine of the angle by which each pair of dimensions is turned at each position",
+    "learned": "the learned vector that is added to the token at each position",
+    "sinusoidal": "the vector that is added to the token at each position: sines and cosines of "
+    "decreasing frequency, beside the bits of the position's number, which slow down alike",
+    "rotary": "the cosine of the angle by which each pair of dimensions is rotated",
 }
 
 
-@check_arguments
 def positional_encodings(
-    model: "Model", count: int = DEFAULT_POSITION_COUNT, dimensions: int | None = None
+    model: "Model", count: int = DEFAULT_NUM_POSITIONS, dimensions: int | None = None
 ) -> View:
-    """scheme × position × dimension: what is added at each position; of rotary ones the cosine of each pair's angle.
+    """scheme × position × dimension: what is added at each position; for rotary, cosines of angles.
 
-    Sinusoidal ones stand beside binary counting: bits of the position's number, full for a one, empty for a zero, which
-    from column to column flip as much less often as the waves grow slower; the lowest bit flips at every position. With
-    `dimensions`, only so many of them, evenly spread.
+    Sinusoidal encodings stand beside binary counting: the bits of the position's number, which from
+    column to column flip as much less often as the sinusoids get slower; the lowest bit flips at
+    every position. `dimensions` limits the number of dimensions, which are evenly spaced.
     """
-    scheme, values, rates = _waves(model, count)
-    shown = _spread(len(rates), dimensions)
+    check_model(model)
+    scheme, values, frequencies = _encodings(model, count)
+    shown = _evenly_spaced(len(frequencies), dimensions)
     maps = {scheme: values}
     if scheme == "sinusoidal":
-        bits = (torch.arange(count)[:, None] >> _bits(rates)) % 2
-        maps["binary counting"] = bits * values.abs().max()  # as strong as the waves
-    axes = (
-        Axis.from_labels("scheme", list(maps)),
-        Axis.from_labels("position", count),
-        Axis.from_labels("dimension", list(map(str, shown))),
+        bits = (torch.arange(count)[:, None] >> _bit_of_dimension(frequencies)) % 2
+        maps["binary counting"] = bits * values.abs().max()  # the same range of colors
+    return View(
+        torch.stack(list(maps.values()))[..., shown],
+        (
+            Axis.from_labels("scheme", list(maps)),
+            Axis.from_labels("position", count),
+            Axis.from_labels("dimension", list(map(str, shown))),
+        ),
+        f"{scheme} positions",
+        "value",
+        signed=True,
+        note=SCHEME_NOTES[scheme],
     )
-    both = torch.stack(list(maps.values()))[..., shown]
-    return View(both, axes, f"{scheme} positions", "value", signed=True, note=SCHEME_NOTES[scheme])
 
 
-def _bits(rates: Tensor) -> Tensor:
-    """For each wave the bit that flips as much less often than the lowest as the wave is slower than the fastest.
+def _bit_of_dimension(frequencies: Tensor) -> Tensor:
+    """For each dimension the bit that is as much slower than the lowest bit as its wave is slower.
 
-    Where waves are few, and each far slower than the one before, no bit is left out.
+    Where there are few waves, each far slower than the one before, no bit is skipped.
     """
-    paces, place = rates.unique(return_inverse=True)
-    return (rates.max() / rates).log2().round().long().minimum(len(paces) - 1 - place)
+    distinct, index = frequencies.unique(return_inverse=True)
+    octaves = (frequencies.max() / frequencies).log2().round().long()
+    return octaves.minimum(len(distinct) - 1 - index)
 
 
-def _spread(size: int, some: int | None) -> list[int]:
-    """All places of a row, or some of them, evenly."""
-    if some is not None and (isinstance(some, bool) or not isinstance(some, int) or some < 1):
-        raise ClearheadError(f"dimensions = {some!r} must be a whole number, at least 1.")
-    return (
-        [i * size // some for i in range(some)]
-        if some is not None and some < size
-        else list(range(size))
-    )
+def _evenly_spaced(size: int, count: int | None) -> list[int]:
+    """All indices below `size`, or `count` of them."""
+    if count is None:
+        return list(range(size))
+    check_int("dimensions", count, minimum=1)
+    return [i * size // count for i in range(count)] if count < size else list(range(size))
 
 
-@check_arguments
-def position_similarity(model: "Model", count: int = DEFAULT_POSITION_COUNT) -> View:
-    """position × position: the cosine of their vectors; of rotary ones, the mean cosine of the angle between them."""
-    scheme, values, rates = _waves(model, count)
+def position_similarity(model: "Model", count: int = DEFAULT_NUM_POSITIONS) -> View:
+    """position × position: cosine of their vectors; for rotary, the mean cosine of angles."""
+    check_model(model)
+    scheme, values, frequencies = _encodings(model, count)
     if scheme == "rotary":
-        away = torch.arange(count)[:, None] - torch.arange(count)
-        alike = (away[..., None] * rates).cos().mean(dim=-1)
+        distance = torch.arange(count)[:, None] - torch.arange(count)
+        similarity = (distance[..., None] * frequencies).cos().mean(dim=-1)
     else:
         unit = F.normalize(values, dim=-1)
-        alike = unit @ unit.mT
-    axes = Axis.from_labels("position", count), Axis.from_labels("other", count)
-    return View(alike, axes, f"similarity of {scheme} positions", "cosine", signed=True, vmax=1.0)
+        similarity = unit @ unit.mT
+    return View(
+        similarity,
+        (Axis.from_labels("position", count), Axis.from_labels("other", count)),
+        f"similarity of {scheme} positions",
+        "cosine",
+        signed=True,
+        vmax=1.0,
+    )
 
 
-@check_arguments
-def rotary_angles(model: "Model", count: int = DEFAULT_POSITION_COUNT) -> View:
-    """position × pair of dimensions: the angle by which queries and keys are turned, in turns of 360°."""
-    _check(model, count)
+def rotary_angles(model: "Model", count: int = DEFAULT_NUM_POSITIONS) -> View:
+    """position × pair of dimensions: the angle of rotation of queries and keys, in full turns."""
+    check_model(model)
+    _check_count(model, count)
     position = model.net.position
     if not isinstance(position, schemes.Rotary):
-        raise ClearheadError(
-            f"only rotary positions turn; those of this model are {_kind(model)!r}."
-        )
-    rates = position.frequencies(torch.device("cpu"))
-    turns = torch.arange(count)[:, None] * rates / (2 * math.pi)
-    axes = Axis.from_labels("position", count), Axis.from_labels("pair", len(rates))
-    note = "full turns at each position; pair i is dimensions i and i + half of those that turn"
-    return View(turns, axes, "rotary angles", "turns", note=note)
+        raise ClearheadError(f"rotary_angles needs rotary positions, got {_scheme(model)!r}.")
+    frequencies = position.frequencies(torch.device("cpu"))
+    return View(
+        torch.arange(count)[:, None] * frequencies / (2 * math.pi),
+        (Axis.from_labels("position", count), Axis.from_labels("pair", len(frequencies))),
+        "rotary angles",
+        "turns",
+        note="full turns at each position; pair i is dimensions i and i + half of the rotated ones",
+    )
 
 
-@check_arguments
-def relative_bias(model: "Model", count: int = DEFAULT_POSITION_COUNT) -> View:
-    """head × distance: what is added to a score, by how far the key lies before the query (below 0: after it)."""
-    _check(model, count)
+def relative_bias(model: "Model", count: int = DEFAULT_NUM_POSITIONS) -> View:
+    """head × distance: what is added to a score if the key lies that far before the query."""
+    check_model(model)
+    _check_count(model, count)
     position = model.net.position
     if not isinstance(position, schemes.T5 | schemes.ALiBi):
-        raise ClearheadError(
-            f"only relative and alibi positions are a bias by distance alone; those of this model are {_kind(model)!r}."
-        )
-    back = list(range(count) if model.net.is_causal else range(1 - count, count))
-    like = next(model.net.parameters())
-    query = torch.tensor([[count - 1]], device=like.device)
-    place = position.layer_positions(query, query - torch.tensor([back], device=like.device), 1)[0]
-    heads = model.config.model.attention.n_heads
+        raise ClearheadError(f"relative_bias needs t5 or alibi positions, got {_scheme(model)!r}.")
+    distances = list(range(count) if model.net.is_causal else range(1 - count, count))
+    parameter = next(model.net.parameters())
+    query = torch.tensor([[count - 1]], device=parameter.device)
+    keys = query - torch.tensor([distances], device=parameter.device)
+    n_heads = model.config.model.attention.n_heads
     with torch.no_grad():
-        bias = place.bias(like.new_zeros(1, heads, 1, 1), 1.0)
+        layer_position = position.layer_positions(query, keys, 1)[0]
+        bias = layer_position.bias(parameter.new_zeros(1, n_heads, 1, 1), 1.0)
     assert bias is not None
-    axes = Axis.from_labels("head", heads), Axis.from_labels("distance", [str(b) for b in back])
     return View(
         bias[0, :, 0],
-        axes,
-        f"{_kind(model)} bias",
+        (
+            Axis.from_labels("head", n_heads),
+            Axis.from_labels("distance", [str(distance) for distance in distances]),
+        ),
+        f"{_scheme(model)} bias",
         "bias",
         signed=True,
-        note="added to a head's scores",
+        note="added to the scores of a head",
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PositionShift(View):
-    """layer × token: how far the stream after a layer moved, as a share of its length. `patterns` is of attention."""
+    """layer × token: the relative change of the residual stream; `patterns`: that of attention."""
 
-    patterns: View | None = None
+    patterns: View
 
 
-@check_arguments
-def position_shift(model: "Model", x: Any, by: int = 1) -> PositionShift:
-    """What changes when a text starts `by` positions later: nothing, where only distances count (L2.4, L2.5)."""
+def position_shift(model: "Model", x: "TextInput", offset: int = 1) -> PositionShift:
+    """What changes when a text starts `offset` positions later (L2.4, L2.5).
+
+    Nothing, if the scheme depends on distances only.
+    """
+    check_model(model)
     m = model.config.model
     if not isinstance(m.input, c.Tokens) or isinstance(m.architecture, c.EncoderDecoder):
-        raise ClearheadError("a text can be shifted in decoders and encoders of text.")
+        raise ClearheadError("position_shift needs a decoder or encoder of text.")
     batch = model.make_batch(x)
-    if len(batch.inputs) != 1:
-        raise ClearheadError(f"this shifts one text at a time, not {len(batch.inputs)}.")
-    tokens = batch.inputs.shape[1]
-    if isinstance(by, bool) or not isinstance(by, int) or by < 1:
-        raise ClearheadError(f"by = {by!r} must be a whole number of positions, at least 1.")
-    if isinstance(m.position, c.Learned) and tokens + by > m.context_length:
-        most = m.context_length - tokens
+    check_single_text(batch.inputs)
+    num_tokens = batch.inputs.shape[1]
+    check_int("offset", offset, minimum=1)
+    if isinstance(m.position, c.Learned) and num_tokens + offset > m.context_length:
         raise ClearheadError(
-            f"{tokens} tokens cannot start {by} later: there are {m.context_length} learned positions, so {most} at most."
+            f"offset must be at most {m.context_length - num_tokens}, got {offset}: the model has "
+            f"{m.context_length} learned positions, the text {num_tokens} tokens."
         )
-    streams = [f"blocks.{i}.resid_post" for i in range(m.n_layers)]
-    looks = [f"blocks.{i}.attn.pattern" for i in range(m.n_layers)]
+    residuals = [f"blocks.{i}.resid_post" for i in range(m.n_layers)]
+    patterns = [f"blocks.{i}.attn.pattern" for i in range(m.n_layers)]
     runs = []
-    for start in (0, by):
-        watch = Recorder([*streams, *looks])
-        at = torch.arange(start, start + tokens, device=batch.inputs.device)[None]
+    for start in (0, offset):
+        recorder = Recorder([*residuals, *patterns])
+        position_ids = torch.arange(start, start + num_tokens, device=batch.inputs.device)[None]
         with torch.no_grad(), force_eager():
-            model.net(batch.inputs, position_ids=at, hooks=watch)
-        runs.append(watch.values)
-    old, new = ([run[name][0].float().cpu() for name in streams] for run in runs)
-    moved = torch.stack(
-        [(b - a).norm(dim=-1) / a.norm(dim=-1) for a, b in zip(old, new, strict=True)]
-    )
-    most_moved = torch.stack(
+            model.net(batch.inputs, position_ids=position_ids, hooks=recorder)
+        runs.append({name: value[0].float().cpu() for name, value in recorder.values.items()})
+    before, after = runs
+    residual_change = torch.stack(
         [
-            (runs[1][name] - runs[0][name])[0].float().abs().amax(dim=(-1, -2)).cpu()
-            for name in looks
+            (after[name] - before[name]).norm(dim=-1) / before[name].norm(dim=-1)
+            for name in residuals
         ]
     )
-    layer = Axis.from_labels("layer", m.n_layers)
-    title = f"{by} positions later"
-    note = "largest change of a weight of each head's pattern"
-    patterns = View(
-        most_moved,
-        (layer, Axis.from_labels("head", most_moved.shape[1])),
-        title,
-        "change",
-        note=note,
+    pattern_change = torch.stack(
+        [(after[name] - before[name]).abs().amax(dim=(-1, -2)) for name in patterns]
     )
-    note = "how far the stream after each layer moved, as a share of its length"
+    layer_axis = Axis.from_labels("layer", m.n_layers)
+    tokens = token_labels(model.tokenizer, batch.unpadded_rows()[0])
+    title = f"shifted by {offset} positions"
     return PositionShift(
-        moved,
-        (layer, Axis.from_labels("token", token_labels(model.tokenizer, batch.unpadded_rows()[0]))),
-        title,
-        "change",
-        note=note,
-        patterns=patterns,
+        values=residual_change,
+        axes=(layer_axis, Axis.from_labels("token", tokens)),
+        title=title,
+        value_name="change",
+        note="|change of the residual stream| / |residual stream| after each layer",
+        patterns=View(
+            pattern_change,
+            (layer_axis, Axis.from_labels("head", pattern_change.shape[1])),
+            title,
+            "change",
+            note="largest change of a weight in the pattern of each head",
+        ),
     )
 
 
-def _waves(model: "Model", count: int) -> tuple[str, Tensor, Tensor]:
-    """The scheme's name, position × dimension, and the radians a position of each dimension's wave."""
-    _check(model, count)
+def _encodings(model: "Model", count: int) -> tuple[str, Tensor, Tensor]:
+    """The scheme, its values position × dimension, and each dimension's frequency (radians)."""
+    _check_count(model, count)
     position = model.net.position
     device = torch.device("cpu")
     if isinstance(position, schemes.Rotary):
-        rates = position.frequencies(device)
-        return "rotary", (torch.arange(count)[:, None] * rates).cos(), rates
-    like = next(model.net.parameters())
+        frequencies = position.frequencies(device)
+        return "rotary", (torch.arange(count)[:, None] * frequencies).cos(), frequencies
+    position_ids = torch.arange(count, device=next(model.net.parameters()).device)[None]
     with torch.no_grad():
-        added = position.embed(torch.arange(count, device=like.device)[None], torch.float32)
+        added = position.embed(position_ids, torch.float32)
     if added is None:
-        biased = isinstance(position, schemes.T5 | schemes.ALiBi)
-        instead = "relative_bias shows their bias" if biased else "shifted shows what they do"
-        raise ClearheadError(f"positions of the kind {_kind(model)!r} are no vectors; {instead}.")
-    rates = schemes.inverse_frequencies(
-        added.shape[-1] + added.shape[-1] % 2, schemes.DEFAULT_THETA, device
-    )
-    halves = isinstance(position, schemes.Sinusoidal) and position.layout == "halves"
-    by_dimension = rates.repeat(2) if halves else rates.repeat_interleave(2)
-    return _kind(model), added[0].float().cpu(), by_dimension[: added.shape[-1]]
+        has_bias = isinstance(position, schemes.T5 | schemes.ALiBi)
+        instead = "relative_bias" if has_bias else "position_shift"
+        raise ClearheadError(f"{_scheme(model)!r} positions have no vectors; use {instead}.")
+    d_model = added.shape[-1]
+    frequencies = schemes.inverse_frequencies(d_model + d_model % 2, schemes.DEFAULT_THETA, device)
+    has_halves = isinstance(position, schemes.Sinusoidal) and position.layout == "halves"
+    by_dimension = frequencies.repeat(2) if has_halves else frequencies.repeat_interleave(2)
+    return _scheme(model), added[0].float().cpu(), by_dimension[:d_model]
 
 
-def _check(model: "Model", count: int) -> None:
-    context = model.net.context_length
-    if isinstance(count, bool) or not isinstance(count, int) or not 2 <= count <= context:
-        raise ClearheadError(
-            f"count = {count!r} must be from 2 to {context}, the positions this model has."
-        )
+def _check_count(model: "Model", count: int) -> None:
+    check_int("count", count, minimum=2, maximum=model.net.context_length)
 
 
-def _kind(model: "Model") -> str:
+def _scheme(model: "Model") -> str:
     return model.config.model.position.kind

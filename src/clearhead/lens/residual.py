@@ -1,13 +1,13 @@
-"""The residual stream: how long it is after every part, and how much each part has added."""
+"""Norms of the residual stream after every component, and of what each component adds."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from clearhead import config as c
 from clearhead.lens.activations import (
     activation_table,
-    check_arguments,
+    check_model,
     num_layers,
     query_key_labels,
     single_text,
@@ -16,53 +16,62 @@ from clearhead.lens.activations import (
 from clearhead.lens.view import Axis, View
 
 if TYPE_CHECKING:
-    from clearhead.api import Model
+    from clearhead.api import Edits, MediaInput, Model, TextInput
 
 RESIDUAL_QUANTITIES = ("added", "stream")
+VMAX_QUANTILE = 0.95  # some tokens have norms a hundred times those of all others
 
 
-@check_arguments
-def residual_norms(model: "Model", x: Any = None, *, encoder: bool = False, **given: Any) -> View:
-    """Two maps, part × token: the length of what a part adds, and that of the stream after it."""
+def residual_norms(
+    model: "Model",
+    x: "TextInput | None" = None,
+    *,
+    encoder: bool = False,
+    source: "TextInput | None" = None,
+    images: "MediaInput | None" = None,
+    audio: "MediaInput | None" = None,
+    edits: "Edits | None" = None,
+) -> View:
+    """Two maps, component × token: the norm of its output, and that of the stream after it."""
+    check_model(model)
     m = model.config.model
-    stack = "encoder." if encoder else ""
-    layers = num_layers(m, "encoder" if encoder else "attention")
-    parts = _parts(m, layers, encoder)
-    seen = watch_single_text(
-        model, x, [f"{stack}{name}" for pair in parts.values() for name in pair], given
+    kind = "encoder" if encoder else "attention"
+    prefix = "encoder." if encoder else ""
+    components = _components(m, num_layers(m, kind), has_cross=not encoder)
+    names = [f"{prefix}{name}" for pair in components.values() for name in pair]
+    cache = watch_single_text(
+        model, x, names, source=source, images=images, audio=audio, edits=edits
     )
-    columns = []
-    for added, stream in parts.values():
-        a, s = (single_text(seen[f"{stack}{name}"]) for name in (added, stream))
-        columns.append(torch.stack((a.norm(dim=-1), s.norm(dim=-1))))
-    values = torch.stack(columns, dim=1)  # quantity part token
-    tokens = query_key_labels(
-        seen, "encoder" if encoder else "attention", (values.shape[2], values.shape[2])
-    )[0]
-    axes = (
-        Axis.from_labels("quantity", RESIDUAL_QUANTITIES),
-        Axis.from_labels("part", list(parts)),
-        Axis.from_labels("token", tokens),
-    )
-    most = float(
-        values.flatten().quantile(0.95)
-    )  # some tokens grow a hundred times as long as all others
-    note = f"added: |what the part writes|; stream: |the stream after it|; full colour from {most:.3g} on"
+    norms = {name: single_text(value).norm(dim=-1) for name, value in cache.items()}
+    pairs = [(norms[f"{prefix}{a}"], norms[f"{prefix}{b}"]) for a, b in components.values()]
+    values = torch.stack([torch.stack(pair) for pair in pairs], dim=1)  # quantity component token
+    labels, _ = query_key_labels(cache, kind, (values.shape[2], values.shape[2]))
+    vmax = float(values.flatten().quantile(VMAX_QUANTILE))
     return View(
-        values, axes, f"{stack.replace('.', ', ')}residual stream", "length", vmax=most, note=note
+        values,
+        (
+            Axis.from_labels("quantity", RESIDUAL_QUANTITIES),
+            Axis.from_labels("component", list(components)),
+            Axis.from_labels("token", labels),
+        ),
+        title="encoder, residual stream" if encoder else "residual stream",
+        value_name="norm",
+        vmax=vmax,
+        note="added: norm of the component's output; stream: norm of the residual stream after it; "
+        f"colors saturate at {vmax:.3g}",
     )
 
 
-def _parts(m: c.ModelConfig, layers: int, encoder: bool) -> dict[str, tuple[str, str]]:
-    """Every part: where what it adds is seen, and where the stream after it."""
-    parts = {"embedding": ("embed", "full_embed")}
+def _components(m: c.ModelConfig, n_layers: int, has_cross: bool) -> dict[str, tuple[str, str]]:
+    """The activations of each component: its output, and the residual stream after it."""
+    components = {"embedding": ("embed", "full_embed")}
     if "pos_embed" in activation_table(m):
-        parts = {"embedding": ("embed", "embed"), "positions": ("pos_embed", "full_embed")}
-    cross = isinstance(m.architecture, c.EncoderDecoder) and not encoder
-    for i in range(layers):
+        components = {"embedding": ("embed", "embed"), "positions": ("pos_embed", "full_embed")}
+    has_cross = has_cross and isinstance(m.architecture, c.EncoderDecoder)
+    for i in range(n_layers):
         block = f"blocks.{i}"
-        parts[f"{i} attention"] = (f"{block}.attn.out", f"{block}.resid_mid")
-        if cross:
-            parts[f"{i} cross"] = (f"{block}.cross_attn.out", f"{block}.resid_cross")
-        parts[f"{i} feed-forward"] = (f"{block}.ffn.out", f"{block}.resid_post")
-    return parts
+        components[f"{i} attention"] = (f"{block}.attn.out", f"{block}.resid_mid")
+        if has_cross:
+            components[f"{i} cross"] = (f"{block}.cross_attn.out", f"{block}.resid_cross")
+        components[f"{i} feed-forward"] = (f"{block}.ffn.out", f"{block}.resid_post")
+    return components

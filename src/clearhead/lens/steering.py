@@ -1,77 +1,81 @@
-"""Steering: a direction from pairs of prompts, added to a value to push what the model says."""
+"""Steering vectors: a direction from contrasting prompts, added to an activation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError, check_type
-from clearhead.lens.activations import check_arguments, check_no_nan, check_token, matching_names
+from clearhead.lens.activations import check_model, check_no_nan, check_token, matching_names
 
 if TYPE_CHECKING:
-    from clearhead.api import Model
+    from clearhead.api import Model, TextInput
+    from clearhead.lens.activations import ModelInputs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SteeringVector:
-    """A vector that goes onto the value `name` at every token: `model.logits(x, edits=steering.edits(2.0))`."""
+    """A vector for the activation `name`: `model.logits(x, edits=steering_vector.edits(2.0))`."""
 
     name: str
     vector: Tensor
 
     def __repr__(self) -> str:
-        return f"<steering of {self.name}: {len(self.vector)} numbers, length {float(self.vector.norm()):.3g}>"
+        norm = float(self.vector.norm())
+        return f"<steering vector for {self.name}: {len(self.vector)} dimensions, norm {norm:.3g}>"
 
     def edits(self, strength: float = 1.0) -> "dict[str, AddVector]":
-        """For edits= of logits, watch, hidden and generate."""
+        """Edits that add the vector, times `strength`, at every token."""
         return {self.name: AddVector(self.vector * strength)}
 
 
 @dataclass(frozen=True)
 class AddVector:
-    """Adds a vector to every token of a value."""
+    """Edit that adds a vector at every token."""
 
     vector: Tensor
 
     def __call__(self, value: Tensor) -> Tensor:
         if value.shape[-1] != len(self.vector):
             raise ClearheadError(
-                f"a steering vector of {len(self.vector)} numbers was put onto {value.shape[-1]}."
+                f"the steering vector has {len(self.vector)} dimensions, the activation has "
+                f"{value.shape[-1]}."
             )
         return value + self.vector.to(value)
 
 
-@check_arguments
 def steering(
-    model: "Model", pairs: Sequence[tuple[Any, Any]], name: str, *, position: int = -1
+    model: "Model",
+    pairs: "Sequence[tuple[TextInput | ModelInputs, TextInput | ModelInputs]]",
+    name: str,
+    *,
+    position: int = -1,
 ) -> SteeringVector:
-    """The mean difference of the value `name` at a token, the last one, between the texts of each pair.
+    """The mean difference of an activation at a position (the last) over pairs of prompts.
 
-    Pairs are (what to go towards, what to go away from); their texts need not be equally long. Where a model reads
-    more than a text, each is {"x": …, "source": …}.
+    A pair is (prompt to steer towards, prompt to steer away from); lengths may differ. A prompt is
+    a text, or {"x": …, "source": …} for an encoder-decoder.
     """
-    listed = isinstance(pairs, list | tuple) and bool(pairs)
-    if not listed or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
-        raise ClearheadError("steering needs pairs of prompts: [(towards, away from), …].")
-    check_type(name, str, "the name of a value")
-    found = matching_names(model.config.model, name)
-    if len(found) != 1:
-        raise ClearheadError(
-            f"{name!r} names {len(found)} values; a steering vector belongs to one."
-        )
+    check_model(model)
+    is_list = isinstance(pairs, list | tuple) and bool(pairs)
+    if not is_list or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        raise ClearheadError("pairs must be a list of prompts: [(towards, away from), …].")
+    check_type(name, str, "the name of an activation")
+    names = matching_names(model.config.model, name)
+    if len(names) != 1:
+        raise ClearheadError(f"{name!r} matches {len(names)} activations; steering needs one.")
 
-    def at(text: Any) -> Tensor:
-        value = check_no_nan(
-            model.watch(**(text if isinstance(text, Mapping) else {"x": text}), names=name)
-        )[name][0]
+    def activation(prompt: "TextInput | ModelInputs") -> Tensor:
+        inputs: ModelInputs = prompt if isinstance(prompt, dict) else {"x": prompt}
+        value = check_no_nan(model.watch(**inputs, names=name))[name][0]
         if value.dim() != 2:
             raise ClearheadError(
-                f"{name} is not one vector for each token; steer a stream, such as blocks.0.resid_post."
+                f"{name} does not have one vector per token; choose a residual stream such as "
+                "blocks.0.resid_post."
             )
         return value[check_token(position, len(value))].detach().float().cpu()
 
-    return SteeringVector(
-        name, torch.stack([at(towards) - at(away) for towards, away in pairs]).mean(dim=0)
-    )
+    differences = [activation(towards) - activation(away) for towards, away in pairs]
+    return SteeringVector(name, torch.stack(differences).mean(dim=0))

@@ -1,1 +1,1 @@
-"""Render views for terminals, HTML pages and matplotlib."""
+"""Drawings of views for the terminal, HTML and matplotlib."""

@@ -1,6 +1,6 @@
-"""The lens' colours: blue for more and orange for less, everywhere, told apart by every kind of eye.
+"""The colors of all views: blue for positive, orange for negative values, safe for color blindness.
 
-A value is a share of a colour laid over the background, whatever that is: zero is the paper itself, light or dark.
+A value is the opacity of its color over the background, light or dark; zero is the background.
 """
 
 from dataclasses import dataclass
@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.colors import LinearSegmentedColormap
 
-# both stand out from white and from black
+# both have enough contrast with white and with black
 POSITIVE = "#2b83d8"
 NEGATIVE = "#d9691c"
 
 
 @dataclass(frozen=True)
 class Theme:
+    """Colors of background and text."""
+
     background: str
     foreground: str
 
@@ -25,10 +27,10 @@ DARK = Theme("#14171a", "#e6e8ea")
 
 
 def color_map(signed: bool, theme: Theme) -> "LinearSegmentedColormap":
-    """From paper to blue; where values have a sign, from orange over paper to blue."""
+    """From the background to blue; for signed values, from orange over the background to blue."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list(
-        "signed" if signed else "amount",
-        [NEGATIVE, theme.background, POSITIVE] if signed else [theme.background, POSITIVE],
-    )
+    if signed:
+        colors = [NEGATIVE, theme.background, POSITIVE]
+        return LinearSegmentedColormap.from_list("signed", colors)
+    return LinearSegmentedColormap.from_list("unsigned", [theme.background, POSITIVE])

@@ -1,197 +1,248 @@
-"""Views for notebooks and browsers: drawings that need no script, no font and no net, on light paper or dark.
+"""Views as HTML and SVG for notebooks and browsers: no scripts, no fonts, no network.
 
-Text takes the page's own colour, and values are a share of a colour over the page's own paper.
+Text inherits the page's color, and values are opacities over its background, so both light and
+dark pages work.
 """
 
 import base64
 import io
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
 import torch
-from matplotlib.colors import to_rgb
 from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.lens.render.colors import NEGATIVE, POSITIVE
 
 if TYPE_CHECKING:
+    from clearhead.lens.attention import AttentionLines
     from clearhead.lens.view import View
 
-# how wide a letter and how high a line is, in pixels
+# pixels
 LETTER_WIDTH = 6.7
 LINE_HEIGHT = 18.0
-# pixels of a cell, and of a map, which is half of that among few, a third among others
-LARGE = 24.0
-MOST = 560.0
-# maps; of more, none has labels
-FEW = 4
-MANY = 16
-CELLS = 3000  # more would make a page slow: then the map is one picture, and its cells do not tell their values
+BAR_WIDTH = 300.0
+CELL_SIZE = 24.0
+MIN_LABELED_CELL_SIZE = 9
+MAP_SIZE = 560  # of a single heat map; half of it among a few, a third among many
+LINES_WIDTH = 180.0  # between queries and keys
+
+MAX_LARGE_PANELS = 4
+MAX_LABELED_PANELS = 16
+MAX_RECTS = 3000  # more would make a page slow; a larger heat map is one image without tooltips
 FONT = "font:11px ui-monospace,monospace"
 
 
 def render_page(view: "View") -> str:
-    """A whole page that follows the reader's choice of light or dark."""
-    head = f'<meta charset="utf-8"><meta name="color-scheme" content="light dark"><title>{escape(view.title)}</title>'
+    """A complete HTML page that follows the reader's choice of light or dark."""
+    title = f"<title>{escape(view.title)}</title>"
+    head = f'<meta charset="utf-8"><meta name="color-scheme" content="light dark">{title}'
     return f"<!doctype html>{head}{view._repr_html_()}\n"
 
 
 def render_html(view: "View") -> str:
+    """The drawing with its title and note."""
     if len(view.axes) == 1:
-        inside = _bars(view)
-    else:
-        panels, side = view.panels()
-        maps = "".join(
-            f"<div>{escape(title)}<br/>{_map(view, values, len(panels))}</div>"
-            for title, values in panels
+        return _figure(view, _bars(view))
+    panels, columns = view.panels()
+    maps = "".join(
+        f"<div>{escape(title)}<br/>{_heat_map(view, values, len(panels))}</div>"
+        for title, values in panels
+    )
+    style = f"display:grid;gap:10px;grid-template-columns:repeat({columns},max-content)"
+    return _figure(view, f'<div style="{style}">{maps}</div>')
+
+
+def render_lines_html(view: "AttentionLines") -> str:
+    """An attention pattern as lines from queries on the left to keys on the right."""
+    queries, keys = (axis.labels for axis in view.axes)
+    left = _max_length(queries) * LETTER_WIDTH + 8
+    right = left + LINES_WIDTH
+    parts = []
+    for i, j, opacity in view.visible_lines():
+        ends = (
+            f"M{left:.1f} {(i + 0.5) * LINE_HEIGHT:.1f}L{right:.1f} {(j + 0.5) * LINE_HEIGHT:.1f}"
         )
-        inside = f'<div style="display:grid;gap:10px;grid-template-columns:repeat({side},max-content)">{maps}</div>'
-    return figure_html(view, inside)
+        parts.append(
+            f'<path d="{ends}" stroke="{POSITIVE}" stroke-width="1.6" '
+            f'stroke-opacity="{opacity:.3f}">'
+            f"<title>{opacity * view.color_limit:.4g}</title></path>"
+        )
+    for i, label in enumerate(queries):
+        parts.append(_text(left - 5, (i + 0.5) * LINE_HEIGHT + 4, label, "end"))
+    for j, label in enumerate(keys):
+        parts.append(_text(right + 5, (j + 0.5) * LINE_HEIGHT + 4, label))
+    width = right + _max_length(keys) * LETTER_WIDTH + 10
+    return _figure(view, _svg(width, max(len(queries), len(keys)) * LINE_HEIGHT + 4, parts))
 
 
-def figure_html(view: "View", inside: str) -> str:
-    """A drawing between the title of its view and its note."""
-    below = f"<figcaption>{escape(view.note)}</figcaption>" if view.note else ""
+def _figure(view: "View", drawing: str) -> str:
+    caption = f"<figcaption>{escape(view.note)}</figcaption>" if view.note else ""
     style = f"margin:0;overflow:auto;{FONT}"
-    return f'<figure style="{style}"><div><b>{escape(view.title)}</b></div>{inside}{below}</figure>'
+    title = f"<div><b>{escape(view.title)}</b></div>"
+    return f'<figure style="{style}">{title}{drawing}{caption}</figure>'
 
 
 def _bars(view: "View") -> str:
     labels = view.axes[0].labels
     values = view.values.nan_to_num(0, 0, 0).tolist()
-    left = _longest(labels) * LETTER_WIDTH + 8
-    full = 300.0
-    low = min(0.0, *values, 0.0)
-    high = max(0.0, *values, 0.0)
-    scale = full / ((high - low) or 1.0)
+    left = _max_length(labels) * LETTER_WIDTH + 8
+    low = min([0.0, *values])
+    high = max([0.0, *values])
+    scale = BAR_WIDTH / ((high - low) or 1.0)
     zero = left - low * scale
     parts = []
     for i, (label, value) in enumerate(zip(labels, values, strict=True)):
-        y = i * LINE_HEIGHT
         x = zero + min(value, 0) * scale
-        bar = f'<rect x="{x:.1f}" y="{y + 3:.1f}" width="{abs(value) * scale:.1f}" height="{LINE_HEIGHT - 5}"'
+        y = i * LINE_HEIGHT
+        color = POSITIVE if value >= 0 else NEGATIVE
         parts.append(
-            f'{bar} fill="{POSITIVE if value >= 0 else NEGATIVE}"/>'
-            + svg_text(left - 4, y + 13, label, "end")
+            f'<rect x="{x:.1f}" y="{y + 3:.1f}" width="{abs(value) * scale:.1f}" '
+            f'height="{LINE_HEIGHT - 5}" fill="{color}"/>'
         )
-        parts.append(svg_text(left + full + 6, y + 13, f"{float(view.values[i]):.4g}"))
-    parts.append(
-        f'<path d="M{zero:.1f} 0v{len(values) * LINE_HEIGHT}" stroke="currentColor" stroke-width=".6"/>'
+        parts.append(_text(left - 4, y + 13, label, "end"))
+        parts.append(_text(left + BAR_WIDTH + 6, y + 13, f"{float(view.values[i]):.4g}"))
+    height = len(values) * LINE_HEIGHT
+    parts.append(f'<path d="M{zero:.1f} 0v{height}" stroke="currentColor" stroke-width=".6"/>')
+    return _svg(left + BAR_WIDTH + 80, height + 4, parts)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Pixels: where a heat map begins, and the size of its cells."""
+
+    left: float
+    top: float
+    cell_width: float
+    cell_height: float
+
+
+def _heat_map(view: "View", values: Tensor, num_panels: int) -> str:
+    rows, columns = view.axes[-2:]
+    cell_width, cell_height = _cell_size(view, values, num_panels)
+    has_labels = (
+        num_panels <= MAX_LABELED_PANELS and min(cell_width, cell_height) >= MIN_LABELED_CELL_SIZE
     )
-    return svg_element(left + full + 80, len(values) * LINE_HEIGHT + 4, parts)
-
-
-def _map(view: "View", values: Tensor, among: int) -> str:
-    down, across = view.axes[-2:]
-    words = view.cells
-    if words is not None:
-        longest = max(
-            _longest(row) for row in (*words, across.labels if view.words is not None else ())
-        )
-        wide = LETTER_WIDTH * longest + 8
-        high = LINE_HEIGHT if view.words is not None else LARGE
+    label_width = _max_length(columns.labels) * LETTER_WIDTH
+    is_rotated = label_width > cell_width
+    left = 1.0
+    top = LINE_HEIGHT
+    if has_labels:
+        left = _max_length((view.corner_label, *rows.labels)) * LETTER_WIDTH + 8
+        top = label_width + 8 if is_rotated else LINE_HEIGHT
+    grid = _Grid(left, top, cell_width, cell_height)
+    if view.values.numel() <= MAX_RECTS:
+        parts = _rects(view, values, grid)
     else:
-        wide = high = min(
-            LARGE, MOST / max(values.shape) / (1 if among == 1 else 2 if among <= FEW else 3)
-        )
-    labelled = among <= MANY and min(wide, high) >= 9
-    flat = _longest(across.labels) * LETTER_WIDTH <= wide
-    left = _longest((view.corner_label, *down.labels)) * LETTER_WIDTH + 8 if labelled else 1
-    top = (
-        (LINE_HEIGHT if flat else _longest(across.labels) * LETTER_WIDTH + 8)
-        if labelled
-        else LINE_HEIGHT
-    )
-    parts = _cells(view, values, left, top, wide, high) if view.values.numel() <= CELLS else [
-        _raster(view, values, left, top, wide, high)
-    ]  # fmt: skip
+        parts = [_image(view, values, grid)]
+    if not has_labels:
+        parts.append(_text(left, top - 5, view.corner_label))
+    else:
+        parts.append(_text(left - 4, top - 5, view.corner_label, "end"))
+        for i, label in enumerate(rows.labels):
+            parts.append(_text(left - 4, top + (i + 0.5) * cell_height + 4, label, "end"))
+        for j, label in enumerate(columns.labels):
+            x = left + (j + 0.5) * cell_width
+            if is_rotated:
+                parts.append(_text(x + 4, top - 4, label, rotated=True))
+            else:
+                parts.append(_text(x, top - 5, label, "middle"))
+    width = cell_width * values.shape[1]
+    height = cell_height * values.shape[0]
     parts.append(
-        svg_text(left - 4, top - 5, view.corner_label, "end")
-        if labelled
-        else svg_text(left, top - 5, view.corner_label)
+        f'<rect x="{left}" y="{top}" width="{width:.1f}" height="{height:.1f}" fill="none" '
+        'stroke="currentColor" stroke-width=".3"/>'
     )
-    for i, label in enumerate(down.labels if labelled else ()):
-        parts.append(svg_text(left - 4, top + (i + 0.5) * high + 4, label, "end"))
-    for i, label in enumerate(across.labels if labelled else ()):
-        x = left + (i + 0.5) * wide
-        parts.append(
-            svg_text(x, top - 5, label, "middle")
-            if flat
-            else svg_text(x + 4, top - 4, label, turned=True)
-        )
-    width = wide * values.shape[1]
-    height = high * values.shape[0]
-    frame = f'<rect x="{left}" y="{top}" width="{width:.1f}" height="{height:.1f}" fill="none" stroke="currentColor"'
-    parts.append(f'{frame} stroke-width=".3"/>')
-    return svg_element(
-        max(left + width, _longest((view.corner_label,)) * LETTER_WIDTH) + 2,
-        top + height + 2,
-        parts,
-    )
+    corner_width = _max_length((view.corner_label,)) * LETTER_WIDTH
+    return _svg(max(left + width, corner_width) + 2, top + height + 2, parts)
 
 
-def _cells(
-    view: "View", values: Tensor, left: float, top: float, wide: float, high: float
-) -> list[str]:
-    """A square for each value, which tells its labels and its number to the mouse."""
-    down, across = view.axes[-2:]
+def _cell_size(view: "View", values: Tensor, num_panels: int) -> tuple[float, float]:
+    if view.cells is None:
+        divisor = 1 if num_panels == 1 else 2 if num_panels <= MAX_LARGE_PANELS else 3
+        size = min(CELL_SIZE, MAP_SIZE / max(values.shape) / divisor)
+        return size, size
+    rows = list(view.cells)
+    if view.words is not None:
+        rows.append(view.axes[-1].labels)
+    height = LINE_HEIGHT if view.words is not None else CELL_SIZE
+    return LETTER_WIDTH * max(map(_max_length, rows)) + 8, height
+
+
+def _rects(view: "View", values: Tensor, grid: _Grid) -> list[str]:
+    """A rectangle for each value, with its labels and number as the tooltip."""
+    rows, columns = view.axes[-2:]
+    cells = view.cells
+    width, height = grid.cell_width, grid.cell_height
     parts = []
-    words = view.cells
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
-            x, y, colour, share = left + j * wide, top + i * high, *_shade(view, value)
-            told = f"{down.name} {down.labels[i]}, {across.name} {across.labels[j]}: {value:.4g}"
-            square = f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}" fill="{colour}"'
-            parts.append(
-                f'{square} fill-opacity="{share:.3f}"><title>{escape(told)}</title></rect>'
+            x = grid.left + j * width
+            y = grid.top + i * height
+            color, opacity = _color(view, value)
+            tooltip = (
+                f"{rows.name} {rows.labels[i]}, {columns.name} {columns.labels[j]}: {value:.4g}"
             )
-            if words is not None:
-                parts.append(svg_text(x + wide / 2, y + high / 2 + 4, words[i][j], "middle"))
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
+                f'fill="{color}" fill-opacity="{opacity:.3f}">'
+                f"<title>{escape(tooltip)}</title></rect>"
+            )
+            if cells is not None:
+                parts.append(_text(x + width / 2, y + height / 2 + 4, cells[i][j], "middle"))
     return parts
 
 
-def _raster(view: "View", values: Tensor, left: float, top: float, wide: float, high: float) -> str:
+def _image(view: "View", values: Tensor, grid: _Grid) -> str:
+    """All values as one image; of values that share a pixel, the one with the largest magnitude."""
     from PIL import Image
 
-    share = (values.nan_to_num(0, 0, 0) / view.color_limit).clamp(-1 if view.signed else 0, 1)
-    if max(share.shape) > MOST:  # of values that share a pixel, the strongest
-        pixel = [min(n, int(MOST)) for n in share.shape]
-        more, less = (
-            F.adaptive_max_pool2d(side.clamp(min=0)[None], pixel)[0] for side in (share, -share)
-        )
-        share = torch.where(more >= less, more, -less)
-    pixels = share.new_zeros(*share.shape, 4)
-    pixels[..., :3] = share.new_tensor(to_rgb(POSITIVE))
-    pixels[share < 0, :3] = share.new_tensor(to_rgb(NEGATIVE))
-    pixels[..., 3] = share.abs()
+    shares = (values.nan_to_num(0, 0, 0) / view.color_limit).clamp(-1 if view.signed else 0, 1)
+    if max(shares.shape) > MAP_SIZE:
+        size = [min(n, MAP_SIZE) for n in shares.shape]
+        positive = F.adaptive_max_pool2d(shares.clamp(min=0)[None], size)[0]
+        negative = F.adaptive_max_pool2d((-shares).clamp(min=0)[None], size)[0]
+        shares = torch.where(positive >= negative, positive, -negative)
+    pixels = shares.new_zeros(*shares.shape, 4)
+    pixels[..., :3] = shares.new_tensor(_rgb(POSITIVE))
+    pixels[shares < 0, :3] = shares.new_tensor(_rgb(NEGATIVE))
+    pixels[..., 3] = shares.abs()
     png = io.BytesIO()
     Image.fromarray((pixels * 255).round().byte().numpy(), "RGBA").save(png, "PNG")
-    coded = base64.b64encode(png.getvalue()).decode()
-    size = (wide * values.shape[1], high * values.shape[0])
-    place = f'x="{left}" y="{top}" width="{size[0]:.1f}" height="{size[1]:.1f}" preserveAspectRatio="none"'
+    data = base64.b64encode(png.getvalue()).decode()
+    width = grid.cell_width * values.shape[1]
+    height = grid.cell_height * values.shape[0]
     return (
-        f'<image {place} style="image-rendering:pixelated" href="data:image/png;base64,{coded}"/>'
+        f'<image x="{grid.left}" y="{grid.top}" width="{width:.1f}" height="{height:.1f}" '
+        'preserveAspectRatio="none" style="image-rendering:pixelated" '
+        f'href="data:image/png;base64,{data}"/>'
     )
 
 
-def _shade(view: "View", value: float) -> tuple[str, float]:
-    if not abs(value) < float("inf"):  # −∞, or no number: no colour
+def _rgb(color: str) -> list[float]:
+    return [byte / 255 for byte in bytes.fromhex(color.removeprefix("#"))]
+
+
+def _color(view: "View", value: float) -> tuple[str, float]:
+    """The color and opacity of a value; NaN and infinity are transparent."""
+    if not abs(value) < float("inf"):
         return POSITIVE, 0.0
     share = max(-1.0 if view.signed else 0.0, min(1.0, value / view.color_limit))
     return (POSITIVE if share >= 0 else NEGATIVE), abs(share)
 
 
-def _longest(words: tuple[str, ...]) -> int:
+def _max_length(words: tuple[str, ...]) -> int:
     return max(map(len, words), default=0)
 
 
-def svg_text(x: float, y: float, words: str, anchor: str = "start", turned: bool = False) -> str:
-    turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turn}'
-    return f'<text {place} xml:space="preserve" fill="currentColor">{escape(words)}</text>'
+def _text(x: float, y: float, text: str, anchor: str = "start", rotated: bool = False) -> str:
+    rotation = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if rotated else ""
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{rotation}'
+    return f'<text {place} xml:space="preserve" fill="currentColor">{escape(text)}</text>'
 
 
-def svg_element(width: float, height: float, parts: list[str]) -> str:
-    size = f'width="{width:.0f}" height="{height:.0f}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" style="{FONT}">{"".join(parts)}</svg>'
+def _svg(width: float, height: float, parts: list[str]) -> str:
+    attributes = f'width="{width:.0f}" height="{height:.0f}" role="img" style="{FONT}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {attributes}>{"".join(parts)}</svg>'

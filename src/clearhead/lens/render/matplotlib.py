@@ -1,6 +1,7 @@
-"""Views as figures of matplotlib's: bars, a map, or maps side by side."""
+"""Views as matplotlib figures: bars, a heat map, or a grid of heat maps."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,146 +14,173 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
+    from clearhead.lens.attention import AttentionLines
     from clearhead.lens.view import View
 
-CELL = 0.24  # inches of a labelled cell
-# inches of one map among many, and the most if they are few
-PANEL = 2.6
-LARGE = 5.0
-FEW = 4
-LETTER = 0.09  # inches of a letter in a cell, with some space around the word
+# inches
+CELL_SIZE = 0.24
+LETTER_WIDTH = 0.09  # including the space around a word
+PANEL_SIZE = 2.6
+LARGE_PANEL_SIZE = 5.0  # where there are few panels
+MAX_FIGURE_SIZE = 40
+
+MAX_LARGE_PANELS = 4
+POINTS_PER_INCH = 72
 
 
 def render_figure(view: "View", dark: bool = False) -> "Figure":
+    """The figure with its title and note."""
     from matplotlib.figure import Figure
 
     theme = DARK if dark else LIGHT
     if len(view.axes) == 1:
-        drawn = Figure(figsize=(6.5, 1.0 + CELL * len(view.axes[0].labels)), layout="constrained")
-        _bars(drawn.add_subplot(), view, theme)
+        height = 1.0 + CELL_SIZE * len(view.axes[0].labels)
+        figure = Figure(figsize=(6.5, height), layout="constrained")
+        _draw_bars(figure.add_subplot(), view, theme)
     else:
-        drawn = _maps(view, theme)
-    drawn.set_facecolor(theme.background)
-    drawn.suptitle(
-        escape_mathtext([view.title])[0],
-        fontsize=10,
-        x=0.01,
-        ha="left",
-        color=theme.foreground,
-        wrap=True,
-    )
+        figure = _heat_maps(view, theme)
+    figure.set_facecolor(theme.background)
+    title = escape_mathtext([view.title])[0]
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left", color=theme.foreground, wrap=True)
     if view.note:
-        drawn.supxlabel(
-            escape_mathtext([view.note])[0],
-            fontsize=8,
-            x=0.01,
-            ha="left",
-            color=theme.foreground,
-            wrap=True,
-        )
-    return drawn
+        note = escape_mathtext([view.note])[0]
+        figure.supxlabel(note, fontsize=8, x=0.01, ha="left", color=theme.foreground, wrap=True)
+    return figure
 
 
-def _bars(axes: "Axes", view: "View", theme: Theme) -> None:
-    values = view.values.tolist()
-    axes.barh(
-        range(len(values)),
-        values,
-        color=[POSITIVE if value >= 0 else NEGATIVE for value in values],
-        height=0.8,
+def render_lines_figure(view: "AttentionLines", dark: bool = False) -> "Figure":
+    """An attention pattern as lines from queries on the left to keys on the right."""
+    from matplotlib.figure import Figure
+
+    theme = DARK if dark else LIGHT
+    queries, keys = (axis.labels for axis in view.axes)
+    num_lines = max(len(queries), len(keys))
+    figure = Figure(
+        figsize=(5, 0.6 + 0.22 * num_lines), layout="constrained", facecolor=theme.background
     )
+    axes = figure.add_subplot(xlim=(-0.6, 1.6), ylim=(num_lines - 0.4, -0.6))
+    axes.set_axis_off()
+    axes.set_title(view.title, fontsize=10, loc="left", color=theme.foreground)
+    for i, j, opacity in view.visible_lines():
+        axes.plot((0, 1), (i, j), color=POSITIVE, alpha=opacity, linewidth=1.6)
+    for x, alignment, labels in ((-0.03, "right", queries), (1.03, "left", keys)):
+        for y, label in enumerate(escape_mathtext(labels)):
+            axes.text(
+                x,
+                y,
+                label,
+                ha=alignment,
+                va="center",
+                fontsize=8,
+                family="monospace",
+                color=theme.foreground,
+            )
+    return figure
+
+
+def _draw_bars(axes: "Axes", view: "View", theme: Theme) -> None:
+    values = view.values.tolist()
+    colors = [POSITIVE if value >= 0 else NEGATIVE for value in values]
+    axes.barh(range(len(values)), values, color=colors, height=0.8)
     axes.invert_yaxis()
     axes.margins(y=0.01)
     axes.set_yticks(range(len(values)), escape_mathtext(view.axes[0].labels))
     axes.axvline(0, color=theme.foreground, linewidth=0.6)
     axes.set_xlabel(view.value_name, fontsize=8, color=theme.foreground)
-    _bare(axes, theme, 8)
+    _style_axes(axes, theme, 8)
 
 
-def _maps(view: "View", theme: Theme) -> "Figure":
+def _heat_maps(view: "View", theme: Theme) -> "Figure":
     from matplotlib.figure import Figure
 
-    panels, side = view.panels()
+    panels, num_columns = view.panels()
+    num_rows = -(-len(panels) // num_columns)
+    is_single = len(panels) == 1
     down, across = view.axes[-2:]
-    rows = -(-len(panels) // side)
-    alone = len(panels) == 1
-    words = view.cells
-    wide = (
-        CELL * len(across.labels)
-        if words is None
-        else LETTER * sum(map(_widest, zip(*words, strict=True)))
-    )
-    if alone:
-        size = max(3.0, wide + 2.2), max(2.4, CELL * len(down.labels) + 1.6)
-    else:
-        most = LARGE if len(panels) <= FEW else PANEL
-        size = min(max(PANEL, wide / 2), most), min(max(PANEL, CELL * len(down.labels) / 2), most)
-    size = min(size[0], 40 / side), min(size[1], 40 / rows)
-    drawn = Figure(figsize=(size[0] * side, size[1] * rows), layout="constrained")
-    for number, (title, values) in enumerate(panels):
-        axes = drawn.add_subplot(rows, side, number + 1)
-        picture = _map(axes, values, view, theme)
+    width, height = _panel_size(view, len(panels))
+    width = min(width, MAX_FIGURE_SIZE / num_columns)
+    height = min(height, MAX_FIGURE_SIZE / num_rows)
+    figure = Figure(figsize=(width * num_columns, height * num_rows), layout="constrained")
+    font_size = 8 if is_single else 6
+    is_rotated = _max_length(across.labels) > 2
+    # a digit is narrower than a line is high
+    points = font_size * (1 if is_rotated else max(1, 0.7 * _max_length(across.labels)))
+    for i, (title, values) in enumerate(panels):
+        axes = figure.add_subplot(num_rows, num_columns, i + 1)
+        image = _draw_heat_map(axes, values, view, theme)
         axes.set_title(escape_mathtext([title])[0], fontsize=9, loc="left", color=theme.foreground)
-        # the outer edges
-        first = number % side == 0
-        last = number + side >= len(panels)
-        letters = 8 if alone else 6
-        axes.set_yticks(*_ticks(down.labels if first else (), size[1], letters))
-        turned = _widest(across.labels) > 2
-        flat = (
-            1 if turned else max(1, 0.7 * _widest(across.labels))
-        )  # a digit is narrower than a line is high
+        in_first_column = i % num_columns == 0
+        in_last_row = i + num_columns >= len(panels)
+        axes.set_yticks(*_ticks(down.labels if in_first_column else (), height, font_size))
         axes.set_xticks(
-            *_ticks(across.labels if last else (), size[0], letters * flat),
-            rotation=90 if turned else 0,
+            *_ticks(across.labels if in_last_row else (), width, points),
+            rotation=90 if is_rotated else 0,
         )
-        axes.set_ylabel(down.name if first else "", fontsize=8, color=theme.foreground)
-        axes.set_xlabel(across.name if last else "", fontsize=8, color=theme.foreground)
-        _bare(axes, theme, letters)
-        axes.spines[:].set(visible=not alone, color=theme.foreground, linewidth=0.3)
+        axes.set_ylabel(down.name if in_first_column else "", fontsize=8, color=theme.foreground)
+        axes.set_xlabel(across.name if in_last_row else "", fontsize=8, color=theme.foreground)
+        _style_axes(axes, theme, font_size)
+        axes.spines[:].set(visible=not is_single, color=theme.foreground, linewidth=0.3)
     if view.color_limit == np.inf:
-        return drawn
-    bar = drawn.colorbar(picture, ax=drawn.axes, shrink=0.6, label=view.value_name)
+        return figure
+    bar = figure.colorbar(image, ax=figure.axes, shrink=0.6, label=view.value_name)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, labelsize=7, labelcolor=theme.foreground)
     bar.ax.yaxis.label.set(color=theme.foreground, fontsize=8)
-    return drawn
+    return figure
 
 
-def _map(axes: "Axes", values: Tensor, view: "View", theme: Theme) -> "AxesImage":
-    seen = np.ma.masked_invalid(values.numpy())  # what is −∞ or no number has no colour
-    low = -view.color_limit if view.signed else 0
-    look = color_map(view.signed, theme)
-    picture = axes.imshow(
-        seen, cmap=look, vmin=low, vmax=view.color_limit, interpolation="nearest", aspect="auto"
+def _panel_size(view: "View", num_panels: int) -> tuple[float, float]:
+    down, across = view.axes[-2:]
+    if view.cells is None:
+        width = CELL_SIZE * len(across.labels)
+    else:
+        columns = zip(*view.cells, strict=True)
+        width = LETTER_WIDTH * sum(map(_max_length, columns))
+    height = CELL_SIZE * len(down.labels)
+    if num_panels == 1:
+        return max(3.0, width + 2.2), max(2.4, height + 1.6)
+    largest = LARGE_PANEL_SIZE if num_panels <= MAX_LARGE_PANELS else PANEL_SIZE
+    return min(max(PANEL_SIZE, width / 2), largest), min(max(PANEL_SIZE, height / 2), largest)
+
+
+def _draw_heat_map(axes: "Axes", values: Tensor, view: "View", theme: Theme) -> "AxesImage":
+    image = axes.imshow(
+        np.ma.masked_invalid(values.numpy()),  # NaN and infinity have no color
+        cmap=color_map(view.signed, theme),
+        vmin=-view.color_limit if view.signed else 0,
+        vmax=view.color_limit,
+        interpolation="nearest",
+        aspect="auto",
     )
-    picture.set_visible(view.color_limit < np.inf)
-    for row, words in enumerate(view.cells or ()):
-        for column, word in enumerate(escape_mathtext(words)):
+    image.set_visible(view.color_limit < np.inf)
+    for row, cells in enumerate(view.cells or ()):
+        for column, text in enumerate(escape_mathtext(cells)):
             axes.text(
-                column, row, word, fontsize=7, ha="center", va="center", color=theme.foreground
+                column, row, text, fontsize=7, ha="center", va="center", color=theme.foreground
             )
-    return picture
+    return image
 
 
 def _ticks(labels: tuple[str, ...], inches: float, points: float) -> tuple[list[int], list[str]]:
-    """As many labels as can be read side by side, evenly; a fifth of the room is lost to margins."""
-    every = math.ceil(len(labels) * points * 1.25 / (0.8 * inches * 72)) or 1
-    return list(range(0, len(labels), every)), escape_mathtext(labels[::every])
+    """As many evenly spaced labels as can be read; a fifth of the space is lost to margins."""
+    space = 0.8 * inches * POINTS_PER_INCH
+    step = math.ceil(len(labels) * points * 1.25 / space) or 1
+    return list(range(0, len(labels), step)), escape_mathtext(labels[::step])
 
 
-def _bare(axes: "Axes", theme: Theme, size: float) -> None:
+def _style_axes(axes: "Axes", theme: Theme, font_size: float) -> None:
     axes.set_facecolor(theme.background)
     axes.tick_params(
-        length=0, labelsize=size, labelfontfamily="monospace", labelcolor=theme.foreground
+        length=0, labelsize=font_size, labelfontfamily="monospace", labelcolor=theme.foreground
     )
     for spine in axes.spines.values():
         spine.set_visible(False)
 
 
-def _widest(words: "tuple[str, ...]") -> int:
+def _max_length(words: tuple[str, ...]) -> int:
     return max(map(len, words), default=0)
 
 
-def escape_mathtext(tokens: "list[str] | tuple[str, ...]") -> list[str]:
-    return [token.replace("$", r"\$") for token in tokens]  # a dollar would start a formula
+def escape_mathtext(labels: Sequence[str]) -> list[str]:
+    """Labels in which a dollar sign does not start a formula."""
+    return [label.replace("$", r"\$") for label in labels]

@@ -1,8 +1,10 @@
-"""Views for a terminal: bars, and maps of numbers or shaded squares; blue for more and orange for less, if in colours.
+"""Views for the terminal: bars, tables of numbers, and maps of shaded squares.
 
-Nothing is told by colour alone: numbers and squares have a sign, and a shade that grows with the value.
+Blue is positive and orange negative, but nothing depends on color alone: numbers have a sign, and
+the shade of a square grows with its value.
 """
 
+import math
 import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,206 +19,207 @@ from clearhead.lens.view import format_numbers
 if TYPE_CHECKING:
     from clearhead.lens.view import View
 
-SHADES = " ░▒▓█"  # a fifth of the full value each
-BELOW = ("  ", "- ", "--", "==", "≡≡")  # the same for squares below 0
+SHADES = " ░▒▓█"
+NEGATIVE_SQUARES = ("  ", "- ", "--", "==", "≡≡")
 EIGHTHS = " ▏▎▍▌▋▊▉█"
-# characters of the longest bar, and of a line where nobody knows better
-BAR = 40
-SCREEN = 100
-APART = 3  # spaces between two maps
+BAR_CHARACTERS = 40
+DEFAULT_TERMINAL_WIDTH = 100
+PANEL_GAP = 3  # spaces
 
-Cell = tuple[str, float]  # what stands there, and the value that gives it its colour
-Block = list[Text]  # lines, all as wide
+Cell = tuple[str, float]  # a text, and the value that gives its color
+Block = list[Text]  # lines of equal width
 
 
 class PrintableText(Text):
-    """Text that a prompt shows as it is."""
+    """Text whose repr is the text itself, so that the Python prompt shows it."""
 
     def __repr__(self) -> str:
         return self.plain
 
 
 def render_text(view: "View") -> Text:
-    """As text of rich's: print() shows it plain, a console of rich's in colours."""
-    room = shutil.get_terminal_size((SCREEN, 24)).columns
-    one_row = view.values.numel() == len(view.axes[-1].labels) and view.words is None
-    lines = _bars(view) if one_row else _maps(view, room)
+    """The drawing between its title and note: plain with print(), in color on a rich console."""
+    width = shutil.get_terminal_size((DEFAULT_TERMINAL_WIDTH, 24)).columns
+    is_single_row = view.values.numel() == len(view.axes[-1].labels) and view.words is None
+    lines = _bars(view) if is_single_row else _panels(view, width)
     for line in lines:
         line.rstrip()
-    shown = PrintableText()
-    shown.append_text(
-        Text("\n").join(
-            (Text(view.title), *lines, *([Text(view.note, "dim")] if view.note else ()), Text())
-        )
-    )
-    return shown
+    note = [Text(view.note, "dim")] if view.note else []
+    text = PrintableText()
+    text.append_text(Text("\n").join((Text(view.title), *lines, *note, Text())))
+    return text
 
 
 def _bars(view: "View") -> Block:
-    """To the right; where some values are negative, those to the left of a line in the middle."""
-    labels = view.axes[-1].labels
+    """Bars to the right, and to the left of a middle line for negative values."""
     values = view.values.flatten().tolist()
-    both = any(value < 0 for value in values)
-    room = BAR // 2 if both else BAR
+    has_negative = any(value < 0 for value in values)
+    length = BAR_CHARACTERS // 2 if has_negative else BAR_CHARACTERS
     lines = []
-    for label, value in zip(_padded(labels), values, strict=True):
-        eighths = round(8 * room * min(abs(value) / view.color_limit, 1)) if value == value else 0
+    for label, value in zip(_right_aligned(view.axes[-1].labels), values, strict=True):
+        eighths = 0
+        if not math.isnan(value):
+            eighths = round(8 * length * min(abs(value) / view.color_limit, 1))
         bar = "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
-        if both and value < 0:
-            bar = f"{'█' * round(eighths / 8):>{room}}│{'':{room}}"
-        elif both:
-            bar = f"{'':{room}}│{bar:<{room}}"
-        lines.append(Text.assemble(f"{label} ", (f"{bar:<{BAR}}", _colour(value)), f" {value:.4g}"))
+        if has_negative and value < 0:
+            bar = f"{'█' * round(eighths / 8):>{length}}│{'':{length}}"
+        elif has_negative:
+            bar = f"{'':{length}}│{bar:<{length}}"
+        cell = f"{bar:<{BAR_CHARACTERS}}", _color(value)
+        lines.append(Text.assemble(f"{label} ", cell, f" {value:.4g}"))
     return lines
 
 
-def _maps(view: "View", room: int) -> Block:
-    """Words in columns, as many as fit, the others below; else numbers if they all fit; else squares."""
-    panels, _ = view.panels()
+def _panels(view: "View", width: int) -> Block:
+    """Words in columns; else numbers if they fit; else squares."""
     if view.words is not None:
-        rows = [
-            list(zip(*row, strict=True))
-            for row in zip(view.cell_texts, view.values.tolist(), strict=True)
-        ]
-        blocks = _cut(view, rows, room)
-        return [line for block in blocks for line in block]
-    blocks = [_numbers(view, values, room) for _, values in panels] if view.is_small else []
-    if not blocks or blocks[0][0].cell_len > room:
-        blocks = [_squares(view, values, room, len(panels) == 1) for _, values in panels]
+        return _words(view, width)
+    panels, _ = view.panels()
+    blocks: list[Block] = []
+    if view.is_small:
+        blocks = [_numbers(view, values, width) for _, values in panels]
+    if not blocks or blocks[0][0].cell_len > width:
+        blocks = [_squares(view, values, width, len(panels) == 1) for _, values in panels]
     if len(panels) == 1:
         return blocks[0]
-    wide = max(
-        max(block[0].cell_len for block in blocks), *(cell_len(title) for title, _ in panels)
-    )
+    title_width = max(cell_len(title) for title, _ in panels)
+    panel_width = max(title_width, *(block[0].cell_len for block in blocks))
     titled = [
         [Text(title, "bold"), *block] for (title, _), block in zip(panels, blocks, strict=True)
     ]
-    side = max(1, (room + APART) // (wide + APART))
-    return [
-        line
-        for i in range(0, len(titled), side)
-        for line in _side_by_side(titled[i : i + side], wide)
-    ]
-
-
-def _side_by_side(blocks: Sequence[Block], wide: int) -> Block:
-    lines = []
-    for across in zip(*blocks, strict=True):
-        for part in across[:-1]:
-            part.pad_right(wide - part.cell_len + APART)
-        lines.append(Text.assemble(*across))
+    columns = max(1, (width + PANEL_GAP) // (panel_width + PANEL_GAP))
+    lines: Block = []
+    for start in range(0, len(titled), columns):
+        lines += _side_by_side(titled[start : start + columns], panel_width)
     return lines
 
 
-def _cut(view: "View", rows: list[list[Cell]], room: int) -> list[Block]:
-    """Columns, so many to a block as there is room for; each block has the labels of the rows."""
+def _side_by_side(blocks: Sequence[Block], width: int) -> Block:
+    lines = []
+    for parts in zip(*blocks, strict=True):
+        for part in parts[:-1]:
+            part.pad_right(width - part.cell_len + PANEL_GAP)
+        lines.append(Text.assemble(*parts))
+    return lines
+
+
+def _words(view: "View", width: int) -> Block:
+    """Columns of words; those that do not fit follow below, with the row labels repeated."""
     down, across = view.axes
-    wide = [
-        max(map(cell_len, (label, *(row[i][0] for row in rows)))) + 2 for i, label in enumerate(across.labels)
-    ]  # fmt: skip
-    room -= max(map(cell_len, (view.corner_label, *down.labels)))
+    rows: list[list[Cell]] = [
+        list(zip(*row, strict=True))
+        for row in zip(view.cell_texts, view.values.tolist(), strict=True)
+    ]
+    widths = [
+        2 + max(map(cell_len, (label, *(row[i][0] for row in rows))))
+        for i, label in enumerate(across.labels)
+    ]
+    room = width - max(map(cell_len, (view.corner_label, *down.labels)))
     starts = [0]
     used = 0
-    for i, width in enumerate(wide):
-        if used + width > room and used:
-            starts = [*starts, i]
+    for i, column_width in enumerate(widths):
+        if used + column_width > room and used:
+            starts.append(i)
             used = 0
-        used += width
-    return [
-        _table(view, across.labels[a:b], [row[a:b] for row in rows], wide[a:b], left=True)
-        for a, b in zip(starts, [*starts[1:], len(wide)], strict=True)
-    ]
+        used += column_width
+    lines: Block = []
+    for start, end in zip(starts, [*starts[1:], len(widths)], strict=True):
+        labels = across.labels[start:end]
+        cells = [row[start:end] for row in rows]
+        lines += _table(view, labels, cells, widths[start:end], left_aligned=True)
+    return lines
 
 
-def _numbers(view: "View", values: Tensor, room: int) -> Block:
-    """Each number with a shade behind it."""
+def _numbers(view: "View", values: Tensor, width: int) -> Block:
+    """Each number followed by a shade."""
     down, across = view.axes[-2:]
-    told = format_numbers(values, view.color_limit)
-    longest = max((len(cell) for row in told for cell in row), default=0)
-    free = (room - max(map(cell_len, (view.corner_label, *down.labels)))) // max(
-        1, len(across.labels)
-    ) - 2
-    label = min(
-        free, max(map(cell_len, across.labels), default=0)
-    )  # as much of it as there is room for
-    wide = max(longest, label) + 2
+    texts = format_numbers(values, view.color_limit)
+    row_label_width = max(map(cell_len, (view.corner_label, *down.labels)))
+    number_width = max((len(text) for row in texts for text in row), default=0)
+    room = (width - row_label_width) // max(1, len(across.labels)) - 2
+    label_width = min(room, max(map(cell_len, across.labels), default=0))
+    cell_width = max(number_width, label_width) + 2
     rows = [
         [
-            (f"{number}{_square(value, view)[0]}", value)
-            for number, value in zip(row, numbers, strict=True)
+            (f"{text}{_square(value, view)[0]}", value)
+            for text, value in zip(row_texts, row_values, strict=True)
         ]
-        for row, numbers in zip(told, values.tolist(), strict=True)
+        for row_texts, row_values in zip(texts, values.tolist(), strict=True)
     ]
-    headings = [f"{set_cell_size(label, wide - 2).rstrip()} " for label in across.labels]
-    return _table(view, headings, rows, [wide] * len(headings), left=False)
+    headings = [f"{set_cell_size(label, cell_width - 2).rstrip()} " for label in across.labels]
+    return _table(view, headings, rows, [cell_width] * len(headings), left_aligned=False)
 
 
 def _table(
-    view: "View", across: Sequence[str], rows: list[list[Cell]], wide: Sequence[int], left: bool
+    view: "View",
+    headings: Sequence[str],
+    rows: list[list[Cell]],
+    widths: Sequence[int],
+    left_aligned: bool,
 ) -> Block:
-    first = _padded((view.corner_label, *view.axes[-2].labels))
-    lines = [
-        Text(first[0] + "".join(_fit(*x, left=left) for x in zip(across, wide, strict=True)), "dim")
-    ]
-    for label, row in zip(first[1:], rows, strict=True):
+    corner, *row_labels = _right_aligned((view.corner_label, *view.axes[-2].labels))
+    heading = "".join(_pad(*column, left_aligned) for column in zip(headings, widths, strict=True))
+    lines = [Text(corner + heading, "dim")]
+    for label, row in zip(row_labels, rows, strict=True):
         cells = [
-            (_fit(cell, w, left=left), _colour(value))
-            for (cell, value), w in zip(row, wide, strict=True)
+            (_pad(text, width, left_aligned), _color(value))
+            for (text, value), width in zip(row, widths, strict=True)
         ]
         lines.append(Text.assemble(label, *cells))
     return lines
 
 
-def _squares(view: "View", values: Tensor, room: int, alone: bool) -> Block:
-    """A square for each value; alone, each row ends with its strongest. Of squares that do not fit, the strongest."""
+def _squares(view: "View", values: Tensor, width: int, is_single: bool) -> Block:
+    """A square for each value; if they do not fit, values share one that shows the strongest.
+
+    Rows of a single panel end with the label and number of their strongest value.
+    """
     down, across = view.axes[-2:]
-    first = _padded(("", *down.labels))
-    fit = max(
-        1, (room - cell_len(first[0]) - (len(max(across.labels, key=len)) + 9 if alone else 1)) // 2
-    )
-    every = -(-values.shape[1] // fit)  # values that share a square
-    short = every == 1 and max(map(cell_len, across.labels), default=0) <= 2
-    heading = "".join(f"{label:>2}" for label in across.labels) if short else ""
-    if every > 1:
-        heading = f" each square is the strongest of {every} values"
-    lines = [Text(f"{first[0]} {heading}", "dim")]
-    for label, row in zip(first[1:], values.tolist(), strict=True):
+    corner, *row_labels = _right_aligned(("", *down.labels))
+    suffix_width = len(max(across.labels, key=len)) + 9 if is_single else 1
+    max_squares = max(1, (width - cell_len(corner) - suffix_width) // 2)
+    step = -(-values.shape[1] // max_squares)  # values per square
+    heading = ""
+    if step > 1:
+        heading = f" each square is the strongest of {step} values"
+    elif max(map(cell_len, across.labels), default=0) <= 2:
+        heading = "".join(f"{label:>2}" for label in across.labels)
+    lines = [Text(f"{corner} {heading}", "dim")]
+    for label, row in zip(row_labels, values.tolist(), strict=True):
         line = Text(f"{label} ")
-        for start in range(0, len(row), every):
-            strongest = max(row[start : start + every], key=_strength)
-            line.append(_square(strongest, view), _colour(strongest))
-        if alone:
-            most = max(range(len(row)), key=lambda i: _strength(row[i]))
-            line.append(f"  {across.labels[most]} {row[most]:.3g}", "dim")
+        for start in range(0, len(row), step):
+            strongest = max(row[start : start + step], key=_magnitude)
+            line.append(_square(strongest, view), _color(strongest))
+        if is_single:
+            best = max(range(len(row)), key=lambda i: _magnitude(row[i]))
+            line.append(f"  {across.labels[best]} {row[best]:.3g}", "dim")
         lines.append(line)
-    widest = max(line.cell_len for line in lines)
+    line_width = max(line.cell_len for line in lines)
     for line in lines:
-        line.pad_right(widest - line.cell_len)
+        line.pad_right(line_width - line.cell_len)
     return lines
 
 
-def _strength(value: float) -> float:
-    return abs(value) if abs(value) < float("inf") else 0.0  # no number is not the largest
-
-
-def _fifths(value: float, view: "View") -> int:
-    return min(int(_strength(value) / view.color_limit * 5), 4)
+def _magnitude(value: float) -> float:
+    return abs(value) if abs(value) < math.inf else 0.0  # NaN and −∞ are not the strongest
 
 
 def _square(value: float, view: "View") -> str:
-    fifths = _fifths(value, view)
-    return BELOW[fifths] if value < 0 else SHADES[fifths] * 2
+    level = min(int(_magnitude(value) / view.color_limit * 5), 4)
+    return NEGATIVE_SQUARES[level] if value < 0 else SHADES[level] * 2
 
 
-def _padded(labels: Sequence[str]) -> list[str]:
-    wide = max(map(cell_len, labels), default=0)
-    return [_fit(label, wide, left=False) for label in labels]
+def _right_aligned(labels: Sequence[str]) -> list[str]:
+    width = max(map(cell_len, labels), default=0)
+    return [_pad(label, width, left_aligned=False) for label in labels]
 
 
-def _fit(words: str, wide: int, left: bool) -> str:
-    space = " " * (wide - cell_len(words))
-    return f"  {words}{space[2:]}" if left else space + words
+def _pad(text: str, width: int, left_aligned: bool) -> str:
+    space = " " * (width - cell_len(text))
+    return f"  {text}{space[2:]}" if left_aligned else space + text
 
 
-def _colour(value: float) -> str:
-    return POSITIVE if value > 0 else NEGATIVE if value < 0 else "dim"
+def _color(value: float) -> str:
+    if value > 0:
+        return POSITIVE
+    return NEGATIVE if value < 0 else "dim"

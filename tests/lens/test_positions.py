@@ -1,0 +1,111 @@
+"""Views of positions show what the model adds or rotates."""
+
+import math
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.lens.positions import (
+    position_shift,
+    position_similarity,
+    positional_encodings,
+    relative_bias,
+    rotary_angles,
+)
+
+BYTES = {"vocab_size": 256, "tokenizer": ch.Tokenizer.bytes()}
+TEXT = "one mole of carbon"
+
+
+def make_model(position, preset="tiny-decoder"):
+    return ch.new(preset, position=position, seed=2, **BYTES)
+
+
+def test_sinusoidal_encodings_follow_the_equation_beside_binary_counting():
+    sinusoids, counting = positional_encodings(make_model("sinusoidal"), 16).values
+    d_model = sinusoids.shape[1]
+    for position, i in [(0, 0), (3, 1), (9, 4)]:
+        angle = position / 10000 ** (2 * i / d_model)
+        assert float(sinusoids[position, 2 * i]) == pytest.approx(math.sin(angle), abs=1e-5)
+        assert float(sinusoids[position, 2 * i + 1]) == pytest.approx(math.cos(angle), abs=1e-5)
+    columns = counting.T.tolist()
+    bits = [[float(position >> bit & 1) for position in range(16)] for bit in range(4)]
+    assert columns[0] == bits[0]
+    assert [bit for bit in bits if bit in columns] == bits
+    assert len(positional_encodings(make_model("rotary"), 16).values) == 1
+
+
+def test_selected_dimensions_are_evenly_spaced():
+    model = make_model("sinusoidal")
+    selected = positional_encodings(model, 8, dimensions=4)
+    everything = positional_encodings(model, 8)
+    dimensions = [int(label) for label in selected.axes[2].labels]
+    assert dimensions == [i * model.config.model.d_model // 4 for i in range(4)]
+    assert torch.equal(selected.values, everything.values[..., dimensions])
+
+
+def test_learned_encodings_are_the_table():
+    model = make_model("learned")
+    table = model.net.position.table[:8].detach()
+    torch.testing.assert_close(positional_encodings(model, 8).values[0], table)
+    torch.testing.assert_close(position_similarity(model, 8).values.diagonal(), torch.ones(8))
+
+
+def test_rotary_angles_are_linear_and_similarity_depends_on_distance():
+    model = make_model("rotary")
+    turns = rotary_angles(model, 8).values
+    torch.testing.assert_close(turns[1:] - turns[:-1], turns[1].expand(7, -1))
+    similarity = position_similarity(model, 8).values
+    torch.testing.assert_close(similarity[0, 3], similarity[4, 7])
+    assert similarity[0, 0] == 1 > similarity[0, 1]
+
+
+@pytest.mark.parametrize("position", ["t5", "alibi"])
+def test_relative_bias_is_what_attention_adds(position):
+    model = make_model(position)
+    bias = relative_bias(model, 6).values
+    position_ids = torch.arange(6)[None]
+    layer_position = model.net.position.layer_positions(position_ids, position_ids, 1)[0]
+    n_heads = model.config.model.attention.n_heads
+    added = layer_position.bias(torch.zeros(1, n_heads, 6, 1), 1.0)
+    torch.testing.assert_close(bias[:, 2], added[0, :, 5, 3].detach())
+
+
+@pytest.mark.parametrize("position", ["none", "t5", "shaw", "alibi", "rotary"])
+def test_shift_changes_nothing_if_only_distances_count(position):
+    shift = position_shift(make_model(position), TEXT, offset=5)
+    assert float(shift.values.max()) < 1e-4
+    assert float(shift.patterns.values.max()) < 1e-4
+
+
+@pytest.mark.parametrize("position", ["learned", "sinusoidal"])
+def test_shift_changes_the_stream_with_absolute_positions(position):
+    shift = position_shift(make_model(position), TEXT, offset=5)
+    assert float(shift.values.max()) > 1e-4
+    assert float(shift.patterns.values.max()) > 1e-4
+
+
+ERRORS = [
+    ("learned", lambda m: positional_encodings(m, 1), "count must be"),
+    ("learned", lambda m: positional_encodings(m, 10**6), "count must be"),
+    ("none", positional_encodings, "use position_shift"),
+    ("t5", positional_encodings, "use relative_bias"),
+    ("learned", rotary_angles, "needs rotary positions, got 'learned'"),
+    ("rotary", relative_bias, "needs t5 or alibi positions, got 'rotary'"),
+    ("rotary", lambda m: position_shift(m, TEXT, offset=0), "offset must be a positive integer"),
+    ("learned", lambda m: position_shift(m, TEXT, offset=10**6), "offset must be at most"),
+    ("rotary", lambda m: position_shift(m, ["a mole", "a"]), "one text at a time"),
+]
+
+
+@pytest.mark.parametrize(("position", "call", "message"), ERRORS)
+def test_errors(position, call, message):
+    with pytest.raises(ch.ClearheadError, match=message):
+        call(make_model(position))
+
+
+def test_shift_needs_a_single_stack_of_text():
+    model = make_model("sinusoidal", "tiny-encoder-decoder")
+    with pytest.raises(ch.ClearheadError, match="decoder or encoder of text"):
+        position_shift(model, "a mole")
