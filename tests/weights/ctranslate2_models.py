@@ -1,4 +1,4 @@
-"""Models that CTranslate2 can express, and how far it is from them."""
+"""Models that CTranslate2 can express, and the difference between its results and ours."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ ct2 = pytest.importorskip("ctranslate2")
 
 Decoder = c.Decoder()
 Encoder = c.Encoder()
-Both = c.EncoderDecoder
+EncoderDecoder = c.EncoderDecoder
 Tokens = c.Tokens
 Rotary = c.Rotary
 Llama3 = c.Llama3Scaling
@@ -20,11 +20,13 @@ Linear = c.LinearScaling
 RMSNorm = c.RMSNorm
 LayerNorm = c.LayerNorm
 UNTIED = c.LMHead(tie_embeddings=False)
-NEAR = 1e-5
+TOLERANCE = 1e-5
 
 
 def model(**options) -> c.ModelConfig:
-    return c.ModelConfig(**{"vocabulary": 29, "context": 20, "width": 24, "layers": 2} | options)
+    return c.ModelConfig(
+        **{"vocab_size": 29, "context_length": 20, "d_model": 24, "n_layers": 2} | options
+    )
 
 
 DECODERS = {
@@ -38,14 +40,13 @@ DECODERS = {
     ),
     "qwen3": model(
         position=Rotary(theta=100.0),
-        attention=c.Attention(
-            4, 1, 6, 20, ("q", "k", "v"), qk_norm=True
-        ),  # a window of all the context is none
+        # a window of the whole context is none
+        attention=c.Attention(4, 1, 6, 20, ("q", "k", "v"), qk_norm=True),
         ffn=c.FeedForward("swiglu", 40, bias=False),
         norm=RMSNorm(eps=1e-3),
         head=UNTIED,
     ),
-    "part turned": model(
+    "partial rotary": model(
         position=Rotary(rotary_dim=4, scaling=Linear(3.0)), attention=c.Attention(3), head=UNTIED
     ),
     "layer qk-norm": model(
@@ -101,16 +102,16 @@ ENCODERS = {
         head=c.NoHead(),
     ),
 }
-BOTH = {
+ENCODER_DECODERS = {
     "vaswani": model(
-        architecture=Both(1, 20, source_input=Tokens(scale_embeddings=True)),
+        architecture=EncoderDecoder(1, 20, source_input=Tokens(scale_embeddings=True)),
         norm_position="post",
         input=Tokens(scale_embeddings=True),
         position=c.Sinusoidal(),
         attention=c.Attention(3, bias=()),
     ),
     "marian": model(
-        architecture=Both(2, 20, 31, Tokens(scale_embeddings=True)),
+        architecture=EncoderDecoder(2, 20, 31, Tokens(scale_embeddings=True)),
         norm_position="post",
         input=Tokens(scale_embeddings=True),
         position=c.Sinusoidal(layout="halves"),
@@ -118,7 +119,7 @@ BOTH = {
         head=c.LMHead(bias=True),
     ),
     "t5": model(
-        architecture=Both(3, 20),
+        architecture=EncoderDecoder(3, 20),
         position=c.T5(8, 12),
         attention=c.Attention(3, d_head=6, bias=(), scale=False),
         ffn=c.FeedForward("geglu-tanh", 40, bias=False),
@@ -126,115 +127,131 @@ BOTH = {
         head=c.LMHead(scale_logits=True),
     ),
     "grouped": model(
-        architecture=Both(1, 20, 31, Tokens(norm=True)),
+        architecture=EncoderDecoder(1, 20, 31, Tokens(norm=True)),
         position=Rotary(rotary_dim=4),
         attention=c.Attention(6, 2, 8, bias=("q", "v", "out")),
         norm=LayerNorm(bias=False),
         head=c.LMHead(tie_embeddings=False, bias=True),
     ),
     "learned": model(
-        architecture=Both(2, 18), attention=c.Attention(4, 1), norm=RMSNorm(eps=1e-2), head=UNTIED
+        architecture=EncoderDecoder(2, 18),
+        attention=c.Attention(4, 1),
+        norm=RMSNorm(eps=1e-2),
+        head=UNTIED,
     ),
 }
 
 
-def checkpoint(m, seed=1, tokenizer=None, source=None, **use) -> Checkpoint:
-    """Random weights, biases and gains too; peaky, so that the best token is never one of two."""
+def checkpoint(m, seed=1, tokenizer=None, source_tokenizer=None, **inference) -> Checkpoint:
+    """Random weights, biases and gains; with large logits, so that the best token is clear."""
     net = build_transformer(m, seed).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in net.named_parameters():
-            if name.endswith("bias") or "norm." in name or "position" in name or "kinds" in name:
+            if (
+                name.endswith("bias")
+                or "norm." in name
+                or "position" in name
+                or "token_types" in name
+            ):
                 p.add_(torch.randn(p.shape, generator=generator) * 0.3)
             elif "embed" in name:
                 p.mul_(40)
-    return Checkpoint(net, c.Config(m, c.InferenceConfig(**use)), tokenizer, source)
+    config = c.Config(m, c.InferenceConfig(**inference))
+    return Checkpoint(net, config, tokenizer, source_tokenizer)
 
 
-def rows(vocabulary, *lengths) -> list[list[int]]:
+def random_ids(vocab_size, *lengths) -> list[list[int]]:
     generator = torch.Generator().manual_seed(sum(lengths))
     return [
-        torch.randint(5, vocabulary, (length,), generator=generator).tolist() for length in lengths
+        torch.randint(5, vocab_size, (length,), generator=generator).tolist() for length in lengths
     ]
 
 
-def called(ids) -> list[str]:
+def token_names(ids) -> list[str]:
     return [f"<unused{i}>" for i in ids]
 
 
-def far(theirs, ours) -> float:
-    """The greatest difference, where numbers are large in parts of the largest."""
+def max_difference(theirs, ours) -> float:
+    """The largest difference, relative to the largest value if that exceeds 1."""
     return float(
         (torch.tensor(np.array(theirs)) - ours).abs().max() / ours.abs().max().clamp(min=1)
     )
 
 
 @torch.no_grad()
-def greedy(net, ids, count, source=None, never=(), never_first=()) -> list[int]:
-    """The plain loop; a near tie would say nothing about either engine."""
-    written = []
+def greedy(net, ids, count, source=None, suppress_tokens=(), begin_suppress_tokens=()) -> list[int]:
+    """Greedy decoding without a cache; refuses near ties, which would say nothing."""
+    tokens = []
     for _ in range(count):
-        rest = {} if source is None else {"source": torch.as_tensor(source)[None]}
-        logits = net.predict(net(torch.tensor([ids + written]), **rest))[0, -1]
-        logits[[*never, *(never_first if not written else ())]] = -torch.inf
+        inputs = {} if source is None else {"source": torch.as_tensor(source)[None]}
+        logits = net.compute_logits(net(torch.tensor([ids + tokens]), **inputs))[0, -1]
+        logits[[*suppress_tokens, *(() if tokens else begin_suppress_tokens)]] = -torch.inf
         best = logits.topk(2)
         assert best.values[0] - best.values[1] > 1e-3
-        written.append(int(best.indices[0]))
-    return written
+        tokens.append(int(best.indices[0]))
+    return tokens
 
 
-def opened(engine, folder, **options):
+def open_engine(engine, folder, **options):
     return engine(str(folder), compute_type="float32", intra_threads=1, **options)
 
 
 @torch.no_grad()
-def difference(folder, model) -> float:
-    """How far what CTranslate2 computes is from what we compute, in rows of different lengths."""
+def engine_difference(folder, model) -> float:
+    """The largest difference between CTranslate2 and ours, in a batch of different lengths."""
     net = model.net
     m = model.config.model
-    use = model.config.inference
+    inference = model.config.inference
     if isinstance(m.architecture, c.EncoderDecoder):
-        engine = opened(ct2.Translator, folder)
-        sources = rows(m.architecture.source_vocab_size or m.vocab_size, 11, 6)
-        targets = rows(m.vocab_size, 5, 9)
+        engine = open_engine(ct2.Translator, folder)
+        sources = random_ids(m.architecture.source_vocab_size or m.vocab_size, 11, 6)
+        targets = random_ids(m.vocab_size, 5, 9)
         scored = engine.score_batch(
-            [called(ids) for ids in sources], [called(ids) for ids in targets]
+            [token_names(ids) for ids in sources], [token_names(ids) for ids in targets]
         )
         worst = 0.0
         for source, target, theirs in zip(sources, targets, scored, strict=True):
-            ids = torch.tensor([[*use.decoder_start_tokens, *target, *use.eos_tokens]])
-            log_probs = net.predict(net(ids[:, :-1], source=torch.tensor([source])))[0].log_softmax(
-                -1
+            ids = torch.tensor([[*inference.decoder_start_tokens, *target, *inference.eos_tokens]])
+            log_probs = net.compute_logits(net(ids[:, :-1], source=torch.tensor([source])))[
+                0
+            ].log_softmax(-1)
+            worst = max(
+                worst, max_difference(theirs.log_probs, log_probs.gather(1, ids[0, 1:, None])[:, 0])
             )
-            worst = max(worst, far(theirs.log_probs, log_probs.gather(1, ids[0, 1:, None])[:, 0]))
         return worst
-    texts = rows(m.vocab_size, 11, 6)
+    texts = random_ids(m.vocab_size, 11, 6)
     if isinstance(m.architecture, c.Encoder):
-        kinds = (
+        token_types = (
             [[i % m.input.token_types for i in ids] for ids in texts]
             if m.input.token_types
             else None
         )
         theirs = (
-            opened(ct2.Encoder, folder).forward_batch(texts, token_type_ids=kinds).last_hidden_state
+            open_engine(ct2.Encoder, folder)
+            .forward_batch(texts, token_type_ids=token_types)
+            .last_hidden_state
         )
         ours = [
-            net(torch.tensor([ids]), token_type_ids=torch.tensor([kinds[i]]) if kinds else None)
+            net(
+                torch.tensor([ids]),
+                token_type_ids=torch.tensor([token_types[i]]) if token_types else None,
+            )
             for i, ids in enumerate(texts)
         ]
     else:
-        theirs = opened(ct2.Generator, folder).forward_batch(texts)
-        ours = [net.predict(net(torch.tensor([ids]))) for ids in texts]
+        theirs = open_engine(ct2.Generator, folder).forward_batch(texts)
+        ours = [net.compute_logits(net(torch.tensor([ids]))) for ids in texts]
     return max(
-        far(row[: len(ids)], own[0])
+        max_difference(row[: len(ids)], own[0])
         for row, own, ids in zip(np.array(theirs), ours, texts, strict=True)
     )
 
 
-LANGUAGE = model(architecture=Both(1, 20), attention=c.Attention(3))
-SOUND = model(
+TRANSLATOR = model(architecture=EncoderDecoder(1, 20), attention=c.Attention(3))
+WHISPER = model(
     vocab_size=40,
-    architecture=Both(1, 5, source_input=c.Audio(n_mels=6, n_frames=9)),
+    architecture=EncoderDecoder(1, 5, source_input=c.Audio(n_mels=6, n_frames=9)),
     attention=c.Attention(4, 2, 6, bias=("q", "v", "out")),
     ffn=c.FeedForward("gelu", 40),
     norm=LayerNorm(eps=1e-3),

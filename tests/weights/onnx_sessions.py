@@ -1,4 +1,4 @@
-"""Networks as ONNX files, and onnxruntime's sessions of them."""
+"""Exports to ONNX, and onnxruntime sessions of them."""
 
 import jaxtyping
 import pytest
@@ -12,25 +12,25 @@ from clearhead.weights.checkpoint import Checkpoint
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-LENGTHS = [[1], [5], [6, 2, 4]]  # of the rows of a batch
-SIDES = ["left", "right"]  # where they are padded
+LENGTHS = [[1], [5], [6, 2, 4]]  # lengths of the rows of batches
+SIDES = ["left", "right"]  # of padding
 
 
 class Session:
-    """A file that is called with tensors, by name."""
+    """An ONNX file, called with named tensors."""
 
     def __init__(self, path):
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
-        self.inner = ort.InferenceSession(str(path), options)
-        self.shapes = {i.name: i.shape for i in self.inner.get_inputs()}
-        self.outputs = [o.name for o in self.inner.get_outputs()]
+        self.session = ort.InferenceSession(str(path), options)
+        self.shapes = {i.name: i.shape for i in self.session.get_inputs()}
+        self.outputs = [o.name for o in self.session.get_outputs()]
 
-    def __call__(self, **given):
-        arrays = self.inner.run(None, {name: tensor.numpy() for name, tensor in given.items()})
+    def __call__(self, **inputs):
+        arrays = self.session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
         return dict(zip(self.outputs, map(torch.from_numpy, arrays), strict=True))
 
-    def empty(self, batch):
+    def empty_past(self, batch):
         """The past before the first token."""
         pasts = {name: shape for name, shape in self.shapes.items() if "past" in shape}
         return {
@@ -39,16 +39,16 @@ class Session:
         }
 
 
-def as_past(made):
+def as_past(outputs):
     return {
-        name.replace("present", "past_key_values"): made[name]
-        for name in made
+        name.replace("present", "past_key_values"): outputs[name]
+        for name in outputs
         if name.startswith("present")
     }
 
 
-def write(*args):
-    jaxtyping.config.update("jaxtyping_disable", True)  # a size that may vary is no int
+def save_without_shape_checks(*args):
+    jaxtyping.config.update("jaxtyping_disable", True)  # dynamic sizes are not integers
     try:
         onnx.save_onnx(*args)
     finally:
@@ -56,41 +56,41 @@ def write(*args):
 
 
 def exporter(tmp_path_factory):
-    """Each network, random in every parameter lest one be forgotten, with the sessions of its files."""
-    kept = {}
+    """Networks with every parameter random, and the sessions of their files; exported once."""
+    exports = {}
 
     def export(config):
-        if config not in kept:
+        if config not in exports:
             net = build_transformer(config.model).eval()
             generator = torch.Generator().manual_seed(1)
             for p in net.parameters():
                 p.data += 0.3 * torch.randn(p.shape, generator=generator)
             folder = tmp_path_factory.mktemp("onnx")
-            write(folder, Checkpoint(net, config))
-            kept[config] = (net, *map(Session, sorted(folder.glob("*.onnx"), reverse=True)))
-        return kept[config]
+            save_without_shape_checks(folder, Checkpoint(net, config))
+            exports[config] = (net, *map(Session, sorted(folder.glob("*.onnx"), reverse=True)))
+        return exports[config]
 
     return export
 
 
-def padded(lengths, side, vocabulary):
-    """Ids and an attention mask; what fills up is tokens like any others, so that it shows if someone sees it."""
+def padded_batch(lengths, side, vocab_size):
+    """Ids and an attention mask; padding is random tokens, so that attending to it shows."""
     ids = torch.randint(
-        vocabulary,
+        vocab_size,
         (len(lengths), max(lengths)),
         generator=torch.Generator().manual_seed(len(lengths)),
     )
-    place = torch.arange(max(lengths))
+    position = torch.arange(max(lengths))
     length = torch.tensor(lengths)[:, None]
-    return ids, (place < length if side == "right" else place >= max(lengths) - length).long()
+    return ids, (position < length if side == "right" else position >= max(lengths) - length).long()
 
 
-def assert_close(got, want):
-    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+def assert_close(actual, expected):
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
 def one_layer(preset, **changes):
     return ch.presets[preset].replace(n_layers=1, **changes)
 
 
-RELATIVE = {"kind": "relative", "buckets": 8, "distance": 12}
+T5_POSITIONS = {"kind": "t5", "num_buckets": 8, "max_distance": 12}

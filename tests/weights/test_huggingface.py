@@ -1,4 +1,4 @@
-"""Hugging Face folders: nothing is ignored silently, nothing is executed, broken files are refused."""
+"""Hugging Face folders: nothing is ignored silently or executed; broken files are refused."""
 
 import json
 import pickle
@@ -6,7 +6,7 @@ import struct
 
 import pytest
 import torch
-from huggingface_models import CASES, theirs
+from huggingface_models import CASES, hf_model
 from safetensors.torch import load_file, save_file
 
 import clearhead as ch
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture
 def saved(tmp_path):
     """A folder with a tiny Llama."""
-    theirs("llama").save_pretrained(tmp_path / "llama")
+    hf_model("llama").save_pretrained(tmp_path / "llama")
     return tmp_path / "llama"
 
 
@@ -52,7 +52,7 @@ def other_value(value):
 @pytest.mark.parametrize("case", [family.name for family in FAMILIES])
 def test_every_attribute_is_used_or_listed_as_ignored(case, tmp_path):
     """Another value changes our configuration, is refused, or belongs to an ignored attribute."""
-    theirs(case).save_pretrained(tmp_path / "m")
+    hf_model(case).save_pretrained(tmp_path / "m")
     before = ch.load(tmp_path / "m", device="cpu").config
     tree = json.loads((tmp_path / "m" / "config.json").read_text())
     family = next(family for family in FAMILIES if family.name == tree["model_type"])
@@ -233,7 +233,7 @@ def test_broken_safetensors_are_refused(saved):
     broken += [with_header(huge, rest), with_header(past, rest)]
     for bad in broken:
         path.write_bytes(bad)
-        with pytest.raises(ch.ClearheadError, match="Cannot read .* as safetensors"):
+        with pytest.raises(ch.ClearheadError, match=r"Cannot read .* as safetensors"):
             ch.load(saved)
 
 
@@ -263,7 +263,7 @@ def test_wrong_tensors_are_refused(saved, change, words):
 
 @pytest.mark.parametrize("case", ["gpt2", "vit"])
 def test_fused_weights_of_a_wrong_shape_are_refused(case, tmp_path):
-    theirs(case).save_pretrained(tmp_path)
+    hf_model(case).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     name = next(name for name in tensors if "c_attn.weight" in name or "projection.weight" in name)
     tensors[name] = tensors[name][..., :-1].contiguous()
@@ -284,7 +284,7 @@ def test_weights_load_from_any_dtype(saved, dtype):
 
 
 def test_legacy_norm_names_are_loaded(tmp_path):
-    theirs("bert").save_pretrained(tmp_path)
+    hf_model("bert").save_pretrained(tmp_path)
     before = ch.load(tmp_path, device="cpu")
     tensors = load_file(tmp_path / "model.safetensors")
     older = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -299,7 +299,7 @@ def test_legacy_norm_names_are_loaded(tmp_path):
 
 
 def test_duplicate_tensors_must_be_equal(tmp_path):
-    theirs("t5").save_pretrained(tmp_path)
+    hf_model("t5").save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["encoder.embed_tokens.weight"] = tensors["shared.weight"].clone()
     save_file(tensors, tmp_path / "model.safetensors")
@@ -360,7 +360,7 @@ def test_every_family_has_a_case():
     ],
 )
 def test_neutral_attributes_of_other_families_are_accepted(case, attribute, tmp_path):
-    theirs(case).save_pretrained(tmp_path)
+    hf_model(case).save_pretrained(tmp_path)
     before = ch.load(tmp_path, device="cpu").config
     tree = json.loads((tmp_path / "config.json").read_text())
     if not tree.keys() & attribute.keys():
@@ -369,7 +369,7 @@ def test_neutral_attributes_of_other_families_are_accepted(case, attribute, tmp_
 
 
 def test_implied_head_dim_is_accepted_in_qwen2(tmp_path):
-    theirs("qwen2").save_pretrained(tmp_path)
+    hf_model("qwen2").save_pretrained(tmp_path)
     m = ch.load(tmp_path, device="cpu").config.model
     edit(tmp_path, head_dim=m.d_head)
     assert ch.load(tmp_path, device="cpu").config.model == m

@@ -1,12 +1,12 @@
-"""Labels, special tokens, pooling and preprocessing of Hugging Face folders survive loading and saving."""
+"""Labels, special tokens, pooling and preprocessing survive loading and saving."""
 
 import json
 
 import numpy as np
 import pytest
 import torch
+from huggingface_models import hf_model
 from PIL import Image
-from huggingface_models import theirs
 
 import clearhead as ch
 
@@ -31,7 +31,7 @@ def load_and_round_trip(folder, tmp_path):
 
 
 def test_label_names_survive(tmp_path):
-    theirs("bert-classes").save_pretrained(tmp_path / "m")
+    hf_model("bert-classification").save_pretrained(tmp_path / "m")
     names = ["sad", "glad", "mad", "bad"]
     edit_json(
         tmp_path / "m",
@@ -44,14 +44,14 @@ def test_label_names_survive(tmp_path):
 
 
 def test_regression_has_no_labels(tmp_path):
-    theirs("bert-number").save_pretrained(tmp_path / "m")
+    hf_model("bert-regression").save_pretrained(tmp_path / "m")
     for m in load_and_round_trip(tmp_path / "m", tmp_path):
         assert m.config.model.head.kind == "regression"
         assert m.config.inference.labels == ()
 
 
 def test_generation_config_survives(tmp_path):
-    theirs("whisper").save_pretrained(tmp_path / "m")
+    hf_model("whisper").save_pretrained(tmp_path / "m")
     said = {
         "eos_token_id": [7, 9],
         "decoder_start_token_id": 3,
@@ -71,7 +71,7 @@ def test_generation_config_survives(tmp_path):
 
 
 def test_open_forced_decoder_id_leaves_the_choice_to_the_model(tmp_path):
-    theirs("whisper").save_pretrained(tmp_path / "m")
+    hf_model("whisper").save_pretrained(tmp_path / "m")
     edit_json(tmp_path / "m", "config.json", forced_decoder_ids=[[1, 20], [2, 21], [3, 22]])
     write_json(
         tmp_path / "m",
@@ -82,7 +82,7 @@ def test_open_forced_decoder_id_leaves_the_choice_to_the_model(tmp_path):
 
 
 def test_bad_words_of_several_tokens_and_multi_label_are_refused(tmp_path):
-    theirs("marian").save_pretrained(tmp_path / "m")
+    hf_model("marian").save_pretrained(tmp_path / "m")
     said = {"bad_words_ids": [[7], [8]], "renormalize_logits": True}
     write_json(tmp_path / "m", "generation_config.json", said)
     for m in load_and_round_trip(tmp_path / "m", tmp_path):
@@ -93,7 +93,7 @@ def test_bad_words_of_several_tokens_and_multi_label_are_refused(tmp_path):
     write_json(tmp_path / "m", "generation_config.json", {"bad_words_ids": [[7], [8, 9]]})
     with pytest.raises(ch.ClearheadError, match="bad_words_ids"):
         ch.load(tmp_path / "m")
-    theirs("bert-classes").save_pretrained(tmp_path / "b")
+    hf_model("bert-classification").save_pretrained(tmp_path / "b")
     edit_json(tmp_path / "b", "config.json", problem_type="multi_label_classification")
     with pytest.raises(ch.ClearheadError, match="multi_label_classification"):
         ch.load(tmp_path / "b")
@@ -103,7 +103,7 @@ def test_bad_words_of_several_tokens_and_multi_label_are_refused(tmp_path):
 def test_renormalized_suppression_equals_transformers(tmp_path):
     import transformers
 
-    model = theirs("marian")
+    model = hf_model("marian")
     model.save_pretrained(tmp_path / "m")
     write_json(
         tmp_path / "m",
@@ -124,14 +124,14 @@ def test_renormalized_suppression_equals_transformers(tmp_path):
 
 
 def test_missing_tokenizer_is_explained(tmp_path):
-    theirs("roformer").save_pretrained(tmp_path / "m")
+    hf_model("roformer").save_pretrained(tmp_path / "m")
     write_json(tmp_path / "m", "tokenizer_config.json", {"tokenizer_class": "RoFormerTokenizer"})
     with pytest.raises(ch.ClearheadError, match="jieba"):
         ch.load(tmp_path / "m").logits("hello")
 
 
 def test_tokenizer_class_of_the_config_is_used(tmp_path):
-    theirs("bert").save_pretrained(tmp_path / "m")
+    hf_model("bert").save_pretrained(tmp_path / "m")
     (tmp_path / "m" / "vocab.txt").write_text(
         "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])
     )
@@ -146,7 +146,7 @@ POOLING = [("pooling_mode_mean_tokens", "mean"), ("pooling_mode_cls_token", "fir
 @pytest.mark.parametrize("normal", [True, False])
 @pytest.mark.parametrize(("theirs_", "ours"), POOLING)
 def test_sentence_transformers_pooling_survives(theirs_, ours, normal, tmp_path):
-    theirs("bert-bare").save_pretrained(tmp_path / "m")
+    hf_model("bert-bare").save_pretrained(tmp_path / "m")
     kinds = ["Transformer", "Pooling", *(["Normalize"] if normal else [])]
     write_json(
         tmp_path / "m",
@@ -195,12 +195,16 @@ def test_inexpressible_inference_options_survive_in_our_own_file(tmp_path):
     [
         (["Transformer", "Pooling", "Dense"], {}, "Transformer, Pooling, Dense"),
         (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True}, "pooling 'max_tokens'"),
-        (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}, "asks for"),
+        (
+            ["Transformer", "Pooling"],
+            {"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True},
+            "asks for",
+        ),
         ("nonsense", {}, "must be a list of modules"),
     ],
-)  # fmt: skip
+)
 def test_unsupported_pooling_is_refused(modules, pooling, words, tmp_path):
-    theirs("bert-bare").save_pretrained(tmp_path / "m")
+    hf_model("bert-bare").save_pretrained(tmp_path / "m")
     listed = [{"type": f"x.{kind}"} for kind in modules] if isinstance(modules, list) else modules
     write_json(tmp_path / "m", "modules.json", listed)
     write_json(tmp_path / "m", "1_Pooling/config.json", pooling)
@@ -267,7 +271,7 @@ def test_unsupported_image_preprocessing_is_refused(said, words, tmp_path):
 
 
 def test_unsupported_audio_preprocessing_is_refused(tmp_path):
-    theirs("whisper").save_pretrained(tmp_path / "m")
+    hf_model("whisper").save_pretrained(tmp_path / "m")
     write_json(
         tmp_path / "m",
         "preprocessor_config.json",
