@@ -1,4 +1,4 @@
-"""Sentence pairs as batches: packed on both sides, each pair whole and once an epoch."""
+"""Laws of TranslationDataset: every pair whole, once per epoch, packed on both sides."""
 
 from collections import Counter
 from dataclasses import replace
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead.config.model import InferenceConfig
-from clearhead.data.batch import IGNORE_INDEX, DataReport, PackedBatch, shuffled_indices
+from clearhead.data.batch import IGNORE_INDEX, PackedBatch, shuffled_indices
 from clearhead.data.pairs import (
     EncodedPair,
     SentencePair,
@@ -21,6 +21,7 @@ from clearhead.data.pairs import (
     encode_pairs,
     pack_pairs,
 )
+from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import build_transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
@@ -83,7 +84,7 @@ def equal(a, b):
 
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=60)
-SHAPES = {"length": 14, "source_length": 12}
+SHAPES = {"seq_len": 14, "source_seq_len": 12}
 
 
 def passed(data: TranslationDataset, epoch: int) -> list[PackedBatch]:
@@ -95,7 +96,7 @@ def passed(data: TranslationDataset, epoch: int) -> list[PackedBatch]:
 
 
 @given(LENGTHS, st.integers(0, 2**40))
-def test_every_pair_comes_whole_and_once_an_epoch(lengths, seed):
+def test_every_pair_occurs_once_per_epoch(lengths, seed):
     given_pairs = marked(lengths)
     data = TranslationDataset(given_pairs, [], DataReport(), batch_size=1, seed=seed, **SHAPES)
     want = Counter((tuple(source), tuple(target)) for source, target in given_pairs)
@@ -106,7 +107,7 @@ def test_every_pair_comes_whole_and_once_an_epoch(lengths, seed):
 
 
 @given(LENGTHS, st.integers(1, 7))
-def test_targets_are_what_the_decoder_reads_next(lengths, rows):
+def test_targets_are_the_next_tokens(lengths, rows):
     data = TranslationDataset(marked(lengths), [], DataReport(), batch_size=rows, seed=0, **SHAPES)
     for row in unpacked(data.batch(0)):
         for _, tokens, targets in row:
@@ -115,7 +116,7 @@ def test_targets_are_what_the_decoder_reads_next(lengths, rows):
 
 
 @given(LENGTHS, st.integers(1, 7), st.integers(0, 3))
-def test_batches_are_cut_from_one_stream_of_rows_without_a_gap(lengths, rows, step):
+def test_batches_of_any_size_share_one_order_of_rows(lengths, rows, step):
     one = TranslationDataset(marked(lengths), [], DataReport(), batch_size=1, seed=5, **SHAPES)
     many = TranslationDataset(marked(lengths), [], DataReport(), batch_size=rows, seed=5, **SHAPES)
     assert many.batches_per_epoch == one.batches_per_epoch / rows
@@ -127,19 +128,21 @@ def test_batches_are_cut_from_one_stream_of_rows_without_a_gap(lengths, rows, st
 
 
 @given(LENGTHS, st.lists(st.integers(0, 40), min_size=1, max_size=5))
-def test_a_batch_depends_on_the_seed_and_the_step_alone(lengths, steps):
-    make = lambda: TranslationDataset(
-        marked(lengths), [], DataReport(), batch_size=2, seed=3, **SHAPES
-    )
+def test_pair_batch_is_a_function_of_seed_and_step(lengths, steps):
+    def make():
+        return TranslationDataset(marked(lengths), [], DataReport(), batch_size=2, seed=3, **SHAPES)
+
     used = make()
     for step in steps:
         assert equal(used.batch(step), make().batch(step))
 
 
-def test_epochs_and_seeds_differ():
-    make = lambda seed: TranslationDataset(
-        marked([(3, 3)] * 40), [], DataReport(), batch_size=1, seed=seed, **SHAPES
-    )
+def test_packing_differs_between_seeds_and_epochs():
+    def make(seed):
+        return TranslationDataset(
+            marked([(3, 3)] * 40), [], DataReport(), batch_size=1, seed=seed, **SHAPES
+        )
+
     data = make(1)
     assert not equal(data.batch(0), make(2).batch(0))
     one, two = (
@@ -150,7 +153,7 @@ def test_epochs_and_seeds_differ():
     assert len(one & two) < 5  # other pairs share a row
 
 
-def test_epochs_that_would_need_more_rows_or_fewer_take_as_many():
+def test_all_epochs_have_the_same_number_of_rows():
     lengths = np.random.default_rng(2).integers(1, 13, (80, 2))
     needed = [
         len(pack_pairs(lengths, (12, 14), shuffled_indices(80, 0, epoch).numpy()))
@@ -167,7 +170,7 @@ def test_epochs_that_would_need_more_rows_or_fewer_take_as_many():
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), max_size=40), st.integers(1, 5))
-def test_what_is_held_out_comes_once_and_always_the_same(lengths, rows):
+def test_validation_pairs_occur_once_in_fixed_order(lengths, rows):
     held = marked(lengths)
     data = TranslationDataset(
         marked([(1, 1)]), held, DataReport(), batch_size=rows, seed=0, **SHAPES
@@ -182,7 +185,7 @@ def test_what_is_held_out_comes_once_and_always_the_same(lengths, rows):
 
 
 def like_multi30k(seed, count=6000):
-    """Lengths as measured there: a median of 15 tokens, from 5 to 50, and sides that are alike (r = 0.87)."""
+    """Lengths like Multi30k's: median 15 tokens, 5 to 50, correlation of the sides 0.87."""
     noise = np.random.default_rng(seed).normal(size=(2, count))
     source = np.exp(np.log(15) + 0.31 * noise[0])
     target = source * np.exp(0.03 + 0.16 * noise[1])
@@ -191,7 +194,7 @@ def like_multi30k(seed, count=6000):
 
 @pytest.mark.parametrize("length", [256, 512])
 @pytest.mark.parametrize("seed", range(3))
-def test_no_more_than_one_token_in_twenty_is_padding(length, seed):
+def test_packing_efficiency_is_at_least_95_percent(length, seed):
     train = [EncodedPair([5] * s, [START, *[5] * (t - 1), STOP]) for s, t in like_multi30k(seed)]
     data = TranslationDataset(
         train, [], DataReport(), batch_size=1, seq_len=length, source_seq_len=length, seed=seed
@@ -202,7 +205,7 @@ def test_no_more_than_one_token_in_twenty_is_padding(length, seed):
     assert data.packing_efficiency == pytest.approx(real / (data.batches_per_epoch * 2 * length))
 
 
-def test_sides_of_unlike_length_fill_up_together():
+def test_balanced_source_length_fills_both_sides():
     train = [EncodedPair([5] * s, [START, *[5] * (2 * t - 1), STOP]) for s, t in like_multi30k(0)]
     length = balanced_source_seq_len(train, 256)
     assert (length % 8, 120 <= length <= 136) == (0, True)
@@ -214,8 +217,8 @@ def test_sides_of_unlike_length_fill_up_together():
     )
 
 
-def test_pairs_that_fit_no_row_are_left_out_and_told():
-    report = DataReport("refuse")
+def test_pairs_longer_than_a_row_are_reported():
+    report = DataReport("fail")
     train = [
         EncodedPair([5] * 13, [1, 5, 2], "a.en:1"),
         ([5], [1, *[5] * 14, 2]),
@@ -224,13 +227,13 @@ def test_pairs_that_fit_no_row_are_left_out_and_told():
     data = TranslationDataset(train, [], report, batch_size=1, seed=0, **SHAPES)
     assert (data.batches_per_epoch, data.packing_efficiency) == (1, 1.0)
     assert report.locations == {
-        "the pair does not fit a row of 12 tokens to read and 14 to write": ["a.en:1", "pair 2"]
+        "the pair does not fit into a row of 12 source and 14 target tokens": ["a.en:1", "pair 2"]
     }
-    with pytest.raises(ClearheadError, match="no pair to train on that fits rows of 12 and 14"):
+    with pytest.raises(ClearheadError, match="no training pair fits into rows of 12 source and 14"):
         TranslationDataset(train[:2], [], report, batch_size=1, seed=0, **SHAPES)
 
 
-def test_a_start_of_several_tokens_is_given_and_not_learned():
+def test_start_tokens_are_not_targets():
     data = TranslationDataset(
         [([7, 8], [1, 3, 4, 9, 2])],
         [],
@@ -247,7 +250,7 @@ def test_a_start_of_several_tokens_is_given_and_not_learned():
     assert batch.source.tolist() == [[7, 8, 0]]
 
 
-def test_packed_pairs_cost_what_they_cost_one_by_one():
+def test_packed_loss_equals_loss_of_single_pairs():
     draw = np.random.default_rng(0)
     train = [
         (draw.integers(3, 64, s).tolist(), [START, *draw.integers(3, 64, t).tolist(), STOP])
@@ -261,9 +264,9 @@ def test_packed_pairs_cost_what_they_cost_one_by_one():
 
     def cost(packed):
         sides = {
-            "segments": packed.segment_ids,
+            "segment_ids": packed.segment_ids,
             "source": packed.source,
-            "source_segments": packed.source_segment_ids,
+            "source_segment_ids": packed.source_segment_ids,
         }
         return net.loss(net(packed.tokens, **sides), packed.targets)
 
@@ -296,7 +299,7 @@ USE = InferenceConfig(
 BYTES = Tokenizer.bytes()
 
 
-def test_what_stands_around_the_texts_is_put_there():
+def test_encoded_pairs_have_special_tokens():
     found = [
         ids
         for _, ids in encode_pairs(
@@ -306,8 +309,8 @@ def test_what_stands_around_the_texts_is_put_there():
     assert found == [([250, 97, 98, 251], [252, 99, 253], "f:1")]
 
 
-def test_long_and_lopsided_pairs_are_left_out_and_never_refused():
-    report = DataReport("refuse")
+def test_long_and_unbalanced_pairs_are_filtered():
+    report = DataReport("fail")
     read = [
         SentencePair("abcd", "abcde", "f:1"),
         SentencePair("ab", "a", "f:2"),
@@ -319,14 +322,14 @@ def test_long_and_lopsided_pairs_are_left_out_and_never_refused():
     assert list(report.locations.values()) == [["f:1"], ["f:3"]]
 
 
-def test_text_without_tokens_is_reported_with_its_line():
+def test_untokenizable_pairs_fail_or_are_skipped_by_line():
     letters = Tokenizer.characters("abc")
     read = [SentencePair("a", "x", "f:1"), SentencePair("a", "b", "f:2")]
-    with pytest.raises(ClearheadError, match=r"f:1: the text holds 'x'"):
+    with pytest.raises(ClearheadError, match=r"f:1: the text contains 'x'"):
         list(encode_pairs(read, letters, letters, USE, DataReport()))
     assert len(list(encode_pairs(read, letters, letters, USE, DataReport("skip")))) == 1
 
 
-def test_a_translator_that_starts_with_nothing_is_refused():
-    with pytest.raises(ClearheadError, match=r"use\.start is empty"):
+def test_decoder_start_tokens_are_required():
+    with pytest.raises(ClearheadError, match=r"decoder_start_tokens is empty"):
         list(encode_pairs([], BYTES, BYTES, InferenceConfig(), DataReport()))

@@ -12,7 +12,7 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError, InputTextError, with_index
-from clearhead.tokenizers.media import read_media
+from clearhead.tokenizers.media import input_name, read_media
 from clearhead.tokenizers.tokenizer import Tokenizer, encode_with_masks
 
 IGNORE_INDEX = -100  # a target without loss: padding, or a token that was not masked
@@ -197,8 +197,10 @@ def make_batch(
     architecture = m.architecture
     main_input = m.main_input
     is_encoder_decoder = isinstance(architecture, c.EncoderDecoder)
-    text_argument = "source" if is_encoder_decoder else "text"
-    expected = {c.Tokens: text_argument, c.Images: "images"}.get(type(main_input), "audio")
+    if isinstance(main_input, c.Tokens):
+        expected = "source" if is_encoder_decoder else "text"
+    else:
+        expected = input_name(main_input)
     arguments = {
         "text": None if is_encoder_decoder else x,
         "source": source,
@@ -267,7 +269,7 @@ def encode_texts(
 ) -> Iterator[list[int]]:
     """The token ids of texts as `make_batch` reads them, one text at a time and without padding."""
     if not isinstance(config.model.input, c.Tokens):
-        raise ClearheadError(f"this model expects {config.model.input.kind}, not text.")
+        raise ClearheadError(f"this model expects {input_name(config.model.input)}, not text.")
     side = _single_side(config, tokenizer, max_length, allow_overflow, no_tokenizer_reason)
     return (list(ids) for ids, _ in _encode_each(texts, side, is_single=len(texts) == 1))
 

@@ -207,6 +207,11 @@ def resample(
 
 
 # ---------------------------------------------------------------- model input
+def input_name(config: Images | Audio | Spectrogram) -> str:
+    """The argument that takes a model's input: "images" or "audio"."""
+    return "images" if isinstance(config, Images) else "audio"
+
+
 def read_media(x: object, config: Images | Audio | Spectrogram) -> tuple[Tensor, bool]:
     """A batch of images or mel frames from tensors or files, and whether `x` was a single input.
 
@@ -214,10 +219,11 @@ def read_media(x: object, config: Images | Audio | Spectrogram) -> tuple[Tensor,
     """
     if isinstance(x, Tensor):
         return _read_tensor(x, config)
+    medium = input_name(config)
     is_single = not isinstance(x, list | tuple)
     files: list[Any] = list(x) if isinstance(x, list | tuple) else [x]
     if not files:
-        raise ClearheadError(f"the list of {config.kind} is empty; pass at least one file.")
+        raise ClearheadError(f"the list of {medium} is empty; pass at least one file.")
     if isinstance(config, Images):
         images = read_images(files, config)
         _warn_first(
@@ -229,7 +235,7 @@ def read_media(x: object, config: Images | Audio | Spectrogram) -> tuple[Tensor,
     for file in files:
         if not isinstance(file, str | Path):
             raise ClearheadError(
-                f"{config.kind} must be a tensor of samples or a path, got {type(file).__name__}."
+                f"{medium} must be a tensor of samples or a path, got {type(file).__name__}."
             )
         samples = read_audio(file, config)
         frames.append(log_mel(samples, config))
@@ -239,14 +245,15 @@ def read_media(x: object, config: Images | Audio | Spectrogram) -> tuple[Tensor,
 
 
 def _read_tensor(x: Tensor, config: Images | Audio | Spectrogram) -> tuple[Tensor, bool]:
+    medium = input_name(config)
     num_dims = 3 if isinstance(config, Images) else 1
     if not x.is_floating_point() or x.dim() not in (num_dims, num_dims + 1):
         raise ClearheadError(
-            f"{config.kind} must be a float tensor with {num_dims} dimensions, "
+            f"{medium} must be a float tensor with {num_dims} dimensions, "
             f"or {num_dims + 1} for a batch, got {x.dim()}-D {x.dtype}."
         )
     if not x.numel() or not bool(x.isfinite().all()):
-        raise ClearheadError(f"the {config.kind} tensor is empty or contains NaN or infinity.")
+        raise ClearheadError(f"the {medium} tensor is empty or contains NaN or infinity.")
     is_single = x.dim() == num_dims
     x = x[None] if is_single else x
     return x if isinstance(config, Images) else log_mel(x.float(), config), is_single

@@ -1,4 +1,4 @@
-"""Folders that hold no tokenizer, or none that can be used; and what is taken for granted where little is said."""
+"""Folders without a usable tokenizer, and defaults where files say little."""
 
 import json
 import shutil
@@ -9,24 +9,24 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from published_folders import (
+from tokenizer_folders import (
     CHAT,
+    CONFIG_FILE,
+    LEGACY_FORMATS,
     LLAMA_SPM,
-    OLD,
     OWN,
-    SETTINGS,
     T5_SPM,
     VOCAB,
     WORD_PIECES,
     N,
-    fill,
-    layouts,
+    assert_equal_encoding,
+    load_with_clearhead,
+    load_with_transformers,
     marian,
-    ours,
-    same,
     spm,
-    theirs,
     tokenizer,
+    write_files,
+    write_folders,
 )
 
 from clearhead.errors import ClearheadError
@@ -35,13 +35,13 @@ from clearhead.tokenizers.huggingface import read_hf_tokenizer
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return layouts(tmp_path_factory.mktemp("published"), ["gpt2", "llama"])
+    return write_folders(tmp_path_factory.mktemp("published"), ["gpt2", "llama"])
 
 
 @pytest.mark.parametrize(
-    ("family", "files", "why"),
+    ("family", "files", "reason"),
     [
-        ("vit", {}, "holds no tokenizer.json, so the model cannot read text."),
+        ("vit", {}, "has no tokenizer.json, so the model cannot read text."),
         (
             "gpt2",
             {"vocab.json": VOCAB},
@@ -50,16 +50,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (
             "bert",
             {"tokenizer_config.json": {"auto_map": {"AutoTokenizer": ["code.Own", None]}}},
-            "code of its own, which",
+            "custom tokenizer code, which is never executed",
         ),
-        ("roformer", {"vocab.txt": WORD_PIECES}, "cuts words with jieba, which"),
+        ("roformer", {"vocab.txt": WORD_PIECES}, "splits words with jieba"),
         (
             "roformer",
             {
                 "tokenizer.json": OWN.backend.to_str(),
                 "tokenizer_config.json": {"tokenizer_class": "RoFormerTokenizerFast"},
             },
-            "cuts words with jieba, which",
+            "splits words with jieba",
         ),
         (
             "bert",
@@ -67,27 +67,27 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 "vocab.txt": WORD_PIECES,
                 "tokenizer_config.json": {"tokenizer_class": "BertJapaneseTokenizer"},
             },
-            "holds no tokenizer.json, so the model cannot read text.",
+            "has no tokenizer.json, so the model cannot read text.",
         ),
     ],
 )
-def test_without_a_tokenizer_a_sentence_says_why(
-    family: str, files: dict[str, Any], why: str, tmp_path: Path
+def test_missing_tokenizers_give_a_reason(
+    family: str, files: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     words = read_hf_tokenizer(
-        fill(tmp_path, {**files, "chat_template.json": {"chat_template": CHAT}}), family
+        write_files(tmp_path, {**files, "chat_template.json": {"chat_template": CHAT}}), family
     )
     assert words.tokenizer is words.source_tokenizer is None
-    assert why in words.missing_reason
+    assert reason in words.missing_reason
     assert words.chat_template == CHAT
 
 
-def test_code_beside_a_tokenizer_is_ignored(tmp_path: Path) -> None:
+def test_custom_code_is_ignored(tmp_path: Path) -> None:
     config = {
         "auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]},
         "tokenizer_class": "Tokenizer",
     }
-    fill(
+    write_files(
         tmp_path,
         {
             "tokenizer_config.json": config,
@@ -98,8 +98,8 @@ def test_code_beside_a_tokenizer_is_ignored(tmp_path: Path) -> None:
     assert tokenizer(read_hf_tokenizer(tmp_path, "gpt2")).encode("fox") == OWN.encode("fox")
 
 
-def test_a_file_of_its_own_is_the_chat_template_before_others(tmp_path: Path) -> None:
-    fill(
+def test_chat_template_file_takes_precedence(tmp_path: Path) -> None:
+    write_files(
         tmp_path,
         {"chat_template.jinja": "file", "tokenizer_config.json": {"chat_template": "config"}},
     )
@@ -107,27 +107,33 @@ def test_a_file_of_its_own_is_the_chat_template_before_others(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_beside_a_tokenizer_json_nobody_asks_for_beginnings(
+def test_tokenizer_json_ignores_add_bos_token(
     folders: dict[str, Path], tmp_path: Path, flag: bool
 ) -> None:
     folder = Path(
         shutil.copytree(folders["llama-new" if not flag else "gpt2-new"], tmp_path / "asked")
     )
-    said = json.loads((folder / SETTINGS).read_text()) | {
+    said = json.loads((folder / CONFIG_FILE).read_text()) | {
         "add_bos_token": flag,
         "add_eos_token": flag,
     }
-    same(ours(fill(folder, {SETTINGS: said})), theirs(folder), "fox")
-    assert ours(folder).bos_tokens == (() if flag else (1,))
+    assert_equal_encoding(
+        load_with_clearhead(write_files(folder, {CONFIG_FILE: said})),
+        load_with_transformers(folder),
+        "fox",
+    )
+    assert load_with_clearhead(folder).bos_tokens == (() if flag else (1,))
 
 
-def test_where_nothing_is_said_llama_begins_with_a_token(tmp_path: Path) -> None:
-    fill(tmp_path, {"tokenizer.model": LLAMA_SPM})
+def test_llama_adds_bos_by_default(tmp_path: Path) -> None:
+    write_files(tmp_path, {"tokenizer.model": LLAMA_SPM})
     assert read_hf_tokenizer(tmp_path, "llama").bos_tokens == (1,)
-    fill(tmp_path, {"tokenizer_config.json": {"add_bos_token": False, "add_eos_token": True}})
+    write_files(
+        tmp_path, {"tokenizer_config.json": {"add_bos_token": False, "add_eos_token": True}}
+    )
     words = read_hf_tokenizer(tmp_path, "mistral")
     assert (words.bos_tokens, words.sep_tokens) == ((), (2,))
-    fill(tmp_path, {"tokenizer_config.json": {"add_prefix_space": False}})
+    write_files(tmp_path, {"tokenizer_config.json": {"add_prefix_space": False}})
     bare = tokenizer(read_hf_tokenizer(tmp_path, "llama"))
     assert (
         bare.to_str_tokens(bare.encode("the"))
@@ -137,131 +143,131 @@ def test_where_nothing_is_said_llama_begins_with_a_token(tmp_path: Path) -> None
 
 
 DEEP = "[" * 100_000
-GPT2 = OLD["gpt2"][1]
+GPT2 = LEGACY_FORMATS["gpt2"][1]
 
 
 @pytest.mark.parametrize(
-    ("family", "files", "sentence"),
+    ("family", "files", "message"),
     [
-        ("gpt2", {SETTINGS: "{"}, r"tokenizer_config\.json is not valid JSON: "),
-        ("gpt2", {SETTINGS: b"\xff"}, r"tokenizer_config\.json is not valid JSON: "),
+        ("gpt2", {CONFIG_FILE: "{"}, r"tokenizer_config\.json is not valid JSON: "),
+        ("gpt2", {CONFIG_FILE: b"\xff"}, r"tokenizer_config\.json is not valid JSON: "),
         (
             "gpt2",
-            {SETTINGS: f'{{"a": {DEEP}'},
+            {CONFIG_FILE: f'{{"a": {DEEP}'},
             r"tokenizer_config\.json is not valid JSON: maximum recursion",
         ),
-        ("gpt2", {SETTINGS: "[]"}, r"must hold a table of options\."),
+        ("gpt2", {CONFIG_FILE: "[]"}, r"must contain a table of options\."),
         (
             "gpt2",
-            GPT2 | {SETTINGS: {"eos_token": 3}},
-            r"must be a text, or a table with its content, not 3\.",
+            GPT2 | {CONFIG_FILE: {"eos_token": 3}},
+            r"must be a string, or an object with content, got 3\.",
         ),
         (
             "gpt2",
-            GPT2 | {SETTINGS: {"eos_token": {"text": "a"}}},
-            r"must be a text, or a table with its content",
+            GPT2 | {CONFIG_FILE: {"eos_token": {"text": "a"}}},
+            r"must be a string, or an object with content",
         ),
         (
             "gpt2",
-            GPT2 | {SETTINGS: {"eos_token": {"content": "a", "lstrip": 3}}},
-            r"must be a text, or a table",
+            GPT2 | {CONFIG_FILE: {"eos_token": {"content": "a", "lstrip": 3}}},
+            r"must be a string, or an object",
         ),
-        ("gpt2", GPT2 | {SETTINGS: {"eos_token": "\ud800"}}, r"cannot be used: "),
+        ("gpt2", GPT2 | {CONFIG_FILE: {"eos_token": "\ud800"}}, r"unusable tokenizer: "),
         (
             "gpt2",
-            GPT2 | {SETTINGS: {"add_bos_token": "yes"}},
-            r"add_bos_token = 'yes' must be true or false\.",
-        ),
-        (
-            "gpt2",
-            GPT2 | {SETTINGS: {"added_tokens_decoder": [3]}},
-            r"added_tokens_decoder must be a table",
+            GPT2 | {CONFIG_FILE: {"add_bos_token": "yes"}},
+            r"add_bos_token must be true or false, got 'yes'\.",
         ),
         (
             "gpt2",
-            GPT2 | {SETTINGS: {"added_tokens_decoder": {"x": "a"}}},
-            r"cannot be used: invalid literal",
+            GPT2 | {CONFIG_FILE: {"added_tokens_decoder": [3]}},
+            r"added_tokens_decoder must be an object",
         ),
         (
             "gpt2",
-            GPT2 | {SETTINGS: {"additional_special_tokens": "abc"}},
+            GPT2 | {CONFIG_FILE: {"added_tokens_decoder": {"x": "a"}}},
+            r"unusable tokenizer: invalid literal",
+        ),
+        (
+            "gpt2",
+            GPT2 | {CONFIG_FILE: {"additional_special_tokens": "abc"}},
             r"and additional_special_tokens and .* lists\.",
         ),
         (
             "gpt2",
             GPT2 | {"added_tokens.json": {"new": N + 5}},
-            r"'new' cannot have the id 405; ids must follow one another",
+            r"'new' cannot have the id 405; ids must be consecutive",
         ),
         (
             "gpt2",
             GPT2 | {"added_tokens.json": {"new": "5"}},
-            r"the id of 'new' is '5', no whole number\.",
+            r"the id of 'new' must be an integer, got '5'\.",
         ),
-        ("gpt2", GPT2 | {"vocab.json": {"a": 0, "b": 2}}, r"each number once and none left out\."),
-        ("gpt2", GPT2 | {"vocab.json": {"a": 0, "b": 0}}, r"each number once and none left out\."),
+        ("gpt2", GPT2 | {"vocab.json": {"a": 0, "b": 2}}, r"without gaps or duplicates\."),
+        ("gpt2", GPT2 | {"vocab.json": {"a": 0, "b": 0}}, r"without gaps or duplicates\."),
         (
             "gpt2",
             GPT2 | {"vocab.json": {"a": 0, "b": True}},
-            r"each number once and none left out\.",
+            r"without gaps or duplicates\.",
         ),
         (
             "gpt2",
             GPT2 | {"vocab.json": {"a": 0, "b": "1"}},
-            r"each number once and none left out\.",
+            r"without gaps or duplicates\.",
         ),
-        ("gpt2", GPT2 | {"vocab.json": {"a": 1e400}}, r"each number once and none left out\."),
-        ("gpt2", GPT2 | {"vocab.json": {}}, r"each number once and none left out\."),
+        ("gpt2", GPT2 | {"vocab.json": {"a": 1e400}}, r"without gaps or duplicates\."),
+        ("gpt2", GPT2 | {"vocab.json": {}}, r"without gaps or duplicates\."),
         (
             "gpt2",
             GPT2 | {"merges.txt": "a nowhere"},
-            r"cannot be used: .*Token `nowhere` out of vocabulary\.",
+            r"unusable tokenizer: .*Token `nowhere` out of vocabulary\.",
         ),
         (
             "gpt2",
             GPT2 | {"merges.txt": "a b c"},
-            r"'a b c' must be two tokens with a space between\.",
+            r"two tokens separated by a space, got 'a b c'\.",
         ),
-        ("gpt2", GPT2 | {"merges.txt": b"\xff"}, r"merges\.txt is not text in UTF-8: "),
-        ("gpt2", {"tokenizer.json": DEEP}, r"is not a tokenizer\.json: "),
+        ("gpt2", GPT2 | {"merges.txt": b"\xff"}, r"merges\.txt is not valid UTF-8: "),
+        ("gpt2", {"tokenizer.json": DEEP}, r"is not a valid tokenizer\.json: "),
         (
             "gpt2",
-            {SETTINGS: {"chat_template": 3}},
-            r"chat_template must be a text, or a list of texts with names\.",
-        ),
-        (
-            "gpt2",
-            {SETTINGS: {"chat_template": ["a"]}},
-            r"chat_template must be a text, or a list of texts with names\.",
+            {CONFIG_FILE: {"chat_template": 3}},
+            r"chat_template must be a string, or a list of named templates\.",
         ),
         (
             "gpt2",
-            {SETTINGS: {"chat_template": "\ud800"}},
-            r"chat_template holds half a character\.",
+            {CONFIG_FILE: {"chat_template": ["a"]}},
+            r"chat_template must be a string, or a list of named templates\.",
         ),
-        ("gpt2", {"chat_template.jinja": b"\xff"}, r"chat_template\.jinja is not text in UTF-8: "),
-        ("bert", {"vocab.txt": "a\nb\na\n"}, r"must hold each token once; 1 repeat\."),
+        (
+            "gpt2",
+            {CONFIG_FILE: {"chat_template": "\ud800"}},
+            r"chat_template contains a lone surrogate\.",
+        ),
+        ("gpt2", {"chat_template.jinja": b"\xff"}, r"chat_template\.jinja is not valid UTF-8: "),
+        ("bert", {"vocab.txt": "a\nb\na\n"}, r"contains 1 duplicate tokens\."),
         (
             "bert",
-            {"vocab.txt": WORD_PIECES, SETTINGS: {"do_lower_case": 1}},
-            r"do_lower_case = 1 must be true or false",
+            {"vocab.txt": WORD_PIECES, CONFIG_FILE: {"do_lower_case": 1}},
+            r"do_lower_case must be true or false, got 1",
         ),
         (
             "t5",
-            {"spiece.model": T5_SPM, SETTINGS: {"extra_ids": -1}},
-            r"extra_ids = -1 must be a small whole number",
+            {"spiece.model": T5_SPM, CONFIG_FILE: {"extra_ids": -1}},
+            r"extra_ids must be an integer from 0 to 10,000, got -1",
         ),
         (
             "t5",
-            {"spiece.model": T5_SPM, SETTINGS: {"extra_ids": 10**9}},
-            r"must be a small whole number",
+            {"spiece.model": T5_SPM, CONFIG_FILE: {"extra_ids": 10**9}},
+            r"extra_ids must be an integer",
         ),
         ("t5", {"spiece.model": b"x"}, r"spiece\.model is not a SentencePiece model\."),
         ("t5", {"spiece.model": b""}, r"spiece\.model is not a SentencePiece model\."),
-        ("t5", {"spiece.model": spm(model_type="char")}, r"must be Unigram or BPE"),
+        ("t5", {"spiece.model": spm(model_type="char")}, r"must be a Unigram or BPE model"),
         (
             "t5",
             {"spiece.model": spm(model_type="bpe", treat_whitespace_as_suffix=True)},
-            r"must be Unigram or BPE",
+            r"must be a Unigram or BPE model",
         ),
         (
             "llama",
@@ -271,21 +277,21 @@ GPT2 = OLD["gpt2"][1]
         (
             "marian",
             marian("bpe")[0] | {"vocab.json": {"</s>": 0, "<unk>": 1}},
-            r"for which the vocabulary has no id\.",
+            r"which has no id in vocab\.",
         ),
         (
             "marian",
             marian("unigram")[0] | {"vocab.json": {"</s>": 0}},
-            r"needs a token for unknown text",
+            r"must have an unknown token",
         ),
     ],
 )
-def test_what_cannot_be_used_is_told_in_a_sentence(
-    family: str, files: dict[str, Any], sentence: str, tmp_path: Path
+def test_invalid_tokenizer_files_are_rejected(
+    family: str, files: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ClearheadError, match=sentence) as told:
-        read_hf_tokenizer(fill(tmp_path, files), family)
-    assert str(told.value).endswith(".")
+    with pytest.raises(ClearheadError, match=message) as error:
+        read_hf_tokenizer(write_files(tmp_path, files), family)
+    assert str(error.value).endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -301,13 +307,13 @@ def test_what_cannot_be_used_is_told_in_a_sentence(
         },
     ],
 )
-def test_a_panic_of_the_library_is_a_sentence(broken: dict[str, Any], tmp_path: Path) -> None:
+def test_panics_of_the_library_are_errors(broken: dict[str, Any], tmp_path: Path) -> None:
     tree = json.loads(OWN.backend.to_str()) | broken
     tree["post_processor"] = tree["post_processor"] and tree["post_processor"] | {
         "special_tokens": {}
     }
     with pytest.raises(ClearheadError, match=r"\.$"):
-        read_hf_tokenizer(fill(tmp_path, {"tokenizer.json": tree}), "gpt2")
+        read_hf_tokenizer(write_files(tmp_path, {"tokenizer.json": tree}), "gpt2")
 
 
 KEYS = [
@@ -329,17 +335,19 @@ JSON = st.recursive(
 
 
 @given(
-    settings=st.dictionaries(st.sampled_from(KEYS), JSON),
+    config=st.dictionaries(st.sampled_from(KEYS), JSON),
     added=st.dictionaries(st.text(max_size=4), JSON, max_size=2),
 )
-def test_any_settings_give_a_tokenizer_or_a_sentence(
-    folders: dict[str, Path], settings: dict[str, Any], added: dict[str, Any]
+def test_any_config_gives_a_tokenizer_or_an_error(
+    folders: dict[str, Path], config: dict[str, Any], added: dict[str, Any]
 ) -> None:
     for name in ("gpt2", "gpt2-new"):
         folder = folders[name]
-        kept = (folder / SETTINGS).read_bytes() if (folder / SETTINGS).exists() else b"{}"
+        kept = (folder / CONFIG_FILE).read_bytes() if (folder / CONFIG_FILE).exists() else b"{}"
         try:
-            words = ours(fill(folder, {SETTINGS: settings, "added_tokens.json": added}))
+            words = load_with_clearhead(
+                write_files(folder, {CONFIG_FILE: config, "added_tokens.json": added})
+            )
             assert (
                 words.tokenizer is None
                 or words.tokenizer.decode(words.tokenizer.encode("fox")) == "fox"
@@ -347,14 +355,14 @@ def test_any_settings_give_a_tokenizer_or_a_sentence(
         except ClearheadError:
             pass
         finally:
-            fill(folder, {SETTINGS: kept, "added_tokens.json": "{}"})
+            write_files(folder, {CONFIG_FILE: kept, "added_tokens.json": "{}"})
 
 
-def test_without_the_extra_the_sentence_names_it(
+def test_missing_sentencepiece_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(
         ClearheadError, match=r"needs SentencePiece; pip install 'clearhead\[sentencepiece\]'\."
     ):
-        read_hf_tokenizer(fill(tmp_path, {"spiece.model": T5_SPM}), "t5")
+        read_hf_tokenizer(write_files(tmp_path, {"spiece.model": T5_SPM}), "t5")

@@ -1,4 +1,4 @@
-"""Small pictures and sounds with classes, and files of them."""
+"""Small labeled images and audio clips, and files of them."""
 
 import gzip
 import struct
@@ -9,23 +9,23 @@ import soundfile
 import torch
 
 from clearhead.config.model import Images, MelSpectrogram
-from clearhead.data.batch import DataReport
 from clearhead.data.media import MediaDataset, MediaExamples
+from clearhead.data.readers import DataReport
 
-GREY = Images(image_size=4, patch_size=2, num_channels=1, mean=(0.3,), std=(0.7,))
-COLOUR = Images(
+GRAY = Images(image_size=4, patch_size=2, num_channels=1, mean=(0.3,), std=(0.7,))
+COLOR = Images(
     image_size=4, patch_size=2, num_channels=3, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7)
 )
 MEL = MelSpectrogram(sample_rate=8000, n_fft=32, hop_length=10, n_mels=5, n_frames=7)
-CHANCE = np.random.default_rng(0)
+RNG = np.random.default_rng(0)
 
 
 def pixels(*shape: int) -> np.ndarray:
-    return CHANCE.integers(0, 256, shape, dtype=np.uint8)
+    return RNG.integers(0, 256, shape, dtype=np.uint8)
 
 
-def things(count: int, classes: int = 2) -> MediaExamples:
-    """Pictures whose every pixel is their own number."""
+def media_examples(count: int, classes: int = 2) -> MediaExamples:
+    """Images whose pixels all equal their index."""
     data = (
         torch.arange(count, dtype=torch.uint8)[:, None, None, None]
         .expand(count, 1, 4, 4)
@@ -38,31 +38,31 @@ def things(count: int, classes: int = 2) -> MediaExamples:
 
 def dataset(
     train: MediaExamples,
-    held: MediaExamples | float = 0.0,
+    valid: MediaExamples | float = 0.0,
     report: DataReport | None = None,
     **options,
 ) -> MediaDataset:
     return MediaDataset(
         train,
-        held,
-        options.pop("source", GREY),
+        valid,
+        options.pop("config", GRAY),
         report or DataReport(),
-        **{"rows": 4, "seed": 0, **options},
+        **{"batch_size": 4, "seed": 0, **options},
     )
 
 
-def numbers(tokens: torch.Tensor) -> list[int]:
+def indices(tokens: torch.Tensor) -> list[int]:
     return ((tokens[:, 0, 0, 0] * 0.7 + 0.3) * 255).round().int().tolist()
 
 
-def idx(path: Path, array: np.ndarray, packed: bool = False) -> Path:
-    head = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-    raw = head + array.tobytes()
-    path.write_bytes(gzip.compress(raw) if packed else raw)
+def idx(path: Path, array: np.ndarray, compress: bool = False) -> Path:
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    raw = header + array.tobytes()
+    path.write_bytes(gzip.compress(raw) if compress else raw)
     return path
 
 
 def wav(path: Path, seconds: float = 0.05, rate: int = 8000) -> Path:
     path.parent.mkdir(exist_ok=True)
-    soundfile.write(path, CHANCE.uniform(-0.5, 0.5, int(seconds * rate)).astype(np.float32), rate)
+    soundfile.write(path, RNG.uniform(-0.5, 0.5, int(seconds * rate)).astype(np.float32), rate)
     return path

@@ -1,4 +1,4 @@
-"""Laws of merges: they start from single symbols, join two neighbours at a time, and end with the piece."""
+"""Laws of merge steps: start from single symbols, join two at a time, end with the token."""
 
 import pytest
 import tokenizers as tk
@@ -12,7 +12,7 @@ BPE = Tokenizer.train_bpe(["lower lowest newer wider low 🐔 été aaaa aaaaa"]
 MERGES = BPEMerges(BPE)
 
 
-def test_a_piece_is_built_by_the_merges_that_were_learned_first() -> None:
+def test_merge_steps_follow_the_learned_order() -> None:
     pairs = [("l", "o"), ("lo", "w"), ("e", "r"), ("low", "er")]
     tokens = [*"lower", *("".join(pair) for pair in pairs)]
     model = models.BPE({token: i for i, token in enumerate(tokens)}, pairs)
@@ -24,7 +24,7 @@ def test_a_piece_is_built_by_the_merges_that_were_learned_first() -> None:
 
 
 @given(st.text("lowernwidst 🐔éa"))
-def test_every_piece_of_a_text_is_built_in_single_steps(text: str) -> None:
+def test_merge_steps_join_one_pair_at_a_time(text: str) -> None:
     for i in BPE.encode(text):
         steps, (piece,) = MERGES.merge_steps(i), BPE.to_str_tokens([i])
         assert [len(step) for step in steps] == list(range(len(steps), 0, -1))
@@ -34,10 +34,10 @@ def test_every_piece_of_a_text_is_built_in_single_steps(text: str) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [Tokenizer.bytes(), Tokenizer.characters("ab")])
-def test_without_merges_nothing_is_told(tokenizer: Tokenizer) -> None:
+def test_tokenizers_without_merges_have_no_steps(tokenizer: Tokenizer) -> None:
     assert len(BPEMerges(tokenizer)) == 0
     assert BPEMerges(tokenizer).merge_steps(0) == []
 
 
-def test_a_special_token_was_never_merged() -> None:
+def test_special_tokens_have_no_merge_steps() -> None:
     assert MERGES.merge_steps(BPE.special_tokens["<|end|>"]) == []

@@ -1,4 +1,4 @@
-"""Laws of text: what goes in comes out, nobody types a special token, no file is ever half written."""
+"""Laws of tokenizers: text round-trips, special tokens are never typed, saving is atomic."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def test_bpe_round_trips_any_text(text: str) -> None:
 
 
 @given(st.text())
-def test_bytes_are_the_bytes_of_utf8(text: str) -> None:
+def test_byte_tokens_are_utf8(text: str) -> None:
     assert RAW.encode(text) == list(text.encode())
     assert RAW.decode(RAW.encode(text)) == text
 
@@ -46,7 +46,7 @@ def test_characters_round_trip_one_token_each(text: str) -> None:
 
 
 @given(st.lists(st.one_of(st.text(), st.just("<|end|>"))).map("".join))
-def test_special_tokens_typed_by_a_user_are_text(text: str) -> None:
+def test_special_tokens_in_a_text_are_plain_text(text: str) -> None:
     assert BPE.special_tokens["<|end|>"] not in BPE.encode(text)
     allowed = BPE.encode(text, allow_special=True)
     assert allowed.count(BPE.special_tokens["<|end|>"]) == text.count("<|end|>")
@@ -54,7 +54,7 @@ def test_special_tokens_typed_by_a_user_are_text(text: str) -> None:
 
 
 @given(st.lists(st.one_of(st.text(), st.sampled_from(["<|end|>", "a<|end|>b", ""])), max_size=9))
-def test_many_texts_at_once_become_what_each_becomes(texts: list[str]) -> None:
+def test_encode_batch_equals_encode(texts: list[str]) -> None:
     for tokenizer in (BPE, RAW):
         assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
         assert [tokenizer.decode(ids) for ids in tokenizer.encode_batch(texts)] == texts
@@ -64,7 +64,7 @@ def test_many_texts_at_once_become_what_each_becomes(texts: list[str]) -> None:
     st.text(),
     st.lists(st.text(st.characters(max_codepoint=127), min_size=2), max_size=3, unique=True),
 )
-def test_special_tokens_never_stand_in_the_way_of_a_text(text: str, special: list[str]) -> None:
+def test_special_tokens_do_not_change_plain_text(text: str, special: list[str]) -> None:
     tokenizer = Tokenizer.bytes(tuple(special))
     assert tokenizer.special_tokens == {token: 256 + i for i, token in enumerate(special)}
     for whole in (text, *special, text.join(special)):
@@ -72,17 +72,15 @@ def test_special_tokens_never_stand_in_the_way_of_a_text(text: str, special: lis
         assert tokenizer.decode(tokenizer.encode(whole)) == whole
 
 
-def test_of_many_texts_the_one_at_fault_is_told() -> None:
-    with pytest.raises(
-        ClearheadError, match=r"text 2 of 3: the text holds 'w' \(U\+0077\), for which"
-    ):
+def test_encode_batch_names_the_invalid_text() -> None:
+    with pytest.raises(ClearheadError, match=r"text 2 of 3: the text contains 'w' \(U\+0077\)"):
         LETTERS.encode_batch(["the", "cow", "wow"])
-    with pytest.raises(ClearheadError, match=r"text 1 of 1: the text holds '\\ud83d'"):
+    with pytest.raises(ClearheadError, match=r"text 1 of 1: the text contains '\\ud83d'"):
         BPE.encode_batch(["half \ud83d"])
     assert BPE.encode_batch([]) == []
 
 
-def test_sizes_are_what_was_asked_for() -> None:
+def test_vocabulary_sizes() -> None:
     assert (len(BPE), len(RAW), len(LETTERS)) == (300, 256, len(set("the chicken\ncrossed 🐔 é")))
     assert (
         len(Tokenizer.train_bpe(["ab"], vocab_size=1000)) == 256 + 1 + 1
@@ -92,7 +90,7 @@ def test_sizes_are_what_was_asked_for() -> None:
     ).special_tokens == {"<|a|>": 256, "<|b|>": 257}
 
 
-def test_training_merges_what_is_frequent_and_repeats_exactly() -> None:
+def test_training_merges_frequent_pairs_deterministically() -> None:
     assert BPE.to_str_tokens(BPE.encode("thanks for all the")) == [
         "thanks",
         "·for",
@@ -103,17 +101,17 @@ def test_training_merges_what_is_frequent_and_repeats_exactly() -> None:
     assert all(again.encode(text) == BPE.encode(text) for text in [*LECTURE, "another fish"])
 
 
-def test_training_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+def test_training_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     Tokenizer.train_bpe(LECTURE, vocab_size=300)
     assert capfd.readouterr() == ("", "")
 
 
-def test_stand_ins_are_the_librarys() -> None:
+def test_byte_characters_equal_the_library() -> None:
     assert len(BYTE_CHARACTERS) == 256
     assert set(BYTE_CHARACTERS) == set(pre_tokenizers.ByteLevel.alphabet())
 
 
-def test_pieces_can_be_read() -> None:
+def test_str_tokens_are_printable() -> None:
     assert RAW.to_str_tokens(list(b"a \n\t")) == ["a", "·", "↵", "⇥"]
     assert RAW.to_str_tokens(list("€\0".encode())) == ["‹e2›", "‹82›", "‹ac›", "‹00›"]
     assert LETTERS.to_str_tokens(LETTERS.encode("🐔 é")) == ["🐔", "·", "é"]
@@ -129,7 +127,7 @@ def test_pieces_can_be_read() -> None:
 
 
 @given(st.text())
-def test_there_is_one_piece_for_each_token_and_each_can_be_seen(text: str) -> None:
+def test_one_printable_str_token_per_token(text: str) -> None:
     ids = BPE.encode(text)
     pieces = BPE.to_str_tokens(ids)
     assert len(pieces) == len(ids)
@@ -137,7 +135,7 @@ def test_there_is_one_piece_for_each_token_and_each_can_be_seen(text: str) -> No
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, RAW, LETTERS], ids=["bpe", "bytes", "characters"])
-def test_a_saved_tokenizer_is_the_same_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_saved_tokenizer_round_trips(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "tokenizer.json")
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
     text = "the chicken"
@@ -148,7 +146,7 @@ def test_a_saved_tokenizer_is_the_same_tokenizer(tokenizer: Tokenizer, tmp_path:
     assert len(loaded) == len(tokenizer)
 
 
-def test_a_loaded_tokenizer_takes_special_tokens_for_text(tmp_path: Path) -> None:
+def test_loaded_tokenizer_reads_special_tokens_as_text(tmp_path: Path) -> None:
     BPE.save(tmp_path / "tokenizer.json")
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
     assert loaded.encode("<|end|>", allow_special=True) == [loaded.special_tokens["<|end|>"]]
@@ -171,7 +169,7 @@ def test_a_loaded_tokenizer_takes_special_tokens_for_text(tmp_path: Path) -> Non
     ],
     ids=["unigram", "bpe", "word-piece", "word-level"],
 )
-def test_a_model_that_knows_special_tokens_as_pieces_takes_them_for_text(
+def test_special_tokens_that_are_pieces_are_read_as_text(
     model: models.Model,
 ) -> None:
     inner = tk.Tokenizer(model)
@@ -188,9 +186,7 @@ def test_a_model_that_knows_special_tokens_as_pieces_takes_them_for_text(
     ]  # the ids of added words stay, unknown stays unknown
 
 
-def test_a_failed_save_leaves_the_old_file_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tokenizer.json"
     BPE.save(path)
     before = path.read_bytes()
@@ -199,13 +195,13 @@ def test_a_failed_save_leaves_the_old_file_alone(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(ClearheadError, match=r"tokenizer\.json cannot be written: No space left"):
+    with pytest.raises(ClearheadError, match=r"cannot write .*tokenizer\.json: No space left"):
         RAW.save(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_published_file_that_cuts_pads_and_frames_does_none_of_it(tmp_path: Path) -> None:
+def test_truncation_padding_and_post_processing_are_disabled(tmp_path: Path) -> None:
     inner = tk.Tokenizer(models.BPE({c: i for i, c in enumerate(BYTE_CHARACTERS)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -219,7 +215,7 @@ def test_a_published_file_that_cuts_pads_and_frames_does_none_of_it(tmp_path: Pa
     assert len(Tokenizer.load(tmp_path / "tokenizer.json").encode("longer than four")) == 16
 
 
-def test_words_added_to_a_published_vocabulary_are_shown_as_they_are() -> None:
+def test_added_words_are_shown_as_they_are() -> None:
     inner = tk.Tokenizer.from_str(BPE.backend.to_str())
     inner.add_tokens(["two words"])
     tokenizer = Tokenizer(inner)
@@ -228,85 +224,85 @@ def test_words_added_to_a_published_vocabulary_are_shown_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("call", "message"),
     [
         (
             lambda: LETTERS.encode("the cow"),
-            r"the text holds 'w' \(U\+0077\), for which there is no token\.",
+            r"the text contains 'w' \(U\+0077\), which is not in the vocabulary",
         ),
         (
             lambda: BPE.encode("half \ud83d"),
-            r"the text holds '\\ud83d' \(U\+D83D\), for which there is no token\.",
+            r"the text contains '\\ud83d' \(U\+D83D\)",
         ),
-        (lambda: BPE.decode([0, 300]), r"there is no token 300; ids run from 0 to 299\."),
-        (lambda: BPE.decode([-1]), r"there is no token -1; ids run from 0 to 299\."),
+        (lambda: BPE.decode([0, 300]), r"token id 300 does not exist; ids run from 0 to 299"),
+        (lambda: BPE.decode([-1]), r"token id -1 does not exist"),
         (
             lambda: BPE.to_str_tokens([2**40]),
-            r"there is no token 1099511627776; ids run from 0 to 299\.",
+            r"token id 1099511627776 does not exist",
         ),
         (
             lambda: Tokenizer.train_bpe(LECTURE, 256),
-            r"a vocabulary of 256 is too small; 256 bytes .* need 257\.",
+            r"vocab_size must be at least 257",
         ),
         (
             lambda: Tokenizer.train_bpe(LECTURE, 10**23),
-            r"size of a vocabulary = 10{23} must be a whole number",
+            r"vocab_size must be a",
         ),
         (
             lambda: Tokenizer.train_bpe(LECTURE, 300.5),
-            r"size of a vocabulary = 300.5 must be a whole number",
+            r"vocab_size must be a",
         ),
         (
             lambda: Tokenizer.train_bpe([1, 2], 300),
-            r"BPE learns from a list of texts: 'int' object",
+            r"must be a list of strings: 'int' object",
         ),
         (
             lambda: Tokenizer.train_bpe(None, 300),
-            r"BPE learns from a list of texts: 'NoneType' object",
+            r"must be a list of strings: 'NoneType' object",
         ),
-        (lambda: Tokenizer.characters(None), r"a text is needed, not NoneType\."),
-        (lambda: Tokenizer.characters(["ab", "c"]), r"a text is needed, not list\."),
-        (lambda: BPE.encode_batch("abc"), r"a list of texts is needed, not str\."),
-        (lambda: BPE.encode_batch(3), r"a list of texts is needed, not int\."),
-        (lambda: BPE.encode_batch(["a", 3]), r"text 2 of 2: a text is needed, not int\."),
-        (lambda: BPE.decode(3), r"a list of ids is needed, not int\."),
-        (lambda: BPE.decode(torch.tensor(3)), r"a list of ids is needed, not int\."),
-        (lambda: BPE.decode(torch.tensor([[3, 4]])), r"there is no token \[3, 4\]; ids run"),
-        (lambda: BPE.decode([2.5]), r"there is no token 2\.5; ids run"),
-        (lambda: BPE.to_str_tokens(3), r"a list of ids is needed, not int\."),
+        (lambda: Tokenizer.characters(None), r"expected a text, got NoneType\."),
+        (lambda: Tokenizer.characters(["ab", "c"]), r"expected a text, got list\."),
+        (lambda: BPE.encode_batch("abc"), r"expected a list of texts, got str\."),
+        (lambda: BPE.encode_batch(3), r"expected a list of texts, got int\."),
+        (lambda: BPE.encode_batch(["a", 3]), r"text 2 of 2: expected a text, got int\."),
+        (lambda: BPE.decode(3), r"expected a list of token ids, got int\."),
+        (lambda: BPE.decode(torch.tensor(3)), r"expected a list of token ids, got int\."),
+        (lambda: BPE.decode(torch.tensor([[3, 4]])), r"token id \[3, 4\] does not exist"),
+        (lambda: BPE.decode([2.5]), r"token id 2\.5 does not exist"),
+        (lambda: BPE.to_str_tokens(3), r"expected a list of token ids, got int\."),
         (
             lambda: Tokenizer.train_bpe("fish", 300),
-            r"learns from several texts, .* write \[text\]\.",
+            r"list of strings, .* write \[text\]",
         ),
-        (lambda: Tokenizer.train_bpe(LECTURE, 300, ("a",)), r"'a' may also come out of plain text"),
+        (lambda: Tokenizer.train_bpe(LECTURE, 300, ("a",)), r"'a' could also be plain text"),
         (
             lambda: Tokenizer.train_bpe(LECTURE, 320, ("thanks",)),
-            r"'thanks' may also come out of plain text",
+            r"'thanks' could also be plain text",
         ),
         (
             lambda: Tokenizer.train_bpe(LECTURE, 300, ("<é>",)),
-            r"'<é>' may also come out of plain text",
+            r"'<é>' could also be plain text",
         ),
-        (lambda: Tokenizer.train_bpe(LECTURE, 300, ("",)), r"'' may also come out of plain text"),
+        (lambda: Tokenizer.train_bpe(LECTURE, 300, ("",)), r"'' could also be plain text"),
         (
             lambda: Tokenizer.load("/no/such/file"),
-            r"/no/such/file cannot be read: there is no such file\.",
+            r"/no/such/file cannot be read",
         ),
         (
             lambda: BPE.save("/no/such/file"),
-            r"/no/such/file cannot be written: No such file or directory\.",
+            r"cannot write /no/such/file",
         ),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence(wrong: Callable[[], object], sentence: str) -> None:
-    with pytest.raises(ClearheadError, match=sentence):
-        wrong()
+def test_invalid_arguments_are_rejected(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ClearheadError, match=message):
+        call()
 
 
 @pytest.mark.parametrize(
     "kind", [iter, tuple, torch.tensor, np.array, lambda ids: torch.tensor(ids).unbind()]
 )
-def test_ids_may_come_in_anything_that_holds_numbers(kind: Callable[[list[int]], Any]) -> None:
+def test_ids_may_be_any_iterable_of_integers(kind: Callable[[list[int]], Any]) -> None:
     ids = BPE.encode("so long, fish")
     assert BPE.decode(kind(ids)) == "so long, fish"
     assert BPE.to_str_tokens(kind(ids)) == BPE.to_str_tokens(ids)
@@ -316,7 +312,7 @@ def test_ids_may_come_in_anything_that_holds_numbers(kind: Callable[[list[int]],
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"null", b"\xff\xfe", json.dumps({"model": 3}).encode()]
 )
-def test_a_broken_file_is_told_in_a_sentence(content: bytes, tmp_path: Path) -> None:
+def test_invalid_tokenizer_json_is_rejected(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(ClearheadError, match=r"tokenizer\.json is not a tokenizer\.json: "):
+    with pytest.raises(ClearheadError, match=r"tokenizer\.json is not a valid tokenizer\.json: "):
         Tokenizer.load(tmp_path / "tokenizer.json")

@@ -1,4 +1,4 @@
-"""Laws of packed rows: every token once, each followed by its target, no document in two parts."""
+"""Laws of language modeling datasets: every token once, next-token targets, no leaks."""
 
 import itertools
 import time
@@ -65,7 +65,7 @@ def streams(
 
 
 @given(SIZES, SHAPE)
-def test_the_last_token_of_a_document_is_followed_by_the_one_that_ends_it(sizes, shape):
+def test_last_token_of_a_document_predicts_the_eos_token(sizes, shape):
     tokens, plain = streams(sizes, shape, begin=True)
     stops = LanguageModelingDataset(tokens, *shape, eos_token=99_999)
     for step in range(ceil(plain.batches_per_epoch)):
@@ -78,7 +78,7 @@ def test_the_last_token_of_a_document_is_followed_by_the_one_that_ends_it(sizes,
 
 
 @given(SIZES, SHAPE)
-def test_an_epoch_has_every_token_once_but_for_less_than_two_rows_at_the_ends(sizes, shape):
+def test_epoch_covers_every_token_but_for_two_rows(sizes, shape):
     tokens, stream = streams(sizes, shape)
     length, rows, _ = shape
     flat = np.concatenate(
@@ -92,7 +92,7 @@ def test_an_epoch_has_every_token_once_but_for_less_than_two_rows_at_the_ends(si
         assert len(seen) > len(tokens.ids) - 2 * length
 
 
-def test_each_epoch_has_its_own_phase_and_order():
+def test_epochs_differ_in_offset_and_order():
     _, stream = streams([1000], (16, 4, 7))
     starts = [
         places(stream.batch(step))[:, 0] for step in range(5 * ceil(stream.batches_per_epoch))
@@ -103,7 +103,7 @@ def test_each_epoch_has_its_own_phase_and_order():
 
 
 @given(SIZES, SHAPE, st.sampled_from([0.0, 0.3]), st.booleans(), st.integers(0, 50))
-def test_batches_are_a_pure_function_of_seed_and_step(sizes, shape, share, begin, step):
+def test_token_batch_is_a_function_of_seed_and_step(sizes, shape, share, begin, step):
     _, one = streams(sizes, shape, share, begin)
     _, two = streams(sizes, shape, share, begin)
     two.batch(step + 1)
@@ -120,7 +120,7 @@ def test_batches_are_a_pure_function_of_seed_and_step(sizes, shape, share, begin
 
 
 @given(SIZES, SHAPE, st.booleans())
-def test_targets_are_the_next_tokens_and_segments_the_documents(sizes, shape, begin):
+def test_targets_are_next_tokens_within_documents(sizes, shape, begin):
     named = corpus(sizes, begin=False)
     tokens, stream = streams(sizes, shape, begin=begin)
     _, twin = streams(sizes, shape)  # the same rows, whose tokens tell their places
@@ -143,7 +143,7 @@ def test_targets_are_the_next_tokens_and_segments_the_documents(sizes, shape, be
 
 
 @given(SIZES, SHAPE, st.floats(0.01, 0.9))
-def test_no_document_is_in_two_parts(sizes, shape, share):
+def test_documents_are_in_one_split(sizes, shape, share):
     tokens, stream = streams(sizes, shape, share)
     document = document_of(tokens)
     batches = [stream.batch(step) for step in range(2 * ceil(stream.batches_per_epoch))]
@@ -164,7 +164,7 @@ def test_no_document_is_in_two_parts(sizes, shape, share):
 
 
 @given(SIZES, SIZES, SHAPE, st.booleans())
-def test_held_out_batches_have_every_token_once(sizes, others, shape, begin):
+def test_validation_covers_every_token_once(sizes, others, shape, begin):
     assume(sum(sizes) > shape[0])
     validation = corpus(others, begin)
     stream = LanguageModelingDataset(corpus(sizes), *shape, valid=validation)
@@ -191,12 +191,12 @@ def test_held_out_batches_have_every_token_once(sizes, others, shape, begin):
     )
 
 
-def test_without_held_out_texts_there_are_no_held_out_batches():
+def test_no_validation_data_gives_no_validation_batches():
     assert list(streams([50], (8, 2, 0))[1].valid_batches()) == []
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
-def test_a_document_and_its_copies_are_held_out_together(share):
+def test_duplicate_documents_are_held_out_together(share):
     texts = np.random.default_rng(0).permutation(np.repeat(np.arange(50), 4))
     ids = np.concatenate([1 + 10 * text + np.arange(10) for text in texts]).astype(np.uint16)
     stream = LanguageModelingDataset(
@@ -211,7 +211,7 @@ def test_a_document_and_its_copies_are_held_out_together(share):
     assert held.isdisjoint(seen)
 
 
-def test_documents_without_copies_are_chosen_one_by_one():
+def test_distinct_documents_are_held_out_one_by_one():
     held = [
         places(packed).ravel() for packed in streams([9] * 50, (9, 5, 0), 0.1)[1].valid_batches()
     ]
@@ -225,43 +225,46 @@ MISTAKES = [
         lambda: LanguageModelingDataset(
             TokenizedCorpus(np.ones(30, np.uint16), np.array([0, 10, 20])), 8, 1, valid_fraction=0.1
         ),
-        "all 3 documents are the same, so none can be held out",
+        "all 3 documents are identical",
     ),
     (
         lambda: LanguageModelingDataset(corpus([8]), 8, 1),
-        "a row needs 8 tokens and one more; there are 8",
+        "training needs at least 9 tokens, got 8",
     ),
-    (lambda: LanguageModelingDataset(corpus([20]), 8, 1, valid_fraction=1.0), "held out is 1.0"),
+    (
+        lambda: LanguageModelingDataset(corpus([20]), 8, 1, valid_fraction=1.0),
+        "valid_fraction must be",
+    ),
     (
         lambda: LanguageModelingDataset(corpus([20]), 8, 1, valid_fraction=0.1, valid=corpus([9])),
-        "nothing else is held out",
+        "either data.valid or data.valid_fraction",
     ),
     (
         lambda: MaskedLanguageModelingDataset(LanguageModelingDataset(corpus([20]), 8, 1), 30, 30),
-        "there is no token 30; ids run from 0 to 29",
+        "token id 30 is out of range",
     ),
     (
         lambda: MaskedLanguageModelingDataset(
             LanguageModelingDataset(corpus([20]), 8, 1), 3, 30, mask_probability=0.0
         ),
-        "hidden words is 0.0",
+        "mask_probability must be",
     ),
     (
         lambda: MaskedLanguageModelingDataset(
             LanguageModelingDataset(corpus([20]), 8, 1), 0, 2, [1]
         ),
-        "no word to hide",
+        "none can be masked",
     ),
 ]
 
 
 @pytest.mark.parametrize(("make", "words"), MISTAKES)
-def test_what_cannot_be_is_refused_with_the_reason(make, words):
+def test_invalid_options_are_rejected_by_datasets(make, words):
     with pytest.raises(ClearheadError, match=words):
         make()
 
 
-def test_masked_words_keep_to_their_shares():
+def test_mask_probabilities():
     # 0, which fills padding, is a word like others
     special = {1, 5, 6}
     mask = 7
@@ -306,7 +309,7 @@ def test_masked_words_keep_to_their_shares():
             assert abs(part.sum() - n * share) < 4.5 * np.sqrt(n * share * (1 - share)) + n * 0.0005
 
 
-def test_every_batch_hides_a_word_however_small_it_is():
+def test_every_batch_masks_a_token():
     rows = streams([2000], (8, 1, 0), 0.1)[1]
     masked = MaskedLanguageModelingDataset(rows, 2001, 2002, mask_probability=0.01)
     for packed in (*map(masked.batch, range(100)), *masked.valid_batches()):
@@ -317,7 +320,7 @@ def test_every_batch_hides_a_word_however_small_it_is():
         )
 
 
-def test_where_there_is_no_word_none_is_hidden():
+def test_special_tokens_are_never_masked():
     tokens = TokenizedCorpus(np.repeat(np.array([1, 2], np.uint16), 50), np.array([0]))
     masked = MaskedLanguageModelingDataset(
         LanguageModelingDataset(tokens, 8, 1), 3, 4, special_tokens=[1]
@@ -330,12 +333,12 @@ def test_where_there_is_no_word_none_is_hidden():
     assert counts[False] >= 1
 
 
-def test_each_step_hides_other_words_of_the_same_row():
+def test_each_step_masks_other_tokens():
     masked = MaskedLanguageModelingDataset(streams([65], (64, 1, 0))[1], 99, 100)
     assert not torch.equal(masked.batch(0).targets, masked.batch(1).targets)
 
 
-def test_the_seed_chooses_the_documents_that_are_held_out():
+def test_seed_chooses_the_validation_documents():
     chosen = [
         places(next(streams([9] * 50, (9, 5, seed), 0.1)[1].valid_batches())).tolist()
         for seed in (0, 0, 1)

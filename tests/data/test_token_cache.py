@@ -1,4 +1,4 @@
-"""Laws of the token cache: the tokens are those of the texts, made once, made anew when needed, never half."""
+"""Laws of the token cache: correct, reused, invalidated by changes, never incomplete."""
 
 import io
 import json
@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.data import language_modeling, readers
-from clearhead.data.batch import DataReport
 from clearhead.data.encoding import batch_by_size
 from clearhead.data.language_modeling import TokenizedCorpus, tokenize_corpus
+from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.tokenizer import Tokenizer
 
@@ -45,15 +45,19 @@ def make(path: Path, folder: Path, tokenizer: Tokenizer = BPE, **options) -> Tok
     st.sampled_from([8, 2**16]),
 )
 @settings(max_examples=40)
-def test_the_tokens_are_those_of_each_text_in_order(texts, begin, workers, batch):
+def test_cached_tokens_equal_tokenized_texts(texts, begin, workers, batch):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            language_modeling, "batches", lambda found, size: batch_by_size(found, size, batch)
+            language_modeling,
+            "batch_by_size",
+            lambda items, size: batch_by_size(items, size, batch),
         )
         path = Path(folder) / "a.jsonl"
         path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
         report = DataReport()
-        tokens = make(path, Path(folder) / "cache", begin=begin, workers=workers, report=report)
+        tokens = make(
+            path, Path(folder) / "cache", bos_token=begin, num_workers=workers, report=report
+        )
         assert read(tokens) == [
             ([] if begin is None else [begin]) + BPE.encode(text) for text in texts
         ]
@@ -66,43 +70,45 @@ def test_the_tokens_are_those_of_each_text_in_order(texts, begin, workers, batch
     st.integers(1, 30),
 )
 @settings(max_examples=40)
-def test_pieces_of_a_document_become_the_tokens_of_one_text(text, piece):
+def test_chunks_are_tokenized_like_the_whole_document(text, piece):
     text = "so" + text + "\nfish"
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "PIECE", piece)
-        patch.setattr(readers, "_parts", lambda line: [line])
+        patch.setattr(readers, "CHUNK_CHARS", piece)
+        patch.setattr(readers, "_chunks", lambda line: [line])
         patch.setattr(
             readers,
-            "_may_cut",
-            lambda size, above, below: size < 2 * piece and MAY_CUT(size, above, below),
+            "_can_split",
+            lambda size, above, below: size < 2 * piece and CAN_SPLIT(size, above, below),
         )  # the places that are preferred
         (Path(folder) / "a.txt").write_text(text)
-        assert read(make(Path(folder) / "a.txt", Path(folder) / "cache", begin=END)) == [
+        assert read(make(Path(folder) / "a.txt", Path(folder) / "cache", bos_token=END)) == [
             [END, *BPE.encode(text)]
         ]
 
 
-MAY_CUT = readers._can_split
+CAN_SPLIT = readers._can_split
 
 
 @given(
     st.lists(st.sampled_from(["so", "long,", "fish", "fish\n", "the  end"])), st.integers(12, 40)
 )
 @settings(max_examples=40)
-def test_a_long_line_is_cut_at_spaces_into_the_tokens_of_one_text(words, piece):
+def test_long_lines_are_tokenized_like_the_whole_document(words, piece):
     text = " ".join(["so", *words])
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "PIECE", piece)
+        patch.setattr(readers, "CHUNK_CHARS", piece)
         place = Path(folder)
         (place / "a.txt").write_text(text.replace("\n", ""))
-        assert read(make(place / "a.txt", place / "a", begin=END)) == [
+        assert read(make(place / "a.txt", place / "a", bos_token=END)) == [
             [END, *BPE.encode(text.replace("\n", ""))]
         ]
         (place / "b.jsonl").write_text(json.dumps({"text": text}))
-        assert read(make(place / "b.jsonl", place / "b", begin=END)) == [[END, *BPE.encode(text)]]
+        assert read(make(place / "b.jsonl", place / "b", bos_token=END)) == [
+            [END, *BPE.encode(text)]
+        ]
 
 
-def test_a_large_vocabulary_needs_larger_numbers(tmp_path):
+def test_large_vocabularies_use_uint32(tmp_path):
     (tmp_path / "a.txt").write_text("\U00010400b")
     letters = Tokenizer.characters(
         "".join(map(chr, range(32, 0xD800))) + "".join(map(chr, range(0x10000, 0x14000)))
@@ -112,12 +118,12 @@ def test_a_large_vocabulary_needs_larger_numbers(tmp_path):
     assert read(tokens) == [letters.encode("\U00010400b")]
 
 
-def test_a_second_time_nothing_is_read(tmp_path, monkeypatch, capfd):
+def test_cached_tokens_are_reused(tmp_path, monkeypatch, capfd):
     (tmp_path / "a.txt").write_bytes(b"so long\n\xff\nfish\n")
     (tmp_path / "b.txt").write_text("and thanks")
     told = DataReport("skip")
     first = make(tmp_path, tmp_path / "cache", report=told)
-    monkeypatch.setattr(readers, "opened", None)
+    monkeypatch.setattr(readers, "open_compressed", None)
     again = DataReport("skip")
     second = make(tmp_path, tmp_path / "cache", report=again)
     assert read(first) == read(second) == [BPE.encode("so long\nfish\n"), BPE.encode("and thanks")]
@@ -127,10 +133,10 @@ def test_a_second_time_nothing_is_read(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_who_refuses_broken_lines_is_not_given_what_was_skipped(tmp_path):
+def test_cache_with_skipped_lines_is_not_reused_on_error_fail(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"so long\n\xff\nfish\n")
     make(tmp_path / "a.txt", tmp_path / "cache", report=DataReport("skip"))
-    with pytest.raises(ClearheadError, match=r"a\.txt:2: the line is not UTF-8"):
+    with pytest.raises(ClearheadError, match=r"a\.txt:2: the line is not valid UTF-8"):
         make(tmp_path / "a.txt", tmp_path / "cache")
 
 
@@ -138,8 +144,8 @@ CHANGES = {
     "text": lambda path: path.write_text("so long, fish") and {},
     "date": lambda path: os.utime(path, ns=(1, 1)) or {},
     "tokenizer": lambda path: {"tokenizer": RAW},
-    "begin": lambda path: {"begin": END},
-    "field": lambda path: {"field": "body"},
+    "begin": lambda path: {"bos_token": END},
+    "field": lambda path: {"text_column": "body"},
     "another file": lambda path: path.with_name("b.txt").write_text("more") and {},
     "torn tokens": lambda path: (path.parent / "cache" / "tokens.bin").write_bytes(b"x") and {},
     "lost documents": lambda path: (path.parent / "cache" / "documents.npy").unlink() or {},
@@ -148,7 +154,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_changed_is_made_anew(tmp_path, change):
+def test_changes_invalidate_the_cache(tmp_path, change):
     (tmp_path / "a.txt").write_text("so long")
     before = make(tmp_path, tmp_path / "cache")
     seen = read(before)
@@ -162,18 +168,18 @@ def test_what_changed_is_made_anew(tmp_path, change):
     assert {path.name for path in tmp_path.iterdir()} <= {"a.txt", "b.txt", "cache", "fresh"}
 
 
-def test_standard_input_is_read_each_time(tmp_path, monkeypatch):
+def test_standard_input_is_not_cached(tmp_path, monkeypatch):
     for text in ("one", "two"):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
         assert read(make(Path("-"), tmp_path / "cache", RAW)) == [list(text.encode())]
 
 
-def test_a_text_without_tokens_is_told_by_its_place(tmp_path):
+def test_untokenizable_documents_fail_or_are_skipped_by_location(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "xyz"}\n{"text": "cab"}')
     letters = Tokenizer.characters("abc")
     with pytest.raises(
         ClearheadError,
-        match=r"a\.jsonl:2: the text holds 'x' \(U\+0078\), for which there is no token;",
+        match=r"a\.jsonl:2: the text contains 'x' \(U\+0078\), which is not in the vocabulary;",
     ):
         make(tmp_path / "a.jsonl", tmp_path / "cache", letters)
     assert not (tmp_path / "cache").exists()
@@ -183,10 +189,8 @@ def test_a_text_without_tokens_is_told_by_its_place(tmp_path):
     assert report.skipped.total() == 1
 
 
-def test_a_document_whose_first_piece_is_left_out_does_not_join_the_one_before(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(readers, "PIECE", 1)
+def test_document_without_its_first_chunk_still_starts_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "CHUNK_CHARS", 1)
     (tmp_path / "a.txt").write_text("a\n<|endoftext|>\nx\nb\n")
     tokens = make(
         tmp_path / "a.txt",
@@ -197,39 +201,50 @@ def test_a_document_whose_first_piece_is_left_out_does_not_join_the_one_before(
     assert read(tokens) == [[1, 0], [2, 0]]
 
 
-def test_no_text_and_no_token_are_refused(tmp_path):
+def test_missing_text_and_unknown_bos_token_are_rejected(tmp_path):
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(ClearheadError, match="there is no text in"):
         make(tmp_path / "a.txt", tmp_path / "cache", report=DataReport("skip"))
-    with pytest.raises(ClearheadError, match="there is no token 300"):
-        make(tmp_path / "a.txt", tmp_path / "cache", begin=300)
+    with pytest.raises(ClearheadError, match="token id 300 does not exist"):
+        make(tmp_path / "a.txt", tmp_path / "cache", bos_token=300)
     assert not (tmp_path / "cache").exists()
 
 
-def test_nobody_elses_folder_is_replaced(tmp_path):
+def test_other_folders_are_not_overwritten(tmp_path):
     (tmp_path / "a.txt").write_text("so long")
-    with pytest.raises(ClearheadError, match=r"holds a\.txt, which is no part"):
+    with pytest.raises(ClearheadError, match=r"contains a\.txt, which is not part"):
         make(tmp_path / "a.txt", tmp_path)
     with pytest.raises(ClearheadError, match="is a file"):
         make(tmp_path / "a.txt", tmp_path / "a.txt")
-    with pytest.raises(ClearheadError, match="cannot be saved"):
+    with pytest.raises(ClearheadError, match="cannot write"):
         make(tmp_path / "a.txt", tmp_path / "a.txt" / "cache")
+
+
+def test_files_of_file_managers_do_not_block_a_new_cache(tmp_path):
+    (tmp_path / "a.txt").write_text("so long")
+    make(tmp_path / "a.txt", tmp_path / "cache")
+    (tmp_path / "cache" / ".DS_Store").touch()
+    (tmp_path / "a.txt").write_text("and thanks")
+    assert read(make(tmp_path / "a.txt", tmp_path / "cache")) == [BPE.encode("and thanks")]
 
 
 LARGE = """if True:
     import sys
     from pathlib import Path
-    from clearhead.data.cache import tokenised
-    from clearhead.data.packed import Report
-    from clearhead.tokens.text import Tokenizer
-    tokenizer = Tokenizer.train_bpe(["so long, and thanks for all the fish"] * 9, size=300)
+    from clearhead.data.language_modeling import tokenize_corpus
+    from clearhead.data.readers import DataReport
+    from clearhead.tokenizers.tokenizer import Tokenizer
+    tokenizer = Tokenizer.train_bpe(["so long, and thanks for all the fish"] * 9, vocab_size=300)
     peak = lambda: int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
     small = Path(sys.argv[2]).with_name("small.txt")
     small.write_text("so long")
-    tokenised([str(small)], tokenizer, sys.argv[2], report=Report())
+    tokenize_corpus([str(small)], tokenizer, sys.argv[2], report=DataReport())
     before = peak()
     print("ready", flush=True)
-    tokens = tokenised([sys.argv[1]], tokenizer, sys.argv[2], report=Report(), workers=2)
+    report = DataReport()
+    tokens = tokenize_corpus(
+        [sys.argv[1]], tokenizer, sys.argv[2], report=report, num_workers=2
+    )
     print(len(tokens.ids), peak() - before)"""
 
 
@@ -241,7 +256,7 @@ ONE_LINE = {"a.txt": "{}", "a.jsonl": '{{"text": "{}"}}'}
 @pytest.mark.parametrize(
     "words", ["so long, and thanks for all the fish ", "solongandthanksforallthefish"]
 )
-def test_one_long_line_needs_little_memory(tmp_path, name, words):
+def test_long_lines_are_tokenized_in_little_memory(tmp_path, name, words):
     (tmp_path / name).write_text(ONE_LINE[name].format(words * (4_000_000 // len(words))))
     command = [sys.executable, "-c", LARGE, tmp_path / name, tmp_path / "c"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -260,7 +275,7 @@ def large(tmp_path_factory):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-def test_a_large_file_needs_little_memory(tmp_path, large):
+def test_large_files_are_tokenized_in_little_memory(tmp_path, large):
     done = subprocess.run(
         [sys.executable, "-c", LARGE, large, tmp_path / "c"],
         capture_output=True,
@@ -272,7 +287,7 @@ def test_a_large_file_needs_little_memory(tmp_path, large):
     assert int(kilobytes) < 80_000  # all at once it needs ten times as much
 
 
-def test_who_is_killed_in_the_middle_leaves_the_earlier_tokens(tmp_path, large):
+def test_killed_process_leaves_the_previous_cache(tmp_path, large):
     command = [sys.executable, "-c", LARGE, large, tmp_path / "c"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as run:
         assert run.stdout is not None
@@ -282,18 +297,18 @@ def test_who_is_killed_in_the_middle_leaves_the_earlier_tokens(tmp_path, large):
             time.sleep(0.01)
         run.kill()
         assert run.stdout.read() == b""
-    about = json.loads((tmp_path / "c" / "cache.json").read_text())
-    assert about["made_from"]["files"][0][0] == str(tmp_path / "small.txt")
-    assert (tmp_path / "c" / "tokens.bin").stat().st_size == 2 * about["tokens"]
+    metadata = json.loads((tmp_path / "c" / "cache.json").read_text())
+    assert metadata["fingerprint"]["files"][0][0] == str(tmp_path / "small.txt")
+    assert (tmp_path / "c" / "tokens.bin").stat().st_size == 2 * metadata["num_tokens"]
 
 
-def test_who_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
+def test_interrupted_process_leaves_nothing(tmp_path, monkeypatch):
     def interrupted(*_):
         yield readers.Document("so long", "a.txt:1")
         raise KeyboardInterrupt
 
     (tmp_path / "a.txt").write_text("so long")
-    monkeypatch.setattr(language_modeling, "documents", interrupted)
+    monkeypatch.setattr(language_modeling, "read_documents", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "a.txt", tmp_path / "cache")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
@@ -302,18 +317,25 @@ def test_who_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
 TOGETHER = """if True:
     import sys, time
     import numpy as np
-    from clearhead.data.cache import tokenised
-    from clearhead.data.packed import Report
-    from clearhead.tokens.text import Tokenizer
+    from clearhead.data.language_modeling import tokenize_corpus
+    from clearhead.data.readers import DataReport
+    from clearhead.tokenizers.tokenizer import Tokenizer
     tokenizer = Tokenizer.load(sys.argv[1])
     print("ready", flush=True)
     sys.stdin.readline()
     for number in range(int(sys.argv[4])):
-        tokens = tokenised([sys.argv[2]], tokenizer, f"{sys.argv[3]}{number}", report=Report(), workers=1)
-        print(len(tokens.ids), len(tokens.documents), int(np.asarray(tokens.ids).sum()), flush=True)"""
+        tokens = tokenize_corpus(
+            [sys.argv[2]],
+            tokenizer,
+            f"{sys.argv[3]}{number}",
+            report=DataReport(),
+            num_workers=1,
+        )
+        total = int(np.asarray(tokens.ids).sum())
+        print(len(tokens.ids), len(tokens.document_starts), total, flush=True)"""
 
 
-def test_processes_that_need_the_same_tokens_at_once_all_get_them(tmp_path):
+def test_concurrent_processes_share_one_cache(tmp_path):
     BPE.save(tmp_path / "tokenizer.json")
     (tmp_path / "a.jsonl").write_text(
         "".join(json.dumps({"text": f"so long {i} fish"}) + "\n" for i in range(500))
@@ -341,7 +363,7 @@ def test_processes_that_need_the_same_tokens_at_once_all_get_them(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == names  # no lock, no draft
 
 
-def test_who_waits_for_another_process_does_not_tokenise_again(tmp_path, monkeypatch):
+def test_waiting_process_reuses_the_cache(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("so long")
     first = make(tmp_path / "a.txt", tmp_path / "made")
 
@@ -352,12 +374,12 @@ def test_who_waits_for_another_process_does_not_tokenise_again(tmp_path, monkeyp
         )  # what another process made while this one waited
         yield
 
-    monkeypatch.setattr(language_modeling, "alone", waited)
-    monkeypatch.setattr(language_modeling, "documents", None)
+    monkeypatch.setattr(language_modeling, "file_lock", waited)
+    monkeypatch.setattr(language_modeling, "read_documents", None)
     assert read(make(tmp_path / "a.txt", tmp_path / "cache")) == read(first)
 
 
-def test_the_lock_of_a_killed_process_locks_nothing(tmp_path):
+def test_stale_lock_file_does_not_block(tmp_path):
     (tmp_path / "a.txt").write_text("so long")
     (tmp_path / ".cache.lock").touch()
     assert read(make(tmp_path / "a.txt", tmp_path / "cache")) == [BPE.encode("so long")]

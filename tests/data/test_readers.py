@@ -1,4 +1,4 @@
-"""Laws of sources: every character of the files arrives once, and what is broken is told by its line."""
+"""Laws of document reading: every character arrives once, and invalid input is reported by line."""
 
 import gzip
 import io
@@ -17,8 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.data import readers
-from clearhead.data.batch import DataReport
-from clearhead.data.readers import check_disjoint, exclude_valid_files, read_documents, save_streams
+from clearhead.data.readers import (
+    DataReport,
+    check_disjoint,
+    exclude_valid_files,
+    read_documents,
+    save_streams,
+)
 from clearhead.errors import ClearheadError
 
 LINES = st.lists(
@@ -28,18 +33,22 @@ LINES = st.lists(
 )
 
 
-def texts(*paths: Path | str, field: str = "text", report: DataReport | None = None) -> list[str]:
-    """Whole documents: pieces joined."""
+def texts(
+    *paths: Path | str, text_column: str = "text", report: DataReport | None = None
+) -> list[str]:
+    """Documents with their chunks joined."""
     found: list[str] = []
-    for document in read_documents([str(path) for path in paths], report or DataReport(), field):
+    for document in read_documents(
+        [str(path) for path in paths], report or DataReport(), text_column
+    ):
         if document.is_start:
             found.append("")
         found[-1] += document.text
     return found
 
 
-def split(content: str) -> list[str]:
-    """The documents of a text file, by the rule as it is written down."""
+def split_documents(content: str) -> list[str]:
+    """A literal implementation of the documented rule."""
     found = [""]
     for line in io.StringIO(content, newline="\n"):
         if line.rstrip("\r\n") in ("<|endoftext|>", "\f"):
@@ -50,34 +59,34 @@ def split(content: str) -> list[str]:
 
 
 @given(LINES, st.sampled_from(["\n", "\r\n"]), st.integers(1, 12), st.booleans())
-def test_every_character_arrives_once_in_documents_between_separators(lines, end, piece, last):
+def test_documents_between_separators_are_complete(lines, end, chunk_chars, last):
     content = end.join(lines) + end * last
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "PIECE", piece)
+        patch.setattr(readers, "CHUNK_CHARS", chunk_chars)
         path = Path(folder) / "a.txt"
         path.write_bytes(content.encode())
         report = DataReport("skip")
-        assert texts(path, report=report) == split(content)
-        assert report.num_read == len(split(content))
+        assert texts(path, report=report) == split_documents(content)
+        assert report.num_read == len(split_documents(content))
         for document in read_documents([str(path)], DataReport("skip")):
             longest = max((len(line) + len(end) for line in lines), default=0)
             whole = document.text.endswith("\n") or content.endswith(
                 document.text
             )  # cut between lines only
-            assert whole or longest > 2 * piece
+            assert whole or longest > 2 * chunk_chars
 
 
 @given(st.text("ab \n\f", min_size=1), st.integers(1, 5))
-def test_a_long_text_is_cut_into_short_parts_that_make_it_up(text, piece):
+def test_chunks_join_to_the_text(text, chunk_chars):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "PIECE", piece)
+        patch.setattr(readers, "CHUNK_CHARS", chunk_chars)
         parts = list(readers._chunks(text))
         assert "".join(parts) == text
-        assert all(piece <= len(part) <= 2 * piece for part in parts[:-1])
-        assert 0 < len(parts[-1]) <= 2 * piece
+        assert all(chunk_chars <= len(part) <= 2 * chunk_chars for part in parts[:-1])
+        assert 0 < len(parts[-1]) <= 2 * chunk_chars
 
 
-def test_a_long_document_comes_in_pieces_that_stay_one(tmp_path):
+def test_long_documents_come_in_chunks(tmp_path):
     (tmp_path / "a.txt").write_text("so long, and thanks for all the fish\n" * 9000)
     found = list(read_documents([str(tmp_path / "a.txt")], DataReport()))
     assert [document.is_start for document in found] == [True] + [False] * 5
@@ -87,27 +96,29 @@ def test_a_long_document_comes_in_pieces_that_stay_one(tmp_path):
     )
 
 
-PACKERS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
+COMPRESSORS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 
 
-@pytest.mark.parametrize("packed", PACKERS)
-def test_packed_files_hold_what_plain_ones_do(tmp_path, packed):
+@pytest.mark.parametrize("packed", COMPRESSORS)
+def test_compressed_documents_equal_plain_ones(tmp_path, packed):
     text = "one\r\ntwo\n<|endoftext|>\nthree"
-    (tmp_path / f"a.txt{packed}").write_bytes(PACKERS[packed](text.encode()))
+    (tmp_path / f"a.txt{packed}").write_bytes(COMPRESSORS[packed](text.encode()))
     rows = [json.dumps({"body": t, "n": 1}) for t in ("one\n", "two\u2028", "")]
-    (tmp_path / f"b.jsonl{packed}").write_bytes(PACKERS[packed]("\n\n".join(rows).encode()))
+    (tmp_path / f"b.jsonl{packed}").write_bytes(COMPRESSORS[packed]("\n\n".join(rows).encode()))
     assert texts(tmp_path / f"a.txt{packed}") == ["one\r\ntwo\n", "three"]
-    assert texts(tmp_path / f"b.jsonl{packed}", field="body") == ["one\n", "two\u2028"]
+    assert texts(tmp_path / f"b.jsonl{packed}", text_column="body") == ["one\n", "two\u2028"]
 
 
-def test_several_packed_parts_in_one_file_are_all_read(tmp_path):
+def test_concatenated_compressed_streams_are_read(tmp_path):
     for packed in (".gz", ".xz"):
-        (tmp_path / f"a{packed}").write_bytes(PACKERS[packed](b"one\n") + PACKERS[packed](b"two\n"))
+        (tmp_path / f"a{packed}").write_bytes(
+            COMPRESSORS[packed](b"one\n") + COMPRESSORS[packed](b"two\n")
+        )
         assert texts(tmp_path / f"a{packed}") == ["one\ntwo\n"]
 
 
 @pytest.mark.parametrize("end", [".zst", ".zstd"])
-def test_zstd_is_read_where_it_can_be(tmp_path, end):
+def test_zstd_documents_are_read(tmp_path, end):
     zstandard = pytest.importorskip("zstandard")
     frame = zstandard.ZstdCompressor().compress
     (tmp_path / f"a.txt{end}").write_bytes(frame(b"one\n") + frame(b"two\n"))
@@ -117,11 +128,11 @@ def test_zstd_is_read_where_it_can_be(tmp_path, end):
     assert texts(tmp_path / f"b.txt{end}") == [many.decode()]
     for half in (b"no zstd at all", frame(many)[:-9]):
         (tmp_path / f"b.txt{end}").write_bytes(half)
-        with pytest.raises(ClearheadError, match=r"b\.txt\.zstd?:\d+: it cannot be read"):
+        with pytest.raises(ClearheadError, match=r"b\.txt\.zstd?:\d+: cannot be read"):
             texts(tmp_path / f"b.txt{end}")
 
 
-def test_without_zstandard_a_sentence_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_zstandard_names_the_package(tmp_path, monkeypatch):
     if sys.version_info >= (3, 14):
         pytest.skip("Python brings zstd itself")
     monkeypatch.setitem(sys.modules, "zstandard", None)
@@ -130,7 +141,7 @@ def test_without_zstandard_a_sentence_says_what_to_install(tmp_path, monkeypatch
         texts(tmp_path / "a.zst", report=DataReport("skip"))
 
 
-def test_a_folder_is_its_text_files_in_order(tmp_path, monkeypatch):
+def test_folders_give_their_text_files_in_order(tmp_path, monkeypatch):
     for name in (
         "b.txt",
         "a/z.md",
@@ -155,12 +166,12 @@ def test_a_folder_is_its_text_files_in_order(tmp_path, monkeypatch):
     ]
 
 
-def test_a_file_named_like_a_pattern_is_a_file(tmp_path):
+def test_file_named_like_a_glob_is_read(tmp_path):
     (tmp_path / "a[1].txt").write_text("one")
     assert texts(tmp_path / "a[1].txt") == ["one"]
 
 
-def test_a_minus_is_standard_input(monkeypatch):
+def test_dash_reads_documents_of_standard_input(monkeypatch):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"one\n\f\ntwo")))
     assert [(d.text, d.location) for d in read_documents(["-"], DataReport())] == [
         ("one\n", "-:1"),
@@ -185,18 +196,18 @@ def corpus(tmp_path, monkeypatch):
         (["all"], ["all/../all/valid.txt"]),
     ],
 )
-def test_what_is_held_out_is_taken_out_of_the_folder_that_holds_it(train, valid, corpus):
+def test_validation_files_are_excluded_from_training_globs(train, valid, corpus):
     report = DataReport()
     assert exclude_valid_files(train, valid, Path("run"), report) == ["all/a.txt", "all/b.txt"]
-    assert report.locations == {"the file is one of data.valid": ["all/valid.txt"]}
+    assert report.locations == {"the file belongs to data.valid": ["all/valid.txt"]}
 
 
-def test_what_is_apart_stays_as_it_was_named(corpus):
+def test_disjoint_paths_are_not_expanded(corpus):
     assert exclude_valid_files(["all"], [], Path("run"), DataReport()) == ["all"]
     assert exclude_valid_files(["all/a*"], ["all/b.txt"], Path("run"), DataReport()) == ["all/a*"]
 
 
-def test_a_run_does_not_learn_from_what_it_wrote(corpus):
+def test_files_of_the_run_are_excluded(corpus):
     (corpus / "all" / "run").mkdir()
     (corpus / "all" / "run" / "log.jsonl").write_text("{}")
     named = [f"all/{name}.txt" for name in ("a", "b", "valid")]
@@ -208,25 +219,25 @@ def test_a_run_does_not_learn_from_what_it_wrote(corpus):
 @pytest.mark.parametrize(
     ("train", "valid", "words"),
     [
-        (["all/a.txt"], ["all/a.txt"], "all/a.txt is in data.train and in data.valid"),
-        (["all/a.txt"], ["all/*.txt"], "all/a.txt is in data.train and in data.valid"),
-        (["all"], ["./all"], "all is in data.train and in data.valid"),
-        (["-"], ["-"], "- is in data.train and in data.valid"),
-        (["all/*.txt"], ["all"], "every file of data.train is one of data.valid"),
+        (["all/a.txt"], ["all/a.txt"], "all/a.txt is in both data.train and data.valid"),
+        (["all/a.txt"], ["all/*.txt"], "all/a.txt is in both data.train and data.valid"),
+        (["all"], ["./all"], "all is in both data.train and data.valid"),
+        (["-"], ["-"], "- is in both data.train and data.valid"),
+        (["all/*.txt"], ["all"], "no training files are left"),
     ],
 )
-def test_what_is_named_twice_cannot_be_learned_from_and_held_out(train, valid, words, corpus):
+def test_paths_cannot_be_training_and_validation_data(train, valid, words, corpus):
     with pytest.raises(ClearheadError, match=words):
         exclude_valid_files(train, valid, Path("run"), DataReport())
 
 
-def test_a_link_is_the_file_that_it_leads_to(corpus):
+def test_links_are_resolved(corpus):
     (corpus / "link.tsv").symlink_to(corpus / "all" / "a.txt")
-    with pytest.raises(ClearheadError, match=r"link\.tsv is in data\.train"):
+    with pytest.raises(ClearheadError, match=r"link\.tsv is in both"):
         check_disjoint(["link.tsv"], ["all/a.txt"])
 
 
-def test_what_can_be_read_only_once_is_kept(tmp_path, monkeypatch):
+def test_streams_are_saved_once(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("é\n".encode())))
     pipe = tmp_path / "pipe.jsonl"
     name = str(tmp_path / "piped" / "x")
@@ -243,24 +254,24 @@ def test_what_can_be_read_only_once_is_kept(tmp_path, monkeypatch):
     assert texts(*save_streams(["-"], name, resume=False)) == ["new"]
 
 
-def test_a_mark_of_utf8_is_no_text(tmp_path):
+def test_bom_is_not_text(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeffone\n\ufefftwo".encode())
     assert texts(tmp_path / "a.txt") == ["one\n\ufefftwo"]
 
 
 BROKEN = {
-    "a.txt": (b"good\n\xff bad\ngood\n", 2, "not UTF-8", ["good\ngood\n"]),
+    "a.txt": (b"good\n\xff bad\ngood\n", 2, "not valid UTF-8", ["good\ngood\n"]),
     "a.jsonl": (
         b'{"text": "good"}\n\n{"text": \n{"text": "more"}',
         3,
-        "not JSON",
+        "not a JSON object",
         ["good", "more"],
     ),
     "b.jsonl": (b'"good"', 1, "not a JSON object", []),
-    "c.jsonl": (b'{"txt": "good"}', 1, "no field 'text'", []),
-    "d.jsonl": (b'{"text": ["good"]}', 1, "is not text", []),
-    "e.jsonl": (b'{"text": "\\ud83d"}', 1, "half a character", []),
-    "f.jsonl": (b"[" * 100_000, 1, "not JSON", []),
+    "c.jsonl": (b'{"txt": "good"}', 1, "the field 'text' is missing", []),
+    "d.jsonl": (b'{"text": ["good"]}', 1, "is not a string", []),
+    "e.jsonl": (b'{"text": "\\ud83d"}', 1, "lone surrogate", []),
+    "f.jsonl": (b"[" * 100_000, 1, "not a JSON object", []),
     "a.txt.gz": (
         gzip.compress(b"good\n" + os.urandom(90_000))[:-9000],
         None,
@@ -269,14 +280,14 @@ BROKEN = {
     ),
     "b.txt.gz": (b"plain", 1, "cannot be read", []),
     "a.txt.xz": (lzma.compress(b"good\n")[:-9], None, "cannot be read", None),
-    "empty.txt": (b"", None, "no text in it", []),
-    "wide.txt": ("文\n字".encode("utf-16"), None, "it is UTF-16; save it as UTF-8", []),
-    "bars.txt": (b"\f\n<|endoftext|>\n", None, "no text in it", []),
+    "empty.txt": (b"", None, "contains no text", []),
+    "wide.txt": ("文\n字".encode("utf-16"), None, "UTF-16; save it as UTF-8", []),
+    "bars.txt": (b"\f\n<|endoftext|>\n", None, "contains no text", []),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_lines_are_refused_or_skipped_by_name_and_number(tmp_path, name):
+def test_invalid_lines_fail_or_are_skipped_by_location(tmp_path, name):
     content, line, why, left = BROKEN[name]
     path = tmp_path / name
     path.write_bytes(content)
@@ -294,45 +305,42 @@ def test_broken_lines_are_refused_or_skipped_by_name_and_number(tmp_path, name):
         assert str(error.value).startswith(where)
 
 
-def test_what_is_not_there_or_there_twice_is_refused_or_skipped(tmp_path):
+def test_missing_and_duplicate_files_fail_or_are_skipped(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "folder").mkdir()
     for missing in ("none.txt", "*.md", "folder"):
-        with pytest.raises(
-            ClearheadError, match=r"there is no such file|the folder holds no texts"
-        ):
+        with pytest.raises(ClearheadError, match=r"no such file|contains no file"):
             texts(tmp_path / missing)
-    with pytest.raises(ClearheadError, match="given twice"):
+    with pytest.raises(ClearheadError, match="duplicate"):
         texts(tmp_path / "a.txt", tmp_path)
     report = DataReport("skip")
     path = str(tmp_path / "a.txt")
     assert texts(path, path, tmp_path / "none.txt", report=report) == ["one"]
     assert report.skipped.total() == 2
-    with pytest.raises(ClearheadError, match="list of paths"):
+    with pytest.raises(ClearheadError, match="must be a list"):
         next(read_documents("a.txt", DataReport()))
 
 
 @pytest.mark.parametrize(("count", "end"), [(3, "c.txt"), (4, "c.txt …")])
-def test_a_report_hints_at_more_places_where_there_are_more(count, end):
+def test_report_abbreviates_locations(count, end):
     report = DataReport("skip")
     for name in "abcd"[:count]:
         report.skip(f"{name}.txt", "it is broken")
     assert str(report).endswith(f"  {count} × it is broken: a.txt, b.txt, {end}")
 
 
-def test_a_large_file_needs_little_memory(tmp_path):
+def test_large_files_are_streamed(tmp_path):
     path = tmp_path / "large.txt"
     with path.open("w") as file:
         for _ in range(60):
             file.write(("so long, and thanks for all the fish " * 27 + "\n") * 1000)
     code = """if True:
         import sys, tracemalloc
-        from clearhead.data.packed import Report
-        from clearhead.data.sources import documents
+        from clearhead.data.readers import DataReport, read_documents
         tracemalloc.start()
-        report = Report()
-        size = sum(len(document.text) for document in documents([sys.argv[1]], report))
-        assert report.read == 1
+        report = DataReport()
+        size = sum(len(document.text) for document in read_documents([sys.argv[1]], report))
+        assert report.num_read == 1
         print(size, tracemalloc.get_traced_memory()[1])"""
     done = subprocess.run(
         [sys.executable, "-c", code, path], capture_output=True, text=True, check=True

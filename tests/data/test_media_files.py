@@ -1,4 +1,4 @@
-"""Pictures and sounds out of folders, arrays and idx files: the same from any, and what files may get wrong."""
+"""Images and audio from folders, arrays and idx files, and errors for invalid ones."""
 
 from pathlib import Path
 
@@ -6,36 +6,36 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from pictures_and_sounds import COLOUR, GREY, MEL, dataset, idx, pixels, things, wav
+from media_files import COLOR, GRAY, MEL, dataset, idx, media_examples, pixels, wav
 from PIL import Image
 
-from clearhead.data.batch import DataReport
 from clearhead.data.media import exclude_valid_media, load_media
+from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.media import log_mel, read_audio, read_images
 
 
-def test_files_that_are_held_out_are_taken_out_of_the_folder_that_holds_them(tmp_path):
+def test_validation_files_are_excluded_from_the_training_folder(tmp_path):
     for number in range(4):
         wav(tmp_path / ("valid" if number > 2 else ".") / f"{number % 2}_x{number}.wav")
     report = DataReport()
-    train, held = (
+    train, valid = (
         load_media(path, MEL, report, label="stem") for path in (tmp_path, tmp_path / "valid")
     )
-    assert [Path(where).name for where in exclude_valid_media(train, held, report).locations] == [
+    assert [Path(where).name for where in exclude_valid_media(train, valid, report).locations] == [
         "0_x0.wav",
         "0_x2.wav",
         "1_x1.wav",
     ]
-    assert report.locations["the file is one of data.valid"] == [
+    assert report.locations["the file belongs to data.valid"] == [
         str(tmp_path / "valid" / "1_x3.wav")
     ]
-    assert exclude_valid_media(held, things(3), report) is held
-    with pytest.raises(ClearheadError, match=r"every file of data\.train"):
-        exclude_valid_media(held, train, report)
+    assert exclude_valid_media(valid, media_examples(3), report) is valid
+    with pytest.raises(ClearheadError, match=r"no training files are left"):
+        exclude_valid_media(valid, train, report)
 
 
-def test_folders_arrays_and_idx_files_hold_the_same_pictures(tmp_path):
+def test_folders_arrays_and_idx_files_give_the_same_images(tmp_path):
     images = pixels(6, 4, 4)
     labels = np.array([0, 0, 0, 1, 1, 1], np.uint8)
     for i, image in enumerate(images):
@@ -44,14 +44,13 @@ def test_folders_arrays_and_idx_files_hold_the_same_pictures(tmp_path):
         Image.fromarray(image).save(folder / f"{i}.png")
     np.savez(tmp_path / "x.npz", images=images, labels=labels)
     np.savez_compressed(tmp_path / "y.npz", images=images[..., None], labels=labels.astype(str))
-    idx(tmp_path / "t-images-idx3-ubyte", images), idx(tmp_path / "t-labels-idx1-ubyte", labels)
-    (
-        idx(tmp_path / "t-images-idx3-ubyte.gz", images, True),
-        idx(tmp_path / "t-labels-idx1-ubyte.gz", labels, True),
-    )
+    idx(tmp_path / "t-images-idx3-ubyte", images)
+    idx(tmp_path / "t-labels-idx1-ubyte", labels)
+    idx(tmp_path / "t-images-idx3-ubyte.gz", images, compress=True)
+    idx(tmp_path / "t-labels-idx1-ubyte.gz", labels, compress=True)
     for name in ("folder", "x.npz", "y.npz", "t-images-idx3-ubyte", "t-images-idx3-ubyte.gz"):
         report = DataReport()
-        read = load_media(tmp_path / name, GREY, report)
+        read = load_media(tmp_path / name, GRAY, report)
         assert read.data.dtype == torch.uint8
         assert torch.equal(read.data[:, 0], torch.from_numpy(images))
         assert list(read.labels) == [*"000111"]
@@ -59,17 +58,17 @@ def test_folders_arrays_and_idx_files_hold_the_same_pictures(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "shape"), [(GREY, (4, 4)), (COLOUR, (4, 4, 3)), (GREY, (4, 4, 3)), (COLOUR, (6, 5))]
+    ("source", "shape"), [(GRAY, (4, 4)), (COLOR, (4, 4, 3)), (GRAY, (4, 4, 3)), (COLOR, (6, 5))]
 )
-def test_arrays_go_the_way_of_all_pictures(tmp_path, source, shape):
+def test_images_from_arrays_equal_inference_images(tmp_path, source, shape):
     images = pixels(3, *shape)
     np.savez(tmp_path / "x.npz", images=images, labels=["a", "b", "a"])
     read = load_media(tmp_path / "x.npz", source, DataReport())
-    batch = next(dataset(read, read, source=source).valid_batches())
+    batch = next(dataset(read, read, config=source).valid_batches())
     assert torch.equal(batch.tokens, read_images(list(images), source))
 
 
-def test_broken_pictures_are_refused_or_left_out_with_their_name(tmp_path):
+def test_invalid_images_fail_or_are_skipped_by_name(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         Image.fromarray(pixels(40, 40)).save(tmp_path / name / "good.PNG")
@@ -78,15 +77,15 @@ def test_broken_pictures_are_refused_or_left_out_with_their_name(tmp_path):
     (tmp_path / "top.png").write_bytes((tmp_path / "a" / "good.PNG").read_bytes())
     (tmp_path / "b" / ".hidden.png").write_text("")
     (tmp_path / "README").write_text("about")
-    with pytest.raises(ClearheadError, match=r"cut\.png: cannot be read.*skip would leave it out"):
-        load_media(tmp_path, GREY, DataReport())
+    with pytest.raises(ClearheadError, match=r"cut\.png: cannot be read.*on_error=skip"):
+        load_media(tmp_path, GRAY, DataReport())
     report = DataReport("skip")
-    assert [Path(where).name for where in load_media(tmp_path, GREY, report).locations] == [
+    assert [Path(where).name for where in load_media(tmp_path, GRAY, report).locations] == [
         "good.PNG"
     ] * 2
     for words in (
         "cut.png",
-        "is not a picture",
+        "is not an image",
         "text.png",
         "not in the folder of a class",
         "top.png",
@@ -103,88 +102,92 @@ class Trap:
         return (pytest.fail, ("a pickle was opened",))
 
 
-def test_pickled_objects_are_refused(tmp_path):
+def test_pickled_arrays_are_rejected(tmp_path):
     np.savez(tmp_path / "x.npz", images=pixels(2, 4, 4), labels=np.array([Trap(), "b"], object))
     with pytest.raises(
         ClearheadError, match=r"x\.npz cannot be read: Object arrays cannot be loaded"
     ):
-        load_media(tmp_path / "x.npz", GREY, DataReport("skip"))
+        load_media(tmp_path / "x.npz", GRAY, DataReport("skip"))
 
 
 @pytest.mark.parametrize(
     ("images", "labels", "words"),
     [
-        (pixels(2, 4, 4).astype(np.float32), [0, 1], "must be uint8 .* not float32 of 2 x 4 x 4"),
-        (pixels(2, 16), [0, 1], "not uint8 of 2 x 16"),
-        (pixels(0, 4, 4), np.array([], int), "not uint8 of 0 x 4 x 4"),
-        (pixels(2, 4, 4), [0, 1, 1], r"one for each picture, not int64 of \(3,\) for 2"),
-        (pixels(2, 4, 4), [0.5, 1], "whole numbers or texts"),
-        (pixels(2, 4, 4), [[0], [1]], "whole numbers or texts"),
-        (pixels(2, 4, 4, 2), [0, 1], "3 or 4 channels last"),
+        (
+            pixels(2, 4, 4).astype(np.float32),
+            [0, 1],
+            "must be uint8 .* got float32 of shape \\(2, 4, 4\\)",
+        ),
+        (pixels(2, 16), [0, 1], r"uint8 of shape \(2, 16\)"),
+        (pixels(0, 4, 4), np.array([], int), r"uint8 of shape \(0, 4, 4\)"),
+        (pixels(2, 4, 4), [0, 1, 1], r"one per image, got int64 of shape \(3,\) for 2"),
+        (pixels(2, 4, 4), [0.5, 1], "integers or strings"),
+        (pixels(2, 4, 4), [[0], [1]], "integers or strings"),
+        (pixels(2, 4, 4, 2), [0, 1], "1, 3 or 4 channels"),
     ],
 )
-def test_arrays_that_are_no_labelled_pictures_are_refused(tmp_path, images, labels, words):
+def test_arrays_of_other_shapes_are_rejected(tmp_path, images, labels, words):
     np.savez(tmp_path / "x.npz", images=images, labels=labels)
     with pytest.raises(ClearheadError, match=words):
-        load_media(tmp_path / "x.npz", GREY, DataReport())
+        load_media(tmp_path / "x.npz", GRAY, DataReport())
 
 
-def test_an_npz_that_is_none_or_lacks_an_array_is_refused(tmp_path):
+def test_invalid_npz_files_are_rejected(tmp_path):
     np.savez(tmp_path / "x.npz", pictures=pixels(2, 4, 4), labels=[0, 1])
     with pytest.raises(ClearheadError, match="no array 'images'; it has pictures, labels"):
-        load_media(tmp_path / "x.npz", GREY, DataReport())
+        load_media(tmp_path / "x.npz", GRAY, DataReport())
     whole = (tmp_path / "x.npz").read_bytes()
     np.save(tmp_path / "one.npy", pixels(2, 4, 4))
     for raw in (b"", b"no zip", whole[:-40], (tmp_path / "one.npy").read_bytes()):
         (tmp_path / "x.npz").write_bytes(raw)
         with pytest.raises(ClearheadError, match=r"x\.npz cannot be read"):
-            load_media(tmp_path / "x.npz", GREY, DataReport())
+            load_media(tmp_path / "x.npz", GRAY, DataReport())
 
 
-def test_idx_files_are_held_to_their_magic_and_sizes(tmp_path):
+def test_idx_files_must_match_their_header(tmp_path):
     images = idx(tmp_path / "t-images-idx3-ubyte", pixels(3, 4, 4))
     labels = idx(tmp_path / "t-labels-idx1-ubyte", np.array([0, 1, 1], np.uint8))
     right = images.read_bytes()
     for wrong, words in [
-        (right[:-1], "must have 64 bytes for 3 x 4 x 4, as its head tells, not 63"),
-        (right + b"x", "not 65"),
-        (right[:9], "not 9"),
-        (b"", "must begin with 00 00 08 03"),
+        (right[:-1], "has 63 bytes, expected 64 for the shape 3 x 4 x 4"),
+        (right + b"x", "has 65 bytes"),
+        (right[:9], "has 9 bytes"),
+        (b"", "expected 00 00 08 03"),
         (
             right[:2] + b"\x0d" + right[3:],
-            "must begin with 00 00 08 03, as idx files do, not 00 00 0d 03",
+            "starts with 00 00 0d 03, expected 00 00 08 03",
         ),
-        (labels.read_bytes(), "not 00 00 08 01"),
-        (right[:4] + b"\xff" * 12 + right[16:], "must have"),
+        (labels.read_bytes(), "starts with 00 00 08 01"),
+        (right[:4] + b"\xff" * 12 + right[16:], "expected"),
     ]:
         images.write_bytes(wrong)
         with pytest.raises(ClearheadError, match=words):
-            load_media(images, GREY, DataReport("skip"))
+            load_media(images, GRAY, DataReport("skip"))
     images.write_bytes(right)
     idx(labels, np.array([0, 1], np.uint8))
-    with pytest.raises(ClearheadError, match=r"has 3 pictures, but .* 2 labels"):
-        load_media(images, GREY, DataReport())
+    with pytest.raises(ClearheadError, match=r"has 3 images, but .* 2 labels"):
+        load_media(images, GRAY, DataReport())
     labels.unlink()
     with pytest.raises(ClearheadError, match="labels-idx1-ubyte cannot be read"):
-        load_media(images, GREY, DataReport())
+        load_media(images, GRAY, DataReport())
     zstandard = pytest.importorskip("zstandard")
     for file in (idx(images, pixels(3, 4, 4)), idx(labels, np.array([0, 1, 0], np.uint8))):
         file.with_name(f"{file.name}.zst").write_bytes(
             zstandard.ZstdCompressor().compress(file.read_bytes())
         )
     packed = images.with_name(f"{images.name}.zst")
-    assert load_media(packed, GREY, DataReport()).data.equal(
-        load_media(images, GREY, DataReport()).data
+    assert load_media(packed, GRAY, DataReport()).data.equal(
+        load_media(images, GRAY, DataReport()).data
     )
     packed = idx(tmp_path / "t-images-idx3-ubyte.gz", pixels(3, 4, 4), True)
     packed.write_bytes(packed.read_bytes()[:-9])
     with pytest.raises(ClearheadError, match=r"ubyte\.gz cannot be read"):
-        load_media(packed, GREY, DataReport())
+        load_media(packed, GRAY, DataReport())
 
 
-# ---------------------------------------------------------------- sound
+# ---------------------------------------------------------------- audio
 @pytest.mark.parametrize("label", ["folder", "stem"])
-def test_sounds_are_the_frames_that_the_model_reads(tmp_path, label):
+def test_training_audio_equals_inference_audio(tmp_path, label):
     files = [tmp_path / name for name in ("7/7_theo_0.wav", "7/7_theo_1.flac", "8/8_lucas_0.wav")]
     for i, file in enumerate(files):
         wav(file, 0.03 * (i + 1), rate=8000 + 1000 * i)
@@ -192,19 +195,21 @@ def test_sounds_are_the_frames_that_the_model_reads(tmp_path, label):
     read = load_media(tmp_path, MEL, report, label=label)
     assert list(read.labels) == [*"778"]
     expected = torch.cat([log_mel(read_audio(file, MEL), MEL) for file in files])
-    batch = next(dataset(read, read, source=MEL).valid_batches())
+    batch = next(dataset(read, read, config=MEL).valid_batches())
     assert batch.tokens.dtype == torch.float
     assert torch.equal(batch.tokens, expected)
     assert report.num_read == 3
 
 
-def test_broken_sounds_are_refused_or_left_out_with_their_name(tmp_path):
-    wav(tmp_path / "1_a.wav"), wav(tmp_path / "2_a.wav"), wav(tmp_path / "3_empty.wav", 0)
+def test_invalid_audio_fails_or_is_skipped_by_name(tmp_path):
+    wav(tmp_path / "1_a.wav")
+    wav(tmp_path / "2_a.wav")
+    wav(tmp_path / "3_empty.wav", 0)
     soundfile.write(
         tmp_path / "4_nan.wav", np.array([0.0, np.nan], np.float32), 8000, subtype="FLOAT"
     )
     (tmp_path / "5_text.wav").write_text("no sound")
-    with pytest.raises(ClearheadError, match=r"3_empty\.wav: has no samples"):
+    with pytest.raises(ClearheadError, match=r"3_empty\.wav: is empty"):
         load_media(tmp_path, MEL, DataReport(), label="stem")
     report = DataReport("skip")
     assert list(load_media(tmp_path, MEL, report, label="stem").labels) == ["1", "2"]
@@ -214,14 +219,14 @@ def test_broken_sounds_are_refused_or_left_out_with_their_name(tmp_path):
 @pytest.mark.parametrize(
     ("name", "source", "words"),
     [
-        ("none", GREY, "there is no such file"),
-        ("empty", GREY, "holds no picture with a class"),
-        ("empty", MEL, "holds no sound with a class"),
+        ("none", GRAY, "no such file"),
+        ("empty", GRAY, "no labeled images"),
+        ("empty", MEL, "no labeled audio"),
         ("x.npz", MEL, "must be a folder"),
-        ("x.bin", GREY, "must be a folder, an .npz or"),
+        ("x.bin", GRAY, "must be a folder, an .npz or"),
     ],
 )
-def test_paths_that_hold_nothing_to_read_are_refused(tmp_path, name, source, words):
+def test_paths_without_media_are_rejected(tmp_path, name, source, words):
     (tmp_path / "empty").mkdir()
     (tmp_path / "x.npz").write_bytes(b"")
     (tmp_path / "x.bin").write_bytes(b"")

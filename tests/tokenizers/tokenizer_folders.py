@@ -1,4 +1,4 @@
-"""Folders with tokenizers of every published layout, as small as they can be; read by us and by transformers."""
+"""Small tokenizer folders in every published format, loaded by clearhead and transformers."""
 
 import io
 import json
@@ -29,7 +29,7 @@ LINES = [
     "Tôi thấy những cánh đồng bất tận. 東京と京都 한국어 문장 שלום עולם مرحبا",
 ] * 4
 END = "<|endoftext|>"
-SETTINGS = "tokenizer_config.json"
+CONFIG_FILE = "tokenizer_config.json"
 CHAT = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 SCRIPTS = [
@@ -63,15 +63,15 @@ ODD = [
     "\u3000",
     "\ufeff",
 ]
-plain = st.lists(st.one_of(st.sampled_from(SCRIPTS + ODD), st.text(max_size=6)), max_size=6).map(
-    "".join
-)
+plain_texts = st.lists(
+    st.one_of(st.sampled_from(SCRIPTS + ODD), st.text(max_size=6)), max_size=6
+).map("".join)
 
 
-def shaped(use, context):
-    """A model that such a use belongs to: whoever hides words is an encoder."""
-    encoder = {"shape": Encoder(), "head": NoHead()} if use.mask_token else {}
-    return ModelConfig(context_length=context, **encoder)
+def model_config_for(inference, context_length):
+    """A model that fits an inference config: a mask token needs an encoder."""
+    encoder = {"architecture": Encoder(), "head": NoHead()} if inference.mask_token else {}
+    return ModelConfig(context_length=context_length, **encoder)
 
 
 def spm(lines: list[str] = LINES, **options: Any) -> bytes:
@@ -95,7 +95,7 @@ def bpe() -> tuple[dict[str, int], str]:
 VOCAB, MERGES = bpe()
 
 
-def word_pieces() -> str:
+def wordpiece_vocab() -> str:
     inner = tk.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     inner.pre_tokenizer = tk.pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -107,7 +107,7 @@ def word_pieces() -> str:
     return "".join(f"{token}\n" for token in sorted(vocab, key=vocab.__getitem__))
 
 
-WORD_PIECES = word_pieces()
+WORD_PIECES = wordpiece_vocab()
 
 
 QWEN = [END, "<|im_start|>", "<|im_end|>"]
@@ -122,9 +122,9 @@ WHISPER = [
 N = len(VOCAB)
 BPE = {"merges.txt": MERGES}
 LLAMA = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}
-OLD: dict[
+LEGACY_FORMATS: dict[
     str, tuple[str, dict[str, Any]]
-] = {  # families in the layouts that they were first published in
+] = {  # families in the write_folders that they were first published in
     "gpt2": ("gpt2", BPE | {"vocab.json": VOCAB | {END: N}}),
     "gpt2-begins": (
         "gpt2",
@@ -203,12 +203,12 @@ OLD: dict[
         {"tokenizer.model": LLAMA_SPM, "tokenizer_config.json": LLAMA | {"legacy": False}},
     ),
 }
-FOLDERS = [f"{name}{new}" for name in OLD for new in ("", "-new")]
-# Theirs reads no dummy prefix from its own file: what it saves with legacy it reads without, and the other way round.
-DEVIATE = {"llama-new", "llama-first"}
+FOLDERS = [f"{name}{new}" for name in LEGACY_FORMATS for new in ("", "-new")]
+# transformers saves and loads the prefix space of these inconsistently.
+PREFIX_SPACE_DIFFERS = {"llama-new", "llama-first"}
 
 
-def fill(folder: Path, files: dict[str, Any]) -> Path:
+def write_files(folder: Path, files: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         raw = content if isinstance(content, str | bytes) else json.dumps(content)
@@ -216,25 +216,25 @@ def fill(folder: Path, files: dict[str, Any]) -> Path:
     return folder
 
 
-def theirs(folder: Path) -> Any:
+def load_with_transformers(folder: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-def layouts(root: Path, names: Iterable[str] = ()) -> dict[str, Path]:
-    """Folders of families in their old layout, and as transformers writes them today."""
-    made = {}
-    for name in names or OLD:
-        family, files = OLD[name]
-        old = fill(root / name, {**files, "config.json": {"model_type": family}})
+def write_folders(root: Path, names: Iterable[str] = ()) -> dict[str, Path]:
+    """Folders in the legacy format, and as transformers writes them today."""
+    folders = {}
+    for name in names or LEGACY_FORMATS:
+        family, files = LEGACY_FORMATS[name]
+        old = write_files(root / name, {**files, "config.json": {"model_type": family}})
         new = root / f"{name}-new"
-        theirs(old).save_pretrained(new)
+        load_with_transformers(old).save_pretrained(new)
         shutil.copy(old / "config.json", new)
         assert (new / "tokenizer.json").exists()
-        made |= {name: old, f"{name}-new": new}
-    return made
+        folders |= {name: old, f"{name}-new": new}
+    return folders
 
 
-def ours(folder: Path) -> PretrainedTokenizer:
+def load_with_clearhead(folder: Path) -> PretrainedTokenizer:
     return read_hf_tokenizer(folder, json.loads((folder / "config.json").read_text())["model_type"])
 
 
@@ -243,7 +243,7 @@ def tokenizer(words: PretrainedTokenizer) -> Tokenizer:
     return words.tokenizer
 
 
-def framed(words: PretrainedTokenizer, text: str) -> list[int]:
+def encode_with_special_tokens(words: PretrainedTokenizer, text: str) -> list[int]:
     return [
         *words.bos_tokens,
         *tokenizer(words).encode(text, allow_special=True),
@@ -251,16 +251,18 @@ def framed(words: PretrainedTokenizer, text: str) -> list[int]:
     ]
 
 
-def typed(data: st.DataObject, names: Any) -> str:
-    """Text in which somebody typed special tokens."""
-    return "".join(data.draw(st.lists(st.one_of(plain, st.sampled_from([*names])), max_size=4)))
+def draw_text_with_special_tokens(data: st.DataObject, names: Any) -> str:
+    """A text that contains names of special tokens."""
+    return "".join(
+        data.draw(st.lists(st.one_of(plain_texts, st.sampled_from([*names])), max_size=4))
+    )
 
 
-def comparable(name: str, text: str) -> str:
-    """What transformers cuts as SentencePiece does.
+def comparable_text(name: str, text: str) -> str:
+    """A text without the cases in which transformers differs from SentencePiece.
 
-    Its T5 throws away a line end that the model file keeps (U+0085) and loses marks of letters that are not composed;
-    its Llama leaves out the space before a text that begins with one.
+    Its T5 drops a line end that the model file keeps (U+0085), and marks of letters that are not
+    composed; its Llama leaves out the prefix space before a text that starts with one.
     """
     if name.startswith("t5"):
         return unicodedata.normalize("NFC", text.replace("\x85", ""))
@@ -272,10 +274,10 @@ def comparable(name: str, text: str) -> str:
 OWN = Tokenizer.train_bpe(LINES, 300, ("<|end|>", "<|a:b|>"))
 
 
-def same(mine: PretrainedTokenizer, other: Any, text: str) -> None:
-    ids = framed(mine, text)
-    assert other(text)["input_ids"] == ids
-    assert other.decode(ids) == tokenizer(mine).decode(ids)
+def assert_equal_encoding(pretrained: PretrainedTokenizer, reference: Any, text: str) -> None:
+    ids = encode_with_special_tokens(pretrained, text)
+    assert reference(text)["input_ids"] == ids
+    assert reference.decode(ids) == tokenizer(pretrained).decode(ids)
 
 
 def marian(kind: str) -> tuple[dict[str, Any], list[set[str]]]:

@@ -1,4 +1,4 @@
-"""Files for tests, packed as their names tell."""
+"""Write test files, compressed according to their suffix."""
 
 import gzip
 import lzma
@@ -9,12 +9,12 @@ import pytest
 
 def write(path: Path, content: str | bytes) -> Path:
     path.write_bytes(
-        packer(path.suffix)(content if isinstance(content, bytes) else content.encode())
+        compressor(path.suffix)(content if isinstance(content, bytes) else content.encode())
     )
     return path
 
 
-def packer(suffix: str):
+def compressor(suffix: str):
     if suffix in (".zst", ".zstd"):
         return pytest.importorskip("zstandard").ZstdCompressor().compress
     return {".gz": gzip.compress, ".xz": lzma.compress}.get(suffix, bytes)

@@ -1,4 +1,4 @@
-"""Files of SentencePiece are cut as the library cuts them."""
+"""Converted SentencePiece models split text as the library does."""
 
 import unicodedata
 from pathlib import Path
@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from published_folders import AS_IS, LINES, LLAMA_SPM, T5_SPM, fill, sentencepiece, spm, typed
+from tokenizer_folders import (
+    AS_IS,
+    LINES,
+    LLAMA_SPM,
+    T5_SPM,
+    draw_text_with_special_tokens,
+    sentencepiece,
+    spm,
+    write_files,
+)
 
 from clearhead.tokenizers.sentencepiece import read_sentencepiece
 from clearhead.tokenizers.tokenizer import Tokenizer
@@ -33,35 +42,33 @@ SPM = {
 def cutters(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Tokenizer, Any]:
-    path = fill(tmp_path_factory.mktemp("spm"), {"a.model": SPM[request.param]}) / "a.model"
+    path = write_files(tmp_path_factory.mktemp("spm"), {"a.model": SPM[request.param]}) / "a.model"
     return Tokenizer(read_sentencepiece(path)), sentencepiece.SentencePieceProcessor(
         model_file=str(path)
     )
 
 
 @given(data=st.data())
-def test_sentencepiece_files_cut_as_sentencepiece_does(
-    cutters: tuple[Tokenizer, Any], data: st.DataObject
-) -> None:
-    mine, other = cutters
-    text = typed(data, ["</s>", "<s>", "<unk>", "<0x0A>", "<sep>", "sea shells", "  ", " ▁", "ß"])
-    # The library's normaliser loses what follows a letter in its cluster: marks that compose with nothing, joiners.
+def test_encoding_equals_sentencepiece(cutters: tuple[Tokenizer, Any], data: st.DataObject) -> None:
+    pretrained, reference = cutters
+    text = draw_text_with_special_tokens(
+        data, ["</s>", "<s>", "<unk>", "<0x0A>", "<sep>", "sea shells", "  ", " ▁", "ß"]
+    )
+    # The library's normalizer drops marks that do not compose with their letter, and joiners.
     text = "".join(
         c
         for c in unicodedata.normalize("NFC", text)
         if unicodedata.category(c) not in ("Mn", "Me", "Mc", "Cf")
     )
-    ids = mine.encode(text)
-    assert ids == other.encode(text)
-    if other.unk_id() not in ids and "▁" not in text:
-        assert mine.decode(ids) == other.decode(ids)
+    ids = pretrained.encode(text)
+    assert ids == reference.encode(text)
+    if reference.unk_id() not in ids and "▁" not in text:
+        assert pretrained.decode(ids) == reference.decode(ids)
 
 
 @pytest.mark.parametrize("line", LINES[:4])
-def test_letters_with_their_marks_apart_are_cut_as_sentencepiece_does(
-    line: str, tmp_path: Path
-) -> None:
-    path = fill(tmp_path, {"a.model": T5_SPM}) / "a.model"
+def test_decomposed_letters_equal_sentencepiece(line: str, tmp_path: Path) -> None:
+    path = write_files(tmp_path, {"a.model": T5_SPM}) / "a.model"
     text = unicodedata.normalize("NFD", line)
     assert Tokenizer(read_sentencepiece(path)).encode(text) == sentencepiece.SentencePieceProcessor(
         model_proto=T5_SPM
