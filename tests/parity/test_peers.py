@@ -1,4 +1,4 @@
-"""Equal weights give equal logits in other implementations: what the benchmarks compare is one function."""
+"""The peers of the benchmarks compute the same function: equal weights give equal logits."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from clearhead.model.transformer import build_transformer
 from peers import HuggingFace, Ours, TorchEncoder
 
 
-def net(activation):
+def random_net(activation):
     config = ch.presets["gpt2-124m"].replace(
         vocab_size=61,
         context_length=16,
@@ -17,11 +17,11 @@ def net(activation):
         attention__n_heads=3,
         ffn__activation=activation,
     )
-    made = build_transformer(config.model, seed=2).eval()
+    net = build_transformer(config.model, seed=2).eval()
     with torch.no_grad():
-        for p in made.parameters():
+        for p in net.parameters():
             p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
-    return made
+    return net
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def net(activation):
 def test_logits_and_gradients_equal(peer, activation):
     if peer is HuggingFace:
         pytest.importorskip("transformers")
-    ours = Ours(net(activation))
-    theirs = peer(net(activation)).eval()
+    ours = Ours(random_net(activation))
+    theirs = peer(random_net(activation)).eval()
     ids = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert torch.allclose(ours(ids), theirs(ids), atol=1e-5)
@@ -40,7 +40,5 @@ def test_logits_and_gradients_equal(peer, activation):
     assert torch.allclose(*losses, atol=1e-6)
     for loss in losses:
         loss.backward()
-    theirs_table = (
-        theirs.tokens.weight if peer is TorchEncoder else theirs.model.transformer.wte.weight
-    )
-    assert torch.allclose(ours.net.embed.tokens.weight.grad, theirs_table.grad, atol=1e-5)
+    table = theirs.tokens if peer is TorchEncoder else theirs.model.transformer.wte
+    assert torch.allclose(ours.net.embed.tokens.weight.grad, table.weight.grad, atol=1e-5)

@@ -1,4 +1,4 @@
-"""TransformerLens with the same weights sees the same: patterns, lens, attribution, ablation, patching, to 1e-5."""
+"""Parity with TransformerLens: patterns, logit lens, attribution, ablation and patching."""
 
 import pytest
 import torch
@@ -10,9 +10,11 @@ pytest.importorskip("transformer_lens")
 from hooked import hooked
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
-OTHER = [3, 1, 4, 8, 5, 9, 2, 6]
+PATCH_FROM = [3, 1, 4, 8, 5, 9, 2, 6]
 ANSWER = 17
 AGAINST = 40
+N_LAYERS = 2
+N_HEADS = 4
 
 
 @pytest.fixture(scope="module")
@@ -20,20 +22,16 @@ def pair():
     model = ch.new(
         "gpt2-124m",
         d_model=32,
-        n_layers=2,
-        attention__n_heads=4,
+        n_layers=N_LAYERS,
+        attention__n_heads=N_HEADS,
         vocab_size=96,
         context_length=64,
         seed=1,
     )
-    draw = torch.Generator().manual_seed(5)
-    for p in model.net.parameters():  # norms and biases that do something
-        p.data += 0.1 * torch.randn(p.shape, generator=draw)
+    generator = torch.Generator().manual_seed(5)
+    for p in model.net.parameters():  # no gain at 1, no bias at 0
+        p.data += 0.1 * torch.randn(p.shape, generator=generator)
     return model, hooked(model.net)
-
-
-def close(ours, theirs):
-    torch.testing.assert_close(ours, theirs.detach(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -42,75 +40,81 @@ def cache(pair):
         return pair[1].run_with_cache(torch.tensor([IDS]))[1]
 
 
-def test_patterns(pair, cache):
+def close(ours, theirs):
+    torch.testing.assert_close(ours, theirs.detach(), atol=1e-5, rtol=1e-5)
+
+
+def logit_difference(peer, hook_name, hook):
+    """The logit of the answer minus that of the other token, with a hook."""
+    with torch.no_grad():
+        logits = peer.run_with_hooks(torch.tensor([IDS]), fwd_hooks=[(hook_name, hook)])
+    return logits[0, -1, ANSWER] - logits[0, -1, AGAINST]
+
+
+def test_attention_patterns(pair, cache):
     ours = ch.lens.attention(pair[0], IDS)
-    for layer in range(2):
+    for layer in range(N_LAYERS):
         close(ours.values[layer], cache[f"blocks.{layer}.attn.hook_pattern"][0])
 
 
-def test_the_logit_lens(pair, cache):
+def test_logit_lens(pair, cache):
     model, peer = pair
-    lens = ch.lens.logit_lens(model, IDS, top=96)
-    for row in range(3):
-        stream = (
-            cache[f"blocks.{row}.hook_resid_pre"] if row < 2 else cache["blocks.1.hook_resid_post"]
-        )
+    lens = ch.lens.logit_lens(model, IDS, top_k=96)
+    names = [*(f"blocks.{i}.hook_resid_pre" for i in range(N_LAYERS)), "blocks.1.hook_resid_post"]
+    for row, name in enumerate(names):
         with torch.no_grad():
-            shares = peer.unembed(peer.ln_final(stream))[0].softmax(dim=-1)
-        close(lens.probabilities[row], shares.gather(-1, lens.ids[row]))
+            probabilities = peer.unembed(peer.ln_final(cache[name]))[0].softmax(dim=-1)
+        close(lens.probabilities[row], probabilities.gather(-1, lens.ids[row]))
 
 
 def test_attribution(pair, cache):
-    """Their stack of parts, through the frozen scale of the last norm, onto the difference of two directions."""
+    """Their residual parts through the final norm, projected on the difference of directions."""
     model, _ = pair
     ours = ch.lens.attribution(model, IDS, token=ANSWER, against=AGAINST)
-    norm = model.net.norm
     table = model.net.embed.tokens.weight.detach()
-    direction = (table[ANSWER] - table[AGAINST]) * norm.weight.detach()
+    direction = (table[ANSWER] - table[AGAINST]) * model.net.final_norm.weight.detach()
 
-    def onto(part):
+    def project(part):
         return ((part - part.mean()) / cache["ln_final.hook_scale"][0, -1] * direction).sum()
 
     parts = {"embedding": cache["hook_embed"][0, -1], "positions": cache["hook_pos_embed"][0, -1]}
-    for i in range(2):
+    for i in range(N_LAYERS):
         parts[f"{i} attention"] = cache[f"blocks.{i}.hook_attn_out"][0, -1]
         parts[f"{i} feed-forward"] = cache[f"blocks.{i}.hook_mlp_out"][0, -1]
         z = cache[f"blocks.{i}.attn.hook_z"][0, -1]
-        out = model.net.blocks[i].attn.out.weight.detach().unflatten(1, (4, 8))
-        close(ours.by_head().values[i], torch.stack([onto(out[:, h] @ z[h]) for h in range(4)]))
+        W_O = model.net.blocks[i].attn.out.weight.detach().unflatten(1, (N_HEADS, -1))
+        by_head = torch.stack([project(W_O[:, h] @ z[h]) for h in range(N_HEADS)])
+        close(ours.by_head().values[i], by_head)
     for name, part in parts.items():
-        close(ours.values[ours.axes[0].labels.index(name)], onto(part))
+        close(ours.values[ours.axes[0].labels.index(name)], project(part))
 
 
-def test_ablating_every_head(pair):
+def test_ablation_of_every_head(pair):
     model, peer = pair
     ours = ch.lens.ablation(model, IDS, token=ANSWER, against=AGAINST)
-    for layer in range(2):
-        for head in range(4):
+    for layer in range(N_LAYERS):
+        for head in range(N_HEADS):
 
-            def cut(z, hook, head=head):
+            def ablate(z, hook, head=head):
                 z[:, :, head] = 0
                 return z
 
-            with torch.no_grad():
-                logits = peer.run_with_hooks(
-                    torch.tensor([IDS]), fwd_hooks=[(f"blocks.{layer}.attn.hook_z", cut)]
-                )[0, -1]
-            close(ours.values[layer, head] + ours.baseline, logits[ANSWER] - logits[AGAINST])
+            expected = logit_difference(peer, f"blocks.{layer}.attn.hook_z", ablate)
+            close(ours.values[layer, head] + ours.baseline, expected)
 
 
-def test_patching_the_stream_at_every_token(pair):
+def test_patching_the_residual_stream_at_every_position(pair):
     model, peer = pair
-    ours = ch.lens.patching(model, IDS, OTHER, token=ANSWER, against=AGAINST)
+    ours = ch.lens.patching(model, IDS, PATCH_FROM, token=ANSWER, against=AGAINST)
     with torch.no_grad():
-        other = peer.run_with_cache(torch.tensor([OTHER]))[1]
-        for layer in range(2):
-            for token in range(len(IDS)):
+        other = peer.run_with_cache(torch.tensor([PATCH_FROM]))[1]
+    for layer in range(N_LAYERS):
+        name = f"blocks.{layer}.hook_resid_pre"
+        for position in range(len(IDS)):
 
-                def put(value, hook, token=token, layer=layer):
-                    value[:, token] = other[f"blocks.{layer}.hook_resid_pre"][:, token]
-                    return value
+            def patch(value, hook, position=position, name=name):
+                value[:, position] = other[name][:, position]
+                return value
 
-                hooks = [(f"blocks.{layer}.hook_resid_pre", put)]
-                logits = peer.run_with_hooks(torch.tensor([IDS]), fwd_hooks=hooks)[0, -1]
-                close(ours.values[layer, token] + ours.baseline, logits[ANSWER] - logits[AGAINST])
+            expected = logit_difference(peer, name, patch)
+            close(ours.values[layer, position] + ours.baseline, expected)

@@ -1,58 +1,52 @@
-"""Tiny random models of every family, made by transformers, with settings that nobody is used to."""
+"""Tiny random models of every Hugging Face family, made by transformers, with unusual settings."""
 
 from functools import cache
 
 import torch
 
-VOCABULARY = 53
-ENDS = {"bos_token_id": 1, "eos_token_id": 5, "pad_token_id": 0}
+VOCAB_SIZE = 53
+SPECIAL_TOKENS = {"bos_token_id": 1, "eos_token_id": 5, "pad_token_id": 0}
 
 
-def _sizes(**more):
+def _sizes(**options):
     sizes = {
-        "vocab_size": VOCABULARY,
+        "vocab_size": VOCAB_SIZE,
         "hidden_size": 24,
         "num_hidden_layers": 3,
         "num_attention_heads": 3,
     }
     sizes |= {"intermediate_size": 28, "max_position_embeddings": 32, "initializer_range": 0.3}
-    return sizes | ENDS | more
+    return sizes | SPECIAL_TOKENS | options
 
 
-def _two_sides(**more):
-    halves = {"attention_heads": 3, "ffn_dim": 28}
-    sides = {
-        f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in halves.items()
+def _encoder_decoder(**options):
+    sizes = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in {"attention_heads": 3, "ffn_dim": 28}.items()
     }
-    ids = {**ENDS, "decoder_start_token_id": 1, "forced_eos_token_id": None}
+    ids = {**SPECIAL_TOKENS, "decoder_start_token_id": 1, "forced_eos_token_id": None}
     layers = {"encoder_layers": 3, "decoder_layers": 2}
-    return {
-        "vocab_size": VOCABULARY,
-        "d_model": 24,
-        "init_std": 0.3,
-        **sides,
-        **layers,
-        **ids,
-        **more,
-    }
+    d_model = {"vocab_size": VOCAB_SIZE, "d_model": 24, "init_std": 0.3}
+    return {**d_model, **sizes, **layers, **ids, **options}
 
 
-def _gpt2(**more):
+def _gpt2(**options):
     return {
-        "vocab_size": VOCABULARY,
+        "vocab_size": VOCAB_SIZE,
         "n_positions": 32,
         "n_embd": 24,
         "n_layer": 3,
         "n_head": 3,
         "initializer_range": 0.3,
-        **ENDS,
-        **more,
+        **SPECIAL_TOKENS,
+        **options,
     }
 
 
-def _t5(**more):
+def _t5(**options):
     sizes = {
-        "vocab_size": VOCABULARY,
+        "vocab_size": VOCAB_SIZE,
         "d_model": 24,
         "d_kv": 7,
         "d_ff": 28,
@@ -64,27 +58,27 @@ def _t5(**more):
         "num_decoder_layers": 2,
         "initializer_factor": 1.0,
         "decoder_start_token_id": 0,
-        **more,
+        **options,
     }
 
 
-LONG = {"max_position_embeddings": 32}
+CONTEXT = {"max_position_embeddings": 32}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0}
 LLAMA3["original_max_position_embeddings"] = 16
-WINDOWED = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
+SLIDING_WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
 GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 2}
 
-RELATED = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
-LINEAR = {"rope_theta": 100.0, "rope_type": "linear", "factor": 3.0}
-TWO = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 41}
-PICTURES = {
+RELATIVE = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
+LINEAR_SCALING = {"rope_theta": 100.0, "rope_type": "linear", "factor": 3.0}
+OWN_VOCAB = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 41}
+IMAGES = {
     "hidden_size": 24,
     "num_hidden_layers": 3,
     "num_attention_heads": 3,
     "intermediate_size": 28,
 }
-PICTURES |= {"image_size": 12, "patch_size": 3, "num_channels": 2, "initializer_range": 0.3}
-SOUND = {
+IMAGES |= {"image_size": 12, "patch_size": 3, "num_channels": 2, "initializer_range": 0.3}
+AUDIO = {
     "num_mel_bins": 8,
     "max_source_positions": 10,
     "max_target_positions": 32,
@@ -93,7 +87,7 @@ SOUND = {
 
 CASES = {
     "gpt2": ("GPT2LMHeadModel", _gpt2()),
-    "gpt2-odd": (
+    "gpt2-relu": (
         "GPT2LMHeadModel",
         _gpt2(n_inner=20, activation_function="relu", layer_norm_epsilon=1e-2),
     ),
@@ -111,16 +105,16 @@ CASES = {
         "LlamaForCausalLM",
         _sizes(rope_parameters={"rope_theta": 500.0, **LLAMA3}, hidden_act="gelu"),
     ),
-    "llama-linear": ("LlamaForCausalLM", _sizes(rope_parameters=LINEAR)),
+    "llama-linear": ("LlamaForCausalLM", _sizes(rope_parameters=LINEAR_SCALING)),
     "llama-bare": ("LlamaModel", _sizes(num_key_value_heads=3)),
     "mistral": ("MistralForCausalLM", _sizes(**GROUPED, sliding_window=5)),
     "qwen2": (
         "Qwen2ForCausalLM",
         _sizes(**GROUPED, rope_parameters={"rope_theta": 1e6, "rope_type": "default"}),
     ),
-    "qwen2-window": (
+    "qwen2-sliding-window": (
         "Qwen2ForCausalLM",
-        _sizes(num_key_value_heads=3, **WINDOWED, tie_word_embeddings=True),
+        _sizes(num_key_value_heads=3, **SLIDING_WINDOW, tie_word_embeddings=True),
     ),
     "qwen3": (
         "Qwen3ForCausalLM",
@@ -128,30 +122,33 @@ CASES = {
     ),
     "bert": ("BertForMaskedLM", _sizes(hidden_act="relu", type_vocab_size=3, layer_norm_eps=1e-3)),
     "bert-pretraining": ("BertForPreTraining", _sizes()),
-    "bert-classes": ("BertForSequenceClassification", _sizes(num_labels=4)),
-    "bert-number": ("BertForSequenceClassification", _sizes(num_labels=1)),
+    "bert-classification": ("BertForSequenceClassification", _sizes(num_labels=4)),
+    "bert-regression": ("BertForSequenceClassification", _sizes(num_labels=1)),
     "bert-bare": ("BertModel", _sizes(num_attention_heads=1, hidden_act="gelu_new")),
     "roformer": ("RoFormerForMaskedLM", _sizes(type_vocab_size=1)),
     "roformer-bare": ("RoFormerModel", _sizes(num_attention_heads=2)),
     "marian": (
         "MarianMTModel",
-        _two_sides(**LONG, scale_embedding=True, activation_function="swish"),
+        _encoder_decoder(**CONTEXT, scale_embedding=True, activation_function="swish"),
     ),
-    "marian-two": ("MarianMTModel", _two_sides(**LONG, **TWO, forced_eos_token_id=5)),
-    "t5": ("T5ForConditionalGeneration", _t5(**RELATED)),
+    "marian-own-vocab": (
+        "MarianMTModel",
+        _encoder_decoder(**CONTEXT, **OWN_VOCAB, forced_eos_token_id=5),
+    ),
+    "t5": ("T5ForConditionalGeneration", _t5(**RELATIVE)),
     "t5-gated": (
         "T5ForConditionalGeneration",
         _t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
     ),
-    "vit": ("ViTForImageClassification", {**PICTURES, "num_labels": 7, "qkv_bias": False}),
-    "vit-bare": ("ViTModel", {**PICTURES, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
-    "whisper": ("WhisperForConditionalGeneration", _two_sides(**SOUND)),
+    "vit": ("ViTForImageClassification", {**IMAGES, "num_labels": 7, "qkv_bias": False}),
+    "vit-bare": ("ViTModel", {**IMAGES, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
+    "whisper": ("WhisperForConditionalGeneration", _encoder_decoder(**AUDIO)),
 }
 
 
 @cache
-def theirs(case):
-    """The model, with every weight away from where it starts (gains of 1, biases of 0)."""
+def hf_model(case):
+    """The model, with no gain at 1 and no bias at 0, where errors would hide."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -160,8 +157,9 @@ def theirs(case):
     torch.manual_seed(0)
     model = cls(cls.config_class(**options)).eval()
     with torch.no_grad():
-        for p in filter(lambda p: p.requires_grad, model.parameters()):  # waves stay as they are
-            p += 0.1 * torch.randn(p.shape)
+        for p in model.parameters():
+            if p.requires_grad:  # sinusoidal tables are fixed
+                p += 0.1 * torch.randn(p.shape)
         if "final_logits_bias" in dict(model.named_buffers()):
             model.final_logits_bias.normal_()
     return model
