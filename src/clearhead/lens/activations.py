@@ -548,7 +548,6 @@ class InputSide:
         """Activations of this stack for rows of token ids."""
         if not self.is_encoder:
             return check_no_nan(self.model.watch(rows, names))
-        target = list(self.model.config.inference.decoder_start_tokens) or [
-            0
-        ]  # not seen by the encoder
+        # the encoder does not depend on the target, but the model needs one
+        target = list(self.model.config.inference.decoder_start_tokens) or [0]
         return check_no_nan(self.model.watch([target] * len(rows), names, source=rows))

@@ -199,16 +199,16 @@ def _image(view: "View", values: Tensor, grid: _Grid) -> str:
     """All values as one image; of values that share a pixel, the one with the largest magnitude."""
     from PIL import Image
 
-    shares = (values.nan_to_num(0, 0, 0) / view.color_limit).clamp(-1 if view.signed else 0, 1)
-    if max(shares.shape) > MAP_SIZE:
-        size = [min(n, MAP_SIZE) for n in shares.shape]
-        positive = F.adaptive_max_pool2d(shares.clamp(min=0)[None], size)[0]
-        negative = F.adaptive_max_pool2d((-shares).clamp(min=0)[None], size)[0]
-        shares = torch.where(positive >= negative, positive, -negative)
-    pixels = shares.new_zeros(*shares.shape, 4)
-    pixels[..., :3] = shares.new_tensor(_rgb(POSITIVE))
-    pixels[shares < 0, :3] = shares.new_tensor(_rgb(NEGATIVE))
-    pixels[..., 3] = shares.abs()
+    fractions = (values.nan_to_num(0, 0, 0) / view.color_limit).clamp(-1 if view.signed else 0, 1)
+    if max(fractions.shape) > MAP_SIZE:
+        size = [min(n, MAP_SIZE) for n in fractions.shape]
+        positive = F.adaptive_max_pool2d(fractions.clamp(min=0)[None], size)[0]
+        negative = F.adaptive_max_pool2d((-fractions).clamp(min=0)[None], size)[0]
+        fractions = torch.where(positive >= negative, positive, -negative)
+    pixels = fractions.new_zeros(*fractions.shape, 4)
+    pixels[..., :3] = fractions.new_tensor(_rgb(POSITIVE))
+    pixels[fractions < 0, :3] = fractions.new_tensor(_rgb(NEGATIVE))
+    pixels[..., 3] = fractions.abs()
     png = io.BytesIO()
     Image.fromarray((pixels * 255).round().byte().numpy(), "RGBA").save(png, "PNG")
     data = base64.b64encode(png.getvalue()).decode()
@@ -229,8 +229,8 @@ def _color(view: "View", value: float) -> tuple[str, float]:
     """The color and opacity of a value; NaN and infinity are transparent."""
     if not abs(value) < float("inf"):
         return POSITIVE, 0.0
-    share = max(-1.0 if view.signed else 0.0, min(1.0, value / view.color_limit))
-    return (POSITIVE if share >= 0 else NEGATIVE), abs(share)
+    fraction = max(-1.0 if view.signed else 0.0, min(1.0, value / view.color_limit))
+    return (POSITIVE if fraction >= 0 else NEGATIVE), abs(fraction)
 
 
 def _max_length(words: tuple[str, ...]) -> int:
