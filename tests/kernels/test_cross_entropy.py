@@ -38,3 +38,19 @@ def test_fused_loss_equals_cross_entropy(vocab_size, label_smoothing, has_bias, 
         results.append([loss.detach(), *(x.grad for x in leaves if x is not None)])
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, rtol=2e-4, atol=2e-4)
+
+
+def test_fused_loss_works_under_autocast():
+    from clearhead.kernels.cross_entropy import fused_cross_entropy
+
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(40, 32, generator=generator).cuda().bfloat16()
+    weight = torch.randn(61, 32, generator=generator).cuda().requires_grad_()
+    targets = torch.randint(61, (40,), generator=generator).cuda()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = fused_cross_entropy(hidden, weight, None, targets, 0.0)
+    loss.backward()
+    expected = torch_cross_entropy(hidden.float(), weight.detach(), None, targets, 0.0)
+    torch.testing.assert_close(loss.detach(), expected, rtol=2e-2, atol=2e-2)
+    assert weight.grad.dtype == torch.float32
+    assert weight.grad.isfinite().all()

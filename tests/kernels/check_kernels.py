@@ -1,4 +1,6 @@
-"""A script that runs the Triton kernels in Triton's interpreter and compares them with torch."""
+"""A script that compares the Triton kernels with torch, on a GPU or in Triton's interpreter."""
+
+import os
 
 import torch
 from torch import nn
@@ -16,6 +18,8 @@ from clearhead.kernels.decode import (
     single_query_attention,
 )
 from clearhead.kernels.sampling import sample_tokens
+
+DEVICE = torch.device("cpu" if "TRITON_INTERPRET" in os.environ else "cuda")
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
@@ -67,7 +71,7 @@ def check_sampling() -> None:
         for top_p, min_p in ((1.0, 0.0), (0.9, 0.0), (1.0, 0.05))
     ]
     rows = len(configs)
-    sampler = Sampler(configs, [rng_key(i) for i in range(rows)], torch.device("cpu"))
+    sampler = Sampler(configs, [rng_key(i) for i in range(rows)], DEVICE)
     steps = torch.arange(rows)[:, None]
     for columns, vocab_size in ((65, 65), (500, 450)):
         logits = torch.randn(rows, columns) * 3
@@ -110,7 +114,7 @@ def check_decoding_steps() -> None:
         {"attention__qk_norm": True, "ffn__activation": "geglu-tanh"},
         {"position": "learned"},
     ):
-        net = ch.new("tiny-llama", **changes).net
+        net = ch.new("tiny-llama", device=DEVICE.type, **changes).net
         assert supports_fused_decode(net)
         for rows in (1, 3):
             ids = torch.randint(net.config.vocab_size, (rows, 6))
@@ -130,7 +134,7 @@ def check_decoding_steps_of_beams() -> None:
     pre_norm = {"norm_position": "pre", "norm": "rmsnorm"}
     heads = {"attention__qk_norm": True, "attention__n_kv_heads": 2}
     for changes in ({}, {**pre_norm, **heads}):
-        net = ch.new("tiny-encoder-decoder", **changes).net
+        net = ch.new("tiny-encoder-decoder", device=DEVICE.type, **changes).net
         assert supports_fused_decode(net)
         ids = torch.randint(net.config.vocab_size, (6, 5))
         source = torch.randint(net.config.vocab_size, (2, 7))
@@ -149,6 +153,7 @@ def check_decoding_steps_of_beams() -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
+    torch.set_default_device(DEVICE)
     check_single_query_attention()
     check_beam_cross_attention()
     check_sampling()
