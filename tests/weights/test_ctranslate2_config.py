@@ -4,6 +4,7 @@ import json
 from fnmatch import fnmatchcase
 
 import pytest
+import tokenizers as tk
 import torch
 from ctranslate2_models import (
     DECODERS,
@@ -23,7 +24,6 @@ from ctranslate2_models import (
     token_names,
 )
 
-import tokenizers as tk
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.tokenizer import Tokenizer

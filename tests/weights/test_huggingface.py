@@ -10,6 +10,7 @@ from huggingface_models import CASES, hf_model
 from safetensors.torch import load_file, save_file
 
 import clearhead as ch
+from clearhead.weights import huggingface
 from clearhead.weights.huggingface import FAMILIES
 from clearhead.weights.mapping import IGNORED_ATTRIBUTES, Ignore
 
@@ -384,3 +385,14 @@ def test_llama_gate_and_up_are_ours(saved):
     ffn = ch.load(saved, device="cpu").net.blocks[0].ffn
     assert torch.equal(ffn.gate.weight, tensors["model.layers.0.mlp.gate_proj.weight"])
     assert torch.equal(ffn.up.weight, tensors["model.layers.0.mlp.up_proj.weight"])
+
+
+def test_errors_outside_the_files_pass_through(saved, monkeypatch):
+    """Running out of memory is not reported as a broken file."""
+
+    def out_of_memory(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(huggingface, "load_weights", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        ch.load(saved)

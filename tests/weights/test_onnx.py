@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import tokenizers
 import torch
 from onnx_sessions import (
     LENGTHS,
@@ -20,7 +21,6 @@ from onnx_sessions import (
 )
 
 import clearhead as ch
-import tokenizers
 from clearhead import config as c
 from clearhead.config.model import InferenceConfig
 from clearhead.generate.engine import BatchEngine
