@@ -12,14 +12,14 @@ import torch
 
 import clearhead as ch
 from clearhead import reader
-from clearhead.weights import bundled
+from clearhead.weights.model_cards import BUNDLED_DIR, BUNDLED_NAMES, update_card
 from clearhead.word_vectors.io import Table, read_table, write_table
 
 COMMONEST = 20_000
 
 
 def finish(name: str, run: Path) -> None:
-    folder = bundled.ROOT / name
+    folder = BUNDLED_DIR / name
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as there:
         new = Path(there) / "new"
@@ -40,10 +40,10 @@ def finish(name: str, run: Path) -> None:
             ch.save(model, new)
         for file in new.iterdir():
             file.replace(folder / file.name)
-    print(bundled.seal(folder))
+    print(update_card(folder))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in bundled.NAMES:
+    if len(sys.argv) != 3 or sys.argv[1] not in BUNDLED_NAMES:
         sys.exit(__doc__)
     finish(sys.argv[1], Path(sys.argv[2]))

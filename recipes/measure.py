@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import clearhead as ch
-from clearhead.weights import bundled
+from clearhead.weights.model_cards import BUNDLED_DIR, BUNDLED_NAMES, update_card
 from clearhead.word_vectors.benchmark import benchmark
 
 WHAT = {  # the files, what they are, and the figures that are told
@@ -62,7 +62,7 @@ SAID = (
 
 def figures(name: str, build: Path) -> list[dict[str, object]]:
     if name == "words":
-        result = benchmark(ch.vectors(bundled.ROOT / name), build)
+        result = benchmark(ch.vectors(BUNDLED_DIR / name), build)
         share = float(result.numpy()[-1])
         count = result.asked[-1]
         apart = 1.96 * math.sqrt(share * (1 - share) / count)
@@ -105,7 +105,13 @@ def _measured(model: ch.Model, paths: list[str]) -> dict[str, tuple[float | None
 
 def _told(name: str, found: tuple[float | None, ...], on: str, command: str) -> dict[str, object]:
     value, *interval = (each if each is None else round(each, 4) for each in found)
-    return {"name": name, "value": value, "interval": interval, "on": on, "command": command}
+    return {
+        "name": name,
+        "value": value,
+        "confidence_interval": interval,
+        "dataset": on,
+        "command": command,
+    }
 
 
 def stories(model: ch.Model) -> list[tuple[str, str]]:
@@ -140,15 +146,14 @@ SAMPLES: dict[str, Callable[[ch.Model], list[tuple[str, str]]]] = {
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in bundled.NAMES:
+    if len(sys.argv) != 3 or sys.argv[1] not in BUNDLED_NAMES:
         sys.exit(__doc__)
     name = sys.argv[1]
     build = Path(sys.argv[2])
     sampled = SAMPLES[name](ch.load(name)) if name in SAMPLES else []
-    card = bundled.seal(
-        bundled.ROOT / name,
-        figures=figures(name, build),
-        samples=[{"given": given, "came": came} for given, came in sampled],
+    examples = [{"input": given, "output": came} for given, came in sampled]
+    card = update_card(
+        BUNDLED_DIR / name, {"metrics": figures(name, build), "examples": examples}
     )
-    for figure in card.figures:
-        print(f"{figure.name} {figure.value} {figure.interval} on {figure.on}")
+    for metric in card.metrics:
+        print(f"{metric.name} {metric.value} {metric.confidence_interval} on {metric.dataset}")
