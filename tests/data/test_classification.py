@@ -259,11 +259,11 @@ def test_labeled_batches_run_through_the_model(head):
     st.floats(0, 0.9),
     st.integers(0),
 )
-def test_stratified_split_is_disjoint_and_keeps_duplicates_together(things, fraction, seed):
-    labels = [label for label, _ in things]
-    keys = [key for _, key in things]
+def test_stratified_split_is_disjoint_and_keeps_duplicates_together(rows, fraction, seed):
+    labels = [label for label, _ in rows]
+    keys = [key for _, key in rows]
     train, valid = stratified_split(labels, keys, fraction, seed)
-    assert sorted(train + valid) == list(range(len(things)))
+    assert sorted(train + valid) == list(range(len(rows)))
     assert not {keys[i] for i in train} & {keys[i] for i in valid}
     assert (train, valid) == stratified_split(labels, keys, fraction, seed)
 

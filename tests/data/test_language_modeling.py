@@ -18,24 +18,24 @@ from clearhead.data.language_modeling import (
 )
 from clearhead.errors import ClearheadError
 
-BEGIN = 0
+BOS = 0
 
 
-def corpus(sizes: list[int], begin: bool = True) -> TokenizedCorpus:
-    """Documents in which every token tells its place, so that none can be taken for another."""
+def corpus(sizes: list[int], has_bos: bool = True) -> TokenizedCorpus:
+    """Documents whose tokens are all different, so that each can be located."""
     ids = np.arange(1, sum(sizes) + 1, dtype=np.uint16)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
-    if begin:
-        ids[starts] = BEGIN
-    return TokenizedCorpus(ids, starts, BEGIN if begin else None)
+    if has_bos:
+        ids[starts] = BOS
+    return TokenizedCorpus(ids, starts, BOS if has_bos else None)
 
 
 def document_of(tokens: TokenizedCorpus) -> np.ndarray:
     return np.searchsorted(tokens.document_starts, np.arange(len(tokens.ids)), side="right")
 
 
-def places(packed: PackedBatch) -> np.ndarray:
-    """Where the tokens of a batch stand in a corpus without begins; −1 for padding."""
+def positions(packed: PackedBatch) -> np.ndarray:
+    """Positions of the tokens of a batch in a corpus without bos tokens; -1 for padding."""
     ids = packed.tokens.numpy() - 1
     return ids if packed.segment_ids is None else np.where(packed.segment_ids.numpy() > 0, ids, -1)
 
@@ -54,11 +54,11 @@ SHAPE = st.tuples(st.integers(1, 12), st.integers(1, 5), st.integers(0, 3))  # l
 
 
 def streams(
-    sizes, shape, held_out=0.0, begin=False
+    sizes, shape, valid_fraction=0.0, has_bos=False
 ) -> tuple[TokenizedCorpus, LanguageModelingDataset]:
-    tokens = corpus(sizes, begin)
+    tokens = corpus(sizes, has_bos)
     try:
-        return tokens, LanguageModelingDataset(tokens, *shape, valid_fraction=held_out)
+        return tokens, LanguageModelingDataset(tokens, *shape, valid_fraction=valid_fraction)
     except ClearheadError:
         assume(False)
         raise
@@ -66,7 +66,7 @@ def streams(
 
 @given(SIZES, SHAPE)
 def test_last_token_of_a_document_predicts_the_eos_token(sizes, shape):
-    tokens, plain = streams(sizes, shape, begin=True)
+    tokens, plain = streams(sizes, shape, has_bos=True)
     stops = LanguageModelingDataset(tokens, *shape, eos_token=99_999)
     for step in range(ceil(plain.batches_per_epoch)):
         begun = plain.batch(step)
@@ -82,7 +82,7 @@ def test_epoch_covers_every_token_but_for_two_rows(sizes, shape):
     tokens, stream = streams(sizes, shape)
     length, rows, _ = shape
     flat = np.concatenate(
-        [places(stream.batch(step)) for step in range(3 * ceil(stream.batches_per_epoch))]
+        [positions(stream.batch(step)) for step in range(3 * ceil(stream.batches_per_epoch))]
     )
     count = stream._num_rows
     assert stream.batches_per_epoch == count / rows
@@ -95,7 +95,7 @@ def test_epoch_covers_every_token_but_for_two_rows(sizes, shape):
 def test_epochs_differ_in_offset_and_order():
     _, stream = streams([1000], (16, 4, 7))
     starts = [
-        places(stream.batch(step))[:, 0] for step in range(5 * ceil(stream.batches_per_epoch))
+        positions(stream.batch(step))[:, 0] for step in range(5 * ceil(stream.batches_per_epoch))
     ]
     epochs = np.concatenate(starts)[: 5 * stream._num_rows].reshape(5, -1)
     assert len({int(epoch[0]) % 16 for epoch in epochs}) > 2
@@ -103,13 +103,13 @@ def test_epochs_differ_in_offset_and_order():
 
 
 @given(SIZES, SHAPE, st.sampled_from([0.0, 0.3]), st.booleans(), st.integers(0, 50))
-def test_token_batch_is_a_function_of_seed_and_step(sizes, shape, share, begin, step):
-    _, one = streams(sizes, shape, share, begin)
-    _, two = streams(sizes, shape, share, begin)
+def test_token_batch_is_a_function_of_seed_and_step(sizes, shape, fraction, has_bos, step):
+    _, one = streams(sizes, shape, fraction, has_bos)
+    _, two = streams(sizes, shape, fraction, has_bos)
     two.batch(step + 1)
     assert equal(one.batch(step), two.batch(step))
     assert all(itertools.starmap(equal, zip(one.valid_batches(), two.valid_batches(), strict=True)))
-    special = [BEGIN]
+    special = [BOS]
     hidden = 0.4
     a, b = (
         MaskedLanguageModelingDataset(stream, 999, 1000, special, hidden) for stream in (one, two)
@@ -120,18 +120,20 @@ def test_token_batch_is_a_function_of_seed_and_step(sizes, shape, share, begin, 
 
 
 @given(SIZES, SHAPE, st.booleans())
-def test_targets_are_next_tokens_within_documents(sizes, shape, begin):
-    named = corpus(sizes, begin=False)
-    tokens, stream = streams(sizes, shape, begin=begin)
-    _, twin = streams(sizes, shape)  # the same rows, whose tokens tell their places
+def test_targets_are_next_tokens_within_documents(sizes, shape, has_bos):
+    named = corpus(sizes, has_bos=False)
+    tokens, stream = streams(sizes, shape, has_bos=has_bos)
+    _, twin = streams(sizes, shape)  # the same rows, whose tokens tell their positions
     document = document_of(named)
     for step in range(ceil(stream.batches_per_epoch)):
         packed = stream.batch(step)
-        at = places(twin.batch(step))
+        at = positions(twin.batch(step))
         ids = tokens.ids.astype(np.int64)
         assert (packed.tokens.numpy() == ids[at]).all()
         joined = document[at] == document[at + 1]
-        assert (packed.targets.numpy() == np.where(joined | begin, ids[at + 1], IGNORE_INDEX)).all()
+        assert (
+            packed.targets.numpy() == np.where(joined | has_bos, ids[at + 1], IGNORE_INDEX)
+        ).all()
         if len(sizes) == 1:
             assert packed.segment_ids is None
         else:
@@ -143,30 +145,30 @@ def test_targets_are_next_tokens_within_documents(sizes, shape, begin):
 
 
 @given(SIZES, SHAPE, st.floats(0.01, 0.9))
-def test_documents_are_in_one_split(sizes, shape, share):
-    tokens, stream = streams(sizes, shape, share)
+def test_documents_are_in_one_split(sizes, shape, fraction):
+    tokens, stream = streams(sizes, shape, fraction)
     document = document_of(tokens)
     batches = [stream.batch(step) for step in range(2 * ceil(stream.batches_per_epoch))]
-    trained = np.concatenate([places(packed).ravel() for packed in batches])
+    trained = np.concatenate([positions(packed).ravel() for packed in batches])
     taught = np.concatenate([packed.targets.numpy().ravel() - 1 for packed in batches])
     trained = np.union1d(trained, taught[taught >= 0])
-    held = np.concatenate([places(packed).ravel() for packed in stream.valid_batches()])
+    held = np.concatenate([positions(packed).ravel() for packed in stream.valid_batches()])
     held = held[held >= 0]
     if len(sizes) == 1:
         assert trained.max() < held.min()
         assert held.max() == sizes[0] - 1
-        assert len(held) == sizes[0] - min(int(sizes[0] * (1 - share)), sizes[0] - 1)
+        assert len(held) == sizes[0] - min(int(sizes[0] * (1 - fraction)), sizes[0] - 1)
     else:
         assert not set(document[trained]) & set(document[held])
         chosen = np.isin(document, document[held])
         assert chosen.sum() == len(held)  # whole documents
-        assert len(set(document[held])) == min(max(round(share * len(sizes)), 1), len(sizes) - 1)
+        assert len(set(document[held])) == min(max(round(fraction * len(sizes)), 1), len(sizes) - 1)
 
 
 @given(SIZES, SIZES, SHAPE, st.booleans())
-def test_validation_covers_every_token_once(sizes, others, shape, begin):
+def test_validation_covers_every_token_once(sizes, others, shape, has_bos):
     assume(sum(sizes) > shape[0])
-    validation = corpus(others, begin)
+    validation = corpus(others, has_bos)
     stream = LanguageModelingDataset(corpus(sizes), *shape, valid=validation)
     batches = list(stream.valid_batches())
     document = document_of(validation)
@@ -185,7 +187,7 @@ def test_validation_covers_every_token_once(sizes, others, shape, begin):
         if len(others) > 1:
             assert packed.segment_ids is not None
     assert (np.concatenate(found) == validation.ids).all()
-    assert taught == len(document) - 1 if begin else taught == (np.diff(document) == 0).sum()
+    assert taught == len(document) - 1 if has_bos else taught == (np.diff(document) == 0).sum()
     assert (
         sum(packed.segment_ids is None for packed in batches) >= len(batches) - 1 or len(others) > 1
     )
@@ -195,25 +197,28 @@ def test_no_validation_data_gives_no_validation_batches():
     assert list(streams([50], (8, 2, 0))[1].valid_batches()) == []
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5])
-def test_duplicate_documents_are_held_out_together(share):
+@pytest.mark.parametrize("fraction", [0.1, 0.5])
+def test_duplicate_documents_are_held_out_together(fraction):
     texts = np.random.default_rng(0).permutation(np.repeat(np.arange(50), 4))
     ids = np.concatenate([1 + 10 * text + np.arange(10) for text in texts]).astype(np.uint16)
     stream = LanguageModelingDataset(
-        TokenizedCorpus(ids, np.arange(0, 2000, 10)), 10, 4, valid_fraction=share
+        TokenizedCorpus(ids, np.arange(0, 2000, 10)), 10, 4, valid_fraction=fraction
     )
-    held = np.concatenate([places(packed).ravel() for packed in stream.valid_batches()])
+    held = np.concatenate([positions(packed).ravel() for packed in stream.valid_batches()])
     seen = np.concatenate(
-        [places(stream.batch(step)).ravel() for step in range(3 * ceil(stream.batches_per_epoch))]
+        [
+            positions(stream.batch(step)).ravel()
+            for step in range(3 * ceil(stream.batches_per_epoch))
+        ]
     )
     held, seen = ({int(place) // 10 for place in part if place >= 0} for part in (held, seen))
-    assert len(held) == round(share * 50)
+    assert len(held) == round(fraction * 50)
     assert held.isdisjoint(seen)
 
 
 def test_distinct_documents_are_held_out_one_by_one():
     held = [
-        places(packed).ravel() for packed in streams([9] * 50, (9, 5, 0), 0.1)[1].valid_batches()
+        positions(packed).ravel() for packed in streams([9] * 50, (9, 5, 0), 0.1)[1].valid_batches()
     ]
     assert {int(place) // 9 for place in np.concatenate(held)} == {
         *shuffled_indices(50, 0, -1)[:5].tolist()
@@ -299,14 +304,17 @@ def test_mask_probabilities():
         assert not np.isin(new[chosen], list(special)).any()
         hidden = chosen & (new == mask)
         stayed = chosen & (new == old)
-        for part, of, share in (
+        for part, of, fraction in (
             (chosen, words, 0.15),
             (hidden, chosen, 0.8),
             (stayed, chosen, 0.1),
             (chosen & ~hidden & ~stayed, chosen, 0.1),
         ):
             n = of.sum()
-            assert abs(part.sum() - n * share) < 4.5 * np.sqrt(n * share * (1 - share)) + n * 0.0005
+            assert (
+                abs(part.sum() - n * fraction)
+                < 4.5 * np.sqrt(n * fraction * (1 - fraction)) + n * 0.0005
+            )
 
 
 def test_every_batch_masks_a_token():
@@ -340,7 +348,7 @@ def test_each_step_masks_other_tokens():
 
 def test_seed_chooses_the_validation_documents():
     chosen = [
-        places(next(streams([9] * 50, (9, 5, seed), 0.1)[1].valid_batches())).tolist()
+        positions(next(streams([9] * 50, (9, 5, seed), 0.1)[1].valid_batches())).tolist()
         for seed in (0, 0, 1)
     ]
     assert chosen[0] == chosen[1] != chosen[2]

@@ -70,15 +70,15 @@ def test_cached_tokens_equal_tokenized_texts(texts, begin, workers, batch):
     st.integers(1, 30),
 )
 @settings(max_examples=40)
-def test_chunks_are_tokenized_like_the_whole_document(text, piece):
+def test_chunks_are_tokenized_like_the_whole_document(text, chunk_chars):
     text = "so" + text + "\nfish"
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "CHUNK_CHARS", piece)
+        patch.setattr(readers, "CHUNK_CHARS", chunk_chars)
         patch.setattr(readers, "_chunks", lambda line: [line])
         patch.setattr(
             readers,
             "_can_split",
-            lambda size, above, below: size < 2 * piece and CAN_SPLIT(size, above, below),
+            lambda size, above, below: size < 2 * chunk_chars and CAN_SPLIT(size, above, below),
         )  # the places that are preferred
         (Path(folder) / "a.txt").write_text(text)
         assert read(make(Path(folder) / "a.txt", Path(folder) / "cache", bos_token=END)) == [
@@ -93,10 +93,10 @@ CAN_SPLIT = readers._can_split
     st.lists(st.sampled_from(["so", "long,", "fish", "fish\n", "the  end"])), st.integers(12, 40)
 )
 @settings(max_examples=40)
-def test_long_lines_are_tokenized_like_the_whole_document(words, piece):
+def test_long_lines_are_tokenized_like_the_whole_document(words, chunk_chars):
     text = " ".join(["so", *words])
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "CHUNK_CHARS", piece)
+        patch.setattr(readers, "CHUNK_CHARS", chunk_chars)
         place = Path(folder)
         (place / "a.txt").write_text(text.replace("\n", ""))
         assert read(make(place / "a.txt", place / "a", bos_token=END)) == [
