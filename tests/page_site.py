@@ -1,10 +1,11 @@
-"""The page's API, asked without a network."""
+"""The page's API without a network."""
 
 import asyncio
 import io
 import json
 
 import numpy as np
+from fastapi.testclient import TestClient
 
 from clearhead.serve.app import create_app
 from clearhead.serve.explorer.snapshot import asgi_request
@@ -12,22 +13,30 @@ from clearhead.serve.middleware import Limits
 from clearhead.serve.registry import ModelRegistry
 
 
-class Site:
+class PageSite:
+    """A server with the page, for models by name."""
+
     def __init__(self, limits=Limits(), **models):
         self.app = create_app(ModelRegistry.from_models(models), limits, page=True)
 
-    def ask(self, method, url, body=None):
+    def request(self, method, url, body=None):
         return asyncio.run(asgi_request(self.app, method, url, body))
 
     def json(self, method, url, body=None):
-        status, _, content = self.ask(method, url, body)
+        status, _, content = self.request(method, url, body)
         assert status == 200, content
         return json.loads(content)
 
     def npy(self, url):
-        status, headers, content = self.ask("GET", url)
+        status, headers, content = self.request("GET", url)
         assert status == 200, content
         return np.load(io.BytesIO(content)), headers
 
-    def run(self, text="hello", **more):
-        return self.json("POST", "/api/runs", {"text": text, **more})
+    def run(self, text="hello", **fields):
+        return self.json("POST", "/api/runs", {"text": text, **fields})
+
+
+def page_client(models, limits=Limits()):
+    """An HTTP client for the page's API; use it as a context manager."""
+    registry = models if isinstance(models, ModelRegistry) else ModelRegistry.from_models(models)
+    return TestClient(create_app(registry, limits, page=True, hosts=["testserver"]))

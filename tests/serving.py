@@ -1,4 +1,4 @@
-"""A server for a test: in a thread of its own, on a port that is free."""
+"""A server in a thread, on a free port, and clients for it."""
 
 import asyncio
 import http.client
@@ -17,107 +17,126 @@ from clearhead.serve.middleware import Limits
 from clearhead.serve.registry import ModelRegistry
 from clearhead.serve.server import Server, bind_socket
 
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
-LONG = {"model": "writer", "prompt": "Once", "max_tokens": 120, "temperature": 1.0, "stream": True}
-ENDLESS = {"inference__eos_tokens": []}  # texts that end only where they must
+TIMEOUT = 20  # seconds
+CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+LONG_COMPLETION = {
+    "model": "writer",
+    "prompt": "Once",
+    "max_tokens": 120,
+    "temperature": 1.0,
+    "stream": True,
+}
+NO_EOS = {"inference__eos_tokens": []}  # texts end at max_tokens only
 BYTES = ch.Tokenizer.bytes(("<|end|>",))
 
 
-def writer(seed=1, **changes):
-    """A tiny decoder that reads and writes bytes."""
-    shape = {
-        "vocabulary": 257,
-        "context": 128,
-        "inference__chat_template": TEMPLATE,
+def tiny_writer(seed=1, **changes):
+    """A tiny decoder with a byte tokenizer."""
+    options = {
+        "vocab_size": 257,
+        "context_length": 128,
+        "inference__chat_template": CHAT_TEMPLATE,
         "inference__eos_tokens": [256],
     }
-    return ch.new("tiny-decoder", tokenizer=BYTES, seed=seed, **{**shape, **changes})
+    return ch.new("tiny-decoder", tokenizer=BYTES, seed=seed, **{**options, **changes})
 
 
 @contextmanager
-def running(
-    models: dict[str, ch.api.Model] | ModelRegistry, limits: Limits = Limits(), **options
+def run_server(
+    models: dict[str, ch.Model] | ModelRegistry, limits: Limits = Limits(), **options
 ) -> Iterator[SimpleNamespace]:
-    """A server with its `port`, `url`, `shelf` and `loop`."""
-    shelf = models if isinstance(models, ModelRegistry) else ModelRegistry.from_models(models)
-    app = create_app(shelf, limits, **options)
-    at = bind_socket("127.0.0.1", 0)
-    server = Server(app, shelf)
+    """A running server with its `port`, `url`, `registry` and `loop`."""
+    registry = models if isinstance(models, ModelRegistry) else ModelRegistry.from_models(models)
+    app = create_app(registry, limits, **options)
+    server_socket = bind_socket("127.0.0.1", 0)
+    server = Server(app, registry)
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(server.serve([at])))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(server.serve([server_socket])))
     thread.start()
-    port = at.getsockname()[1]
-    until(lambda: server.started)
+    port = server_socket.getsockname()[1]
+    wait_until(lambda: server.started)
     try:
-        url = f"http://127.0.0.1:{port}"
         yield SimpleNamespace(
-            port=port, url=url, shelf=shelf, loop=loop, server=server, thread=thread, app=app
+            port=port,
+            url=f"http://127.0.0.1:{port}",
+            registry=registry,
+            loop=loop,
+            server=server,
+            thread=thread,
+            app=app,
         )
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(TIMEOUT)
         assert not thread.is_alive()
         loop.close()
 
 
-def ask(port, method, path, body=None, headers=None, source=None):
-    """Status, headers and body of one request; a body that is no bytes is sent as JSON."""
+def send_request(port, method, path, body=None, headers=None, source=None):
+    """Status, headers and body of a response; a body that is not bytes is sent as JSON."""
+    source_address = (source, 0) if source else None
     connection = http.client.HTTPConnection(
-        "127.0.0.1", port, timeout=20, source_address=source and (source, 0)
+        "127.0.0.1", port, timeout=TIMEOUT, source_address=source_address
     )
-    given = {} if body is None or isinstance(body, bytes) else {"Content-Type": "application/json"}
-    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    connection.request(method, path, data, {**given, **(headers or {})})
-    answer = connection.getresponse()
-    status = answer.status
-    told = dict(answer.getheaders())
-    content = answer.read()
+    request_headers = dict(headers or {})
+    if body is not None and not isinstance(body, bytes):
+        body = json.dumps(body).encode()
+        request_headers = {"Content-Type": "application/json", **request_headers}
+    connection.request(method, path, body, request_headers)
+    response = connection.getresponse()
+    response_headers = {name.lower(): value for name, value in response.getheaders()}
+    content = response.read()
     connection.close()
-    return status, {name.lower(): value for name, value in told.items()}, content
+    return response.status, response_headers, content
 
 
-def stream(port, body, source="127.0.0.1", path="/v1/completions"):
-    """A connection on which an answer has begun."""
+def open_stream(port, body, source="127.0.0.1", path="/v1/completions"):
+    """A connection on which a request was sent."""
     data = json.dumps(body).encode()
     connection = socket.create_connection(
-        ("127.0.0.1", port), timeout=20, source_address=(source, 0)
+        ("127.0.0.1", port), timeout=TIMEOUT, source_address=(source, 0)
     )
-    head = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
-    connection.sendall("\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data)
+    head = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data)}",
+    ]
+    connection.sendall("\r\n".join([*head, "", ""]).encode() + data)
     return connection
 
 
-def slow(model, seconds):
-    """Each step of its network takes at least so long."""
+def slow_down(model, seconds):
+    """Make every forward pass of a model take at least this long."""
     forward = model.net.forward
 
-    def later(*args, **named):
+    def slow_forward(*args, **kwargs):
         time.sleep(seconds)
-        return forward(*args, **named)
+        return forward(*args, **kwargs)
 
-    model.net.forward = later
+    model.net.forward = slow_forward
     return model
 
 
-def paused(model, after):
-    """The model, whose network stands still after so many passes, and the event that lets it go on."""
+def pause_after(model, num_passes):
+    """Block a model after some forward passes; also returns the event that resumes it."""
     forward = model.net.forward
     passes = itertools.count()
-    go_on = threading.Event()
+    resume = threading.Event()
 
-    def later(*args, **named):
-        if next(passes) >= after:
-            assert go_on.wait(20)
-        return forward(*args, **named)
+    def pausing_forward(*args, **kwargs):
+        if next(passes) >= num_passes:
+            assert resume.wait(TIMEOUT)
+        return forward(*args, **kwargs)
 
-    model.net.forward = later
-    return model, go_on
+    model.net.forward = pausing_forward
+    return model, resume
 
 
-def until(true, seconds=10.0):
-    """Waits for something to become true."""
-    end = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < end, "this took too long"
+def wait_until(condition, seconds=10.0):
+    """Wait for a condition and return its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.005)
-    return found
+    return value

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.serve.registry import ModelRegistry
-from serving import running
+from serving import run_server
 
 CHROMIUM = "/usr/bin/chromium"
 READY = "body[data-ready]"
@@ -47,7 +47,7 @@ class Visit:
     def state(self):
         return self.page.evaluate("() => ({...clearhead.state})")
 
-    def until(self, expression, seconds=30):
+    def wait_until(self, expression, seconds=30):
         """A content security policy forbids playwright's own wait_for_function."""
         end = time.monotonic() + seconds
         while not self.page.evaluate(expression):
@@ -78,7 +78,7 @@ def page_on(browser):
     @contextmanager
     def opened(models, **options):
         models = models if isinstance(models, dict | ModelRegistry) else {"model": models}
-        with running(models, page=True) as server:
+        with run_server(models, page=True) as server:
             context = browser.new_context(
                 accept_downloads=True, **{"viewport": {"width": 1200, "height": 850}, **options}
             )

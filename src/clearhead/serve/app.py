@@ -1,4 +1,4 @@
-"""All that is served, put together: the API, what tells of the server itself, and the page."""
+"""The FastAPI application: API, health, metrics, error handlers, and optionally the web page."""
 
 from collections.abc import Sequence
 
@@ -14,120 +14,126 @@ from clearhead.serve.middleware import AccessMiddleware, APIError, Limits
 from clearhead.serve.openai import JSONDict, add_openai_routes
 from clearhead.serve.registry import ModelRegistry
 from clearhead.serve.scheduler import stopping_error
-from clearhead.serve.tasks import add_task_routes
+from clearhead.serve.tasks import TASK_PATHS, add_task_routes
+
+MAX_MESSAGE_CHARS = 300
+MAX_NAME_CHARS = 80  # of names in error messages
 
 
 def create_app(
-    shelf: ModelRegistry,
+    registry: ModelRegistry,
     limits: Limits,
-    key: str = "",
+    api_key: str = "",
     page: bool = False,
     hosts: Sequence[str] = (),
 ) -> FastAPI:
-    """The app for the models of a shelf. `hosts` are names it answers to besides localhost and numbers."""
-    shelf.limits = limits
+    """Create the app of a registry. `hosts` are allowed besides localhost and IP addresses."""
+    registry.limits = limits
     app = FastAPI(title="clearhead", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(
         AccessMiddleware,
         limits=limits,
-        key=key,
+        api_key=api_key,
         hosts=hosts,
-        request_counter=shelf.metrics.requests,
+        request_counter=registry.metrics.requests,
     )
-    app.add_exception_handler(ClearheadError, _mistake)
-    app.add_exception_handler(RequestValidationError, _misread)
-    app.add_exception_handler(HTTPException, _nowhere)
-    add_openai_routes(app, shelf, limits)
-    add_task_routes(app, shelf, limits)
-    _about(app, shelf)
+    app.add_exception_handler(ClearheadError, _handle_clearhead_error)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(HTTPException, _handle_http_error)
+    add_openai_routes(app, registry, limits)
+    add_task_routes(app, registry, limits)
+    _add_status_routes(app, registry)
     if page:
         from clearhead.serve.explorer import add_explorer
 
-        add_explorer(app, shelf, limits)
+        add_explorer(app, registry, limits)
     return app
 
 
-def _about(app: FastAPI, shelf: ModelRegistry) -> None:
+def _add_status_routes(app: FastAPI, registry: ModelRegistry) -> None:
     @app.get("/health")
     async def health() -> JSONDict:
-        """Whether work is taken on."""
-        if shelf.is_stopping:
+        """Whether the server accepts requests."""
+        if registry.is_stopping:
             raise stopping_error()
         return {"status": "ok"}
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """What is counted, as Prometheus reads it."""
-        at_work = [
-            (make_labels(model=name), held.existing_worker)
-            for name, held in shelf.loaded.items()
-            if held.existing_worker
-        ]
-        made = [
-            (label, scribe) for label, worker in at_work if (scribe := worker.existing_scheduler)
-        ]
-        now: Gauges = {
-            "clearhead_waiting_texts": (
-                "Texts that wait.",
-                [(label, w.text_queue.num_waiting) for label, w in at_work],
-            ),
-            "clearhead_slots": (
-                "Texts that can be written at once.",
-                [(label, m.engine.slots) for label, m in made],
-            ),
-            "clearhead_slots_used": (
-                "Texts being written.",
-                [(label, len(m.running)) for label, m in made],
-            ),
-            "clearhead_models_bytes": (
-                "What models take, with the rows of their texts.",
-                [(make_labels(model=name), held.num_bytes) for name, held in shelf.loaded.items()],
-            ),
-            "process_resident_memory_bytes": (
-                "Memory of the process.",
-                [((), resident_memory_bytes())],
-            ),
-        }
-        return PlainTextResponse(shelf.metrics.render(now), media_type="text/plain; version=0.0.4")
+        """Metrics in Prometheus' text format."""
+        text = registry.metrics.render(_gauges(registry))
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
-async def _mistake(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ClearheadError)
-    return _told(APIError.from_error(error))
-
-
-async def _misread(request: Request, error: Exception) -> Response:
-    """What is wrong with a field; where it may be of several kinds, all of them."""
-    assert isinstance(error, RequestValidationError)
-    found = error.errors()
-    if isinstance(own := found[0].get("ctx", {}).get("error"), ClearheadError):
-        return _told(APIError.from_error(own))
-    if found[0]["type"] == "json_invalid":
-        return _told(APIError("the body is not JSON."))
-    if isinstance(found[0].get("input"), bytes):
-        return _told(APIError("the body was not read; send it as application/json (Content-Type)."))
-    name = [*found[0]["loc"], "body"][1]  # loc is the body, its field, places inside that
-    wrong = dict.fromkeys(one["msg"].removeprefix("Input ") for one in found if name in one["loc"])
-    return _told(
-        APIError(
-            f"{name}: {' or '.join(wrong) or found[0]['msg']}."[:300].lower(), param=str(name)[:80]
-        )
-    )
-
-
-async def _nowhere(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    path = request.url.path[:80]
-    instead = path.removeprefix("/v1")
-    hint = f"; {instead} is there" if instead in ("/translate", "/classify", "/fill") else ""
-    sentences = {
-        "Not Found": f"there is nothing at {path}{hint}.",
-        "Method Not Allowed": f"{request.method} is not done here.",
+def _gauges(registry: ModelRegistry) -> Gauges:
+    model_bytes = []
+    num_waiting = []
+    max_running = []
+    num_running = []
+    for name, loaded_model in registry.loaded.items():
+        labels = make_labels(model=name)
+        model_bytes.append((labels, loaded_model.num_bytes))
+        worker = loaded_model.existing_worker
+        if worker is None:
+            continue
+        num_waiting.append((labels, worker.text_queue.num_waiting))
+        scheduler = worker.existing_scheduler
+        if scheduler is not None:
+            max_running.append((labels, scheduler.engine.slots))
+            num_running.append((labels, len(scheduler.running)))
+    process_bytes = [((), resident_memory_bytes())]
+    return {
+        "clearhead_num_sequences_waiting": ("Queued sequences.", num_waiting),
+        "clearhead_max_num_sequences": ("Maximum batch size.", max_running),
+        "clearhead_num_sequences_running": ("Sequences being generated.", num_running),
+        "clearhead_model_memory_bytes": ("Memory of models and their KV caches.", model_bytes),
+        "process_resident_memory_bytes": ("Resident memory of the process.", process_bytes),
     }
-    told = _told(APIError(sentences.get(str(error.detail), str(error.detail)), error.status_code))
-    told.headers.update(error.headers or {})
-    return told
 
 
-def _told(error: APIError) -> Response:
+async def _handle_clearhead_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ClearheadError)
+    return _error_response(APIError.from_error(error))
+
+
+async def _handle_validation_error(request: Request, error: Exception) -> Response:
+    """Report the first invalid field; if it may have several types, what each of them expects."""
+    assert isinstance(error, RequestValidationError)
+    details = error.errors()
+    first = details[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ClearheadError):
+        return _error_response(APIError.from_error(cause))
+    if first["type"] == "json_invalid":
+        return _error_response(APIError("Request body is not valid JSON."))
+    if isinstance(first.get("input"), bytes):
+        return _error_response(
+            APIError("Request body must be JSON with Content-Type: application/json.")
+        )
+    field = str([*first["loc"], "body"][1])[:MAX_NAME_CHARS]  # loc: "body", field, index …
+    messages = [
+        detail["msg"].removeprefix("Input ")
+        for detail in details
+        if field in map(str, detail["loc"])
+    ]
+    reason = " or ".join(dict.fromkeys(messages)) or first["msg"]
+    return _error_response(APIError(f"{field}: {reason}."[:MAX_MESSAGE_CHARS], param=field))
+
+
+async def _handle_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:MAX_NAME_CHARS]
+    message = str(error.detail)
+    if message == "Not Found":
+        alternative = path.removeprefix("/v1")
+        hint = f" Use {alternative}." if path != alternative and alternative in TASK_PATHS else ""
+        message = f"Not found: {path}.{hint}"
+    elif message == "Method Not Allowed":
+        message = f"Method {request.method} is not allowed for {path}."
+    response = _error_response(APIError(message, error.status_code))
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _error_response(error: APIError) -> Response:
     return Response(error.body, error.status_code, error.headers, "application/json")

@@ -1,4 +1,4 @@
-"""How much a server takes on."""
+"""Request limits, API errors, client quotas, and the ASGI middleware that enforces them."""
 
 import asyncio
 import hmac
@@ -16,122 +16,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.serve.metrics import CounterMetric
 
-# ---- limits: How much a server takes on.
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What is more than this is refused at once, in a sentence."""
-
-    max_batch_size: int = 0  # texts that a model writes side by side; 0 = as suits the device
-    max_context_length: int = (
-        4096  # tokens of a prompt and what follows it, where the model itself would take more
-    )
-    max_prompt_chars: int = 1 << 18  # characters of all texts of one request
-    max_tokens: int = 2048  # that one text may ask for
-    max_texts: int = 64  # of one request: prompts × samples, inputs, sentences
-    max_queue: int = 256  # texts that wait for one model
-    max_requests: int = 1024  # under way at once
-    max_body_bytes: int = 4 << 20  # bytes of one request
-    max_total_body_bytes: int = 64 << 20  # bytes of all requests that are being read or answered
-    max_unread_tokens: int = 4096  # tokens that may lie ready for a reader that does not take them
-    body_timeout: float = 30.0  # for a request to arrive
-    queue_timeout: float = 60.0  # for its turn to come
-    request_timeout: float = 600.0  # for all of it
-    shutdown_timeout: float = 10.0  # what runs may still take when the server is to stop
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name == "slots" or field.type is float else 1
-            if value < least:
-                raise ClearheadError(
-                    f"{field.name} = {value} is too small a limit; it must be at least {least}."
-                )
-
-
-# ---- refused: What a server answers instead: a sentence, in the form that clients of OpenAI's API expect.
+log = logging.getLogger("clearhead.serve")
 
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-
-
-class APIError(ClearheadError):
-    """A sentence with the HTTP status that goes with it; `again` is after how many seconds it may be tried again."""
-
-    def __init__(
-        self,
-        sentence: str,
-        status: int = 400,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: int = 0,
-    ) -> None:
-        super().__init__(sentence)
-        self.status_code = status
-        self.param = param
-        self.code = code
-        self.retry_after = retry_after
-
-    @classmethod
-    def from_error(cls, error: ClearheadError) -> "APIError":
-        """Any mistake in what was given is the client's; that a model is broken is not."""
-        return (
-            error
-            if isinstance(error, APIError)
-            else cls(str(error), 500 if isinstance(error, NonFiniteError) else 400)
-        )
-
-    @property
-    def payload(self) -> dict[str, Any]:
-        kind = ERROR_TYPES.get(
-            self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error"
-        )
-        return {
-            "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        }
-
-    @property
-    def body(self) -> bytes:
-        return json.dumps(self.payload, ensure_ascii=False).encode(errors="replace")
-
-    @property
-    def headers(self) -> dict[str, str]:
-        wanted = {"WWW-Authenticate": "Bearer"} if self.status_code == 401 else {}
-        return wanted | ({"Retry-After": str(self.retry_after)} if self.retry_after else {})
-
-
-# ---- share: What clients have to share: places in a line, requests under way, bytes of them.
-
-
-class Quota:
-    """At most so much in all. A client may have as much as is left: one alone gets half of it piece by piece, two a
-    third each, and so there is some for someone new."""
-
-    def __init__(self, most: int) -> None:
-        self.limit = most
-        self.used = 0
-        self.used_by_client: Counter[str] = Counter()
-
-    def fits(self, client: str, more: int) -> bool:
-        return self.used_by_client[client] + more <= self.limit - self.used
-
-    def acquire(self, client: str, more: int) -> None:
-        self.used_by_client[client] += more
-        self.used += more
-
-    def release(self, client: str, back: int) -> None:
-        self.acquire(client, -back)
-        if not self.used_by_client[client]:
-            del self.used_by_client[client]
-
-
-# ---- exchange: One request and its answer: how much of it is read, how long it may take, and that it ends with its client.
-
-log = logging.getLogger("clearhead.serve")
-PUBLIC_PATHS = ("/health",)  # what needs no key, and is always answered
-GRACE_SECONDS = 5.0  # seconds after its time in which a request may still say so itself
+PUBLIC_PATHS = ("/health",)  # need no key and are never rate-limited
+GRACE_SECONDS = 5.0  # after its timeout, a request may still report the timeout itself
+CLIENT_CLOSED_REQUEST = 499  # status in the metrics if the client left before the response
+MAX_QUERY_CHARS = 4096  # longer query strings are not searched for a key
+KEY_COOKIE = "clearhead_key"
 SECURITY_HEADERS = {
-    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "content-security-policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -142,8 +38,112 @@ SECURITY_HEADERS = {
 RequestCheck = Callable[[Mapping[str, str], str, str], dict[str, str]]
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a server. Requests beyond them are rejected immediately."""
+
+    max_batch_size: int = 0  # sequences per model decoded in one batch; 0: chosen by device
+    max_context_length: int = 4096  # tokens of prompt and output, if the model allows more
+    max_prompt_chars: int = 1 << 18  # characters of all texts of one request
+    max_tokens: int = 2048  # output tokens per sequence
+    max_texts: int = 64  # prompts × samples, inputs or sentences of one request
+    max_queue: int = 256  # sequences waiting for one model
+    max_requests: int = 1024  # concurrent requests
+    max_body_bytes: int = 4 << 20  # of one request
+    max_total_body_bytes: int = 64 << 20  # of all concurrent requests
+    max_unread_tokens: int = 4096  # tokens buffered for a slow reader
+    body_timeout: float = 30.0  # seconds to receive a request body
+    queue_timeout: float = 60.0  # seconds to wait in the queue
+    request_timeout: float = 600.0  # seconds for the whole request
+    shutdown_timeout: float = 10.0  # seconds that running requests get at shutdown
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            minimum = 0 if field.name == "max_batch_size" or field.type is float else 1
+            if value < minimum:
+                raise ClearheadError(f"{field.name} must be at least {minimum}, got {value}.")
+
+
+class APIError(ClearheadError):
+    """An error with an HTTP status, serialized like the errors of OpenAI's API."""
+
+    def __init__(
+        self,
+        message: str,
+        status_code: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after  # seconds
+
+    @classmethod
+    def from_error(cls, error: ClearheadError) -> "APIError":
+        """Invalid input is a 400; NaN or infinite results are a 500."""
+        if isinstance(error, APIError):
+            return error
+        return cls(str(error), 500 if isinstance(error, NonFiniteError) else 400)
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        default_type = "invalid_request_error" if self.status_code < 500 else "server_error"
+        error = {
+            "message": str(self),
+            "type": ERROR_TYPES.get(self.status_code, default_type),
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error}
+
+    @property
+    def body(self) -> bytes:
+        return json.dumps(self.payload, ensure_ascii=False).encode(errors="replace")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        if self.status_code == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if self.retry_after:
+            headers["Retry-After"] = str(self.retry_after)
+        return headers
+
+
+class Quota:
+    """A limit shared by clients. No single client can use it up.
+
+    A client may hold `GENEROSITY` times what would then be left, so one client alone gets 8/9 of
+    the limit (a classroom behind one address is one client), and a new client still finds room.
+    """
+
+    GENEROSITY = 8
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self.used_by_client: Counter[str] = Counter()
+
+    def fits(self, client: str, amount: int) -> bool:
+        left = self.limit - self.used - amount
+        return left >= 0 and self.used_by_client[client] + amount - 1 <= self.GENEROSITY * left
+
+    def acquire(self, client: str, amount: int) -> None:
+        self.used_by_client[client] += amount
+        self.used += amount
+
+    def release(self, client: str, amount: int) -> None:
+        self.acquire(client, -amount)
+        if not self.used_by_client[client]:
+            del self.used_by_client[client]
+
+
 class RequestQuotas:
-    """What is under way in all, and whose it is."""
+    """Concurrent requests and their body bytes, by client."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -152,258 +152,250 @@ class RequestQuotas:
 
 
 class ClientDisconnected(Exception):
-    """The client is."""
+    """The client closed the connection before its request was complete."""
 
 
 class RequestHandler:
-    """One request and its answer, between a server and an app."""
+    """Runs an app for one request within the limits and cancels it if the client disconnects."""
 
-    def __init__(self, traffic: RequestQuotas, scope: Scope, receive: Receive, send: Send) -> None:
-        self.traffic = traffic
-        self.limits = traffic.limits
+    def __init__(self, quotas: RequestQuotas, scope: Scope, receive: Receive, send: Send) -> None:
+        self.quotas = quotas
+        self.limits = quotas.limits
         self.scope = scope
         self.receive = receive
-        self.to_client = send
-        self.client = scope["client"][0] if scope.get("client") else ""
-        self.status = 0
-        self.complete = False
-        self.counted = 0
-        self.held = 0
+        self.send_to_client = send
+        self.client: str = scope["client"][0] if scope.get("client") else ""
+        self.status_code = 0  # of the response; 0 until it starts
+        self.is_complete = False
+        self.acquired_requests = 0
+        self.acquired_bytes = 0
 
     async def run(self, check: RequestCheck, app: ASGIApp) -> None:
-        """Whatever happens, the client hears a sentence; of a mistake of ours, the log has a line."""
+        """Always respond to the client; log internal errors."""
         try:
             await self._run(check, app)
         except ClientDisconnected:
             pass
         except APIError as error:
-            await self._refuse(error)
+            await self._send_error(error)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
-        except (
-            BaseException
-        ) as error:  # a mistake of ours; panics of libraries are not even an Exception
-            log.error(
-                "%s %r: %s: %s",
-                self.scope["method"],
-                self.scope["path"],
-                type(error).__name__,
-                error,
-            )
-            await self._refuse(APIError("something went wrong here; it was written down.", 500))
+        except BaseException as error:  # Rust panics are not even an Exception
+            method = self.scope["method"]
+            path = self.scope["path"]
+            log.error("%s %r: %s: %s", method, path, type(error).__name__, error, exc_info=error)
+            await self._send_error(APIError("Internal server error; see the server log.", 500))
         finally:
-            self.traffic.requests.release(self.client, self.counted)
-            self.traffic.bytes.release(self.client, self.held)
+            self.quotas.requests.release(self.client, self.acquired_requests)
+            self.quotas.bytes.release(self.client, self.acquired_bytes)
 
     async def _run(self, check: RequestCheck, app: ASGIApp) -> None:
         headers: dict[str, str] = {}
-        for name, value in self.scope["headers"]:
-            if name in (b"host", b"origin") and name.decode() in headers:
-                raise APIError("Host and Origin stand only once in a request.")
-            headers[name.decode("latin-1")] = value.decode("latin-1")
-        elsewhere = check(headers, self.scope["path"], self.scope["query_string"].decode("latin-1"))
-        if elsewhere:
-            await self._reply(303, elsewhere, b"")
+        for raw_name, raw_value in self.scope["headers"]:
+            name = raw_name.decode("latin-1")
+            if name in ("host", "origin") and name in headers:
+                raise APIError(f"Duplicate {name.capitalize()} header.")
+            headers[name] = raw_value.decode("latin-1")
+        query = self.scope["query_string"].decode("latin-1")
+        redirect_headers = check(headers, self.scope["path"], query)
+        if redirect_headers:
+            await self._send_response(303, redirect_headers, b"")
             return
-        self._count()
-        await self._answered(app, await self._body(headers))
+        self._acquire_request()
+        await self._run_app(app, await self._read_body(headers))
 
-    def _count(self) -> None:
-        """As one more that is under way; whether all is well can be asked at any time."""
+    def _acquire_request(self) -> None:
         if self.scope["path"] in PUBLIC_PATHS:
             return
-        if not self.traffic.requests.fits(self.client, 1):
-            under_way = f"{self.traffic.requests.used_by_client[self.client]} requests of yours are under way here already"
+        requests = self.quotas.requests
+        if not requests.fits(self.client, 1):
+            own = requests.used_by_client[self.client]
             raise APIError(
-                f"{under_way}, of {self.traffic.requests.used} in all; try again.",
+                f"Too many concurrent requests ({own} from your address, {requests.used} in "
+                "total). Try again later.",
                 429,
                 retry_after=1,
             )
-        self.counted = 1
-        self.traffic.requests.acquire(self.client, 1)
+        self.acquired_requests = 1
+        requests.acquire(self.client, 1)
 
-    async def _body(self, headers: Mapping[str, str]) -> bytes:
-        """All of it, counted while it comes."""
-        large = APIError(f"a request has at most {self.limits.max_body_bytes:,} bytes here.", 413)
+    async def _read_body(self, headers: Mapping[str, str]) -> bytes:
+        too_large = APIError(
+            f"Request body is larger than {self.limits.max_body_bytes:,} bytes.", 413
+        )
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.limits.max_body_bytes:
-            raise large
+            raise too_large
         parts = list[bytes]()
-        more = True
         try:
             async with asyncio.timeout(self.limits.body_timeout):
-                while more:
+                has_more = True
+                while has_more:
                     message = await self.receive()
                     if message["type"] == "http.disconnect":
                         raise ClientDisconnected
                     part = message.get("body", b"")
-                    more = message.get("more_body", False)
-                    if self.held + len(part) > self.limits.max_body_bytes:
-                        raise large
-                    if part and not self.traffic.bytes.fits(self.client, len(part)):
+                    has_more = message.get("more_body", False)
+                    if self.acquired_bytes + len(part) > self.limits.max_body_bytes:
+                        raise too_large
+                    if part and not self.quotas.bytes.fits(self.client, len(part)):
                         raise APIError(
-                            "too much is being read already; try again.", 503, retry_after=1
+                            "The server is receiving too much data. Try again later.",
+                            503,
+                            retry_after=1,
                         )
                     parts.append(part)
-                    self.held += len(part)
-                    self.traffic.bytes.acquire(self.client, len(part))
+                    self.acquired_bytes += len(part)
+                    self.quotas.bytes.acquire(self.client, len(part))
         except TimeoutError:
             raise APIError(
-                f"a request must arrive within {self.limits.body_timeout:g} seconds.", 408
+                f"Request body was not received within {self.limits.body_timeout:g} seconds.", 408
             ) from None
         return b"".join(parts)
 
-    async def _answered(self, app: ASGIApp, body: bytes) -> None:
-        """The app answers as long as the client is there; when it goes, the answer is cancelled."""
-        waiting = [{"type": "http.request", "body": body, "more_body": False}]
+    async def _run_app(self, app: ASGIApp, body: bytes) -> None:
+        """Run the app until it responds, its time is up, or the client disconnects."""
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def receive() -> Message:
-            return waiting.pop() if waiting else await asyncio.Future()
+        async def receive_body() -> Message:
+            return messages.pop() if messages else await asyncio.Future()
 
-        async def gone() -> None:
+        async def wait_for_disconnect() -> None:
             while (await self.receive())["type"] != "http.disconnect":
                 pass
 
-        tasks = [
-            asyncio.ensure_future(app(self.scope, receive, self._send)),
-            asyncio.ensure_future(gone()),
-        ]
+        response = asyncio.ensure_future(app(self.scope, receive_body, self._send))
+        disconnect = asyncio.ensure_future(wait_for_disconnect())
         try:
-            await asyncio.wait(
-                tasks,
+            finished, _ = await asyncio.wait(
+                [response, disconnect],
                 timeout=self.limits.request_timeout + GRACE_SECONDS,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            late = not any(task.done() for task in tasks)
-            if self.complete:  # which a server also tells as a client that is gone
-                await tasks[0]
+            if self.is_complete:  # servers report a completed response as a disconnect, too
+                await response
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        if late:
-            raise APIError(
-                f"this request took longer than {self.limits.request_timeout:g} seconds.", 504
-            )
-        if not tasks[0].cancelled():
-            tasks[0].result()
+            response.cancel()
+            disconnect.cancel()
+            await asyncio.gather(response, disconnect, return_exceptions=True)
+        if not finished:
+            raise APIError(f"Request timed out after {self.limits.request_timeout:g} seconds.", 504)
+        if not response.cancelled():
+            response.result()
 
     async def _send(self, message: Message) -> None:
-        """What goes out tells browsers to trust nothing else, where the app says nothing of that."""
+        """Send a message of the app with security headers, unless the app sets its own."""
         if message["type"] == "http.response.start":
-            self.status = message["status"]
-            told = {name.lower() for name, _ in message["headers"]}
-            new = [
+            self.status_code = message["status"]
+            app_headers = {name.lower() for name, _ in message["headers"]}
+            security_headers = [
                 (name.encode(), value.encode())
                 for name, value in SECURITY_HEADERS.items()
-                if name.encode() not in told
+                if name.encode() not in app_headers
             ]
-            message = {**message, "headers": [*message["headers"], *new]}
+            message = {**message, "headers": [*message["headers"], *security_headers]}
         elif not message.get("more_body", False):
-            self.complete = True
-        await self.to_client(message)
+            self.is_complete = True
+        await self.send_to_client(message)
 
-    async def _reply(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        plain = {"content-length": str(len(body)), **headers}
-        pairs = [(name.lower().encode(), value.encode("latin-1")) for name, value in plain.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+    async def _send_response(
+        self, status_code: int, headers: Mapping[str, str], body: bytes
+    ) -> None:
+        all_headers = {"content-length": str(len(body)), **headers}
+        raw = [
+            (name.lower().encode(), value.encode("latin-1")) for name, value in all_headers.items()
+        ]
+        await self._send({"type": "http.response.start", "status": status_code, "headers": raw})
         await self._send({"type": "http.response.body", "body": body})
 
-    async def _refuse(self, error: APIError) -> None:
-        """Unless an answer has begun; the rest of a body that was not read is not waited for."""
-        if not self.status:
-            kind = {"content-type": "application/json", "connection": "close"}
-            await self._reply(error.status_code, kind | error.headers, error.body)
-
-
-# ---- guard: Who may come in: the first thing that a request meets, before a byte of its body is read.
-
-KEY_COOKIE = "clearhead_key"
+    async def _send_error(self, error: APIError) -> None:
+        """Send an error unless the response has started; an unread body is not waited for."""
+        if not self.status_code:
+            headers = {"content-type": "application/json", "connection": "close"}
+            await self._send_response(error.status_code, headers | error.headers, error.body)
 
 
 class AccessMiddleware:
-    """Around an app, as plain ASGI: the name it is called by, the page that calls, the key, how much is under way."""
+    """ASGI middleware that checks host, origin, API key and quotas before reading a body."""
 
     def __init__(
         self,
         app: ASGIApp,
         limits: Limits,
-        key: str,
+        api_key: str,
         hosts: Sequence[str],
         request_counter: CounterMetric,
     ) -> None:
         self.app = app
-        self.key = key.encode()
-        self.request_counter = request_counter
+        self.api_key = api_key.encode()
         self.hosts = {"localhost", *(host.lower() for host in hosts)}
         self.quotas = RequestQuotas(limits)
+        self.request_counter = request_counter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            exchange = RequestHandler(self.quotas, scope, receive, send)
-            await exchange.run(self.authorize, self.app)
+            handler = RequestHandler(self.quotas, scope, receive, send)
+            await handler.run(self.authorize, self.app)
             route = getattr(scope.get("route"), "path", "other")
-            self.request_counter.inc(
-                path=route, status=str(exchange.status or 499)
-            )  # 499: nobody waited for the answer
-        else:  # nothing here speaks WebSocket
+            status_code = handler.status_code or CLIENT_CLOSED_REQUEST
+            self.request_counter.inc(path=route, status=str(status_code))
+        else:  # WebSocket
             await send({"type": "websocket.close", "code": 1008})
 
     def authorize(self, headers: Mapping[str, str], path: str, query: str) -> dict[str, str]:
-        """Refuses whom it must. Who brings the key in an address is sent on, with a cookie: the headers of that."""
-        self._check_names(headers.get("host", ""), headers.get("origin"))
-        if (
-            headers.get("sec-fetch-site") == "cross-site"
-            and headers.get("sec-fetch-mode") != "navigate"
-        ):
-            raise APIError("pages of others may not use this server; a link to it is fine.", 403)
-        if not self.key or path in PUBLIC_PATHS:
+        """Reject unauthorized requests. Returns redirect headers for a valid `?key=` in the URL."""
+        self._check_host_and_origin(headers.get("host", ""), headers.get("origin"))
+        is_cross_site = headers.get("sec-fetch-site") == "cross-site"
+        if is_cross_site and headers.get("sec-fetch-mode") != "navigate":
+            raise APIError("Cross-site requests are not allowed.", 403)
+        if not self.api_key or path in PUBLIC_PATHS:
             return {}
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if (scheme.lower() == "bearer" and self._opens(token)) or self._opens(
-            _cookie(headers.get("cookie", ""))
-        ):
+        if scheme.lower() == "bearer" and self._is_valid_key(token):
             return {}
-        asked = dict(parse_qsl(query)) if len(query) < 4096 else {}
-        if not self._opens(asked.pop("key", "")):
+        if self._is_valid_key(_key_of_cookie(headers.get("cookie", ""))):
+            return {}
+        parameters = dict(parse_qsl(query)) if len(query) < MAX_QUERY_CHARS else {}
+        if not self._is_valid_key(parameters.pop("key", "")):
             raise APIError(
-                "this server wants its key: Authorization: Bearer KEY.", 401, code="invalid_api_key"
+                "Missing or invalid API key. Send it as Authorization: Bearer KEY.",
+                401,
+                code="invalid_api_key",
             )
-        there = "/" + quote(path.lstrip("/")) + (f"?{urlencode(asked)}" if asked else "")
-        kept = f"{KEY_COOKIE}={quote(self.key, safe='')}; HttpOnly; SameSite=Lax; Path=/"
-        return {"location": there, "set-cookie": kept}
+        location = (
+            "/" + quote(path.lstrip("/")) + (f"?{urlencode(parameters)}" if parameters else "")
+        )
+        cookie = f"{KEY_COOKIE}={quote(self.api_key, safe='')}; HttpOnly; SameSite=Lax; Path=/"
+        return {"location": location, "set-cookie": cookie}
 
-    def _opens(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(errors="replace"), self.key)
+    def _is_valid_key(self, key: str) -> bool:
+        return hmac.compare_digest(key.encode(errors="replace"), self.api_key)
 
-    def _check_names(self, host: str, origin: str | None) -> None:
-        """A page elsewhere can let its own name point to this machine, but then Host holds that name, and no number."""
-        if not self._known(host):
-            allow = "--allow-host, where it was started, allows more"
-            raise APIError(f"this server does not answer to the name {host[:80]!r}; {allow}.", 421)
-        if origin is not None and origin.lower() not in (
-            f"http://{host.lower()}",
-            f"https://{host.lower()}",
-        ):
-            raise APIError(f"pages of {origin[:80]!r} may not use this server.", 403)
+    def _check_host_and_origin(self, host: str, origin: str | None) -> None:
+        """Prevent DNS rebinding: a foreign page's name may resolve to this machine."""
+        if not self._is_allowed_host(host):
+            raise APIError(
+                f"Host {host[:80]!r} is not allowed; start the server with --allow-host HOST.",
+                421,
+            )
+        allowed_origins = (f"http://{host.lower()}", f"https://{host.lower()}")
+        if origin is not None and origin.lower() not in allowed_origins:
+            raise APIError(f"Requests from origin {origin[:80]!r} are not allowed.", 403)
 
-    def _known(self, host: str) -> bool:
+    def _is_allowed_host(self, host: str) -> bool:
         try:
             parts = urlsplit(f"//{host}")
-            # a port that is no number is an error too
+            _ = parts.port  # raises if the port is not a number
             name = parts.hostname or ""
-            _ = parts.port
-            return parts.username is None and (
-                name in self.hosts or bool(ipaddress.ip_address(name))
-            )
+            is_known = name in self.hosts or bool(ipaddress.ip_address(name))
         except ValueError:
             return False
+        return parts.username is None and is_known
 
 
-def _cookie(header: str) -> str:
-    """The key that a browser kept."""
+def _key_of_cookie(header: str) -> str:
     for part in header.split(";"):
         name, _, value = part.strip().partition("=")
         if name == KEY_COOKIE:

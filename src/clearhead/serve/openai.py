@@ -1,15 +1,13 @@
-"""What may be asked, field by field. What is unknown, or cannot be done here, is refused by its name."""
+"""OpenAI-compatible API: request schemas, /v1/models, completions and chat completions."""
 
 import asyncio
 import json
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from math import isnan
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,36 +17,72 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 from starlette.types import Receive, Scope, Send
 
 from clearhead import config as c
+from clearhead.api import Model
 from clearhead.errors import ClearheadError, suggest
 from clearhead.generate.chat import encode_chat, turn_config
 from clearhead.generate.detokenizer import REPLACEMENT_CHARACTER
 from clearhead.generate.engine import TokenLogprob
 from clearhead.generate.generation import TextChunk
-from clearhead.generate.sampling import MAX_COUNT, SamplingConfig, sampling_config
+from clearhead.generate.sampling import MAX_COUNT, SamplingConfig
 from clearhead.serve.middleware import APIError, Limits
 from clearhead.serve.registry import LoadedModel, ModelRegistry
 from clearhead.serve.scheduler import GenerationJob, SequenceState
 from clearhead.tokenizers.tokenizer import Tokenizer
 
-# ---- schemas: What may be asked, field by field. What is unknown, or cannot be done here, is refused by its name.
+JSONDict = dict[str, Any]
 
-# Fields of OpenAI's that change nothing here.
+# OpenAI's fields that have no effect here.
 IGNORED_FIELDS = {
-    "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-    "safety_identifier", "service_tier", "store", "user",
-}  # fmt: skip
-# Those that nothing here can honour, but for the values that ask for nothing.
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+}
+# OpenAI's fields that are not supported, with the values that request nothing.
 UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
-    "audio": (), "best_of": (1,), "function_call": ("none",), "functions": ([],), "modalities": (["text"],),
-    "moderation": (), "prediction": (), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
-    "suffix": ("",), "tool_choice": ("none", "auto"), "tools": ([],), "verbosity": (), "web_search_options": (),
-}  # fmt: skip
+    "audio": (),
+    "best_of": (1,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": (),
+    "web_search_options": (),
+}
+WRONG_ENDPOINT_REASONS = {
+    "/v1/completions": "does not generate text from a prompt",
+    "/v1/embeddings": "does not produce embeddings",
+    "/translate": "does not translate",
+    "/classify": "does not classify",
+    "/fill": "does not fill masks",
+}
+DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
+MIN_LOGPROB = -9999.0  # stands for −∞, as in OpenAI's API
+MAX_NAME_CHARS = 80  # of names in error messages
+SEED_BITS = 31
+SSE_MEDIA_TYPE = "text/event-stream"
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+SSE_DONE = b"data: [DONE]\n\n"
+
+
+# Schemas
 
 
 class HashableFailFast(FailFast):
-    """The first mistake of a list is told, not all million of them."""
+    """Report the first invalid element of a list, not millions of them."""
 
-    __hash__ = object.__hash__  # parts of unions need one
+    __hash__ = object.__hash__  # needed in unions
 
 
 FAIL_FAST = HashableFailFast()
@@ -59,32 +93,30 @@ TextPair = Annotated[list[str], Field(min_length=2, max_length=2)]
 
 
 class APIRequest(BaseModel):
-    """What every request has."""
+    """Base class of requests."""
 
     model_config = ConfigDict(
         extra="ignore", strict=True, json_schema_extra={"additionalProperties": False}
     )
-    model: str = Field(description="A name that /v1/models tells.")
+    model: str = Field(description="A name listed by /v1/models.")
 
     @model_validator(mode="before")
     @classmethod
-    def check_fields(cls, given: Any) -> Any:
-        """A field that is null is as good as none."""
-        if not isinstance(given, dict):
-            return given
-        told = {name: value for name, value in given.items() if value is not None}
-        for name, value in told.items():
-            if (
-                name in cls.model_fields
-                or name in IGNORED_FIELDS
-                or value in UNSUPPORTED_FIELDS.get(name, ())
-            ):
+    def check_fields(cls, fields: Any) -> Any:
+        """Drop null fields; reject unknown and unsupported ones."""
+        if not isinstance(fields, dict):
+            return fields
+        fields = {name: value for name, value in fields.items() if value is not None}
+        for name, value in fields.items():
+            is_ignored = name in IGNORED_FIELDS or value in UNSUPPORTED_FIELDS.get(name, ())
+            if name in cls.model_fields or is_ignored:
                 continue
             if name in UNSUPPORTED_FIELDS:
-                raise APIError(f"{name} is not done here; leave it out.", param=name)
-            known = suggest(name[:80], cls.model_fields)
-            raise APIError(f"{name[:80]!r} is no field of this request; {known}", param=name[:80])
-        return told
+                raise APIError(f"{name} is not supported; remove it.", param=name)
+            short_name = name[:MAX_NAME_CHARS]
+            hint = suggest(short_name, cls.model_fields)
+            raise APIError(f"Unknown field {short_name!r}; {hint}", param=short_name)
+        return fields
 
 
 class StreamOptions(BaseModel):
@@ -93,26 +125,22 @@ class StreamOptions(BaseModel):
 
 
 class SamplingRequest(APIRequest):
-    """How texts are drawn; the fields are those of `model.generate`."""
+    """Sampling options, named as in `model.generate`."""
 
-    temperature: float = Field(1.0, description="0 takes the likeliest token.")
+    temperature: float = Field(1.0, description="0 is greedy decoding.")
     top_p: float = 1.0
-    top_k: int = Field(
-        0, le=MAX_COUNT, description="Ours, not OpenAI's: only the k likeliest; 0 = all."
+    top_k: int = Field(0, le=MAX_COUNT, description="Keep the k most likely tokens; 0: all.")
+    min_p: float = Field(
+        0.0, description="Keep tokens with at least this fraction of the highest probability."
     )
-    min_p: float = Field(0.0, description="Ours: only those this share as likely as the likeliest.")
     repetition_penalty: float = Field(
-        1.0, description="Ours: divides the logits of all that was read or written."
+        1.0, description="Divides the positive logits of tokens in the prompt or output."
     )
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[str, Any] = Field(
-        {}, description="What is added to the logits of tokens, by id."
-    )
+    logit_bias: dict[str, Any] = Field({}, description="Added to the logits of token ids.")
     stop: str | Annotated[list[str], FAIL_FAST, Field(max_length=16)] = []
-    seed: int | None = Field(
-        None, description="The same seed, the same text; without one, a new one is drawn."
-    )
+    seed: int | None = Field(None, description="Same seed, same text; random by default.")
     n: int = Field(1, ge=1, le=MAX_COUNT)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -121,10 +149,10 @@ class SamplingRequest(APIRequest):
 class CompletionRequest(SamplingRequest):
     prompt: Prompt
     max_tokens: int | None = Field(
-        None, ge=0, description="Else 16. 0, with echo, tells of the prompt alone."
+        None, ge=0, description="Default 16. With echo, 0 returns the prompt only."
     )
     logprobs: int | None = Field(
-        None, ge=0, le=20, description="So many of the likeliest with each token."
+        None, ge=0, le=20, description="Number of most likely tokens at each position."
     )
     echo: bool = False
 
@@ -135,7 +163,7 @@ class TextPart(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One of a conversation; what else OpenAI's messages hold may be there, and is not read."""
+    """A message of a conversation; other fields of OpenAI's messages are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
     role: Literal["system", "developer", "user", "assistant"]
@@ -149,10 +177,8 @@ class ChatMessage(BaseModel):
 
 class ChatCompletionRequest(SamplingRequest):
     messages: Annotated[list[ChatMessage], FAIL_FAST, Field(min_length=1)]
-    max_tokens: int | None = Field(None, ge=1, description="Without, as many as fit.")
-    max_completion_tokens: int | None = Field(
-        None, ge=1, description="The newer name of max_tokens."
-    )
+    max_tokens: int | None = Field(None, ge=1, description="Default: as many as fit.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="Same as max_tokens.")
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
 
@@ -164,20 +190,20 @@ class EmbeddingRequest(APIRequest):
 
 
 class TaskRequest(APIRequest):
-    """What is asked on paths of ours."""
+    """Base class of requests to clearhead's own endpoints."""
 
-    model: str = Field("", description="May be left out where one model is served.")
+    model: str = Field("", description="Optional if one model is served.")
 
 
 class ClassifyRequest(TaskRequest):
     input: str | TextList | Annotated[list[TextPair], FAIL_FAST] = Field(
-        description="Texts, or pairs to be judged together."
+        description="A text, texts, or pairs of texts."
     )
 
 
 class FillRequest(TaskRequest):
-    input: str | TextList = Field(description="Texts with [MASK] where a word is missing.")
-    top_k: int = Field(5, ge=1, le=100, description="So many of the likeliest words for each gap.")
+    input: str | TextList = Field(description="Texts with [MASK] for missing words.")
+    top_k: int = Field(5, ge=1, le=100, description="Number of most likely words for each mask.")
 
 
 class TranslateRequest(TaskRequest):
@@ -191,7 +217,7 @@ class TranslateRequest(TaskRequest):
     prefix: str = ""
     alternatives: int | None = None
     align: int | Literal["all"] | None = None
-    split: bool = False
+    split_sentences: bool = False
 
 
 class ErrorInfo(BaseModel):
@@ -202,54 +228,39 @@ class ErrorInfo(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """How everything that goes wrong is told."""
+    """Body of all error responses."""
 
     error: ErrorInfo
 
 
-# ---- asking: What requests ask for, as the model takes it, and not more of it than the server's limits allow.
+ERROR_RESPONSES: dict[int | str, JSONDict] = {
+    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 413, 429, 500, 503, 504)
+}
 
-SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-WRONG_ENDPOINT_REASONS = {
-    "/v1/completions": "does not write text after a prompt",
-    "/v1/embeddings": "gives no vectors",
-    "/translate": "does not translate",
-    "/classify": "tells no classes",
-    "/fill": "fills no gaps",
-}  # what is said of a model that another path asks
-DEFAULT_MAX_TOKENS = (
-    16  # tokens of a completion that asks for no number of them; so it is with OpenAI
-)
+
+# From requests to sequences
 
 
 def client_address(request: Request) -> str:
-    """Whom turns are counted for: an address."""
+    """Identifies a client for quotas and fair queues."""
     return request.client.host if request.client else ""
 
 
-def check_endpoint(held: LoadedModel, path: str) -> None:
-    """Refuses a model that another path asks, or none; vectors are those of any model that reads one text."""
-    m = held.model.config.model
+def check_endpoint(loaded_model: LoadedModel, path: str) -> None:
+    """Raise an error if a model does not support an endpoint."""
+    name = loaded_model.name
+    m = loaded_model.model.config.model
     if not isinstance(m.main_input, c.Tokens):
-        raise APIError(
-            f"{held.name} reads {m.main_input.kind}, but only texts are read here.", param="model"
-        )
-    own = _path_of(m)
-    if path != own and (path != "/v1/embeddings" or own == "/translate"):
-        raise APIError(
-            f"{held.name} {WRONG_ENDPOINT_REASONS[path]}; POST {own} asks it.", param="model"
-        )
+        raise APIError(f"Model {name!r} reads {m.main_input.kind}, not text.", param="model")
+    own_path = _endpoint_of(m)
+    has_embeddings = own_path != "/translate"
+    if path == own_path or (path == "/v1/embeddings" and has_embeddings):
+        return
+    reason = WRONG_ENDPOINT_REASONS[path]
+    raise APIError(f"Model {name!r} {reason}; use POST {own_path}.", param="model")
 
 
-def _path_of(m: c.ModelConfig) -> str:
+def _endpoint_of(m: c.ModelConfig) -> str:
     match m.architecture, m.head:
         case c.EncoderDecoder(), _:
             return "/translate"
@@ -262,357 +273,286 @@ def _path_of(m: c.ModelConfig) -> str:
     return "/v1/embeddings"
 
 
-def to_list(given: Prompt | list[list[str]], limits: Limits, n: int = 1) -> list[Any]:
-    """One or several texts, pairs of them or lists of ids, as several; not more than one request may bring."""
-    several: list[Any] = (
-        [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else [*given]
-    )
-    if len(several) * n > limits.max_texts:
+def to_list(inputs: Prompt | list[list[str]], limits: Limits, n: int = 1) -> list[Any]:
+    """One or several texts, pairs or id lists as a list, within the limits of a request."""
+    is_single = isinstance(inputs, str) or (bool(inputs) and isinstance(inputs[0], int))
+    texts: list[Any] = [inputs] if is_single else [*inputs]
+    num_texts = len(texts) * n
+    if num_texts > limits.max_texts:
+        raise APIError(f"Request has {num_texts} texts; the limit is {limits.max_texts}.")
+    num_chars = sum(map(_num_chars, texts))
+    if num_chars > limits.max_prompt_chars:
         raise APIError(
-            f"{len(several) * n} texts are more than the {limits.max_texts} of one request here."
+            f"Request has {num_chars} characters; the limit is {limits.max_prompt_chars}."
         )
-    if (size := sum(map(_length, several))) > limits.max_prompt_chars:
-        raise APIError(
-            f"{size} characters are more than the {limits.max_prompt_chars} of one request here."
-        )
-    return several
+    return texts
 
 
-def _length(one: Any) -> int:
-    """Characters, of a pair in both texts; or ids."""
-    return (
-        sum(map(len, one))
-        if isinstance(one, list) and one and isinstance(one[0], str)
-        else len(one)
-    )
+def _num_chars(text: Any) -> int:
+    """Characters of a text or of both texts of a pair; number of ids."""
+    is_pair = isinstance(text, list) and bool(text) and isinstance(text[0], str)
+    return sum(map(len, text)) if is_pair else len(text)
 
 
-def make_sampling_config(asked: SamplingRequest, limits: Limits, max_tokens: int) -> SamplingConfig:
-    """The options of writing; where no seed is given, a new one is drawn."""
+def make_sampling_config(
+    request: SamplingRequest, limits: Limits, max_tokens: int
+) -> SamplingConfig:
     if max_tokens > limits.max_tokens:
-        much = (
-            f"{max_tokens} tokens are more than the {limits.max_tokens} that one text may get here."
+        raise APIError(
+            f"max_tokens must be at most {limits.max_tokens} on this server, got {max_tokens}.",
+            param="max_tokens",
         )
-        raise APIError(much, param="max_tokens")
     try:
-        bias = {int(token): float(value) for token, value in asked.logit_bias.items()}
+        bias = {int(token): float(value) for token, value in request.logit_bias.items()}
     except (ValueError, TypeError, OverflowError):
         raise APIError(
-            'logit_bias must give ids numbers: {"5": 2.0}.', param="logit_bias"
+            'logit_bias must map token ids to numbers, as in {"5": 2.0}.', param="logit_bias"
         ) from None
-    stop = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop)
-    seed = secrets.randbelow(1 << 31) if asked.seed is None else asked.seed
-    same = {name: getattr(asked, name) for name in SAMPLING_FIELDS}
     try:
         return SamplingConfig(
-            max_tokens=max_tokens, logit_bias=bias, stop=stop, seed=seed, **same
+            max_tokens=max_tokens,
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            min_p=request.min_p,
+            repetition_penalty=request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            logit_bias=bias,
+            stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop),
+            seed=secrets.randbelow(1 << SEED_BITS) if request.seed is None else request.seed,
         )
-    except ClearheadError as error:  # most begin with the name of the option
-        name = str(error).partition(" ")[0]
-        raise APIError(
-            str(error), param=name if name in type(asked).model_fields else None
-        ) from None
+    except ClearheadError as error:
+        field = str(error).partition(" ")[0]  # most errors start with the option's name
+        param = field if field in type(request).model_fields else None
+        raise APIError(str(error), param=param) from None
 
 
 def make_completion_sequences(
-    held: LoadedModel, asked: CompletionRequest, given: list[Any], limits: Limits
+    loaded_model: LoadedModel, request: CompletionRequest, prompts: list[Any], limits: Limits
 ) -> list[SequenceState]:
-    """The texts of a completion, up to one that is too long. To tell of the prompt alone, nothing is written."""
-    scribe = held.worker.scheduler
-    prompts = held.model.encode_texts(
-        given, endless=True
-    )  # read one by one while the engine looks at them
-    most = (
-        min(DEFAULT_MAX_TOKENS, limits.max_tokens) if asked.max_tokens is None else asked.max_tokens
+    """Sequences of a completion; with max_tokens = 0 (echo), they are not generated."""
+    max_tokens = request.max_tokens
+    if max_tokens is None:
+        max_tokens = min(DEFAULT_MAX_TOKENS, limits.max_tokens)
+    sampling = make_sampling_config(
+        request, limits, 1 if request.echo and not max_tokens else max_tokens
     )
-    wish = make_sampling_config(asked, limits, 1 if asked.echo and not most else most)
-    return scribe.make_sequences(prompts, wish, asked.n, asked.logprobs or 0, asked.echo)
+    # encoded lazily: the first prompt that is too long ends it
+    encoded_prompts = loaded_model.model.encode_texts(prompts, allow_overflow=True)
+    return loaded_model.worker.scheduler.make_sequences(
+        encoded_prompts, sampling, request.n, request.logprobs or 0, request.echo
+    )
 
 
 def make_chat_sequences(
-    held: LoadedModel, asked: ChatCompletionRequest, limits: Limits
+    loaded_model: LoadedModel, request: ChatCompletionRequest, limits: Limits
 ) -> list[SequenceState]:
-    """The texts of an answer in a chat; it may get as long as it is asked to, or as the context allows."""
-    model = held.model
-    scribe = held.worker.scheduler
-    messages = [message.to_dict() for message in asked.messages]
+    """Sequences of a chat answer, limited by the context length."""
+    model = loaded_model.model
+    scheduler = loaded_model.worker.scheduler
+    messages = [message.to_dict() for message in request.messages]
     ids = encode_chat(model.config.inference.chat_template, messages, model.tokenizer)
-    most = asked.max_completion_tokens or asked.max_tokens or limits.max_tokens
-    wish = make_sampling_config(asked, limits, most)
-    wish = turn_config(wish, messages, ids, scribe.engine.capacity)
-    return scribe.make_sequences([ids], wish, asked.n, asked.top_logprobs, False)
+    max_tokens = request.max_completion_tokens or request.max_tokens or limits.max_tokens
+    sampling = make_sampling_config(request, limits, max_tokens)
+    sampling = turn_config(sampling, messages, ids, scheduler.engine.capacity)
+    return scheduler.make_sequences([ids], sampling, request.n, request.top_logprobs, echo=False)
 
 
 async def compute_prompt_logprobs(
-    held: LoadedModel, client: str, asked: CompletionRequest, texts: list[SequenceState]
+    loaded_model: LoadedModel,
+    client: str,
+    request: CompletionRequest,
+    sequences: list[SequenceState],
 ) -> dict[int, list[TokenLogprob]]:
-    """How likely the tokens of each text's prompt were, where that is asked for; of the first nothing is known."""
-    if not asked.echo or asked.logprobs is None:
+    """Log-probabilities of prompt tokens by sequence, for echo with logprobs; NaN for the first."""
+    if not request.echo or request.logprobs is None:
         return {}
-
-    def told(prompt: list[int]) -> list[TokenLogprob]:
-        read = held.model.generate(
-            prompt, max_tokens=1, logprobs=asked.logprobs or 0, echo=True
-        ).prompt_logprobs
-        return [TokenLogprob(prompt[0], math.nan), *read]
-
-    prompts = {tuple(text.request.prompt): text.request.prompt for text in texts}
-    found = {
-        key: await held.worker.call(client, partial(told, prompt))
-        for key, prompt in prompts.items()
-    }
-    return {text.index: found[tuple(text.request.prompt)] for text in texts}
+    logprobs: dict[tuple[int, ...], list[TokenLogprob]] = {}
+    for sequence in sequences:
+        prompt = sequence.request.prompt
+        if tuple(prompt) not in logprobs:
+            function = partial(_prompt_logprobs, loaded_model.model, prompt, request.logprobs)
+            logprobs[tuple(prompt)] = await loaded_model.worker.call(client, function)
+    return {sequence.index: logprobs[tuple(sequence.request.prompt)] for sequence in sequences}
 
 
-# ---- shapes: Answers in OpenAI's shapes: texts, pieces of them as they come, and how likely each token was.
+def _prompt_logprobs(model: Model, prompt: list[int], num_logprobs: int) -> list[TokenLogprob]:
+    generation = model.generate(prompt, max_tokens=1, logprobs=num_logprobs, echo=True)
+    return [TokenLogprob(prompt[0], math.nan), *generation.prompt_logprobs]
 
-JSONDict = dict[str, Any]
-MIN_LOGPROB = -9999.0  # what the API says for no chance at all
+
+# Responses
 
 
 class TokenTexts:
-    """What each token says inside a text, remembered; a part of a character is told as a label."""
+    """Text of each token inside a longer text, cached; labels for incomplete characters."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
-        self.known = dict[int, str]()
-        self.parts = set[int]()
+        self._texts: dict[int, str] = {}
+        self._labeled: set[int] = set()  # tokens whose text is a label
 
     def __call__(self, token: int) -> str:
-        if token not in self.known:
-            self.known[token] = self._told(token)
-        return self.known[token]
+        if token not in self._texts:
+            self._texts[token] = self._decode(token)
+        return self._texts[token]
 
-    def _told(self, token: int) -> str:
+    def _decode(self, token: int) -> str:
         if self.tokenizer is None:
-            self.parts.add(token)
+            self._labeled.add(token)
             return str(token)
         once = self.tokenizer.decode([token])
-        twice = self.tokenizer.decode([token, token])
         if REPLACEMENT_CHARACTER in once:
-            self.parts.add(token)
+            self._labeled.add(token)
             return self.tokenizer.to_str_tokens([token])[0]
-        return twice[len(once) :]  # a text's first token may lose its space; the second does not
+        # The first token of a text may lose its leading space, the second does not.
+        return self.tokenizer.decode([token, token])[len(once) :]
 
     def bytes(self, token: int) -> list[int] | None:
         text = self(token)
-        return None if token in self.parts else list(text.encode())
+        return None if token in self._labeled else list(text.encode())
 
 
 class ResponseBuilder:
-    """How one answer is told: as a completion, or as messages of a chat; all at once, or in chunks."""
+    """Builds completion or chat responses, complete or in chunks."""
 
     def __init__(
-        self, held: LoadedModel, texts: Sequence[SequenceState], chat: bool, logprobs: bool,
-        echoed: Mapping[int, Sequence[TokenLogprob]] | None = None,
-    ) -> None:  # fmt: skip
-        self.texts = texts
-        self.chat = chat
-        self.logprobs = logprobs
-        self.words = TokenTexts(held.model.tokenizer)
-        self.echoed = dict(echoed or {})
+        self,
+        loaded_model: LoadedModel,
+        sequences: Sequence[SequenceState],
+        is_chat: bool,
+        has_logprobs: bool,
+        prompt_logprobs: Mapping[int, Sequence[TokenLogprob]] | None = None,
+    ) -> None:
+        self.sequences = sequences
+        self.is_chat = is_chat
+        self.has_logprobs = has_logprobs
+        self.prompt_logprobs = dict(prompt_logprobs or {})
+        self.token_texts = TokenTexts(loaded_model.model.tokenizer)
         self.num_prompt_tokens = sum(
-            len(text.request.prompt) for text in texts if not text.request.sample_index
+            len(sequence.request.prompt)
+            for sequence in sequences
+            if not sequence.request.sample_index
         )
-        self.written = 0
-        self.offsets = dict[int, int]()
-        self.head: JSONDict = {
-            "id": ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12),
+        self.num_completion_tokens = 0
+        self.text_offsets: dict[int, int] = {}  # by sequence
+        self.common_fields: JSONDict = {
+            "id": ("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12),
             "created": int(time.time()),
-            "model": held.name,
-            "seed": texts[
-                0
-            ].request.config.seed,  # ours: with it, the same can be asked for again
+            "model": loaded_model.name,
+            "seed": sequences[0].request.config.seed,  # an extension, to reproduce the response
         }
 
-    def full_response(self, pieces: Sequence[TextChunk]) -> JSONDict:
-        """All at once, of all pieces."""
+    def full_response(self, chunks: Iterable[TextChunk]) -> JSONDict:
+        chunks_by_index: list[list[TextChunk]] = [[] for _ in self.sequences]
+        for chunk in chunks:
+            chunks_by_index[chunk.index].append(chunk)
         choices = []
-        each = [list[TextChunk]() for _ in self.texts]
-        for piece in pieces:
-            each[piece.index].append(piece)
-        for index, own in enumerate(each):
-            said = "".join(piece.text for piece in own)
-            told = (
-                {"message": {"role": "assistant", "content": said, "refusal": None}}
-                if self.chat
-                else {"text": said}
-            )
-            choices.append(self._choice(index, told, own, own[-1].finish_reason))
-        return self._tree(choices) | {"usage": self.usage()}
+        for index, own_chunks in enumerate(chunks_by_index):
+            text = "".join(chunk.text for chunk in own_chunks)
+            message = {"role": "assistant", "content": text, "refusal": None}
+            content = {"message": message} if self.is_chat else {"text": text}
+            choices.append(self._choice(index, content, own_chunks, own_chunks[-1].finish_reason))
+        return {**self._response(choices), "usage": self.usage()}
 
     def prompt_response(self) -> JSONDict:
-        """The prompts alone."""
+        """The prompts only (max_tokens = 0)."""
         choices = [
-            self._choice(text.index, {"text": text.prompt_text}, [], "length")
-            for text in self.texts
+            self._choice(sequence.index, {"text": sequence.prompt_text}, [], "length")
+            for sequence in self.sequences
         ]
-        return self._tree(choices) | {"usage": self.usage()}
+        return {**self._response(choices), "usage": self.usage()}
 
     def opening_chunks(self) -> list[JSONDict]:
-        """A chat's first chunks say who speaks."""
-        who = {"delta": {"role": "assistant", "content": ""}}
-        return (
-            [self._tree([self._choice(t.index, who, [], "")], ".chunk") for t in self.texts]
-            if self.chat
-            else []
-        )
+        """The first chunks of a chat stream, with the role."""
+        if not self.is_chat:
+            return []
+        delta = {"delta": {"role": "assistant", "content": ""}}
+        return [
+            self._response([self._choice(sequence.index, delta, [], "")], ".chunk")
+            for sequence in self.sequences
+        ]
 
-    def chunk(self, piece: TextChunk) -> JSONDict:
-        told = {"delta": {"content": piece.text}} if self.chat else {"text": piece.text}
-        return self._tree([self._choice(piece.index, told, [piece], piece.finish_reason)], ".chunk")
+    def chunk(self, chunk: TextChunk) -> JSONDict:
+        content = {"delta": {"content": chunk.text}} if self.is_chat else {"text": chunk.text}
+        choice = self._choice(chunk.index, content, [chunk], chunk.finish_reason)
+        return self._response([choice], ".chunk")
 
     def usage_chunk(self) -> JSONDict:
-        """The chunk that tells how much it was."""
-        return self._tree([], ".chunk") | {"usage": self.usage()}
+        return {**self._response([], ".chunk"), "usage": self.usage()}
 
     def usage(self) -> JSONDict:
-        both = self.num_prompt_tokens + self.written
         return {
             "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.written,
-            "total_tokens": both,
+            "completion_tokens": self.num_completion_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
         }
 
-    def _tree(self, choices: list[JSONDict], part: str = "") -> JSONDict:
-        kind = f"chat.completion{part}" if self.chat else "text_completion"
-        return {"object": kind, **self.head, "choices": choices}
+    def _response(self, choices: list[JSONDict], suffix: str = "") -> JSONDict:
+        object_type = f"chat.completion{suffix}" if self.is_chat else "text_completion"
+        return {"object": object_type, **self.common_fields, "choices": choices}
 
     def _choice(
-        self, index: int, told: JSONDict, pieces: Sequence[TextChunk], reason: str
+        self, index: int, content: JSONDict, chunks: Sequence[TextChunk], finish_reason: str
     ) -> JSONDict:
-        self.written += len(pieces)
+        self.num_completion_tokens += len(chunks)
         logprobs = None
-        if self.logprobs and self.chat:
-            logprobs = {
-                "content": [self._token(*piece.token_logprob) for piece in pieces],
-                "refusal": None,
-            }
-        elif self.logprobs:
-            logprobs = self._table(index, pieces)
-        return {"index": index, **told, "logprobs": logprobs, "finish_reason": reason or None}
-
-    def _table(self, index: int, pieces: Sequence[TextChunk]) -> JSONDict:
-        """The older form; `text_offset` is how much of the text stood there when a token was written."""
-        echoed = self.echoed.pop(index, ())
-        at = self.offsets.get(index, 0)
-        told = [*echoed, *(piece.token_logprob for piece in pieces)]
-        lengths = [len(self.words(one.token)) for one in echoed]
-        lengths += [len(piece.text) for piece in pieces]
-        if echoed and pieces:
-            lengths[len(echoed)] -= len(self.texts[index].prompt_text)
-        *offsets, self.offsets[index] = accumulate(lengths, initial=at)
+        if self.has_logprobs and self.is_chat:
+            tokens = [self._chat_logprob(chunk.token_logprob) for chunk in chunks]
+            logprobs = {"content": tokens, "refusal": None}
+        elif self.has_logprobs:
+            logprobs = self._completion_logprobs(index, chunks)
         return {
-            "tokens": [self.words(one.token) for one in told],
-            "token_logprobs": [
-                None if isnan(one.logprob) else max(one.logprob, MIN_LOGPROB) for one in told
-            ],
-            "top_logprobs": [
-                {self.words(token): max(p, MIN_LOGPROB) for token, p in one.top} or None
-                for one in told
-            ],
+            "index": index,
+            **content,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason or None,
+        }
+
+    def _completion_logprobs(self, index: int, chunks: Sequence[TextChunk]) -> JSONDict:
+        """The format of completions; `text_offset` is the length of the text before each token."""
+        token_texts = self.token_texts
+        echoed = self.prompt_logprobs.pop(index, ())
+        offset = self.text_offsets.get(index, 0)
+        tokens = [*echoed, *(chunk.token_logprob for chunk in chunks)]
+        lengths = [len(token_texts(token.token)) for token in echoed]
+        lengths += [len(chunk.text) for chunk in chunks]
+        if echoed and chunks:  # the first chunk repeats the prompt
+            lengths[len(echoed)] -= len(self.sequences[index].prompt_text)
+        *offsets, self.text_offsets[index] = accumulate(lengths, initial=offset)
+        logprobs = []
+        top_logprobs = []
+        for token in tokens:
+            is_first = math.isnan(token.logprob)
+            logprobs.append(None if is_first else max(token.logprob, MIN_LOGPROB))
+            top = {token_texts(other): max(p, MIN_LOGPROB) for other, p in token.top}
+            top_logprobs.append(top or None)
+        return {
+            "tokens": [token_texts(token.token) for token in tokens],
+            "token_logprobs": logprobs,
+            "top_logprobs": top_logprobs,
             "text_offset": offsets,
         }
 
-    def _token(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> JSONDict:
-        return self._said(token, logprob) | {"top_logprobs": [self._said(*one) for one in top]}
+    def _chat_logprob(self, token: TokenLogprob) -> JSONDict:
+        top = [self._token_info(other, logprob) for other, logprob in token.top]
+        return {**self._token_info(token.token, token.logprob), "top_logprobs": top}
 
-    def _said(self, token: int, logprob: float) -> JSONDict:
+    def _token_info(self, token: int, logprob: float) -> JSONDict:
         return {
-            "token": self.words(token),
+            "token": self.token_texts(token),
             "logprob": max(logprob, MIN_LOGPROB),
-            "bytes": self.words.bytes(token),
+            "bytes": self.token_texts.bytes(token),
         }
 
 
-# ---- openai: The API that programs already speak: /v1/models, completions and chat completions.
-
-ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 413, 429, 500, 503, 504)
-}
-SSE_MEDIA_TYPE = "text/event-stream"
-STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-SSE_DONE = b"data: [DONE]\n\n"
-
-
-def add_openai_routes(app: FastAPI, shelf: ModelRegistry, limits: Limits) -> None:
-    """The paths of the API that write."""
-
-    @app.get("/v1/models")
-    async def models() -> JSONDict:
-        return {"object": "list", "data": [_model(shelf, name) for name in shelf.names]}
-
-    @app.get("/v1/models/{name:path}", responses=ERROR_RESPONSES)
-    async def model(name: str) -> JSONDict:
-        shelf.check_name(name)
-        return _model(shelf, name)
-
-    @app.post("/v1/completions", responses=ERROR_RESPONSES)
-    async def completions(asked: CompletionRequest, request: Request) -> Response:
-        given = to_list(asked.prompt, limits, asked.n)
-        client = client_address(request)
-        async with shelf.using(asked.model) as held:
-            check_endpoint(held, "/v1/completions")
-            held.worker.check_room(client, len(given) * asked.n)
-            texts = await asyncio.to_thread(make_completion_sequences, held, asked, given, limits)
-            told = asked.logprobs is not None
-            shape = ResponseBuilder(
-                held, texts, False, told, await compute_prompt_logprobs(held, client, asked, texts)
-            )
-            if asked.max_tokens == 0:
-                shelf.metrics.prompt_tokens.inc(shape.num_prompt_tokens, model=held.name)
-                return _whole(shape.prompt_response(), asked.stream)
-            job = held.worker.submit(client, texts)
-        return await _answer(job, shape, asked)
-
-    @app.post("/v1/chat/completions", responses=ERROR_RESPONSES)
-    async def chat_completions(asked: ChatCompletionRequest, request: Request) -> Response:
-        client = client_address(request)
-        to_list(
-            "".join(message.to_dict()["content"] for message in asked.messages), limits, asked.n
-        )
-        if asked.top_logprobs and not asked.logprobs:
-            raise APIError("top_logprobs needs logprobs to be true.", param="top_logprobs")
-        async with shelf.using(asked.model) as held:
-            check_endpoint(held, "/v1/completions")
-            held.worker.check_room(client, asked.n)
-            texts = await asyncio.to_thread(make_chat_sequences, held, asked, limits)
-            job = held.worker.submit(client, texts)
-        return await _answer(job, ResponseBuilder(held, texts, True, asked.logprobs), asked)
-
-
-async def _answer(job: GenerationJob, shape: ResponseBuilder, asked: SamplingRequest) -> Response:
-    """All at once, or a stream. That begins with the first token: what goes wrong before has a status of its own."""
-    if asked.stream:
-        try:
-            await job.wait_for_output()
-        except BaseException:
-            job.close()
-            raise
-        return SSEResponse(job, shape, asked.stream_options.include_usage)
-    all_of_it = []
-    with job:
-        while pieces := await job.take_output():
-            all_of_it += pieces
-    return JSONResponse(shape.full_response(all_of_it))
-
-
-def _whole(tree: JSONDict, stream: bool) -> Response:
-    """What is known already; where a stream was asked for, as its only event."""
-    return (
-        Response(_event(tree) + SSE_DONE, headers=STREAM_HEADERS, media_type=SSE_MEDIA_TYPE)
-        if stream
-        else JSONResponse(tree)
-    )
-
-
 class SSEResponse(StreamingResponse):
-    """A job's answer while it is written; when it ends, or nobody listens any more, so does the job."""
+    """Streams the output of a job; closes the job when the stream ends or the client leaves."""
 
-    def __init__(self, job: GenerationJob, shape: ResponseBuilder, usage: bool) -> None:
-        super().__init__(
-            _events(job, shape, usage), headers=STREAM_HEADERS, media_type=SSE_MEDIA_TYPE
-        )
+    def __init__(self, job: GenerationJob, builder: ResponseBuilder, include_usage: bool) -> None:
+        events = _stream_events(job, builder, include_usage)
+        super().__init__(events, headers=STREAM_HEADERS, media_type=SSE_MEDIA_TYPE)
         self.job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -621,29 +561,110 @@ class SSEResponse(StreamingResponse):
             await self.stream_response(send)
 
 
-async def _events(job: GenerationJob, shape: ResponseBuilder, usage: bool) -> AsyncIterator[bytes]:
-    """What is there already goes out together."""
-    some = shape.opening_chunks()
+async def _stream_events(
+    job: GenerationJob, builder: ResponseBuilder, include_usage: bool
+) -> AsyncIterator[bytes]:
+    """Server-sent events; chunks that are ready are sent together."""
+    responses = builder.opening_chunks()
     try:
-        while pieces := await job.take_output():
-            yield b"".join(map(_event, [*some, *map(shape.chunk, pieces)]))
-            some = []
-        if usage:
-            some.append(shape.usage_chunk())
+        while chunks := await job.take_output():
+            responses += map(builder.chunk, chunks)
+            yield b"".join(map(_to_event, responses))
+            responses = []
+        if include_usage:
+            responses.append(builder.usage_chunk())
     except APIError as error:
-        some.append(error.payload)
-    yield b"".join(map(_event, some)) + SSE_DONE
+        responses.append(error.payload)
+    yield b"".join(map(_to_event, responses)) + SSE_DONE
 
 
-def _event(tree: JSONDict) -> bytes:
-    return (
-        b"data: "
-        + json.dumps(tree, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
-        + b"\n\n"
-    )
+def _to_event(data: JSONDict) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return b"data: " + text.encode(errors="replace") + b"\n\n"
 
 
-def _model(shelf: ModelRegistry, name: str) -> JSONDict:
-    path = Path(shelf.paths.get(name, ""))
+# Routes
+
+
+def add_openai_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> None:
+    @app.get("/v1/models")
+    async def models() -> JSONDict:
+        return {"object": "list", "data": [_model_info(registry, name) for name in registry.names]}
+
+    @app.get("/v1/models/{name:path}", responses=ERROR_RESPONSES)
+    async def model(name: str) -> JSONDict:
+        registry.check_name(name)
+        return _model_info(registry, name)
+
+    @app.post("/v1/completions", responses=ERROR_RESPONSES)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        prompts = to_list(body.prompt, limits, body.n)
+        client = client_address(request)
+        async with registry.using(body.model) as loaded_model:
+            check_endpoint(loaded_model, "/v1/completions")
+            worker = loaded_model.worker
+            worker.check_room(client, len(prompts) * body.n)
+            sequences = await asyncio.to_thread(
+                make_completion_sequences, loaded_model, body, prompts, limits
+            )
+            logprobs = await compute_prompt_logprobs(loaded_model, client, body, sequences)
+            has_logprobs = body.logprobs is not None
+            builder = ResponseBuilder(loaded_model, sequences, False, has_logprobs, logprobs)
+            if body.max_tokens == 0:
+                registry.metrics.prompt_tokens.inc(
+                    builder.num_prompt_tokens, model=loaded_model.name
+                )
+                return _prompt_response(builder, body.stream)
+            job = worker.submit(client, sequences)
+        return await _respond(job, builder, body)
+
+    @app.post("/v1/chat/completions", responses=ERROR_RESPONSES)
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+        client = client_address(request)
+        texts = [message.to_dict()["content"] for message in body.messages]
+        to_list("".join(texts), limits, body.n)  # checks the limits
+        if body.top_logprobs and not body.logprobs:
+            raise APIError("top_logprobs requires logprobs to be true.", param="top_logprobs")
+        async with registry.using(body.model) as loaded_model:
+            check_endpoint(loaded_model, "/v1/completions")
+            worker = loaded_model.worker
+            worker.check_room(client, body.n)
+            sequences = await asyncio.to_thread(make_chat_sequences, loaded_model, body, limits)
+            job = worker.submit(client, sequences)
+        builder = ResponseBuilder(loaded_model, sequences, True, body.logprobs)
+        return await _respond(job, builder, body)
+
+
+async def _respond(
+    job: GenerationJob, builder: ResponseBuilder, request: SamplingRequest
+) -> Response:
+    """Respond completely or as a stream, which starts with the first token.
+
+    Errors before the first token have their own status.
+    """
+    if request.stream:
+        try:
+            await job.wait_for_output()
+        except BaseException:  # also a cancelled request
+            job.close()
+            raise
+        return SSEResponse(job, builder, request.stream_options.include_usage)
+    all_chunks = list[TextChunk]()
+    with job:
+        while chunks := await job.take_output():
+            all_chunks += chunks
+    return JSONResponse(builder.full_response(all_chunks))
+
+
+def _prompt_response(builder: ResponseBuilder, stream: bool) -> Response:
+    response = builder.prompt_response()
+    if not stream:
+        return JSONResponse(response)
+    content = _to_event(response) + SSE_DONE
+    return Response(content, headers=STREAM_HEADERS, media_type=SSE_MEDIA_TYPE)
+
+
+def _model_info(registry: ModelRegistry, name: str) -> JSONDict:
+    path = Path(registry.paths.get(name, ""))
     created = int(path.stat().st_mtime) if path.name and path.exists() else 0
     return {"id": name, "object": "model", "created": created, "owned_by": "clearhead"}

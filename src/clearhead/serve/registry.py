@@ -1,7 +1,9 @@
-"""Models by name: loaded when someone asks, and put away when others need the room."""
+"""Registry of served models: loads them on demand and evicts the least recently used."""
 
 import asyncio
+import hashlib
 import os
+import secrets
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -19,68 +21,91 @@ from clearhead.serve.metrics import Metrics
 from clearhead.serve.middleware import APIError, Limits
 from clearhead.serve.scheduler import BatchCapacity, ModelWorker, stopping_error
 from clearhead.weights.checkpoint import Placement
-from clearhead.word_vectors.vectors import Vectors
+from clearhead.word_vectors.vectors import Vectors, vectors
 
-MAX_LISTED_NAMES = 8  # models, all of which are named where one is not there
+MAX_LISTED_NAMES = 8  # an error for an unknown name lists all names up to this many
+MAX_ERROR_NAMES = 24
+MAX_NAME_CHARS = 80  # of names in error messages
+GENERIC_FOLDER_NAMES = ("model", "best")
+GIB = 2**30
 
 
 class LoadedModel:
-    """A model that is loaded. Its worker's thread computes for the API, the page in threads of its own."""
+    """A loaded model with its worker (for the API) and its word vectors (for the page)."""
 
-    def __init__(self, name: str, path: str, model: Model, shelf: "ModelRegistry") -> None:
+    def __init__(self, name: str, path: str, model: Model, registry: "ModelRegistry") -> None:
         self.name = name
         self.path = path
         self.model = model
-        self._shelf = shelf
         self.num_users = 0
+        self._registry = registry
+        self._word_vectors: dict[int | None, Vectors] = {}  # by layer
 
     @cached_property
     def worker(self) -> ModelWorker:
-        worker = ModelWorker(self.model, self._shelf.limits, self._shelf.metrics, self.name)
-        if self._shelf.is_stopping:
-            worker.close()  # it takes on nothing
+        registry = self._registry
+        worker = ModelWorker(self.model, registry.limits, registry.metrics, self.name)
+        if registry.is_stopping:
+            worker.close()
         return worker
 
     @property
     def existing_worker(self) -> ModelWorker | None:
-        """The worker, if anyone asked for it yet."""
-        found: ModelWorker | None = self.__dict__.get("worker")
-        return found
+        """The worker, if it was used before."""
+        worker: ModelWorker | None = self.__dict__.get("worker")
+        return worker
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.num_users) or (
-            self.existing_worker is not None and self.existing_worker.is_busy
+        worker = self.existing_worker
+        return bool(self.num_users) or (worker is not None and worker.is_busy)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the weights: stable until the files change; random for in-memory models."""
+        path = Path(self.path).resolve()
+        if not self.path or not path.exists():
+            return secrets.token_hex(8)
+        files = sorted(
+            file for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file()
         )
+        stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        parameter = next(self.model.net.parameters())
+        identity = (path, stats, parameter.device.type, parameter.dtype)
+        return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+
+    def word_vectors(self, layer: int | None = None) -> Vectors:
+        """Vectors of all words: embeddings (None) or a layer. Caches embeddings and one layer."""
+        cached = self._word_vectors.get(layer)
+        if cached is None:  # other threads may do the same at the same time
+            cached = vectors(self.model, layer)
+            for other_layer in [key for key in list(self._word_vectors) if key is not None]:
+                self._word_vectors.pop(other_layer, None)
+            self._word_vectors[layer] = cached
+        return cached
 
     @property
     def num_bytes(self) -> int:
-        """Of what it always has, and of vectors of words that the page keeps with it: as they are, and of length 1."""
-        kept: dict[int | None, Vectors] = vars(self.model).get("_vectors", {})
-        return self._own + sum(
-            8 * len(one) * self.model.config.model.d_model for one in list(kept.values())
-        )
+        """Memory of weights, KV cache (allocated or not) and word vectors (raw and normalized)."""
+        d_model = self.model.config.model.d_model
+        tables = list(self._word_vectors.values())
+        return self._fixed_bytes + sum(2 * 4 * len(table) * d_model for table in tables)
 
     @cached_property
-    def _own(self) -> int:
-        """Of its weights, and of the rows of its texts, whether or not anyone has asked for one yet."""
-        one = (
-            1 if is_quantized(self.model.net) else next(self.model.net.parameters()).element_size()
-        )
-        return self.model.num_parameters() * one + self._rows
-
-    @property
-    def _rows(self) -> int:
+    def _fixed_bytes(self) -> int:
+        net = self.model.net
+        bytes_per_weight = 1 if is_quantized(net) else next(net.parameters()).element_size()
         try:
-            return BatchCapacity.from_model(self.model, self._shelf.limits).num_bytes
-        except ClearheadError:  # it writes no texts
-            return 0
+            cache_bytes = BatchCapacity.from_model(self.model, self._registry.limits).num_bytes
+        except ClearheadError:  # not a generative model
+            cache_bytes = 0
+        return self.model.num_parameters() * bytes_per_weight + cache_bytes
 
 
 class ModelRegistry:
-    """Models by name, at most so many bytes of them loaded; the one unused longest goes first, never one in use.
+    """Models by name. Loaded models use at most `max_bytes`; models in use are never evicted.
 
-    What a model takes is known when it is there, so for a moment there may be one too many.
+    The size of a model is known after loading it, so one model too many may be loaded briefly.
     """
 
     def __init__(
@@ -93,162 +118,167 @@ class ModelRegistry:
         self.names = [*paths]
         self.limits = Limits()
         self.metrics = Metrics()
-        self.loaded: dict[str, LoadedModel] = {}  # in the order of their last use
-        self.is_frozen = self.is_stopping = (
-            False  # whether nothing is loaded any more; nothing is done any more
-        )
-        self._loading: dict[str, asyncio.Task[LoadedModel]] = {}
+        self.loaded: dict[str, LoadedModel] = {}  # least recently used first
+        self.is_frozen = False  # no more models are loaded
+        self.is_stopping = False
+        self._load_tasks: dict[str, asyncio.Task[LoadedModel]] = {}
 
     @classmethod
     def from_models(cls, models: Mapping[str, Model]) -> Self:
-        """A shelf of models that are loaded already, which stay."""
-        shelf = cls({}, max_bytes=0)
-        shelf.loaded = {name: LoadedModel(name, "", model, shelf) for name, model in models.items()}
-        shelf.names = [*models]
-        return shelf
+        """Create a registry of models that are already loaded and stay loaded."""
+        registry = cls({}, max_bytes=0)
+        registry.loaded = {
+            name: LoadedModel(name, "", model, registry) for name, model in models.items()
+        }
+        registry.names = [*models]
+        return registry
 
     @property
     def num_bytes(self) -> int:
-        return sum(held.num_bytes for held in self.loaded.values())
+        return sum(loaded_model.num_bytes for loaded_model in self.loaded.values())
 
     @property
     def default_name(self) -> str:
-        """The name that goes without saying."""
+        """The only name, for requests without a model."""
         if len(self.names) > 1:
-            raise APIError(
-                f"several models are served; say which: {', '.join(self.names[:24])}.",
-                param="model",
-            )
+            names = ", ".join(self.names[:MAX_ERROR_NAMES])
+            raise APIError(f"model is required; this server has {names}.", param="model")
         return self.names[0]
 
     def check_name(self, name: str) -> None:
-        if name not in self.names:
-            known = suggest(name[:80], self.names)
-            if known.endswith("?") and len(self.names) <= MAX_LISTED_NAMES:
-                known = f"{known} Served are {', '.join(self.names)}."
-            raise APIError(
-                f"there is no model {name[:80]!r} here; {known}", 404, "model", "model_not_found"
-            )
+        if name in self.names:
+            return
+        short_name = name[:MAX_NAME_CHARS]
+        hint = suggest(short_name, self.names)
+        if hint.endswith("?") and len(self.names) <= MAX_LISTED_NAMES:
+            hint = f"{hint} Available: {', '.join(self.names)}."
+        raise APIError(f"Model {short_name!r} not found; {hint}", 404, "model", "model_not_found")
 
     async def get(self, name: str) -> LoadedModel:
-        """The model of that name. It stays at least as long as its worker has work."""
-        self._open()
-        held = self.loaded.pop(name, None) or await self._loaded(name)
-        self.loaded[name] = held  # the newest is the last
-        self._open()  # loading takes its time
-        return held
+        """Get a model, loading it if needed. It stays loaded while its worker is busy."""
+        self._check_not_stopping()
+        loaded_model = self.loaded.pop(name, None) or await self._load(name)
+        self.loaded[name] = loaded_model  # most recently used last
+        self._check_not_stopping()  # loading takes time
+        return loaded_model
 
-    def _open(self) -> None:
+    def _check_not_stopping(self) -> None:
         if self.is_stopping:
             raise stopping_error()
 
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[LoadedModel]:
-        """The same, and it stays until the block ends."""
-        held = await self.get(name)
-        held.num_users += 1
+        """Get a model that stays loaded until the block ends."""
+        loaded_model = await self.get(name)
+        loaded_model.num_users += 1
         try:
-            yield held
+            yield loaded_model
         finally:
-            held.num_users -= 1
+            loaded_model.num_users -= 1
 
     async def load_all(self) -> None:
-        """Everything now; nothing is loaded or put away later."""
+        """Load all models now and never load or evict any later."""
         for name in self.names:
             await self.get(name)
-        if missing := [name for name in self.names if name not in self.loaded]:
-            room = f"{self.max_bytes / 2**30:.1f} GiB hold not all models at once: {missing[0]} is one too many"
-            raise ClearheadError(f"{room}; allow more memory, or serve fewer.")
+        for name in self.names:
+            if name not in self.loaded:
+                raise ClearheadError(
+                    f"Models do not fit into {self.max_bytes / GIB:.1f} GiB together: {name} does "
+                    "not fit. Increase --max-memory or serve fewer models."
+                )
         self.is_frozen = True
 
-    async def _loaded(self, name: str) -> LoadedModel:
-        """Those who come meanwhile wait for the same load; who goes away does not end it for the others."""
+    async def _load(self, name: str) -> LoadedModel:
+        """Load a model; concurrent requests share one load, which outlives a cancelled request."""
         self.check_name(name)
         if self.is_frozen:
-            raise APIError(
-                f"model {name!r} is not loaded, and this server loads none.", 403, "model"
-            )
-        if name not in self._loading:
-            self._loading[name] = asyncio.create_task(self._load(name))
-            self._loading[name].add_done_callback(self._seen)
-        return await asyncio.shield(self._loading[name])
+            raise APIError(f"Model {name!r} is not loaded (--read-only).", 403, "model")
+        if name not in self._load_tasks:
+            task = asyncio.create_task(self._load_from_path(name))
+            task.add_done_callback(self._forget_task)
+            self._load_tasks[name] = task
+        return await asyncio.shield(self._load_tasks[name])
 
-    def _seen(self, done: asyncio.Task[LoadedModel]) -> None:
-        """Whatever came of a load, the next one begins anew; if nobody waited, its error is of no interest."""
-        self._loading = {name: task for name, task in self._loading.items() if task is not done}
-        if not done.cancelled():
-            done.exception()
+    def _forget_task(self, finished: asyncio.Task[LoadedModel]) -> None:
+        self._load_tasks = {
+            name: task for name, task in self._load_tasks.items() if task is not finished
+        }
+        if not finished.cancelled():
+            finished.exception()  # mark as retrieved, in case nobody waits
 
-    async def _load(self, name: str) -> LoadedModel:
+    async def _load_from_path(self, name: str) -> LoadedModel:
+        path = self.paths[name]
         try:
-            model = await asyncio.to_thread(
-                load, self.paths[name], device=self.device, dtype=self.dtype
-            )
+            model = await asyncio.to_thread(load, path, device=self.device, dtype=self.dtype)
         except ClearheadError as error:
-            raise APIError(f"model {name!r} cannot be loaded: {error}", 503) from None
-        held = LoadedModel(name, self.paths[name], model, self)
-        if held.num_bytes > self.max_bytes:
-            sizes = (
-                f"{held.num_bytes / 2**30:.1f} GiB, more than the {self.max_bytes / 2**30:.1f} GiB"
-            )
-            rows = "with the rows of its texts, which --slots makes fewer"
+            raise APIError(f"Cannot load model {name!r}: {error}", 503) from None
+        loaded_model = LoadedModel(name, path, model, self)
+        if loaded_model.num_bytes > self.max_bytes:
             raise APIError(
-                f"{name} needs {sizes} that models may take here (--memory), {rows}.", 503
+                f"{name} needs {loaded_model.num_bytes / GIB:.1f} GiB including its KV cache; "
+                f"--max-memory is {self.max_bytes / GIB:.1f} GiB. Increase it, or reduce "
+                "--max-batch-size.",
+                503,
             )
-        self.loaded[name] = held
-        self._put_away(keep=name)
-        return held
+        self.loaded[name] = loaded_model
+        self._evict(keep=name)
+        return loaded_model
 
-    def _put_away(self, keep: str) -> None:
-        for name, held in list(self.loaded.items()):
+    def _evict(self, keep: str) -> None:
+        for name, loaded_model in list(self.loaded.items()):
             if self.num_bytes <= self.max_bytes:
                 return
-            if name != keep and not held.is_busy:
+            if name != keep and not loaded_model.is_busy:
                 del self.loaded[name]
-                if held.existing_worker:
-                    held.existing_worker.close()
+                if loaded_model.existing_worker:
+                    loaded_model.existing_worker.close()
 
-    async def stop(self, seconds: float) -> None:
-        """Nothing new is taken on; what runs may end within so many seconds, and is told to end after them."""
-        self.is_frozen = self.is_stopping = True
-        workers = [held.existing_worker for held in self.loaded.values() if held.existing_worker]
-        await asyncio.gather(*(worker.stop(seconds) for worker in workers))
+    async def stop(self, timeout: float) -> None:
+        """Reject new work; let running work finish within the timeout."""
+        self.is_frozen = True
+        self.is_stopping = True
+        workers = [loaded_model.existing_worker for loaded_model in self.loaded.values()]
+        await asyncio.gather(*(worker.stop(timeout) for worker in workers if worker))
 
 
-def parse_model_paths(words: Iterable[str]) -> dict[str, str]:
-    """Paths by name: NAME=PATH, or a path alone, whose last part is the name.
+def parse_model_paths(arguments: Iterable[str]) -> dict[str, str]:
+    """Parse NAME=PATH or PATH arguments into paths by name.
 
-    Of several folders that are all called model, or best, as in runs, it is the name of the folder above.
+    Without NAME, the name is the last part of the path; if several paths end in the same generic
+    folder name (model, best), it is the name of the parent folder.
     """
-    given: list[tuple[str, str, bool]] = []  # and whether it was called so
-    for word in words:
-        name, equals, path = word.partition("=")
-        called = bool(equals) and not Path(word).exists()
-        if not called:
-            name = _spelled(word).name.removesuffix(".gguf")
-            path = word
+    entries: list[tuple[str, str, bool]] = []  # name, path, whether the name was given
+    for argument in arguments:
+        name, equals, path = argument.partition("=")
+        has_name = bool(equals) and not Path(argument).exists()
+        if not has_name:
+            name = _absolute(argument).name.removesuffix(".gguf")
+            path = argument
         if not name or not path:
-            raise ClearheadError(f"{word!r} names no model; write a path, or NAME=PATH.")
-        given.append((name, path, called))
-    often = Counter(name for name, *_ in given)
-    found = dict[str, str]()
-    for own, path, called in given:
-        above = often[own] > 1 and own in ("model", "best") and not called
-        name = _spelled(path).parent.name if above else own
-        if name in found:
-            raise ClearheadError(f"two models are called {name!r}; tell them apart with NAME=PATH.")
-        found[name] = path
-    return found
+            raise ClearheadError(f"Invalid model {argument!r}; use PATH or NAME=PATH.")
+        entries.append((name, path, has_name))
+    counts = Counter(name for name, _, _ in entries)
+    paths: dict[str, str] = {}
+    for name, path, has_name in entries:
+        use_parent = counts[name] > 1 and name in GENERIC_FOLDER_NAMES and not has_name
+        unique_name = _absolute(path).parent.name if use_parent else name
+        if unique_name in paths:
+            raise ClearheadError(
+                f"Two models are named {unique_name!r}; rename one with NAME=PATH."
+            )
+        paths[unique_name] = path
+    return paths
 
 
-def _spelled(path: str) -> Path:
-    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links, whose own names are meant
+def _absolute(path: str) -> Path:
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow symlinks
 
 
 def default_memory_limit(device: str) -> int:
-    """Half of the memory of a device, in bytes; where the system does not tell, no bound."""
-    if (name := Placement.from_names(device, "").device).startswith("cuda"):
-        return torch.cuda.mem_get_info(name)[1] // 2
+    """Half of the device's memory in bytes; unlimited if the system does not report it."""
+    device_name = Placement.from_names(device, "").device
+    if device_name.startswith("cuda"):
+        return torch.cuda.mem_get_info(device_name)[1] // 2
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, ValueError):

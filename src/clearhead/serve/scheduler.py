@@ -251,7 +251,7 @@ def _num_bytes(cache: ModelCache) -> int:
 
 
 class Scheduler:
-    """An engine with a fixed KV cache and the sequences in it. Only `make_sequences` is thread-safe."""
+    """An engine with its running sequences. Only `make_sequences` is thread-safe."""
 
     def __init__(self, model: Model, limits: Limits) -> None:
         capacity = BatchCapacity.from_model(model, limits)

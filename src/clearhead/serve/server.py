@@ -1,4 +1,4 @@
-"""The process that serves: a port, a loop, and an end that keeps its word."""
+"""The server process: socket, event loop, idle timeouts and graceful shutdown."""
 
 import asyncio
 import errno
@@ -17,119 +17,123 @@ from clearhead.serve.registry import ModelRegistry
 from clearhead.serve.scheduler import exit_process
 
 IDLE_TIMEOUT = 30.0  # seconds
-MAX_PORT = 65535  # port
+SOCKET_BACKLOG = 2048
+MAX_PORT = 65535
+
+
+class PortInUseError(ClearheadError):
+    """The port is used by another process."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine itself can come in there."""
+    """Whether a host is reachable from this machine only."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
-class PortInUseError(ClearheadError):
-    """The port is another's."""
-
-
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A port that is ours, or a sentence why not."""
+    """Listen on a host and port."""
     if not 0 <= port <= MAX_PORT:
         raise ClearheadError(
-            f"--port {port} is no port; it is 0 to {MAX_PORT}, and 0 is any that is free."
+            f"--port must be between 1 and {MAX_PORT}, or 0 for any free port, got {port}."
         )
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return socket.create_server((host, port), family=family, backlog=SOCKET_BACKLOG)
     except OSError as error:
-        reason = (
-            os.strerror(error.errno).lower()
-            if error.errno and error.errno > 0
-            else str(error.strerror or error)
-        )
-        kind = PortInUseError if error.errno == errno.EADDRINUSE else ClearheadError
-        raise kind(
-            f"{host}:{port} cannot be served on: {reason}; choose another --port or --host."
+        has_errno = error.errno is not None and error.errno > 0  # getaddrinfo's are negative
+        reason = os.strerror(error.errno) if has_errno else (error.strerror or str(error))
+        error_type = PortInUseError if error.errno == errno.EADDRINUSE else ClearheadError
+        raise error_type(
+            f"Cannot listen on {host}:{port}: {reason}. Choose another --port or --host."
         ) from None
 
 
+ConnectionState = tuple[RequestResponseCycle | None, bool, int]
+
+
 class IdleTimeoutProtocol(H11Protocol):
-    """One that asks for something now and then, and reads the answers; who keeps silent, never ends a header, or does
-    not fetch what is left of an answer, is cut off."""
+    """HTTP/1.1 that closes connections of clients that are idle, or send or read nothing."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._look_later()
+        self._schedule_check()
 
-    def _now(self) -> tuple[RequestResponseCycle | None, bool, int]:
-        """The request, whether the next would be its client's turn, and how much of answers was not fetched."""
-        over = self.cycle is None or self.cycle.response_complete or self.transport.is_closing()
-        return self.cycle, over, self.transport.get_write_buffer_size()
+    def _state(self) -> ConnectionState:
+        """Current request, whether the client is expected to act, and unsent response bytes."""
+        is_client_turn = (
+            self.cycle is None or self.cycle.response_complete or self.transport.is_closing()
+        )
+        return self.cycle, is_client_turn, self.transport.get_write_buffer_size()
 
-    def _look_later(self) -> None:
-        self.looking = self.loop.call_later(IDLE_TIMEOUT, self._look, self._now())
+    def _schedule_check(self) -> None:
+        self.idle_timer = self.loop.call_later(IDLE_TIMEOUT, self._check, self._state())
 
-    def _look(self, before: tuple[RequestResponseCycle | None, bool, int]) -> None:
-        """A client whose turn it is, and who has done nothing since the last look, has gone."""
-        if before[1] and self._now() == before:
-            self.transport.abort()  # not close, which would wait until the rest was fetched
+    def _check(self, last_state: ConnectionState) -> None:
+        _, is_client_turn, _ = last_state
+        if is_client_turn and self._state() == last_state:
+            self.transport.abort()  # close() would wait until the buffer is sent
         else:
-            self._look_later()
+            self._schedule_check()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.looking.cancel()
+        self.idle_timer.cancel()
         super().connection_lost(exc)
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which lets the models finish or tell their readers before it ends."""
+    """A uvicorn server that lets running requests finish before it exits."""
 
     def __init__(
-        self, app: ASGIApp, shelf: ModelRegistry, ready: Callable[[], None] = lambda: None
+        self,
+        app: ASGIApp,
+        registry: ModelRegistry,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
-        self.shelf = shelf
-        self.ready = ready
-        options = {
-            "http": IdleTimeoutProtocol,
-            "ws": "none",
-            "loop": "asyncio",
-            "lifespan": "off",
-            "access_log": False,
-        }
-        quiet = {
-            "log_config": None,
-            "log_level": "critical",
-            "server_header": False,
-            "proxy_headers": False,
-        }
-        seconds = int(shelf.limits.shutdown_timeout + GRACE_SECONDS)
-        super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=seconds, **options, **quiet))  # type: ignore[arg-type]
+        self.registry = registry
+        self.on_ready = on_ready
+        config = uvicorn.Config(
+            app,
+            timeout_graceful_shutdown=int(registry.limits.shutdown_timeout + GRACE_SECONDS),
+            http=IdleTimeoutProtocol,
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            log_level="critical",
+            server_header=False,
+            proxy_headers=False,
+        )
+        super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self.ready()  # from here on a signal is heeded
+        self.on_ready()  # signals are handled from here on
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        stopping = asyncio.create_task(self.shelf.stop(self.shelf.limits.shutdown_timeout))
+        stop_models = asyncio.create_task(self.registry.stop(self.registry.limits.shutdown_timeout))
         await super().shutdown(sockets)
         if self.force_exit:
-            stopping.cancel()
-        await asyncio.gather(stopping, return_exceptions=True)
-        self._captured_signals.clear()  # which were heeded, and need not end the process once more
+            stop_models.cancel()
+        await asyncio.gather(stop_models, return_exceptions=True)
+        self._captured_signals.clear()  # handled; uvicorn would raise them again
 
 
 def run_server(
     app: ASGIApp,
-    shelf: ModelRegistry,
-    at: socket.socket,
-    all_at_once: bool,
-    ready: Callable[[], None],
+    registry: ModelRegistry,
+    server_socket: socket.socket,
+    load_all: bool,
+    on_ready: Callable[[], None],
 ) -> None:
-    """Until a signal; the first model is there before anyone is let in, or all of them."""
+    """Load the first model (or all), then serve until a signal."""
 
     async def serve() -> None:
-        await (shelf.load_all() if all_at_once else shelf.get(shelf.names[0]))
-        await Server(app, shelf, ready).serve(sockets=[at])
+        await (registry.load_all() if load_all else registry.get(registry.names[0]))
+        await Server(app, registry, on_ready).serve(sockets=[server_socket])
 
     asyncio.run(serve())
     exit_process()

@@ -1,4 +1,8 @@
-"""What is not written token by token: /v1/embeddings, /classify, /fill, /translate; some texts at a time."""
+"""Endpoints without sampling: /v1/embeddings, /classify, /fill and /translate.
+
+Large requests are processed in several turns, so that other clients need not wait long, and stop
+when the client disconnects.
+"""
 
 import asyncio
 import base64
@@ -15,6 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from clearhead.api import Model
 from clearhead.data.batch import Batch, batches_by_length
 from clearhead.errors import with_index
+from clearhead.generate.engine import eval_mode
 from clearhead.generate.generation import BeamSearchConfig, encode_prefixes
 from clearhead.generate.tasks import (
     Classification,
@@ -44,213 +49,216 @@ from clearhead.serve.openai import (
 )
 from clearhead.serve.registry import ModelRegistry
 
-BEAM_SEARCH_FIELDS = (
-    "num_beams",
-    "n_best",
-    "length_penalty",
-    "early_stopping",
-    "no_repeat_ngram_size",
-    "prefix",
-    "alternatives",
-)
-MAX_TEXTS_PER_TURN = (
-    8  # texts or sentences of one client that are answered before others have their turn
-)
-MAX_BEAMS_PER_TURN = 40  # texts followed at once in one turn: fewer sentences where each has more
+TASK_PATHS = ("/classify", "/fill", "/translate")
+MAX_TEXTS_PER_TURN = 8
+MAX_BEAMS_PER_TURN = 40  # texts × beams
 
-Vector = np.ndarray[Any, Any]
+Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def add_task_routes(app: FastAPI, shelf: ModelRegistry, limits: Limits) -> None:
-    """The paths of what is computed in one go."""
-
+def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> None:
     @app.post("/v1/embeddings", responses=ERROR_RESPONSES)
-    async def embeddings(asked: EmbeddingRequest, request: Request) -> Response:
-        given = to_list(asked.input, limits)
+    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+        texts = to_list(body.input, limits)
         client = client_address(request)
-        async with shelf.using(asked.model) as held:
-            check_endpoint(held, "/v1/embeddings")
-            width = held.model.config.model.d_model
-            if asked.dimensions not in (None, width):
-                sentence = f"vectors of this model have {width} dimensions, not {asked.dimensions}."
-                raise APIError(sentence, param="dimensions")
-            rows = await asyncio.to_thread(_rows, held.model, given)
-            vectors = dict[int, Vector]()
-            device = next(held.model.net.parameters()).device
-            for some in batches_by_length(
-                [len(row) for row in rows], device, MAX_TEXTS_PER_TURN
-            ):  # who leaves between two of these ends it
-                found = await held.worker.call(
-                    client, partial(_embedded, held.model, [rows[i] for i in some])
+        async with registry.using(body.model) as loaded_model:
+            check_endpoint(loaded_model, "/v1/embeddings")
+            model = loaded_model.model
+            d_model = model.config.model.d_model
+            if body.dimensions not in (None, d_model):
+                raise APIError(
+                    f"dimensions must be {d_model} for this model, got {body.dimensions}.",
+                    param="dimensions",
                 )
-                vectors |= zip(some, found, strict=True)
-        read = sum(map(len, rows))
-        shelf.metrics.prompt_tokens.inc(read, model=held.name)
-        encoded = asked.encoding_format == "base64"
+            rows = await asyncio.to_thread(_encode_for_embedding, model, texts)
+            vectors: dict[int, Vector] = {}
+            for indices in _turns(model, [len(row) for row in rows]):
+                function = partial(_embed, model, [rows[i] for i in indices])
+                vectors |= zip(
+                    indices, await loaded_model.worker.call(client, function), strict=True
+                )
+        num_tokens = sum(map(len, rows))
+        registry.metrics.prompt_tokens.inc(num_tokens, model=loaded_model.name)
+        to_json = _to_base64 if body.encoding_format == "base64" else np.ndarray.tolist
         data = [
-            {"object": "embedding", "index": i, "embedding": _encoded(v) if encoded else v.tolist()}
-            for i, v in sorted(vectors.items())
+            {"object": "embedding", "index": i, "embedding": to_json(vector)}
+            for i, vector in sorted(vectors.items())
         ]
-        usage = {"prompt_tokens": read, "total_tokens": read}
-        return JSONResponse({"object": "list", "model": held.name, "data": data, "usage": usage})
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return JSONResponse(
+            {"object": "list", "model": loaded_model.name, "data": data, "usage": usage}
+        )
 
     @app.post("/classify", responses=ERROR_RESPONSES)
-    async def classify(asked: ClassifyRequest, request: Request) -> Response:
-        given = to_list(asked.input, limits)
+    async def classify(body: ClassifyRequest, request: Request) -> Response:
+        texts = to_list(body.input, limits)
         client = client_address(request)
-        async with shelf.using(asked.model or shelf.default_name) as held:
-            check_endpoint(held, "/classify")
-            found = dict[int, Classification]()
-            batches, cut = await asyncio.to_thread(_batches, held.model, given)
-            for some, batch in batches:
-                made = await held.worker.call(client, partial(_judged, held.model, batch))
-                found |= zip(some, made, strict=True)
-                shelf.metrics.prompt_tokens.inc(
-                    sum(map(len, batch.unpadded_rows())), model=held.name
+        async with registry.using(body.model or registry.default_name) as loaded_model:
+            check_endpoint(loaded_model, "/classify")
+            model = loaded_model.model
+            batches, truncated = await asyncio.to_thread(_classification_batches, model, texts)
+            results: dict[int, Classification] = {}
+            for indices, batch in batches:
+                function = partial(_classify, model, batch)
+                results |= zip(
+                    indices, await loaded_model.worker.call(client, function), strict=True
                 )
+                num_tokens = sum(map(len, batch.unpadded_rows()))
+                registry.metrics.prompt_tokens.inc(num_tokens, model=loaded_model.name)
         answers = [
-            (asdict(one) if one.probabilities else {"number": one.score})
-            | {"cut": i in cut}
-            for i, one in sorted(found.items())
+            {**_classification_to_dict(result), "truncated": i in truncated}
+            for i, result in sorted(results.items())
         ]
-        return JSONResponse({"model": held.name, "answers": answers})
+        return JSONResponse({"model": loaded_model.name, "answers": answers})
 
     @app.post("/fill", responses=ERROR_RESPONSES)
-    async def fill_gaps(asked: FillRequest, request: Request) -> Response:
-        given = to_list(asked.input, limits)
+    async def fill(body: FillRequest, request: Request) -> Response:
+        texts = to_list(body.input, limits)
         client = client_address(request)
-        async with shelf.using(asked.model or shelf.default_name) as held:
-            check_endpoint(held, "/fill")
-            model = held.model
-            answers = list[JSONDict]()
-            rows = await asyncio.to_thread(lambda: list(model.encode_texts(given)))
-            if (
-                gaps := sum(
-                    row.count(mask)
-                    for row in rows
-                    for mask in model.config.inference.mask_token[:1]
-                )
-            ) > limits.max_texts:
+        async with registry.using(body.model or registry.default_name) as loaded_model:
+            check_endpoint(loaded_model, "/fill")
+            model = loaded_model.model
+            rows = await asyncio.to_thread(lambda: list(model.encode_texts(texts)))
+            mask_token = model.config.inference.mask_token
+            num_masks = sum(row.count(mask_token[0]) for row in rows) if mask_token else 0
+            if num_masks > limits.max_texts:
                 raise APIError(
-                    f"{gaps} gaps are more than the {limits.max_texts} of one request here.",
+                    f"Request has {num_masks} masks; the limit is {limits.max_texts}.",
                     param="input",
                 )
-            for number, text in enumerate(given):
-                with with_index(number if len(given) > 1 else None):
-                    work = partial(
-                        fill_masks, model.net, model.tokenizer, model.config, text, asked.top_k
-                    )
-                    filled = await held.worker.call(client, work)
-                    answers.append({"gaps": [[*map(asdict, words)] for words in filled.masks]})
-        shelf.metrics.prompt_tokens.inc(sum(map(len, rows)), model=held.name)
-        return JSONResponse({"model": held.name, "answers": answers})
+            answers = []
+            for index, text in enumerate(texts):
+                function = partial(
+                    fill_masks, model.net, model.tokenizer, model.config, text, body.top_k
+                )
+                with with_index(index if len(texts) > 1 else None):
+                    result = await loaded_model.worker.call(client, function)
+                answers.append(asdict(result))
+        registry.metrics.prompt_tokens.inc(sum(map(len, rows)), model=loaded_model.name)
+        return JSONResponse({"model": loaded_model.name, "answers": answers})
 
     @app.post("/translate", responses=ERROR_RESPONSES)
-    async def translate(asked: TranslateRequest, request: Request) -> Response:
-        given = to_list(asked.text, limits)
+    async def translate(body: TranslateRequest, request: Request) -> Response:
+        texts = to_list(body.text, limits)
         client = client_address(request)
-        if asked.max_tokens > limits.max_tokens:
-            raise APIError(f"max_tokens is at most {limits.max_tokens} here.", param="max_tokens")
-        async with shelf.using(asked.model or shelf.default_name) as held:
-            check_endpoint(held, "/translate")
-            work = await asyncio.to_thread(TranslationJob, held.model, given, asked, limits)
-            for some in work.batches():  # who leaves between two of these ends it
-                await held.worker.call(client, partial(work.translate, some))
-        return JSONResponse({"model": held.name, "translations": work.results()})
+        if body.max_tokens > limits.max_tokens:
+            raise APIError(
+                f"max_tokens must be at most {limits.max_tokens} on this server, "
+                f"got {body.max_tokens}.",
+                param="max_tokens",
+            )
+        async with registry.using(body.model or registry.default_name) as loaded_model:
+            check_endpoint(loaded_model, "/translate")
+            model = loaded_model.model
+            job = await asyncio.to_thread(TranslationJob, model, texts, body, limits)
+            for indices in job.turns():
+                await loaded_model.worker.call(client, partial(job.translate, indices))
+        return JSONResponse({"model": loaded_model.name, "translations": job.results()})
 
 
 class TranslationJob:
-    """Texts to be translated, cut as `model.translate` cuts them: so one that is long takes many turns."""
+    """Texts split into sentences as in `model.translate`; a long text takes many turns."""
 
     def __init__(
-        self, model: Model, texts: list[str], asked: TranslateRequest, limits: Limits
+        self, model: Model, texts: list[str], request: TranslateRequest, limits: Limits
     ) -> None:
         if model.tokenizers[1] is None:
-            raise APIError("this model has no tokenizer, so it cannot read a text.")
+            raise APIError("This model has no tokenizer for source texts.")
         self.model = model
         self.texts = texts
-        self.asked = asked
-        self.begin = encode_prefixes(asked.prefix, 1, model.tokenizer)
-        room = max(
-            1,
-            model.net.context_length
-            - len(model.config.inference.decoder_start_tokens)
-            - len(self.begin[0]),
-        )
-        most = asked.max_tokens or min(room, limits.max_tokens)
-        wish = BeamSearchConfig(
-            max_tokens=most, **{name: getattr(asked, name) for name in BEAM_SEARCH_FIELDS}
+        self.num_beams = request.num_beams
+        self.prefix = encode_prefixes(request.prefix, 1, model.tokenizer)
+        num_start_tokens = len(model.config.inference.decoder_start_tokens) + len(self.prefix[0])
+        room = max(1, model.net.context_length - num_start_tokens)
+        config = BeamSearchConfig(
+            max_tokens=request.max_tokens or min(room, limits.max_tokens),
+            num_beams=request.num_beams,
+            n_best=request.n_best,
+            length_penalty=request.length_penalty,
+            early_stopping=request.early_stopping,
+            no_repeat_ngram_size=request.no_repeat_ngram_size,
+            prefix=request.prefix,
+            alternatives=request.alternatives,
         )
         self.translator = Translator(
-            model.net, model.config, model.tokenizers, wish, asked.align, asked.split
+            model.net,
+            model.config,
+            model.tokenizers,
+            config,
+            align=request.align,
+            split_sentences=request.split_sentences,
         )
-        self.parts = [self._cut(i, text) for i, text in enumerate(texts)]
-        self.rows = [row for some in self.parts for row, _ in some if row]
-        self.found = dict[int, Translation]()
+        self.sentences = []
+        for index, text in enumerate(texts):
+            with with_index(index):
+                self.sentences.append(self.translator.encode_sentences(text))
+        self.rows = [ids for sentences in self.sentences for ids, _ in sentences if ids]
+        self.translations: dict[int, Translation] = {}  # by row
 
-    def _cut(self, number: int, text: str) -> list[tuple[list[int], str]]:
-        with with_index(number):
-            return self.translator.encode_sentences(text)
+    def turns(self) -> Iterator[list[int]]:
+        """Indices of rows that are translated together."""
+        max_rows = max(1, min(MAX_TEXTS_PER_TURN, MAX_BEAMS_PER_TURN // self.num_beams))
+        return _turns(self.model, [len(row) for row in self.rows], max_rows)
 
-    def batches(self) -> Iterator[list[int]]:
-        """Which are translated together: few enough that others need not wait long."""
-        device = next(self.model.net.parameters()).device
-        most = max(1, min(MAX_TEXTS_PER_TURN, MAX_BEAMS_PER_TURN // self.asked.num_beams))
-        return batches_by_length([len(row) for row in self.rows], device, most)
-
-    def translate(self, some: list[int]) -> None:
-        made = self.translator.translate_ids([self.rows[i] for i in some], self.begin * len(some))
-        self.found |= zip(some, made, strict=True)
+    def translate(self, indices: list[int]) -> None:
+        rows = [self.rows[i] for i in indices]
+        translations = self.translator.translate_ids(rows, self.prefix * len(indices))
+        self.translations |= zip(indices, translations, strict=True)
 
     def results(self) -> list[JSONDict]:
-        """The best of each text."""
-        model = self.model
-        made = (self.found[i] for i in range(len(self.rows)))
-        trees = list[JSONDict]()
-        for text, some in zip(self.texts, self.parts, strict=True):
-            parts = [next(made) if row else EMPTY_TRANSLATION for row, _ in some]
-            best = self.translator.join_sentences(parts, [gap for _, gap in some])
-            source, found = translation_to_json(
-                text, best, model.tokenizers, model.config.inference
+        """The best translations of each text."""
+        remaining = (self.translations[i] for i in range(len(self.rows)))
+        results = []
+        for text, sentences in zip(self.texts, self.sentences, strict=True):
+            parts = [next(remaining) if ids else EMPTY_TRANSLATION for ids, _ in sentences]
+            translation = self.translator.join_sentences(parts, [gap for _, gap in sentences])
+            source, best = translation_to_json(
+                text, translation, self.model.tokenizers, self.model.config.inference
             )
-            trees.append(source | {"best": found})
-        return trees
+            results.append({**source, "best": best})
+        return results
 
 
-def _rows(model: Model, given: list[Any]) -> list[list[int]]:
-    return list(model.encode_texts(given, longest=model.config.inference.max_length))
+def _turns(
+    model: Model, lengths: list[int], max_rows: int = MAX_TEXTS_PER_TURN
+) -> Iterator[list[int]]:
+    return batches_by_length(lengths, next(model.net.parameters()).device, max_rows)
 
 
-def _batches(model: Model, given: list[Any]) -> tuple[list[tuple[list[int], Batch]], set[int]]:
-    """Texts and pairs that are judged together, as `model.classify` reads them, by number; and which are cut."""
-    check_texts_not_empty(given)
-    texts = [tuple(one) if isinstance(one, list) else one for one in given]
-    longest = max_classification_tokens(model.config)
-    lengths = [len(row) for row in model.encode_texts(texts, endless=True)]
-    turns = batches_by_length(
-        [min(length, longest) for length in lengths],
-        next(model.net.parameters()).device,
-        MAX_TEXTS_PER_TURN,
-    )
-    batches = [
-        (some, model.make_batch([texts[i] for i in some], longest=longest)) for some in turns
-    ]
-    return batches, {i for i, length in enumerate(lengths) if length > longest}
+def _encode_for_embedding(model: Model, texts: list[Any]) -> list[list[int]]:
+    return list(model.encode_texts(texts, max_length=model.config.inference.max_length))
 
 
-def _judged(model: Model, batch: Batch) -> list[Classification]:
-    with torch.no_grad():
-        logits = model.net.compute_logits(
-            model.run_batch(batch, NO_HOOKS), batch.segment_ids
-        ).float()
-    return classification_results(logits, model.config)
-
-
-def _embedded(model: Model, rows: list[list[int]]) -> Vector:
-    """A vector for each text."""
-    vectors: Vector = model.embed(rows).float().cpu().numpy()  # type: ignore[arg-type]  # ids do as well as texts
+def _embed(model: Model, rows: list[list[int]]) -> Vector:
+    vectors: Vector = model.embed(rows).float().cpu().numpy()  # type: ignore[arg-type]  # ids are accepted, too
     return vectors
 
 
-def _encoded(vector: Vector) -> str:
+def _to_base64(vector: Vector) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+def _classification_batches(
+    model: Model, texts: list[Any]
+) -> tuple[list[tuple[list[int], Batch]], set[int]]:
+    """Batches with the indices of their texts, and the indices of truncated texts."""
+    check_texts_not_empty(texts)
+    texts = [tuple(text) if isinstance(text, list) else text for text in texts]
+    max_length = max_classification_tokens(model.config)
+    lengths = [len(row) for row in model.encode_texts(texts, allow_overflow=True)]
+    batches = []
+    for indices in _turns(model, [min(length, max_length) for length in lengths]):
+        batch = model.make_batch([texts[i] for i in indices], max_length=max_length)
+        batches.append((indices, batch))
+    return batches, {i for i, length in enumerate(lengths) if length > max_length}
+
+
+def _classify(model: Model, batch: Batch) -> list[Classification]:
+    with torch.no_grad(), eval_mode(model.net):
+        hidden = model.run_batch(batch, NO_HOOKS)
+        logits = model.net.compute_logits(hidden, batch.segment_ids).float()
+    return classification_results(logits, model.config)
+
+
+def _classification_to_dict(result: Classification) -> JSONDict:
+    return asdict(result) if result.probabilities else {"value": result.score}

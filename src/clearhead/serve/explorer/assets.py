@@ -1,10 +1,9 @@
-"""The page itself: its files under names that change with their content, and the map from bare names to them."""
+"""Static files of the page: content-hashed URLs, import map, content security policy, HTML."""
 
 import base64
 import gzip
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +17,8 @@ PAGE_FOLDER = Path(__file__).parent.parent / "page"
 VENDOR_FOLDER = "vendor"
 LIBRARY = f"{VENDOR_FOLDER}/lit-html"
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-COMMENT_LINE = re.compile(
-    rb"^[ \t]*(?://.*|/\*(?:[^*]|\*(?!/))*\*/[ \t]*)$", re.MULTILINE
-)  # on lines of its own
 CACHE_FOREVER = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+DATA_PLACEHOLDER = '"SNAPSHOT_DATA"'  # in the standalone page
 
 HTML_TEMPLATE = """<!doctype html>
 <html lang="en">
@@ -36,8 +33,9 @@ HTML_TEMPLATE = """<!doctype html>
 {scripts}
 </head>
 <body>
-<div id="page"><p class="loading">The page is loading …</p></div>
-<noscript>This page needs JavaScript; every number is also in <code>clearhead see</code> and in Python.</noscript>
+<div id="page"><p class="loading">Loading …</p></div>
+<noscript>This page needs JavaScript. The same data is available from
+<code>clearhead see</code> and in Python.</noscript>
 {data}
 </body>
 </html>
@@ -46,9 +44,9 @@ HTML_TEMPLATE = """<!doctype html>
 
 @dataclass(frozen=True)
 class Asset:
-    """One file of the page."""
+    """A file of the page."""
 
-    name: str  # its path without the ending
+    name: str  # path without suffix
     suffix: str
     content: bytes
 
@@ -58,7 +56,6 @@ class Asset:
 
     @cached_property
     def gzipped(self) -> bytes:
-        """For those who come over a network."""
         return gzip.compress(self.content, mtime=0)
 
     @property
@@ -66,137 +63,114 @@ class Asset:
         return f"data:{MEDIA_TYPES[self.suffix]};base64,{base64.b64encode(self.content).decode()}"
 
 
-def read_asset(path: Path) -> bytes:
-    """A file as it is sent: ours without comments, each line where it was; those of others as they are."""
-    content = path.read_bytes()
-    return (
-        content
-        if path.parent.name == VENDOR_FOLDER
-        else COMMENT_LINE.sub(lambda found: b"\n" * found[0].count(b"\n"), content)
-    )
-
-
 class PageAssets:
-    """All files of the page, read once."""
+    """All files of the page, loaded once."""
 
     def __init__(self, folder: Path = PAGE_FOLDER) -> None:
-        self.assets = [
-            Asset(
-                path.relative_to(folder).with_suffix("").as_posix(), path.suffix, read_asset(path)
-            )
-            for path in sorted(folder.rglob("*"))
-            if path.suffix in MEDIA_TYPES
-        ]
+        self.assets = []
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in MEDIA_TYPES:
+                name = path.relative_to(folder).with_suffix("").as_posix()
+                self.assets.append(Asset(name, path.suffix, path.read_bytes()))
         if not any(asset.name == LIBRARY for asset in self.assets):
             raise ClearheadError(
-                f"{folder / VENDOR_FOLDER} lacks lit-html; install the package again to have the page."
+                f"lit-html is missing in {folder / VENDOR_FOLDER}; reinstall clearhead."
             )
 
     @property
     def modules(self) -> dict[str, Asset]:
-        """By bare name: lit-html, and ch/NAME for ours."""
-        own = {
-            f"ch/{a.name}": a
-            for a in self.assets
-            if a.suffix == ".js" and not a.name.startswith(VENDOR_FOLDER)
-        }
-        return {"lit-html": self._named(LIBRARY), **own}
+        """JavaScript modules by import name: `lit-html`, and `ch/NAME` for the page's own."""
+        modules = {"lit-html": self._get(LIBRARY)}
+        for asset in self.assets:
+            if asset.suffix == ".js" and not asset.name.startswith(VENDOR_FOLDER):
+                modules[f"ch/{asset.name}"] = asset
+        return modules
 
     @property
     def styles(self) -> list[Asset]:
-        """The page's own first, then those of single views."""
-        return sorted(
-            (a for a in self.assets if a.suffix == ".css"),
-            key=lambda a: (a.name != "style", a.name),
-        )
+        """Style sheets: the common one, then those of views."""
+        styles = [asset for asset in self.assets if asset.suffix == ".css"]
+        return sorted(styles, key=lambda asset: (asset.name != "style", asset.name))
 
     @cached_property
     def import_map(self) -> str:
-        return json.dumps(
-            {"imports": {name: f"./{asset.url}" for name, asset in self.modules.items()}}
-        )
+        urls = {name: f"./{asset.url}" for name, asset in self.modules.items()}
+        return json.dumps({"imports": urls})
 
     @property
     def content_security_policy(self) -> str:
-        """What a browser may load for the page: its own files, and the import map, known by its hash."""
-        known = base64.b64encode(hashlib.sha256(self.import_map.encode()).digest()).decode()
-        sources = f"script-src 'self' 'sha256-{known}'; style-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:"
-        return f"default-src 'self'; {sources}; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+        """Allow own files only, and the inline import map by its hash."""
+        digest = base64.b64encode(hashlib.sha256(self.import_map.encode()).digest()).decode()
+        return (
+            f"default-src 'self'; script-src 'self' 'sha256-{digest}'; style-src 'self'; "
+            "img-src 'self' data: blob:; media-src 'self' blob:; "
+            "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+        )
 
     @cached_property
     def html(self) -> str:
-        """As it is served."""
-        styles = "\n".join(f'<link rel="stylesheet" href="{asset.url}">' for asset in self.styles)
-        # After the import map: a module that is loaded ahead of it, from a cache, would not know its imports.
-        ahead = "\n".join(
+        """The page as served."""
+        styles = [f'<link rel="stylesheet" href="{asset.url}">' for asset in self.styles]
+        # After the import map: a module that is preloaded before it could not resolve its imports.
+        scripts = [
             f'<link rel="modulepreload" href="{asset.url}">' for asset in self.modules.values()
-        )
-        scripts = f'<script type="module" src="{self.modules["ch/main"].url}"></script>'
+        ]
+        scripts.append(f'<script type="module" src="{self.modules["ch/main"].url}"></script>')
         return HTML_TEMPLATE.format(
-            icon=self._named("icon").url,
-            styles=styles,
+            icon=self._get("icon").url,
+            styles="\n".join(styles),
             imports=self.import_map,
-            scripts=f"{ahead}\n{scripts}",
+            scripts="\n".join(scripts),
             data="",
         )
 
     def standalone_html(self, data: str) -> str:
-        """As one file that needs no server: the same modules under data: URLs, and what they would have asked for."""
-        imports = json.dumps(
-            {"imports": {name: asset.data_url for name, asset in self.modules.items()}}
-        )
-        styles = "\n".join(f"<style>{asset.content.decode()}</style>" for asset in self.styles)
-        scripts = '<script type="module">import "ch/main";</script>'
-        held = f'<script type="application/json" id="snapshot">{data}</script>'
+        """The page as one file without server: modules as data: URLs, responses as JSON."""
+        urls = {name: asset.data_url for name, asset in self.modules.items()}
+        styles = [f"<style>{asset.content.decode()}</style>" for asset in self.styles]
         return HTML_TEMPLATE.format(
-            icon=self._named("icon").data_url,
-            styles=styles,
-            imports=imports,
-            scripts=scripts,
-            data=held,
+            icon=self._get("icon").data_url,
+            styles="\n".join(styles),
+            imports=json.dumps({"imports": urls}),
+            scripts='<script type="module">import "ch/main";</script>',
+            data=f'<script type="application/json" id="snapshot">{data}</script>',
         )
 
-    def _named(self, name: str) -> Asset:
+    def _get(self, name: str) -> Asset:
         return next(asset for asset in self.assets if asset.name == name)
 
 
-def to_script_json(tree: object) -> str:
-    """JSON that may stand inside a <script>: no text in it can end that."""
-    return json.dumps(tree, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+def to_script_json(data: object) -> str:
+    """JSON for a <script> element, which no string in it can close."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
 
 
-DATA_PLACEHOLDER = '"the numbers go here"'
-
-
-def asset_routes(shell: PageAssets) -> APIRouter:
+def asset_routes(assets: PageAssets) -> APIRouter:
     router = APIRouter(include_in_schema=False)
-    served = {asset.url: asset for asset in shell.assets}
+    assets_by_url = {asset.url: asset for asset in assets.assets}
 
     @router.get("/")
     async def page() -> HTMLResponse:
-        return HTMLResponse(
-            shell.html,
-            headers={
-                "Cache-Control": "no-cache",
-                "Content-Security-Policy": shell.content_security_policy,
-            },
-        )
+        headers = {
+            "Cache-Control": "no-cache",
+            "Content-Security-Policy": assets.content_security_policy,
+        }
+        return HTMLResponse(assets.html, headers=headers)
 
     @router.get("/page/{path:path}")
-    async def file(path: str, request: Request) -> Response:
-        asset = served.get(f"page/{path}")
+    async def asset_file(path: str, request: Request) -> Response:
+        asset = assets_by_url.get(f"page/{path}")
         if asset is None:
-            return Response("There is no such file.", status_code=404, media_type="text/plain")
-        packs = "gzip" in request.headers.get("accept-encoding", "")
-        headers = {**CACHE_FOREVER, "Content-Encoding": "gzip"} if packs else CACHE_FOREVER
-        content = asset.gzipped if packs else asset.content
-        return Response(
-            content, media_type=f"{MEDIA_TYPES[asset.suffix]}; charset=utf-8", headers=headers
-        )
+            return Response("File not found.", status_code=404, media_type="text/plain")
+        media_type = f"{MEDIA_TYPES[asset.suffix]}; charset=utf-8"
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            headers = {**CACHE_FOREVER, "Content-Encoding": "gzip"}
+            return Response(asset.gzipped, media_type=media_type, headers=headers)
+        return Response(asset.content, media_type=media_type, headers=CACHE_FOREVER)
 
-    @router.get("/api/whole")
-    async def whole() -> HTMLResponse:
-        """The page as one file, with a hole where its data go."""
-        return HTMLResponse(shell.standalone_html(DATA_PLACEHOLDER))
+    @router.get("/api/standalone")
+    async def standalone() -> HTMLResponse:
+        """The page as one file, with a placeholder for its data."""
+        return HTMLResponse(assets.standalone_html(DATA_PLACEHOLDER))
 
     return router

@@ -1,12 +1,12 @@
-"""The page as one file that needs no server: it is asked what a browser would ask, and the answers go inside."""
+"""The page as one HTML file: sends a browser's requests to the app and embeds the responses."""
 
 import asyncio
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from fastapi import APIRouter, FastAPI, Request
@@ -15,13 +15,15 @@ from clearhead.errors import ClearheadError
 from clearhead.lens.activations import ATTENTION_KINDS, attention_path
 from clearhead.serve.explorer.assets import to_script_json
 from clearhead.serve.explorer.runs import DEFAULT_NUM_BEAMS, RunRequest
+from clearhead.serve.explorer.serialize import JSONDict
 
-Question = tuple[str, str, dict[str, Any] | None]  # method, address, body
-
-MAX_PATTERN_BYTES = 24 << 20  # bytes of patterns that go inside
-MEDIA_FIELDS = "picture", "sound"
-VECTOR_LAB_REQUESTS: list[dict[str, Any]] = [  # what the vector lab begins with
-    {"written": "king - man + woman", "own": False, "layer": None},
+MAX_PATTERN_BYTES = 24 << 20  # of embedded attention patterns
+MAX_LAYERS = 12  # of embedded block and head comparisons
+MEDIA_FIELDS = ("image", "audio")
+EDIT_FIELDS = ("edits", "patch_from")
+FORWARDED_HEADERS = (b"authorization", b"cookie", b"host")
+VECTOR_LAB_REQUESTS: list[JSONDict] = [  # the defaults of the vector lab
+    {"expression": "king - man + woman", "include_inputs": False, "layer": None},
     {
         "pairs": [["cat", "cats"], ["dog", "dogs"]],
         "words": ["one", "two", "student", "students", "teacher", "teachers", "house", "houses"],
@@ -30,14 +32,34 @@ VECTOR_LAB_REQUESTS: list[dict[str, Any]] = [  # what the vector lab begins with
     {"words": ["king", "queen", "man", "woman", "apple"], "layer": None},
 ]
 
+Responses = dict[str, JSONDict]  # the page's request -> its response
 
-Selection = tuple[int, int, int]  # layer, head and token; −1 is the last
-Answers = dict[str, dict[str, Any]]  # what the page would ask for -> the answer
+
+class Selection(NamedTuple):
+    """The selected layer, head and query token; −1 is the last token."""
+
+    layer: int = 0
+    head: int = 0
+    query: int = -1
+
+
+class PageRequest(NamedTuple):
+    method: str
+    url: str
+    body: JSONDict | None = None
+
+    @property
+    def key(self) -> str:
+        """The key under which the page looks up the response."""
+        key = f"{self.method} {self.url.removeprefix('/')}"
+        if self.body is None:
+            return key
+        return f"{key} {json.dumps(self.body, ensure_ascii=False, separators=(',', ':'))}"
 
 
 @dataclass(frozen=True)
 class Requester:
-    """In whose name the page is asked: by headers that let them in, and an address that turns are counted for."""
+    """Headers (for authorization) and address (for quotas) of requests to the app."""
 
     headers: Sequence[tuple[bytes, bytes]] = ((b"host", b"localhost"),)
     address: tuple[str, int] | None = ("127.0.0.1", 0)
@@ -49,278 +71,252 @@ LOCAL_REQUESTER = Requester()
 def snapshot_routes() -> APIRouter:
     router = APIRouter(prefix="/api", tags=["page"])
 
-    @router.post("/page")
-    async def kept(
-        asked: RunRequest, request: Request, layer: int = 0, head: int = 0, query: int = -1
-    ) -> Answers:
-        """What a saved page of this run needs, where someone has chosen a layer, a head and a token."""
-        names = (b"authorization", b"cookie", b"host")
-        asker = Requester(
-            [(name, value) for name, value in request.headers.raw if name in names], request.client
-        )
-        return await collect_answers(request.app, await request.json(), asker, (layer, head, query))
+    @router.post("/snapshot")
+    async def snapshot(
+        run_request: RunRequest, request: Request, layer: int = 0, head: int = 0, query: int = -1
+    ) -> Responses:
+        """All responses that a saved page of a run needs."""
+        headers = [pair for pair in request.headers.raw if pair[0] in FORWARDED_HEADERS]
+        requester = Requester(headers, request.client)
+        selection = Selection(layer, head, query)
+        return await collect_responses(request.app, await request.json(), requester, selection)
 
     return router
 
 
 async def build_saved_page(app: FastAPI, text: str, source: str = "") -> str:
-    """The page of the first model with a text, as it is when it opens; its heads can be looked through."""
-    given = {key: value for key, value in (("text", text), ("source", source)) if value}
-    found = await collect_answers(app, given)
-    hash_ = "&".join(f"{key}={quote(value)}" for key, value in given.items())
-    whole: str = app.state.shell.whole(
-        to_script_json({**found, "hash": f"#{hash_}" if hash_ else ""})
-    )
-    return whole
+    """The page of the first model with a text, as one HTML file."""
+    inputs = {name: value for name, value in (("text", text), ("source", source)) if value}
+    responses: JSONDict = dict(await collect_responses(app, inputs))
+    fragment = "&".join(f"{name}={quote(value)}" for name, value in inputs.items())
+    responses["hash"] = f"#{fragment}" if fragment else ""
+    html: str = app.state.assets.standalone_html(to_script_json(responses))
+    return html
 
 
-async def collect_answers(
+async def collect_responses(
     app: FastAPI,
-    asked: dict[str, Any],
-    asker: Requester = LOCAL_REQUESTER,
-    chosen: Selection = (0, 0, -1),
-) -> Answers:
-    """All that the views ask for when they open on a run, and on the same without its edits."""
-    (first, *_) = json.loads((await _asked(app, "GET", "/api/models", None, asker))[1])
-    here = f"/api/models/{quote(asked.get('model') or first['name'], safe='')}"
-    card = json.loads((await _asked(app, "GET", here, None, asker))[1])
-    plain = {
-        key: value for key, value in _read(card, asked).items() if key not in ("edits", "against")
-    }
-    if (card["pictures"] or card["sound"]) and not any(kind in plain for kind in MEDIA_FIELDS):
+    run_fields: JSONDict,
+    requester: Requester = LOCAL_REQUESTER,
+    selection: Selection = Selection(),
+) -> Responses:
+    """Responses to all requests of the views for a run, with and without its edits."""
+
+    async def get_json(method: str, url: str, body: JSONDict | None = None) -> Any:
+        _, content = await _request(app, PageRequest(method, url, body), requester)
+        return json.loads(content)
+
+    models = await get_json("GET", "/api/models")
+    model_url = f"/api/models/{quote(run_fields.get('model') or models[0]['name'], safe='')}"
+    card = await get_json("GET", model_url)
+    fields = _complete_run_request(card, run_fields)
+    plain = {name: value for name, value in fields.items() if name not in EDIT_FIELDS}
+    reads_media = card["reads_images"] or card["reads_audio"]
+    if reads_media and not any(field in plain for field in MEDIA_FIELDS):
         raise ClearheadError(
-            f"no example came with {card['name']}; open the page, give it one, and save the page there."
+            f"{card['name']} has no example input. Open the page, load a file, and save it there."
         )
-    edited = {**plain, **{key: asked[key] for key in ("edits", "against") if asked.get(key)}}
-    questions: list[Question] = [("GET", here, None)]
-    for read in (plain, edited) if edited != plain else (plain,):
-        run = json.loads((await _asked(app, "POST", "/api/runs", read, asker))[1])
-        questions += [("POST", "/api/runs", read), *_about_the_run(card, run, chosen)]
-        if read is plain:
-            questions += _about_the_model(here, card, run, read)
-            questions += await _other(app, card, run, plain, asker)
-    found: Answers = {}
-    for question in questions:
-        with suppress(ClearheadError):  # what this model has not, the page does not ask for
-            key, answer = await _kept(app, *question, asker=asker)
-            found[key] = answer
-    found["GET api/models"] = {
-        "type": "json",
-        "content": [card],
-    }  # of others there is nothing to show
-    return found
+    edits = {name: run_fields[name] for name in EDIT_FIELDS if run_fields.get(name)}
+    requests = [PageRequest("GET", model_url)]
+    for body in (plain, {**plain, **edits}) if edits else (plain,):
+        run = await get_json("POST", "/api/runs", body)
+        requests.append(PageRequest("POST", "/api/runs", body))
+        requests += _run_requests(card, run, selection)
+        if body is plain:
+            requests += _model_requests(model_url, card, run, body)
+            other, paths = _comparison(card, run, plain)
+            with suppress(ClearheadError):  # not every model can read the example text
+                other_run = await get_json("POST", "/api/runs", other)
+                requests.append(PageRequest("POST", "/api/runs", other))
+                requests += _get_requests(other_run, paths)
+    responses: Responses = {}
+    for page_request in requests:
+        with suppress(ClearheadError):  # not available for this model
+            responses[page_request.key] = await _serialize_response(app, page_request, requester)
+    responses["GET api/models"] = {"type": "json", "content": [card]}  # only this model is saved
+    return responses
 
 
-def _read(card: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """A request of a run as the page writes it: with the model's examples where nothing was typed."""
-    wanted = {name: asked.get(name) or card["examples"][name] for name in ("text", "source")}
-    more = {key: value for key, value in asked.items() if value is not None}
-    if card["kind"] != "encoder-decoder":
-        del wanted["source"]
-        more.pop("source", None)
-    given = {
-        "model": card["name"],
-        **{name: value for name, value in wanted.items() if value is not None},
-    }
-    return {
-        **given,
-        **_file(card),
-        **{key: value for key, value in more.items() if key not in given},
-    }
+def _complete_run_request(card: JSONDict, run_fields: JSONDict) -> JSONDict:
+    """A run request with the fields in the page's order, and the model's examples as defaults."""
+    names = ["text"]
+    if card["architecture"] == "encoder-decoder":
+        names.append("source")
+    request: JSONDict = {"model": card["name"]}
+    for name in names:
+        value = run_fields.get(name) or card["examples"][name]
+        if value is not None:
+            request[name] = value
+    example_file = card["examples"]["file"]
+    if example_file and card["reads_images"]:
+        request["image"] = example_file["data"]
+    elif example_file and card["reads_audio"]:
+        request["audio"] = example_file["data"]
+    for name, value in run_fields.items():
+        if value is not None and name != "source":
+            request.setdefault(name, value)
+    return request
 
 
-def _file(card: dict[str, Any]) -> dict[str, str]:
-    """The example of a model that reads pictures or sound, where there is one."""
-    kind = "picture" if card["pictures"] else "sound" if card["sound"] else ""
-    file = card["examples"]["file"]
-    return {kind: file["data"]} if kind and file else {}
+def _get_requests(run: JSONDict, paths: Iterable[str]) -> list[PageRequest]:
+    return [PageRequest("GET", f"/api/runs/{run['id']}/{path}") for path in paths]
 
 
-def _about_the_run(card: dict[str, Any], run: dict[str, Any], chosen: Selection) -> list[Question]:
-    """What the views ask about a run when they open; every head, while there is room."""
-    layer, head, query = chosen
-    both = card["kind"] == "encoder-decoder"
+def _run_requests(card: JSONDict, run: JSONDict, selection: Selection) -> list[PageRequest]:
+    """Requests of the views about a run; attention patterns of all heads while there is room."""
+    layer, head, query = selection
     last = len(run["tokens"]) - 1
-    token = query if query >= 0 else last if run["gap"] is None else run["gap"]
-    found = [
-        "residual",
-        "residual?encoder=false",
-        "residual?encoder=true",
-        "logits?at=-1",
-        f"lens?at={query}",
-    ]
-    found += [
-        f"tensor/{name}"
-        for name in (
-            "encoder.full_embed",
-            "embed",
-            "pos_embed",
-            "full_embed",
-            f"final_norm?rows={last}:{last + 1}",
-        )
-    ]
-    found += [
-        f"tensor/blocks.{layer}.attn.{what}?head={head}"
-        for what in ("q", "k", "v", "rot_q", "rot_k", "z")
-    ]
-    found += [f"tensor/blocks.{layer}.attn.{what}?head={head}" for what in ("scores", "masked")]
-    found += [
-        f"block?layer={at}&token={token}&encoder=false" for at in range(min(12, card["layers"]))
-    ]
-    found += [f"attribution?token={run['top'][0]['id']}"] if run["top"] else []
-    found += [
-        f"tensor/blocks.{at}.attn.pattern?rows=0:1"
-        for at in range(card["layers"])
-        if "patches" in card["views"]
-    ]
-    room = MAX_PATTERN_BYTES
-    for part in ATTENTION_KINDS if both else ATTENTION_KINDS[:1]:
-        found += [f"atlas?part={part}", f"heads?part={part}"]
-        for layer in range(card["encoder_layers"] if part == "encoder" else card["layers"]):
-            at = attention_path(part, layer)
-            _, rows, cols = run["names"][f"{at}.pattern"]["shape"]
-            room -= 4 * rows * cols * card["heads"]
-            found += [
-                f"tensor/{at}.pattern?head={head}" for head in range(card["heads"]) if room > 0
-            ]
-    return [("GET", f"/api/runs/{run['id']}/{tail}", None) for tail in found]
+    answer_token = last if run["answer_token"] is None else run["answer_token"]
+    token = query if query >= 0 else answer_token
+    paths = ["residual", "residual?encoder=false", "residual?encoder=true"]
+    paths += ["logits?token=-1", f"lens?token={query}"]
+    embeddings = ("encoder.embed", "embed", "pos_embed", "full_embed")
+    paths += [f"tensor/{name}" for name in embeddings]
+    paths.append(f"tensor/final_norm?rows={last}:{last + 1}")
+    for name in ("q", "k", "v", "rot_q", "rot_k", "z", "scores", "masked_scores"):
+        paths.append(f"tensor/blocks.{layer}.attn.{name}?head={head}")
+    for i in range(min(MAX_LAYERS, card["n_layers"])):
+        paths.append(f"block?layer={i}&token={token}&encoder=false")
+    if run["top"]:
+        paths.append(f"attribution?answer={run['top'][0]['id']}")
+    if "patches" in card["views"]:
+        for i in range(card["n_layers"]):
+            paths.append(f"tensor/blocks.{i}.attn.pattern?rows=0:1")
+    bytes_left = MAX_PATTERN_BYTES
+    is_encoder_decoder = card["architecture"] == "encoder-decoder"
+    for part in ATTENTION_KINDS if is_encoder_decoder else ATTENTION_KINDS[:1]:
+        paths += [f"patterns?part={part}", f"head-scores?part={part}"]
+        for i in range(card["encoder_layers"] if part == "encoder" else card["n_layers"]):
+            name = f"{attention_path(part, i)}.pattern"
+            _, num_queries, num_keys = run["activations"][name]["shape"]
+            bytes_left -= 4 * num_queries * num_keys * card["n_heads"]
+            if bytes_left > 0:
+                paths += [f"tensor/{name}?head={head}" for head in range(card["n_heads"])]
+    return _get_requests(run, paths)
 
 
-async def _other(
-    app: FastAPI, card: dict[str, Any], run: dict[str, Any], plain: dict[str, Any], asker: Requester
-) -> list[Question]:
-    """The run that a view begins with besides, and what it asks about that."""
-    beside, tails = _beside(card, run, plain)
-    try:
-        other = json.loads((await _asked(app, "POST", "/api/runs", beside, asker))[1])["id"]
-    except ClearheadError:  # not every model can read the lectures' sentences
-        return []
-    return [
-        ("POST", "/api/runs", beside),
-        *(("GET", f"/api/runs/{other}/{tail}", None) for tail in tails),
+def _comparison(card: JSONDict, run: JSONDict, body: JSONDict) -> tuple[JSONDict, list[str]]:
+    """The second run that views show by default, a translation or another text, and its tensors."""
+    part = "cross_attn" if "source" in body else "attn"
+    paths = [
+        f"tensor/blocks.{layer}.{part}.pattern?head={head}"
+        for layer in range(min(MAX_LAYERS, card["n_layers"]))
+        for head in range(card["n_heads"])
     ]
-
-
-def _beside(
-    card: dict[str, Any], run: dict[str, Any], read: dict[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """A translation to look at, or a text to compare; and which of its values."""
-    part = "cross" if "source" in read else "attn"
-    count = min(12, card["layers"])
-    heads = [
-        f"tensor/blocks.{at}.{part}.pattern?head={head}"
-        for at in range(count)
-        for head in range(card["heads"])
-    ]
-    if "source" in read:
+    if "source" in body:
         ids = [token["id"] for token in run["tokens"]]
-        return {"model": card["name"], "ids": ids, "source": read["source"]}, heads
-    return {**read, **({"text": card["examples"]["beside"]} if card["text"] else {})}, [
-        "logits?at=-1",
-        *heads,
+        return {"model": card["name"], "ids": ids, "source": body["source"]}, paths
+    other = dict(body)
+    if card["reads_text"]:
+        other["text"] = card["examples"]["comparison"]
+    return other, ["logits?token=-1", *paths]
+
+
+def _model_requests(
+    model_url: str, card: JSONDict, run: JSONDict, body: JSONDict
+) -> list[PageRequest]:
+    """Requests of the views that do not depend on edits."""
+    is_source = "source" in body
+    text = body.get("source" if is_source else "text", "")
+    views = card["views"]
+    paths = ["vocabulary", "sampling", "embedding-matrix"]
+    last_tokens = run["source_tokens" if is_source else "tokens"][-2:]
+    paths += [f"embedding-rows?ids={token['id']}" for token in last_tokens]
+    for answer in run["top"][:1]:
+        paths.append(f"embedding-rows?ids={answer['id']}&unembedding=true")
+    context: JSONDict = {"word": "mole", "texts": card["examples"]["context_texts"]}
+    substitutes = card["examples"]["substitutes"]
+    posts: list[tuple[str, JSONDict]] = [
+        ("tokenize", {"text": text, "source": is_source}),
+        ("positions", {"num_positions": max(2, min(32, card["context_length"]))}),
+        ("positions/reverse", {"text": text}),
+        ("positions/shift", {"text": text, "offset": 4}),
+        ("context", context),
+        ("context/substitute", {**context, "substitutes": substitutes, "layer": -1}),
+        *(("vectors", request) for request in VECTOR_LAB_REQUESTS),
     ]
+    if is_source:
+        search: JSONDict = {"num_beams": DEFAULT_NUM_BEAMS, "length_penalty": 1}
+        posts.append(("translate", {"text": text, **search}))
+    if "fill" in views:
+        posts.append(("fill", {"text": text, "mask_positions": [], "top_k": 10}))
+    if "classify" in views:
+        posts.append(("classify", {"text": text}))
+    file = {name: body[name] for name in MEDIA_FIELDS if name in body}
+    if file:
+        posts += [("patches", file), ("classify", file)]
+    requests = [PageRequest("GET", f"{model_url}/{path}") for path in paths]
+    for path, fields in posts:
+        requests.append(PageRequest("POST", f"/api/{path}", {"model": card["name"], **fields}))
+    return requests
 
 
-def _about_the_model(
-    here: str, card: dict[str, Any], run: dict[str, Any], read: dict[str, Any]
-) -> list[Question]:
-    """What they ask about its words."""
-    source = "source" in read
-    model = {"model": card["name"]}
-    text = read.get("source" if source else "text", "")
-    mole = {"word": "mole", "texts": card["examples"]["mole"]}
-    ids = [token["id"] for token in run["source" if source else "tokens"]][-2:]
-    best = [answer["id"] for answer in run["top"][:1]]
-    tails = [
-        "vocabulary",
-        "drawing",
-        "matrix",
-        *(f"rows?ids={i}" for i in ids),
-        *(f"rows?ids={i}&out=true" for i in best),
-    ]
-    posts: dict[str, list[dict[str, Any]]] = {
-        "tokens": [{"text": text, "source": source}],
-        "positions": [{"count": max(2, min(32, card["context"]))}],
-        "order": [{"text": text}],
-        "shifted": [{"text": text, "by": 4}],
-        "context": [mole],
-        "instead": [{**mole, "others": card["examples"]["others"], "layer": -1}],
-        "vectors": VECTOR_LAB_REQUESTS,
-        **(
-            {"translate": [{"text": text, "beam": DEFAULT_NUM_BEAMS, "length_penalty": 1}]}
-            if source
-            else {}
-        ),
-        **({"fill": [{"text": text, "hide": [], "top": 10}]} if "fill" in card["views"] else {}),
-        **({"classify": [{"text": text}]} if "classify" in card["views"] else {}),
-        **(
-            {"patches": [file], "classify": [file]}
-            if (file := {k: read[k] for k in MEDIA_FIELDS if k in read})
-            else {}
-        ),
-    }
-    asked: list[Question] = [("GET", f"{here}/{tail}", None) for tail in tails]
-    return asked + [
-        ("POST", f"/api/{name}", model | body) for name, bodies in posts.items() for body in bodies
-    ]
+async def _serialize_response(
+    app: FastAPI, page_request: PageRequest, requester: Requester
+) -> JSONDict:
+    headers, content = await _request(app, page_request, requester)
+    if "json" in headers.get("content-type", ""):
+        return {"type": "json", "content": json.loads(content)}
+    pooled = int(headers.get("x-pooled", "1"))
+    data = base64.b64encode(content).decode()
+    return {"type": "npy", "headers": {"pooled": pooled}, "content": data}
 
 
-async def _asked(
-    app: FastAPI, method: str, url: str, body: object = None, asker: Requester = LOCAL_REQUESTER
+async def _request(
+    app: FastAPI, page_request: PageRequest, requester: Requester
 ) -> tuple[dict[str, str], bytes]:
-    status, headers, content = await asgi_request(app, method, url, body, asker)
-    if status != 200:
+    """Headers and content of a successful response."""
+    status_code, headers, content = await asgi_request(app, *page_request, requester)
+    if status_code != 200:
         raise ClearheadError(json.loads(content)["error"]["message"])
     return headers, content
 
 
-async def _kept(
-    app: FastAPI, method: str, url: str, body: object, asker: Requester
-) -> tuple[str, dict[str, Any]]:
-    """The key under which the page looks for an answer, and the answer."""
-    headers, content = await _asked(app, method, url, body, asker)
-    written = (
-        "" if body is None else " " + json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    )
-    key = f"{method} {url.removeprefix('/')}{written}"
-    if "json" in headers.get("content-type", ""):
-        return key, {"type": "json", "content": json.loads(content)}
-    pooled = int(headers.get("x-pooled", "1"))
-    return key, {
-        "type": "npy",
-        "headers": {"pooled": pooled},
-        "content": base64.b64encode(content).decode(),
-    }
-
-
 async def asgi_request(
-    app: FastAPI, method: str, url: str, body: object = None, asker: Requester = LOCAL_REQUESTER
+    app: FastAPI,
+    method: str,
+    url: str,
+    body: object = None,
+    requester: Requester = LOCAL_REQUESTER,
 ) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and content of an answer, without a network."""
+    """Send a request to an app without network: status, headers and content of the response."""
     parts = urlsplit(url)
-    content = b"" if body is None else json.dumps(body).encode()
-    given = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
-    given += asker.headers
+    request_body = b"" if body is None else json.dumps(body).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(request_body)),
+        *requester.headers,
+    ]
     scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-        "path": parts.path, "raw_path": parts.path.encode(), "query_string": parts.query.encode(), "root_path": "",
-        "headers": given, "client": asker.address, "server": ("localhost", 80),
-    }  # fmt: skip
-    waiting = [{"type": "http.request", "body": content, "more_body": False}]
-    told = {}
-    pieces = list[bytes]()
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": parts.path,
+        "raw_path": parts.path.encode(),
+        "query_string": parts.query.encode(),
+        "root_path": "",
+        "headers": headers,
+        "client": requester.address,
+        "server": ("localhost", 80),
+    }
+    messages = [{"type": "http.request", "body": request_body, "more_body": False}]
+    status_code = 0
+    response_headers: dict[str, str] = {}
+    chunks = list[bytes]()
 
-    async def receive() -> Any:
-        return waiting.pop() if waiting else await asyncio.Future()  # nobody goes away
+    async def receive() -> MutableMapping[str, Any]:
+        return messages.pop() if messages else await asyncio.Future()  # never disconnects
 
-    async def send(message: Any) -> None:
+    async def send(message: MutableMapping[str, Any]) -> None:
+        nonlocal status_code
         if message["type"] == "http.response.start":
-            told["status"] = message["status"]
-            told["headers"] = {
-                name.decode().lower(): value.decode() for name, value in message["headers"]
-            }
+            status_code = message["status"]
+            for name, value in message["headers"]:
+                response_headers[name.decode().lower()] = value.decode()
         else:
-            pieces.append(message.get("body", b""))
+            chunks.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    return told["status"], told["headers"], b"".join(pieces)
+    return status_code, response_headers, b"".join(chunks)

@@ -1,6 +1,6 @@
-// What the page asks its server. Answers are kept; in a page that was saved as one file they are all there is.
+// HTTP client of the page with a response cache. A page saved as one file answers from its embedded snapshot instead.
 
-/** A sentence for people, and the status it came with; 0 where nobody answered. */
+/** An error message for users with its HTTP status; 0 if the server did not respond. */
 export class Problem extends Error {
   constructor(message, status) {
     super(message);
@@ -8,38 +8,38 @@ export class Problem extends Error {
   }
 }
 
-const MOST = 120e6; // bytes of answers that are kept
-const ASKED = 32e6; // and of requests
+const MOST = 120e6; // bytes of cached responses
+const ASKED = 32e6; // bytes of cached run requests
 const kept = new Map(); // "METHOD url body" -> { answer: Promise, content, type, bytes }
-const bodies = new Map(); // id of a run -> { content: the request that makes it again, bytes }
-const weights = new Map(); // name of a model -> which weights it had when its card came
+const bodies = new Map(); // run id -> { content: the request that recreates it, bytes }
+const weights = new Map(); // model name -> fingerprint of its weights when its card was loaded
 const RUN = /api\/runs\/([0-9a-f]+)\//;
-let used = null; // the names of what is asked for while a page is saved
+let used = null; // keys requested while a page is being saved
 const stored = document.getElementById("snapshot");
 export const snapshot = stored ? JSON.parse(stored.textContent) : null;
-/** What a saved page says of controls that it cannot serve. */
-export const ONLY = "This is a saved page; clearhead explore opens the live model.";
+/** Tooltip of controls that a saved page cannot serve. */
+export const ONLY = "This is a saved page. Run clearhead explore for the live model.";
 let waiting = 0;
 let settled = () => {};
 let stale = () => {};
 
-/** How many requests are under way; `whenSettled` is called each time there are none any more. */
+/** Number of pending requests; `whenSettled` is called whenever it drops to zero. */
 export const pending = () => waiting;
 export const whenSettled = (call) => (settled = call);
-/** Called when a model has other weights than its answers so far, all of which are dropped then. */
+/** Called when a model was reloaded with other weights; all its cached responses are dropped. */
 export const whenStale = (call) => (stale = call);
 
-/** JSON. A GET is asked once; so is a POST with `cached`. */
+/** Fetch JSON. GET requests are cached; so are POST requests with `cached`. */
 export async function json(method, url, body, { signal, cached = method === "GET" } = {}) {
   return ask(method, url, body, { signal, cached, type: "json" });
 }
 
-/** A .npy file: { shape, data, pooled }. */
+/** Fetch a .npy file: { shape, data, pooled }. */
 export async function npy(url, { signal } = {}) {
   return ask("GET", url, undefined, { signal, cached: true, type: "npy" });
 }
 
-/** The wire form of a view -> the same with `values` as numbers; anything else stays as it is. */
+/** Decode the base64 `values` of a serialized view; anything else is returned unchanged. */
 export function decoded(found) {
   if (!found || typeof found.values !== "string") return found;
   const bytes = Uint8Array.from(atob(found.values), (letter) => letter.charCodeAt(0));
@@ -69,10 +69,10 @@ export async function events(url, body, onEvent, signal) {
   }
 }
 
-/** From now on it is noted what is asked for. */
+/** Start recording which responses are requested. */
 export const note = () => (used = new Set());
 
-/** The answers to that, and all about the runs among them, to be saved with the page; nothing else that was typed before. */
+/** The recorded responses and everything cached about their runs, to be saved with the page. */
 export async function everything() {
   const found = {}, asked = used, runs = [...asked].map((name) => kept.get(name)?.content?.id).filter(Boolean);
   used = null;
@@ -86,12 +86,12 @@ export async function everything() {
   return found;
 }
 
-/** The page as one file, with a hole where its numbers go. */
+/** The page as one HTML file with a placeholder for its data. */
 export async function shell() {
-  return (await fetched("GET", "/api/whole")).text();
+  return (await fetched("GET", "/api/standalone")).text();
 }
 
-/** The server answers again: what could not be had may be asked for anew. */
+/** Whether the server responds again, so that failed requests can be retried. */
 export async function alive() {
   try {
     return (await fetch("api/models", { cache: "no-store" })).ok;
@@ -111,7 +111,7 @@ async function ask(method, url, body, { signal, cached, type }) {
   const found = kept.get(name);
   if (found && cached) {
     kept.delete(name);
-    kept.set(name, found); // the newest is the last
+    kept.set(name, found); // most recently used last
     return found.answer;
   }
   count(1);
@@ -141,7 +141,7 @@ async function once(method, url, body, signal, entry, again = true) {
     entry.content = JSON.parse(text);
     entry.bytes = 2 * text.length;
     if (method === "POST" && /api\/runs$/.test(url)) remember(entry.content.id, { content: body, bytes: JSON.stringify(body).length }, bodies, ASKED);
-    if (entry.content.loaded) weights.set(entry.content.name, entry.content.loaded);
+    if (entry.content.fingerprint) weights.set(entry.content.name, entry.content.fingerprint);
   }
   return opened(entry);
 }
@@ -149,16 +149,16 @@ async function once(method, url, body, signal, entry, again = true) {
 async function fetched(method, url, body, signal) {
   const headers = body === undefined ? {} : { "Content-Type": "application/json" };
   const about = body?.model ?? decodeURIComponent(/api\/models\/([^/]+)\/./.exec(url)?.[1] ?? "");
-  if (weights.has(about)) headers["X-Loaded"] = weights.get(about); // 410 if it has others now
+  if (weights.has(about)) headers["X-Model-Fingerprint"] = weights.get(about); // the server responds 410 if they changed
   const sent = body === undefined ? undefined : JSON.stringify(body);
   let response;
   try {
     response = await fetch(url.replace(/^\//, ""), { method, headers, body: sent, signal, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem("The server does not answer. Start it again; this page goes on by itself.", 0);
+    throw new Problem("The server does not respond. Restart it; this page reconnects automatically.", 0);
   }
-  if (response.status === 410 && headers["X-Loaded"]) forget();
+  if (response.status === 410 && headers["X-Model-Fingerprint"]) forget();
   return response;
 }
 
@@ -168,11 +168,11 @@ function forget() {
 }
 
 async function problem(response) {
-  let message = `The server answered ${response.status}.`;
+  let message = `The server responded with status ${response.status}.`;
   try {
     const told = await response.json();
     if (typeof told.error?.message === "string") message = told.error.message;
-  } catch { /* no sentence: the status must do */ }
+  } catch { /* no message in the body: show the status */ }
   return new Problem(message.replace(/^[a-z]+(?=[ ,'’])/, (word) => word[0].toUpperCase() + word.slice(1)), response.status);
 }
 
@@ -182,7 +182,7 @@ function opened(entry) {
 
 function fromSnapshot(name) {
   const found = snapshot[name];
-  if (!found) throw new Problem("This needs the live model: run clearhead explore.", 0);
+  if (!found) throw new Problem("This needs the live model. Run clearhead explore.", 0);
   if (found.type === "npy" && typeof found.content === "string") {
     found.content = Uint8Array.from(atob(found.content), (letter) => letter.charCodeAt(0)).buffer;
   }
@@ -200,7 +200,7 @@ export function parsed(buffer) {
 
 async function eachEvent(stream, onEvent) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = ""; // events and chunks end at different places
+  let rest = ""; // an event may span several chunks
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
@@ -220,7 +220,7 @@ function remember(name, entry, known = kept, most = MOST) {
   trim(known, most);
 }
 
-/** The oldest go, until the others and their names, which hold whole requests, are not too many bytes. */
+/** Evict the least recently used entries until all keys and contents fit into `most` bytes. */
 function trim(known, most) {
   const size = ([name, entry]) => name.length + (entry.bytes ?? 0);
   let held = 0;

@@ -1,12 +1,12 @@
-// <ch-atlas>: every head of a model at once, on one canvas, in the order of layers or of a score.
+// <ch-atlas>: thumbnails of all heads on one canvas, ordered by layer or by a score.
 
 import { html } from "lit-html";
 import { Picture, pixels, sheet } from "ch/canvas";
-import { table, theme, told } from "ch/colours";
+import { table, theme, told } from "ch/colors";
 import { define } from "ch/element";
 
 const HIGH = 420;
-/** The order by how much the chosen query looks at the chosen key. */
+/** Sort by the weight of the selected cell. */
 export const LOOK = "look";
 
 export class Atlas extends Picture {
@@ -15,9 +15,9 @@ export class Atlas extends Picture {
     atlas: null, // { shape: [layer, head, query, key], data: bytes }
     scores: null, // a view: score × layer × head
     sort: "", layer: 0, head: 0,
-    look: null, // [query, key], by whose weight `sort` "look" sorts
-    off: [], // heads that are switched off, counted through all layers
-    stretch: false, // each head's largest weight has the full colour
+    look: null, // [query, key] of the sort order "look"
+    off: [], // ablated heads as layer × heads + head
+    stretch: false, // scale colors to the largest weight of each head
   };
 
   draw() {
@@ -28,7 +28,7 @@ export class Atlas extends Picture {
     this.order = score ? places.filter((i) => !Number.isNaN(score[i])).sort((a, b) => score[b] - score[a]) : places;
     const width = Math.max(200, this.clientWidth || 600), left = score ? 0 : 26, gap = 6, under = score ? 16 : 0;
     const fits = Math.floor((width - left) / (score ? Math.min(heads, 8) : heads)) - gap;
-    const wide = Math.max(22, Math.min(104, fits, Math.max(44, Math.floor(HIGH / layers) - gap))); // deep models are scrolled
+    const wide = Math.max(22, Math.min(104, fits, Math.max(44, Math.floor(HIGH / layers) - gap))); // deep models scroll
     const across = score ? Math.max(1, Math.floor(width / (wide + gap))) : heads;
     const tall = Math.max(12, Math.round(wide * Math.min(1.6, rows / cols)));
     const top = score ? 0 : 18;
@@ -40,7 +40,7 @@ export class Atlas extends Picture {
   }
 
   #paint(context, wide, tall, score) {
-    const { left, top } = this.cells, colours = theme(), [, heads, rows, cols] = this.atlas.shape, size = rows * cols, shades = table(false);
+    const { left, top } = this.cells, colors = theme(), [, heads, rows, cols] = this.atlas.shape, size = rows * cols, shades = table(false);
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
     this.order.forEach((place, n) => {
@@ -50,10 +50,10 @@ export class Atlas extends Picture {
       context.drawImage(pixels(rows, cols, (i) => shades[Math.round((255 * weights[i]) / most)]), x, y, wide, tall);
       const chosen = place === this.layer * heads + this.head;
       context.lineWidth = chosen ? 2.5 : 1;
-      context.strokeStyle = chosen ? colours.ink : colours.line;
+      context.strokeStyle = chosen ? colors.ink : colors.line;
       context.strokeRect(x + 0.5, y + 0.5, wide - 1, tall - 1);
       if (this.off.includes(place)) crossed(context, x, y, wide, tall);
-      context.fillStyle = colours.quiet;
+      context.fillStyle = colors.quiet;
       context.textAlign = "left";
       if (score) context.fillText(`${Math.floor(place / heads)}.${place % heads}  ${told(score[place], 2)}`, x, y + tall + 8);
       else if (place % heads === 0) context.fillText(String(place / heads), 4, y + tall / 2);
@@ -92,12 +92,12 @@ export class Atlas extends Picture {
     const heads = this.atlas.shape[1], size = this.atlas.shape[0] * heads;
     const scores = this.scores ? this.scores.axes[0].labels.map((name, i) => [name, this.scores.values[i * size + place]]) : [];
     const told_ = scores.filter(([, value]) => !Number.isNaN(value)).map(([name, value]) => `${name} ${told(value, 2)}`);
-    return [`layer ${Math.floor(place / heads)}, head ${place % heads}${this.off.includes(place) ? ", off" : ""}`, ...told_].join(" · ");
+    return [`layer ${Math.floor(place / heads)}, head ${place % heads}${this.off.includes(place) ? ", ablated" : ""}`, ...told_].join(" · ");
   }
 }
 define("ch-atlas", Atlas);
 
-/** Switched off. */
+/** Cross out an ablated head. */
 function crossed(context, x, y, wide, tall) {
   context.strokeStyle = "#d9691c";
   context.lineWidth = 2;

@@ -1,15 +1,15 @@
-// <ch-bars>: values as bars with their names; each is a button.
+// <ch-bars>: a bar chart; each bar is a button.
 
 import { html, nothing } from "lit-html";
-import { told } from "ch/colours";
+import { told } from "ch/colors";
 import { define, Element, framed } from "ch/element";
 import { csvOf, npyOf } from "ch/export";
 
 export class Bars extends Element {
   static properties = {
-    labels: [], values: [], notes: null, // a few words behind each value
+    labels: [], values: [], notes: null, // a note next to each value
     signed: false, most: null, measure: "value",
-    before: null, // other values of the same bars, drawn as a line: without edits
+    before: null, // values without edits, drawn as a line
     selected: -1, label: "",
   };
 
@@ -31,7 +31,7 @@ export class Bars extends Element {
       </button>`)}`);
   }
 
-  /** In the inspector: this bar, or none. */
+  /** Show a bar, or nothing, in the inspector. */
   #show(i, how = "hover") {
     this.tell("inspect", i < 0 ? null : { ...framed(this), where: [this.labels[i]], measure: this.measure, value: this.values[i], how }, true);
   }

@@ -1,14 +1,14 @@
-// Lines between two rows of tokens: what is written looks at what is read (L3.8).
+// Cross-attention as lines between target and source tokens (L3.8).
 
 import { html, svg } from "lit-html";
-import { told } from "ch/colours";
+import { told } from "ch/colors";
 import { heaviest } from "ch/lines";
 
 const FONT = "13px ui-monospace, monospace";
 const TALL = 150, GAP = 10, TEXT = 22;
 const ruler = document.createElement("canvas").getContext("2d");
 
-/** `above` and `below` are labels; `weights` is { shape: [below, above], data }. One place below may be chosen. */
+/** `above` and `below` are labels; `weights` is { shape: [below, above], data }; `chosen` is an index of `below` or −1. */
 export function between(above, below, weights, chosen, { pick, hover, label }) {
   const top = placed(above), bottom = placed(below);
   const width = Math.max(top.width, bottom.width), [dx, dy] = [(width - top.width) / 2, (width - bottom.width) / 2];

@@ -1,13 +1,13 @@
-// What pictures on a canvas share: a grid of cells, one of them under the pointer or the arrows, and how it is drawn.
+// Base class of canvas elements with a grid of cells, pointer and keyboard navigation.
 
 import { Element, resized } from "ch/element";
 
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
-/** Those who draw tell `cells` { left, top, wide, tall, rows, cols }; they hear `over` and `pick` with [row, col], or null. */
+/** Subclasses set `cells` { left, top, wide, tall, rows, cols } and implement `over` and `pick` with [row, col] or null. */
 export class Picture extends Element {
   connectedCallback() {
-    this.at ??= null; // the cell under the pointer or the arrows
+    this.at ??= null; // current cell
     this.tabIndex = 0;
     this.setAttribute("role", "group");
     this.setAttribute("aria-roledescription", this.constructor.what);
@@ -28,7 +28,7 @@ export class Picture extends Element {
     return r < 0 || c < 0 || r >= rows || c >= cols ? null : this.exact(r, c);
   }
 
-  /** The cell that is meant by one of the drawing. */
+  /** The data cell of a drawn cell. */
   exact(r, c) {
     return [r, c];
   }
@@ -40,7 +40,7 @@ export class Picture extends Element {
     if (!heard) return;
     if (words) this.querySelector(".heard").textContent = words;
     const { left, top, wide, tall, rows, cols } = this.cells, [high, broad] = this.size ?? [rows, cols], box = this.querySelector(".scroll");
-    const x = left + (cell[1] * wide * cols) / broad, y = top + (cell[0] * tall * rows) / high; // drawn cells may be squares of several
+    const x = left + (cell[1] * wide * cols) / broad, y = top + (cell[0] * tall * rows) / high; // drawn cells may be pooled
     if (!box) return;
     if (x - left < box.scrollLeft || x + wide > box.scrollLeft + box.clientWidth) box.scrollLeft = x - box.clientWidth / 2;
     if (y - top < box.scrollTop || y + tall > box.scrollTop + box.clientHeight) box.scrollTop = y - box.clientHeight / 2;
@@ -63,7 +63,7 @@ export class Picture extends Element {
   }
 }
 
-/** A canvas of so many pixels of the page; its context counts in those. */
+/** Size a canvas in CSS pixels and return its scaled context. */
 export function sheet(canvas, width, height) {
   const dots = Math.min(3, devicePixelRatio || 1), context = canvas.getContext("2d");
   [canvas.width, canvas.height] = [Math.round(width * dots), Math.round(height * dots)];
@@ -73,12 +73,12 @@ export function sheet(canvas, width, height) {
   return context;
 }
 
-/** A small picture with one 32-bit pixel for each cell, to be drawn larger. */
-export function pixels(rows, cols, colour) {
+/** An image with one 32-bit pixel per cell, to be scaled up. */
+export function pixels(rows, cols, color) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [cols, rows];
   const context = canvas.getContext("2d"), image = context.createImageData(cols, rows), out = new Uint32Array(image.data.buffer);
-  for (let i = 0; i < out.length; i++) out[i] = colour(i);
+  for (let i = 0; i < out.length; i++) out[i] = color(i);
   context.putImageData(image, 0, 0);
   return canvas;
 }

@@ -1,4 +1,4 @@
-// <ch-curve>: lines over one axis, each named at its end. Pointing tells the nearest value, a click picks its place.
+// <ch-curve>: a line chart with labels at the line ends. Hovering inspects the nearest point, a click selects its x.
 
 import { html, nothing, svg } from "lit-html";
 import { define, Element, framed, resized } from "ch/element";
@@ -8,10 +8,10 @@ const LEFT = 46, TOP = 10, BOTTOM = 40, LETTER = 6.4;
 export class Curve extends Element {
   static properties = {
     lines: [], // { label, points: [[x, y], …], kind: a class }
-    names: null, // of the places 0, 1, 2 … of the axis, where they are no numbers
+    names: null, // tick labels of x = 0, 1, 2 … instead of numbers
     by: "step", measure: "", label: "curve",
-    least: null, most: null, // what the axis reaches at least; else as far as the lines
-    mark: null, // a place with a line through it
+    least: null, most: null, // minimum extent of the y axis
+    mark: null, // x position of a vertical line
     high: 210,
   };
 
@@ -29,7 +29,7 @@ export class Curve extends Element {
     const wide = Math.max(240, this.clientWidth || 560), right = wide - 12 - LETTER * Math.max(...lines.map(({ label }) => label.length)), low = this.high - BOTTOM;
     const x = (value) => LEFT + ((value - x0) / (x1 - x0 || 1)) * (right - LEFT), y = (value) => low - ((value - y0) / (y1 - y0 || 1)) * (low - TOP);
     const nearest = ({ offsetX, offsetY }) => {
-      const away = (point) => Math.hypot(3 * (x(point.x) - offsetX), y(point.y) - offsetY); // across counts more
+      const away = (point) => Math.hypot(3 * (x(point.x) - offsetX), y(point.y) - offsetY); // horizontal distance counts more
       return points.reduce((best, point) => (away(point) < away(best) ? point : best));
     };
     const shown = this.names ? this.names.map((_, i) => i).filter((i) => i % Math.ceil(this.names.length / 12) === 0) : ticks(x0, x1, Math.min(8, (right - LEFT) / 70));
@@ -58,14 +58,14 @@ define("ch-curve", Curve);
 
 const plain = (value) => value.toLocaleString("en", { maximumSignificantDigits: 6 }).replace("-", "−");
 
-/** Round numbers from one to the other, about so many. */
+/** About `many` round numbers between two values. */
 function ticks(low, high, many) {
   const rough = (high - low) / many || 1, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((n) => n * power).find((size) => size >= 0.999 * rough), first = Math.ceil(low / step - 1e-9);
   return Array.from({ length: Math.max(1, Math.floor(high / step + 1e-9) - first + 1) }, (_, i) => (first + i) * step);
 }
 
-/** The same heights, moved down where names would lie on each other. */
+/** Move labels apart vertically so that they do not overlap. */
 function apart(heights, least) {
   const order = heights.map((_, i) => i).sort((a, b) => heights[a] - heights[b]), found = [...heights];
   order.forEach((i, n) => n && (found[i] = Math.max(found[i], found[order[n - 1]] + least)));

@@ -1,7 +1,7 @@
-// From logits to what can be drawn, as src/clearhead/generate/draw.py does it and in its order:
-// never-written tokens out, ÷ temperature, top-k, top-p. All of the vocabulary takes part.
+// Sampling distribution over the full vocabulary, with the same steps as clearhead.generate.sampling:
+// suppressed tokens, temperature, top-k, top-p.
 
-/** Logits by falling size. Temperature keeps their order, so they are sorted once and every slider only counts. */
+/** Sort logits in descending order, once; temperature does not change the order. */
 export function ranked(logits, { known = logits.length, banned = [] } = {}) {
   const out = new Set(banned);
   const order = new Uint32Array(known);
@@ -15,14 +15,14 @@ export function ranked(logits, { known = logits.length, banned = [] } = {}) {
   return { logits, order: kept, all: most + Math.log(sum) };
 }
 
-/** The log-probability under the model itself, whatever the sliders say. */
+/** The log-probability under the model, at temperature 1. */
 export const logprob = (ranks, id) => ranks.logits[id] - ranks.all;
 
 /**
- * { shares, kept, mass, entropy }: the chance of each rank at this temperature before anything is cut off, how many
- * ranks are left after top-k and top-p, the chance they have together, and the bits of doubt among them.
+ * { shares, kept, mass, entropy }: probability of each rank at this temperature before truncation, number of ranks
+ * kept by top-k and top-p, their total probability, and the entropy of the kept distribution in bits.
  */
-export function distribution({ logits, order }, { temp, topk, topp }) {
+export function distribution({ logits, order }, { temperature: temp, top_k: topk, top_p: topp }) {
   const count = order.length;
   const shares = new Float64Array(count);
   if (!count) return { shares, kept: 0, mass: 0, entropy: 0 };
@@ -37,11 +37,11 @@ export function distribution({ logits, order }, { temp, topk, topp }) {
   let kept = count;
   if (topk > 0 && topk < count) {
     kept = topk;
-    while (kept < count && logits[order[kept]] === logits[order[topk - 1]]) kept++; // as likely as the last
+    while (kept < count && logits[order[kept]] === logits[order[topk - 1]]) kept++; // ties with the last one
   }
   let mass = total(shares, kept);
   if (topp < 1) {
-    const goal = topp * mass; // a share of what top-k has left
+    const goal = topp * mass; // relative to the mass left by top-k
     let inside = 0;
     let before = 0;
     while (inside < kept && before < goal) before += shares[inside++];

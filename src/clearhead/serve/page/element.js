@@ -1,8 +1,8 @@
-// What the page's own elements share: properties that redraw once after they change, and words for events.
+// Base class of the custom elements: properties that trigger one redraw, and events.
 
 import { render } from "lit-html";
 
-/** A custom element without a shadow. `static properties` are its properties with their defaults; `draw` draws it. */
+/** A custom element without shadow DOM. `static properties` are its properties with defaults; `draw` renders it. */
 export class Element extends HTMLElement {
   constructor() {
     super();
@@ -20,7 +20,7 @@ export class Element extends HTMLElement {
     this.soon();
   }
 
-  /** Draw after all properties of this round are set. */
+  /** Schedule one redraw after all properties are set. */
   soon() {
     if (this.waiting) return;
     this.waiting = true;
@@ -30,12 +30,12 @@ export class Element extends HTMLElement {
     });
   }
 
-  /** Put a template into the element. */
+  /** Render a template into the element. */
   fill(template) {
     render(template, this);
   }
 
-  /** An event for whoever put the element there; with `up`, for all around it too. */
+  /** Dispatch an event; with `up`, it bubbles. */
   tell(name, detail, up = false) {
     this.dispatchEvent(new CustomEvent(name, { detail, bubbles: up }));
   }
@@ -58,14 +58,14 @@ export function define(name, type) {
   if (!customElements.get(name)) customElements.define(name, type);
 }
 
-/** Templates make lists and functions anew each time; only other content is a reason to draw. */
+/** Whether two property values are equal; templates recreate arrays and functions on every render. */
 function same(a, b) {
   if (a === b || (typeof a === "function" && typeof b === "function")) return true;
   if (Array.isArray(a) && Array.isArray(b)) return a.length === b.length && a.every((each, i) => each === b[i]);
   return !!a?.data && a.data === b?.data && String(a.shape) === String(b.shape);
 }
 
-/** What the figure around an element says of its numbers. */
+/** Title and note of the figure around an element. */
 export function framed(element) {
   const figure = element.closest("ch-figure");
   return { title: element.label || figure?.caption || "", note: figure?.note ?? "" };
@@ -74,13 +74,13 @@ export function framed(element) {
 const seen = new WeakMap();
 const sizes = new ResizeObserver((entries) => {
   for (const { target, contentRect } of entries) {
-    if (seen.get(target) === contentRect.width) continue; // only widths matter; heights follow from what is drawn
+    if (seen.get(target) === contentRect.width) continue; // only widths matter; heights follow from the content
     seen.set(target, contentRect.width);
     target.soon();
   }
 });
 
-/** Draw again whenever the element gets another width, or the page another theme. */
+/** Redraw when the width of the element or the theme of the page changes. */
 export function resized(element) {
   sizes.observe(element);
 }

@@ -1,14 +1,14 @@
-// Files of what is on the screen: PNG, SVG, CSV and .npy, each with the very numbers that are drawn.
+// Export figures as PNG, SVG, CSV and .npy.
 
-import { theme } from "ch/colours";
+import { theme } from "ch/colors";
 
-/** Rows as CSV, quoted where needed. */
+/** Format rows as CSV. */
 export function csvOf(rows) {
   const quoted = (cell) => (/[",\n\r]/.test(String(cell)) ? `"${String(cell).replaceAll('"', '""')}"` : String(cell));
   return `${rows.map((row) => row.map(quoted).join(",")).join("\n")}\n`;
 }
 
-/** Numbers as a .npy file, float32. */
+/** Encode numbers as a float32 .npy file. */
 export function npyOf(shape, data) {
   const size = shape.length === 1 ? `${shape[0]},` : shape.join(", ");
   let header = `{'descr': '<f4', 'fortran_order': False, 'shape': (${size}), }`;
@@ -20,7 +20,7 @@ export function npyOf(shape, data) {
   return bytes;
 }
 
-/** Of a <ch-map>: a line for each cell. */
+/** A <ch-map> as CSV with one line per cell. */
 export function mapCsv(map) {
   const [rows, cols] = map.size;
   const lines = [[...map.by, ...(map.words ? ["word"] : []), map.measure || "value"]];
@@ -33,7 +33,7 @@ export function mapCsv(map) {
   return csvOf(lines);
 }
 
-/** Of a <ch-map>: a canvas of twice the size, on paper; without labels the cells alone, on nothing. */
+/** A <ch-map> as canvas at 2×; cellsOnly omits labels and background. */
 export function mapPicture(map, cellsOnly = false) {
   const canvas = document.createElement("canvas"), { width, height } = map.plan;
   [canvas.width, canvas.height] = [2 * width, 2 * height];
@@ -48,7 +48,7 @@ export function mapPicture(map, cellsOnly = false) {
   return canvas;
 }
 
-/** Of a <ch-map>: cells as a picture, labels as text that can be edited. */
+/** A <ch-map> as SVG: cells as image, labels as text. */
 export function mapSvg(map) {
   const { width, height, left, top, cell, tall, factor, grid } = map.plan;
   const escaped = (text) => String(text).replace(/[&<>"]/g, (letter) => `&#${letter.charCodeAt(0)};`);
@@ -65,13 +65,13 @@ ${names.join("\n")}
 </svg>`;
 }
 
-/** Of a table on the page: what its cells say. */
+/** An HTML table as CSV. */
 export function tableCsv(table) {
   return csvOf([...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.trim().replace(/\s+/g, " "))));
 }
 
 const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-family", "text-anchor", "dominant-baseline"];
-/** Of a drawing on the page: the same with its colours written into it, on paper. */
+/** An SVG drawing with inlined styles and background. */
 export function drawingSvg(drawing) {
   const copy = drawing.cloneNode(true), [from, to] = [drawing, copy].map((root) => [root, ...root.querySelectorAll("*")]);
   from.forEach((element, i) => {
@@ -88,7 +88,7 @@ export function drawingSvg(drawing) {
   return new XMLSerializer().serializeToString(copy);
 }
 
-/** Hand a file to the person. */
+/** Download a file. */
 export function save(name, content, type) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
@@ -97,5 +97,5 @@ export function save(name, content, type) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** A title as the name of a file. */
+/** Turn a title into a file name. */
 export const fileName = (title) => (title || "clearhead").toLowerCase().replace(/[^a-z0-9.]+/g, "-").replace(/^-|-$/g, "").slice(0, 60) || "clearhead";

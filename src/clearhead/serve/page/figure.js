@@ -1,11 +1,11 @@
-// <ch-figure>: the frame of a picture, with its title, a sentence on what it shows, and its files.
+// <ch-figure>: a figure with caption, note and export menu.
 
 import { html, nothing, render } from "lit-html";
 import { define, Element } from "ch/element";
 import { drawingSvg, fileName, mapCsv, mapPicture, mapSvg, npyOf, save, tableCsv } from "ch/export";
 
 export class Figure extends Element {
-  static properties = { caption: "", note: "", pending: false, badge: "", bare: false }; // bare: nothing to save
+  static properties = { caption: "", note: "", pending: false, badge: "", bare: false }; // bare: no export menu
 
   connectedCallback() {
     this.setAttribute("role", "figure");
@@ -23,7 +23,7 @@ export class Figure extends Element {
     render(this.note ? html`<p>${this.note}</p>` : nothing, this.foot);
   }
 
-  /** What can be saved is known when someone asks. */
+  /** Table and export buttons; the export formats are determined when the menu opens. */
   #tools() {
     return html`<div class="tools">
         <button type="button" class="quiet" title="Show the numbers as a table (T)" @click=${() => this.#table()}>Table</button>

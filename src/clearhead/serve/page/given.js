@@ -1,29 +1,29 @@
-// What a model that reads pictures or sound is given: its own example, a drawing or a tone (which the link keeps), or a file (which it does not).
+// Input of image and audio models: the bundled example, a drawing or tone (stored in the link), or a file (not stored).
 
 import { snapshot } from "ch/api";
 import { card, give } from "ch/run";
 import { defaults, on, set, state } from "ch/state";
 
-export const GRID = 64; // places of a drawing from left to right, and from top to bottom
-const SIDE = 280; // pixels it is drawn with
+export const GRID = 64; // grid resolution of a drawing
+const SIDE = 280; // canvas size in pixels
 const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-const SEVEN = "QOuOkgcy"; // until someone draws, where there is no example
+const SEVEN = "QOuOkgcy"; // default drawing if there is no example
 const TONE = 440;
 const RATE = 16000;
 
-defaults({ drawing: null, tone: 0 }); // until someone draws or tunes
-let file = snapshot?.given ?? null; // { name, data }, until it is taken away; a saved page has what it was saved with
-let sent = ""; // what was given last
+defaults({ drawing: null, tone: 0 }); // null/0: use the example
+let file = snapshot?.given ?? null; // { name, data }; a saved page contains its file
+let sent = ""; // last uploaded input
 
-/** Strokes as text: two letters for each point, a dot between strokes. */
+/** Encode strokes as text: two letters per point, a dot between strokes. */
 export const written = (strokes) => strokes.map((points) => points.map(([x, y]) => LETTERS[x] + LETTERS[y]).join("")).join(".");
 
-/** And back; what is no drawing has no strokes. */
+/** Decode strokes; invalid text has no strokes. */
 export function strokesOf(text) {
   return text.split(".").map((part) => (part.match(/../g) ?? []).map((pair) => [...pair].map((letter) => LETTERS.indexOf(letter))).filter((point) => point.every((at) => at >= 0))).filter((points) => points.length);
 }
 
-/** A drawing onto a canvas: white on black, as the digits are that small models learn from. */
+/** Paint strokes white on black, like MNIST digits. */
 export function paint(canvas, strokes) {
   [canvas.width, canvas.height] = [SIDE, SIDE];
   const context = canvas.getContext("2d"), step = SIDE / GRID;
@@ -41,22 +41,22 @@ export function paint(canvas, strokes) {
 export const drawingOf = ({ drawing }) => drawing ?? SEVEN;
 export const toneOf = ({ tone }) => tone || TONE;
 
-/** Read a file from now on. */
+/** Use a file as input. */
 export async function open(chosen) {
   file = chosen && { name: chosen.name, data: await dataOf(chosen) };
   settle();
 }
 
-/** The file that is read: one that was opened, or the model's own example until someone draws or tunes. */
-export const fileOf = ({ examples, pictures }) => file ?? ((pictures ? state().drawing === null : !state().tone) ? examples.file : null);
+/** The current file: an opened one, or the model's example unless there is a drawing or tone. */
+export const fileOf = ({ examples, reads_images }) => file ?? ((reads_images ? state().drawing === null : !state().tone) ? examples.file : null);
 
-/** Draw, or tune, instead of reading a file. */
-export function make({ pictures }) {
-  set(pictures ? { drawing: state().drawing ?? "" } : { tone: toneOf(state()) });
+/** Use a drawing or tone instead of a file. */
+export function make({ reads_images }) {
+  set(reads_images ? { drawing: state().drawing ?? "" } : { tone: toneOf(state()) });
   open(null);
 }
 
-/** Go back to the model's own example. */
+/** Use the model's example. */
 export function example() {
   set({ drawing: null, tone: 0 });
   open(null);
@@ -71,7 +71,7 @@ function dataOf(blob) {
   });
 }
 
-/** A second of one pitch that rises by an octave, as a WAV file in base64. */
+/** One second of a tone rising by an octave, as base64 WAV. */
 function tone(from) {
   const bytes = new DataView(new ArrayBuffer(44 + 2 * RATE));
   const put = (at, text) => [...text].forEach((letter, i) => bytes.setUint8(at + i, letter.charCodeAt(0)));
@@ -85,13 +85,13 @@ function tone(from) {
   return btoa(Array.from(new Uint8Array(bytes.buffer), (byte) => String.fromCharCode(byte)).join(""));
 }
 
-/** Give the model what the state says, once. */
+/** Upload the input that the state describes, once. */
 function settle() {
   const found = card().value;
-  const kind = found?.pictures ? "picture" : found?.sound ? "sound" : "";
+  const kind = found?.reads_images ? "image" : found?.reads_audio ? "audio" : "";
   if (!found) return;
   const read = fileOf(found);
-  const now = `${found.name} ${read ? read.data : kind === "picture" ? drawingOf(state()) : toneOf(state())}`;
+  const now = `${found.name} ${read ? read.data : kind === "image" ? drawingOf(state()) : toneOf(state())}`;
   if (now === sent) return;
   sent = now;
   if (!kind) {
@@ -99,11 +99,11 @@ function settle() {
     return;
   }
   if (read) give({ [kind]: read.data });
-  else if (kind === "sound") give({ sound: tone(toneOf(state())) });
+  else if (kind === "audio") give({ audio: tone(toneOf(state())) });
   else {
     const canvas = document.createElement("canvas");
     paint(canvas, strokesOf(drawingOf(state())));
-    give({ picture: canvas.toDataURL("image/png").split(",")[1] });
+    give({ image: canvas.toDataURL("image/png").split(",")[1] });
   }
 }
 on(settle);

@@ -1,15 +1,15 @@
-// The keyboard, and the sheet that tells about it.
+// Keyboard shortcuts and their help dialog.
 
 import { html } from "lit-html";
 import { clear } from "ch/inspector";
 import { set } from "ch/state";
 
 const KEYS = [
-  ["1 – 9", "view"], ["[ ]", "layer"], ["{ }", "head"], ["← →", "the token before or after; in a picture, arrows move the cell"], ["Enter", "keep the cell"],
-  ["T", "table instead of picture: of the first figure, or of the one that has the focus"], ["Space", "play, where there is something to play"], [".", "one step"], ["/", "type a text"], ["Esc", "clear"], ["?", "this sheet"],
+  ["1 – 9", "view"], ["[ ]", "layer"], ["{ }", "head"], ["← →", "previous or next token; in a heat map, move the cell"], ["Enter", "lock the cell"],
+  ["T", "show the focused (or first) figure as a table"], ["Space", "play or pause"], [".", "single step"], ["/", "edit the text"], ["Esc", "clear"], ["?", "this help"],
 ];
 
-/** Listens to keys that belong to no field. `shown` gives the views, `move` changes layer or head. */
+/** Handle shortcuts outside of form fields. `shown` returns the views, `move` changes layer, head or token. */
 export function listen({ shown, move }) {
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest?.("input, textarea, select");
@@ -27,12 +27,12 @@ export function listen({ shown, move }) {
     else if (event.key === "/") document.querySelector("form.prompt textarea[name=text]")?.focus();
     else if (event.key === "?") document.getElementById("help").showModal();
     else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
-      if (!event.target.matches?.("body, main")) return; // it belongs to what has the focus
+      if (!event.target.matches?.("body, main")) return; // handled by the focused element
       move("query", event.key === "ArrowRight" ? 1 : -1);
     } else if (event.key === " " && event.target.closest?.("button, summary, a")) return;
     else if (event.key === " " || event.key === ".") {
       const told = new CustomEvent(event.key === " " ? "play" : "step", { cancelable: true });
-      if (window.dispatchEvent(told)) return; // nobody took it
+      if (window.dispatchEvent(told)) return; // not handled
     } else if (event.key.toLowerCase() === "t") {
       const button = document.querySelector("main ch-figure:has(ch-map) > header .tools > button");
       if (!button) return;
@@ -42,9 +42,9 @@ export function listen({ shown, move }) {
   });
 }
 
-/** The sheet of keys. */
+/** The help dialog. */
 export function help() {
-  return html`<dialog id="help" aria-label="keys" @click=${(event) => event.target.id === "help" && event.target.close()}>
-    <form method="dialog"><h2>Keys</h2><dl>${KEYS.map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl>
+  return html`<dialog id="help" aria-label="keyboard shortcuts" @click=${(event) => event.target.id === "help" && event.target.close()}>
+    <form method="dialog"><h2>Keyboard shortcuts</h2><dl>${KEYS.map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl>
       <button class="main">Close</button></form></dialog>`;
 }

@@ -1,20 +1,20 @@
-// <ch-lines>: where tokens look, as lines from the queries on the left to the keys on the right.
+// <ch-lines>: attention weights as lines from queries (left) to keys (right).
 
 import { html, nothing, svg } from "lit-html";
-import { told } from "ch/colours";
+import { told } from "ch/colors";
 import { define, Element, resized } from "ch/element";
 import { shortened } from "ch/map";
 
 const TALL = 21;
-const WINDOW = 72; // tokens a side
-const MOST = 900; // lines in all
-const LEAST = 0.02; // weight of a line that can be seen
+const WINDOW = 72; // tokens per side
+const MOST = 900; // maximum number of lines
+const LEAST = 0.02; // minimum weight of a line
 
 export class Lines extends Element {
   static properties = {
     values: null, // { shape: [queries, keys], data }
     rows: [], cols: [],
-    query: -1, // only the lines of this one are strong
+    query: -1, // highlighted query
     label: "attention as lines",
   };
 
@@ -42,17 +42,17 @@ export class Lines extends Element {
         @pointerenter=${() => this.tell("hover", { row: r })} @pointerleave=${() => this.tell("hover", null)}>
         <rect x="0" y=${y(r - r0) - TALL / 2} width=${side} height=${TALL}></rect>${name(this.rows[r], r - r0, side - 7, "end", "")}</g>`)}
       ${range(c0, c1).map((c) => name(this.cols[c], c - c0, width - side + 7, "start", "key"))}
-    </svg>${rows > WINDOW || cols > WINDOW ? html`<p class="badge">tokens ${r0}–${r1 - 1} of ${rows}; the map shows all</p>` : nothing}${badge}`);
+    </svg>${rows > WINDOW || cols > WINDOW ? html`<p class="badge">tokens ${r0}–${r1 - 1} of ${rows}; the heat map shows all</p>` : nothing}${badge}`);
   }
 }
 define("ch-lines", Lines);
 
-/** The heaviest weights of a window, [[row, col, weight] …], and a badge that says what is not drawn. */
+/** The largest weights of a window, [[row, col, weight] …], and a badge naming what is omitted. */
 export function heaviest({ shape: [rows, cols], data }, [r0, r1] = [0, rows], [c0, c1] = [0, cols]) {
   const found = [];
   for (let r = r0; r < r1; r++) for (let c = c0; c < c1; c++) if (data[r * cols + c] > 0) found.push([r, c, data[r * cols + c]]);
   const edges = found.sort((a, b) => b[2] - a[2]).slice(0, MOST).filter(([, , weight]) => weight >= LEAST), left = found.slice(edges.length);
-  return { edges, badge: left.length ? html`<p class="badge">${left.length} weights are not drawn as lines, each at most ${told(left[0][2])}; the map has them</p>` : nothing };
+  return { edges, badge: left.length ? html`<p class="badge">${left.length} weights of at most ${told(left[0][2])} are not drawn; the heat map shows all</p>` : nothing };
 }
 
 const range = (from, to) => Array.from({ length: Math.max(0, to - from) }, (_, i) => from + i);

@@ -1,4 +1,4 @@
-// The shell: header, rail of views, the view itself, inspector and token strip. It draws from the state, and only then.
+// The page: header, rail of views, current view, inspector and token strip, rendered from the state.
 
 import { html, nothing, render } from "lit-html";
 import * as api from "ch/api";
@@ -20,7 +20,7 @@ import "ch/view";
 
 const root = document.getElementById("page");
 const views = new Map();
-const marks = { token: -1, of: "query", own: "query" }; // the token under the cursor, of which row (source: key), and the row that the view is about
+const marks = { token: -1, of: "query", own: "query" }; // token under the pointer, its strip (source: key), and the strip of the current view
 
 async function start() {
   if (api.snapshot?.hash && !location.hash) history.replaceState(null, "", api.snapshot.hash);
@@ -46,13 +46,13 @@ async function start() {
   schedule();
 }
 
-let pointing = false; // at a number of a table or a drawing; maps and bars tell by themselves
+let pointing = false; // whether the pointer is at a number in a table or drawing; maps and bars report themselves
 function over(cell) {
   if (cell || pointing) inspector.inspect(cell);
   pointing = !!cell;
 }
 
-/** On a narrow window the inspector is a sheet from below; what was clicked is moved above it. */
+/** In narrow windows, scroll the clicked element above the inspector sheet. */
 function uncover({ target, clientY }) {
   const sheet = root.querySelector(".inspector.open");
   if (!sheet || getComputedStyle(sheet).position !== "fixed" || !target.closest?.("main")) return;
@@ -61,7 +61,7 @@ function uncover({ target, clientY }) {
 }
 
 let tab = "";
-/** Where views are a row of tabs, the one that is open is brought into sight. */
+/** Scroll the active tab into view when the rail is horizontal. */
 function bring() {
   const rail = root.querySelector(".rail"), open = rail?.querySelector("[aria-current=page]");
   if (!open || tab === open.textContent) return;
@@ -69,37 +69,37 @@ function bring() {
   rail.scrollLeft = open.offsetLeft - rail.offsetLeft - (rail.clientWidth - open.clientWidth) / 2;
 }
 
-/** How much of the window header and strip take, for what stands between them. */
+/** Expose the heights of header and strip as CSS variables. */
 const edges = new ResizeObserver((entries) => {
   for (const { target } of entries) document.documentElement.style.setProperty(target.matches(".top") ? "--top" : "--strip", `${target.offsetHeight}px`);
 });
 
 let scheduled = false;
 function schedule() {
-  delete document.body.dataset.ready; // at once: whoever waits for it waits for this
+  delete document.body.dataset.ready; // immediately: tests wait for it
   if (scheduled) return;
   scheduled = true;
   requestAnimationFrame(() => {
     scheduled = false;
     draw();
     if (api.pending() || busy() || scheduled) return;
-    setTimeout(reach, 60); // when all elements have been drawn at their size
+    setTimeout(reach, 60); // after all elements have their size
     document.body.dataset.ready = "";
   });
 }
 
-/** What is larger than its place can be scrolled by keys. */
+/** Make overflowing boxes scrollable by keyboard. */
 function reach() {
   for (const box of root.querySelectorAll(".scroll")) {
     const large = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
     if (large === (box.tabIndex === 0)) continue;
     box.tabIndex = large ? 0 : -1;
     box.setAttribute("role", large ? "group" : "presentation");
-    box.setAttribute("aria-label", large ? "more than fits" : "");
+    box.setAttribute("aria-label", large ? "scrollable content" : "");
   }
 }
 
-/** The views that have something to show of this model, in the order in which its card tells them. */
+/** The views available for this model, in the order of its card. */
 function shown() {
   return (card().value?.views ?? []).filter((id) => views.has(id)).map((id) => views.get(id));
 }
@@ -116,7 +116,7 @@ function opening(model) {
   const other = state().model ? html`<button type="button" @click=${() => set({ model: "" })}>Show another model</button>` : nothing;
   return html`<main class="alone">${model.error
     ? html`<h1>clearhead</h1><p class="problem">${model.error.message}</p><p><button type="button" @click=${retry}>Try again</button> ${other}</p>`
-    : html`<p class="loading">The model is being loaded …</p>`}</main>`;
+    : html`<p class="loading">Loading the model …</p>`}</main>`;
 }
 
 function page(found) {
@@ -137,27 +137,27 @@ function page(found) {
     <main id="view" tabindex="-1" class="view ${view?.id ?? ""} ${now.pending ? "pending" : ""}">${body(view, context)}</main>
     <aside class=${inspector.open() ? "inspector open" : "inspector"} aria-label="inspector">${inspector.panel(context)}</aside>
     ${strip(context)}
-    ${lost() ? html`<div class="lost" role="alert">The server does not answer. Start it again; this page goes on by itself.</div>` : nothing}
+    ${lost() ? html`<div class="lost" role="alert">The server does not respond. Restart it; this page reconnects automatically.</div>` : nothing}
     ${help()}`;
 }
 
 function body(view, context) {
-  if (!view) return html`<p class="hint">There is no view for this model.</p>`;
+  if (!view) return html`<p class="hint">No view supports this model.</p>`;
   const title = html`<header class="title"><h1>${view.title}</h1>${view.sentence ? html`<p>${view.sentence}</p>` : nothing}</header>`;
   const trouble = told(context.error) ? html`<p class="problem" role="alert">${context.error.message}</p>` : nothing;
   const mind = editControls(context);
   if (view.free || context.run) return html`${title}${trouble}${guarded(view, context)}${mind}`;
-  if (context.empty) return html`${title}<p class="hint">This model reads ${context.card.pictures ? "pictures" : "sound"}; give it one in the view Patches.</p>`;
-  return html`${title}${trouble}${context.error ? nothing : html`<p class="loading">The model is reading …</p>`}`;
+  if (context.empty) return html`${title}<p class="hint">This model reads ${context.card.reads_images ? "images" : "audio"}. Open one in the Patches view.</p>`;
+  return html`${title}${trouble}${context.error ? nothing : html`<p class="loading">Running the model …</p>`}`;
 }
 
-/** A view that breaks takes nobody else with it. */
+/** Isolate errors of a view. */
 function guarded(view, context) {
   try {
     return view.template(context);
   } catch (error) {
     console.error(error);
-    return html`<p class="problem">This view could not be drawn (${error.message}); the others can.</p>`;
+    return html`<p class="problem">This view failed to render (${error.message}).</p>`;
   }
 }
 
@@ -165,11 +165,11 @@ function strip({ run, card }) {
   if (!run) return html`<footer class="strip" aria-label="tokens"></footer>`;
   const row = (tokens, label, key) => html`<ch-tokens .tokens=${tokens} .selected=${state()[key]} .marked=${marks.of === key ? marks.token : -1} .label=${label}
     @pick=${({ detail }) => set({ [key]: detail.index === state()[key] ? -1 : detail.index })} @hover=${({ detail }) => point(detail.index, key)}></ch-tokens>`;
-  const both = run.source && card.kind === "encoder-decoder";
+  const both = run.source_tokens && card.architecture === "encoder-decoder";
   return html`<footer class="strip" aria-label="tokens">
-    ${both ? html`<div class="side"><span>source</span>${row(run.source, "tokens of the source", "key")}</div>` : nothing}
+    ${both ? html`<div class="side"><span>source</span>${row(run.source_tokens, "source tokens", "key")}</div>` : nothing}
     <div class="side">${both ? html`<span>target</span>` : nothing}${row(run.tokens, "tokens", "query")}</div>
-    <span class="count">${run.tokens.length} of ${card.context} tokens · ${run.milliseconds.toFixed(0)} ms</span></footer>`;
+    <span class="count">${run.tokens.length} of ${card.context_length} tokens · ${run.milliseconds.toFixed(0)} ms</span></footer>`;
 }
 
 function point(token, of = marks.own) {
@@ -183,16 +183,16 @@ function skip(event) {
   document.getElementById("view").focus();
 }
 
-/** Another layer, head or token by so many steps. */
+/** Move the selected layer, head or token. */
 function move(what, by) {
   const found = card().value;
   if (!found) return;
   if (what === "query") {
-    const { own } = marks, { run } = current(found), last = ((own === "key" ? run?.source : run?.tokens)?.length ?? 0) - 1, at = state()[own];
+    const { own } = marks, { run } = current(found), last = ((own === "key" ? run?.source_tokens : run?.tokens)?.length ?? 0) - 1, at = state()[own];
     if (last >= 0) set({ [own]: Math.max(0, Math.min(last, at < 0 ? (by > 0 ? 0 : last) : at + by)) });
     return;
   }
-  const most = what === "head" ? found.heads : layers(found, state().part);
+  const most = what === "head" ? found.n_heads : layers(found, state().part);
   set({ [what]: Math.max(0, Math.min(most - 1, state()[what] + by)) });
 }
 

@@ -1,13 +1,13 @@
-// <ch-map>: a matrix as colours. Cells are drawn once onto a canvas; the cursor moves on a second one above it.
+// <ch-map>: a heat map. Cells are drawn once on a canvas; the cursor moves on an overlay canvas.
 
 import { html, nothing } from "lit-html";
 import { clamp, Picture, pixels, sheet } from "ch/canvas";
-import { ink, shade, table, theme, told } from "ch/colours";
+import { ink, shade, table, theme, told } from "ch/colors";
 import { define, framed } from "ch/element";
 import { pooled } from "ch/pool";
 
 const FONT = "12px system-ui, sans-serif";
-const LEAN = 0.61; // of its length, how far a slanted label reaches to the right
+const LEAN = 0.61; // horizontal extent of a slanted label relative to its length
 const WINDOW = 64; // rows and columns of the table
 const measure = document.createElement("canvas").getContext("2d");
 
@@ -16,23 +16,23 @@ export class HeatMap extends Picture {
   static properties = {
     values: null, // { shape: [rows, cols], data }
     rows: null, cols: null, // labels
-    words: null, // what stands in the cells
+    words: null, // text in the cells
     signed: false, most: null,
-    masked: null, // (row, col) -> whether it is hatched
-    name: "", run: "", // the value of the model that this is, for the inspector
-    index: null, // (row, col) -> indices of that value
-    cursor: null, // [row, col], where someone has clicked
+    masked: null, // (row, col) -> whether the cell is hatched
+    name: "", run: "", // activation name and run id, for the inspector
+    index: null, // (row, col) -> indices of the activation
+    cursor: null, // [row, col] of the selected cell
     label: "", measure: "", by: ["row", "column"],
-    plain: false, // no colour
-    tabled: false, // as a table
+    plain: false, // without colors
+    tabled: false, // shown as a table
     most_cell: 28,
-    tall: 0, // height of a cell, where it is not to be square
+    tall: 0, // height of a cell if not square
   };
 
   draw() {
     if (!this.values) return;
     const [rows, cols] = (this.size = shapeOf(this.values));
-    this.setAttribute("aria-label", `${this.label || this.name || "values"}, ${rows} × ${cols}. Arrows move, Enter keeps a cell, T shows a table.`);
+    this.setAttribute("aria-label", `${this.label || this.name || "values"}, ${rows} × ${cols}. Arrow keys move, Enter locks a cell, T shows a table.`);
     this.classList.toggle("tabled", this.tabled);
     if (this.tabled) {
       this.fill(this.#table());
@@ -40,7 +40,7 @@ export class HeatMap extends Picture {
     }
     this.plan = planned(this, rows, cols);
     this.fill(html`<div class="scroll"><div class="layers"><canvas class="base"></canvas><canvas class="over"></canvas></div></div>
-      ${this.plan.factor > 1 ? html`<p class="badge">max-pooled ${this.plan.factor}×; hovering shows exact cells</p>` : nothing}
+      ${this.plan.factor > 1 ? html`<p class="badge">max-pooled ${this.plan.factor}×; hover for exact cells</p>` : nothing}
       <span class="heard" aria-live="polite"></span>`);
     const { left, top, cell, tall, grid, width, height } = this.plan;
     this.cells = { left, top, wide: cell, tall, rows: grid.rows, cols: grid.cols };
@@ -51,7 +51,7 @@ export class HeatMap extends Picture {
     this.querySelector(".scroll").onscroll = () => this.#mark();
   }
 
-  /** Where cells are wide and some out of sight, the one that was chosen is brought into it, once. */
+  /** Scroll the selected cell into view, once. */
   #reveal() {
     const box = this.querySelector(".scroll"), { left, cell, width } = this.plan;
     if (!this.words || !this.cursor || this.revealed === this.cursor[1] || width <= box.clientWidth) return;
@@ -59,18 +59,18 @@ export class HeatMap extends Picture {
     if (left + (this.cursor[1] + 1) * cell > box.clientWidth) box.scrollLeft = left + (this.cursor[1] + 0.5) * cell - box.clientWidth / 2;
   }
 
-  /** The whole drawing onto a context that counts in pixels of the page. */
+  /** Draw everything onto a context in CSS pixels. */
   picture(context, cellsOnly = false) {
     const plan = this.plan, { left, top, cell, tall, grid } = plan;
-    const colours = theme(), shades = table(this.signed);
+    const colors = theme(), shades = table(this.signed);
     const wide = grid.cols * cell, high = grid.rows * tall;
     if (!this.plain) context.drawImage(pixels(grid.rows, grid.cols, (i) => shades[shade(grid.data[i], plan.most, this.signed)]), left, top, wide, high);
-    if (grid.hatched) context.drawImage(hatched(grid, wide, high, colours.line), left, top, wide, high);
-    context.strokeStyle = colours.line;
+    if (grid.hatched) context.drawImage(hatched(grid, wide, high, colors.line), left, top, wide, high);
+    context.strokeStyle = colors.line;
     context.lineWidth = 1;
     context.strokeRect(left + 0.5, top + 0.5, wide - 1, high - 1);
     if (this.words) this.#write(context);
-    if (!cellsOnly) labels(context, this, plan, colours);
+    if (!cellsOnly) labels(context, this, plan, colors);
   }
 
   #write(context) {
@@ -90,7 +90,7 @@ export class HeatMap extends Picture {
     return this.values.data[r * cols + c];
   }
 
-  /** Of a pooled square, the cell that gave its colour. */
+  /** The exact cell behind a pooled block. */
   exact(r, c) {
     return this.plan.factor === 1 ? [r, c] : this.plan.grid.largest(r, c);
   }
@@ -142,29 +142,29 @@ export class HeatMap extends Picture {
     if (!canvas || !this.plan) return;
     const context = canvas.getContext("2d"), { left, top, cell, tall, factor, grid } = this.plan;
     context.clearRect(0, 0, this.plan.width, this.plan.height);
-    const colours = theme();
-    const outline = ([r, c], width, colour) => {
-      context.strokeStyle = colour;
+    const colors = theme();
+    const outline = ([r, c], width, color) => {
+      context.strokeStyle = color;
       context.lineWidth = width;
       const x = left + Math.floor(c / factor) * cell, y = top + Math.floor(r / factor) * tall;
       context.strokeRect(x, y, Math.max(2, cell), Math.max(2, tall));
     };
     if (this.at) {
-      context.fillStyle = colours.ink;
+      context.fillStyle = colors.ink;
       context.globalAlpha = 0.07;
       context.fillRect(left, top + Math.floor(this.at[0] / factor) * tall, grid.cols * cell, tall);
       context.fillRect(left + Math.floor(this.at[1] / factor) * cell, top, cell, grid.rows * tall);
       context.globalAlpha = 1;
-      outline(this.at, 1.5, colours.ink);
+      outline(this.at, 1.5, colors.ink);
     }
     const [r, c] = this.cursor ?? [-1, -1];
-    if (r >= 0 && c >= 0 && r < this.size[0] && c < this.size[1]) outline(this.cursor, 2.5, colours.ink);
+    if (r >= 0 && c >= 0 && r < this.size[0] && c < this.size[1]) outline(this.cursor, 2.5, colors.ink);
     const moved = canvas.closest(".scroll").scrollLeft;
     if (!moved || !this.rows) return;
-    context.fillStyle = getComputedStyle(document.body).backgroundColor; // labels of rows stay in sight
+    context.fillStyle = getComputedStyle(document.body).backgroundColor; // keep row labels visible
     context.fillRect(moved, 0, left, this.plan.height);
     context.translate(moved, 0);
-    rowLabels(context, this, this.plan, colours);
+    rowLabels(context, this, this.plan, colors);
     context.translate(-moved, 0);
   }
 
@@ -192,7 +192,7 @@ function planned(map, rows, cols) {
   const about = map.words ? 44 : Math.min(map.most_cell, Math.max(1, (width - left) / cols));
   const last = (map.cols ?? []).slice(-100);
   const lean = (name, i) => LEAN * Math.min(118, measure.measureText(name).width) - (last.length - 0.5 - i) * about;
-  const over = Math.max(0, ...last.map(lean)); // labels reach over the edge
+  const over = Math.max(0, ...last.map(lean)); // slanted labels extend beyond the edge
   const room = width - left - 2 - over;
   let cell = Math.min(map.most_cell, room / cols);
   let factor = 1;
@@ -214,10 +214,10 @@ function planned(map, rows, cols) {
   };
 }
 
-/** Diagonal lines where a query may not look: drawn everywhere, then cut out. */
-function hatched(grid, wide, high, colour) {
+/** Hatching of masked cells: drawn everywhere, then clipped. */
+function hatched(grid, wide, high, color) {
   const canvas = document.createElement("canvas"), context = sheet(canvas, wide, high);
-  context.strokeStyle = colour;
+  context.strokeStyle = color;
   context.beginPath();
   for (let x = -high; x < wide; x += 6) {
     context.moveTo(x, high);
@@ -229,9 +229,9 @@ function hatched(grid, wide, high, colour) {
   return canvas;
 }
 
-function rowLabels(context, map, { left, top, tall, factor, grid }, colours) {
+function rowLabels(context, map, { left, top, tall, factor, grid }, colors) {
   context.font = FONT;
-  context.fillStyle = colours.quiet;
+  context.fillStyle = colors.quiet;
   context.textBaseline = "middle";
   context.textAlign = "right";
   const every = Math.max(1, Math.ceil(14 / tall));
@@ -240,12 +240,12 @@ function rowLabels(context, map, { left, top, tall, factor, grid }, colours) {
   }
 }
 
-function labels(context, map, plan, colours) {
+function labels(context, map, plan, colors) {
   const { left, top, cell, factor, grid, flat } = plan;
-  if (map.rows) rowLabels(context, map, plan, colours);
+  if (map.rows) rowLabels(context, map, plan, colors);
   if (!map.cols) return;
   context.font = FONT;
-  context.fillStyle = colours.quiet;
+  context.fillStyle = colors.quiet;
   context.textBaseline = "middle";
   const across = Math.max(1, Math.ceil((flat ? 1 : 14) / cell));
   for (let c = 0; c < grid.cols; c += across) {
@@ -262,7 +262,7 @@ function labels(context, map, plan, colours) {
   }
 }
 
-/** As much of a label as has room. */
+/** Truncate a label to a width. */
 export function shortened(text, room) {
   measure.font = FONT;
   if (measure.measureText(text).width <= room) return text;

@@ -1,11 +1,11 @@
-// Two of a kind: what two texts share, how far two patterns lie apart, and what two runs find likely.
+// Comparing two runs: shared tokens, differences of patterns, next-token probabilities.
 
 import { html } from "lit-html";
-import { told } from "ch/colours";
+import { told } from "ch/colors";
 import { array, got, home } from "ch/run";
 import { once } from "ch/steady";
 
-/** Places of tokens to compare, [[i, j], …]: all where there are as many, else those that are the same at both ends. */
+/** Positions to compare, [[i, j], …]: all if the lengths match, else the common prefix and suffix. */
 export function shared(a, b) {
   if (a.length === b.length) return a.map((_, i) => [i, i]);
   const same = (i, j) => i >= 0 && j >= 0 && i < a.length && j < b.length && a[i].text === b[j].text;
@@ -18,7 +18,7 @@ export function shared(a, b) {
   return pairs;
 }
 
-/** second − first, over pairs of places of queries and of keys: { shape, data, most }; made once. */
+/** second − first over pairs of query and key positions: { shape, data, most }; memoized. */
 export function apart(first, second, queries, keys = queries) {
   return once(once(first, second, () => ({})), `${queries} ${keys}`, () => {
     const data = new Float32Array(queries.length * keys.length), [wide, other] = [first.shape[1], second.shape[1]];
@@ -35,7 +35,7 @@ export function pattern(run, path, head, slot) {
 
 /** The probability of every token after the last one of a run, as a resource. */
 export function chances(run, slot) {
-  const url = `/api/runs/${run}/logits?at=-1`;
+  const url = `/api/runs/${run}/logits?token=-1`;
   return array(url, slot, ({ data }) => softmax(data));
 }
 
@@ -46,17 +46,17 @@ function softmax(logits) {
   return raised.map((value) => value / sum);
 }
 
-/** The likeliest next tokens of two runs, each with its probability in both; of two models, by their texts. */
+/** The top next tokens of two runs with their probabilities in both; of two models, matched by text. */
 export function likeliest(runs, names, models = []) {
   const rows = runs.map(({ id }, i) => chances(id, `chances ${i}`));
   const words = models.map((name) => got(`${home(name)}/vocabulary`));
-  if ([...rows, ...words].some(({ value, pending }) => !value || pending)) return html`<p class="hint">The model reads …</p>`;
+  if ([...rows, ...words].some(({ value, pending }) => !value || pending)) return html`<p class="hint">Running the model …</p>`;
   const place = (i, id, text) => (words.length ? words[i].value.indexOf(text) : id);
   const ids = new Map(runs.flatMap(({ top }) => top.slice(0, 7)).map(({ id, text }) => [models.length ? text : id, text]));
   return html`<div class="scroll"><table class="numbers changes"><thead><tr><th scope="col">next</th>${names.map((name) => html`<th scope="col">${name}</th>`)}<th scope="col">difference</th></tr></thead>
     <tbody>${[...ids].map(([id, text]) => {
       const [first, second] = rows.map(({ value }, i) => value[place(i, id, text)]);
-      if (first === undefined || second === undefined) return html`<tr><th scope="row" class="word">${text}</th>${[first, second].map((one) => html`<td>${one === undefined ? "no token" : told(one)}</td>`)}<td></td></tr>`;
+      if (first === undefined || second === undefined) return html`<tr><th scope="row" class="word">${text}</th>${[first, second].map((one) => html`<td>${one === undefined ? "not in vocabulary" : told(one)}</td>`)}<td></td></tr>`;
       return html`<tr><th scope="row" class="word">${text}</th><td>${told(first)}</td><td>${told(second)}</td><td class=${second < first ? "less" : "more"}>${second < first ? "−" : "+"}${told(Math.abs(second - first))}</td></tr>`;
     })}</tbody></table></div>`;
 }

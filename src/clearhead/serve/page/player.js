@@ -1,4 +1,4 @@
-// Something that moves on by itself, step by step: one at a time, started and halted by its button or by Space.
+// Step-by-step animation, started and stopped by a button or Space; one at a time.
 
 import { changed } from "ch/state";
 
@@ -6,7 +6,7 @@ let timer = 0;
 
 export const playing = () => timer !== 0;
 
-/** Shows every number from `first` to `last`; what plays already is halted instead. */
+/** Show every number from `first` to `last`; stops instead if already playing. */
 export function play(first, last, show) {
   if (timer) return halt();
   let at = first;

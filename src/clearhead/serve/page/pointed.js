@@ -1,10 +1,10 @@
-// Numbers that stand in tables and drawings: what they are is read off from where they stand.
+// Inspector content for numbers in tables and drawings.
 
 import { framed } from "ch/element";
 
 const NUMBER = /\d/;
 
-/** What the inspector says of what is under the pointer, or null; a cell of a table, or anything with data-what. */
+/** Inspector content of a table cell or an element with data-what; else null. */
 export function pointedAt(target) {
   const own = target.closest?.("main [data-what]");
   if (own) {

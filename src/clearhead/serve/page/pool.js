@@ -1,6 +1,6 @@
-// A matrix made smaller without losing what stands out: of each square the largest finite value stays, with its sign.
+// Max-pooling of a matrix: the finite value of largest magnitude in each block, with its sign.
 
-/** { rows, cols, data, hatched, most, largest(r, c) -> [row, col] }; with factor 1, the matrix itself. */
+/** { rows, cols, data, hatched, most, largest(r, c) -> [row, col] }; with factor 1 the matrix itself. */
 export function pooled({ data: values }, rows, cols, factor, signed, masked) {
   const high = Math.ceil(rows / factor), wide = Math.ceil(cols / factor);
   const data = factor === 1 ? values : new Float32Array(high * wide).fill(NaN);

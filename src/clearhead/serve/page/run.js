@@ -1,4 +1,4 @@
-// Things that arrive: the run of the current text, and whatever a view asks for. What was there stays until then.
+// Asynchronous resources: the run of the current text and what views request. Old values stay visible while new ones load.
 
 import * as api from "ch/api";
 import { changed, state } from "ch/state";
@@ -7,12 +7,12 @@ const places = new Map(); // slot -> { key, value, error, pending, stop }
 const MOST = 160;
 
 /**
- * { value, error, pending } of something that is loaded once for its key, and drawn when it arrives.
- * With a `slot`, the value before it stays visible (pending is true) while the next one is on its way.
+ * Load something once for its key and redraw when it arrives: { value, error, pending }.
+ * The previous value of the same `slot` stays visible (with pending = true) while the next one loads.
  */
 export function resource(key, loader, slot = key) {
   const before = places.get(slot);
-  places.delete(slot); // what was looked at last stands last
+  places.delete(slot); // most recently used last
   if (before?.key === key) {
     places.set(slot, before);
     return before;
@@ -26,48 +26,48 @@ export function resource(key, loader, slot = key) {
   Promise.resolve()
     .then(() => loader({ signal: stop.signal }))
     .then((value) => here() && Object.assign(place, { value, pending: false }))
-    .catch((error) => here() && error.name === "AbortError" ? places.delete(slot) : Promise.reject(error)) // another slot gave up what both wanted: ask anew
+    .catch((error) => here() && error.name === "AbortError" ? places.delete(slot) : Promise.reject(error)) // another slot aborted the shared request: retry
     .catch((error) => here() && Object.assign(place, { error, pending: false, value: error.status === 0 ? place.value : undefined }))
     .finally(() => (here() || !places.has(slot)) && changed());
   return place;
 }
 
-api.whenStale(() => { // two models' numbers never stand on one screen
+api.whenStale(() => { // never mix the numbers of two models on one screen
   for (const { stop } of places.values()) stop.abort();
   places.clear();
   changed();
 });
 
-/** All that is shown is asked for again, and stays until then. */
+/** Reload everything that is shown; old values stay visible meanwhile. */
 export function again() {
   for (const place of places.values()) place.key = "";
   changed();
 }
 
 const same = (answer) => answer;
-/** Answers as resources: JSON that is got, JSON to a question, an array; `then` makes something of it, once. */
+/** Responses as resources: GET JSON, POST JSON, an array; `then` transforms each response once. */
 export const got = (url, slot = url, then = same) => resource(url, async (how) => then(await api.json("GET", url, undefined, how)), slot);
 export const posted = (path, body, slot, then = same) => resource(`${path} ${JSON.stringify(body)}`, async (how) => then(await api.json("POST", `/api/${path}`, body, { ...how, cached: true })), slot);
 export const array = (url, slot, then = same) => resource(url, async (how) => then(await api.npy(url, how)), slot);
 
-/** Where questions about a model go. */
+/** The API path of a model. */
 export const home = (name) => `/api/models/${encodeURIComponent(name)}`;
 
-/** Whether anything is still on its way. */
+/** Whether anything is still loading. */
 export const busy = () => [...places.values()].some(({ pending }) => pending);
 
-/** What could not be had is asked for again when it is next drawn. */
+/** Retry everything that failed. */
 export function retry() {
   for (const [slot, place] of places) if (place.error) places.delete(slot);
   changed();
 }
 
-/** Whether something failed because nobody answered. */
+/** Whether a request failed because the server did not respond. */
 export function lost() {
   return !api.snapshot && [...places.values()].some((place) => place.error?.status === 0);
 }
 
-/** The models that are here: names, and the cards of those that are loaded. */
+/** The models of the server: names, and the cards of loaded models. */
 export const known = () => got("/api/models");
 
 /** The card of the current model. */
@@ -78,34 +78,34 @@ export function card() {
   return got(home(name), "card");
 }
 
-/** What the current model reads: as typed, or the example that suits it. */
+/** The input of the current model: as typed, or its example. */
 export function reading(card) {
   const { text, source } = state();
-  return { text: text ?? card.examples.text, source: card.kind === "encoder-decoder" && card.text ? source ?? card.examples.source : null };
+  return { text: text ?? card.examples.text, source: card.architecture === "encoder-decoder" && card.reads_text ? source ?? card.examples.source : null };
 }
 
 let upload = {};
-/** A picture or a sound in base64, which is read beside the text from now on; too large for a URL. */
+/** Set the uploaded image or audio (base64), which is too large for a URL. */
 export function give(more) {
   upload = more;
   changed();
 }
 
-/** Of what was given, that which a model reads: it may have been given to another. */
-const fitting = ({ pictures, sound }) => (pictures && upload.picture ? { picture: upload.picture } : sound && upload.sound ? { sound: upload.sound } : null);
+/** The upload, if the model reads its kind. */
+const fitting = ({ reads_images, reads_audio }) => (reads_images && upload.image ? { image: upload.image } : reads_audio && upload.audio ? { audio: upload.audio } : null);
 
-/** What a question about the edited model says besides; null without edits, or while a swap waits for its other text. */
+/** The request fields of the current edits; null without edits, or while a patch has no source text. */
 export function changes() {
-  const { edits, against } = state();
-  if (!edits.length || (!against && edits.some(({ op }) => op === "swap"))) return null;
-  return against ? { edits, against } : { edits };
+  const { edits, patch_from } = state();
+  if (!edits.length || (!patch_from && edits.some(({ op }) => op === "patch"))) return null;
+  return patch_from ? { edits, patch_from } : { edits };
 }
 
-/** The request of a run of the current text, or of another one; `more` may be edits. */
+/** The request for a run of the current text, or of another one; `more` may contain edits. */
 export function asked(card, { text, ...more } = {}) {
   const reads = reading(card);
   const body = { model: card.name };
-  if ((text ?? reads.text) !== null) body.text = text ?? reads.text; // without one, an encoder-decoder writes its own
+  if ((text ?? reads.text) !== null) body.text = text ?? reads.text; // without a text, an encoder-decoder generates its own target
   if (reads.source !== null) body.source = reads.source;
   return { ...body, ...fitting(card), ...more };
 }
@@ -115,12 +115,12 @@ export function run(body, slot) {
   return posted("runs", body, slot);
 }
 
-/** { run, edited, error, pending }: the run of the current text, and the same with the edits, if there are any. */
+/** { run, edited, error, pending }: the run of the current text, without and with the edits. */
 export function current(card) {
-  if ((card.pictures || card.sound) && !fitting(card)) {
+  if ((card.reads_images || card.reads_audio) && !fitting(card)) {
     return { run: null, edited: null, pending: false, error: null, empty: true };
   }
-  const plain = run(asked(card), `the run of ${card.name}`); // no view gets a run of another model
+  const plain = run(asked(card), `the run of ${card.name}`); // a slot per model: no view gets the run of another model
   const other = changes() ? run(asked(card, changes()), `the edited run of ${card.name}`) : null;
   const fits = other && !other.error && plain.value && other.value?.tokens.length === plain.value.tokens.length;
   return {

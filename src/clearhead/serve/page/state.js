@@ -1,46 +1,46 @@
-// The one selection object. It is the URL's hash, so that a link shows what its sender saw; Back undoes a selection.
+// The selection: one frozen object, stored in the URL hash, so that links reproduce it and Back undoes a step.
 
 let known = {
   model: "", text: null, source: null, view: "machine", part: "attention",
   layer: 0, head: 0, query: -1, key: -1, step: 0, cell: "",
-  temp: 1, topk: 0, topp: 1, seed: 0, edits: [], against: "", pins: [],
+  temperature: 1, top_k: 0, top_p: 1, seed: 0, edits: [], patch_from: "", pins: [],
 };
-const REAL = ["temp", "topp", "penalty"]; // all other numbers are whole, and not below 0 or their default
-const OPS = ["ablate", "mean", "scale", "swap"];
-const OF_MODEL = ["text", "source", "edits", "against", "cell", "pins", "layer", "head", "part"]; // which another model begins anew with
-const ofText = new Set(["query", "key", "step"]); // and another text
+const REAL = ["temperature", "top_p", "length_penalty"]; // all other numbers are non-negative integers (or their default)
+const OPS = ["ablate", "mean_ablate", "scale", "patch"];
+const OF_MODEL = ["text", "source", "edits", "patch_from", "cell", "pins", "layer", "head", "part"]; // reset when the model changes
+const ofText = new Set(["query", "key", "step"]); // reset when the text changes
 let now = null;
 const listeners = new Set();
 
-/** The state: frozen; every key has a value. `text` is null until someone types: then the model's example is read. */
+/** The frozen state with a value for every key. `text` is null until the user types; then the model's example is shown. */
 export function state() {
   return (now ??= read(location.hash));
 }
 
 /**
- * Keys that a view needs, with their defaults; to be called when the module is loaded.
- * What is chosen in a text (`inText`) is forgotten with it.
+ * Register the state keys of a view with their defaults, at import time.
+ * Keys that belong to a text (`inText`) are reset with it.
  */
 export function defaults(more, { inText = false } = {}) {
   const taken = Object.keys(more).find((key) => key in known);
-  if (taken) throw new Error(`two views want the key ${taken} of the state`);
+  if (taken) throw new Error(`two views define the state key ${taken}`);
   known = { ...more, ...known };
   if (inText) Object.keys(more).forEach((key) => ofText.add(key));
   now = null;
 }
 
-/** A state with some keys changed: another model or text takes with it what was chosen in the one before. */
+/** A copy of a state with some keys changed; a new model or text resets what was selected in the previous one. */
 export function moved(from, patch) {
   const other = (...keys) => keys.some((key) => key in patch && patch[key] !== from[key]);
   const model = other("model"), gone = [...(model ? OF_MODEL : []), ...(model || other("text", "source") ? ofText : [])];
   return { ...from, ...Object.fromEntries(gone.map((key) => [key, known[key]])), ...patch };
 }
 
-/** A new state. Selections become steps of the history; sliders and typing `replace` the last one. */
+/** Change the state. Selections add a history entry; sliders and typing `replace` the last one. */
 export function set(patch, { replace = false } = {}) {
   const next = Object.freeze(moved(state(), patch));
   if (written(next) === written(state())) return;
-  if (!replace) put(); // what a slider has left to write belongs to the step before
+  if (!replace) put(); // flush a pending slider value into the previous entry
   now = next;
   if (!replace) put("pushState");
   else if (Date.now() - last > PACE) put();
@@ -48,7 +48,7 @@ export function set(patch, { replace = false } = {}) {
   changed();
 }
 
-const PACE = 160; // milliseconds: browsers let the address change only so often
+const PACE = 160; // milliseconds; browsers limit how often the address may change
 let timer = 0;
 let last = 0;
 function put(how = "replaceState") {
@@ -59,18 +59,18 @@ function put(how = "replaceState") {
   if (hash !== location.hash) history[how](null, "", hash || location.pathname + location.search);
 }
 
-/** Calls back after each change of the state, and whenever something arrived that was waited for. */
+/** Subscribe to state changes and to arriving data. */
 export function on(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
 }
 
-/** Something other than the state is new: draw again. */
+/** Notify listeners that something other than the state changed. */
 export function changed() {
   for (const listener of listeners) listener(state());
 }
 
-/** The link to the state, in full. */
+/** The full URL of the current state. */
 export function link() {
   return location.href.split("#")[0] + written(state());
 }
@@ -79,7 +79,7 @@ function read(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   const found = {};
   for (const [key, value] of Object.entries(known)) found[key] = given.has(key) ? typed(given.get(key), value, REAL.includes(key)) : value;
-  found.edits = found.edits.filter((edit) => typeof edit?.name === "string" && OPS.includes(edit.op)); // links are written by anyone
+  found.edits = found.edits.filter((edit) => typeof edit?.name === "string" && OPS.includes(edit.op)); // links are untrusted input
   found.pins = found.pins.filter((pin) => typeof pin === "string");
   return Object.freeze(found);
 }

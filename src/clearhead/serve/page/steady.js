@@ -1,8 +1,8 @@
-// Things that stay the same object while what they are made of does: elements draw again only when they are given another.
+// Memoization by object identity: elements redraw only when a property is a new object.
 
 const made = new WeakMap(); // source -> key -> value
 
-/** What `make` gives for a source (an object) and a key, made once. */
+/** Memoize `make` for a source object and a key. */
 export function once(source, key, make) {
   if (!made.has(source)) made.set(source, new Map());
   const known = made.get(source);

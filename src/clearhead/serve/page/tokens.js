@@ -1,16 +1,16 @@
-// <ch-tokens>: tokens as buttons in a row, tinted by values.
+// <ch-tokens>: tokens as a row of buttons, optionally colored by values.
 
 import { html } from "lit-html";
-import { css, ink } from "ch/colours";
+import { css, ink } from "ch/colors";
 import { define, Element } from "ch/element";
 
 export class Tokens extends Element {
   static properties = {
     tokens: [], // { text, id, special }
-    values: null, // one for each token
+    values: null, // one per token
     most: null, signed: false,
-    selected: -1, // one place, or several
-    marked: -1, // under the cursor elsewhere
+    selected: -1, // one index or several
+    marked: -1, // highlighted index
     label: "tokens",
   };
 

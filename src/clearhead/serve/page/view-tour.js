@@ -1,4 +1,4 @@
-// The tour: each point of the lectures as a short caption over the live views. It goes with the state, so links carry it.
+// The tour: lecture topics as captions over the live views; the current stop is part of the URL.
 
 import { html, nothing, render } from "lit-html";
 import { snapshot } from "ch/api";
@@ -11,20 +11,20 @@ defaults({ tour: "" });
 function template({ card }) {
   const all = stops(card).map((stop) => (stop.view ? stop : elsewhere(stop, card))), first = all.find(({ view }) => view), done = all.find(({ id }) => id === state().tour);
   const unknown = all.every(({ view }) => view) ? [] : others(card).filter(({ views }) => !views).map(({ name }) => name);
-  return html`<p class="row"><button type="button" class="main" @click=${() => go(card, first)}>Begin the tour</button>
-      ${done ? html`<button type="button" @click=${() => go(card, done)}>Go on at ${done.title}</button>` : nothing}
-      <span class="hint">Keys: N next, B back, Esc ends it.</span>
-      ${unknown.length && !wanted ? html`<button type="button" class="quiet" @click=${() => { wanted = true; changed(); }}>See what ${unknown.join(", ")} can show</button>` : nothing}</p>
+  return html`<p class="row"><button type="button" class="main" @click=${() => go(card, first)}>Start the tour</button>
+      ${done ? html`<button type="button" @click=${() => go(card, done)}>Continue at ${done.title}</button>` : nothing}
+      <span class="hint">Keys: N next, B back, Esc end.</span>
+      ${unknown.length && !wanted ? html`<button type="button" class="quiet" @click=${() => { wanted = true; changed(); }}>Load ${unknown.join(", ")}</button>` : nothing}</p>
     <div class="parts">${PARTS.map(({ title }, i) => html`<section><h2>${i + 1}. ${title}</h2><ol>${all.filter(({ part }) => part === title).map((stop) => html`<li>
       <button type="button" class="stop" ?disabled=${!stop.view} aria-current=${stop.id === state().tour ? "step" : "false"} @click=${() => go(stop.card ?? card, stop)}>
-        <b>${stop.title}</b><span>${!stop.view ? `This needs ${stop.needs}.` : stop.card ? `With ${stop.card.name}: ${stop.say}` : stop.say}</span></button></li>`)}</ol></section>`)}</div>`;
+        <b>${stop.title}</b><span>${!stop.view ? `Requires ${stop.needs}.` : stop.card ? `With ${stop.card.name}: ${stop.say}` : stop.say}</span></button></li>`)}</ol></section>`)}</div>`;
 }
 
-let wanted = false; // that models are loaded which nobody has used yet
+let wanted = false; // whether to load models that are not loaded yet
 const others = (card) => (snapshot ? [] : known().value ?? []).filter(({ name }) => name !== card.name)
   .map((other) => (other.views || !wanted ? other : got(home(other.name)).value ?? other));
 
-/** A stop that this model cannot show, with the card of another one on this page that can. */
+/** A stop that this model cannot show, with the card of another loaded model that can. */
 function elsewhere(stop, card) {
   for (const other of others(card).filter(({ views }) => views)) {
     const found = stops(other).find(({ id }) => id === stop.id);
@@ -33,9 +33,9 @@ function elsewhere(stop, card) {
   return stop;
 }
 
-let seen = "machine"; // the view before the tour
+let seen = "machine"; // view before the tour
 on(({ view, tour }) => tour || view === "tour" || (seen = view));
-let before = null; // the state in which the tour began: each stop starts from it, and at the end it comes back
+let before = null; // state before the tour: every stop starts from it, and it is restored at the end
 
 function go(to, stop) {
   if (!stop?.view) return;
@@ -44,7 +44,7 @@ function go(to, stop) {
   set(moved(before, { model, cell: "", pins: [], ...stop.at(to), view: stop.view, tour: stop.id }));
 }
 
-/** The next stop that this model can show, forwards or backwards. */
+/** The next or previous stop that this model can show. */
 function move(by) {
   const found = card().value;
   if (!found || !state().tour) return;
@@ -59,7 +59,7 @@ function end() {
   before = null;
 }
 
-// ---------------------------------------------------------------- the caption, over whatever view is there
+// ---------------------------------------------------------------- caption
 const host = document.createElement("aside");
 host.className = "tour-caption";
 host.setAttribute("aria-label", "tour");
@@ -82,8 +82,8 @@ function caption() {
 }
 
 let lit = null;
-let reached = ""; // the stop that was scrolled to
-/** Draw attention to what the caption is about, as soon as it is there. */
+let reached = ""; // stop that was scrolled to
+/** Highlight the target of the caption once it is rendered. */
 function light(stop) {
   const target = stop ? targetOf(stop.find) : null;
   if (lit !== target) {
@@ -93,12 +93,12 @@ function light(stop) {
   }
   if (!stop) reached = "";
   else if (target && reached !== stop.id) {
-    if ("ready" in document.body.dataset) reached = stop.id; // until then what stands above may still grow
+    if ("ready" in document.body.dataset) reached = stop.id; // content above may still grow until then
     target.scrollIntoView({ block: "center", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
   }
 }
 
-/** An element by its selector, or a figure by words of its caption. */
+/** Find an element by selector, or a figure by its caption. */
 function targetOf(find) {
   if (!find) return null;
   if (typeof find === "string" && /^(main|ch-|[.#])/.test(find)) return document.querySelector(find);
@@ -107,7 +107,7 @@ function targetOf(find) {
 }
 
 let waiting = 0;
-on(() => { // two frames after the last change the page itself has been drawn
+on(() => { // the page is rendered two frames after the last change
   cancelAnimationFrame(waiting);
   waiting = requestAnimationFrame(() => (waiting = requestAnimationFrame(caption)));
 });
@@ -124,7 +124,7 @@ document.addEventListener("keydown", (event) => {
 export default {
   id: "tour",
   title: "Tour",
-  sentence: "Through the lectures, point by point, over these same live views, with your model.",
+  sentence: "The lecture topics, one by one, on the live views of your model.",
   free: true,
   template,
 };

@@ -1,4 +1,4 @@
-// <ch-view>: any view of the lens. One dimension is bars, two a map, more are maps side by side.
+// <ch-view>: any lens view. One dimension as bars, two as a heat map, more as several heat maps.
 
 import { html, nothing } from "lit-html";
 import { define, Element } from "ch/element";
@@ -7,11 +7,11 @@ import "ch/bars";
 import "ch/figure";
 import "ch/map";
 
-const MOST = 64; // maps of one figure
+const MOST = 64; // maximum number of maps per figure
 
 export class View extends Element {
   static properties = {
-    view: null, // as the API sends it, its values decoded
+    view: null, // as sent by the API, with decoded values
     pending: false, caption: null,
     cursor: null, // [row, col] in every map
     masked: null,
@@ -25,21 +25,21 @@ export class View extends Element {
   }
 
   #bars() {
-    const { axes, values, signed, most, measure } = this.view;
-    return html`<ch-bars .labels=${axes[0].labels} .values=${values} .signed=${signed} .most=${most} .measure=${measure}
+    const { axes, values, signed, vmax, value_name } = this.view;
+    return html`<ch-bars .labels=${axes[0].labels} .values=${values} .signed=${signed} .most=${vmax} .measure=${value_name}
       @pick=${(event) => this.tell("pick", event.detail)}></ch-bars>`;
   }
 
   #maps() {
-    const { axes, values, shape, signed, words, measure, plain } = this.view;
+    const { axes, values, shape, signed, words, value_name, plain } = this.view;
     const [down, across] = axes.slice(-2);
     const size = down.labels.length * across.labels.length;
     const names = titles(axes.slice(0, -2));
-    const most = this.view.most ?? largest(values);
+    const most = this.view.vmax ?? largest(values);
     return html`<div class="maps ${names.length > 1 ? "many" : ""}">${names.slice(0, MOST).map((name, i) => html`<div>
       ${name ? html`<h3>${name}</h3>` : nothing}
       <ch-map .values=${cut(this.view, i, size, shape)} .rows=${down.labels} .cols=${across.labels} .signed=${signed} .most=${most}
-        .words=${words} .plain=${!!plain} .measure=${measure} .by=${[down.name, across.name]} .label=${name || this.view.title}
+        .words=${words} .plain=${!!plain} .measure=${value_name} .by=${[down.name, across.name]} .label=${name || this.view.title}
         .cursor=${this.cursor} .masked=${this.masked} @pick=${(event) => this.tell("pick", { ...event.detail, map: i })}
         @hover=${(event) => this.tell("hover", event.detail && { ...event.detail, map: i })}></ch-map></div>`)}</div>
       ${names.length > MOST ? html`<p class="badge">the first ${MOST} of ${names.length}</p>` : nothing}`;
@@ -47,7 +47,7 @@ export class View extends Element {
 }
 define("ch-view", View);
 
-/** One map of a view; the same object each time, so that nothing is drawn twice. */
+/** One map of a view; memoized, so that it is not redrawn. */
 const cut = (view, i, size, shape) => once(view, i, () => ({ shape: shape.slice(-2), data: view.values.subarray(i * size, (i + 1) * size) }));
 
 function titles(leading) {

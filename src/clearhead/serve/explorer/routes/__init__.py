@@ -1,1 +1,1 @@
-"""HTTP routes of the explorer page, by topic."""
+"""Routes of the page's API, by topic."""

@@ -1,6 +1,4 @@
-"""Pictures and sounds as tokens: what the model makes of them before it reads them, and how they are cut (L6.4)."""
-
-from typing import Any
+"""Images and audio as patches (L6.4): the preprocessed input and the grid of its tokens."""
 
 import torch
 from fastapi import APIRouter
@@ -11,132 +9,122 @@ from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.lens.view import Axis, View
 from clearhead.serve.explorer.runs import ExplorerRequest, decode_audio, decode_image
-from clearhead.serve.explorer.serialize import view_to_dict
+from clearhead.serve.explorer.serialize import JSONDict, view_to_dict
 from clearhead.serve.explorer.service import ExplorerService
 from clearhead.tokenizers.media import log_mel, read_image
 
 
 class MediaRequest(ExplorerRequest):
-    """A file in base64, as a browser reads it."""
+    """A base64 file."""
 
     image: str | None = None
     audio: str | None = None
 
 
-def media_routes(desk: ExplorerService) -> APIRouter:
+def media_routes(service: ExplorerService) -> APIRouter:
     router = APIRouter(prefix="/api", tags=["page"])
 
     @router.post("/patches")
-    async def patches(asked: MediaRequest) -> dict[str, Any]:
-        """What the model reads of a picture or a sound, and the grid of its patches."""
-        return await desk.call(asked, describe_media, asked.image, asked.audio)
+    async def patches(request: MediaRequest) -> JSONDict:
+        """The preprocessed image or spectrogram, and the grid of its patches."""
+        return await service.call(request, describe_media, request.image, request.audio)
 
     return router
 
 
-def describe_media(model: Model, picture: str | None, sound: str | None) -> dict[str, Any]:
-    """What there is to see, how it came to be in words, and where each token lies in it."""
-    m = model.config.model
-    reads = m.main_input
-    rows, columns, first = patch_grid(reads)
-    if isinstance(reads, c.Images) and picture is not None:
-        image = decode_image(picture)
-        shown = _seen(read_image(image, reads), reads)
-        steps = _pictured(image.width, image.height, reads)
-    elif isinstance(reads, c.Audio | c.Spectrogram) and sound is not None:
-        samples = decode_audio(sound, reads)
-        shown = _heard(samples, reads)
-        steps = _sounded(len(samples), reads)
+def describe_media(model: Model, image: str | None, audio: str | None) -> JSONDict:
+    """A view of the model's input, the preprocessing steps in words, and the patch grid."""
+    media_input = model.config.model.main_input
+    rows, cols, cls_token = patch_grid(media_input)
+    if isinstance(media_input, c.Images) and image is not None:
+        pil_image = decode_image(image)
+        view = _image_view(read_image(pil_image, media_input), media_input)
+        steps = _image_steps(pil_image.width, pil_image.height, media_input)
+    elif isinstance(media_input, c.Audio | c.Spectrogram) and audio is not None:
+        samples = decode_audio(audio, media_input)
+        view = _audio_view(samples, media_input)
+        steps = _audio_steps(len(samples), media_input)
     else:
-        raise ClearheadError(f"this model reads {reads.kind}; none was sent.")
+        raise ClearheadError(f"This model needs {media_input.kind} as input.")
     return {
-        "view": view_to_dict(shown),
+        "view": view_to_dict(view),
         "steps": steps,
         "rows": rows,
-        "columns": columns,
-        "first": first,
+        "cols": cols,
+        "cls_token": cls_token,
     }
 
 
-def patch_grid(reads: c.Input) -> tuple[int, int, bool]:
-    """Patches from top to bottom and from left to right, and whether a learned token stands before them."""
-    match reads:
+def patch_grid(media_input: c.Input) -> tuple[int, int, bool]:
+    """Rows and columns of patches, and whether a class token precedes them."""
+    match media_input:
         case c.Images():
-            return (
-                reads.image_size // reads.patch_size,
-                reads.image_size // reads.patch_size,
-                reads.cls_token,
-            )
+            size = media_input.image_size // media_input.patch_size
+            return size, size, media_input.cls_token
         case c.Spectrogram():
-            return (
-                reads.n_mels // reads.patch_mels,
-                reads.n_frames // reads.patch_frames,
-                reads.cls_token,
-            )
+            rows = media_input.n_mels // media_input.patch_mels
+            cols = media_input.n_frames // media_input.patch_frames
+            return rows, cols, media_input.cls_token
         case c.Audio():
-            return 1, c.num_input_tokens(reads), False
+            return 1, c.num_input_tokens(media_input), False
         case c.Tokens():
-            raise ClearheadError("this model reads text, which is not cut into patches.")
+            raise ClearheadError("This model reads text, which has no patches.")
 
 
-def _seen(values: Tensor, reads: c.Images) -> View:
-    """The picture as it is cut, each colour from 0 to 1."""
-    mean, deviation = (torch.tensor(each)[:, None, None] for each in (reads.mean, reads.std))
-    colours = ("grey",) if reads.num_channels == 1 else ("red", "green", "blue")
+def _image_view(values: Tensor, media_input: c.Images) -> View:
+    """The resized image, each channel from 0 to 1."""
+    mean = torch.tensor(media_input.mean)[:, None, None]
+    std = torch.tensor(media_input.std)[:, None, None]
+    channels = ("gray",) if media_input.num_channels == 1 else ("red", "green", "blue")
     axes = (
-        Axis.from_labels("colour", colours),
-        Axis.from_labels("row", reads.image_size),
-        Axis.from_labels("column", reads.image_size),
+        Axis.from_labels("channel", channels),
+        Axis.from_labels("row", media_input.image_size),
+        Axis.from_labels("column", media_input.image_size),
     )
-    return View(values * deviation + mean, axes, "what the model sees", "brightness", vmax=1.0)
+    return View(values * std + mean, axes, "what the model sees", "brightness", vmax=1.0)
 
 
-def _pictured(wide: int, high: int, reads: c.Images) -> list[str]:
-    mean, deviation = (
-        ", ".join(f"{value:g}" for value in each) for each in (reads.mean, reads.std)
-    )
-    count = c.num_input_tokens(reads) - reads.cls_token
-    numbers = reads.patch_size**2 * reads.num_channels
+def _image_steps(width: int, height: int, media_input: c.Images) -> list[str]:
+    size = media_input.image_size
+    patch_size = media_input.patch_size
+    mean = ", ".join(f"{value:g}" for value in media_input.mean)
+    std = ", ".join(f"{value:g}" for value in media_input.std)
+    num_patches = c.num_input_tokens(media_input) - media_input.cls_token
+    num_values = patch_size**2 * media_input.num_channels
+    color = "grayscale" if media_input.num_channels == 1 else "RGB"
     return [
-        f"{wide} × {high} pixels, upright, in {'grey' if reads.num_channels == 1 else 'colour'}, clear parts on white",
-        f"stretched to {reads.image_size} × {reads.image_size} pixels ({reads.resample})",
-        f"values from 0 to 1, less {mean}, divided by {deviation}",
-        f"cut into {count} patches of {reads.patch_size} × {reads.patch_size} pixels",
-        f"the {numbers} numbers of a patch times one matrix are a token",
+        f"{width} × {height} pixels, upright, {color}, transparency on white",
+        f"resized to {size} × {size} pixels ({media_input.resample})",
+        f"values from 0 to 1, minus mean {mean}, divided by std {std}",
+        f"split into {num_patches} patches of {patch_size} × {patch_size} pixels",
+        f"the {num_values} values of a patch times one matrix give a token",
     ]
 
 
-def _heard(samples: Tensor, reads: c.Audio | c.Spectrogram) -> View:
-    bands = [str(band) for band in reversed(range(reads.n_mels))]  # high pitches on top
-    axes = Axis.from_labels("band", bands), Axis.from_labels("frame", reads.n_frames)
-    middle = "4" if isinstance(reads, c.Audio) else "4 - loudest"
-    note = f"how loud each band of pitches is, frame by frame: log10, at most 8 below the loudest, (x + {middle}) / 4"
-    return View(
-        log_mel(samples, reads)[0].flip(0),
-        axes,
-        "what the model hears",
-        "loudness",
-        True,
-        note=note,
-    )
+def _audio_view(samples: Tensor, media_input: c.Audio | c.Spectrogram) -> View:
+    bands = [str(band) for band in reversed(range(media_input.n_mels))]  # high frequencies on top
+    axes = Axis.from_labels("band", bands), Axis.from_labels("frame", media_input.n_frames)
+    offset = "4" if isinstance(media_input, c.Audio) else "4 − maximum"
+    note = f"log10 mel spectrogram, clipped to 8 below its maximum, (x + {offset}) / 4"
+    values = log_mel(samples, media_input)[0].flip(0)
+    return View(values, axes, "what the model hears", "loudness", signed=True, note=note)
 
 
-def _sounded(samples: int, reads: c.Audio | c.Spectrogram) -> list[str]:
-    rows, columns, _ = patch_grid(reads)
-    patches = (
-        "two convolutions, the second with every other frame: a token for two frames"
-        if isinstance(reads, c.Audio)
-        else f"cut into {rows} × {columns} patches; the numbers of a patch times one matrix are a token"
-    )
-    heard = reads.n_frames * reads.hop_length
-    seconds = (
-        f"{samples / reads.sample_rate:.2f} s"
-        if samples <= heard
-        else f"more than {heard / reads.sample_rate:.2f} s"
-    )
+def _audio_steps(num_samples: int, media_input: c.Audio | c.Spectrogram) -> list[str]:
+    rows, cols, _ = patch_grid(media_input)
+    rate = media_input.sample_rate
+    max_samples = media_input.n_frames * media_input.hop_length
+    is_longer = num_samples > max_samples
+    duration = f"{'more than ' if is_longer else ''}{min(num_samples, max_samples) / rate:.2f} s"
+    hop_milliseconds = 1000 * media_input.hop_length / rate
+    if isinstance(media_input, c.Audio):
+        tokens = "two convolutions, the second with stride 2: one token per two frames"
+    else:
+        tokens = f"split into {rows} × {cols} patches; a patch times one matrix gives a token"
     return [
-        f"{seconds}, channels mixed, at {reads.sample_rate:,} samples a second",
-        f"cut, or filled with silence, to {heard / reads.sample_rate:.2f} s",
-        f"{reads.n_frames} frames, one every {1000 * reads.hop_length / reads.sample_rate:g} ms, of {reads.n_mels} bands of pitches",
-        patches,
+        f"{duration}, mono, at {rate:,} samples per second",
+        f"truncated or padded with silence to {max_samples / rate:.2f} s",
+        f"{media_input.n_frames} frames, one every {hop_milliseconds:g} ms, "
+        f"of {media_input.n_mels} mel bands",
+        tokens,
     ]

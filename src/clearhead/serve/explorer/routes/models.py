@@ -1,9 +1,8 @@
-"""The lectures' own sentences, and files of bundled models, to be looked at with before anyone has typed."""
+"""Models: cards with example inputs, vocabulary, sampling rules, and training traces."""
 
 import base64
 import shlex
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter
 
@@ -15,8 +14,7 @@ from clearhead.lens.activations import AttentionKind, output_labels
 from clearhead.lens.attention import KIND_PREFIXES
 from clearhead.lens.training_trace import TRACE_FOLDER, TRACE_INDEX, read_training_trace
 from clearhead.lens.view import Axis, View
-from clearhead.serve.explorer.runs import fingerprint
-from clearhead.serve.explorer.serialize import view_to_dict
+from clearhead.serve.explorer.serialize import JSONDict, view_to_dict
 from clearhead.serve.explorer.service import ExplorerService
 from clearhead.serve.registry import LoadedModel
 from clearhead.tokenizers.tokenizer import MASK_PLACEHOLDER, Tokenizer
@@ -26,183 +24,295 @@ from clearhead.train.report import downsample
 from clearhead.weights import hub
 from clearhead.weights.model_cards import bundled_path, read_card
 
-# ---- examples: The lectures' own sentences, and files of bundled models, to be looked at with before anyone has typed.
-
 FLUFFY_SENTENCE = "a fluffy blue creature roamed the verdant forest"
 CHICKEN_SENTENCE = "The chicken didn't cross the road because it was too {}"
 DEFAULT_PROMPT = "thanks for all the"
-MOVIE_REVIEWS = "A warm, funny film with a heart.", "A cold, empty film with no heart."
+MOVIE_REVIEWS = ("A warm, funny film with a heart.", "A cold, empty film with no heart.")
 QUEEN_SENTENCE = "The king and the queen had a daughter."
 DEFAULT_SOURCE = "A little dog runs through the green grass."
+MOLE_SENTENCES = (
+    "American shrew mole",
+    "one mole of carbon dioxide",
+    "take a biopsy of the mole",
+)
+MOLE_SUBSTITUTES = ("mouse", "rat", "gram", "unit", "tumor", "skin", "spy")
 
 
-def example_inputs(model: Model) -> dict[str, object]:
-    """`text` (and `source`) to begin with, and the sentences of single views."""
-    m = model.config.model
-    both = isinstance(m.architecture, c.EncoderDecoder)
-    return {
-        "text": None
-        if both and model.config.inference.decoder_start_tokens
-        else _begin(model),  # None: what it writes itself
-        "source": encodable_text(model, DEFAULT_SOURCE, source=True) if both else "",
-        "fluffy": encodable_text(model, FLUFFY_SENTENCE),
-        "asks": _asks(model),
-        "beside": encodable_text(
-            model, MOVIE_REVIEWS[1] if _judges(model) else FLUFFY_SENTENCE.replace("blue", "little")
-        ),
-        "pair": [
-            encodable_text(model, CHICKEN_SENTENCE.format(word)) for word in ("tired", "wide")
-        ],
-        "predict": encodable_text(model, DEFAULT_PROMPT),
-        "mole": [
-            encodable_text(model, text, source=both)
-            for text in (
-                "American shrew mole",
-                "one mole of carbon dioxide",
-                "take a biopsy of the mole",
-            )
-        ],
-        "others": [
-            "mouse",
-            "rat",
-            "gram",
-            "unit",
-            "tumor",
-            "skin",
-            "spy",
-        ],  # what may stand in the place of a mole
-    }
+# Routes
 
 
-def example_file(path: str) -> dict[str, str] | None:
-    """The picture or sound that the card of a bundled model tries it with, in base64 as a browser sends its own."""
-    folder = bundled_path(path)
-    if folder is None or hub.find_model(path) != folder:  # somebody's model may have the same name
-        return None
-    words = (word for line in read_card(folder).usage for word in shlex.split(line))
-    file = next(
-        (file for file in map(Path, words) if file.parent == folder and file.is_file()), None
-    )
-    return (
-        {"name": file.name, "data": base64.b64encode(file.read_bytes()).decode()} if file else None
-    )
-
-
-def _begin(model: Model) -> str:
-    """A sentence; for a model that fills gaps, one with a gap, and for one that judges, something to be judged."""
-    if _judges(model):
-        return encodable_text(model, MOVIE_REVIEWS[0])
-    fills = isinstance(model.config.model.head, c.MLMHead) and model.config.inference.mask_token
-    return (
-        QUEEN_SENTENCE.replace("queen", MASK_PLACEHOLDER)
-        if fills and encodable_text(model, QUEEN_SENTENCE) == QUEEN_SENTENCE
-        else encodable_text(model, FLUFFY_SENTENCE)
-    )
-
-
-def _judges(model: Model) -> bool:
-    return isinstance(model.config.model.head, c.ClassificationHead)
-
-
-def _asks(model: Model) -> list[int] | None:
-    """In that sentence, where creature ends, which asks for adjectives, and fluffy, which answers from afar (L3.6)."""
-    if model.tokenizer is None or encodable_text(model, FLUFFY_SENTENCE) != FLUFFY_SENTENCE:
-        return None
-    before = len(model.config.inference.bos_tokens) - 1
-    return [
-        before + len(model.tokenizer.encode(FLUFFY_SENTENCE.partition(word)[0] + word))
-        for word in ("creature", "fluffy")
-    ]
-
-
-def encodable_text(model: Model, text: str, source: bool = False) -> str:
-    """The text, or what of it this model's tokenizer has tokens for and its context has room for."""
-    tokenizer = model.tokenizers[source]
-    if tokenizer is None:
-        return ""
-    m = model.config.model
-    use = model.config.inference
-    room = (
-        m.architecture.source_context_length
-        if source and isinstance(m.architecture, c.EncoderDecoder)
-        else m.context_length
-    )
-    room -= len(use.bos_tokens) + len(use.sep_tokens)
-    known = "".join(letter for letter in text if _reads(tokenizer, letter))
-    while known and len(tokenizer.encode(known)) > room:
-        known = known[: len(known) * 3 // 4]
-    return known
-
-
-def _reads(tokenizer: Tokenizer, letter: str) -> bool:
-    try:
-        tokenizer.encode(letter)
-    except ClearheadError:
-        return False
-    return True
-
-
-# ---- training: How a model came to be: the film that `train --microscope` left beside it, and the curve of its loss.
-
-JSONDict = dict[str, Any]
-
-
-def training_routes(desk: ExplorerService) -> APIRouter:
-    router = APIRouter(prefix="/api/models/{name}/training", tags=["page"])
-
-    async def run(name: str) -> Path:
-        async with desk.use_model(name) as held:
-            return run_folder(held.path)
+def model_routes(service: ExplorerService) -> APIRouter:
+    router = APIRouter(prefix="/api/models", tags=["page"])
 
     @router.get("")
-    async def told(name: str) -> JSONDict:
-        """The curve, and what the film shows, if there is one."""
-        return await desk.submit(training_summary, await run(name))
+    async def models() -> list[JSONDict]:
+        """All models by name, with the cards of loaded ones."""
+        loaded = service.registry.loaded
+        return [
+            model_card(loaded[name]) if name in loaded else {"name": name}
+            for name in service.registry.names
+        ]
+
+    @router.get("/{name}")
+    async def model(name: str) -> JSONDict:
+        async with service.use_model(name) as loaded_model:
+            return model_card(loaded_model)
+
+    @router.get("/{name}/vocabulary")
+    async def vocabulary(name: str) -> list[str]:
+        """The label of every output of the head, by id."""
+        async with service.use_model(name) as loaded_model:
+            config = loaded_model.model.config
+            m = config.model
+            is_classifier = isinstance(m.head, c.ClassificationHead)
+            num_outputs = m.head.num_labels if is_classifier else m.vocab_size
+            tokenizer = loaded_model.model.tokenizer
+            return await service.submit(output_labels, config, tokenizer, range(num_outputs))
+
+    @router.get("/{name}/sampling")
+    async def sampling(name: str) -> JSONDict:
+        """What sampling needs besides logits: vocabulary size, suppressed and end tokens."""
+        async with service.use_model(name) as loaded_model:
+            model = loaded_model.model
+            inference = model.config.inference
+            tokenizer = model.tokenizer
+            return {
+                "vocab_size": len(tokenizer) if tokenizer else model.config.model.vocab_size,
+                "suppress_tokens": inference.suppress_tokens,
+                "begin_suppress_tokens": inference.begin_suppress_tokens,
+                "eos_tokens": inference.eos_tokens,
+            }
+
+    return router
+
+
+def training_routes(service: ExplorerService) -> APIRouter:
+    router = APIRouter(prefix="/api/models/{name}/training", tags=["page"])
+
+    async def find_run(name: str) -> Path:
+        async with service.use_model(name) as loaded_model:
+            return run_folder(loaded_model.path)
+
+    @router.get("")
+    async def summary(name: str) -> JSONDict:
+        """The loss curve, and an overview of the training trace if there is one."""
+        return await service.submit(training_summary, await find_run(name))
 
     @router.get("/attention")
     async def attention(
         name: str, step: int, probe: int = 0, part: AttentionKind = "attention"
     ) -> JSONDict:
-        return await desk.submit(attention_at_step, await run(name), step, probe, part)
+        return await service.submit(attention_at_step, await find_run(name), step, probe, part)
 
     @router.get("/lens")
     async def lens(name: str, step: int, probe: int = 0) -> JSONDict:
-        return await desk.submit(lens_at_step, await run(name), step, probe)
+        return await service.submit(lens_at_step, await find_run(name), step, probe)
 
     @router.get("/embeddings")
     async def embeddings(name: str, step: int, source: bool = False) -> JSONDict:
-        return await desk.submit(embeddings_at_step, await run(name), step, source)
+        return await service.submit(embeddings_at_step, await find_run(name), step, source)
 
     return router
 
 
+# Cards
+
+
+def model_card(loaded_model: LoadedModel) -> JSONDict:
+    model = loaded_model.model
+    path = loaded_model.path
+    m = model.config.model
+    inference = model.config.inference
+    architecture = m.architecture
+    has_tokenizer = model.tokenizer is not None
+    has_encoder = isinstance(architecture, c.EncoderDecoder)
+    return {
+        "name": loaded_model.name,
+        "path": path,
+        "fingerprint": loaded_model.fingerprint,
+        "architecture": model.architecture,
+        "n_layers": m.n_layers,
+        "encoder_layers": architecture.encoder_layers if has_encoder else 0,
+        "n_heads": m.attention.n_heads,
+        "n_kv_heads": m.n_kv_heads,
+        "d_model": m.d_model,
+        "d_head": m.d_head,
+        "d_ff": m.d_ff,
+        "vocab_size": m.vocab_size,
+        "num_parameters": model.num_parameters(),
+        "context_length": m.context_length,
+        "device": next(model.net.parameters()).device.type,
+        "step": checkpoint_step(path),
+        "position": m.position.kind,
+        "norm": m.norm.kind,
+        "norm_position": m.norm_position,
+        "activation": m.ffn.activation,
+        "is_gated": m.ffn.is_gated,
+        "sliding_window": m.attention.sliding_window,
+        "scale_scores": m.attention.scale,
+        "tie_embeddings": _has_tied_embeddings(m.head),
+        "head": m.head.kind,
+        "labels": list(inference.labels),
+        "mask_token": list(inference.mask_token),
+        "has_chat": bool(inference.chat_template) and has_tokenizer,
+        "reads_text": isinstance(m.main_input, c.Tokens) and has_tokenizer,
+        "reads_images": isinstance(m.main_input, c.Images),
+        "reads_audio": isinstance(m.main_input, c.MelSpectrogram),
+        "has_training_trace": has_training_trace(path),
+        "views": available_views(model),
+        "examples": {**example_inputs(model), "file": example_file(path)},
+    }
+
+
+def _has_tied_embeddings(head: c.Head) -> bool:
+    if isinstance(head, c.LMHead):
+        return head.tie_embeddings
+    return isinstance(head, c.MLMHead)
+
+
+def available_views(model: Model) -> list[str]:
+    """The views that this model supports, in the order of the navigation."""
+    m = model.config.model
+    inference = model.config.inference
+    has_encoder = isinstance(m.architecture, c.EncoderDecoder)
+    reads_text = isinstance(m.main_input, c.Tokens)
+    has_words = isinstance(m.input, c.Tokens) and model.tokenizer is not None
+    is_classifier = isinstance(m.head, c.ClassificationHead | c.RegressionHead)
+    views = {
+        "machine": True,
+        "tokens": reads_text,
+        "position": True,
+        "attention": True,
+        "block": True,
+        "predict": isinstance(m.head, c.LMHead) and isinstance(m.architecture, c.Decoder),
+        "lens": not isinstance(m.head, c.NoHead),
+        "vectors": has_words,
+        "translate": has_encoder,
+        "classify": reads_text and is_classifier,
+        "fill": bool(inference.mask_token) and isinstance(m.head, c.MLMHead),
+        "chat": bool(inference.chat_template) and has_words,
+        "patches": not reads_text,
+        "compare": True,
+        "tour": True,
+    }
+    return [view for view, is_available in views.items() if is_available]
+
+
+def example_inputs(model: Model) -> JSONDict:
+    """Default inputs of the page, and of single views, as far as the model can encode them."""
+    m = model.config.model
+    has_encoder = isinstance(m.architecture, c.EncoderDecoder)
+    is_classifier = isinstance(m.head, c.ClassificationHead)
+    comparison = MOVIE_REVIEWS[1] if is_classifier else FLUFFY_SENTENCE.replace("blue", "little")
+    generates_target = has_encoder and bool(model.config.inference.decoder_start_tokens)
+    return {
+        "text": None if generates_target else _default_text(model),
+        "source": encodable_text(model, DEFAULT_SOURCE, is_source=True) if has_encoder else "",
+        "attention_text": encodable_text(model, FLUFFY_SENTENCE),
+        "attention_tokens": _attention_tokens(model),
+        "comparison": encodable_text(model, comparison),
+        "coreference": [
+            encodable_text(model, CHICKEN_SENTENCE.format(word)) for word in ("tired", "wide")
+        ],
+        "prompt": encodable_text(model, DEFAULT_PROMPT),
+        "context_texts": [
+            encodable_text(model, text, is_source=has_encoder) for text in MOLE_SENTENCES
+        ],
+        "substitutes": list(MOLE_SUBSTITUTES),
+    }
+
+
+def _default_text(model: Model) -> str:
+    """A sentence; with a mask for a masked language model, a review for a classifier."""
+    head = model.config.model.head
+    if isinstance(head, c.ClassificationHead):
+        return encodable_text(model, MOVIE_REVIEWS[0])
+    fills_masks = isinstance(head, c.MLMHead) and bool(model.config.inference.mask_token)
+    if fills_masks and encodable_text(model, QUEEN_SENTENCE) == QUEEN_SENTENCE:
+        return QUEEN_SENTENCE.replace("queen", MASK_PLACEHOLDER)
+    return encodable_text(model, FLUFFY_SENTENCE)
+
+
+def _attention_tokens(model: Model) -> list[int] | None:
+    """Tokens of "creature" (query) and "fluffy" (key), a non-adjacent adjective (L3.6)."""
+    if model.tokenizer is None or encodable_text(model, FLUFFY_SENTENCE) != FLUFFY_SENTENCE:
+        return None
+    num_bos = len(model.config.inference.bos_tokens)
+    tokens = []
+    for word in ("creature", "fluffy"):
+        end = FLUFFY_SENTENCE.index(word) + len(word)
+        tokens.append(num_bos + len(model.tokenizer.encode(FLUFFY_SENTENCE[:end])) - 1)
+    return tokens
+
+
+def encodable_text(model: Model, text: str, is_source: bool = False) -> str:
+    """The characters of a text that the tokenizer knows, truncated to the context length."""
+    tokenizer = model.tokenizers[is_source]
+    if tokenizer is None:
+        return ""
+    m = model.config.model
+    inference = model.config.inference
+    max_tokens = m.context_length
+    if is_source and isinstance(m.architecture, c.EncoderDecoder):
+        max_tokens = m.architecture.source_context_length
+    max_tokens -= len(inference.bos_tokens) + len(inference.sep_tokens)
+    text = "".join(character for character in text if _can_encode(tokenizer, character))
+    while text and len(tokenizer.encode(text)) > max_tokens:
+        text = text[: len(text) * 3 // 4]
+    return text
+
+
+def _can_encode(tokenizer: Tokenizer, text: str) -> bool:
+    try:
+        tokenizer.encode(text)
+    except ClearheadError:
+        return False
+    return True
+
+
+def example_file(path: str) -> dict[str, str] | None:
+    """The example image or audio file of a bundled model, in base64."""
+    folder = bundled_path(path)
+    if folder is None or hub.find_model(path) != folder:  # a local model may have the same name
+        return None
+    for command in read_card(folder).usage:
+        for argument in shlex.split(command):
+            file = Path(argument)
+            if file.parent == folder and file.is_file():
+                return {"name": file.name, "data": base64.b64encode(file.read_bytes()).decode()}
+    return None
+
+
+# Training
+
+
 def run_folder(path: str) -> Path:
-    """The folder of the run that a model is of: out itself, or a checkpoint: out/best, out/steps/00000200."""
-    model = Path(path)
-    for folder in (model, model.parent, model.resolve().parent.parent):
-        if path and model.is_dir() and (folder / LOG_FILE).is_file():
-            return folder
-    raise ClearheadError(
-        "nothing is known of this model's training; open a checkpoint in the folder of its run."
-    )
+    """The training run of a model: OUT itself or a checkpoint like OUT/best."""
+    model_path = Path(path)
+    if path and model_path.is_dir():
+        for folder in (model_path, model_path.parent, model_path.resolve().parent.parent):
+            if (folder / LOG_FILE).is_file():
+                return folder
+    raise ClearheadError("No training log found; open a checkpoint in the folder of its run.")
 
 
 def checkpoint_step(path: str) -> int | None:
-    """The step that a model is the checkpoint of, if it is one."""
+    """The training step of a checkpoint."""
     folder = Path(path).resolve()
-    return (
-        int(folder.name)
-        if path and folder.parent.name == CHECKPOINTS_FOLDER and folder.name.isdigit()
-        else None
-    )
+    if not path or folder.parent.name != CHECKPOINTS_FOLDER or not folder.name.isdigit():
+        return None
+    return int(folder.name)
 
 
 def has_training_trace(path: str) -> bool:
-    """Whether the run of a model left a film."""
     try:
-        return (run_folder(path) / TRACE_FOLDER / TRACE_INDEX).is_file()
+        return _has_trace(run_folder(path))
     except ClearheadError:
         return False
+
+
+def _has_trace(run: Path) -> bool:
+    return (run / TRACE_FOLDER / TRACE_INDEX).is_file()
 
 
 def training_summary(run: Path) -> JSONDict:
@@ -211,158 +321,44 @@ def training_summary(run: Path) -> JSONDict:
         key: [list(point) for point in downsample(curve_of(lines, key))]
         for key in ("loss", "valid", "accuracy")
     }
-    return {
-        "curve": curve,
-        "film": _film(run) if (run / TRACE_FOLDER / TRACE_INDEX).is_file() else None,
+    if not _has_trace(run):
+        return {"curve": curve, "trace": None}
+    trace = read_training_trace(run)
+    overview = {
+        "steps": trace.steps,
+        "losses": trace.losses,
+        "parts": trace.attention_kinds,
+        "embeddings": trace.embedding_tables,
+        "probes": [vars(probe) for probe in trace.probes],
     }
-
-
-def _film(run: Path) -> JSONDict:
-    film = read_training_trace(run)
-    return {
-        "steps": film.steps,
-        "losses": film.losses,
-        "parts": film.attention_kinds,
-        "embeddings": film.embedding_tables,
-        "probes": [vars(probe) for probe in film.probes],
-    }
+    return {"curve": curve, "trace": overview}
 
 
 def attention_at_step(run: Path, step: int, probe: int, part: AttentionKind) -> JSONDict:
-    """All heads at one step: layer × head × query × key."""
-    film = read_training_trace(run)
-    values = film.attention(step, probe, part)
-    shown = film.probes[probe]
-    queries = shown.source_tokens if part == "encoder" else shown.tokens
-    keys = shown.tokens if part == "attention" else shown.source_tokens
-    layers, heads = (
-        Axis.from_labels(word, size)
-        for word, size in zip(("layer", "head"), values.shape, strict=False)
+    """All patterns at one step: layer × head × query × key."""
+    trace = read_training_trace(run)
+    values = trace.attention(step, probe, part)
+    texts = trace.probes[probe]
+    axes = (
+        Axis.from_labels("layer", values.shape[0]),
+        Axis.from_labels("head", values.shape[1]),
+        Axis.from_labels("query", texts.source_tokens if part == "encoder" else texts.tokens),
+        Axis.from_labels("key", texts.tokens if part == "attention" else texts.source_tokens),
     )
-    axes = layers, heads, Axis.from_labels("query", queries), Axis.from_labels("key", keys)
-    return view_to_dict(
-        View(values, axes, f"{KIND_PREFIXES[part]}step {step:,}", "pattern", vmax=1.0)
-    )
+    title = f"{KIND_PREFIXES[part]}step {step:,}"
+    return view_to_dict(View(values, axes, title, "pattern", vmax=1.0))
 
 
 def lens_at_step(run: Path, step: int, probe: int) -> JSONDict:
-    """What the model would have answered at that step, layer by layer."""
     return view_to_dict(read_training_trace(run).logit_lens(step, probe))
 
 
 def embeddings_at_step(run: Path, step: int, source: bool) -> JSONDict:
-    """Every token in a plane that is turned as little as may be from step to step."""
-    found = read_training_trace(run).embeddings(step, source)
-    axes = Axis.from_labels("token", found.all_tokens), Axis.from_labels("direction", ("x", "y"))
-    return view_to_dict(
-        View(found.projection, axes, f"embeddings at step {step:,}", "place", signed=True)
+    """All token embeddings in a plane that is aligned between steps."""
+    embeddings = read_training_trace(run).embeddings(step, source)
+    axes = (
+        Axis.from_labels("token", embeddings.all_tokens),
+        Axis.from_labels("direction", ("x", "y")),
     )
-
-
-# ---- cards: /api/models: what a model is, and which views it has something to show in.
-
-
-def model_routes(desk: ExplorerService) -> APIRouter:
-    router = APIRouter(prefix="/api/models", tags=["page"])
-
-    @router.get("")
-    async def models() -> list[dict[str, Any]]:
-        """The models that are here by name, and the card of those that are loaded."""
-        loaded = desk.registry.loaded
-        return [
-            model_card(loaded[name]) if name in loaded else {"name": name}
-            for name in desk.registry.names
-        ]
-
-    @router.get("/{name}")
-    async def model(name: str) -> dict[str, Any]:
-        """What a model is."""
-        async with desk.use_model(name) as held:
-            return model_card(held)
-
-    @router.get("/{name}/vocabulary")
-    async def vocabulary(name: str) -> list[str]:
-        """The text of every answer that the head can give, by id."""
-        async with desk.use_model(name) as held:
-            m = held.model.config.model
-            outputs = (
-                m.head.num_labels if isinstance(m.head, c.ClassificationHead) else m.vocab_size
-            )
-            return await desk.submit(
-                output_labels, held.model.config, held.model.tokenizer, range(outputs)
-            )
-
-    return router
-
-
-def model_card(held: LoadedModel) -> dict[str, Any]:
-    model = held.model
-    m = model.config.model
-    use = model.config.inference
-    both = m.architecture if isinstance(m.architecture, c.EncoderDecoder) else None
-    reads = m.main_input
-    return {
-        "name": held.name,
-        "path": held.path,
-        "loaded": fingerprint(held),  # other weights under the same name have another
-        "kind": model.architecture,
-        "layers": m.n_layers,
-        "encoder_layers": both.encoder_layers if both else 0,
-        "heads": m.attention.n_heads,
-        "kv_heads": m.n_kv_heads,
-        "width": m.d_model,
-        "d_head": m.d_head,
-        "ffn_width": m.d_ff,
-        "vocabulary": m.vocab_size,
-        "parameters": model.num_parameters(),
-        "context": m.context_length,
-        "device": next(model.net.parameters()).device.type,
-        "step": checkpoint_step(held.path),
-        "position": m.position.kind,
-        "norm": m.norm.kind,
-        "wiring": m.norm_position,
-        "activation": m.ffn.activation,
-        "gated": m.ffn.is_gated,
-        "window": m.attention.sliding_window,
-        "scaled": m.attention.scale,
-        "tied": getattr(m.head, "tied", isinstance(m.head, c.MLMHead)),
-        "head": m.head.kind,
-        "labels": list(use.labels),
-        "mask": list(use.mask_token),
-        "chat": bool(use.chat_template) and model.tokenizer is not None,
-        "text": isinstance(reads, c.Tokens) and model.tokenizer is not None,
-        "pictures": isinstance(reads, c.Images),
-        "sound": isinstance(reads, c.MelSpectrogram),
-        "microscope": has_training_trace(held.path),
-        "views": available_views(model),
-        "examples": example_inputs(model) | {"file": example_file(held.path)},
-    }
-
-
-def available_views(model: Model) -> list[str]:
-    """The views that have something to show of such a model, in the order of the rail."""
-    m = model.config.model
-    use = model.config.inference
-    both = isinstance(m.architecture, c.EncoderDecoder)
-    reads = m.main_input
-    text = isinstance(reads, c.Tokens)
-    words = isinstance(m.input, c.Tokens) and model.tokenizer is not None
-    language = isinstance(m.head, c.LMHead)
-    shown = {
-        "machine": True,
-        "tokens": text,
-        "position": True,
-        "attention": True,
-        "block": True,
-        "predict": language and not both and model.architecture == "decoder",
-        "lens": not isinstance(m.head, c.NoHead),
-        "vectors": words,
-        "translate": both,
-        "classify": text and isinstance(m.head, c.ClassificationHead | c.RegressionHead),
-        "fill": bool(use.mask_token) and isinstance(m.head, c.MLMHead),
-        "chat": bool(use.chat_template) and words,
-        "patches": not text,
-        "compare": True,
-        "tour": True,
-    }
-    return [view for view, here in shown.items() if here]
+    title = f"embeddings at step {step:,}"
+    return view_to_dict(View(embeddings.projection, axes, title, "position", signed=True))

@@ -1,4 +1,4 @@
-"""Tasks on the page: translation with its beam tree, masks, classification, chat tokens, streaming."""
+"""Tasks: translation with its beam tree, masks, classification, chat tokens, streaming."""
 
 import json
 from collections.abc import AsyncIterator, Iterator

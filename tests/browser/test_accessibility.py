@@ -1,0 +1,38 @@
+"""The page for people who see, hear or move otherwise: contrast, names of controls, stillness, zoom."""
+
+from pathlib import Path
+
+import pytest
+
+from page_models import byte_model
+
+AUDIT = (Path(__file__).parent / "audit.js").read_text().split("\n", 1)[1]
+EDITED = "#cell=blocks.0.attn.pattern@0,3,1&edits=[{%22name%22:%22blocks.0.attn.z%22,%22op%22:%22ablate%22}]"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_can_be_read_and_all_controls_have_names(page_on, scheme):
+    with page_on(byte_model(), color_scheme=scheme) as visit:
+        visit.go(EDITED)
+        for number in range(visit.page.locator("nav.rail button").count()):
+            visit.page.locator("nav.rail button").nth(number).click()
+            visit.ready()
+            assert visit.page.evaluate(AUDIT) == {"poor": [], "nameless": [], "twice": []}, (
+                visit.state()["view"]
+            )
+
+
+def test_nothing_moves_for_those_who_want_stillness(page_on):
+    with page_on(byte_model(), reduced_motion="reduce") as visit:
+        visit.go()
+        assert visit.page.evaluate("() => document.getAnimations().length") == 0
+
+
+def test_the_page_can_be_zoomed_to_twice_its_size(page_on):
+    """To a browser that is a window half as wide."""
+    with page_on(
+        byte_model(), viewport={"width": 640, "height": 425}, device_scale_factor=2
+    ) as visit:
+        visit.go("#view=attention")
+        assert visit.page.evaluate("() => document.documentElement.scrollWidth") <= 640
+        assert visit.page.locator("form.prompt button").is_visible()

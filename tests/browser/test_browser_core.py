@@ -1,0 +1,296 @@
+"""The page's promises that concern every view: real numbers, the URL, the keyboard, mistakes, no world outside."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.serve.explorer.assets import VENDOR_FOLDER, PageAssets
+from page_models import byte_model
+
+PAGE = Path(ch.__file__).parent / "serve" / "page"
+OWN = [path for path in PAGE.rglob("*.js") if "vendor" not in path.parts]
+
+
+TEXT = "the cat, the cat"
+
+
+def views(visit):
+    return visit.page.evaluate("() => [...document.querySelectorAll('nav.rail button')].length")
+
+
+@pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder", "tiny-encoder-decoder"])
+def test_every_view_works_without_the_world(page_on, name):
+    with page_on(byte_model(name)) as visit:
+        visit.context.route(
+            re.compile(r"^(?!http://127\.0\.0\.1|data:|blob:)"), lambda route: route.abort()
+        )
+        visit.go()
+        for number in range(views(visit)):
+            visit.page.locator("nav.rail button").nth(number).click()
+            visit.ready()
+            assert visit.page.locator("main h1").inner_text()
+            assert not visit.page.get_by_text("could not be drawn").count()
+        assert visit.outside == []
+        assert visit.complaints == []
+
+
+def test_the_inspector_tells_the_models_own_number(page_on):
+    model = byte_model()
+    seen = model.watch(TEXT)
+    dice = torch.Generator().manual_seed(0)
+    names = [
+        name
+        for name in seen
+        if name != "blocks.0.attn.masked_scores" and name != "blocks.1.attn.masked_scores"
+    ]
+    with page_on(model) as visit:
+        visit.go(f"#text={TEXT}&view=attention")
+        for _ in range(25):
+            name = names[int(torch.randint(len(names), (), generator=dice))]
+            index = [int(torch.randint(size, (), generator=dice)) for size in seen[name].shape[1:]]
+            visit.set(cell=f"{name}@{','.join(map(str, index))}")
+            told = float(visit.page.locator(".inspector .value").get_attribute("data-value"))
+            assert told == pytest.approx(float(seen[name][(0, *index)]), abs=1e-6), name
+
+
+def test_what_is_drawn_is_what_was_computed(page_on):
+    """The numbers under the picture are the pattern itself; its rows add up to 1 and its future is hatched."""
+    model = byte_model()
+    pattern = model.watch(TEXT, "blocks.1.attn.pattern")["blocks.1.attn.pattern"][0, 2]
+    with page_on(model) as visit:
+        visit.go(f"#text={TEXT}&view=attention&layer=1&head=2")
+        drawn = visit.page.evaluate(
+            "() => Array.from(document.querySelector('ch-map').values.data)"
+        )
+        found = torch.tensor(drawn).view_as(pattern)
+        assert torch.allclose(found, pattern, atol=1e-6)
+        assert torch.allclose(found.sum(dim=1), torch.ones(()), atol=1e-5)
+        hatched = visit.page.evaluate(
+            "() => [[0, 1], [1, 0], [3, 3]].map(([r, c]) => !!document.querySelector('ch-map').masked?.(r, c))"
+        )
+        assert hatched == [True, False, False]
+        visit.set(text=TEXT[:-1] + "r")
+        changed = torch.tensor(
+            visit.page.evaluate("() => Array.from(document.querySelector('ch-map').values.data)")
+        ).view_as(pattern)
+        assert torch.allclose(changed[:-1], found[:-1], atol=1e-6)
+        assert not torch.allclose(changed[-1], found[-1], atol=1e-6)
+
+
+def test_an_encoder_hides_nothing(page_on):
+    with page_on(byte_model("tiny-encoder")) as visit:
+        visit.go("#view=attention")
+        assert visit.page.evaluate("() => document.querySelector('ch-map').masked") is None
+
+
+def test_causal_clicks_change_the_answer_and_the_url(page_on):
+    model = byte_model()
+    with page_on(model) as visit:
+        visit.go(f"#text={TEXT}&view=attention&layer=0&head=1")
+        visit.page.locator("ch-edit button", has_text="off").first.click()
+        visit.ready()
+        assert visit.state()["edits"] == [{"name": "blocks.0.attn.z", "head": 1, "op": "ablate"}]
+        real = model.logits(TEXT, edits={"blocks.0.attn.z": ch.ablate(head=1)})[-1].softmax(dim=-1)
+        assert f"{100 * float(real.max()):.1f} %" in visit.page.locator(".edits p").inner_text()
+        assert visit.page.locator("ch-figure", has_text="Difference").count() == 1
+        visit.page.locator(".edits .chip").click()
+        visit.ready()
+        assert visit.state()["edits"] == []
+
+
+def test_the_keyboard_is_enough(page_on, tmp_path):
+    """Type, run, reach a head, read a cell, save it as CSV."""
+    with page_on(byte_model()) as visit:
+        visit.go()
+        keys = visit.page.keyboard
+        keys.press("/")
+        keys.press("Control+A")
+        keys.type("abcabc")
+        keys.press("Enter")
+        visit.ready()
+        keys.press("Escape")
+        keys.press("4")
+        for key in ("]", "}", "}"):
+            keys.press(key)
+        visit.ready()
+        assert (visit.state()["text"], visit.state()["view"]) == ("abcabc", "attention")
+        assert (visit.state()["layer"], visit.state()["head"]) == (1, 2)
+        for _ in range(60):
+            keys.press("Tab")
+            focused = visit.page.evaluate("() => document.activeElement.localName")
+            shown = visit.page.evaluate(
+                "() => getComputedStyle(document.activeElement).outlineStyle"
+            )
+            assert shown != "none", f"{focused} does not show that it is chosen"
+            if focused == "ch-map":
+                break
+        for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+            keys.press(key)
+        said = visit.page.locator("ch-map .heard").first.inner_text()
+        assert re.match(r"c → b 0\.\d+, rank \d of 3", said)
+        keys.press("t")
+        visit.ready()
+        assert visit.page.locator("ch-map table td").count() > 30
+        keys.press("Shift+Tab")  # back to the figure's Save
+        keys.press("Enter")
+        visit.page.locator("details[open] .items button").first.wait_for()
+        while visit.page.evaluate("() => document.activeElement.textContent") != "CSV":
+            keys.press("Tab")
+        with visit.page.expect_download() as download:
+            keys.press("Enter")
+        assert download.value.suggested_filename.endswith(".csv")
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_cut_off(page_on, width, scheme):
+    with page_on(
+        byte_model(), viewport={"width": width, "height": 800}, color_scheme=scheme
+    ) as visit:
+        visit.go()
+        for number in range(views(visit)):
+            visit.page.locator("nav.rail button").nth(number).click()
+            visit.ready()
+            wide = visit.page.evaluate("() => document.documentElement.scrollWidth")
+            assert wide <= width, visit.state()["view"]
+
+
+def test_nothing_that_is_drawn_is_invented():
+    for path in OWN:
+        source = path.read_text()
+        assert "Math.random" not in source, path.name
+        assert not re.search(
+            r"innerHTML|unsafeHTML|insertAdjacentHTML|document\.write|eval\(|https?://(?!www\.w3\.org)",
+            source,
+        ), path.name
+
+
+@pytest.mark.parametrize(
+    ("view", "number"),
+    [
+        ("lens", "main ch-view ch-map canvas"),
+        ("lens", "table.rising td"),
+        ("lens", "main .columns ch-map canvas"),
+        ("lens", "main .columns .bar"),
+        ("position", "main ch-map canvas"),
+        ("machine", "main svg text.number"),
+        ("vectors", "main .bar"),
+        ("vectors", "main section:last-of-type ch-map canvas"),
+    ],
+)
+def test_every_number_has_something_to_say(page_on, view, number):
+    """Those too that the model has no name for: what they are, where they stand, their value."""
+    with page_on(byte_model()) as visit:
+        visit.go(f"#text={TEXT}&view={view}")
+        visit.page.locator(number).first.hover()
+        visit.until("!!document.querySelector('.inspector .value')")
+        told = visit.page.locator(".inspector .cell")
+        assert told.locator(".path").inner_text()
+        assert float(told.locator(".value").get_attribute("data-value")) is not None
+        assert "where" in told.locator("dl").inner_text()
+        visit.page.locator(number).first.click()
+        visit.page.mouse.move(5, 5)
+        if visit.state()["view"] == view:
+            visit.until("!!document.querySelector('.inspector .value')")
+
+
+def test_escape_forgets_what_was_typed_and_enter_gives_the_keys_back(page_on):
+    with page_on(byte_model()) as visit:
+        page = visit.go(f"#text={TEXT}&view=attention").page
+        page.locator("form.prompt textarea").focus()
+        page.keyboard.type("zzz")
+        visit.until(f"clearhead.state.text !== {TEXT!r}")  # typing is read after a rest
+        page.keyboard.press("Escape")
+        assert visit.ready().state()["text"] == TEXT
+        assert page.locator("form.prompt textarea").input_value() == TEXT
+        page.keyboard.press("/")
+        page.keyboard.press("End")
+        page.keyboard.type(" sat")
+        page.keyboard.press("Enter")
+        assert visit.ready().state()["text"] == f"{TEXT} sat"
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        assert visit.state()["query"] == 1
+        page.keyboard.press("t")
+        visit.until("!!document.querySelector('main table.numbers')")
+
+
+def test_an_edit_moves_nothing_and_says_at_once_what_it_did(page_on):
+    with page_on(byte_model()) as visit:
+        page = visit.go(f"#text={TEXT}&view=attention&layer=1&head=2").page
+        off = page.locator("ch-edit button", has_text="off").first
+        off.scroll_into_view_if_needed()
+        before = off.bounding_box()
+        off.click()
+        visit.until("/→/.test(document.querySelector('.edits p')?.textContent ?? '')")
+        assert off.bounding_box() == before
+        box = page.locator(".edits").bounding_box()
+        assert 0 < box["y"] < 850 - box["height"]
+        assert page.evaluate("() => document.querySelector('ch-atlas').off") == [1 * 4 + 2]
+
+
+def test_on_a_narrow_page_the_sheet_does_not_cover_what_was_clicked(page_on):
+    with page_on(byte_model(), viewport={"width": 400, "height": 800}) as visit:
+        page = visit.go(f"#text={TEXT}&view=attention").page
+        page.evaluate("() => document.querySelector('main ch-map').scrollIntoView({block: 'end'})")
+        page.locator("main ch-map canvas").first.click(position={"x": 60, "y": 240})
+        visit.until("!!document.querySelector('.inspector.open .steps')")
+        seen = """() => { const map = document.querySelector('main ch-map'), {top, tall} = map.plan;
+          return map.querySelector('canvas').getBoundingClientRect().top + top + (map.cursor[0] + 1) * tall
+            - document.querySelector('.inspector').getBoundingClientRect().top; }"""
+        visit.until(f"({seen})() <= 0")
+        rail = page.locator("nav.rail").bounding_box()
+        tab = page.locator("nav.rail [aria-current=page]").bounding_box()
+        assert rail["x"] <= tab["x"]
+        assert tab["x"] + tab["width"] <= rail["x"] + rail["width"]
+
+
+def test_the_page_stays_small():
+    assets = PageAssets().assets
+    own = [asset for asset in assets if asset.suffix == ".js" and VENDOR_FOLDER not in asset.name]
+    assert sum(len(asset.content) for asset in own) <= 290_000
+    assert sum(len(asset.content) for asset in assets) <= 340_000
+    assert sum(len(asset.gzipped) for asset in assets) <= 140_000  # what a browser is sent
+    assert all(len(path.read_text().splitlines()) <= 500 for path in OWN)
+
+
+def test_what_is_sent_lacks_comments_and_nothing_else():
+    """Lines stay where they are, and no comment stands inside a template."""
+    for asset in (
+        asset
+        for asset in PageAssets().assets
+        if asset.suffix == ".js" and VENDOR_FOLDER not in asset.name
+    ):
+        lines = (PAGE / f"{asset.name}.js").read_text().splitlines()
+        kept = asset.content.decode().splitlines()
+        assert len(kept) == len(lines)
+        for line, sent in zip(lines, kept, strict=True):
+            assert sent == line or (not sent and re.match(r"\s*(//|/\*|\*)", line)), line
+
+
+def test_cells_are_collected_and_cleared(page_on):
+    with page_on(byte_model()) as visit:
+        visit.go(f"#text={TEXT}&view=attention")
+        cells = visit.page.locator("main ch-map canvas.base").first
+        cells.scroll_into_view_if_needed()
+        plan = visit.page.evaluate(
+            "() => { const {grid, ...plan} = document.querySelector('ch-map').plan; return plan; }"
+        )
+
+        def at(row, col):
+            return {
+                "x": plan["left"] + (col + 0.5) * plan["cell"],
+                "y": plan["top"] + (row + 0.5) * plan["tall"],
+            }
+
+        cells.click(position=at(3, 1))
+        cells.click(position=at(5, 2), modifiers=["Shift"])
+        visit.ready()
+        assert visit.state()["cell"] == "blocks.0.attn.pattern@0,3,1"
+        assert visit.state()["pins"] == ["blocks.0.attn.pattern@0,5,2"]
+        visit.page.keyboard.press("Escape")
+        visit.ready()
+        assert (visit.state()["cell"], visit.state()["pins"]) == ("", [])

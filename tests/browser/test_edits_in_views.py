@@ -1,0 +1,127 @@
+"""Edits act in every view that answers, and say so; and heads can be found by what they do for one look."""
+
+import json
+from urllib.parse import quote
+
+import pytest
+import torch
+
+import clearhead as ch
+from page_models import byte_model
+
+OFF = [{"name": "blocks.0.ffn.out", "op": "ablate"}]
+SWAP = [{"name": "blocks.0.attn.z", "op": "swap"}]
+CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+def edited(view, edits, **more):
+    state = {"view": view, "edits": json.dumps(edits), **more}
+    return "#" + "&".join(f"{key}={quote(str(value))}" for key, value in state.items())
+
+
+def test_a_chat_answers_with_the_edits(page_on):
+    model = byte_model(context_length=192, inference__chat_template=CHAT_TEMPLATE)
+    with page_on(model) as visit:
+        page = visit.go(edited("chat", OFF, system="Be kind.", temp=0)).page
+        said = [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "Hello! What are you?"},
+        ]
+        shares = model.logits(model.chat_prompt(said), edits={OFF[0]["name"]: ch.ablate()})[
+            -1
+        ].softmax(-1)
+        drawn = page.evaluate("() => Array.from(document.querySelector('main ch-bars').values)")
+        assert drawn == pytest.approx(shares.topk(10).values.tolist(), abs=1e-5)
+        assert page.evaluate(
+            "() => document.querySelector('main ch-bars').before.some((v) => v > 0)"
+        )
+        asked = []
+        page.on(
+            "request",
+            lambda request: (
+                request.url.endswith("/api/generate") and asked.append(request.post_data_json)
+            ),
+        )
+        page.get_by_role("button", name="Answer").click()
+        visit.until("clearhead.state.turns.length === 2")
+        assert asked[0]["edits"] == OFF
+
+
+def test_a_conversation_that_went_on_gets_no_answer_to_the_one_before(page_on):
+    with page_on(byte_model(context_length=512, inference__chat_template=CHAT_TEMPLATE)) as visit:
+        page = visit.go("#view=chat").page
+        page.get_by_role("button", name="Answer").click()
+        visit.set(turns=[{"role": "user", "content": "Quite another thing"}])
+        visit.until("!document.querySelector('.writing')")
+        assert [turn["content"] for turn in visit.state()["turns"]] == ["Quite another thing"]
+
+
+def test_a_swap_shows_what_it_does_and_says_why_nothing_can_be_written_with_it(page_on):
+    model = byte_model()
+    with page_on(model) as visit:
+        page = visit.go(edited("predict", SWAP, text="hello", against="jelly")).page
+        other = model.watch("jelly", "blocks.0.attn.z")
+        shares = model.logits("hello", edits={"blocks.0.attn.z": ch.replace(with_=other)})[
+            -1
+        ].softmax(-1)
+        row = page.locator(".chances tbody tr").first
+        share = float(shares[int(row.get_attribute("data-id"))])
+        assert float(row.locator(".after").inner_text().removesuffix(" %")) == pytest.approx(
+            100 * share, abs=0.051
+        )
+        page.get_by_role("button", name="Step").click()
+        page.get_by_text("tokens are written one at a time").wait_for()
+        visit.set(against="")  # a swap that waits for its text changes nothing
+        assert page.locator(".chances .after").count() == 0
+
+
+def test_a_word_that_is_switched_off_changes_the_verdict(page_on):
+    model = ch.new(
+        "tiny-encoder",
+        tokenizer=ch.Tokenizer.bytes(),
+        vocab_size=256,
+        head="classification",
+        head__num_labels=3,
+        seed=1,
+    )
+    with page_on(model) as visit:
+        page = visit.go("#view=classify&text=so glad").page
+        page.locator("main ch-tokens button").nth(3).click()
+        visit.ready()
+        real = model.logits("so glad", edits={"embed": ch.ablate(position=3)}).softmax(-1)
+        drawn = page.evaluate("() => document.querySelector('main ch-bars').values")
+        assert drawn == pytest.approx(real.sort(descending=True).values.tolist(), abs=1e-5)
+        page.locator("main ch-tokens button").nth(3).click()
+        assert visit.ready().state()["edits"] == []
+
+
+def test_heads_are_sorted_by_the_look_that_was_chosen(page_on):
+    model = byte_model()
+    with page_on(model) as visit:
+        page = visit.go("#view=attention&text=abcdef&query=4&key=2&sort=look").page
+        seen = model.watch("abcdef", "blocks.*.attn.pattern")
+        weights = torch.cat(
+            [seen[f"blocks.{layer}.attn.pattern"][0, :, 4, 2] for layer in range(2)]
+        )
+        order = page.evaluate("() => document.querySelector('ch-atlas').order")
+        assert float(weights[order[0]]) == pytest.approx(float(weights.max()), abs=1 / 255)
+        assert (
+            page.locator("label.listed", has_text="Sort by")
+            .locator("option", has_text="e → c")
+            .count()
+            == 1
+        )
+
+
+def test_lines_that_are_not_drawn_are_counted(page_on):
+    model = byte_model(context_length=64)
+    text = "abcdefghij" * 6
+    pattern = model.watch(text, "blocks.0.attn.pattern")["blocks.0.attn.pattern"][0, 0]
+    left = pattern[(pattern > 0) & (pattern < 0.02)]
+    with page_on(model) as visit:
+        page = visit.go(f"#view=attention&lines=true&text={text}").page
+        drawn = page.locator("ch-lines .edges path").count()
+        assert drawn + len(left) == int((pattern > 0).sum())
+        assert (
+            f"{len(left)} weights are not drawn as lines" in page.locator("ch-lines").inner_text()
+        )

@@ -1,0 +1,125 @@
+"""What the page of a model that reads pictures or sounds opens on: its own example, until someone draws or tunes."""
+
+import json
+import wave
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import clearhead as ch
+from clearhead.cli.main import app
+from clearhead.serve.registry import ModelRegistry
+from clearhead.weights import model_cards
+from page_models import byte_model
+
+CARD = {"title": "A", "says": "It reads.", "data": [], "recipe": [], "limits": []}
+FILES = {"digits": "seven.png", "spoken-digits": "seven.wav"}
+MADE = {"digits": "Draw instead", "spoken-digits": "A tone instead"}
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    monkeypatch.setattr(model_cards, "ROOT", tmp_path)
+    for name, preset in (("digits", "tiny-images"), ("spoken-digits", "tiny-audio")):
+        ch.save(ch.new(preset, seed=2), tmp_path / name)
+        card = CARD | {"tries": [f"clearhead classify {name} {{here}}/{FILES[name]}"]}
+        (tmp_path / name / "card.json").write_text(json.dumps(card))
+    Image.linear_gradient("L").save(tmp_path / "digits" / "seven.png")
+    with wave.open(str(tmp_path / "spoken-digits" / "seven.wav"), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes((9000 * np.sin(np.arange(8000) ** 1.5 / 900)).astype("<i2").tobytes())
+    return tmp_path
+
+
+def judged(page):
+    labels, values = page.evaluate(
+        "(({ labels, values }) => [labels, [...values]])(document.querySelector('main ch-bars'))"
+    )
+    return dict(zip(labels, values, strict=True))
+
+
+def expected(folder, name):
+    model = ch.load(folder / name, device="cpu")
+    file = str(folder / name / FILES[name])
+    return (model.classify(images=file) if name == "digits" else model.classify(audio=file)).all
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_page_opens_on_the_example_and_comes_back_to_it(page_on, models, name):
+    with page_on(ModelRegistry({name: name for name in FILES}, 2**30, device="cpu")) as visit:
+        page = visit.go(f"#view=patches&model={name}").page
+        first = judged(page)
+        assert first == pytest.approx(expected(models, name), abs=1e-5)
+        assert page.get_by_text(FILES[name]).count()
+        page.get_by_role("button", name=MADE[name]).click()
+        visit.ready()
+        made = judged(page)
+        assert made != first
+        assert visit.state()["tone" if name != "digits" else "drawing"] == (
+            440 if name != "digits" else ""
+        )
+        other = next(other for other in FILES if other != name)
+        visit.set(
+            model=other
+        )  # which is not given what this one read, and has an example of its own
+        visit.until(f"document.querySelector('main').innerText.includes('{FILES[other]}')")
+        assert judged(visit.ready().page) == pytest.approx(expected(models, other), abs=1e-5)
+        visit.set(model=name)
+        visit.until(f"!document.querySelector('main').innerText.includes('{FILES[other]}')")
+        assert judged(visit.ready().page) == made
+        page.get_by_role("button", name="The example").click()
+        visit.ready()
+        assert judged(page) == first
+        assert not visit.complaints
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_page_is_saved_with_the_example(browser, models, name):
+    with ThreadPoolExecutor() as elsewhere:  # playwright has a loop of its own in this thread
+        words = ["explore", name, "--output", str(models / "page.html")]
+        elsewhere.submit(app, words, standalone_mode=False).result()
+    page = browser.new_page()
+    complaints = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto((models / "page.html").as_uri() + "#view=patches")
+    page.wait_for_selector("body[data-ready]")
+    assert judged(page) == pytest.approx(expected(models, name), abs=1e-5)
+    assert page.locator(".looks ch-patches").count() == 4
+    assert page.locator("main .problem").all_inner_texts() == []
+    assert page.get_by_role("button", name=MADE[name]).count() == 0  # nobody would answer
+    page.close()
+    assert complaints == []
+
+
+def test_a_saved_page_shows_what_it_was_saved_with(page_on, browser, models):
+    Image.radial_gradient("L").save(models / "own.png")
+    with page_on(ModelRegistry({"digits": "digits"}, 2**30, device="cpu")) as visit:
+        page = visit.go("#view=patches&model=digits").page
+        example = judged(page)
+        page.locator("main input[type=file]").set_input_files(models / "own.png")
+        visit.until("document.querySelector('main').innerText.includes('own.png')")
+        own = judged(visit.ready().page)
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Save page").click()
+        download.value.save_as(models / "page.html")
+    saved = browser.new_page()
+    saved.goto((models / "page.html").as_uri() + "#view=patches")
+    saved.wait_for_selector("body[data-ready]")
+    assert judged(saved) == own != example
+    assert saved.get_by_text("own.png").count()
+    saved.close()
+
+
+def test_a_head_that_is_off_still_looks_where_it_looked_and_the_page_says_so(page_on):
+    edits = json.dumps([{"name": "blocks.0.attn.z", "op": "ablate", "head": 1}])
+    with page_on(byte_model()) as visit:
+        page = visit.go(f"#view=attention&text=hello&layer=0&head=1&edits={edits}").page
+        note = page.locator("ch-figure", has_text="Difference")
+        assert "there is no difference. An edit changes what a part writes" in note.inner_text()
+        assert "still looks where it looked" in note.inner_text()
+        visit.set(layer=1)
+        assert "the colour is full from" in note.inner_text()
+        assert "still looks" not in note.inner_text()
+        assert not visit.complaints

@@ -1,0 +1,78 @@
+"""The tour: every stop lights up what it speaks of, and what it says is so on the screen."""
+
+import re
+
+import pytest
+
+import clearhead as ch
+
+WORDS = ch.Tokenizer.bytes(("<|end|>", "<|mask|>", "<|begin|>"))
+CHAT_TEMPLATE = "{% for m in messages %}<|begin|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}<|begin|>assistant\n"
+TEXTS = {"tokenizer": WORDS, "vocabulary": 259, "context": 128, "seed": 1}
+BOTH = {
+    "inference__decoder_start_tokens": [256],
+    "inference__eos_tokens": [256],
+    "inference__sep_tokens": [256],
+    "context": 16,
+    "architecture__source_context_length": 64,
+}
+MODELS = {
+    "learned": lambda: ch.new(
+        "tiny-decoder", inference__chat_template=CHAT_TEMPLATE, inference__eos_tokens=[256], **TEXTS
+    ),
+    "rotary": lambda: ch.new("tiny-llama", **TEXTS),
+    "relative": lambda: ch.new("tiny-decoder", position="t5", **TEXTS),
+    "encoder": lambda: ch.new("tiny-encoder", inference__mask_token=[257], **TEXTS),
+    "translator": lambda: ch.new("tiny-encoder-decoder", **{**TEXTS, **BOTH}),
+    "pictures": lambda: ch.new("tiny-images"),
+    "sound": lambda: ch.new("tiny-audio"),
+}
+SEEN = """() => { const lit = document.querySelector('.toured'), box = lit?.getBoundingClientRect();
+  return !!box && box.width > 0 && box.bottom > 0 && box.top < innerHeight; }"""
+
+
+def so_it_is(page, stop, say):
+    """What a sentence claims and a program can see."""
+    lit = page.locator(".toured").first.inner_text()
+    match stop:
+        case "L1.2" | "L2.1" | "L2.4" if page.locator("textarea[name=source]").count() == 0:
+            first = re.search("“(.+?)”", say)[1]
+            assert page.locator("textarea[name=text]").input_value() == first
+    match stop:
+        case "L2.1":
+            row = page.locator(".toured tr", has_text="with all tokens at one place")
+            assert row.locator("td").first.inner_text() == "< 0.001 %"
+        case "L2.2":
+            assert ("adds nothing" in say) == ("adds nothing" in lit)
+        case "L2.4":
+            assert ("nothing moves" in say) == ("Nothing moves" in lit)
+        case "L3.5":
+            assert page.evaluate("() => !!document.querySelector('.toured ch-map').masked?.(0, 1)")
+        case "L4.3":
+            assert ("take the mean away, divide" in say) == ("μ =" in lit)
+        case "L6.4":
+            assert ("matrix" in say) <= ("matrix" in lit)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_stop_lights_what_it_speaks_of_and_its_sentence_is_true(page_on, name):
+    with page_on(MODELS[name](), reduced_motion="reduce") as visit:
+        page = visit.go("#view=tour").page
+        able = page.locator(".stop:not(:disabled)").count()
+        page.get_by_role("button", name="Begin the tour").click()
+        seen = []
+        for _ in range(60):
+            visit.ready()
+            if not (stop := visit.state()["tour"]):
+                break
+            seen.append(stop)
+            try:
+                visit.until(f"({SEEN})()", 3)
+            except AssertionError:
+                raise AssertionError(f"nothing is lit at {stop}") from None
+            assert page.locator("main .problem").count() == 0, stop
+            so_it_is(page, stop, page.locator(".tour-caption .say").inner_text())
+            page.keyboard.press("n")
+            visit.until(f"clearhead.state.tour !== {stop!r}")
+        assert len(seen) == able == len(set(seen))
+        assert not visit.complaints

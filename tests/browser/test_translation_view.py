@@ -1,0 +1,123 @@
+"""Two texts, or two models: what is chosen in the row of the source is shown where the source is, and nowhere else."""
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.serve.registry import ModelRegistry
+from page_models import byte_model
+
+SOURCE = "a dog ran"
+
+
+@pytest.fixture
+def visit(page_on):
+    with page_on(byte_model("tiny-encoder-decoder", seed=5)) as visit:
+        visit.go(f"#source={SOURCE}&text=ein&part=encoder&layer=1&head=2&view=block")
+        yield visit
+        assert not visit.complaints
+
+
+def row(visit, label):
+    return visit.page.locator(f".strip ch-tokens[aria-label='{label}'] .token")
+
+
+def test_the_block_shows_the_token_of_the_source_that_was_chosen(visit):
+    page = visit.page
+    model = visit.server.registry.loaded["model"].model
+    assert f"Token {len(SOURCE) - 1}:" in page.locator("main").inner_text()
+    row(visit, "tokens of the source").nth(1).click()
+    visit.ready()
+    assert "Token 1:" in page.locator("main").inner_text()
+    shown = page.evaluate("() => [...document.querySelector('main ch-map').values.data]")
+    seen = model.watch("ein", "encoder.blocks.1.resid_pre", source=SOURCE)[
+        "encoder.blocks.1.resid_pre"
+    ][0, 1]
+    assert torch.allclose(torch.tensor(shown), seen, atol=1e-5)
+    page.locator("main").focus()
+    page.keyboard.press("ArrowRight")
+    assert "Token 2:" in visit.ready().page.locator("main").inner_text()
+    assert (visit.state()["key"], visit.state()["query"]) == (2, -1)
+    row(visit, "tokens").nth(0).click()
+    assert "Token 2:" in visit.ready().page.locator("main").inner_text()
+    visit.set(part="attention")
+    assert "Token 0:" in page.locator("main").inner_text()
+
+
+def test_the_tokens_of_the_source_are_chosen_in_their_own_row(visit):
+    visit.set(view="tokens", query=2)
+    row(visit, "tokens of the source").nth(4).click()
+    pressed = "() => [...document.querySelectorAll('.piece')].findIndex((one) => one.ariaPressed === 'true')"
+    assert visit.ready().page.evaluate(pressed) == 4
+    visit.page.locator(".piece").nth(5).click()
+    assert (visit.ready().state()["key"], visit.state()["query"]) == (5, 2)
+    visit.set(side="target")
+    assert visit.page.evaluate(pressed) == 2
+
+
+def test_the_encoders_attention_follows_the_row_of_the_source(visit):
+    visit.set(view="attention", lines=True)
+    strong = "() => document.querySelector('main ch-lines').query"
+    row(visit, "tokens of the source").nth(3).click()
+    row(visit, "tokens").nth(1).hover()
+    assert visit.ready().page.evaluate(strong) == 3
+    row(visit, "tokens of the source").nth(6).hover()
+    assert visit.ready().page.evaluate(strong) == 6
+    visit.page.locator("main ch-lines .query").nth(2).hover()
+    assert visit.ready().page.evaluate(strong) == 2
+    marked = "() => [...document.querySelectorAll('.strip .token.marked')].map((one) => one.parentNode.ariaLabel)"
+    assert visit.page.evaluate(marked) == ["tokens of the source"]
+    visit.set(lines=False)
+    assert visit.page.evaluate("() => document.querySelector('main ch-map').cursor") == [3, -1]
+    visit.page.evaluate(
+        "() => document.querySelector('main ch-map').tell('pick', { row: 5, col: 1 })"
+    )
+    state = visit.ready().state()
+    assert (state["key"], state["looked"], state["query"]) == (5, 1, -1)
+    assert visit.page.evaluate("() => document.querySelector('ch-atlas').look") == [5, 1]
+    visit.set(part="cross")
+    assert visit.page.evaluate("() => document.querySelector('main ch-map').cursor") is None
+
+
+def test_what_follows_is_told_of_a_model_that_was_not_loaded_before(page_on, tmp_path):
+    for name, seed in (("first", 3), ("second", 4)):
+        ch.save(byte_model(seed=seed), tmp_path / name)
+    shelf = ModelRegistry(
+        {name: str(tmp_path / name) for name in ("first", "second")}, 2**30, device="cpu"
+    )
+    with page_on(shelf) as visit:
+        visit.go("#view=compare&pair=models&text=hello")
+        assert list(shelf.loaded) == ["first"]
+        visit.set(model2="second")
+        assert (
+            visit.page.locator("main ch-figure", has_text="What follows")
+            .locator("tbody tr")
+            .count()
+            > 6
+        )
+        assert not visit.complaints
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_squares_keep_what_is_finite(page_on, signed):
+    """As of scores with their mask: each row has −∞ behind its diagonal."""
+    with page_on(byte_model()) as visit:
+        script = """async (signed) => {
+          const { pooled } = await import("ch/pool"), low = -Infinity;
+          const given = [3, low, low, low, 1, -4, low, low, 1, 1, 2, low, NaN, 1, 1, -1];
+          const { data, most, largest } = pooled({ data: given }, 4, 4, 2, signed, null);
+          return [[...data].map(String), most, largest(0, 0), largest(1, 1)];
+        }"""
+        data, most, first, last = visit.go().page.evaluate(script, signed)
+        assert data == ["-4" if signed else "3", "-Infinity", "1", "2"]
+        assert (most, first, last) == (4, [1, 1] if signed else [0, 0], [2, 2])
+
+
+@pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder"])
+def test_a_window_is_told_as_wide_as_it_is(page_on, name):
+    model = byte_model(name, attention__sliding_window=3)
+    far = model.watch("hello you", "blocks.0.attn.pattern")["blocks.0.attn.pattern"][0, 0, 5]
+    assert far[3] > 0 == far[2]
+    with page_on(model) as visit:
+        visit.go("#view=attention&text=hello you")
+        assert "at most 2 tokens away" in visit.page.locator("main").inner_text()

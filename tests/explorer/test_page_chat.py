@@ -1,0 +1,63 @@
+"""Chat tokens: exactly the model's input, each with its message."""
+
+import pytest
+
+import clearhead as ch
+from clearhead.serve.explorer.routes.tasks import tokenize_chat
+
+WORDS = ch.Tokenizer.bytes(("<|begin|>", "<|end|>"))
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|begin|>{{ m.role }}\n{{ m.content | trim }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|begin|>assistant\n{% endif %}"
+)
+MESSAGES = [
+    {"role": "system", "content": "You are an apple."},
+    {"role": "user", "content": "  user 🍏 <|end|> é "},
+]
+
+
+def model(template=CHAT_TEMPLATE):
+    return ch.new(
+        "tiny-decoder",
+        tokenizer=WORDS,
+        vocab_size=258,
+        context_length=200,
+        inference__chat_template=template,
+    )
+
+
+def said(shown, number):
+    return WORDS.decode([token["id"] for token in shown["tokens"] if token["message"] == number])
+
+
+def test_tokens_equal_the_chat_prompt():
+    shown = tokenize_chat(model(), MESSAGES)
+    assert WORDS.decode(shown["ids"]) == model().chat_prompt(MESSAGES)
+    assert [token["id"] for token in shown["tokens"]] == shown["ids"]
+
+
+def test_messages_are_found_in_the_prompt():
+    shown = tokenize_chat(model(), MESSAGES)
+    assert shown["spans_found"]
+    assert said(shown, 0) == "You are an apple."
+    assert said(shown, 1) == "user 🍏 <|end|> é"
+    rest = WORDS.decode([token["id"] for token in shown["tokens"] if token["message"] is None])
+    assert rest == "<|begin|>system\n<|end|>\n<|begin|>user\n<|end|>\n<|begin|>assistant\n"
+
+
+def test_typed_special_tokens_are_text():
+    shown = tokenize_chat(model(), MESSAGES)
+    assert all(not token["special"] for token in shown["tokens"] if token["message"] is not None)
+
+
+def test_templates_that_rewrite_messages_give_no_spans():
+    shown = tokenize_chat(
+        model("{{ messages[-1].content | upper }}{{ messages | length }}"), MESSAGES
+    )
+    assert not shown["spans_found"]
+    assert all(token["message"] is None for token in shown["tokens"])
+
+
+def test_chat_needs_a_template():
+    with pytest.raises(ch.ClearheadError, match="chat template"):
+        tokenize_chat(model(""), MESSAGES)

@@ -1,0 +1,60 @@
+"""Bundled image and audio models open with the example file of their card."""
+
+import asyncio
+import base64
+import json
+
+import pytest
+from PIL import Image
+
+import clearhead as ch
+from clearhead.serve.app import create_app
+from clearhead.serve.explorer.snapshot import asgi_request
+from clearhead.serve.middleware import Limits
+from clearhead.serve.registry import ModelRegistry
+from clearhead.weights import model_cards
+
+CARD = {
+    "title": "Digits",
+    "description": "Reads digits.",
+    "datasets": [],
+    "training_commands": [],
+    "limitations": [],
+}
+USAGE = ["clearhead explore digits", "clearhead classify digits {model_dir}/seven.png"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(model_cards, "BUNDLED_DIR", tmp_path / "bundled")
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "bundled" / "digits"
+    ch.save(ch.new("tiny-images"), folder)
+    Image.linear_gradient("L").save(folder / "seven.png")
+    Image.new("L", (8, 8)).save(folder / "another.png")
+    (folder / "card.json").write_text(json.dumps(CARD | {"usage": USAGE}))
+    return folder
+
+
+def card(path):
+    app = create_app(ModelRegistry({"digits": str(path)}, 2**30, device="cpu"), Limits(), page=True)
+    status, _, content = asyncio.run(asgi_request(app, "GET", "/api/models/digits"))
+    assert status == 200, content
+    return json.loads(content)
+
+
+def test_example_file_of_the_card(folder):
+    file = card("digits")["examples"]["file"]
+    assert file["name"] == "seven.png"
+    assert base64.b64decode(file["data"]) == (folder / "seven.png").read_bytes()
+
+
+def test_card_without_file(folder):
+    (folder / "card.json").write_text(json.dumps(CARD | {"usage": USAGE[:1]}))
+    assert card("digits")["examples"]["file"] is None
+
+
+def test_local_model_with_a_bundled_name(folder):
+    ch.save(ch.new("tiny-images", seed=1), "digits")  # where the program was started
+    assert card("digits")["examples"]["file"] is None
+    assert card(folder)["examples"]["file"] is None
