@@ -75,15 +75,18 @@ def _midpoint(low, high):
 
 @triton.jit
 def _sample_kernel(
-    processed, processed_row, logits, logits_row, vocab_size, columns, options, rng_keys, steps,
+    processed, processed_row, logits, logits_row, vocab_size, columns, row_options, rng_keys, steps,
     tokens, logprobs, LANES: tl.constexpr, MAX_EXCESS: tl.constexpr,
 ):  # fmt: skip
     """One program per row: sample from processed logits, report the raw log-probability."""
     row = tl.program_id(0).to(tl.int64)
     processed += row * processed_row
     logits += row * logits_row
-    temperature, top_k = tl.load(options + row * 4), tl.load(options + row * 4 + 1).to(tl.int32)
-    top_p, min_p = tl.load(options + row * 4 + 2), tl.load(options + row * 4 + 3)
+    temperature, top_k = (
+        tl.load(row_options + row * 4),
+        tl.load(row_options + row * 4 + 1).to(tl.int32),
+    )
+    top_p, min_p = tl.load(row_options + row * 4 + 2), tl.load(row_options + row * 4 + 3)
     lane_max, raw_max = (
         tl.full([LANES], -float("inf"), tl.float32),
         tl.full([LANES], -1e30, tl.float32),

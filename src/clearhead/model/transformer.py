@@ -446,7 +446,7 @@ def init_weights(net: nn.Module, m: c.ModelConfig, seed: int) -> None:
                 p.fill_(1.0)
             else:
                 std = _init_std(name, p, source, residual_writes)
-                p.copy_(torch.randn(p.shape, generator=generator) * std)
+                p.copy_(torch.randn(p.shape, generator=generator, device="cpu") * std)
 
 
 def _init_std(name: str, p: nn.Parameter, source: c.Input, residual_writes: int) -> float:
