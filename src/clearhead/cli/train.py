@@ -73,7 +73,7 @@ def train(
         logger=logger,
         record_activations=record_activations,
     )
-    if result.status == "stopped":  # so that && does not continue with a half-trained model
+    if result.status == "interrupted":  # so that && does not continue with a half-trained model
         raise typer.Exit(130)
 
 

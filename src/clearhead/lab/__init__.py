@@ -1,1 +1,1 @@
-"""Variants compared honestly: a grid of runs with several seeds, and what can be said about it."""
+"""Experiments: variants trained with several seeds and compared with statistical tests."""

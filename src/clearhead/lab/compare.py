@@ -1,4 +1,4 @@
-"""Comparing, from Python and from the shell: `clearhead.compare`."""
+"""`clearhead.compare`: train variants with several seeds and compare them."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -32,39 +32,43 @@ from clearhead.lab.report import (
     too_few_seeds,
     write_report,
 )
-from clearhead.lab.runner import MakeDisplay, no_display, run_experiment
+from clearhead.lab.runner import TrainOptions, no_display, run_experiment
 from clearhead.lab.stats import Summary
 from clearhead.train.diagnosis import Finding
-from clearhead.train.train import Echo, load_config, no_echo
+from clearhead.train.train import MakeDisplay, dotted_options, load_config, no_echo
+from clearhead.train.trainer import Echo
 
-MAX_SEEDS = 1000  # seeds; whoever asks for more has mistaken one for their number
+DEFAULT_OUTPUT = "comparison"
+DEFAULT_SEEDS = 3
+MAX_SEEDS = 1000  # a larger number is meant as a seed
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What came out: print() shows it, `table()` has the numbers, `findings` the sentences; all of it is in `out`."""
+    """Results of an experiment; printing it shows tables and findings."""
 
     summary: Summary
     output: Path
-    completed: bool = True  # False where somebody interrupted
+    completed: bool = True  # False if interrupted
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each variant."""
+        """One row of numbers per variant."""
         return [row.to_dict() for row in self.summary.rows]
 
     @property
     def findings(self) -> list[Finding]:
-        """What can be said of the variants, the sentences that print() ends with."""
         return findings(self.summary, self.output)
 
     def __str__(self) -> str:
-        costs = f"{text_table(cost_table(self.summary))}\n{describe_memory(self.summary)}"
-        parts = [text_table(results_table(self.summary)), costs]
-        parts += (
-            [text_table(length_table(self.summary))] if self.summary.experiment.eval_lengths else []
-        )
-        said = [str(finding) for finding in self.findings]
-        return "\n\n".join([*parts, "\n".join([*said, describe_method(self.summary)])])
+        parts = [
+            text_table(results_table(self.summary)),
+            f"{text_table(cost_table(self.summary))}\n{describe_memory(self.summary)}",
+        ]
+        if self.summary.experiment.eval_lengths:
+            parts.append(text_table(length_table(self.summary)))
+        lines = [str(finding) for finding in self.findings]
+        parts.append("\n".join([*lines, describe_method(self.summary)]))
+        return "\n\n".join(parts)
 
     __repr__ = __str__
 
@@ -78,167 +82,198 @@ def compare(
     seeds: int | Sequence[int] | None = None,
     output: str | Path | None = None,
     *,
+    model: Mapping[str, object] | None = None,
+    data: Mapping[str, object] | None = None,
+    train: Mapping[str, object] | None = None,
+    inference: Mapping[str, object] | None = None,
     metric: str = "",
     baseline: str = "",
     eval_lengths: Sequence[int] = (),
     device: str = "",
     compile: bool | None = None,
-    tensorboard: bool = False,
-    record_activations: bool = False,
     quiet: bool = False,
-    **changes: object,
+    record_activations: bool = False,
+    logger: str | None = None,
 ) -> Comparison:
-    """Trains every combination of the values of `vary` with each seed, and tells what can be said of them.
+    """Train every combination of the values in `vary` with each seed, and compare the variants.
 
-    `what` is a preset, a run.toml or a configuration, and `out` the folder of the experiment (default "comparison"),
-    which is gone on with if it holds one. Or `what` is such a folder itself, or its experiment.toml, to be repeated in
-    another `out`. `seeds` are how many (default 3), or which. Changes are options of all runs, as in `clearhead.train`:
-    `data__train="texts/"`, `train__max_steps=500`.
+        ch.compare("lm-small", {"model.position": ["none", "rotary"]}, data={"train": "a.txt"})
+
+    `seeds` is their number (default 3) or a list. `model`, `data`, `train` and `inference` replace
+    options of all runs, as in `clearhead.train`. An experiment that already exists in the folder
+    `output` (default: comparison) is resumed. `recipe` may also be such a folder, to resume it or
+    to analyze it anew, or its experiment.toml, to repeat it in another folder.
     """
     check_type(
         recipe, str | Path | Config, "a preset, a run.toml, a configuration or an experiment"
     )
     check_type(vary or {}, Mapping, "vary as a dictionary of options and their values")
-    check_type(baseline, str, "against as the name of a variant")
-    check_type(eval_lengths, Sequence, "lengths as a list of numbers")
-    options: dict[str, Any] = {"device": device, "compiled": compile}
-    options |= {"tensorboard": tensorboard, "microscope": record_activations}
-    experiment, place = plan_experiment(
-        recipe, format_vary(vary or {}), seeds, output, changes, metric, baseline, eval_lengths
+    check_type(baseline, str, "baseline as the name of a variant")
+    check_type(eval_lengths, Sequence, "eval_lengths as a list of numbers")
+    experiment, folder = plan_experiment(
+        recipe,
+        format_vary(vary or {}),
+        seeds,
+        output,
+        dotted_options(model=model, data=data, train=train, inference=inference),
+        metric,
+        baseline,
+        eval_lengths,
     )
-    return run_comparison(experiment, place, echo=no_echo if quiet else print, **options)
+    return run_comparison(
+        experiment,
+        folder,
+        echo=no_echo if quiet else print,
+        device=device,
+        compile=compile,
+        record_activations=record_activations,
+        logger=logger,
+    )
 
 
 def plan_experiment(
-    what: str | Path | Config,
+    recipe: str | Path | Config,
     vary: tuple[str, ...],
     seeds: int | Sequence[int] | None,
-    out: str | Path | None,
-    changes: dict[str, object],
+    output: str | Path | None,
+    overrides: Mapping[str, object],
     metric: str = "",
-    against: str = "",
-    lengths: Sequence[int] = (),
+    baseline: str = "",
+    eval_lengths: Sequence[int] = (),
     command: str = "",
 ) -> tuple[Experiment, Path]:
-    """The experiment that is meant, every combination checked, and its folder; nothing has happened yet."""
-    free = {"metric": metric.replace("_", " "), "against": against, "lengths": tuple(lengths)}
-    asked: dict[str, Any] = {name: value for name, value in free.items() if value}
-    if (file := _experiment_file(what)) is not None:
-        trained = {"vary": vary or None, "seeds": seeds, **changes}
-        for option in (name for name, value in trained.items() if value is not None):
-            begun = f"{what} is an experiment, in which all runs are trained and judged alike"
-            raise ClearheadError(
-                f"{begun}; leave out --{option.replace('__', '.')}, or begin another."
-            )
-        if (
-            Path(str(what)).is_dir()
-            and out is not None
-            and Path(out).resolve() != file.parent.resolve()
-        ):
-            raise ClearheadError(
-                f"{what} is gone on with where it is; {file} can be repeated in another --out."
-            )
-        own = file.parent if Path(str(what)).is_dir() else Path("comparison")
-        read = Experiment.read(file)
-        for path in (*read.base.data.train, *read.base.data.valid) if own != file.parent else ():
-            if "*" not in path and not Path(path).is_absolute() and not Path(path).exists():
+    """Create or read the experiment, with all variants checked, and choose its folder."""
+    analysis: dict[str, Any] = {}
+    if metric:
+        analysis["metric"] = metric
+    if baseline:
+        analysis["baseline"] = baseline
+    if eval_lengths:
+        analysis["eval_lengths"] = tuple(eval_lengths)
+    file = None if isinstance(recipe, Config) else _find_experiment(Path(recipe))
+    if file is not None:
+        fixed = {"vary": vary or None, "seeds": seeds, **overrides}
+        for option, value in fixed.items():
+            if value is not None:
                 raise ClearheadError(
-                    f"there is no {path} here; {file} names it from the folder in which it was begun."
+                    f"{recipe} is an existing experiment, so --{option} cannot change; leave it "
+                    "out, or start a new experiment."
                 )
-        return replace(read, **asked), own if out is None else Path(out)
-    if not isinstance(what, Config) and str(what) not in presets and Path(what).is_dir():
+        return _open_experiment(Path(str(recipe)), file, output, analysis)
+
+    if not isinstance(recipe, Config) and str(recipe) not in presets and Path(recipe).is_dir():
         raise ClearheadError(
-            f"{what} holds no experiment; name a preset, a run.toml, or the folder of an experiment."
+            f"{recipe} contains no {EXPERIMENT_FILE}; name a preset, a run.toml, or the folder of "
+            "an experiment."
         )
     try:
-        base = load_config(what, changes)
+        base = load_config(recipe, overrides)
     except UnknownPresetError:
-        known = (
-            "no preset (clearhead presets lists them), no run.toml, and no folder of an experiment"
-        )
-        raise ClearheadError(f"{what} is {known}; {suggest(str(what), presets)}") from None
-    seeds = 3 if seeds is None else seeds
+        raise ClearheadError(
+            f"{recipe} is neither a preset (see `clearhead presets`) nor a run.toml nor the folder "
+            f"of an experiment; {suggest(str(recipe), presets)}"
+        ) from None
+    if seeds is None:
+        seeds = DEFAULT_SEEDS
     if not isinstance(seeds, Sequence):
         if type(seeds) is not int or not 0 < seeds <= MAX_SEEDS:
             raise ClearheadError(
-                f"--seeds {seeds} must be how many, from 1 to {MAX_SEEDS:,}, or name them: 1,5,9."
+                f"--seeds must be a number from 1 to {MAX_SEEDS:,}, or a list such as 1,5,9; got "
+                f"{seeds}."
             )
         seeds = range(base.train.seed, base.train.seed + seeds)
-    name = "" if isinstance(what, Config) else str(what)
-    made = Experiment(
-        name,
+    experiment = Experiment(
+        "" if isinstance(recipe, Config) else str(recipe),
         vary,
         tuple(seeds),
         provenance=Provenance(command, date=date.today().isoformat()),
         base=base,
-        **asked,
+        **analysis,
     )
-    return made, Path("comparison" if out is None else out)
+    return experiment, Path(DEFAULT_OUTPUT if output is None else output)
 
 
-def _experiment_file(what: str | Path | Config) -> Path | None:
-    """The file of an experiment, where that or its folder is named."""
-    if isinstance(what, Config):
-        return None
-    path = Path(what)
-    return next(
-        (
-            file
-            for file in (path, path / EXPERIMENT_FILE)
-            if file.name == EXPERIMENT_FILE and file.is_file()
-        ),
-        None,
-    )
+def _find_experiment(path: Path) -> Path | None:
+    """experiment.toml, if it or its folder is named."""
+    for file in (path, path / EXPERIMENT_FILE):
+        if file.name == EXPERIMENT_FILE and file.is_file():
+            return file
+    return None
+
+
+def _open_experiment(
+    path: Path, file: Path, output: str | Path | None, analysis: dict[str, Any]
+) -> tuple[Experiment, Path]:
+    """Resume an experiment in its folder, or repeat it from its file in another one."""
+    folder = file.parent
+    if path.is_dir():
+        if output is not None and Path(output).resolve() != folder.resolve():
+            raise ClearheadError(
+                f"{path} is resumed in its own folder; to repeat it in {output}, name {file}."
+            )
+        return replace(Experiment.read(file), **analysis), folder
+    experiment = Experiment.read(file)
+    data = experiment.base.data
+    for name in (*data.train, *data.valid):
+        if "*" not in name and not Path(name).is_absolute() and not Path(name).exists():
+            raise ClearheadError(
+                f"{name} does not exist here; {file} names it relative to the folder where the "
+                "experiment was started."
+            )
+    return replace(experiment, **analysis), Path(DEFAULT_OUTPUT if output is None else output)
 
 
 def run_comparison(
     experiment: Experiment,
-    out: Path,
+    output: Path,
     *,
     echo: Echo,
     make_display: MakeDisplay = no_display,
-    **options: Any,
+    device: str = "",
+    compile: bool | None = None,
+    record_activations: bool = False,
+    logger: str | None = None,
 ) -> Comparison:
-    """All runs of it, and the report, which is written anew now and then."""
-    first = os.environ.get("RANK", "0") == "0"
-    experiment = experiment.create_or_resume(out)
-    if first:
-        for line in describe_plan(experiment, out):
+    """Run an experiment and write its report."""
+    experiment = experiment.create_or_resume(output)
+    if os.environ.get("RANK", "0") == "0":
+        for line in describe_plan(experiment, output):
             echo(line)
-    done = run_experiment(
+    completed = run_experiment(
         experiment,
-        out,
-        lambda: write_report(experiment, out),
+        output,
+        lambda: write_report(experiment, output),
         echo=echo,
         make_display=make_display,
-        **options,
+        device=device,
+        options=TrainOptions(compile, record_activations, logger),
     )
-    with file_lock(out / LOCK_SUFFIX):
-        return Comparison(write_report(experiment, out), out, done)
+    with file_lock(output / LOCK_SUFFIX):
+        return Comparison(write_report(experiment, output), output, completed)
 
 
-def describe_plan(experiment: Experiment, out: Path) -> list[str]:
-    """What is about to be trained, and what will not come of it."""
-    width = max(len(v.name) for v in experiment.variants)
-    found = [f"{title(experiment)}, in {out}"]
-    for v in experiment.variants:
-        start = v.config.train.init_from
-        found.append(
-            f"  {v.name:<{width}}  {f'from {start}' if start else _describe_size(v.config.model)}"
-        )
-    return [*found, *map(str, too_few_seeds(experiment))]
+def describe_plan(experiment: Experiment, output: Path) -> list[str]:
+    """Lines about the variants that will be trained."""
+    lines = [f"{title(experiment)}, in {output}"]
+    width = max(len(variant.name) for variant in experiment.variants)
+    for variant in experiment.variants:
+        init_from = variant.config.train.init_from
+        size = f"from {init_from}" if init_from else _describe_size(variant.config.model)
+        lines.append(f"  {variant.name:<{width}}  {size}")
+    return [*lines, *map(str, too_few_seeds(experiment))]
 
 
-def _describe_size(m: ModelConfig) -> str:
-    """How large a model is, as far as it is known before the data tell how many tokens there are."""
-    if not m.vocab_size:
-        return f"{sum(parameters_by_part(m).values()):,} parameters"
-    one, two = (sum(parameters_by_part(_with_vocab_size(m, tokens)).values()) for tokens in (1, 2))
-    return f"{2 * one - two:,} parameters, and {two - one:,} for each token of its vocabulary"
+def _describe_size(model: ModelConfig) -> str:
+    """Number of parameters, which depends on the vocabulary if that follows from the data."""
+    if not model.vocab_size:
+        return f"{sum(parameters_by_part(model).values()):,} parameters"
+    one = sum(parameters_by_part(_with_vocab_size(model, 1)).values())
+    two = sum(parameters_by_part(_with_vocab_size(model, 2)).values())
+    return f"{2 * one - two:,} parameters, and {two - one:,} per token of the vocabulary"
 
 
-def _with_vocab_size(m: ModelConfig, tokens: int) -> ModelConfig:
-    """So many on each side of a translator whose sides have vocabularies of their own."""
-    if isinstance(m.architecture, EncoderDecoder) and m.architecture.source_vocab_size:
-        m = replace(m, architecture=replace(m.architecture, source_vocab_size=tokens))
-    return replace(m, vocab_size=tokens)
+def _with_vocab_size(model: ModelConfig, size: int) -> ModelConfig:
+    architecture = model.architecture
+    if isinstance(architecture, EncoderDecoder) and architecture.source_vocab_size:
+        model = replace(model, architecture=replace(architecture, source_vocab_size=size))
+    return replace(model, vocab_size=size)

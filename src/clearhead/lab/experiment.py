@@ -1,4 +1,11 @@
-"""What is varied: options with several values each, and every combination of them as a configuration with a name."""
+"""An experiment: variants of a configuration, trained with several seeds, in a reproducible folder.
+
+experiment.toml            base configuration, varied options, seeds
+data_fingerprints.json     state of the data files when the experiment began
+runs/VARIANT/SEED/         one training run each, as `clearhead train` leaves it
+results.jsonl              one line per finished run
+report.html, report.md, table.csv, curves.png    results so far
+"""
 
 import glob
 import itertools
@@ -10,38 +17,69 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
 from clearhead import __version__
 from clearhead import config as c
-from clearhead.config.model import Config, DataConfig
+from clearhead.config.model import Config
 from clearhead.config.parse import (
     dataclass_from_dict,
     dataclass_to_dict,
     dataclass_to_toml,
+    diff_trees,
     option,
     read_config_file,
 )
+from clearhead.config.training import DataConfig
 from clearhead.data.readers import STDIN
 from clearhead.errors import ClearheadError, cannot_read, suggest
 from clearhead.io import file_lock, read_json_lines, write_atomic, write_json
-from clearhead.train.checkpoint import FINGERPRINT_FILE as DATA
-from clearhead.train.checkpoint import LOG_FILE, fingerprint_data, same_paths
+from clearhead.train.checkpoint import (
+    FINGERPRINT_FILE,
+    LOG_FILE,
+    REPORT_DATA_FILE,
+    RUN_FILE,
+    fingerprint_data,
+    same_paths,
+)
 from clearhead.train.datasets import check_seq_len
 from clearhead.train.diagnosis import curve_of
-from clearhead.train.report import REPORT_DATA_FILE, median_targets_per_second, training_seconds
-from clearhead.train.train import RUN_FILE, apply_overrides
-from clearhead.weights.mapping import diff_trees
+from clearhead.train.report import median_targets_per_second, training_seconds
+from clearhead.train.train import apply_overrides
 
-# ---- grid: What is varied: options with several values each, and every combination of them as a configuration with a name.
+EXPERIMENT_FILE = "experiment.toml"
+RESULTS_FILE = "results.jsonl"
+RUNS_FOLDER = "runs"
+LOCK_SUFFIX = ".lock"
+# A run has started, or a process has locked it to start it.
+STARTED_PATTERNS = (f"*/*/{RUN_FILE}", f"*/*{LOCK_SUFFIX}")
+# Fields that do not affect training, so they may change when an experiment is resumed.
+MUTABLE_FIELDS = ("recipe", "metric", "baseline", "eval_lengths", "earlier_comparisons")
+SEED_PLACEHOLDER = "{seed}"
+BEST_LOSS = "best_loss"
+FINAL_LOSS = "final_loss"
+EVALUATION_METRICS = {  # of `clearhead evaluate`, by task
+    "lm": ("perplexity", "word_perplexity", "bits_per_byte"),
+    "translation": ("bleu", "chrf", "perplexity"),
+    "mlm": ("accuracy", "perplexity"),
+    "classification": (
+        "accuracy",
+        "f1",
+        "macro_f1",
+        "matthews_correlation",
+        "calibration_error",
+    ),
+    "regression": ("pearson", "spearman", "rmse"),
+    "none": (),
+}
+MAX_SEED = 2**63 - 1
 
-Vary = Mapping[
-    str, str | Sequence[object]
-]  # an option, and its values as a list or as text with commas
-OPENING_BRACKETS = "[{"
-CLOSING_BRACKETS = "]}"
+Vary = Mapping[str, str | Sequence[object]]  # option -> values, as a list or comma-separated text
+
+
+# ---- variants
 
 
 @dataclass(frozen=True)
@@ -53,89 +91,90 @@ class Variant:
 
 
 def format_vary(vary: Vary) -> tuple[str, ...]:
-    """["model.position=none,rotary"]: the same as text, which `variants` reads."""
-    return tuple(
-        f"{option.replace('__', '.')}={values if isinstance(values, str) else ','.join(map(_format_toml, values))}"
-        for option, values in vary.items()
-    )
+    """["model.position=none,rotary"] from {"model.position": ["none", "rotary"]}."""
+    formatted = []
+    for name, values in vary.items():
+        text = values if isinstance(values, str) else ",".join(map(_format_toml, values))
+        formatted.append(f"{name.replace('__', '.')}={text}")
+    return tuple(formatted)
 
 
 def expand_grid(base: Config, vary: Sequence[str]) -> list[Variant]:
-    """All combinations, the first option changing slowest; each is checked as if it were to be trained."""
-    grid = dict(_parse_option(text) for text in vary)
-    if len(grid) < len(vary):
-        raise ClearheadError(
-            f"--vary {_first_duplicate([text.partition('=')[0] for text in vary])} is given twice."
-        )
-    short = _short_names(list(grid))
-    found = list[Variant]()
-    called = {
-        option: dict(zip(values, map(_folder_name, _distinct_parts(values)), strict=True))
-        for option, values in grid.items()
+    """All combinations of values, with checked configurations; the first option changes slowest."""
+    grid: dict[str, list[str]] = {}
+    for text in vary:
+        name, values = _parse_vary(text)
+        if name in grid:
+            raise ClearheadError(f"--vary {name} is given twice; list all values in one.")
+        grid[name] = values
+    short_names = _short_names(list(grid))
+    labels = {
+        name: dict(zip(values, map(_folder_name, _distinct_parts(values)), strict=True))
+        for name, values in grid.items()
     }
-    for values in itertools.product(*grid.values()):
-        pairs = dict(zip(grid, values, strict=True))
-        name = (
-            ",".join(f"{short[option]}={called[option][value]}" for option, value in pairs.items())
-            or "base"
-        )
+    variants: list[Variant] = []
+    for combination in itertools.product(*grid.values()):
+        overrides = dict(zip(grid, combination, strict=True))
+        parts = [f"{short_names[name]}={labels[name][value]}" for name, value in overrides.items()]
+        variant_name = ",".join(parts) or "base"
         try:
-            found.append(Variant(name, apply_overrides(base, pairs)))
-            check_seq_len(found[-1].config)
+            config = apply_overrides(base, overrides)
+            check_seq_len(config)
         except ClearheadError as error:
-            raise ClearheadError(f"{name}: {error}" if len(grid) > 1 else str(error)) from None
-    for kind, each in (
-        ("called", [v.name for v in found]),
-        ("the same configuration,", [v.config for v in found]),
-    ):
-        if twice := _first_duplicate(each):
-            name = next(v.name for v in found if twice in (v.name, v.config))
             raise ClearheadError(
-                f"two variants are {kind} {name}; every one of them must be another."
-            )
-    return found
+                f"{variant_name}: {error}" if len(grid) > 1 else str(error)
+            ) from None
+        for other in variants:
+            if other.name == variant_name:
+                raise ClearheadError(f"Two variants have the same name, {variant_name}.")
+            if other.config == config:
+                raise ClearheadError(
+                    f"Variants {other.name} and {variant_name} have the same configuration."
+                )
+        variants.append(Variant(variant_name, config))
+    return variants
 
 
-def _parse_option(text: str) -> tuple[str, list[str]]:
-    option, _, values = text.partition("=")
+def _parse_vary(text: str) -> tuple[str, list[str]]:
+    name, _, values = text.partition("=")
     if not values:
         raise ClearheadError(
-            f"--vary {text} names no values; write them as in model.position=learned,rotary."
+            f"--vary {text} has no values; write it like model.position=learned,rotary."
         )
-    if option in ("train.seed", "seed"):
-        raise ClearheadError(
-            "seeds are not varied like options, for runs are paired by them; use --seeds."
-        )
-    return option, list(_split_values(values))
+    if name in ("train.seed", "seed"):
+        raise ClearheadError("Seeds cannot be varied as an option; use --seeds.")
+    return name, list(_split_values(values))
 
 
 def _split_values(text: str) -> Iterator[str]:
-    """At commas, but not inside of quotes, lists and tables."""
+    """Split at commas that are not inside quotes, lists or tables."""
     depth = 0
     quote = ""
     start = 0
-    for i, letter in enumerate(text):
-        if quote or letter in "\"'":
-            quote = "" if letter == quote else quote or letter
-        elif letter == "," and not depth:
+    for i, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character in "[{":
+            depth += 1
+        elif character in "]}":
+            depth -= 1
+        elif character == "," and not depth:
             yield text[start:i].strip()
             start = i + 1
-        else:
-            depth += (letter in OPENING_BRACKETS) - (letter in CLOSING_BRACKETS)
     yield text[start:].strip()
 
 
-def _format_toml(value: object, inside: bool = False) -> str:
-    """A value as TOML has it; a text that needs no quotes stays as it is."""
+def _format_toml(value: object, nested: bool = False) -> str:
+    """Format a value as TOML; a string that needs no quotes gets none."""
     match value:
         case str():
-            return json.dumps(value) if inside or re.search(r"[,\[\]{}\"']", value) else value
+            needs_quotes = nested or re.search(r"[,\[\]{}\"']", value)
+            return json.dumps(value) if needs_quotes else value
         case Mapping():
-            return (
-                "{"
-                + ", ".join(f"{name} = {_format_toml(item, True)}" for name, item in value.items())
-                + "}"
-            )
+            items = (f"{name} = {_format_toml(item, True)}" for name, item in value.items())
+            return "{" + ", ".join(items) + "}"
         case list() | tuple():
             return "[" + ", ".join(_format_toml(item, True) for item in value) + "]"
         case _:
@@ -143,86 +182,52 @@ def _format_toml(value: object, inside: bool = False) -> str:
 
 
 def _short_names(options: list[str]) -> dict[str, str]:
-    """The end of each option's name that no other has: heads for model.attention.n_heads."""
-    ends = {
-        option: [".".join(option.split(".")[-n:]) for n in range(1, option.count(".") + 2)]
-        for option in options
-    }
-    return {
-        option: next(
-            end
-            for end in ends[option]
-            if sum(end in others for others in ends.values()) == 1 or end == option
-        )
-        for option in options
-    }
+    """Shortest unique suffix of each option: n_heads for model.attention.n_heads."""
+
+    def suffixes(name: str) -> list[str]:
+        parts = name.split(".")
+        return [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
+
+    def is_unique(suffix: str) -> bool:
+        return sum(suffix in suffixes(name) for name in options) == 1
+
+    return {name: next(filter(is_unique, suffixes(name)), name) for name in options}
 
 
 def _distinct_parts(values: list[str]) -> list[str]:
-    """Of paths only the parts in which they differ: learned and rotary of runs/learned/best and runs/rotary/best."""
-    parts = [value.split("/") for value in values]
+    """Parts in which paths differ: learned, rotary for runs/learned/best, runs/rotary/best."""
+    paths = [value.split("/") for value in values]
     for end in (0, -1):
-        while min(map(len, parts)) > 1 and len({part[end] for part in parts}) == 1 < len(parts):
-            parts = [part[1:] if end == 0 else part[:-1] for part in parts]
-    return ["/".join(part) for part in parts]
+        while (
+            len(paths) > 1 and min(map(len, paths)) > 1 and len({path[end] for path in paths}) == 1
+        ):
+            paths = [path[1:] if end == 0 else path[:-1] for path in paths]
+    return ["/".join(path) for path in paths]
 
 
 def _folder_name(value: str) -> str:
-    """A value as part of the name of a folder."""
-    return (
-        re.sub(r"[^\w.,=+-]+", "-", re.sub(r"[\s\"']|^{kind *= *", "", value)).strip("-") or "empty"
-    )
+    """A value as part of a folder name."""
+    compact = re.sub(r"[\s\"']|^{kind *= *", "", value)
+    return re.sub(r"[^\w.,=+-]+", "-", compact).strip("-") or "empty"
 
 
-def _first_duplicate(found: Sequence[Any]) -> Any:
-    return next((each for i, each in enumerate(found) if each in found[:i]), None)
-
-
-# ---- experiment: An experiment as a folder that reproduces itself.
-
-EXPERIMENT_FILE = "experiment.toml"
-RESULTS_FILE = "results.jsonl"
-RUNS_FOLDER = "runs"
-LOCK_SUFFIX = ".lock"
-STARTED_PATTERNS = (
-    "*/*/run.json",
-    f"*/*{LOCK_SUFFIX}",
-)  # that a run has begun, or that some process is about to begin it
-MUTABLE_FIELDS = (
-    "what",
-    "metric",
-    "against",
-    "lengths",
-    "earlier",
-)  # what may change when all is trained: none of it is a training's
-SEED_PLACEHOLDER = "{seed}"
-# what every training leaves
-BEST_LOSS = "loss"
-FINAL_LOSS = "last"
-EVALUATION_METRICS = {  # of clearhead evaluate, by what a model answers
-    "lm": ("perplexity", "word perplexity", "bits per byte"),
-    "translation": ("bleu", "chrf", "perplexity"),
-    "mlm": ("accuracy", "perplexity"),
-    "classification": ("accuracy", "f1", "macro f1", "matthews", "calibration error"),
-    "regression": ("pearson", "spearman", "error"),
-    "hidden": (),
-}
+# ---- the experiment
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What an experiment was begun with."""
+    """Command and versions that an experiment was started with."""
 
-    command: str = option("what was typed", "")
-    clearhead_version: str = option("version", __version__)
-    torch_version: str = option("version", str(torch.__version__))
-    python_version: str = option("version", platform.python_version())
-    date: str = option("when it was begun", "")
+    command: str = option("Command line.", "")
+    clearhead_version: str = option("Version of clearhead.", __version__)
+    torch_version: str = option("Version of torch.", str(torch.__version__))
+    python_version: str = option("Version of Python.", platform.python_version())
+    date: str = option("Date of the start.", "")
 
 
 @dataclass(frozen=True)
 class RunId:
-    """A variant with a seed."""
+    """A variant and a seed."""
 
     variant: str
     seed: int
@@ -233,13 +238,13 @@ class RunId:
 
     @property
     def path(self) -> str:
-        """Its folder, in that of the experiment."""
+        """Folder of the run, relative to that of the experiment."""
         return f"{RUNS_FOLDER}/{self.variant}/{self.seed}"
 
 
 @dataclass(frozen=True)
 class RunSpec(RunId):
-    """One training, and all that it is told."""
+    """A run with its configuration."""
 
     config: Config
 
@@ -249,57 +254,84 @@ class RunSpec(RunId):
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is compared, and by what."""
+    """What is compared, and by which metric."""
 
-    recipe: str = option("the preset or file that it began with", "")
-    vary: tuple[str, ...] = option("options and their values; every combination is a variant", ())
-    seeds: tuple[int, ...] = option("every variant is trained once with each", (0, 1, 2))
+    recipe: str = option("Preset or file of the base configuration.", "")
+    vary: tuple[str, ...] = option("Options and their values; variants are all combinations.", ())
+    seeds: tuple[int, ...] = option("Seeds that every variant is trained with.", (0, 1, 2))
     metric: str = option(
-        "loss (the lowest on what is held out), last, or a figure of clearhead evaluate", BEST_LOSS
+        "best_loss (validation), final_loss, or a metric of clearhead evaluate.", BEST_LOSS
     )
-    baseline: str = option("the variant that the others are held against; the first if empty", "")
+    baseline: str = option("Variant that others are compared with; the first one if empty.", "")
     eval_lengths: tuple[int, ...] = option(
-        "lengths of texts, also beyond the context, at which the loss is measured too", ()
+        "Sequence lengths at which the loss is measured too, also beyond the context length.", ()
     )
-    earlier_comparisons: tuple[str, ...] = option("what was asked of the same runs before", ())
+    earlier_comparisons: tuple[str, ...] = option("Comparisons of the same runs before.", ())
     provenance: Provenance = field(default=Provenance())
     base: Config = field(default=Config())
 
     def __post_init__(self) -> None:
-        for mistake in self._mistakes():
-            raise ClearheadError(mistake)
+        self._check_numbers()
+        self._check_data()
+        self._check_metric()
 
-    def _mistakes(self) -> Iterator[str]:
-        data = [v.config.data for v in self.variants]
-        m = self.base.model
-        if not all(type(number) is int for number in (*self.seeds, *self.eval_lengths)):
-            yield "seeds and lengths must be whole numbers."
-        if len({seed for seed in self.seeds if 0 <= seed < 2**63}) < max(1, len(self.seeds)):
-            yield f"--seeds {','.join(map(str, self.seeds))} must be different whole numbers from 0 to 2^63 - 1."
-        if min(self.eval_lengths, default=1) < 1:
-            yield f"--lengths {min(self.eval_lengths)} must be at least 1."
-        if any(STDIN in (*d.train, *d.valid) for d in data):
-            yield "standard input (-) can be read only once; several runs need files."
-        if not all(d.train for d in data):
-            yield "there is nothing to learn from; give --data.train a file, a folder or a glob."
-        if not all(d.valid or d.valid_fraction for d in data):
-            yield "nothing is held out, so there is nothing to compare by; give data.valid, or data.valid_fraction above 0."
-        if self.baseline not in ("", *(names := [v.name for v in self.variants])):
-            yield f"--against {self.baseline} is no variant; {suggest(self.baseline, names)}"
-        answers = "translation" if isinstance(m.architecture, c.EncoderDecoder) else m.head.kind
-        logged = (BEST_LOSS, FINAL_LOSS, *(["accuracy"] if answers == "classification" else []))
-        figures = [figure for figure in EVALUATION_METRICS[answers] if figure not in logged]
-        if self.metric not in (*logged, *figures):
-            more = f", and with --data.valid {', '.join(figures)}" if figures else ""
-            yield f"--metric {self.metric} is unknown here; known: {', '.join(logged)}{more}."
-        if self.metric not in logged and not all(d.valid for d in data):
-            files = (
-                "files of their own; give --data.valid, in a new experiment if this one has none"
+    def _check_numbers(self) -> None:
+        numbers = (*self.seeds, *self.eval_lengths)
+        if not all(type(number) is int for number in numbers):
+            raise ClearheadError(f"Seeds and lengths must be integers, got {list(numbers)}.")
+        is_valid = all(0 <= seed <= MAX_SEED for seed in self.seeds)
+        if not self.seeds or not is_valid or len(set(self.seeds)) < len(self.seeds):
+            seeds = ",".join(map(str, self.seeds))
+            raise ClearheadError(
+                f"--seeds must be different integers from 0 to 2^63 - 1, got {seeds or 'none'}."
             )
-            yield f"--metric {self.metric} is measured on {files}."
-        reads = isinstance(m.input, c.Tokens) and not isinstance(m.architecture, c.EncoderDecoder)
-        if self.eval_lengths and not (reads and isinstance(m.head, c.LMHead | c.MLMHead)):
-            yield "--lengths is for models that read running texts; pairs, rows and pictures are as long as they are."
+        if self.eval_lengths and min(self.eval_lengths) < 1:
+            raise ClearheadError(f"--lengths must be positive, got {min(self.eval_lengths)}.")
+        names = [variant.name for variant in self.variants]
+        if self.baseline not in ("", *names):
+            raise ClearheadError(
+                f"--baseline {self.baseline} is not a variant; {suggest(self.baseline, names)}"
+            )
+
+    def _check_data(self) -> None:
+        for variant in self.variants:
+            data = variant.config.data
+            if STDIN in (*data.train, *data.valid):
+                raise ClearheadError(
+                    "Standard input (-) can be read only once; several runs need files."
+                )
+            if not data.train:
+                raise ClearheadError(
+                    "No training data: set --data.train to a file, a folder or a glob."
+                )
+            if not data.valid and not data.valid_fraction:
+                raise ClearheadError(
+                    "A comparison needs validation data: set data.valid, or data.valid_fraction "
+                    "above 0."
+                )
+
+    def _check_metric(self) -> None:
+        model = self.base.model
+        is_encoder_decoder = isinstance(model.architecture, c.EncoderDecoder)
+        task = "translation" if is_encoder_decoder else model.head.kind
+        logged = [BEST_LOSS, FINAL_LOSS]
+        if task == "classification":
+            logged.append("accuracy")
+        evaluated = [metric for metric in EVALUATION_METRICS[task] if metric not in logged]
+        if self.metric not in (*logged, *evaluated):
+            more = f"; with --data.valid also {', '.join(evaluated)}" if evaluated else ""
+            raise ClearheadError(
+                f"Unknown --metric {self.metric}; available: {', '.join(logged)}{more}."
+            )
+        has_valid_files = all(variant.config.data.valid for variant in self.variants)
+        if self.metric not in logged and not has_valid_files:
+            raise ClearheadError(
+                f"--metric {self.metric} needs validation files; set --data.valid in a new "
+                "experiment."
+            )
+        is_text = isinstance(model.input, c.Tokens) and not is_encoder_decoder
+        if self.eval_lengths and not (is_text and isinstance(model.head, c.LMHead | c.MLMHead)):
+            raise ClearheadError("--lengths needs a model of running text.")
 
     @cached_property
     def variants(self) -> list[Variant]:
@@ -307,160 +339,181 @@ class Experiment:
 
     @cached_property
     def runs(self) -> list[RunSpec]:
-        """A seed of all variants before the next seed: what can be compared is known early.
+        """All runs, seed by seed, so that variants can be compared early.
 
-        {seed} in train.init_from is the run's own: each goes on from the model that was trained with its seed.
+        {seed} in train.init_from becomes the seed of the run, to fine-tune the matching model.
         """
-        return [
-            RunSpec(
-                v.name,
-                seed,
-                replace(v.config, train=replace(v.config.train, seed=seed, init_from=start)),
-            )
-            for seed in self.seeds
-            for v in self.variants
-            for start in [v.config.train.init_from.replace(SEED_PLACEHOLDER, str(seed))]
-        ]
+        runs = []
+        for seed in self.seeds:
+            for variant in self.variants:
+                train = variant.config.train
+                init_from = train.init_from.replace(SEED_PLACEHOLDER, str(seed))
+                train = replace(train, seed=seed, init_from=init_from)
+                runs.append(RunSpec(variant.name, seed, replace(variant.config, train=train)))
+        return runs
+
+    @property
+    def baseline_name(self) -> str:
+        return self.baseline or self.variants[0].name
+
+    @property
+    def comparison(self) -> str:
+        return f"{self.metric} against {self.baseline_name}"
 
     @classmethod
     def read(cls, file: Path) -> Self:
         return dataclass_from_dict(cls, read_config_file(file))
 
-    @property
-    def comparison(self) -> str:
-        return f"{self.metric} against {self.baseline or self.variants[0].name}"
+    def create_or_resume(self, output: Path) -> Self:
+        """Claim a folder for this experiment, or resume the same experiment in it.
 
-    def create_or_resume(self, out: Path) -> Self:
-        """From now on the folder is this experiment's; of one that has begun only what is asked of it may change.
-
-        Given is the experiment as the folder has it: it knows how it began, and what was asked of its runs before.
+        Returns the experiment with the provenance and earlier comparisons in the folder. Once a run
+        has started, only `MUTABLE_FIELDS` may change.
         """
-        if out.exists() and not out.is_dir():
-            raise ClearheadError(f"{out} is a file; choose another --out.")
-        paths = dict.fromkeys(
-            p for v in self.variants for p in (*v.config.data.train, *v.config.data.valid)
-        )
-        for path in paths:
-            if not (
-                (out / EXPERIMENT_FILE).is_file()
-                or Path(path).exists()
-                or glob.glob(path, recursive=True)
-            ):
-                raise cannot_read(path, FileNotFoundError())
-            if Path(path).is_dir() and out.resolve().is_relative_to(Path(path).resolve()):
+        if output.exists() and not output.is_dir():
+            raise ClearheadError(f"{output} is a file; choose another --output.")
+        data_paths = self._check_data_paths(output)
+        file = output / EXPERIMENT_FILE
+        with file_lock(output / LOCK_SUFFIX):
+            if not file.is_file() and not all(p.name.startswith(".") for p in output.iterdir()):
                 raise ClearheadError(
-                    f"--out {out} is in {path}: runs would read what others leave; choose another."
+                    f"{output} contains other files; choose an empty folder as --output."
                 )
-        with file_lock(out / LOCK_SUFFIX):
-            if not (out / EXPERIMENT_FILE).is_file() and not all(
-                path.name.startswith(".") for path in out.iterdir()
-            ):
-                raise ClearheadError(
-                    f"{out} holds something else; an experiment needs a folder of its own."
-                )
-            begun = (out / RESULTS_FILE).is_file() or any(
-                any((out / RUNS_FOLDER).glob(sign)) for sign in STARTED_PATTERNS
+            is_resumed = (output / RESULTS_FILE).is_file() or any(
+                any((output / RUNS_FOLDER).glob(pattern)) for pattern in STARTED_PATTERNS
             )
-            mine = self
-            before = Experiment.read(out / EXPERIMENT_FILE) if begun else None
-            if before is not None:
-                asked = dict.fromkeys((*before.earlier_comparisons, before.comparison))
-                asked.pop(self.comparison, None)
-                mine = replace(self, provenance=before.provenance, earlier_comparisons=tuple(asked))
-                for option, old, new in diff_trees(
-                    dataclass_to_dict(before), dataclass_to_dict(mine), ""
-                ):
-                    if option not in MUTABLE_FIELDS and not same_paths(
-                        option.removeprefix("base."), old, new
-                    ):
-                        was = f"{option.removeprefix('base.')} = {old!r}, not {new!r}"
-                        why = "what is compared must be trained and judged alike"
-                        raise ClearheadError(
-                            f"{out} compares with {was}: {why}; choose another --out."
-                        )
-            read = fingerprint_data(DataConfig(tuple(paths)), out, begun)
-            if mine != before:
-                write_atomic(
-                    out / EXPERIMENT_FILE, dataclass_to_toml(mine).encode()
-                )  # first, for it tells whose folder this is
-            write_json(out / DATA, read, 1)
-        return mine
+            saved = None
+            experiment = self
+            if is_resumed:
+                saved = Experiment.read(file)
+                comparisons = dict.fromkeys((*saved.earlier_comparisons, saved.comparison))
+                comparisons.pop(self.comparison, None)
+                experiment = replace(
+                    self, provenance=saved.provenance, earlier_comparisons=tuple(comparisons)
+                )
+                _check_same_experiment(saved, experiment, output)
+            fingerprints = fingerprint_data(DataConfig(tuple(data_paths)), output, is_resumed)
+            if experiment != saved:  # first: this file claims the folder
+                write_atomic(file, dataclass_to_toml(experiment).encode())
+            write_json(output / FINGERPRINT_FILE, fingerprints, 1)
+        return experiment
+
+    def _check_data_paths(self, output: Path) -> list[str]:
+        """Data paths of all variants, which must exist before the first run."""
+        data_configs = [variant.config.data for variant in self.variants]
+        paths = list(dict.fromkeys(p for data in data_configs for p in (*data.train, *data.valid)))
+        is_new = not (output / EXPERIMENT_FILE).is_file()
+        for path in paths:
+            if is_new and not Path(path).exists() and not glob.glob(path, recursive=True):  # noqa: PTH207
+                raise cannot_read(path, FileNotFoundError())
+            if Path(path).is_dir() and output.resolve().is_relative_to(Path(path).resolve()):
+                raise ClearheadError(
+                    f"--output {output} is inside the data folder {path}; choose another."
+                )
+        return paths
 
 
-# ---- outcome: What came of a run, as a line of results.jsonl: what it reached, and what it cost.
+def _check_same_experiment(saved: Experiment, new: Experiment, output: Path) -> None:
+    for path, old, value in diff_trees(dataclass_to_dict(saved), dataclass_to_dict(new), ""):
+        name = path.removeprefix("base.")
+        if path not in MUTABLE_FIELDS and not same_paths(name, old, value):
+            raise ClearheadError(
+                f"{output} contains an experiment with {name} = {old!r}, got {value!r}; choose "
+                "another --output."
+            )
+
+
+# ---- results
 
 
 @dataclass(frozen=True)
 class RunResult(RunId):
-    """One run at its end; None where there is no such number."""
+    """Result of a run: a line of results.jsonl. None where there is no value."""
 
-    status: str  # done, patience, or diverged
-    error: str = ""  # it diverged
+    status: str  # completed, early_stopped or diverged
+    error: str = ""  # of a run that diverged
     steps: int = 0
-    best_loss: float | None = None  # the lowest on what is held out
-    final_loss: float | None = None  # the one at the end
+    best_loss: float | None = None  # lowest validation loss
+    final_loss: float | None = None  # last validation loss
     num_parameters: int = 0
-    train_seconds: float | None = None  # of all steps, without validations and saving
+    train_seconds: float | None = None  # without validation and saving
     tokens_per_second: float | None = None
-    peak_memory: int | None = None  # bytes at the peak
+    peak_memory: int | None = None  # bytes
     machine: str = ""
-    num_processes: int = 1  # that worked on this machine at once
-    metrics: dict[str, float] = field(default_factory=dict)  # of clearhead evaluate
-    loss_by_length: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # loss, and the share of tokens beyond
+    num_processes: int = 1  # that shared the machine
+    metrics: dict[str, float] = field(default_factory=dict)  # of `clearhead evaluate`
+    # For each length the loss, and the fraction of tokens beyond the length in training.
+    loss_by_length: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @classmethod
-    def from_folder(cls, place: Path, variant: str, seed: int, **known: Any) -> Self:
-        """What the folder of a run tells; a run may have diverged before it told anything."""
-        lines = read_json_lines(place / LOG_FILE)
-        valid = [value for _, value in curve_of(lines, "valid")]
-        told: dict[str, Any] = {
-            "parameters": Config.from_dict(read_config_file(place / RUN_FILE)).num_parameters()
-        }
-        if lines and (place / REPORT_DATA_FILE).is_file():
-            facts = read_config_file(place / REPORT_DATA_FILE)
-            speed = median_targets_per_second(lines) * facts["speed"]["tokens"]
-            told |= {
-                "seconds": training_seconds(facts, lines),
-                "tokens_a_second": speed,
-                "machine": facts["machine"],
-            }
-        if lines:
-            told["steps"] = lines[-1]["step"]
-        if valid:
-            told |= {"loss": min(valid), "last": valid[-1]}
-            best = next(line for line in lines if line.get("valid") == min(valid))
-            told["figures"] = {"accuracy": best["accuracy"]} if "accuracy" in best else {}
-        return cls(variant, seed, **told, **known)
+    def from_folder(
+        cls,
+        folder: Path,
+        run: RunId,
+        *,
+        status: str,
+        error: str = "",
+        peak_memory: int | None = None,
+        num_processes: int = 1,
+    ) -> Self:
+        """Read log and report of a run, which may have diverged before it wrote either."""
+        config = Config.from_dict(read_config_file(folder / RUN_FILE))
+        result = cls(
+            run.variant,
+            run.seed,
+            status=status,
+            error=error,
+            num_parameters=config.num_parameters(),
+            peak_memory=peak_memory,
+            num_processes=num_processes,
+        )
+        lines = read_json_lines(folder / LOG_FILE)
+        if not lines:
+            return result
+        result = replace(result, steps=lines[-1]["step"])
+        valid_losses = [value for _, value in curve_of(lines, "valid_loss")]
+        if valid_losses:
+            best_loss = min(valid_losses)
+            best = next(line for line in lines if line.get("valid_loss") == best_loss)
+            metrics = {"accuracy": best["accuracy"]} if "accuracy" in best else {}
+            result = replace(
+                result, best_loss=best_loss, final_loss=valid_losses[-1], metrics=metrics
+            )
+        if (folder / REPORT_DATA_FILE).is_file():
+            report = read_config_file(folder / REPORT_DATA_FILE)
+            tokens_per_target = report["throughput"]["tokens_per_target"]
+            result = replace(
+                result,
+                train_seconds=training_seconds(report, lines),
+                tokens_per_second=median_targets_per_second(lines) * tokens_per_target,
+                machine=report["machine"],
+            )
+        return result
 
-    def metric(self, metric: str) -> float | None:
-        """What the run is judged by; a run that diverged has nothing to be judged by."""
+    def metric(self, name: str) -> float | None:
+        """Value of a metric; None if the run diverged or the value is not finite."""
         if self.status == "diverged":
             return None
-        found = {**self.metrics, BEST_LOSS: self.best_loss, FINAL_LOSS: self.final_loss}.get(
-            metric
-        )  # evaluate has a loss of its own
-        return found if found is not None and math.isfinite(found) else None
+        losses = {BEST_LOSS: self.best_loss, FINAL_LOSS: self.final_loss}
+        value = losses[name] if name in losses else self.metrics.get(name)
+        return value if value is not None and math.isfinite(value) else None
 
 
-def read_results(out: Path) -> dict[tuple[str, int], RunResult]:
-    """All that are known, by variant and seed."""
+def read_results(output: Path) -> dict[tuple[str, int], RunResult]:
+    """Results so far, by variant and seed."""
     try:
-        found = [RunResult(**line) for line in read_json_lines(out / RESULTS_FILE)]
+        results = [RunResult(**line) for line in read_json_lines(output / RESULTS_FILE)]
     except TypeError:
         raise ClearheadError(
-            f"{out / RESULTS_FILE} holds lines that are no results of this version of clearhead."
+            f"{output / RESULTS_FILE} does not have the format of clearhead {__version__}."
         ) from None
-    return {each.key: each for each in found}
+    return {result.key: result for result in results}
 
 
-def save_result(out: Path, outcome: RunResult) -> dict[tuple[str, int], RunResult]:
-    """In the place of what was known of the run, in one step, and in one process at a time; all that is known then."""
-    with file_lock(out / LOCK_SUFFIX):
-        known = read_results(out) | {outcome.key: outcome}
-        write_atomic(
-            out / RESULTS_FILE,
-            "".join(json.dumps(asdict(each)) + "\n" for each in known.values()).encode(),
-        )
-        return known
+def save_result(output: Path, result: RunResult) -> dict[tuple[str, int], RunResult]:
+    """Add or replace a result atomically; return all results."""
+    with file_lock(output / LOCK_SUFFIX):
+        results = read_results(output) | {result.key: result}
+        lines = [json.dumps(asdict(each)) + "\n" for each in results.values()]
+        write_atomic(output / RESULTS_FILE, "".join(lines).encode())
+        return results

@@ -1,4 +1,4 @@
-"""What an experiment shows and what it does not, in sentences."""
+"""Report of an experiment: findings, plots and tables, as report.html, report.md and table.csv."""
 
 import csv
 import io
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.config.model import LMHead, MLMHead
 from clearhead.evaluate import metrics
-from clearhead.evaluate.metrics import decimal_places
 from clearhead.io import read_json_lines, write_atomic
 from clearhead.lab.experiment import (
     BEST_LOSS,
     EXPERIMENT_FILE,
     FINAL_LOSS,
     Experiment,
+    RunResult,
     read_results,
 )
 from clearhead.lab.stats import (
@@ -40,170 +40,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# ---- findings: What an experiment shows and what it does not, in sentences.
-
-METRIC_NAMES = {BEST_LOSS: "lowest validation loss", FINAL_LOSS: "last validation loss"}
-
-
-def findings(summary: Summary, out: Path) -> list[Finding]:
-    """The claims first, then what stands in their way."""
-    missing = len(summary.experiment.runs) - len(summary.results)
-    early = [
-        Finding(
-            "not at its end",
-            f"{missing} of {len(summary.experiment.runs)} runs are not done.",
-            is_problem=True,
-        )
-    ]
-    caveats = [Finding("mind", sentence, is_problem=True) for sentence in _caveats(summary, out)]
-    return [*(early if missing else []), *_comparisons(summary), *caveats]
-
-
-def metric_name(metric: str) -> str:
-    return METRIC_NAMES.get(metric, metric)
-
-
-def too_few_seeds(experiment: Experiment) -> list[Finding]:
-    """What is known of an experiment before its first run."""
-    seeds = len(experiment.seeds)
-    if seeds >= MIN_PAIRS or len(experiment.variants) == 1:
-        return []
-    few = f"with {seeds} seed{'s' * (seeds > 1)} nothing can be claimed"
-    return [
-        Finding(
-            "too few seeds",
-            f"{few}: chance alone makes runs differ. {MIN_PAIRS} are the least.",
-            is_problem=True,
-        )
-    ]
-
-
-def _comparisons(summary: Summary) -> Iterator[Finding]:
-    first = summary.baseline.name
-    metric = metric_name(summary.experiment.metric)
-    if not summary.others:
-        return
-    if few := too_few_seeds(summary.experiment):
-        yield from few
-        return
-    judged = [(row, row.contrast) for row in summary.others if row.contrast is not None]
-    for row, versus in judged:
-        if versus.is_significant:
-            better = "better" if (versus.test.mean < 0) is summary.lower_is_better else "worse"
-            yield Finding(
-                better, f"{row.name} is {better} than {first}: {metric} {_difference(row, versus)}."
-            )
-    if same := [row.name for row, _ in judged if not any(row.differences)]:
-        yield Finding(
-            "no effect", f"{', '.join(same)}: the same as {first} in every run, to the last digit."
-        )
-    if unclear := [
-        (row, versus)
-        for row, versus in judged
-        if any(row.differences) and not versus.is_significant
-    ]:
-        each = "; ".join(f"{row.name} {_difference(row, versus)}" for row, versus in unclear)
-        equal = "That does not make them equal: a difference may be anywhere in its interval"
-        yield Finding("not to be told apart", f"from {first}, by {metric}: {each}. {equal}.")
-    if silent := [row.name for row in summary.others if row.contrast is None]:
-        pairs = f"fewer than {MIN_PAIRS} pairs of runs with the same seed"
-        yield Finding(
-            "nothing to say", f"of {', '.join(silent)} there are {pairs}.", is_problem=True
-        )
-
-
-def _difference(row: VariantSummary, versus: Contrast) -> str:
-    chance = versus.test
-    places = decimal_places(row.mean or 0.0)
-    signed = (
-        f"+.{places}f" if abs(chance.mean) >= 10**-places else "+.2g"
-    )  # never nothing where there is something
-    between = "no interval: all differences are the same"
-    if chance.ci_low is not None:
-        between = f"95 % interval {chance.ci_low:{signed}} to {chance.ci_high:{signed}}"
-    return f"{chance.mean:{signed}} ({between}, p {format_p_value(versus.p_corrected)})"
-
-
-def format_p_value(p: float) -> str:
-    return f"= {p:.2g}" if p >= 1e-4 else "< 0.0001"
-
-
-def _caveats(summary: Summary, out: Path) -> Iterator[str]:
-    experiment = summary.experiment
-    done = summary.results
-    for row in summary.rows:
-        if row.diverged:
-            lost = f"{len(row.diverged)} of {len(row.runs)} runs of {row.name} diverged and count in no mean"
-            yield f"{lost}. The first of them: {row.diverged[0].error}"
-    if experiment.earlier_comparisons:
-        before = f"this experiment was asked before: {'; '.join(experiment.earlier_comparisons)}"
-        yield f"{before}. p is corrected for the comparisons of one report only: what is found by asking on is weaker."
-    varied = [text.partition("=")[0] for text in experiment.vary]
-    words = [o for o in varied if o in ("data.tokenizer", "data.vocab_size", "train.init_from")]
-    told = isinstance(experiment.base.model.head, LMHead | MLMHead)
-    if words and told and experiment.metric in (BEST_LOSS, FINAL_LOSS, "perplexity"):
-        yield f"{words[0]} varies, and a loss a token cannot be compared where tokens differ; bits per byte can."
-    if other := [o for o in varied if o.startswith("data.") and o not in words]:
-        yield f"{other[0]} varies, so that variants may be judged on other data than each other."
-    if any(o.removeprefix("model.") in ("context_length", "train.seq_len") for o in varied):
-        yield "variants are judged on texts of the length that they were trained on; --lengths judges all on the same."
-    if not all(v.config.data.valid for v in experiment.variants) and len(experiment.seeds) > 1:
-        yield "without data.valid each seed holds out other texts, which adds to the spread; of a single text, its end."
-    if slow := [
-        v for v in experiment.variants if v.config.train.warmup_steps > v.config.train.max_steps
-    ]:
-        steps = f"{slow[0].config.train.warmup_steps:,} steps of {slow[0].config.train.max_steps:,}"
-        yield f"the rate never came to its height: train.warmup_steps takes {steps}; a shorter one teaches more."
-    logs = [read_json_lines(out / run.path / LOG_FILE) for run in done if run.status != "diverged"]
-    shapes = Counter(found.name for lines in logs for found in diagnose(lines))
-    more = "with more steps the order may be another"
-    if lowest := sum(map(_lowest_at_end, logs)):
-        few = f"{lowest} of {len(done)} runs had their lowest validation loss at their end, but too few validations"
-        yield f"{few} to tell whether they were still falling: {more}."
-    if once := sum(len(curve_of(lines, "valid")) == 1 for lines in logs):
-        yield f"{once} of {len(done)} runs were validated once: a smaller train.eval_every tells whether they still fell."
-    if shapes["still falling"]:
-        yield f"{shapes['still falling']} of {len(done)} runs were still falling at their end: {more}."
-    if shapes["overfitting"]:
-        yield f"{shapes['overfitting']} of {len(done)} runs overfit: the lowest loss is from before their end."
-    if len(machines := sorted({run.machine for run in done if run.machine})) > 1:
-        yield f"times and memory are of different machines: {'; '.join(machines)}."
-    if (most := max((run.num_processes for run in done), default=1)) > 1:
-        yield f"up to {most} runs shared a machine, so each took longer than it would have taken alone."
-
-
-def _lowest_at_end(lines: list[Line]) -> bool:
-    """Whether that is all that can be told of a run's course."""
-    valid = [value for _, value in curve_of(lines, "valid")]
-    return (
-        diagnose(lines)[0].name == "too early to tell"
-        and len(valid) > 1
-        and valid[-1] < min(valid[:-1])
-    )
-
-
-def describe_method(summary: Summary) -> str:
-    """How it was compared, in a paragraph."""
-    n = len(summary.experiment.seeds)
-    several = len(summary.others) > 1
-    found = f"Means over {n} seed{'s' * (n > 1)}, ± the standard deviation of single runs"
-    found += f"; {'less' if summary.lower_is_better else 'more'} is better."
-    if n < MIN_PAIRS or not summary.others:
-        return found
-    found += f" Differences are those of runs with the same seed to {summary.baseline.name}, and p is two-sided, by"
-    found += " Student's t, which takes them to spread normally"
-    found += (
-        f" (by counting all choices of signs it could not come below {2 / 2**n:.2g})"
-        if n <= MAX_EXACT_PAIRS
-        else ""
-    )
-    found += ", and corrected by Holm; each interval is for one comparison." if several else "."
-    return f"{found} What is claimed is of other seeds, on the same data."
-
-
-# ---- curves: The pictures of an experiment: validation by step, every run as a dot, and the loss at other lengths.
-
-VARIANT_COLORS = (
+REPORT_FILE = "report.html"
+MARKDOWN_FILE = "report.md"
+TABLE_FILE = "table.csv"
+CURVES_FILE = "curves.png"
+LENGTHS_FILE = "lengths.png"
+METRIC_TITLES = {BEST_LOSS: "best validation loss", FINAL_LOSS: "final validation loss"}
+WIDE = (9.0, 4.4)
+NARROW = (4.2, 4.4)
+VARIANT_COLORS = (  # legible on white and on black
     POSITIVE,
     NEGATIVE,
     "#2f9e60",
@@ -212,347 +57,381 @@ VARIANT_COLORS = (
     "#d0507f",
     "#4f9da6",
     "#8a8f98",
-)  # seen on white and on black
-LINE_STYLES = (
-    "-",
-    "--",
-    ":",
-    "-.",
-)  # for those who see few colours, and where there are more variants
+)
+LINE_STYLES = ("-", "--", ":", "-.")  # change when the colors repeat
+
+Table = tuple[list[str], list[list[str]]]  # header and rows
 
 
-def validation_curves(row: VariantSummary, out: Path) -> list[Curve]:
-    """The validation losses of each run of a variant that came to its end."""
-    logs = (
-        read_json_lines(out / run.path / LOG_FILE) for run in row.runs if run.status != "diverged"
-    )
-    return [found for lines in logs if (found := curve_of(lines, "valid"))]
-
-
-def plot_by_step(summary: Summary, out: Path, size: tuple[float, float]) -> "Figure":
-    """The mean of each variant's runs at each step that all of them have, and between which two they lie."""
-    drawn, axes = _empty_plot(size, "step", "validation loss")
-    seen: list[tuple[int, float]] = []
-    for i, row in enumerate(summary.rows):
-        runs = [dict(course) for course in validation_curves(row, out)]
-        steps = sorted(set.intersection(*map(set, runs))) if runs else []
-        each = [[run[step] for run in runs] for step in steps]
-        seen += [
-            (step, value) for step, values in zip(steps, each, strict=True) for value in values
-        ]
-        dot = "o" if len(steps) == 1 else ""  # of which no line can be drawn
-        axes.plot(
-            steps,
-            [statistics.fmean(values) for values in each],
-            label=row.name,
-            marker=dot,
-            **_line_style(i),
-        )
-        if len(runs) > 1:
-            axes.fill_between(
-                steps,
-                [min(v) for v in each],
-                [max(v) for v in each],
-                color=_color(i),
-                alpha=0.16,
-                lw=0,
-            )
-    steep = 0.1 * max((step for step, _ in seen), default=0)  # the beginning would hide the rest
-    if settled := [value for step, value in seen if step > steep]:
-        room = 0.06 * (max(settled) - min(settled)) or 0.1
-        axes.set_ylim(min(settled) - room, max(settled) + room)
-    return _legend(drawn, axes)
-
-
-def plot_runs(summary: Summary, size: tuple[float, float]) -> "Figure":
-    """Every run as a dot, and a line for the mean of each variant."""
-    drawn, axes = _empty_plot(
-        (size[0], 0.7 + 0.34 * len(summary.rows)), metric_name(summary.experiment.metric), ""
-    )
-    for i, row in enumerate(summary.rows):
-        axes.plot(row.values, [i] * len(row.values), "o", color=_color(i), alpha=0.7, markersize=5)
-        if row.mean is not None:
-            axes.plot([row.mean] * 2, [i - 0.28, i + 0.28], color=_color(i), linewidth=2)
-    axes.set_yticks(
-        range(len(summary.rows)), [row.name for row in summary.rows], color=COLORS["ink"]
-    )
-    axes.set_ylim(len(summary.rows) - 0.4, -0.6)
-    axes.grid(axis="x", color=COLORS["grid"], linewidth=0.8)
-    axes.grid(visible=False, axis="y")
-    return drawn
-
-
-def losses_by_length(row: VariantSummary) -> dict[int, list[float]]:
-    """The losses of a variant's runs at each length that it can read."""
-    found: dict[int, list[float]] = {}
-    for length, told in (
-        pair for run in row.runs for pair in run.loss_by_length.items() if pair[1]
-    ):
-        found.setdefault(int(length), []).append(told["loss"])
-    return dict(sorted(found.items()))
-
-
-def plot_by_length(summary: Summary, size: tuple[float, float]) -> "Figure":
-    drawn, axes = _empty_plot(
-        size, "tokens of a text that are read at once", "loss on what is held out"
-    )
-    axes.set_xscale("log", base=2)
-    ticks = sorted({length for row in summary.rows for length in losses_by_length(row)})
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.minorticks_off()
-    for i, row in enumerate(summary.rows):
-        found = {
-            length: statistics.fmean(losses) for length, losses in losses_by_length(row).items()
-        }
-        axes.plot(
-            [*found], [*found.values()], label=row.name, marker="o", markersize=4, **_line_style(i)
-        )
-    for own in {
-        v.config.train.seq_len or v.config.model.context_length for v in summary.experiment.variants
-    }:
-        axes.axvline(own, color=COLORS["quiet"], linewidth=1, linestyle=":")
-    return _legend(drawn, axes)
-
-
-def _empty_plot(size: tuple[float, float], across: str, up: str) -> tuple["Figure", "Axes"]:
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=size, layout="constrained", facecolor="none")
-    axes = drawn.add_subplot(facecolor="none")
-    axes.set_xlabel(across, color=COLORS["quiet"], fontsize=9)
-    axes.set_ylabel(up, color=COLORS["quiet"], fontsize=9)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, labelcolor=COLORS["quiet"], labelsize=9)
-    axes.grid(axis="y", color=COLORS["grid"], linewidth=0.8)
-    axes.set_axisbelow(True)
-    return drawn, axes
-
-
-def _legend(drawn: "Figure", axes: "Axes") -> "Figure":
-    handles, names = axes.get_legend_handles_labels()
-    columns = max(1, int(drawn.get_size_inches()[0] * 12 // (6 + max(map(len, names), default=1))))
-    drawn.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, labelcolor=COLORS["ink"],
-                 fontsize=9, handlelength=2.0, columnspacing=1.6)  # fmt: skip
-    return drawn
-
-
-def _color(i: int) -> str:
-    return VARIANT_COLORS[i % len(VARIANT_COLORS)]
-
-
-def _line_style(i: int) -> dict[str, Any]:
-    return {
-        "color": _color(i),
-        "linestyle": LINE_STYLES[i // len(VARIANT_COLORS) % len(LINE_STYLES)],
-        "linewidth": 1.6,
-    }
-
-
-# ---- report: What an experiment leaves for people: report.html and report.md, table.csv, curves.png.
-
-REPORT_FILE = "report.html"
-MARKDOWN_FILE = "report.md"
-TABLE_FILE = "table.csv"
-CURVES_FILE = "curves.png"
-LENGTHS_FILE = "lengths.png"
-WIDE = (9.0, 4.4)
-NARROW = (4.2, 4.4)
-Table = tuple[list[str], list[list[str]]]  # a table: its head, and its rows
-
-
-def write_report(experiment: Experiment, out: Path) -> Summary:
-    """All files, each in one step."""
-    summary = summarize(experiment, read_results(out))
-    found = findings(summary, out)
-    write_atomic(out / TABLE_FILE, _csv(summary).encode())
-    write_atomic(out / CURVES_FILE, to_png(plot_by_step(summary, out, WIDE)))
+def write_report(experiment: Experiment, output: Path) -> Summary:
+    """Write all files of the report, each atomically."""
+    summary = summarize(experiment, read_results(output))
+    all_findings = findings(summary, output)
+    write_atomic(output / TABLE_FILE, _format_csv(summary).encode())
+    write_atomic(output / CURVES_FILE, to_png(plot_by_step(summary, output, WIDE)))
     if experiment.eval_lengths:
-        write_atomic(out / LENGTHS_FILE, to_png(plot_by_length(summary, WIDE)))
-    write_atomic(out / MARKDOWN_FILE, render_markdown(summary, found, out).encode())
-    write_atomic(out / REPORT_FILE, render_page(summary, found, out).encode())
+        write_atomic(output / LENGTHS_FILE, to_png(plot_by_length(summary, WIDE)))
+    write_atomic(output / MARKDOWN_FILE, render_markdown(summary, all_findings, output).encode())
+    write_atomic(output / REPORT_FILE, render_page(summary, all_findings, output).encode())
     return summary
 
 
-def results_table(summary: Summary) -> Table:
-    metric = summary.experiment.metric
-    losses = {BEST_LOSS: "validation loss", FINAL_LOSS: "at the end"}
-    losses = {name: title for name, title in losses.items() if name != metric}
-    head = ["variant", metric_name(metric), "min – max", "n", *losses.values()]
-    head += ["difference", "95 % interval", "p"] if summary.others else []
-    return head, [_result_cells(row, [*losses], bool(summary.others)) for row in summary.rows]
+# ---- findings
 
 
-def _result_cells(row: VariantSummary, losses: list[str], compared: bool) -> list[str]:
-    t = row.to_dict()
-    lost = f" ({t['diverged']} diverged)" if t["diverged"] else ""
-    spread = f"{format_number(t['lowest'])} – {format_number(t['highest'])}" if row.values else "–"
-    found = [
-        row.name,
-        format_mean_std(row.values),
-        spread,
-        f"{t['n']}{lost}",
-        *(format_number(t[n]) for n in losses),
+def findings(summary: Summary, output: Path) -> list[Finding]:
+    """What the experiment shows, followed by caveats."""
+    num_runs = len(summary.experiment.runs)
+    num_missing = num_runs - len(summary.results)
+    all_findings = []
+    if num_missing:
+        message = f"{num_missing} of {num_runs} runs are not finished."
+        all_findings.append(Finding("incomplete", message, is_problem=True))
+    all_findings += _comparisons(summary)
+    all_findings += [
+        Finding("caveat", message, is_problem=True) for message in _caveats(summary, output)
     ]
-    signed = f"+.{metrics.decimal_places(row.mean)}f" if row.mean is not None else ""
-    between = f"{t['from']:{signed}} to {t['to']:{signed}}" if t["from"] is not None else "–"
-    difference = "–" if t["difference"] is None else f"{t['difference']:{signed}}"
-    chance = format_p_value(row.contrast.p_corrected).removeprefix("= ") if row.contrast else "–"
-    return [*found, *([difference, between, chance] if compared else [])]
+    return all_findings
+
+
+def too_few_seeds(experiment: Experiment) -> list[Finding]:
+    """A finding if the experiment has too few seeds to compare variants; known before any run."""
+    num_seeds = len(experiment.seeds)
+    if num_seeds >= MIN_PAIRS or len(experiment.variants) == 1:
+        return []
+    message = (
+        f"{num_seeds} seed{'s' * (num_seeds > 1)} cannot tell a difference from chance; use at "
+        f"least {MIN_PAIRS}."
+    )
+    return [Finding("too few seeds", message, is_problem=True)]
+
+
+def _comparisons(summary: Summary) -> Iterator[Finding]:
+    """Findings about each variant against the baseline."""
+    baseline = summary.baseline.name
+    metric = metric_title(summary.experiment.metric)
+    if not summary.others:
+        return
+    few_seeds = too_few_seeds(summary.experiment)
+    if few_seeds:
+        yield from few_seeds
+        return
+    identical = []
+    inconclusive = []
+    untested = []
+    for row in summary.others:
+        if row.contrast is None:
+            untested.append(row.name)
+        elif row.contrast.is_significant:
+            is_lower = row.contrast.test.mean < 0
+            verdict = "better" if is_lower is summary.lower_is_better else "worse"
+            difference = _format_difference(row, row.contrast)
+            yield Finding(
+                verdict, f"{row.name} is {verdict} than {baseline}: {metric} {difference}."
+            )
+        elif any(row.differences):
+            inconclusive.append(f"{row.name} {_format_difference(row, row.contrast)}")
+        else:
+            identical.append(row.name)
+    if identical:
+        message = f"{', '.join(identical)}: identical to {baseline} in every run."
+        yield Finding("no effect", message)
+    if inconclusive:
+        yield Finding(
+            "inconclusive",
+            f"compared with {baseline}, by {metric}: {'; '.join(inconclusive)}. This does not show "
+            "that they are equal: a difference may lie anywhere in its interval.",
+        )
+    if untested:
+        message = f"{', '.join(untested)}: fewer than {MIN_PAIRS} pairs of runs with the same seed."
+        yield Finding("too few pairs", message, is_problem=True)
+
+
+def _format_difference(row: VariantSummary, contrast: Contrast) -> str:
+    test = contrast.test
+    digits = metrics.decimal_places(row.mean or 0.0)
+    # At least two significant digits, so that a difference is never shown as 0.
+    spec = f"+.{digits}f" if abs(test.mean) >= 10**-digits else "+.2g"
+    interval = "no interval: all differences are equal"
+    if test.ci_low is not None:
+        interval = f"95 % CI {test.ci_low:{spec}} to {test.ci_high:{spec}}"
+    return f"{test.mean:{spec}} ({interval}, p {format_p_value(contrast.p_corrected)})"
+
+
+def format_p_value(p: float) -> str:
+    return f"= {p:.2g}" if p >= 1e-4 else "< 0.0001"
+
+
+def metric_title(metric: str) -> str:
+    return METRIC_TITLES.get(metric, metric.replace("_", " "))
+
+
+def _caveats(summary: Summary, output: Path) -> Iterator[str]:
+    results = summary.results
+    for row in summary.rows:
+        if row.diverged:
+            yield (
+                f"{len(row.diverged)} of {len(row.runs)} runs of {row.name} diverged and are "
+                f"excluded from the means. The first one: {row.diverged[0].error}"
+            )
+    yield from _design_caveats(summary.experiment)
+    logs = [
+        read_json_lines(output / run.path / LOG_FILE) for run in results if run.status != "diverged"
+    ]
+    yield from _curve_caveats(logs, len(results))
+    yield from _machine_caveats(results)
+
+
+def _design_caveats(experiment: Experiment) -> Iterator[str]:
+    """What limits the comparison, whatever the results."""
+    if experiment.earlier_comparisons:
+        yield (
+            f"these runs were compared before: {'; '.join(experiment.earlier_comparisons)}. "
+            "p-values are corrected within one report only, so later comparisons are weaker."
+        )
+    options = [text.partition("=")[0] for text in experiment.vary]
+    token_options = ("data.tokenizer", "data.vocab_size", "train.init_from")
+    varied_tokens = [name for name in options if name in token_options]
+    is_language_model = isinstance(experiment.base.model.head, LMHead | MLMHead)
+    is_per_token = experiment.metric in (BEST_LOSS, FINAL_LOSS, "perplexity")
+    if varied_tokens and is_language_model and is_per_token:
+        yield (
+            f"{varied_tokens[0]} varies, and a loss per token is not comparable between "
+            "tokenizers; use --metric bits_per_byte."
+        )
+    varied_data = [
+        name for name in options if name.startswith("data.") and name not in varied_tokens
+    ]
+    if varied_data:
+        yield f"{varied_data[0]} varies, so variants may be evaluated on different data."
+    if any(name.removeprefix("model.") in ("context_length", "train.seq_len") for name in options):
+        yield (
+            "variants are evaluated at the length they were trained on; --lengths evaluates "
+            "all at the same lengths."
+        )
+    has_valid_files = all(variant.config.data.valid for variant in experiment.variants)
+    if not has_valid_files and len(experiment.seeds) > 1:
+        yield (
+            "without data.valid, each seed holds out other texts, which adds to the spread; of a "
+            "single text, the end is held out."
+        )
+    for variant in experiment.variants:
+        train = variant.config.train
+        if train.warmup_steps > train.max_steps:
+            yield (
+                f"the learning rate never reached its peak: train.warmup_steps = "
+                f"{train.warmup_steps:,} exceeds train.max_steps = {train.max_steps:,}."
+            )
+            return
+
+
+def _curve_caveats(logs: list[list[Line]], num_runs: int) -> Iterator[str]:
+    """Runs whose loss curves do not support a comparison."""
+    counts = Counter(finding.name for lines in logs for finding in diagnose(lines))
+    hint = "longer training may change the order"
+    num_lowest_at_end = sum(map(_is_lowest_at_end, logs))
+    if num_lowest_at_end:
+        yield (
+            f"{num_lowest_at_end} of {num_runs} runs had their lowest validation loss at the end, "
+            f"with too few validations to tell whether they were still improving: {hint}."
+        )
+    num_validated_once = sum(len(curve_of(lines, "valid_loss")) == 1 for lines in logs)
+    if num_validated_once:
+        yield (
+            f"{num_validated_once} of {num_runs} runs were validated only once; a smaller "
+            "train.eval_every shows whether they were still improving."
+        )
+    if counts["still improving"]:
+        yield f"{counts['still improving']} of {num_runs} runs were still improving: {hint}."
+    if counts["overfitting"]:
+        yield f"{counts['overfitting']} of {num_runs} runs overfit before their end."
+
+
+def _is_lowest_at_end(lines: list[Line]) -> bool:
+    """Whether nothing else can be said about the curve."""
+    losses = [value for _, value in curve_of(lines, "valid_loss")]
+    is_lowest = len(losses) > 1 and losses[-1] < min(losses[:-1])
+    return is_lowest and diagnose(lines)[0].name == "too early to tell"
+
+
+def _machine_caveats(results: list[RunResult]) -> Iterator[str]:
+    machines = sorted({run.machine for run in results if run.machine})
+    if len(machines) > 1:
+        yield f"times and memory are from different machines: {'; '.join(machines)}."
+    num_processes = max((run.num_processes for run in results), default=1)
+    if num_processes > 1:
+        yield f"up to {num_processes} runs shared a machine, so each took longer than alone."
+
+
+def describe_method(summary: Summary) -> str:
+    """How variants were compared, in a paragraph."""
+    n = len(summary.experiment.seeds)
+    better = "lower" if summary.lower_is_better else "higher"
+    text = f"Mean ± standard deviation over {n} seed{'s' * (n > 1)}; {better} is better."
+    if n < MIN_PAIRS or not summary.others:
+        return text
+    text += (
+        f" Differences are between runs with the same seed and {summary.baseline.name}. p-values "
+        "are two-sided, from Student's t-test, which assumes normal differences"
+    )
+    if n <= MAX_EXACT_PAIRS:
+        text += f" (those of a sign-flip test could not be below {2 / 2**n:.2g})"
+    if len(summary.others) > 1:
+        text += ", with Holm's correction; each interval is for one comparison"
+    return f"{text}. The results are about other seeds on the same data."
+
+
+# ---- tables
+
+
+def results_table(summary: Summary) -> Table:
+    """Metric and losses of each variant, and its difference to the baseline."""
+    metric = summary.experiment.metric
+    losses = [name for name in METRIC_TITLES if name != metric]
+    header = ["variant", metric_title(metric), "min – max", "n", *map(metric_title, losses)]
+    if summary.others:
+        header += ["difference", "95 % CI", "p"]
+    rows = []
+    for row in summary.rows:
+        values = row.to_dict()
+        num_diverged = values["num_diverged"]
+        spread = "–"
+        if row.values:
+            spread = f"{format_number(values['min'])} – {format_number(values['max'])}"
+        cells = [
+            row.name,
+            format_mean_std(row.values),
+            spread,
+            f"{values['n']} ({num_diverged} diverged)" if num_diverged else f"{values['n']}",
+            *(format_number(values[name]) for name in losses),
+        ]
+        if summary.others:
+            cells += _difference_cells(row)
+        rows.append(cells)
+    return header, rows
+
+
+def _difference_cells(row: VariantSummary) -> list[str]:
+    values = row.to_dict()
+    spec = f"+.{metrics.decimal_places(row.mean)}f" if row.mean is not None else ""
+    difference = "–"
+    if values["mean_difference"] is not None:
+        difference = f"{values['mean_difference']:{spec}}"
+    interval = "–"
+    if values["ci_low"] is not None:
+        interval = f"{values['ci_low']:{spec}} to {values['ci_high']:{spec}}"
+    p_value = "–"
+    if row.contrast:
+        p_value = format_p_value(row.contrast.p_corrected).removeprefix("= ")
+    return [difference, interval, p_value]
 
 
 def cost_table(summary: Summary) -> Table:
-    body = []
+    """Parameters, time and memory of each variant."""
+    rows = []
     for row in summary.rows:
-        t = row.to_dict()
-        time = "–" if t["seconds"] is None else format_seconds(t["seconds"])
-        speed = "–" if t["tokens_a_second"] is None else format_si(t["tokens_a_second"])
-        memory = "–" if t["memory"] is None else f"{t['memory'] / 2**20:,.0f} MiB"
-        body.append(
+        values = row.to_dict()
+        parameters = values["num_parameters"]
+        seconds = values["train_seconds"]
+        speed = values["tokens_per_second"]
+        memory = values["peak_memory"]
+        rows.append(
             [
                 row.name,
-                "–" if t["parameters"] is None else f"{t['parameters']:,}",
-                time,
-                speed,
-                memory,
+                "–" if parameters is None else f"{parameters:,}",
+                "–" if seconds is None else format_seconds(seconds),
+                "–" if speed is None else format_si(speed),
+                "–" if memory is None else f"{memory / 2**20:,.0f} MiB",
             ]
         )
-    return ["variant", "parameters", "time of a run", "tokens a second", "peak memory"], body
+    return ["variant", "parameters", "training time", "tokens per second", "peak memory"], rows
 
 
 def length_table(summary: Summary) -> Table:
-    every = sorted(
-        {length for row in summary.rows for length in losses_by_length(row)}
-        | {*summary.experiment.eval_lengths}
-    )
-    return ["variant", *(f"{length:,}" for length in every)], [
-        [row.name, *(format_mean_std(losses_by_length(row).get(length, [])) for length in every)]
-        for row in summary.rows
-    ]
+    """Loss of each variant by sequence length."""
+    measured = {length for row in summary.rows for length in losses_by_length(row)}
+    lengths = sorted(measured | {*summary.experiment.eval_lengths})
+    rows = []
+    for row in summary.rows:
+        losses = losses_by_length(row)
+        rows.append([row.name, *(format_mean_std(losses.get(length, [])) for length in lengths)])
+    return ["variant", *(f"{length:,}" for length in lengths)], rows
+
+
+def losses_by_length(row: VariantSummary) -> dict[int, list[float]]:
+    """Losses of a variant's runs at each length that they can read."""
+    losses: dict[int, list[float]] = {}
+    for run in row.runs:
+        for length, measured in run.loss_by_length.items():
+            if measured:
+                losses.setdefault(int(length), []).append(measured["loss"])
+    return dict(sorted(losses.items()))
 
 
 def describe_lengths(summary: Summary) -> list[str]:
-    """What the losses at other lengths are of."""
-    told = [each for run in summary.results for each in run.loss_by_length.values() if each]
-    hides = isinstance(summary.experiment.base.model.head, MLMHead)
-    once = "at each length other words are hidden" if hides else "each token counts once"
-    found = [
-        f"Mean loss of a held-out token, at the number of tokens that are read at once; {once}."
+    """Sentences about the losses by sequence length."""
+    is_masked = isinstance(summary.experiment.base.model.head, MLMHead)
+    note = "other tokens are masked at each length" if is_masked else "each token counts once"
+    sentences = [
+        f"Mean validation loss per token by sequence length; {note}.",
+        "Dotted: the length in training. A dash: learned positions end with the context length.",
     ]
-    found.append("Dotted: the length in training. A dash: learned positions end with the context.")
-    far = max((each["beyond"] for each in told), default=0.0)
-    if told and not far:
-        found.append(
-            "No held-out text is longer than the length in training, so nothing here is extrapolation."
+    fractions = [
+        measured["extrapolated_fraction"]
+        for run in summary.results
+        for measured in run.loss_by_length.values()
+        if measured
+    ]
+    if not fractions:
+        return sentences
+    if not max(fractions):
+        sentences.append(
+            "No validation text is longer than the length in training, so nothing is extrapolated."
         )
-    elif told:
-        found.append(
-            f"At the longest, {far:.0%} of tokens stand further from the beginning than any in training."
+    else:
+        sentences.append(
+            f"At the longest, {max(fractions):.0%} of tokens are at positions beyond training."
         )
-    return found
-
-
-def render_page(summary: Summary, found: list[Finding], out: Path) -> str:
-    experiment = summary.experiment
-    long = bool(summary.experiment.eval_lengths)
-    sizes = {"wide": WIDE, "narrow": NARROW}
-    return render_template(
-        Path(__file__).with_name("report.html"),
-        name=out.resolve().name,
-        title=title(experiment),
-        findings=found,
-        results=results_table(summary),
-        first=summary.baseline.name,
-        method=describe_method(summary),
-        runs=[to_svg(plot_runs(summary, size), f"runs-{name}") for name, size in sizes.items()],
-        steps=[
-            to_svg(plot_by_step(summary, out, size), f"steps-{name}")
-            for name, size in sizes.items()
-        ],
-        costs=cost_table(summary),
-        memory=describe_memory(summary),
-        lengths=length_table(summary) if long else None,
-        longer=[
-            to_svg(plot_by_length(summary, size), f"lengths-{name}") for name, size in sizes.items()
-        ]
-        if long
-        else [],
-        about_lengths=describe_lengths(summary),
-        again=shlex.quote(str(out / EXPERIMENT_FILE)),
-        command=experiment.provenance.command,
-        began=experiment.provenance.clearhead_version,
-        torch=experiment.provenance.torch_version,
-    )
-
-
-def render_markdown(summary: Summary, found: list[Finding], out: Path) -> str:
-    experiment = summary.experiment
-    name = out.resolve().name
-    parts = [f"# {name}", f"{title(experiment)}."]
-    parts += ["\n".join(f"- **{each.name}**: {each.message}" for each in found)] if found else []
-    parts += [
-        "## Results",
-        markdown_table(results_table(summary)),
-        describe_method(summary),
-        f"![validation loss by step]({CURVES_FILE})",
-    ]
-    parts += ["## Cost", markdown_table(cost_table(summary)), describe_memory(summary)]
-    if experiment.eval_lengths:
-        parts += [
-            "## Other lengths",
-            markdown_table(length_table(summary)),
-            f"![loss by length]({LENGTHS_FILE})",
-        ]
-        parts += [" ".join(describe_lengths(summary))]
-    parts += [
-        "## Again",
-        f"```\nclearhead compare {shlex.quote(str(out / EXPERIMENT_FILE))} --out another\n```",
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def title(experiment: Experiment) -> str:
-    """What is compared, in half a sentence."""
-    name = experiment.recipe or "a configuration"
-    vary = " × ".join(experiment.vary) or "as it is"
-    n = len(experiment.seeds)
-    every = len(experiment.runs)
-    return f"{name}: {vary}, {n} seed{'s' * (n > 1)}, {every} run{'s' * (every > 1)}"
+    return sentences
 
 
 def describe_memory(summary: Summary) -> str:
-    gpu = any(run.machine and not run.machine.startswith("cpu") for run in summary.results)
-    took = (
-        "tensors took of the GPU"
-        if gpu
-        else "the whole process took, with what earlier runs left in it"
-    )
-    return f"Memory is what {took}; the most of all runs."
+    is_gpu = any(run.machine and not run.machine.startswith("cpu") for run in summary.results)
+    if is_gpu:
+        return "Memory is the peak of GPU tensors, the maximum over all runs."
+    return "Memory is the peak of the process, including earlier runs; the maximum over all runs."
 
 
 def markdown_table(table: Table) -> str:
-    head, body = table
-    rows = [head, ["---", *["---:"] * (len(head) - 1)], *body]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
-
-
-def _csv(summary: Summary) -> str:
-    held = io.StringIO()
-    rows = [row.to_dict() for row in summary.rows]
-    writer = csv.DictWriter(held, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return held.getvalue()
+    header, rows = table
+    alignment = ["---", *["---:"] * (len(header) - 1)]
+    lines = [
+        f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
+        for row in (header, alignment, *rows)
+    ]
+    return "\n".join(lines)
 
 
 def text_table(table: Table) -> str:
-    """In columns, for a terminal."""
-    rows: Sequence[list[str]] = [table[0], *table[1]]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(table[0]))]
-    pad = [str.ljust, *[str.rjust] * (len(widths) - 1)]
-    return "\n".join(
-        "  ".join(p(cell, w) for p, cell, w in zip(pad, row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    """Aligned columns for a terminal."""
+    header, rows = table
+    all_rows = [header, *rows]
+    widths = [max(len(row[i]) for row in all_rows) for i in range(len(header))]
+    lines = []
+    for first, *others in all_rows:
+        cells = [first.ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _format_csv(summary: Summary) -> str:
+    buffer = io.StringIO()
+    rows = [row.to_dict() for row in summary.rows]
+    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
 
 
 def format_seconds(seconds: float) -> str:
@@ -560,12 +439,198 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_mean_std(values: Sequence[float]) -> str:
-    """The mean ± the standard deviation."""
-    middle = mean(values)
-    if middle is None or len(values) == 1:
-        return format_number(middle)
-    return f"{format_number(middle)} ± {std(values):.{metrics.decimal_places(middle)}f}"
+    average = mean(values)
+    if average is None or len(values) == 1:
+        return format_number(average)
+    return f"{format_number(average)} ± {std(values):.{metrics.decimal_places(average)}f}"
 
 
 def format_number(value: float | None) -> str:
     return "–" if value is None else metrics.format_number(value)
+
+
+# ---- page
+
+
+def title(experiment: Experiment) -> str:
+    """What is compared, in half a sentence."""
+    recipe = experiment.recipe or "a configuration"
+    vary = " × ".join(experiment.vary) or "without variations"
+    num_seeds = len(experiment.seeds)
+    num_runs = len(experiment.runs)
+    seeds = f"{num_seeds} seed{'s' * (num_seeds > 1)}"
+    return f"{recipe}: {vary}, {seeds}, {num_runs} run{'s' * (num_runs > 1)}"
+
+
+def render_page(summary: Summary, all_findings: list[Finding], output: Path) -> str:
+    experiment = summary.experiment
+    sizes = {"wide": WIDE, "narrow": NARROW}
+    length_plots = []
+    if experiment.eval_lengths:
+        length_plots = [
+            to_svg(plot_by_length(summary, size), f"lengths-{name}") for name, size in sizes.items()
+        ]
+    return render_template(
+        Path(__file__).with_name("report.html"),
+        name=output.resolve().name,
+        title=title(experiment),
+        findings=all_findings,
+        results=results_table(summary),
+        baseline=summary.baseline.name,
+        method=describe_method(summary),
+        run_plots=[
+            to_svg(plot_runs(summary, size), f"runs-{name}") for name, size in sizes.items()
+        ],
+        step_plots=[
+            to_svg(plot_by_step(summary, output, size), f"steps-{name}")
+            for name, size in sizes.items()
+        ],
+        costs=cost_table(summary),
+        memory=describe_memory(summary),
+        lengths=length_table(summary) if experiment.eval_lengths else None,
+        length_plots=length_plots,
+        length_notes=describe_lengths(summary),
+        experiment_file=shlex.quote(str(output / EXPERIMENT_FILE)),
+        provenance=experiment.provenance,
+    )
+
+
+def render_markdown(summary: Summary, all_findings: list[Finding], output: Path) -> str:
+    experiment = summary.experiment
+    sections = [f"# {output.resolve().name}", f"{title(experiment)}."]
+    if all_findings:
+        sections.append("\n".join(f"- **{each.name}**: {each.message}" for each in all_findings))
+    sections += [
+        "## Results",
+        markdown_table(results_table(summary)),
+        describe_method(summary),
+        f"![Validation loss by step]({CURVES_FILE})",
+        "## Cost",
+        markdown_table(cost_table(summary)),
+        describe_memory(summary),
+    ]
+    if experiment.eval_lengths:
+        sections += [
+            "## Loss by sequence length",
+            markdown_table(length_table(summary)),
+            f"![Loss by sequence length]({LENGTHS_FILE})",
+            " ".join(describe_lengths(summary)),
+        ]
+    file = shlex.quote(str(output / EXPERIMENT_FILE))
+    sections += ["## Reproduce", f"```\nclearhead compare {file} --output another\n```"]
+    return "\n\n".join(sections) + "\n"
+
+
+# ---- plots
+
+
+def validation_curves(row: VariantSummary, output: Path) -> list[Curve]:
+    """Validation losses of a variant's runs that did not diverge."""
+    curves = [
+        curve_of(read_json_lines(output / run.path / LOG_FILE), "valid_loss")
+        for run in row.runs
+        if run.status != "diverged"
+    ]
+    return [curve for curve in curves if curve]
+
+
+def plot_by_step(summary: Summary, output: Path, size: tuple[float, float]) -> "Figure":
+    """Validation loss by step: mean of each variant's runs, and the range between them."""
+    figure, axes = _empty_plot(size, "step", "validation loss")
+    points: Curve = []
+    for i, row in enumerate(summary.rows):
+        runs = [dict(curve) for curve in validation_curves(row, output)]
+        steps = sorted(set.intersection(*map(set, runs))) if runs else []
+        losses = [[run[step] for run in runs] for step in steps]
+        for step, values in zip(steps, losses, strict=True):
+            points += [(step, value) for value in values]
+        axes.plot(
+            steps,
+            [statistics.fmean(values) for values in losses],
+            label=row.name,
+            marker="o" if len(steps) == 1 else "",  # a single point has no line
+            **_line_style(i),
+        )
+        if len(runs) > 1:
+            lowest = [min(values) for values in losses]
+            highest = [max(values) for values in losses]
+            axes.fill_between(steps, lowest, highest, color=_color(i), alpha=0.16, lw=0)
+    # Limits leave out the steep first tenth, which would hide the rest.
+    min_step = 0.1 * max((step for step, _ in points), default=0)
+    values = [value for step, value in points if step > min_step]
+    if values:
+        margin = 0.06 * (max(values) - min(values)) or 0.1
+        axes.set_ylim(min(values) - margin, max(values) + margin)
+    return _add_legend(figure, axes)
+
+
+def plot_runs(summary: Summary, size: tuple[float, float]) -> "Figure":
+    """Each run as a dot, and a line for the mean of each variant."""
+    num_rows = len(summary.rows)
+    height = 0.7 + 0.34 * num_rows
+    figure, axes = _empty_plot((size[0], height), metric_title(summary.experiment.metric), "")
+    for i, row in enumerate(summary.rows):
+        axes.plot(row.values, [i] * len(row.values), "o", color=_color(i), alpha=0.7, markersize=5)
+        if row.mean is not None:
+            axes.plot([row.mean] * 2, [i - 0.28, i + 0.28], color=_color(i), linewidth=2)
+    axes.set_yticks(range(num_rows), [row.name for row in summary.rows], color=COLORS["ink"])
+    axes.set_ylim(num_rows - 0.4, -0.6)
+    axes.grid(axis="x", color=COLORS["grid"], linewidth=0.8)
+    axes.grid(visible=False, axis="y")
+    return figure
+
+
+def plot_by_length(summary: Summary, size: tuple[float, float]) -> "Figure":
+    figure, axes = _empty_plot(size, "sequence length", "validation loss")
+    axes.set_xscale("log", base=2)
+    lengths = sorted({length for row in summary.rows for length in losses_by_length(row)})
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.minorticks_off()
+    for i, row in enumerate(summary.rows):
+        losses = losses_by_length(row)
+        means = [statistics.fmean(values) for values in losses.values()]
+        axes.plot([*losses], means, label=row.name, marker="o", markersize=4, **_line_style(i))
+    configs = [variant.config for variant in summary.experiment.variants]
+    for length in {config.train.seq_len or config.model.context_length for config in configs}:
+        axes.axvline(length, color=COLORS["quiet"], linewidth=1, linestyle=":")
+    return _add_legend(figure, axes)
+
+
+def _empty_plot(size: tuple[float, float], x_label: str, y_label: str) -> tuple["Figure", "Axes"]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained", facecolor="none")
+    axes = figure.add_subplot(facecolor="none")
+    axes.set_xlabel(x_label, color=COLORS["quiet"], fontsize=9)
+    axes.set_ylabel(y_label, color=COLORS["quiet"], fontsize=9)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, labelcolor=COLORS["quiet"], labelsize=9)
+    axes.grid(axis="y", color=COLORS["grid"], linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _add_legend(figure: "Figure", axes: "Axes") -> "Figure":
+    handles, names = axes.get_legend_handles_labels()
+    max_name_length = max(map(len, names), default=1)
+    num_columns = int(figure.get_size_inches()[0] * 12 // (6 + max_name_length))
+    figure.legend(
+        handles=handles,
+        loc="outside upper left",
+        ncols=max(1, num_columns),
+        frameon=False,
+        labelcolor=COLORS["ink"],
+        fontsize=9,
+        handlelength=2.0,
+        columnspacing=1.6,
+    )
+    return figure
+
+
+def _color(i: int) -> str:
+    return VARIANT_COLORS[i % len(VARIANT_COLORS)]
+
+
+def _line_style(i: int) -> dict[str, Any]:
+    style = LINE_STYLES[i // len(VARIANT_COLORS) % len(LINE_STYLES)]
+    return {"color": _color(i), "linestyle": style, "linewidth": 1.6}

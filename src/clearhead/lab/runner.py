@@ -1,23 +1,29 @@
-"""Where a process of an experiment works: its device, its neighbours, and how much memory it takes."""
+"""Runs an experiment; several processes, on one machine or many, each take whole runs.
+
+A run belongs to the process that holds its file lock. If a process dies, its lock is released and
+another process resumes the run from its last checkpoint. All processes see the same folder and
+stay until every run is done.
+"""
 
 import gc
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
 from clearhead.api import load
 from clearhead.config.model import Config, Learned
-from clearhead.data.batch import DataReport, Dataset
+from clearhead.data.batch import Dataset
+from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
-from clearhead.io import file_lock
+from clearhead.io import LockedError, file_lock
 from clearhead.lab.experiment import (
     BEST_LOSS,
     FINAL_LOSS,
@@ -30,324 +36,337 @@ from clearhead.lab.experiment import (
     save_result,
 )
 from clearhead.model.attention import positions_from_segments
+from clearhead.train.checkpoint import RUN_FILE, TOKENS_FOLDER
 from clearhead.train.datasets import TokenizerSource, load_training_data
 from clearhead.train.distributed import SINGLE_PROCESS
 from clearhead.train.throughput import Throughput, format_duration
-from clearhead.train.train import RUN_FILE, Display, Echo, no_echo, run_training
-from clearhead.train.trainer import DivergenceError, Progress, Trainer, validation_loss
+from clearhead.train.train import Display, MakeDisplay, no_echo, run_training
+from clearhead.train.trainer import DivergenceError, Echo, Progress, Trainer, validation_loss
 from clearhead.weights.checkpoint import Placement
 from clearhead.weights.load import load_model
 
-# ---- seat: Where a process of an experiment works: its device, its neighbours, and how much memory it takes.
-
-
-@dataclass(frozen=True)
-class DeviceAssignment:
-    device: str
-    num_processes: int  # that share the machine
-
-    @classmethod
-    def assign(cls, device: str) -> Self:
-        """Of the processes that torchrun started each has a GPU of its own, as far as there are so many."""
-        here = int(os.environ.get("LOCAL_RANK", "0"))
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        device = Placement.from_names(device, "").device
-        if device == "cuda":
-            device = f"cuda:{here % torch.cuda.device_count()}"
-        if device.startswith("cuda"):
-            torch.cuda.set_device(device)
-        if "WORLD_SIZE" in os.environ:  # from here on each trains, and speaks, for itself
-            os.environ |= {"WORLD_SIZE": "1", "RANK": "0"}
-        return cls(device, processes)
-
-    def reset(self) -> None:
-        """All that earlier runs have left behind; the peak of memory counts from here."""
-        if "torch._dynamo" in sys.modules:  # it compiles only so many variants of one function
-            torch.compiler.reset()
-        gc.collect()
-        if self.device.startswith("cuda"):
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        elif (refs := Path("/proc/self/clear_refs")).exists():
-            with suppress(OSError):  # some containers show it and refuse it
-                refs.write_text("5")
-
-    def peak_memory(self) -> int | None:
-        """In bytes: what tensors took of a GPU; else what the whole process took, where the system tells."""
-        if self.device.startswith("cuda"):
-            return torch.cuda.max_memory_allocated()
-        status = Path("/proc/self/status")
-        lines = status.read_text().splitlines() if status.exists() else []
-        return next(
-            (int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None
-        )
-
-
-# ---- lengths: How a trained model fares on texts of other lengths than it was trained on, also on longer ones.
-
-LossByLength = dict[str, dict[str, float]]
-
-
-def measure_loss_by_length(place: Path, lengths: tuple[int, ...], device: str) -> LossByLength:
-    """{"512": {"loss": …, "beyond": …}}: of a run's model on what it held out, cut into rows of each length.
-
-    Every held-out token is counted once at each length; what is hidden from a masked-word model differs between them.
-    `beyond` is the share of tokens that stand further from the beginning of their text than any token in training. The
-    length of training is always among them. Learned positions end with the context: there is nothing to tell of longer
-    rows.
-    """
-    read = load_model(place, Placement.from_names(device, ""))
-    config = read.config
-    net = read.net
-    own = config.train.seq_len or config.model.context_length
-    found: LossByLength = {}
-    for length in sorted({own, *lengths}):
-        found[str(length)] = {}
-        if length > config.model.context_length and isinstance(config.model.position, Learned):
-            continue
-        rows = max(1, config.train.batch_size * own // length)
-        longest = max(length, config.model.context_length)
-        longer = config.replace(
-            **{"model.context_length": longest, "train.seq_len": length, "train.batch_size": rows}
-        )
-        net.context_length = longest  # no weight of the other kinds of positions depends on it
-        origin = TokenizerSource(longer, place, True, read.tokenizer, read.source_tokenizer)
-        data = load_training_data(longer, origin, DataReport(config.data.on_error)).dataset
-        loss, _ = validation_loss(net, data, torch.device(device), SINGLE_PROCESS)
-        if loss is not None:
-            found[str(length)] = {"loss": loss, "beyond": _extrapolated_fraction(data, own)}
-    return found
-
-
-def _extrapolated_fraction(data: Dataset, own: int) -> float:
-    """The share of tokens at position `own` or further on."""
-    far = every = 0
-    for batch in data.valid_batches():
-        segment_ids = (
-            torch.ones_like(batch.tokens) if batch.segment_ids is None else batch.segment_ids
-        )
-        real = segment_ids != 0
-        far += int((positions_from_segments(segment_ids)[real] >= own).sum())
-        every += int(real.sum())
-    return far / max(1, every)
-
-
-# ---- work: The runs of an experiment, one after another; several processes, on one machine or many, each take whole runs.
-
-LOCKED = "another process is at it."
-TOKENS_FOLDER = "tokens"  # where a run keeps what it made of texts
-MIN_REPORT_INTERVAL = 10.0  # seconds, of which the one that a report takes is a small part
-POLL_INTERVAL = 1.0  # seconds between two looks at what the others do
-MakeDisplay = Callable[[Trainer, Throughput], AbstractContextManager[Display]]
+MIN_REPORTED_SECONDS = 10.0  # a report after shorter runs would take a large part of the time
+POLL_SECONDS = 1.0  # between two looks at the runs of other processes
 
 
 class _NoDisplay:
-    """A display that shows nothing."""
+    def show(self, progress: Progress) -> None:
+        pass
 
-    def show(self, at: Progress) -> None: ...
 
-
-def no_display(run: Trainer, speed: Throughput) -> AbstractContextManager[Display]:
+def no_display(trainer: Trainer, throughput: Throughput) -> AbstractContextManager[Display]:
+    """Display nothing."""
     return nullcontext(_NoDisplay())
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of all runs that are not part of their configuration."""
+
+    compile: bool | None = None
+    record_activations: bool = False
+    logger: str | None = None
 
 
 def run_experiment(
     experiment: Experiment,
-    out: Path,
+    output: Path,
     on_result: Callable[[], object],
     *,
     make_display: MakeDisplay = no_display,
     echo: Echo = print,
     device: str = "",
-    **options: Any,
+    options: TrainOptions = TrainOptions(),
 ) -> bool:
-    """Every run to its end, with all that is asked of it; False where somebody interrupted.
+    """Train and evaluate every run; return False if interrupted.
 
-    `after` is called after each that took its time, in one process at once. More options are those of `teach`.
+    `on_result` is called after each run that took some time, in one process at a time.
     """
-    seat = DeviceAssignment.assign(device)
-    took = list[float]()
-    waiting = False
-    while left := unfinished_runs(experiment, read_results(out)):
-        worked = False
-        for run in left:
-            with _try_lock(out / f"{run.path}{LOCK_SUFFIX}") as mine:
-                if not mine or not is_incomplete(
-                    experiment, read_results(out).get(run.key)
-                ):  # another process has it, or had
-                    continue
-                start = time.monotonic()
-                worked = True
-                if make_display is not no_display:
-                    echo(f"{run}:")
-                found = read_results(out).get(run.key) or _train(
-                    experiment, run, out, seat, make_display, options
-                )
-                if found is None:
-                    return False
-                if is_incomplete(experiment, found):  # which may take as long, or be killed
-                    save_result(out, found)
-                    found = _evaluate(experiment, run, found, out, seat.device)
-                took.append(time.monotonic() - start)
-                known = save_result(out, found)
-                if took[-1] > MIN_REPORT_INTERVAL:
-                    with file_lock(out / LOCK_SUFFIX):
-                        on_result()
-            echo(
-                _describe_result(
-                    experiment, found, known, sum(took) / len(took) / seat.num_processes
-                )
-            )
-        if not worked:
-            if not waiting:
+    assignment = DeviceAssignment.assign(device)
+    run_seconds: list[float] = []
+    is_waiting = False
+    while unfinished := unfinished_runs(experiment, read_results(output)):
+        made_progress = False
+        for run in unfinished:
+            try:
+                with file_lock(output / f"{run.path}{LOCK_SUFFIX}", "locked by another process"):
+                    result = read_results(output).get(run.key)
+                    if not is_incomplete(experiment, result):
+                        continue  # another process has finished it
+                    made_progress = True
+                    started = time.monotonic()
+                    if make_display is not no_display:
+                        echo(f"{run}:")
+                    if result is None:
+                        result = _train(experiment, run, output, assignment, make_display, options)
+                    if result is None:
+                        return False
+                    if is_incomplete(experiment, result):
+                        save_result(output, result)  # before the evaluation, which may be killed
+                        result = _evaluate(experiment, run, result, output, assignment.device)
+                    results = save_result(output, result)
+                    run_seconds.append(time.monotonic() - started)
+                    if run_seconds[-1] > MIN_REPORTED_SECONDS:
+                        with file_lock(output / LOCK_SUFFIX):
+                            on_result()
+            except LockedError:
+                continue
+            seconds_per_run = sum(run_seconds) / len(run_seconds) / assignment.num_processes
+            echo(_describe_result(experiment, result, results, seconds_per_run))
+        if not made_progress:
+            if not is_waiting:
                 echo(
-                    f"{len(left)} of {len(experiment.runs)} are with other processes; waiting for their end"
+                    f"waiting for other processes: they train {len(unfinished)} of "
+                    f"{len(experiment.runs)} runs"
                 )
-            waiting = True
-            time.sleep(POLL_INTERVAL)
+            is_waiting = True
+            time.sleep(POLL_SECONDS)
     return True
 
 
 def unfinished_runs(
-    experiment: Experiment, known: dict[tuple[str, int], RunResult]
+    experiment: Experiment, results: dict[tuple[str, int], RunResult]
 ) -> list[RunSpec]:
-    return [run for run in experiment.runs if is_incomplete(experiment, known.get(run.key))]
+    return [run for run in experiment.runs if is_incomplete(experiment, results.get(run.key))]
 
 
-def is_incomplete(experiment: Experiment, found: RunResult | None) -> bool:
-    """Whether something that is asked of a run is not known yet."""
-    return found is None or (
-        found.status != "diverged" and any(_missing_measurements(experiment, found))
-    )
+def is_incomplete(experiment: Experiment, result: RunResult | None) -> bool:
+    """Whether a run is not trained, or not evaluated on everything the experiment needs."""
+    if result is None:
+        return True
+    if result.status == "diverged":
+        return False
+    return _needs_metric(experiment, result) or _needs_lengths(experiment, result)
 
 
-def _missing_measurements(experiment: Experiment, found: RunResult) -> tuple[bool, bool]:
-    """Whether the figure, and whether some length, is still to be measured on a run's model."""
-    figure = experiment.metric not in (BEST_LOSS, FINAL_LOSS, *found.metrics)
-    return figure, not {
-        str(length) for length in experiment.eval_lengths
-    } <= found.loss_by_length.keys()
+def _needs_metric(experiment: Experiment, result: RunResult) -> bool:
+    return experiment.metric not in (BEST_LOSS, FINAL_LOSS, *result.metrics)
 
 
-@contextmanager
-def _try_lock(lock: Path) -> Iterator[bool]:
-    """Whether it is ours meanwhile; what a killed process had is free again."""
-    with ExitStack() as stack:
-        mine = True
-        try:
-            stack.enter_context(file_lock(lock, LOCKED))
-        except ClearheadError as error:
-            if str(error) != LOCKED:
-                raise
-            mine = False
-        yield mine
+def _needs_lengths(experiment: Experiment, result: RunResult) -> bool:
+    return not {str(length) for length in experiment.eval_lengths} <= result.loss_by_length.keys()
 
 
 def _train(
     experiment: Experiment,
     run: RunSpec,
-    out: Path,
-    seat: DeviceAssignment,
-    show: MakeDisplay,
-    options: dict[str, Any],
+    output: Path,
+    assignment: "DeviceAssignment",
+    make_display: MakeDisplay,
+    options: TrainOptions,
 ) -> RunResult | None:
-    """To its end, or to where it diverges, which is a result too; None where somebody interrupted."""
-    place = out / run.path
-    begun = False
+    """Train a run until it ends or diverges, which is a result too; None if interrupted."""
+    folder = output / run.path
+    has_started = False
 
-    def shown(made: Trainer, speed: Throughput) -> AbstractContextManager[Display]:
-        nonlocal begun
-        begun = True
-        if (
-            experiment.metric == "f1" and len(labels := made.model.config.inference.labels) != 2
-        ):  # which only the data tell
+    def start_display(trainer: Trainer, throughput: Throughput) -> AbstractContextManager[Display]:
+        nonlocal has_started
+        has_started = True
+        num_labels = len(trainer.model.config.inference.labels)
+        if experiment.metric == "f1" and num_labels != 2:  # only the data tell
             raise ClearheadError(
-                f"--metric f1 is of two classes, and there are {len(labels)}; macro f1 is of any."
+                f"--metric f1 needs two classes, and the data has {num_labels}; use macro_f1."
             )
-        return show(made, speed)
+        return make_display(trainer, throughput)
 
-    end = "diverged"
-    why = ""
-    _link_tokens(run, out)
-    seat.reset()
+    _link_tokens(run, output)
+    assignment.reset()
+    status = "diverged"
+    error_message = ""
     try:
-        end = run_training(
+        status = run_training(
             run.config,
-            place,
-            shown,
+            folder,
+            start_display,
             no_echo,
             recipe=experiment.recipe,
-            device=seat.device,
-            **options,
+            device=assignment.device,
+            compile=options.compile,
+            record_activations=options.record_activations,
+            logger=options.logger,
         ).status
     except DivergenceError as error:
-        why = str(error)
+        error_message = str(error)
     except torch.OutOfMemoryError:
         raise ClearheadError(
-            f"{run}: it does not fit the memory of {seat.device}; smaller train.batch_size may."
+            f"{run}: out of memory on {assignment.device}; try a smaller train.batch_size."
         ) from None
     except ClearheadError as error:
         raise ClearheadError(f"{run}: {error}") from None
-    if end == "stopped":
+    if status == "interrupted":
         return None
-    memory = (
-        seat.peak_memory() if begun else None
-    )  # what an earlier process has done, it alone could have measured
     return RunResult.from_folder(
-        place, *run.key, end=end, why=why, memory=memory, processes=seat.num_processes
+        folder,
+        run,
+        status=status,
+        error=error_message,
+        # Unknown if an earlier process has done the training.
+        peak_memory=assignment.peak_memory() if has_started else None,
+        num_processes=assignment.num_processes,
     )
 
 
-def _link_tokens(run: RunSpec, out: Path) -> None:
-    """What another run has made of the same texts, as links, which take no time and no room."""
-    mine = out / run.path / TOKENS_FOLDER
-    for config in [] if mine.exists() else out.glob(f"{RUNS_FOLDER}/*/*/{RUN_FILE}"):
-        if config.with_name(TOKENS_FOLDER).is_dir() and Config.read(config).data == run.config.data:
-            with suppress(OSError):  # what is not lent is made
+def _link_tokens(run: RunSpec, output: Path) -> None:
+    """Hard-link the tokenized data of another run with the same data."""
+    target = output / run.path / TOKENS_FOLDER
+    if target.exists():
+        return
+    for run_file in output.glob(f"{RUNS_FOLDER}/*/*/{RUN_FILE}"):
+        source = run_file.with_name(TOKENS_FOLDER)
+        if source.is_dir() and Config.read(run_file).data == run.config.data:
+            with suppress(OSError):  # the run then tokenizes the data itself
                 shutil.copytree(
-                    config.with_name(TOKENS_FOLDER),
-                    mine,
-                    copy_function=os.link,
-                    ignore=shutil.ignore_patterns(".*"),
+                    source, target, copy_function=os.link, ignore=shutil.ignore_patterns(".*")
                 )
             return
 
 
 def _evaluate(
-    experiment: Experiment, run: RunSpec, found: RunResult, out: Path, device: str
+    experiment: Experiment, run: RunSpec, result: RunResult, output: Path, device: str
 ) -> RunResult:
-    """With what is to be measured on the best model of a run besides its losses."""
-    if found.status == "diverged":
-        return found
-    figure, lengths = _missing_measurements(experiment, found)
-    if figure:
-        from clearhead.evaluate.evaluate import evaluate  # which takes a while
+    """Measure metrics and losses by length that are missing, on the best model of a run."""
+    if result.status == "diverged":
+        return result
+    folder = output / run.path
+    if _needs_metric(experiment, result):
+        from clearhead.evaluate.evaluate import evaluate  # takes long to import
 
         data = run.config.data
-        result = evaluate(load(out / run.path, device=device), data.valid, broken=data.on_error)
-        value = {experiment.metric: result.value(experiment.metric)}
-        found = replace(found, metrics={f.name: f.value for f in result.metrics} | value)
-    if lengths:
-        found = replace(
-            found,
-            loss_by_length=found.loss_by_length
-            | measure_loss_by_length(out / run.path, experiment.eval_lengths, device),
-        )
-    return found
+        evaluation = evaluate(load(folder, device=device), data.valid, on_error=data.on_error)
+        metrics = {metric.name: metric.value for metric in evaluation.metrics}
+        result = replace(result, metrics=metrics)
+    if _needs_lengths(experiment, result):
+        losses = measure_loss_by_length(folder, experiment.eval_lengths, device)
+        result = replace(result, loss_by_length=result.loss_by_length | losses)
+    return result
 
 
 def _describe_result(
     experiment: Experiment,
-    found: RunResult,
-    known: dict[tuple[str, int], RunResult],
-    seconds: float,
+    result: RunResult,
+    results: dict[tuple[str, int], RunResult],
+    seconds_per_run: float,
 ) -> str:
-    """A line for a run that is done; runs take `seconds` each, as far as is known."""
-    every = len(experiment.runs)
-    value = found.metric(experiment.metric)
-    done = every - len(unfinished_runs(experiment, known))
-    end = found.error or f"no {experiment.metric}"
-    if value is not None:
-        end = f"{experiment.metric} {value:.4f} in {format_duration(found.train_seconds or 0)}"
-    left = f"; about {format_duration(seconds * (every - done))} left" if done < every else ""
-    return f"{done} of {every}: {found.variant}, seed {found.seed}: {end}{left}"
+    """One line about a finished run and the time that is left."""
+    num_runs = len(experiment.runs)
+    num_done = num_runs - len(unfinished_runs(experiment, results))
+    value = result.metric(experiment.metric)
+    if value is None:
+        outcome = result.error or f"no {experiment.metric}"
+    else:
+        seconds = format_duration(result.train_seconds or 0)
+        outcome = f"{experiment.metric} {value:.4f} in {seconds}"
+    line = f"{num_done} of {num_runs}: {result.variant}, seed {result.seed}: {outcome}"
+    if num_done < num_runs:
+        line += f"; about {format_duration(seconds_per_run * (num_runs - num_done))} left"
+    return line
+
+
+# ---- device
+
+
+@dataclass(frozen=True)
+class DeviceAssignment:
+    """Device of this process, and the number of processes that share the machine."""
+
+    device: str
+    num_processes: int
+
+    @classmethod
+    def assign(cls, device: str) -> Self:
+        """Distribute the GPUs over the processes that torchrun started."""
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        device = Placement.from_names(device, "").device
+        if device == "cuda":
+            device = f"cuda:{local_rank % torch.cuda.device_count()}"
+        if device.startswith("cuda"):
+            torch.cuda.set_device(device)
+        if "WORLD_SIZE" in os.environ:  # each process trains its own runs
+            os.environ |= {"WORLD_SIZE": "1", "RANK": "0"}
+        return cls(device, num_processes)
+
+    def reset(self) -> None:
+        """Free what earlier runs left in memory, and reset the peak memory."""
+        if "torch._dynamo" in sys.modules:  # its cache of compiled variants is limited
+            torch.compiler.reset()
+        gc.collect()
+        if self.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            return
+        clear_refs = Path("/proc/self/clear_refs")
+        if clear_refs.exists():
+            with suppress(OSError):  # not allowed in some containers
+                clear_refs.write_text("5")
+
+    def peak_memory(self) -> int | None:
+        """Bytes of tensors on a GPU, or of the whole process on a CPU, if the system tells."""
+        if self.device.startswith("cuda"):
+            return torch.cuda.max_memory_allocated()
+        status = Path("/proc/self/status")
+        for line in status.read_text().splitlines() if status.exists() else ():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return None
+
+
+# ---- loss by sequence length
+
+
+def measure_loss_by_length(
+    folder: Path, lengths: tuple[int, ...], device: str
+) -> dict[str, dict[str, float]]:
+    """Validation loss of a run's model at several sequence lengths, also beyond its context.
+
+    {"512": {"loss": …, "extrapolated_fraction": …}}: each validation token counts once at each
+    length (masked tokens differ between lengths). The fraction is that of tokens at positions
+    that do not occur in training. The length in training is always included. Learned positions end
+    with the context length, so longer ones have no entries.
+    """
+    model = load_model(folder, Placement.from_names(device, ""))
+    config = model.config
+    net = model.net
+    train_length = config.train.seq_len or config.model.context_length
+    results: dict[str, dict[str, float]] = {}
+    for length in sorted({train_length, *lengths}):
+        results[str(length)] = {}
+        is_beyond = length > config.model.context_length
+        if is_beyond and isinstance(config.model.position, Learned):
+            continue
+        context_length = max(length, config.model.context_length)
+        length_config = config.replace(
+            **{
+                "model.context_length": context_length,
+                "train.seq_len": length,
+                "train.batch_size": max(1, config.train.batch_size * train_length // length),
+            }
+        )
+        net.context_length = context_length  # no weights depend on it, except learned positions
+        tokenizers = TokenizerSource(
+            length_config, folder, True, model.tokenizer, model.source_tokenizer
+        )
+        report = DataReport(config.data.on_error)
+        dataset = load_training_data(length_config, tokenizers, report).dataset
+        loss, _ = validation_loss(net, dataset, torch.device(device), SINGLE_PROCESS)
+        if loss is not None:
+            results[str(length)] = {
+                "loss": loss,
+                "extrapolated_fraction": _fraction_beyond(dataset, train_length),
+            }
+    return results
+
+
+def _fraction_beyond(dataset: Dataset, train_length: int) -> float:
+    """Fraction of validation tokens at position `train_length` or later."""
+    num_beyond = 0
+    num_tokens = 0
+    for batch in dataset.valid_batches():
+        segment_ids = batch.segment_ids
+        if segment_ids is None:
+            segment_ids = torch.ones_like(batch.tokens)
+        is_token = segment_ids != 0
+        positions = positions_from_segments(segment_ids)[is_token]
+        num_beyond += int((positions >= train_length).sum())
+        num_tokens += int(is_token.sum())
+    return num_beyond / max(1, num_tokens)

@@ -1,11 +1,11 @@
-"""What differences between pairs of runs allow to claim: paired by seed, and corrected for how many are looked at.
+"""Statistics of an experiment: paired tests against a baseline, corrected for multiple comparisons.
 
-    t = mean(d) / (s(d) / √n),  d the differences of pairs of the same seed
+    t = mean(d) / (s(d) / √n),  d the differences of runs with the same seed
 
-Student's t says how often chance alone gives so large a mean where differences spread normally. The exact test needs no
-such assumption: if the variants were alike, each difference could as well have the other sign, so all 2ⁿ choices of
-signs are counted; it can never give less than 2 / 2ⁿ. Where all differences are the same, as those of an accuracy on
-few rows may be, they do not spread at all, and Student's t would be sure of anything: then the signs alone count.
+Student's t-test assumes normal differences. The sign-flip test does not: under the null hypothesis
+each difference could as well have the other sign, so all 2ⁿ choices of signs are counted; its
+p-value is at least 2 / 2ⁿ. If all differences are equal, as they may be for accuracy on few rows,
+the t-test would be infinitely confident, so only the signs count.
 """
 
 import itertools
@@ -17,116 +17,116 @@ from typing import Any
 
 from clearhead.lab.experiment import Experiment, RunResult
 
-# ---- certainty: What differences between pairs of runs allow to claim: paired by seed, and corrected for how many are looked at.
-
-MIN_PAIRS = 3  # pairs; of fewer nothing is claimed
-MAX_EXACT_PAIRS = 14  # pairs, from which on all choices of signs are too many to count
+MIN_PAIRS = 3  # for any claim
+MAX_EXACT_PAIRS = 14  # sign flips of more pairs are too many to enumerate
 SIGNIFICANCE_LEVEL = 0.05
-ROUNDING_TOLERANCE = 1e-9  # of the mean: a spread of less is that of rounding
+ROUNDING_TOLERANCE = 1e-9  # relative to the mean
+LOWER_IS_BETTER = ("loss", "perplexity", "bits", "error", "rmse")  # parts of metric names
+
+
+# ---- tests
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """The mean difference of n pairs, its 95 % interval if they spread, and how likely chance alone gives so much."""
+    """Mean difference of n pairs, its 95 % confidence interval, and p-values."""
 
     n: int
     mean: float
-    ci_low: float | None
+    ci_low: float | None  # None if all differences are equal
     ci_high: float | None
-    p_value: float  # by Student's t, where they spread
-    p_exact: float | None  # by all choices of signs
+    p_value: float  # t-test
+    p_exact: float | None  # sign-flip test
 
 
 def paired_test(differences: Sequence[float]) -> PairedTest | None:
-    """None where there are too few to claim anything."""
+    """Test whether the mean difference is zero; None with fewer than `MIN_PAIRS` pairs."""
     n = len(differences)
     if n < MIN_PAIRS:
         return None
-    mean = statistics.fmean(differences)
-    error = statistics.stdev(differences) / math.sqrt(n)
-    exact = _sign_flip_p_value(differences) if n <= MAX_EXACT_PAIRS else None
-    if error <= ROUNDING_TOLERANCE * abs(mean):
-        return PairedTest(n, mean, None, None, 2 / 2**n if mean else 1.0, exact)
-    half = error * t_critical_value(1 - SIGNIFICANCE_LEVEL, n - 1)
+    mean_difference = statistics.fmean(differences)
+    standard_error = statistics.stdev(differences) / math.sqrt(n)
+    p_exact = _sign_flip_p_value(differences) if n <= MAX_EXACT_PAIRS else None
+    if standard_error <= ROUNDING_TOLERANCE * abs(mean_difference):
+        p_value = 2 / 2**n if mean_difference else 1.0
+        return PairedTest(n, mean_difference, None, None, p_value, p_exact)
+    margin = standard_error * t_critical_value(1 - SIGNIFICANCE_LEVEL, n - 1)
+    t = abs(mean_difference) / standard_error
     return PairedTest(
         n,
-        mean,
-        mean - half,
-        mean + half,
-        max(0.0, 1 - t_central_probability(abs(mean) / error, n - 1)),
-        exact,
+        mean_difference,
+        mean_difference - margin,
+        mean_difference + margin,
+        max(0.0, 1 - t_central_probability(t, n - 1)),
+        p_exact,
     )
 
 
-def t_central_probability(t: float, freedom: int) -> float:
-    """The chance that Student's t lies between −t and t: for whole degrees of freedom a finite sum.
+def t_central_probability(t: float, degrees_of_freedom: int) -> float:
+    """P(−t < T < t) of Student's t, as a finite sum for integer degrees of freedom ν.
 
     With a = arctan(t / √ν), for even ν: sin a · (1 + ½ cos² a + ½·¾ cos⁴ a + …) up to cos^(ν−2);
     for odd ν: 2/π · (a + sin a · (cos a + ⅔ cos³ a + ⅔·⅘ cos⁵ a + …)) up to the same.
     """
-    angle = math.atan(t / math.sqrt(freedom))
-    odd = freedom % 2
-    term = math.cos(angle) ** odd
+    angle = math.atan(t / math.sqrt(degrees_of_freedom))
+    is_odd = degrees_of_freedom % 2
+    term = math.cos(angle) ** is_odd
     total = 0.0
-    for power in range(odd, freedom - 1, 2):
+    for power in range(is_odd, degrees_of_freedom - 1, 2):
         total += term
         term *= math.cos(angle) ** 2 * (power + 1) / (power + 2)
     total *= math.sin(angle)
-    return 2 / math.pi * (angle + total) if odd else total
+    return 2 / math.pi * (angle + total) if is_odd else total
 
 
-def t_critical_value(share: float, freedom: int) -> float:
-    """The t that this share lies inside of."""
+def t_critical_value(confidence: float, degrees_of_freedom: int) -> float:
+    """The t for which P(−t < T < t) is the confidence, by bisection."""
     low = 0.0
     high = 1e4
     while high - low > 1e-12 * (1 + high):
         middle = (low + high) / 2
-        low, high = (
-            (middle, high) if t_central_probability(middle, freedom) < share else (low, middle)
-        )
+        if t_central_probability(middle, degrees_of_freedom) < confidence:
+            low = middle
+        else:
+            high = middle
     return high
 
 
 def _sign_flip_p_value(differences: Sequence[float]) -> float:
-    """The share of all choices of signs whose sum is at least as far from 0."""
-    seen = abs(math.fsum(differences)) * (1 - 1e-12)
-    choices = itertools.product((1, -1), repeat=len(differences))
-    counted = [
-        abs(math.fsum(s * d for s, d in zip(signs, differences, strict=True))) >= seen
-        for signs in choices
-    ]
-    return sum(counted) / len(counted)
+    """Fraction of all sign choices whose sum is at least as far from 0."""
+    observed = abs(math.fsum(differences)) * (1 - 1e-12)
+    num_choices = 0
+    num_extreme = 0
+    for signs in itertools.product((1, -1), repeat=len(differences)):
+        total = math.fsum(s * d for s, d in zip(signs, differences, strict=True))
+        num_choices += 1
+        num_extreme += abs(total) >= observed
+    return num_extreme / num_choices
 
 
-def holm_correction(chances: Sequence[float]) -> list[float]:
-    """Each chance made larger, so that of all claims below a bound not even one is false more often than that bound.
+def holm_correction(p_values: Sequence[float]) -> list[float]:
+    """Holm–Bonferroni: p-values that control the family-wise error rate.
 
-    The smallest of m times m, the next times m − 1, …, and none below the one before.
+    The smallest is multiplied by m, the next by m − 1, …, and none is below the one before.
     """
-    found = [0.0] * len(chances)
-    least = 0.0
-    for rank, i in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
-        least = found[i] = max(least, min(1.0, chances[i] * (len(chances) - rank)))
-    return found
+    corrected = [0.0] * len(p_values)
+    running_max = 0.0
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    for rank, i in enumerate(order):
+        running_max = max(running_max, min(1.0, p_values[i] * (len(p_values) - rank)))
+        corrected[i] = running_max
+    return corrected
 
 
-# ---- summary: An experiment in a table: what the runs of each variant reached and cost, and what differences allow to claim.
-
-LOWER_IS_BETTER = (
-    "loss",
-    "last",
-    "perplexity",
-    "bits",
-    "error",
-)  # of figures with such a name, less is better
+# ---- summary
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A variant against the one that all are held against."""
+    """A variant compared with the baseline."""
 
     test: PairedTest
-    p_corrected: float  # corrected for the number of variants that are compared
+    p_corrected: float  # for the number of variants
 
     @property
     def is_significant(self) -> bool:
@@ -135,19 +135,18 @@ class Contrast:
 
 @dataclass(frozen=True)
 class VariantSummary:
-    """One variant."""
+    """Results of one variant."""
 
     name: str
     runs: tuple[RunResult, ...]
     metric: str
-    differences: tuple[
-        float, ...
-    ]  # to the one that all are held against, a run of the same seed each
-    contrast: Contrast | None  # None for that one itself, and where nothing can be claimed
+    differences: tuple[float, ...]  # to the baseline's run with the same seed
+    contrast: Contrast | None  # None for the baseline itself, and with too few pairs
 
     @property
     def values(self) -> list[float]:
-        return [value for run in self.runs if (value := run.metric(self.metric)) is not None]
+        values = (run.metric(self.metric) for run in self.runs)
+        return [value for value in values if value is not None]
 
     @property
     def mean(self) -> float | None:
@@ -157,54 +156,55 @@ class VariantSummary:
     def diverged(self) -> list[RunResult]:
         return [run for run in self.runs if run.status == "diverged"]
 
-    def mean_of(self, name: str) -> float | None:
-        """The mean of something else that is known of its runs."""
-        ended = [getattr(run, name) for run in self.runs if run.status != "diverged"]
-        return mean([value for value in ended if value is not None])
-
     def to_dict(self) -> dict[str, Any]:
-        """All numbers, for a table."""
+        """All numbers, as a row of a table."""
         values = self.values
-        chance = self.contrast.test if self.contrast else None
+        completed = [run for run in self.runs if run.status != "diverged"]
+        contrast = self.contrast
+        test = contrast.test if contrast else None
+
+        def mean_of(numbers: Iterable[float | None]) -> float | None:
+            return mean([number for number in numbers if number is not None])
+
         return {
             "variant": self.name,
             "n": len(values),
             "mean": self.mean,
-            "deviation": std(values),
-            "lowest": min(values, default=None),
-            "highest": max(values, default=None),
-            "loss": self.mean_of("loss"),
-            "last": self.mean_of("last"),
-            "diverged": len(self.diverged),
-            "difference": mean(self.differences),
-            "from": chance and chance.ci_low,
-            "to": chance and chance.ci_high,
-            "p": chance and chance.p_value,
-            "p_corrected": self.contrast and self.contrast.p_corrected,
-            "p_exact": chance and chance.p_exact,
-            "parameters": next((run.num_parameters for run in self.runs), None),
-            "seconds": self.mean_of("seconds"),
-            "tokens_a_second": self.mean_of("tokens_a_second"),
-            "memory": max((run.peak_memory for run in self.runs if run.peak_memory), default=None),
+            "std": std(values),
+            "min": min(values, default=None),
+            "max": max(values, default=None),
+            "best_loss": mean_of(run.best_loss for run in completed),
+            "final_loss": mean_of(run.final_loss for run in completed),
+            "num_diverged": len(self.diverged),
+            "mean_difference": mean(self.differences),
+            "ci_low": test.ci_low if test else None,
+            "ci_high": test.ci_high if test else None,
+            "p_value": test.p_value if test else None,
+            "p_corrected": contrast.p_corrected if contrast else None,
+            "p_exact": test.p_exact if test else None,
+            "num_parameters": self.runs[0].num_parameters if self.runs else None,
+            "train_seconds": mean_of(run.train_seconds for run in completed),
+            "tokens_per_second": mean_of(run.tokens_per_second for run in completed),
+            "peak_memory": max(
+                (run.peak_memory for run in self.runs if run.peak_memory), default=None
+            ),
         }
 
 
 @dataclass(frozen=True)
 class Summary:
-    """All variants in their order, as far as runs are done."""
+    """Results of all variants so far, in order."""
 
     experiment: Experiment
     rows: list[VariantSummary]
 
     @property
     def baseline(self) -> VariantSummary:
-        """What the others are held against."""
-        name = self.experiment.baseline or self.experiment.variants[0].name
-        return next(row for row in self.rows if row.name == name)
+        return next(row for row in self.rows if row.name == self.experiment.baseline_name)
 
     @property
     def others(self) -> list[VariantSummary]:
-        return [row for row in self.rows if row.name != self.baseline.name]
+        return [row for row in self.rows if row.name != self.experiment.baseline_name]
 
     @property
     def results(self) -> list[RunResult]:
@@ -212,49 +212,55 @@ class Summary:
 
     @property
     def lower_is_better(self) -> bool:
-        """Whether less of the figure is better."""
-        return any(word in self.experiment.metric for word in LOWER_IS_BETTER)
+        return any(part in self.experiment.metric for part in LOWER_IS_BETTER)
 
 
-def summarize(experiment: Experiment, known: Mapping[tuple[str, int], RunResult]) -> Summary:
-    against = experiment.baseline or experiment.variants[0].name
+def summarize(experiment: Experiment, results: Mapping[tuple[str, int], RunResult]) -> Summary:
     metric = experiment.metric
-    runs = {
-        v.name: [known[v.name, s] for s in experiment.seeds if (v.name, s) in known]
-        for v in experiment.variants
+    runs: dict[str, list[RunResult]] = {}
+    for variant in experiment.variants:
+        keys = [(variant.name, seed) for seed in experiment.seeds]
+        runs[variant.name] = [results[key] for key in keys if key in results]
+    baseline_runs = runs[experiment.baseline_name]
+    differences: dict[str, list[float]] = {}
+    tests: dict[str, PairedTest] = {}
+    for name in runs:
+        if name == experiment.baseline_name:
+            continue
+        differences[name] = _paired_differences(runs[name], baseline_runs, metric)
+        test = paired_test(differences[name])
+        if test is not None:
+            tests[name] = test
+    corrected = holm_correction([test.p_value for test in tests.values()])
+    contrasts = {
+        name: Contrast(test, p_corrected)
+        for (name, test), p_corrected in zip(tests.items(), corrected, strict=True)
     }
-    differences = {
-        name: _paired_differences(each, runs[against], metric)
-        for name, each in runs.items()
-        if name != against
-    }
-    chances = {
-        name: chance
-        for name, each in differences.items()
-        if (chance := paired_test(each)) is not None
-    }
-    corrected = dict(
-        zip(chances, holm_correction([chance.p_value for chance in chances.values()]), strict=True)
-    )
-    versus = {name: Contrast(chance, corrected[name]) for name, chance in chances.items()}
-    return Summary(
-        experiment,
-        [
-            VariantSummary(
-                name, tuple(each), metric, tuple(differences.get(name, ())), versus.get(name)
-            )
-            for name, each in runs.items()
-        ],
-    )
+    rows = [
+        VariantSummary(
+            name,
+            tuple(variant_runs),
+            metric,
+            tuple(differences.get(name, ())),
+            contrasts.get(name),
+        )
+        for name, variant_runs in runs.items()
+    ]
+    return Summary(experiment, rows)
 
 
 def _paired_differences(
-    runs: Iterable[RunResult], against: Iterable[RunResult], metric: str
+    runs: Iterable[RunResult], baseline_runs: Iterable[RunResult], metric: str
 ) -> list[float]:
-    """Of runs of the same seed; a pair of which one diverged is none."""
-    theirs = {run.seed: run.metric(metric) for run in against}
-    pairs = [(run.metric(metric), theirs.get(run.seed)) for run in runs]
-    return [ours - other for ours, other in pairs if ours is not None and other is not None]
+    """Differences of runs with the same seed, without runs that diverged."""
+    baseline_values = {run.seed: run.metric(metric) for run in baseline_runs}
+    differences = []
+    for run in runs:
+        value = run.metric(metric)
+        baseline_value = baseline_values.get(run.seed)
+        if value is not None and baseline_value is not None:
+            differences.append(value - baseline_value)
+    return differences
 
 
 def std(values: Sequence[float]) -> float | None:

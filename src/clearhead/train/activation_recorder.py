@@ -1,4 +1,12 @@
-"""What a microscope looks at: a few texts (or pairs, pictures, sounds), always the same, as one padded batch."""
+"""Records attention, logit lens and embeddings of a few probes during training.
+
+    activations/00000010.safetensors    what was recorded after step 10
+    activations/index.json              probes and recorded steps; steps not listed do not exist
+    activations/tokens.json             labels of all tokens and outputs
+    activations/training_trace.png      one head and the logit lens over the steps
+
+`clearhead.lens.read_training_trace` reads the folder.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -32,29 +40,217 @@ from clearhead.lens.training_trace import (
 from clearhead.model.inputs import TokenEmbedding
 from clearhead.model.transformer import Transformer
 from clearhead.train.distributed import SINGLE_PROCESS, SingleProcess
-from clearhead.train.trainer import batch_to_device
+from clearhead.train.report import TRACE_FIGURE_FILE
+from clearhead.train.trainer import Echo, batch_to_device
 from clearhead.weights.checkpoint import Checkpoint, SafetensorsReader
 
-# ---- probes: What a microscope looks at: a few texts (or pairs, pictures, sounds), always the same, as one padded batch.
-
-# probes, and tokens of one, that a user may give
-MAX_PROBES = 8
+MAX_PROBES = 8  # that a user may set
 MAX_PROBE_TOKENS = 64
-# of those that are taken from the data: in a GPT-2 all looks then take less than 50 MB
-DEFAULT_PROBES = 4
+DEFAULT_PROBES = 4  # taken from the data; the recordings of a GPT-2 then take less than 50 MB
 DEFAULT_PROBE_TOKENS = 32
-PAIR_SEPARATOR = "|||"  # the source of a pair and its target
+PAIR_SEPARATOR = "|||"  # between source and target
+MAX_TIME_FRACTION = 0.03  # of a run's time that recording may take
+RECORDINGS_PER_DECADE = 6  # while the number of steps grows tenfold
+
+Planes = dict[str, Tensor]  # 2D projections of the embedding matrices
+
+
+# ---- when to record
+
+
+def recording_steps(max_steps: int) -> set[int]:
+    """0, about six steps per decade (1, 2, 3, 5, 7, 10, 15 …), and the last."""
+    steps = {0, max_steps}
+    n = 0
+    while (step := round(10 ** (n / RECORDINGS_PER_DECADE))) < max_steps:
+        steps.add(step)
+        n += 1
+    return steps
+
+
+class ActivationRecorder:
+    """Records a network while it is trained: `trainer.train(on_report, on_step=recorder)`.
+
+    The first and the last step are always recorded. Others are skipped if recording would take
+    more than 3 % of the time of the whole run, which is extrapolated from the steps so far.
+    (Measured against the time so far, the beginning would be missing, where most is learned.)
+
+    A resumed run keeps the recordings up to its checkpoint; later ones are made again.
+    """
+
+    def __init__(
+        self,
+        model: Checkpoint,
+        data: Dataset,
+        output: Path,
+        step: int = 0,
+        strategy: SingleProcess = SINGLE_PROCESS,
+        echo: Echo = print,
+    ) -> None:
+        self._started = monotonic()
+        self._echo = echo
+        self.folder = output / TRACE_FOLDER
+        self.figure_file = output / TRACE_FIGURE_FILE
+        self.max_steps = model.config.train.max_steps
+        self._start_step = step
+        self._is_main_process = strategy.is_main_process
+        # Sharded weights need all processes in a forward pass, or none.
+        self._any_process: Callable[[bool], bool] = (
+            strategy.any_process if strategy.is_sharded else bool
+        )
+        self._recording_steps = recording_steps(self.max_steps)
+        self.observer = ProbeObserver(model, choose_probes(model, data), strategy)
+        self._error = ""  # why recording was stopped
+        self._recordings: list[dict[str, Any]] = []  # step and seconds of each
+        self._planes: Planes = {}  # of the last recording
+        if self._is_main_process:
+            self._open_folder(step)
+        self._setup_seconds = monotonic() - self._started
+        self._seconds_in_process = self._setup_seconds
+
+    @property
+    def note(self) -> str:
+        """Sentence about probes that were truncated or dropped; empty if there are none."""
+        count = self.observer.probes.num_truncated
+        if not count:
+            return ""
+        return (
+            f"{count} of the probes truncated or dropped: at most {MAX_PROBES} of "
+            f"{MAX_PROBE_TOKENS} tokens each are recorded, or fewer if the context is shorter"
+        )
+
+    @property
+    def recorded_steps(self) -> list[int]:
+        return [recording["step"] for recording in self._recordings]
+
+    @property
+    def seconds(self) -> float:
+        """Time of all recordings, including the setup."""
+        return self._setup_seconds + sum(recording["seconds"] for recording in self._recordings)
+
+    def __call__(self, step: int) -> None:
+        """Record if it is time; to be called before the first step and after each."""
+        if self.is_due(step):
+            self.record(step)
+
+    def is_due(self, step: int) -> bool:
+        is_candidate = step in self._recording_steps or step == self._start_step
+        return is_candidate and self._any_process(self._is_main_process and self._has_time(step))
+
+    def _has_time(self, step: int) -> bool:
+        if self._error or step in self.recorded_steps:
+            return False
+        if not self._recordings or step == self.max_steps:
+            return True
+        if step <= self._start_step:  # of a resumed run, which has not timed a step yet
+            return step in self._recording_steps
+        train_seconds = monotonic() - self._started - self._seconds_in_process
+        seconds_per_step = train_seconds / (step - self._start_step)
+        total_seconds = seconds_per_step * (self.max_steps - self.recorded_steps[0])
+        # This recording, and the last one.
+        expected_seconds = self.seconds + 2 * self._recordings[-1]["seconds"]
+        return expected_seconds <= MAX_TIME_FRACTION * total_seconds
+
+    def record(self, step: int) -> None:
+        """Record now; weights that are not finite are skipped, as the run itself reports them."""
+        parameter = next(self.observer.net.parameters())
+        if parameter.is_cuda:  # training steps that are still running do not count
+            torch.cuda.synchronize(parameter.device)
+        started = monotonic()
+        tensors = self.observer.observe(self._planes)
+        if self._is_main_process and tensors:
+            self._save(step, tensors, started)
+        self._seconds_in_process += monotonic() - started
+
+    def finish(self, step: int) -> str:
+        """Record the last step and draw the figure; return a sentence about both."""
+        is_missing = step not in self.recorded_steps and not self._error
+        if self._any_process(self._is_main_process and is_missing):
+            self.record(step)
+        if not self._recordings or self._error:
+            return self._error
+        try:
+            figure = training_trace_figure(read_training_trace(self.folder.parent))
+            figure.savefig(temporary_path(self.figure_file), format="png", dpi=150)
+            commit_temporary(self.figure_file)
+        except OSError as error:
+            return f"cannot write {self.figure_file}: {error.strerror}"
+        return (
+            f"recorded activations of {len(self._recordings)} steps in {self.seconds:.1f} s; "
+            f"{self.figure_file} shows one head over training"
+        )
+
+    def _save(self, step: int, tensors: dict[str, Tensor], started: float) -> None:
+        """Write tensors first, then the index that lists them, so that no recording is partial."""
+        file = step_file(self.folder, step)
+        temporary = temporary_path(file)
+        try:
+            save_file(tensors, temporary)
+            temporary.chmod(self.folder.stat().st_mode & 0o666)  # safetensors sets 0o600
+            commit_temporary(file)
+            recording = {"step": step, "seconds": monotonic() - started}
+            recordings = [*self._recordings, recording]
+            self._write_index(recordings, {name: list(t.shape) for name, t in tensors.items()})
+        except (OSError, SafetensorError) as error:
+            self._stop(error)
+            return
+        self._recordings = recordings
+        self._planes = {name: tensors[f"{name}.plane"] for name in self.observer.embeddings}
+
+    def _write_index(self, recordings: list[dict[str, Any]], shapes: dict[str, list[int]]) -> None:
+        index = {**self.observer.metadata(), "shapes": shapes, "records": recordings}
+        write_json(self.folder / TRACE_INDEX, index, None)
+
+    def _open_folder(self, step: int) -> None:
+        """Keep recordings up to the checkpoint of a resumed run, and remove all others."""
+        index_file = self.folder / TRACE_INDEX
+        index = read_config_file(index_file) if step and index_file.is_file() else {}
+        metadata = self.observer.metadata()
+        if metadata == {name: index.get(name) for name in metadata}:
+            self._recordings = [
+                recording
+                for recording in index["records"]
+                if recording["step"] <= step and step_file(self.folder, recording["step"]).is_file()
+            ]
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write_index(self._recordings, index.get("shapes", {}))
+            files = [step_file(self.folder, recorded) for recorded in self.recorded_steps]
+            for file in (*self.folder.glob("*.safetensors"), *self.folder.glob(".*")):
+                if file not in files:
+                    file.unlink()
+            write_json(self.folder / TRACE_TOKENS, self.observer.labels(), None)
+        except OSError as error:
+            self._stop(error)
+        if self._recordings:
+            last = SafetensorsReader([step_file(self.folder, self.recorded_steps[-1])])
+            self._planes = {
+                name: last.get_tensor(f"{name}.plane") for name in self.observer.embeddings
+            }
+
+    def _stop(self, error: Exception) -> None:
+        """Stop recording, but not training."""
+        for temporary in self.folder.glob(".*"):
+            with suppress(OSError):
+                temporary.unlink()
+        reason = getattr(error, "strerror", None) or error
+        self._error = f"cannot write to {self.folder} ({reason}); activations are not recorded"
+        self._echo(self._error)
+
+
+# ---- probes
 
 
 class TokenizedProbe(NamedTuple):
-    """One probe as ids; where there is a source, `ids` are what the decoder reads."""
+    """Token ids of a probe; with a source, `ids` are those of the decoder."""
 
     ids: list[int]
     source: list[int] | None = None
     token_type_ids: list[int] | None = None
 
     @property
-    def max_length(self) -> int:
+    def length(self) -> int:
+        """Number of tokens of the longer side."""
         return max(len(self.ids), len(self.source or ()))
 
     def truncate(self, length: int) -> "TokenizedProbe":
@@ -63,7 +259,7 @@ class TokenizedProbe(NamedTuple):
 
 @dataclass(frozen=True)
 class ProbeBatch:
-    """The batch, and what each of its rows is; `cut` counts texts that were too long or too many."""
+    """Probes as a padded batch; `num_truncated` counts truncated and dropped ones."""
 
     batch: PackedBatch
     probes: list[Probe]
@@ -71,526 +267,340 @@ class ProbeBatch:
 
 
 def choose_probes(model: Checkpoint, data: Dataset) -> ProbeBatch:
-    """The texts in `train.probe_texts`; without any, the first rows that are held out, or that are trained on.
+    """Tokenize `train.probe_texts`, or take the first rows of the validation or training data.
 
-    For an encoder-decoder a probe is `source ||| target`: the same target at every step, so that its pictures can be
-    compared. For pictures and sounds it is a file. A user's texts are at most 8, of at most 64 tokens.
+    A probe of an encoder-decoder is `source ||| target`, with the same target at every step so that
+    steps can be compared. A probe of images or audio is a file.
     """
-    m = model.config.model
-    given = model.config.train.probe_texts
-    reads = m.main_input
-    if not all(given):
-        raise ClearheadError(
-            "train.probe_texts holds an empty text, in which there is nothing to look at; leave it out."
-        )
-    held = None if given else next(iter(data.valid_batches()), None) or data.batch(0)
-    if not isinstance(reads, c.Tokens):
-        return _media_probes(model, reads, given, held)
-    room = min(
-        stack.context_length for stack in (model.net, model.net.encoder) if stack is not None
-    )
-    most, longest = (
-        (MAX_PROBES, min(MAX_PROBE_TOKENS, room))
-        if held is None
-        else (DEFAULT_PROBES, min(DEFAULT_PROBE_TOKENS, room))
-    )
-    texts = (
-        [_read_probe(model, text) for text in given]
-        if held is None
-        else list(_probes_from_batch(held, most))
-    )
-    cut = sum(text.max_length > longest for text in texts[:most]) + len(texts[most:])
-    texts = [text.truncate(longest) for text in texts[:most]]
-    return ProbeBatch(
-        _pad(texts), [_to_probe(model, text) for text in texts], cut if held is None else 0
-    )
+    texts = model.config.train.probe_texts
+    model_input = model.config.model.main_input
+    if not all(texts):
+        raise ClearheadError("train.probe_texts must not contain an empty text.")
+    data_batch = None
+    if not texts:
+        data_batch = next(iter(data.valid_batches()), None) or data.batch(0)
+    if not isinstance(model_input, c.Tokens):
+        return _media_probes(model, model_input, texts, data_batch)
 
-
-def _read_probe(model: Checkpoint, text: str) -> TokenizedProbe:
-    try:
-        return _tokenize_probe(model, text)
-    except ClearheadError as error:
-        raise ClearheadError(
-            f"train.probe_texts: {text!r:.60} cannot be looked at: {error}"
-        ) from None
+    stacks = [stack for stack in (model.net, model.net.encoder) if stack is not None]
+    context_length = min(stack.context_length for stack in stacks)
+    if data_batch is None:
+        probes = [_tokenize_probe(model, text) for text in texts]
+        max_probes = MAX_PROBES
+        max_length = min(MAX_PROBE_TOKENS, context_length)
+        num_truncated = sum(probe.length > max_length for probe in probes[:max_probes])
+        num_truncated += len(probes[max_probes:])
+    else:
+        max_probes = DEFAULT_PROBES
+        max_length = min(DEFAULT_PROBE_TOKENS, context_length)
+        probes = list(_probes_from_batch(data_batch, max_probes))
+        num_truncated = 0
+    probes = [probe.truncate(max_length) for probe in probes[:max_probes]]
+    readable = [_readable_probe(model, probe) for probe in probes]
+    return ProbeBatch(_pad(probes), readable, num_truncated)
 
 
 def _tokenize_probe(model: Checkpoint, text: str) -> TokenizedProbe:
-    """A user's text as ids, with what belongs around it."""
-    use = model.config.inference
-    hides = isinstance(model.config.model.head, c.MLMHead)
+    """Tokenize a user's text, with the special tokens that belong around it."""
+    option = f"train.probe_texts: {text!r:.60}"
+    inference = model.config.inference
     tokenizer, source_tokenizer = model.tokenizers
     if tokenizer is None or source_tokenizer is None:
-        raise ClearheadError("this model has no tokenizer.")
-    if not isinstance(model.config.model.architecture, c.EncoderDecoder):
-        ids = [*use.bos_tokens, *tokenizer.encode(text, allow_special=hides), *use.sep_tokens]
-        if not ids:
-            raise ClearheadError("it has no token.")
-        return TokenizedProbe(ids)
-    source, bar, target = text.partition(PAIR_SEPARATOR)
-    if not (bar and source.strip() and target.strip()):
-        raise ClearheadError(f"it must be source {PAIR_SEPARATOR} target for an encoder-decoder.")
-    around = [*use.bos_tokens, *source_tokenizer.encode(source.strip()), *use.sep_tokens]
-    return TokenizedProbe([*use.decoder_start_tokens, *tokenizer.encode(target.strip())], around)
+        raise ClearheadError(f"{option} cannot be tokenized: the model has no tokenizer.")
+    try:
+        if not isinstance(model.config.model.architecture, c.EncoderDecoder):
+            is_masked = isinstance(model.config.model.head, c.MLMHead)
+            tokens = tokenizer.encode(text, allow_special=is_masked)
+            ids = [*inference.bos_tokens, *tokens, *inference.sep_tokens]
+            if not ids:
+                raise ClearheadError("it has no tokens.")
+            return TokenizedProbe(ids)
+        source, separator, target = (part.strip() for part in text.partition(PAIR_SEPARATOR))
+        if not (separator and source and target):
+            raise ClearheadError(f"an encoder-decoder needs 'source {PAIR_SEPARATOR} target'.")
+        source_tokens = source_tokenizer.encode(source)
+        return TokenizedProbe(
+            [*inference.decoder_start_tokens, *tokenizer.encode(target)],
+            [*inference.bos_tokens, *source_tokens, *inference.sep_tokens],
+        )
+    except ClearheadError as error:
+        raise ClearheadError(f"{option} cannot be used: {error}") from None
 
 
-def _probes_from_batch(batch: PackedBatch, most: int) -> Iterator[TokenizedProbe]:
-    """From each of the first rows the longest document, or of pairs the longest that need not be cut."""
-    segment_ids = torch.ones_like(batch.tokens) if batch.segment_ids is None else batch.segment_ids
-    for row, numbers in list(enumerate(segment_ids))[:most]:
-        own = [(numbers == n).nonzero()[:, 0] for n in numbers.unique().tolist() if n]
-        texts = [
-            TokenizedProbe(
-                batch.tokens[row, places].tolist(),
-                None if batch.source is None else _source_of(batch, row, int(numbers[places[0]])),
-                None
-                if batch.token_type_ids is None
-                else batch.token_type_ids[row, places].tolist(),
-            )
-            for places in own
+def _probes_from_batch(batch: PackedBatch, max_probes: int) -> Iterator[TokenizedProbe]:
+    """From each of the first rows the longest document, or the longest pair that fits."""
+    segment_ids = batch.segment_ids
+    if segment_ids is None:
+        segment_ids = torch.ones_like(batch.tokens)
+
+    def preference(probe: TokenizedProbe) -> tuple[bool, int]:
+        fits = probe.source is None or probe.length <= DEFAULT_PROBE_TOKENS
+        return fits, min(len(probe.ids), DEFAULT_PROBE_TOKENS)
+
+    for row, row_segments in list(enumerate(segment_ids))[:max_probes]:
+        probes = [
+            _probe_of_segment(batch, row, row_segments == segment, segment)
+            for segment in row_segments.unique().tolist()
+            if segment
         ]
-        if texts:  # a last row may be empty
-            yield max(
-                texts,
-                key=lambda t: (
-                    t.source is None or t.max_length <= DEFAULT_PROBE_TOKENS,
-                    min(len(t.ids), DEFAULT_PROBE_TOKENS),
-                ),
-            )
+        if probes:  # the last row of a batch may be empty
+            yield max(probes, key=preference)
 
 
-def _source_of(batch: PackedBatch, row: int, number: int) -> list[int]:
-    assert batch.source is not None
-    if batch.source_segment_ids is None:
-        return batch.source[row].tolist()
-    return batch.source[row][batch.source_segment_ids[row] == number].tolist()
+def _probe_of_segment(
+    batch: PackedBatch, row: int, in_segment: Tensor, segment: int
+) -> TokenizedProbe:
+    source = None
+    if batch.source is not None:
+        source_row = batch.source[row]
+        if batch.source_segment_ids is not None:
+            source_row = source_row[batch.source_segment_ids[row] == segment]
+        source = source_row.tolist()
+    token_type_ids = None
+    if batch.token_type_ids is not None:
+        token_type_ids = batch.token_type_ids[row, in_segment].tolist()
+    return TokenizedProbe(batch.tokens[row, in_segment].tolist(), source, token_type_ids)
 
 
-def _pad(texts: Sequence[TokenizedProbe]) -> PackedBatch:
-    def filled(sides: list[list[int] | None]) -> tuple[Tensor | None, Tensor | None]:
-        rows = [side for side in sides if side is not None]
+def _pad(probes: Sequence[TokenizedProbe]) -> PackedBatch:
+    def pad(sides: list[list[int] | None]) -> tuple[Tensor | None, Tensor | None]:
+        """Padded ids and segment ids, if there are any."""
+        rows = [torch.tensor(side) for side in sides if side is not None]
         if not rows:
             return None, None
-        wide = max(map(len, rows))
-        ids = torch.tensor([[*row, *[0] * (wide - len(row))] for row in rows])
-        return ids, torch.tensor([[1] * len(row) + [0] * (wide - len(row)) for row in rows])
+        pad_sequence = torch.nn.utils.rnn.pad_sequence
+        segments = [torch.ones_like(row) for row in rows]
+        return pad_sequence(rows, batch_first=True), pad_sequence(segments, batch_first=True)
 
-    tokens, segment_ids = filled([text.ids for text in texts])
-    source, source_segment_ids = filled([text.source for text in texts])
-    kinds, _ = filled([text.token_type_ids for text in texts])
+    tokens, segment_ids = pad([probe.ids for probe in probes])
+    source, source_segment_ids = pad([probe.source for probe in probes])
+    token_type_ids, _ = pad([probe.token_type_ids for probe in probes])
     assert tokens is not None
-    return PackedBatch(tokens, tokens, segment_ids, source, source_segment_ids, kinds)
+    return PackedBatch(tokens, tokens, segment_ids, source, source_segment_ids, token_type_ids)
 
 
-def _to_probe(model: Checkpoint, text: TokenizedProbe) -> Probe:
-    """A probe for people to read."""
-    use, (own, other) = model.config.inference, model.tokenizers
-    around = {*use.bos_tokens, *use.sep_tokens, *use.decoder_start_tokens, *use.eos_tokens}
-    sides = [
-        (side, tokenizer) for side, tokenizer in ((text.source, other), (text.ids, own)) if side
-    ]
-    plain = [
-        tokenizer.decode([i for i in side if i not in around])
-        if tokenizer
-        else " ".join(map(str, side))
-        for side, tokenizer in sides
-    ]
-    hidden = [place for place, i in enumerate(text.ids) if i in use.mask_token]
+def _readable_probe(model: Checkpoint, probe: TokenizedProbe) -> Probe:
+    inference = model.config.inference
+    tokenizer, source_tokenizer = model.tokenizers
+    special_ids = {
+        *inference.bos_tokens,
+        *inference.sep_tokens,
+        *inference.decoder_start_tokens,
+        *inference.eos_tokens,
+    }
+    texts = []
+    for ids, side_tokenizer in ((probe.source, source_tokenizer), (probe.ids, tokenizer)):
+        if not ids:
+            continue
+        if side_tokenizer is None:
+            texts.append(" ".join(map(str, ids)))
+        else:
+            texts.append(side_tokenizer.decode([i for i in ids if i not in special_ids]).strip())
+    masked = [position for position, i in enumerate(probe.ids) if i in inference.mask_token]
     return Probe(
-        f" {PAIR_SEPARATOR} ".join(part.strip() for part in plain),
-        token_labels(own, text.ids),
-        token_labels(other, text.source or ()),
-        hidden[0] if hidden else len(text.ids) - 1,
+        f" {PAIR_SEPARATOR} ".join(texts),
+        token_labels(tokenizer, probe.ids),
+        token_labels(source_tokenizer, probe.source or ()),
+        masked[0] if masked else len(probe.ids) - 1,
     )
 
 
 def _media_probes(
     model: Checkpoint,
-    reads: c.Images | c.Audio | c.Spectrogram,
-    given: tuple[str, ...],
-    held: PackedBatch | None,
+    media_input: c.Images | c.Audio | c.Spectrogram,
+    files: tuple[str, ...],
+    data_batch: PackedBatch | None,
 ) -> ProbeBatch:
-    """Pictures or sounds: as many as have no more pairs of patches than eight texts have of tokens."""
-    m = model.config.model
-    patches = c.num_input_tokens(reads)
-    if isinstance(m.architecture, c.EncoderDecoder):
+    """Images or audio, as many as need no more attention scores than eight texts of 64 tokens."""
+    config = model.config
+    kind = media_input.kind
+    if isinstance(config.model.architecture, c.EncoderDecoder):
         raise ClearheadError(
-            f"the microscope cannot look at an encoder-decoder that reads {reads.kind}."
+            f"Activations of an encoder-decoder with {kind} input cannot be recorded."
         )
-    most = max(
-        1,
-        min(
-            MAX_PROBES if given else DEFAULT_PROBES, MAX_PROBES * MAX_PROBE_TOKENS**2 // patches**2
-        ),
-    )
-    if held is None:
-        files = list(given[:most])
-        picture, sound = (files, None) if isinstance(reads, c.Images) else (None, files)
-        things = make_batch(
-            model.config, (None, None), torch.empty(0), images=picture, audio=sound
+    num_patches = c.num_input_tokens(media_input)
+    max_scores = MAX_PROBES * MAX_PROBE_TOKENS**2
+    max_probes = min(MAX_PROBES if files else DEFAULT_PROBES, max_scores // num_patches**2)
+    max_probes = max(1, max_probes)
+    if data_batch is None:
+        names = list(files[:max_probes])
+        is_image = isinstance(media_input, c.Images)
+        media = make_batch(
+            config,
+            (None, None),
+            torch.empty(0),
+            images=names if is_image else None,
+            audio=None if is_image else names,
         ).inputs
-        batch = PackedBatch(things, torch.zeros(len(files)))
-        names = files
+        batch = PackedBatch(media, torch.zeros(len(names)))
     else:
-        batch = PackedBatch(held.tokens[:most], held.targets[:most])
-        kinds = (
-            [int(n) for n in batch.targets] if isinstance(m.head, c.ClassificationHead) else None
-        )
-        names = (
-            output_labels(model.config, None, kinds)
-            if kinds
-            else [f"{float(n):g}" for n in batch.targets]
-        )
-        names = [f"{reads.kind} {n}: {name}" for n, name in enumerate(names)]
-    numbers = [str(n) for n in range(patches)]
-    return ProbeBatch(
-        batch, [Probe(name, numbers, [], 0) for name in names], max(0, len(given) - most)
-    )
+        batch = PackedBatch(data_batch.tokens[:max_probes], data_batch.targets[:max_probes])
+        if isinstance(config.model.head, c.ClassificationHead):
+            labels = output_labels(config, None, [int(target) for target in batch.targets])
+        else:
+            labels = [f"{float(target):g}" for target in batch.targets]
+        names = [f"{kind} {i}: {label}" for i, label in enumerate(labels)]
+    patches = [str(i) for i in range(num_patches)]
+    probes = [Probe(name, patches, [], 0) for name in names]
+    return ProbeBatch(batch, probes, max(0, len(files) - max_probes))
 
 
-# ---- sight: What a microscope sees in one pass: patterns, the logit lens and embeddings of all probes. It changes nothing.
-
-Planes = dict[str, Tensor]
+# ---- what to record
 
 
 class ProbeObserver:
-    """A model, the probes that are looked at, and what is the same in every look."""
+    """Runs the probes through the network without changing anything.
+
+    The pass is uncompiled, without gradients, dropout or random numbers, and uses the weights that
+    are trained, not their EMA.
+    """
 
     def __init__(
-        self, model: Checkpoint, probes: ProbeBatch, team: SingleProcess = SINGLE_PROCESS
+        self, model: Checkpoint, probes: ProbeBatch, strategy: SingleProcess = SINGLE_PROCESS
     ) -> None:
         self.model = model
         self.net = model.net
         self.probes = probes
-        self.strategy = team
+        self.strategy = strategy
         self.embeddings = _embedding_tables(self.net)
-        self._ids = _ids_in(probes, self.embeddings)
+        self._embedding_ids = _unique_ids(probes.batch, self.embeddings)
 
     def metadata(self) -> dict[str, Any]:
-        """The probes, and of which tokens the vectors are."""
-        facts = {
+        """Probes, and the token ids of the recorded embedding vectors."""
+        return {
             "probes": [asdict(probe) for probe in self.probes.probes],
-            "cut": self.probes.num_truncated,
+            "num_truncated": self.probes.num_truncated,
+            "embedding_ids": {name: ids.tolist() for name, ids in self._embedding_ids.items()},
         }
-        return {**facts, "embedded": {name: ids.tolist() for name, ids in self._ids.items()}}
 
     def labels(self) -> dict[str, list[str]]:
-        """Every token and every answer, for people to read."""
-        m = self.model.config.model
-        model = self.model
-        sides = dict(zip(("tokens", "source"), model.tokenizers, strict=True))
-        found = {
-            name: token_labels(sides[name], range(len(table.weight)))
+        """Labels of all tokens, and of the outputs if those are not tokens."""
+        config = self.model.config
+        head = config.model.head
+        tokenizers = dict(zip(("tokens", "source"), self.model.tokenizers, strict=True))
+        labels = {
+            name: token_labels(tokenizers[name], range(len(table.weight)))
             for name, table in self.embeddings.items()
         }
-        if isinstance(m.head, c.LMHead | c.MLMHead):
-            return found  # an answer is a token
-        outputs = m.head.num_labels if isinstance(m.head, c.ClassificationHead) else 1
-        return {**found, "answers": output_labels(model.config, None, range(outputs))}
+        if not isinstance(head, c.LMHead | c.MLMHead):
+            num_outputs = head.num_labels if isinstance(head, c.ClassificationHead) else 1
+            labels["answers"] = output_labels(config, None, range(num_outputs))
+        return labels
 
     @torch.no_grad()
-    def observe(self, before: Planes) -> dict[str, Tensor]:
-        """Everything of one pass over all probes, on the CPU, cut to each probe's length.
+    def observe(self, previous_planes: Planes) -> dict[str, Tensor]:
+        """Patterns, logit lens and embeddings on the CPU, without padding.
 
-        `before` are the planes of the look before, which those of this one are turned to. Weights that are no numbers
-        show nothing.
+        The planes are rotated to match `previous_planes`. Empty if anything is not finite.
         """
-        patterns, lens = self._pass()
+        patterns, lens = self._run()
         weights = {
             name: self.strategy.full_tensor(table.weight) for name, table in self.embeddings.items()
         }
-        if not all(
-            bool(t.isfinite().all())
-            for t in (lens["probabilities"], *patterns.values(), *weights.values())
-        ):
+        checked = (lens["probabilities"], *patterns.values(), *weights.values())
+        if not all(bool(t.isfinite().all()) for t in checked):
             return {}
-        seen = {}
+        tensors = {}
         for n, probe in enumerate(self.probes.probes):
-            own = len(probe.tokens)
-            other = len(probe.source_tokens)
-            sizes = {"attention": (own, own), "cross": (own, other), "encoder": (other, other)}
-            for part, pattern in patterns.items():
-                down, across = sizes[part]
-                seen[f"{n}.{part}"] = pattern[:, n, :, :down, :across]
-            seen |= {f"{n}.lens.{part}": value[n, :, :own] for part, value in lens.items()}
+            length = len(probe.tokens)
+            source_length = len(probe.source_tokens)
+            shapes = {
+                "attention": (length, length),
+                "cross": (length, source_length),
+                "encoder": (source_length, source_length),
+            }
+            for kind, pattern in patterns.items():
+                queries, keys = shapes[kind]
+                tensors[f"{n}.{kind}"] = pattern[:, n, :, :queries, :keys]
+            for name, value in lens.items():
+                tensors[f"{n}.lens.{name}"] = value[n, :, :length]
         for name, weight in weights.items():
             plane = principal_plane(weight)
-            seen[f"{name}.plane"] = (
-                align_plane(plane, before[name]) if name in before else plane
-            ).half()
-            seen[f"{name}.vectors"] = weight[self._ids[name].to(weight.device)].half().cpu()
-        return {name: value.contiguous() for name, value in seen.items()}
+            if name in previous_planes:
+                plane = align_plane(plane, previous_planes[name])
+            ids = self._embedding_ids[name].to(weight.device)
+            tensors[f"{name}.plane"] = plane.half()
+            tensors[f"{name}.vectors"] = weight[ids].half().cpu()
+        return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
-    def _pass(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Patterns (layer × probe × head × query × key) and the lens (probe × layer × position × rank)."""
-        kept = {f"{path.format('*')}.pattern": _half for path in ATTENTION_PATHS.values()}
-        watch = Recorder(dict.fromkeys(RESIDUAL_STREAMS, select_all) | kept)
-        x = batch_to_device(self.probes.batch, next(self.net.parameters()).device, self.net)
-        sides = {"source": x.source, "source_segments": x.source_segment_ids}
-        training = self.net.training
+    def _run(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Patterns (layer × probe × head × query × key), lens (probe × layer × position × rank)."""
+        recorder = Recorder(
+            dict.fromkeys(RESIDUAL_STREAMS, select_all)
+            | {
+                f"{path.format('*')}.pattern": torch.Tensor.half
+                for path in ATTENTION_PATHS.values()
+            }
+        )
+        device = next(self.net.parameters()).device
+        batch = batch_to_device(self.probes.batch, device, self.net)
+        was_training = self.net.training
         self.net.eval()
         try:
             with force_eager():
                 self.net(
-                    x.tokens,
-                    segment_ids=x.segment_ids,
-                    token_type_ids=x.token_type_ids,
-                    **sides,
-                    hooks=watch,
+                    batch.tokens,
+                    segment_ids=batch.segment_ids,
+                    token_type_ids=batch.token_type_ids,
+                    source=batch.source,
+                    source_segment_ids=batch.source_segment_ids,
+                    hooks=recorder,
                 )
-                ids, shares = apply_head(self.net, watch.values, x.segment_ids, DEFAULT_TOP_K)
+                ids, probabilities = apply_head(
+                    self.net, recorder.values, batch.segment_ids, DEFAULT_TOP_K
+                )
         finally:
-            self.net.train(training)
+            self.net.train(was_training)
             self.strategy.reshard(self.net)
-        layers = {part: _layers(watch, path) for part, path in ATTENTION_PATHS.items()}
-        patterns = {part: torch.stack(found).cpu() for part, found in layers.items() if found}
-        return patterns, {"ids": ids.int().cpu(), "probabilities": shares.cpu()}
+        patterns = {}
+        for kind, path in ATTENTION_PATHS.items():
+            layers: list[Tensor] = []
+            while (name := f"{path.format(len(layers))}.pattern") in recorder.values:
+                layers.append(recorder.values[name])
+            if layers:
+                patterns[kind] = torch.stack(layers).cpu()
+        return patterns, {"ids": ids.int().cpu(), "probabilities": probabilities.cpu()}
 
 
 def principal_plane(table: Tensor) -> Tensor:
-    """Each row's place in the plane in which the rows differ most (the first two principal components)."""
-    centred = table.float() - table.float().mean(dim=0)
-    spread = (
-        centred.mT @ centred
-    ).cpu()  # solved on the CPU: a GPU would have to load its solvers first
-    axes = torch.linalg.eigh(spread).eigenvectors[:, -2:].flip(1)
-    return (centred @ axes.to(centred.device)).cpu()
+    """Project the rows of a matrix on its first two principal components."""
+    centered = table.float() - table.float().mean(dim=0)
+    covariance = (centered.mT @ centered).cpu()  # a GPU would have to load its solvers first
+    components = torch.linalg.eigh(covariance).eigenvectors[:, -2:].flip(1)
+    return (centered @ components.to(centered.device)).cpu()
 
 
-def align_plane(plane: Tensor, before: Tensor) -> Tensor:
-    """The plane turned and mirrored so that its points lie nearest to where they were (orthogonal Procrustes).
+def align_plane(plane: Tensor, previous: Tensor) -> Tensor:
+    """Rotate and mirror a plane so that its points are nearest to the previous ones.
 
-    Principal axes have no sign, and two of like length swap, so a film would jump without any token having moved.
-    The axes of the last look would hold a film still as well, but only if every table were kept until then, and a run
-    that is still going on would have no film. Distances remain those of the look itself.
+    This is the orthogonal Procrustes problem. Principal components have no sign, and components of
+    similar size swap, so without it points would jump between steps. Distances do not change.
     """
-    u, _, vh = torch.linalg.svd(plane.double().mT @ before.double())
+    u, _, vh = torch.linalg.svd(plane.double().mT @ previous.double())
     return (plane.double() @ u @ vh).float()
 
 
 def _embedding_tables(net: Transformer) -> dict[str, nn.Embedding]:
-    """The embedding matrices of both sides; one where they share it, none for pictures and sound."""
-    found: dict[str, nn.Embedding] = {}
+    """Embedding matrices of target and source; one if they share it, none for images and audio."""
+    tables: dict[str, nn.Embedding] = {}
     for name, stack in (("tokens", net), ("source", net.encoder)):
-        if (
-            stack is not None
-            and isinstance(stack.embed, TokenEmbedding)
-            and stack.embed.tokens not in found.values()
-        ):
-            found[name] = stack.embed.tokens
-    return found
+        if stack is not None and isinstance(stack.embed, TokenEmbedding):
+            table = stack.embed.tokens
+            if table not in tables.values():
+                tables[name] = table
+    return tables
 
 
-def _ids_in(probes: ProbeBatch, tables: dict[str, nn.Embedding]) -> dict[str, Tensor]:
-    """The different tokens of the probes, for each table."""
-    sides: dict[str, list[Tensor]] = {name: [] for name in tables}
+def _unique_ids(batch: PackedBatch, tables: dict[str, nn.Embedding]) -> dict[str, Tensor]:
+    """Unique token ids of the probes, for each embedding matrix."""
+    ids_of_table: dict[str, list[Tensor]] = {name: [] for name in tables}
     for name, ids, segment_ids in (
-        ("tokens", probes.batch.tokens, probes.batch.segment_ids),
-        ("source", probes.batch.source, probes.batch.source_segment_ids),
+        ("tokens", batch.tokens, batch.segment_ids),
+        ("source", batch.source, batch.source_segment_ids),
     ):
         if ids is not None and tables:
-            sides[name if name in tables else "tokens"].append(
-                ids if segment_ids is None else ids[segment_ids != 0]
-            )
+            table = name if name in tables else "tokens"
+            ids_of_table[table].append(ids if segment_ids is None else ids[segment_ids != 0])
     return {
-        name: torch.cat([side.flatten() for side in found]).unique()
-        for name, found in sides.items()
+        name: torch.cat([t.flatten() for t in ids]).unique() for name, ids in ids_of_table.items()
     }
-
-
-def _layers(watch: Recorder, path: str) -> list[Tensor]:
-    found: list[Tensor] = []
-    while (name := f"{path.format(len(found))}.pattern") in watch.values:
-        found.append(watch.values[name])
-    return found
-
-
-def _half(value: Tensor) -> Tensor:
-    return value.half()
-
-
-# ---- microscope: A microscope on training: how attention, the logit lens and the embeddings of a few probes come to be.
-
-MAX_TIME_FRACTION = 0.03  # of a run's time that looking may take
-RECORDS_PER_DECADE = 6  # looks while the steps grow tenfold
-
-
-class ActivationRecorder:
-    """Looks at a net while it is trained: `run.train(watch, each=microscope)`.
-
-    When: before the first step, after about six steps a decade (1, 2, 3, 5, 7, 10, 15 …), and after the last. The
-    first look and the last are always taken. Another is left out, and the next one has its chance, if with it and
-    with the last one all looks would take more than 3 % of the time that the whole run will take; that is foreseen
-    from the time of its steps so far. Measured against the time so far alone, a film would lack its beginning, where
-    the most is learned; but a run that ends early may so have spent more than 3 % of its shorter time.
-
-    A run that goes on from a checkpoint keeps the looks up to it; later ones are taken again.
-    """
-
-    def __init__(
-        self,
-        model: Checkpoint,
-        data: Dataset,
-        out: Path,
-        step: int = 0,
-        strategy: SingleProcess = SINGLE_PROCESS,
-        echo: Callable[[str], None] = print,
-    ) -> None:
-        self._began = monotonic()
-        self._say = echo
-        self.folder = out / TRACE_FOLDER
-        self.max_steps = model.config.train.max_steps
-        self._start = step
-        self._first = strategy.is_main_process
-        self._agreed = (
-            strategy.any_process if strategy.is_sharded else bool
-        )  # where weights are shared out, all look or none
-        self._due = recording_steps(self.max_steps)
-        self.observer = ProbeObserver(model, choose_probes(model, data), strategy)
-        self._stopped = ""  # why no more looks are taken
-        self._looks: list[dict[str, Any]] = []  # step and seconds of each
-        self._planes: Planes = {}  # of the last look
-        if self._first:
-            self._go_on(step)
-        self._prepared = self._spent = monotonic() - self._began  # of this process' time
-
-    @property
-    def note(self) -> str:
-        """What was cut, in a sentence; empty if nothing was."""
-        most = f"there are at most {MAX_PROBES}, of {MAX_PROBE_TOKENS} tokens each, or of the context's where that is less"
-        return (
-            f"{cut} of the probes cut or left out; {most}"
-            if (cut := self.observer.probes.num_truncated)
-            else ""
-        )
-
-    @property
-    def recorded_steps(self) -> list[int]:
-        """The steps that were looked at."""
-        return [look["step"] for look in self._looks]
-
-    @property
-    def seconds(self) -> float:
-        """What all looks have taken, and what came before the first."""
-        return self._prepared + sum(look["seconds"] for look in self._looks)
-
-    def __call__(self, step: int) -> None:
-        """After each step, and before the first one: looks if it is time."""
-        if self.is_due(step):
-            self.record(step)
-
-    def is_due(self, step: int) -> bool:
-        """Whether it is time for a look, and there is time for it."""
-        on_time = step in self._due or step == self._start
-        return on_time and self._agreed(self._first and self._wanted(step))
-
-    def _wanted(self, step: int) -> bool:
-        if self._stopped or step in self.recorded_steps:
-            return False
-        if not self._looks or step == self.max_steps:
-            return True
-        if step <= self._start:  # a run goes on; no step has been timed yet
-            return step in self._due
-        trained = monotonic() - self._began - self._spent
-        foreseen = trained / (step - self._start) * (self.max_steps - self.recorded_steps[0])
-        return self.seconds + 2 * self._looks[-1]["seconds"] <= MAX_TIME_FRACTION * foreseen
-
-    def record(self, step: int) -> None:
-        """Keeps what is seen now; if nothing is, the run itself will tell why."""
-        like = next(self.observer.net.parameters())
-        if like.is_cuda:  # what was asked of the device before is not the microscope's time
-            torch.cuda.synchronize(like.device)
-        began = monotonic()
-        seen = self.observer.observe(self._planes)
-        if self._first and seen:
-            self._keep(step, seen, began)
-        self._spent += monotonic() - began
-
-    def finish(self, step: int) -> str:
-        """A look at the end, wherever that is; the picture; and a sentence about both."""
-        if self._agreed(self._first and step not in self.recorded_steps and not self._stopped):
-            self.record(step)
-        if not self._looks or self._stopped:
-            return self._stopped
-        picture = self.folder / "film.png"
-        try:
-            training_trace_figure(read_training_trace(self.folder.parent)).savefig(
-                temporary_path(picture), format="png", dpi=150
-            )
-            commit_temporary(picture)
-        except OSError as error:
-            return f"{picture} cannot be written: {error.strerror}"
-        return f"the microscope looked {len(self._looks)} times in {self.seconds:.1f} s; {picture} shows a head over time"
-
-    def _keep(self, step: int, seen: dict[str, Tensor], began: float) -> None:
-        """The tensors first, then the index that names them: a look is there as a whole or not at all."""
-        file = step_file(self.folder, step)
-        try:
-            save_file(seen, temporary_path(file))
-            temporary_path(file).chmod(
-                self.folder.stat().st_mode & 0o666
-            )  # it is written for the owner's eyes only
-            commit_temporary(file)
-            looks = [*self._looks, {"step": step, "seconds": monotonic() - began}]
-            self._write_index(looks, {name: list(value.shape) for name, value in seen.items()})
-        except (OSError, SafetensorError) as error:
-            self._stop(error)
-            return
-        self._looks = looks
-        self._planes = {name: seen[f"{name}.plane"] for name in self.observer.embeddings}
-
-    def _write_index(self, looks: list[dict[str, Any]], shapes: dict[str, list[int]]) -> None:
-        write_json(
-            self.folder / TRACE_INDEX,
-            {**self.observer.metadata(), "shapes": shapes, "looks": looks},
-            None,
-        )
-
-    def _go_on(self, step: int) -> None:
-        """Keeps the looks up to the checkpoint that a run goes on from; a fresh run starts a new film."""
-        index = (
-            read_config_file(self.folder / TRACE_INDEX)
-            if step and (self.folder / TRACE_INDEX).is_file()
-            else {}
-        )
-        facts = self.observer.metadata()
-        if facts == {name: index.get(name) for name in facts}:
-            self._looks = [
-                x
-                for x in index["looks"]
-                if x["step"] <= step and step_file(self.folder, x["step"]).is_file()
-            ]
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._write_index(self._looks, index.get("shapes", {}))
-            kept = [step_file(self.folder, looked) for looked in self.recorded_steps]
-            for file in (*self.folder.glob("*.safetensors"), *self.folder.glob(".*")):
-                if file not in kept:
-                    file.unlink()
-            write_json(self.folder / TRACE_TOKENS, self.observer.labels(), None)
-        except OSError as error:
-            self._stop(error)
-        if self._looks:
-            last = SafetensorsReader([step_file(self.folder, self.recorded_steps[-1])])
-            self._planes = {
-                name: last.get_tensor(f"{name}.plane") for name in self.observer.embeddings
-            }
-
-    def _stop(self, error: Exception) -> None:
-        """The run is worth more than its film."""
-        for draft in self.folder.glob(".*"):
-            with suppress(OSError):
-                draft.unlink()
-        why = getattr(error, "strerror", None) or error
-        self._stopped = f"the microscope could not write to {self.folder} ({why}) and looks no more"
-        self._say(self._stopped)
-
-
-def recording_steps(steps: int) -> set[int]:
-    """0, about six whole steps a decade, and the last."""
-    found = {0, steps}
-    n = 0
-    while (step := round(10 ** (n / RECORDS_PER_DECADE))) < steps:
-        found.add(step)
-        n += 1
-    return found

@@ -1,4 +1,17 @@
-"""Whether a run goes on with the data that it began with."""
+"""The folder of a training run: its lock, data fingerprints, log and checkpoints.
+
+    run.json                   configuration of the run
+    data_fingerprints.json     state of the data files when the run began
+    log.jsonl                  one line per report
+    checkpoints/00000200/      a model for `clearhead.load`, with the training state beside it
+    best                       link to the checkpoint with the lowest validation loss
+    average/                   mean of the last models, if requested
+
+A checkpoint holds the weights, optimizer state, weight averages and the step. The saved model is
+the one that was validated; if that is an EMA, the weights that training continues with are part
+of the training state. The order of the data and all random numbers follow from the seed and the
+step. Tensors are saved unsharded, so a run resumes with any number of processes.
+"""
 
 import glob
 import hashlib
@@ -7,7 +20,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +31,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.config.model import Config
-from clearhead.config.parse import ConfigDict, read_config_file
+from clearhead.config.parse import ConfigDict, diff_trees, read_config_file
 from clearhead.config.training import DataConfig
 from clearhead.data.media import AUDIO_SUFFIXES, IMAGE_SUFFIXES, idx_labels_path
 from clearhead.data.readers import TEXT_SUFFIXES
 from clearhead.errors import ClearheadError
-from clearhead.io import atomic_model_folder, file_lock, read_json_lines, write_atomic
+from clearhead.io import file_lock, read_json_lines, write_atomic
 from clearhead.model.transformer import build_transformer
 from clearhead.train.distributed import SingleProcess
 from clearhead.weights.checkpoint import (
@@ -31,119 +44,201 @@ from clearhead.weights.checkpoint import (
     Checkpoint,
     Placement,
     SafetensorsReader,
+    atomic_model_folder,
     load_weights,
     save_checkpoint,
 )
-from clearhead.weights.mapping import diff_trees
 
-# ---- unchanged: Whether a run goes on with the data that it began with.
+RUN_FILE = "run.json"
+FINGERPRINT_FILE = "data_fingerprints.json"
+LOG_FILE = "log.jsonl"
+REPORT_DATA_FILE = "report.json"
+LOCK_FILE = ".lock"
+TOKENS_FOLDER = "tokens"
+CHECKPOINTS_FOLDER = "checkpoints"
+BEST_LINK = "best"
+AVERAGE_FOLDER = "average"
+STATE_TENSORS_FILE = "training_state.safetensors"
+STATE_FILE = "training_state.json"
+STATE_KEYS = {"step", "best_loss", "best_step", "evals_since_best", "first_loss"}
 
-FINGERPRINT_FILE = "data.json"
-PATH_OPTIONS = "data.train", "data.valid", "data.tokenizer", "train.init_from"
+# Options of a run that may change when it is resumed.
+MUTABLE_OPTIONS = {
+    "train.max_steps",
+    "train.log_every",
+    "train.eval_every",
+    "train.save_every",
+    "train.keep_checkpoints",
+    "train.patience",
+    "train.average_checkpoints",
+    "train.strategy",
+    "train.probe_texts",
+    "train.expected_loss",
+}
+PATH_OPTIONS = {"data.train", "data.valid", "data.tokenizer", "train.init_from"}
+
+# Temporary names in the folder of a run and its subfolders; a killed process may leave them behind.
+_OWN_FILES = (
+    r"run\.json|data_fingerprints\.json|log\.jsonl|report\.json|report\.html|curve\.png|best|average"
+    r"|(source_)?tokenizer\.json"
+)
+TEMPORARY_NAMES = {
+    ".": rf"\.({_OWN_FILES})\.\w+",
+    CHECKPOINTS_FOLDER: r"\.\d{8}\.\w+",
+    TOKENS_FOLDER: r"\.(train|valid)\.\w+",
+    "piped": r"\.(train|valid)-\d+\..+",
+}
 
 
-def fingerprint_data(data: DataConfig, out: Path, resuming: bool) -> ConfigDict:
-    """What each path holds now: a hash of names, sizes and times, and one of the content.
+# ---- the folder as a whole
 
-    A run that is held in `out`, to be gone on with, refuses what has changed. Content is only read anew where a name,
-    size or time is not as it was: a file that was copied back is the same, and what is away for now is known on. What
-    comes through a pipe is kept in the folder of the run.
+
+@contextmanager
+def lock_output(output: Path, strategy: SingleProcess) -> Iterator[None]:
+    """Lock the folder of a run and remove temporary files that a killed process left in it."""
+    if output.exists() and not output.is_dir():
+        raise ClearheadError(f"{output} is a file; choose another --output.")
+    if not strategy.is_main_process:
+        yield
+        return
+    is_new = not output.exists()
+    busy = f"Another run is in progress in {output}; wait for it, or choose another --output."
+    try:
+        with file_lock(output / LOCK_FILE, busy):
+            _remove_temporary_files(output)
+            try:
+                yield
+            except ClearheadError:
+                if is_new and not (output / LOG_FILE).exists():  # failed before its first step
+                    shutil.rmtree(output, ignore_errors=True)
+                raise
+    finally:
+        with suppress(OSError):  # removes the folder if it is empty
+            output.rmdir()
+
+
+def _remove_temporary_files(output: Path) -> None:
+    for folder, pattern in TEMPORARY_NAMES.items():
+        for path in (output / folder).glob(".*"):
+            if not re.fullmatch(pattern, path.name):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def check_same_run(
+    run_file: Path,
+    config: Config,
+    sections: Sequence[str] = ("model", "inference", "data", "train"),
+) -> None:
+    """Refuse to resume a run with another configuration, except for `MUTABLE_OPTIONS`."""
+    saved = Config.from_dict(read_config_file(run_file)).to_dict()
+    current = config.to_dict()
+    for section in sections:
+        for path, old, new in diff_trees(saved[section], current[section], f"{section}."):
+            if path not in MUTABLE_OPTIONS and not same_paths(path, old, new):
+                raise ClearheadError(
+                    f"{run_file.parent} contains a run with {path} = {old!r}, got {new!r}; "
+                    "choose another --output for this one."
+                )
+
+
+# ---- fingerprints of the data
+
+
+def fingerprint_data(data: DataConfig, output: Path, resuming: bool) -> ConfigDict:
+    """Hash the data files of a run; refuse to resume it with changed data.
+
+    For each path, one hash covers names, sizes and modification times, another one the content.
+    Content is hashed again only if the first hash differs, so a file that was copied back counts
+    as unchanged. Files that are missing for now keep their fingerprint.
     """
-    kept = (
-        read_config_file(out / FINGERPRINT_FILE)
-        if resuming and (out / FINGERPRINT_FILE).is_file()
-        else {}
-    )
-    known = {_normalize_path(path): state for path, state in kept.items()}
-    found: ConfigDict = {}
+    fingerprint_file = output / FINGERPRINT_FILE
+    saved = read_config_file(fingerprint_file) if resuming and fingerprint_file.is_file() else {}
+    known = {_normalize_path(path): fingerprint for path, fingerprint in saved.items()}
+    fingerprints: ConfigDict = {}
     for path in map(_normalize_path, (*data.train, *data.valid)):
-        files = _data_files(path, out)
-        before = known.get(path, {})
-        if before and not files:
-            found[path] = before
+        files = _data_files(path, output)
+        previous = known.get(path, {})
+        if previous and not files:
+            fingerprints[path] = previous
             continue
-        states = [(file, file.stat()) for file in files]
-        listing = _hash(
-            f"{file}\0{state.st_size}\0{state.st_mtime_ns}\0".encode() for file, state in states
-        )
-        content = (
-            before["content"]
-            if before.get("listing") == listing
-            else _hash(_digest(file) for file in files)
-        )
-        if before and content != before["content"]:
+        stats = [(file, file.stat()) for file in files]
+        listing = _hash(f"{f}\0{s.st_size}\0{s.st_mtime_ns}\0".encode() for f, s in stats)
+        if previous.get("listing") == listing:
+            content = previous["content"]
+        else:
+            content = _hash(_file_digest(file) for file in files)
+        if previous and content != previous["content"]:
             raise ClearheadError(
-                f"{path} has changed since the run in {out} began; choose another --out."
+                f"{path} has changed since the run in {output} began; choose another --output."
             )
-        found[path] = {"listing": listing, "content": content}
-    return found
+        fingerprints[path] = {"listing": listing, "content": content}
+    return fingerprints
 
 
 def same_paths(option: str, old: Any, new: Any) -> bool:
-    """Whether an option names the same files, spelled otherwise: texts/ and ./texts are texts."""
+    """Whether two values of a path option name the same files, such as texts/ and ./texts."""
     if option not in PATH_OPTIONS:
         return False
-    first, second = ([value] if isinstance(value, str) else value for value in (old, new))
-    return list(map(_normalize_path, first)) == list(map(_normalize_path, second))
+    return _normalize_paths(old) == _normalize_paths(new)
+
+
+def _normalize_paths(value: str | Sequence[str]) -> list[str]:
+    return [_normalize_path(path) for path in ([value] if isinstance(value, str) else value)]
 
 
 def _normalize_path(path: str) -> str:
     return str(Path(path)) if path else ""
 
 
-def _data_files(path: str, out: Path) -> list[Path]:
-    """The files that a path stands for, with their labels where those stand beside them; of a folder those that may be
-    data, and none of the run's own."""
-    place = Path(path)
-    if place.is_file():
-        return [file for file in dict.fromkeys((place, idx_labels_path(place))) if file.is_file()]
-    if not place.is_dir():
-        return sorted(
-            Path(file) for file in glob.glob(path, recursive=True) if Path(file).is_file()
+def _data_files(pattern: str, output: Path) -> list[Path]:
+    """Data files of a path: a file and its labels, the matches of a glob, or a folder's content."""
+    path = Path(pattern)
+    if path.is_file():
+        return [file for file in dict.fromkeys((path, idx_labels_path(path))) if file.is_file()]
+    if not path.is_dir():
+        matches = map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207
+        return sorted(file for file in matches if file.is_file())
+    suffixes = (*TEXT_SUFFIXES, *IMAGE_SUFFIXES, *AUDIO_SUFFIXES)
+    output = output.resolve()
+
+    def is_data(file: Path) -> bool:
+        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        return (
+            file.name.lower().endswith(suffixes)
+            and not is_hidden
+            and file.is_file()
+            and output not in file.resolve().parents
         )
-    inside = (
-        file
-        for file in place.rglob("*")
-        if file.name.lower().endswith((*TEXT_SUFFIXES, *IMAGE_SUFFIXES, *AUDIO_SUFFIXES))
-    )
-    seen = (
-        file for file in inside if not any(part[0] == "." for part in file.relative_to(place).parts)
-    )
-    return sorted(
-        file for file in seen if file.is_file() and out.resolve() not in file.resolve().parents
-    )
+
+    return sorted(file for file in path.rglob("*") if is_data(file))
 
 
-def _digest(file: Path) -> bytes:
-    """Of its name, which may be a label, and its content."""
+def _file_digest(file: Path) -> bytes:
+    """Hash of the name, which may contain a label, and the content."""
     try:
         with file.open("rb") as content:
             return str(file).encode() + hashlib.file_digest(content, "sha256").digest()
-    except OSError:  # whoever reads it as data will tell
+    except OSError:  # reported when it is read as data
         return b""
 
 
 def _hash(parts: Iterable[bytes]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        digest.update(part)
+    return digest.hexdigest()
 
 
-# ---- checkpoint: A run as a folder: its configuration, its log, and checkpoints that are whole or not there.
-
-LOG_FILE = "log.jsonl"
-STATE_TENSORS_FILE = "state.safetensors"
-STATE_FILE = "state.json"
-CHECKPOINTS_FOLDER = "steps"
-BEST_LINK = "best"
-AVERAGE_FOLDER = "average"
-STATE_KEYS = {"step", "best", "best_step", "since", "first"}  # what a run remembers
+# ---- checkpoints
 
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """Where a run stands: the step that comes next, and what is remembered about the ones before."""
+    """A checkpoint on disk: its step, its progress (`STATE_KEYS` without the step), its folder."""
 
     step: int
     progress: dict[str, Any]
@@ -157,14 +252,15 @@ class SavedCheckpoint:
 
 
 class CheckpointManager:
-    """The checkpoints of one run. The last `keep` remain, and the best.
+    """Checkpoints of a run: saves, averages and prunes them.
 
-    Those between two that were due, every `save` steps, do not count: of a better model, or of an interrupt. So what
-    is kept and averaged does not depend on how a run was cut.
+    The last `keep_checkpoints` regular ones (every `save_every` steps) and the best one are kept.
+    Extra checkpoints, saved for a new best loss or an interrupt, do not count, so that what is kept
+    and averaged does not depend on when a run was interrupted.
     """
 
-    def __init__(self, out: Path, keep_checkpoints: int = 1, save_every: int = 1) -> None:
-        self.output = out
+    def __init__(self, output: Path, keep_checkpoints: int = 1, save_every: int = 1) -> None:
+        self.output = output
         self.keep_checkpoints = keep_checkpoints
         self.save_every = save_every
 
@@ -172,25 +268,25 @@ class CheckpointManager:
         return self.output / CHECKPOINTS_FOLDER / f"{step:08d}"
 
     def save(
-        self, step: int, model: Checkpoint, state: Mapping[str, Tensor], facts: dict[str, Any]
+        self, step: int, model: Checkpoint, state: Mapping[str, Tensor], progress: dict[str, Any]
     ) -> None:
-        """All of it under its step's name, or nothing."""
-        with atomic_model_folder(self.directory(step)) as new:
-            save_checkpoint(new, model)
-            save_file(
-                {name: t.detach().cpu().contiguous() for name, t in state.items()},
-                new / STATE_TENSORS_FILE,
-            )
-            (new / STATE_FILE).write_text(
-                json.dumps({"step": step, **facts}) + "\n", encoding="utf-8"
-            )
+        """Save model, training state and progress atomically."""
+        with atomic_model_folder(self.directory(step)) as folder:
+            save_checkpoint(folder, model)
+            tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
+            save_file(tensors, folder / STATE_TENSORS_FILE)
+            content = json.dumps({"step": step, **progress}) + "\n"
+            (folder / STATE_FILE).write_text(content, encoding="utf-8")
 
     def save_average(self, model: Checkpoint, count: int) -> int:
-        """The mean of the last models in fp32, as a model of its own; of how many, for there may be fewer."""
-        stored = [SafetensorsReader([place / WEIGHTS_FILE]) for place in self._due()[-count:]]
+        """Save the fp32 mean of the last `count` models; return how many there were."""
+        readers = [
+            SafetensorsReader([directory / WEIGHTS_FILE])
+            for directory in self._regular_checkpoints()[-count:]
+        ]
         means = (
-            (name, torch.stack([one.get_tensor(name).float() for one in stored]).mean(dim=0))
-            for name in stored[0].shapes
+            (name, torch.stack([r.get_tensor(name).float() for r in readers]).mean(dim=0))
+            for name in readers[0].shapes
         )
         net = load_weights(
             build_transformer(model.config.model, seed=None),
@@ -198,159 +294,103 @@ class CheckpointManager:
             Placement(),
             str(self.output / CHECKPOINTS_FOLDER),
         )
-        with atomic_model_folder(self.output / AVERAGE_FOLDER) as new:
-            save_checkpoint(new, replace(model, net=net))
-        return len(stored)
+        with atomic_model_folder(self.output / AVERAGE_FOLDER) as folder:
+            save_checkpoint(folder, replace(model, net=net))
+        return len(readers)
 
     def latest(self) -> SavedCheckpoint | None:
-        """The newest one that is whole."""
-        if not (found := self._steps()):
+        """Newest complete checkpoint."""
+        directories = self._complete_checkpoints()
+        if not directories:
             return None
-        facts = read_config_file(found[-1] / STATE_FILE)
-        if type(facts.get("step")) is not int or not facts.keys() >= STATE_KEYS:
-            raise ClearheadError(
-                f"{found[-1] / STATE_FILE} is damaged: it does not tell where the run stands."
-            )
-        return SavedCheckpoint(int(facts.pop("step")), facts, found[-1])
+        state_file = directories[-1] / STATE_FILE
+        progress = read_config_file(state_file)
+        if type(progress.get("step")) is not int or not progress.keys() >= STATE_KEYS:
+            names = ", ".join(sorted(STATE_KEYS))
+            raise ClearheadError(f"{state_file} is damaged: it must contain {names}.")
+        return SavedCheckpoint(int(progress.pop("step")), progress, directories[-1])
+
+    def best(self) -> Path | None:
+        """Checkpoint with the lowest validation loss, as a link."""
+        link = self.output / BEST_LINK
+        return link if link.exists() else None
 
     def exists(self, step: int) -> bool:
         return (self.directory(step) / STATE_FILE).is_file()
 
-    def _steps(self) -> list[Path]:
-        found = (
-            (self.output / CHECKPOINTS_FOLDER).glob("*")
-            if (self.output / CHECKPOINTS_FOLDER).is_dir()
-            else ()
-        )
-        return sorted(
-            path
-            for path in found
-            if re.fullmatch(r"\d{8}", path.name) and (path / STATE_FILE).is_file()
-        )
+    def prune(self, best_step: int | None) -> None:
+        """Point the `best` link to this step, and remove checkpoints that are not kept.
 
-    def _due(self) -> list[Path]:
-        """Those that every run of this length has: one every so many steps, and the newest."""
-        found = self._steps()
-        return [
-            place for place in found if int(place.name) % self.save_every == 0 or place == found[-1]
-        ]
-
-    def prune(self, best: int | None) -> None:
-        """`best` is the link to this step, if to any, also where a run was killed before it was; older ones go.
-
-        The link changes in one step: it always leads to a whole checkpoint.
+        The link is replaced atomically, so it always points to a complete checkpoint.
         """
-        kept = self._due()[-self.keep_checkpoints :]
-        if best is not None:
-            kept.append(self.directory(best))
-            there = self.directory(best).relative_to(self.output)
-            if (
-                not (self.output / BEST_LINK).is_symlink()
-                or (self.output / BEST_LINK).readlink() != there
-            ):
-                draft = self.output / f".{BEST_LINK}.{os.getpid()}"
-                draft.unlink(missing_ok=True)
-                draft.symlink_to(there)
-                draft.replace(self.output / BEST_LINK)
-        for place in self._steps():
-            if place not in kept:  # first the name goes: half of what is removed is no checkpoint
-                shutil.rmtree(place.rename(place.with_name(f".{place.name}.old")))
+        keep = self._regular_checkpoints()[-self.keep_checkpoints :]
+        if best_step is not None:
+            best = self.directory(best_step)
+            keep.append(best)
+            link = self.output / BEST_LINK
+            target = best.relative_to(self.output)
+            if not link.is_symlink() or link.readlink() != target:
+                temporary = self.output / f".{BEST_LINK}.{os.getpid()}"
+                temporary.unlink(missing_ok=True)
+                temporary.symlink_to(target)
+                temporary.replace(link)
+        for directory in self._complete_checkpoints():
+            if directory not in keep:  # renamed first: half a folder is not a checkpoint
+                shutil.rmtree(directory.rename(directory.with_name(f".{directory.name}.old")))
+
+    def _complete_checkpoints(self) -> list[Path]:
+        folder = self.output / CHECKPOINTS_FOLDER
+        directories = folder.glob("*") if folder.is_dir() else ()
+        return sorted(
+            directory
+            for directory in directories
+            if re.fullmatch(r"\d{8}", directory.name) and (directory / STATE_FILE).is_file()
+        )
+
+    def _regular_checkpoints(self) -> list[Path]:
+        """Checkpoints every `save_every` steps, and the newest one."""
+        directories = self._complete_checkpoints()
+        return [
+            directory
+            for directory in directories
+            if int(directory.name) % self.save_every == 0 or directory == directories[-1]
+        ]
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
-    """All tensors of a file, mapped: they take no memory until they are copied to where they are needed."""
-    stored = SafetensorsReader([file])
-    return {name: stored.get_tensor(name) for name in stored.shapes}
+    """Read all tensors of a file, memory-mapped."""
+    reader = SafetensorsReader([file])
+    return {name: reader.get_tensor(name) for name in reader.shapes}
 
 
-def read_log(log: Path) -> list[dict[str, Any]]:
-    """The lines of a run's log, each with a step and its loss."""
-    damaged = ClearheadError(
-        f"{log} is damaged: not every line is a report with a step and a loss."
-    )
+# ---- log
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Read the reports of a run, each with a step and a loss."""
+    damaged = ClearheadError(f"{path} is damaged: every line must have a step and a loss.")
     try:
-        found = read_json_lines(log)
+        reports = read_json_lines(path)
     except UnicodeDecodeError:
         raise damaged from None
-    for line in found:
-        if not isinstance(line, dict) or not all(
-            isinstance(line.get(name), int | float) for name in ("step", "loss")
+    for report in reports:
+        if not isinstance(report, dict) or not all(
+            isinstance(report.get(key), int | float) for key in ("step", "loss")
         ):
             raise damaged
-    return found
+    return reports
 
 
 class LogWriter:
-    """One line of JSON for each report; what a killed run wrote after its last checkpoint is taken back."""
+    """Writes log.jsonl, after removing reports later than the step that the run resumes from."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in read_log(path) if line["step"] <= step]
-        self.last_loss = float(kept[-1]["loss"]) if kept else math.nan  # of the last report
-        write_atomic(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        reports = [report for report in read_log(path) if report["step"] <= step]
+        self.last_loss = float(reports[-1]["loss"]) if reports else math.nan
+        write_atomic(path, "".join(json.dumps(report) + "\n" for report in reports).encode())
 
-    def write(self, **values: Any) -> None:
+    def write(self, report: Mapping[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
-
-
-MUTABLE_OPTIONS = (
-    "max_steps", "log_every", "eval_every", "save_every", "keep_checkpoints", "patience", "average_checkpoints", "strategy",
-    "probe_texts", "expected_loss",
-)  # fmt: skip
-
-
-def check_same_run(run: Path, tree: ConfigDict) -> None:
-    """A run goes on as what it was: only how long it lasts and how often it reports may change."""
-    before = Config.from_dict(read_config_file(run)).to_dict()
-    for path, old, new in diff_trees(before, tree, ""):
-        if path.removeprefix("train.") not in MUTABLE_OPTIONS and not same_paths(path, old, new):
-            raise ClearheadError(
-                f"{run.parent} holds a run with {path} = {old!r}, not {new!r}; choose another --out for this one."
-            )
-
-
-# ---- claim: The folder of a run belongs to one process at a time, which first clears away what a killed one left half done.
-
-LOCK_FILE = ".lock"
-OWN_FILES = r"run\.json|data\.json|log\.jsonl|facts\.json|report\.html|curve\.png|best|average|(source_)?tokenizer\.json"
-TEMPORARY_NAMES = {
-    ".": rf"\.({OWN_FILES})\.\w+",
-    "steps": r"\.\d{8}\.\w+",
-    "tokens": r"\.(train|valid)\.\w+",
-}
-TEMPORARY_NAMES["piped"] = r"\.(train|valid)-\d+\..+"
-
-
-@contextmanager
-def lock_output(out: Path, team: SingleProcess) -> Iterator[None]:
-    """For the time of a run; a second one in the same folder is refused."""
-    if out.exists() and not out.is_dir():
-        raise ClearheadError(f"{out} is a file; choose another --out.")
-    if not team.is_main_process:
-        yield
-        return
-    fresh = not out.exists()
-    try:
-        with file_lock(
-            out / LOCK_FILE,
-            f"a run is under way in {out}; wait for its end, or choose another --out.",
-        ):
-            _remove_temporary_files(out)
-            try:
-                yield
-            except ClearheadError:
-                if fresh and not (out / LOG_FILE).exists():  # it was refused before its first step
-                    shutil.rmtree(out, ignore_errors=True)
-                raise
-    finally:
-        with suppress(OSError):  # a run that was refused leaves no empty folder
-            out.rmdir()
-
-
-def _remove_temporary_files(out: Path) -> None:
-    for folder, names in TEMPORARY_NAMES.items():
-        for path in (out / folder).glob(".*"):
-            if re.fullmatch(names, path.name):
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            file.write(json.dumps(report) + "\n")

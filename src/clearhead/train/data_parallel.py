@@ -1,10 +1,10 @@
-"""Several processes that train one model: each with all of the weights, or each with a part of them (FSDP2).
+"""Data parallelism: full weights in every process (DDP) or sharded weights (FSDP2).
 
-Copies add their gradients up once a step, after its last backward, in few large messages. Shards gather the weights of
-a block when a pass comes to it, and get the part of each gradient that belongs to their weights.
+DDP all-reduces gradients once per step, after the last backward pass, in a few large buckets.
+FSDP gathers the weights of a block when a pass reaches it and reduce-scatters its gradients.
 
-All see the same folder. Numbers go through nccl on GPUs and gloo elsewhere; what is agreed on goes through gloo, so
-that no GPU is waited for.
+All processes see the same folder. Tensors go through NCCL on GPUs and gloo on CPUs; control flags
+always go through gloo, so that no process waits for a GPU.
 """
 
 import os
@@ -30,56 +30,57 @@ from clearhead.model.transformer import Block, Transformer, build_transformer
 from clearhead.train.distributed import SingleProcess
 from clearhead.train.trainer import compile_with_fallback
 
-BUCKET_NUMEL = 2**23  # numbers that are sent together
-GROUP_TIMEOUT = timedelta(
-    days=2
-)  # while the first process reads a corpus; one that dies is noticed at once
+BUCKET_NUMEL = 2**23
+# Long, because the others wait while the main process tokenizes. A dead process is noticed at once.
+GROUP_TIMEOUT = timedelta(days=2)
 
 
 class DDP(SingleProcess):
-    """One of several processes that all have the whole network."""
+    """Distributed data parallel: every process holds the full network."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, device: str) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
-        self.current_device = where
+        self.current_device = device
         self.control_group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
         self.pending_stop: tuple[Tensor, dist.Work] | None = None
 
-    def device(self, wanted: str) -> str:
+    def device(self, requested: str) -> str:
         return self.current_device
 
     def split_batch(self, batch: PackedBatch) -> tuple[PackedBatch, bool]:
-        """A slice of the rows; where there are fewer than processes, some pass a row that does not count."""
+        """Slice the rows; some processes compute a row that does not count if there are too few."""
         rows = len(batch.targets)
-        start, end = (rows * n // self.size for n in (self.rank, self.rank + 1))
-        mine = slice(start, end) if end > start else slice(0, 1)
-        parts = {f.name: getattr(batch, f.name) for f in fields(batch)}
-        return replace(
-            batch, **{name: t[mine] for name, t in parts.items() if t is not None}
-        ), end > start
+        start = rows * self.rank // self.size
+        end = rows * (self.rank + 1) // self.size
+        has_rows = end > start
+        local_rows = slice(start, end) if has_rows else slice(0, 1)
+        tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
+        sliced = {name: t[local_rows] for name, t in tensors.items() if t is not None}
+        return replace(batch, **sliced), has_rows
 
-    def any_process(self, here: bool) -> bool:
-        flag = torch.tensor([int(here)])
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.control_group)
-        return bool(flag)
+    def any_process(self, flag: bool) -> bool:
+        value = torch.tensor([int(flag)])
+        dist.all_reduce(value, dist.ReduceOp.MAX, group=self.control_group)
+        return bool(value)
 
-    def should_stop(self, here: bool) -> bool:
-        """What was asked by the step before is known by now, to all alike, and nobody waits for it."""
-        before = self.pending_stop
-        flag = torch.tensor([int(here)])
+    def should_stop(self, requested: bool) -> bool:
+        """Read the flags of the previous step, so that no process waits for the reduction."""
+        previous = self.pending_stop
+        flag = torch.tensor([int(requested)])
         work = dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.control_group, async_op=True)
         assert work is not None
         self.pending_stop = flag, work
-        if before is None:
+        if previous is None:
             return False
-        before[1].wait()
-        return bool(before[0])
+        previous_flag, previous_work = previous
+        previous_work.wait()
+        return bool(previous_flag)
 
-    def all_reduce(self, here: Tensor) -> Tensor:
-        there = here.clone()
-        dist.all_reduce(there)
-        return there
+    def all_reduce(self, value: Tensor) -> Tensor:
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
 
     def barrier(self) -> None:
         self.any_process(False)
@@ -87,7 +88,7 @@ class DDP(SingleProcess):
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
         if not self.is_main_process and self.any_process(False):
-            raise SystemExit(2)  # the first has said why
+            raise SystemExit(2)  # the main process has printed the reason
         try:
             yield
         except BaseException:
@@ -99,39 +100,44 @@ class DDP(SingleProcess):
 
     @torch.no_grad()
     def all_reduce_gradients(self, gradients: Sequence[Tensor]) -> None:
-        message: list[Tensor] = []
+        bucket: list[Tensor] = []
         for n, gradient in enumerate(gradients, start=1):
-            message.append(gradient)
-            if n == len(gradients) or sum(g.numel() for g in message) >= BUCKET_NUMEL:
-                flat = torch.cat([g.flatten() for g in message])
+            bucket.append(gradient)
+            if n == len(gradients) or sum(g.numel() for g in bucket) >= BUCKET_NUMEL:
+                flat = torch.cat([g.flatten() for g in bucket])
                 dist.all_reduce(flat)
-                sums = flat.split([g.numel() for g in message])
+                sums = flat.split([g.numel() for g in bucket])
                 torch._foreach_copy_(
-                    message, [s.view_as(g) for s, g in zip(sums, message, strict=True)]
+                    bucket, [s.view_as(g) for s, g in zip(sums, bucket, strict=True)]
                 )
-                message = []
+                bucket = []
 
 
 class FSDP(DDP):
-    """One of several processes that each have a part of the rows of every weight, and of all that belongs to it."""
+    """Fully sharded data parallel: each process holds a shard of the rows of every weight."""
 
     is_sharded = True
 
-    def __init__(self, where: str) -> None:
-        super().__init__(where)
-        self.mesh = init_device_mesh(torch.device(where).type, (self.size,))
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.mesh = init_device_mesh(torch.device(device).type, (self.size,))
 
     def wrap_model(
-        self, net: Transformer, device: torch.device, compiled: bool, say: Callable[[str], None]
+        self,
+        net: Transformer,
+        device: torch.device,
+        compile: bool,
+        echo: Callable[[str], None],
     ) -> Transformer:
-        """Blocks are compiled one by one: between them weights are gathered."""
-        exact = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # of gradients, which are added up
+        """Shard each block, and compile each alone: weights are gathered between blocks."""
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
         for block in [module for module in net.modules() if isinstance(module, Block)]:
-            if compiled:
-                setattr(block, "forward", compile_with_fallback(block.forward, say))  # noqa: B010 - a method, to the type checker
-            fully_shard(block, mesh=self.mesh, mp_policy=exact)
-        # what lies around the blocks stays gathered after a pass: the head is used after it
-        fully_shard(net, mesh=self.mesh, mp_policy=exact, reshard_after_forward=False)
+            if compile:
+                forward = compile_with_fallback(block.forward, echo)
+                setattr(block, "forward", forward)  # noqa: B010 - a method, to the type checker
+            fully_shard(block, mesh=self.mesh, mp_policy=policy)
+        # The rest stays gathered after the forward pass, because the loss uses the head.
+        fully_shard(net, mesh=self.mesh, mp_policy=policy, reshard_after_forward=False)
         for module in net.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
@@ -143,42 +149,42 @@ class FSDP(DDP):
         net.reshard()
 
     def all_reduce_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """They came added up."""
+        """Do nothing: FSDP reduced them in the backward pass."""
 
-    def global_norm(self, here: Tensor) -> Tensor:
-        return self.all_reduce(here.square()).sqrt()
+    def global_norm(self, local_norm: Tensor) -> Tensor:
+        return self.all_reduce(local_norm.square()).sqrt()
 
     def local_tensor(self, tensor: Tensor) -> Tensor:
         return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
-    def from_local(self, own: Tensor, shape: Sequence[int], dim: int = 0) -> Tensor:
-        if own.dim() == 0:  # the same everywhere
-            return own
+    def from_local(self, local: Tensor, shape: Sequence[int], dim: int = 0) -> Tensor:
+        if local.dim() == 0:  # replicated, such as Adam's step
+            return local
         like = torch.empty(shape, device="meta")
+        placements = [Shard(dim)]
         return DTensor.from_local(
-            own, self.mesh, [Shard(dim)], shape=like.shape, stride=like.stride()
+            local, self.mesh, placements, shape=like.shape, stride=like.stride()
         )
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor
 
-    def local_shard(self, whole: Tensor, dim: int = 0) -> Tensor:
-        parts = whole.chunk(self.size, dim)
-        return parts[self.rank] if self.rank < len(parts) else whole.narrow(dim, 0, 0)
+    def local_shard(self, full: Tensor, dim: int = 0) -> Tensor:
+        shards = full.chunk(self.size, dim)
+        return shards[self.rank] if self.rank < len(shards) else full.narrow(dim, 0, 0)
 
-    def copy_full_tensor(self, tensor: Tensor, whole: Tensor) -> None:
-        self.local_tensor(tensor).copy_(
-            self.local_shard(whole) if isinstance(tensor, DTensor) else whole
-        )
+    def copy_full_tensor(self, tensor: Tensor, full: Tensor) -> None:
+        source = self.local_shard(full) if isinstance(tensor, DTensor) else full
+        self.local_tensor(tensor).copy_(source)
 
     def gather_full_tensors(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """One after the other, so that no device holds more than one of them."""
-        found = {}
+        """Gather one tensor at a time, so that a device holds at most one full tensor."""
+        gathered = {}
         for name, tensor in tensors.items():
-            whole = self.full_tensor(tensor)
+            full = self.full_tensor(tensor)
             if self.is_main_process:
-                found[name] = whole.cpu()
-        return found
+                gathered[name] = full.cpu()
+        return gathered
 
     def full_model(self, net: Transformer) -> Transformer:
         weights = self.gather_full_tensors(dict(net.named_parameters()))
@@ -188,19 +194,21 @@ class FSDP(DDP):
 
 
 @contextmanager
-def process_group(device: str, kind: type[DDP]) -> Iterator[DDP]:
-    """Each process on its own GPU, or all on the CPU; when all is well they part as well."""
-    here = int(os.environ.get("LOCAL_RANK", "0"))
+def process_group(device: str, strategy_class: type[DDP]) -> Iterator[DDP]:
+    """Initialize the process group: one GPU per process, or all processes on the CPU."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if device.startswith("cuda"):
-        if here >= (there := torch.cuda.device_count()):
+        num_gpus = torch.cuda.device_count()
+        if local_rank >= num_gpus:
             raise ClearheadError(
-                f"process {here} of this machine has no GPU of its own; there are {there}."
+                f"Process {local_rank} on this machine has no GPU: there are {num_gpus}. "
+                f"Start at most {num_gpus} processes."
             )
-        device = f"cuda:{here}"
-        torch.cuda.set_device(here)
+        device = f"cuda:{local_rank}"
+        torch.cuda.set_device(local_rank)
     elif device != "cpu":
         raise ClearheadError(
-            f"several processes train on cuda or cpu, not on {device}; use one process."
+            f"Distributed training needs device cuda or cpu, got {device}; use a single process."
         )
     store, rank, size = next(iter(rendezvous("env://")))
     dist.init_process_group(
@@ -210,34 +218,35 @@ def process_group(device: str, kind: type[DDP]) -> Iterator[DDP]:
         world_size=size,
         device_id=None if device == "cpu" else torch.device(device),
     )
-    team = kind(device)
-    yield team
-    team.barrier()
+    strategy = strategy_class(device)
+    yield strategy
+    strategy.barrier()
     dist.destroy_process_group()
-    time.sleep(
-        0.2
-    )  # gloo's threads let go of the last message; they would crash if Python had ended by then
+    # gloo's threads need a moment to finish the last message; they crash if Python exits first.
+    time.sleep(0.2)
 
 
 def _rendezvous_name(store: Store, rank: int, size: int) -> str:
-    """One name for this start, known to all of its processes.
+    """Agree on a unique key prefix for this start of the processes.
 
-    torchrun's store outlives a restart, and without a name addresses of processes that were killed would be found in
-    it (pytorch #135712). So each process tells who it is until it hears the name from the first one of this start.
+    torchrun's store outlives a restart, and without a prefix it would still hold the addresses of
+    killed processes (pytorch #135712). Each process announces a fresh id until rank 0 of the same
+    start replies to it.
     """
-    who = uuid4().hex
+    own_id = uuid4().hex
     if rank:
-        store.set(f"clearhead/here/{rank}", who)
-        name = store.get(f"clearhead/named/{who}").decode()  # waits
+        store.set(f"clearhead/here/{rank}", own_id)
+        name = store.get(f"clearhead/named/{own_id}").decode()  # blocks
         store.set(f"clearhead/heard/{name}/{rank}", "")
         return name
     missing = set(range(1, size))
     while missing:
-        for other in [n for n in missing if store.check([f"clearhead/here/{n}"])]:
-            store.set(
-                f"clearhead/named/{store.get(f'clearhead/here/{other}').decode()}", who
-            )  # maybe to a dead one
-            if store.check([f"clearhead/heard/{who}/{other}"]):
+        for other in list(missing):
+            if not store.check([f"clearhead/here/{other}"]):
+                continue
+            other_id = store.get(f"clearhead/here/{other}").decode()  # maybe of a killed process
+            store.set(f"clearhead/named/{other_id}", own_id)
+            if store.check([f"clearhead/heard/{own_id}/{other}"]):
                 missing.discard(other)
         time.sleep(0.01)
-    return who
+    return own_id

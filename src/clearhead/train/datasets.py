@@ -1,4 +1,4 @@
-"""Where the tokenizers of a run come from, and what its special tokens are called."""
+"""Training data of a model: its tokenizers and batches, chosen by its inputs and its head."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ import torch
 
 from clearhead import config as c
 from clearhead.config.model import Config, InferenceConfig
-from clearhead.data.batch import DataReport, Dataset
+from clearhead.data.batch import Dataset
 from clearhead.data.classification import (
     LabeledText,
     LabeledTextDataset,
@@ -31,10 +31,11 @@ from clearhead.data.pairs import (
     TranslationDataset,
     balanced_source_seq_len,
     encode_pairs,
+    read_pairs,
 )
-from clearhead.data.pairs import read_pairs as pairs_in
 from clearhead.data.readers import (
     STDIN,
+    DataReport,
     check_disjoint,
     exclude_valid_files,
     read_documents,
@@ -42,104 +43,26 @@ from clearhead.data.readers import (
 )
 from clearhead.errors import ClearheadError, suggest
 from clearhead.tokenizers.tokenizer import END_TOKEN, TOKENIZER_KINDS, Tokenizer
+from clearhead.train.checkpoint import TOKENS_FOLDER
 from clearhead.weights.checkpoint import SOURCE_TOKENIZER_FILE, TOKENIZER_FILE
 from clearhead.weights.load import load_tokenizers
 
-# ---- tokenizers: Where the tokenizers of a run come from, and what its special tokens are called.
-
 START_TOKEN = "<|start|>"
 MASK_TOKEN = "<|mask|>"
-TOKEN_ALIASES = {
+TOKEN_ALIASES = {  # in pretrained tokenizers
     END_TOKEN: ("<|endoftext|>", "</s>", "[SEP]"),
     START_TOKEN: ("<s>", "[CLS]"),
     MASK_TOKEN: ("<mask>", "[MASK]"),
-}  # others' names
-MAX_TOKENIZER_CHARS = 200_000_000  # characters that a tokenizer learns from
-
-
-@dataclass(frozen=True)
-class TokenizerSource:
-    """Where tokenizers come from: the model that is started from, the folder of the run, or the texts themselves."""
-
-    config: Config
-    output: Path
-    reuse: bool = (
-        False  # whether what is in the folder is this run's, and not of one that never began
-    )
-    tokenizer: Tokenizer | None = None
-    source_tokenizer: Tokenizer | None = None
-
-    def get_or_train(
-        self,
-        texts: Callable[[], Iterable[str]],
-        special: tuple[str, ...],
-        name: str = TOKENIZER_FILE,
-    ) -> Tokenizer:
-        kind = self.config.data.tokenizer
-        path = self.output / name
-        if self.reuse and path.is_file():
-            return Tokenizer.load(path)
-        if kind == "bpe":
-            made = Tokenizer.train_bpe(_first_texts(texts()), self.config.data.vocab_size, special)
-        elif kind == "characters":
-            made = Tokenizer.characters("".join(sorted(set(chain.from_iterable(texts())))), special)
-        elif kind == "bytes":
-            made = Tokenizer.bytes(special)
-        else:
-            made = _pretrained_tokenizer(kind, special)
-        self.output.mkdir(parents=True, exist_ok=True)
-        made.save(path)
-        return made
-
-
-def special_token_ids(tokenizer: Tokenizer, name: str) -> list[int]:
-    """The id of a special token, or of what a published tokenizer has in its place."""
-    return [
-        tokenizer.special_tokens[n]
-        for n in (name, *TOKEN_ALIASES[name])
-        if n in tokenizer.special_tokens
-    ][:1]
-
-
-def document_start_id(use: InferenceConfig, tokenizer: Tokenizer) -> int | None:
-    """The id that opens every document, if there is one."""
-    return next(
-        iter((*use.bos_tokens, *use.eos_tokens, *special_token_ids(tokenizer, END_TOKEN))), None
-    )
-
-
-def _pretrained_tokenizer(where: str, special: tuple[str, ...]) -> Tokenizer:
-    """That of a tokenizer.json or of any model, with the special tokens that it lacks."""
-    try:
-        found = load_tokenizers(where)
-    except ClearheadError as error:
-        raise ClearheadError(
-            f"data.tokenizer = {where!r} is no kind ({suggest(where, TOKENIZER_KINDS)}), and {error}"
-        ) from None
-    if found.tokenizer is None:
-        raise ClearheadError(f"data.tokenizer = {where!r} cannot be used: {found.missing_reason}")
-    found.tokenizer.backend.add_special_tokens(
-        [name for name in special if not special_token_ids(found.tokenizer, name)]
-    )
-    return Tokenizer(found.tokenizer.backend)
-
-
-def _first_texts(texts: Iterable[str]) -> Iterator[str]:
-    """The first texts, as many as SAMPLE characters."""
-    room = MAX_TOKENIZER_CHARS
-    for text in texts:
-        if room <= 0:
-            return
-        yield text
-        room -= len(text)
-
-
-# ---- lessons: What a model learns from: its tokenizers and its batches, chosen by what it reads and what it answers.
+}
+MAX_TOKENIZER_CHARS = 200_000_000  # characters that a tokenizer is trained on
+STREAMS_FOLDER = "piped"  # copies of standard input and pipes
+NUMBER_PATTERN = re.compile(r"[-+]?\d*\.?\d+")
+FRACTION_PATTERN = re.compile(r"[-+]?\d*\.\d+")
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """All that a run needs besides the network; the configuration now knows the vocabulary and the classes."""
+    """Dataset and tokenizers of a run; the configuration has their vocabulary size and labels."""
 
     config: Config
     dataset: Dataset
@@ -147,341 +70,441 @@ class TrainingData:
     source_tokenizer: Tokenizer | None = None
 
 
-def load_training_data(config: Config, origin: TokenizerSource, report: DataReport) -> TrainingData:
-    """The lessons for a model; whatever it is, its data are described by the same section."""
-    m = config.model
+# ---- tokenizers
+
+
+@dataclass(frozen=True)
+class TokenizerSource:
+    """Provides tokenizers: of the initial model, from the run's folder, or trained on the data."""
+
+    config: Config
+    output: Path
+    reuse: bool = False  # files in the folder belong to this run, not to one that never began
+    tokenizer: Tokenizer | None = None
+    source_tokenizer: Tokenizer | None = None
+
+    def get_or_train(
+        self,
+        texts: Callable[[], Iterable[str]],
+        special_tokens: tuple[str, ...],
+        name: str = TOKENIZER_FILE,
+    ) -> Tokenizer:
+        """Load the tokenizer from the folder of the run, or create and save it."""
+        kind = self.config.data.tokenizer
+        path = self.output / name
+        if self.reuse and path.is_file():
+            return Tokenizer.load(path)
+        if kind == "bpe":
+            vocab_size = self.config.data.vocab_size
+            tokenizer = Tokenizer.train_bpe(_first_texts(texts()), vocab_size, special_tokens)
+        elif kind == "characters":
+            characters = sorted(set(chain.from_iterable(texts())))
+            tokenizer = Tokenizer.characters("".join(characters), special_tokens)
+        elif kind == "bytes":
+            tokenizer = Tokenizer.bytes(special_tokens)
+        else:
+            tokenizer = _pretrained_tokenizer(kind, special_tokens)
+        self.output.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(path)
+        return tokenizer
+
+
+def special_token_ids(tokenizer: Tokenizer, name: str) -> list[int]:
+    """Id of a special token, or of its equivalent in a pretrained tokenizer; may be empty."""
+    names = (name, *TOKEN_ALIASES[name])
+    ids = [tokenizer.special_tokens[n] for n in names if n in tokenizer.special_tokens]
+    return ids[:1]
+
+
+def document_start_id(inference: InferenceConfig, tokenizer: Tokenizer) -> int | None:
+    """Id of the token that starts every document, if there is one."""
+    end_ids = special_token_ids(tokenizer, END_TOKEN)
+    return next(iter((*inference.bos_tokens, *inference.eos_tokens, *end_ids)), None)
+
+
+def _pretrained_tokenizer(source: str, special_tokens: tuple[str, ...]) -> Tokenizer:
+    """Tokenizer of a tokenizer.json or of a model, with missing special tokens added."""
+    try:
+        loaded = load_tokenizers(source)
+    except ClearheadError as error:
+        raise ClearheadError(
+            f"data.tokenizer = {source!r} is neither a kind of tokenizer "
+            f"({suggest(source, TOKENIZER_KINDS)}) nor a model: {error}"
+        ) from None
+    if loaded.tokenizer is None:
+        raise ClearheadError(f"data.tokenizer = {source!r} cannot be used: {loaded.missing_reason}")
+    tokenizer = loaded.tokenizer
+    missing = [name for name in special_tokens if not special_token_ids(tokenizer, name)]
+    tokenizer.backend.add_special_tokens(missing)
+    return Tokenizer(tokenizer.backend)
+
+
+def _first_texts(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts until they have `MAX_TOKENIZER_CHARS` characters."""
+    num_chars = 0
+    for text in texts:
+        if num_chars >= MAX_TOKENIZER_CHARS:
+            return
+        yield text
+        num_chars += len(text)
+
+
+# ---- datasets
+
+
+def load_training_data(
+    config: Config, tokenizers: TokenizerSource, report: DataReport
+) -> TrainingData:
+    """Load the dataset for a model."""
+    model = config.model
     check_seq_len(config)
-    writes = isinstance(m.input, c.Tokens) and isinstance(m.head, c.LMHead | c.MLMHead)
-    if writes and not isinstance(m.architecture, c.EncoderDecoder):
-        return _text_data(config, origin, report)
+    is_encoder_decoder = isinstance(model.architecture, c.EncoderDecoder)
+    reads_tokens = isinstance(model.input, c.Tokens)
+    if reads_tokens and isinstance(model.head, c.LMHead | c.MLMHead) and not is_encoder_decoder:
+        return _load_text(config, tokenizers, report)
     if STDIN in (*config.data.train, *config.data.valid):
         raise ClearheadError(
-            "standard input (-) is read as one text; pairs, tables, pictures and sounds need files."
+            "Standard input (-) is read as plain text; pairs, tables, images and audio need files."
         )
     check_disjoint(config.data.train, config.data.valid)
-    if isinstance(m.architecture, c.EncoderDecoder):
-        return _pair_data(config, origin, report)
-    if not isinstance(m.input, c.Tokens):
-        return _media_data(config, report)
-    if isinstance(m.head, c.ClassificationHead | c.RegressionHead):
-        return _labeled_data(config, origin, report)
+    if is_encoder_decoder:
+        return _load_pairs(config, tokenizers, report)
+    if not reads_tokens:
+        return _load_media(config, report)
+    if isinstance(model.head, c.ClassificationHead | c.RegressionHead):
+        return _load_labeled_texts(config, tokenizers, report)
     raise ClearheadError(
-        "a model without a head learns nothing; give it one, such as model.head = classes."
+        "A model without a head cannot be trained; choose one, such as model.head = classification."
     )
 
 
 def check_seq_len(config: Config) -> None:
-    context = config.model.context_length
-    length = config.train.seq_len
-    if config.model.vocab_size and length > context:
-        choose = f"choose --train.seq_len={context} or less, or a larger --model.context_length"
+    context_length = config.model.context_length
+    seq_len = config.train.seq_len
+    if config.model.vocab_size and seq_len > context_length:
         raise ClearheadError(
-            f"train.seq_len = {length} is more than model.context_length = {context}; {choose}."
+            f"train.seq_len = {seq_len} exceeds model.context_length = {context_length}; choose "
+            f"--train.seq_len={context_length} or less, or a larger --model.context_length."
         )
 
 
-# ---------------------------------------------------------------- texts
-def _text_data(config: Config, origin: TokenizerSource, report: DataReport) -> TrainingData:
-    d = config.data
-    t = config.train
-    hides = isinstance(config.model.head, c.MLMHead)
-    train = save_streams(
-        exclude_valid_files(d.train, d.valid, origin.output, report),
-        f"{origin.output}/piped/train",
-        origin.reuse,
+def _load_text(config: Config, tokenizers: TokenizerSource, report: DataReport) -> TrainingData:
+    """Running text for a language model or a masked language model."""
+    data = config.data
+    train = config.train
+    is_masked = isinstance(config.model.head, c.MLMHead)
+    streams = tokenizers.output / STREAMS_FOLDER
+    train_files = save_streams(
+        exclude_valid_files(data.train, data.valid, tokenizers.output, report),
+        f"{streams}/train",
+        tokenizers.reuse,
     )
-    tokenizer = origin.tokenizer or origin.get_or_train(
-        lambda: (
-            document.text
-            for document in read_documents(train, DataReport(d.on_error), d.text_column)
-        ),
-        (END_TOKEN, MASK_TOKEN) if hides else (END_TOKEN,),
-    )
-    if origin.tokenizer is None:
-        ends = special_token_ids(tokenizer, END_TOKEN)
-        use = (
-            {"inference.mask_token": special_token_ids(tokenizer, MASK_TOKEN)}
-            if hides
-            else {"inference.eos_tokens": ends}
-        )
-        config = config.replace(
-            **{"model.vocab_size": len(tokenizer), "inference.bos_tokens": ends}, **use
-        )
-    first = document_start_id(config.inference, tokenizer)
 
-    def read(paths: Sequence[str], name: str) -> TokenizedCorpus:
+    def read_texts() -> Iterator[str]:
+        documents = read_documents(train_files, DataReport(data.on_error), data.text_column)
+        return (document.text for document in documents)
+
+    tokenizer = tokenizers.tokenizer
+    if tokenizer is None:
+        special_tokens = (END_TOKEN, MASK_TOKEN) if is_masked else (END_TOKEN,)
+        tokenizer = tokenizers.get_or_train(read_texts, special_tokens)
+        end_ids = special_token_ids(tokenizer, END_TOKEN)
+        options = {"model.vocab_size": len(tokenizer), "inference.bos_tokens": end_ids}
+        if is_masked:
+            options["inference.mask_token"] = special_token_ids(tokenizer, MASK_TOKEN)
+        else:
+            options["inference.eos_tokens"] = end_ids
+        config = config.replace(**options)
+    start_id = document_start_id(config.inference, tokenizer)
+
+    def tokenize(paths: Sequence[str], name: str) -> TokenizedCorpus:
         return tokenize_corpus(
             paths,
             tokenizer,
-            origin.output / "tokens" / name,
+            tokenizers.output / TOKENS_FOLDER / name,
             report=report,
-            text_column=d.text_column,
-            bos_token=first,
+            text_column=data.text_column,
+            bos_token=start_id,
         )
 
-    valid = (
-        read(save_streams(d.valid, f"{origin.output}/piped/valid", origin.reuse), "valid")
-        if d.valid
-        else None
+    valid_corpus = None
+    if data.valid:
+        valid_files = save_streams(data.valid, f"{streams}/valid", tokenizers.reuse)
+        valid_corpus = tokenize(valid_files, "valid")
+    dataset = LanguageModelingDataset(
+        tokenize(train_files, "train"),
+        train.seq_len or config.model.context_length,
+        train.batch_size,
+        train.seed,
+        0.0 if valid_corpus else data.valid_fraction,
+        valid_corpus,
+        next(iter(config.inference.eos_tokens), None),
     )
-    length = t.seq_len or config.model.context_length
-    stop = next(iter(config.inference.eos_tokens), None)
-    rows = LanguageModelingDataset(
-        read(train, "train"),
-        length,
-        t.batch_size,
-        t.seed,
-        0.0 if valid else d.valid_fraction,
-        valid,
-        stop,
-    )
-    if not hides:
-        return TrainingData(config, rows, tokenizer)
+    if not is_masked:
+        return TrainingData(config, dataset, tokenizer)
     if not config.inference.mask_token:
         raise ClearheadError(
-            f"{t.init_from} has no token that hides words, so inference.mask_token names none."
+            f"{train.init_from} has no mask token (inference.mask_token is empty), so it cannot "
+            "be trained on masked tokens."
         )
-    special = tuple(tokenizer.special_tokens.values())
-    return TrainingData(
-        config,
-        MaskedLanguageModelingDataset(
-            rows, config.inference.mask_token[0], config.model.vocab_size, special
-        ),
-        tokenizer,
+    masked_dataset = MaskedLanguageModelingDataset(
+        dataset,
+        config.inference.mask_token[0],
+        config.model.vocab_size,
+        tuple(tokenizer.special_tokens.values()),
     )
+    return TrainingData(config, masked_dataset, tokenizer)
 
 
-# ---------------------------------------------------------------- pairs
-def _pair_data(config: Config, origin: TokenizerSource, report: DataReport) -> TrainingData:
-    d = config.data
-    t = config.train
-    shape = config.model.architecture
-    assert isinstance(shape, c.EncoderDecoder)
-    if not isinstance(shape.source_input, c.Tokens):
+def _load_pairs(config: Config, tokenizers: TokenizerSource, report: DataReport) -> TrainingData:
+    """Sentence pairs for translation."""
+    data = config.data
+    train = config.train
+    architecture = config.model.architecture
+    assert isinstance(architecture, c.EncoderDecoder)
+    if not isinstance(architecture.source_input, c.Tokens):
         raise ClearheadError(
-            "speech with its words cannot be learned from files yet; sounds with classes can."
+            "Training on speech with transcripts is not supported; audio with labels is."
         )
-    read = read_pair_files(d, report, d.train)
-    held = read_pair_files(d, report, d.valid)
-    if not d.valid:
-        picks = stratified_split(
-            [""] * len(read), [pair.source for pair in read], d.valid_fraction, t.seed
-        )
-        _check_validation_rows(config, len(picks[1]), [""] * len(read))
-        read, held = ([read[i] for i in part] for part in picks)
-    tokenizer = origin.tokenizer
-    source_tokenizer = origin.source_tokenizer
+    train_pairs = read_pair_files(data, report, data.train)
+    valid_pairs = read_pair_files(data, report, data.valid)
+    if not data.valid:
+        labels = [""] * len(train_pairs)
+        sources = [pair.source for pair in train_pairs]
+        split = stratified_split(labels, sources, data.valid_fraction, train.seed)
+        train_rows, valid_rows = split
+        _check_valid_rows(config, len(valid_rows), labels)
+        valid_pairs = [train_pairs[i] for i in valid_rows]
+        train_pairs = [train_pairs[i] for i in train_rows]
+
+    tokenizer = tokenizers.tokenizer
+    source_tokenizer = tokenizers.source_tokenizer
     if tokenizer is None:
-        special = (START_TOKEN, END_TOKEN)
-        apart = bool(shape.source_vocab_size)
-        sides = [lambda: (pair.source for pair in read), lambda: (pair.target for pair in read)]
-        both = lambda: chain(sides[0](), sides[1]())  # noqa: E731
-        tokenizer = origin.get_or_train(sides[1] if apart else both, special)
-        source_tokenizer = (
-            origin.get_or_train(sides[0], special, SOURCE_TOKENIZER_FILE) if apart else None
-        )
-        cut = source_tokenizer or tokenizer
+        special_tokens = (START_TOKEN, END_TOKEN)
+
+        def read_sources() -> Iterator[str]:
+            return (pair.source for pair in train_pairs)
+
+        def read_targets() -> Iterator[str]:
+            return (pair.target for pair in train_pairs)
+
+        if architecture.source_vocab_size:  # a vocabulary for each language
+            tokenizer = tokenizers.get_or_train(read_targets, special_tokens)
+            source_tokenizer = tokenizers.get_or_train(
+                read_sources, special_tokens, SOURCE_TOKENIZER_FILE
+            )
+        else:
+            tokenizer = tokenizers.get_or_train(
+                lambda: chain(read_sources(), read_targets()), special_tokens
+            )
+        start_ids = special_token_ids(tokenizer, START_TOKEN)
         config = config.replace(
             **{
                 "model.vocab_size": len(tokenizer),
-                "model.architecture.source_vocab_size": len(cut) if apart else 0,
-            },
-            **{
-                "inference.sep_tokens": special_token_ids(cut, END_TOKEN),
-                "inference.decoder_start_tokens": special_token_ids(tokenizer, START_TOKEN),
+                "model.architecture.source_vocab_size": len(source_tokenizer or ()),
+                "inference.sep_tokens": special_token_ids(source_tokenizer or tokenizer, END_TOKEN),
+                "inference.decoder_start_tokens": start_ids,
                 "inference.eos_tokens": special_token_ids(tokenizer, END_TOKEN),
-            },
-            **{"inference.suppress_tokens": special_token_ids(tokenizer, START_TOKEN)},
+                "inference.suppress_tokens": start_ids,
+            }
         )
-    use = config.inference
-    own = tokenizer
+    inference = config.inference
+    target_tokenizer = tokenizer
 
-    def encoded(found: list[SentencePair]) -> list[EncodedPair]:
-        made = encode_pairs(
-            found,
-            own,
-            source_tokenizer or own,
-            use,
+    def encode(pairs: list[SentencePair]) -> list[EncodedPair]:
+        encoded = encode_pairs(
+            pairs,
+            target_tokenizer,
+            source_tokenizer or target_tokenizer,
+            inference,
             report,
-            max_tokens=d.max_tokens,
-            max_length_ratio=d.max_length_ratio,
+            max_tokens=data.max_tokens,
+            max_length_ratio=data.max_length_ratio,
         )
-        return [ids for _, ids in made]
+        return [ids for _, ids in encoded]
 
-    train = encoded(read)
-    length = t.seq_len or config.model.context_length
-    if not train:
+    encoded_train = encode(train_pairs)
+    if not encoded_train:
         raise ClearheadError(
-            f"there is no pair to train on; {report.num_read:,} were read, and none of them is left."
+            f"No sentence pairs to train on: {report.num_read:,} were read, and all were skipped."
         )
-    source_length = min(balanced_source_seq_len(train, length), shape.source_context_length)
-    options = {
-        "batch_size": t.batch_size,
-        "seq_len": length,
-        "source_seq_len": source_length,
-        "seed": t.seed,
-    }
-    data = TranslationDataset(
-        train,
-        encoded(held),
+    seq_len = train.seq_len or config.model.context_length
+    source_seq_len = balanced_source_seq_len(encoded_train, seq_len)
+    dataset = TranslationDataset(
+        encoded_train,
+        encode(valid_pairs),
         report,
-        **options,
-        num_start_tokens=max(1, len(use.decoder_start_tokens)),
+        batch_size=train.batch_size,
+        seq_len=seq_len,
+        source_seq_len=min(source_seq_len, architecture.source_context_length),
+        seed=train.seed,
+        num_start_tokens=max(1, len(inference.decoder_start_tokens)),
     )
-    return TrainingData(config, data, tokenizer, source_tokenizer)
+    return TrainingData(config, dataset, tokenizer, source_tokenizer)
 
 
 def read_pair_files(
-    d: c.DataConfig, report: DataReport, paths: tuple[str, ...]
+    data: c.DataConfig, report: DataReport, paths: tuple[str, ...]
 ) -> list[SentencePair]:
-    if bool(d.source_column) != bool(d.target_column):
-        raise ClearheadError("data.source_column and data.target_column must be set together.")
-    return (
-        list(
-            pairs_in(
-                paths,
-                report,
-                columns=(d.source_column, d.target_column) if d.source_column else None,
-            )
+    if bool(data.source_column) != bool(data.target_column):
+        raise ClearheadError(
+            "Set both data.source_column and data.target_column, or neither: got "
+            f"{data.source_column!r} and {data.target_column!r}."
         )
-        if paths
-        else []
-    )
+    if not paths:
+        return []
+    columns = (data.source_column, data.target_column) if data.source_column else None
+    return list(read_pairs(paths, report, columns=columns))
 
 
-# ---------------------------------------------------------------- labelled texts
-def _labeled_data(config: Config, origin: TokenizerSource, report: DataReport) -> TrainingData:
-    d = config.data
-    t = config.train
-    numbers = isinstance(config.model.head, c.RegressionHead)
-    found, held = (
-        list(read_labeled_rows(d, report, paths, numbers)) for paths in (d.train, d.valid)
-    )
-    if not d.valid:
-        keys = [(row.text, row.text_pair) for row in found]
-        labels = [row.label for row in found]
-        picks = stratified_split(labels, keys, d.valid_fraction, t.seed)
-        _check_validation_rows(config, len(picks[1]), labels)
-        found, held = ([found[i] for i in part] for part in picks)
-    tokenizer = origin.tokenizer
+def _load_labeled_texts(
+    config: Config, tokenizers: TokenizerSource, report: DataReport
+) -> TrainingData:
+    """Texts or pairs of texts with a label or a number, from tables."""
+    data = config.data
+    train = config.train
+    is_regression = isinstance(config.model.head, c.RegressionHead)
+    rows = list(read_labeled_rows(data, report, data.train, is_regression))
+    valid_rows = list(read_labeled_rows(data, report, data.valid, is_regression))
+    if not data.valid:
+        labels = [row.label for row in rows]
+        keys = [(row.text, row.text_pair) for row in rows]
+        train_indices, valid_indices = stratified_split(
+            labels, keys, data.valid_fraction, train.seed
+        )
+        _check_valid_rows(config, len(valid_indices), labels)
+        valid_rows = [rows[i] for i in valid_indices]
+        rows = [rows[i] for i in train_indices]
+
+    tokenizer = tokenizers.tokenizer
     if tokenizer is None:
-        texts = lambda: (text for row in found for text in (row.text, row.text_pair) if text)  # noqa: E731
-        tokenizer = origin.get_or_train(texts, (START_TOKEN, END_TOKEN))
-        around = {
-            "inference.bos_tokens": special_token_ids(tokenizer, START_TOKEN),
-            "inference.sep_tokens": special_token_ids(tokenizer, END_TOKEN),
-        }
-        config = config.replace(**{"model.vocab_size": len(tokenizer)}, **around)
-    if (
-        d.text_pair_column and not config.inference.sep_tokens
-    ):  # something must stand between the two texts
-        end = config.inference.eos_tokens[:1] or special_token_ids(tokenizer, END_TOKEN)
-        if not end:
+
+        def read_texts() -> Iterator[str]:
+            return (text for row in rows for text in (row.text, row.text_pair) if text)
+
+        tokenizer = tokenizers.get_or_train(read_texts, (START_TOKEN, END_TOKEN))
+        config = config.replace(
+            **{
+                "model.vocab_size": len(tokenizer),
+                "inference.bos_tokens": special_token_ids(tokenizer, START_TOKEN),
+                "inference.sep_tokens": special_token_ids(tokenizer, END_TOKEN),
+            }
+        )
+    if data.text_pair_column and not config.inference.sep_tokens:
+        separator = config.inference.eos_tokens[:1] or special_token_ids(tokenizer, END_TOKEN)
+        if not separator:
             raise ClearheadError(
-                "two texts are read together with a token between them, but inference.sep_tokens names none."
+                "Pairs of texts need a separator token, but inference.sep_tokens is empty."
             )
-        config = config.replace(**{"inference.sep_tokens": list(end)})
-    m = config.model
-    config = config.replace(
-        **{"inference.max_length": t.seq_len if t.seq_len < m.context_length else 0}
-    )
-    use = config.inference
-    data = LabeledTextDataset(
-        encode_labeled_texts(found, tokenizer, report),
-        encode_labeled_texts(held, tokenizer, report),
+        config = config.replace(**{"inference.sep_tokens": list(separator)})
+    model = config.model
+    max_length = train.seq_len if train.seq_len < model.context_length else 0
+    config = config.replace(**{"inference.max_length": max_length})
+    dataset = LabeledTextDataset(
+        encode_labeled_texts(rows, tokenizer, report),
+        encode_labeled_texts(valid_rows, tokenizer, report),
         report,
-        batch_size=t.batch_size,
-        context_length=t.seq_len or m.context_length,
-        seed=t.seed,
-        bos_tokens=use.bos_tokens,
-        sep_tokens=use.sep_tokens,
-        token_types=isinstance(m.input, c.Tokens) and m.input.token_types > 1,
+        batch_size=train.batch_size,
+        context_length=train.seq_len or model.context_length,
+        seed=train.seed,
+        bos_tokens=config.inference.bos_tokens,
+        sep_tokens=config.inference.sep_tokens,
+        token_types=isinstance(model.input, c.Tokens) and model.input.token_types > 1,
     )
-    if any(map(_FRACTION.fullmatch, data.labels)) and all(map(_NUMBER.fullmatch, data.labels)):
-        kinds = f"{len(data.labels):,} different numbers are learned as classes"
-        report.messages.append(f"{kinds}; --model.head number learns how large they are.")
-    return TrainingData(_with_classes(config, data.labels), data, tokenizer)
-
-
-_NUMBER = re.compile(r"[-+]?\d*\.?\d+")
-_FRACTION = re.compile(r"[-+]?\d*\.\d+")
+    labels_are_numbers = all(map(NUMBER_PATTERN.fullmatch, dataset.labels))
+    if labels_are_numbers and any(map(FRACTION_PATTERN.fullmatch, dataset.labels)):
+        report.messages.append(
+            f"{len(dataset.labels):,} different numbers are treated as classes; "
+            "--model.head regression predicts them as numbers."
+        )
+    return TrainingData(_with_labels(config, dataset.labels), dataset, tokenizer)
 
 
 def read_labeled_rows(
-    d: c.DataConfig, report: DataReport, paths: tuple[str, ...], numbers: bool
+    data: c.DataConfig, report: DataReport, paths: tuple[str, ...], is_regression: bool
 ) -> Iterator[LabeledText]:
     for path in paths:
         yield from read_labeled_texts(
             path,
             report,
-            text_column=d.text_column,
-            label_column=d.label_column,
-            text_pair_column=d.text_pair_column or None,
-            is_regression=numbers,
+            text_column=data.text_column,
+            label_column=data.label_column,
+            text_pair_column=data.text_pair_column or None,
+            is_regression=is_regression,
         )
 
 
-# ---------------------------------------------------------------- pictures and sounds
-def _media_data(config: Config, report: DataReport) -> TrainingData:
-    d = config.data
-    t = config.train
-    source = config.model.input
-    if not isinstance(config.model.head, c.ClassificationHead) or isinstance(source, c.Tokens):
-        raise ClearheadError(
-            "pictures and sounds are learned with classes; choose model.head = classes."
-        )
-    train = read_media(d, report, d.train, source)
-    held = read_media(d, report, d.valid, source) if d.valid else d.valid_fraction
-    if isinstance(held, MediaExamples):
-        train = exclude_valid_media(train, held, report)
-    data = MediaDataset(
-        train,
-        held,
-        source,
+def _load_media(config: Config, report: DataReport) -> TrainingData:
+    """Images or audio with labels."""
+    data = config.data
+    train = config.train
+    media_input = config.model.input
+    is_classifier = isinstance(config.model.head, c.ClassificationHead)
+    if not is_classifier or isinstance(media_input, c.Tokens):
+        raise ClearheadError("Images and audio need labels: set model.head = classification.")
+    examples = read_media(data, report, data.train, media_input)
+    valid: MediaExamples | float = data.valid_fraction
+    if data.valid:
+        valid = read_media(data, report, data.valid, media_input)
+        examples = exclude_valid_media(examples, valid, report)
+    dataset = MediaDataset(
+        examples,
+        valid,
+        media_input,
         report,
-        batch_size=t.batch_size,
-        seed=t.seed,
-        random_shift=d.random_shift,
+        batch_size=train.batch_size,
+        seed=train.seed,
+        random_shift=data.random_shift,
     )
-    return TrainingData(_with_classes(config, data.labels), data)
+    return TrainingData(_with_labels(config, dataset.labels), dataset)
 
 
 def read_media(
-    d: c.DataConfig, report: DataReport, paths: tuple[str, ...], source: c.Images | c.MelSpectrogram
+    data: c.DataConfig,
+    report: DataReport,
+    paths: tuple[str, ...],
+    media_input: c.Images | c.MelSpectrogram,
 ) -> MediaExamples:
-    label = "folder" if d.label_column == "label" else d.label_column
-    if label not in ("folder", "stem"):
+    label_source = "folder" if data.label_column == "label" else data.label_column
+    if label_source not in ("folder", "stem"):
         raise ClearheadError(
-            f"data.label_column = {label!r} is no choice for pictures and sounds; folder or stem is."
+            f"data.label_column must be folder or stem for images and audio, got {label_source!r}."
         )
-    parts = [load_media(path, source, report, label=label) for path in paths]  # type: ignore[arg-type]
+    parts = [load_media(path, media_input, report, label=label_source) for path in paths]  # type: ignore[arg-type]
     return MediaExamples(
         torch.cat([part.data for part in parts]),
-        [name for part in parts for name in part.labels],
-        [place for part in parts for place in part.locations],
+        [label for part in parts for label in part.labels],
+        [location for part in parts for location in part.locations],
     )
 
 
-def _check_validation_rows(config: Config, held: int, labels: Sequence[str | float]) -> None:
-    """Patience needs rows that are held out, of which there may be none although a share is asked for."""
-    if held or not labels or not config.train.patience or not config.data.valid_fraction:
+def _check_valid_rows(config: Config, num_valid_rows: int, labels: Sequence[str | float]) -> None:
+    """Refuse patience if there are too few rows to hold any out for validation."""
+    is_expected = config.train.patience and config.data.valid_fraction
+    if num_valid_rows or not labels or not is_expected:
         return
-    count = len(labels)
-    names = {label for label in labels if isinstance(label, str)}
-    if 2 < count == len(names):
+    num_rows = len(labels)
+    num_names = len({label for label in labels if isinstance(label, str)})
+    if 2 < num_rows == num_names:
         raise ClearheadError(
-            f"{count} different labels for {count} rows; for numbers choose --model.head number."
+            f"{num_rows} rows have {num_rows} different labels; to predict numbers, set "
+            "--model.head regression."
         )
-    few = f"only {count} {'row' if count == 1 else 'rows'}, so none can be held out"
-    raise ClearheadError(f"{few}; give data.valid, or more rows, or set train.patience = 0.")
+    raise ClearheadError(
+        f"train.patience needs validation data, and {num_rows} rows are too few to hold any out; "
+        "set data.valid, add rows, or set train.patience = 0."
+    )
 
 
-def _with_classes(config: Config, labels: tuple[str, ...]) -> Config:
-    if not isinstance(head := config.model.head, c.ClassificationHead):
+def _with_labels(config: Config, labels: tuple[str, ...]) -> Config:
+    """Set the labels and the size of a classification head."""
+    head = config.model.head
+    if not isinstance(head, c.ClassificationHead):
         return config
     if config.inference.labels not in ((), labels):
         raise ClearheadError(
-            f"use.labels follow from the data, which has {', '.join(labels)}; leave them out."
+            f"inference.labels does not match the labels in the data ({', '.join(labels)}); "
+            "leave it out."
         )
     model = replace(config.model, head=replace(head, num_labels=len(labels)))
     return replace(config, model=model, inference=replace(config.inference, labels=labels))

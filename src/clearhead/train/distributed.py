@@ -1,7 +1,8 @@
-"""Who trains: one process alone, or one of several that torchrun started. Alone, nothing is asked of anybody.
+"""Distribution strategy: one process, or several that torchrun started (see `data_parallel`).
 
-A step is `train.batch_size` × `train.grad_accum` rows whatever the number of processes: each makes the same batches and
-passes its share of their rows, so the same run goes on with more processes or fewer.
+A step is `train.batch_size` × `train.grad_accum` rows for any number of processes: every process
+builds the same batches and computes its slice of their rows, so a run can be resumed with more
+processes or fewer.
 """
 
 import os
@@ -19,91 +20,94 @@ from clearhead.model.transformer import Transformer
 
 
 class SingleProcess:
-    """One process that has everything; what several do together is overridden by `parallel`."""
+    """Training in one process. `DDP` and `FSDP` override the collective operations."""
 
     rank = 0
     size = 1
-    is_sharded = False  # whether the weights are shared out, so that every pass is made by all
+    is_sharded = False  # sharded weights need every process in every forward pass
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is the process that writes files and speaks."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
-    # ---- what is whose
-    def device(self, wanted: str) -> str:
-        """Where this process computes, where the user wants this kind of device."""
-        return wanted
+    def device(self, requested: str) -> str:
+        """Device of this process, given the requested kind of device."""
+        return requested
 
     def split_batch(self, batch: PackedBatch) -> tuple[PackedBatch, bool]:
-        """The rows that this process passes, and whether they count."""
+        """Rows of a batch that this process computes, and whether they count in the loss."""
         return batch, True
 
-    # ---- what is agreed on
-    def any_process(self, here: bool) -> bool:
-        """Whether it is so anywhere."""
-        return here
+    # ---- agreement
+    def any_process(self, flag: bool) -> bool:
+        """Whether the flag is set in any process."""
+        return flag
 
-    def should_stop(self, here: bool) -> bool:
-        """Whether all stop after this step, because some process was asked to."""
-        return here
+    def should_stop(self, requested: bool) -> bool:
+        """Whether all processes stop after this step because one of them was asked to."""
+        return requested
 
-    def all_reduce(self, here: Tensor) -> Tensor:
-        """The sum over all processes."""
-        return here
+    def all_reduce(self, value: Tensor) -> Tensor:
+        """Sum over all processes."""
+        return value
 
     def barrier(self) -> None:
-        """Until all are here."""
+        """Wait for all processes."""
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """The first process goes first; the others find done what it did."""
+        """Let the main process run the block first; the others then reuse its files."""
         yield
 
     # ---- gradients
     def all_reduce_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Gradients of each process's rows become those of all rows, in place."""
+        """Sum the gradients over all processes, in place."""
 
-    def global_norm(self, here: Tensor) -> Tensor:
-        """The norm of a whole of which this process holds a part with this norm."""
-        return here
+    def global_norm(self, local_norm: Tensor) -> Tensor:
+        """Norm of a sharded vector, given the norm of the local shard."""
+        return local_norm
 
-    # ---- weights, and what is as large as they are
+    # ---- weights and optimizer state
     def wrap_model(
-        self, net: Transformer, device: torch.device, compiled: bool, say: Callable[[str], None]
+        self,
+        net: Transformer,
+        device: torch.device,
+        compile: bool,
+        echo: Callable[[str], None],
     ) -> Transformer:
-        """The network on the devices, as training needs it."""
+        """Move the network to the devices, sharded if the strategy shards."""
         return net.to(device)
 
     def reshard(self, net: Transformer) -> None:
-        """After passes without a backward: what was gathered for them is let go, and read anew by the next."""
+        """Free weights that were gathered for forward passes without a backward pass."""
 
     def local_tensor(self, tensor: Tensor) -> Tensor:
-        """What this process holds of a parameter or its gradient."""
+        """Local shard of a parameter or of its gradient."""
         return tensor
 
-    def from_local(self, own: Tensor, shape: Sequence[int], dim: int = 0) -> Tensor:
-        """A whole of this shape, of which this process holds `own`."""
-        return own
+    def from_local(self, local: Tensor, shape: Sequence[int], dim: int = 0) -> Tensor:
+        """Distributed tensor of this full shape, given the local shard."""
+        return local
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
-        """All of it, in every process."""
+        """Full tensor, gathered in every process."""
         return tensor
 
-    def local_shard(self, whole: Tensor, dim: int = 0) -> Tensor:
-        """What this process holds of it."""
-        return whole
+    def local_shard(self, full: Tensor, dim: int = 0) -> Tensor:
+        """Local shard of a full tensor."""
+        return full
 
-    def copy_full_tensor(self, tensor: Tensor, whole: Tensor) -> None:
-        """Copies the numbers of a whole into what this process holds of it."""
-        tensor.copy_(whole)
+    def copy_full_tensor(self, tensor: Tensor, full: Tensor) -> None:
+        """Copy the local shard of a full tensor into `tensor`."""
+        tensor.copy_(full)
 
     def gather_full_tensors(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """All of them whole, in the first process, to be written."""
+        """Gather full tensors in the main process, to be saved."""
         return tensors
 
     def full_model(self, net: Transformer) -> Transformer:
-        """The network with whole weights, in the first process, to be written."""
+        """Network with full weights in the main process, to be saved."""
         return net
 
 
@@ -111,18 +115,18 @@ SINGLE_PROCESS = SingleProcess()
 
 
 @contextmanager
-def distributed_training(device: str, options: TrainConfig) -> Iterator[SingleProcess]:
-    """The processes that torchrun started together with this one, for a run on this kind of device."""
+def distributed_training(device: str, config: TrainConfig) -> Iterator[SingleProcess]:
+    """Join the processes that torchrun started, on this kind of device."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield SINGLE_PROCESS
         return
-    if options.batch_size % size:
+    if config.batch_size % size:
         raise ClearheadError(
-            f"train.batch_size = {options.batch_size} cannot be shared out among {size} processes evenly."
+            f"train.batch_size must be divisible by the {size} processes, got {config.batch_size}."
         )
+    # Importing torch.distributed.fsdp takes most of a second, which one process does not need.
     from clearhead.train.data_parallel import DDP, FSDP, process_group
 
-    kind = FSDP if options.strategy == "fsdp" else DDP
-    with process_group(device, kind) as team:
-        yield cast(SingleProcess, team)
+    with process_group(device, FSDP if config.strategy == "fsdp" else DDP) as strategy:
+        yield cast(SingleProcess, strategy)

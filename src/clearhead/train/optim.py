@@ -1,4 +1,9 @@
-"""Muon: a matrix moves by the nearest orthogonal one to its gradient, so that all its directions learn alike."""
+"""Optimizers: AdamW, Muon with Adam, fp32 master weights of a bf16 network, and weight averages.
+
+Weight decay applies to the matrices of the blocks only, and Muon updates only those. Norms, biases
+and gains set a scale; rows of an embedding that no batch touched would only be forgotten; input
+and output layers are single layers among many. So AdamW and Muon differ in nothing else.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,33 +16,41 @@ from clearhead.config.training import Muon, OptimizerConfig
 from clearhead.errors import ClearheadError
 from clearhead.train.distributed import SINGLE_PROCESS, SingleProcess
 
-# ---- muon: Muon: a matrix moves by the nearest orthogonal one to its gradient, so that all its directions learn alike.
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al.
+NEWTON_SCHULZ_STEPS = 5  # afterwards singular values lie within 1 ± 0.3
 
-_NEWTON_SCHULZ = (
-    3.4445,
-    -4.7750,
-    2.0315,
-)  # Jordan et al.: steep at 0, and 1 ± 0.3 after five rounds
+StateDict = dict[str, Tensor]
+
+
+def is_block_matrix(name: str, p: Tensor) -> bool:
+    """Whether a parameter is a weight matrix of a block."""
+    return p.dim() == 2 and re.search(r"(^|\.)blocks\.\d+\.", name) is not None
+
+
+# ---- Muon
 
 
 class BatchedMuon:
-    """Matrices of one shape are stacked, so that one product orthogonalises all of them."""
+    """Muon: SGD with Nesterov momentum whose updates are orthogonalized.
+
+    Matrices of one shape are stacked, so that each Newton–Schulz step is one batched product.
+    """
 
     def __init__(
         self,
         shapes: Mapping[str, torch.Size],
         weights: Mapping[str, Tensor],
-        option: Muon,
-        team: SingleProcess,
+        config: Muon,
+        strategy: SingleProcess,
     ) -> None:
-        self.config = option
+        self.config = config
         self.weights = weights
-        self.strategy = team
+        self.strategy = strategy
         self.names: dict[torch.Size, list[str]] = {}
         for name, shape in shapes.items():
             self.names.setdefault(shape, []).append(name)
         self.stacks = [
-            torch.stack([torch.zeros_like(weights[n]) for n in names])
+            torch.stack([torch.zeros_like(weights[name]) for name in names])
             for names in self.names.values()
         ]
 
@@ -45,114 +58,107 @@ class BatchedMuon:
         for names, stack in zip(self.names.values(), self.stacks, strict=True):
             yield from zip(names, stack.unbind(), strict=True)
 
-    def step(self, gradients: Mapping[str, Tensor], factor: float | Tensor) -> None:
-        rate = self.config.lr * factor
-        keep = self.config.momentum
+    def step(self, gradients: Mapping[str, Tensor], lr_factor: float | Tensor) -> None:
+        lr = self.config.lr * lr_factor
         for (shape, names), momentum in zip(self.names.items(), self.stacks, strict=True):
             gradient = torch.stack([gradients[name] for name in names]).to(momentum.dtype)
-            momentum.lerp_(gradient, 1 - keep)
-            ahead = gradient.lerp_(momentum, keep)  # Nesterov: a step ahead along the momentum
-            whole = self.strategy.full_tensor(
-                self.strategy.from_local(ahead, (len(names), *shape), dim=1)
+            momentum.lerp_(gradient, 1 - self.config.momentum)
+            nesterov = gradient.lerp_(momentum, self.config.momentum)
+            full = self.strategy.full_tensor(
+                self.strategy.from_local(nesterov, (len(names), *shape), dim=1)
             )
-            update = self.strategy.local_shard(orthogonalize(whole), dim=1)
+            update = self.strategy.local_shard(orthogonalize(full), dim=1)
             rows, columns = shape
-            # the output then moves as much for any width, so that a rate found for a small model fits a large one
-            far = rate * max(1.0, rows / columns) ** 0.5
+            # Scaled so that outputs change as much at any width: the learning rate transfers.
+            scaled_lr = lr * max(1.0, rows / columns) ** 0.5
             weights = [self.weights[name] for name in names]
-            torch._foreach_mul_(weights, 1 - rate * self.config.weight_decay)
-            torch._foreach_sub_(weights, (update.to(momentum.dtype) * far).unbind())
+            torch._foreach_mul_(weights, 1 - lr * self.config.weight_decay)
+            torch._foreach_sub_(weights, (update.to(momentum.dtype) * scaled_lr).unbind())
 
 
 def orthogonalize(x: Tensor) -> Tensor:
-    """The nearest orthogonal matrices to a stack of them, roughly: UV^T of UΣV^T, by Newton–Schulz rounds.
+    """Approximate UVᵀ of X = UΣVᵀ, for a stack of matrices, by Newton–Schulz iteration.
 
-    A round is aX + (bA + cA²)X with A = XXᵀ, which takes every singular value closer to 1.
+    A step is aX + (bA + cA²)X with A = XXᵀ, which moves every singular value closer to 1.
     """
-    a, b, c = _NEWTON_SCHULZ
-    tall = x.shape[-2] > x.shape[-1]
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
+    is_tall = x.shape[-2] > x.shape[-1]
     x = x.float()
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    x = (
-        x.bfloat16() if x.is_cuda else x
-    )  # CPUs are slower in bf16, and the rounding of a direction does no harm
-    x = x.mT if tall else x
-    for _ in range(5):
+    if x.is_cuda:
+        x = x.bfloat16()  # slower than fp32 on CPUs
+    if is_tall:
+        x = x.mT
+    for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+        polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x.mT if is_tall else x
 
 
-# ---- optim: From gradients to new weights: AdamW, or Muon with Adam; and fp32 masters of a bf16 net.
-
-StateDict = dict[str, Tensor]
-
-
-def is_block_matrix(name: str, p: Tensor) -> bool:
-    """Whether a parameter is a matrix of a block, between the residual stream and itself."""
-    return p.dim() == 2 and re.search(r"(^|\.)blocks\.\d+\.", name) is not None
+# ---- optimizer
 
 
 class Optimizer:
-    """Moves the trainable parameters of a net by their gradients.
+    """AdamW, or Muon for the block matrices and Adam for the rest.
 
-    Parameters of 16 bits have a copy in fp32 here, their master: it is what moves, and the net gets it rounded.
-    Where processes share the weights, each moves the part it holds.
+    16-bit parameters have an fp32 master copy, which is updated and then rounded into the network.
+    With sharded weights, each process updates its own shard.
     """
 
     def __init__(
-        self, net: nn.Module, option: OptimizerConfig, strategy: SingleProcess = SINGLE_PROCESS
+        self, net: nn.Module, config: OptimizerConfig, strategy: SingleProcess = SINGLE_PROCESS
     ) -> None:
-        self.config = option
+        self.config = config
         self.strategy = strategy
         self.parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
         if not self.parameters:
-            raise ClearheadError(
-                "the net has no parameter that may change; at least one needs requires_grad."
-            )
+            raise ClearheadError("The network has no trainable parameters; set requires_grad.")
         self.local_parameters = {
             name: strategy.local_tensor(p) for name, p in self.parameters.items()
         }
         self.master_weights = {
-            n: t.detach().float() for n, t in self.local_parameters.items() if t.dtype.itemsize < 4
+            name: t.detach().float()
+            for name, t in self.local_parameters.items()
+            if t.dtype.itemsize < 4
         }
         self.weights: StateDict = {**self.local_parameters, **self.master_weights}
-        self.accumulated: StateDict = {}  # of gradients, where they were collected
-        hidden = {name: p.shape for name, p in self.parameters.items() if is_block_matrix(name, p)}
-        self.muon = (
-            BatchedMuon(hidden, self.weights, option, strategy)
-            if isinstance(option, Muon)
-            else None
-        )
-        decaying = [] if isinstance(option, Muon) else list(hidden)
-        still = [name for name in self.parameters if name not in hidden]
-        self.adam_names = [*decaying, *still]
-        self.adam = _adam(
-            option, [self.weights[n] for n in decaying], [self.weights[n] for n in still]
+        self.accumulated: StateDict = {}  # fp32 sums of gradients, with master weights only
+
+        matrices = {n: p.shape for n, p in self.parameters.items() if is_block_matrix(n, p)}
+        others = [name for name in self.parameters if name not in matrices]
+        self.muon: BatchedMuon | None = None
+        decayed: list[str] = []
+        if isinstance(config, Muon):
+            self.muon = BatchedMuon(matrices, self.weights, config, strategy)
+        else:
+            decayed = list(matrices)
+        self.adam_names = [*decayed, *others]
+        self.adam = _create_adam(
+            config, [self.weights[n] for n in decayed], [self.weights[n] for n in others]
         )
 
     @torch.no_grad()
-    def step(self, factor: float | Tensor = 1.0) -> None:
-        """One step at `factor` of the peak rate."""
+    def step(self, lr_factor: float | Tensor = 1.0) -> None:
+        """Update the weights at `lr_factor` of the peak learning rate."""
         gradients = self.gradients()
         if self.muon is not None:
-            self.muon.step(gradients, factor)
+            self.muon.step(gradients, lr_factor)
+        adam_config = self.config.adam if isinstance(self.config, Muon) else self.config
         for group in self.adam.param_groups:
-            group["lr"] = (
-                self.config.adam if isinstance(self.config, Muon) else self.config
-            ).lr * factor
-        apart = [
-            name for name in self.adam_names if self.weights[name] is not self.parameters[name]
-        ]
-        rounded = [name for name in apart if gradients[name].dtype != self.weights[name].dtype]
-        if rounded:
-            exact = [torch.empty_like(self.weights[name]) for name in rounded]
-            torch._foreach_copy_(exact, [gradients[name] for name in rounded])
-            gradients |= dict(zip(rounded, exact, strict=True))
-        for name in apart:
+            group["lr"] = adam_config.lr * lr_factor
+
+        # Master weights and local shards are not the network's parameters: hand them the gradients.
+        copies = [n for n in self.adam_names if self.weights[n] is not self.parameters[n]]
+        low_precision = [n for n in copies if gradients[n].dtype != self.weights[n].dtype]
+        if low_precision:
+            converted = [torch.empty_like(self.weights[n]) for n in low_precision]
+            torch._foreach_copy_(converted, [gradients[n] for n in low_precision])
+            gradients |= dict(zip(low_precision, converted, strict=True))
+        for name in copies:
             self.weights[name].grad = gradients[name]
         self.adam.step()
-        for name in apart:
+        for name in copies:
             self.weights[name].grad = None
         self._copy_master_weights()
 
@@ -162,73 +168,69 @@ class Optimizer:
             p.grad = None
 
     def gradients(self) -> StateDict:
-        """What this process holds of the gradients since `zero`."""
+        """Local shards of the gradients since `zero_grad`."""
         if self.accumulated:
             return dict(self.accumulated)
+        gradients = {}
         for name, p in self.parameters.items():
             if p.grad is None:
                 raise ClearheadError(
-                    f"{name} has no gradient; call backward first, or freeze what is not trained."
+                    f"{name} has no gradient; call backward() first, or freeze this parameter."
                 )
-        return {
-            name: self.strategy.local_tensor(p.grad)
-            for name, p in self.parameters.items()
-            if p.grad is not None
-        }
+            gradients[name] = self.strategy.local_tensor(p.grad)
+        return gradients
 
     @torch.no_grad()
     def accumulate_gradients(self) -> None:
-        """Adds the gradients of one pass to a sum in fp32; without masters they are that already."""
+        """Add the gradients of one pass to an fp32 sum; fp32 gradients accumulate by themselves."""
         if not self.master_weights:
             return
-        before = self.accumulated
+        sums = self.accumulated
         self.accumulated = {}
-        now = self.gradients()
-        if before:
-            torch._foreach_add_(list(before.values()), list(now.values()))
-        self.accumulated = before or {name: gradient.float() for name, gradient in now.items()}
+        new = self.gradients()
+        if sums:
+            torch._foreach_add_(list(sums.values()), list(new.values()))
+            self.accumulated = sums
+        else:
+            self.accumulated = {name: gradient.float() for name, gradient in new.items()}
         for p in self.parameters.values():
             p.grad = None
 
     def all_reduce_gradients(self) -> None:
-        """The gradients of all processes' rows."""
+        """Sum the gradients over all processes."""
         self.strategy.all_reduce_gradients(list(self.gradients().values()))
 
     @torch.no_grad()
-    def clip_grad_norm(self, norm: float) -> Tensor:
-        """The norm of all gradients together, in fp32; where it is larger than `norm` they shrink to it."""
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        """Scale all gradients down to a global norm of `max_norm`; return the norm before."""
         gradients = list(self.gradients().values())
-        total = self.strategy.global_norm(
-            torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float)).norm()
-        )
-        shrink = (norm / (total + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(
-            gradients, shrink.to(gradients[0].dtype)
-        )  # of another dtype, it is a kernel for each
+        norms = torch._foreach_norm(gradients, 2, dtype=torch.float)
+        total = self.strategy.global_norm(torch.stack(norms).norm())
+        scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        # In the dtype of the gradients: otherwise each tensor takes a kernel of its own.
+        torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
         return total
 
     def state_dict(self) -> StateDict:
-        """Everything that must be kept between steps, `<parameter>.<what>`: the tensors themselves, no copies."""
-        held = [(name, "master", master) for name, master in self.master_weights.items()]
+        """Optimizer state as `<parameter>.<state>`: the tensors themselves, not copies."""
+        entries = [(name, "master", master) for name, master in self.master_weights.items()]
         if self.muon is not None:
-            held += [(name, "momentum", momentum) for name, momentum in self.muon.momenta()]
+            entries += [(name, "momentum", momentum) for name, momentum in self.muon.momenta()]
         for name in self.adam_names:
-            held += [
-                (name, what, value) for what, value in self.adam.state[self.weights[name]].items()
-            ]
+            adam_state = self.adam.state[self.weights[name]]
+            entries += [(name, key, value) for key, value in adam_state.items()]
         return {
-            f"{name}.{what}": self.strategy.from_local(t, self.parameters[name].shape)
-            for name, what, t in held
+            f"{name}.{key}": self.strategy.from_local(value, self.parameters[name].shape)
+            for name, key, value in entries
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on from a `state()`, bit for bit; masters also go into the net."""
+        """Restore a `state_dict()` exactly, and round master weights into the network."""
         restore_tensors(self.state_dict(), state, self.strategy)
         self._copy_master_weights()
 
     def _copy_master_weights(self) -> None:
-        """The net's rounded weights follow their masters."""
         if self.master_weights:
             torch._foreach_copy_(
                 [self.local_parameters[name] for name in self.master_weights],
@@ -236,59 +238,63 @@ class Optimizer:
             )
 
 
-def _adam(
-    option: OptimizerConfig, decaying: list[Tensor], still: list[Tensor]
+def _create_adam(
+    config: OptimizerConfig, decayed: list[Tensor], others: list[Tensor]
 ) -> torch.optim.AdamW:
-    adam, decay = (option.adam, 0.0) if isinstance(option, Muon) else (option, option.weight_decay)
-    groups = [{"params": decaying, "weight_decay": decay}, {"params": still, "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]]
-    on_gpu = any(
-        p.is_cuda for p in (*decaying, *still)
-    )  # where steps are recorded, with the rate as a tensor
-    betas = (adam.beta1, adam.beta2)
+    adam = config.adam if isinstance(config, Muon) else config
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    parameters = [*decayed, *others]
     optimizer = torch.optim.AdamW(
-        groups, lr=adam.lr, betas=betas, eps=adam.eps, fused=True, capturable=on_gpu
+        [group for group in groups if group["params"]],
+        lr=adam.lr,
+        betas=(adam.beta1, adam.beta2),
+        eps=adam.eps,
+        fused=True,
+        capturable=any(p.is_cuda for p in parameters),  # for CUDA graphs, with lr as a tensor
     )
-    for p in (
-        *decaying,
-        *still,
-    ):  # torch would do this in the first step; a state to load is needed before
-        zeros = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        optimizer.state[p] = {"step": torch.zeros((), device=p.device), **zeros}
+    for p in parameters:  # torch creates the state in the first step; it is loaded before that
+        optimizer.state[p] = {
+            "step": torch.zeros((), device=p.device),
+            "exp_avg": torch.zeros_like(p),
+            "exp_avg_sq": torch.zeros_like(p),
+        }
     return optimizer
 
 
-def restore_tensors(held: StateDict, given: Mapping[str, Tensor], team: SingleProcess) -> None:
-    """Copies what was saved into what is held; nothing is missing, left over or of another form."""
-    other = "it was saved by another optimiser or for another model"
-    for name in held.keys() ^ given.keys():
-        what = "has no" if name in held else "has a"
-        raise ClearheadError(f"the saved state {what} {name}; {other}.")
-    for name, value in held.items():
-        if (given[name].shape, given[name].dtype) != (value.shape, value.dtype):
-            forms = [
-                f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
-                for t in (given[name], value)
-            ]
+def restore_tensors(state: StateDict, saved: Mapping[str, Tensor], strategy: SingleProcess) -> None:
+    """Copy saved tensors into the state; names, shapes and dtypes must match exactly."""
+    hint = "it was saved with another optimizer or for another model"
+    for name in state.keys() ^ saved.keys():
+        problem = "is missing from" if name in state else "is unexpected in"
+        raise ClearheadError(f"{name} {problem} the saved state; {hint}.")
+    for name, tensor in state.items():
+        other = saved[name]
+        if (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
             raise ClearheadError(
-                f"{name} is saved as {forms[0]}, but {forms[1]} is needed; {other}."
+                f"{name} is saved as {_describe_tensor(other)}, expected "
+                f"{_describe_tensor(tensor)}; {hint}."
             )
     with torch.no_grad():
-        for name, value in held.items():
-            team.copy_full_tensor(value, given[name])
+        for name, tensor in state.items():
+            strategy.copy_full_tensor(tensor, saved[name])
 
 
-# ---- ema: A moving average of the weights.
+def _describe_tensor(t: Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
+
+
+# ---- weight averaging
 
 
 class EMA:
-    """A moving average of the weights that move, in fp32: often a better model than the last step's."""
+    """Exponential moving average of the weights, in fp32."""
 
     def __init__(self, optimizer: Optimizer, decay: float) -> None:
         if not 0 <= decay < 1:
-            raise ClearheadError(
-                f"the decay of a moving average is {decay}; it must be at least 0 and less than 1."
-            )
+            raise ClearheadError(f"The EMA decay must be at least 0 and less than 1, got {decay}.")
         self.decay = decay
         self.optimizer = optimizer
         self.strategy = optimizer.strategy
@@ -297,9 +303,8 @@ class EMA:
     @torch.no_grad()
     def update(self) -> None:
         """average ← decay · average + (1 − decay) · weight"""
-        torch._foreach_lerp_(
-            self.averages, [w.float() for w in self.optimizer.weights.values()], 1 - self.decay
-        )
+        weights = [w.float() for w in self.optimizer.weights.values()]
+        torch._foreach_lerp_(self.averages, weights, 1 - self.decay)
 
     def state_dict(self) -> StateDict:
         return {f"{name}.ema": average for name, average in self._named(self.averages).items()}
@@ -309,21 +314,21 @@ class EMA:
 
     @contextmanager
     def swap_weights(self) -> Iterator[StateDict]:
-        """The net has the averages for its weights meanwhile; its own are given."""
-        own = [held.detach().clone() for held in self.optimizer.local_parameters.values()]
+        """Put the averages into the network for the block; yield the original weights."""
+        original = [t.detach().clone() for t in self.optimizer.local_parameters.values()]
         self._copy_to_parameters(self.averages)
         try:
-            yield self._named(own)
+            yield self._named(original)
         finally:
-            self._copy_to_parameters(own)
+            self._copy_to_parameters(original)
 
-    def _named(self, values: list[Tensor]) -> StateDict:
+    def _named(self, tensors: list[Tensor]) -> StateDict:
         parameters = self.optimizer.parameters.items()
         return {
             name: self.strategy.from_local(t, p.shape)
-            for (name, p), t in zip(parameters, values, strict=True)
+            for (name, p), t in zip(parameters, tensors, strict=True)
         }
 
     @torch.no_grad()
-    def _copy_to_parameters(self, values: list[Tensor]) -> None:
-        torch._foreach_copy_(list(self.optimizer.local_parameters.values()), values)
+    def _copy_to_parameters(self, tensors: list[Tensor]) -> None:
+        torch._foreach_copy_(list(self.optimizer.local_parameters.values()), tensors)

@@ -1,20 +1,22 @@
-"""Training from Python: `clearhead.train`."""
+"""Training runs from start to finish: configuration, data, model, training loop, report."""
 
 import math
 import re
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
 from clearhead.api import Model, load
 from clearhead.config.model import ClassificationHead, Config, LMHead
-from clearhead.config.parse import read_config_file
-from clearhead.data.batch import DataReport
+from clearhead.config.parse import diff_trees, read_config_file
+from clearhead.config.presets import presets
 from clearhead.data.classification import LabeledTextDataset
+from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError, check_type, suggest, suggest_file
 from clearhead.io import write_json
 from clearhead.model.transformer import Transformer, build_transformer
@@ -22,6 +24,8 @@ from clearhead.train.activation_recorder import ActivationRecorder
 from clearhead.train.checkpoint import (
     FINGERPRINT_FILE,
     LOG_FILE,
+    REPORT_DATA_FILE,
+    RUN_FILE,
     CheckpointManager,
     SavedCheckpoint,
     check_same_run,
@@ -32,441 +36,521 @@ from clearhead.train.checkpoint import (
 from clearhead.train.datasets import TokenizerSource, load_training_data
 from clearhead.train.distributed import SINGLE_PROCESS, SingleProcess, distributed_training
 from clearhead.train.report import (
-    REPORT_DATA_FILE,
     REPORT_FILE,
     STATUS_TEXT,
     TRACE_FIGURE_FILE,
     ReportData,
+    collect_report_data,
     next_commands,
-    report_data,
     write_report,
 )
-from clearhead.train.throughput import Throughput, measure_peak_flops
-from clearhead.train.trainer import Progress, Trainer, TrainResult
+from clearhead.train.throughput import Throughput, format_duration
+from clearhead.train.trainer import Echo, Progress, Trainer, TrainResult
 from clearhead.weights.checkpoint import Checkpoint, Placement
 from clearhead.weights.load import load_model, load_tokenizers
-from clearhead.weights.mapping import diff_trees
 from clearhead.weights.model_cards import bundled_models
 
-# ---- learn: Training from Python: `clearhead.train`.
+TENSORBOARD_FOLDER = "tensorboard"
+LOGGERS = ("tensorboard",)
+# Options that `train.init_from` determines.
+INHERITED_OPTIONS = r"model\.(?!dropout|head)|data\.(tokenizer|vocab_size)$"
+MIN_ESTIMATED_SECONDS = 60  # shorter runs need no estimate of their time
+LONG_CPU_SECONDS = 3600
+
+
+class Display(Protocol):
+    """Shows the reports of a run."""
+
+    def show(self, progress: Progress) -> None: ...
+
+
+MakeDisplay = Callable[[Trainer, Throughput], AbstractContextManager[Display]]
+
+
+def no_echo(line: str) -> None:
+    """Print nothing."""
 
 
 def train(
     recipe: str | Path | Config,
     output: str | Path = "run",
     *,
-    resume: bool = True,
+    model: Mapping[str, object] | None = None,
+    data: Mapping[str, object] | None = None,
+    train: Mapping[str, object] | None = None,
+    inference: Mapping[str, object] | None = None,
+    resume: Literal["auto", "never"] = "auto",
     device: str = "",
     compile: bool | None = None,
-    tensorboard: bool = False,
-    record_activations: bool = False,
     quiet: bool = False,
-    **changes: object,
+    record_activations: bool = False,
+    logger: str | None = None,
 ) -> Model:
-    """Trains a preset, a run.toml or a configuration, and returns its best model; what it left behind is in `out`.
+    """Train a preset, a run.toml or a configuration, and return its best model.
 
-    Changes are options, two underscores for a dot: `data__train="texts/"`, `train__max_steps=500`, `width=64`. Where the
-    folder holds a run already it is gone on with.
+    `model`, `data`, `train` and `inference` replace options of these sections; names of nested
+    options have dots:
+
+        ch.train("lm-small", "run", data={"train": "texts/"}, train={"optimizer.lr": 1e-3})
+
+    The log, the checkpoints and report.html are written to the folder `output`. With
+    `resume="auto"`, a run in this folder is resumed.
     """
     check_type(output, str | Path, "a folder to train in")
-    config = load_config(recipe, changes)
+    if resume not in ("auto", "never"):
+        raise ClearheadError(f"resume must be 'auto' or 'never', got {resume!r}.")
+    config = load_config(
+        recipe, dotted_options(model=model, data=data, train=train, inference=inference)
+    )
     output = Path(output)
-
-    def display(run: Trainer, speed: Throughput) -> AbstractContextManager[ValidationLines]:
-        return nullcontext(ValidationLines(quiet))
-
     result = run_training(
         config,
         output,
-        display,
-        (lambda line: None) if quiet else print,
-        recipe=str(recipe) if isinstance(recipe, str | Path) else "",
-        resume=resume,
+        lambda trainer, throughput: nullcontext(ValidationLines(quiet)),
+        no_echo if quiet else print,
+        recipe="" if isinstance(recipe, Config) else str(recipe),
+        resume=resume == "auto",
         device=device,
         compile=compile,
-        tensorboard=tensorboard,
         record_activations=record_activations,
+        logger=logger,
     )
-    best = output / "best"
-    return load(best if best.exists() else result.checkpoint, device=device)
+    best = CheckpointManager(output).best()
+    return load(best or result.checkpoint, device=device)
 
 
 @dataclass(frozen=True)
 class ValidationLines:
-    """One line for each validation, where a bar would be in the way: notebooks, logs."""
+    """Prints one line per validation."""
 
     quiet: bool
 
-    def show(self, at: Progress) -> None:
-        if at.valid_loss is not None and not self.quiet:
+    def show(self, progress: Progress) -> None:
+        if progress.valid_loss is not None and not self.quiet:
             print(
-                f"step {at.step:,} of {at.max_steps:,}: loss {at.loss:.4f}, validation {at.valid_loss:.4f}",
+                f"step {progress.step:,} of {progress.max_steps:,}: loss {progress.loss:.4f}, "
+                f"validation {progress.valid_loss:.4f}",
                 flush=True,
             )
 
 
-# ---- board: A run on TensorBoard, for those who have it.
-
-TENSORBOARD_FOLDER = "tensorboard"
+# ---- configuration
 
 
-class TensorBoardLogger:
-    """Event files in out/tensorboard. What an earlier process wrote from `step` on is taken back, as in the log."""
+def dotted_options(**sections: Mapping[str, object] | None) -> dict[str, object]:
+    """{"train.max_steps": 5} from train={"max_steps": 5}."""
+    options: dict[str, object] = {}
+    for section, values in sections.items():
+        check_type(values or {}, Mapping, f"{section} as a dictionary of options")
+        for name, value in (values or {}).items():
+            options[f"{section}.{name}"] = value
+    return options
 
-    def __init__(self, out: Path, step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
+
+def load_config(recipe: str | Path | Config, overrides: Mapping[str, object]) -> Config:
+    """Load a preset by name, or a .toml or .json file, and apply overrides."""
+    if isinstance(recipe, Config):
+        return apply_overrides(recipe, overrides)
+    name = str(recipe)
+    if name not in presets and Path(name).suffix in (".toml", ".json"):
+        if not Path(name).exists():
             raise ClearheadError(
-                "--tensorboard needs a package more: pip install 'clearhead[tensorboard]'."
-            ) from None
-        self.writer = SummaryWriter(out / TENSORBOARD_FOLDER, purge_step=step + 1)
-
-    def log(self, at: Progress) -> None:
-        values = {
-            "loss/training": at.loss,
-            "loss/validation": at.valid_loss,
-            "accuracy": at.accuracy,
-            "share of the rate": at.lr_factor,
-            "lessons a second": at.targets_per_second,
-        }
-        for name, value in values.items():
-            if value is not None:
-                self.writer.add_scalar(name, value, at.step)
-
-    def close(self) -> None:
-        self.writer.close()
+                f"No file {name}{suggest_file(name)}, and no preset of this name; "
+                f"{suggest(name, presets)}"
+            )
+        return apply_overrides(Config.from_dict(read_config_file(name)), overrides)
+    if name not in presets and name in bundled_models():
+        raise ClearheadError(
+            f"{name} is a trained model, not a recipe; `clearhead presets` lists recipes. "
+            "To fine-tune it, set --train.init_from."
+        )
+    return apply_overrides(presets[name], overrides)
 
 
-# ---- begin: From a configuration to a run: what is learned from, the model, in a folder that can be gone on with.
+def apply_overrides(config: Config, overrides: Mapping[str, object]) -> Config:
+    """Apply overrides, and refuse those that `train.init_from` would ignore."""
+    changed = config.replace(**overrides)
+    if changed.train.init_from:
+        for path, _, new in diff_trees(config.to_dict(), changed.to_dict(), ""):
+            if re.match(INHERITED_OPTIONS, path):
+                raise ClearheadError(
+                    f"{path} = {new!r} has no effect: train.init_from determines the model. "
+                    "Leave it out."
+                )
+    return changed
 
-RUN_FILE = "run.json"
+
+def config_from_checkpoint(config: Config, initial: Config) -> Config:
+    """Configuration of a model that is fine-tuned: the initial one with dropout of the recipe.
+
+    A head of another kind comes from the recipe, too.
+    """
+    old = initial.model
+    new = config.model
+    if old.architecture.kind != new.architecture.kind and isinstance(new.head, LMHead):
+        raise ClearheadError(
+            f"{config.train.init_from} is a model of architecture {old.architecture.kind}, but "
+            f"the recipe trains one of architecture {new.architecture.kind}."
+        )
+    head = old.head if old.head.kind == new.head.kind else new.head
+    model = replace(old, dropout=new.dropout, head=head)
+    return replace(config, model=model, inference=replace(initial.inference, labels=()))
+
+
+# ---- model and data
 
 
 def build_trainer(
     config: Config,
-    out: Path,
+    output: Path,
     *,
     resume: bool,
     device: str,
     compile: bool,
     strategy: SingleProcess = SINGLE_PROCESS,
-    echo: Callable[[str], None] = print,
+    echo: Echo = print,
 ) -> Trainer:
-    """A run in `out`: a fresh one, or the one that is there."""
+    """Load data and model, and start a run in a folder or resume the one in it."""
     if not config.data.train:
-        raise ClearheadError(
-            "there is nothing to learn from; give --data.train a file, a folder or a glob."
-        )
+        raise ClearheadError("No training data: set --data.train to a file, a folder or a glob.")
     for path in (*config.data.train, *config.data.valid):
-        if Path(path).is_dir() and Path(path).resolve() == out.resolve():
+        if Path(path).is_dir() and Path(path).resolve() == output.resolve():
+            raise ClearheadError(f"--output {output} is the folder of the data; choose another.")
+    run_file = output / RUN_FILE
+    saved = CheckpointManager(output).latest()
+    fingerprints = {}
+    if saved is not None:
+        if not resume:
             raise ClearheadError(
-                f"--out {out} is the folder of the data; a run needs a folder of its own."
+                f"{output} already contains a run; resume it with --resume auto, or choose another "
+                "--output."
             )
-    last = CheckpointManager(out).latest()
-    if last is not None and not resume:
-        raise ClearheadError(
-            f"{out} holds a run already; --resume auto goes on with it, another --out starts anew."
-        )
-    if last is not None:  # before the tokens of other data take the place of this run's
-        check_same_run(
-            out / RUN_FILE,
-            read_config_file(out / RUN_FILE)
-            | {name: config.to_dict()[name] for name in ("data", "train")},
-        )
-    read = fingerprint_data(config.data, out, last is not None) if strategy.is_main_process else {}
-    report = DataReport(config.data.on_error)
-    origin, start = _tokenizer_source(
-        config, out, last, ready=last is not None or not strategy.is_main_process
-    )
-    with strategy.main_process_first():
-        lessons = load_training_data(origin.config, origin, report)
-    for line in report.messages if strategy.is_main_process else ():
-        echo(line)
-    config = lessons.config
-    if last is not None:
-        check_same_run(out / RUN_FILE, config.to_dict())
+        # Before tokens of other data overwrite those of this run.
+        check_same_run(run_file, config, ("data", "train"))
     if strategy.is_main_process:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, tree in ((RUN_FILE, config.to_dict()), (FINGERPRINT_FILE, read)):
-            write_json(out / name, tree, 1)
+        fingerprints = fingerprint_data(config.data, output, saved is not None)
+
+    report = DataReport(config.data.on_error)
+    reuse = saved is not None or not strategy.is_main_process
+    tokenizers, initial_model = _tokenizer_source(config, output, saved, reuse)
+    with strategy.main_process_first():
+        training_data = load_training_data(tokenizers.config, tokenizers, report)
+    config = training_data.config
+    if saved is not None:
+        check_same_run(run_file, config)
+    if strategy.is_main_process:
+        for message in report.messages:
+            echo(message)
+        output.mkdir(parents=True, exist_ok=True)
+        write_json(run_file, config.to_dict(), 1)
+        write_json(output / FINGERPRINT_FILE, fingerprints, 1)
+
     net = build_transformer(config.model, config.train.seed)
-    if start is not None:
-        load_initial_weights(net, config, start)
+    if initial_model is not None:
+        load_initial_weights(net, config, initial_model)
     if config.train.trainable == "head":
         freeze_backbone(net)
-    varied = isinstance(
-        lessons.dataset, LabeledTextDataset
-    )  # batches of many lengths, each of which would be compiled
-    model = Checkpoint(net, config, lessons.tokenizer, lessons.source_tokenizer)
-    run = Trainer(model, lessons.dataset, out, device, compile and not varied, strategy, echo)
-    run.resume()
-    return run
+    # Batches of labeled texts differ in length, and each length would be compiled anew.
+    compile = compile and not isinstance(training_data.dataset, LabeledTextDataset)
+    model = Checkpoint(net, config, training_data.tokenizer, training_data.source_tokenizer)
+    trainer = Trainer(model, training_data.dataset, output, device, compile, strategy, echo)
+    trainer.resume()
+    return trainer
 
 
 def _tokenizer_source(
-    config: Config, out: Path, last: SavedCheckpoint | None, ready: bool
+    config: Config, output: Path, saved: SavedCheckpoint | None, reuse: bool
 ) -> tuple[TokenizerSource, Checkpoint | None]:
-    """Where tokenizers come from, with the configuration of what is trained, and the model of a fresh run's start."""
-    if not config.train.init_from:
+    """Source of the tokenizers, with the final configuration, and the model to fine-tune."""
+    init_from = config.train.init_from
+    if not init_from:
         if config.train.trainable == "head":
             raise ClearheadError(
-                "train.trainable = head needs train.init_from: a body of random weights would never learn."
+                "train.trainable = head needs train.init_from: a random backbone would stay random."
             )
-        return TokenizerSource(config, out, ready), None
-    if last is not None:  # the model that it started from may be gone
-        own = load_tokenizers(last.directory)
-        config = config_from_checkpoint(config, Config.from_dict(read_config_file(out / RUN_FILE)))
-        return TokenizerSource(config, out, ready, own.tokenizer, own.source_tokenizer), None
-    start = load_model(config.train.init_from, Placement("cpu", torch.float32))
-    if start.config.model.vocab_size and start.tokenizer is None:
-        raise ClearheadError(
-            start.no_tokenizer_reason
-            or f"{config.train.init_from} has no tokenizer, so it cannot learn from files."
-        )
-    return TokenizerSource(
-        config_from_checkpoint(config, start.config),
-        out,
-        ready,
-        start.tokenizer,
-        start.source_tokenizer,
-    ), start
+        return TokenizerSource(config, output, reuse), None
+    if saved is not None:  # the initial model may be gone
+        loaded = load_tokenizers(saved.directory)
+        run_config = Config.from_dict(read_config_file(output / RUN_FILE))
+        config = config_from_checkpoint(config, run_config)
+        source = TokenizerSource(config, output, reuse, loaded.tokenizer, loaded.source_tokenizer)
+        return source, None
+    initial = load_model(init_from, Placement("cpu", torch.float32))
+    if initial.config.model.vocab_size and initial.tokenizer is None:
+        reason = f"{init_from} has no tokenizer, so it cannot be trained on files."
+        raise ClearheadError(initial.no_tokenizer_reason or reason)
+    config = config_from_checkpoint(config, initial.config)
+    source = TokenizerSource(config, output, reuse, initial.tokenizer, initial.source_tokenizer)
+    return source, initial
 
 
-def config_from_checkpoint(config: Config, start: Config) -> Config:
-    """The model that is started from, with the dropout asked for, and the head asked for where that is another kind."""
-    old = start.model
-    new = config.model
-    name = config.train.init_from
-    if old.architecture.kind != new.architecture.kind and isinstance(new.head, LMHead):
-        raise ClearheadError(
-            f"{name} is of shape {old.architecture.kind}, but what is to be trained is {new.architecture.kind}."
-        )
-    head = old.head if old.head.kind == new.head.kind else new.head
-    model = replace(old, dropout=new.dropout, head=head)
-    return replace(config, model=model, inference=replace(start.inference, labels=()))
-
-
-def load_initial_weights(net: Transformer, config: Config, start: Checkpoint) -> None:
-    """All weights of the model that is started from; a head of another kind or size, or for other classes, is fresh."""
-    old = dict(start.net.named_parameters())
-    before = start.config.inference.labels
-    now = config.inference.labels
-    rows = [before.index(label) for label in now] if sorted(before) == sorted(now) else []
+def load_initial_weights(net: Transformer, config: Config, initial: Checkpoint) -> None:
+    """Copy the initial weights; a head of another kind, size or other labels stays random."""
+    initial_weights = dict(initial.net.named_parameters())
+    old_labels = initial.config.inference.labels
+    new_labels = config.inference.labels
+    label_rows = []
+    if sorted(old_labels) == sorted(new_labels):
+        label_rows = [old_labels.index(label) for label in new_labels]
+    is_classifier = isinstance(config.model.head, ClassificationHead)
     with torch.no_grad():
         for name, p in net.named_parameters():
-            fits = name in old and old[name].shape == p.shape
-            if name.startswith("head.out.") and isinstance(config.model.head, ClassificationHead):
-                if fits and rows:
-                    p.copy_(old[name][rows])
-            elif fits:
-                p.copy_(old[name])
+            same_shape = name in initial_weights and initial_weights[name].shape == p.shape
+            if is_classifier and name.startswith("head.out."):
+                if same_shape and label_rows:
+                    p.copy_(initial_weights[name][label_rows])
+            elif same_shape:
+                p.copy_(initial_weights[name])
             elif not name.startswith("head."):
-                raise ClearheadError(f"{name} of the model to start from does not fit.")
+                raise ClearheadError(
+                    f"{name} of {config.train.init_from} does not match the model to train."
+                )
 
 
 def freeze_backbone(net: Transformer) -> None:
-    """Only the head may change."""
-    own = [p for name, p in net.named_parameters() if name.startswith("head.")]
-    if not own:
+    """Make only the head trainable."""
+    head_parameters = [p for name, p in net.named_parameters() if name.startswith("head.")]
+    if not head_parameters:
         raise ClearheadError(
-            "train.trainable = head needs a head with weights of its own; this one shares the embedding."
+            "train.trainable = head needs a head with its own weights; this one shares the "
+            "embedding (model.head.tie_embeddings)."
         )
     for p in net.parameters():
         p.requires_grad_(False)
-    for p in own:
+    for p in head_parameters:
         p.requires_grad_()
 
 
-def load_config(what: str | Path | Config, changes: dict[str, object]) -> Config:
-    """A preset by name, or a file of TOML or JSON, with changes on top; none of them may be without effect."""
-    from clearhead.config.presets import presets
-
-    if isinstance(what, Config):
-        return apply_overrides(what, changes)
-    name = str(what)
-    if name not in presets and Path(name).suffix in (".toml", ".json"):
-        if not Path(name).exists():
-            missing = f"there is no file {name}{suggest_file(name)}, and no preset of that name"
-            raise ClearheadError(f"{missing}; {suggest(name, presets)}")
-        return apply_overrides(Config.from_dict(read_config_file(name)), changes)
-    if name not in presets and name in bundled_models():
-        raise ClearheadError(
-            f"{name} is a model that is trained already; clearhead presets lists what can be trained."
-        )
-    return apply_overrides(presets[name], changes)
-
-
-def apply_overrides(before: Config, changes: Mapping[str, object]) -> Config:
-    """With changes on top, none of which may be without effect."""
-    config = before.replace(**changes)
-    if config.train.init_from:
-        for path, _, new in diff_trees(before.to_dict(), config.to_dict(), ""):
-            if re.match(r"model\.(?!dropout|head)|data\.(tokenizer|vocabulary)$", path):
-                raise ClearheadError(
-                    f"{path} = {new!r} has no effect: train.init_from says which model it is; leave it out."
-                )
-    return config
-
-
-# ---- teach: A whole run, from its configuration to its report: what `clearhead train` and `ch.train` both do.
-
-Echo = Callable[[str], None]
-
-
-class Display(Protocol):
-    """What shows each report to a person."""
-
-    def show(self, at: Progress) -> None: ...
+# ---- the run
 
 
 def run_training(
     config: Config,
-    out: Path,
-    display: Callable[[Trainer, Throughput], AbstractContextManager[Display]],
+    output: Path,
+    make_display: MakeDisplay,
     echo: Echo,
     *,
     recipe: str = "",
     resume: bool = True,
     device: str = "",
     compile: bool | None = None,
-    tensorboard: bool = False,
     record_activations: bool = False,
+    logger: str | None = None,
 ) -> TrainResult:
-    """Trains in `out`, alone or as one of the processes that torchrun started; only the first of them speaks."""
-    where = Placement.from_names(device, "").device
-    with distributed_training(where, config.train) as team, lock_output(out, team):
-        where = team.device(where)
-        tell = echo if team.is_main_process else no_echo
-        fast = where.startswith("cuda") if compile is None else compile
-        run = build_trainer(
-            config, out, resume=resume, device=where, compile=fast, strategy=team, echo=tell
-        )
-        if team.any_process(team.is_main_process and _is_finished(run, record_activations)):
-            tell(f"nothing is left to do in {out}: {_describe_finished(run)}")
-            loss = [math.nan, *(line["loss"] for line in read_log(out / LOG_FILE))]
-            return TrainResult(
-                run.stop_reason,
-                run.step,
-                loss[-1],
-                run.best_loss,
-                run.checkpoints.directory(run.step),
-            )
-        for line in describe_run(run, where):
-            tell(line)
-        looks = record_activations and (
-            team.is_main_process or team.is_sharded
-        )  # where weights are shared out, all look or none
-        scope = (
-            ActivationRecorder(run.model, run.data, out, run.step, team, tell) if looks else None
-        )
-        if scope is not None:
-            if scope.note:
-                tell(scope.note)
-            scope(run.step)
-        if team.is_main_process:
-            result = train_and_report(run, display, echo, recipe, tensorboard, scope)
-        else:
-            result = run.train(lambda at: True, on_step=scope)
-            if scope is not None:
-                scope.finish(result.step)
-    return result
-
-
-def no_echo(line: str) -> None:
-    """What only the first process says, or another program."""
-
-
-def _is_finished(run: Trainer, microscope: bool) -> bool:
-    """Whether this very run came to its end before, and left all that it is to leave: its report was the last."""
-    if (
-        not run.stop_reason
-        or not (run.output / REPORT_DATA_FILE).is_file()
-        or (microscope and not (run.output / TRACE_FIGURE_FILE).is_file())
+    """Train in the folder `output`, in one process or in those that torchrun started."""
+    if logger and logger not in LOGGERS:
+        raise ClearheadError(f"Unknown logger {logger!r}; available: {', '.join(LOGGERS)}.")
+    requested_device = Placement.from_names(device, "").device
+    with (
+        distributed_training(requested_device, config.train) as strategy,
+        lock_output(output, strategy),
     ):
-        return False
-    facts = read_config_file(run.output / REPORT_DATA_FILE)
-    return bool(
-        facts.get("end") == run.stop_reason and facts.get("config") == run.model.config.to_dict()
-    )
-
-
-def _describe_finished(run: Trainer) -> str:
-    if run.stop_reason == "done":
-        return f"all {run.config.max_steps:,} steps are done; a larger train.max_steps goes on."
-    return f"it no longer got better by step {run.step:,}; a larger train.patience goes on."
-
-
-def describe_run(run: Trainer, where: str) -> list[str]:
-    """What was read, and what is about to be trained."""
-    told = [str(run.data.report)] if run.data.report.skipped else []
-    size = sum(p.numel() for p in run.net.parameters())
-    learn = sum(p.numel() for p in run.net.parameters() if p.requires_grad)
-    many = f"{learn:,} of {size:,} parameters learn" if learn < size else f"{size:,} parameters"
-    epoch = f"{run.data.batches_per_epoch / run.config.grad_accum:,.4g}"
-    among = f", {run.strategy.size} processes" if run.strategy.size > 1 else ""
-    begins = (
-        f"going on after step {run.step:,}"
-        if run.step
-        else f"from {run.config.init_from or 'random weights'}"
-    )
-    told.append(f"{many}, {epoch} step{'s' * (epoch != '1')} an epoch, on {where}{among}, {begins}")
-    if isinstance(run.data, LabeledTextDataset) and not run.config.init_from and not run.step:
-        told.append(
-            "it starts from nothing; --train.init_from NAME starts from a model that has read before, such as fill"
+        run_device = strategy.device(requested_device)
+        if not strategy.is_main_process:
+            echo = no_echo
+        trainer = build_trainer(
+            config,
+            output,
+            resume=resume,
+            device=run_device,
+            compile=run_device.startswith("cuda") if compile is None else compile,
+            strategy=strategy,
+            echo=echo,
         )
-    return told
+        is_finished = strategy.is_main_process and _is_finished(trainer, record_activations)
+        if strategy.any_process(is_finished):
+            echo(_describe_finished(trainer))
+            losses = [report["loss"] for report in read_log(output / LOG_FILE)]
+            return TrainResult(
+                trainer.stop_reason,
+                trainer.step,
+                losses[-1] if losses else math.nan,
+                trainer.best_loss,
+                trainer.checkpoints.directory(trainer.step),
+            )
+        for line in describe_run(trainer, run_device):
+            echo(line)
+        recorder = None
+        if record_activations and (strategy.is_main_process or strategy.is_sharded):
+            recorder = ActivationRecorder(
+                trainer.model, trainer.data, output, trainer.step, strategy, echo
+            )
+            if recorder.note:
+                echo(recorder.note)
+            recorder(trainer.step)
+        if strategy.is_main_process:
+            return train_and_report(trainer, make_display, echo, recipe, recorder, logger)
+        result = trainer.train(lambda progress: True, on_step=recorder)
+        if recorder is not None:
+            recorder.finish(result.step)
+        return result
+
+
+def _is_finished(trainer: Trainer, record_activations: bool) -> bool:
+    """Whether this very run has ended before and everything it should leave is there."""
+    report_file = trainer.output / REPORT_DATA_FILE
+    if not trainer.stop_reason or not report_file.is_file():
+        return False
+    if record_activations and not (trainer.output / TRACE_FIGURE_FILE).is_file():
+        return False
+    report = read_config_file(report_file)
+    same_config = report.get("config") == trainer.model.config.to_dict()
+    return bool(report.get("status") == trainer.stop_reason and same_config)
+
+
+def _describe_finished(trainer: Trainer) -> str:
+    if trainer.stop_reason == "completed":
+        steps = f"{trainer.config.max_steps:,} steps"
+        return f"{trainer.output} is complete ({steps}); raise train.max_steps to continue."
+    return (
+        f"{trainer.output} stopped early at step {trainer.step:,} without improvement; "
+        "raise train.patience to continue."
+    )
+
+
+def describe_run(trainer: Trainer, device: str) -> list[str]:
+    """Lines about the data that was read and the model that is about to be trained."""
+    config = trainer.config
+    lines = [str(trainer.data.report)] if trainer.data.report.skipped else []
+    num_parameters = sum(p.numel() for p in trainer.net.parameters())
+    num_trainable = sum(p.numel() for p in trainer.net.parameters() if p.requires_grad)
+    parameters = f"{num_parameters:,} parameters"
+    if num_trainable < num_parameters:
+        parameters = f"{num_trainable:,} of {parameters} trainable"
+    steps_per_epoch = trainer.data.batches_per_epoch / config.grad_accum
+    epochs = config.max_steps / steps_per_epoch
+    steps = f"{config.max_steps:,} steps ({epochs:,.3g} epoch{'' if epochs == 1 else 's'})"
+    processes = f", {trainer.strategy.size} processes" if trainer.strategy.size > 1 else ""
+    start = f"starting from {config.init_from or 'random weights'}"
+    if trainer.step:
+        start = f"resuming after step {trainer.step:,}"
+    lines.append(f"{parameters}, {steps}, on {device}{processes}, {start}")
+    is_from_scratch = not config.init_from and not trainer.step
+    if is_from_scratch and isinstance(trainer.data, LabeledTextDataset):
+        lines.append(
+            "Training from scratch. To fine-tune a pretrained model, such as fill, set "
+            "--train.init_from."
+        )
+    return lines
 
 
 def train_and_report(
-    run: Trainer,
-    display: Callable[[Trainer, Throughput], AbstractContextManager[Display]],
-    say: Echo,
-    name: str,
-    tensorboard: bool,
-    scope: ActivationRecorder | None,
+    trainer: Trainer,
+    make_display: MakeDisplay,
+    echo: Echo,
+    recipe: str = "",
+    recorder: ActivationRecorder | None = None,
+    logger: str | None = None,
 ) -> TrainResult:
-    """The run itself, on the screen and on paper: a report is left even of one that fails."""
-    board = TensorBoardLogger(run.output, run.step) if tensorboard else None
-    batches = (run.data.batch(run.step * run.config.grad_accum + i) for i in range(4))
-    power = measure_peak_flops(run.device, next(run.net.parameters()).dtype) * run.strategy.size
-    speed = Throughput.from_batches(run.model.config, batches, power)
-    facts = report_data(run, name, speed)
-    with display(run, speed) as screen:
+    """Train, show progress and write the report, even of a run that fails."""
+    tensorboard = None
+    if logger == "tensorboard":
+        tensorboard = TensorBoardLogger(trainer.output, trainer.step)
+    first_batch = trainer.step * trainer.config.grad_accum
+    batches = (trainer.data.batch(first_batch + i) for i in range(4))
+    throughput = Throughput.from_batches(trainer.model.config, batches)
+    report = collect_report_data(trainer, recipe, throughput)
+    estimate = TimeEstimate(trainer, echo)
 
-        def watch(at: Progress) -> bool:
-            screen.show(at)
-            if board is not None:
-                board.log(at)
+    def on_step(step: int) -> None:
+        if recorder is not None:
+            recorder(step)
+        estimate(step)
+
+    with make_display(trainer, throughput) as display:
+
+        def on_report(progress: Progress) -> bool:
+            display.show(progress)
+            if tensorboard is not None:
+                tensorboard.log(progress)
             return True
 
         try:
-            result = run.train(watch, on_step=scope)
-            film = (
-                scope.finish(result.step) if scope is not None else ""
-            )  # before the report, which names it
+            result = trainer.train(on_report, on_step=on_step)
+            # Before the report, which links to the figure.
+            recorder_message = recorder.finish(result.step) if recorder is not None else ""
         except ClearheadError:
-            _write_report(run, facts | {"end": "failed"}, say)
+            _write_report(trainer, report | {"status": "failed"}, echo)
             raise
         finally:
-            if board is not None:
-                board.close()
-    best = f", best validation {result.best_loss:.4f}" if result.best_loss < float("inf") else ""
-    say(f"{STATUS_TEXT[result.status]} at step {result.step:,}: loss {result.loss:.4f}{best}")
-    _write_report(run, facts | {"end": result.status}, say)
-    if film:
-        say(film)
-    if result.status == "stopped":
-        say("the same command goes on")
-    sentence, line = next_commands(run.output, run.model.config)[0]
-    say(f"{sentence[0].lower()}{sentence[1:]}: {line}")
+            if tensorboard is not None:
+                tensorboard.close()
+    best = f", best validation loss {result.best_loss:.4f}" if result.best_loss < math.inf else ""
+    status = STATUS_TEXT[result.status]
+    echo(f"{status} at step {result.step:,}: loss {result.loss:.4f}{best}")
+    _write_report(trainer, report | {"status": result.status}, echo)
+    if recorder_message:
+        echo(recorder_message)
+    if result.status == "interrupted":
+        echo("run the same command again to resume")
+    purpose, command = next_commands(trainer.output, trainer.model.config)[0]
+    echo(f"{purpose[0].lower()}{purpose[1:]}: {command}")
     return result
 
 
-def _write_report(run: Trainer, facts: ReportData, say: Echo) -> None:
-    if read_log(
-        run.output / LOG_FILE
-    ):  # a run that ended before its first report has nothing to tell
-        for finding in write_report(run.output, facts):
-            say(str(finding))
-        say(f"report: {run.output / REPORT_FILE}")
+def _write_report(trainer: Trainer, report: ReportData, echo: Echo) -> None:
+    if not read_log(trainer.output / LOG_FILE):  # ended before the first report
+        return
+    for finding in write_report(trainer.output, report):
+        echo(str(finding))
+    echo(f"report: {trainer.output / REPORT_FILE}")
+
+
+class TimeEstimate:
+    """Prints once how long training will take, after its first steps."""
+
+    def __init__(self, trainer: Trainer, echo: Echo) -> None:
+        self.device = trainer.device
+        self.max_steps = trainer.config.max_steps
+        self.echo = echo
+        # The first step compiles and warms up; steps on a GPU are fast enough to wait for more.
+        self.start_step = trainer.step + (5 if self.device.type == "cuda" else 1)
+        self.end_step = self.start_step + (10 if self.device.type == "cuda" else 2)
+        self.started = 0.0
+
+    def __call__(self, step: int) -> None:
+        if step not in (self.start_step, self.end_step):
+            return
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if step == self.start_step:
+            self.started = time.monotonic()
+            return
+        seconds_per_step = (time.monotonic() - self.started) / (self.end_step - self.start_step)
+        remaining = seconds_per_step * (self.max_steps - step)
+        if remaining < MIN_ESTIMATED_SECONDS:
+            return
+        hint = ""
+        if self.device.type == "cpu" and remaining > LONG_CPU_SECONDS:
+            hint = "; on a CPU, try a smaller recipe such as shakespeare-char-cpu"
+        self.echo(
+            f"about {format_duration(remaining)} to go, at {seconds_per_step:.3g} s per step{hint}"
+        )
+
+
+class TensorBoardLogger:
+    """Writes TensorBoard event files, after removing events later than the step resumed from."""
+
+    def __init__(self, output: Path, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ClearheadError(
+                "The tensorboard logger is not installed; run: pip install 'clearhead[tensorboard]'"
+            ) from None
+        self.writer = SummaryWriter(output / TENSORBOARD_FOLDER, purge_step=step + 1)
+
+    def log(self, progress: Progress) -> None:
+        values = {
+            "loss/train": progress.loss,
+            "loss/valid": progress.valid_loss,
+            "accuracy/valid": progress.accuracy,
+            "lr_factor": progress.lr_factor,
+            "targets_per_second": progress.targets_per_second,
+        }
+        for name, value in values.items():
+            if value is not None:
+                self.writer.add_scalar(name, value, progress.step)
+
+    def close(self) -> None:
+        self.writer.close()
