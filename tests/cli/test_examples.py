@@ -1,4 +1,4 @@
-"""Every command's help ends with examples, and what they name is there."""
+"""The examples in the help of every command."""
 
 import io
 import shlex
@@ -18,29 +18,29 @@ from clearhead.weights.model_cards import bundled_models
 from clearhead.word_vectors.skip_gram import Word2VecConfig
 
 
-def below(path, command):
+def subcommands(path, command):
     for name, inner in getattr(command, "commands", {}).items():
         yield f"{path} {name}".strip(), inner
-        yield from below(f"{path} {name}".strip(), inner)
+        yield from subcommands(f"{path} {name}".strip(), inner)
 
 
-COMMANDS = dict(below("", get_command(app)))
+COMMANDS = dict(subcommands("", get_command(app)))
 
 
-def help_of(command, name):
+def help_text(command, name):
     with command.make_context(name, [], resilient_parsing=True) as context:
         return command.get_help(context)
 
 
-def shown(name):
-    """The commands below the word Example, as words."""
-    _, _, end = help_of(COMMANDS[name], name).partition("Example")
+def examples_of(name):
+    """The example commands in the help, split into words."""
+    _, _, end = help_text(COMMANDS[name], name).partition("Example")
     return [shlex.split(line.partition(" > ")[0]) for line in end.splitlines()[1:]]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_help_ends_with_examples_of_its_own(name):
-    lines = shown(name)
+def test_every_command_has_examples(name):
+    lines = examples_of(name)
     assert lines
     assert all(words[: len(name.split()) + 1] == ["clearhead", *name.split()] for words in lines)
 
@@ -48,50 +48,50 @@ def test_every_help_ends_with_examples_of_its_own(name):
 @pytest.mark.parametrize(
     "name", [name for name in COMMANDS if not hasattr(COMMANDS[name], "commands")]
 )
-def test_every_option_of_an_example_is_known(name):
-    for _, *words in shown(name):
-        given = words[len(name.split()) :]
-        with COMMANDS[name].make_context(
-            name, list(given)
-        ) as context:  # which refuses options that are unknown
+def test_options_of_examples_exist(name):
+    for _, *words in examples_of(name):
+        with COMMANDS[name].make_context(name, words[len(name.split()) :]) as context:
             assert not context.args or context.allow_extra_args
             changes = parse_config_flags(context.args)
-            chosen = context.params
-        if changes and chosen.get("what") == "vectors":
+            params = context.params
+        if changes and params.get("recipe") == "vectors":
             dataclass_from_dict(
                 Word2VecConfig, apply_overrides(dataclass_to_dict(Word2VecConfig()), changes)
             )
         elif changes:
-            base = load_config(chosen.get("what") or chosen.get("model") or chosen["name"], changes)
-            assert expand_grid(base, chosen.get("vary") or ())
-        assert chosen.get("model", "story") in (*bundled_models(), "run/best") or name in (
+            base = load_config(
+                params.get("recipe") or params.get("model") or params["name"], changes
+            )
+            assert expand_grid(base, params.get("vary") or ())
+        assert params.get("model", "story") in (*bundled_models(), "run/best") or name in (
             "chat", "fill", "embed", "verify",
         )  # fmt: skip
         if name == "see":
-            assert chosen["what"] in ("", *VIEW_OPTIONS)
+            assert params["what"] in ("", *VIEW_OPTIONS)
 
 
-def test_there_are_examples_of_nothing_else():
+def test_examples_belong_to_commands():
     assert set(EXAMPLES) == set(COMMANDS)
 
 
-def test_the_list_of_commands_cuts_no_sentence():
-    listed = help_of(get_command(app), "clearhead")
+def test_list_of_commands_is_not_truncated():
+    listed = help_text(get_command(app), "clearhead")
     assert "..." not in listed.partition("Commands:")[2]
     assert all(f"  {name}  " in listed for name in COMMANDS if " " not in name)
 
 
-READY = [
+RUNNABLE_EXAMPLES = [
     line for name in ("generate", "score", "see", "vectors", "models", "tokenizer", "tokenizer show", "presets")
     for line in EXAMPLES[name] if "--input" not in line
 ]  # fmt: skip
 
 
-@pytest.mark.skipif("story" not in bundled_models(), reason="the bundled models are not here")
-@pytest.mark.parametrize("line", READY)
-def test_examples_of_what_is_here_work_as_they_stand(line, tmp_path, monkeypatch):
+@pytest.mark.slow
+@pytest.mark.skipif("story" not in bundled_models(), reason="models are not bundled")
+@pytest.mark.parametrize("line", RUNNABLE_EXAMPLES)
+def test_examples_run(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    told = io.StringIO()
-    with redirect_stdout(told):
+    stdout = io.StringIO()
+    with redirect_stdout(stdout):
         app(shlex.split(line.partition(" > ")[0])[1:], standalone_mode=False)
-    assert told.getvalue()
+    assert stdout.getvalue()

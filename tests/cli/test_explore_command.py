@@ -61,14 +61,14 @@ def test_others_get_in_with_the_key_of_the_printed_address_only(
     assert told == [(401, 401) if key else (200, 200)]
 
 
-@pytest.mark.parametrize("option", ["--out", "--save"])
+@pytest.mark.parametrize("option", ["--output", "--output"])
 def test_a_page_is_saved_as_html_only(folder, tmp_path, option):
     with pytest.raises(ClearheadError, match=r"must end in \.html"):
         explore(folder, option, tmp_path / "page.pdf")
 
 
 def test_the_saved_page_holds_its_text(folder, tmp_path, capsys):
-    explore(folder, "--save", tmp_path / "page.html", "--text", "a <b> c")
+    explore(folder, "--output", tmp_path / "page.html", "--text", "a <b> c")
     written = (tmp_path / "page.html").read_text()
     assert "saved" in capsys.readouterr().out
     assert '"text": "a \\u003cb> c"' in written or "a \\u003cb> c" in written
@@ -76,16 +76,16 @@ def test_the_saved_page_holds_its_text(folder, tmp_path, capsys):
 
 
 def test_a_page_of_pictures_needs_one(tmp_path):
-    ch.save(ch.new("tiny-pictures"), tmp_path / "eye")
+    ch.save(ch.new("tiny-images"), tmp_path / "eye")
     with pytest.raises(
         ClearheadError, match="no example came with eye; open the page, give it one"
     ):
-        explore(tmp_path / "eye", "--out", tmp_path / "page.html")
+        explore(tmp_path / "eye", "--output", tmp_path / "page.html")
 
 
 def test_what_a_model_cannot_read_is_told_before_a_page_is_written(folder, tmp_path):
     with pytest.raises(ClearheadError, match="context"):
-        explore(folder, "--save", tmp_path / "page.html", "--text", "a" * 500)
+        explore(folder, "--output", tmp_path / "page.html", "--text", "a" * 500)
     assert not (tmp_path / "page.html").exists()
 
 
@@ -142,4 +142,4 @@ def test_a_page_that_has_no_folder_is_told_before_any_work():
     with pytest.raises(
         ClearheadError, match=r"no folder nowhere to save page\.html in; make it first"
     ):
-        explore("no/such/model", "--save", "nowhere/page.html")
+        explore("no/such/model", "--output", "nowhere/page.html")

@@ -1,4 +1,4 @@
-"""Hints: what was probably meant otherwise is told on stderr, and the answer stays as it is."""
+"""Hints on stderr about inputs that are probably mistakes; the output does not change."""
 
 import wave
 
@@ -13,11 +13,11 @@ from clearhead.cli.main import app
 from clearhead.errors import ClearheadWarning
 
 WORDS = ch.Tokenizer.bytes(("<|end|>", "<|mask|>"))
-READ = {"vocabulary": len(WORDS), "tokenizer": WORDS, "context": 48}
+READ = {"vocab_size": len(WORDS), "tokenizer": WORDS, "context_length": 48}
 MODELS = {
     "writer": ("tiny-decoder", READ),
     "reader": ("tiny-encoder", READ | {"inference__mask_token": [257]}),
-    "judge": ("tiny-encoder", READ | {"head": {"kind": "classification", "classes": 2}}),
+    "judge": ("tiny-encoder", READ | {"head": {"kind": "classification", "num_labels": 2}}),
     "translator": (
         "tiny-encoder-decoder",
         READ
@@ -27,8 +27,8 @@ MODELS = {
             "inference__eos_tokens": [256],
         },
     ),
-    "eye": ("tiny-pictures", {}),
-    "ear": ("tiny-sound", {}),
+    "eye": ("tiny-images", {}),
+    "ear": ("tiny-audio", {}),
 }
 
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def told(folder, monkeypatch, *words):
+def run(folder, monkeypatch, *words):
     monkeypatch.chdir(folder)
     done = CliRunner().invoke(app, list(words))
     assert done.exit_code == 0, done.exception
@@ -58,125 +58,118 @@ def noise(length):
     return np.random.default_rng(0).uniform(-9000, 9000, length)
 
 
-def test_what_looks_like_a_file_that_is_not_there_is_told(folder, monkeypatch):
+def test_missing_file_name_is_read_as_text(folder, monkeypatch):
     monkeypatch.chdir(folder)
     done = CliRunner().invoke(app, ["score", "writer", "nofile.txt"])
     assert done.exit_code == 0
-    assert "nofile.txt looks like the name of a file, but there is none" in done.stderr
+    assert "nofile.txt was read as text; there is no such file" in done.stderr
 
 
-def test_a_picture_is_not_read_as_a_text(folder, monkeypatch):
+def test_image_file_is_not_read_as_text(folder, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "seven.png").write_bytes(b"")
     done = CliRunner().invoke(app, ["classify", "judge", "seven.png"])
-    assert str(done.exception) == "seven.png is a picture or a sound; this model reads texts."
+    assert "seven.png is an image or audio file" in str(done.exception)
 
 
-def test_a_model_that_writes_nothing_is_not_said_to_go_on(folder, monkeypatch):
+def test_chat_needs_a_generative_model(folder, monkeypatch):
     monkeypatch.chdir(folder)
     done = CliRunner().invoke(app, ["chat", "judge"], input="hello\n")
-    assert "goes on" not in done.output
-    assert "does not write text after a prompt" in str(done.exception)
+    assert isinstance(done.exception, ch.ClearheadError)
+    assert "template" not in done.output
 
 
 @pytest.mark.parametrize(
-    ("words", "instead"),
+    ("words", "usage"),
     [
         (
             ["translate", "translator", "--max-tokens", "2"],
-            "--input 'a [MASK].txt' reads its lines",
+            "use --input 'a [MASK].txt' to read its lines",
         ),
-        (["score", "writer"], "--input 'a [MASK].txt' reads its lines"),
-        (["classify", "judge"], "--input 'a [MASK].txt' reads its lines"),
-        (["embed", "writer"], "--input 'a [MASK].txt' reads its lines"),
-        (["fill", "reader"], "--input 'a [MASK].txt' reads its lines"),
+        (["score", "writer"], "use --input 'a [MASK].txt' to read its lines"),
+        (["classify", "judge"], "use --input 'a [MASK].txt' to read its lines"),
+        (["embed", "writer"], "use --input 'a [MASK].txt' to read its lines"),
+        (["fill", "reader"], "use --input 'a [MASK].txt' to read its lines"),
         (
             ["see", "writer", "--what", "tokens"],
-            "\"$(cat 'a [MASK].txt')\" in its place gives what it holds",
+            "\"$(cat 'a [MASK].txt')\" passes its content",
         ),
         (
             ["generate", "writer", "--max-tokens", "2"],
-            "- < 'a [MASK].txt' in its place reads what it holds",
+            "- < 'a [MASK].txt' reads its content",
         ),
-        (["tokenizer", "show", "writer"], "- < 'a [MASK].txt' in its place reads what it holds"),
+        (["tokenizer", "show", "writer"], "- < 'a [MASK].txt' reads its content"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_the_name_of_a_file_is_read_as_a_text_and_the_way_to_read_the_file_is_told(
-    folder, monkeypatch, words, instead
-):
-    answer, hint = told(folder, monkeypatch, *words, "a [MASK].txt")
-    assert hint == f"a [MASK].txt is the name of a file, and was read as a text; {instead}.\n"
+def test_file_name_is_read_as_text_with_a_hint(folder, monkeypatch, words, usage):
+    answer, hint = run(folder, monkeypatch, *words, "a [MASK].txt")
+    assert hint == f"a [MASK].txt is a file, but was read as text; {usage}.\n"
     (folder / "a [MASK].txt").rename(folder / "away")
-    assert told(folder, monkeypatch, *words, "a [MASK].txt") == (answer, "")
+    assert run(folder, monkeypatch, *words, "a [MASK].txt") == (answer, "")
     (folder / "away").rename(folder / "a [MASK].txt")
 
 
 @pytest.mark.parametrize("text", ["", "a" * 5000, "a\0b", "."])
-def test_a_text_that_names_no_file_is_passed_over_in_silence(text, capsys):
+def test_no_hint_for_other_texts(text, capsys):
     warn_if_file_name(text)
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("colour", ["black", "white", "red"])
-def test_a_picture_of_one_colour_is_told(folder, monkeypatch, colour):
-    Image.new("RGB", (30, 20), colour).save(folder / "even.png")
-    answer, hint = told(folder, monkeypatch, "classify", "eye", "even.png")
+@pytest.mark.parametrize("color", ["black", "white", "red"])
+def test_blank_image(folder, monkeypatch, color):
+    Image.new("RGB", (30, 20), color).save(folder / "even.png")
+    answer, hint = run(folder, monkeypatch, "classify", "eye", "even.png")
     assert answer.endswith("%\n")
-    assert hint == "even.png is of one colour: there is nothing to see, whatever the answer.\n"
+    assert hint.startswith("even.png is blank")
 
 
 @pytest.mark.parametrize(
     ("name", "loud"), [("silent", 0), ("constant", 0), ("one bit", 1), ("quiet", 30)]
 )
-def test_a_sound_without_energy_is_told(folder, monkeypatch, name, loud):
+def test_silent_audio(folder, monkeypatch, name, loud):
     write_sound(
         folder / "s.wav", loud * np.sin(np.arange(2000)) + (1000 if name == "constant" else 0)
     )
-    answer, hint = told(folder, monkeypatch, "classify", "ear", "s.wav")
+    answer, hint = run(folder, monkeypatch, "classify", "ear", "s.wav")
     assert answer.endswith("%\n")
-    silent = "s.wav is silent: there is nothing to hear, whatever the answer.\n"
-    assert hint == ("" if name == "quiet" else silent)
+    assert hint.startswith("s.wav is silent") == (name != "quiet")
 
 
-def test_sounds_of_several_lengths_are_judged_as_each_alone(folder, monkeypatch):
+def test_audio_batch_equals_single_files(folder, monkeypatch):
     for name, length in (("short.wav", 900), ("long.wav", 40000)):
         write_sound(folder / name, noise(length))
     (folder / "names.txt").write_text("short.wav\nlong.wav\n")
     alone = [
-        told(folder, monkeypatch, "classify", "ear", name)[0] for name in ("short.wav", "long.wav")
+        run(folder, monkeypatch, "classify", "ear", name)[0] for name in ("short.wav", "long.wav")
     ]
-    assert told(folder, monkeypatch, "classify", "ear", "--input", "names.txt") == (
-        "".join(alone),
-        "long.wav lasts 5.0 s; only its first 0.3 s is heard.\n",
-    )
+    answer, hint = run(folder, monkeypatch, "classify", "ear", "--input", "names.txt")
+    assert answer == "".join(alone)
+    assert hint.startswith("long.wav lasts 5.0 s; only the first 0.3 s")
 
 
-def test_of_a_long_sound_only_what_is_heard_is_called_silent(folder, monkeypatch):
+def test_silence_in_the_part_that_is_read(folder, monkeypatch):
     write_sound(folder / "late.wav", np.concatenate((np.zeros(24000), noise(3200))))
-    sentence = (
-        "late.wav lasts 3.4 s; only its first 0.3 s is heard, and that is silent: "
-        "there is nothing to hear, whatever the answer."
-    )
-    assert told(folder, monkeypatch, "classify", "ear", "late.wav")[1] == f"{sentence}\n"
-    with pytest.warns(ClearheadWarning) as given:
+    _, hint = run(folder, monkeypatch, "classify", "ear", "late.wav")
+    assert "only the first 0.3 s is read, which is silent" in hint
+    with pytest.warns(ClearheadWarning) as warned:
         ch.load("ear").classify(audio="late.wav")
-    assert [(str(one.message), one.filename) for one in given] == [(sentence, __file__)]
+    assert [(f"{one.message}\n", one.filename) for one in warned] == [(hint, __file__)]
 
 
-def test_a_text_that_is_cut_is_told(folder, monkeypatch):
-    one = "the text is too long: of its 60 tokens 48 are read, and the rest is cut."
-    assert told(folder, monkeypatch, "classify", "judge", "a" * 60)[1] == f"{one}\n"
+def test_truncated_text(folder, monkeypatch):
+    _, hint = run(folder, monkeypatch, "classify", "judge", "a" * 60)
+    assert hint == "the text was truncated from 60 to 48 tokens.\n"
     judge = ch.load("judge")
-    with pytest.warns(ClearheadWarning, match="texts of more than 48 tokens are cut: 1 of 3"):
+    with pytest.warns(ClearheadWarning, match="1 of 3 texts were truncated to 48 tokens"):
         judge.classify(["a" * 60, "a" * 48, [1] * 48])
 
 
-def test_what_fits_is_not_said_to_be_cut(folder, recwarn):
+def test_no_warning_without_truncation(folder, recwarn):
     ch.load(folder / "judge").classify(["a" * 48, "b"])
     assert not recwarn.list
 
 
-def test_pictures_are_doubted_in_python_too():
-    with pytest.warns(ClearheadWarning, match="the picture is of one colour"):
-        ch.new("tiny-pictures").classify(images=Image.new("L", (8, 8), 200))
+def test_blank_image_in_python():
+    with pytest.warns(ClearheadWarning, match="is blank"):
+        ch.new("tiny-images").classify(images=Image.new("L", (8, 8), 200))

@@ -13,8 +13,8 @@ from clearhead.errors import cannot_read, os_error_reason, suggest_file
 MODELS = {
     "writer": "tiny-decoder",
     "translator": "tiny-encoder-decoder",
-    "eye": "tiny-pictures",
-    "ear": "tiny-sound",
+    "eye": "tiny-images",
+    "ear": "tiny-audio",
 }
 
 
@@ -55,7 +55,7 @@ def test_a_missing_file_is_told_in_the_same_words(folder, monkeypatch, words):
     done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, ch.ClearheadError)
     assert re.fullmatch(
-        r"none\.x(: it)? cannot be read: there is no such file\.", str(done.exception)
+        r"none\.x(: it)? cannot be read: no such file\.", str(done.exception)
     )
 
 
@@ -79,7 +79,7 @@ def test_a_file_with_a_similar_name_is_offered(tmp_path, name, meant):
     wanted = f"{tmp_path}/{name}"
     assert (
         str(cannot_read(wanted, FileNotFoundError()))
-        == f"{wanted} cannot be read: there is no such file{offer}."
+        == f"{wanted} cannot be read: no such file{offer}."
     )
 
 

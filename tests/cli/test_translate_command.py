@@ -14,7 +14,7 @@ from clearhead.errors import ClearheadError
 
 WORDS = ch.Tokenizer.bytes(("<|end|>",))
 LINES = ["A dog runs.", "", "Two men.", "A long sentence of a dog", "One."]
-FEW = ("--beam", 2, "--max-tokens", 5)
+FEW = ("--num-beams", 2, "--max-tokens", 5)
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +140,12 @@ def test_options_reach_the_search(translator):
     [
         ((), None, "give a text, or --input"),
         (("a", "--input", "b"), None, "give a text, or --input"),
-        (("--input", "nowhere.txt"), None, "nowhere.txt cannot be read: there is no such file"),
+        (("--input", "nowhere.txt"), None, "nowhere.txt cannot be read: no such file"),
         (("a", "--json", "--align", "top"), None, "align = 'top' is no layer"),
         (("--input", "-"), "a\nb\n" + "c" * 50, "line 3 has a sentence of 51 tokens"),
         (("--input", "-"), b"a\n\xff\n", "-:2: the line is not UTF-8"),
         (("a", "--output", "/nowhere/out.txt"), None, "/nowhere/out.txt cannot be written"),
-        (("a", "--beam", 0), None, "--beam = 0 must be a whole number of at least 1"),
+        (("a", "--num-beams", 0), None, "--beam must be a positive integer"),
         (("",), None, "the text is empty"),
     ],
 )

@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
         "--data.train",
         "text.txt",
         "--train.width=8",
-        "--out",
+        "--output",
         "made",
         cwd=where,
     )
@@ -42,7 +42,9 @@ def test_what_was_trained_answers_and_saves(folder):
     done = clearhead("vectors", "made", "king - man + woman", "--top", 2, cwd=folder)
     assert done.returncode == 0
     assert "cosine with king - man + woman" in done.stdout
-    done = clearhead("vectors", "made", "--words", "king queen", "--out", "alike.npy", cwd=folder)
+    done = clearhead(
+        "vectors", "made", "--words", "king queen", "--output", "alike.npy", cwd=folder
+    )
     alike = np.load(folder / "alike.npy")
     assert alike.shape == (2, 2)
     assert alike.diagonal() == pytest.approx(1)
@@ -60,7 +62,7 @@ def test_what_was_trained_answers_and_saves(folder):
 
 
 def test_vectors_are_written_for_others_where_the_name_says_so(folder):
-    options = ("--data.train", "text.txt", "--train.width=8", "--out", "made.bin")
+    options = ("--data.train", "text.txt", "--train.width=8", "--output", "made.bin")
     assert clearhead("train", "vectors", *options, cwd=folder).returncode == 0
     assert (folder / "made.bin").read_bytes().startswith(b"6 8\n")
     assert (
@@ -77,17 +79,25 @@ def test_vectors_are_written_for_others_where_the_name_says_so(folder):
         (["vectors", "made", "--direction", "king:queen"], "give a sum"),
         (["vectors", "made", "--direction", "king", "--words", "queen"], "'king' is no pair"),
         (["vectors", "made", "king", "--layer", "1"], "has no layers"),
-        (["vectors", "made", "king", "--out", "x.pdf"], "must end in"),
+        (["vectors", "made", "king", "--output", "x.pdf"], "must end in"),
         (["vectors", "made", "--benchmark", "none.txt"], "none.txt cannot be read"),
         (
-            ["train", "vectors", "--data.train", "text.txt", "--train.widht=3", "--out", "x"],
+            ["train", "vectors", "--data.train", "text.txt", "--train.widht=3", "--output", "x"],
             "did you mean 'width'?",
         ),
         (
-            ["train", "vectors", "--data.train", "text.txt", "--microscope", "--out", "x"],
-            "--microscope is for models",
+            [
+                "train",
+                "vectors",
+                "--data.train",
+                "text.txt",
+                "--record-activations",
+                "--output",
+                "x",
+            ],
+            "--record-activations is for models",
         ),
-        (["train", "vectors", "--out", "x"], "nothing to learn from"),
+        (["train", "vectors", "--output", "x"], "nothing to learn from"),
     ],
 )
 def test_mistakes_are_one_sentence_and_status_2(folder, words, sentence):

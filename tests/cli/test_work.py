@@ -50,7 +50,7 @@ SPELLED = {
         {"inference__decoder_start_tokens": [4], "inference__eos_tokens": [4]},
     ),
 }
-WORDLESS = {"eye": "tiny-pictures", "ear": "tiny-sound"}
+WORDLESS = {"eye": "tiny-images", "ear": "tiny-audio"}
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_picture_that_is_dark_on_light_is_told_where_the_model_expects_light_o
         "mean": [0.13],
         "deviation": [0.31],
     }
-    ch.save(ch.new("tiny-pictures", input=reads, context_length=5), tmp_path / "eye")
+    ch.save(ch.new("tiny-images", input=reads, context_length=5), tmp_path / "eye")
     told = {}
     for name, ground, ink in (("dark.png", 0, 255), ("light.png", 255, 0)):
         picture = Image.new("L", (8, 8), ground)
@@ -163,9 +163,9 @@ def test_a_line_that_says_nothing_is_told_by_its_number(models, tmp_path):
         ("classify", "judge", "a", "a\tb", "has a tab, which separates two texts; this model"),
         ("embed", "reader", "a", "cat " * 99, "is too long: 100 tokens are more"),
         ("score", "writer", "a", "cat " * 300, "is too long: 301 tokens are more"),
-        ("score", "letters", "a cat", "a dog", "holds 'd' .*for which there is no token"),
+        ("score", "letters", "a cat", "a dog", "contains 'd'"),
         ("translate", "spelling", "a cat", "a" * 600, "has a sentence of 600 tokens"),
-        ("translate", "spelling", "a cat", "a dog", "holds 'd' .*for which there is no token"),
+        ("translate", "spelling", "a cat", "a dog", "contains 'd'"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_told_by_its_number(
@@ -215,13 +215,13 @@ def test_score_tells_perplexity(models):
 def test_translate_keeps_the_order_and_empty_lines(models, tmp_path):
     (tmp_path / "in.txt").write_text("the cat sat on the mat\n\nthe cat\n")
     run("translate", models / "translator", "--input", tmp_path / "in.txt", "--output", tmp_path / "out.txt",
-        "--beam", 2, "--max-tokens", 4)  # fmt: skip
+        "--num-beams", 2, "--max-tokens", 4)  # fmt: skip
     common = (tmp_path / "out.txt").read_text().split("\n")
     assert (len(common), common[1]) == (4, "")
     assert (
         common[2]
         == run(
-            "translate", models / "translator", "the cat", "--beam", 2, "--max-tokens", 4
+            "translate", models / "translator", "the cat", "--num-beams", 2, "--max-tokens", 4
         ).strip()
     )
 
@@ -280,7 +280,7 @@ MISTAKES = [
         ("embed", "reader", "a", "--output", "/no/such/a.npy"),
         "there is no folder /no/such to save a.npy in",
     ),
-    (("fill", "reader", "a [MASK]", "--top", "0"), "top = 0 must be a whole number of at least 1"),
+    (("fill", "reader", "a [MASK]", "--top", "0"), "top must be a positive integer"),
     (("translate", "writer", "a"), "has no source to read"),
     (("chat", "reader"), "does not write text"),
     (("generate", "writer", "a", "--stream", "--n", "2"), "--stream shows one text"),

@@ -16,7 +16,9 @@ def bench(
     context: typer.Context,
     name: str = typer.Argument("", help="The benchmark; lists all if omitted.", show_default=False),
 ) -> None:
-    """Run a benchmark of the repository; further options are passed to it.
+    """Run a benchmark of the repository.
+
+    Further options are passed to the benchmark.
 
     Each benchmark runs other implementations side by side and prints ratios with their spread. Some
     need a GPU, files or extra packages; see the top of bench/NAME.py and bench/NAME.py --help.

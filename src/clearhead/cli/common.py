@@ -1,5 +1,6 @@
 """Arguments, options, text input and output that several commands share. Does not import torch."""
 
+import difflib
 import re
 import shlex
 import sys
@@ -108,10 +109,12 @@ def _check_section(name: str) -> None:
 def _suggest_full_name(name: str, value: str) -> str:
     from clearhead.config import Config
 
-    paths = [path for path in _option_paths(Config().to_dict()) if path.endswith(f".{name}")]
-    if paths:
-        shortest = min(paths, key=lambda path: path.count("."))
-        return f"did you mean --{shortest}={value}?"
+    paths: dict[str, str] = {}  # option -> its shortest path
+    for path in sorted(_option_paths(Config().to_dict()), key=lambda path: path.count(".")):
+        paths.setdefault(path.rpartition(".")[2], path)
+    matches = [option for option in paths if option == name or option.endswith(f"_{name}")]
+    if matches := matches or difflib.get_close_matches(name, paths, n=1):
+        return f"did you mean --{paths[matches[0]]}={value}?"
     return "options include their section, as in --train.max_steps=100."
 
 

@@ -42,9 +42,10 @@ def compare(
     logger: str | None = LOGGER_OPTION,
     record_activations: bool = RECORD_ACTIVATIONS_OPTION,
 ) -> None:
-    """Train variants with several seeds, and report differences with confidence intervals.
+    """Compare variants of a model over several seeds.
 
-    Trains every combination of all --vary; other options are those of clearhead train. Ctrl-C exits
+    Trains every combination of all --vary, and reports differences with confidence intervals. Other
+    options are those of clearhead train. Ctrl-C exits
     with status 130; the same command resumes. Under torchrun, runs are distributed over the
     processes. The result is in report.html.
     """

@@ -54,7 +54,9 @@ def evaluate(
     as_json: bool = typer.Option(False, "--json", help="Print the metrics as JSON."),
     dtype: str = DTYPE_OPTION,
 ) -> None:
-    """Evaluate a model on data of the kind it was trained on, with 95% confidence intervals.
+    """Evaluate a model on data.
+
+    Reports the metrics of its task with 95% confidence intervals.
 
     Language models: loss, perplexity, bits per byte. Masked language models: loss, accuracy.
     Translation: BLEU, chrF, loss. Classification: accuracy, F1, Matthews correlation, calibration.

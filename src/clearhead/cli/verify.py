@@ -9,9 +9,10 @@ def verify(
         help="Any model, or the name of a preset (with random weights).", show_default=False
     ),
 ) -> None:
-    """Check the invariants that hold for every model, such as cached == uncached decoding.
+    """Check the invariants of a Transformer on a model.
 
-    Each line shows the largest difference. Options such as --model.position=rotary change a preset.
+    Such as: cached decoding equals the full forward pass. Each line shows the largest difference.
+    Options such as --model.position=rotary change a preset.
     """
     from clearhead.api import load, new
     from clearhead.cli.common import parse_config_flags
