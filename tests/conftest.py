@@ -1,4 +1,4 @@
-"""Shapes in signatures are checked while the tests run; they cost nothing elsewhere."""
+"""Configuration of all tests: checked shapes, one thread per process, reproducible examples."""
 
 import os
 
@@ -6,10 +6,8 @@ import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
-install_import_hook("clearhead.model", "beartype.beartype")
-settings.register_profile("house", deadline=None, max_examples=24, derandomize=True)
-settings.load_profile("house")
+install_import_hook("clearhead.model", "beartype.beartype")  # checks shapes in signatures
+settings.register_profile("clearhead", deadline=None, max_examples=24, derandomize=True)
+settings.load_profile("clearhead")
 torch.set_num_threads(1)
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # of commands that a test starts, too: tests run side by side
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start

@@ -75,7 +75,7 @@ def _rows(task: EvaluationTask) -> Iterator[Example]:
     ):
         what = row.text if row.text_pair is None else (row.text, row.text_pair)
         try:
-            (ids,) = model.encode_texts([what], endless=True)
+            (ids,) = model.encode_texts([what], allow_overflow=True)
         except ClearheadError as error:
             report.skip(row.location, str(error).removesuffix("."))
             continue
@@ -117,7 +117,7 @@ def _batch(task: EvaluationTask, some: list[Example]) -> Batch:
         return Batch(
             numbers.to(next(model.net.parameters())), media_tokens=c.num_input_tokens(source)
         )
-    return model.make_batch(given, longest=max_classification_tokens(model.config))
+    return model.make_batch(given, max_length=max_classification_tokens(model.config))
 
 
 # ---- classes: A model that tells classes: how often it is right, how far it can be trusted when it is sure, what it mixes up.

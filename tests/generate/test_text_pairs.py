@@ -1,0 +1,158 @@
+"""Two texts in a row: laid out as in training, told apart as BERT tells them, cut and refused as people expect."""
+
+import pytest
+import torch
+from huggingface_models import hf_model
+
+import clearhead as ch
+from clearhead.data.readers import DataReport
+from clearhead.data.classification import LabeledExample, LabeledTextDataset
+
+WORDS = ch.Tokenizer.bytes(("[CLS]", "[SEP]"))
+CLS = 256
+SEP = 257
+AROUND = {"inference__bos_tokens": [CLS], "inference__sep_tokens": [SEP]}
+PAIRS = [("a man eats", "someone eats"), ("no", "not at all"), ("a dog", "a cat")]
+
+
+def judge(**changes):
+    head = {"kind": "classification", "classes": 3}
+    return ch.new(
+        "tiny-encoder", vocab_size=258, tokenizer=WORDS, seed=4, head=head, **{**AROUND, **changes}
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    made = judge(input__token_types=2)
+    with torch.no_grad():
+        made.net.embed.kinds.weight.normal_()  # so that it shows which text is which
+    return made
+
+
+def test_pairs_are_encoded_as_in_training(model):
+    rows = [
+        LabeledExample(WORDS.encode(a), WORDS.encode(b), 1.0)
+        for a, b in [*PAIRS, ("x" * 50, "y" * 9)]
+    ]
+    trained = LabeledTextDataset(
+        rows,
+        rows,
+        DataReport(),
+        batch_size=4,
+        context_length=32,
+        seed=0,
+        bos_tokens=[CLS],
+        sep_tokens=[SEP],
+        token_types=True,
+    )
+    packed = next(trained.valid_batches())
+    batch = model.make_batch([*PAIRS, ("x" * 50, "y" * 9)], max_length=32)
+    assert torch.equal(batch.ids, packed.tokens)
+    assert torch.equal(batch.segment_ids, packed.segment_ids)
+    real = packed.segment_ids != 0
+    assert torch.equal(batch.kinds[real], packed.token_type_ids[real])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", ["bert", "bert-classification", "bert-regression", "bert-bare"])
+def test_token_type_ids_equal_transformers(case, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    assert transformers
+    hf_model(case).save_pretrained(tmp_path / "theirs")
+    read = ch.load(tmp_path / "theirs", device="cpu")
+    words = ch.Tokenizer.characters("abcdefghij klmn", ("[CLS]", "[SEP]"))
+    model = ch.Model(
+        read.net, read.config.replace(inference__bos_tokens=[15], inference__sep_tokens=[16]), words
+    )
+    (a, b), (short, shorter) = pairs = [("abc def", "ghi"), ("kl", "m")]
+    rows = [[15, *words.encode(first), 16, *words.encode(second), 16] for first, second in pairs]
+    kinds = [
+        [0] * (len(a) + 2) + [1] * (len(b) + 1),
+        [0] * (len(short) + 2) + [1] * (len(shorter) + 1) + [0] * 7,
+    ]
+    ids = torch.tensor([rows[0], rows[1] + [0] * 7])
+    output = hf_model(case)(ids, attention_mask=(torch.arange(13) < torch.tensor([[13], [6]])).long(),
+                          token_type_ids=torch.tensor(kinds), output_hidden_states=True)  # fmt: skip
+    hidden = model.hidden(pairs)
+    seen = model.watch(pairs, "blocks.0.resid_post")["blocks.0.resid_post"]
+    for row, length in enumerate((13, 6)):
+        for ours, want in (
+            (hidden, output["hidden_states"][-1]),
+            (seen, output["hidden_states"][1]),
+        ):
+            torch.testing.assert_close(ours[row, :length], want[row, :length], atol=1e-5, rtol=1e-5)
+    if case in ("bert-classification", "bert-regression"):
+        torch.testing.assert_close(model.logits(pairs), output["logits"], atol=1e-5, rtol=1e-5)
+    if case == "bert-classification":
+        shares = torch.tensor([list(one.all.values()) for one in model.classify(pairs)])
+        torch.testing.assert_close(shares, output["logits"].softmax(-1), atol=1e-5, rtol=1e-5)
+
+
+def test_batched_pairs_equal_single_ones(model):
+    together = model.classify([*PAIRS, "a single text"])
+    for pair, made in zip([*PAIRS, "a single text"], together, strict=True):
+        assert list(model.classify(pair).all.values()) == pytest.approx(
+            list(made.all.values()), abs=1e-6
+        )
+    assert model.logits(PAIRS[0]).shape == (3,)
+    assert model.hidden(PAIRS[0]).shape == (3 + len("".join(PAIRS[0])), 32)
+    assert model.watch(PAIRS[1]).tokens[:4] == ["[CLS]", "n", "o", "[SEP]"]
+
+
+def test_order_and_token_types_of_a_pair_matter(model):
+    a, b = PAIRS[0]
+    one = model.logits((a, b))
+    other = model.logits((b, a))
+    list_of_two = model.logits([a, b])
+    assert not torch.allclose(one, other, atol=1e-3)
+    assert list_of_two.shape == (2, 3)
+    same_ids = model.logits(
+        [CLS, *WORDS.encode(a), SEP, *WORDS.encode(b), SEP]
+    )  # all of the first kind
+    assert not torch.allclose(one, same_ids, atol=1e-3)
+
+
+def test_sep_token_separates_pairs_without_token_types():
+    plain, (a, b) = judge(input__token_types=0), PAIRS[0]
+    assert torch.equal(
+        plain.logits((a, b)), plain.logits([CLS, *WORDS.encode(a), SEP, *WORDS.encode(b), SEP])
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (("a", "b", "c"), r"^the text is \(.*\), but a tuple is a pair of two texts"),
+        (("a",), "a tuple is a pair of two texts"),
+        (("a", [1]), "a tuple is a pair of two texts"),
+        (("a", None), "a tuple is a pair of two texts"),
+        ([("a", "b"), ("a", 3)], "a tuple is a pair of two texts"),
+        (("a", ""), "is empty; both need"),
+        (("", "a"), "is empty; both need"),
+        ([["a", "b"]], "a pair of texts is a tuple"),
+        (("a" * 40, "b"), "44 tokens are more than this model's context of 32"),
+        ([("a", "b"), ("a" * 40, "b")], "text 2 is too long: 44 tokens .* context of 32"),
+    ],
+)
+def test_invalid_pairs_are_refused(model, wrong, sentence):
+    with pytest.raises(ch.ClearheadError, match=sentence):
+        model.logits(wrong)
+
+
+def test_models_without_sep_tokens_refuse_pairs():
+    for model in (
+        judge(inference__sep_tokens=[]),
+        ch.new("tiny-decoder", vocab_size=258, tokenizer=WORDS),
+    ):
+        with pytest.raises(ch.ClearheadError, match="reads no pairs of texts"):
+            model.logits(("a", "b"))
+    both = ch.new(
+        "tiny-encoder-decoder",
+        vocab_size=258,
+        tokenizer=WORDS,
+        inference__decoder_start_tokens=[CLS],
+        inference__sep_tokens=[SEP],
+    )
+    with pytest.raises(ch.ClearheadError, match="reads no pairs of texts"):
+        both.logits("a", source=("a", "b"))
