@@ -1,13 +1,13 @@
-"""What a comment says of a field, the reference says too: mkdocstrings reads only docstrings by itself."""
+"""Use the comment behind a field as its docstring in the reference."""
 
 import griffe
 
 
 class Comments(griffe.Extension):
-    """The comment behind a field becomes its docstring, where it has none."""
+    """Turn trailing comments of dataclass fields into docstrings."""
 
-    def on_attribute_instance(self, *, attr: griffe.Attribute, **given: object) -> None:
-        """Called for each attribute that was found."""
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **kwargs: object) -> None:
+        """Called by griffe for each attribute."""
         if attr.docstring is None and attr.parent is not None and attr.parent.is_class:
             comment = attr.source.partition("  # ")[2].partition("\n")[0]
             attr.docstring = griffe.Docstring(comment, parent=attr) if comment else None

@@ -1,14 +1,12 @@
-"""What the site is made of beyond Markdown files: pages that the code itself writes while the site is built.
+"""Generate pages of the site from the code: reference pages, claims, benchmarks and notebooks.
 
-The notebooks of the tour are run, and their figures are what clearhead drew then. The reference of commands, presets
-and visible values is asked from the program, so that it cannot be out of date. Benchmarks and the lectures' claims are
-drawn from what was kept of them. mkdocs is imported only where a site is being built: the tests call the writers of the
-pages without it.
+The reference pages and the page of claims are committed, so that links work in a clone; a test checks that they are up to
+date. `python docs/hooks.py` writes them. Notebooks are executed while the site is built.
 """
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,85 +16,80 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-HERE = Path(__file__).parent
-# Its tables are the longest of the site.
-DENSE = "<style>.md-typeset table:not([class]) :is(td, th) { padding: 0.35em 0.7em; min-width: 0; }</style>"
-TOUR = sorted((HERE / "tour").glob("*.ipynb"))
+DOCS = Path(__file__).parent
+NOTEBOOKS = sorted((DOCS / "tour").glob("*.ipynb"))
+COMPACT_TABLES = (
+    "<style>.md-typeset table:not([class]) :is(td, th) "
+    "{ padding: 0.35em 0.7em; min-width: 0; }</style>"
+)
 
 
 def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
-    """The generated pages join those that were written."""
+    """Add the executed notebooks to the site."""
     from mkdocs.structure.files import File
 
-    for path, text in pages():
-        files.append(File.generated(config, path, content=text))
+    for notebook in NOTEBOOKS:
+        page = execute_notebook(notebook.name, notebook.read_text(encoding="utf-8"))
+        files.append(File.generated(config, f"tour/{notebook.stem}.md", content=page))
     return files
 
 
 def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
-    """What is put into written pages: links to the pages made of notebooks, and the tables of benchmarks."""
+    """Link to executed notebooks, and insert the benchmark tables."""
     if page.file.src_uri == "tour/README.md":
         return markdown.replace(".ipynb)", ".md)")
     if page.file.src_uri == "benchmarks.md":
-        return markdown.replace("<!-- tables -->", benchmarks())
+        return markdown.replace("<!-- tables -->", benchmark_tables())
     return markdown
 
 
-def pages() -> Iterator[tuple[str, str]]:
-    """Every generated page: where it stands, and its Markdown."""
-    yield "reference/commands.md", commands()
-    yield "reference/presets.md", presets()
-    yield "reference/values.md", values()
-    yield "claims.md", claims()
-    for notebook in TOUR:
-        yield f"tour/{notebook.stem}.md", ran(notebook.name, notebook.read_text(encoding="utf-8"))
-
-
-def commands() -> str:
-    """What --help says of every command."""
+def commands_page() -> str:
+    """The output of --help for every command."""
     from typer.main import get_command
 
     from clearhead.cli.main import app
 
     parts = [
         "# Commands",
-        "What `clearhead COMMAND --help` prints. Bad input ends with one sentence and status 2.",
+        "The output of `clearhead COMMAND --help`. Invalid input prints one sentence and exits with status 2.",
     ]
-    for path, command in sorted(_below("clearhead", get_command(app))):
+    for path, command in sorted(_commands("clearhead", get_command(app))):
         with command.make_context(path, [], resilient_parsing=True) as context:
-            context.terminal_width = context.max_content_width = 100
-            parts += [f"## {path}", f"```text\n{command.get_help(context).rstrip()}\n```"]
+            context.terminal_width = 100
+            context.max_content_width = 100
+            text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+            parts += [f"## {path}", f"```text\n{text.strip()}\n```"]
     return "\n\n".join(parts) + "\n"
 
 
-def _below(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+def _commands(path: str, command: Any) -> Iterator[tuple[str, Any]]:
     yield path, command
-    for name, below in getattr(command, "commands", {}).items():
-        yield from _below(f"{path} {name}", below)
+    for name, subcommand in getattr(command, "commands", {}).items():
+        yield from _commands(f"{path} {name}", subcommand)
 
 
-def presets() -> str:
-    """Every preset with its size, and every option with its sentence."""
+def presets_page() -> str:
+    """Every preset with its size, and every option with its description."""
     import clearhead as ch
 
     rows = [
-        f"| `{name}` | {_kind(preset)} | {preset.num_parameters() / 1e6:,.1f}M |"
+        f"| `{name}` | {preset.model.architecture.kind} | {preset.num_parameters() / 1e6:,.1f}M |"
         for name, preset in ch.presets.items()
     ]
     return "\n".join(
         [
             "# Presets and options",
             "",
-            "A preset is an exact name for a configuration. Any option can be changed: `--model.n_layers=4` in the",
-            'shell, `ch.new("lecture-lm", layers=4)` in Python. Sizes are counted without building.',
+            "A preset is a named configuration. Every option can be changed: `--model.n_layers=4` in the shell,",
+            '`ch.new("lecture-lm", n_layers=4)` in Python.',
             "",
-            "| name | shape | parameters |",
+            "| name | architecture | parameters |",
             "|---|---|---|",
             *rows,
             "",
             "## All options",
             "",
-            "What `clearhead presets lm-small` prints: a TOML file that `clearhead train` reads.",
+            "The output of `clearhead presets lm-small`, a TOML file that `clearhead train` reads:",
             "",
             "```toml",
             ch.presets["lm-small"].to_toml().rstrip(),
@@ -106,39 +99,28 @@ def presets() -> str:
     )
 
 
-def _kind(preset: Any) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "-", type(preset.model.architecture).__name__).lower()
-
-
-def values() -> str:
-    """The table of lens/names.py, for a model that has all of it."""
+def activations_page() -> str:
+    """The table of activations, for a model that has all of them."""
     import clearhead as ch
     from clearhead.lens.activations import activation_table
 
-    model = (
-        ch.presets["tiny-encoder-decoder"]
-        .replace(position="learned", ffn__activation="swiglu")
-        .model
-    )
-    shown = [
-        name
-        for name in activation_table(model).values()
-        if not re.search(r"encoder\.|blocks\.[1-9]", name.name)
-    ]
+    preset = ch.presets["tiny-encoder-decoder"]
+    model = preset.replace(position="learned", ffn__activation="swiglu").model
     rows = [
-        f"| `{n.name.replace('.0.', '.{i}.')}` | {n.shape} | {n.formula} | {n.description} |"
-        for n in shown
+        f"| `{a.name.replace('.0.', '.{i}.')}` | {a.shape} | {a.formula} | {a.description} |"
+        for a in activation_table(model).values()
+        if not re.search(r"encoder\.|blocks\.[1-9]", a.name)
     ]
     return "\n".join(
         [
-            "# Visible values",
+            "# Activation names",
             "",
-            "Every value that `model.watch` can see and that `edits=` can change. `*` in a pattern is one part of a",
-            "name, `**` any number. Those of a translator's encoder begin with `encoder.`; `cross` is only in",
-            "encoder-decoders, `gate` only in gated feed-forward layers, `pos_embed` only where positions are",
-            "added.",
+            "Every activation that `model.watch` returns and that `edits=` can change. In a pattern, `*` matches one",
+            "part of a name and `**` any number of parts. The encoder of an encoder-decoder has the prefix",
+            "`encoder.`; only encoder-decoders have `cross_attn`, only gated feed-forward layers have `gate`, and only",
+            "models that add positions to embeddings have `pos_embed`.",
             "",
-            "| name | shape | formula | what it is |",
+            "| name | shape | formula | meaning |",
             "|---|---|---|---|",
             *(row.replace("batch|1", "batch or 1") for row in rows),
             "",
@@ -146,53 +128,60 @@ def values() -> str:
     )
 
 
-def benchmarks() -> str:
-    """Targets beside what was measured, from bench/targets.toml and bench/results."""
-    sys.path.append(str(HERE.parent / "bench"))
-    from shown import markdown
-
-    return f"{DENSE}\n\n{markdown()}"
-
-
-def claims() -> str:
-    """What the lectures claim beside what experiments found, from claims/results."""
-    sys.path.append(str(HERE.parent / "claims"))
+def claims_page() -> str:
+    """What the lectures claim and what the experiments in claims/results found."""
+    sys.path.append(str(DOCS.parent / "claims"))
     from tried import page
 
-    return f"{DENSE}\n\n{page()}"
+    return f"{COMPACT_TABLES}\n\n{page().rstrip()}\n"
 
 
-@cache  # while the site is served, a notebook that did not change is not run again
-def ran(name: str, text: str) -> str:
-    """A notebook as Markdown, with what its cells print and draw now."""
+COMMITTED_PAGES: dict[str, Callable[[], str]] = {
+    "reference/commands.md": commands_page,
+    "reference/presets.md": presets_page,
+    "reference/values.md": activations_page,
+    "claims.md": claims_page,
+}
+
+
+def benchmark_tables() -> str:
+    """Targets and measurements, from bench/targets.toml and bench/results."""
+    sys.path.append(str(DOCS.parent / "bench"))
+    from shown import markdown
+
+    return f"{COMPACT_TABLES}\n\n{markdown()}"
+
+
+@cache  # while the site is served, an unchanged notebook is not executed again
+def execute_notebook(name: str, text: str) -> str:
+    """A notebook as Markdown, with the output of its cells."""
     import nbformat
     from nbclient import NotebookClient
 
-    book = nbformat.reads(text, as_version=4)
-    NotebookClient(
-        book,
-        timeout=600,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(HERE / "tour")}},
-    ).execute()
-    parts = [part for cell in book.cells for part in _cell(cell)]
-    parts.insert(1, f"*This page is a notebook, [{name}]({name}), run when the site was built.*")
+    notebook = nbformat.reads(text, as_version=4)
+    resources = {"metadata": {"path": str(DOCS / "tour")}}
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    parts = [part for cell in notebook.cells for part in _render_cell(cell)]
+    parts.insert(1, f"*This page is a notebook, [{name}]({name}), executed when the site was built.*")
     return "\n\n".join(parts) + "\n"
 
 
-def _cell(cell: Any) -> Iterator[str]:
+def _render_cell(cell: Any) -> Iterator[str]:
     if cell.cell_type == "markdown":
         yield cell.source
         return
     yield f"```python\n{cell.source}\n```"
     for output in cell.outputs:
         data = output.get("data", {})
-        if "text/html" in data:  # a blank line or an indent would end the block of HTML
-            html = "\n".join(
-                line.strip() for line in data["text/html"].splitlines() if line.strip()
-            )
-            yield f'<div class="drawn">{html}</div>'
+        if "text/html" in data:  # blank lines or indentation would end the HTML block
+            lines = (line.strip() for line in data["text/html"].splitlines())
+            yield f'<div class="drawn">{chr(10).join(line for line in lines if line)}</div>'
         elif "image/png" in data:
             yield f"![](data:image/png;base64,{data['image/png'].strip()})"
         elif plain := data.get("text/plain", output.get("text", "")).rstrip():
             yield f"```text\n{plain}\n```"
+
+
+if __name__ == "__main__":
+    for path, write in COMMITTED_PAGES.items():
+        (DOCS / path).write_text(write(), encoding="utf-8")

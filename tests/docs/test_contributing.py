@@ -1,0 +1,52 @@
+"""The diffs in the contributing guide apply to the source and do what the guide says."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+DIFFS = re.findall(r"```diff\n(.*?)```", GUIDE, re.DOTALL)
+CHECKS = {
+    "config/model.py": """
+import clearhead as ch
+model = ch.new("tiny-decoder", position="logarithmic")
+assert all(result.passed is not False for result in ch.verify(model))
+""",
+    "families/starcoder2.py": """
+import tempfile, torch, clearhead as ch
+from transformers import Starcoder2Config, Starcoder2ForCausalLM
+sizes = dict(vocab_size=60, hidden_size=32, intermediate_size=50, num_hidden_layers=2)
+heads = dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
+theirs = Starcoder2ForCausalLM(Starcoder2Config(**sizes, **heads)).eval()
+with tempfile.TemporaryDirectory() as folder:
+    theirs.save_pretrained(folder)
+    ours = ch.load(folder, device="cpu")
+ids = torch.arange(10)
+torch.testing.assert_close(ours.logits(ids), theirs(ids[None]).logits[0], atol=1e-5, rtol=0)
+""",
+    "lens/entropy.py": """
+import torch, clearhead as ch
+model = ch.new("tiny-decoder")
+view = ch.lens.attention_entropy(model, [1, 2, 3])
+pattern = ch.lens.attention(model, [1, 2, 3]).values
+plain = -(pattern * pattern.clamp(min=1e-30).log()).sum(-1)
+torch.testing.assert_close(view.values, plain)
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", CHECKS)
+def test_diff_in_guide_works(path, tmp_path):
+    (diff,) = [text for text in DIFFS if path in text]
+    unneeded = shutil.ignore_patterns("bundled", "page", "__pycache__")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=unneeded)
+    subprocess.run(["patch", "-p1", "--quiet"], input=diff, text=True, cwd=tmp_path, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    subprocess.run([sys.executable, "-c", CHECKS[path]], env=environment, check=True)
