@@ -8,7 +8,7 @@ import torch
 from plural_pairs import DIRECTION, HUNDRED
 
 import clearhead as ch
-from clearhead.cli.demo import SENTENCE, find_adjective_head
+from clearhead.cli.demo import SENTENCE, find_example_head
 from clearhead.lens.attention import word_attention
 from clearhead.serve.explorer.routes.models import MOVIE_REVIEWS
 from clearhead.weights.model_cards import bundled_models
@@ -192,12 +192,12 @@ def test_the_senses_of_mole_separate_by_layer(name):
     assert float(margin[-1]) > 0.05
 
 
-# L3.6: are there adjectives before me?
+# L3.6: a noun attends to the words before it
 
 
-def test_creature_attends_to_its_adjectives_most():
+def test_creature_attends_most_to_fluffy_and_blue():
     view = word_attention(load("story"), "creature", SENTENCE)
-    layer, head = find_adjective_head()
+    layer, head = find_example_head()
     weights = dict(zip(view.axes[-1].labels, view.values[layer, head].tolist(), strict=True))
     adjectives = [weights.pop(word) for word in ("fluffy", "blue")]
     assert min(adjectives) > max(weights.values())

@@ -12,7 +12,7 @@ GENERATE = 'clearhead generate story "Once upon a time" --max-tokens 150 --tempe
 TRANSLATE = 'clearhead translate en-de "Where is the nearest station?"'
 GUIDE = """
 The page opens in your browser; Ctrl-C stops it. Things to try:
-  hover over "creature" in layer {layer}, head {head}: it attends to its adjectives
+  hover over "creature" in layer {layer}, head {head}: it attends most to "fluffy" and "blue"
   click a number to see the computation behind it
   ablate a head and see how the prediction changes; enter your own sentence
 In another terminal:
@@ -35,7 +35,7 @@ def demo(
     if "story" not in names:
         typer.echo("the model 'story' is not installed; clearhead models lists what is.")
         return
-    layer, head = find_adjective_head()
+    layer, head = find_example_head()
     if is_interactive():
         guide = GUIDE.format(layer=layer, head=head, generate=GENERATE, translate=TRANSLATE)
         typer.echo(guide)
@@ -59,17 +59,17 @@ def run_command(command: str) -> None:
     app(shlex.split(command)[1:], standalone_mode=False)
 
 
-def find_adjective_head() -> tuple[int, int]:
+def find_example_head() -> tuple[int, int]:
     """The layer and head where "creature" attends most to "fluffy" and "blue" only."""
     from clearhead.api import load
     from clearhead.lens.attention import word_attention
 
     attention = word_attention(load("story"), "creature", SENTENCE)
-    is_adjective = [word in ("fluffy", "blue") for word in attention.axes[-1].labels]
-    is_other = [not adjective for adjective in is_adjective]
-    to_adjectives = attention.values[..., is_adjective].amin(dim=-1)
+    is_target = [word in ("fluffy", "blue") for word in attention.axes[-1].labels]
+    is_other = [not target for target in is_target]
+    to_targets = attention.values[..., is_target].amin(dim=-1)
     to_others = attention.values[..., is_other].amax(dim=-1)
-    margin = to_adjectives - to_others
+    margin = to_targets - to_others
     return divmod(int(margin.argmax()), margin.shape[1])
 
 
