@@ -1,17 +1,17 @@
-"""`clearhead bench`: the benchmarks of a checkout are listed and run, with their own options."""
+"""`clearhead bench` lists and runs the benchmarks of a checkout, with their own options."""
 
 import sys
 
 import pytest
-import typer.testing
+from typer.testing import CliRunner
 
 from clearhead.cli import bench
 from clearhead.cli.main import app
 from clearhead.errors import ClearheadError
 
-TOLD = '''"""How fast it is.
+SCRIPT = '''"""Measure speed.
 
-At great length."""
+In detail."""
 import sys
 if __name__ == "__main__":
     print("ran", *sys.argv[1:])
@@ -20,51 +20,50 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    (tmp_path / "swift.py").write_text(TOLD)
-    (tmp_path / "beside.py").write_text('"""Of use to others."""\nWORD = "beside"\n')
-    (tmp_path / "pair.py").write_text(f'"""Two."""\nimport beside\n{TOLD}    print(beside.WORD)\n')
-    (tmp_path / "lacking.py").write_text(f'"""Lacks."""\nimport no_such_peer\n{TOLD}')
+    (tmp_path / "speed.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text('"""Not a benchmark."""\nWORD = "helped"\n')
+    (tmp_path / "two.py").write_text(f'"""Two."""\nimport helper\n{SCRIPT}    print(helper.WORD)\n')
+    (tmp_path / "broken.py").write_text(f'"""Broken."""\nimport no_such_peer\n{SCRIPT}')
     monkeypatch.setattr(bench, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", ["clearhead"])
 
     def call(*words):
-        told = typer.testing.CliRunner().invoke(app, ["bench", *words])
-        if told.exception is not None and not isinstance(told.exception, SystemExit):
-            raise told.exception
-        return told.output
+        result = CliRunner().invoke(app, ["bench", *words])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.output
 
     return call
 
 
-def test_without_a_name_all_are_listed(run):
+def test_lists_all_without_a_name(run):
     assert [line.split(maxsplit=1) for line in run().splitlines()] == [
-        ["lacking", "Lacks."],
-        ["pair", "Two."],
-        ["swift", "How fast it is."],
+        ["broken", "Broken."],
+        ["speed", "Measure speed."],
+        ["two", "Two."],
     ]
 
 
-def test_what_follows_goes_to_the_benchmark(run):
-    assert run("swift", "--keep", "--rounds", "3") == "ran --keep --rounds 3\n"
-    assert run("pair") == "ran\nbeside\n"
+def test_passes_on_options(run):
+    assert run("speed", "--keep", "--rounds", "3") == "ran --keep --rounds 3\n"
+    assert run("two") == "ran\nhelped\n"
 
 
 @pytest.mark.parametrize(
-    ("what", "why"),
-    [("swif", "did you mean 'swift'"), ("lacking", "needs no_such_peer, which is not installed")],
+    ("name", "message"), [("spee", "did you mean 'speed'"), ("broken", "needs no_such_peer")]
 )
-def test_what_cannot_run_is_told_in_a_sentence(run, what, why):
-    with pytest.raises(ClearheadError, match=why):
-        run(what)
+def test_mistakes(run, name, message):
+    with pytest.raises(ClearheadError, match=message):
+        run(name)
 
 
-def test_a_package_has_no_benchmarks(run, tmp_path, monkeypatch):
+def test_installed_package_has_no_benchmarks(run, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "FOLDER", tmp_path / "nowhere")
-    with pytest.raises(ClearheadError, match="come with the source"):
-        run("swift")
+    with pytest.raises(ClearheadError, match="part of the repository"):
+        run("speed")
 
 
-def test_the_benchmarks_of_this_checkout_are_found():
-    told = typer.testing.CliRunner().invoke(app, ["bench"]).output
-    assert {"forward", "train", "decode"} <= {line.split()[0] for line in told.splitlines()}
+def test_finds_the_benchmarks_of_this_checkout():
+    output = CliRunner().invoke(app, ["bench"]).output
+    assert {"forward", "train", "decode"} <= {line.split()[0] for line in output.splitlines()}

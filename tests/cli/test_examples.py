@@ -80,10 +80,19 @@ def test_list_of_commands_is_not_truncated():
     assert all(f"  {name}  " in listed for name in COMMANDS if " " not in name)
 
 
+RUNNABLE_COMMANDS = (
+    "generate",
+    "score",
+    "see",
+    "vectors",
+    "models",
+    "tokenizer",
+    "tokenizer show",
+    "presets",
+)
 RUNNABLE_EXAMPLES = [
-    line for name in ("generate", "score", "see", "vectors", "models", "tokenizer", "tokenizer show", "presets")
-    for line in EXAMPLES[name] if "--input" not in line
-]  # fmt: skip
+    line for name in RUNNABLE_COMMANDS for line in EXAMPLES[name] if "--input" not in line
+]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`clearhead explore` before any page is opened: what it says when something is wrong, and where it listens."""
+"""`clearhead explore` without a browser: default models, access, ports, saved pages and errors."""
 
 import re
 import socket
@@ -11,7 +11,6 @@ from clearhead.cli.explore import _default_models, _listen_on_free_port, _url_fr
 from clearhead.cli.main import app
 from clearhead.errors import ClearheadError
 from clearhead.serve import server
-from clearhead.serve.server import bind_socket
 from clearhead.weights import model_cards
 
 
@@ -21,125 +20,113 @@ def explore(*words):
 
 @pytest.fixture
 def folder(tmp_path):
-    ch.save(
-        ch.new("tiny-decoder", tokenizer=ch.Tokenizer.bytes(), vocab_size=256), tmp_path / "model"
-    )
+    model = ch.new("tiny-decoder", tokenizer=ch.Tokenizer.bytes(), vocab_size=256)
+    ch.save(model, tmp_path / "model")
     return tmp_path / "model"
 
 
-def test_without_a_model_it_takes_those_that_came_along(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(model_cards, "ROOT", tmp_path / "none")
-    with pytest.raises(ClearheadError, match="clearhead explore PATH"):
+def test_default_models_are_bundled_ones_without_word_vectors(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(model_cards, "BUNDLED_DIR", tmp_path / "none")
+    with pytest.raises(ClearheadError, match="no models are bundled"):
         explore()
     vectors = tmp_path / "bundled" / "words"
     vectors.mkdir(parents=True)
-    (vectors / "words.safetensors").touch()  # no model, so no page of it
+    (vectors / "words.safetensors").touch()
     folder.rename(tmp_path / "bundled" / "story")
-    monkeypatch.setattr(model_cards, "ROOT", tmp_path / "bundled")
+    monkeypatch.setattr(model_cards, "BUNDLED_DIR", tmp_path / "bundled")
     assert _default_models() == ["story"]
 
 
 @pytest.mark.parametrize(
-    ("host", "key"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)]
+    ("host", "needs_key"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)]
 )
-def test_others_get_in_with_the_key_of_the_printed_address_only(
-    folder, monkeypatch, capsys, host, key
-):
+def test_public_addresses_need_the_printed_key(folder, monkeypatch, capsys, host, needs_key):
     monkeypatch.delenv("CLEARHEAD_API_KEY", raising=False)
-    told = []
+    statuses = []
 
-    def run(app, shelf, at, all_at_once, ready):
-        with at:
-            ready()
+    def run_server(app, registry, listener, preload, on_ready):
+        with listener:
+            on_ready()
         client = TestClient(app, base_url="http://127.0.0.1", follow_redirects=False)
-        told.append((client.get("/").status_code, client.get("/?key=guess").status_code))
-        there = re.search(rf"http://{re.escape(host)}:\d+/(\S*)", capsys.readouterr().out)[1]
-        assert client.get(f"/{there}").status_code == (303 if key else 200)
+        statuses.append((client.get("/").status_code, client.get("/?key=guess").status_code))
+        query = re.search(rf"http://{re.escape(host)}:\d+/(\S*)", capsys.readouterr().out)[1]
+        assert client.get(f"/{query}").status_code == (303 if needs_key else 200)
 
-    monkeypatch.setattr(server, "run", run)
+    monkeypatch.setattr(server, "run_server", run_server)
     explore(folder, "--host", host, "--port", 0, "--no-open")
-    assert told == [(401, 401) if key else (200, 200)]
+    assert statuses == [(401, 401) if needs_key else (200, 200)]
 
 
-@pytest.mark.parametrize("option", ["--output", "--output"])
-def test_a_page_is_saved_as_html_only(folder, tmp_path, option):
+def test_output_must_be_html(folder, tmp_path):
     with pytest.raises(ClearheadError, match=r"must end in \.html"):
-        explore(folder, option, tmp_path / "page.pdf")
+        explore(folder, "--output", tmp_path / "page.pdf")
 
 
-def test_the_saved_page_holds_its_text(folder, tmp_path, capsys):
+def test_saved_page_contains_its_text(folder, tmp_path, capsys):
     explore(folder, "--output", tmp_path / "page.html", "--text", "a <b> c")
-    written = (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
     assert "saved" in capsys.readouterr().out
-    assert '"text": "a \\u003cb> c"' in written or "a \\u003cb> c" in written
-    assert "http://" not in written.split("<body>")[0].replace("http://www.w3.org", "")
+    assert "a \\u003cb> c" in page
+    assert "http://" not in page.split("<body>")[0].replace("http://www.w3.org", "")
 
 
-def test_a_page_of_pictures_needs_one(tmp_path):
-    ch.save(ch.new("tiny-images"), tmp_path / "eye")
-    with pytest.raises(
-        ClearheadError, match="no example came with eye; open the page, give it one"
-    ):
-        explore(tmp_path / "eye", "--output", tmp_path / "page.html")
+def test_saved_page_of_images_needs_an_image(tmp_path):
+    ch.save(ch.new("tiny-images"), tmp_path / "vision")
+    with pytest.raises(ClearheadError, match="vision"):
+        explore(tmp_path / "vision", "--output", tmp_path / "page.html")
 
 
-def test_what_a_model_cannot_read_is_told_before_a_page_is_written(folder, tmp_path):
+def test_no_page_is_saved_for_unreadable_text(folder, tmp_path):
     with pytest.raises(ClearheadError, match="context"):
         explore(folder, "--output", tmp_path / "page.html", "--text", "a" * 500)
     assert not (tmp_path / "page.html").exists()
 
 
-def test_the_next_port_is_taken_where_one_is_not_free():
+def test_next_free_port():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with _listen_on_free_port("127.0.0.1", port, bind_socket) as found:
-            assert port < found.getsockname()[1] < port + 10
+        with _listen_on_free_port("127.0.0.1", port) as listener:
+            assert port < listener.getsockname()[1] < port + 10
 
 
 @pytest.mark.parametrize(
-    ("host", "port", "sentence"),
-    [
-        ("127.0.0.1", -5, "--port -5 is no port"),
-        ("127.0.0.1", 70000, "--port 70000 is no port"),
-        ("nowhere.invalid", 8800, "nowhere.invalid:8800 cannot be served on"),
-    ],
+    ("host", "port", "message"),
+    [("127.0.0.1", -5, "-5"), ("127.0.0.1", 70000, "70000"), ("nowhere.invalid", 8800, "nowhere")],
 )
-def test_another_port_is_tried_only_where_one_is_taken(host, port, sentence):
+def test_other_ports_are_tried_only_if_one_is_in_use(monkeypatch, host, port, message):
+    bind_socket = server.bind_socket
     tried = []
 
-    def once(host, port):
+    def bind(host, port):
         tried.append(port)
         return bind_socket(host, port)
 
-    with pytest.raises(ClearheadError, match=sentence):
-        _listen_on_free_port(host, port, once)
+    monkeypatch.setattr(server, "bind_socket", bind)
+    with pytest.raises(ClearheadError, match=message):
+        _listen_on_free_port(host, port)
     assert tried == [port]
 
 
-def test_where_all_of_ten_ports_are_taken_that_is_said():
-    def full(host, port):
-        raise server.PortInUseError("taken")
+@pytest.mark.parametrize(("port", "last_port"), [(8800, 8809), (65530, 65535)])
+def test_all_ports_in_use(monkeypatch, port, last_port):
+    def bind(host, port):
+        raise server.PortInUseError("in use")
 
-    with pytest.raises(ClearheadError, match="port 8800 and the 9 after it are taken on localhost"):
-        _listen_on_free_port("localhost", 8800, full)
-    with pytest.raises(ClearheadError, match="port 65530 and the 5 after it"):
-        _listen_on_free_port("localhost", 65530, full)
+    monkeypatch.setattr(server, "bind_socket", bind)
+    with pytest.raises(ClearheadError, match=f"ports {port} to {last_port}"):
+        _listen_on_free_port("localhost", port)
 
 
-def test_a_model_that_is_nowhere_is_told_once(folder):
-    with pytest.raises(
-        ClearheadError, match=r"^nope is no clearhead model: there is no such folder or file"
-    ):
+def test_missing_model(folder):
+    with pytest.raises(ClearheadError, match="nope"):
         explore(folder, "nope")
 
 
-def test_a_text_goes_into_the_address():
+def test_url_fragment():
     assert _url_fragment("", "") == ""
     assert _url_fragment("a b&c", "") == "#text=a+b%26c"
 
 
-def test_a_page_that_has_no_folder_is_told_before_any_work():
-    with pytest.raises(
-        ClearheadError, match=r"no folder nowhere to save page\.html in; make it first"
-    ):
+def test_output_folder_is_checked_first():
+    with pytest.raises(ClearheadError, match="no folder nowhere"):
         explore("no/such/model", "--output", "nowhere/page.html")

@@ -1,4 +1,4 @@
-"""A file that is not there is told in the same words by every command."""
+"""Every command reports missing files with the same message and suggestion."""
 
 import re
 
@@ -22,12 +22,12 @@ MODELS = {
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("missing")
     for name, preset in MODELS.items():
-        words = (
-            {"tokenizer": ch.Tokenizer.bytes(), "vocabulary": 256}
+        options = (
+            {"tokenizer": ch.Tokenizer.bytes(), "vocab_size": 256}
             if name in ("writer", "translator")
             else {}
         )
-        ch.save(ch.new(preset, **words), folder / name)
+        ch.save(ch.new(preset, **options), folder / name)
     (folder / "a.txt").write_text("the cat\n" * 20)
     return folder
 
@@ -50,16 +50,14 @@ def folder(tmp_path_factory):
     ],
     ids=" ".join,
 )
-def test_a_missing_file_is_told_in_the_same_words(folder, monkeypatch, words):
+def test_missing_file(folder, monkeypatch, words):
     monkeypatch.chdir(folder)
-    done = CliRunner().invoke(app, words)
-    assert isinstance(done.exception, ch.ClearheadError)
-    assert re.fullmatch(
-        r"none\.x(: it)? cannot be read: no such file\.", str(done.exception)
-    )
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, ch.ClearheadError)
+    assert re.fullmatch(r"none\.x:? cannot be read: no such file\.", str(result.exception))
 
 
-def test_other_reasons_are_those_of_the_system():
+def test_other_reasons_come_from_the_system():
     assert (
         str(cannot_read("a", IsADirectoryError(21, "Is a directory")))
         == "a cannot be read: Is a directory."
@@ -68,26 +66,33 @@ def test_other_reasons_are_those_of_the_system():
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
-    [("pairs.txt", "pairs.tsv"), ("pair.tsv", "pairs.tsv"), ("pairs", "pairs.tsv"), ("paris.tsv", "pairs.tsv"),
-     ("valid.tsv", ""), ("none/pairs.tsv", ""), ("", ""), ("\0", "")],
-)  # fmt: skip
-def test_a_file_with_a_similar_name_is_offered(tmp_path, name, meant):
+    ("name", "similar"),
+    [
+        ("pairs.txt", "pairs.tsv"),
+        ("pair.tsv", "pairs.tsv"),
+        ("pairs", "pairs.tsv"),
+        ("paris.tsv", "pairs.tsv"),
+        ("valid.tsv", ""),
+        ("none/pairs.tsv", ""),
+        ("", ""),
+        ("\0", ""),
+    ],
+)
+def test_similar_file_is_suggested(tmp_path, name, similar):
     for file in ("pairs.tsv", "a.txt"):
         (tmp_path / file).touch()
-    offer = f" (did you mean {str(tmp_path / meant)!r}?)" if meant else ""
-    wanted = f"{tmp_path}/{name}"
+    hint = f" (did you mean {str(tmp_path / similar)!r}?)" if similar else ""
+    path = f"{tmp_path}/{name}"
     assert (
-        str(cannot_read(wanted, FileNotFoundError()))
-        == f"{wanted} cannot be read: no such file{offer}."
+        str(cannot_read(path, FileNotFoundError())) == f"{path} cannot be read: no such file{hint}."
     )
 
 
-def test_none_is_looked_for_in_a_folder_of_very_many(tmp_path, monkeypatch):
+def test_no_suggestion_in_a_huge_folder(tmp_path, monkeypatch):
     for number in range(6):
         (tmp_path / f"file-{number}").touch()
     assert suggest_file(tmp_path / "fil-1") == f" (did you mean {str(tmp_path / 'file-1')!r}?)"
-    monkeypatch.setattr(errors, "CROWD", 5)
+    monkeypatch.setattr(errors, "MAX_COMPARED_FILES", 5)
     assert suggest_file(tmp_path / "fil-1") == ""
 
 
@@ -103,9 +108,9 @@ def test_none_is_looked_for_in_a_folder_of_very_many(tmp_path, monkeypatch):
     ],
     ids=" ".join,
 )
-def test_every_command_offers_it(folder, monkeypatch, words):
+def test_every_command_suggests_a_similar_file(folder, monkeypatch, words):
     monkeypatch.chdir(folder)
     (folder / "run.toml").touch()
-    done = CliRunner().invoke(app, words)
-    assert isinstance(done.exception, ch.ClearheadError)
-    assert re.search(r"\(did you mean '(a\.txt|writer|run\.toml)'\?\)", str(done.exception))
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, ch.ClearheadError)
+    assert re.search(r"\(did you mean '(a\.txt|writer|run\.toml)'\?\)", str(result.exception))

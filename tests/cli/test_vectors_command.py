@@ -1,4 +1,4 @@
-"""`clearhead train vectors` and `clearhead vectors`, as a person uses them."""
+"""`clearhead train vectors` and `clearhead vectors`."""
 
 import subprocess
 import sys
@@ -21,87 +21,67 @@ def clearhead(*words, cwd=None):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    where = tmp_path_factory.mktemp("vectors")
-    (where / "text.txt").write_text("the king saw the queen\nthe man saw the woman\n" * 20)
-    done = clearhead(
-        "train",
-        "vectors",
-        "--data.train",
-        "text.txt",
-        "--train.width=8",
-        "--output",
-        "made",
-        cwd=where,
-    )
+    folder = tmp_path_factory.mktemp("vectors")
+    (folder / "text.txt").write_text("the king saw the queen\nthe man saw the woman\n" * 20)
+    options = ("--data.train", "text.txt", SIZE, "--output", "vectors")
+    done = clearhead("train", "vectors", *options, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "200 words, 6 different ones" in done.stdout
-    return where
+    assert "200 words" in done.stdout
+    return folder
 
 
-def test_what_was_trained_answers_and_saves(folder):
-    done = clearhead("vectors", "made", "king - man + woman", "--top", 2, cwd=folder)
+SIZE = "--train.vector_size=8"
+
+
+def test_train_solve_and_save(folder):
+    done = clearhead("vectors", "vectors", "king - man + woman", "--top-k", 2, cwd=folder)
     assert done.returncode == 0
-    assert "cosine with king - man + woman" in done.stdout
-    done = clearhead(
-        "vectors", "made", "--words", "king queen", "--output", "alike.npy", cwd=folder
-    )
-    alike = np.load(folder / "alike.npy")
-    assert alike.shape == (2, 2)
-    assert alike.diagonal() == pytest.approx(1)
-    shown = clearhead("vectors", "made", "--words", "king queen", cwd=folder).stdout.splitlines()
-    assert shown[2].split() == [
-        "king",
-        "1.00█",
-        *shown[2].split()[2:],
-    ]  # a number, not only a shade
-    assert float(shown[2].split()[2].rstrip("░▒▓█")) == pytest.approx(float(alike[0, 1]), abs=0.006)
-    done = clearhead(
-        "vectors", "made", "--direction", "king:queen", "--words", "man woman", cwd=folder
-    )
-    assert "woman" in done.stdout
+    assert "king - man + woman" in done.stdout
+    words = ("vectors", "vectors", "--words", "king queen")
+    clearhead(*words, "--output", "similarity.npy", cwd=folder)
+    similarity = np.load(folder / "similarity.npy")
+    assert similarity.shape == (2, 2)
+    assert similarity.diagonal() == pytest.approx(1)
+    row = clearhead(*words, cwd=folder).stdout.splitlines()[2].split()
+    assert row[:2] == ["king", "1.00█"]
+    assert float(row[2].rstrip("░▒▓█")) == pytest.approx(float(similarity[0, 1]), abs=0.006)
+    options = ("--direction", "king:queen", "--words", "man woman")
+    assert "woman" in clearhead("vectors", "vectors", *options, cwd=folder).stdout
 
 
-def test_vectors_are_written_for_others_where_the_name_says_so(folder):
-    options = ("--data.train", "text.txt", "--train.width=8", "--output", "made.bin")
+def test_output_format_follows_the_file_name(folder):
+    options = ("--data.train", "text.txt", SIZE, "--output", "vectors.bin")
     assert clearhead("train", "vectors", *options, cwd=folder).returncode == 0
-    assert (folder / "made.bin").read_bytes().startswith(b"6 8\n")
-    assert (
-        ch.vectors(folder / "made.bin").vector("king") == ch.vectors(folder / "made").vector("king")
-    ).all()
+    assert (folder / "vectors.bin").read_bytes().startswith(b"6 8\n")
+    binary = ch.vectors(folder / "vectors.bin")
+    native = ch.vectors(folder / "vectors")
+    assert (binary.vector("king") == native.vector("king")).all()
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
-        (["vectors", "made", "qeen"], "did you mean 'queen'?"),
-        (["vectors", "made"], "give a sum"),
-        (["vectors", "made", "king", "--words", "queen"], "give a sum"),
-        (["vectors", "made", "--direction", "king:queen"], "give a sum"),
-        (["vectors", "made", "--direction", "king", "--words", "queen"], "'king' is no pair"),
-        (["vectors", "made", "king", "--layer", "1"], "has no layers"),
-        (["vectors", "made", "king", "--output", "x.pdf"], "must end in"),
-        (["vectors", "made", "--benchmark", "none.txt"], "none.txt cannot be read"),
+        (["vectors", "vectors", "qeen"], "did you mean 'queen'?"),
+        (["vectors", "vectors"], "give either an expression"),
+        (["vectors", "vectors", "king", "--words", "queen"], "give either an expression"),
+        (["vectors", "vectors", "--direction", "king:queen"], "give either an expression"),
+        (["vectors", "vectors", "--direction", "king", "--words", "queen"], "is not a pair"),
+        (["vectors", "vectors", "king", "--layer", "1"], "layer"),
+        (["vectors", "vectors", "king", "--output", "x.pdf"], "must end in"),
+        (["vectors", "vectors", "--benchmark", "none.txt"], "none.txt cannot be read"),
         (
-            ["train", "vectors", "--data.train", "text.txt", "--train.widht=3", "--output", "x"],
-            "did you mean 'width'?",
+            ["train", "vectors", "--data.train", "text.txt", "--train.vector_sise=3"],
+            "did you mean 'vector_size'?",
         ),
         (
-            [
-                "train",
-                "vectors",
-                "--data.train",
-                "text.txt",
-                "--record-activations",
-                "--output",
-                "x",
-            ],
-            "--record-activations is for models",
+            ["train", "vectors", "--data.train", "text.txt", "--record-activations"],
+            "--record-activations does not apply",
         ),
-        (["train", "vectors", "--output", "x"], "nothing to learn from"),
+        (["train", "vectors", "--output", "x"], "--data.train"),
     ],
 )
-def test_mistakes_are_one_sentence_and_status_2(folder, words, sentence):
+def test_mistakes(folder, words, message):
     done = clearhead(*words, cwd=folder)
     assert done.returncode == 2
-    assert sentence in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1

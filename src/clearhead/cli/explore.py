@@ -96,7 +96,7 @@ def _listen_on_free_port(host: str, port: int) -> "socket":
     """Listen on the port, or on one of the next."""
     from clearhead.serve.server import MAX_PORT, PortInUseError, bind_socket
 
-    last_port = min(port + NUM_FALLBACK_PORTS, MAX_PORT) if port else port
+    last_port = max(port, min(port + NUM_FALLBACK_PORTS, MAX_PORT)) if port else port
     for candidate in range(port, last_port + 1):
         with suppress(PortInUseError):
             return bind_socket(host, candidate)

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
-from clearhead.api import Model, load
 from clearhead.config.model import ClassificationHead, Config, LMHead
 from clearhead.config.parse import diff_trees, read_config_file
 from clearhead.config.presets import presets
@@ -50,6 +49,9 @@ from clearhead.weights.checkpoint import Checkpoint, Placement
 from clearhead.weights.load import load_model, load_tokenizers
 from clearhead.weights.model_cards import bundled_models
 
+if TYPE_CHECKING:
+    from clearhead.api import Model
+
 TENSORBOARD_FOLDER = "tensorboard"
 LOGGERS = ("tensorboard",)
 # Options that `train.init_from` determines.
@@ -85,7 +87,7 @@ def train(
     quiet: bool = False,
     record_activations: bool = False,
     logger: str | None = None,
-) -> Model:
+) -> "Model":
     """Train a preset, a run.toml or a configuration, and return its best model.
 
     `model`, `data`, `train` and `inference` replace options of these sections; names of nested
@@ -116,6 +118,8 @@ def train(
         logger=logger,
     )
     best = CheckpointManager(output).best()
+    from clearhead.api import load  # a higher layer
+
     return load(best or result.checkpoint, device=device)
 
 

@@ -96,7 +96,7 @@ def test_positions_fit_the_terminal(folders, monkeypatch):
 
 
 def test_missing_output_folder(folders, tmp_path):
-    with pytest.raises(ch.ClearheadError, match="cannot save x.png"):
+    with pytest.raises(ch.ClearheadError, match=r"cannot save x\.png"):
         see(folders[0], "abc", "--output", str(tmp_path / "nowhere" / "x.png"))
 
 
