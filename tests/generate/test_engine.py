@@ -1,4 +1,6 @@
-"""What is written does not depend on who else writes, nor on when one joins or leaves."""
+"""A text does not depend on the rest of the batch, nor on when requests join and leave."""
+
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead.config.model import InferenceConfig
-from clearhead.generate.engine import MIN_SHARED_PREFIX, BatchEngine, Request
+from clearhead.generate import engine as engine_module
+from clearhead.generate.engine import BatchEngine, Request, common_prefix_length
 from clearhead.generate.sampling import Sampler, SamplingConfig, rng_key
 
 NETS = {name: ch.new(name, seed=1).net for name in ("tiny-decoder", "tiny-llama")}
@@ -27,8 +30,8 @@ wishes = st.lists(
 )
 
 
-def written(net, wanted, slots, late=0):
-    """The tokens of each; the last `late` of them are asked for only after two steps."""
+def generate_batched(net, wanted, slots, late=0):
+    """The tokens of each request; the last `late` of them arrive after two steps."""
     engine = BatchEngine(net, InferenceConfig(eos_tokens=(7,)), slots, 32)
     requests = [Request(list(prompt), sampling) for prompt, sampling in wanted]
     early = len(requests) - late
@@ -42,14 +45,14 @@ def written(net, wanted, slots, late=0):
     return [[chosen.token for chosen in request.output] for request in requests]
 
 
-def spelled(net, prompt, sampling):
-    """The same without cache, slots or batch: the definition."""
+def generate_uncached(net, prompt, sampling):
+    """The definition: no cache, no batch."""
     ids = list(prompt)
     out = []
     draw = Sampler([sampling], [rng_key(sampling.seed)], torch.device("cpu"))
     while len(out) < sampling.max_tokens and 7 not in out:
         with torch.no_grad():
-            logits = net.predict(net(torch.tensor([ids])))[:, -1]
+            logits = net.compute_logits(net(torch.tensor([ids])))[:, -1]
         read, wrote = (
             torch.bincount(torch.tensor(x, dtype=torch.long), minlength=64)[None]
             for x in (prompt, out)
@@ -61,14 +64,14 @@ def spelled(net, prompt, sampling):
 
 @given(wishes, st.integers(1, 4), st.integers(0, 3), st.sampled_from(sorted(NETS)))
 @settings(max_examples=20, deadline=None)
-def test_slots_arrival_and_company_change_nothing(wanted, slots, late, name):
+def test_batching_and_arrival_change_nothing(wanted, slots, late, name):
     net = NETS[name]
-    assert written(net, wanted, slots, min(late, len(wanted))) == [
-        spelled(net, *wish) for wish in wanted
+    assert generate_batched(net, wanted, slots, min(late, len(wanted))) == [
+        generate_uncached(net, *wish) for wish in wanted
     ]
 
 
-def test_one_who_is_told_to_end_frees_its_slot():
+def test_a_finished_request_frees_its_slot():
     engine = BatchEngine(NETS["tiny-llama"], InferenceConfig(), 1, 32)
     first, second = (Request([1, 2], SamplingConfig(max_tokens=20)) for _ in range(2))
     engine.add_request(first)
@@ -79,11 +82,11 @@ def test_one_who_is_told_to_end_frees_its_slot():
     assert (len(first.output), first.finish_reason) == (1, "stop")
 
 
-def test_log_probabilities_are_the_models_own():
+def test_logprobs_are_the_models_own():
     model = ch.new("tiny-llama", seed=3)
     made = model.generate([1, 2, 3], 6, temperature=2.0, top_k=4, seed=1, logprobs=3)
     expected = model.logits([1, 2, 3, *made.tokens]).log_softmax(-1)
-    for place, chosen in enumerate(made.chosen):
+    for place, chosen in enumerate(made.token_logprobs):
         row = expected[2 + place]
         assert chosen.logprob == pytest.approx(float(row[chosen.token]), abs=1e-5)
         best = row.topk(3)
@@ -91,47 +94,45 @@ def test_log_probabilities_are_the_models_own():
         assert [value for _, value in chosen.top] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_bias_bans_and_what_is_forced():
+def test_logit_bias_suppress_tokens_and_prefix_tokens():
     model = ch.new("tiny-llama", seed=3)
-    assert set(model.generate([1], 8, bias={5: 100.0}).tokens) == {5}
+    assert set(model.generate([1], 8, logit_bias={5: 100.0}).tokens) == {5}
     free = model.generate([1], 12, seed=2).tokens
-    assert not set(free) & set(model.generate([1], 12, seed=2, banned=tuple(set(free))).tokens)
-    assert model.generate([1], 5, forced=(9, 8)).tokens[:2] == [9, 8]
+    assert not set(free) & set(
+        model.generate([1], 12, seed=2, suppress_tokens=tuple(set(free))).tokens
+    )
+    assert model.generate([1], 5, prefix_tokens=(9, 8)).tokens[:2] == [9, 8]
 
 
-def test_logits_that_are_no_numbers_stop_it_and_say_where():
+def test_non_finite_logits_stop_generation():
     model = ch.new("tiny-decoder")
     with torch.no_grad():
         model.net.embed.tokens.weight[5] = torch.nan
-    with pytest.raises(ch.ClearheadError, match="the logits of token 1 contain NaN or infinity"):
+    with pytest.raises(ch.ClearheadError, match="token 1"):
         model.generate([1, 2], 3)
 
 
 @given(wishes, st.integers(1, 3), st.data())
 @settings(max_examples=10, deadline=None)
-def test_what_a_row_remembers_changes_nothing(wanted, slots, data):
-    """Prompts that begin as others did, or go on from what was written, as a conversation does."""
+def test_prefix_cache_changes_nothing(wanted, slots, data):
+    """Prompts that share a prefix with others, or continue them, as conversations do."""
     net = NETS["tiny-llama"]
     engine = BatchEngine(NETS["tiny-llama"], InferenceConfig(eos_tokens=(7,)), slots, 32)
-    before = MIN_SHARED_PREFIX
     texts = []
-    MIN_SHARED_PREFIX = 1
-    try:
+    with patch.object(engine_module, "MIN_SHARED_PREFIX", 1):
         for prompt, sampling in wanted:
             start = data.draw(st.sampled_from(texts)) if texts and data.draw(st.booleans()) else []
             request = Request((start + prompt)[:20], sampling)
             engine.add_request(request)
             while engine.step():
                 pass
-            assert [chosen.token for chosen in request.output] == spelled(
+            assert [chosen.token for chosen in request.output] == generate_uncached(
                 net, request.prompt, sampling
             )
             texts += [request.tokens, request.prompt]
-    finally:
-        MIN_SHARED_PREFIX = before
 
 
-def test_a_prompt_that_was_read_is_not_read_again():
+def test_prefix_cache_skips_known_tokens():
     net = NETS["tiny-llama"]
     read = []
     engine = BatchEngine(net, InferenceConfig(), 1, 32)
@@ -154,7 +155,7 @@ def test_a_prompt_that_was_read_is_not_read_again():
     assert read == [0, 24, 0]
 
 
-def test_several_samples_read_their_prompt_once():
+def test_samples_share_one_prefill():
     net = NETS["tiny-llama"]
     read = []
     engine = BatchEngine(net, InferenceConfig(), 4, 32)
@@ -169,9 +170,9 @@ def test_several_samples_read_their_prompt_once():
     assert read == [1]
 
 
-@pytest.mark.parametrize("overflow", ["slide", "refuse"])
-def test_a_context_of_one_token_is_no_room_and_one_of_two_slides(overflow):
-    with pytest.raises(ch.ClearheadError, match=r"^a context of one token has no room to write in"):
+@pytest.mark.parametrize("overflow", ["slide", "error"])
+def test_smallest_contexts(overflow):
+    with pytest.raises(ch.ClearheadError, match="context"):
         ch.new("tiny-decoder", context_length=1).generate([3], max_tokens=4, overflow=overflow)
     assert (
         len(
@@ -185,7 +186,7 @@ def test_a_context_of_one_token_is_no_room_and_one_of_two_slides(overflow):
 
 @given(st.lists(st.integers(0, 63), min_size=1, max_size=40), st.integers(1, 40), st.integers(0, 3))
 @settings(max_examples=15, deadline=None)
-def test_a_context_that_slides_goes_on_from_its_newer_half(prompt, more, seed):
+def test_sliding_context_continues_from_its_second_half(prompt, more, seed):
     net = NETS["tiny-llama"]
     sampling = SamplingConfig(max_tokens=more, overflow="slide", seed=seed)
     engine = BatchEngine(net, InferenceConfig(), 2, 16)
@@ -206,7 +207,7 @@ def test_a_context_that_slides_goes_on_from_its_newer_half(prompt, more, seed):
     assert request.tokens == ids
 
 
-def test_what_prompts_that_join_together_have_in_common_is_read_once():
+def test_shared_prefix_of_new_prompts_is_read_once():
     net = NETS["tiny-llama"]
     read = []
     engine = BatchEngine(net, InferenceConfig(eos_tokens=(7,)), 8, 32)
@@ -227,31 +228,82 @@ def test_what_prompts_that_join_together_have_in_common_is_read_once():
         pass
     assert read == [(1, 0), (7, 20)]
     for request in requests:
-        assert [chosen.token for chosen in request.output] == spelled(
+        assert [chosen.token for chosen in request.output] == generate_uncached(
             net, request.prompt, request.config
         )
 
 
-def test_a_text_that_breaks_takes_nothing_from_the_others():
+def test_non_finite_logits_of_one_text_leave_others_alone():
     engine = BatchEngine(ch.new("tiny-decoder").net, InferenceConfig(), 3, 32)
     well = [Request([1 + i, 2], SamplingConfig(max_tokens=6, seed=i)) for i in range(3)]
     for request in well:
         engine.add_request(request)
     engine.step()
     engine.runner.logits[1] = torch.nan
-    with pytest.raises(ch.ClearheadError, match="token 2 contain NaN or infinity"):
+    with pytest.raises(ch.ClearheadError, match="token 2"):
         engine.step()
     while engine.step():
         pass
-    assert well[1].finish_reason == "broken"
+    assert well[1].finish_reason == "error"
     for request in (well[0], well[2]):
-        expected = spelled(engine.runner.net, request.prompt, request.config)
+        expected = generate_uncached(engine.runner.net, request.prompt, request.config)
         assert [chosen.token for chosen in request.output][: len(expected)] == expected
         assert request.finish_reason == "length"
 
 
-def test_log_probabilities_count_tokens_that_nobody_can_write():
+def test_logprobs_include_tokens_outside_the_tokenizer():
     model = ch.new("tiny-decoder", vocab_size=300, tokenizer=ch.Tokenizer.bytes(), seed=2)
     made = model.generate("abc", 4, temperature=0, echo=True)
     expected = model.score(list(b"abc") + made.tokens).logprobs
-    assert [c.logprob for c in (*made.prompt, *made.chosen)] == pytest.approx(expected, abs=1e-5)
+    assert [c.logprob for c in (*made.prompt_logprobs, *made.token_logprobs)] == pytest.approx(
+        expected, abs=1e-5
+    )
+
+
+def test_long_prompts_join_over_several_steps():
+    """Reading many long prompts at once would stall the texts that are being generated."""
+    net = ch.new("tiny-decoder", context_length=256).net
+    engine = BatchEngine(net, InferenceConfig(), 9, 256)
+    shared = list(range(60)) * 3
+    running = Request([1, 2], SamplingConfig(max_tokens=50))
+    engine.add_request(running)
+    engine.step()
+    with patch.object(engine_module, "MAX_PREFILL_TOKENS", 400):
+        for i in range(8):
+            engine.add_request(Request([*shared, i], SamplingConfig(max_tokens=50)))
+        counts = []
+        for _ in range(6):
+            engine.step()
+            counts.append(len(engine.running))
+    assert len(running.output) == 7
+    assert counts[0] < 5
+    assert counts[-1] == 9
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=20),
+    st.lists(st.integers(0, 2), max_size=5),
+    st.lists(st.integers(0, 2), max_size=5),
+)
+def test_common_prefix_length(prefix, a, b):
+    expected = len(prefix)
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        expected += 1
+    assert common_prefix_length(prefix + a, prefix + b) == expected
+
+
+def test_generation_restores_training_mode():
+    model = ch.new("tiny-decoder", seed=1)
+    expected = model.generate([1, 2], 4, temperature=0).tokens
+    model = ch.new("tiny-decoder", seed=1, dropout__residual=0.5)
+    model.net.train()
+    model.net.blocks[0].eval()
+    assert model.generate([1, 2], 4, temperature=0).tokens == expected
+    model.beam_search([1, 2], max_tokens=3)
+    model.score([1, 2, 3])
+    model.embed([[1, 2]])
+    assert model.net.training
+    assert model.net.blocks[1].training
+    assert not model.net.blocks[0].training

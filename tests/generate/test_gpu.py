@@ -1,4 +1,4 @@
-"""On a GPU the same is written: kernels, recorded steps and replayed searches against their plain forms."""
+"""On a GPU: kernels, CUDA graphs and fused decoding equal their plain forms."""
 
 import pytest
 import torch
@@ -42,19 +42,19 @@ def test_single_query_attention_equals_attention(rows, heads, groups, keys, d):
 
 @pytest.mark.parametrize("vocabulary", [65, 50257, 152000])
 def test_sampling_kernel_equals_torch(vocabulary):
-    how = [
+    configs = [
         SamplingConfig(temperature=t, top_k=k, top_p=p, min_p=m)
         for t in (0, 0.7, 1.5)
         for k in (0, 5, 50, 1)
         for p, m in WIDE
     ]
-    keys = [rng_key(i) for i in range(len(how))]
+    keys = [rng_key(i) for i in range(len(configs))]
     device = torch.device("cuda")
-    plain = Sampler(how, keys, device)
-    kernel = Sampler(how, keys, device, use_kernel=True)
-    places = torch.arange(len(how), device=device)[:, None]
+    plain = Sampler(configs, keys, device)
+    kernel = Sampler(configs, keys, device, use_kernel=True)
+    places = torch.arange(len(configs), device=device)[:, None]
     for _ in range(10):
-        logits = torch.randn(len(how), vocabulary, device=device) * 3
+        logits = torch.randn(len(configs), vocabulary, device=device) * 3
         for one, other in zip(plain(logits, places), kernel(logits, places), strict=True):
             torch.testing.assert_close(one, other)
 
@@ -80,22 +80,22 @@ def test_fused_decoder_equals_the_net(preset, changes, rows):
     ids = torch.randint(net.config.vocab_size, (rows, 9), device="cuda")
     with torch.no_grad():
         plain = net.init_cache(rows, 32)
-        swift = net.init_cache(rows, 32)
-        net(ids[:, :8], cache=plain), net(ids[:, :8], cache=swift)
-        swift.rows.is_static = True
+        fused = net.init_cache(rows, 32)
+        net(ids[:, :8], cache=plain), net(ids[:, :8], cache=fused)
+        fused.rows.is_static = True
         expected = net.compute_logits(net(ids[:, 8:], cache=plain))[:, 0]
         torch.testing.assert_close(
-            FusedDecoder(net)(ids[:, 8:], swift), expected, atol=1e-5, rtol=1e-5
+            FusedDecoder(net)(ids[:, 8:], fused), expected, atol=1e-5, rtol=1e-5
         )
     torch.testing.assert_close(
-        swift.layers[-1][0].keys, plain.layers[-1][0].keys, atol=1e-5, rtol=1e-5
+        fused.layers[-1][0].keys, plain.layers[-1][0].keys, atol=1e-5, rtol=1e-5
     )
 
 
 @pytest.mark.parametrize("changes", [{}, {"position": "alibi"}, {"norm_position": "post"}])
 def test_cuda_graph_engine_equals_cpu(changes):
-    """Requests come and go, and look back, slide and force while steps are replayed one ahead."""
-    how = [
+    """Requests join, leave and slide, with penalties and prefixes, one graph step ahead."""
+    configs = [
         SamplingConfig(max_tokens=20, seed=1),
         SamplingConfig(max_tokens=9, temperature=0),
         SamplingConfig(max_tokens=20, top_k=5, top_p=0.9, seed=2, repetition_penalty=1.3),
@@ -116,7 +116,7 @@ def test_cuda_graph_engine_equals_cpu(changes):
         )
         requests = [
             Request([1 + i, 2, 3], sampling, num_logprobs=i % 2)
-            for i, sampling in enumerate(how * 2)
+            for i, sampling in enumerate(configs * 2)
         ]
         for request in requests:
             engine.add_request(request)
@@ -150,7 +150,7 @@ def test_cuda_graph_beam_search_equals_cpu(beams):
         source = torch.randint(
             3, nets[0].config.vocab_size, (4, 9), generator=torch.Generator().manual_seed(seed)
         )
-        options = {"beams": beams, "max_tokens": 12, "stop": (1,), "n_best": beams}
+        options = {"num_beams": beams, "max_tokens": 12, "eos_tokens": (1,), "n_best": beams}
         found = [
             beam_search(n, [[2]] * 4, source=source.to(next(n.parameters()).device), **options)
             for n in nets

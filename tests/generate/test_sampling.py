@@ -1,4 +1,4 @@
-"""Tokens are drawn from the distribution that was asked for, and the same seed draws the same."""
+"""Samples follow the distribution, and depend only on seed, step and token."""
 
 import numpy as np
 import pytest
@@ -23,11 +23,11 @@ rows = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=40).map(
 )
 
 
-def draw(logits, sampling, places=0, keys=(0,)):
-    drawer = Sampler([sampling] * len(keys), [rng_key(key) for key in keys], CPU)
+def sample(logits, sampling, step=0, keys=(0,)):
+    sampler = Sampler([sampling] * len(keys), [rng_key(key) for key in keys], CPU)
     counts = torch.zeros(len(keys), logits.shape[1], dtype=torch.long)
-    return drawer(
-        logits.expand(len(keys), -1), torch.full((len(keys), 1), places), counts=(counts, counts)
+    return sampler(
+        logits.expand(len(keys), -1), torch.full((len(keys), 1), step), counts=(counts, counts)
     )[0]
 
 
@@ -36,15 +36,15 @@ def chi_square(found, expected):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("by", ["seed", "place"])
-def test_draws_follow_the_softmax(temperature, by):
+@pytest.mark.parametrize("by", ["seed", "step"])
+def test_samples_follow_the_softmax(temperature, by):
     logits = torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, -2.0]])
     n = 20_000
     if by == "seed":
-        found = draw(logits, SamplingConfig(temperature=temperature), keys=range(n))
+        found = sample(logits, SamplingConfig(temperature=temperature), keys=range(n))
     else:
-        drawer = Sampler([SamplingConfig(temperature=temperature)] * n, [rng_key(5)] * n, CPU)
-        found = drawer(logits.expand(n, -1), torch.arange(n)[:, None])[0]
+        sampler = Sampler([SamplingConfig(temperature=temperature)] * n, [rng_key(5)] * n, CPU)
+        found = sampler(logits.expand(n, -1), torch.arange(n)[:, None])[0]
     expected = n * (logits[0] / temperature).softmax(-1)
     assert (
         chi_square(torch.bincount(found, minlength=6), expected) < 20.5
@@ -52,14 +52,14 @@ def test_draws_follow_the_softmax(temperature, by):
 
 
 @given(rows, st.integers(1, 45))
-def test_top_k_keeps_the_k_likeliest(x, k):
+def test_top_k_keeps_the_k_most_likely(x, k):
     kept = apply_top_k(x, torch.tensor([[float(k)]]), k)[0].isfinite()
     least = x[0].sort(descending=True).values[min(k, x.shape[1]) - 1]
     assert torch.equal(kept, x[0] >= least)
 
 
 @given(rows, st.floats(0.01, 0.99))
-def test_top_p_keeps_the_smallest_set_with_that_share(x, share):
+def test_top_p_keeps_the_smallest_set(x, share):
     kept = apply_top_p(x, torch.tensor([[share]]))[0].isfinite().numpy()
     p = np.exp(x[0].double().numpy())
     p /= p.sum()
@@ -71,18 +71,18 @@ def test_top_p_keeps_the_smallest_set_with_that_share(x, share):
 
 
 @given(rows, st.integers(0, 2**40), st.integers(0, 1000))
-def test_a_stricter_choice_only_takes_candidates_away(x, seed, place):
-    free = draw(x, SamplingConfig(), place, (seed,))
+def test_stricter_options_only_remove_candidates(x, seed, place):
+    free = sample(x, SamplingConfig(), place, (seed,))
     kept = apply_top_k(x, torch.tensor([[3.0]]), 3)[0].isfinite()
-    strict = draw(x, SamplingConfig(top_k=3), place, (seed,))
+    strict = sample(x, SamplingConfig(top_k=3), place, (seed,))
     assert strict == free or not kept[free]
     assert kept[strict]
 
 
 @given(rows, st.integers(0, 2**40), st.integers(0, 1000), st.integers(1, 5))
 @settings(max_examples=50)
-def test_a_row_draws_the_same_alone_and_among_others(x, seed, place, others):
-    alone = draw(x, SamplingConfig(top_p=0.9), place, (seed,))
+def test_batched_samples_equal_single_ones(x, seed, place, others):
+    alone = sample(x, SamplingConfig(top_p=0.9), place, (seed,))
     among = Sampler(
         [SamplingConfig(top_k=2, temperature=0.3), SamplingConfig(top_p=0.9)] * others,
         [1, rng_key(seed)] * others,
@@ -97,17 +97,17 @@ def test_noise_is_finite_for_any_bits():
     assert gumbel_from_bits(torch.arange(2**32 - 4096, 2**32)).isfinite().all()
 
 
-def test_temperature_zero_takes_the_likeliest_and_of_equals_the_first():
-    assert draw(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), SamplingConfig(temperature=0)).item() == 1
+def test_temperature_zero_is_argmax():
+    assert sample(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), SamplingConfig(temperature=0)).item() == 1
 
 
-def test_min_p_leaves_out_what_is_far_less_likely():
+def test_min_p_removes_unlikely_tokens():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    found = draw(logits, SamplingConfig(min_p=0.5), keys=range(500))
+    found = sample(logits, SamplingConfig(min_p=0.5), keys=range(500))
     assert set(found.tolist()) == {0, 1}
 
 
-def test_penalties_are_those_of_their_definitions():
+def test_penalties_follow_their_definitions():
     logits = torch.tensor([[2.0, -2.0, 1.0, 0.0]])
     read = torch.tensor([[1, 1, 0, 0]])
     written = torch.tensor([[0, 0, 2, 0]])
@@ -122,11 +122,26 @@ def test_samples_of_one_seed_differ():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max_tokens", 0), ("temperature", -1), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0), ("top_p", 1.1),
-     ("min_p", 2), ("repetition_penalty", 0), ("presence_penalty", float("inf")), ("seed", -1), ("seed", 2**64),
-     ("stop", ("",)), ("top_k", 10**400), ("temperature", 10**400), ("frequency_penalty", -(10**400)),
-     ("temperature", 1e39), ("bias", {1: 10**400})],
-)  # fmt: skip
-def test_what_cannot_be_drawn_by_is_refused_with_a_sentence(name, value):
-    with pytest.raises(ch.ClearheadError, match=name if name != "stop" else "none of them empty"):
+    [
+        ("max_tokens", 0),
+        ("temperature", -1),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("min_p", 2),
+        ("repetition_penalty", 0),
+        ("presence_penalty", float("inf")),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("stop", ("",)),
+        ("top_k", 10**400),
+        ("temperature", 10**400),
+        ("frequency_penalty", -(10**400)),
+        ("temperature", 1e39),
+        ("logit_bias", {1: 10**400}),
+    ],
+)
+def test_invalid_sampling_options_are_refused(name, value):
+    with pytest.raises(ch.ClearheadError, match=f"^{name} must"):
         SamplingConfig(**{name: value})

@@ -1,12 +1,12 @@
-"""Two texts in a row: laid out as in training, told apart as BERT tells them, cut and refused as people expect."""
+"""Text pairs: encoded as in training and in transformers, truncated, refused."""
 
 import pytest
 import torch
 from huggingface_models import hf_model
 
 import clearhead as ch
-from clearhead.data.readers import DataReport
 from clearhead.data.classification import LabeledExample, LabeledTextDataset
+from clearhead.data.readers import DataReport
 
 WORDS = ch.Tokenizer.bytes(("[CLS]", "[SEP]"))
 CLS = 256
@@ -16,7 +16,7 @@ PAIRS = [("a man eats", "someone eats"), ("no", "not at all"), ("a dog", "a cat"
 
 
 def judge(**changes):
-    head = {"kind": "classification", "classes": 3}
+    head = {"kind": "classification", "num_labels": 3}
     return ch.new(
         "tiny-encoder", vocab_size=258, tokenizer=WORDS, seed=4, head=head, **{**AROUND, **changes}
     )
@@ -26,7 +26,7 @@ def judge(**changes):
 def model():
     made = judge(input__token_types=2)
     with torch.no_grad():
-        made.net.embed.kinds.weight.normal_()  # so that it shows which text is which
+        made.net.embed.token_types.weight.normal_()  # so that it shows which text is which
     return made
 
 
@@ -48,10 +48,10 @@ def test_pairs_are_encoded_as_in_training(model):
     )
     packed = next(trained.valid_batches())
     batch = model.make_batch([*PAIRS, ("x" * 50, "y" * 9)], max_length=32)
-    assert torch.equal(batch.ids, packed.tokens)
+    assert torch.equal(batch.inputs, packed.tokens)
     assert torch.equal(batch.segment_ids, packed.segment_ids)
     real = packed.segment_ids != 0
-    assert torch.equal(batch.kinds[real], packed.token_type_ids[real])
+    assert torch.equal(batch.token_type_ids[real], packed.token_type_ids[real])
 
 
 @torch.no_grad()
@@ -72,8 +72,12 @@ def test_token_type_ids_equal_transformers(case, tmp_path):
         [0] * (len(short) + 2) + [1] * (len(shorter) + 1) + [0] * 7,
     ]
     ids = torch.tensor([rows[0], rows[1] + [0] * 7])
-    output = hf_model(case)(ids, attention_mask=(torch.arange(13) < torch.tensor([[13], [6]])).long(),
-                          token_type_ids=torch.tensor(kinds), output_hidden_states=True)  # fmt: skip
+    output = hf_model(case)(
+        ids,
+        attention_mask=(torch.arange(13) < torch.tensor([[13], [6]])).long(),
+        token_type_ids=torch.tensor(kinds),
+        output_hidden_states=True,
+    )
     hidden = model.hidden(pairs)
     seen = model.watch(pairs, "blocks.0.resid_post")["blocks.0.resid_post"]
     for row, length in enumerate((13, 6)):
@@ -85,15 +89,15 @@ def test_token_type_ids_equal_transformers(case, tmp_path):
     if case in ("bert-classification", "bert-regression"):
         torch.testing.assert_close(model.logits(pairs), output["logits"], atol=1e-5, rtol=1e-5)
     if case == "bert-classification":
-        shares = torch.tensor([list(one.all.values()) for one in model.classify(pairs)])
+        shares = torch.tensor([list(one.probabilities.values()) for one in model.classify(pairs)])
         torch.testing.assert_close(shares, output["logits"].softmax(-1), atol=1e-5, rtol=1e-5)
 
 
 def test_batched_pairs_equal_single_ones(model):
     together = model.classify([*PAIRS, "a single text"])
     for pair, made in zip([*PAIRS, "a single text"], together, strict=True):
-        assert list(model.classify(pair).all.values()) == pytest.approx(
-            list(made.all.values()), abs=1e-6
+        assert list(model.classify(pair).probabilities.values()) == pytest.approx(
+            list(made.probabilities.values()), abs=1e-6
         )
     assert model.logits(PAIRS[0]).shape == (3,)
     assert model.hidden(PAIRS[0]).shape == (3 + len("".join(PAIRS[0])), 32)
@@ -123,16 +127,16 @@ def test_sep_token_separates_pairs_without_token_types():
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (("a", "b", "c"), r"^the text is \(.*\), but a tuple is a pair of two texts"),
-        (("a",), "a tuple is a pair of two texts"),
-        (("a", [1]), "a tuple is a pair of two texts"),
-        (("a", None), "a tuple is a pair of two texts"),
-        ([("a", "b"), ("a", 3)], "a tuple is a pair of two texts"),
-        (("a", ""), "is empty; both need"),
-        (("", "a"), "is empty; both need"),
-        ([["a", "b"]], "a pair of texts is a tuple"),
-        (("a" * 40, "b"), "44 tokens are more than this model's context of 32"),
-        ([("a", "b"), ("a" * 40, "b")], "text 2 is too long: 44 tokens .* context of 32"),
+        (("a", "b", "c"), "pair of texts"),
+        (("a",), "pair of texts"),
+        (("a", [1]), "pair of texts"),
+        (("a", None), "pair of texts"),
+        ([("a", "b"), ("a", 3)], "pair of texts"),
+        (("a", ""), "both texts of a pair"),
+        (("", "a"), "both texts of a pair"),
+        ([["a", "b"]], "tuple"),
+        (("a" * 40, "b"), "44 tokens"),
+        ([("a", "b"), ("a" * 40, "b")], "text 2 is too long: 44 tokens"),
     ],
 )
 def test_invalid_pairs_are_refused(model, wrong, sentence):
@@ -145,7 +149,7 @@ def test_models_without_sep_tokens_refuse_pairs():
         judge(inference__sep_tokens=[]),
         ch.new("tiny-decoder", vocab_size=258, tokenizer=WORDS),
     ):
-        with pytest.raises(ch.ClearheadError, match="reads no pairs of texts"):
+        with pytest.raises(ch.ClearheadError, match="pairs"):
             model.logits(("a", "b"))
     both = ch.new(
         "tiny-encoder-decoder",
@@ -154,5 +158,5 @@ def test_models_without_sep_tokens_refuse_pairs():
         inference__decoder_start_tokens=[CLS],
         inference__sep_tokens=[SEP],
     )
-    with pytest.raises(ch.ClearheadError, match="reads no pairs of texts"):
+    with pytest.raises(ch.ClearheadError, match="pairs"):
         both.logits("a", source=("a", "b"))

@@ -1,4 +1,4 @@
-"""Several threads write with one model: what is kept for the next text is for one of them at a time."""
+"""Threads that share a model: cached engines and graphs serve one of them at a time."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -14,17 +14,19 @@ from clearhead.generate.engine import BatchEngine
 
 @pytest.fixture
 def model(monkeypatch):
-    """One that keeps its engine as on a GPU."""
+    """A model that caches its engine as on a GPU."""
     monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
-    monkeypatch.setattr(generation, "Engine", lambda *given, recorded=False: BatchEngine(*given))
+    monkeypatch.setattr(
+        generation, "BatchEngine", lambda *args, use_cuda_graphs=False: BatchEngine(*args)
+    )
     return ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
 
 
 def streamed(model, seed):
-    return "".join(piece.text for piece in model.generate("ab", 20, seed=seed, stream=True))
+    return "".join(piece.text for piece in model.stream("ab", 20, seed=seed))
 
 
-def test_texts_of_two_threads_are_those_of_one(model):
+def test_two_threads_equal_one(model):
     alone = [streamed(model, seed) for seed in range(8)]
     begin = Barrier(2)
 
@@ -37,26 +39,24 @@ def test_texts_of_two_threads_are_those_of_one(model):
     assert first + second == alone
 
 
-def test_an_engine_is_kept_for_the_next_text_and_never_shared(model):
+def test_engine_is_reused_but_not_shared(model):
     streamed(model, 1)
-    kept = model._engines.kept
+    kept = model._engines.cached
     model.generate("ab", 20)
-    with pytest.raises(ch.ClearheadError, match="all tokens are banned"):
-        model.generate("ab", 20, banned=tuple(range(256)))
-    assert model._engines.kept is kept
-    one, other = (
-        model.generate("ab", 20, seed=seed, stream=True) for seed in (1, 2)
-    )  # none has begun
-    assert model._engines.kept is not kept
+    with pytest.raises(ch.ClearheadError, match="suppress_tokens"):
+        model.generate("ab", 20, suppress_tokens=tuple(range(256)))
+    assert model._engines.cached is kept
+    one, other = (model.stream("ab", 20, seed=seed) for seed in (1, 2))  # neither has started
+    assert model._engines.cached is not kept
     assert "".join(piece.text for piece in one) == streamed(model, 1)
     assert "".join(piece.text for piece in other) == streamed(model, 2)
 
 
-def test_a_recording_is_for_one_search_at_a_time(monkeypatch):
+def test_a_graph_serves_one_search_at_a_time(monkeypatch):
     used = []
     begin = Barrier(2)
 
-    class Recording:
+    class FakeGraph:
         def __init__(self, search):
             self.busy = False
 
@@ -67,21 +67,21 @@ def test_a_recording_is_for_one_search_at_a_time(monkeypatch):
             self.busy = False
             return used.append(self)
 
-    monkeypatch.setattr(beam_cuda, "Recording", Recording)
+    monkeypatch.setattr(beam_cuda, "BeamSearchGraph", FakeGraph)
     monkeypatch.setattr(BeamSearch, "run", lambda search: begin.wait(timeout=10) and None)
     net = ch.new("tiny-decoder").net
 
     def search(length=1):
         rules = BeamRules(torch.device("cpu"), num_beams=1, max_tokens=4)
         return beam_cuda.run_with_graphs(
-            BeamSearch(net, rules, [[1] * length], [[]], None, None, return_trees=False)
+            BeamSearch(net, rules, [[1] * length], [[]], None, None, return_tree=False)
         )
 
     with ThreadPoolExecutor(2) as threads:
         for _ in range(3):
             for done in [threads.submit(search), threads.submit(search)]:
                 done.result()
-    kept = beam_cuda.GRAPH_CACHE[net]
+    kept = beam_cuda.GRAPH_CACHES[net]
     assert [*kept.values()] == used[-1:]
     begin = Barrier(1)
     for length in range(2, 2 + beam_cuda.MAX_GRAPHS):

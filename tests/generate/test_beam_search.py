@@ -1,4 +1,4 @@
-"""Beam search finds what the textbook says, and exactly what transformers finds."""
+"""Beam search equals an exhaustive ranking and Hugging Face transformers."""
 
 import itertools
 from dataclasses import replace
@@ -21,7 +21,7 @@ PROMPTS = [[3, 4, 5], [6, 7, 8, 9, 10], [11], [12, 13]]
 
 
 def sharp(m, seed=0):
-    """A network that is sure of itself, in 64 bits: rounding never decides between two texts."""
+    """A network with peaked distributions in fp64, so that rounding never decides between texts."""
     net = build_transformer(m, seed).double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -36,14 +36,14 @@ def tiny(name="tiny-decoder", seed=0, **changes):
     )
 
 
-def some_stops(net, count, **given):
-    """Tokens that the network writes, each a little later than the one before: texts end at different lengths."""
-    free = beam_search(net, **{"prompt": PROMPTS, **given}, beams=4, n_best=4, max_tokens=10)
+def pick_eos_tokens(net, count, **given):
+    """EOS tokens that the network generates at different steps, so texts differ in length."""
+    free = beam_search(net, **{"prompt": PROMPTS, **given}, num_beams=4, n_best=4, max_tokens=10)
     return tuple({free[i % len(free)][i].tokens[2 + i] for i in range(count)})
 
 
-def test_only_positions_that_attention_can_be_told_of_are_told_whose_they_are(monkeypatch):
-    monkeypatch.setattr(beam_cuda, "TRITON", True)
+def test_supports_kv_owner(monkeypatch):
+    monkeypatch.setattr(beam_cuda, "TRITON_AVAILABLE", True)
     for position, told in ((Rotary(), True), (Learned(), True), (Shaw(), False), (object(), False)):
         assert (
             beam_cuda.supports_kv_owner(SimpleNamespace(position=position, attention=Attention()))
@@ -56,9 +56,9 @@ def tokens(found):
 
 
 @torch.no_grad()
-def shown(net, prompt, written, **source):
-    """The network's log-probabilities at each token of a text that it is shown as a whole."""
-    logits = net.predict(net(torch.tensor([prompt + written]), **source))
+def full_pass_logprobs(net, prompt, written, **source):
+    """Log-probabilities at each output token, from one pass over the whole text."""
+    logits = net.compute_logits(net(torch.tensor([prompt + written]), **source))
     return logits.log_softmax(-1)[0, len(prompt) - 1 : -1]
 
 
@@ -95,7 +95,7 @@ def peer(seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_equals_transformers(seed):
     net, generate = peer(seed)
-    stop = some_stops(net, 1 + seed % 3)
+    stop = pick_eos_tokens(net, 1 + seed % 3)
     lengths = set()
     for beams, length_penalty, early in itertools.product(
         range(2, 6), (0.0, 0.5, 1.0, 2.0), (False, True)
@@ -104,12 +104,12 @@ def test_equals_transformers(seed):
         ours = beam_search(
             net,
             PROMPTS,
-            beams=beams,
+            num_beams=beams,
             max_tokens=10,
-            stop=stop,
+            eos_tokens=stop,
             length_penalty=length_penalty,
             n_best=n_best,
-            early=early,
+            early_stopping=early,
         )
         theirs = generate(
             stop, n_best, num_beams=beams, length_penalty=length_penalty, early_stopping=early
@@ -120,32 +120,32 @@ def test_equals_transformers(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_one_beam_equals_greedy_search_in_transformers(seed):
+def test_one_beam_equals_greedy_decoding_in_transformers(seed):
     net, generate = peer(seed)
-    stop = some_stops(net, 2)
+    stop = pick_eos_tokens(net, 2)
     for length_penalty in (0.0, 1.0, 2.0):
         ours = beam_search(
-            net, PROMPTS, beams=1, max_tokens=10, stop=stop, length_penalty=length_penalty
+            net, PROMPTS, num_beams=1, max_tokens=10, eos_tokens=stop, length_penalty=length_penalty
         )
         assert tokens(ours) == generate(stop, 1)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_forbidden_tokens_are_those_transformers_suppresses(beams):
+def test_suppressed_tokens_equal_transformers(beams):
     net, generate = peer(0)
-    stop = some_stops(net, 2)
-    free = [h.tokens for [h] in beam_search(net, PROMPTS, beams=beams, max_tokens=10)]
+    stop = pick_eos_tokens(net, 2)
+    free = [h.tokens for [h] in beam_search(net, PROMPTS, num_beams=beams, max_tokens=10)]
     never = (free[0][0], free[1][1])
     never_first = (free[1][0], free[2][0], free[3][0])
     ours = beam_search(
         net,
         PROMPTS,
-        beams=beams,
+        num_beams=beams,
         max_tokens=10,
-        stop=stop,
-        never=never,
-        never_first=never_first,
-        known=25,
+        eos_tokens=stop,
+        suppress_tokens=never,
+        begin_suppress_tokens=never_first,
+        vocab_size=25,
     )
     suppressed = {
         "suppress_tokens": [*never, *range(25, 29)],
@@ -160,7 +160,7 @@ def test_forbidden_tokens_are_those_transformers_suppresses(beams):
 
 # ---------------------------------------------------------------- every text there is
 def every_text(vocabulary, stop, length):
-    """All that can be written: up to a stop, or as far as there is room."""
+    """Every possible output: up to EOS or the maximum length."""
     for n in range(1, length + 1):
         for text in itertools.product(range(vocabulary), repeat=n):
             if stop not in text[:-1] and (n == length or text[-1] == stop):
@@ -168,26 +168,27 @@ def every_text(vocabulary, stop, length):
 
 
 @pytest.mark.parametrize("name", ["tiny-decoder", "tiny-llama", "tiny-encoder-decoder"])
-def test_enough_beams_rank_every_text_there_is(name):
+def test_enough_beams_find_an_exhaustive_ranking(name):
     net = tiny(name, vocab_size=4)
     more = {"source": torch.tensor([[3, 1, 2]])} if net.encoder is not None else {}
     texts = list(every_text(4, stop=0, length=4))
     logprobs = [
-        float(shown(net, [2, 1], text, **more)[range(len(text)), text].sum()) for text in texts
+        float(full_pass_logprobs(net, [2, 1], text, **more)[range(len(text)), text].sum())
+        for text in texts
     ]
     for length_penalty in (0.0, 1.0, 2.0):
         best = sorted(
             zip(texts, logprobs, strict=True),
             key=lambda found: -found[1] / len(found[0]) ** length_penalty,
         )
-        options = {"max_tokens": 4, "stop": (0,), "length_penalty": length_penalty, **more}
-        [found] = beam_search(net, [[2, 1]], beams=128, n_best=128, **options)
+        options = {"max_tokens": 4, "eos_tokens": (0,), "length_penalty": length_penalty, **more}
+        [found] = beam_search(net, [[2, 1]], num_beams=128, n_best=128, **options)
         assert [h.tokens for h in found] == [text for text, _ in best]
         assert [h.logprob for h in found] == pytest.approx(
             [logprob for _, logprob in best], abs=1e-4
         )
         for beams in (1, 2, 5):
-            [[fewer]] = beam_search(net, [[2, 1]], beams=beams, **options)
+            [[fewer]] = beam_search(net, [[2, 1]], num_beams=beams, **options)
             assert fewer.score <= found[0].score + 1e-6
 
 
@@ -202,9 +203,9 @@ SEARCHES = {
     "stops": st.integers(0, 3),
     "options": st.fixed_dictionaries(
         {
-            "beams": st.integers(1, 5),
+            "num_beams": st.integers(1, 5),
             "length_penalty": st.sampled_from([0.0, 0.5, 1.0, 2.0]),
-            "early": st.booleans(),
+            "early_stopping": st.booleans(),
             "max_tokens": st.just(8),
         }
     ),
@@ -213,10 +214,12 @@ SEARCHES = {
 
 @given(**SEARCHES)
 @settings(max_examples=15)
-def test_every_batch_of_searches(name, position, window, seed, pairs, stops, options):
-    """Each sentence finds what it finds alone, without padding; hypotheses are what they say they are."""
+def test_batched_searches_equal_single_ones(name, position, window, seed, pairs, stops, options):
+    """Each prompt gives what it gives alone; tokens, scores and log-probabilities agree."""
     m = ch.presets[name].replace(vocab_size=29, context_length=24, n_layers=1).model
-    net = sharp(replace(m, position=position, attention=replace(m.attention, window=window)), seed)
+    net = sharp(
+        replace(m, position=position, attention=replace(m.attention, sliding_window=window)), seed
+    )
     prompts = [prompt for prompt, _ in pairs]
     sources = [source for _, source in pairs]
     more = {}
@@ -224,10 +227,10 @@ def test_every_batch_of_searches(name, position, window, seed, pairs, stops, opt
     if net.encoder is not None:
         longest = max(map(len, sources))
         ids = torch.tensor([source + [0] * (longest - len(source)) for source in sources])
-        more = {"source": ids, "source_segments": (ids > 0).long()}
+        more = {"source": ids, "source_segment_ids": (ids > 0).long()}
         alone = [{"source": torch.tensor([s])} for s in sources]
-    stop = some_stops(net, stops, prompt=prompts, **more)
-    options |= {"stop": stop, "n_best": options["beams"]}
+    stop = pick_eos_tokens(net, stops, prompt=prompts, **more)
+    options |= {"eos_tokens": stop, "n_best": options["num_beams"]}
     together = beam_search(net, prompts, **more, **options)
     assert len(together) == len(prompts)
     for prompt, source, found in zip(prompts, alone, together, strict=True):
@@ -235,26 +238,26 @@ def test_every_batch_of_searches(name, position, window, seed, pairs, stops, opt
         assert [h.tokens for h in found] == [h.tokens for h in single]
         assert [h.score for h in found] == pytest.approx([h.score for h in single], abs=1e-5)
         assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
-        assert len({tuple(h.tokens) for h in found}) == options["beams"]
+        assert len({tuple(h.tokens) for h in found}) == options["num_beams"]
         for h in found:
-            chances = shown(net, prompt, h.tokens, **source)
+            chances = full_pass_logprobs(net, prompt, h.tokens, **source)
             picked = chances[range(len(h.tokens)), h.tokens]
             assert h.logprob == pytest.approx(float(picked.sum()), abs=1e-4)
             assert h.score == pytest.approx(h.logprob / len(h.tokens) ** options["length_penalty"])
             assert not set(h.tokens[:-1]) & set(stop)
             assert h.tokens[-1] in stop or len(h.tokens) == options["max_tokens"]
-            if options["beams"] == 1:
+            if options["num_beams"] == 1:
                 assert h.tokens == chances.argmax(-1).tolist()
 
 
-def test_a_tensor_of_prompts_is_a_list_of_prompts():
+def test_prompts_may_be_a_tensor():
     net = tiny()
     ids = torch.tensor([[3, 4], [5, 6]])
-    options = {"beams": 3, "max_tokens": 6, "n_best": 3}
+    options = {"num_beams": 3, "max_tokens": 6, "n_best": 3}
     assert beam_search(net, ids, **options) == beam_search(net, ids.tolist(), **options)
 
 
-def test_one_pass_a_step_for_all_and_the_source_is_read_once(monkeypatch):
+def test_one_pass_per_step_and_one_source_encoding(monkeypatch):
     net = tiny("tiny-encoder-decoder")
     passes = []
     encodes = []
@@ -264,30 +267,30 @@ def test_one_pass_a_step_for_all_and_the_source_is_read_once(monkeypatch):
         net, "forward", lambda ids, **more: passes.append(len(ids)) or forward(ids, **more)
     )
     monkeypatch.setattr(net, "encode", lambda *given: encodes.append(given) or encode(*given))
-    beam_search(net, [[1]] * 3, source=torch.arange(12).view(3, 4), beams=5, max_tokens=6)
+    beam_search(net, [[1]] * 3, source=torch.arange(12).view(3, 4), num_beams=5, max_tokens=6)
     assert passes == [3] + [15] * 5  # prompts are the same for all beams
     assert len(encodes) == 1
 
 
-def test_sentences_that_are_done_are_read_no_more(monkeypatch):
+def test_finished_texts_leave_the_batch(monkeypatch):
     net = tiny()
     passes = []
-    free = beam_search(net, PROMPTS, beams=1, max_tokens=10)
+    free = beam_search(net, PROMPTS, num_beams=1, max_tokens=10)
     stop = (free[0][0].tokens[2], free[1][0].tokens[5])
-    found = beam_search(net, PROMPTS, beams=1, max_tokens=10, stop=stop)
+    found = beam_search(net, PROMPTS, num_beams=1, max_tokens=10, eos_tokens=stop)
     lengths = [len(h.tokens) for [h] in found]
     assert len(set(lengths)) > 1
     forward = net.forward
     monkeypatch.setattr(
         net, "forward", lambda ids, **more: passes.append(len(ids)) or forward(ids, **more)
     )
-    beam_search(net, PROMPTS, beams=1, max_tokens=10, stop=stop)
+    beam_search(net, PROMPTS, num_beams=1, max_tokens=10, eos_tokens=stop)
     assert passes == [sum(length > step for length in lengths) for step in range(max(lengths))]
 
 
 def test_a_text_may_fill_the_context():
     [[h]] = beam_search(
-        tiny(context_length=8), [[1, 2, 3]], beams=2, max_tokens=6
+        tiny(context_length=8), [[1, 2, 3]], num_beams=2, max_tokens=6
     )  # the last token is never read
     assert len(h.tokens) == 6
 
@@ -295,19 +298,19 @@ def test_a_text_may_fill_the_context():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"beams": 0}, "beams = 0 is too few"),
-        ({"max_tokens": 0}, "max_tokens = 0 is too few"),
-        ({"n_best": 0}, "n_best = 0 is too few"),
-        ({"n_best": 4}, "n_best = 4 is more than the 3 beams can give"),
-        ({"prompt": []}, "a prompt is empty"),
-        ({"prompt": [[1], []]}, "a prompt is empty"),
-        ({"max_tokens": 30}, "more than this model's context"),
-        ({"source": torch.tensor([[1], [2]])}, "1 prompts for 2 sources"),
-        ({"source": torch.tensor([[1]])}, "has no encoder"),
-        ({"never": tuple(range(29))}, "no token can be written"),
-        ({"never": tuple(range(9)), "known": 9}, "no token can be written"),
+        ({"num_beams": 0}, "num_beams must be"),
+        ({"max_tokens": 0}, "max_tokens must be"),
+        ({"n_best": 0}, "n_best must be"),
+        ({"n_best": 4}, "at most num_beams"),
+        ({"prompt": []}, "empty"),
+        ({"prompt": [[1], []]}, "empty"),
+        ({"max_tokens": 30}, "context"),
+        ({"source": torch.tensor([[1], [2]])}, "one prompt per source"),
+        ({"source": torch.tensor([[1]])}, "encoder"),
+        ({"suppress_tokens": tuple(range(29))}, "no token to generate"),
+        ({"suppress_tokens": tuple(range(9)), "vocab_size": 9}, "no token to generate"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(change, sentence):
+def test_invalid_searches_are_refused(change, sentence):
     with pytest.raises(ClearheadError, match=sentence):
-        beam_search(tiny(), **{"prompt": [[1]], "beams": 3, "max_tokens": 4, **change})
+        beam_search(tiny(), **{"prompt": [[1]], "num_beams": 3, "max_tokens": 4, **change})

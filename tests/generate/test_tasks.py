@@ -1,4 +1,4 @@
-"""Gaps, classes, numbers and scores are what the logits say."""
+"""Mask filling, classification, regression and scores agree with the logits."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 import clearhead as ch
 from clearhead.data.batch import MAX_BATCH_TOKENS
 from clearhead.generate import tasks
-from clearhead.generate.tasks import ScoreResult, encode_masked_text
+from clearhead.generate.tasks import Score, encode_masked_text
 
 WORDS = ch.Tokenizer.train_bpe(
     ["the cat sat on the mat", "a dog ran"], 300, ("<|end|>", "<|mask|>")
@@ -26,23 +26,28 @@ def reader():
 @pytest.fixture(scope="module")
 def judge():
     return ch.new(
-        "tiny-encoder", vocab_size=len(WORDS), tokenizer=WORDS, seed=4, head={"kind": "classification", "classes": 3},
-        use__labels=["bad", "fair", "good"],
-    )  # fmt: skip
+        "tiny-encoder",
+        vocab_size=len(WORDS),
+        tokenizer=WORDS,
+        seed=4,
+        head={"kind": "classification", "num_labels": 3},
+        inference__labels=["bad", "fair", "good"],
+    )
 
 
-def test_gaps_are_filled_with_the_likeliest_tokens(reader):
+def test_masks_are_filled_with_the_most_likely_tokens(reader):
     ids = [*WORDS.encode("the"), MASK, *WORDS.encode(" sat")]
     expected = reader.logits(ids)[len(WORDS.encode("the"))].softmax(-1).topk(3)
     found = reader.fill("the [MASK] sat", 3)
-    assert [word.token for word in found] == expected.indices.tolist()
-    assert [word.probability for word in found] == pytest.approx(expected.values.tolist(), abs=1e-6)
+    [candidates] = found.masks
+    assert [c.token for c in candidates] == expected.indices.tolist()
+    assert [c.probability for c in candidates] == pytest.approx(expected.values.tolist(), abs=1e-6)
 
 
-def test_gaps_are_filled_by_the_edited_model(reader):
+def test_fill_applies_edits(reader):
     edits = {"blocks.0.attn.z": ch.ablate(head=1)}
     expected = reader.logits([*WORDS.encode("the"), MASK], edits=edits)[-1].softmax(-1).max()
-    assert reader.fill("the [MASK]", 1, edits=edits)[0].probability == pytest.approx(
+    assert reader.fill("the [MASK]", 1, edits=edits).masks[0][0].probability == pytest.approx(
         float(expected), abs=1e-6
     )
     assert reader.fill("the [MASK]", edits=edits) != reader.fill("the [MASK]")
@@ -50,42 +55,50 @@ def test_gaps_are_filled_by_the_edited_model(reader):
         reader.fill("the [MASK]", edits={"blocks.9.resid_post": ch.ablate()})
 
 
-def test_a_gap_may_be_called_as_the_tokenizer_calls_it_and_there_may_be_several(reader):
+def test_several_masks_and_the_tokenizers_own_mask_token(reader):
     assert reader.fill("the [MASK] sat") == reader.fill("the <|mask|> sat")
     two = reader.fill("[MASK] cat [MASK]", 2)
-    assert [len(gap) for gap in two] == [2, 2]
+    assert [len(candidates) for candidates in two.masks] == [2, 2]
+    assert reader.fill(["the [MASK] sat", "[MASK] cat [MASK]"], 2)[1] == two
 
 
-def test_a_word_brings_its_own_space():
-    assert encode_masked_text(WORDS, ch.Config().inference.__class__(mask_token=(MASK,)), "the [MASK] sat") == [
-        *WORDS.encode("the"), MASK, *WORDS.encode(" sat"),
-    ]  # fmt: skip
+def test_the_space_before_a_mask_belongs_to_the_word():
+    assert encode_masked_text(
+        WORDS, ch.Config().inference.__class__(mask_token=(MASK,)), "the [MASK] sat"
+    ) == [
+        *WORDS.encode("the"),
+        MASK,
+        *WORDS.encode(" sat"),
+    ]
 
 
-def test_classes_have_the_probabilities_of_their_logits(judge):
+def test_classification_is_the_softmax_of_the_logits(judge):
     texts = ["the cat", "a dog ran on the mat"]
     expected = [judge.logits(text).softmax(-1).tolist() for text in texts]
-    for made, shares in zip(judge.classify(texts), expected, strict=True):
-        assert list(made.all) == ["bad", "fair", "good"]
-        assert list(made.all.values()) == pytest.approx(shares, abs=1e-6)
-        assert made.probability == max(made.all.values()) == made.all[made.label]
+    for result, softmax in zip(judge.classify(texts), expected, strict=True):
+        assert list(result.probabilities) == ["bad", "fair", "good"]
+        assert list(result.probabilities.values()) == pytest.approx(softmax, abs=1e-6)
+        assert result.score == max(result.probabilities.values())
+        assert result.score == result.probabilities[result.label]
     assert judge.classify(texts[0]) == judge.classify(texts[:1])[0]
 
 
-def test_numbers_are_given_as_they_are():
+def test_regression_gives_the_value_as_score():
     model = ch.new(
         "tiny-encoder", vocab_size=len(WORDS), tokenizer=WORDS, head={"kind": "regression"}
     )
-    assert model.classify("the cat") == pytest.approx(float(model.logits("the cat")))
+    result = model.classify("the cat")
+    assert result.score == pytest.approx(float(model.logits("the cat")))
+    assert (result.label, result.probabilities) == ("", {})
 
 
-def test_pictures_are_classified():
-    model = ch.new("tiny-pictures")
+def test_images_are_classified():
+    model = ch.new("tiny-images")
     made = model.classify(images=torch.zeros(2, 1, 8, 8))
     assert [one.label for one in made] == [made[0].label] * 2
 
 
-def test_a_score_is_the_sum_of_what_the_model_gives_each_token():
+def test_score_is_the_sum_of_token_logprobs():
     model = ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=3)
     ids = model.tokenizer.encode("abcab")
     rows = model.logits(ids).log_softmax(-1)
@@ -96,9 +109,9 @@ def test_a_score_is_the_sum_of_what_the_model_gives_each_token():
     assert model.score(["abcab", "ab"])[1].logprobs == pytest.approx(expected[:1], abs=1e-5)
 
 
-def test_a_text_beyond_all_likelihood_has_an_infinite_perplexity():
-    assert ScoreResult([-800.0, -800.0]).perplexity == math.inf
-    assert math.isnan(ScoreResult([]).perplexity)
+def test_perplexity_overflows_to_infinity():
+    assert Score([-800.0, -800.0]).perplexity == math.inf
+    assert math.isnan(Score([]).perplexity)
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +120,7 @@ def writer():
 
 
 @pytest.mark.parametrize("length", [33, 47, 48, 49, 80, 200])
-def test_a_long_text_is_scored_piece_by_piece_each_token_from_at_least_half_a_context(
-    writer, length
-):
+def test_long_texts_are_scored_in_sliding_windows(writer, length):
     ids = torch.randint(256, (length,), generator=torch.Generator().manual_seed(length)).tolist()
     made = writer.score(ids, "slide").logprobs
     assert len(made) == length - 1
@@ -123,13 +134,13 @@ def test_a_long_text_is_scored_piece_by_piece_each_token_from_at_least_half_a_co
         assert made[i] == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_sliding_changes_nothing_for_what_fits(writer):
+def test_sliding_equals_plain_scoring_for_short_texts(writer):
     assert writer.score("a text", "slide") == writer.score("a text")
     assert writer.score("a") == writer.score(["a", "bc"])[0]
     assert writer.score("a").logprobs == []
 
 
-def test_many_texts_are_read_in_parts_and_come_back_in_order(writer, judge, monkeypatch):
+def test_many_texts_are_batched_and_returned_in_order(writer, judge, monkeypatch):
     texts = ["the cat"[: 1 + i % 7] + "x" * (i * 7 % 13) for i in range(60)]
     alone = [(judge.classify(t), judge.embed(t), writer.score(t)) for t in texts]
     widths = []
@@ -145,73 +156,76 @@ def test_many_texts_are_read_in_parts_and_come_back_in_order(writer, judge, monk
     for (judged, vector, scored), (judged_alone, vector_alone, scored_alone) in zip(
         made, alone, strict=True
     ):
-        assert judged.probability == pytest.approx(judged_alone.probability, abs=1e-6)
+        assert judged.score == pytest.approx(judged_alone.score, abs=1e-6)
         assert torch.allclose(vector, vector_alone, atol=1e-5)
         assert scored.logprobs == pytest.approx(scored_alone.logprobs, abs=1e-5)
     assert max(widths) <= 50
     assert len(widths) > 20
 
 
-def test_logits_are_made_for_a_few_tokens_at_a_time(writer, monkeypatch):
+def test_score_computes_few_logits_at_a_time(writer, monkeypatch):
     expected = writer.score("abcabcabcab").logprobs
-    monkeypatch.setattr(tasks, "LOGITS", 256 * 3)
+    monkeypatch.setattr(tasks, "MAX_LOGITS", 256 * 3)
     assert writer.score("abcabcabcab").logprobs == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (lambda r, j: r.fill("no gap"), "the text has no gap"),
-        (lambda r, j: j.fill("a [MASK]"), "fills no gaps"),
-        (lambda r, j: r.fill("a [MASK]", 0), "top = 0 must be a whole number of at least 1"),
-        (lambda r, j: r.fill("a [MASK] " * 40), "more than this model's context"),
-        (lambda r, j: r.classify("a"), "tells no classes"),
-        (lambda r, j: r.score("a"), "does not write text"),
-        (lambda r, j: r.fill(""), "the text has no gap"),
-        (lambda r, j: r.fill(["a [MASK]"]), "one text with"),
-        (lambda r, j: r.fill(7), "one text with"),
-        (lambda r, j: r.fill("a [MASK]", 2.5), "top = 2.5"),
-        (lambda r, j: r.fill("a [MASK]", True), "top = True"),
-        (lambda r, j: j.classify(), "none was given"),
-        (lambda r, j: j.classify([]), "the text is empty"),
+        (lambda r, j: r.fill("no gap"), "has no mask"),
+        (lambda r, j: j.fill("a [MASK]"), "mlm head"),
+        (lambda r, j: r.fill("a [MASK]", 0), "top_k must be a positive integer"),
+        (lambda r, j: r.fill("a [MASK] " * 40), "context"),
+        (lambda r, j: r.classify("a"), "classification"),
+        (lambda r, j: r.embed(7), "int"),
+        (lambda r, j: r.score("a"), "cannot continue"),
+        (lambda r, j: r.fill(""), "has no mask"),
+        (lambda r, j: r.fill(["a [MASK]", "no mask"]), "text 2 has no mask"),
+        (lambda r, j: r.fill(7), "got int"),
+        (lambda r, j: r.fill("a [MASK]", 2.5), "top_k must be"),
+        (lambda r, j: r.fill("a [MASK]", True), "top_k must be"),
+        (lambda r, j: j.classify(), "missing"),
+        (lambda r, j: j.classify([]), "empty"),
         (lambda r, j: j.classify(["a", ""]), "text 2 is empty"),
         (lambda r, j: j.classify([None]), "a text or a list of token ids"),
-        (lambda r, j: j.classify(pictures="a.png"), "reads text, not pictures"),
+        (lambda r, j: j.classify(images="a.png"), "images"),
         (lambda r, j: j.classify([[1.5]]), "a text or a list of token ids"),
-        (lambda r, j: j.classify({"a": 1}), "not dict"),
+        (lambda r, j: j.classify({"a": 1}), "dict"),
         (lambda r, j: j.classify([[10**6]]), "out of range"),
-        (lambda r, j: r.embed([]), "the text is empty"),
-        (lambda r, j: r.embed("a", pooling="max"), "it is mean or first"),
-        (lambda r, j: r.embed("x" * 99), "99 tokens are more than this model's context"),
+        (lambda r, j: r.embed([]), "empty"),
+        (lambda r, j: r.embed("a", pooling="max"), "pooling must be"),
+        (lambda r, j: r.embed("x" * 99), "99 tokens"),
         (lambda r, j: r.embed(["a", "x" * 99]), "text 2 is too long: 99 tokens"),
-        (lambda r, j: r.embed("half \ud83d"), "no token"),
-        (lambda r, j: ch.new("tiny-encoder-decoder").embed([1]), "gives no vector"),
-        (lambda r, j: ch.new("tiny-pictures").embed("a"), "reads pictures"),
+        (lambda r, j: r.embed("half \ud83d"), "vocabulary"),
+        (lambda r, j: ch.new("tiny-encoder-decoder").embed([1]), "no text embeddings"),
+        (lambda r, j: ch.new("tiny-images").embed("a"), "images"),
         (lambda r, j: ch.new("tiny-decoder").score("a"), "has no tokenizer"),
-        (lambda r, j: ch.new("tiny-decoder").score([1, 2], "skip"), "overflow 'skip' is unknown"),
-        (lambda r, j: ch.new("tiny-decoder").score([1] * 99), "99 tokens are more than"),
+        (lambda r, j: ch.new("tiny-decoder").score([1, 2], "skip"), "overflow must be"),
+        (lambda r, j: ch.new("tiny-decoder").score([1] * 99), "99 tokens"),
         (lambda r, j: ch.new("tiny-decoder").score([[1], []]), "text 2 is empty"),
     ],
 )
-def test_what_a_model_cannot_answer_is_refused_with_a_sentence(reader, judge, wrong, sentence):
+def test_unsupported_tasks_are_refused(reader, judge, wrong, sentence):
     with pytest.raises(ch.ClearheadError, match=sentence):
         wrong(reader, judge)
 
 
-@pytest.mark.parametrize("head", ["classes", "number"])
-def test_what_is_no_number_has_no_class_and_is_none(head):
-    model = ch.new("tiny-pictures", head=head)
+@pytest.mark.parametrize("head", ["classification", "regression"])
+def test_non_finite_logits_are_refused(head):
+    model = ch.new("tiny-images", head=head)
     blank = torch.zeros(2, 1, 8, 8)
     assert len(model.classify(images=blank)) == 2
     model.net.final_norm.weight.data[0] = torch.nan
-    with pytest.raises(ch.ClearheadError, match="the logits hold no numbers"):
+    with pytest.raises(ch.ClearheadError, match="NaN"):
         model.classify(images=blank)
 
 
-def test_a_gap_is_read_as_one_wherever_a_masked_word_model_reads_text(reader, judge):
+def test_mask_placeholder_is_one_token_for_an_mlm(reader, judge):
     text = "the [MASK] sat"
     ids = [*WORDS.encode("the"), MASK, *WORDS.encode(" sat")]
     assert torch.equal(reader.logits(text), reader.logits(ids))
     assert reader.watch(text, "embed").tokens == reader.watch(ids, "embed").tokens
-    assert list(reader._rows([text])) == [ids]
-    assert not torch.equal(judge.logits(text), judge.logits(ids))  # others read what is written
+    assert list(reader.encode_texts([text])) == [ids]
+    assert not torch.equal(
+        judge.logits(text), judge.logits(ids)
+    )  # other models read the placeholder as text

@@ -1,4 +1,4 @@
-"""Edits while a model writes: what a pass over the whole text with the same edits would say."""
+"""Generation with edits equals edited passes over the whole text."""
 
 import pytest
 import torch
@@ -15,7 +15,12 @@ NAMES = {
         "blocks.0.attn.pattern",
         "logits",
     ],
-    "tiny-llama": ["blocks.1.attn.rot_k", "blocks.*.ffn.post", "blocks.0.attn.scores", "norm"],
+    "tiny-llama": [
+        "blocks.1.attn.rot_k",
+        "blocks.*.ffn.post",
+        "blocks.0.attn.scores",
+        "final_norm",
+    ],
 }
 
 
@@ -23,25 +28,25 @@ def nudge(value):
     return value * 1.5 + 0.25 * (value != 0)  # what is masked stays so
 
 
-def slowly(model, ids, count, edits):
-    """The likeliest tokens, each from a pass over the whole text."""
+def greedy_full_passes(model, ids, count, edits):
+    """Greedy tokens, each from a pass over the whole text."""
     for _ in range(count):
         ids = [*ids, int(model.logits([ids], edits=edits)[0, -1].argmax())]
     return ids[-count:]
 
 
 @pytest.mark.parametrize(("preset", "name"), [(p, n) for p, names in NAMES.items() for n in names])
-def test_written_tokens_are_those_of_edited_passes_over_the_whole_text(preset, name):
+def test_edited_generation_equals_edited_full_passes(preset, name):
     model = ch.new(preset, seed=3)
     edits = {name: nudge}
     prompts = [[5, 9, 2, 7], [1, 2, 3, 4, 5, 6, 7]]
     written = model.generate(prompts, max_tokens=6, temperature=0, edits=edits)
-    assert [w.tokens for w in written] == [slowly(model, p, 6, edits) for p in prompts]
+    assert [w.tokens for w in written] == [greedy_full_passes(model, p, 6, edits) for p in prompts]
     beams = model.beam_search(prompts, num_beams=1, max_tokens=6, edits=edits)
     assert [b.tokens for b in beams] == [w.tokens for w in written]
 
 
-def test_edits_change_what_is_written_and_leave_the_model_as_it_was():
+def test_edits_change_the_text_but_not_the_model():
     model = ch.new("tiny-decoder", seed=0)
     plain = model.generate([5, 9, 2], max_tokens=8, temperature=0)
     changed = model.generate(
@@ -51,12 +56,12 @@ def test_edits_change_what_is_written_and_leave_the_model_as_it_was():
     assert model.generate([5, 9, 2], max_tokens=8, temperature=0).tokens == plain.tokens
 
 
-def test_a_steering_vector_that_points_to_a_word_makes_the_model_say_it():
+def test_steering_vector_changes_the_text():
     model = ch.new("tiny-decoder", seed=0)
     word = 17
-    push = ch.lens.steering(model, [([1, 2, word], [1, 2, 3])], "norm")
+    push = ch.lens.steering(model, [([1, 2, word], [1, 2, 3])], "final_norm")
     toward = model.net.head.unembed.weight[word].detach()
-    steered = type(push)("norm", toward / toward.norm() * 1e3)
+    steered = type(push)("final_norm", toward / toward.norm() * 1e3)
     written = model.generate([1, 2, 3], max_tokens=5, temperature=0, edits=steered.edits())
     assert written.tokens == [word] * 5
     assert model.generate([1, 2, 3], max_tokens=5, temperature=0, edits=push.edits(0.0)).tokens == (
@@ -67,7 +72,7 @@ def test_a_steering_vector_that_points_to_a_word_makes_the_model_say_it():
 @pytest.mark.parametrize(
     "name", ["encoder.blocks.0.resid_post", "blocks.0.cross_attn.z", "blocks.1.resid_post"]
 )
-def test_translations_are_edited_in_both_stacks_and_scores_are_those_of_edited_passes(name):
+def test_translations_are_edited_in_encoder_and_decoder(name):
     model = ch.new(
         "tiny-encoder-decoder",
         seed=1,
@@ -95,16 +100,16 @@ def test_translations_are_edited_in_both_stacks_and_scores_are_those_of_edited_p
 @pytest.mark.parametrize(
     ("edits", "words"),
     [
-        ({"blocks.0.resid_post": ch.ablate(token=2)}, "one at a time"),
-        ({"blocks.0.resid_post": ch.ablate(mean=True)}, "one at a time"),
-        ({"blocks.0.resid_post": ch.replace(torch.zeros(1, 3, 32))}, "one at a time"),
-        ({"blocks.0.pots": ch.ablate()}, "names no value"),
-        ({"blocks.0.resid_post": lambda x: x[:1, :1, :1]}, "must return a tensor"),
-        ([1], "name: change"),
-        ({3: ch.ablate()}, "by name"),
+        ({"blocks.0.resid_post": ch.ablate(position=2)}, "one token at a time"),
+        ({"blocks.0.resid_post": ch.ablate(mean=True)}, "one token at a time"),
+        ({"blocks.0.resid_post": ch.replace(torch.zeros(1, 3, 32))}, "one token at a time"),
+        ({"blocks.0.pots": ch.ablate()}, "no activation"),
+        ({"blocks.0.resid_post": lambda x: x[:1, :1, :1]}, "tensor"),
+        ([1], "list"),
+        ({3: ch.ablate()}, "strings"),
     ],
 )
-def test_edits_that_cannot_be_made_while_writing_are_a_sentence(edits, words):
+def test_edits_that_need_the_whole_text_are_refused(edits, words):
     model = ch.new("tiny-decoder", seed=0)
     with pytest.raises(ClearheadError, match=words):
         model.generate([1, 2, 3], max_tokens=3, edits=edits)

@@ -13,7 +13,7 @@ WORDS = Tokenizer.train_bpe(TEXTS, 300)
 
 
 @given(st.text(max_size=40), st.text(max_size=40), st.sampled_from([BYTES, WORDS]))
-def test_pieces_joined_are_the_text(prompt, text, tokenizer):
+def test_joined_pieces_equal_the_text(prompt, text, tokenizer):
     stream = IncrementalDetokenizer(tokenizer, tokenizer.encode(prompt))
     pieces = [stream.feed(token) for token in tokenizer.encode(text)]
     assert "".join(pieces) + stream.flush() == text
@@ -22,14 +22,14 @@ def test_pieces_joined_are_the_text(prompt, text, tokenizer):
 
 
 @given(st.lists(st.integers(0, 255), max_size=30))
-def test_bytes_that_are_no_text_are_shown_as_decoding_all_of_them_would(tokens):
+def test_invalid_utf8_equals_decoding_at_once(tokens):
     stream = IncrementalDetokenizer(BYTES, [])
     shown = "".join(stream.feed(token) for token in tokens) + stream.flush()
     assert shown == BYTES.decode(tokens)
 
 
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
-def test_a_text_ends_before_the_first_stop_and_never_shows_a_part_of_it(text, stops):
+def test_text_ends_before_the_first_stop_string(text, stops):
     stream = IncrementalDetokenizer(BYTES, [], stops)
     shown = [""]
     for token in BYTES.encode(text):
@@ -45,7 +45,7 @@ def test_a_text_ends_before_the_first_stop_and_never_shows_a_part_of_it(text, st
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, WORDS])
-def test_a_stop_across_tokens_is_found(tokenizer):
+def test_stop_strings_may_span_tokens(tokenizer):
     stream = IncrementalDetokenizer(tokenizer, [], ("END",))
     shown = "".join(stream.feed(token) for token in tokenizer.encode("here it isEND and more"))
     assert (shown, stream.stopped) == ("here it is", True)
