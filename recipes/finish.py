@@ -1,7 +1,8 @@
-"""From a finished run to the model that is shipped: python recipes/finish.py NAME RUN
+"""Copy a finished run to the bundled models: python recipes/finish.py NAME RUN
 
-The best checkpoint in 16 bits, or the 20,000 commonest words, beside the card in src/clearhead/bundled/NAME. A text
-that fill reads gets a line's end before it: where it learned, a paragraph seldom opened a row.
+Saves the best checkpoint in bfloat16 (of word vectors, the 20,000 most frequent words) beside the
+card in src/clearhead/bundled/NAME. For `fill`, a newline is prepended to every text, because most
+training rows do not start with a new paragraph.
 """
 
 import sys
@@ -11,36 +12,41 @@ from pathlib import Path
 import torch
 
 import clearhead as ch
-from clearhead import reader
+from clearhead.config.parse import read_config_file
 from clearhead.weights.model_cards import BUNDLED_DIR, BUNDLED_NAMES, update_card
-from clearhead.word_vectors.io import Table, read_table, write_table
+from clearhead.word_vectors.io import WORDS_FILE, VectorTable, read_vectors, write_vectors
 
-COMMONEST = 20_000
+MAX_WORDS = 20_000
 
 
 def finish(name: str, run: Path) -> None:
     folder = BUNDLED_DIR / name
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as there:
-        new = Path(there) / "new"
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        new = Path(temporary) / "new"
         if name == "words":
-            table = read_table(run)
-            made = reader.load(run / "words.json")["made"]
-            write_table(
-                new,
-                Table(table.words[:COMMONEST], table.vectors[:COMMONEST].to(torch.bfloat16)),
-                made,
-            )
+            _save_vectors(run, new)
         else:
-            model = ch.load(run / "best", device="cpu", dtype="bfloat16")
-            if name == "fill":
-                model.config = model.config.change(
-                    inference__bos_tokens=model.tokenizer.encode("\n")
-                )
-            ch.save(model, new)
+            _save_model(name, run, new)
         for file in new.iterdir():
             file.replace(folder / file.name)
     print(update_card(folder))
+
+
+def _save_vectors(run: Path, new: Path) -> None:
+    table = read_vectors(run)
+    vectors = table.vectors[:MAX_WORDS].to(torch.bfloat16)
+    config = read_config_file(run / WORDS_FILE)["config"]
+    write_vectors(new, VectorTable(table.words[:MAX_WORDS], vectors), config)
+
+
+def _save_model(name: str, run: Path, new: Path) -> None:
+    model = ch.load(run / "best", device="cpu", dtype="bfloat16")
+    if name == "fill":
+        assert model.tokenizer is not None
+        newline = model.tokenizer.encode("\n")
+        model.config = model.config.replace(inference__bos_tokens=newline)
+    ch.save(model, new)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,40 @@
-"""Measures a bundled model and writes figures, and samples as they come, into its card: recipes/measure.py NAME BUILD
+"""Evaluate a bundled model and update its card: python recipes/measure.py NAME BUILD
 
-BUILD is what prepare.py made, a folder for each name; for words it is the file of Google's analogies.
+BUILD is the output folder of prepare.py; for words, the file of Google's analogies.
 """
 
 import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import clearhead as ch
 from clearhead.weights.model_cards import BUNDLED_DIR, BUNDLED_NAMES, update_card
-from clearhead.word_vectors.benchmark import benchmark
+from clearhead.word_vectors.benchmark import evaluate_vectors
 
-WHAT = {  # the files, what they are, and the figures that are told
-    "story": (("valid.txt",), "329 held-out TinyStories", ("bits per byte", "perplexity")),
-    "en-de": (("test.en", "test.de"), "the Tatoeba Challenge's test set", ("bleu", "chrf")),
-    "fill": (("valid.txt",), "held-out books and articles", ("accuracy", "perplexity")),
-    "mood": (("dev.tsv",), "SST-2's dev set", ("accuracy",)),
-    "digits": (("mnist/t10k-images-idx3-ubyte",), "MNIST's test set", ("accuracy",)),
-    "spoken-digits": (("takes/test",), "takes 0 to 4 of each speaker", ("accuracy",)),
+Z_95 = 1.96  # standard deviations of a 95% interval
+
+
+class Evaluation(NamedTuple):
+    files: tuple[str, ...]
+    dataset: str
+    metrics: tuple[str, ...]
+
+
+EVALUATIONS = {
+    "story": Evaluation(
+        ("valid.txt",), "329 held-out TinyStories", ("bits per byte", "perplexity")
+    ),
+    "en-de": Evaluation(
+        ("test.en", "test.de"), "the Tatoeba Challenge's test set", ("bleu", "chrf")
+    ),
+    "fill": Evaluation(("valid.txt",), "held-out books and articles", ("accuracy", "perplexity")),
+    "mood": Evaluation(("dev.tsv",), "SST-2's dev set", ("accuracy",)),
+    "digits": Evaluation(("mnist/t10k-images-idx3-ubyte",), "MNIST's test set", ("accuracy",)),
+    "spoken-digits": Evaluation(("takes/test",), "takes 0 to 4 of each speaker", ("accuracy",)),
 }
-EVERYDAY = (
+TRANSLATION_TEXTS = (
     "Good morning! Did you sleep well?",
     "Where is the nearest train station?",
     "I would like a cup of coffee, please.",
@@ -42,13 +56,13 @@ EVERYDAY = (
     "If the weather is good, we will go swimming tomorrow.",
     "Thank you very much for your letter.",
 )
-HIDDEN = (
+MASKED_TEXTS = (
     "The [MASK] barked at the cat.",
     "She opened the [MASK] and looked out into the garden.",
     "Paris is the capital of [MASK].",
     "He was very [MASK] because he had not slept all night.",
 )
-SAID = (
+REVIEW_TEXTS = (
     "A warm, funny film with a heart.",
     "It is far too long, and nobody in it is worth caring about.",
     "I did not expect to like it, but I did.",
@@ -60,100 +74,113 @@ SAID = (
 )
 
 
-def figures(name: str, build: Path) -> list[dict[str, object]]:
+def measure(name: str, build: Path) -> list[dict[str, object]]:
+    """The metrics of a model's card."""
     if name == "words":
-        result = benchmark(ch.vectors(BUNDLED_DIR / name), build)
-        share = float(result.numpy()[-1])
-        count = result.asked[-1]
-        apart = 1.96 * math.sqrt(share * (1 - share) / count)
-        where = f"Google's analogies, the {count:,} whose words all have vectors"
-        command = "clearhead vectors words --benchmark questions-words.txt"
-        return [_told("accuracy", (share, share - apart, share + apart), where, command)]
-    files, where, wanted = WHAT[name]
-    command = (
-        f"clearhead evaluate {name} --data {' '.join(f'build/{name}/{file}' for file in files)}"
-    )
-    found = _measured(ch.load(name), [str(build / file) for file in files])
-    told = [_told(key, found[key], where, command) for key in wanted]
-    return told + (unheard(build) if name == "spoken-digits" else [])
+        return [measure_analogies(build)]
+    evaluation = EVALUATIONS[name]
+    data = " ".join(f"build/{name}/{file}" for file in evaluation.files)
+    command = f"clearhead evaluate {name} --data {data}"
+    result = ch.evaluate(ch.load(name), [str(build / file) for file in evaluation.files])
+    metrics = []
+    for metric_name in evaluation.metrics:
+        metric = result[metric_name]
+        interval = (metric.low, metric.high)
+        metrics.append(to_card(metric_name, metric.value, interval, evaluation.dataset, command))
+    if name == "spoken-digits":
+        metrics += measure_unseen_speakers(build)
+    return metrics
 
 
-def unheard(build: Path) -> list[dict[str, object]]:
-    """Each voice as it is understood by a model that was trained on the five others."""
-    found = []
+def measure_analogies(questions: Path) -> dict[str, object]:
+    result = evaluate_vectors(ch.vectors(BUNDLED_DIR / "words"), questions)
+    accuracy = float(result.numpy()[-1])
+    count = result.num_scored[-1]
+    margin = Z_95 * math.sqrt(accuracy * (1 - accuracy) / count)
+    dataset = f"Google's analogies, the {count:,} whose words all have vectors"
+    command = "clearhead vectors words --benchmark questions-words.txt"
+    interval = (accuracy - margin, accuracy + margin)
+    return to_card("accuracy", accuracy, interval, dataset, command)
+
+
+def measure_unseen_speakers(build: Path) -> list[dict[str, object]]:
+    """Accuracy on each speaker, of a model trained on the five others."""
+    metrics = []
     for run in sorted(build.glob("run_*")):
         speaker = run.name.removeprefix("run_")
-        command = f"clearhead evaluate build/spoken-digits/{run.name} --data build/spoken-digits/{speaker}/test"
-        where = f"all takes of {speaker}, by a model of the five other voices"
-        found.append(
-            _told(
-                "accuracy",
-                _measured(ch.load(run), [str(build / speaker / "test")])["accuracy"],
-                where,
-                command,
-            )
-        )
-    return found
+        folder = "build/spoken-digits"
+        command = f"clearhead evaluate {folder}/{run.name} --data {folder}/{speaker}/test"
+        dataset = f"all takes of {speaker}, by a model of the five other speakers"
+        metric = ch.evaluate(ch.load(run), [str(build / speaker / "test")])["accuracy"]
+        interval = (metric.low, metric.high)
+        metrics.append(to_card("accuracy", metric.value, interval, dataset, command))
+    return metrics
 
 
-def _measured(model: ch.Model, paths: list[str]) -> dict[str, tuple[float | None, ...]]:
-    return {
-        figure.name: (figure.value, figure.low, figure.high)
-        for figure in ch.evaluate(model, paths).figures
-    }
-
-
-def _told(name: str, found: tuple[float | None, ...], on: str, command: str) -> dict[str, object]:
-    value, *interval = (each if each is None else round(each, 4) for each in found)
+def to_card(
+    name: str,
+    value: float,
+    interval: tuple[float | None, float | None],
+    dataset: str,
+    command: str,
+) -> dict[str, object]:
     return {
         "name": name,
-        "value": value,
-        "confidence_interval": interval,
-        "dataset": on,
+        "value": round(value, 4),
+        "confidence_interval": [None if x is None else round(x, 4) for x in interval],
+        "dataset": dataset,
         "command": command,
     }
 
 
-def stories(model: ch.Model) -> list[tuple[str, str]]:
-    begin = "Once upon a time"
-    return [(begin, model.generate(begin, 100, temperature=0.8, seed=seed).text) for seed in range(10)]
-
-
-def translations(model: ch.Model) -> list[tuple[str, str]]:
+def example_stories(model: ch.Model) -> list[tuple[str, str]]:
+    prompt = "Once upon a time"
     return [
-        (text, found.text)
-        for text, found in zip(EVERYDAY, model.translate(list(EVERYDAY)), strict=True)
+        (prompt, model.generate(prompt, 100, temperature=0.8, seed=seed).text) for seed in range(10)
     ]
 
 
-def guesses(model: ch.Model) -> list[tuple[str, str]]:
+def example_translations(model: ch.Model) -> list[tuple[str, str]]:
+    translations = model.translate(list(TRANSLATION_TEXTS))
     return [
-        (text, ", ".join(guess.word.strip() for guess in model.fill(text).masks[0])) for text in HIDDEN
+        (text, translation.text)
+        for text, translation in zip(TRANSLATION_TEXTS, translations, strict=True)
     ]
 
 
-def moods(model: ch.Model) -> list[tuple[str, str]]:
-    told = zip(SAID, model.classify(list(SAID)), strict=True)
-    return [(text, f"{judged.label}, {judged.score:.1%}") for text, judged in told]
+def example_predictions(model: ch.Model) -> list[tuple[str, str]]:
+    return [
+        (text, ", ".join(word.word.strip() for word in model.fill(text).masks[0]))
+        for text in MASKED_TEXTS
+    ]
 
 
-SAMPLES: dict[str, Callable[[ch.Model], list[tuple[str, str]]]] = {
-    "story": stories,
-    "en-de": translations,
-    "fill": guesses,
-    "mood": moods,
+def example_classifications(model: ch.Model) -> list[tuple[str, str]]:
+    results = model.classify(list(REVIEW_TEXTS))
+    return [
+        (text, f"{result.label}, {result.score:.1%}")
+        for text, result in zip(REVIEW_TEXTS, results, strict=True)
+    ]
+
+
+EXAMPLES: dict[str, Callable[[ch.Model], list[tuple[str, str]]]] = {
+    "story": example_stories,
+    "en-de": example_translations,
+    "fill": example_predictions,
+    "mood": example_classifications,
 }
+
+
+def main(name: str, build: Path) -> None:
+    pairs = EXAMPLES[name](ch.load(name)) if name in EXAMPLES else []
+    examples = [{"input": text, "output": output} for text, output in pairs]
+    fields = {"metrics": measure(name, build), "examples": examples}
+    card = update_card(BUNDLED_DIR / name, fields)
+    for metric in card.metrics:
+        print(f"{metric.name} {metric.value} {metric.confidence_interval} on {metric.dataset}")
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] not in BUNDLED_NAMES:
         sys.exit(__doc__)
-    name = sys.argv[1]
-    build = Path(sys.argv[2])
-    sampled = SAMPLES[name](ch.load(name)) if name in SAMPLES else []
-    examples = [{"input": given, "output": came} for given, came in sampled]
-    card = update_card(
-        BUNDLED_DIR / name, {"metrics": figures(name, build), "examples": examples}
-    )
-    for metric in card.metrics:
-        print(f"{metric.name} {metric.value} {metric.confidence_interval} on {metric.dataset}")
+    main(sys.argv[1], Path(sys.argv[2]))

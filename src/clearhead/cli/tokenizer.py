@@ -45,7 +45,7 @@ def train(
     ),
     special_token: list[str] = typer.Option(
         [],
-        help="A special token besides <|endoftext|>. May be repeated.",
+        help="A special token besides <|end|>. May be repeated.",
         show_default=False,
     ),
     text_column: str = typer.Option("text", help="The text field of JSON lines."),
