@@ -1,4 +1,4 @@
-"""What the README tells a reader to type works as written, in its order, beside the README."""
+"""The commands and snippets of the README work as written, in order."""
 
 import os
 import re
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -22,7 +24,6 @@ SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where a reader stands."""
     path = tmp_path_factory.mktemp("reader")
     shutil.copy(ROOT / "README.md", path)
     shutil.copytree(ROOT / "docs", path / "docs")
@@ -42,7 +43,7 @@ def run(words, folder):
 
 
 @pytest.mark.parametrize("number", range(len(SHELLS)))
-def test_commands_work(number, folder):
+def test_commands(number, folder):
     for command in SHELLS[number]:
         if command.startswith("clearhead"):
             done = run(["bash", "-c", command], folder)
@@ -51,29 +52,15 @@ def test_commands_work(number, folder):
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_snippet_works(number, folder):
+def test_snippet(number, folder):
     done = run([sys.executable, "-c", SNIPPETS[number]], folder)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_two_commands_exist():
+def test_make_targets():
     assert {"make demo", "make test"} <= set(COMMANDS)
     for target in ("demo", "test"):
         done = subprocess.run(
             ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-
-
-def test_every_part_of_the_source_is_on_the_map():
-    text = (ROOT / "README.md").read_text()
-    parts = {
-        path.stem
-        for path in (ROOT / "src" / "clearhead").iterdir()
-        if not path.name.startswith("__")
-    }
-    assert all(re.search(rf"\b{part}(\.py|/| )", text) for part in parts), parts
-    inside = {path.stem for path in (ROOT / "src" / "clearhead" / "model").glob("*.py")} - {
-        "__init__"
-    }
-    assert all(re.search(rf"\b{part}\b", text) for part in inside)
