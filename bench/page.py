@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import clearhead as ch
 import kept
 from clearhead.serve.explorer.assets import PageAssets
-from serving import running
+from serving import run_server
 
 BYTES = ch.Tokenizer.bytes()
 LONG = ("the quick brown fox jumps over the lazy dog and " * 30)[:1024]
@@ -83,7 +83,7 @@ def main() -> None:
     )
     print(f"small {small!r}\nlarge {large!r}\nmiddle {middle!r}\n")
     models = {"small": small, "large": large, "middle": middle}
-    with running(models, page=True) as server, sync_playwright() as playwright:
+    with run_server(models, page=True) as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         first(browser, server.url, visits)
         long_text(browser, server.url, visits)

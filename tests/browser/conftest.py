@@ -1,4 +1,4 @@
-"""A page in Debian's Chromium, on a server in this process; nothing outside this machine can be reached."""
+"""The page in Debian's Chromium, on a server in this process."""
 
 import time
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ READY = "body[data-ready]"
 
 
 class Visit:
-    """A page that was opened, with all that it complained about."""
+    """An open page, with its console errors and external requests."""
 
     def __init__(self, page, url):
         self.page = page
@@ -48,16 +48,14 @@ class Visit:
         return self.page.evaluate("() => ({...clearhead.state})")
 
     def wait_until(self, expression, seconds=30):
-        """A content security policy forbids playwright's own wait_for_function."""
+        """Poll an expression; the content security policy forbids wait_for_function."""
         end = time.monotonic() + seconds
         while not self.page.evaluate(expression):
-            assert time.monotonic() < end, f"this did not come true: {expression}"
+            assert time.monotonic() < end, f"timed out: {expression}"
             time.sleep(0.02)
 
 
-@pytest.fixture(
-    scope="module"
-)  # as long as playwright is there, no other loop can run in this thread
+@pytest.fixture(scope="module")  # playwright blocks other event loops in its thread
 def browser():
     sync = pytest.importorskip(
         "playwright.sync_api", reason="NO BROWSER TESTS: playwright is not installed"
@@ -73,7 +71,7 @@ def browser():
 
 @pytest.fixture
 def page_on(browser):
-    """`with page_on(models) as visit:` with models by name, a shelf, or one model; options are those of a context."""
+    """`with page_on(models) as visit:` with models by name, a registry, or one model."""
 
     @contextmanager
     def opened(models, **options):

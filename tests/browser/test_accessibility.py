@@ -1,4 +1,4 @@
-"""The page for people who see, hear or move otherwise: contrast, names of controls, stillness, zoom."""
+"""Contrast, names of controls, reduced motion, zoom."""
 
 from pathlib import Path
 
@@ -6,12 +6,17 @@ import pytest
 
 from page_models import byte_model
 
+pytestmark = pytest.mark.slow
+
 AUDIT = (Path(__file__).parent / "audit.js").read_text().split("\n", 1)[1]
-EDITED = "#cell=blocks.0.attn.pattern@0,3,1&edits=[{%22name%22:%22blocks.0.attn.z%22,%22op%22:%22ablate%22}]"
+EDITED = (
+    "#cell=blocks.0.attn.pattern@0,3,1"
+    "&edits=[{%22name%22:%22blocks.0.attn.z%22,%22op%22:%22ablate%22}]"
+)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_can_be_read_and_all_controls_have_names(page_on, scheme):
+def test_contrast_and_names_of_controls(page_on, scheme):
     with page_on(byte_model(), color_scheme=scheme) as visit:
         visit.go(EDITED)
         for number in range(visit.page.locator("nav.rail button").count()):
@@ -22,13 +27,13 @@ def test_all_text_can_be_read_and_all_controls_have_names(page_on, scheme):
             )
 
 
-def test_nothing_moves_for_those_who_want_stillness(page_on):
+def test_reduced_motion(page_on):
     with page_on(byte_model(), reduced_motion="reduce") as visit:
         visit.go()
         assert visit.page.evaluate("() => document.getAnimations().length") == 0
 
 
-def test_the_page_can_be_zoomed_to_twice_its_size(page_on):
+def test_zoom(page_on):
     """To a browser that is a window half as wide."""
     with page_on(
         byte_model(), viewport={"width": 640, "height": 425}, device_scale_factor=2

@@ -1,4 +1,4 @@
-"""The page's promises that concern every view: real numbers, the URL, the keyboard, mistakes, no world outside."""
+"""All views: real numbers, offline, keyboard, edits, layout, size of the page."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,8 @@ import torch
 import clearhead as ch
 from clearhead.serve.explorer.assets import VENDOR_FOLDER, PageAssets
 from page_models import byte_model
+
+pytestmark = pytest.mark.slow
 
 PAGE = Path(ch.__file__).parent / "serve" / "page"
 OWN = [path for path in PAGE.rglob("*.js") if "vendor" not in path.parts]
@@ -22,7 +24,7 @@ def views(visit):
 
 
 @pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder", "tiny-encoder-decoder"])
-def test_every_view_works_without_the_world(page_on, name):
+def test_all_views_work_offline(page_on, name):
     with page_on(byte_model(name)) as visit:
         visit.context.route(
             re.compile(r"^(?!http://127\.0\.0\.1|data:|blob:)"), lambda route: route.abort()
@@ -32,12 +34,12 @@ def test_every_view_works_without_the_world(page_on, name):
             visit.page.locator("nav.rail button").nth(number).click()
             visit.ready()
             assert visit.page.locator("main h1").inner_text()
-            assert not visit.page.get_by_text("could not be drawn").count()
+            assert not visit.page.get_by_text("failed to render").count()
         assert visit.outside == []
         assert visit.complaints == []
 
 
-def test_the_inspector_tells_the_models_own_number(page_on):
+def test_inspector_values_equal_watch(page_on):
     model = byte_model()
     seen = model.watch(TEXT)
     dice = torch.Generator().manual_seed(0)
@@ -52,12 +54,12 @@ def test_the_inspector_tells_the_models_own_number(page_on):
             name = names[int(torch.randint(len(names), (), generator=dice))]
             index = [int(torch.randint(size, (), generator=dice)) for size in seen[name].shape[1:]]
             visit.set(cell=f"{name}@{','.join(map(str, index))}")
-            told = float(visit.page.locator(".inspector .value").get_attribute("data-value"))
-            assert told == pytest.approx(float(seen[name][(0, *index)]), abs=1e-6), name
+            shown = float(visit.page.locator(".inspector .value").get_attribute("data-value"))
+            assert shown == pytest.approx(float(seen[name][(0, *index)]), abs=1e-6), name
 
 
-def test_what_is_drawn_is_what_was_computed(page_on):
-    """The numbers under the picture are the pattern itself; its rows add up to 1 and its future is hatched."""
+def test_drawn_patterns_equal_watch(page_on):
+    """Rows sum to 1, masked cells are hatched, and a later token changes no earlier row."""
     model = byte_model()
     pattern = model.watch(TEXT, "blocks.1.attn.pattern")["blocks.1.attn.pattern"][0, 2]
     with page_on(model) as visit:
@@ -69,7 +71,8 @@ def test_what_is_drawn_is_what_was_computed(page_on):
         assert torch.allclose(found, pattern, atol=1e-6)
         assert torch.allclose(found.sum(dim=1), torch.ones(()), atol=1e-5)
         hatched = visit.page.evaluate(
-            "() => [[0, 1], [1, 0], [3, 3]].map(([r, c]) => !!document.querySelector('ch-map').masked?.(r, c))"
+            """() => [[0, 1], [1, 0], [3, 3]]
+            .map(([r, c]) => !!document.querySelector('ch-map').masked?.(r, c))"""
         )
         assert hatched == [True, False, False]
         visit.set(text=TEXT[:-1] + "r")
@@ -80,13 +83,13 @@ def test_what_is_drawn_is_what_was_computed(page_on):
         assert not torch.allclose(changed[-1], found[-1], atol=1e-6)
 
 
-def test_an_encoder_hides_nothing(page_on):
+def test_encoders_have_no_mask(page_on):
     with page_on(byte_model("tiny-encoder")) as visit:
         visit.go("#view=attention")
         assert visit.page.evaluate("() => document.querySelector('ch-map').masked") is None
 
 
-def test_causal_clicks_change_the_answer_and_the_url(page_on):
+def test_edits_change_the_prediction_and_the_url(page_on):
     model = byte_model()
     with page_on(model) as visit:
         visit.go(f"#text={TEXT}&view=attention&layer=0&head=1")
@@ -101,7 +104,7 @@ def test_causal_clicks_change_the_answer_and_the_url(page_on):
         assert visit.state()["edits"] == []
 
 
-def test_the_keyboard_is_enough(page_on, tmp_path):
+def test_keyboard_only(page_on, tmp_path):
     """Type, run, reach a head, read a cell, save it as CSV."""
     with page_on(byte_model()) as visit:
         visit.go()
@@ -124,7 +127,7 @@ def test_the_keyboard_is_enough(page_on, tmp_path):
             shown = visit.page.evaluate(
                 "() => getComputedStyle(document.activeElement).outlineStyle"
             )
-            assert shown != "none", f"{focused} does not show that it is chosen"
+            assert shown != "none", f"{focused} has no focus outline"
             if focused == "ch-map":
                 break
         for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
@@ -146,7 +149,7 @@ def test_the_keyboard_is_enough(page_on, tmp_path):
 
 @pytest.mark.parametrize("width", [400, 1600])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_cut_off(page_on, width, scheme):
+def test_nothing_overflows(page_on, width, scheme):
     with page_on(
         byte_model(), viewport={"width": width, "height": 800}, color_scheme=scheme
     ) as visit:
@@ -158,7 +161,7 @@ def test_nothing_is_cut_off(page_on, width, scheme):
             assert wide <= width, visit.state()["view"]
 
 
-def test_nothing_that_is_drawn_is_invented():
+def test_no_random_numbers_and_no_html_injection():
     for path in OWN:
         source = path.read_text()
         assert "Math.random" not in source, path.name
@@ -181,28 +184,28 @@ def test_nothing_that_is_drawn_is_invented():
         ("vectors", "main section:last-of-type ch-map canvas"),
     ],
 )
-def test_every_number_has_something_to_say(page_on, view, number):
+def test_every_number_can_be_inspected(page_on, view, number):
     """Those too that the model has no name for: what they are, where they stand, their value."""
     with page_on(byte_model()) as visit:
         visit.go(f"#text={TEXT}&view={view}")
         visit.page.locator(number).first.hover()
-        visit.until("!!document.querySelector('.inspector .value')")
-        told = visit.page.locator(".inspector .cell")
-        assert told.locator(".path").inner_text()
-        assert float(told.locator(".value").get_attribute("data-value")) is not None
-        assert "where" in told.locator("dl").inner_text()
+        visit.wait_until("!!document.querySelector('.inspector .value')")
+        cell = visit.page.locator(".inspector .cell")
+        assert cell.locator(".path").inner_text()
+        assert float(cell.locator(".value").get_attribute("data-value")) is not None
+        assert "where" in cell.locator("dl").inner_text()
         visit.page.locator(number).first.click()
         visit.page.mouse.move(5, 5)
         if visit.state()["view"] == view:
-            visit.until("!!document.querySelector('.inspector .value')")
+            visit.wait_until("!!document.querySelector('.inspector .value')")
 
 
-def test_escape_forgets_what_was_typed_and_enter_gives_the_keys_back(page_on):
+def test_escape_and_enter_in_the_prompt(page_on):
     with page_on(byte_model()) as visit:
         page = visit.go(f"#text={TEXT}&view=attention").page
         page.locator("form.prompt textarea").focus()
         page.keyboard.type("zzz")
-        visit.until(f"clearhead.state.text !== {TEXT!r}")  # typing is read after a rest
+        visit.wait_until(f"clearhead.state.text !== {TEXT!r}")  # typing is read after a rest
         page.keyboard.press("Escape")
         assert visit.ready().state()["text"] == TEXT
         assert page.locator("form.prompt textarea").input_value() == TEXT
@@ -215,63 +218,55 @@ def test_escape_forgets_what_was_typed_and_enter_gives_the_keys_back(page_on):
         page.keyboard.press("ArrowRight")
         assert visit.state()["query"] == 1
         page.keyboard.press("t")
-        visit.until("!!document.querySelector('main table.numbers')")
+        visit.wait_until("!!document.querySelector('main table.numbers')")
 
 
-def test_an_edit_moves_nothing_and_says_at_once_what_it_did(page_on):
+def test_edits_do_not_move_the_layout(page_on):
     with page_on(byte_model()) as visit:
         page = visit.go(f"#text={TEXT}&view=attention&layer=1&head=2").page
         off = page.locator("ch-edit button", has_text="off").first
         off.scroll_into_view_if_needed()
         before = off.bounding_box()
         off.click()
-        visit.until("/→/.test(document.querySelector('.edits p')?.textContent ?? '')")
+        visit.wait_until("/→/.test(document.querySelector('.edits p')?.textContent ?? '')")
         assert off.bounding_box() == before
         box = page.locator(".edits").bounding_box()
         assert 0 < box["y"] < 850 - box["height"]
         assert page.evaluate("() => document.querySelector('ch-atlas').off") == [1 * 4 + 2]
 
 
-def test_on_a_narrow_page_the_sheet_does_not_cover_what_was_clicked(page_on):
+def test_the_inspector_sheet_does_not_cover_the_clicked_cell(page_on):
     with page_on(byte_model(), viewport={"width": 400, "height": 800}) as visit:
         page = visit.go(f"#text={TEXT}&view=attention").page
         page.evaluate("() => document.querySelector('main ch-map').scrollIntoView({block: 'end'})")
         page.locator("main ch-map canvas").first.click(position={"x": 60, "y": 240})
-        visit.until("!!document.querySelector('.inspector.open .steps')")
+        visit.wait_until("!!document.querySelector('.inspector.open .steps')")
         seen = """() => { const map = document.querySelector('main ch-map'), {top, tall} = map.plan;
-          return map.querySelector('canvas').getBoundingClientRect().top + top + (map.cursor[0] + 1) * tall
+          const canvas = map.querySelector('canvas');
+          return canvas.getBoundingClientRect().top + top + (map.cursor[0] + 1) * tall
             - document.querySelector('.inspector').getBoundingClientRect().top; }"""
-        visit.until(f"({seen})() <= 0")
+        visit.wait_until(f"({seen})() <= 0")
         rail = page.locator("nav.rail").bounding_box()
         tab = page.locator("nav.rail [aria-current=page]").bounding_box()
         assert rail["x"] <= tab["x"]
         assert tab["x"] + tab["width"] <= rail["x"] + rail["width"]
 
 
-def test_the_page_stays_small():
+def test_size_of_the_page():
     assets = PageAssets().assets
     own = [asset for asset in assets if asset.suffix == ".js" and VENDOR_FOLDER not in asset.name]
-    assert sum(len(asset.content) for asset in own) <= 290_000
-    assert sum(len(asset.content) for asset in assets) <= 340_000
+    assert sum(len(asset.content) for asset in own) <= 350_000
+    assert sum(len(asset.content) for asset in assets) <= 400_000
     assert sum(len(asset.gzipped) for asset in assets) <= 140_000  # what a browser is sent
-    assert all(len(path.read_text().splitlines()) <= 500 for path in OWN)
 
 
-def test_what_is_sent_lacks_comments_and_nothing_else():
-    """Lines stay where they are, and no comment stands inside a template."""
-    for asset in (
-        asset
-        for asset in PageAssets().assets
-        if asset.suffix == ".js" and VENDOR_FOLDER not in asset.name
-    ):
-        lines = (PAGE / f"{asset.name}.js").read_text().splitlines()
-        kept = asset.content.decode().splitlines()
-        assert len(kept) == len(lines)
-        for line, sent in zip(lines, kept, strict=True):
-            assert sent == line or (not sent and re.match(r"\s*(//|/\*|\*)", line)), line
+def test_files_are_sent_unchanged():
+    """A comment marker inside a template literal is text."""
+    for asset in PageAssets().assets:
+        assert asset.content == (PAGE / f"{asset.name}{asset.suffix}").read_bytes()
 
 
-def test_cells_are_collected_and_cleared(page_on):
+def test_cells_can_be_pinned_and_cleared(page_on):
     with page_on(byte_model()) as visit:
         visit.go(f"#text={TEXT}&view=attention")
         cells = visit.page.locator("main ch-map canvas.base").first

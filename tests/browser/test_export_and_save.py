@@ -1,4 +1,4 @@
-"""What leaves the page: figures as PNG, SVG, CSV and .npy, and the page itself as one file."""
+"""Export of figures as PNG, SVG, CSV and .npy, and of the page as one file."""
 
 import csv
 import io
@@ -15,6 +15,8 @@ from clearhead.cli.main import app
 from clearhead.serve.explorer.snapshot import to_script_json
 from page_models import byte_model
 
+pytestmark = pytest.mark.slow
+
 TEXT = "the cat, the cat"
 
 
@@ -27,7 +29,7 @@ def saved(visit, kind):
     return download.value.path().read_bytes()
 
 
-def test_every_file_holds_what_is_drawn(page_on):
+def test_exported_files_equal_the_figure(page_on):
     model = byte_model()
     pattern = model.watch(TEXT, "blocks.1.attn.pattern")["blocks.1.attn.pattern"][0, 2].numpy()
     with page_on(model) as visit:
@@ -56,7 +58,7 @@ def test_every_file_holds_what_is_drawn(page_on):
             assert np.allclose(picture.getpixel((int(x), int(y))), wanted, atol=3)
 
 
-def test_the_saved_page_needs_no_server(page_on, browser, tmp_path):
+def test_saved_page_without_server(page_on, browser, tmp_path):
     model = byte_model()
     with page_on(model) as visit:
         visit.go(f"#text={TEXT}&view=attention&layer=1&head=2&cell=blocks.1.attn.pattern@2,3,1")
@@ -108,19 +110,17 @@ def reopened(visit, browser, path):
     return page, complaints
 
 
-def test_a_saved_page_holds_what_is_there_now_and_nothing_that_was_typed_before(
-    page_on, browser, tmp_path
-):
+def test_saved_page_has_no_earlier_texts(page_on, browser, tmp_path):
     with page_on(byte_model()) as visit:
         visit.go("#view=attention&text=hunter2 is mine")
         for view in ("tokens", "predict", "lens", "compare"):
             visit.set(view=view)
-        visit.set(second="for your eyes", view="compare")
-        visit.set(view="vectors", sum="x - y + z")
-        visit.set(sum="a - b + c")
+        visit.set(second_text="for your eyes", view="compare")
+        visit.set(view="vectors", expression="x - y + z")
+        visit.set(expression="a - b + c")
         visit.set(
             text=TEXT,
-            second="the dog, the dog",
+            second_text="the dog, the dog",
             view="attention",
             layer=1,
             cell="blocks.1.attn.z@1,2,3",
@@ -134,7 +134,7 @@ def test_a_saved_page_holds_what_is_there_now_and_nothing_that_was_typed_before(
     for private in ("hunter2", "104,117,110,116", "for your eyes", "x - y + z"):
         assert private not in written
     assert re.search(
-        r"why\?name=blocks\.1\.attn\.z&index=1(,|%2C)2(,|%2C)3", written
+        r"explain\?name=blocks\.1\.attn\.z&index=1(,|%2C)2(,|%2C)3", written
     )  # of this text, and seen
     for view in page.evaluate(
         "() => [...document.querySelectorAll('nav.rail button')].map((_, i) => i)"
@@ -148,7 +148,7 @@ def test_a_saved_page_holds_what_is_there_now_and_nothing_that_was_typed_before(
     assert complaints == []
 
 
-def test_a_saved_page_is_of_the_open_model_alone(page_on, browser, tmp_path):
+def test_saved_page_has_the_open_model_only(page_on, browser, tmp_path):
     models = {
         "first": byte_model(),
         "second": byte_model("tiny-encoder", context_length=64, inference__mask_token=[0]),
@@ -166,7 +166,7 @@ def test_a_saved_page_is_of_the_open_model_alone(page_on, browser, tmp_path):
     assert complaints == []
 
 
-def test_a_page_is_saved_with_what_the_edits_make_of_a_gap(page_on, browser, tmp_path):
+def test_saved_page_with_edits_and_masks(page_on, browser, tmp_path):
     model = byte_model("tiny-encoder", context_length=64, inference__mask_token=[0])
     edits = [{"name": "blocks.0.attn.out", "op": "ablate"}]
     bars = "() => [...document.querySelector('main ch-bars').values]"
@@ -182,7 +182,7 @@ def test_a_page_is_saved_with_what_the_edits_make_of_a_gap(page_on, browser, tmp
     page.wait_for_selector("main ch-bars")
     gap = model.logits([97, 0, *b" ran"], edits={"blocks.0.attn.out": ch.ablate()})[1].softmax(-1)
     assert page.evaluate(bars) == pytest.approx(gap.topk(10).values.tolist(), abs=1e-6) != plain
-    page.evaluate("() => clearhead.set({ hide: [0] })")
+    page.evaluate("() => clearhead.set({ mask_positions: [0] })")
     page.get_by_text("This needs the live model").first.wait_for()
     page.close()
     assert complaints == []
@@ -201,7 +201,7 @@ FEW = ch.Tokenizer.characters(" abcdefghijklmnopqrstuvwyz")  # no x, as in carbo
     ],
     ids=["decoder", "encoder", "encoder-decoder", "few letters"],
 )
-def test_a_page_is_saved_without_a_browser(browser, tmp_path, model):
+def test_pages_saved_from_the_shell(browser, tmp_path, model):
     ch.save(model, tmp_path / "model")
     words = ["explore", str(tmp_path / "model"), "--output", str(tmp_path / "page.html")]
     with ThreadPoolExecutor() as elsewhere:  # playwright has a loop of its own in this thread
@@ -221,7 +221,7 @@ def test_a_page_is_saved_without_a_browser(browser, tmp_path, model):
     assert complaints == []
 
 
-def test_no_text_can_end_the_data_of_a_saved_page():
+def test_text_cannot_close_the_script_element():
     written = to_script_json({"text": "</script><script>alert(1)</script>"})
     assert "<" not in written
     assert json.loads(written)["text"].startswith("</script>")

@@ -1,4 +1,4 @@
-"""What the page of a model that reads pictures or sounds opens on: its own example, until someone draws or tunes."""
+"""Image and audio models open with their example file."""
 
 import json
 import wave
@@ -14,17 +14,25 @@ from clearhead.serve.registry import ModelRegistry
 from clearhead.weights import model_cards
 from page_models import byte_model
 
-CARD = {"title": "A", "says": "It reads.", "data": [], "recipe": [], "limits": []}
+pytestmark = pytest.mark.slow
+
+CARD = {
+    "title": "A",
+    "description": "Reads.",
+    "datasets": [],
+    "training_commands": [],
+    "limitations": [],
+}
 FILES = {"digits": "seven.png", "spoken-digits": "seven.wav"}
-MADE = {"digits": "Draw instead", "spoken-digits": "A tone instead"}
+MADE = {"digits": "Draw instead", "spoken-digits": "Use a tone"}
 
 
 @pytest.fixture
 def models(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_cards, "ROOT", tmp_path)
+    monkeypatch.setattr(model_cards, "BUNDLED_DIR", tmp_path)
     for name, preset in (("digits", "tiny-images"), ("spoken-digits", "tiny-audio")):
         ch.save(ch.new(preset, seed=2), tmp_path / name)
-        card = CARD | {"tries": [f"clearhead classify {name} {{here}}/{FILES[name]}"]}
+        card = CARD | {"usage": [f"clearhead classify {name} {{model_dir}}/{FILES[name]}"]}
         (tmp_path / name / "card.json").write_text(json.dumps(card))
     Image.linear_gradient("L").save(tmp_path / "digits" / "seven.png")
     with wave.open(str(tmp_path / "spoken-digits" / "seven.wav"), "wb") as file:
@@ -33,7 +41,7 @@ def models(tmp_path, monkeypatch):
     return tmp_path
 
 
-def judged(page):
+def prediction(page):
     labels, values = page.evaluate(
         "(({ labels, values }) => [labels, [...values]])(document.querySelector('main ch-bars'))"
     )
@@ -43,19 +51,21 @@ def judged(page):
 def expected(folder, name):
     model = ch.load(folder / name, device="cpu")
     file = str(folder / name / FILES[name])
-    return (model.classify(images=file) if name == "digits" else model.classify(audio=file)).all
+    return (
+        model.classify(images=file) if name == "digits" else model.classify(audio=file)
+    ).probabilities
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_page_opens_on_the_example_and_comes_back_to_it(page_on, models, name):
+def test_example_and_own_input(page_on, models, name):
     with page_on(ModelRegistry({name: name for name in FILES}, 2**30, device="cpu")) as visit:
         page = visit.go(f"#view=patches&model={name}").page
-        first = judged(page)
+        first = prediction(page)
         assert first == pytest.approx(expected(models, name), abs=1e-5)
         assert page.get_by_text(FILES[name]).count()
         page.get_by_role("button", name=MADE[name]).click()
         visit.ready()
-        made = judged(page)
+        made = prediction(page)
         assert made != first
         assert visit.state()["tone" if name != "digits" else "drawing"] == (
             440 if name != "digits" else ""
@@ -64,19 +74,19 @@ def test_the_page_opens_on_the_example_and_comes_back_to_it(page_on, models, nam
         visit.set(
             model=other
         )  # which is not given what this one read, and has an example of its own
-        visit.until(f"document.querySelector('main').innerText.includes('{FILES[other]}')")
-        assert judged(visit.ready().page) == pytest.approx(expected(models, other), abs=1e-5)
+        visit.wait_until(f"document.querySelector('main').innerText.includes('{FILES[other]}')")
+        assert prediction(visit.ready().page) == pytest.approx(expected(models, other), abs=1e-5)
         visit.set(model=name)
-        visit.until(f"!document.querySelector('main').innerText.includes('{FILES[other]}')")
-        assert judged(visit.ready().page) == made
-        page.get_by_role("button", name="The example").click()
+        visit.wait_until(f"!document.querySelector('main').innerText.includes('{FILES[other]}')")
+        assert prediction(visit.ready().page) == made
+        page.get_by_role("button", name="Use the example").click()
         visit.ready()
-        assert judged(page) == first
+        assert prediction(page) == first
         assert not visit.complaints
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_page_is_saved_with_the_example(browser, models, name):
+def test_saved_page_has_the_example(browser, models, name):
     with ThreadPoolExecutor() as elsewhere:  # playwright has a loop of its own in this thread
         words = ["explore", name, "--output", str(models / "page.html")]
         elsewhere.submit(app, words, standalone_mode=False).result()
@@ -85,7 +95,7 @@ def test_a_page_is_saved_with_the_example(browser, models, name):
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto((models / "page.html").as_uri() + "#view=patches")
     page.wait_for_selector("body[data-ready]")
-    assert judged(page) == pytest.approx(expected(models, name), abs=1e-5)
+    assert prediction(page) == pytest.approx(expected(models, name), abs=1e-5)
     assert page.locator(".looks ch-patches").count() == 4
     assert page.locator("main .problem").all_inner_texts() == []
     assert page.get_by_role("button", name=MADE[name]).count() == 0  # nobody would answer
@@ -93,33 +103,33 @@ def test_a_page_is_saved_with_the_example(browser, models, name):
     assert complaints == []
 
 
-def test_a_saved_page_shows_what_it_was_saved_with(page_on, browser, models):
+def test_saved_page_has_the_opened_file(page_on, browser, models):
     Image.radial_gradient("L").save(models / "own.png")
     with page_on(ModelRegistry({"digits": "digits"}, 2**30, device="cpu")) as visit:
         page = visit.go("#view=patches&model=digits").page
-        example = judged(page)
+        example = prediction(page)
         page.locator("main input[type=file]").set_input_files(models / "own.png")
-        visit.until("document.querySelector('main').innerText.includes('own.png')")
-        own = judged(visit.ready().page)
+        visit.wait_until("document.querySelector('main').innerText.includes('own.png')")
+        own = prediction(visit.ready().page)
         with page.expect_download() as download:
             page.get_by_role("button", name="Save page").click()
         download.value.save_as(models / "page.html")
     saved = browser.new_page()
     saved.goto((models / "page.html").as_uri() + "#view=patches")
     saved.wait_for_selector("body[data-ready]")
-    assert judged(saved) == own != example
+    assert prediction(saved) == own != example
     assert saved.get_by_text("own.png").count()
     saved.close()
 
 
-def test_a_head_that_is_off_still_looks_where_it_looked_and_the_page_says_so(page_on):
+def test_ablated_heads_keep_their_pattern(page_on):
     edits = json.dumps([{"name": "blocks.0.attn.z", "op": "ablate", "head": 1}])
     with page_on(byte_model()) as visit:
         page = visit.go(f"#view=attention&text=hello&layer=0&head=1&edits={edits}").page
         note = page.locator("ch-figure", has_text="Difference")
-        assert "there is no difference. An edit changes what a part writes" in note.inner_text()
-        assert "still looks where it looked" in note.inner_text()
+        assert "there is no difference. An edit changes a component's output" in note.inner_text()
+        assert "keeps its own pattern" in note.inner_text()
         visit.set(layer=1)
-        assert "the colour is full from" in note.inner_text()
-        assert "still looks" not in note.inner_text()
+        assert "full color is" in note.inner_text()
+        assert "keeps its own pattern" not in note.inner_text()
         assert not visit.complaints

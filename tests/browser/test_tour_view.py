@@ -1,4 +1,4 @@
-"""The tour: every stop lights up what it speaks of, and what it says is so on the screen."""
+"""The tour: every stop highlights its target, and its text is true."""
 
 import re
 
@@ -6,14 +6,19 @@ import pytest
 
 import clearhead as ch
 
+pytestmark = pytest.mark.slow
+
 WORDS = ch.Tokenizer.bytes(("<|end|>", "<|mask|>", "<|begin|>"))
-CHAT_TEMPLATE = "{% for m in messages %}<|begin|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}<|begin|>assistant\n"
-TEXTS = {"tokenizer": WORDS, "vocabulary": 259, "context": 128, "seed": 1}
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|begin|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "<|begin|>assistant\n"
+)
+TEXTS = {"tokenizer": WORDS, "vocab_size": 259, "context_length": 128, "seed": 1}
 BOTH = {
     "inference__decoder_start_tokens": [256],
     "inference__eos_tokens": [256],
     "inference__sep_tokens": [256],
-    "context": 16,
+    "context_length": 16,
     "architecture__source_context_length": 64,
 }
 MODELS = {
@@ -31,8 +36,8 @@ SEEN = """() => { const lit = document.querySelector('.toured'), box = lit?.getB
   return !!box && box.width > 0 && box.bottom > 0 && box.top < innerHeight; }"""
 
 
-def so_it_is(page, stop, say):
-    """What a sentence claims and a program can see."""
+def check_claims(page, stop, say):
+    """Check what the text of a stop says about the model."""
     lit = page.locator(".toured").first.inner_text()
     match stop:
         case "L1.2" | "L2.1" | "L2.4" if page.locator("textarea[name=source]").count() == 0:
@@ -40,26 +45,26 @@ def so_it_is(page, stop, say):
             assert page.locator("textarea[name=text]").input_value() == first
     match stop:
         case "L2.1":
-            row = page.locator(".toured tr", has_text="with all tokens at one place")
+            row = page.locator(".toured tr", has_text="with all tokens at the same position")
             assert row.locator("td").first.inner_text() == "< 0.001 %"
         case "L2.2":
-            assert ("adds nothing" in say) == ("adds nothing" in lit)
+            assert ("This model adds none" in say) == ("adds no position embeddings" in lit)
         case "L2.4":
-            assert ("nothing moves" in say) == ("Nothing moves" in lit)
+            assert ("nothing changes" in say) == ("Nothing changes" in lit)
         case "L3.5":
             assert page.evaluate("() => !!document.querySelector('.toured ch-map').masked?.(0, 1)")
         case "L4.3":
-            assert ("take the mean away, divide" in say) == ("μ =" in lit)
+            assert ("subtract the mean, divide" in say) == ("μ =" in lit)
         case "L6.4":
             assert ("matrix" in say) <= ("matrix" in lit)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_stop_lights_what_it_speaks_of_and_its_sentence_is_true(page_on, name):
+def test_all_stops(page_on, name):
     with page_on(MODELS[name](), reduced_motion="reduce") as visit:
         page = visit.go("#view=tour").page
         able = page.locator(".stop:not(:disabled)").count()
-        page.get_by_role("button", name="Begin the tour").click()
+        page.get_by_role("button", name="Start the tour").click()
         seen = []
         for _ in range(60):
             visit.ready()
@@ -67,12 +72,12 @@ def test_every_stop_lights_what_it_speaks_of_and_its_sentence_is_true(page_on, n
                 break
             seen.append(stop)
             try:
-                visit.until(f"({SEEN})()", 3)
+                visit.wait_until(f"({SEEN})()", 3)
             except AssertionError:
-                raise AssertionError(f"nothing is lit at {stop}") from None
+                raise AssertionError(f"nothing is highlighted at {stop}") from None
             assert page.locator("main .problem").count() == 0, stop
-            so_it_is(page, stop, page.locator(".tour-caption .say").inner_text())
+            check_claims(page, stop, page.locator(".tour-caption .say").inner_text())
             page.keyboard.press("n")
-            visit.until(f"clearhead.state.tour !== {stop!r}")
+            visit.wait_until(f"clearhead.state.tour !== {stop!r}")
         assert len(seen) == able == len(set(seen))
         assert not visit.complaints

@@ -1,4 +1,4 @@
-"""Two texts, or two models: what is chosen in the row of the source is shown where the source is, and nowhere else."""
+"""Source and target token strips; comparing models; windows and pooling."""
 
 import pytest
 import torch
@@ -6,6 +6,8 @@ import torch
 import clearhead as ch
 from clearhead.serve.registry import ModelRegistry
 from page_models import byte_model
+
+pytestmark = pytest.mark.slow
 
 SOURCE = "a dog ran"
 
@@ -22,11 +24,11 @@ def row(visit, label):
     return visit.page.locator(f".strip ch-tokens[aria-label='{label}'] .token")
 
 
-def test_the_block_shows_the_token_of_the_source_that_was_chosen(visit):
+def test_block_view_of_a_source_token(visit):
     page = visit.page
     model = visit.server.registry.loaded["model"].model
     assert f"Token {len(SOURCE) - 1}:" in page.locator("main").inner_text()
-    row(visit, "tokens of the source").nth(1).click()
+    row(visit, "source tokens").nth(1).click()
     visit.ready()
     assert "Token 1:" in page.locator("main").inner_text()
     shown = page.evaluate("() => [...document.querySelector('main ch-map').values.data]")
@@ -44,10 +46,11 @@ def test_the_block_shows_the_token_of_the_source_that_was_chosen(visit):
     assert "Token 0:" in page.locator("main").inner_text()
 
 
-def test_the_tokens_of_the_source_are_chosen_in_their_own_row(visit):
+def test_source_tokens_have_their_own_strip(visit):
     visit.set(view="tokens", query=2)
-    row(visit, "tokens of the source").nth(4).click()
-    pressed = "() => [...document.querySelectorAll('.piece')].findIndex((one) => one.ariaPressed === 'true')"
+    row(visit, "source tokens").nth(4).click()
+    pressed = """() => [...document.querySelectorAll('.piece')]
+      .findIndex((one) => one.ariaPressed === 'true')"""
     assert visit.ready().page.evaluate(pressed) == 4
     visit.page.locator(".piece").nth(5).click()
     assert (visit.ready().state()["key"], visit.state()["query"]) == (5, 2)
@@ -55,51 +58,50 @@ def test_the_tokens_of_the_source_are_chosen_in_their_own_row(visit):
     assert visit.page.evaluate(pressed) == 2
 
 
-def test_the_encoders_attention_follows_the_row_of_the_source(visit):
+def test_encoder_attention_follows_the_source_strip(visit):
     visit.set(view="attention", lines=True)
     strong = "() => document.querySelector('main ch-lines').query"
-    row(visit, "tokens of the source").nth(3).click()
+    row(visit, "source tokens").nth(3).click()
     row(visit, "tokens").nth(1).hover()
     assert visit.ready().page.evaluate(strong) == 3
-    row(visit, "tokens of the source").nth(6).hover()
+    row(visit, "source tokens").nth(6).hover()
     assert visit.ready().page.evaluate(strong) == 6
     visit.page.locator("main ch-lines .query").nth(2).hover()
     assert visit.ready().page.evaluate(strong) == 2
-    marked = "() => [...document.querySelectorAll('.strip .token.marked')].map((one) => one.parentNode.ariaLabel)"
-    assert visit.page.evaluate(marked) == ["tokens of the source"]
+    marked = """() => [...document.querySelectorAll('.strip .token.marked')]
+      .map((one) => one.parentNode.ariaLabel)"""
+    assert visit.page.evaluate(marked) == ["source tokens"]
     visit.set(lines=False)
     assert visit.page.evaluate("() => document.querySelector('main ch-map').cursor") == [3, -1]
     visit.page.evaluate(
         "() => document.querySelector('main ch-map').tell('pick', { row: 5, col: 1 })"
     )
     state = visit.ready().state()
-    assert (state["key"], state["looked"], state["query"]) == (5, 1, -1)
+    assert (state["key"], state["encoder_key"], state["query"]) == (5, 1, -1)
     assert visit.page.evaluate("() => document.querySelector('ch-atlas').look") == [5, 1]
     visit.set(part="cross")
     assert visit.page.evaluate("() => document.querySelector('main ch-map').cursor") is None
 
 
-def test_what_follows_is_told_of_a_model_that_was_not_loaded_before(page_on, tmp_path):
+def test_comparing_with_a_model_that_is_not_loaded(page_on, tmp_path):
     for name, seed in (("first", 3), ("second", 4)):
         ch.save(byte_model(seed=seed), tmp_path / name)
-    shelf = ModelRegistry(
+    registry = ModelRegistry(
         {name: str(tmp_path / name) for name in ("first", "second")}, 2**30, device="cpu"
     )
-    with page_on(shelf) as visit:
-        visit.go("#view=compare&pair=models&text=hello")
-        assert list(shelf.loaded) == ["first"]
+    with page_on(registry) as visit:
+        visit.go("#view=compare&compare=models&text=hello")
+        assert list(registry.loaded) == ["first"]
         visit.set(model2="second")
         assert (
-            visit.page.locator("main ch-figure", has_text="What follows")
-            .locator("tbody tr")
-            .count()
+            visit.page.locator("main ch-figure", has_text="Next token").locator("tbody tr").count()
             > 6
         )
         assert not visit.complaints
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_squares_keep_what_is_finite(page_on, signed):
+def test_pooling_keeps_finite_values(page_on, signed):
     """As of scores with their mask: each row has −∞ behind its diagonal."""
     with page_on(byte_model()) as visit:
         script = """async (signed) => {
@@ -114,7 +116,7 @@ def test_squares_keep_what_is_finite(page_on, signed):
 
 
 @pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder"])
-def test_a_window_is_told_as_wide_as_it_is(page_on, name):
+def test_sliding_window_description(page_on, name):
     model = byte_model(name, attention__sliding_window=3)
     far = model.watch("hello you", "blocks.0.attn.pattern")["blocks.0.attn.pattern"][0, 0, 5]
     assert far[3] > 0 == far[2]

@@ -1,4 +1,4 @@
-"""Tokens, position, predict, lens and vectors in a browser: what is on the screen is what the model has."""
+"""Tokens, position, predict, lens and vector views show the model's numbers."""
 
 import json
 
@@ -11,6 +11,8 @@ import clearhead as ch
 from clearhead.cli.main import app
 from clearhead.generate.sampling import apply_top_k, apply_top_p
 
+pytestmark = pytest.mark.slow
+
 MOLES = ["American shrew mole", "one mole of carbon dioxide", "take a biopsy of the mole"]
 TEXTS = [
     *MOLES,
@@ -20,7 +22,7 @@ TOKENIZER = ch.Tokenizer.train_bpe(TEXTS * 3, 420)
 TEXT = "take a biopsy of"
 
 
-def fresh(preset="tiny-decoder", **changes):
+def make_model(preset="tiny-decoder", **changes):
     made = ch.new(preset, vocab_size=len(TOKENIZER), tokenizer=TOKENIZER, seed=3, **changes)
     with torch.no_grad():
         for parameter in made.net.parameters():
@@ -28,14 +30,14 @@ def fresh(preset="tiny-decoder", **changes):
     return made
 
 
-MODEL = fresh(context_length=64)
+MODEL = make_model(context_length=64)
 
 
 @pytest.fixture
 def predict(page_on):
     with page_on(MODEL) as visit:
         visit.go("#view=predict").set(text=TEXT)
-        visit.until("!!document.querySelector('table.chances')")
+        visit.wait_until("!!document.querySelector('table.chances')")
         yield visit
         assert not visit.complaints
         assert not visit.outside
@@ -60,21 +62,21 @@ def fact(visit, name):
 
 
 def written(visit):
-    return visit.state()["written"]["ids"]
+    return visit.state()["generated"]["ids"]
 
 
-def test_sliders_follow_the_full_vocabulary_without_a_request(predict):
+def test_sliders_use_the_full_vocabulary_without_requests(predict):
     logits = MODEL.logits(TEXT)[-1].double().numpy()
     asked = []
     doubts = []
     predict.page.on("request", lambda request: "/api/" in request.url and asked.append(request.url))
     for temperature in (0.1, 0.3, 0.6, 1.0, 1.4, 2.0):
-        slide(predict, "temp", temperature)
+        slide(predict, "temperature", temperature)
         shares = np.exp(logits / temperature - np.logaddexp.reduce(logits / temperature))
         doubts.append(fact(predict, "entropy"))
         assert doubts[-1] == pytest.approx(-float((shares * np.log2(shares)).sum()), abs=1e-4)
         for share in (0.3, 0.9):
-            slide(predict, "topp", share)
+            slide(predict, "top_p", share)
             falling = np.sort(shares)[::-1]
             count = int((np.cumsum(falling) - falling < share).sum())
             assert fact(predict, "kept") == count
@@ -83,12 +85,12 @@ def test_sliders_follow_the_full_vocabulary_without_a_request(predict):
             assert fact(predict, "entropy") == pytest.approx(
                 -float((left * np.log2(left)).sum()), abs=1e-4
             )
-        slide(predict, "topp", 1)
+        slide(predict, "top_p", 1)
     assert doubts == sorted(doubts)
     assert not asked
 
 
-def test_what_may_be_drawn_is_what_the_library_would_draw_from(predict):
+def test_kept_tokens_equal_the_library(predict):
     generator = torch.Generator().manual_seed(0)
     for number in range(40):
         logits = (4 * torch.randn(1, 50, generator=generator)).round(
@@ -101,23 +103,24 @@ def test_what_may_be_drawn_is_what_the_library_would_draw_from(predict):
         x = apply_top_k(x, torch.tensor([[float(k)]]), max(k, 1)) if k else x
         x = apply_top_p(x, torch.tensor([[p]]))
         found = predict.page.evaluate(
-            """async ([logits, temp, topk, topp]) => {
+            """async ([logits, temperature, top_k, top_p]) => {
                 const { distribution, ranked } = await import("ch/drawing");
                 const ranks = ranked(Float32Array.from(logits));
-                return Array.from(ranks.order.subarray(0, distribution(ranks, { temp, topk, topp }).kept));
+                const { kept } = distribution(ranks, { temperature, top_k, top_p });
+                return Array.from(ranks.order.subarray(0, kept));
             }""",
             [logits[0].tolist(), temperature, k, p],
         )
         assert sorted(found) == x[0].isfinite().nonzero()[:, 0].tolist()
 
 
-def test_the_same_seed_writes_the_same_in_page_library_and_shell(predict, tmp_path):
-    how = {"temperature": 0.8, "top_k": 30, "top_p": 0.95, "seed": 5}
-    predict.set(temp=0.8, topk=30, topp=0.95, seed=5)
+def test_same_seed_in_page_library_and_shell(predict, tmp_path):
+    sampling = {"temperature": 0.8, "top_k": 30, "top_p": 0.95, "seed": 5}
+    predict.set(temperature=0.8, top_k=30, top_p=0.95, seed=5)
     for count in range(1, 7):
         predict.page.keyboard.press(".")
-        predict.until(f"clearhead.state.written.ids.length === {count}")
-    expected = MODEL.generate(TEXT, max_tokens=6, **how)
+        predict.wait_until(f"clearhead.state.generated.ids.length === {count}")
+    expected = MODEL.generate(TEXT, max_tokens=6, **sampling)
     assert written(predict) == expected.tokens
     ch.save(MODEL, tmp_path / "model")
     options = [
@@ -138,29 +141,29 @@ def test_the_same_seed_writes_the_same_in_page_library_and_shell(predict, tmp_pa
     assert expected.text in json.dumps(json.loads(told.stdout), ensure_ascii=False)
 
 
-def test_play_goes_on_by_itself_and_pause_stops_within_one_token(predict):
+def test_play_and_pause(predict):
     predict.page.click("text=Play")
-    predict.until("clearhead.state.written.ids.length >= 3")
+    predict.wait_until("clearhead.state.generated.ids.length >= 3")
     predict.page.click("text=Pause")
     count = len(written(predict))
     predict.page.wait_for_timeout(500)
     assert len(written(predict)) <= count + 1
     assert written(predict) == MODEL.generate(TEXT, max_tokens=40).tokens[: len(written(predict))]
     predict.page.click("text=Play")
-    predict.until("!!document.querySelector('main').textContent.includes('Pause')")
+    predict.wait_until("!!document.querySelector('main').textContent.includes('Pause')")
     predict.set(text="one mole")
-    predict.until("!document.querySelector('main').textContent.includes('Pause')")
+    predict.wait_until("!document.querySelector('main').textContent.includes('Pause')")
     predict.page.wait_for_timeout(300)
     assert not predict.page.query_selector(".so-far .new")
 
 
-def test_a_bar_can_be_forced_and_undone_and_a_link_tells_what_else_could_have_come(predict):
+def test_forced_tokens_undo_and_links(predict):
     bar = predict.page.locator("table.chances tbody tr").nth(3)
     forced = int(bar.get_attribute("data-id"))
     bar.locator("button").click()
-    predict.until("clearhead.state.written.ids.length === 1")
+    predict.wait_until("clearhead.state.generated.ids.length === 1")
     predict.page.keyboard.press(".")
-    predict.until("clearhead.state.written.ids.length === 2")
+    predict.wait_until("clearhead.state.generated.ids.length === 2")
     assert written(predict)[0] == forced
     link = predict.page.evaluate("location.hash")
     other = predict.context.new_page()
@@ -172,15 +175,15 @@ def test_a_bar_can_be_forced_and_undone_and_a_link_tells_what_else_could_have_co
     assert other.locator(".instead button .word").all_inner_texts() == TOKENIZER.to_str_tokens(best)
     other.close()
     predict.page.click("text=Undo")
-    predict.until("clearhead.state.written.ids.length === 1")
+    predict.wait_until("clearhead.state.generated.ids.length === 1")
     predict.page.go_back()
-    predict.until("clearhead.state.written.ids.length === 2")
+    predict.wait_until("clearhead.state.generated.ids.length === 2")
 
 
-def test_mole_starts_as_one_vector_and_its_cosines_are_those_of_the_streams(page_on):
+def test_context_cosines(page_on):
     with page_on(MODEL) as visit:
         visit.go("#view=lens")
-        visit.until("!!document.querySelector('table.cosines')")
+        visit.wait_until("!!document.querySelector('table.cosines')")
         rows = visit.page.locator("table.cosines tbody tr").all()
         shown = np.array(
             [[float(cell) for cell in row.locator("td").all_inner_texts()] for row in rows]
@@ -189,33 +192,33 @@ def test_mole_starts_as_one_vector_and_its_cosines_are_those_of_the_streams(page
         expected = ch.context(MODEL, "mole", MOLES).numpy()
         np.testing.assert_allclose(shown[:, 1:], expected.T, atol=6e-5)
         visit.page.click("text=it: tired or wide")
-        visit.until("clearhead.state.word === 'it'")
+        visit.wait_until("clearhead.state.word === 'it'")
         visit.ready()
         assert "does not read what follows" in visit.page.inner_text("main")
         assert not visit.complaints
 
 
-def test_the_lens_shows_the_first_answers_and_a_click_chooses_a_column(page_on):
+def test_lens_view(page_on):
     with page_on(MODEL) as visit:
         visit.go("#view=lens").set(text=TEXT)
-        visit.until("!!document.querySelector('table.rising')")
+        visit.wait_until("!!document.querySelector('table.rising')")
         lens = ch.lens.logit_lens(MODEL, TEXT, top_k=1)
         layers = visit.page.locator("table.rising tr td:nth-of-type(1) .word").all_inner_texts()
         assert layers == [best[0][0] for best in lens.top_predictions(-1)]
         visit.set(query=0)
         first = TOKENIZER.to_str_tokens(TOKENIZER.encode(TEXT))[0]
-        visit.until(f"document.querySelector('main').textContent.includes('After “{first}”')")
+        visit.wait_until(f"document.querySelector('main').textContent.includes('After “{first}”')")
         assert not visit.complaints
 
 
-def test_tokens_go_from_bytes_to_rows(page_on):
+def test_tokens_view(page_on):
     text = "mole 🦔"
     with page_on(MODEL) as visit:
         visit.go("#view=tokens").set(text=text, query=0)
-        visit.until("document.querySelectorAll('.piece').length > 1")
+        visit.wait_until("document.querySelectorAll('.piece').length > 1")
         ids = [int(word) for word in visit.page.locator(".piece .id").all_inner_texts()]
         assert ids == TOKENIZER.encode(text)
-        visit.until("!!document.querySelector('ch-map.one-row')?.values")
+        visit.wait_until("!!document.querySelector('ch-map.one-row')?.values")
         row = visit.page.evaluate(
             "Array.from(document.querySelector('ch-map.one-row').values.data)"
         )
@@ -225,55 +228,56 @@ def test_tokens_go_from_bytes_to_rows(page_on):
         assert not visit.complaints
 
 
-def test_turned_pairs_give_the_models_own_score_and_a_shift_of_both_changes_nothing(page_on):
-    model = fresh("tiny-llama", context_length=64)
+def test_rotary_dials(page_on):
+    model = make_model("tiny-llama", context_length=64)
     scores = model.watch(TEXT, "blocks.0.attn.scores")["blocks.0.attn.scores"][0, 0]
     read = "Number(document.querySelector('.turned .large').textContent.replace('−', '-'))"
     with page_on(model) as visit:
         visit.go("#view=position").set(text=TEXT, query=3, key=1)
-        visit.until("!!document.querySelector('.turned .large')")
+        visit.wait_until("!!document.querySelector('.turned .large')")
         assert visit.page.evaluate(read) == pytest.approx(float(scores[3, 1]), rel=1e-4)
-        visit.set(start=20)
+        visit.set(shift=20)
         assert visit.page.evaluate(read) == pytest.approx(float(scores[3, 1]), rel=1e-4)
-        visit.set(apart=9)
+        visit.set(distance=9)
         assert visit.page.evaluate(read) != pytest.approx(float(scores[3, 1]), rel=1e-3)
-        assert visit.page.locator("text=Nothing moves").count() == 1
+        assert visit.page.locator("text=Nothing changes").count() == 1
         assert not visit.complaints
 
 
-def test_only_the_models_own_positions_are_called_yours(page_on):
-    with page_on({"learned": MODEL, "relative": fresh(position="t5")}) as visit:
+def test_own_positions_are_marked(page_on):
+    with page_on({"learned": MODEL, "relative": make_model(position="t5")}) as visit:
         visit.go("#view=position&model=learned")
-        visit.until("document.querySelectorAll('.dials svg').length > 0")
+        visit.wait_until("document.querySelectorAll('.dials svg').length > 0")
         badges = visit.page.locator("ch-figure > header").all_inner_texts()
         assert any("Position × dimension" in text and "yours" in text for text in badges)
         assert any("Rotary" in text and "for comparison" in text for text in badges)
         assert any("Sinusoidal" in text and "for comparison" in text for text in badges)
         visit.set(model="relative")
-        visit.until(
-            "document.querySelector('main').textContent.includes('as it lies over the scores')"
+        visit.wait_until(
+            """document.querySelector('main').textContent
+            .includes('as a matrix over queries and keys')"""
         )
         assert not visit.complaints
 
 
-def test_the_vector_lab_solves_and_says_which_words_are_no_tokens(page_on):
+def test_vector_lab(page_on):
     with page_on(MODEL) as visit:
-        visit.go("#view=vectors").set(sum="king - man + zebra")
-        visit.until("!!document.querySelector('.several')")
+        visit.go("#view=vectors").set(expression="king - man + zebra")
+        visit.wait_until("!!document.querySelector('.several')")
         visit.ready()
         shown = visit.page.locator("section").first.locator("ch-bars .name").all_inner_texts()
         assert shown == list(ch.vectors(MODEL).solve("king - man + zebra").axes[0].labels)
         assert "zebra" in visit.page.inner_text(".several")
-        visit.set(sum="king -")
-        visit.until("!!document.querySelector('.problem')")
-        assert "ends without a word" in visit.page.inner_text(".problem")
-        visit.set(sum="king")
+        visit.set(expression="king -")
+        visit.wait_until("!!document.querySelector('.problem')")
+        assert "does not end with a word" in visit.page.inner_text(".problem")
+        visit.set(expression="king")
         assert not visit.page.query_selector("section:first-of-type .problem")
 
 
 @pytest.mark.parametrize("preset", ["tiny-encoder", "tiny-encoder-decoder"])
-def test_every_shape_has_these_views_without_a_complaint(page_on, preset):
-    with page_on(fresh(preset, context_length=64)) as visit:
+def test_word_views_of_encoders(page_on, preset):
+    with page_on(make_model(preset, context_length=64)) as visit:
         given = (
             {"source": TEXT, "text": "the mole"}
             if preset == "tiny-encoder-decoder"
@@ -283,21 +287,21 @@ def test_every_shape_has_these_views_without_a_complaint(page_on, preset):
         for view in ("tokens", "position", "lens", "vectors"):
             visit.set(view=view)
             assert visit.page.inner_text("main h1")
-            assert "could not be drawn" not in visit.page.inner_text("main")
+            assert "failed to render" not in visit.page.inner_text("main")
         assert not visit.complaints
 
 
-def test_a_broken_model_gets_a_sentence_in_every_view(page_on):
-    model = fresh()
+def test_nan_weights_in_word_views(page_on):
+    model = make_model()
     model.net.blocks[1].ffn.up.weight.data.fill_(float("nan"))
     with page_on(model) as visit:
         visit.go("#view=predict").set(text=TEXT)
-        visit.until("document.querySelector('main').textContent.includes('may be broken')")
+        visit.wait_until("document.querySelector('main').textContent.includes('may be corrupt')")
         for view in ("tokens", "position", "lens", "vectors"):
             visit.set(view=view)
-            assert "could not be drawn" not in visit.page.inner_text("main")
+            assert "failed to render" not in visit.page.inner_text("main")
             if view == "lens":
-                visit.until(
+                visit.wait_until(
                     "document.querySelector('main').textContent.includes('contain NaN or infinity')"
                 )
         assert not [
@@ -310,10 +314,10 @@ def test_a_broken_model_gets_a_sentence_in_every_view(page_on):
 @pytest.mark.parametrize(
     "text", ["", "<script>alert(1)</script>", "שלום עולם", "🦔" * 9, "mole " * 60]
 )
-def test_hostile_texts_leave_no_view_blank(page_on, text):
+def test_hostile_texts_in_word_views(page_on, text):
     with page_on(MODEL) as visit:
         for view in ("tokens", "predict", "lens"):
             visit.go(f"#view={view}").set(text=text)
             assert len(visit.page.inner_text("main")) > 60
-            assert "could not be drawn" not in visit.page.inner_text("main")
+            assert "failed to render" not in visit.page.inner_text("main")
         assert not [words for words in visit.complaints if "400" not in words]

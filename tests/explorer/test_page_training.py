@@ -68,8 +68,8 @@ def test_curve_equals_the_log(client, run):
     assert curve["loss"] == [
         [line["step"], pytest.approx(line["loss"])] for line in lines if "loss" in line
     ]
-    assert curve["valid"] == [
-        [line["step"], pytest.approx(line["valid"])] for line in lines if "valid" in line
+    assert curve["valid_loss"] == [
+        [line["step"], pytest.approx(line["valid_loss"])] for line in lines if "valid_loss" in line
     ]
 
 

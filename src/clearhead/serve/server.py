@@ -43,8 +43,9 @@ def bind_socket(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=SOCKET_BACKLOG)
     except OSError as error:
-        has_errno = error.errno is not None and error.errno > 0  # getaddrinfo's are negative
-        reason = os.strerror(error.errno) if has_errno else (error.strerror or str(error))
+        code = error.errno or 0
+        # codes of getaddrinfo are negative
+        reason = os.strerror(code) if code > 0 else (error.strerror or str(error))
         error_type = PortInUseError if error.errno == errno.EADDRINUSE else ClearheadError
         raise error_type(
             f"Cannot listen on {host}:{port}: {reason}. Choose another --port or --host."

@@ -79,9 +79,12 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
                 )
         num_tokens = sum(map(len, rows))
         registry.metrics.prompt_tokens.inc(num_tokens, model=loaded_model.name)
-        to_json = _to_base64 if body.encoding_format == "base64" else np.ndarray.tolist
         data = [
-            {"object": "embedding", "index": i, "embedding": to_json(vector)}
+            {
+                "object": "embedding",
+                "index": i,
+                "embedding": _embedding_to_json(vector, body.encoding_format),
+            }
             for i, vector in sorted(vectors.items())
         ]
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
@@ -234,8 +237,10 @@ def _embed(model: Model, rows: list[list[int]]) -> Vector:
     return vectors
 
 
-def _to_base64(vector: Vector) -> str:
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+def _embedding_to_json(vector: Vector, encoding_format: str) -> str | list[float]:
+    if encoding_format == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()
 
 
 def _classification_batches(

@@ -187,7 +187,7 @@ class ModelInputs(TypedDict, total=False):
     audio: Any
 
 
-class LensInputs(ModelInputs, total=False):
+class LensInputs(ModelInputs):
     """Inputs of functions of the lens."""
 
     edits: Edits
@@ -481,10 +481,7 @@ class Run:
 
     def lens_inputs(self) -> LensInputs:
         """Keyword arguments of functions of the lens, edits included."""
-        inputs: LensInputs = {**self.inputs}
-        if self.trace.edits:
-            inputs["edits"] = self.trace.edits
-        return inputs
+        return {**self.inputs, "edits": self.trace.edits}
 
     def resolve_token(self, token: int = -1) -> int:
         """The token of the answer for −1: the first mask, else the last token."""

@@ -22,7 +22,7 @@ export function mask(card, part) {
   const causal = part === "attention" && card.architecture !== "encoder", window = part === "cross" ? 0 : card.sliding_window;
   const near = window ? `, at most ${window - 1} tokens away` : "";
   if (causal) return { words: `causal mask: a token attends to itself and earlier tokens${near}`, hidden: (r, c) => c > r || (!!window && r - c >= window) };
-  if (window) return { words: `sliding window: a token attends to tokens at most ${window - 1} away`, hidden: (r, c) => Math.abs(r - c) >= window };
+  if (window) return { words: `sliding window: a token attends to tokens at most ${window - 1} tokens away`, hidden: (r, c) => Math.abs(r - c) >= window };
   return { words: part === "cross" ? "no mask: target tokens attend to the whole source" : "no mask: every token attends to the whole text", hidden: null };
 }
 

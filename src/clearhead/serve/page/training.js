@@ -35,8 +35,8 @@ export function training({ card }) {
 
 const nearest = (steps, step) => steps.reduce((best, each, i) => (Math.abs(each - step) < Math.abs(steps[best] - step) ? i : best), 0);
 
-function lines({ loss, valid }) {
-  return [{ label: "training", points: loss }, { label: "validation", points: valid, kind: "other" }].filter(({ points }) => points.length);
+function lines({ loss, valid_loss }) {
+  return [{ label: "training", points: loss }, { label: "validation", points: valid_loss, kind: "other" }].filter(({ points }) => points.length);
 }
 
 function scrub(film, at, last) {

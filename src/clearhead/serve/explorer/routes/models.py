@@ -64,8 +64,9 @@ def model_routes(service: ExplorerService) -> APIRouter:
         async with service.use_model(name) as loaded_model:
             config = loaded_model.model.config
             m = config.model
-            is_classifier = isinstance(m.head, c.ClassificationHead)
-            num_outputs = m.head.num_labels if is_classifier else m.vocab_size
+            num_outputs = m.vocab_size
+            if isinstance(m.head, c.ClassificationHead):
+                num_outputs = m.head.num_labels
             tokenizer = loaded_model.model.tokenizer
             return await service.submit(output_labels, config, tokenizer, range(num_outputs))
 
@@ -125,14 +126,16 @@ def model_card(loaded_model: LoadedModel) -> JSONDict:
     inference = model.config.inference
     architecture = m.architecture
     has_tokenizer = model.tokenizer is not None
-    has_encoder = isinstance(architecture, c.EncoderDecoder)
+    encoder_layers = (
+        architecture.encoder_layers if isinstance(architecture, c.EncoderDecoder) else 0
+    )
     return {
         "name": loaded_model.name,
         "path": path,
         "fingerprint": loaded_model.fingerprint,
         "architecture": model.architecture,
         "n_layers": m.n_layers,
-        "encoder_layers": architecture.encoder_layers if has_encoder else 0,
+        "encoder_layers": encoder_layers,
         "n_heads": m.attention.n_heads,
         "n_kv_heads": m.n_kv_heads,
         "d_model": m.d_model,
@@ -319,7 +322,7 @@ def training_summary(run: Path) -> JSONDict:
     lines = read_json_lines(run / LOG_FILE)
     curve = {
         key: [list(point) for point in downsample(curve_of(lines, key))]
-        for key in ("loss", "valid", "accuracy")
+        for key in ("loss", "valid_loss", "accuracy")
     }
     if not _has_trace(run):
         return {"curve": curve, "trace": None}

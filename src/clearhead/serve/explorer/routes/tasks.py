@@ -184,7 +184,9 @@ def translate_with_edits(
     ids = list(start_tokens)
     token_logprobs = list[float]()
     for _ in range(_max_output_tokens(model)):
-        logits = model.logits(ids, **inputs, edits=edits)[-1, :vocab_size]
+        logits = model.logits(
+            ids, source=inputs.get("source"), audio=inputs.get("audio"), edits=edits
+        )[-1, :vocab_size]
         logprobs = logits.float().log_softmax(dim=-1)
         suppressed = list(inference.suppress_tokens)
         if not token_logprobs:

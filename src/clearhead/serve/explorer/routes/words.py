@@ -119,10 +119,8 @@ def tokenize(model: Model, text: str, is_source: bool = False) -> JSONDict:
         raise ClearheadError("This model has no tokenizer.")
     inference = model.config.inference
     is_target = model.architecture == "encoder-decoder" and not is_source
-    if is_target:
-        before, after = inference.decoder_start_tokens, ()
-    else:
-        before, after = inference.bos_tokens, inference.sep_tokens
+    before = inference.decoder_start_tokens if is_target else inference.bos_tokens
+    after = () if is_target else inference.sep_tokens
     if isinstance(model.config.model.head, c.MLMHead) and inference.mask_token:
         ids = encode_with_masks(tokenizer, inference.mask_token[0], text)
     else:
