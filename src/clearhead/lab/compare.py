@@ -57,6 +57,7 @@ class Comparison:
 
     @property
     def findings(self) -> list[Finding]:
+        """What the experiment shows, followed by caveats."""
         return findings(self.summary, self.output)
 
     def __str__(self) -> str:

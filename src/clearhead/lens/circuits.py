@@ -108,10 +108,12 @@ class Circuit:
 
     @property
     def title(self) -> str:
+        """The kind of circuit and its head."""
         return f"{self.kind} circuit of {self.location}"
 
     @property
     def value_name(self) -> str:
+        """What an entry of the matrix is."""
         return "logit" if self.kind == "OV" else "score"
 
     def __repr__(self) -> str:
