@@ -5,8 +5,10 @@ import sys
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import clearhead as ch
+from clearhead.cli.main import app
 
 
 def clearhead(*words, cwd=None):
@@ -80,8 +82,8 @@ def test_output_format_follows_the_file_name(folder):
         (["train", "vectors", "--output", "x"], "--data.train"),
     ],
 )
-def test_mistakes(folder, words, message):
-    done = clearhead(*words, cwd=folder)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_mistakes(folder, monkeypatch, words, message):
+    monkeypatch.chdir(folder)
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, ch.ClearheadError)
+    assert message in str(result.exception)
