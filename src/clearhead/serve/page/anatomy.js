@@ -46,7 +46,7 @@ export function anatomy({ run, card, state, set, marks }, { part, layer, head },
     ${step("softmax", formula.pattern, html`each row sums to 1 (here ${told(sums.least, 7)} to ${told(sums.most, 7)}); its largest weight is ${told(sums.largest)}
       on average${scaled ? "" : html` <b>without scaling</b>, ${told(rowSums(v.pattern).largest)} with it`}`, grid("pattern", { masked, most: 1, signed: false, cursor: cell }))}
     ${step("z", formula.z, scaled ? "weights times values: the output of the head" : "the model’s own z (with scaling)", map("z", v.z, queries, null))}
-    ${step("out", formula.out, html`all heads side by side, times W_O, is added to the stream; each head’s share of a number of it is in the inspector:
+    ${step("out", formula.out, html`all heads concatenated, times W_O, are added to the residual stream; the inspector shows each head’s contribution:
       <button type="button" class="quiet" @click=${() => set({ cell: `${at}.out@${last},0` })}>${at}.out</button>`, nothing)}
   </div>`;
 }

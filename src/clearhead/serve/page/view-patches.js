@@ -73,17 +73,17 @@ function end() {
   set({ drawing: written(all) });
 }
 
-/** What the model reads of it, and how that came to be. */
+/** The preprocessed input and its preprocessing steps. */
 function seen({ card, state, run }, { view, steps, rows, cols: columns, cls_token: first }) {
   return html`<ch-figure .caption=${view.title[0].toUpperCase() + view.title.slice(1)} .note=${view.note}>
     <ch-patches .view=${view} .rows=${rows} .columns=${columns} .first=${first} .chosen=${run ? asking(card, state, first, run) : -1} .widest=${280} .label=${view.title}
       @pick=${({ detail }) => choose(card, detail.index)}></ch-patches>
     <ol class="becomes">${steps.map((step) => html`<li>${step}</li>`)}</ol>
-    ${first ? html`<p class="hint">Token 0 is a learned one that stands before the patches, for the head to read.</p>` : nothing}
+    ${first ? html`<p class="hint">Token 0 is a learned class token before the patches, read by the head.</p>` : nothing}
   </ch-figure>`;
 }
 
-/** The token that looks: the one that was chosen, or the one that the head reads. */
+/** The query token: the selected one, or the one that the head reads. */
 function asking(card, { query, key }, first, { tokens, source_tokens: source }) {
   const both = card.architecture === "encoder-decoder", chosen = both ? key : query;
   return chosen < 0 && (first || both) ? 0 : placeOf(chosen, both ? source.length : tokens.length);
