@@ -24,7 +24,7 @@ class Evaluation(NamedTuple):
 
 EVALUATIONS = {
     "story": Evaluation(
-        ("valid.txt",), "329 held-out TinyStories", ("bits per byte", "perplexity")
+        ("valid.txt",), "329 held-out TinyStories", ("bits_per_byte", "perplexity")
     ),
     "en-de": Evaluation(
         ("test.en", "test.de"), "the Tatoeba Challenge's test set", ("bleu", "chrf")
@@ -86,7 +86,8 @@ def measure(name: str, build: Path) -> list[dict[str, object]]:
     for metric_name in evaluation.metrics:
         metric = result[metric_name]
         interval = (metric.low, metric.high)
-        metrics.append(to_card(metric_name, metric.value, interval, evaluation.dataset, command))
+        label = metric_name.replace("_", " ")
+        metrics.append(to_card(label, metric.value, interval, evaluation.dataset, command))
     if name == "spoken-digits":
         metrics += measure_unseen_speakers(build)
     return metrics

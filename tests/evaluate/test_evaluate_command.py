@@ -14,12 +14,16 @@ END = WORDS.special_tokens["<|end|>"]
 MODELS = {
     "judge": (
         "tiny-encoder",
-        {"head": {"kind": "classification", "classes": 2}, "use__labels": ["no", "yes"]},
+        {"head": {"kind": "classification", "num_labels": 2}, "inference__labels": ["no", "yes"]},
     ),
     "writer": ("tiny-decoder", {"inference__eos_tokens": [END]}),
     "translator": (
         "tiny-encoder-decoder",
-        {"context": 24, "inference__decoder_start_tokens": [END], "inference__eos_tokens": [END]},
+        {
+            "context_length": 24,
+            "inference__decoder_start_tokens": [END],
+            "inference__eos_tokens": [END],
+        },
     ),
 }
 
@@ -46,59 +50,57 @@ def run(*words):
     return done.stdout
 
 
-def test_a_table_tells_each_figure_with_its_interval(place):
+def test_table_shows_metrics_with_intervals(place):
     told = run(place / "writer", "--data", place / "texts.txt")
     found = ch.evaluate(ch.load(place / "writer", device="cpu"), place / "texts.txt")
     for figure in found.metrics:
         assert figure.name in told
         assert f"{figure.value:.4f}"[:5] in told or figure.value > 10
-    assert "The interval: " in told
+    assert "Intervals: " in told
 
 
-def test_two_files_follow_one_option_and_json_is_saved_as_it_is_printed(place, tmp_path):
-    files = ["--data", place / "a.en", place / "a.de", "--beam", 1]
-    told = json.loads(run(place / "translator", *files, "--json", "--out", tmp_path / "f.json"))
+def test_several_files_and_json_output(place, tmp_path):
+    files = ["--data", place / "a.en", place / "a.de", "--num-beams", 1]
+    told = json.loads(run(place / "translator", *files, "--json", "--output", tmp_path / "f.json"))
     assert told["data"] == [str(place / "a.en"), str(place / "a.de")]
-    assert [figure["name"] for figure in told["figures"]] == ["bleu", "chrf", "loss", "perplexity"]
+    assert [figure["name"] for figure in told["metrics"]] == ["bleu", "chrf", "loss", "perplexity"]
     assert json.loads((tmp_path / "f.json").read_text()) == told
-    twice = ["--data", place / "a.en", "--data", place / "a.de", "--beam", 1]
+    twice = ["--data", place / "a.en", "--data", place / "a.de", "--num-beams", 1]
     assert json.loads(run(place / "translator", *twice, "--json")) == told
 
 
-def test_what_came_of_each_row_and_the_confusion_are_saved(place, tmp_path):
+def test_examples_and_confusion_matrix_are_saved(place, tmp_path):
     columns = ["--data.label_column", "mood", "--data.text_column", "said"]
-    saved = ["--each", tmp_path / "each.jsonl", "--confusion", tmp_path / "c.csv"]
+    saved = ["--per-example", tmp_path / "each.jsonl", "--confusion-matrix", tmp_path / "c.csv"]
     told = run(place / "judge", *columns, "--data", place / "rows.csv", *saved)
     rows = [json.loads(line) for line in (tmp_path / "each.jsonl").read_text().splitlines()]
     assert [row["input"] for row in rows] == ["the cat", "sat on"]
     assert (tmp_path / "c.csv").read_text().splitlines()[0] == "true,predicted,rows"
-    assert "What is taken for what" in told
+    assert "Confusion matrix" in told
 
 
-def test_mistakes_are_told_before_the_work(place, tmp_path):
-    with pytest.raises(ClearheadError, match="leave out --confusion"):
-        run(place / "writer", "--data", place / "none.txt", "--confusion", tmp_path / "c.png")
-    with pytest.raises(ClearheadError, match="there is no folder"):
+def test_invalid_options_fail_before_evaluation(place, tmp_path):
+    with pytest.raises(ClearheadError, match="--confusion-matrix needs"):
+        run(
+            place / "writer", "--data", place / "none.txt", "--confusion-matrix", tmp_path / "c.png"
+        )
+    with pytest.raises(ClearheadError, match="folder"):
         run(
             place / "writer",
             "--data",
             place / "texts.txt",
-            "--each",
+            "--per-example",
             tmp_path / "none" / "each.jsonl",
         )
-    with pytest.raises(ClearheadError, match="is a folder; name a file"):
-        run(place / "writer", "--data", place / "texts.txt", "--out", tmp_path)
-    for name, options in (
-        ("writer", "label"),
-        ("writer", "sides"),
-        ("judge", "sides"),
-        ("translator", "field"),
+    with pytest.raises(ClearheadError, match="folder"):
+        run(place / "writer", "--data", place / "texts.txt", "--output", tmp_path)
+    for name, column in (
+        ("writer", "label_column"),
+        ("writer", "source_column"),
+        ("judge", "target_column"),
+        ("translator", "text_column"),
     ):
-        values = ["en", "de"] if options == "sides" else ["x"]
-        with pytest.raises(
-            ClearheadError,
-            match=f"data.{options} has no part in evaluating this model, which takes",
-        ):
-            run(place / name, "--data", place / "none.txt", f"--data.{options}", *values)
+        with pytest.raises(ClearheadError, match=f"{column} does not apply"):
+            run(place / name, "--data", place / "none.txt", f"--data.{column}", "x")
     with pytest.raises(ClearheadError, match="must end in"):
-        run(place / "judge", "--data", place / "rows.csv", "--confusion", tmp_path / "c.txt")
+        run(place / "judge", "--data", place / "rows.csv", "--confusion-matrix", tmp_path / "c.txt")

@@ -78,21 +78,18 @@ def evaluate(
     is_classifier = isinstance(loaded.config.model.head, ClassificationHead)
     if confusion_matrix is not None and not is_classifier:
         raise ClearheadError("--confusion-matrix needs a classification model.")
-    columns = {
-        "text_column": text_column,
-        "text_pair_column": text_pair_column,
-        "label_column": label_column,
-        "source_column": source_column,
-        "target_column": target_column,
-        "on_error": on_error,
-    }
     result = evaluate_model(
         loaded,
         [*data, *(more_data or ())],
         stride=stride,
         num_beams=num_beams,
         seed=seed,
-        **{name: value for name, value in columns.items() if value is not None},
+        text_column=text_column,
+        text_pair_column=text_pair_column,
+        label_column=label_column,
+        source_column=source_column,
+        target_column=target_column,
+        on_error=on_error,
     )
     if per_example is not None:
         write_atomic(per_example, result.examples_to_jsonl().encode())
@@ -106,4 +103,4 @@ def evaluate(
             if view.is_small:
                 show_or_save(view, None)
     if confusion_matrix is not None:
-        result.views["confusion"].save(confusion_matrix)
+        result.views["confusion_matrix"].save(confusion_matrix)

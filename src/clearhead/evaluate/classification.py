@@ -1,4 +1,4 @@
-"""Texts, pictures or sounds of which it is known what they are; and what a model answers."""
+"""Evaluate classifiers and regression models on labeled texts, images and recordings."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,22 @@ from clearhead import config as c
 from clearhead.data.batch import Batch
 from clearhead.data.media import normalize_media
 from clearhead.errors import ClearheadError
-from clearhead.evaluate import metrics as formulas
 from clearhead.evaluate.evaluate import EvaluationTask
 from clearhead.evaluate.metrics import (
     Evaluation,
+    FloatArray,
     SampleWeights,
+    accuracy,
     bootstrap_metrics,
+    expected_calibration_error,
+    f1_scores,
+    matthews_correlation,
     pearson,
+    precision,
+    recall,
+    reliability_bins,
     spearman,
+    weighted_bincount,
 )
 from clearhead.generate.tasks import check_finite, max_classification_tokens
 from clearhead.hooks import NO_HOOKS
@@ -28,273 +36,266 @@ from clearhead.lens.view import Axis, View
 from clearhead.progress import progress_bar
 from clearhead.train.datasets import read_labeled_rows, read_media
 
-# ---- cases: Texts, pictures or sounds of which it is known what they are; and what a model answers.
+PROGRESS_BLOCK = 256  # examples between updates of the progress bar
+CALIBRATION_BINS = 10
+MAX_LISTED_CLASSES = 24  # in an error message
+REGRESSION_METRICS = {
+    "pearson": "correlation of labels and predictions",
+    "spearman": "rank correlation of labels and predictions",
+    "rmse": "root mean squared error",
+}
 
-EVALUATION_BLOCK = 256  # that are judged before the bar moves on
 
-
+# ---------------------------------------------------------------- examples
 class Example(NamedTuple):
-    """Something to be judged, and what is true of it."""
+    """A labeled text, pair of texts, image or recording."""
 
     location: str
-    input: Any  # a text, a pair of texts, or what the file of a picture or a sound holds
+    input: Any  # a text, a pair of texts, or the contents of a media file
     label: str | float
-    num_tokens: int = 0  # of a text; pictures and sounds are all alike
+    num_tokens: int = 0  # of a text
 
-    def to_dict(self, **answers: object) -> dict[str, Any]:
-        """The case with what was answered; pictures and sounds are told by where they are."""
-        what = {} if isinstance(self.input, Tensor) else {"input": self.input}
-        return {"where": self.location, **what, "truth": self.label, **answers}
+    def to_dict(self, **predictions: object) -> dict[str, Any]:
+        """The example and its predictions as JSON values, without the contents of media files."""
+        text = {} if isinstance(self.input, Tensor) else {"input": self.input}
+        return {"location": self.location, **text, "label": self.label, **predictions}
 
 
 def example_unit(task: EvaluationTask) -> str:
-    return {"tokens": "rows", "images": "images"}.get(task.model.config.model.input.kind, "sounds")
+    """What the examples are called: rows, images or recordings."""
+    units = {"tokens": "rows", "images": "images"}
+    return units.get(task.model.config.model.input.kind, "recordings")
 
 
 def read_examples(task: EvaluationTask) -> list[Example]:
-    source = task.model.config.model.input
-    if isinstance(source, c.Tokens):
-        cases = list(_rows(task))
+    """Read the labeled examples of the files."""
+    model_input = task.model.config.model.input
+    if isinstance(model_input, c.Tokens):
+        examples = list(_read_texts(task))
     else:
-        things = read_media(task.data, task.report, task.paths, source)
-        cases = [
-            Example(*case)
-            for case in zip(things.locations, things.data, things.labels, strict=True)
+        media = read_media(task.data, task.report, task.paths, model_input)
+        examples = [
+            Example(location, data, label)
+            for location, data, label in zip(media.locations, media.data, media.labels, strict=True)
         ]
-    task.require_examples(len(cases), "row with a label")
-    return cases
+    task.require_examples(len(examples), "row with a label")
+    return examples
 
 
-def _rows(task: EvaluationTask) -> Iterator[Example]:
-    """The rows of tables; one that will be cut, or for which there are no tokens, is told."""
+def _read_texts(task: EvaluationTask) -> Iterator[Example]:
     model = task.model
     report = task.report
-    most = max_classification_tokens(task.model.config)
-    for row in read_labeled_rows(
-        task.data, report, task.paths, isinstance(model.config.model.head, c.RegressionHead)
-    ):
-        what = row.text if row.text_pair is None else (row.text, row.text_pair)
+    max_tokens = max_classification_tokens(model.config)
+    is_regression = isinstance(model.config.model.head, c.RegressionHead)
+    for row in read_labeled_rows(task.data, report, task.paths, is_regression):
+        text = row.text if row.text_pair is None else (row.text, row.text_pair)
         try:
-            (ids,) = model.encode_texts([what], allow_overflow=True)
+            (ids,) = model.encode_texts([text], allow_overflow=True)
         except ClearheadError as error:
             report.skip(row.location, str(error).removesuffix("."))
             continue
-        if len(ids) > most:
-            report.record(row.location, f"a text was cut to {most} tokens")
-        yield Example(row.location, what, row.label, len(ids))
+        if len(ids) > max_tokens:
+            report.record(row.location, f"a text was truncated to {max_tokens} tokens")
+        yield Example(row.location, text, row.label, len(ids))
 
 
 @torch.no_grad()
-def predict_logits(task: EvaluationTask, cases: Sequence[Example]) -> Tensor:
-    """The logits of each case; for a number, that number."""
+def predict_logits(task: EvaluationTask, examples: Sequence[Example]) -> Tensor:
+    """The logits of each example, in fp64."""
     model = task.model
-    net = task.model.net
-    order = sorted(range(len(cases)), key=lambda i: -cases[i].num_tokens)
+
+    def compute_logits(chunk: Batch) -> Tensor:
+        hidden = model.run_batch(chunk, NO_HOOKS)
+        return model.net.compute_logits(hidden, chunk.segment_ids).double()
+
+    longest_first = sorted(range(len(examples)), key=lambda i: -examples[i].num_tokens)
     blocks = [
-        order[start : start + EVALUATION_BLOCK] for start in range(0, len(order), EVALUATION_BLOCK)
+        longest_first[start : start + PROGRESS_BLOCK]
+        for start in range(0, len(examples), PROGRESS_BLOCK)
     ]
-    found = []
-    for some in progress_bar(blocks, len(cases), example_unit(task), len):
-        batch = _batch(task, [cases[i] for i in some])
-        found.append(
-            batch.map_chunks(
-                lambda part: net.compute_logits(
-                    model.run_batch(part, NO_HOOKS), part.segment_ids
-                ).double()
-            ).cpu()
-        )
-    logits = torch.cat(found)[torch.tensor(order).argsort()]
-    check_finite(logits)
-    return logits
+    logits = []
+    for indices in progress_bar(blocks, len(examples), example_unit(task), len):
+        batch = _make_batch(task, [examples[i] for i in indices])
+        logits.append(batch.map_chunks(compute_logits).cpu())
+    in_order = torch.cat(logits)[torch.tensor(longest_first).argsort()]
+    check_finite(in_order)
+    return in_order
 
 
-def _batch(task: EvaluationTask, some: list[Example]) -> Batch:
+def _make_batch(task: EvaluationTask, examples: list[Example]) -> Batch:
     model = task.model
-    source = task.model.config.model.input
-    given = [case.input for case in some]
-    if not isinstance(source, c.Tokens):
-        numbers = normalize_media(torch.stack(given), source)
-        return Batch(
-            numbers.to(next(model.net.parameters())), media_tokens=c.num_input_tokens(source)
-        )
-    return model.make_batch(given, max_length=max_classification_tokens(model.config))
+    model_input = model.config.model.input
+    inputs = [example.input for example in examples]
+    if isinstance(model_input, c.Tokens):
+        return model.make_batch(inputs, max_length=max_classification_tokens(model.config))
+    values = normalize_media(torch.stack(inputs), model_input)
+    return Batch(
+        values.to(next(model.net.parameters())), media_tokens=c.num_input_tokens(model_input)
+    )
 
 
-# ---- classes: A model that tells classes: how often it is right, how far it can be trusted when it is sure, what it mixes up.
-
-CALIBRATION_BINS = 10  # of confidence, all as wide
-MAX_LISTED_CLASSES = 24  # classes that a sentence can name
-
-
+# ---------------------------------------------------------------- classification
 def evaluate_classifier(task: EvaluationTask) -> Evaluation:
+    """Accuracy, F1, Matthews correlation, calibration error and loss, with a confusion matrix."""
     head = task.model.config.model.head
     assert isinstance(head, c.ClassificationHead)
     names = task.model.config.inference.labels or tuple(map(str, range(head.num_labels)))
-    cases, numbers = _numbered(task, read_examples(task), names)
-    told = ClassPredictions(
-        names, np.array(numbers), predict_logits(task, cases).log_softmax(dim=-1).numpy()
-    )
-    rows = zip(
-        cases, told.predicted.tolist(), told.confidence.tolist(), told.losses.tolist(), strict=True
-    )
-    each = [
-        case.to_dict(
-            predicted=names[best], probability=sure, right=names[best] == case.label, loss=loss
-        )
-        for case, best, sure, loss in rows
-    ]
-    found = bootstrap_metrics(
-        told.descriptions(), told.metrics, len(cases), example_unit(task), task.seed, ("accuracy",)
-    )
-    return Evaluation(found, each, told.views(np.ones(len(cases))))
-
-
-def _numbered(
-    task: EvaluationTask, cases: list[Example], names: Sequence[str]
-) -> tuple[list[Example], list[int]]:
-    """The cases whose class the model knows by its name, or by its number where no name is one."""
-    known = {name: i for i, name in enumerate(names)}
-    if not any(name.isdecimal() for name in names):
-        known |= {str(i): i for i in range(len(names))}
-    classes = ", ".join(names) if len(names) <= MAX_LISTED_CLASSES else f"its {len(names)} classes"
-    kept = []
-    for case in cases:
-        if (number := known.get(str(case.label))) is None:
-            task.report.skip(
-                f"{case.location} ({case.label!r:.40})",
-                f"the model knows no such label, only {classes}",
+    examples, labels = _match_labels(task, read_examples(task), names)
+    logprobs = predict_logits(task, examples).log_softmax(dim=-1).numpy()
+    predictions = ClassPredictions(names, np.array(labels), logprobs)
+    results = []
+    for i, example in enumerate(examples):
+        predicted = names[predictions.predicted[i]]
+        results.append(
+            example.to_dict(
+                predicted=predicted,
+                probability=float(predictions.confidence[i]),
+                correct=predicted == example.label,
+                loss=float(predictions.losses[i]),
             )
+        )
+    metrics = bootstrap_metrics(
+        predictions.descriptions(),
+        predictions.metrics,
+        len(examples),
+        example_unit(task),
+        task.seed,
+        ("accuracy",),
+    )
+    return Evaluation(metrics, results, predictions.views(np.ones(len(examples))))
+
+
+def _match_labels(
+    task: EvaluationTask, examples: list[Example], names: Sequence[str]
+) -> tuple[list[Example], list[int]]:
+    """The examples whose label is a class name or, if no name is a number, a class index."""
+    classes = {name: i for i, name in enumerate(names)}
+    if not any(name.isdecimal() for name in names):
+        classes |= {str(i): i for i in range(len(names))}
+    listed = ", ".join(names) if len(names) <= MAX_LISTED_CLASSES else f"{len(names)} labels"
+    matched = []
+    labels = []
+    for example in examples:
+        index = classes.get(str(example.label))
+        if index is None:
+            location = f"{example.location} ({example.label!r:.40})"
+            task.report.skip(location, f"the label is unknown; the model has {listed}")
         else:
-            kept.append((case._replace(label=names[number]), number))
-    task.require_examples(len(kept), "row with a class of the model's")
-    return [case for case, _ in kept], [number for _, number in kept]
+            matched.append(example._replace(label=names[index]))
+            labels.append(index)
+    task.require_examples(len(matched), "row with a label of the model")
+    return matched, labels
 
 
 class ClassPredictions:
-    """What is true of each case, what was told, and how surely."""
+    """True and predicted classes with confidences, and the metrics of any weighting of them."""
 
     def __init__(
-        self, names: Sequence[str], true: NDArray[np.int64], log_probs: NDArray[np.float64]
+        self, names: Sequence[str], labels: NDArray[np.int64], logprobs: NDArray[np.float64]
     ) -> None:
         self.names = names
-        self.predicted = log_probs.argmax(axis=1)
-        self.confidence = np.exp(log_probs.max(axis=1))
-        self.losses = -log_probs[np.arange(len(true)), true]
-        self.correct = (self.predicted == true).astype(np.float64)
-        self._cell = true * len(names) + self.predicted
+        self.predicted = logprobs.argmax(axis=1)
+        self.confidence = np.exp(logprobs.max(axis=1))
+        self.losses = -logprobs[np.arange(len(labels)), labels]
+        self.correct = (self.predicted == labels).astype(np.float64)
+        self._cell = labels * len(names) + self.predicted
 
-    def confusion_matrix(self, counts: SampleWeights) -> formulas.FloatArray:
-        """How often each class, down, was taken for each, across."""
-        return formulas.weighted_bincount(self._cell, counts, len(self.names) ** 2).reshape(
-            len(self.names), -1
-        )
+    def confusion_matrix(self, weights: SampleWeights) -> FloatArray:
+        """Counts of true classes (rows) × predicted classes (columns)."""
+        n = len(self.names)
+        return weighted_bincount(self._cell, weights, n**2).reshape(n, n)
 
     def descriptions(self) -> dict[str, str]:
-        two = len(self.names) == 2
+        """The names of the metrics and their formulas."""
+        is_binary = len(self.names) == 2
+        f1 = {"f1": f"2 TP / (2 TP + FP + FN) of {self.names[1]}"} if is_binary else {}
         return {
-            "accuracy": "share of answers that are right",
-            **({"f1": f"2 TP / (2 TP + FP + FN) of {self.names[1]}"} if two else {}),
-            "macro f1": "mean over classes of 2 TP / (2 TP + FP + FN)",
-            "matthews": "correlation of true and predicted classes",
-            "calibration error": f"mean distance of confidence and accuracy in {CALIBRATION_BINS} equal bins (ECE)",
+            "accuracy": "fraction of correct predictions",
+            **f1,
+            "macro_f1": "mean over classes of 2 TP / (2 TP + FP + FN)",
+            "matthews_correlation": "correlation of true and predicted classes",
+            "calibration_error": "mean difference of confidence and accuracy in "
+            f"{CALIBRATION_BINS} bins (ECE)",
             "loss": "−log p of the true class, in nats",
         }
 
-    def metrics(self, counts: SampleWeights) -> list[float]:
-        """In the order of `how`."""
-        table = self.confusion_matrix(counts)
-        f1 = formulas.f1_scores(table)
+    def metrics(self, weights: SampleWeights) -> list[float]:
+        """The values, in the order of `descriptions`."""
+        matrix = self.confusion_matrix(weights)
+        f1 = f1_scores(matrix)
         return [
-            formulas.accuracy(table),
+            accuracy(matrix),
             *([float(f1[1])] if len(f1) == 2 else []),
             float(np.nanmean(f1)),
-            formulas.matthews_correlation(table),
-            formulas.expected_calibration_error(
-                self.confidence, self.correct, counts, CALIBRATION_BINS
-            ),
-            float(counts @ self.losses / counts.sum()),
+            matthews_correlation(matrix),
+            expected_calibration_error(self.confidence, self.correct, weights, CALIBRATION_BINS),
+            float(weights @ self.losses / weights.sum()),
         ]
 
-    def views(self, counts: SampleWeights) -> dict[str, View]:
-        table = self.confusion_matrix(counts)
+    def views(self, weights: SampleWeights) -> dict[str, View]:
+        """The confusion matrix, metrics per class, and a reliability diagram."""
+        matrix = self.confusion_matrix(weights)
         return {
-            "confusion": _confusion(table, self.names),
-            "classes": _by_class(table, self.names),
-            "reliability": _reliability(self.confidence, self.correct, counts),
+            "confusion_matrix": _confusion_view(matrix, self.names),
+            "per_class": _per_class_view(matrix, self.names),
+            "reliability": _reliability_view(self.confidence, self.correct, weights),
         }
 
 
-def _confusion(table: formulas.FloatArray, names: Sequence[str]) -> View:
-    axes = Axis.from_labels("true", names), Axis.from_labels("predicted", names)
+def _confusion_view(matrix: FloatArray, names: Sequence[str]) -> View:
+    axes = (Axis.from_labels("true", names), Axis.from_labels("predicted", names))
     return View(
-        torch.from_numpy(table),
+        torch.from_numpy(matrix),
         axes,
-        "What is taken for what",
+        "Confusion matrix",
         "rows",
-        note="true classes down, predicted across",
+        note="rows: true classes, columns: predicted classes",
     )
 
 
-def _by_class(table: formulas.FloatArray, names: Sequence[str]) -> View:
+def _per_class_view(matrix: FloatArray, names: Sequence[str]) -> View:
     columns = {
-        "share": table.sum(axis=1) / table.sum(),
-        "precision": formulas.precision(table),
-        "recall": formulas.recall(table),
-        "f1": formulas.f1_scores(table),
+        "fraction": matrix.sum(axis=1) / matrix.sum(),
+        "precision": precision(matrix),
+        "recall": recall(matrix),
+        "f1": f1_scores(matrix),
     }
-    axes = Axis.from_labels("class", names), Axis.from_labels("of the class", tuple(columns))
+    axes = (Axis.from_labels("class", names), Axis.from_labels("metric", tuple(columns)))
     values = torch.from_numpy(np.stack([*columns.values()], axis=1))
-    return View(
-        values,
-        axes,
-        "Each class",
-        "value",
-        vmax=1.0,
-        note="precision: of what was predicted; recall: of what is true",
+    return View(values, axes, "Metrics per class", "value", vmax=1.0)
+
+
+def _reliability_view(confidence: FloatArray, correct: FloatArray, weights: SampleWeights) -> View:
+    n, mean_confidence, bin_accuracy = reliability_bins(
+        confidence, correct, weights, CALIBRATION_BINS
     )
-
-
-def _reliability(
-    sure: formulas.FloatArray, right: formulas.FloatArray, counts: SampleWeights
-) -> View:
-    n, confidence, accuracy = formulas.reliability_bins(sure, right, counts, CALIBRATION_BINS)
     bins = [
         f"{i / CALIBRATION_BINS:.1f}–{(i + 1) / CALIBRATION_BINS:.1f}"
         for i in range(CALIBRATION_BINS)
     ]
-    values = torch.from_numpy(np.stack([n / n.sum(), confidence, accuracy], axis=1))
-    axes = (
-        Axis.from_labels("confidence", bins),
-        Axis.from_labels("of the bin", ("share of answers", "confidence", "accuracy")),
-    )
-    note = "where confidence is more than accuracy, the model is surer than it should be"
-    return View(values, axes, "How far confidence can be trusted", "value", vmax=1.0, note=note)
+    columns = ("fraction", "confidence", "accuracy")
+    values = torch.from_numpy(np.stack([n / n.sum(), mean_confidence, bin_accuracy], axis=1))
+    axes = (Axis.from_labels("confidence", bins), Axis.from_labels("of the bin", columns))
+    note = "confidence above accuracy means that the model is overconfident"
+    return View(values, axes, "Reliability diagram", "value", vmax=1.0, note=note)
 
 
-# ---- numbers: A model that tells a number of a text: how it goes along with the true one.
-
-REGRESSION_METRICS = {
-    "pearson": "correlation of true and predicted numbers",
-    "spearman": "correlation of their ranks",
-    "error": "root of the mean squared difference",
-}
-
-
+# ---------------------------------------------------------------- regression
 def evaluate_regression(task: EvaluationTask) -> Evaluation:
-    cases = read_examples(task)
-    true = np.array([case.label for case in cases], np.float64)
-    told = predict_logits(task, cases)[:, 0].numpy()
+    """Pearson and Spearman correlation, and root mean squared error."""
+    examples = read_examples(task)
+    labels = np.array([example.label for example in examples], np.float64)
+    predicted = predict_logits(task, examples)[:, 0].numpy()
 
-    def statistics(counts: SampleWeights) -> Sequence[float]:
-        error = math.sqrt(counts @ (told - true) ** 2 / counts.sum())
-        return [pearson(told, true, counts), spearman(told, true, counts), error]
+    def statistics(weights: SampleWeights) -> Sequence[float]:
+        rmse = math.sqrt(weights @ (predicted - labels) ** 2 / weights.sum())
+        return [pearson(predicted, labels, weights), spearman(predicted, labels, weights), rmse]
 
-    each = [
-        case.to_dict(predicted=number) for case, number in zip(cases, told.tolist(), strict=True)
+    results = [
+        example.to_dict(predicted=value)
+        for example, value in zip(examples, predicted.tolist(), strict=True)
     ]
-    return Evaluation(
-        bootstrap_metrics(
-            REGRESSION_METRICS, statistics, len(cases), example_unit(task), task.seed
-        ),
-        each,
+    metrics = bootstrap_metrics(
+        REGRESSION_METRICS, statistics, len(examples), example_unit(task), task.seed
     )
+    return Evaluation(metrics, results)

@@ -1,4 +1,4 @@
-"""Texts as documents, with what there is to count in them; and figures over documents."""
+"""Evaluate language models and masked language models on texts."""
 
 import math
 from array import array
@@ -21,172 +21,174 @@ from clearhead.progress import progress_bar
 from clearhead.tokenizers.tokenizer import Tokenizer
 from clearhead.train.datasets import document_start_id
 
-# ---- documents: Texts as documents, with what there is to count in them; and figures over documents.
+MIN_BOOTSTRAP_DOCUMENTS = 20  # with fewer, parts of documents are resampled
+SEGMENT_TOKENS = 128  # size of these parts
+MASK_FRACTION = 0.15  # of the words of a row
+LANGUAGE_MODEL_METRICS = {
+    "loss": "−log p per token, in nats",
+    "perplexity": "exp(loss), per token",
+    "word_perplexity": "exp(−log p / whitespace-separated words)",
+    "bits_per_byte": "−log₂ p / bytes of UTF-8, independent of the tokenizer",
+}
+MASKED_LM_METRICS = {
+    "loss": f"−log p per masked word, in nats; {MASK_FRACTION:.0%} of a row are masked at once",
+    "perplexity": "exp(loss); not comparable with a language model's",
+    "accuracy": "fraction of masked words predicted correctly",
+}
 
-MIN_BOOTSTRAP_DOCUMENTS = 20  # documents: with fewer an interval is drawn from their parts
 
-
+# ---------------------------------------------------------------- documents
 @dataclass
 class Document:
+    """A tokenized document."""
+
     location: str
     ids: "array[int]" = field(default_factory=lambda: array("i"))
-    words: int = 0  # what white space separates
+    words: int = 0  # separated by whitespace
     bytes: int = 0  # of UTF-8
 
 
 def tokenize_documents(task: EvaluationTask) -> list[Document]:
-    """The documents of files as the trainer reads them; those without a token are none."""
+    """Read and tokenize documents as in training, except empty ones."""
     tokenizer = task.tokenizer
-    found = list[Document]()
-    begins = True
-    for some in batch_by_size(
-        read_documents(task.paths, task.report, task.data.text_column),
-        lambda document: len(document.text),
-    ):
-        encoded = try_encode_batch(tokenizer, [document.text for document in some])
-        for document, ids in zip(some, encoded, strict=True):
-            begins = (
-                begins or document.is_start
-            )  # also when the piece that opened the document was left out
+    documents: list[Document] = []
+    is_start = True
+    pieces = read_documents(task.paths, task.report, task.data.text_column)
+    for batch in batch_by_size(pieces, lambda piece: len(piece.text)):
+        encoded = try_encode_batch(tokenizer, [piece.text for piece in batch])
+        for piece, ids in zip(batch, encoded, strict=True):
+            is_start = is_start or piece.is_start  # the first piece may have been skipped
             if isinstance(ids, str):
-                task.report.skip(document.location, ids)
+                task.report.skip(piece.location, ids)
                 continue
-            if begins:
-                found.append(Document(document.location))
-                begins = False
-            found[-1].ids.extend(ids)
-            found[-1].words += len(document.text.split())
-            found[-1].bytes += len(document.text.encode())
-    found = [document for document in found if document.ids]
-    task.require_examples(len(found), "text")
-    return found
+            if is_start:
+                documents.append(Document(piece.location))
+                is_start = False
+            documents[-1].ids.extend(ids)
+            documents[-1].words += len(piece.text.split())
+            documents[-1].bytes += len(piece.text.encode())
+    documents = [document for document in documents if document.ids]
+    task.require_examples(len(documents), "text")
+    return documents
 
 
 def document_metrics(
     task: EvaluationTask,
-    found: list[Document],
+    documents: list[Document],
     parts: Sequence[tuple[int, list[float]]],
-    part: str,
-    how: Mapping[str, str],
-    values: Callable[..., list[float]],
-    counted: Mapping[str, int],
+    part_unit: str,
+    descriptions: Mapping[str, str],
+    compute: Callable[..., list[float]],
+    reported_sums: Mapping[str, int],
 ) -> Evaluation:
-    """The figures that `values` makes of sums, which are told of each part of a document with the document's number.
+    """Metrics that `compute` makes of sums.
 
-    Intervals are drawn from documents; where those are few, from the parts. `counted` are sums to be told of each.
+    `parts` are parts of documents: the document's index, and the sums of the part. Intervals
+    resample documents, or parts if there are few documents. `reported_sums` name the sums that are
+    reported for each document.
     """
-    sums = np.array([own for _, own in parts])
-    whole = np.zeros((len(found), sums.shape[1]))
-    np.add.at(whole, np.array([number for number, _ in parts]), sums)
-    units, unit = (sums, part) if len(found) < MIN_BOOTSTRAP_DOCUMENTS else (whole, "documents")
-    each = [
-        {"where": document.location}
-        | {name: round(own[place]) for name, place in counted.items()}
-        | dict(zip(how, values(*own), strict=True))
-        for document, own in zip(found, whole.tolist(), strict=True)
-    ]
+    part_sums = np.array([sums for _, sums in parts])
+    document_sums = np.zeros((len(documents), part_sums.shape[1]))
+    np.add.at(document_sums, np.array([index for index, _ in parts]), part_sums)
+    if len(documents) < MIN_BOOTSTRAP_DOCUMENTS:
+        units, unit = part_sums, part_unit
+    else:
+        units, unit = document_sums, "documents"
+    examples = []
+    for document, sums in zip(documents, document_sums.tolist(), strict=True):
+        counts = {name: round(sums[index]) for name, index in reported_sums.items()}
+        values = dict(zip(descriptions, compute(*sums), strict=True))
+        examples.append({"location": document.location, **counts, **values})
 
-    def statistics(counts: SampleWeights) -> Sequence[float]:
-        return values(*(counts @ units).tolist())
+    def statistics(weights: SampleWeights) -> Sequence[float]:
+        return compute(*(weights @ units).tolist())
 
-    return Evaluation(
-        bootstrap_metrics(how, statistics, len(units), unit, task.seed, ("accuracy",)), each
+    metrics = bootstrap_metrics(
+        descriptions, statistics, len(units), unit, task.seed, ("accuracy",)
     )
+    return Evaluation(metrics, examples)
 
 
-# ---- texts: A language model on texts: how little they surprise it, for each token, word and byte.
-
-SEGMENT_TOKENS = 128  # tokens of the parts of which intervals are drawn, where documents are few
-LANGUAGE_MODEL_METRICS = {
-    "loss": "−log p of a token, in nats",
-    "perplexity": "of a token: exp(loss)",
-    "word perplexity": "of a word between white space: exp(−log p / words)",
-    "bits per byte": "−log₂ p / bytes of UTF-8, whatever the tokens",
-}
-
-
+# ---------------------------------------------------------------- language models
 def evaluate_language_model(task: EvaluationTask) -> Evaluation:
-    """Every token is told once, from what stands before it in its document, as far as a window reaches back."""
-    net, (found, rows) = task.model.net, _opened(task, tokenize_documents(task))
+    """Score every token once, given the tokens before it in its document and window."""
+    net = task.model.net
+    documents, rows = _scorable_documents(task, tokenize_documents(task))
     if any(len(ids) - 1 > net.context_length for ids in rows):
-        step = task.stride or net.context_length // 2
+        stride = task.stride or net.context_length // 2
         task.report.messages.append(
-            f"long texts were read in windows of {net.context_length} tokens, with a stride of {step}"
+            f"long texts were read in windows of {net.context_length} tokens, {stride} apart"
         )
-    told = score_texts(net, rows, task.stride, show_progress=True)
-    documents = zip(found, told, strict=True)
-    parts = [
-        (i, sums)
-        for i, (document, one) in enumerate(documents)
-        for sums in _sums(document, one.logprobs)
-    ]
-    unit = f"stretches of up to {SEGMENT_TOKENS} tokens"
+    scores = score_texts(net, rows, task.stride, show_progress=True)
+    parts = []
+    for index, (document, score) in enumerate(zip(documents, scores, strict=True)):
+        parts += [(index, sums) for sums in _segment_sums(document, score.logprobs)]
     return document_metrics(
-        task, found, parts, unit, LANGUAGE_MODEL_METRICS, _surprises, {"tokens": 1, "bytes": 3}
+        task,
+        documents,
+        parts,
+        f"segments of up to {SEGMENT_TOKENS} tokens",
+        LANGUAGE_MODEL_METRICS,
+        _language_model_values,
+        {"tokens": 1, "bytes": 3},
     )
 
 
-def _sums(document: Document, logprobs: list[float]) -> Iterator[list[float]]:
-    """−log p, tokens, words and bytes of each stretch; the last two are taken to be as many as its share of tokens."""
+def _segment_sums(document: Document, logprobs: list[float]) -> Iterator[list[float]]:
+    """−log p, tokens, words and bytes of each segment; the last two in proportion to its tokens."""
     for start in range(0, len(logprobs), SEGMENT_TOKENS):
-        some = logprobs[start : start + SEGMENT_TOKENS]
-        share = len(some) / len(logprobs)
-        yield [-math.fsum(some), len(some), share * document.words, share * document.bytes]
+        segment = logprobs[start : start + SEGMENT_TOKENS]
+        fraction = len(segment) / len(logprobs)
+        yield [
+            -math.fsum(segment),
+            len(segment),
+            fraction * document.words,
+            fraction * document.bytes,
+        ]
 
 
-def _opened(
-    task: EvaluationTask, found: list[Document]
+def _scorable_documents(
+    task: EvaluationTask, documents: list[Document]
 ) -> tuple[list[Document], list[Sequence[int]]]:
-    """The documents of which anything can be told, each with its ids, the first of which is only read."""
-    first = document_start_id(task.model.config.inference, task.tokenizer)
-    if first is not None:
-        return found, [[first, *document.ids] for document in found]
-    found = [document for document in found if len(document.ids) > 1]
-    task.require_examples(len(found), "text of two tokens")
-    for document in found:
-        document.bytes -= _size(task.tokenizer, document.ids[0])
-        both, second = (
-            len(task.tokenizer.decode(ids).split()) for ids in (document.ids[:2], document.ids[1:2])
-        )
-        document.words -= both - second  # 1 where it is a whole word
-    said = "no token opens a document, so the first is only read"
+    """Documents with their ids, after a start token; without one, the first token is not scored."""
+    start_id = document_start_id(task.model.config.inference, task.tokenizer)
+    if start_id is not None:
+        return documents, [[start_id, *document.ids] for document in documents]
+    documents = [document for document in documents if len(document.ids) > 1]
+    task.require_examples(len(documents), "text of two tokens")
+    for document in documents:
+        document.bytes -= _num_bytes(task.tokenizer, document.ids[0])
+        first_two = len(task.tokenizer.decode(document.ids[:2]).split())
+        second = len(task.tokenizer.decode(document.ids[1:2]).split())
+        document.words -= first_two - second  # 1 if the first token is a whole word
     task.report.messages.append(
-        f"{said}; neither its bytes nor, where it is a whole one, its word count"
+        "the tokenizer has no document start token, so the first token of each document is not "
+        "scored, nor are its bytes counted"
     )
-    return found, [document.ids for document in found]
+    return documents, [document.ids for document in documents]
 
 
-def _size(tokenizer: Tokenizer, token: int) -> int:
-    """Its bytes: tokens made of bytes have a letter for each, and may hold only a part of a character."""
-    return len(
-        tokenizer.id_to_token(token)
-        if tokenizer.has_space_prefix
-        else tokenizer.decode([token]).encode()
-    )
+def _num_bytes(tokenizer: Tokenizer, token: int) -> int:
+    """The bytes of a token, which may be part of a character."""
+    if tokenizer.has_space_prefix:  # a byte-level token has one letter per byte
+        return len(tokenizer.id_to_token(token))
+    return len(tokenizer.decode([token]).encode())
 
 
-def _surprises(loss: float, tokens: float, words: float, size: float) -> list[float]:
-    per_word = safe_exp(loss / words) if words else math.nan
+def _language_model_values(
+    loss: float, tokens: float, words: float, num_bytes: float
+) -> list[float]:
     return [
         loss / tokens,
         safe_exp(loss / tokens),
-        per_word,
-        loss / size / math.log(2) if size else math.nan,
+        safe_exp(loss / words) if words else math.nan,
+        loss / num_bytes / math.log(2) if num_bytes else math.nan,
     ]
 
 
-# ---- masked: A masked-word model on texts: how well it tells the words that are hidden from it.
-
-MASK_FRACTION = 0.15  # share of the words of a row
-MASKED_LM_METRICS = {
-    "loss": f"−log p of a hidden word, in nats; {MASK_FRACTION:.0%} of a row's words are hidden, all at once",
-    "perplexity": "exp(loss); of words seen from both sides, so not that of a language model",
-    "accuracy": "share of hidden words that were the likeliest",
-}
-
-
+# ---------------------------------------------------------------- masked language models
 class MaskedRow(NamedTuple):
-    """A part of a document as ids, with what stands around it, and the places that are hidden."""
+    """Part of a document as model input, and the positions that are masked."""
 
     document: int
     ids: list[int]
@@ -194,70 +196,67 @@ class MaskedRow(NamedTuple):
 
 
 def evaluate_masked_lm(task: EvaluationTask) -> Evaluation:
-    """Documents are read in rows as long as the context allows; which words are hidden follows from the seed."""
-    use = task.model.config.inference
-    if not use.mask_token:
+    """Mask random words in rows of the context length, and predict them."""
+    inference = task.model.config.inference
+    context_length = task.model.net.context_length
+    if not inference.mask_token:
+        raise ClearheadError("evaluating a masked LM needs inference.mask_token = [id].")
+    max_tokens = context_length - len(inference.bos_tokens) - len(inference.sep_tokens)
+    if max_tokens < 1:
         raise ClearheadError(
-            "it is not known which token hides a word; its configuration needs inference.mask_token = [id]."
+            f"a context of {context_length} has no room for text between BOS and SEP tokens."
         )
-    room = task.model.net.context_length - len(use.bos_tokens) - len(use.sep_tokens)
-    if room < 1:
-        raise ClearheadError(
-            f"a context of {task.model.net.context_length} has no room for a text and what stands around it."
-        )
-    found = tokenize_documents(task)
-    special = {use.mask_token[0], *task.tokenizer.special_tokens.values()}
-    found = [document for document in found if not special.issuperset(document.ids)]
-    task.require_examples(len(found), "word to hide")
-    rows = list[MaskedRow]()
-    chance = np.random.default_rng(task.seed)
-    for number, document in enumerate(found):
-        for start in range(0, len(document.ids), room):
-            ids = document.ids[start : start + room].tolist()
-            free = [
-                place
-                for place, token in enumerate(ids, len(use.bos_tokens))
+    special = {inference.mask_token[0], *task.tokenizer.special_tokens.values()}
+    documents = [
+        document for document in tokenize_documents(task) if not special.issuperset(document.ids)
+    ]
+    task.require_examples(len(documents), "word to mask")
+    rows = []
+    rng = np.random.default_rng(task.seed)
+    for index, document in enumerate(documents):
+        for start in range(0, len(document.ids), max_tokens):
+            ids = document.ids[start : start + max_tokens].tolist()
+            row = [*inference.bos_tokens, *ids, *inference.sep_tokens]
+            candidates = [
+                position
+                for position, token in enumerate(ids, len(inference.bos_tokens))
                 if token not in special
             ]
-            if free:
-                gaps = chance.choice(free, max(1, round(MASK_FRACTION * len(free))), replace=False)
-                rows.append(MaskedRow(number, [*use.bos_tokens, *ids, *use.sep_tokens], gaps))
-    sums = zip((row.document for row in rows), _tell(task, rows).tolist(), strict=True)
+            if candidates:
+                count = max(1, round(MASK_FRACTION * len(candidates)))
+                rows.append(MaskedRow(index, row, rng.choice(candidates, count, replace=False)))
+    row_sums = _masked_row_sums(task, rows).tolist()
+    parts = [(row.document, sums) for row, sums in zip(rows, row_sums, strict=True)]
     return document_metrics(
-        task, found, list(sums), "rows", MASKED_LM_METRICS, _shares, {"hidden": 1}
+        task, documents, parts, "rows", MASKED_LM_METRICS, _masked_lm_values, {"masked": 1}
     )
 
 
 @torch.no_grad()
-def _tell(task: EvaluationTask, rows: list[MaskedRow]) -> NDArray[np.float64]:
-    """Of each row: −log p of what was hidden, how much that was, and how much of it was told."""
+def _masked_row_sums(task: EvaluationTask, rows: list[MaskedRow]) -> NDArray[np.float64]:
+    """For each row: −log p of the masked words, their number, and how many were predicted."""
     net = task.model.net
-    mask = torch.tensor(task.model.config.inference.mask_token[0], device=task.device)
+    mask_id = torch.tensor(task.model.config.inference.mask_token[0], device=task.device)
     sums = np.zeros((len(rows), 3))
-    together = batches_by_length([len(row.ids) for row in rows], task.device)
-    for some in progress_bar(together, len(rows), "rows", len):
-        batch = Batch.from_rows([rows[i].ids for i in some], task.device)
-        row = (
-            torch.arange(len(some))
-            .repeat_interleave(torch.tensor([len(rows[i].masked_positions) for i in some]))
-            .to(task.device)
-        )
-        at = torch.from_numpy(np.concatenate([rows[i].masked_positions for i in some])).to(
-            task.device
-        )
-        wanted = batch.inputs[row, at]
-        states = net(batch.inputs.index_put((row, at), mask), segment_ids=batch.segment_ids)[
-            row, at
-        ]
-        log_probs = net.compute_logits(states[None])[0].float().log_softmax(dim=-1)
-        own = log_probs.gather(1, wanted[:, None])[:, 0]
-        check_finite(own.exp())
-        told = torch.stack(
-            [-own, torch.ones_like(own), (log_probs.argmax(dim=-1) == wanted).float()], dim=1
-        )
-        np.add.at(sums, np.array(some)[row.cpu().numpy()], told.double().cpu().numpy())
+    batches = batches_by_length([len(row.ids) for row in rows], task.device)
+    for indices in progress_bar(batches, len(rows), "rows", len):
+        batch = Batch.from_rows([rows[i].ids for i in indices], task.device)
+        counts = torch.tensor([len(rows[i].masked_positions) for i in indices])
+        row = torch.arange(len(indices)).repeat_interleave(counts).to(task.device)
+        positions = np.concatenate([rows[i].masked_positions for i in indices])
+        position = torch.from_numpy(positions).to(task.device)
+        targets = batch.inputs[row, position]
+        inputs = batch.inputs.index_put((row, position), mask_id)
+        states = net(inputs, segment_ids=batch.segment_ids)[row, position]
+        logprobs = net.compute_logits(states[None])[0].float().log_softmax(dim=-1)
+        target_logprobs = logprobs.gather(1, targets[:, None])[:, 0]
+        check_finite(target_logprobs.exp())
+        is_correct = (logprobs.argmax(dim=-1) == targets).float()
+        columns = [-target_logprobs, torch.ones_like(target_logprobs), is_correct]
+        values = torch.stack(columns, dim=1).double().cpu().numpy()
+        np.add.at(sums, np.array(indices)[row.cpu().numpy()], values)
     return sums
 
 
-def _shares(loss: float, count: float, right: float) -> list[float]:
-    return [loss / count, safe_exp(loss / count), right / count]
+def _masked_lm_values(loss: float, count: float, num_correct: float) -> list[float]:
+    return [loss / count, safe_exp(loss / count), num_correct / count]

@@ -1,4 +1,4 @@
-"""The formulas of classes and numbers, each in which a row may count more than once, or not at all."""
+"""Evaluation metrics with confidence intervals, and their formulas for weighted examples."""
 
 import json
 import math
@@ -13,137 +13,135 @@ from numpy.typing import ArrayLike, NDArray
 from clearhead.errors import ClearheadError, suggest
 from clearhead.lens.view import View
 
-# ---- formulas: The formulas of classes and numbers, each in which a row may count more than once, or not at all.
+BOOTSTRAP_SAMPLES = 1000
+INTERVAL_PERCENTILES = (2.5, 97.5)
+NORMAL_QUANTILE = 1.959964  # 95 % of a normal distribution lie within ± this many deviations
 
 FloatArray = NDArray[np.float64]
-
-
-# ---------------------------------------------------------------- of a table of classes: what is true down, told across
-def accuracy(table: FloatArray) -> float:
-    return float(np.trace(table) / table.sum())
-
-
-def precision(table: FloatArray) -> FloatArray:
-    """TP / (TP + FP) of each class; no number where it was never told."""
-    return _shares(np.diag(table), table.sum(axis=0))
-
-
-def recall(table: FloatArray) -> FloatArray:
-    """TP / (TP + FN) of each class; no number where it never occurs."""
-    return _shares(np.diag(table), table.sum(axis=1))
-
-
-def f1_scores(table: FloatArray) -> FloatArray:
-    """2 TP / (2 TP + FP + FN) of each class; no number where it neither occurs nor was told."""
-    return _shares(2 * np.diag(table), table.sum(axis=0) + table.sum(axis=1))
-
-
-def weighted_bincount(places: NDArray[np.int64], weights: FloatArray, n: int) -> FloatArray:
-    """The sum of weights at each of n places."""
-    return np.bincount(places, weights, n).astype(np.float64)
-
-
-def _shares(part: FloatArray, whole: FloatArray) -> FloatArray:
-    return np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)
-
-
-def matthews_correlation(table: FloatArray) -> float:
-    """The correlation of what is true and what was told (Gorodkin 2004); 0 where one of them is always the same."""
-    total = table.sum()
-    told = table.sum(axis=0)
-    true = table.sum(axis=1)
-    spread = (total**2 - told @ told) * (total**2 - true @ true)
-    return float((np.trace(table) * total - told @ true) / math.sqrt(spread)) if spread > 0 else 0.0
-
-
-# ---------------------------------------------------------------- of bins of confidence
-def reliability_bins(
-    confidence: FloatArray, right: FloatArray, counts: FloatArray, bins: int
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """How many answers each bin of confidence holds, their mean confidence, and the share that was right."""
-    at = np.minimum((confidence * bins).astype(np.int64), bins - 1)
-    n, sure, true = (
-        weighted_bincount(at, counts * x, bins)
-        for x in (np.ones_like(confidence), confidence, right)
-    )
-    return n, _shares(sure, n), _shares(true, n)
-
-
-def expected_calibration_error(
-    confidence: FloatArray, right: FloatArray, counts: FloatArray, bins: int
-) -> float:
-    """Σ (share of a bin) · |share that was right − mean confidence| (Naeini 2015)."""
-    n, sure, true = reliability_bins(confidence, right, counts, bins)
-    return float(np.nansum(n * np.abs(true - sure)) / n.sum())
-
-
-# ---------------------------------------------------------------- of two lists of numbers
-def pearson(x: ArrayLike, y: ArrayLike, counts: FloatArray | None = None) -> float:
-    """No number where one of them is always the same."""
-    both = np.array([x, y], np.float64)
-    weights = np.ones(both.shape[1]) if counts is None else counts
-    a, b = both - (both @ weights / weights.sum())[:, None]
-    spread = math.sqrt((weights @ a**2) * (weights @ b**2))
-    return float(weights @ (a * b) / spread) if spread > 0 else math.nan
-
-
-def spearman(x: ArrayLike, y: ArrayLike, counts: FloatArray | None = None) -> float:
-    """The correlation of ranks."""
-    return pearson(_ranks(x, counts), _ranks(y, counts), counts)
-
-
-def _ranks(x: ArrayLike, counts: FloatArray | None) -> FloatArray:
-    """The place of each in order; equals share the mean of theirs."""
-    _, place = np.unique(np.asarray(x), return_inverse=True)
-    n = weighted_bincount(
-        place, np.ones(len(place)) if counts is None else counts, int(place.max()) + 1
-    )
-    return (np.cumsum(n) - (n - 1) / 2)[place]
-
-
-# ---- figures: What comes out of an evaluation: figures, each with the interval that chance leaves open.
-
-BOOTSTRAP_SAMPLES = 1000
-INTERVAL_PERCENTILES = 2.5, 97.5  # percent: between them lie 95
-NORMAL_QUANTILE = (
-    1.959964  # standard deviations of a normal distribution between which 95 % lie, to both sides
-)
-SampleWeights = NDArray[np.float64]  # how often each unit counts
+SampleWeights = NDArray[np.float64]  # how often each example counts
 Statistics = Callable[[SampleWeights], Sequence[float]]
 
 
+# ---------------------------------------------------------------- formulas of a confusion matrix
+# Rows are true classes, columns predicted ones.
+def accuracy(matrix: FloatArray) -> float:
+    """Fraction of correct predictions."""
+    return float(np.trace(matrix) / matrix.sum())
+
+
+def precision(matrix: FloatArray) -> FloatArray:
+    """TP / (TP + FP) of each class; NaN if it was never predicted."""
+    return _divide(np.diag(matrix), matrix.sum(axis=0))
+
+
+def recall(matrix: FloatArray) -> FloatArray:
+    """TP / (TP + FN) of each class; NaN if it does not occur."""
+    return _divide(np.diag(matrix), matrix.sum(axis=1))
+
+
+def f1_scores(matrix: FloatArray) -> FloatArray:
+    """2 TP / (2 TP + FP + FN) of each class; NaN if it neither occurs nor was predicted."""
+    return _divide(2 * np.diag(matrix), matrix.sum(axis=0) + matrix.sum(axis=1))
+
+
+def matthews_correlation(matrix: FloatArray) -> float:
+    """Correlation of true and predicted classes (Gorodkin 2004); 0 if either is constant."""
+    total = matrix.sum()
+    predicted = matrix.sum(axis=0)
+    true = matrix.sum(axis=1)
+    variance = (total**2 - predicted @ predicted) * (total**2 - true @ true)
+    if variance <= 0:
+        return 0.0
+    return float((np.trace(matrix) * total - predicted @ true) / math.sqrt(variance))
+
+
+def weighted_bincount(index: NDArray[np.int64], weights: FloatArray, n: int) -> FloatArray:
+    """The sum of weights for each of n indices."""
+    return np.bincount(index, weights, n).astype(np.float64)
+
+
+def _divide(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
+    """The quotient; NaN for 0 / 0."""
+    nan = np.full(len(denominator), np.nan)
+    return np.divide(numerator, denominator, out=nan, where=denominator > 0)
+
+
+# ---------------------------------------------------------------- calibration
+def reliability_bins(
+    confidence: FloatArray, correct: FloatArray, weights: SampleWeights, num_bins: int
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """For each bin of confidence: the number of predictions, mean confidence and accuracy."""
+    index = np.minimum((confidence * num_bins).astype(np.int64), num_bins - 1)
+    n = weighted_bincount(index, weights, num_bins)
+    total_confidence = weighted_bincount(index, weights * confidence, num_bins)
+    num_correct = weighted_bincount(index, weights * correct, num_bins)
+    return n, _divide(total_confidence, n), _divide(num_correct, n)
+
+
+def expected_calibration_error(
+    confidence: FloatArray, correct: FloatArray, weights: SampleWeights, num_bins: int
+) -> float:
+    """Σ (fraction of a bin) · |accuracy − mean confidence| (Naeini 2015)."""
+    n, mean_confidence, bin_accuracy = reliability_bins(confidence, correct, weights, num_bins)
+    return float(np.nansum(n * np.abs(bin_accuracy - mean_confidence)) / n.sum())
+
+
+# ---------------------------------------------------------------- correlation
+def pearson(x: ArrayLike, y: ArrayLike, weights: SampleWeights | None = None) -> float:
+    """Pearson correlation; NaN if either is constant."""
+    both = np.array([x, y], np.float64)
+    if weights is None:
+        weights = np.ones(both.shape[1])
+    a, b = both - (both @ weights / weights.sum())[:, None]
+    variance = (weights @ a**2) * (weights @ b**2)
+    return float(weights @ (a * b) / math.sqrt(variance)) if variance > 0 else math.nan
+
+
+def spearman(x: ArrayLike, y: ArrayLike, weights: SampleWeights | None = None) -> float:
+    """Rank correlation; ties have their mean rank."""
+    return pearson(_ranks(x, weights), _ranks(y, weights), weights)
+
+
+def _ranks(x: ArrayLike, weights: SampleWeights | None) -> FloatArray:
+    values = np.asarray(x)
+    _, group = np.unique(values, return_inverse=True)
+    if weights is None:
+        weights = np.ones(len(group))
+    n = weighted_bincount(group, weights, int(group.max()) + 1)
+    return (np.cumsum(n) - (n - 1) / 2)[group]
+
+
+# ---------------------------------------------------------------- metrics with intervals
 @dataclass(frozen=True)
 class Metric:
-    """A number that tells how good a model is, and between which two it may well be on other data of this kind."""
+    """A metric with its 95 % confidence interval."""
 
     name: str
     value: float
-    low: (
-        float | None
-    )  # None where nothing can be drawn: there is one unit, no finite value, or one value of all draws
+    low: float | None  # None if there is no interval
     high: float | None
     n: int
-    unit: str  # what there are n of, and what is drawn anew: documents, sentences, rows
-    description: str  # what the value is
+    unit: str  # what is counted by n and resampled: documents, sentences, rows
+    description: str
     seed: int = 0
-    is_degenerate: bool = False  # whether all draws are alike and tell nothing; the interval of a share is then Wilson's
+    is_degenerate: bool = False  # all bootstrap samples are equal
 
     @property
     def method(self) -> str:
-        """What the value is, and where its interval comes from."""
+        """The formula, and how the interval was computed."""
         return f"{self.description}; {self.interval}"
 
     @property
     def interval(self) -> str:
-        """Where the interval comes from."""
+        """How the interval was computed."""
+        count = f"{self.n:,} {self.unit}"
         if self.low is None:
-            alike = ", of which all draws are alike" if self.is_degenerate else ""
-            return f"no interval can be drawn from {self.n:,} {self.unit}{alike}"
+            reason = ": all bootstrap samples are equal" if self.is_degenerate else ""
+            return f"no interval from {count}{reason}"
         if self.is_degenerate:
-            return (
-                f"Wilson's 95 % for a share of {self.n:,} {self.unit}, of which all draws are alike"
-            )
-        return f"95 % of {BOOTSTRAP_SAMPLES:,} bootstrap samples of {self.n:,} {self.unit} (seed {self.seed})"
+            return f"95 % Wilson interval of a proportion of {count}"
+        samples = f"{BOOTSTRAP_SAMPLES:,} bootstrap samples"
+        return f"95 % interval from {samples} of {count} (seed {self.seed})"
 
 
 def bootstrap_metrics(
@@ -154,143 +152,140 @@ def bootstrap_metrics(
     seed: int,
     proportions: Collection[str] = (),
 ) -> list[Metric]:
-    """The figures that `how` names and explains: what `statistics` gives where each of n units counts once.
+    """Metrics with percentile bootstrap intervals.
 
-    The interval is the percentile bootstrap: units are drawn with replacement, as many as there are, again and again.
-    A statistic that chance only ever makes larger, as the calibration error, would lie below its interval, which then
-    begins with it. Where all draws are alike they tell nothing: `shares` of 0 or 1 then have Wilson's interval, others
-    none.
+    `statistics` computes the values from the weight of each of n units. A statistic that resampling
+    only increases, such as the calibration error, may lie below its interval, which is then
+    extended to it. If all samples are equal, `proportions` of 0 or 1 have Wilson intervals and
+    other metrics none.
     """
     values = statistics(np.ones(n))
-    chance = np.random.default_rng(seed)
-    drawn = np.array(
-        [statistics(_draw(n, chance)) for _ in range(BOOTSTRAP_SAMPLES if n > 1 else 0)]
-    ).reshape(-1, len(values))
-    found = zip(descriptions.items(), values, drawn.T, strict=True)
-    made = [
-        Metric(name, float(value), *_ends(value, x), n, unit, what, seed)
-        for (name, what), value, x in found
-    ]
-    return [
-        _of_alike(one, one.name in proportions) if one.low == one.high is not None else one
-        for one in made
-    ]
+    rng = np.random.default_rng(seed)
+    num_samples = BOOTSTRAP_SAMPLES if n > 1 else 0
+    samples = np.array([statistics(_resample(n, rng)) for _ in range(num_samples)])
+    columns = samples.reshape(-1, len(values)).T
+    metrics = []
+    for (name, description), value, column in zip(
+        descriptions.items(), values, columns, strict=True
+    ):
+        low, high = _percentile_interval(value, column)
+        metric = Metric(name, float(value), low, high, n, unit, description, seed)
+        if low is not None and low == high:
+            metric = _degenerate(metric, name in proportions)
+        metrics.append(metric)
+    return metrics
 
 
-def _of_alike(one: Metric, share: bool) -> Metric:
-    """Of a share p = 0 or 1 of n: z² / (n + z²) wide, to the inside (Wilson 1927)."""
-    if not share or one.value not in (0, 1):
-        return replace(one, low=None, high=None, is_degenerate=True)
-    width = NORMAL_QUANTILE**2 / (one.n + NORMAL_QUANTILE**2)
-    return replace(
-        one,
-        low=one.value * (1 - width),
-        high=one.value + (1 - one.value) * width,
-        is_degenerate=True,
-    )
+def _degenerate(metric: Metric, is_proportion: bool) -> Metric:
+    """For a proportion of 0 or 1, an interval z² / (n + z²) wide (Wilson 1927); else none."""
+    if not is_proportion or metric.value not in (0, 1):
+        return replace(metric, low=None, high=None, is_degenerate=True)
+    width = NORMAL_QUANTILE**2 / (metric.n + NORMAL_QUANTILE**2)
+    low = metric.value * (1 - width)
+    high = metric.value + (1 - metric.value) * width
+    return replace(metric, low=low, high=high, is_degenerate=True)
 
 
-def _draw(n: int, chance: np.random.Generator) -> SampleWeights:
-    return np.bincount(chance.integers(n, size=n), minlength=n).astype(np.float64)
+def _resample(n: int, rng: np.random.Generator) -> SampleWeights:
+    return np.bincount(rng.integers(n, size=n), minlength=n).astype(np.float64)
 
 
-def _ends(value: float, drawn: NDArray[np.float64]) -> tuple[float | None, float | None]:
-    """Where it begins and ends; draws of which the statistic is no number tell nothing, and what is infinite no end."""
-    drawn = drawn[~np.isnan(drawn)]
-    if not len(drawn) or np.isinf(drawn).any():
+def _percentile_interval(
+    value: float, samples: NDArray[np.float64]
+) -> tuple[float | None, float | None]:
+    """The interval without NaN samples; none if a sample is infinite."""
+    samples = samples[~np.isnan(samples)]
+    if not len(samples) or np.isinf(samples).any():
         return None, None
-    low, high = np.percentile(drawn, INTERVAL_PERCENTILES)
+    low, high = np.percentile(samples, INTERVAL_PERCENTILES)
     return float(min(low, value)), float(max(high, value))
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """How good a model is on some data: `.value("accuracy")`, or all `.figures`; print() shows them."""
+    """The result of an evaluation: `result.value("accuracy")`, or print it to see all metrics."""
 
     metrics: list[Metric]
-    examples: list[
-        dict[str, Any]
-    ]  # what came of each document, sentence or row, and where it stands
-    views: dict[str, View] = field(
-        default_factory=dict
-    )  # of classes: what was taken for what, and how surely
-    notes: list[str] = field(
-        default_factory=list
-    )  # how the data was read, and what was cut or left out
+    examples: list[dict[str, Any]]  # results of each document, sentence or row
+    views: dict[str, View] = field(default_factory=dict)  # of classifiers
+    notes: list[str] = field(default_factory=list)  # what was truncated or skipped
     data: tuple[str, ...] = ()  # the files
 
     def __getitem__(self, name: str) -> Metric:
-        """The figure of that name; `bits_per_byte` is `bits per byte`."""
-        known = {figure.name: figure for figure in self.metrics}
-        wanted = name.replace("_", " ")
-        if wanted not in known:
-            raise ClearheadError(f"there is no figure {name!r}; {suggest(wanted, known)}")
-        return known[wanted]
+        """The metric with this name."""
+        metrics = {metric.name: metric for metric in self.metrics}
+        if name not in metrics:
+            raise ClearheadError(f"unknown metric {name!r}; {suggest(name, metrics)}")
+        return metrics[name]
 
     def value(self, name: str) -> float:
-        """The value of the figure of that name."""
+        """The value of the metric with this name."""
         return self[name].value
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each figure."""
+        """One JSON object per metric."""
         names = ("name", "value", "low", "high", "n", "method")
-        return [{name: getattr(figure, name) for name in names} for figure in self.metrics]
+        return [{name: getattr(metric, name) for name in names} for metric in self.metrics]
 
     def to_json(self) -> str:
-        """All but what came of each; what is no finite number is null."""
+        """Everything but the examples; non-finite numbers are null."""
         views = {name: view.table() for name, view in self.views.items()}
-        tree = {"data": list(self.data), "figures": self.table(), **views, "notes": self.notes}
-        return json.dumps(_finite(tree), ensure_ascii=False, allow_nan=False)
+        value = {"data": list(self.data), "metrics": self.table(), **views, "notes": self.notes}
+        return _dump_json(value)
 
     def examples_to_jsonl(self) -> str:
-        """A line of JSON for each document, sentence or row."""
-        return "".join(
-            json.dumps(_finite(one), ensure_ascii=False, allow_nan=False) + "\n"
-            for one in self.examples
-        )
+        """One line of JSON per example."""
+        return "".join(_dump_json(example) + "\n" for example in self.examples)
 
     def __str__(self) -> str:
         cells = [("", "value", "95 % interval", "")]
-        cells += [(f.name, format_number(f.value), _range(f), f.description) for f in self.metrics]
+        cells += [
+            (metric.name, format_number(metric.value), _format_interval(metric), metric.description)
+            for metric in self.metrics
+        ]
         widths = [max(len(row[i]) for row in cells) for i in range(3)]
         lines = [
-            f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip()
-            for a, b, c, d in cells
+            f"{name:<{widths[0]}}  {value:>{widths[1]}}  {interval:>{widths[2]}}  {text}".rstrip()
+            for name, value, interval, text in cells
         ]
-        how = next(
-            (f for f in self.metrics if f.low is not None and not f.is_degenerate), self.metrics[0]
-        ).interval
-        apart = groupby((f for f in self.metrics if f.interval != how), lambda f: f.interval)
-        others = [f"That of {', '.join(f.name for f in some)}: {other}." for other, some in apart]
-        return "\n".join([*lines, "", f"The interval: {how}.", *others, *self.notes])
+        bootstrapped = [m for m in self.metrics if m.low is not None and not m.is_degenerate]
+        usual = (bootstrapped or self.metrics)[0].interval
+        lines += ["", f"Intervals: {usual}."]
+        unusual = [metric for metric in self.metrics if metric.interval != usual]
+        for interval, group in groupby(unusual, lambda metric: metric.interval):
+            names = ", ".join(metric.name for metric in group)
+            lines.append(f"{names}: {interval}.")
+        return "\n".join([*lines, *self.notes])
 
     __repr__ = __str__
 
 
-def _range(figure: Metric) -> str:
-    return (
-        f"{format_number(figure.low)} – {format_number(figure.high)}"
-        if figure.low is not None and figure.high is not None
-        else ""
-    )
+def _format_interval(metric: Metric) -> str:
+    if metric.low is None or metric.high is None:
+        return ""
+    return f"{format_number(metric.low)} – {format_number(metric.high)}"
 
 
 def format_number(value: float) -> str:
-    """Four digits after the point where it is small, two where it is larger, and four in all where it is huge."""
+    """Four decimals for small numbers, two for larger ones, four digits for very large ones."""
     return f"{value:.4g}" if abs(value) >= 1e5 else f"{value:.{decimal_places(value)}f}"
 
 
 def decimal_places(value: float) -> int:
-    """How many stand after the point; what belongs to a value, such as its spread, has as many."""
+    """The decimals with which a value and its spread are shown."""
     return 4 if abs(value) < 10 else 2
 
 
-def _finite(tree: Any) -> Any:
-    match tree:
+def _dump_json(value: Any) -> str:
+    return json.dumps(_without_non_finite(value), ensure_ascii=False, allow_nan=False)
+
+
+def _without_non_finite(value: Any) -> Any:
+    match value:
         case dict():
-            return {name: _finite(part) for name, part in tree.items()}
+            return {name: _without_non_finite(item) for name, item in value.items()}
         case list():
-            return [_finite(part) for part in tree]
-        case float() if not math.isfinite(tree):
+            return [_without_non_finite(item) for item in value]
+        case float() if not math.isfinite(value):
             return None
-    return tree
+    return value

@@ -1,11 +1,11 @@
-"""A translator on pairs: how close its translations come to the references, and how little those surprise it."""
+"""Evaluate translation models: BLEU and chrF of their translations, loss of the references."""
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.base import Metric as SacreBLEUMetric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
@@ -20,120 +20,140 @@ from clearhead.generate.tasks import safe_exp
 from clearhead.progress import progress_bar
 from clearhead.train.datasets import read_pair_files
 
-TRANSLATION_BLOCK = 64  # sentences that are translated before the bar moves on
+PROGRESS_BLOCK = 64  # sentences between updates of the progress bar
 
 
 class CorpusScorer:
-    """What sacrebleu counts in each hypothesis, and the score of any sums of that."""
+    """The sacrebleu statistics of each hypothesis, and the score of any weighting of them.
+
+    sacrebleu has no public function for this; its own bootstrap uses the same two methods.
+    """
 
     def __init__(
-        self, metric: Metric, hypotheses: Sequence[str], references: Sequence[str]
+        self, metric: SacreBLEUMetric, hypotheses: Sequence[str], references: Sequence[str]
     ) -> None:
         self.metric = metric
-        self.stats = np.array(
-            metric._extract_corpus_statistics(hypotheses, [references]), np.float64
-        )
+        statistics = metric._extract_corpus_statistics(hypotheses, [references])
+        self.stats = np.array(statistics, np.float64)
 
     def score(self, sums: NDArray[np.float64]) -> float:
+        """The corpus score of summed statistics."""
         return float(self.metric._compute_score_from_stats(sums.tolist()).score)
 
     @property
     def signature(self) -> str:
-        return f"sacrebleu {self.metric.get_signature()}"  # of the value; the interval is drawn as all are
+        return f"sacrebleu {self.metric.get_signature()}"
 
 
 def evaluate_translation(task: EvaluationTask) -> Evaluation:
-    found = _fitting(task)
-    losses = _losses(task, [ids for _, ids in found])
-    sources, references = (
-        [getattr(pair, side) for pair, _ in found] for side in ("source", "target")
-    )
-    hypotheses = _translated(task, sources)
-    bleu, chrf = (
-        CorpusScorer(metric, hypotheses, references) for metric in (BLEU(force=True), CHRF())
-    )
-    how = {
-        "bleu": f"{bleu.signature}, beam {task.num_beams}",
-        "chrf": f"{chrf.signature}, beam {task.num_beams}",
-        "loss": "−log p of a token of the reference, its end among them, in nats",
+    """BLEU and chrF of beam search translations; loss and perplexity of the references."""
+    pairs, encoded = _read_fitting_pairs(task)
+    losses = _reference_losses(task, encoded)
+    references = [pair.target for pair in pairs]
+    hypotheses = _translate(task, [pair.source for pair in pairs])
+    bleu = CorpusScorer(BLEU(force=True), hypotheses, references)
+    chrf = CorpusScorer(CHRF(), hypotheses, references)
+    descriptions = {
+        "bleu": f"{bleu.signature}, {task.num_beams} beams",
+        "chrf": f"{chrf.signature}, {task.num_beams} beams",
+        "loss": "−log p per token of the reference including EOS, in nats",
         "perplexity": "exp(loss)",
     }
 
-    def statistics(counts: SampleWeights) -> Sequence[float]:
-        loss, tokens = (counts @ losses).tolist()
-        overlap = [one.score(counts @ one.stats) for one in (bleu, chrf)]
-        return [*overlap, loss / tokens, safe_exp(loss / tokens)]
+    def statistics(weights: SampleWeights) -> Sequence[float]:
+        loss, tokens = (weights @ losses).tolist()
+        return [
+            bleu.score(weights @ bleu.stats),
+            chrf.score(weights @ chrf.stats),
+            loss / tokens,
+            safe_exp(loss / tokens),
+        ]
 
-    rows = zip(found, hypotheses, losses.tolist(), chrf.stats, strict=True)
-    each = [
-        {
-            "where": pair.location,
-            "source": pair.source,
-            "reference": pair.target,
-            "hypothesis": hypothesis,
-        }
-        | {"chrf": chrf.score(own), "loss": loss / tokens, "tokens": round(tokens)}
-        for (pair, _), hypothesis, (loss, tokens), own in rows
-    ]
-    return Evaluation(bootstrap_metrics(how, statistics, len(found), "sentences", task.seed), each)
+    examples = []
+    for i, pair in enumerate(pairs):
+        loss, tokens = losses[i].tolist()
+        examples.append(
+            {
+                "location": pair.location,
+                "source": pair.source,
+                "reference": pair.target,
+                "hypothesis": hypotheses[i],
+                "chrf": chrf.score(chrf.stats[i]),
+                "loss": loss / tokens,
+                "tokens": round(tokens),
+            }
+        )
+    metrics = bootstrap_metrics(descriptions, statistics, len(pairs), "sentences", task.seed)
+    return Evaluation(metrics, examples)
 
 
-def _fitting(task: EvaluationTask) -> list[tuple[SentencePair, EncodedPair]]:
-    """The pairs of the files, with their ids; one that is longer than the model reads is told."""
-    net = task.model.net
-    use = task.model.config.inference
-    shape = task.model.config.model.architecture
-    assert isinstance(shape, c.EncoderDecoder)
-    if not isinstance(shape.source_input, c.Tokens):
+def _read_fitting_pairs(task: EvaluationTask) -> tuple[list[SentencePair], list[EncodedPair]]:
+    """Read and encode the pairs; report those that exceed the context."""
+    model = task.model
+    architecture = model.config.model.architecture
+    assert isinstance(architecture, c.EncoderDecoder)
+    if not isinstance(architecture.source_input, c.Tokens):
         raise ClearheadError(
-            f"this model reads {shape.source_input.kind}; it can be evaluated only on pairs of texts yet."
+            "evaluation of encoder-decoders supports text only; this model reads "
+            f"{architecture.source_input.kind}."
         )
-    own = task.tokenizer
-    fitting = []
+    pairs = []
+    encoded = []
     read = read_pair_files(task.data, task.report, task.paths)
-    for pair, ids in encode_pairs(read, own, task.model.source_tokenizer or own, use, task.report):
-        sizes = (
-            ("source", len(ids.source), shape.source_context_length),
-            ("target", len(ids.target) - 1, net.context_length),
+    source_tokenizer = model.source_tokenizer or task.tokenizer
+    for pair, ids in encode_pairs(
+        read, task.tokenizer, source_tokenizer, model.config.inference, task.report
+    ):
+        sides = (
+            ("source", len(ids.source), architecture.source_context_length),
+            ("target", len(ids.target) - 1, model.net.context_length),
         )
-        for side, size, most in sizes:
-            if size > most:
-                why = f"the {side} has more tokens than the {most} that this model reads"
-                task.report.skip(f"{pair.location} ({size})", why)
+        for side, length, max_length in sides:
+            if length > max_length:
+                reason = f"the {side} exceeds the context of {max_length} tokens"
+                task.report.skip(f"{pair.location} ({length})", reason)
                 break
         else:
-            fitting.append((pair, ids))
-    task.require_examples(len(fitting), "pair")
-    return fitting
+            pairs.append(pair)
+            encoded.append(ids)
+    task.require_examples(len(pairs), "sentence pair")
+    return pairs, encoded
 
 
-def _losses(task: EvaluationTask, found: list[EncodedPair]) -> NDArray[np.float64]:
-    """−log p of each reference, and its tokens."""
-    sums = np.zeros((len(found), 2))
+def _reference_losses(task: EvaluationTask, encoded: list[EncodedPair]) -> NDArray[np.float64]:
+    """For each reference: −log p, and the number of its tokens."""
+    sums = np.zeros((len(encoded), 2))
     start = list(task.model.config.inference.decoder_start_tokens)
-    together = batches_by_length([len(ids.source) + len(ids.target) for ids in found], task.device)
-    for some in progress_bar(together, len(found), "references", len):
-        sources = Batch.from_rows([found[i].source for i in some], task.device)
-        outputs = [list(found[i].target[len(start) :]) for i in some]
-        sides = sources.inputs, sources.segment_ids
-        for i, told in zip(
-            some,
-            token_logprobs(task.model.net, [start] * len(some), outputs, 0, None, *sides),
-            strict=True,
-        ):
-            sums[i] = -math.fsum(one.logprob for one in told), len(told)
+    lengths = [len(ids.source) + len(ids.target) for ids in encoded]
+    batches = batches_by_length(lengths, task.device)
+    for indices in progress_bar(batches, len(encoded), "references", len):
+        source = Batch.from_rows([encoded[i].source for i in indices], task.device)
+        outputs = [list(encoded[i].target[len(start) :]) for i in indices]
+        results = token_logprobs(
+            task.model.net,
+            [start] * len(indices),
+            outputs,
+            0,
+            None,
+            source.inputs,
+            source.segment_ids,
+        )
+        for i, tokens in zip(indices, results, strict=True):
+            sums[i] = -math.fsum(token.logprob for token in tokens), len(tokens)
     return sums
 
 
-def _translated(task: EvaluationTask, sources: list[str]) -> list[str]:
-    """By beam search, the longest first."""
+def _translate(task: EvaluationTask, sources: list[str]) -> list[str]:
+    """Translate with beam search, the longest sources first."""
     order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
     blocks = [
-        order[start : start + TRANSLATION_BLOCK]
-        for start in range(0, len(order), TRANSLATION_BLOCK)
+        order[start : start + PROGRESS_BLOCK] for start in range(0, len(order), PROGRESS_BLOCK)
     ]
-    made: dict[int, str] = {}
-    for some in progress_bar(blocks, len(sources), "sentences", len):
-        found = task.model.translate([sources[i] for i in some], num_beams=task.num_beams)
-        made |= {i: " ".join(one.text.split()) for i, one in zip(some, found, strict=True)}
-    return [made[i] for i in range(len(sources))]
+    hypotheses = [""] * len(sources)
+    for indices in progress_bar(blocks, len(sources), "sentences", len):
+        texts = [sources[i] for i in indices]
+        for i, translation in zip(
+            indices, task.model.translate(texts, num_beams=task.num_beams), strict=True
+        ):
+            hypotheses[i] = " ".join(translation.text.split())
+    return hypotheses

@@ -1,4 +1,4 @@
-"""Translators on pairs, against sacrebleu's own functions and the loss by hand."""
+"""Evaluation of translation models against sacrebleu and the loss by hand."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ import sacrebleu
 import torch
 
 import clearhead as ch
-from clearhead.data.batch import DataReport
 from clearhead.data.pairs import SentencePair, TranslationDataset, encode_pairs
+from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.evaluate.metrics import bootstrap_metrics
 from clearhead.evaluate.translation import CorpusScorer
@@ -46,7 +46,7 @@ def translator():
     )
 
 
-def test_scores_are_sacrebleus_on_what_the_model_translates(translator, files, monkeypatch):
+def test_bleu_and_chrf_equal_sacrebleu(translator, files, monkeypatch):
     made = {
         "the cat sat": "die Katze sass da",
         "on a mat": "auf einer matte",
@@ -54,11 +54,13 @@ def test_scores_are_sacrebleus_on_what_the_model_translates(translator, files, m
         SOURCES[2]: "der hund lief",
     }
 
-    class Told(str):
+    class FakeTranslation(str):
         text = property(str)
 
     monkeypatch.setattr(
-        translator, "translate", lambda texts, beam: [Told(made[text]) for text in texts]
+        translator,
+        "translate",
+        lambda texts, num_beams: [FakeTranslation(made[text]) for text in texts],
     )
     found = ch.evaluate(translator, files)
     hypotheses = [made[source] for source in SOURCES]
@@ -72,7 +74,7 @@ def test_scores_are_sacrebleus_on_what_the_model_translates(translator, files, m
     assert found["bleu"].low <= found.value("bleu") <= found["bleu"].high
 
 
-def test_the_interval_is_about_that_of_sacrebleu():
+def test_interval_is_close_to_sacrebleus():
     chance = np.random.default_rng(0)
     references = [" ".join(chance.choice(list("abcdefgh"), 12)) for _ in range(200)]
     hypotheses = [
@@ -89,16 +91,16 @@ def test_the_interval_is_about_that_of_sacrebleu():
     assert (ours.high + ours.low) / 2 == pytest.approx(theirs._mean, abs=0.5)
 
 
-def test_hypotheses_are_translations_in_the_order_of_the_file(translator, files):
+def test_hypotheses_keep_the_order_of_the_file(translator, files):
     found = ch.evaluate(translator, files, num_beams=2)
-    wanted = [one.text for one in translator.translate(SOURCES, beam=2)]
+    wanted = [one.text for one in translator.translate(SOURCES, num_beams=2)]
     assert [one["hypothesis"] for one in found.examples] == [
         " ".join(text.split()) for text in wanted
     ]
     assert [one["source"] for one in found.examples] == SOURCES
 
 
-def test_the_loss_is_that_of_the_reference_and_its_end(translator, files):
+def test_loss_includes_eos(translator, files):
     losses = []
     for source, target in zip(SOURCES, TARGETS, strict=True):
         ids = [START, *WORDS.encode(target), END]
@@ -111,9 +113,12 @@ def test_the_loss_is_that_of_the_reference_and_its_end(translator, files):
     )
 
 
-def test_the_loss_is_what_training_calls_its_validation(translator, files):
+def test_translation_loss_equals_validation(translator, files):
     found = [SentencePair(*texts, "") for texts in zip(SOURCES, TARGETS, strict=True)]
-    ids = [ids for _, ids in encode_pairs(found, WORDS, WORDS, translator.config.inference, DataReport())]
+    ids = [
+        ids
+        for _, ids in encode_pairs(found, WORDS, WORDS, translator.config.inference, DataReport())
+    ]
     held = TranslationDataset(
         ids, ids, DataReport(), batch_size=2, seq_len=24, source_seq_len=24, seed=0
     )
@@ -123,27 +128,29 @@ def test_the_loss_is_what_training_calls_its_validation(translator, files):
     )
 
 
-def test_pairs_that_do_not_belong_together_are_refused(translator, files, tmp_path):
+def test_misaligned_pairs_are_refused(translator, files, tmp_path):
     files[1].write_text("eins\n")
     with pytest.raises(ClearheadError, match=r"4 lines and .* has 1"):
         ch.evaluate(translator, files)
     (tmp_path / "wide.tsv").write_text("a\tb\tc\n")
     with pytest.raises(ClearheadError, match="3 columns"):
         ch.evaluate(translator, tmp_path / "wide.tsv")
-    with pytest.raises(ClearheadError, match="stride is for language models"):
+    with pytest.raises(ClearheadError, match="stride"):
         ch.evaluate(translator, files, stride=4)
 
 
-def test_pairs_that_stand_on_one_line_are_all_evaluated(translator, tmp_path):
+def test_tmx_pairs_on_one_line(translator, tmp_path):
     side = '<tuv xml:lang="{}"><seg>{}</seg></tuv>'
     texts = zip(SOURCES, TARGETS, strict=True)
     units = "".join(f"<tu>{side.format('en', a)}{side.format('de', b)}</tu>" for a, b in texts)
     (tmp_path / "a.tmx").write_text(f"<tmx><body>{units}</body></tmx>")
-    found = ch.evaluate(translator, tmp_path / "a.tmx", sides=("en", "de"), num_beams=1)
+    found = ch.evaluate(
+        translator, tmp_path / "a.tmx", source_column="en", target_column="de", num_beams=1
+    )
     assert [one["reference"] for one in found.examples] == TARGETS
 
 
-def test_pairs_become_tokens_many_at_a_time(translator, files, monkeypatch):
+def test_pairs_are_encoded_in_batches(translator, files, monkeypatch):
     asked = []
     batch = ch.Tokenizer.encode_batch
     monkeypatch.setattr(
@@ -155,8 +162,8 @@ def test_pairs_become_tokens_many_at_a_time(translator, files, monkeypatch):
     assert asked == [SOURCES, TARGETS]
 
 
-def test_a_model_that_listens_is_refused(files):
-    ear = {"kind": "sound", "mels": 6, "frames": 9}
+def test_audio_models_are_refused(files):
+    ear = {"kind": "audio", "n_mels": 6, "n_frames": 9}
     listens = ch.new(
         "tiny-encoder-decoder",
         vocab_size=len(WORDS),
@@ -165,18 +172,18 @@ def test_a_model_that_listens_is_refused(files):
         architecture__source_context_length=5,
         architecture__source_vocab_size=0,
     )
-    with pytest.raises(ClearheadError, match="this model reads sound"):
+    with pytest.raises(ClearheadError, match="audio"):
         ch.evaluate(listens, files)
 
 
-def test_a_pair_that_is_too_long_is_refused_or_left_out(translator, tmp_path):
+def test_long_pairs_fail_or_are_skipped(translator, tmp_path):
     long = "the cat " * 200
     (tmp_path / "long.tsv").write_text(f"a cat\teine katze\n{long}\tviele katzen\n")
     with pytest.raises(
         ClearheadError,
-        match=r"long.tsv:2 \(\d+\): the source has more tokens than the \d+ that this model reads",
+        match=r"long.tsv:2 \(\d+\): the source exceeds the context",
     ):
         ch.evaluate(translator, tmp_path / "long.tsv")
-    found = ch.evaluate(translator, tmp_path / "long.tsv", broken="skip", num_beams=1)
+    found = ch.evaluate(translator, tmp_path / "long.tsv", on_error="skip", num_beams=1)
     assert len(found.examples) == 1
-    assert any("1 × the source has more" in note for note in found.notes)
+    assert any("the source exceeds" in note for note in found.notes)

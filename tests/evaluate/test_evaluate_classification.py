@@ -1,4 +1,4 @@
-"""Models that tell classes or numbers, on rows, pairs of texts, pictures and sounds."""
+"""Evaluation of classifiers and regression models equals classify and the validation loss."""
 
 import math
 
@@ -8,8 +8,8 @@ import soundfile
 import torch
 
 import clearhead as ch
-from clearhead.data.batch import DataReport
 from clearhead.data.classification import LabeledExample, LabeledTextDataset
+from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.evaluate import classification
 from clearhead.train.distributed import SingleProcess
@@ -27,7 +27,9 @@ def model(head, **changes):
 
 
 def judge(**changes):
-    return model({"kind": "classes", "classes": 2}, use__labels=["no", "yes"], **changes)
+    return model(
+        {"kind": "classification", "num_labels": 2}, inference__labels=["no", "yes"], **changes
+    )
 
 
 @pytest.fixture
@@ -42,28 +44,28 @@ def table(tmp_path):
     return write
 
 
-def test_classes_are_those_that_classify_tells(table):
+def test_accuracy_equals_classify(table):
     found = ch.evaluate(judge(), table())
     told = judge().classify(TEXTS)
     right = [one.label == label for one, label in zip(told, LABELS, strict=True)]
     assert [one["predicted"] for one in found.examples] == [one.label for one in told]
     assert [one["probability"] for one in found.examples] == pytest.approx(
-        [one.probability for one in told], rel=1e-5
+        [one.score for one in told], rel=1e-5
     )
     assert found.value("accuracy") == pytest.approx(np.mean(right))
-    losses = [-math.log(one.all[label]) for one, label in zip(told, LABELS, strict=True)]
+    losses = [-math.log(one.probabilities[label]) for one, label in zip(told, LABELS, strict=True)]
     assert found.value("loss") == pytest.approx(np.mean(losses), rel=1e-5)
     hits = sum(one.label == label == "yes" for one, label in zip(told, LABELS, strict=True))
     f1 = 2 * hits / (sum(one.label == "yes" for one in told) + LABELS.count("yes"))
     assert found.value("f1") == pytest.approx(f1)
     assert found["f1"].description.endswith("of yes")
     distance = abs(
-        np.mean(right) - np.mean([one.probability for one in told])
+        np.mean(right) - np.mean([one.score for one in told])
     )  # all are between 0.5 and 0.6
-    assert found.value("calibration error") == pytest.approx(distance, rel=1e-4)
+    assert found.value("calibration_error") == pytest.approx(distance, rel=1e-4)
 
 
-def test_loss_and_accuracy_are_what_training_calls_its_validation(table):
+def test_loss_and_accuracy_equal_validation(table):
     rows = [
         LabeledExample(WORDS.encode(text), None, label)
         for text, label in zip(TEXTS, LABELS, strict=True)
@@ -76,14 +78,15 @@ def test_loss_and_accuracy_are_what_training_calls_its_validation(table):
     )
 
 
-def test_views_tell_what_was_taken_for_what(table):
+def test_views_of_classification(table):
     found = ch.evaluate(judge(), table())
     rows = {
-        (row["true"], row["predicted"]): row["rows"] for row in found.views["confusion"].table()
+        (row["true"], row["predicted"]): row["rows"]
+        for row in found.views["confusion_matrix"].table()
     }
     for (true, told), count in rows.items():
         assert count == sum(
-            one["truth"] == true and one["predicted"] == told for one in found.examples
+            one["label"] == true and one["predicted"] == told for one in found.examples
         )
     reliability = found.views["reliability"].numpy()
     assert np.nansum(reliability[:, 0]) == pytest.approx(1)
@@ -93,9 +96,9 @@ def test_views_tell_what_was_taken_for_what(table):
     assert "1 × " not in "".join(found.notes)
 
 
-def test_any_number_of_rows_at_once_gives_the_same(table, monkeypatch):
+def test_block_size_changes_nothing(table, monkeypatch):
     one = ch.evaluate(judge(), table())
-    monkeypatch.setattr(classification, "SOME", 2)
+    monkeypatch.setattr(classification, "PROGRESS_BLOCK", 2)
     other = ch.evaluate(judge(), table())
     assert [figure.value for figure in one.metrics] == pytest.approx(
         [figure.value for figure in other.metrics]
@@ -103,57 +106,57 @@ def test_any_number_of_rows_at_once_gives_the_same(table, monkeypatch):
     assert [row["input"] for row in other.examples] == TEXTS
 
 
-def test_classes_without_numerals_may_be_told_by_number(table):
+def test_labels_may_be_class_indices(table):
     named = ch.evaluate(judge(), table())
     numbered = ch.evaluate(judge(), table(["0", "1", "1", "0", "1"]))
     assert named.examples == numbered.examples
-    stars = model({"kind": "classes", "classes": 2}, use__labels=["1", "2"])
-    with pytest.raises(ClearheadError, match=r"\('0'\): the model knows no such label, only 1, 2;"):
+    stars = model({"kind": "classification", "num_labels": 2}, inference__labels=["1", "2"])
+    with pytest.raises(ClearheadError, match=r"\('0'\): the label is unknown"):
         ch.evaluate(stars, table(["0", "1", "1", "0", "1"]))
 
 
-def test_an_unknown_label_is_refused_or_left_out(table):
+def test_unknown_labels_fail_or_are_skipped(table):
     labels = ["no", "maybe", "yes", "no", "yes"]
     with pytest.raises(
         ClearheadError,
-        match=r"rows.tsv:3 \('maybe'\): the model knows no such label, only no, yes;",
+        match=r"rows.tsv:3 \('maybe'\): the label is unknown",
     ):
         ch.evaluate(judge(), table(labels))
-    assert len(ch.evaluate(judge(), table(labels), broken="skip").examples) == 4
+    assert len(ch.evaluate(judge(), table(labels), on_error="skip").examples) == 4
 
 
-def test_a_text_without_tokens_is_told_by_its_line(table):
+def test_empty_texts_are_reported_with_their_line(table):
     letters = ch.Tokenizer.characters("the cat")
-    head = {"kind": "classification", "classes": 2}
+    head = {"kind": "classification", "num_labels": 2}
     reads = ch.new(
         "tiny-encoder",
         vocab_size=len(letters),
         tokenizer=letters,
         head=head,
-        use__labels=["no", "yes"],
+        inference__labels=["no", "yes"],
     )
     path = table(["no", "yes"], ["the cat", "a dog"])
     with pytest.raises(
         ClearheadError,
-        match=r"rows.tsv:3: the text holds 'd' \(U\+0064\), for which there is no token",
+        match=r"rows.tsv:3: the text contains 'd' \(U\+0064\)",
     ):
         ch.evaluate(reads, path)
-    assert len(ch.evaluate(reads, path, broken="skip").examples) == 1
+    assert len(ch.evaluate(reads, path, on_error="skip").examples) == 1
 
 
-def test_what_is_cut_is_told(table):
+def test_truncation_is_reported(table):
     found = ch.evaluate(judge(), table(texts=["the cat " * 100, *TEXTS[1:]]))
-    assert any("1 × a text was cut to" in note for note in found.notes)
+    assert any("a text was truncated to" in note for note in found.notes)
 
 
-def test_a_table_without_the_column_and_one_without_rows_are_refused(table):
-    with pytest.raises(ClearheadError, match="there is no column 'stars'"):
-        ch.evaluate(judge(), table(), label="stars")
-    with pytest.raises(ClearheadError, match="there is no row with a label"):
+def test_missing_columns_and_empty_tables_are_refused(table):
+    with pytest.raises(ClearheadError, match="stars"):
+        ch.evaluate(judge(), table(), label_column="stars")
+    with pytest.raises(ClearheadError, match="found no row"):
         ch.evaluate(judge(), table([], []))
 
 
-def test_columns_are_those_that_the_model_was_trained_with(tmp_path):
+def test_columns_default_to_those_of_training(tmp_path):
     (tmp_path / "pairs.csv").write_text("a,b,stars\nthe cat,sat,no\na mat,on,yes\n")
     end = WORDS.special_tokens["<|end|>"]
     columns = {
@@ -168,29 +171,29 @@ def test_columns_are_those_that_the_model_was_trained_with(tmp_path):
     assert found.examples[0]["input"] == ("the cat", "sat")
 
 
-def test_numbers_are_correlated_with_what_classify_tells(table):
+def test_regression_metrics_equal_classify(table):
     true = [0.5, 2.0, 1.0, 4.0, 3.5]
-    found = ch.evaluate(model({"kind": "number"}), table(true))
-    told = model({"kind": "number"}).classify(TEXTS)
+    found = ch.evaluate(model({"kind": "regression"}), table(true))
+    told = [one.score for one in model({"kind": "regression"}).classify(TEXTS)]
     assert [one["predicted"] for one in found.examples] == pytest.approx(told, rel=1e-5)
     assert found.value("pearson") == pytest.approx(np.corrcoef(true, told)[0, 1], rel=1e-4)
     ranks = [np.argsort(np.argsort(x)) for x in (true, told)]
     assert found.value("spearman") == pytest.approx(np.corrcoef(ranks)[0, 1])
-    assert found.value("error") == pytest.approx(
+    assert found.value("rmse") == pytest.approx(
         math.sqrt(np.mean((np.array(told) - true) ** 2)), rel=1e-4
     )
 
 
-def test_pictures_are_judged_as_classify_judges_them(tmp_path):
-    reads = {"kind": "pictures", "size": 8, "patch": 4, "channels": 1}
-    head = {"kind": "classification", "classes": 2}
+def test_images_equal_classify(tmp_path):
+    reads = {"kind": "images", "image_size": 8, "patch_size": 4, "num_channels": 1}
+    head = {"kind": "classification", "num_labels": 2}
     sees = ch.new(
         "tiny-encoder",
         vocab_size=0,
         context_length=5,
         input=reads,
         head=head,
-        use__labels=["0", "1"],
+        inference__labels=["0", "1"],
         seed=1,
     )
     images = np.random.default_rng(0).integers(0, 255, (6, 8, 8), np.uint8)
@@ -202,36 +205,36 @@ def test_pictures_are_judged_as_classify_judges_them(tmp_path):
         Image.fromarray(image).save(tmp_path / f"{i}.png")
     told = sees.classify(images=[tmp_path / f"{i}.png" for i in range(6)])
     assert [one["probability"] for one in found.examples] == pytest.approx(
-        [one.probability for one in told], rel=1e-4
+        [one.score for one in told], rel=1e-4
     )
-    assert found.metrics[0].unit == "pictures"
+    assert found.metrics[0].unit == "images"
     assert "input" not in found.examples[0]
 
 
-def test_sounds_are_judged_as_classify_judges_them(tmp_path):
+def test_audio_equals_classify(tmp_path):
     reads = {
         "kind": "spectrogram",
-        "mels": 8,
-        "frames": 20,
+        "n_mels": 8,
+        "n_frames": 20,
         "patch_mels": 4,
         "patch_frames": 10,
-        "first_token": False,
+        "cls_token": False,
     }
-    head = {"kind": "classification", "classes": 2, "pooling": "mean"}
+    head = {"kind": "classification", "num_labels": 2, "pooling": "mean"}
     hears = ch.new(
         "tiny-encoder",
         vocab_size=0,
         context_length=4,
         input=reads,
         head=head,
-        use__labels=["a", "b"],
+        inference__labels=["a", "b"],
         seed=1,
     )
     files = [tmp_path / f"{'ab'[i % 2]}_{i}.wav" for i in range(4)]
     for i, file in enumerate(files):
         soundfile.write(file, np.sin(np.arange(3200) * (i + 1) / 20) / 2, 16000)
-    found = ch.evaluate(hears, tmp_path, label="stem")
+    found = ch.evaluate(hears, tmp_path, label_column="stem")
     told = {str(file): hears.classify(audio=str(file)) for file in files}
     for one in found.examples:
-        assert one["probability"] == pytest.approx(told[one["where"]].probability, rel=1e-4)
-    assert (found.metrics[0].unit, found.metrics[0].n) == ("sounds", 4)
+        assert one["probability"] == pytest.approx(told[one["location"]].score, rel=1e-4)
+    assert (found.metrics[0].unit, found.metrics[0].n) == ("recordings", 4)

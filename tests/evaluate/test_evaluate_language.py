@@ -1,4 +1,4 @@
-"""Language models and masked-word models on texts, against the same by hand."""
+"""Metrics of language models and masked language models, computed by hand."""
 
 import math
 
@@ -41,7 +41,7 @@ def documents(file):
 
 
 def by_hand(model, ids, stride):
-    """−log p of each token after the first: in the window that reads it first."""
+    """−log p of each token after the first, in the first window that contains it."""
     told = {}
     for begin in range(0, len(ids) - 1, stride):
         window = ids[begin : begin + 32]
@@ -53,7 +53,7 @@ def by_hand(model, ids, stride):
 
 
 @pytest.mark.parametrize("stride", [0, 1, 5, 32])
-def test_loss_perplexity_and_bits_are_those_by_hand(file, stride):
+def test_loss_perplexity_and_bits_per_byte_by_hand(file, stride):
     model = writer(inference__eos_tokens=[END])
     told = [by_hand(model, [END, *WORDS.encode(text)], stride or 16) for text in documents(file)]
     total = sum(map(sum, told))
@@ -62,10 +62,10 @@ def test_loss_perplexity_and_bits_are_those_by_hand(file, stride):
     found = ch.evaluate(model, file, stride=stride)
     assert found.value("loss") == pytest.approx(total / tokens, rel=1e-5)
     assert found.value("perplexity") == pytest.approx(math.exp(total / tokens), rel=1e-4)
-    assert found.value("word perplexity") == pytest.approx(
+    assert found.value("word_perplexity") == pytest.approx(
         math.exp(total / len(whole.split())), rel=1e-3
     )
-    assert found.value("bits per byte") == pytest.approx(
+    assert found.value("bits_per_byte") == pytest.approx(
         total / math.log(2) / len(whole.encode()), rel=1e-5
     )
     assert [one["tokens"] for one in found.examples] == [len(one) for one in told]
@@ -75,9 +75,7 @@ def test_loss_perplexity_and_bits_are_those_by_hand(file, stride):
 
 
 @given(st.integers(0, 200), st.integers(1, 40), st.data())
-def test_windows_tell_every_token_once_from_at_least_a_context_less_the_stride(
-    tokens, context, data
-):
+def test_windows_cover_every_token_once(tokens, context, data):
     stride = data.draw(st.integers(1, context))
     told = []
     for begin, new, end in sliding_windows(tokens, context, stride):
@@ -87,7 +85,7 @@ def test_windows_tell_every_token_once_from_at_least_a_context_less_the_stride(
     assert told == list(range(tokens))
 
 
-def test_every_figure_is_independent_of_what_is_read_together(file, monkeypatch):
+def test_metrics_do_not_depend_on_batching(file, monkeypatch):
     one = ch.evaluate(writer(inference__eos_tokens=[END]), file)
     monkeypatch.setitem(MAX_BATCH_TOKENS, "cpu", 1)
     other = ch.evaluate(writer(inference__eos_tokens=[END]), file)
@@ -96,58 +94,56 @@ def test_every_figure_is_independent_of_what_is_read_together(file, monkeypatch)
 
 
 @pytest.mark.parametrize("tokenizer", [WORDS, ch.Tokenizer.bytes(("<|end|>",))])
-def test_bits_per_byte_are_of_the_text_whatever_the_tokens(file, tokenizer):
-    """A model that finds all tokens alike needs log₂ of the vocabulary for each."""
+def test_bits_per_byte_count_bytes_of_the_text(file, tokenizer):
+    """A uniform model needs log₂(vocabulary) bits per token."""
     model = writer(tokenizer)
     torch.nn.init.zeros_(model.net.head.unembed.weight)
     tokens = sum(len(tokenizer.encode(text)) for text in documents(file))
     want = tokens * math.log2(len(tokenizer)) / sum(len(text.encode()) for text in documents(file))
-    assert ch.evaluate(model, file).value("bits per byte") == pytest.approx(want, rel=1e-5)
+    assert ch.evaluate(model, file).value("bits_per_byte") == pytest.approx(want, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("tokenizer", "tokens", "size"),
     [(ch.Tokenizer.characters("äabc"), 3, 3), (ch.Tokenizer.bytes(), 4, 4)],
 )
-def test_without_a_token_that_opens_texts_the_first_is_not_told_and_not_counted(
-    tmp_path, tokenizer, tokens, size
-):
+def test_first_token_without_bos_is_not_scored(tmp_path, tokenizer, tokens, size):
     (tmp_path / "a.txt").write_text("äabc")
     found = ch.evaluate(writer(tokenizer), tmp_path / "a.txt")
     assert (found.examples[0]["tokens"], found.examples[0]["bytes"]) == (tokens, size)
-    assert "no token opens" in found.notes[0]
+    assert "start token" in found.notes[0]
 
 
 @pytest.mark.parametrize(
     ("text", "words"), [("a bc\ncab", 2), ("ab c", 2), (" a b", 2), ("a b", 1)]
 )
-def test_a_first_word_that_is_not_told_does_not_count(tmp_path, text, words):
+def test_first_word_without_bos_is_not_counted(tmp_path, text, words):
     (tmp_path / "a.txt").write_text(text)
     found = ch.evaluate(writer(ch.Tokenizer.characters("abc \n")), tmp_path / "a.txt")
     loss = found.value("loss") * (len(text) - 1)
-    assert found.value("word perplexity") == pytest.approx(math.exp(loss / words), rel=1e-5)
+    assert found.value("word_perplexity") == pytest.approx(math.exp(loss / words), rel=1e-5)
 
 
-def test_documents_are_drawn_where_there_are_many_and_stretches_where_there_are_few(tmp_path):
+def test_bootstrap_units_are_documents_or_segments(tmp_path):
     (tmp_path / "many.txt").write_text("\n<|endoftext|>\n".join(["the cat", "a mat on"] * 20))
     (tmp_path / "one.txt").write_text("the cat sat on a mat\n" * 50)
     many, one = (
         ch.evaluate(writer(), tmp_path / name).metrics[0] for name in ("many.txt", "one.txt")
     )
-    assert (many.n, many.unit, one.unit) == (40, "documents", "stretches of up to 128 tokens")
+    assert (many.n, many.unit, one.unit) == (40, "documents", "segments of up to 128 tokens")
     assert one.low < one.value < one.high
     assert ch.evaluate(writer(), tmp_path / "one.txt", stride=3).metrics[0].n == one.n
 
 
-def test_a_single_hidden_word_is_enough(tmp_path):
+def test_a_single_masked_word_suffices(tmp_path):
     (tmp_path / "short.txt").write_text("hi")
     model = ch.new(
         "tiny-encoder", vocab_size=len(WORDS), tokenizer=WORDS, inference__mask_token=[MASK]
     )
-    assert ch.evaluate(model, tmp_path / "short.txt").examples[0]["hidden"] == 1
+    assert ch.evaluate(model, tmp_path / "short.txt").examples[0]["masked"] == 1
 
 
-def test_masked_words_are_told_as_by_hand(file):
+def test_masked_lm_metrics_by_hand(file):
     model = ch.new(
         "tiny-encoder",
         vocab_size=len(WORDS),
@@ -174,35 +170,35 @@ def test_masked_words_are_told_as_by_hand(file):
             right += [log_probs[i].argmax().item() == row[i] for i in hidden]
     assert found.value("loss") == pytest.approx(np.mean(losses), rel=1e-5)
     assert found.value("accuracy") == pytest.approx(np.mean(right))
-    assert sum(one["hidden"] for one in found.examples) == len(losses)
+    assert sum(one["masked"] for one in found.examples) == len(losses)
     assert ch.evaluate(model, file, seed=4).value("loss") != found.value("loss")
 
 
 @pytest.mark.parametrize(
     ("change", "options", "why"),
     [
-        ({}, {"stride": 33}, "from 0 to the context of 32"),
-        ({}, {"beam": 0}, "beam = 0 must be"),
-        ({}, {"seed": -1}, "at least 0"),
-        ({}, {"column": "x"}, "column is not an option"),
-        ({}, {"train": "x"}, "train is not an option"),
-        ({"head": "none"}, {}, "no head"),
+        ({}, {"stride": 33}, "stride must be"),
+        ({}, {"num_beams": 0}, "num_beams must be"),
+        ({}, {"seed": -1}, "seed must be"),
+        ({}, {"label_column": "x"}, "label_column does not apply"),
+        ({}, {"on_error": "x"}, "on_error"),
+        ({"head": "none"}, {}, "without a head"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(file, change, options, why):
+def test_invalid_evaluation_options_are_refused(file, change, options, why):
     with pytest.raises(ClearheadError, match=why):
         ch.evaluate(writer(**change), file, **options)
 
 
-def test_a_file_without_a_text_and_no_file_are_refused(tmp_path):
+def test_empty_files_are_refused(tmp_path):
     (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(ClearheadError, match="there is no text in it"):
+    with pytest.raises(ClearheadError, match="text"):
         ch.evaluate(writer(), tmp_path / "empty.txt")
-    with pytest.raises(ClearheadError, match="there is no such file"):
+    with pytest.raises(ClearheadError, match="no such file"):
         ch.evaluate(writer(), tmp_path / "none.txt")
-    with pytest.raises(ClearheadError, match="give a file"):
+    with pytest.raises(ClearheadError, match="at least one file"):
         ch.evaluate(writer(), [])
-    with pytest.raises(ClearheadError, match="a model is needed"):
+    with pytest.raises(ClearheadError, match="model"):
         ch.evaluate("story", tmp_path / "empty.txt")
     with pytest.raises(ClearheadError, match="no tokenizer"):
         ch.evaluate(ch.new("tiny-decoder"), tmp_path / "empty.txt")

@@ -1,4 +1,4 @@
-"""Each formula against itself written out, and what it is of rows that count several times."""
+"""Formulas of metrics, written out, and with weighted examples."""
 
 import math
 
@@ -21,7 +21,7 @@ from clearhead.evaluate.metrics import (
 Labels = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30)
 Points = st.lists(
     st.tuples(st.integers(-5, 5), st.integers(-5, 5), st.integers(0, 3)), min_size=2, max_size=20
-)  # small whole numbers, so that many are equal
+)  # small integers, for ties
 
 
 def table_of(pairs):
@@ -32,7 +32,7 @@ def table_of(pairs):
 
 
 @given(Labels)
-def test_f1_is_made_of_hits_false_alarms_and_misses(pairs):
+def test_f1_from_counts(pairs):
     want = []
     for label in range(3):
         hits = sum(true == told == label for true, told in pairs)
@@ -55,8 +55,8 @@ def test_f1_is_the_harmonic_mean_of_precision_and_recall(pairs):
 
 
 @given(Labels)
-def test_matthews_is_the_correlation_of_indicators(pairs):
-    """Gorodkin: the covariances of one column for each class, added up, over the root of their variances."""
+def test_matthews_equals_correlation_of_indicators(pairs):
+    """Gorodkin: sums over classes of covariances and variances of their indicators."""
     true, told = (np.eye(3)[[pair[i] for pair in pairs]] for i in (0, 1))
     true = true - true.mean(0)
     told = told - told.mean(0)
@@ -66,7 +66,7 @@ def test_matthews_is_the_correlation_of_indicators(pairs):
     )
 
 
-def test_matthews_of_two_classes_is_the_formula_of_1975():
+def test_binary_matthews_formula():
     tn = 5
     fp = 2
     fn = 3
@@ -75,22 +75,23 @@ def test_matthews_of_two_classes_is_the_formula_of_1975():
     assert matthews_correlation(np.array([[tn, fp], [fn, tp]], float)) == pytest.approx(want)
 
 
-def test_calibration_error_is_the_mean_distance_of_bins():
+def test_expected_calibration_error():
     sure = np.array([0.95, 0.91, 0.55, 0.51, 1.0])
     right = np.array([1.0, 0, 1, 1, 1])
-    # in 0.9–1.0: confidence (0.95 + 0.91 + 1) / 3, two of three right; in 0.5–0.6: confidence 0.53, both right
+    # Bin 0.9–1.0: confidence (0.95 + 0.91 + 1) / 3, two of three correct.
+    # Bin 0.5–0.6: confidence 0.53, both correct.
     want = 3 / 5 * abs(2.86 / 3 - 2 / 3) + 2 / 5 * (1 - 0.53)
     assert expected_calibration_error(sure, right, np.ones(5), 10) == pytest.approx(want)
 
 
-def test_a_model_that_is_right_as_often_as_it_says_has_no_calibration_error():
+def test_calibrated_model_has_no_calibration_error():
     sure = np.full(10, 0.7)
     right = np.array([1.0] * 7 + [0] * 3)
     assert expected_calibration_error(sure, right, np.ones(10), 10) == pytest.approx(0)
 
 
 @given(Points)
-def test_ranks_of_spearman_count_what_is_smaller(points):
+def test_spearman_ranks(points):
     x, y, _ = (np.array(column, float) for column in zip(*points, strict=True))
     ranks = [[(v < w).sum() + ((v == w).sum() + 1) / 2 for w in v] for v in (x, y)]
     assume(len(set(x)) > 1 and len(set(y)) > 1)
@@ -99,7 +100,7 @@ def test_ranks_of_spearman_count_what_is_smaller(points):
 
 
 @given(Points)
-def test_what_counts_twice_is_as_if_it_stood_there_twice(points):
+def test_weights_equal_repeated_examples(points):
     x, y, counts = (np.array(column, float) for column in zip(*points, strict=True))
     often = np.repeat(np.arange(len(x)), counts.astype(int))
     assume(len(set(x[often])) > 1 and len(set(y[often])) > 1)
@@ -113,6 +114,6 @@ def test_what_counts_twice_is_as_if_it_stood_there_twice(points):
     assert a == pytest.approx(b)
 
 
-def test_numbers_that_are_all_the_same_have_no_correlation():
+def test_constant_values_have_no_correlation():
     assert math.isnan(pearson([1, 1, 1], [1, 2, 3]))
     assert math.isnan(spearman([1, 2, 3], [5, 5, 5]))
