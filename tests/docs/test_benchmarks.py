@@ -1,4 +1,4 @@
-"""The page of benchmarks is made of files that are whole, and says of every target how it stands."""
+"""Benchmark results are complete, and the page lists every target and run."""
 
 import argparse
 import importlib.util
@@ -27,9 +27,9 @@ SCRIPTS = [
 ]
 
 
-# ---------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------- results
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_file_of_results_is_whole_and_tells_where_it_comes_from(file):
+def test_results_file_is_normalized_and_names_its_runs(file):
     runs = kept.read(file)
     assert kept.text(runs) == file.read_text(encoding="utf-8")
     assert len({run.command for run in runs}) == len(runs)
@@ -46,7 +46,7 @@ def test_a_file_of_results_is_whole_and_tells_where_it_comes_from(file):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_row_has_a_figure_inside_its_spread_and_a_ratio_to_its_peer(file):
+def test_row_has_a_value_within_its_spread_and_a_ratio_to_its_peer(file):
     for row in (row for run in kept.read(file) for row in run.rows):
         assert row.work
         assert row.unit
@@ -58,12 +58,12 @@ def test_a_row_has_a_figure_inside_its_spread_and_a_ratio_to_its_peer(file):
             assert middle is None or not ends or ends[0] <= middle <= ends[1], row
 
 
-def test_no_file_names_the_machine_that_wrote_it():
+def test_results_do_not_contain_the_hostname():
     assert not any(socket.gethostname() in file.read_text(encoding="utf-8") for file in FILES)
 
 
 def spellings(value):
-    """How a log may write a number."""
+    """Ways to write a number in the log."""
     plain = {
         f"{value:,g}",
         f"{value:,.0f}" if value >= 1000 else f"{value:g}",
@@ -79,33 +79,37 @@ def spellings(value):
     }
 
 
-COUNTED = (
+UNITS_NOT_IN_LOG = (
     "streams",
     "requests",
     "rows",
     "matrices",
     "× the first's",
-)  # told in words, or worked out
+)  # spelled out in words, or computed
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_figures_copied_from_the_log_stand_in_it(file):
+def test_values_copied_from_the_log_are_in_the_log(file):
     numbers = set(re.findall(r"\d[\d,]*(?:\.\d+)?", LOG))
     for row in (
-        row for run in kept.read(file) if run.source for row in run.rows if row.unit not in COUNTED
+        row
+        for run in kept.read(file)
+        if run.source
+        for row in run.rows
+        if row.unit not in UNITS_NOT_IN_LOG
     ):
         for value in (*row.ours, *row.theirs):
             assert value is None or spellings(value) & numbers, f"{row.work}: {value}"
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_every_benchmark_can_keep_what_it_measured(script):
+def test_every_benchmark_can_store_its_results(script):
     text = script.read_text(encoding="utf-8")
     assert "kept.offer(" in text
     assert "kept.write(" in text
 
 
-def test_a_run_is_kept_under_its_command_and_replaces_the_one_before(tmp_path, monkeypatch, capsys):
+def test_new_run_replaces_the_run_with_the_same_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(kept, "RESULTS", tmp_path / "bench" / "results")
     (tmp_path / "bench").mkdir()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -128,7 +132,7 @@ def test_a_run_is_kept_under_its_command_and_replaces_the_one_before(tmp_path, m
     assert "kept in bench/results/train.cpu.json" in capsys.readouterr().out
 
 
-def test_a_ratio_above_one_means_ours_is_better():
+def test_ratio_above_one_means_ours_is_better():
     (fast,) = kept.rows(
         "writing", "tok/s", {"ours": [20.0, 30.0, 25.0], "theirs": [10.0, 10.0, 20.0]}
     )
@@ -141,8 +145,8 @@ def test_a_ratio_above_one_means_ours_is_better():
     assert slow.ratio == (0.25,)
 
 
-# ---------------------------------------------------------------- how targets stand
-def test_every_target_asks_something_and_says_why_it_is_short_or_not_measured():
+# ---------------------------------------------------------------- targets
+def test_target_has_a_limit_and_missed_targets_have_a_reason():
     for stands in standing.standings():
         target = stands.target
         assert (target.at_least is not None) + (target.at_most is not None) <= 1
@@ -183,11 +187,11 @@ def stands(ours=(), ratio=(), **asked):
         (Standing(Target("area", "file.cpu", "work", "peer", at_least=1)), "*not measured*"),
     ],
 )
-def test_a_target_is_met_short_or_not_measured(one, verdict):
+def test_verdict(one, verdict):
     assert shown.verdict(one) == verdict
 
 
-def test_the_newest_run_counts_and_not_the_best(tmp_path, monkeypatch):
+def test_newest_run_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(standing, "RESULTS", tmp_path)
     runs = [
         Run(day, f"python bench/a.py {day}", "here", {}, (Row("work", "s", (seconds,)),))
@@ -198,7 +202,7 @@ def test_the_newest_run_counts_and_not_the_best(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------- the page
-def test_the_page_has_every_target_and_every_run_that_it_names():
+def test_page_lists_every_target_and_every_run_it_links_to():
     page = shown.markdown()
     everything = standing.standings()
     for area in standing.areas():
@@ -218,12 +222,12 @@ def test_the_page_has_every_target_and_every_run_that_it_names():
     assert named == told
 
 
-def test_every_line_of_a_table_has_as_many_cells_as_its_head():
+def test_table_rows_have_as_many_cells_as_the_header():
     for found in re.findall(r"(?:^\|.*\n)+", shown.markdown(), re.MULTILINE):
         assert len({line.count("|") for line in found.splitlines()}) == 1, found.splitlines()[0]
 
 
-def test_the_site_puts_the_tables_into_the_written_page():
+def test_site_inserts_the_tables_into_the_page():
     spec = importlib.util.spec_from_file_location(
         "site_hooks_of_benchmarks", ROOT / "docs" / "hooks.py"
     )

@@ -41,12 +41,30 @@ torch.testing.assert_close(view.values, plain)
 }
 
 
+def patch_source(diff, folder):
+    unneeded = shutil.ignore_patterns("bundled", "page", "__pycache__")
+    shutil.copytree(ROOT / "src", folder / "src", ignore=unneeded)
+    subprocess.run(["patch", "-p1", "--quiet"], input=diff, text=True, cwd=folder, check=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", CHECKS)
 def test_diff_in_guide_works(path, tmp_path):
     (diff,) = [text for text in DIFFS if path in text]
-    unneeded = shutil.ignore_patterns("bundled", "page", "__pycache__")
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=unneeded)
-    subprocess.run(["patch", "-p1", "--quiet"], input=diff, text=True, cwd=tmp_path, check=True)
+    patch_source(diff, tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
     subprocess.run([sys.executable, "-c", CHECKS[path]], env=environment, check=True)
+
+
+def test_diffs_in_guide_pass_ruff(tmp_path):
+    patch_source("".join(DIFFS), tmp_path)
+    for command in (["check"], ["format", "--check"]):
+        options = ["--no-cache", "--config", str(ROOT / "pyproject.toml"), "src"]
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, *options],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout

@@ -1,16 +1,13 @@
-"""What the site says is true of the code: its pages, links, words, commands and snippets. mkdocs is not needed."""
+"""The docs match the code: pages, links, glossary, commands, snippets and outputs."""
 
 import ast
 import contextlib
 import importlib
 import importlib.util
 import io
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import unicodedata
 from functools import cache, reduce
 from pathlib import Path
@@ -30,348 +27,276 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SOURCE = ROOT / "src" / "clearhead"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
-OURS = [
+GUIDES = [
     page
     for page in PAGES
     if page.startswith("guides/") or page in ("index.md", "contributing.md", "faq.md")
 ]
-FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+CODE_BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+REFERENCE_ENTRY = re.compile(r"^::: ([\w.]+)", re.MULTILINE)
 
 
 @cache
-def text_of(page):
+def page_text(page):
     return (DOCS / page).read_text(encoding="utf-8")
 
 
 @cache
-def hooks():
+def load_hooks():
     spec = importlib.util.spec_from_file_location("site_hooks", DOCS / "hooks.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-@cache
-def generated():
-    """Pages that the code writes while the site is built; those of notebooks, which take long, by name only."""
-    made = hooks()
-    pages = {
-        f"reference/{name}.md": getattr(made, name)() for name in ("commands", "presets", "values")
-    }
-    pages["claims.md"] = made.claims()
-    return pages | {f"tour/{notebook.stem}.md": "" for notebook in made.TOUR}
+def notebook_pages():
+    """Pages that are executed notebooks."""
+    return [f"tour/{notebook.stem}.md" for notebook in load_hooks().NOTEBOOKS]
 
 
-def leaves(tree):
+def nav_pages(tree):
     match tree:
         case str():
             yield tree
         case dict():
-            yield from (leaf for value in tree.values() for leaf in leaves(value))
+            yield from (page for value in tree.values() for page in nav_pages(value))
         case list():
-            yield from (leaf for value in tree for leaf in leaves(value))
+            yield from (page for value in tree for page in nav_pages(value))
 
 
-def blocks(page, *kinds):
-    return [body for kind, body in FENCED.findall(text_of(page)) if kind in kinds]
+def code_blocks(page, *languages):
+    return [body for language, body in CODE_BLOCK.findall(page_text(page)) if language in languages]
 
 
 # ---------------------------------------------------------------- pages and links
-def test_the_menu_has_every_page_once_and_no_other():
-    menu = list(leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
-    assert sorted(menu) == sorted([*PAGES, *generated()])
+def test_nav_lists_every_page_once():
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert sorted(nav_pages(nav)) == sorted([*PAGES, *notebook_pages()])
+
+
+@pytest.mark.parametrize("page", load_hooks().COMMITTED_PAGES)
+def test_committed_page_is_up_to_date(page):
+    """If this fails, run `python docs/hooks.py`."""
+    assert page_text(page) == load_hooks().COMMITTED_PAGES[page]()
 
 
 def anchors(page):
-    """What a link into a page may end with: its headings as mkdocs writes them, and the names of its reference."""
-    text = generated().get(page) or text_of(page)
-    found = set(re.findall(r"^::: ([\w.]+)", text, re.MULTILINE))
-    for heading in re.findall(r"^#+ +(.+)$", FENCED.sub("", text), re.MULTILINE):
-        plain = (
-            unicodedata.normalize("NFKD", re.sub(r"[`*]", "", heading))
-            .encode("ascii", "ignore")
-            .decode()
-        )
-        found.add(re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower()))
+    """Anchors of a page: its headings, as mkdocs writes them, and the names of its reference."""
+    if page in notebook_pages():
+        return set()
+    found = set(REFERENCE_ENTRY.findall(page_text(page)))
+    found.update(re.findall(r'<a id="([^"]+)">', page_text(page)))
+    for heading in re.findall(r"^#+ +(.+)$", CODE_BLOCK.sub("", page_text(page)), re.MULTILINE):
+        plain = unicodedata.normalize("NFKD", re.sub(r"[`*]", "", heading))
+        ascii_text = plain.encode("ascii", "ignore").decode()
+        words = re.sub(r"[^\w\s-]", "", ascii_text).strip().lower()
+        found.add(re.sub(r"[-\s]+", "-", words))
     return found
 
 
-@pytest.mark.parametrize("page", [*PAGES, "../CONTRIBUTING.md"])
-def test_links_lead_somewhere(page):
-    prose = re.sub(r"`[^`\n]*`", "", FENCED.sub("", text_of(page)))
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
-        if target.startswith("http"):
+@pytest.mark.parametrize("page", [*PAGES, "../CONTRIBUTING.md", "../README.md"])
+def test_links_have_targets(page):
+    prose = re.sub(r"`[^`\n]*`", "", CODE_BLOCK.sub("", page_text(page)))
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if link.startswith("http"):
             continue
-        where, _, anchor = target.partition("#")
-        file = (DOCS / page).parent.joinpath(where).resolve() if where else DOCS / page
-        name = file.relative_to(DOCS).as_posix() if file.is_relative_to(DOCS) else ""
-        assert file.exists() or name in generated(), f"{page}: {target}"
-        assert not anchor or anchor in anchors(name), f"{page}: {target}"
+        path, _, anchor = link.partition("#")
+        file = (DOCS / page).parent.joinpath(path).resolve() if path else DOCS / page
+        target = file.relative_to(DOCS).as_posix() if file.is_relative_to(DOCS) else ""
+        assert file.exists() or target in notebook_pages(), f"{page}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page}: {link}"
 
 
-def test_every_command_is_in_the_reference_with_its_help():
-    told = generated()["reference/commands.md"]
-    for name, command in get_command(app).commands.items():
-        assert f"## clearhead {name}\n" in told
-        assert command.help.split("\n")[0][:40] in told
+def test_public_names_are_in_the_reference():
+    paths = REFERENCE_ENTRY.findall(page_text("reference/python.md"))
+    names = {path.rpartition(".")[2] for path in paths}
+    assert set(ch.__all__) - {"lens", "presets"} <= names
+    assert set(ch.lens.__all__) <= names
 
 
-def test_every_public_name_is_in_the_reference():
-    told = set(re.findall(r"^::: ([\w.]+)", text_of("reference/python.md"), re.MULTILINE))
-    ends = {path.rpartition(".")[2] for path in told}
-    assert set(ch.__all__) - {"lens", "presets"} <= ends
-    assert set(ch.lens.__all__) <= ends
-
-
-def test_what_the_reference_has_tells_what_it_is_or_the_site_would_hide_it():
-    told = re.findall(r"^::: ([\w.]+)", text_of("reference/python.md"), re.MULTILINE)
-    for path in told:
-        home, _, name = path.rpartition(".")
-        thing = getattr(importlib.import_module(home), name)
-        assert thing.__doc__, path
-        assert not thing.__doc__.startswith(f"{name}("), (
-            path
-        )  # what dataclasses and tuples say by themselves
-        kin = [
-            base
-            for base in getattr(thing, "__mro__", ())
-            if base.__module__.startswith("clearhead")
-        ]
-        for member, value in ((name, value) for base in kin for name, value in vars(base).items()):
+def test_reference_entries_have_docstrings():
+    """mkdocstrings omits members without a docstring."""
+    for path in REFERENCE_ENTRY.findall(page_text("reference/python.md")):
+        module, _, name = path.rpartition(".")
+        entry = getattr(importlib.import_module(module), name)
+        assert entry.__module__ == module, path
+        assert entry.__doc__, path
+        assert not entry.__doc__.startswith(f"{name}("), path  # generated by dataclasses
+        bases = [b for b in getattr(entry, "__mro__", ()) if b.__module__.startswith("clearhead")]
+        for member, value in ((name, value) for b in bases for name, value in vars(b).items()):
             if not member.startswith("_") and (callable(value) or hasattr(value, "__get__")):
                 assert value.__doc__, f"{path}.{member}"
     assert all(getattr(ch, name).__doc__ for name in ch.__all__)
 
 
-def test_a_cell_of_a_notebook_becomes_markdown_with_what_it_drew():
+def test_executed_cell_becomes_markdown():
     html = {"text/html": "<figure>\n\n  <svg/>\n</figure>", "text/plain": "View"}
     png = {"image/png": "aGk=\n"}
     outputs = [
         v4.new_output("display_data", data=data) for data in (html, png, {"text/plain": "3\n"})
     ]
-    cell = v4.new_code_cell("draw()", outputs=[*outputs, v4.new_output("stream", text="said\n")])
-    assert list(hooks()._cell(cell)) == [
+    outputs.append(v4.new_output("stream", text="printed\n"))
+    assert list(load_hooks()._render_cell(v4.new_code_cell("draw()", outputs=outputs))) == [
         "```python\ndraw()\n```",
         '<div class="drawn"><figure>\n<svg/>\n</figure></div>',
         "![](data:image/png;base64,aGk=)",
         "```text\n3\n```",
-        "```text\nsaid\n```",
+        "```text\nprinted\n```",
     ]
 
 
-# ---------------------------------------------------------------- words
-ROWS = [line for line in text_of("glossary.md").splitlines() if line.startswith("|")]
-CELLS = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in ROWS]
-WORDS = [row for row in CELLS if row[2].startswith("`")]
+# ---------------------------------------------------------------- glossary
+TABLE_ROWS = [line for line in page_text("glossary.md").splitlines() if line.startswith("|")]
+CELLS = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in TABLE_ROWS]
+TERMS = [row for row in CELLS if row[2].startswith("`")]
 
 
-def made_in(file):
-    """The names that a file gives to something: classes, functions, fields, and attributes of its objects."""
+def defined_names(file):
+    """Classes, functions, fields and attributes that a file defines."""
     for node in ast.walk(ast.parse((SOURCE / file).read_text(encoding="utf-8"))):
         match node:
             case (
                 ast.ClassDef(name=name)
                 | ast.FunctionDef(name=name)
                 | ast.AnnAssign(target=ast.Name(id=name))
+                | ast.Attribute(attr=name, ctx=ast.Store())
             ):
-                yield name
-            case ast.Attribute(attr=name, ctx=ast.Store()):
                 yield name
 
 
 @cache
-def seen_anywhere():
-    shapes = [ch.presets[name] for name in ("tiny-decoder", "tiny-encoder-decoder")]
-    some = [
-        shape.replace(position="learned", ffn__activation=act)
-        for shape in shapes
-        for act in ("relu", "swiglu")
+def all_activations():
+    configs = [
+        ch.presets[name].replace(position="learned", ffn__activation=activation)
+        for name in ("tiny-decoder", "tiny-encoder-decoder")
+        for activation in ("relu", "swiglu")
     ]
-    return {path for config in some for path in activation_table(config.model)}
+    return {name for config in configs for name in activation_table(config.model)}
 
 
-@pytest.mark.parametrize("row", WORDS, ids=lambda row: row[0])
-def test_a_word_of_the_glossary_is_in_the_code(row):
-    file, name, value = (cell.strip("`") for cell in row[2:])
-    assert name in made_in(file)
-    assert not value or value in seen_anywhere()
+@pytest.mark.parametrize("row", TERMS, ids=lambda row: row[0])
+def test_glossary_term_is_in_the_code(row):
+    file, name, activation = (cell.strip("`") for cell in row[2:])
+    assert name in defined_names(file)
+    assert not activation or activation in all_activations()
 
 
-def test_every_id_of_the_lectures_can_be_looked_up():
-    told = re.findall(r"^- \*\*(L\d\.\d)\*\* ", text_of("glossary.md"), re.MULTILINE)
-    assert told == sorted(set(told))
+def test_lecture_ids_are_in_the_glossary():
+    ids = re.findall(r"^- \*\*(L\d\.\d)\*\* ", page_text("glossary.md"), re.MULTILINE)
+    assert ids == sorted(set(ids))
     files = [
         path
-        for kind in ("py", "js", "md")
+        for suffix in ("py", "js", "md")
         for folder in ("src", "docs")
-        for path in (ROOT / folder).rglob(f"*.{kind}")
+        for path in (ROOT / folder).rglob(f"*.{suffix}")
     ]
-    used = {
-        found for path in files for found in re.findall(r"\bL[1-6]\.\d\b", path.read_text("utf-8"))
-    }
-    assert used <= {*told}
+    used = {i for path in files for i in re.findall(r"\bL[1-6]\.\d\b", path.read_text("utf-8"))}
+    assert used <= {*ids}
 
 
-def test_the_glossary_has_all_parts_of_the_lectures():
-    assert re.findall(r"^## .*\((L\d)\)$", text_of("glossary.md"), re.MULTILINE) == [
-        f"L{n}" for n in range(1, 7)
-    ]
-    assert len(WORDS) > 50
+def test_glossary_has_all_parts_of_the_lectures():
+    parts = re.findall(r"^## .*\((L\d)\)$", page_text("glossary.md"), re.MULTILINE)
+    assert parts == [f"L{n}" for n in range(1, 7)]
+    assert len(TERMS) > 50
 
 
 # ---------------------------------------------------------------- commands and snippets
 def commands(page):
-    """What a reader is told to type: lines of `sh`, and of `console` after a dollar; joined where they go on."""
-    for block in blocks(page, "sh", "bash", "console"):
-        prompted = re.search(r"^\$ ", block, re.MULTILINE)
+    """Lines of `sh` blocks, and lines after `$` of `console` blocks; continuation lines joined."""
+    for block in code_blocks(page, "sh", "bash", "console"):
+        has_prompt = re.search(r"^\$ ", block, re.MULTILINE)
         for line in block.replace("\\\n", " ").splitlines():
-            if (prompted is None or line.startswith("$ ")) and re.search(r"\bclearhead\b", line):
+            is_command = line.startswith("$ ") or not has_prompt
+            if is_command and re.search(r"\bclearhead\b", line):
                 yield line.removeprefix("$ ").split("    #")[0]
 
 
-@pytest.mark.parametrize("page", OURS)
-def test_commands_are_such_as_the_shell_understands(page):
+@pytest.mark.parametrize("page", GUIDES)
+def test_commands_are_valid(page):
     for line in commands(page):
         words = shlex.split(line)
         if "clearhead" not in words or words[0].startswith("#"):
             continue
-        rest = words[words.index("clearhead") + 1 :]
+        arguments = words[words.index("clearhead") + 1 :]
         command = get_command(app)
-        while rest and getattr(command, "commands", None):
-            assert rest[0] in command.commands, line
-            command = command.commands[rest[0]]
-            rest = rest[1:]
-        with command.make_context("clearhead", rest) as context:  # reads the options, runs nothing
-            known(context, line)
+        while arguments and getattr(command, "commands", None):
+            assert arguments[0] in command.commands, line
+            command = command.commands[arguments[0]]
+            arguments = arguments[1:]
+        with command.make_context("clearhead", arguments) as context:  # parses, runs nothing
+            check_config_options(context, line)
 
 
-def known(context, line):
-    """Options with dots are options of a configuration: of a recipe they must be its own."""
+def check_config_options(context, line):
+    """Options with dots must be options of the preset."""
     options = parse_config_flags(list(context.args))
-    if options and (recipe := context.params.get("what")) in ch.presets:
+    recipe = context.params.get("recipe")
+    assert recipe or not options, line
+    if options and recipe in ch.presets:
         try:
             ch.presets[recipe].replace(
                 **{key.replace(".", "__"): value for key, value in options.items()}
             )
-        except ch.ClearheadError as mistake:
-            pytest.fail(f"{line}: {mistake}")
+        except ch.ClearheadError as error:
+            pytest.fail(f"{line}: {error}")
 
 
-@pytest.mark.parametrize("page", OURS)
-def test_snippets_use_names_that_exist(page):
-    for block in blocks(page, "python"):
+@pytest.mark.parametrize("page", GUIDES)
+def test_snippets_use_existing_names(page):
+    for block in code_blocks(page, "python"):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.Attribute):
                 path = ast.unparse(node)
                 if re.fullmatch(r"ch(\.\w+)+", path):
                     reduce(getattr, path.split(".")[1:], ch)
                 elif re.fullmatch(r"(model|ch\.load\([^()]*\))\.\w+", path):
-                    assert hasattr(ch.Model, node.attr) or node.attr in (
-                        "config",
-                        "tokenizer",
-                        "net",
-                    ), path
+                    is_attribute = node.attr in ("config", "tokenizer", "net")
+                    assert is_attribute or hasattr(ch.Model, node.attr), path
 
 
-# ---------------------------------------------------------------- what is shown is what comes
-def same(shown, came):
-    """Word for word, numbers to a hundredth; not shades of cells, sizes of files, and what follows a line of …."""
+# ---------------------------------------------------------------- shown outputs
+def assert_same_output(shown, printed):
+    """Equal text, numbers within 0.01; ignores shading, sizes, and what follows a line with …."""
     shown = shown.split("\n…")[0].strip()
-    came = "\n".join(came.strip().splitlines()[: shown.count("\n") + 1])
+    printed = "\n".join(printed.strip().splitlines()[: shown.count("\n") + 1])
     number = r"-?\d+\.\d+"
-    texts = [
-        re.sub(rf"{number}|[█-▏░-▓≡=-]+|(?m:^ +[\d,]+  )", "", text).split()
-        for text in (shown, came)
-    ]
-    numbers = [[float(n) for n in re.findall(number, text)] for text in (shown, came)]
-    assert texts[0] == texts[1]
+    ignored = rf"{number}|[█-▏░-▓≡=-]+|(?m:^ +[\d,]+  )"
+    assert re.sub(ignored, "", shown).split() == re.sub(ignored, "", printed).split()
+    numbers = [[float(n) for n in re.findall(number, text)] for text in (shown, printed)]
     assert numbers[0] == pytest.approx(numbers[1], abs=0.01)
 
 
-LIVE = re.compile(r"```python\n[^`]*```\n```text")  # a snippet, and below it what it prints
+SNIPPET_WITH_OUTPUT = re.compile(r"```python\n[^`]*```\n```text")
 
 
-@pytest.mark.parametrize("page", [page for page in OURS if LIVE.search(text_of(page))])
+@pytest.mark.parametrize(
+    "page", [page for page in GUIDES if SNIPPET_WITH_OUTPUT.search(page_text(page))]
+)
 def test_snippets_print_what_the_page_shows(page):
-    here = {}
-    for kind, body in FENCED.findall(text_of(page)):
-        if kind == "python":
+    namespace = {}
+    for language, body in CODE_BLOCK.findall(page_text(page)):
+        if language == "python":
             with contextlib.redirect_stdout(io.StringIO()) as printed:
-                exec(body, here)
-        elif kind == "text" and here:
-            same(body, printed.getvalue())
+                exec(body, namespace)
+        elif language == "text" and namespace:
+            assert_same_output(body, printed.getvalue())
 
 
-SHOWN = [(page, block) for page in OURS for block in blocks(page, "console")]
-RUN = [
+CONSOLE_BLOCKS = [
     (page, block)
-    for page, block in SHOWN
+    for page in GUIDES
+    for block in code_blocks(page, "console")
     if re.match(r"\$ clearhead (generate|translate|see|vectors|classify|export)", block)
 ]
 
 
-@pytest.mark.parametrize(("page", "block"), RUN)
+@pytest.mark.parametrize(("page", "block"), CONSOLE_BLOCKS)
 def test_commands_print_what_the_page_shows(page, block, tmp_path, monkeypatch):
     shutil.copy(SOURCE / "bundled" / "digits" / "seven.png", tmp_path)
     shutil.copy(SOURCE / "bundled" / "spoken-digits" / "seven.wav", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     line, _, shown = block.removeprefix("$ ").partition("\n")
-    done = CliRunner().invoke(app, shlex.split(line)[1:])
-    same(shown, done.output + (f"clearhead: {done.exception}" if done.exception else ""))
-
-
-@pytest.fixture(scope="module")
-def changed(tmp_path_factory):
-    """A copy of the source with the diffs of the page for contributors applied."""
-    if shutil.which("git") is None:
-        pytest.skip("git is not here")
-    tree = tmp_path_factory.mktemp("changed")
-    shutil.copytree(
-        SOURCE,
-        tree / "src" / "clearhead",
-        ignore=shutil.ignore_patterns("bundled", "__pycache__", "page"),
-    )
-    (tree / "all.diff").write_text("".join(blocks("contributing.md", "diff")))
-    done = subprocess.run(
-        ["git", "apply", "-p0", "all.diff"], cwd=tree, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return tree
-
-
-def test_the_diffs_for_contributors_apply_and_work(changed):
-    code = """
-import clearhead as ch
-from clearhead.weights.families.known import FAMILIES
-model = ch.new("tiny-decoder", position="logarithmic", seed=0)
-assert ch.__file__.startswith(PLACE)
-assert all(law.holds for law in ch.verify(model))
-assert ch.lens.spread(model, [1, 2, 3]).values.shape == (2, 4, 3)
-assert "starcoder2" in [family.name for family in FAMILIES]
-"""
-    env = os.environ | {"PYTHONPATH": str(changed / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", code.replace("PLACE", repr(str(changed)))],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("how", [["check"], ["format", "--check"]], ids=" ".join)
-def test_the_diffs_for_contributors_are_in_the_style_of_the_house(changed, how):
-    ruff = [
-        sys.executable,
-        "-m",
-        "ruff",
-        *how,
-        "--no-cache",
-        "--config",
-        ROOT / "pyproject.toml",
-        "src",
-    ]
-    done = subprocess.run(ruff, cwd=changed, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    result = CliRunner().invoke(app, shlex.split(line)[1:])
+    error = f"clearhead: {result.exception}" if result.exception else ""
+    assert_same_output(shown, result.output + error)

@@ -1,4 +1,4 @@
-"""Figures that written pages tell are the newest of bench/results, rounded as the page says."""
+"""Measurements in the docs are the newest of bench/results."""
 
 import re
 from pathlib import Path
@@ -24,8 +24,8 @@ TRAINED = "GPT-2 124M, a step of {} × 1,024, compiled"
 SMALL = "GPT of 4 layers × 128, a step of 12 × 64"
 BASE = "translation base, 32 sentences, {}"
 
-# what each row of the table tells, from left to right
-TOLD = [
+# the results behind each row of the table: file, peer, works
+SOURCES = [
     ("train.h200", "Hugging Face", TRAINED.format(16), TRAINED.format(64)),
     ("train.h200", "plain torch", TRAINED.format(16), TRAINED.format(64)),
     ("train.cpu", "plain torch", SMALL),
@@ -56,14 +56,16 @@ def rounded(ratio):
     return f"**{text}**" if ratio < 1 else text
 
 
-@pytest.mark.parametrize(("cells", "told"), list(zip(ROWS, TOLD, strict=True)), ids=lambda x: x[0])
-def test_a_ratio_is_the_newest_that_was_kept(cells, told):
-    file, peer, *works = told
+@pytest.mark.parametrize(
+    ("cells", "source"), list(zip(ROWS, SOURCES, strict=True)), ids=lambda x: x[0]
+)
+def test_ratio_is_the_newest(cells, source):
+    file, peer, *works = source
     assert cells[2] == " / ".join(rounded(NEWEST[file, work, peer][0].ratio[0]) for work in works)
     assert cells[1].startswith(peer)
 
 
-def test_figures_in_the_words_are_the_newest_too():
+def test_numbers_in_the_text_are_the_newest():
     def of(*which):
         row, _ = NEWEST[which]
         return row.ours[0], row.theirs[0]
@@ -76,12 +78,12 @@ def test_figures_in_the_words_are_the_newest_too():
     assert f"a single fp32 text on CPU ({theirs / ours:.2f} times)" in PAGE
 
 
-def test_versions_are_known_of_the_runs_that_the_page_names():
-    runs = [NEWEST[file, work, peer][1] for file, peer, *works in TOLD for work in works]
+def test_runs_on_the_page_have_versions():
+    runs = [NEWEST[file, work, peer][1] for file, peer, *works in SOURCES for work in works]
     assert all("torch" in run.versions for run in runs)
 
 
-def test_the_rate_by_which_many_gpus_are_sized_was_measured():
+def test_rate_of_the_multi_gpu_estimate_is_measured():
     row, _ = NEWEST["train.h200", f"{TRAINED.format(16)}: speed", ""]
     page = (DOCS / "guides" / "many-gpus.md").read_text(encoding="utf-8")
     assert re.findall(r"^RATE = (\S+) \*", page, re.MULTILINE) == [f"{row.ours[0] / 1e3:.0f}e3"]
