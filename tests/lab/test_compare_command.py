@@ -1,4 +1,4 @@
-"""The command as a person uses it: interrupted, killed, gone on with, and shared by several processes."""
+"""`clearhead compare` as a command: interrupted, killed, resumed, and in several processes."""
 
 import json
 import os
@@ -7,19 +7,18 @@ import subprocess
 import sys
 import time
 
-import experiments
 import pytest
+from tiny_experiments import compare, flags, write_text
 
-import clearhead as ch
 from clearhead.lab.experiment import read_results
 
+pytestmark = pytest.mark.slow
+
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-POSITIONS = {"model.position": "none,rotary"}
-VARY = ["--vary", "model.position=none,rotary"]
+VARY = {"model.position": "none,rotary"}
 
 
-def command(folder, *words, before=(), **changes):
-    flags = experiments.flags(**{"data.train": experiments.text(folder), **changes})
+def command(folder, *arguments, before=(), **changes):
     return [
         sys.executable,
         *before,
@@ -27,98 +26,75 @@ def command(folder, *words, before=(), **changes):
         "clearhead",
         "compare",
         "lm-small",
-        *VARY,
-        *flags,
+        "--vary",
+        "model.position=none,rotary",
+        *flags(**{"data.train": write_text(folder), **changes}),
         "--device",
         "cpu",
-        *words,
+        *arguments,
     ]
 
 
-def run(words, cwd):
+def run_command(words, folder):
     return subprocess.run(
-        words, capture_output=True, text=True, check=False, cwd=cwd, env=ENVIRONMENT
+        words, capture_output=True, text=True, check=False, cwd=folder, env=ENVIRONMENT
     )
 
 
-def validations(out):
-    logs = {
-        path: map(json.loads, path.read_text().splitlines())
-        for path in out.glob("runs/*/*/log.jsonl")
-    }
-    return {
-        path.relative_to(out): [(line["step"], line["valid"]) for line in lines if "valid" in line]
-        for path, lines in logs.items()
-    }
+def read_validations(output):
+    validations = {}
+    for path in output.glob("runs/*/*/log.jsonl"):
+        lines = map(json.loads, path.read_text().splitlines())
+        validations[path.relative_to(output)] = [
+            (line["step"], line["valid_loss"]) for line in lines if "valid_loss" in line
+        ]
+    return validations
 
 
-def until(process, there):
-    end = time.monotonic() + 60
-    while not there():
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_what_is_interrupted_and_killed_goes_on_and_comes_to_the_same(tmp_path):
-    steps = {
+def test_interrupted_and_killed_experiment_is_resumed(tmp_path):
+    options = {
         "train.max_steps": 60,
         "train.save_every": 10,
         "train.log_every": 10,
         "train.eval_every": 10,
     }
-    options = {**experiments.SMALL, **steps, "data.train": experiments.text(tmp_path)}
-    whole = ch.compare(
-        "lm-small", POSITIONS, [5], tmp_path / "whole", device="cpu", quiet=True, **options
-    )
-    out = tmp_path / "cut"
-    words = command(tmp_path, "--seeds", "5,", "--out", "cut", **steps)
-    ends = []
-    for number, there in (
-        (signal.SIGINT, out / "runs/position=none/5/steps/00000020"),
-        (signal.SIGKILL, out / "runs/position=rotary/5/steps/00000020"),
-    ):
+    data = write_text(tmp_path)
+    whole = compare(tmp_path / "whole", data, VARY, [5], options)
+    output = tmp_path / "resumed"
+    words = command(tmp_path, "--seeds", "5,", "--output", "resumed", **options)
+    statuses = []
+    for number, variant in ((signal.SIGINT, "none"), (signal.SIGKILL, "rotary")):
         process = subprocess.Popen(
             words, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
         )
-        until(process, there.is_dir)
+        checkpoint = output / f"runs/position={variant}/5/checkpoints/00000020"
+        deadline = time.monotonic() + 60
+        while not checkpoint.is_dir():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         process.send_signal(number)
-        told = process.communicate()[0]
-        ends.append(process.returncode)
-    assert ends == [130, -signal.SIGKILL]
-    assert "the same command goes on" not in told
-    assert len(read_results(out)) == 1
-    again = run([*words[:4], "cut"], tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert "2 of 2: position=rotary, seed 5" in again.stdout
-    assert "1 of 2" not in again.stdout
-    assert validations(out) == validations(whole.output)
-    assert not list(out.rglob("*.lock"))
+        process.communicate()
+        statuses.append(process.returncode)
+    assert statuses == [130, -signal.SIGKILL]
+    assert len(read_results(output)) == 1
+    resumed = run_command([*words[:4], "resumed"], tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "2 of 2: position=rotary, seed 5" in resumed.stdout
+    assert "1 of 2" not in resumed.stdout
+    assert read_validations(output) == read_validations(whole.output)
+    assert not list(output.rglob("*.lock"))
 
 
-def test_several_processes_share_the_runs_among_them(tmp_path):
+def test_processes_distribute_the_runs(tmp_path):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    shared = run(command(tmp_path, "--seeds", "2", "--out", "shared", before=torchrun), tmp_path)
+    words = command(tmp_path, "--seeds", "2", "--output", "shared", before=torchrun)
+    shared = run_command(words, tmp_path)
     assert shared.returncode == 0, shared.stderr
     assert all(shared.stdout.count(f"{n} of 4: ") == 1 for n in range(1, 5))
     assert shared.stdout.count("report: ") == 1
-    found = read_results(tmp_path / "shared")
-    assert len(found) == 4
-    assert {run.num_processes for run in found.values()} == {2}
+    results = read_results(tmp_path / "shared")
+    assert len(results) == 4
+    assert {run.num_processes for run in results.values()} == {2}
     assert "shared a machine" in (tmp_path / "shared/report.md").read_text()
-    assert [len(lines) for lines in validations(tmp_path / "shared").values()] == [3] * 4
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--vary", "steps=1,2"], "did you mean --vary train.max_steps=1,2?"),
-        (["--seeds", "²"], "--seeds ² must be whole numbers"),
-    ],
-)
-def test_wrong_words_are_one_sentence_and_status_2(words, sentence, tmp_path):
-    done = run(command(tmp_path, *words), tmp_path)
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "comparison").exists()
+    assert [len(lines) for lines in read_validations(tmp_path / "shared").values()] == [3] * 4

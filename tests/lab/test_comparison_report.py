@@ -1,11 +1,11 @@
-"""What is said of an experiment follows from its numbers; the report is one file that needs no other."""
+"""The report of an experiment: findings follow from the numbers, and the page is self-contained."""
 
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from experiments import SMALL
+from tiny_experiments import OPTIONS
 
 import clearhead as ch
 from clearhead.lab.compare import describe_plan
@@ -15,226 +15,237 @@ from clearhead.lab.stats import summarize
 from clearhead.train.checkpoint import LOG_FILE
 
 BASE = ch.presets["lm-small"].replace(
-    **SMALL, **{"data.train": "text.txt", "data.valid": "valid.txt"}
+    **OPTIONS, **{"data.train": "text.txt", "data.valid": "valid.txt"}
 )
+CLASSIFIER = {"model.architecture": "encoder", "model.head": "classification"}
+CLEARLY_LOWER = {16: [3.0, 3.1, 3.2], 32: [2.5, 2.61, 2.7]}
 
 
-def summary(values, metric="loss", **changes):
-    """Of variants by their widths, with the values that their runs came to."""
+def make_summary(values, metric="best_loss", **changes):
+    """Summary of variants of d_model, with a value for each run; None for a diverged run."""
     vary = (f"model.d_model={','.join(map(str, values))}",)
-    seeds = tuple(range(max(len(each) for each in values.values())))
-    experiment = Experiment("lm-small", vary, seeds, base=BASE, **{"metric": metric, **changes})
-    runs = {}
-    for width, each in values.items():
-        for seed, value in enumerate(each):
-            end = "diverged" if value is None else "done"
-            known = {
-                "loss": value,
-                "last": value,
-                "figures": {metric: value},
-                "end": end,
-                "parameters": width,
-            }
-            runs[f"width={width}", seed] = RunResult(
-                f"width={width}", seed, **known, error="it was lost", train_seconds=2.0
+    seeds = tuple(range(max(map(len, values.values()))))
+    experiment = Experiment("lm-small", vary, seeds, base=BASE, metric=metric, **changes)
+    results = {}
+    for d_model, runs in values.items():
+        name = f"d_model={d_model}"
+        for seed, value in enumerate(runs):
+            results[name, seed] = RunResult(
+                name,
+                seed,
+                status="diverged" if value is None else "completed",
+                error="the loss is nan",
+                best_loss=value,
+                final_loss=value,
+                num_parameters=d_model,
+                train_seconds=2.0,
+                metrics={metric: value},
             )
-    return summarize(experiment, runs)
+    return summarize(experiment, results)
 
 
-def said(found, out):
-    return {finding.name: finding.message for finding in findings(found, out)}
+def messages(summary, output):
+    return {finding.name: finding.message for finding in findings(summary, output)}
 
 
-def test_a_clear_difference_is_claimed_in_its_direction(tmp_path):
-    lower = {16: [3.0, 3.1, 3.2], 32: [2.5, 2.61, 2.7]}
-    assert (
-        "width=32 is better than width=16: lowest validation loss -0.4967"
-        in said(summary(lower), tmp_path)["better"]
-    )
-    assert "worse" in said(summary({32: lower[32], 16: lower[16]}), tmp_path)
-    assert "worse" in said(summary(lower, "bits per byte", against="width=32"), tmp_path)
+# ---- findings
 
 
-def test_more_is_better_where_it_is(tmp_path):
-    found = summary({16: [3.0, 3.1, 3.2], 32: [2.5, 2.61, 2.7]}, "perplexity")
-    assert found.lower_is_better
-    rows = BASE.replace(**{"model.architecture": "encoder", "model.head": "classification"})
-    assert not summarize(Experiment("x", metric="accuracy", base=rows), {}).lower_is_better
+def test_significant_difference_is_reported_with_its_direction(tmp_path):
+    better = messages(make_summary(CLEARLY_LOWER), tmp_path)["better"]
+    assert "d_model=32 is better than d_model=16" in better
+    assert "-0.4967" in better
+    reversed_order = {32: CLEARLY_LOWER[32], 16: CLEARLY_LOWER[16]}
+    assert "worse" in messages(make_summary(reversed_order), tmp_path)
+    other_baseline = make_summary(CLEARLY_LOWER, "bits_per_byte", baseline="d_model=32")
+    assert "worse" in messages(other_baseline, tmp_path)
 
 
-def test_noise_is_not_claimed_and_not_called_equal(tmp_path):
-    found = said(summary({16: [3.0, 3.1, 3.2], 32: [3.1, 3.0, 3.25]}), tmp_path)
-    assert list(found) == ["not to be told apart"]
-    assert "does not make them equal" in found["not to be told apart"]
+def test_direction_of_metrics():
+    assert make_summary(CLEARLY_LOWER, "perplexity").lower_is_better
+    base = BASE.replace(**CLASSIFIER)
+    assert not summarize(Experiment("x", metric="accuracy", base=base), {}).lower_is_better
 
 
-def test_looking_at_many_variants_makes_claims_harder(tmp_path):
-    near = {16: [3.0, 3.1, 3.2], 32: [2.9, 3.02, 3.08]}
-    alone = summary(near).rows[1].contrast
-    among = summary(near | {w: [3.0, 3.3, 2.9] for w in (8, 64, 128)}).rows[1].contrast
+def test_noise_is_inconclusive(tmp_path):
+    found = messages(make_summary({16: [3.0, 3.1, 3.2], 32: [3.1, 3.0, 3.25]}), tmp_path)
+    assert list(found) == ["inconclusive"]
+    assert "does not show that they are equal" in found["inconclusive"]
+
+
+def test_more_variants_make_the_test_stricter():
+    values = {16: [3.0, 3.1, 3.2], 32: [2.9, 3.02, 3.08]}
+    alone = make_summary(values).rows[1].contrast
+    others = {d_model: [3.0, 3.3, 2.9] for d_model in (8, 64, 128)}
+    among_four = make_summary(values | others).rows[1].contrast
     assert alone.p_corrected == alone.test.p_value < 0.05
-    assert among.p_corrected == pytest.approx(4 * alone.p_corrected)
-    assert not among.is_significant
+    assert among_four.p_corrected == pytest.approx(4 * alone.p_corrected)
+    assert not among_four.is_significant
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_with_few_seeds_nothing_is_claimed(seeds, tmp_path):
-    found = said(summary({16: [3.0, 3.1][:seeds], 32: [1.0, 1.1][:seeds]}), tmp_path)
-    assert list(found) == ["too few seeds"]
+@pytest.mark.parametrize("num_seeds", [1, 2])
+def test_few_seeds_claim_nothing(num_seeds, tmp_path):
+    values = {16: [3.0, 3.1][:num_seeds], 32: [1.0, 1.1][:num_seeds]}
+    assert list(messages(make_summary(values), tmp_path)) == ["too few seeds"]
 
 
-@pytest.mark.parametrize(("seeds", "told"), [(2, 1), (3, 0)])
-def test_that_nothing_can_be_claimed_is_said_before_the_first_run(seeds, told, tmp_path):
-    experiment = Experiment("lm-small", ("model.d_model=16,32",), tuple(range(seeds)), base=BASE)
-    after = describe_plan(experiment, tmp_path)[3:]  # after a line for all and one for each variant
-    few = "too few seeds: with 2 seeds nothing can be claimed"
-    assert [line.partition(": chance")[0] for line in after] == [few] * told
+@pytest.mark.parametrize(("num_seeds", "is_warned"), [(2, True), (3, False)])
+def test_plan_warns_about_few_seeds(num_seeds, is_warned, tmp_path):
+    vary = ("model.d_model=16,32",)
+    experiment = Experiment("lm-small", vary, tuple(range(num_seeds)), base=BASE)
+    plan = describe_plan(experiment, tmp_path)
+    assert len(plan) == 3 + is_warned  # one line for all, and one per variant
+    assert plan[-1].startswith("too few seeds") == is_warned
     assert len(describe_plan(replace(experiment, vary=()), tmp_path)) == 2
 
 
-def test_an_option_without_effect_is_told_from_a_small_one(tmp_path):
-    assert "no effect" in said(summary({16: [3.0, 3.1, 3.2], 32: [3.0, 3.1, 3.2]}), tmp_path)
+def test_identical_runs_have_no_effect(tmp_path):
+    identical = {16: [3.0, 3.1, 3.2], 32: [3.0, 3.1, 3.2]}
+    assert "no effect" in messages(make_summary(identical), tmp_path)
 
 
-def test_runs_that_diverged_count_in_no_mean_and_are_told(tmp_path):
-    found = summary({16: [3.0, 3.1, 3.2, 3.3], 32: [None, 2.6, 2.7, 2.8]})
-    row = found.rows[1].to_dict()
-    assert (row["n"], row["diverged"], row["mean"]) == (3, 1, pytest.approx(2.7))
-    assert row["difference"] == pytest.approx(-0.5)
-    assert "1 of 4 runs of width=32 diverged" in said(found, tmp_path)["mind"]
-    few = summary({16: [3.0, 3.1, 3.2], 32: [None, 2.6, 2.7]})
-    assert "width=32 there are fewer than 3 pairs" in said(few, tmp_path)["nothing to say"]
+def test_diverged_runs_are_excluded_and_reported(tmp_path):
+    summary = make_summary({16: [3.0, 3.1, 3.2, 3.3], 32: [None, 2.6, 2.7, 2.8]})
+    row = summary.rows[1].to_dict()
+    assert (row["n"], row["num_diverged"], row["mean"]) == (3, 1, pytest.approx(2.7))
+    assert row["mean_difference"] == pytest.approx(-0.5)
+    assert "1 of 4 runs of d_model=32 diverged" in messages(summary, tmp_path)["caveat"]
+    few = make_summary({16: [3.0, 3.1, 3.2], 32: [None, 2.6, 2.7]})
+    assert "fewer than 3 pairs" in messages(few, tmp_path)["too few pairs"]
 
 
-def test_the_loss_of_training_is_not_that_of_evaluate():
-    run = RunResult(
-        "base", 0, "done", best_loss=1.0, final_loss=2.0, metrics={"loss": 3.0, "perplexity": 20.0}
-    )
-    assert [run.metric(metric) for metric in ("loss", "last", "perplexity")] == [1.0, 2.0, 20.0]
+def test_best_loss_is_not_the_loss_of_evaluation():
+    metrics = {"loss": 3.0, "best_loss": 4.0, "perplexity": 20.0}
+    run = RunResult("base", 0, "completed", best_loss=1.0, final_loss=2.0, metrics=metrics)
+    values = [run.metric(name) for name in ("best_loss", "final_loss", "perplexity")]
+    assert values == [1.0, 2.0, 20.0]
 
 
-def test_figures_that_training_does_not_log_need_files_of_their_own():
-    rows = BASE.replace(
-        **{"model.architecture": "encoder", "model.head": "classification", "data.valid": []}
-    )
-    assert Experiment("x", metric="accuracy", base=rows).metric == "accuracy"
-    with pytest.raises(
-        ch.ClearheadError,
-        match=r"--metric f1 is measured on files of their own; give --data\.valid",
-    ):
-        Experiment("x", metric="f1", base=rows)
+def test_metrics_of_evaluation_need_validation_files():
+    base = BASE.replace(**CLASSIFIER, **{"data.valid": []})
+    assert Experiment("x", metric="accuracy", base=base).metric == "accuracy"
+    with pytest.raises(ch.ClearheadError, match=r"f1.*--data\.valid"):
+        Experiment("x", metric="f1", base=base)
 
 
-def test_a_chance_of_almost_nothing_is_not_told_as_none(tmp_path):
-    found = summary({16: [3.0, 3.1, 3.2, 3.3], 32: [2.0, 2.1, 2.2, 2.30001]})
-    assert "p < 0.0001" in said(found, tmp_path)["better"]
-    assert results_table(found)[1][1][-1] == "< 0.0001"
+def test_tiny_p_value_is_not_shown_as_zero(tmp_path):
+    summary = make_summary({16: [3.0, 3.1, 3.2, 3.3], 32: [2.0, 2.1, 2.2, 2.30001]})
+    assert "p < 0.0001" in messages(summary, tmp_path)["better"]
+    _, rows = results_table(summary)
+    assert rows[1][-1] == "< 0.0001"
 
 
-def test_differences_that_are_all_the_same_have_no_interval(tmp_path):
-    found = summary({16: [3.0, 3.5, 4.0], 32: [3.5, 4.0, 4.5]})
-    assert (
-        "+0.5000 (no interval: all differences are the same, p = 0.25)"
-        in said(found, tmp_path)["not to be told apart"]
-    )
-    assert results_table(found)[1][1][-2] == "–"
+def test_equal_differences_have_no_interval(tmp_path):
+    summary = make_summary({16: [3.0, 3.5, 4.0], 32: [3.5, 4.0, 4.5]})
+    message = messages(summary, tmp_path)["inconclusive"]
+    assert "+0.5000 (no interval: all differences are equal, p = 0.25)" in message
+    _, rows = results_table(summary)
+    assert rows[1][-2] == "–"
 
 
 @pytest.mark.parametrize(
-    ("option", "word"),
+    ("vary", "keyword"),
     [
-        ("data.vocab_size=99,98", "bits per byte"),
-        ("data.valid=a,b", "other data"),
+        ("data.vocab_size=99,98", "bits_per_byte"),
+        ("data.valid=a,b", "different data"),
         ("model.context_length=8,16", "--lengths"),
     ],
 )
-def test_losses_that_are_not_of_the_same_are_pointed_out(option, word, tmp_path):
-    experiment = Experiment("lm-small", (option,), base=BASE)
-    assert any(word in finding.message for finding in findings(summarize(experiment, {}), tmp_path))
+def test_incomparable_losses_are_pointed_out(vary, keyword, tmp_path):
+    experiment = Experiment("lm-small", (vary,), base=BASE)
+    found = findings(summarize(experiment, {}), tmp_path)
+    assert any(keyword in finding.message for finding in found)
 
 
 @pytest.mark.parametrize(
-    ("valid", "told"),
+    ("losses", "caveat"),
     [
-        (
-            [3.0, 2.5, 2.0],
-            "2 of 2 runs had their lowest validation loss at their end, but too few validations to tell",
-        ),
-        ([3.0, 2.0, 2.5], ""),
-        ([3.0], "2 of 2 runs were validated once"),
-        ([], ""),
-        ([9.0 - i for i in range(8)], "2 of 2 runs were still falling at their end"),
+        ([3.0, 2.5, 2.0], "2 of 2 runs had their lowest validation loss at the end"),
+        ([3.0, 2.0, 2.5], None),
+        ([3.0], "2 of 2 runs were validated only once"),
+        ([], None),
+        ([9.0 - i for i in range(8)], "2 of 2 runs were still improving"),
     ],
 )
-def test_runs_whose_last_validation_is_their_lowest_are_told(valid, told, tmp_path):
-    known = summary({16: [3.0], 32: [2.5]})
-    for run in known.results:
+def test_unfinished_curves_are_caveats(losses, caveat, tmp_path):
+    summary = make_summary({16: [3.0], 32: [2.5]})
+    for run in summary.results:
         (tmp_path / run.path).mkdir(parents=True)
         lines = [
-            json.dumps({"step": 10 * (i + 1), "loss": value, "valid": value})
-            for i, value in enumerate(valid)
+            json.dumps({"step": 10 * step, "loss": loss, "valid_loss": loss})
+            for step, loss in enumerate(losses, 1)
         ]
         (tmp_path / run.path / LOG_FILE).write_text("\n".join(lines))
-    found = [each.message for each in findings(known, tmp_path) if each.name == "mind"]
-    assert [sentence.startswith(told) for sentence in found] == ([True] if told else [])
+    caveats = [each.message for each in findings(summary, tmp_path) if each.name == "caveat"]
+    assert len(caveats) == (0 if caveat is None else 1)
+    assert all(message.startswith(caveat) for message in caveats)
+
+
+# ---- page
 
 
 class Page(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.open = []
-        self.links = []
-        self.words = ""
+    """Unclosed tags, links and text of a page."""
 
-    def handle_starttag(self, tag, attrs):
-        self.links += [
-            value for name, value in attrs if name in ("src", "href") and not value.startswith("#")
-        ]
-        if tag not in ("meta", "br", "wbr", "path", "use", "circle", "rect"):
-            self.open.append(tag)
+    VOID_TAGS = ("meta", "br", "wbr", "path", "use", "circle", "rect")
+
+    def __init__(self, html):
+        super().__init__()
+        self.open_tags = []
+        self.links = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        for name, value in attributes:
+            if name in ("src", "href") and not value.startswith("#"):
+                self.links.append(value)
+        if tag not in self.VOID_TAGS:
+            self.open_tags.append(tag)
 
     def handle_endtag(self, tag):
-        if tag in self.open:
-            assert self.open.pop() == tag
+        if tag in self.open_tags:
+            assert self.open_tags.pop() == tag
 
     def handle_data(self, data):
-        self.words += data
+        self.text += data
 
 
-def test_the_page_is_whole_needs_nothing_else_and_escapes_what_is_not_ours(tmp_path):
-    known = summary({16: [3.0, 3.1, 3.2], 32: [2.5, 2.61, None]})
-    experiment = replace(known.experiment, what="<script>alert(1)</script>", lengths=(16, 64))
-    for run in known.results:
-        save_result(tmp_path, replace(run, lengths={"16": {"loss": 3.0, "beyond": 0.0}, "64": {}}))
+def test_page_is_self_contained_and_escaped(tmp_path):
+    summary = make_summary({16: [3.0, 3.1, 3.2], 32: [2.5, 2.61, None]})
+    script = "<script>alert(1)</script>"
+    experiment = replace(summary.experiment, recipe=script, eval_lengths=(16, 64))
+    loss_by_length = {"16": {"loss": 3.0, "extrapolated_fraction": 0.0}, "64": {}}
+    for run in summary.results:
+        save_result(tmp_path, replace(run, loss_by_length=loss_by_length))
     write_report(experiment, tmp_path)
     html = (tmp_path / "report.html").read_text()
-    page = Page()
-    page.feed(html)
-    assert not page.open
+    page = Page(html)
+    assert not page.open_tags
     assert not page.links
     assert "<script" not in html
-    for word in (
-        "width=32",
+    for text in (
+        "d_model=32",
         "1 diverged",
         "3.1000 ± 0.1000",
         "min – max",
-        "95 % interval",
+        "95 % CI",
         "peak memory",
     ):
-        assert word in page.words
+        assert text in page.text
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    text = (tmp_path / "report.md").read_text()
-    assert "| width=16 | 3.1000 ± 0.1000 |" in text
-    assert "nothing here is extrapolation" in text
+    markdown = (tmp_path / "report.md").read_text()
+    assert "| d_model=16 | 3.1000 ± 0.1000 |" in markdown
+    assert "nothing is extrapolated" in markdown
 
 
-def test_an_experiment_without_any_result_yet_has_a_report_too(tmp_path):
+def test_experiment_without_results_has_a_report(tmp_path):
     write_report(Experiment("lm-small", ("model.d_model=16,32",), base=BASE), tmp_path)
-    assert "6 of 6 runs are not done" in (tmp_path / "report.md").read_text()
+    assert "6 of 6 runs are not finished" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "text"),
     [
         ([38.5, 38.9], "38.70 ± 0.28"),
         ([9.99, 10.05], "10.02 ± 0.04"),
@@ -243,5 +254,5 @@ def test_an_experiment_without_any_result_yet_has_a_report_too(tmp_path):
         ([], "–"),
     ],
 )
-def test_a_spread_has_as_many_digits_as_its_mean(values, told):
-    assert format_mean_std(values) == told
+def test_std_has_as_many_digits_as_the_mean(values, text):
+    assert format_mean_std(values) == text

@@ -1,140 +1,142 @@
-"""The diagnosis of a run is right, and does not cry wolf."""
+"""Diagnosis: findings are right, and noise is not a finding."""
 
 import math
 import random
 
 import pytest
-from courses import SEEDS, STEPS, learned, log, memorised, rising
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_curves import SEEDS, STEPS, converging, log_lines, memorizing, rising
 
 from clearhead.train.diagnosis import diagnose, expected_range, noise_std
 
 
-def names(*args, expected=(), **options):
-    return [finding.name for finding in diagnose(log(*args, **options), expected)]
+def finding_names(*curves, expected=(), **options):
+    return [finding.name for finding in diagnose(log_lines(*curves, **options), expected)]
 
 
-@pytest.mark.parametrize("check", [20, 100, 200])
-def test_overfitting_is_called_by_name_with_step_and_height(check):
+def finding_names_of_losses(losses):
+    lines = [{"step": 10 * i, "loss": loss} for i, loss in enumerate(losses, 1)]
+    return [finding.name for finding in diagnose(lines)]
+
+
+@pytest.mark.parametrize("eval_every", [20, 100, 200])
+def test_overfitting_is_found(eval_every):
     for seed in range(SEEDS):
-        (found,) = diagnose(log(memorised, rising, check=check, seed=seed))
-        assert (found.name, found.is_problem) == ("overfitting", True)
-    told = str(diagnose(log(memorised, rising, noise=1e-4))[0])
-    assert "risen from 1.514 at step 800 to 1.86" in told
-    assert "while the training loss fell" in told
-    assert "dropout" in told
+        lines = log_lines(memorizing, rising, eval_every=eval_every, seed=seed)
+        (finding,) = diagnose(lines)
+        assert (finding.name, finding.is_problem) == ("overfitting", True)
+
+
+def test_overfitting_names_step_and_losses():
+    message = str(diagnose(log_lines(memorizing, rising, noise=1e-4))[0])
+    assert "from 1.514 at step 800 to 1.86" in message
+    assert "the training loss fell" in message
+    assert "model.dropout" in message
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.003, 0.03])
-@pytest.mark.parametrize("check", [20, 100])
-def test_noise_on_a_settled_curve_is_no_finding(check, noise):
+@pytest.mark.parametrize("eval_every", [20, 100])
+def test_noise_on_a_converged_curve_is_not_a_finding(eval_every, noise):
     wrong = [
-        names(learned, check=check, noise=noise, seed=seed) != ["settled"] for seed in range(SEEDS)
+        finding_names(converging, eval_every=eval_every, noise=noise, seed=seed) != ["converged"]
+        for seed in range(SEEDS)
     ]
     assert sum(wrong) <= 1
 
 
-@pytest.mark.parametrize("check", [100, 250, 400])
-def test_a_flat_noisy_curve_is_never_overfitting_or_falling(check):
-    wolves = {"overfitting", "diverging", "spikes"}
-    found = [names(lambda step: 1.5, check=check, noise=0.03, seed=seed) for seed in range(SEEDS)]
-    assert not any(wolves & set(each) for each in found)
-    assert sum("still falling" in each for each in found) <= 1
+@pytest.mark.parametrize("eval_every", [100, 250, 400])
+def test_flat_noisy_curve_has_no_trend(eval_every):
+    false_alarms = {"overfitting", "diverging", "spikes"}
+    names = [
+        finding_names(lambda step: 1.5, eval_every=eval_every, noise=0.03, seed=seed)
+        for seed in range(SEEDS)
+    ]
+    assert not any(false_alarms & set(each) for each in names)
+    assert sum("still improving" in each for each in names) <= 1
 
 
-@pytest.mark.parametrize("check", [20, 100, 250])
-def test_a_curve_that_falls_to_the_end_wants_more_steps(check):
+@pytest.mark.parametrize("eval_every", [20, 100, 250])
+def test_falling_curve_is_still_improving(eval_every):
+    def falling(step):
+        return 1.5 + 3 * math.exp(-step / 1200)
+
     for seed in range(SEEDS):
-        assert names(lambda step: 1.5 + 3 * math.exp(-step / 1200), check=check, seed=seed) == [
-            "still falling"
-        ]
+        assert finding_names(falling, eval_every=eval_every, seed=seed) == ["still improving"]
 
 
-def test_a_training_loss_that_rises_is_diverging():
+def test_rising_training_loss_is_diverging():
+    def diverging(step):
+        return converging(step) + 0.001 * max(0, step - 1000)
+
     for seed in range(SEEDS):
-        assert names(lambda step: learned(step) + 0.001 * max(0, step - 1000), seed=seed) == [
-            "diverging"
-        ]
+        assert finding_names(diverging, seed=seed) == ["diverging"]
 
 
-def test_a_spike_is_told_with_its_step_and_noise_is_none():
+def test_spike_is_found_with_its_step():
     for seed in range(SEEDS):
-        lines = log(learned, seed=seed)
+        lines = log_lines(converging, seed=seed)
         lines[120]["loss"] += 2.0
-        lines[121]["loss"] += 1.5  # the same one
-        (_, found) = diagnose(lines)
-        assert (found.name, found.is_problem) == ("spikes", True)
-        assert "shot up at step 1,210" in found.message
+        lines[121]["loss"] += 1.5  # the same spike
+        _, finding = diagnose(lines)
+        assert (finding.name, finding.is_problem) == ("spikes", True)
+        assert "at step 1,210" in finding.message
 
 
-def test_few_validations_say_nothing():
-    assert names(learned, check=500) == ["too early to tell"]
-    assert names(learned, steps=10) == ["too early to tell"]
-    assert [finding.name for finding in diagnose([])] == ["too early to tell"]
+def test_few_validations_are_too_early_to_tell():
+    assert finding_names(converging, eval_every=500) == ["too early to tell"]
+    assert finding_names(converging, steps=10) == ["too early to tell"]
+    assert finding_names_of_losses([]) == ["too early to tell"]
+
+
+def test_slow_start_is_not_diverging():
+    # The last mean of few reports is lower than the median of the last five.
+    losses = [6.914, 6.898, 6.848, 6.716, 6.534, 6.345]
+    assert finding_names_of_losses(losses) == ["too early to tell"]
+    assert finding_names_of_losses([*losses, 6.6, 6.9, 7.2, 7.5, 7.8]) == ["diverging"]
 
 
 @pytest.mark.parametrize(
     ("low", "high", "name"),
     [
         (1.4, 1.6, "as expected"),
-        (1.2, 1.4, "above what is expected"),
-        (1.7, 2.0, "better than expected"),
+        (1.2, 1.4, "higher than expected"),
+        (1.7, 2.0, "lower than expected"),
     ],
 )
-def test_the_end_is_held_against_what_is_expected(low, high, name):
-    assert names(learned, expected=(500, 2.0, 4.0, STEPS, low, high)) == ["settled", name]
+def test_last_loss_is_compared_with_the_expected_range(low, high, name):
+    expected = (500, 2.0, 4.0, STEPS, low, high)
+    assert finding_names(converging, expected=expected) == ["converged", name]
 
 
-def test_the_expected_range_runs_straight_and_ends_where_it_ends():
+@pytest.mark.parametrize(("low", "high"), [(1.4, 1.6), (1.2, 1.4), (1.7, 2.0)])
+def test_other_loss_on_other_data_is_not_a_problem(low, high):
+    expected = (500, 2.0, 4.0, STEPS, low, high)
+    _, finding = diagnose(log_lines(converging), expected, "tinyshakespeare")
+    assert "on tinyshakespeare" in finding.message
+    assert not finding.is_problem
+
+
+def test_expected_range_is_interpolated():
     expected = (100, 2.0, 4.0, 200, 1.0, 2.0)
-    assert [expected_range(expected, step) for step in (99, 100, 150, 200, 201)] == [
-        None,
-        (2, 4),
-        (1.5, 3),
-        (1, 2),
-        None,
-    ]
+    ranges = [expected_range(expected, step) for step in (99, 100, 150, 200, 201)]
+    assert ranges == [None, (2, 4), (1.5, 3), (1, 2), None]
     assert expected_range((100, 1.0, 2.0), 100) == (1, 2)
     assert expected_range((), 100) is None
 
 
-def test_a_wobble_is_the_deviation_of_the_noise_whatever_the_course():
-    draw = random.Random(0)
-    assert noise_std(
-        [5 * math.exp(-i / 100) + draw.gauss(0, 0.1) for i in range(2000)]
-    ) == pytest.approx(0.1, rel=0.1)
+def test_noise_std_ignores_the_trend():
+    generator = random.Random(0)
+    values = [5 * math.exp(-i / 100) + generator.gauss(0, 0.1) for i in range(2000)]
+    assert noise_std(values) == pytest.approx(0.1, rel=0.1)
 
 
 @given(st.lists(st.floats(0, 20), min_size=2, max_size=200), st.integers(1, 7))
-def test_a_curve_that_only_falls_is_never_called_bad(losses, check):
-    losses = sorted(losses, reverse=True)
-    lines = [{"step": 10 * i, "loss": loss} for i, loss in enumerate(losses, 1)]
-    for line in lines[::check]:
-        line["valid"] = line["loss"]
-    assert not {finding.name for finding in diagnose(lines)} & {
-        "diverging",
-        "spikes",
-        "overfitting",
-        "unsteady",
-    }
-
-
-def test_a_slow_start_is_not_diverging():
-    losses = [
-        6.914,
-        6.898,
-        6.848,
-        6.716,
-        6.534,
-        6.345,
-    ]  # the last mean of few is lower than the median of the last
-    assert names_of(losses) == ["too early to tell"]
-    assert names_of([*losses, 6.6, 6.9, 7.2, 7.5, 7.8]) == ["diverging"]
-
-
-def names_of(losses):
-    return [
-        finding.name
-        for finding in diagnose([{"step": 10 * i, "loss": x} for i, x in enumerate(losses, 1)])
+def test_falling_losses_are_never_a_problem(losses, eval_every):
+    lines = [
+        {"step": 10 * i, "loss": loss} for i, loss in enumerate(sorted(losses, reverse=True), 1)
     ]
+    for line in lines[::eval_every]:
+        line["valid_loss"] = line["loss"]
+    problems = {"diverging", "spikes", "overfitting", "unstable"}
+    assert not {finding.name for finding in diagnose(lines)} & problems

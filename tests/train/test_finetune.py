@@ -1,9 +1,10 @@
-"""Training that starts from a model: its body comes along unchanged, and what does not fit is told in one sentence."""
+"""Fine-tuning: the backbone is copied exactly, and mismatches are refused by name."""
 
 import pytest
-import samples
+import sample_data
 import torch
-from samples import NARROW, QUICK
+from sample_data import SHORT_RUN, TINY_MODEL
+from tiny_training import run, same_tensors
 
 import clearhead as ch
 from clearhead.io import read_json_lines
@@ -12,410 +13,357 @@ from clearhead.tokenizers.tokenizer import Tokenizer
 from clearhead.train.train import build_trainer, describe_run, load_config, load_initial_weights
 from clearhead.weights.checkpoint import Checkpoint
 
-ROTARY = {"model.position": "rotary"}
-SPECIAL = ("<|start|>", "<|end|>", "<|mask|>")
+SPECIAL_TOKENS = ("<|start|>", "<|end|>", "<|mask|>")
+REGRESSION = {
+    "model.head": {"kind": "regression", "pooling": "mean"},
+    "data.label_column": "score",
+}
+UNCHANGED_HEAD = {"train.trainable": "head"}
 
 
-def saved(folder, preset, around=None, **changes):
-    """A fresh model of this shape with a tokenizer, in a folder; `around` names special tokens of `use`."""
-    tokenizer = Tokenizer.train_bpe(samples.sentences(100), 300, special_tokens=SPECIAL)
-    use = {
-        f"use.{name}": [tokenizer.special_tokens[token]] for name, token in (around or {}).items()
+def save_model(folder, preset, special_tokens=None, **changes):
+    """A random model of this architecture with a tokenizer; `special_tokens` are of `inference`."""
+    tokenizer = Tokenizer.train_bpe(sample_data.sentences(100), 300, SPECIAL_TOKENS)
+    inference = {
+        f"inference.{name}": [tokenizer.special_tokens[token]]
+        for name, token in (special_tokens or {}).items()
     }
-    small = {
-        **NARROW,
+    options = {
+        **TINY_MODEL,
         "model.context_length": 40,
         "model.vocab_size": len(tokenizer),
         **changes,
-        **use,
+        **inference,
     }
-    ch.save(ch.new(ch.presets[preset].replace(**small), seed=7, tokenizer=tokenizer), folder)
+    model = ch.new(ch.presets[preset].replace(**options), seed=7, tokenizer=tokenizer)
+    ch.save(model, folder)
     return str(folder)
 
 
 @pytest.fixture
-def reader(tmp_path):
-    around = {"begin": "<|start|>", "end": "<|end|>", "mask": "<|mask|>"}
-    return saved(tmp_path / "reader", "tiny-encoder", around, **{"model.input.token_types": 2})
+def masked_lm(tmp_path):
+    special = {"bos_tokens": "<|start|>", "sep_tokens": "<|end|>", "mask_token": "<|mask|>"}
+    changes = {"model.input.token_types": 2}
+    return save_model(tmp_path / "masked_lm", "tiny-encoder", special, **changes)
 
 
 @pytest.fixture
-def writer(tmp_path):
-    return saved(
-        tmp_path / "writer", "tiny-decoder", {"begin": "<|end|>", "stop": "<|end|>"}, **ROTARY
-    )
+def lm(tmp_path):
+    special = {"bos_tokens": "<|end|>", "eos_tokens": "<|end|>"}
+    changes = {"model.position": "rotary"}
+    return save_model(tmp_path / "lm", "tiny-decoder", special, **changes)
 
 
 @pytest.fixture
 def translator(tmp_path):
-    around = {"end": "<|end|>", "start": "<|start|>", "stop": "<|end|>", "never": "<|start|>"}
-    shape = {"model.architecture.encoder_layers": 1, "model.architecture.source_context_length": 40}
-    return saved(tmp_path / "translator", "tiny-encoder-decoder", around, **shape)
+    special = {
+        "sep_tokens": "<|end|>",
+        "decoder_start_tokens": "<|start|>",
+        "eos_tokens": "<|end|>",
+        "suppress_tokens": "<|start|>",
+    }
+    changes = {
+        "model.architecture.encoder_layers": 1,
+        "model.architecture.source_context_length": 40,
+    }
+    return save_model(tmp_path / "translator", "tiny-encoder-decoder", special, **changes)
 
 
-def options(start, data, changes):
-    given = {
-        **QUICK,
+@pytest.fixture
+def labeled(tmp_path):
+    return sample_data.write_labeled(tmp_path)
+
+
+def options(init_from, data, changes):
+    return {
+        **SHORT_RUN,
         "train.max_steps": 6,
-        "train.init_from": start,
+        "train.init_from": init_from,
         "data.train": data,
         "train.optimizer.lr": 0.01,
+        **changes,
     }
-    return {**given, **changes}
 
 
-def begun(preset, start, data, out, **changes):
-    """A run that has not taken a step."""
-    config = load_config(preset, options(start, data, changes))
-    return build_trainer(config, out, resume=True, device="cpu", compile=False)
+def start(recipe, init_from, data, output, **changes):
+    """A trainer that has not taken a step, or resumes."""
+    config = load_config(recipe, options(init_from, data, changes))
+    return build_trainer(config, output, resume=True, device="cpu", compile=False)
 
 
-def tuned(preset, start, data, out, **changes):
-    return ch.train(preset, out, quiet=True, device="cpu", **options(start, data, changes))
+def finetune(recipe, init_from, data, output, **changes):
+    return sample_data.train(recipe, output, options(init_from, data, changes))
 
 
-def body(net):
-    return {
-        name: p.detach().clone()
-        for name, p in net.named_parameters()
-        if not name.startswith("head.")
-    }
+def load(folder):
+    return ch.load(folder, device="cpu")
+
+
+def backbone(net):
+    parameters = net.named_parameters()
+    return {name: p.detach().clone() for name, p in parameters if not name.startswith("head.")}
 
 
 def head(net):
-    return {
-        name: p.detach().clone() for name, p in net.named_parameters() if name.startswith("head.")
-    }
+    parameters = net.named_parameters()
+    return {name: p.detach().clone() for name, p in parameters if name.startswith("head.")}
 
 
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+def all_parameters(net):
+    return dict(net.named_parameters())
 
 
-NUMBER = {"model.head": {"kind": "regression", "pooling": "mean"}, "data.label_column": "score"}
+# ---- what is copied
 
 
-@pytest.mark.parametrize("changes", [{}, NUMBER], ids=["classes", "number"])
-def test_a_reader_of_masked_words_becomes_a_judge_with_the_same_body(changes, reader, tmp_path):
-    run = begun(
-        "finetune-classify", reader, samples.labelled(tmp_path), tmp_path / "run", **changes
-    )
-    old = ch.load(reader, device="cpu")
-    assert same(body(run.net), body(old.net))
-    assert run.model.tokenizer.encode("the cat sat") == old.tokenizer.encode("the cat sat")
-    assert run.model.config.model.dropout == ch.presets["finetune-classify"].model.dropout
-    result = run.train(lambda at: True)
-    assert not same(body(run.net), body(old.net))
-    model = ch.load(result.checkpoint, device="cpu")
-    assert model.config.inference.bos_tokens == old.config.inference.bos_tokens
+@pytest.mark.parametrize("changes", [{}, REGRESSION], ids=["classification", "regression"])
+def test_masked_lm_becomes_classifier_with_the_same_backbone(changes, masked_lm, labeled, tmp_path):
+    trainer = start("finetune-classify", masked_lm, labeled, tmp_path / "run", **changes)
+    initial = load(masked_lm)
+    assert same_tensors(backbone(trainer.net), backbone(initial.net))
+    text = "the cat sat"
+    assert trainer.model.tokenizer.encode(text) == initial.tokenizer.encode(text)
+    recipe = ch.presets["finetune-classify"]
+    assert trainer.model.config.model.dropout == recipe.model.dropout
+    result = run(trainer)
+    assert not same_tensors(backbone(trainer.net), backbone(initial.net))
+    model = load(result.checkpoint)
+    assert model.config.inference.bos_tokens == initial.config.inference.bos_tokens
     assert model.logits("the cat").shape == ((1,) if changes else (2,))
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
-def test_where_only_the_head_learns_the_body_stays_to_the_bit(optimizer, reader, tmp_path):
-    changes = {"train.trainable": "head", "train.optimizer": {"kind": optimizer}}
-    del (given := options(reader, samples.labelled(tmp_path), changes))["train.optimizer.lr"]
-    run = build_trainer(
-        load_config("finetune-classify", given),
-        tmp_path / "run",
-        resume=True,
-        device="cpu",
-        compile=False,
-    )
-    fresh = head(run.net)
-    model = ch.load(run.train(lambda at: True).checkpoint, device="cpu")
-    assert same(body(model.net), body(ch.load(reader, device="cpu").net))
-    assert not any(torch.equal(fresh[name], value) for name, value in head(model.net).items())
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_frozen_backbone_does_not_change(optimizer, masked_lm, labeled, tmp_path):
+    changes = {**UNCHANGED_HEAD, "train.optimizer": {"kind": optimizer}}
+    overrides = options(masked_lm, labeled, changes)
+    del overrides["train.optimizer.lr"]
+    config = load_config("finetune-classify", overrides)
+    trainer = build_trainer(config, tmp_path / "run", resume=True, device="cpu", compile=False)
+    initial_head = head(trainer.net)
+    model = load(run(trainer).checkpoint)
+    assert same_tensors(backbone(model.net), backbone(load(masked_lm).net))
+    trained_head = head(model.net)
+    assert not any(torch.equal(initial_head[name], p) for name, p in trained_head.items())
 
 
-def test_an_untied_head_of_words_can_learn_alone(tmp_path):
-    around = {"begin": "<|end|>", "stop": "<|end|>"}
-    start = saved(
-        tmp_path / "untied", "tiny-decoder", around, **{"model.head.tie_embeddings": False}
-    )
-    made = tuned(
-        "lm-small", start, samples.texts(tmp_path), tmp_path / "run", **{"train.trainable": "head"}
-    )
-    old = ch.load(start, device="cpu")
-    assert same(body(made.net), body(old.net))
-    assert not same(head(made.net), head(old.net))
+def test_untied_lm_head_can_be_trained_alone(tmp_path):
+    special = {"bos_tokens": "<|end|>", "eos_tokens": "<|end|>"}
+    changes = {"model.head.tie_embeddings": False}
+    untied = save_model(tmp_path / "untied", "tiny-decoder", special, **changes)
+    data = sample_data.write_text(tmp_path)
+    model = finetune("lm-small", untied, data, tmp_path / "run", **UNCHANGED_HEAD)
+    initial = load(untied)
+    assert same_tensors(backbone(model.net), backbone(initial.net))
+    assert not same_tensors(head(model.net), head(initial.net))
 
 
-def test_a_writer_keeps_its_words_and_its_head(writer, tmp_path):
-    run = begun("lm-small", writer, samples.texts(tmp_path), tmp_path / "run")
-    old = ch.load(writer, device="cpu")
-    assert same(dict(run.net.named_parameters()), dict(old.net.named_parameters()))
-    assert run.model.config.model.head == old.config.model.head
-    assert run.model.config.model.vocab_size == old.config.model.vocab_size
-    before, _ = run.validate()
-    result = run.train(lambda at: True)
-    assert result.best_loss < before
-    model = ch.load(result.checkpoint, device="cpu")
-    assert model.tokenizer.encode("a dog") == old.tokenizer.encode("a dog")
-    assert model.config.inference == old.config.inference
+def test_lm_keeps_tokenizer_and_head(lm, tmp_path):
+    trainer = start("lm-small", lm, sample_data.write_text(tmp_path), tmp_path / "run")
+    initial = load(lm)
+    assert same_tensors(all_parameters(trainer.net), all_parameters(initial.net))
+    assert trainer.model.config.model.head == initial.config.model.head
+    assert trainer.model.config.model.vocab_size == initial.config.model.vocab_size
+    initial_loss, _ = trainer.validate()
+    result = run(trainer)
+    assert result.best_loss < initial_loss
+    model = load(result.checkpoint)
+    assert model.tokenizer.encode("a dog") == initial.tokenizer.encode("a dog")
+    assert model.config.inference == initial.config.inference
 
 
-def test_a_writer_becomes_a_judge(writer, tmp_path):
-    model = tuned("finetune-classify", writer, samples.labelled(tmp_path), tmp_path / "run")
+def test_lm_becomes_classifier(lm, labeled, tmp_path):
+    model = finetune("finetune-classify", lm, labeled, tmp_path / "run")
     assert model.architecture == "decoder"
     assert model.config.inference.labels == ("bad", "good")
 
 
-def test_a_translator_goes_on_from_another(translator, tmp_path):
-    run = begun(
-        "mt-small",
-        translator,
-        samples.sentence_pairs(tmp_path),
-        tmp_path / "run",
-        **{"train.seq_len": 0},
-    )
-    old = ch.load(translator, device="cpu")
-    assert same(dict(run.net.named_parameters()), dict(old.net.named_parameters()))
-    assert run.model.config.inference == old.config.inference
-    before, _ = run.validate()
-    result = run.train(lambda at: True)
-    assert result.best_loss < before
-    assert ch.load(result.checkpoint, device="cpu").translate("the cat", num_beams=1, max_tokens=4)
+def test_translator_is_fine_tuned(translator, tmp_path):
+    data = sample_data.write_pairs(tmp_path)
+    trainer = start("mt-small", translator, data, tmp_path / "run", **{"train.seq_len": 0})
+    initial = load(translator)
+    assert same_tensors(all_parameters(trainer.net), all_parameters(initial.net))
+    assert trainer.model.config.inference == initial.config.inference
+    initial_loss, _ = trainer.validate()
+    result = run(trainer)
+    assert result.best_loss < initial_loss
+    assert load(result.checkpoint).translate("the cat", num_beams=1, max_tokens=4)
 
 
-def test_a_judge_goes_on_with_its_head_and_takes_a_fresh_one_for_other_classes(reader, tmp_path):
-    tuned("finetune-classify", reader, samples.labelled(tmp_path), tmp_path / "first")
+def test_classifier_keeps_its_head_unless_labels_differ(masked_lm, labeled, tmp_path):
+    finetune("finetune-classify", masked_lm, labeled, tmp_path / "first")
     first = str(tmp_path / "first" / "best")
-    again = begun("finetune-classify", first, samples.labelled(tmp_path), tmp_path / "again")
-    assert same(
-        dict(again.net.named_parameters()),
-        dict(ch.load(first, device="cpu").net.named_parameters()),
-    )
-    three = samples.labelled(tmp_path, "three.tsv", lambda i: "abc"[i % 3])
-    other = begun("finetune-classify", first, three, tmp_path / "three")
+    same = start("finetune-classify", first, labeled, tmp_path / "same")
+    assert same_tensors(all_parameters(same.net), all_parameters(load(first).net))
+    three = sample_data.write_labeled(tmp_path, "three.tsv", lambda i: "abc"[i % 3])
+    other = start("finetune-classify", first, three, tmp_path / "three")
     assert other.model.config.inference.labels == ("a", "b", "c")
-    assert same(body(other.net), body(again.net))
-    number = begun(
-        "finetune-classify", first, samples.labelled(tmp_path), tmp_path / "number", **NUMBER
-    )
-    assert number.model.config.inference.labels == ()
+    assert same_tensors(backbone(other.net), backbone(same.net))
+    regression = start("finetune-classify", first, labeled, tmp_path / "score", **REGRESSION)
+    assert regression.model.config.inference.labels == ()
 
 
-def test_two_sentences_are_two_kinds_where_the_model_has_kinds(reader, tmp_path):
-    run = begun(
-        "finetune-classify",
-        reader,
-        samples.labelled(tmp_path),
-        tmp_path / "run",
-        **{"data.text_pair_column": "other"},
-    )
-    batch = run.data.batch(0)
-    (end,) = run.model.config.inference.sep_tokens
-    for tokens, kinds, segment_ids in zip(
+def test_head_rows_are_matched_by_label(masked_lm, labeled, tmp_path):
+    finetune("finetune-classify", masked_lm, labeled, tmp_path / "first")
+    first = load(tmp_path / "first" / "best")
+    config = first.config.replace(**{"inference.labels": ["good", "bad"]})
+    initial = Checkpoint(first.net, config, first.tokenizer)
+    net = build_transformer(first.config.model, seed=1)
+    load_initial_weights(net, first.config, initial)
+    assert torch.equal(net.head.out.weight, first.net.head.out.weight.flip(0))
+    assert torch.equal(net.head.out.bias, first.net.head.out.bias.flip(0))
+    other = sample_data.write_labeled(tmp_path, "other.tsv", lambda i: ("ham", "spam")[i % 2])
+    best = str(tmp_path / "first" / "best")
+    trainer = start("finetune-classify", best, other, tmp_path / "other")
+    assert same_tensors(backbone(trainer.net), backbone(first.net))
+    assert not torch.equal(trainer.net.head.out.weight, first.net.head.out.weight)
+
+
+# ---- data of fine-tuned models
+
+
+def test_text_pairs_have_token_types_if_the_model_has(masked_lm, labeled, tmp_path):
+    changes = {"data.text_pair_column": "other"}
+    trainer = start("finetune-classify", masked_lm, labeled, tmp_path / "run", **changes)
+    batch = trainer.data.batch(0)
+    (separator,) = trainer.model.config.inference.sep_tokens
+    for tokens, token_types, segment_ids in zip(
         batch.tokens, batch.token_type_ids, batch.segment_ids, strict=True
     ):
-        first, last = (tokens == end).nonzero().flatten().tolist()
-        assert kinds.tolist() == [0] * (first + 1) + [1] * (last - first) + [0] * (
-            len(tokens) - last - 1
-        )
-        assert segment_ids.sum() == last + 1
-    assert run.train(lambda at: True).status == "done"
+        first_end, second_end = (tokens == separator).nonzero().flatten().tolist()
+        num_padding = len(tokens) - second_end - 1
+        expected = [0] * (first_end + 1) + [1] * (second_end - first_end) + [0] * num_padding
+        assert token_types.tolist() == expected
+        assert segment_ids.sum() == second_end + 1
+    assert run(trainer).status == "completed"
 
 
-def test_two_sentences_are_kept_apart_where_the_model_has_no_kinds(writer, tmp_path):
+def test_text_pairs_are_separated_if_the_model_has_no_token_types(lm, labeled, tmp_path):
     changes = {"data.text_pair_column": "other"}
-    run = begun(
-        "finetune-classify", writer, samples.labelled(tmp_path), tmp_path / "run", **changes
-    )
-    batch = run.data.batch(0)
-    end = run.model.config.inference.eos_tokens[0]
+    trainer = start("finetune-classify", lm, labeled, tmp_path / "run", **changes)
+    batch = trainer.data.batch(0)
+    end = trainer.model.config.inference.eos_tokens[0]
     assert batch.token_type_ids is None
-    assert run.model.config.inference.sep_tokens == (end,)
+    assert trainer.model.config.inference.sep_tokens == (end,)
     assert ((batch.tokens == end).sum(dim=1) == 3).all()  # before, between and after
 
 
-@pytest.mark.parametrize("changes", [{}, {"train.trainable": "head"}], ids=["all", "head"])
-def test_a_resumed_fine_tuning_equals_one_that_was_not_interrupted(changes, reader, tmp_path):
-    data = samples.labelled(tmp_path)
-    whole = begun("finetune-classify", reader, data, tmp_path / "whole", **changes).train(
-        lambda at: True
-    )
-    cut = begun("finetune-classify", reader, data, tmp_path / "cut", **changes).train(
-        lambda at: at.step < 4
-    )
-    assert (cut.status, cut.step) == ("stopped", 4)
-    again = begun("finetune-classify", reader, data, tmp_path / "cut", **changes)
-    assert again.step == 4
-    result = again.train(lambda at: True)
-    for file in ("model.safetensors", "state.safetensors"):
-        assert (result.checkpoint / file).read_bytes() == (whole.checkpoint / file).read_bytes()
+def test_model_with_other_bos_and_eos_tokens_learns_its_own_eos_token(tmp_path):
+    special = {"bos_tokens": "<|start|>", "eos_tokens": "<|end|>"}
+    (tmp_path / "texts.txt").write_text("\n<|endoftext|>\n".join(sample_data.sentences(40)))
+    lm = save_model(tmp_path / "lm", "tiny-decoder", special)
+    trainer = start("lm-small", lm, [str(tmp_path / "texts.txt")], tmp_path / "run")
+    (bos,) = trainer.model.config.inference.bos_tokens
+    (eos,) = trainer.model.config.inference.eos_tokens
+    targets = torch.cat([trainer.data.batch(step).targets for step in range(20)])
+    assert (targets == eos).any()
+    assert not (targets == bos).any()
 
 
-def test_a_fine_tuning_goes_on_when_the_model_that_it_started_from_is_gone(reader, tmp_path):
-    data = samples.labelled(tmp_path)
-    whole = begun("finetune-classify", reader, data, tmp_path / "whole").train(lambda at: True)
-    begun("finetune-classify", reader, data, tmp_path / "cut").train(lambda at: at.step < 4)
-    (tmp_path / "reader").rename(tmp_path / "elsewhere")
-    result = begun("finetune-classify", reader, data, tmp_path / "cut").train(lambda at: True)
-    assert (result.checkpoint / "model.safetensors").read_bytes() == (
-        whole.checkpoint / "model.safetensors"
-    ).read_bytes()
-    with pytest.raises(
-        ch.ClearheadError, match=r"holds a run with model.dropout.residual = .*, not 0.5"
-    ):
-        begun(
-            "finetune-classify", reader, data, tmp_path / "cut", **{"model.dropout.residual": 0.5}
-        )
-
-
-def test_a_head_is_taken_over_by_the_names_of_its_classes(reader, tmp_path):
-    tuned("finetune-classify", reader, samples.labelled(tmp_path), tmp_path / "first")
-    first = ch.load(tmp_path / "first" / "best", device="cpu")
-    config = first.config.replace(**{"use.labels": ["good", "bad"]})
-    start = Checkpoint(first.net, config, first.tokenizer)
-    net = build_transformer(first.config.model, seed=1)
-    load_initial_weights(net, first.config, start)
-    assert torch.equal(net.head.out.weight, first.net.head.out.weight.flip(0))
-    assert torch.equal(net.head.out.bias, first.net.head.out.bias.flip(0))
-    other = samples.labelled(tmp_path, "other.tsv", lambda i: ("ham", "spam")[i % 2])
-    run = begun("finetune-classify", str(tmp_path / "first" / "best"), other, tmp_path / "other")
-    assert same(body(run.net), body(first.net))
-    assert not torch.equal(run.net.head.out.weight, first.net.head.out.weight)
-
-
-def test_it_is_said_what_training_starts_from(reader, tmp_path):
-    data = samples.labelled(tmp_path)
-    run = begun("finetune-classify", reader, data, tmp_path / "run")
-    assert describe_run(run, "cpu")[-1].endswith(f"from {reader}")
-    line, more = describe_run(begun("finetune-classify", "", data, tmp_path / "fresh"), "cpu")
-    assert line.endswith("from random weights")
-    assert "it starts from nothing; --train.init_from NAME starts from a model" in more
-
-
-MISTAKES = [
-    (
-        "finetune-classify",
-        {"data.label_column": "lable"},
-        r"rows.tsv:1: there is no column 'lable'; did you mean 'label'\?",
-    ),
-    (
-        "finetune-classify",
-        {"data.text_column": "txt"},
-        r"there is no column 'txt'; did you mean 'text'\?",
-    ),
-    ("finetune-classify", {"data.text_pair_column": "third"}, "there is no column 'third'"),
-    (
-        "finetune-classify",
-        {"train.init_from": "no/such/model"},
-        "no/such/model is no clearhead model",
-    ),
-    (
-        "finetune-classify",
-        {"train.init_from": "tiny-encoder"},
-        "tiny-encoder is a preset, not a saved model",
-    ),
-    (
-        "finetune-classify",
-        {"train.init_from": "", "train.trainable": "head"},
-        "train.trainable = head needs train.init_from",
-    ),
-    (
-        "finetune-classify",
-        {**NUMBER, "data.label_column": "label"},
-        r"rows.tsv:2 \('bad'\): the label is no number",
-    ),
-    (
-        "finetune-classify",
-        {"model.d_model": 96},
-        "model.d_model = 96 has no effect: train.init_from says which model it is",
-    ),
-    (
-        "finetune-classify",
-        {"model.position": "rotary"},
-        "model.position = 'rotary' has no effect: train.init_from says",
-    ),
-    (
-        "lm-small",
-        {"data.vocab_size": 500},
-        "data.vocab_size = 500 has no effect: train.init_from says which model it is",
-    ),
-    (
-        "lm-small",
-        {"train.trainable": "head"},
-        "needs a head with weights of its own; this one shares the embedding",
-    ),
-    ("mlm-small", {}, "a masked-word head reads both sides of the gap; it needs shape encoder"),
-    ("mt-small", {}, "is of shape decoder, but what is to be trained is encoder-decoder"),
-]
-
-
-@pytest.mark.parametrize(("preset", "changes", "sentence"), MISTAKES)
-def test_what_cannot_be_started_from_is_told_in_one_sentence(
-    preset, changes, sentence, writer, tmp_path
-):
-    data = samples.labelled(tmp_path) if preset == "finetune-classify" else samples.texts(tmp_path)
-    with pytest.raises(ch.ClearheadError, match=sentence) as told:
-        tuned(preset, writer, data, tmp_path / "run", **changes)
-    assert "\n" not in str(told.value)
-
-
-def test_a_model_that_begins_and_stops_with_other_tokens_learns_its_own_stop(tmp_path):
-    around = {"begin": "<|start|>", "stop": "<|end|>"}
-    (tmp_path / "texts.txt").write_text("\n<|endoftext|>\n".join(samples.sentences(40)))
-    writer = saved(tmp_path / "writer", "tiny-decoder", around)
-    run = begun("lm-small", writer, [str(tmp_path / "texts.txt")], tmp_path / "run")
-    (begin,), (stop,) = run.model.config.inference.bos_tokens, run.model.config.inference.eos_tokens
-    batches = [run.data.batch(step) for step in range(20)]
-    assert any((batch.targets == stop).any() for batch in batches)
-    assert not any((batch.targets == begin).any() for batch in batches)
-
-
-def test_changes_of_a_configuration_must_have_an_effect_too(reader, tmp_path):
-    config = ch.presets["finetune-classify"].replace(train__init_from=str(reader))
-    with pytest.raises(
-        ch.ClearheadError, match=r"width = 96 has no effect: train.init_from says which model it is"
-    ):
-        ch.train(config, tmp_path / "run", quiet=True, d_model=96)
-
-
-def test_as_many_tokens_are_judged_as_were_learned_from(tmp_path):
-    rows = samples.labelled(tmp_path)
-    valid = samples.labelled(tmp_path, "valid.tsv")
+def test_evaluation_truncates_like_training(tmp_path):
+    data = sample_data.write_labeled(tmp_path)
+    valid = sample_data.write_labeled(tmp_path, "valid.tsv")
     changes = {
         "train.seq_len": 8,
-        "data.train": rows,
+        "data.train": data,
         "data.valid": valid,
         "train.max_steps": 4,
         "data.tokenizer": "bytes",
     }
-    model = ch.train(
-        "finetune-classify", tmp_path / "run", quiet=True, **{**QUICK, **NARROW, **changes}
-    )
-    found = ch.evaluate(model, valid)
-    best = min(
-        read_json_lines(tmp_path / "run" / "log.jsonl"), key=lambda line: line.get("valid", 1e9)
-    )
-    assert (found.value("loss"), found.value("accuracy")) == pytest.approx(
-        (best["valid"], best["accuracy"]), rel=1e-5
-    )
+    output = tmp_path / "run"
+    model = sample_data.train("finetune-classify", output, {**SHORT_RUN, **TINY_MODEL, **changes})
+    evaluation = ch.evaluate(model, valid)
+    lines = read_json_lines(output / "log.jsonl")
+    best = min(lines, key=lambda line: line.get("valid_loss", 1e9))
+    values = evaluation.value("loss"), evaluation.value("accuracy")
+    assert values == pytest.approx((best["valid_loss"], best["accuracy"]), rel=1e-5)
     assert model.classify("the cat sat on the mat") == model.classify("the cat sits there")
 
 
-def test_labels_that_training_never_saw_are_told_or_left_out(reader, tmp_path):
-    train = samples.labelled(tmp_path)
-    valid = samples.labelled(tmp_path, "valid.tsv", lambda i: ("bad", "good", "ugly")[i % 3])
+def test_validation_labels_missing_in_training_fail_or_are_skipped(masked_lm, labeled, tmp_path):
+    labels = ("bad", "good", "ugly")
+    valid = sample_data.write_labeled(tmp_path, "valid.tsv", lambda i: labels[i % 3])
     changes = {"data.valid": valid}
-    with pytest.raises(
-        ch.ClearheadError, match=r"valid.tsv:4 \('ugly'\): the label does not occur in training"
-    ):
-        begun("finetune-classify", reader, train, tmp_path / "run", **changes)
-    run = begun(
-        "finetune-classify", reader, train, tmp_path / "run", **changes, **{"data.on_error": "skip"}
-    )
-    assert run.data.report.skipped == {"the label does not occur in training": 13}
+    with pytest.raises(ch.ClearheadError, match=r"valid.tsv:4.*ugly"):
+        start("finetune-classify", masked_lm, labeled, tmp_path / "run", **changes)
+    changes["data.on_error"] = "skip"
+    trainer = start("finetune-classify", masked_lm, labeled, tmp_path / "run", **changes)
+    assert trainer.data.report.skipped.total() == 13
 
 
-def test_a_model_without_a_tokenizer_cannot_be_started_from(tmp_path):
+# ---- resuming
+
+
+@pytest.mark.parametrize("changes", [{}, UNCHANGED_HEAD], ids=["all", "head"])
+def test_resumed_fine_tuning_equals_uninterrupted(changes, masked_lm, labeled, tmp_path):
+    whole = run(start("finetune-classify", masked_lm, labeled, tmp_path / "whole", **changes))
+    output = tmp_path / "resumed"
+    first = run(start("finetune-classify", masked_lm, labeled, output, **changes), until=4)
+    assert (first.status, first.step) == ("interrupted", 4)
+    trainer = start("finetune-classify", masked_lm, labeled, output, **changes)
+    assert trainer.step == 4
+    result = run(trainer)
+    for file in ("model.safetensors", "training_state.safetensors"):
+        assert (result.checkpoint / file).read_bytes() == (whole.checkpoint / file).read_bytes()
+
+
+def test_fine_tuning_resumes_without_the_initial_model(masked_lm, labeled, tmp_path):
+    whole = run(start("finetune-classify", masked_lm, labeled, tmp_path / "whole"))
+    output = tmp_path / "resumed"
+    run(start("finetune-classify", masked_lm, labeled, output), until=4)
+    (tmp_path / "masked_lm").rename(tmp_path / "moved")
+    result = run(start("finetune-classify", masked_lm, labeled, output))
+    weights = [(each.checkpoint / "model.safetensors").read_bytes() for each in (whole, result)]
+    assert weights[0] == weights[1]
+    changes = {"model.dropout.residual": 0.5}
+    with pytest.raises(ch.ClearheadError, match=r"model.dropout.residual = .*, got 0.5"):
+        start("finetune-classify", masked_lm, labeled, output, **changes)
+
+
+# ---- messages
+
+
+def test_description_names_the_initial_model(masked_lm, labeled, tmp_path):
+    trainer = start("finetune-classify", masked_lm, labeled, tmp_path / "run")
+    assert describe_run(trainer, "cpu")[-1].endswith(f"from {masked_lm}")
+    fresh = start("finetune-classify", "", labeled, tmp_path / "fresh")
+    line, hint = describe_run(fresh, "cpu")
+    assert line.endswith("from random weights")
+    assert "train.init_from" in hint
+
+
+MISTAKES = [
+    ("finetune-classify", {"data.label_column": "lable"}, "did you mean 'label'"),
+    ("finetune-classify", {"data.text_column": "txt"}, "did you mean 'text'"),
+    ("finetune-classify", {"data.text_pair_column": "third"}, "'third'"),
+    ("finetune-classify", {"train.init_from": "no/such/model"}, "no/such/model"),
+    ("finetune-classify", {"train.init_from": "tiny-encoder"}, "tiny-encoder"),
+    ("finetune-classify", {"train.init_from": "", **UNCHANGED_HEAD}, "needs train.init_from"),
+    ("finetune-classify", {**REGRESSION, "data.label_column": "label"}, "rows.tsv:2.*bad"),
+    ("finetune-classify", {"model.d_model": 96}, "model.d_model = 96 has no effect"),
+    ("finetune-classify", {"model.position": "rotary"}, "model.position = 'rotary' has no effect"),
+    ("lm-small", {"data.vocab_size": 500}, "data.vocab_size = 500 has no effect"),
+    ("lm-small", UNCHANGED_HEAD, "tie_embeddings"),
+    ("mlm-small", {}, "encoder"),
+    ("mt-small", {}, "architecture decoder.*architecture encoder-decoder"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "changes", "keyword"), MISTAKES)
+def test_mistake_is_refused_in_one_line(recipe, changes, keyword, lm, tmp_path):
+    is_labeled = recipe == "finetune-classify"
+    write = sample_data.write_labeled if is_labeled else sample_data.write_text
+    with pytest.raises(ch.ClearheadError, match=keyword) as error:
+        finetune(recipe, lm, write(tmp_path), tmp_path / "run", **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_override_without_effect_is_refused_for_configurations_too(masked_lm, tmp_path):
+    config = ch.presets["finetune-classify"].replace(train__init_from=masked_lm)
+    with pytest.raises(ch.ClearheadError, match="d_model = 96 has no effect"):
+        ch.train(config, tmp_path / "run", quiet=True, model={"d_model": 96})
+
+
+def test_initial_model_without_tokenizer_is_refused(labeled, tmp_path):
     ch.save(ch.new("tiny-encoder"), tmp_path / "mute")
-    with pytest.raises(ch.ClearheadError, match="mute has no tokenizer"):
-        begun(
-            "finetune-classify",
-            str(tmp_path / "mute"),
-            samples.labelled(tmp_path),
-            tmp_path / "run",
-        )
+    with pytest.raises(ch.ClearheadError, match="tokenizer"):
+        start("finetune-classify", str(tmp_path / "mute"), labeled, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""What a run leaves for people: the page is whole and needs no other, and tells what comes next."""
+"""The training report, the messages of a run, and its loggers."""
 
 import json
 import math
@@ -6,26 +6,27 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
-from courses import STEPS, learned, log, memorised, rising
-from runs import Counting, run
-from samples import NARROW, QUICK, labelled, sentences
+from loss_curves import converging, log_lines, memorizing, rising
+from sample_data import SHORT_RUN, TINY_MODEL, sentences, write_labeled
+from tiny_training import CountingDataset, WithoutValidation, make_trainer
 
 import clearhead as ch
 from clearhead.cli.progress_display import ProgressDisplay
 from clearhead.config.presets import MEASURED_ON
-from clearhead.train.diagnosis import diagnose
+from clearhead.train import train as training
 from clearhead.train.report import (
     MAX_POINTS,
-    _expected_for,
+    collect_report_data,
     downsample,
+    expected_loss,
     next_commands,
     plot_loss,
-    report_data,
     to_png,
     write_report,
 )
 from clearhead.train.throughput import Throughput
 from clearhead.train.train import (
+    TensorBoardLogger,
     build_trainer,
     describe_run,
     load_config,
@@ -33,284 +34,312 @@ from clearhead.train.train import (
     train_and_report,
 )
 
+PNG_SIGNATURE = b"\x89PNG"
+
 
 class Page(HTMLParser):
-    """The text of a page, and whatever it would fetch or run."""
+    """Text of a page, and everything it would load or run."""
 
-    def __init__(self):
+    def __init__(self, html):
         super().__init__()
         self.text = ""
-        self.fetched = []
-        self.open = []
+        self.loaded = []
+        self.feed(html)
 
     def handle_starttag(self, tag, attributes):
-        self.fetched += [
-            value for name, value in attributes if name in ("src", "href", "xlink:href", "data")
-        ]
-        self.fetched += [tag] if tag in ("script", "link", "iframe", "img") else []
+        sources = ("src", "href", "xlink:href", "data")
+        self.loaded += [value for name, value in attributes if name in sources]
+        self.loaded += [tag] if tag in ("script", "link", "iframe", "img") else []
 
     def handle_data(self, data):
         self.text += data
 
 
-def written(out, **options):
-    made = run(out, **{"steps": 24, "check": 4, "report": 2, **options})
-    speed = Throughput.from_batches(made.model.config, [made.data.batch(0)], 1e11)
-    result = made.train(lambda progress: True)
-    findings = write_report(out, report_data(made, "tiny-decoder", speed) | {"end": result.status})
-    page = Page()
-    page.feed((out / "report.html").read_text())
-    return findings, page
+def train_with_report(output, **options):
+    """Findings and page of a short run."""
+    trainer = make_trainer(output, **{"max_steps": 24, "eval_every": 4, "log_every": 2, **options})
+    throughput = Throughput.from_batches(trainer.model.config, [trainer.data.batch(0)])
+    result = trainer.train(lambda progress: True)
+    data = collect_report_data(trainer, "tiny-decoder", throughput)
+    findings = write_report(output, data | {"status": result.status})
+    return findings, Page((output / "report.html").read_text())
 
 
-def test_a_run_leaves_a_picture_and_a_page_that_needs_no_other(tmp_path):
-    findings, page = written(tmp_path / "a <b>run</b>")
-    assert (tmp_path / "a <b>run</b>" / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert all(value.startswith("#") for value in page.fetched)  # marks inside the drawings
-    assert "a <b>run</b>" in page.text  # escaped: it is text, not a tag
-    for words in (
+def train_on_text(folder, *, record_activations=False, preset="tiny-decoder", **changes):
+    """The result and the messages of a run on a short text."""
+    (folder / "a.txt").write_text("\n".join(sentences(200)))
+    options = {
+        "data.train": [str(folder / "a.txt")],
+        "data.vocab_size": 300,
+        "train.max_steps": 4,
+        **TINY_MODEL,
+        **SHORT_RUN,
+        **changes,
+    }
+    messages = []
+    result = run_training(
+        load_config(preset, options),
+        folder / "run",
+        ProgressDisplay,
+        messages.append,
+        recipe=preset,
+        device="cpu",
+        record_activations=record_activations,
+    )
+    return result, messages
+
+
+# ---- page and curve
+
+
+def test_report_is_self_contained_and_escaped(tmp_path):
+    output = tmp_path / "a <b>run</b>"
+    findings, page = train_with_report(output)
+    assert (output / "curve.png").read_bytes().startswith(PNG_SIGNATURE)
+    assert all(value.startswith("#") for value in page.loaded)  # markers inside the plots
+    assert "a <b>run</b>" in page.text
+    for text in (
         findings[0].message[1:],
-        "all steps done",
+        "completed",
         "clearhead generate",
-        "tokens a second",
-        "epochs seen",
+        "tokens per second",
+        "epochs trained",
+        "train.max_steps",  # differs from the preset
     ):
-        assert words in page.text
-    assert "train.max_steps" in page.text  # an option that differs from the preset's
-    assert not list((tmp_path / "a <b>run</b>").glob(".*"))
+        assert text in page.text
+    assert not list(output.glob(".*"))
 
 
-def test_the_report_can_be_written_again_from_the_folder_alone(tmp_path):
-    first = written(tmp_path / "run")[0]
-    page = (tmp_path / "run" / "report.html").read_bytes()
-    with (tmp_path / "run" / "log.jsonl").open("a") as file:
-        file.write('{"step": 30, "lo')  # killed while it wrote
-    assert write_report(tmp_path / "run") == first
-    assert (tmp_path / "run" / "report.html").read_bytes() == page
+def test_report_is_reproduced_from_the_folder(tmp_path):
+    findings, _ = train_with_report(tmp_path)
+    page = (tmp_path / "report.html").read_bytes()
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"step": 30, "lo')  # killed while writing
+    assert write_report(tmp_path) == findings
+    assert (tmp_path / "report.html").read_bytes() == page
 
 
-def test_a_run_without_validation_has_a_report_too(tmp_path):
-    class Unchecked(Counting):
-        def held_out(self):
-            return iter(())
-
-    assert written(tmp_path / "run", data=Unchecked())[0][0].name == "too early to tell"
+def test_report_without_validation(tmp_path):
+    findings, _ = train_with_report(tmp_path, data=WithoutValidation())
+    assert findings[0].name == "too early to tell"
 
 
-def test_an_empty_log_is_refused_with_a_sentence(tmp_path):
+def test_empty_log_is_refused(tmp_path):
     (tmp_path / "log.jsonl").touch()
-    with pytest.raises(ch.ClearheadError, match="holds no report yet"):
+    with pytest.raises(ch.ClearheadError, match=r"log\.jsonl is empty"):
         write_report(tmp_path, {"config": ch.Config().to_dict()})
 
 
 @pytest.mark.parametrize(
-    "preset", ["tiny-decoder", "tiny-encoder", "tiny-encoder-decoder", "tiny-pictures"]
+    "preset", ["tiny-decoder", "tiny-encoder", "tiny-encoder-decoder", "tiny-images"]
 )
-def test_what_comes_next_fits_the_shape(preset, tmp_path):
-    lines = [line for _, line in next_commands(tmp_path / "my run", ch.presets[preset])]
-    assert all("my run" in line for line in lines)
-    assert any("generate" in line for line in lines) == (preset == "tiny-decoder")
-    assert any("translate" in line for line in lines) == (preset == "tiny-encoder-decoder")
+def test_next_commands_fit_the_model(preset, tmp_path):
+    commands = [command for _, command in next_commands(tmp_path / "my run", ch.presets[preset])]
+    assert all("my run" in command for command in commands)
+    assert any("generate" in command for command in commands) == (preset == "tiny-decoder")
+    assert any("translate" in command for command in commands) == (preset == "tiny-encoder-decoder")
 
 
-def test_a_long_run_is_drawn_with_few_points():
-    drawn = downsample([(step, float(step % 2)) for step in range(100_001)])
-    assert len(drawn) <= MAX_POINTS
-    assert drawn[-1][0] == 100_000
-    assert all(0.4 < value < 0.6 for _, value in drawn[:-1])
+def test_long_curves_are_averaged():
+    curve = downsample([(step, float(step % 2)) for step in range(100_001)])
+    assert len(curve) <= MAX_POINTS
+    assert curve[-1][0] == 100_000
+    assert all(0.4 < value < 0.6 for _, value in curve[:-1])
 
 
 @pytest.mark.parametrize(
-    "lines", [log(learned, steps=10), log(memorised, rising)], ids=["one report", "many"]
+    "lines", [log_lines(converging, steps=10), log_lines(memorizing, rising)], ids=["one", "many"]
 )
 @pytest.mark.parametrize("expected", [(), (100, 1.0, 2.0), (100, 1.0, 2.0, 900, 0.5, 1.0)], ids=len)
-def test_every_log_can_be_drawn(lines, expected):
-    assert to_png(plot_loss(lines, expected)).startswith(b"\x89PNG")
+def test_every_log_can_be_plotted(lines, expected):
+    assert to_png(plot_loss(lines, expected)).startswith(PNG_SIGNATURE)
 
 
-def test_tensorboard_has_each_point_once_after_a_kill(tmp_path):
+@pytest.mark.parametrize(
+    "changes", [{"d_model": 64}, {"train__batch_size": 8}, {"train__max_steps": 350}]
+)
+def test_expected_loss_does_not_hold_for_changed_options(changes):
+    config = ch.presets["shakespeare-char-cpu"].replace(**changes)
+    assert expected_loss(config, "shakespeare-char-cpu")[0] == ()
+
+
+def test_expected_loss_holds_for_neutral_options_and_names_its_data():
+    recipe = ch.presets["shakespeare-char-cpu"]
+    neutral = {
+        "data__train": ["mine.txt"],
+        "train__seed": 3,
+        "train__eval_every": 100,
+        "vocab_size": 80,
+    }
+    expected = recipe.train.expected_loss, "tinyshakespeare"
+    assert expected_loss(recipe.replace(**neutral), "shakespeare-char-cpu") == expected
+    own = (1.0, 2.0, 3.0)
+    config = recipe.replace(d_model=64, train__expected_loss=own)
+    assert expected_loss(config, "shakespeare-char-cpu") == (own, "")
+    measured = {name for name, config in ch.presets.items() if config.train.expected_loss}
+    assert measured <= set(MEASURED_ON)
+
+
+# ---- messages
+
+
+def test_without_terminal_there_is_one_line_per_validation(tmp_path, capsys):
+    trainer = make_trainer(tmp_path, max_steps=8, eval_every=4)
+    train_and_report(trainer, ProgressDisplay, print, "tiny-decoder")
+    output = capsys.readouterr().out
+    lines = output.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "step 4 of 8",
+        "step 8 of 8",
+        "completed at step 8",
+        "too early to tell",
+        "report",
+        "generate text",
+    ]
+    assert "\r" not in output
+    assert "\x1b" not in output
+    assert "tok/s" in lines[0]
+
+
+def test_long_runs_print_an_estimate_of_their_time(tmp_path, monkeypatch, capsys):
+    seconds = iter(range(0, 10**6, 10))
+    monkeypatch.setattr(training.time, "monotonic", lambda: next(seconds))
+    trainer = make_trainer(tmp_path, max_steps=1000)
+    estimate = training.TimeEstimate(trainer, print)
+    for step in range(1, 10):
+        estimate(step)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert "1:23:05 to go, at 5 s per step" in lines[0]  # 10 s for two steps, 997 steps left
+    assert "smaller recipe" in lines[0]
+
+
+def test_failed_run_leaves_a_report(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=20, save_every=2)
+    training_step = trainer.training_step
+
+    def failing_step():
+        if trainer.step == 7:
+            trainer.net.final_norm.weight.data.fill_(math.nan)
+        return training_step()
+
+    trainer.training_step = failing_step
+    with pytest.raises(ch.ClearheadError, match="nan"):
+        train_and_report(trainer, ProgressDisplay, print, "tiny-decoder")
+    assert json.loads((tmp_path / "report.json").read_text())["status"] == "failed"
+    assert "failed" in (tmp_path / "report.html").read_text()
+
+
+def test_completed_run_is_not_repeated(tmp_path):
+    first, _ = train_on_text(tmp_path)
+    names = ("log.jsonl", "report.json", "curve.png", "report.html")
+    files = [tmp_path / "run" / name for name in names]
+    times = [file.stat().st_mtime_ns for file in files]
+    again, messages = train_on_text(tmp_path)
+    assert again == first
+    assert len(messages) == 1
+    assert "raise train.max_steps" in messages[0]
+    assert [file.stat().st_mtime_ns for file in files] == times
+    _, messages = train_on_text(tmp_path, **{"train.average_checkpoints": 1})
+    assert "completed at step 4" in " ".join(messages)
+    assert (tmp_path / "run" / "average").exists()
+    _, messages = train_on_text(tmp_path, **{"train.max_steps": 6})
+    assert "resuming after step 4" in " ".join(messages)
+
+
+def test_missing_report_of_a_completed_run_is_written(tmp_path):
+    train_on_text(tmp_path)
+    (tmp_path / "run" / "report.json").unlink()
+    (tmp_path / "run" / "report.html").unlink()
+    train_on_text(tmp_path)
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_report_links_to_the_training_trace(tmp_path):
+    train_on_text(tmp_path)
+    page = tmp_path / "run" / "report.html"
+    assert "training_trace.png" not in page.read_text()
+    options = {"record_activations": True, "train.max_steps": 6}
+    _, messages = train_on_text(tmp_path, **options)
+    assert "training_trace.png" in page.read_text()
+    assert sum("training_trace.png" in message for message in messages) == 1
+    assert len(train_on_text(tmp_path, **options)[1]) == 1
+
+
+def test_description_counts_trainable_parameters(tmp_path):
+    train_on_text(tmp_path, preset="tiny-encoder")
+    changes = {
+        "data.train": write_labeled(tmp_path),
+        "train.init_from": str(tmp_path / "run" / "best"),
+        "train.trainable": "head",
+    }
+    config = load_config("finetune-classify", changes)
+    output = tmp_path / "tuned"
+    trainer = build_trainer(config, output, resume=True, device="cpu", compile=False)
+    parameters = list(trainer.net.parameters())
+    num_parameters = sum(p.numel() for p in parameters)
+    num_trainable = sum(p.numel() for p in parameters if p.requires_grad)
+    description = f"{num_trainable:,} of {num_parameters:,} parameters trainable, "
+    assert describe_run(trainer, "cpu")[-1].startswith(description)
+    assert num_trainable < num_parameters
+
+
+@pytest.mark.parametrize(
+    ("batches_per_epoch", "text"), [(12, "12 steps (1 epoch)"), (6, "12 steps (2 epochs)")]
+)
+def test_description_counts_steps_and_epochs(batches_per_epoch, text, tmp_path):
+    data = CountingDataset()
+    data.batches_per_epoch = batches_per_epoch
+    assert text in describe_run(make_trainer(tmp_path, data), "cpu")[-1]
+
+
+def test_regression_reports_rmse(tmp_path, capsys):
+    changes = {
+        "model.head": {"kind": "regression"},
+        "data.train": write_labeled(tmp_path),
+        "data.label_column": "score",
+    }
+    train_on_text(tmp_path, preset="tiny-encoder", **changes)
+    lines = map(json.loads, (tmp_path / "run" / "log.jsonl").read_text().splitlines())
+    roots = [f"{math.sqrt(line['valid_loss']):.4g}" for line in lines if "valid_loss" in line]
+    printed = capsys.readouterr().out
+    assert all(f"RMSE {root}" in printed for root in roots)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "RMSE" in page
+    assert f"<b>{min(roots, key=float)}</b>" in page
+
+
+# ---- loggers
+
+
+def test_tensorboard_has_each_step_once_after_a_kill(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from clearhead.train.train import TensorBoardLogger
+    for first_step, last_step in ((0, 9), (6, 12)):  # the second process resumes from step 6
+        trainer = make_trainer(tmp_path / "run", save_every=6, eval_every=3)
+        logger = TensorBoardLogger(tmp_path, first_step)
+        trainer.step = first_step
 
-    for first, last in ((0, 9), (6, 12)):  # the second process goes on from step 6
-        made = run(tmp_path / "run", save=6, check=3)
-        board = TensorBoardLogger(tmp_path, first)
-        made.step = first
-        made.train(
-            lambda progress, board=board, last=last: board.log(progress) or progress.step < last
-        )
-        board.close()
-    seen = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [event.step for event in seen.Scalars("loss/training")] == list(range(1, 13))
-    assert [event.step for event in seen.Scalars("loss/validation")] == [3, 6, 9, 12]
+        def on_report(progress, logger=logger, last_step=last_step):
+            logger.log(progress)
+            return progress.step < last_step
+
+        trainer.train(on_report)
+        logger.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("loss/train")] == list(range(1, 13))
+    assert [event.step for event in events.Scalars("loss/valid")] == [3, 6, 9, 12]
 
 
-def test_without_tensorboard_one_sentence_names_the_extra(tmp_path, monkeypatch):
-    from clearhead.train.train import TensorBoardLogger
-
+def test_missing_tensorboard_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ch.ClearheadError, match=r"pip install 'clearhead\[tensorboard\]'"):
         TensorBoardLogger(tmp_path, 0)
 
 
-def test_without_a_terminal_there_is_a_line_for_each_validation_and_nothing_else(tmp_path, capsys):
-    train_and_report(
-        run(tmp_path / "run", steps=8, check=4), ProgressDisplay, print, "tiny-decoder", False, None
-    )
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == [
-        "step 4 of 8", "step 8 of 8", "all steps done at step 8", "too early to tell", "report", "write with it",
-    ]  # fmt: skip
-    assert not any(sign in line for line in lines for sign in "\r\x1b")
-    assert "tok/s" in lines[0]
-    assert "of peak" in lines[0]
-
-
-def test_a_run_that_fails_leaves_a_report_of_what_it_was(tmp_path):
-    made = run(tmp_path / "run", steps=20, save=2)
-    take = made.training_step
-
-    def poisoned():
-        if made.step == 7:
-            made.net.final_norm.weight.data.fill_(math.nan)
-        return take()
-
-    made.training_step = poisoned
-    with pytest.raises(ch.ClearheadError, match="is nan"):
-        train_and_report(made, ProgressDisplay, print, "tiny-decoder", False, None)
-    assert json.loads((tmp_path / "run" / "facts.json").read_text())["end"] == "failed"
-    assert "ended by a mistake" in (tmp_path / "run" / "report.html").read_text()
-
-
-def taught(folder, *, microscope=False, preset="tiny-decoder", **changes):
-    """What is said by a run on a small text."""
-    (folder / "a.txt").write_text("\n".join(sentences(200)))
-    common = {
-        "data.train": [str(folder / "a.txt")],
-        "data.vocab_size": 300,
-        "train.max_steps": 4,
-        **NARROW,
-        **QUICK,
-    }
-    config = load_config(preset, {**common, **changes})
-    said = []
-    result = run_training(
-        config,
-        folder / "run",
-        ProgressDisplay,
-        said.append,
-        recipe=preset,
-        device="cpu",
-        record_activations=microscope,
-    )
-    return result, said
-
-
-def test_a_finished_run_has_nothing_left_to_do_and_says_only_that(tmp_path):
-    first, _ = taught(tmp_path)
-    left = [
-        tmp_path / "run" / name for name in ("log.jsonl", "facts.json", "curve.png", "report.html")
-    ]
-    before = [path.stat().st_mtime_ns for path in left]
-    again, said = taught(tmp_path)
-    assert again == first
-    assert said == [
-        f"nothing is left to do in {tmp_path / 'run'}: all 4 steps are done; a larger train.max_steps goes on."
-    ]
-    assert [path.stat().st_mtime_ns for path in left] == before
-    _, said = taught(tmp_path, **{"train.average_checkpoints": 1})  # something new is asked for
-    assert "all steps done at step 4" in " ".join(said)
-    assert (tmp_path / "run" / "average").exists()
-    assert "going on after step 4" in " ".join(taught(tmp_path, **{"train.max_steps": 6})[1])
-
-
-def test_a_run_that_was_killed_before_its_report_still_writes_it(tmp_path):
-    taught(tmp_path)
-    (tmp_path / "run" / "facts.json").unlink()
-    (tmp_path / "run" / "report.html").unlink()
-    taught(tmp_path)
-    assert (tmp_path / "run" / "report.html").exists()
-
-
-def test_the_report_names_the_film_where_there_is_one(tmp_path):
-    _, said = taught(tmp_path)
-    page = tmp_path / "run" / "report.html"
-    assert "microscope/film.png" not in page.read_text()
-    _, said = taught(tmp_path, microscope=True, **{"train.max_steps": 6})
-    assert "microscope/film.png" in page.read_text()
-    assert sum("film.png" in line for line in said) == 1
-    assert len(taught(tmp_path, microscope=True, **{"train.max_steps": 6})[1]) == 1
-
-
-def test_the_opening_tells_how_many_parameters_learn(tmp_path):
-    taught(tmp_path, preset="tiny-encoder")
-    changes = {
-        "data.train": labelled(tmp_path),
-        "train.init_from": str(tmp_path / "run" / "best"),
-        "train.trainable": "head",
-    }
-    config = load_config("finetune-classify", changes)
-    made = build_trainer(config, tmp_path / "tuned", resume=True, device="cpu", compile=False)
-    learn, size = (
-        sum(p.numel() for p in made.net.parameters() if p.requires_grad or all_)
-        for all_ in (False, True)
-    )
-    assert describe_run(made, "cpu")[-1].startswith(f"{learn:,} of {size:,} parameters learn, ")
-    assert learn < size
-
-
-def test_one_step_an_epoch_is_one_step(tmp_path):
-    data = Counting()
-    made = run(tmp_path / "run", data)
-    for epoch, told in ((1, "1 step an epoch"), (2, "2 steps an epoch")):
-        data.batches_per_epoch = epoch
-        assert told in describe_run(made, "cpu")[-1]
-
-
-def test_a_number_is_off_by_the_root_of_its_loss(tmp_path, capsys):
-    data = {"data.train": labelled(tmp_path), "data.label_column": "score"}
-    taught(tmp_path, preset="tiny-encoder", **{"model.head": {"kind": "regression"}}, **data)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    roots = [f"{math.sqrt(line['valid']):.4g}" for line in lines if "valid" in line]
-    shown = capsys.readouterr().out
-    assert all(f"off by {root}" in shown for root in roots)
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert "typical error" in page
-    assert f"<b>{min(roots, key=float)}</b>" in page
-
-
-def told_of(preset, **changes):
-    config = ch.presets[preset].replace(**changes)
-    return _expected_for(config, preset)
-
-
-def test_a_recipes_range_holds_for_the_recipe_only_and_says_what_it_was_measured_on():
-    cpu = ch.presets["shakespeare-char-cpu"].train.expected_loss
-    own = (1.0, 2.0, 3.0)
-    same = {
-        "data__train": ["mine.txt"],
-        "train__seed": 3,
-        "train__eval_every": 100,
-        "vocabulary": 80,
-    }
-    assert told_of("shakespeare-char-cpu", **same) == (cpu, "tinyshakespeare")
-    for other in (
-        {"width": 64},
-        {"train__batch_size": 8},
-        {"train__max_steps": 350},
-        {"data__tokenizer": "bpe"},
-    ):
-        assert told_of("shakespeare-char-cpu", **other)[0] == ()
-    assert told_of("shakespeare-char-cpu", width=64, train__expected_loss=own) == (own, "")
-    assert all(
-        preset in MEASURED_ON for preset, config in ch.presets.items() if config.train.expected_loss
-    )
-
-
-@pytest.mark.parametrize(("low", "high"), [(1.4, 1.6), (1.2, 1.4), (1.7, 2.0)])
-def test_what_was_measured_on_other_data_is_no_reproach(low, high):
-    (_, found) = diagnose(log(learned), (500, 2.0, 4.0, STEPS, low, high), "tinyshakespeare")
-    assert "on tinyshakespeare" in found.message
-    assert not found.is_problem
+def test_unknown_logger_and_resume_mode_are_refused(tmp_path):
+    with pytest.raises(ch.ClearheadError, match=r"logger 'print'.*tensorboard"):
+        ch.train("tiny-decoder", tmp_path, logger="print")
+    with pytest.raises(ch.ClearheadError, match="resume must be"):
+        ch.train("tiny-decoder", tmp_path, resume="always")

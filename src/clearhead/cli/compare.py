@@ -67,6 +67,8 @@ def compare(
         _parse_ints("--lengths", lengths),
         shlex.join(["clearhead", *sys.argv[1:]]),
     )
+    # Read before the runs, for which each process is made independent of the others.
+    is_main_process = os.environ.get("RANK", "0") == "0"
     is_single_process = os.environ.get("WORLD_SIZE", "1") in ("0", "1")
     shows_progress = is_single_process and sys.stdout.isatty()
     result = run_comparison(
@@ -79,7 +81,7 @@ def compare(
         logger=logger,
         record_activations=record_activations,
     )
-    if os.environ.get("RANK", "0") == "0":
+    if is_main_process:
         typer.echo(f"\n{result}\n\nreport: {folder / REPORT_FILE}")
     if not result.completed:
         typer.echo("stopped; run the same command to resume")

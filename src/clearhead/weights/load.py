@@ -123,8 +123,8 @@ def _run_checkpoint(path: Path) -> Path | None:
         return None
     if (path / "best").exists():
         return path / "best"
-    steps = [step for step in (path / "steps").glob("[0-9]*") if (step / CONFIG_FILE).is_file()]
-    return max(steps, default=None)
+    steps = (path / "checkpoints").glob("[0-9]*")
+    return max((step for step in steps if (step / CONFIG_FILE).is_file()), default=None)
 
 
 def _single_gguf(path: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""Tiny nets that take steps."""
+"""Tiny networks that take optimizer steps."""
 
 import pytest
 import torch
@@ -15,12 +15,12 @@ DEVICES = [
 ]
 
 
-def tiny(name="tiny-decoder", dtype=torch.float32, device="cpu"):
-    return build_transformer(ch.presets[name].model, 0, device, dtype).train()
+def tiny_net(preset="tiny-decoder", dtype=torch.float32, device="cpu"):
+    return build_transformer(ch.presets[preset].model, 0, device, dtype).train()
 
 
-def learn(net, seed=0):
-    """Gradients of one random batch, and its loss."""
+def backward(net, seed=0):
+    """Compute the gradients of one random batch; return its loss."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(64, (4, 17), generator=generator).to(next(net.parameters()).device)
     total, count = net.loss(net(ids[:, :-1]), ids[:, 1:])
@@ -28,21 +28,21 @@ def learn(net, seed=0):
     return (total / count).item()
 
 
-def train(net, optimizer, steps, seed=0, ema=None):
+def take_steps(net, optimizer, steps, seed=0, ema=None):
     for step in range(steps):
-        learn(net, seed + step)
-        optimizer.clip(1.0)
+        backward(net, seed + step)
+        optimizer.clip_grad_norm(1.0)
         optimizer.step(1 / (1 + step))
-        optimizer.zero()
+        optimizer.zero_grad()
         if ema is not None:
             ema.update()
 
 
-def same(a, b):
+def same_weights(a, b):
     return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
-def distance(a, b):
+def squared_distance(a, b):
     return sum(
         (p.float() - q.float()).square().sum()
         for p, q in zip(a.parameters(), b.parameters(), strict=True)
