@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from clearhead.evaluate.evaluate import evaluate
     from clearhead.evaluate.invariants import verify
     from clearhead.lab.compare import compare
-    from clearhead.lens.context import context
     from clearhead.lens.edits import ablate, replace, scale
+    from clearhead.lens.word_in_context import context
     from clearhead.tokenizers.tokenizer import Tokenizer
     from clearhead.train.train import train
     from clearhead.word_vectors.vectors import vectors
@@ -40,7 +40,7 @@ _MODULES = {
     "Tokenizer": "clearhead.tokenizers.tokenizer",
     "ablate": "clearhead.lens.edits",
     "compare": "clearhead.lab.compare",
-    "context": "clearhead.lens.context",
+    "context": "clearhead.lens.word_in_context",
     "evaluate": "clearhead.evaluate.evaluate",
     "lens": "clearhead.lens",
     "load": "clearhead.api",

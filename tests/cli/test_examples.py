@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from clearhead.cli.common import parse_config_flags
-from clearhead.cli.help_texts import EXAMPLES
+from clearhead.cli.examples import EXAMPLES
 from clearhead.cli.main import app
 from clearhead.cli.see import VIEW_OPTIONS
 from clearhead.config.parse import apply_overrides, dataclass_from_dict, dataclass_to_dict

@@ -12,7 +12,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.cli import chat, demo
-from clearhead.cli.help_texts import FIRST_COMMANDS, start_page
+from clearhead.cli.examples import FIRST_COMMANDS, start_page
 from clearhead.cli.main import app
 from clearhead.errors import ClearheadError
 from clearhead.weights import hub, model_cards

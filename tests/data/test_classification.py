@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.config.presets import presets
-from clearhead.data.batch import PackedBatch
 from clearhead.data.classification import LabeledExample, LabeledTextDataset, stratified_split
+from clearhead.data.dataset import PackedBatch
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import build_transformer

@@ -10,12 +10,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from clearhead.data.batch import IGNORE_INDEX, PackedBatch, count_targets, shuffled_indices
-from clearhead.data.language_modeling import (
-    LanguageModelingDataset,
-    MaskedLanguageModelingDataset,
-    TokenizedCorpus,
-)
+from clearhead.data.dataset import IGNORE_INDEX, PackedBatch, count_targets, shuffled_indices
+from clearhead.data.language_modeling import LanguageModelingDataset, MaskedLanguageModelingDataset
+from clearhead.data.token_cache import TokenizedCorpus
 from clearhead.errors import ClearheadError
 
 BOS = 0

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.data import language_modeling, readers
+from clearhead.data import readers, token_cache
 from clearhead.data.encoding import batch_by_size
-from clearhead.data.language_modeling import TokenizedCorpus, tokenize_corpus
 from clearhead.data.readers import DataReport
+from clearhead.data.token_cache import TokenizedCorpus, tokenize_corpus
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.tokenizer import Tokenizer
 
@@ -48,7 +48,7 @@ def make(path: Path, folder: Path, tokenizer: Tokenizer = BPE, **options) -> Tok
 def test_cached_tokens_equal_tokenized_texts(texts, begin, workers, batch):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            language_modeling,
+            token_cache,
             "batch_by_size",
             lambda items, size: batch_by_size(items, size, batch),
         )
@@ -231,7 +231,7 @@ def test_files_of_file_managers_do_not_block_a_new_cache(tmp_path):
 LARGE = """if True:
     import sys
     from pathlib import Path
-    from clearhead.data.language_modeling import tokenize_corpus
+    from clearhead.data.token_cache import tokenize_corpus
     from clearhead.data.readers import DataReport
     from clearhead.tokenizers.tokenizer import Tokenizer
     tokenizer = Tokenizer.train_bpe(["so long, and thanks for all the fish"] * 9, vocab_size=300)
@@ -308,7 +308,7 @@ def test_interrupted_process_leaves_nothing(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     (tmp_path / "a.txt").write_text("so long")
-    monkeypatch.setattr(language_modeling, "read_documents", interrupted)
+    monkeypatch.setattr(token_cache, "read_documents", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "a.txt", tmp_path / "cache")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
@@ -317,7 +317,7 @@ def test_interrupted_process_leaves_nothing(tmp_path, monkeypatch):
 TOGETHER = """if True:
     import sys, time
     import numpy as np
-    from clearhead.data.language_modeling import tokenize_corpus
+    from clearhead.data.token_cache import tokenize_corpus
     from clearhead.data.readers import DataReport
     from clearhead.tokenizers.tokenizer import Tokenizer
     tokenizer = Tokenizer.load(sys.argv[1])
@@ -374,8 +374,8 @@ def test_waiting_process_reuses_the_cache(tmp_path, monkeypatch):
         )  # what another process made while this one waited
         yield
 
-    monkeypatch.setattr(language_modeling, "file_lock", waited)
-    monkeypatch.setattr(language_modeling, "read_documents", None)
+    monkeypatch.setattr(token_cache, "file_lock", waited)
+    monkeypatch.setattr(token_cache, "read_documents", None)
     assert read(make(tmp_path / "a.txt", tmp_path / "cache")) == read(first)
 
 

@@ -10,7 +10,7 @@ import clearhead as ch
 from clearhead import config as c
 from clearhead.evaluate.invariants import ModelUnderTest
 from clearhead.hooks import Recorder
-from clearhead.lens.attribution import (
+from clearhead.lens.logit_attribution import (
     LogitTarget,
     decompose_logit,
     path_from_logit,

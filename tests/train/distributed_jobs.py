@@ -10,7 +10,7 @@ import torch
 from tiny_training import CountingDataset, make_trainer
 
 import clearhead as ch
-from clearhead.data.batch import IGNORE_INDEX, PackedBatch
+from clearhead.data.dataset import IGNORE_INDEX, PackedBatch
 from clearhead.train.data_parallel import FSDP
 from clearhead.train.distributed import distributed_training
 

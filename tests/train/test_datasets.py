@@ -13,7 +13,7 @@ from sample_data import SHORT_RUN, TINY_MODEL
 from tiny_training import CountingDataset, make_trainer, run
 
 import clearhead as ch
-from clearhead.data.batch import IGNORE_INDEX, PackedBatch
+from clearhead.data.dataset import IGNORE_INDEX, PackedBatch
 from clearhead.tokenizers.tokenizer import END_TOKEN
 from clearhead.train.datasets import special_token_ids
 from clearhead.train.train import build_trainer, load_config

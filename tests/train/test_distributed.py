@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tiny_training import load_weights, make_trainer, run
 
 import clearhead as ch
-from clearhead.data.batch import IGNORE_INDEX
+from clearhead.data.dataset import IGNORE_INDEX
 from clearhead.train.distributed import SINGLE_PROCESS, SingleProcess, distributed_training
 
 SCRIPT = Path(__file__).with_name("distributed_jobs.py")

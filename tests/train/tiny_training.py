@@ -3,7 +3,7 @@
 import torch
 
 import clearhead as ch
-from clearhead.data.batch import PackedBatch
+from clearhead.data.dataset import PackedBatch
 from clearhead.data.readers import DataReport
 from clearhead.train.distributed import SINGLE_PROCESS
 from clearhead.train.trainer import Trainer

@@ -32,7 +32,7 @@ from clearhead.cli import (
     verify,
 )
 from clearhead.cli.common import ALLOW_CONFIG_FLAGS, show_warnings_on_stderr
-from clearhead.cli.help_texts import example_text, start_page
+from clearhead.cli.examples import example_text, start_page
 from clearhead.errors import ClearheadError, os_error_reason
 
 OUT_OF_MEMORY_MESSAGES = (  # of torch, which raises plain RuntimeErrors on the CPU

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from clearhead.cli.common import STDIN, read_stdin, warn_if_file_name
-from clearhead.cli.help_texts import example_text
+from clearhead.cli.examples import example_text
 from clearhead.errors import ClearheadError, suggest
 
 if TYPE_CHECKING:

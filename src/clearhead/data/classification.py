@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.data.batch import PackedBatch, shuffled_indices, truncated_lengths
+from clearhead.data.batch import truncated_lengths
+from clearhead.data.dataset import PackedBatch, shuffled_indices
 from clearhead.data.encoding import encode_records
 from clearhead.data.readers import DataReport, read_records
 from clearhead.errors import ClearheadError

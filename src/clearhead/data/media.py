@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.config.model import Images, MelSpectrogram
-from clearhead.data.batch import PackedBatch, seeded_generator, select_rows
 from clearhead.data.classification import label_id, label_names, stratified_split
+from clearhead.data.dataset import PackedBatch, seeded_generator, select_rows
 from clearhead.data.readers import DataReport, open_input
 from clearhead.errors import ClearheadError, cannot_read, reraise_as
 from clearhead.tokenizers.media import ImageInput, log_mel, read_audio, read_image

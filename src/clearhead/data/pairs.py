@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from clearhead.config.model import InferenceConfig
-from clearhead.data.batch import IGNORE_INDEX, PackedBatch, shuffled_indices
+from clearhead.data.dataset import IGNORE_INDEX, PackedBatch, shuffled_indices
 from clearhead.data.encoding import encode_records
 from clearhead.data.readers import (
     DataReport,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.data.batch import IGNORE_INDEX
+from clearhead.data.dataset import IGNORE_INDEX
 from clearhead.generate.engine import eval_mode
 from clearhead.hooks import NO_HOOKS, Recorder, force_eager
 from clearhead.lens.activations import check_model

@@ -20,7 +20,7 @@ import torch
 
 from clearhead.api import load
 from clearhead.config.model import Config, Learned
-from clearhead.data.batch import Dataset
+from clearhead.data.dataset import Dataset
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.io import LockedError, file_lock

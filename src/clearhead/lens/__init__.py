@@ -11,11 +11,10 @@ from clearhead.lens.attention import (
     value_weighted_attention,
     word_attention,
 )
-from clearhead.lens.attribution import attribution
 from clearhead.lens.circuits import circuit, composition
-from clearhead.lens.context import context
+from clearhead.lens.logit_attribution import attribution
 from clearhead.lens.logit_lens import logit_lens
-from clearhead.lens.neurons import max_activating_examples
+from clearhead.lens.max_activating_examples import max_activating_examples
 from clearhead.lens.patching import ablation, patching
 from clearhead.lens.positions import (
     position_shift,
@@ -24,9 +23,10 @@ from clearhead.lens.positions import (
     relative_bias,
     rotary_angles,
 )
-from clearhead.lens.residual import residual_norms
+from clearhead.lens.residual_norms import residual_norms
 from clearhead.lens.steering import steering
 from clearhead.lens.training_trace import read_training_trace, training_trace_figure
+from clearhead.lens.word_in_context import context
 
 __all__ = [
     "ablation",

@@ -28,8 +28,8 @@ from clearhead.lens.activations import (
     watch_single_text,
 )
 from clearhead.lens.circuits import output_matrices
-from clearhead.lens.context import locate_word
 from clearhead.lens.view import Axis, Row, View
+from clearhead.lens.word_in_context import locate_word
 from clearhead.tokenizers.tokenizer import MASK_PLACEHOLDER, VISIBLE_WHITESPACE
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from clearhead.lens.activations import (
     check_top_k,
     token_labels,
 )
-from clearhead.lens.attribution import token_id
+from clearhead.lens.logit_attribution import token_id
 from clearhead.lens.view import Axis, View
 from clearhead.model.attention import Attention
 from clearhead.model.heads import LMHead

@@ -31,8 +31,8 @@ from clearhead.lens.activations import (
     matching_names,
     single_text,
 )
-from clearhead.lens.attribution import AnswerToken, LogitTarget, logit_target
 from clearhead.lens.edits import ablate, checked_edit, replace
+from clearhead.lens.logit_attribution import AnswerToken, LogitTarget, logit_target
 from clearhead.lens.view import Axis, View
 from clearhead.model.attention import NO_MASK
 from clearhead.model.kv_cache import NO_CACHE

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from clearhead import config as c
 from clearhead.config.parse import read_config_file
-from clearhead.data.batch import Dataset, PackedBatch, make_batch
+from clearhead.data.batch import make_batch
+from clearhead.data.dataset import Dataset, PackedBatch
 from clearhead.errors import ClearheadError
 from clearhead.hooks import Recorder, force_eager, select_all
 from clearhead.io import commit_temporary, temporary_path, write_json

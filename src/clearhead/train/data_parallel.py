@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Shard
 
-from clearhead.data.batch import PackedBatch
+from clearhead.data.dataset import PackedBatch
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import Block, Transformer, build_transformer
 from clearhead.train.distributed import SingleProcess

@@ -10,7 +10,6 @@ import torch
 
 from clearhead import config as c
 from clearhead.config.model import Config, InferenceConfig
-from clearhead.data.batch import Dataset
 from clearhead.data.classification import (
     LabeledText,
     LabeledTextDataset,
@@ -18,12 +17,8 @@ from clearhead.data.classification import (
     read_labeled_texts,
     stratified_split,
 )
-from clearhead.data.language_modeling import (
-    LanguageModelingDataset,
-    MaskedLanguageModelingDataset,
-    TokenizedCorpus,
-    tokenize_corpus,
-)
+from clearhead.data.dataset import Dataset
+from clearhead.data.language_modeling import LanguageModelingDataset, MaskedLanguageModelingDataset
 from clearhead.data.media import MediaDataset, MediaExamples, exclude_valid_media, load_media
 from clearhead.data.pairs import (
     EncodedPair,
@@ -41,6 +36,7 @@ from clearhead.data.readers import (
     read_documents,
     save_streams,
 )
+from clearhead.data.token_cache import TokenizedCorpus, tokenize_corpus
 from clearhead.errors import ClearheadError, suggest
 from clearhead.tokenizers.tokenizer import END_TOKEN, TOKENIZER_KINDS, Tokenizer
 from clearhead.train.checkpoint import TOKENS_FOLDER

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead.config.training import TrainConfig
-from clearhead.data.batch import PackedBatch
+from clearhead.data.dataset import PackedBatch
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import Transformer
 

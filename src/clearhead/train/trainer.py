@@ -21,7 +21,7 @@ from torch import Tensor
 
 from clearhead.config.model import ClassificationHead, ModelConfig, RegressionHead
 from clearhead.config.training import TrainConfig
-from clearhead.data.batch import Dataset, PackedBatch, count_targets
+from clearhead.data.dataset import Dataset, PackedBatch, count_targets
 from clearhead.errors import ClearheadError
 from clearhead.kernels import TRITON_AVAILABLE, can_use_triton
 from clearhead.model.transformer import Transformer

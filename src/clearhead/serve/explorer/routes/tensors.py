@@ -20,10 +20,10 @@ from clearhead.lens.activations import (
     token_labels,
 )
 from clearhead.lens.attention import HEAD_SCORES, score_heads
-from clearhead.lens.attribution import attribution
 from clearhead.lens.circuits import detach_weight, unembedding_matrix
+from clearhead.lens.logit_attribution import attribution
 from clearhead.lens.logit_lens import RESIDUAL_STREAMS, LogitLens, apply_head
-from clearhead.lens.residual import residual_norms
+from clearhead.lens.residual_norms import residual_norms
 from clearhead.lens.view import Axis, View
 from clearhead.model.heads import LMHead
 from clearhead.model.transformer import Block

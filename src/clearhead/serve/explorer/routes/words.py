@@ -15,8 +15,8 @@ from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.lens.activations import InputSide, check_layer, token_labels
-from clearhead.lens.context import WordInSentence, context, locate_word
 from clearhead.lens.view import Axis, View
+from clearhead.lens.word_in_context import WordInSentence, context, locate_word
 from clearhead.model.heads import LMHead
 from clearhead.serve.explorer.runs import ExplorerRequest
 from clearhead.serve.explorer.serialize import JSONDict, describe_tokens, view_to_dict

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 import clearhead as ch
-from clearhead.lens.context import context
+from clearhead.lens.word_in_context import context
 
 TEXTS = ["American shrew mole", "one mole of carbon dioxide", "take a biopsy of the mole"]
 TOKENIZER = ch.Tokenizer.train_bpe(TEXTS, 300)

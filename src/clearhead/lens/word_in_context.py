@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from clearhead.errors import ClearheadError, suggest
 from clearhead.lens.activations import InputSide, check_model, check_no_nan
-from clearhead.lens.attribution import (
+from clearhead.lens.logit_attribution import (
     LinearPath,
     decompose_logit,
     detach_float,
