@@ -1,11 +1,14 @@
-"""What the lectures claim, and the experiment that tries each claim.
+"""Claims of the lectures, and the experiments that test them.
 
-python claims/claims.py [NAME …] [--processes 6] [-- OPTION …]
+    python claims/claims.py [NAME …] [--processes 6] [-- OPTION …]
 
-Runs `clearhead compare` for each (for all without a name) in build/claims/NAME, on what prepare.py has made. What it
-finds, without the weights, is kept in claims/results/NAME; where runs are missing there, it goes on. tried.py makes the
-page of it. Options are those of compare, for a trial of which nothing is kept, in build/claims/trial-NAME; a second one
-needs an --out.
+Runs `clearhead compare` for these claims, by default all, on the data that prepare.py has written.
+The experiment is in build/claims/NAME. Its results, without weights, are stored in
+claims/results/NAME; if runs are missing there, the experiment is resumed. render_page.py renders
+the page of all results.
+
+OPTION is an option of compare for a trial in build/claims/trial-NAME, whose results are not stored;
+a second trial needs another --output.
 """
 
 import argparse
@@ -17,11 +20,9 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clearhead.lab.experiment import EXPERIMENT_FILE, Experiment, read_results
-from clearhead.lab.experiment import RESULTS_FILE as LINES
+from clearhead.lab.experiment import EXPERIMENT_FILE, RESULTS_FILE, Experiment, read_results
 from clearhead.lab.runner import is_incomplete, unfinished_runs
-from clearhead.train.checkpoint import FINGERPRINT_FILE as DATA
-from clearhead.train.checkpoint import LOG_FILE
+from clearhead.train.checkpoint import FINGERPRINT_FILE, LOG_FILE
 
 HERE = Path(__file__).parent
 BUILD = Path("build/claims")
@@ -30,34 +31,44 @@ RESULTS = HERE / "results"
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the lectures, and how it is tried."""
+    """A claim of the lectures, and the experiment that tests it."""
 
     name: str
-    says: str  # the claim
-    base: str  # what is trained, a file beside this one
+    claim: str
+    base: str  # a configuration in this folder, without .toml
     options: str  # of clearhead compare
-    found: str = ""  # what came out, in words; empty until somebody has read the numbers
+    conclusion: str = ""  # of a person who has read the results
 
     @property
     def command(self) -> list[str]:
-        what = f"compare claims/{self.base}.toml {self.options} --seeds 3 --out {BUILD / self.name}"
-        return ["clearhead", *shlex.split(what)]
+        """The command line of the experiment."""
+        output = BUILD / self.name
+        options = f"{self.options} --seeds 3 --output {output}"
+        return ["clearhead", "compare", f"claims/{self.base}.toml", *shlex.split(options)]
 
 
-def tuned(task: str, steps: int, metric: str, more: str = "", found: str = "") -> Claim:
-    """BERT against RoFormer on a task of GLUE, from the models that roformer-pretraining has trained."""
-    starts = ",".join(
-        f"{BUILD}/roformer-pretraining/runs/position={p}/{{seed}}/best"
-        for p in ("learned", "rotary")
+def glue_claim(
+    task: str, steps: int, metric: str, options: str = "", conclusion: str = ""
+) -> Claim:
+    """Compare BERT and RoFormer on a GLUE task, fine-tuning the models of roformer-pretraining."""
+    models = ",".join(
+        f"{BUILD}/roformer-pretraining/runs/position={position}/{{seed}}/best"
+        for position in ("learned", "rotary")
     )
-    data = f"--data.train {BUILD}/glue/{task}.train.tsv --data.valid {BUILD}/glue/{task}.dev.tsv"
-    often = f"--train.max_steps {steps} --train.log_every {steps // 10} --train.eval_every {steps} --train.save_every {steps}"
+    glue = BUILD / "glue"
+    all_options = [
+        f"--vary 'train.init_from={models}' --metric {metric}",
+        f"--data.train {glue}/{task}.train.tsv --data.valid {glue}/{task}.dev.tsv",
+        f"--train.max_steps {steps} --train.log_every {steps // 10}",
+        f"--train.eval_every {steps} --train.save_every {steps}",
+        options,
+    ]
     return Claim(
         f"roformer-{task.lower()}",
-        f"RoFormer against BERT, pre-trained alike and fine-tuned on {task}: at least as good.",
+        f"RoFormer is at least as good as BERT, pre-trained the same way and fine-tuned on {task}.",
         "tuned",
-        f"--vary 'train.init_from={starts}' --metric {metric} {data} {often} {more}".rstrip(),
-        found,
+        " ".join(all_options).rstrip(),
+        conclusion,
     )
 
 
@@ -65,218 +76,245 @@ PAIRS = "--data.text_pair_column second"
 CLAIMS = (
     Claim(
         "positions-language",
-        "Learned and sinusoidal positions are equally good; relative and rotary ones are better than both; without any "
-        "the order of words is lost (a decoder still sees it through its mask).",
+        "Learned and sinusoidal positions are equally good; relative and rotary positions are "
+        "better than both. Without positions word order is lost, although a decoder still sees "
+        "some of it through its mask.",
         "language",
         "--vary model.position=learned,none,sinusoidal,t5,shaw,rotary --lengths 256,512,1024",
-        "**Nearly, but for T5's**: sinusoidal positions are better than learned ones, by only 0.024 (0.010 to 0.038). "
-        "Relative ones as Shaw has them are better by 0.24 (0.18 to 0.30), rotary ones by 0.27 (0.18 to 0.36); "
-        "T5's bias for a distance (`relative`) is with the sinusoids (-0.02 to 0.02). Without any the loss is worse "
-        "than with learned ones by only 0.028 (0.006 to 0.051): the mask tells most. At four times the length of "
-        "training Shaw's are at 4.45, better than at their own, rotary at 4.73, T5's at 4.80, none at 4.91, sinusoidal "
-        "at 5.26; learned ones cannot read so far.",
+        "**Mostly, except for T5's.** Sinusoidal positions are better than learned ones by "
+        "only 0.024 (0.010 to 0.038). Shaw's relative positions are better by 0.24 (0.18 to "
+        "0.30), rotary ones by 0.27 (0.18 to 0.36); no difference was found between T5's "
+        "relative bias and the sinusoids (-0.02 to 0.02). Without positions the loss is higher "
+        "than with learned ones by only 0.028 (0.006 to 0.051): the mask provides most of the "
+        "information. At four times the length in training, Shaw's reach 4.45, better than at "
+        "the length in training, rotary 4.73, T5's 4.80, no positions 4.91, sinusoidal 5.26; "
+        "learned positions cannot be extrapolated.",
     ),
     Claim(
         "positions-translation",
-        "In translation learned and sinusoidal positions are within 0.1 BLEU of each other (2017), and rotary ones are "
-        "slightly better (RoFormer: 27.5 against 27.3).",
+        "In translation, learned and sinusoidal positions are within 0.1 BLEU of each other "
+        "(2017), and rotary ones are slightly better (RoFormer: 27.5 instead of 27.3).",
         "translation",
         "--vary model.position=sinusoidal,none,learned,t5,rotary --metric bleu",
-        "**The first half not in 3,000 steps**: learned positions are 2.8 BLEU behind sinusoidal ones (1.7 to 3.8), as "
-        "if training had to find first what sinusoids bring along. Rotary ones came 1.3 above (0.2 to 2.4, but not "
-        "sure among four comparisons), T5's relative ones 0.9 below (-2.8 to 1.0); without positions 9.3 are lost.",
+        "**The first half does not hold after 3,000 steps.** Learned positions are 2.8 BLEU "
+        "behind sinusoidal ones (1.7 to 3.8); one explanation is that training first has to "
+        "find what sinusoids provide. Rotary positions were better by 1.3 (0.2 to 2.4, not "
+        "significant among four comparisons), T5's relative ones worse by 0.9 (-2.8 to 1.0). "
+        "Without positions, 9.3 BLEU are lost.",
     ),
     Claim(
         "positions-masked",
-        "RoFormer learns to guess hidden words faster than BERT.",
+        "RoFormer learns masked language modeling faster than BERT.",
         "masked",
         "--vary model.position=learned,none,sinusoidal,t5,rotary",
-        "**Much faster, but beside learned positions, not yet beside BERT**: after 2,000 steps the loss is 3.21 with "
-        "rotary positions, 3.96 with sinusoidal, 4.47 with relative ones. With learned ones it is 6.25 and no better "
-        "than without any: they have not yet found what order is. But this encoder has its norms before each part, "
-        "and embeddings of 2017's size, beside which learned positions start small; BERT itself is tried next.",
+        "**Much faster than learned positions, in an encoder that is not BERT.** After 2,000 "
+        "steps the loss is 3.21 with rotary positions, 3.96 with sinusoidal, 4.47 with "
+        "relative ones. With learned ones it is 6.25, no better than without positions: they "
+        "have not learned word order yet. But this encoder is pre-norm and scales embeddings "
+        "as in 2017, next to which learned positions start small. The next experiment uses "
+        "BERT's architecture.",
     ),
     Claim(
         "roformer-pretraining",
-        "RoFormer against BERT, built as BERT is, with six times the steps of positions-masked. The models that are "
-        "fine-tuned below.",
+        "RoFormer compared with BERT in BERT's architecture, with six times the steps of "
+        "positions-masked. These models are fine-tuned below.",
         "bert",
         "--vary model.position=learned,rotary",
-        "**Faster; ahead at the end with every seed, not surely**: after 1,500 steps the loss is 3.31 against 4.50, "
-        "after 12,000 it is 2.30 against 2.38 (a difference of -0.26 to 0.09). RoFormer's three runs end within 0.014 "
-        "of each other; one of BERT's began to learn some 500 steps after the other two and stayed 0.1 behind them.",
+        "**Faster; better at the end with every seed, but not significantly.** After 1,500 "
+        "steps the loss is 3.31 instead of 4.50, after 12,000 it is 2.30 instead of 2.38 (a "
+        "difference of -0.26 to 0.09). RoFormer's three runs end within 0.014 of each other; "
+        "one of BERT's started to learn about 500 steps after the other two and stayed 0.1 "
+        "behind them.",
     ),
-    tuned(
+    glue_claim(
         "SST-2",
         4000,
         "accuracy",
-        found="**Better with every seed, not surely**: 84.1 % against 82.5 %, a difference of -0.7 to 4.0 points.",
+        conclusion=(
+            "**Better with every seed, but not significantly**: 84.1 % instead of 82.5 %, a "
+            "difference of -0.7 to 4.0 points."
+        ),
     ),
-    tuned(
+    glue_claim(
         "MRPC",
         1200,
         "f1",
         PAIRS,
-        "**Worse with every seed, not surely**: F1 of 0.754 against 0.787 (a difference of -0.09 to 0.02), below the "
-        "0.812 of calling every pair a paraphrase. Both learn a little (Matthews' correlation 0.13 to 0.30), and the "
-        "training pairs by heart.",
+        (
+            "**Worse with every seed, but not significantly**: F1 of 0.754 instead of 0.787 (a "
+            "difference of -0.09 to 0.02), below the 0.812 of predicting a paraphrase for "
+            "every pair. Both learn something (Matthews correlation 0.13 to 0.30) and memorize "
+            "the training pairs."
+        ),
     ),
-    tuned(
+    glue_claim(
         "CoLA",
         2700,
-        "matthews",
-        found="**No difference was found** (-0.06 to 0.08): a correlation of 0.18 with both, where guessing gets 0.",
+        "matthews_correlation",
+        conclusion=(
+            "**No difference found** (-0.06 to 0.08): a correlation of 0.18 for both, where "
+            "guessing has 0."
+        ),
     ),
-    tuned(
+    glue_claim(
         "RTE",
         800,
         "accuracy",
         PAIRS,
-        "**Neither learns it**: 50.1 % against 53.4 % (a difference of -14.1 to 7.3 points), where the commoner "
-        "answer alone gets 52.7 %. The 2,490 training pairs are known by heart after ten epochs, and RoFormer is "
-        "then the more sure of wrong answers (a loss of 2.99 against 2.46, with every seed).",
+        (
+            "**Neither learns it**: 50.1 % instead of 53.4 % (a difference of -14.1 to 7.3 "
+            "points), where the majority class has 52.7 %. After ten epochs the 2,490 training "
+            "pairs are memorized, and RoFormer is more confident in wrong answers (a loss of "
+            "2.99 instead of 2.46, with every seed)."
+        ),
     ),
-    tuned(
+    glue_claim(
         "STS-B",
         1800,
         "spearman",
-        f"{PAIRS} --model.head.kind number --model.head.pooling mean",
-        "**Steadier, not surely better**: 0.656 against 0.557 (a difference of -0.18 to 0.38). RoFormer's runs are at "
-        "0.65 to 0.66, BERT's at 0.48, 0.52 and 0.67; its best starts from the pre-training that came out worst. "
-        "**These runs read the first token**, by an oversight, where the other tasks read the mean of all; the command "
-        "has been mended, the runs have not been repeated.",
+        f"{PAIRS} --model.head.kind regression --model.head.pooling mean",
+        (
+            "**More stable, not significantly better**: 0.656 instead of 0.557 (a difference "
+            "of -0.18 to 0.38). RoFormer's runs are at 0.65 to 0.66, BERT's at 0.48, 0.52 and "
+            "0.67; its best one starts from the worst pre-training run. **These runs pooled "
+            "the first token**, by mistake, where the other tasks pool the mean of all tokens; "
+            "the command has been corrected, the runs have not been repeated."
+        ),
     ),
     Claim(
         "heads-translation",
-        "One head costs 0.9 BLEU against eight (2017).",
+        "One head costs 0.9 BLEU compared with eight (2017).",
         "translation",
         "--vary model.attention.n_heads=8,1 --metric bleu",
-        "**Not so here**: a cost of 0.9 is outside the interval. One head of width 256 came 1.1 BLEU above eight of "
-        "width 32 (-0.03 to 2.2: that it is better cannot be claimed), and its loss is lower by 0.07 (0.04 to 0.10). "
-        "2017 had eight heads of width 64 and 4.5 million sentences; here are 29,000, and heads half as wide.",
+        "**Not here**: a cost of 0.9 is outside the interval. One head of dimension 256 was "
+        "1.1 BLEU better than eight of dimension 32 (-0.03 to 2.2, not significant), and its "
+        "loss is lower by 0.07 (0.04 to 0.10). The 2017 model had eight heads of dimension 64 "
+        "and 4.5 million sentence pairs; this one has 29,000 and heads of half the size.",
     ),
     Claim(
         "norm",
-        "With the norm after each part, as in 2017, a deep stack needs a warm-up of the rate; with the norm before each"
-        " part it does not.",
+        "With post-norm, as in 2017, a deep stack needs learning-rate warmup; with pre-norm it "
+        "does not.",
         "language",
-        "--vary model.norm_position=pre,post --vary train.warmup_steps=500,0 --vary model.n_layers=6,12",
-        "**Yes**: with the norm after, 12 layers without warm-up learn no more than how common each token is (7.25), "
-        "6 layers end at 5.4 to 6.3. With 500 steps of warm-up the same models reach 4.55 and 4.68 and are then "
-        "*better* than those with the norm before: 12 layers by 0.06 (0.02 to 0.10), 6 by 0.06 (0.03 to 0.09). With "
-        "the norm before, warm-up changes nothing that can be told (6 layers -0.04 to 0.03, 12 layers -0.05 to "
-        "0.03).",
+        "--vary model.norm_position=pre,post --vary train.warmup_steps=500,0 --vary "
+        "model.n_layers=6,12",
+        "**Yes.** With post-norm and without warmup, 12 layers learn only the token "
+        "frequencies (7.25), and 6 layers end at 5.4 to 6.3. With 500 steps of warmup the same "
+        "models reach 4.55 and 4.68 and are *better* than pre-norm: 12 layers by 0.06 (0.02 to "
+        "0.10), 6 by 0.06 (0.03 to 0.09). With pre-norm, warmup makes no measurable difference "
+        "(6 layers -0.04 to 0.03, 12 layers -0.05 to 0.03).",
     ),
     Claim(
         "tied",
-        "The unembedding may be the embedding matrix: as good, with fewer weights.",
+        "The unembedding can share the embedding matrix: as good, with fewer parameters.",
         "language",
         "--vary model.head.tie_embeddings=true,false",
-        "**Not as good here**: untied is better by 0.11 (0.09 to 0.13), with 2.1 million weights more (30 %). At this "
-        "size the matrix is a large part of the model.",
+        "**Not as good here**: untied embeddings are better by 0.11 (0.09 to 0.13), with 2.1 "
+        "million more parameters (30 %). At this size the matrix is a large part of the model.",
     ),
     Claim(
         "heads-scaling",
-        "Several heads that look at different things are better than one. Scores are divided by the square root of the "
-        "head's width: without it softmax saturates and learning suffers, the more the wider the heads are.",
+        "Several heads that attend to different things are better than one. Scores are divided "
+        "by the square root of the head dimension: otherwise softmax saturates and training "
+        "suffers, the more the larger the heads are.",
         "language",
         "--vary model.attention.n_heads=8,1 --vary model.attention.scale=true,false",
-        "**The second half**: without the division the loss is worse by 0.16 with eight heads of width 32, by 0.50 "
-        "with one of width 256, as the lectures expect; that softmax saturates was not measured. Between eight heads "
-        "and one no difference was found (-0.05 to 0.06).",
+        "**The second half**: without scaling, the loss is worse by 0.16 with eight heads of "
+        "dimension 32 and by 0.50 with one of dimension 256, as the lectures expect; whether "
+        "softmax saturates was not measured. No difference was found between eight heads and "
+        "one (-0.05 to 0.06).",
     ),
     Claim(
         "smoothing",
         "Label smoothing makes perplexity worse and BLEU better (2017).",
         "translation",
         "--vary train.label_smoothing=0,0.1 --metric bleu",
-        "**Half of it**: BLEU is better by 1.8 (0.9 to 2.7), but perplexity is better too, 6.00 against 6.57. A likely "
-        "cause: it keeps the model from learning its 29,000 sentences by heart. Without it the loss is lowest at step "
-        "1,750 and ends 0.04 to 0.06 above that with every seed, with it at most 0.014.",
+        "**Half of it**: BLEU is better by 1.8 (0.9 to 2.7), but perplexity is better too, "
+        "6.00 instead of 6.57. A likely cause is less overfitting on the 29,000 sentence "
+        "pairs. Without smoothing, the loss is lowest at step 1,750 and ends 0.04 to 0.06 "
+        "higher with every seed; with smoothing it ends at most 0.014 higher.",
     ),
 )
 
 
-def keep(name: str) -> None:
-    """What an experiment has found, without its weights: of runs that miss nothing, and no less than before."""
+def store_results(name: str) -> None:
+    """Copy the results of complete runs, without weights; never fewer than are stored already."""
     source = BUILD / name
     target = RESULTS / name
     if not (source / EXPERIMENT_FILE).is_file():
         return
     experiment = Experiment.read(source / EXPERIMENT_FILE)
-    whole = {
+    complete = {
         key: run for key, run in read_results(source).items() if not is_incomplete(experiment, run)
     }
-    if not whole:
+    if not complete:
         return
-    if not read_results(target).keys() <= whole.keys():
-        sys.exit(
-            f"{target} holds runs that {source} has not; it is left as it is. Remove one of them."
-        )
+    if not read_results(target).keys() <= complete.keys():
+        sys.exit(f"{target} has runs that {source} does not have. Remove one of the two.")
     shutil.rmtree(target, ignore_errors=True)
-    for file in (EXPERIMENT_FILE, DATA, *(f"{run.path}/{LOG_FILE}" for run in whole.values())):
+    logs = [f"{run.path}/{LOG_FILE}" for run in complete.values()]
+    for file in (EXPERIMENT_FILE, FINGERPRINT_FILE, *logs):
         if (source / file).is_file():  # a run may diverge before it has logged anything
             (target / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / file, target / file)
-    (target / LINES).write_text("".join(json.dumps(asdict(run)) + "\n" for run in whole.values()))
+    lines = [json.dumps(asdict(run)) + "\n" for run in complete.values()]
+    (target / RESULTS_FILE).write_text("".join(lines))
 
 
-def take_up(name: str) -> None:
-    """An experiment that was kept before all of its runs had been trained goes on, also where its folder is gone."""
+def restore_results(name: str) -> None:
+    """Prepare the folder of an experiment with missing runs from its stored results."""
     source = RESULTS / name
     target = BUILD / name
     if not (source / EXPERIMENT_FILE).is_file() or target.exists():
         return
     if unfinished_runs(Experiment.read(source / EXPERIMENT_FILE), read_results(source)):
-        half = target.with_name(f".{name}")
-        shutil.copytree(source, half, dirs_exist_ok=True)
-        half.rename(target)
+        temporary = target.with_name(f".{name}")
+        shutil.copytree(source, temporary, dirs_exist_ok=True)
+        temporary.rename(target)
 
 
-def train(command: list[str], processes: int) -> int:
-    """The status it ends with; a Ctrl-C is for the runs, which save what they have and end by themselves."""
-    several = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
-    module = ["-m", *(several if processes > 1 else []), *command]
-    with subprocess.Popen([sys.executable, *module]) as child:
+def run_command(command: list[str], processes: int) -> int:
+    """Run clearhead and return its exit status; on Ctrl-C, the runs save and exit by themselves."""
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
+    arguments = ["-m", *(launcher if processes > 1 else []), *command]
+    with subprocess.Popen([sys.executable, *arguments]) as process:
         while True:
             try:
-                return child.wait()
+                return process.wait()
             except KeyboardInterrupt:
                 continue
 
 
-def main(words: list[str]) -> None:
-    cut = words.index("--") if "--" in words else len(words)
+def main(arguments: list[str]) -> None:
+    separator = arguments.index("--") if "--" in arguments else len(arguments)
+    trial_options = arguments[separator + 1 :]
     names = [claim.name for claim in CLAIMS]
-    more = words[cut + 1 :]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", nargs="*", help=", ".join(names))
     parser.add_argument(
-        "--processes", type=int, default=1, help="that share the runs of an experiment, and the GPU"
+        "--processes", type=int, default=1, help="number of processes that share the runs"
     )
-    given = parser.parse_args(words[:cut])
-    if unknown := [name for name in given.name if name not in names]:
-        parser.error(f"{', '.join(unknown)}: there is no such claim; there are {', '.join(names)}")
+    options = parser.parse_args(arguments[:separator])
+    if unknown := [name for name in options.name if name not in names]:
+        parser.error(f"unknown claim: {', '.join(unknown)}; known: {', '.join(names)}")
     for claim in CLAIMS:
-        if given.name and claim.name not in given.name:
+        if options.name and claim.name not in options.name:
             continue
         command = claim.command
-        if more:
-            command = [*command[:-1], str(BUILD / f"trial-{claim.name}"), *more]
+        if trial_options:
+            command = [*command[:-1], str(BUILD / f"trial-{claim.name}"), *trial_options]
         else:
-            take_up(claim.name)
+            restore_results(claim.name)
         print(shlex.join(command), flush=True)
-        status = train(command, given.processes)
-        if not more:
-            keep(claim.name)
+        status = run_command(command, options.processes)
+        if not trial_options:
+            store_results(claim.name)
         if status:
             if not any((BUILD / part).is_dir() for part in ("text", "pairs", "glue")):
-                print(
-                    "python claims/prepare.py DATA comes first: it makes what the experiments read.",
-                    file=sys.stderr,
-                )
+                hint = "Run python claims/prepare.py DATA first; it writes the training data."
+                print(hint, file=sys.stderr)
             sys.exit(status)
 
 

@@ -131,9 +131,9 @@ def activations_page() -> str:
 def claims_page() -> str:
     """What the lectures claim and what the experiments in claims/results found."""
     sys.path.append(str(DOCS.parent / "claims"))
-    from tried import page
+    from render_page import render_page
 
-    return f"{COMPACT_TABLES}\n\n{page().rstrip()}\n"
+    return f"{COMPACT_TABLES}\n\n{render_page().rstrip()}\n"
 
 
 COMMITTED_PAGES: dict[str, Callable[[], str]] = {
