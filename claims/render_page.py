@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from claims import CLAIMS, RESULTS, Claim  # type: ignore[import-not-found]
+from claims import CLAIMS, RESULTS, Claim
 from clearhead.lab.experiment import BEST_LOSS, EXPERIMENT_FILE, Experiment, read_results
 from clearhead.lab.report import (
     describe_lengths,

@@ -147,9 +147,9 @@ COMMITTED_PAGES: dict[str, Callable[[], str]] = {
 def benchmark_tables() -> str:
     """Targets and measurements, from bench/targets.toml and bench/results."""
     sys.path.append(str(DOCS.parent / "bench"))
-    from shown import markdown
+    from benchmark_tables import render_markdown
 
-    return f"{COMPACT_TABLES}\n\n{markdown()}"
+    return f"{COMPACT_TABLES}\n\n{render_markdown()}"
 
 
 @cache  # while the site is served, an unchanged notebook is not executed again
@@ -162,7 +162,9 @@ def execute_notebook(name: str, text: str) -> str:
     resources = {"metadata": {"path": str(DOCS / "tour")}}
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
     parts = [part for cell in notebook.cells for part in _render_cell(cell)]
-    parts.insert(1, f"*This page is a notebook, [{name}]({name}), executed when the site was built.*")
+    parts.insert(
+        1, f"*This page is a notebook, [{name}]({name}), executed when the site was built.*"
+    )
     return "\n\n".join(parts) + "\n"
 
 

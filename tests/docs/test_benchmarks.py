@@ -11,27 +11,27 @@ from types import SimpleNamespace
 
 import pytest
 
-import kept
-import shown
-import standing
-from kept import Row, Run
-from standing import Standing, Target
+import benchmark_results
+import benchmark_tables
+import benchmark_targets
+from benchmark_results import Row, Run
+from benchmark_targets import Target, TargetStatus
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(kept.RESULTS.glob("*.json"))
+FILES = sorted(benchmark_results.RESULTS.glob("*.json"))
 LOG = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
 SCRIPTS = [
     path
     for path in sorted((ROOT / "bench").glob("*.py"))
-    if "argparse" in path.read_text() and path.stem != "kept"
+    if "argparse" in path.read_text() and path.stem != "benchmark_results"
 ]
 
 
 # ---------------------------------------------------------------- results
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_results_file_is_normalized_and_names_its_runs(file):
-    runs = kept.read(file)
-    assert kept.text(runs) == file.read_text(encoding="utf-8")
+    runs = benchmark_results.read_runs(file)
+    assert benchmark_results.format_runs(runs) == file.read_text(encoding="utf-8")
     assert len({run.command for run in runs}) == len(runs)
     for run in runs:
         date.fromisoformat(run.date)
@@ -42,13 +42,13 @@ def test_results_file_is_normalized_and_names_its_runs(file):
         assert run.machine
         assert run.rows
         assert run.source or {"python", "torch", "clearhead"} <= run.versions.keys()
-        assert len({(row.work, row.peer) for row in run.rows}) == len(run.rows)
+        assert len({(row.workload, row.peer) for row in run.rows}) == len(run.rows)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_row_has_a_value_within_its_spread_and_a_ratio_to_its_peer(file):
-    for row in (row for run in kept.read(file) for row in run.rows):
-        assert row.work
+    for row in (row for run in benchmark_results.read_runs(file) for row in run.rows):
+        assert row.workload
         assert row.unit
         assert row.ours or row.ratio
         assert bool(row.peer) == bool(row.ratio), row
@@ -93,47 +93,49 @@ def test_values_copied_from_the_log_are_in_the_log(file):
     numbers = set(re.findall(r"\d[\d,]*(?:\.\d+)?", LOG))
     for row in (
         row
-        for run in kept.read(file)
+        for run in benchmark_results.read_runs(file)
         if run.source
         for row in run.rows
         if row.unit not in UNITS_NOT_IN_LOG
     ):
         for value in (*row.ours, *row.theirs):
-            assert value is None or spellings(value) & numbers, f"{row.work}: {value}"
+            assert value is None or spellings(value) & numbers, f"{row.workload}: {value}"
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_every_benchmark_can_store_its_results(script):
     text = script.read_text(encoding="utf-8")
-    assert "kept.offer(" in text
-    assert "kept.write(" in text
+    assert "add_save_argument(" in text
+    assert re.search(r"\b(save|benchmark_results\.save)\(", text)
 
 
 def test_new_run_replaces_the_run_with_the_same_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(kept, "RESULTS", tmp_path / "bench" / "results")
+    monkeypatch.setattr(benchmark_results, "RESULTS", tmp_path / "bench" / "results")
     (tmp_path / "bench").mkdir()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("KMP_BLOCKTIME", raising=False)
     parser = argparse.ArgumentParser()
-    kept.offer(parser)
-    assert parser.parse_args(["--keep"]).keep
+    benchmark_results.add_save_argument(parser)
+    assert parser.parse_args(["--save"]).save
     for rounds, seconds in ((5, [3.0, 1.0]), (5, [2.0]), (7, [4.0])):
         monkeypatch.setattr(
-            "sys.argv", ["/there/bench/train.py", "--keep", "/data/a b.txt", f"--rounds={rounds}"]
+            "sys.argv", ["/there/bench/train.py", "--save", "/data/a b.txt", f"--rounds={rounds}"]
         )
-        kept.write([kept.row("a step", "s", seconds)], "typer", gensim="4.4")
+        benchmark_results.save(
+            [benchmark_results.measure("a step", "s", seconds)], "typer", gensim="4.4"
+        )
     (file,) = (tmp_path / "bench" / "results").iterdir()
     assert file.name == "train.cpu.json"
-    first, second = kept.read(file)
+    first, second = benchmark_results.read_runs(file)
     assert first.command == "OMP_NUM_THREADS=1 python bench/train.py 'a b.txt' --rounds=5"
     assert first.rows == (Row("a step", "s", (2.0,), rounds=1),)
     assert second.versions.keys() == {"python", "clearhead", "torch", "typer", "gensim"}
     assert second.load is not None
-    assert "kept in bench/results/train.cpu.json" in capsys.readouterr().out
+    assert "saved in bench/results/train.cpu.json" in capsys.readouterr().out
 
 
 def test_ratio_above_one_means_ours_is_better():
-    (fast,) = kept.rows(
+    (fast,) = benchmark_results.compare(
         "writing", "tok/s", {"ours": [20.0, 30.0, 25.0], "theirs": [10.0, 10.0, 20.0]}
     )
     assert (fast.ours, fast.theirs, fast.ratio) == (
@@ -141,81 +143,81 @@ def test_ratio_above_one_means_ours_is_better():
         (10.0, 10.0, 20.0),
         (2.5, 1.25, 3.0),
     )
-    (slow,) = kept.rows("loading", "s", {"ours": [4.0], "theirs": [1.0]})
+    (slow,) = benchmark_results.compare("loading", "s", {"ours": [4.0], "theirs": [1.0]})
     assert slow.ratio == (0.25,)
 
 
 # ---------------------------------------------------------------- targets
 def test_target_has_a_limit_and_missed_targets_have_a_reason():
-    for stands in standing.standings():
-        target = stands.target
+    for status in benchmark_targets.target_statuses():
+        target = status.target
         assert (target.at_least is not None) + (target.at_most is not None) <= 1
         assert {target.at_least, target.at_most, target.aim} != {None}
         assert target.unit or target.peer
-        assert stands.row is None or target.unit in ("", stands.row.unit), target
-        assert target.why or not (stands.short or stands.misses_aim or stands.reached is None), (
+        assert status.row is None or target.unit in ("", status.row.unit), target
+        assert target.why or not (status.is_missed or status.misses_aim or status.value is None), (
             target
         )
         assert (ROOT / "bench" / f"{target.results.split('.')[0]}.py").exists()
 
 
-def stands(ours=(), ratio=(), **asked):
+def status_of(ours=(), ratio=(), **limits):
     row = Row("work", "s", ours, "peer" if ratio else "", ratio=ratio)
-    return Standing(
-        Target("area", "file.cpu", "work", **asked), row, Run("2026-11-16", "", "", {}, (row,))
+    return TargetStatus(
+        Target("area", "file.cpu", "work", **limits), row, Run("2026-11-16", "", "", {}, (row,))
     )
 
 
 @pytest.mark.parametrize(
     ("one", "verdict"),
     [
-        (stands(ratio=(1.2,), at_least=1.2), "met"),
-        (stands(ratio=(1.1, 1.0, 1.3), at_least=1.25), "**short**: 0.880 of what is asked"),
-        (stands(ours=(3.0,), unit="s", at_most=2), "**short**: 1.500 times what is allowed"),
-        (stands(ours=(1.0,), unit="s", at_most=0), "**short**"),
-        (stands(ours=(0.0,), unit="s", at_most=0), "met"),
+        (status_of(ratio=(1.2,), at_least=1.2), "met"),
+        (status_of(ratio=(1.1, 1.0, 1.3), at_least=1.25), "**missed**: 0.880 × the limit"),
+        (status_of(ours=(3.0,), unit="s", at_most=2), "**missed**: 1.500 × the limit"),
+        (status_of(ours=(1.0,), unit="s", at_most=0), "**missed**"),
+        (status_of(ours=(0.0,), unit="s", at_most=0), "met"),
         (
-            stands(ours=(None, 5.0, 9.0), unit="s", at_most=8),
-            "**short**: 1.125 times what is allowed",
+            status_of(ours=(None, 5.0, 9.0), unit="s", at_most=8),
+            "**missed**: 1.125 × the limit",
         ),
-        (stands(ours=(None, 5.0, 9.0), unit="s", at_least=8), "**short**: 0.625 of what is asked"),
-        (stands(ratio=(1.2,), at_least=1, aim=1.5), "met; 0.80 of the aim"),
-        (stands(ratio=(1.6,), at_least=1, aim=1.5), "met, and the aim"),
-        (stands(ours=(1.0,), unit="s", aim=2), "0.50 of the aim"),
-        (stands(ours=(3.0,), unit="kB", at_most=4, aim=2), "met; 1.50 times the aim"),
-        (stands(ours=(1.5,), unit="kB", at_most=4, aim=2), "met, and the aim"),
-        (Standing(Target("area", "file.cpu", "work", "peer", at_least=1)), "*not measured*"),
+        (status_of(ours=(None, 5.0, 9.0), unit="s", at_least=8), "**missed**: 0.625 × the limit"),
+        (status_of(ratio=(1.2,), at_least=1, aim=1.5), "met; 0.80 × the aim"),
+        (status_of(ratio=(1.6,), at_least=1, aim=1.5), "met, and the aim"),
+        (status_of(ours=(1.0,), unit="s", aim=2), "0.50 × the aim"),
+        (status_of(ours=(3.0,), unit="kB", at_most=4, aim=2), "met; 1.50 × the aim"),
+        (status_of(ours=(1.5,), unit="kB", at_most=4, aim=2), "met, and the aim"),
+        (TargetStatus(Target("area", "file.cpu", "work", "peer", at_least=1)), "*not measured*"),
     ],
 )
 def test_verdict(one, verdict):
-    assert shown.verdict(one) == verdict
+    assert benchmark_tables.format_status(one) == verdict
 
 
 def test_newest_run_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(standing, "RESULTS", tmp_path)
+    monkeypatch.setattr(benchmark_targets, "RESULTS", tmp_path)
     runs = [
         Run(day, f"python bench/a.py {day}", "here", {}, (Row("work", "s", (seconds,)),))
         for day, seconds in (("2026-11-16", 9.0), ("2026-11-15", 1.0))
     ]
-    (tmp_path / "a.cpu.json").write_text(kept.text(runs), encoding="utf-8")
-    assert [row.ours for row, _ in standing.results()["a.cpu"]] == [(9.0,)]
+    (tmp_path / "a.cpu.json").write_text(benchmark_results.format_runs(runs), encoding="utf-8")
+    assert [row.ours for row, _ in benchmark_targets.newest_results()["a.cpu"]] == [(9.0,)]
 
 
 # ---------------------------------------------------------------- the page
 def test_page_lists_every_target_and_every_run_it_links_to():
-    page = shown.markdown()
-    everything = standing.standings()
-    for area in standing.areas():
+    page = benchmark_tables.render_markdown()
+    everything = benchmark_targets.target_statuses()
+    for area in benchmark_targets.read_areas():
         part = page.split(f"\n## {area}\n")[1].split("\n## ")[0]
         lines = [line for line in part.splitlines() if line.startswith("| ")][2:]
         assert len(lines) == len([s for s in everything if s.target.area == area])
         assert all(
-            s.target.work in part and shown.asked(s.target) in part
+            s.target.workload in part and benchmark_tables.format_target(s.target) in part
             for s in everything
             if s.target.area == area
         )
-    short = page.split("## What is short")[1].split("\n## ")[0]
-    assert all(s.target.why in short for s in everything if s.short)
+    short = page.split("## Missed targets")[1].split("\n## ")[0]
+    assert all(s.target.why in short for s in everything if s.is_missed)
     named, told = (
         set(re.findall(pattern, page)) for pattern in (r"\(#run-(\d+)\)", r'id="run-(\d+)"')
     )
@@ -223,7 +225,7 @@ def test_page_lists_every_target_and_every_run_it_links_to():
 
 
 def test_table_rows_have_as_many_cells_as_the_header():
-    for found in re.findall(r"(?:^\|.*\n)+", shown.markdown(), re.MULTILINE):
+    for found in re.findall(r"(?:^\|.*\n)+", benchmark_tables.render_markdown(), re.MULTILINE):
         assert len({line.count("|") for line in found.splitlines()}) == 1, found.splitlines()[0]
 
 
@@ -236,6 +238,6 @@ def test_site_inserts_the_tables_into_the_page():
     written = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     page = SimpleNamespace(file=SimpleNamespace(src_uri="benchmarks.md"))
     made = hooks.on_page_markdown(written, page, None, None)
-    assert shown.markdown() in made
+    assert benchmark_tables.render_markdown() in made
     assert made.startswith(written.split("<!--")[0])
     assert "<!-- tables -->" not in made

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import standing
+import benchmark_targets
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "comparison.md").read_text(encoding="utf-8")
@@ -16,19 +16,19 @@ ROWS = [
     if line.startswith("| ")
 ][1:]
 NEWEST = {
-    (file, row.work, row.peer): (row, run)
-    for file, some in standing.results().items()
+    (file, row.workload, row.peer): (row, run)
+    for file, some in benchmark_targets.newest_results().items()
     for row, run in some
 }
-TRAINED = "GPT-2 124M, a step of {} × 1,024, compiled"
-SMALL = "GPT of 4 layers × 128, a step of 12 × 64"
+TRAINED = "GPT-2 124M, step of {} × 1,024, compiled"
+SMALL = "4-layer GPT, d_model 128, step of 12 × 64"
 BASE = "translation base, 32 sentences, {}"
 
 # the results behind each row of the table: file, peer, works
 SOURCES = [
     ("train.h200", "Hugging Face", TRAINED.format(16), TRAINED.format(64)),
-    ("train.h200", "plain torch", TRAINED.format(16), TRAINED.format(64)),
-    ("train.cpu", "plain torch", SMALL),
+    ("train.h200", "plain PyTorch", TRAINED.format(16), TRAINED.format(64)),
+    ("train.cpu", "plain PyTorch", SMALL),
     ("train.cpu", "Hugging Face", SMALL),
     (
         "decode_cuda.h200",
@@ -45,7 +45,7 @@ SOURCES = [
     ("decode.cpu", "CTranslate2", "GPT-2 124M, one text, float32", "GPT-2 124M, one text, int8"),
     ("decode.cpu", "CTranslate2", BASE.format("greedy, float32"), BASE.format("greedy, int8")),
     ("decode.cpu", "CTranslate2", BASE.format("5 beams, float32"), BASE.format("5 beams, int8")),
-    ("sweep.cpu", "TransformerLens", "GPT-2 124M, 30 tokens: every head left out in turn"),
+    ("head_ablation.cpu", "TransformerLens", "GPT-2 124M, 30 tokens: ablation of every head"),
     ("load.cpu", "transformers", "gpt2-124m, safetensors"),
     ("load.cpu", "transformers", "smollm2-135m, .Q4_1.gguf"),
 ]
@@ -84,6 +84,6 @@ def test_runs_on_the_page_have_versions():
 
 
 def test_rate_of_the_multi_gpu_estimate_is_measured():
-    row, _ = NEWEST["train.h200", f"{TRAINED.format(16)}: speed", ""]
+    row, _ = NEWEST["train.h200", f"{TRAINED.format(16)}: throughput", ""]
     page = (DOCS / "guides" / "many-gpus.md").read_text(encoding="utf-8")
     assert re.findall(r"^RATE = (\S+) \*", page, re.MULTILINE) == [f"{row.ours[0] / 1e3:.0f}e3"]
