@@ -1,16 +1,18 @@
-"""Writing on this CPU, float32 and int8, against CTranslate2 and Hugging Face with equal weights.
+"""Text generation on a CPU in float32 and int8, against CTranslate2 and Hugging Face.
 
-python bench/decode.py                          all works, all engines, as many threads as there are cores
-python bench/decode.py --works decode beam      some of them: decode, greedy, beam, small
+python bench/decode.py                          all workloads and engines, with all cores
+python bench/decode.py --workloads decode beam  some workloads: decode, greedy, beam, small
 
     decode   GPT-2 124M, one text, 96 tokens after a prompt of 16
-    greedy   an encoder-decoder of 2017 (6 + 6 layers, 512 wide, 32,000 words), 32 sentences of 16 to 32 tokens, 24 out
+    greedy   Transformer base of 2017 (6 + 6 layers, d_model 512, vocabulary 32,000), 32 sentences
+             of 16 to 32 tokens, 24 output tokens
     beam     the same with 5 beams
-    small    10M parameters by character (6 layers, 384 wide), one text of 240, against a loop without a cache
+    small    10M character model (6 layers, d_model 384), one text of 240, against no KV cache
 
-Weights are random, written by our exporters and read by the peers. Before anything is timed, float32 outputs must be
-equal token for token; how far int8 agrees with float32 is told. Interleaved, medians with the spread (lowest-highest);
-a ratio above 1 means ours is faster. Where others use the machine, CPU time (of all threads) is the better measure.
+Weights are random and equal, exported for the other engines. Before anything is timed, float32
+outputs must be equal token for token; the agreement of int8 with float32 is reported. Interleaved
+rounds, medians with the spread (lowest–highest); a ratio above 1 means ours is faster. On a busy
+machine, CPU time (of all threads) is the better measure.
 """
 
 import argparse
@@ -26,7 +28,7 @@ import ctranslate2
 import torch
 import transformers
 
-import kept
+import benchmark_results
 from clearhead.api import Model
 from clearhead.config.model import Config
 from clearhead.config.presets import presets
@@ -42,74 +44,78 @@ NAMES = {
     "decode": "GPT-2 124M, one text",
     "greedy": "translation base, 32 sentences, greedy",
     "beam": "translation base, 32 sentences, 5 beams",
-    "small": "10M by character, one text",
+    "small": "10M character model, one text",
 }
-PEERS = {"ctranslate2": "CTranslate2", "hf": "Hugging Face", "no": "a loop without cache"}
-FIRST: list[float] = []  # milliseconds until the small model's first token
-PROMPT = 16
-WRITTEN = 96
+PEERS = {"ctranslate2": "CTranslate2", "hf": "Hugging Face", "no": "loop without KV cache"}
+FIRST_TOKEN_MS: list[float] = []  # of the small model
+PROMPT_TOKENS = 16
+OUTPUT_TOKENS = 96
 SENTENCES = 32
-OUT = 24
+TRANSLATION_TOKENS = 24
 CHARACTERS = 240
 
 
-def named(ids: list[int]) -> list[str]:
+def token_names(ids: list[int]) -> list[str]:
     return [f"<unused{i}>" for i in ids]
 
 
-def sides(
+def make_engines(
     net: Transformer,
     ours: Callable[[Transformer], Engine],
     theirs: Callable[[str], Engine],
-    face: Engine,
+    hugging_face: Engine,
 ) -> dict[str, Engine]:
-    """All engines; our networks are as `clearhead.load` leaves them."""
-    whole = copy.deepcopy(net)
-    int8.quantize(whole)
-    both = {"ours float32": ours(net), "ours int8": ours(whole)}
-    return (
-        both | {f"ctranslate2 {d}": theirs(d) for d in ("float32", "int8")} | {"hf float32": face}
-    )
+    quantized = copy.deepcopy(net)
+    int8.quantize(quantized)
+    return {
+        "ours float32": ours(net),
+        "ours int8": ours(quantized),
+        "ctranslate2 float32": theirs("float32"),
+        "ctranslate2 int8": theirs("int8"),
+        "hf float32": hugging_face,
+    }
 
 
-def exported(net: Transformer, config: Config, folder: Path) -> tuple[Path, Path]:
-    for kind in ("ctranslate2", "hf"):
-        save_model(folder / kind, Checkpoint(net, config), kind)
+def export(net: Transformer, config: Config, folder: Path) -> tuple[Path, Path]:
+    for name in ("ctranslate2", "hf"):
+        save_model(folder / name, Checkpoint(net, config), name)
     return folder / "ctranslate2", folder / "hf"
 
 
 def decode(folder: Path, threads: int) -> dict[str, Engine]:
     config = presets["gpt2-124m"]
     net = build_transformer(config.model).eval()
-    ct2, hf = exported(net, config, folder)
+    ct2, hf = export(net, config, folder)
     prompt = torch.randint(
-        0, config.model.vocab_size, (PROMPT,), generator=torch.Generator().manual_seed(1)
+        0, config.model.vocab_size, (PROMPT_TOKENS,), generator=torch.Generator().manual_seed(1)
     )
 
     def ours(net: Transformer) -> Engine:
         model = Model(net, config)
-        return lambda: [model.generate(prompt, WRITTEN, temperature=0.0).tokens]
+        return lambda: [model.generate(prompt, OUTPUT_TOKENS, temperature=0.0).tokens]
 
     def theirs(dtype: str) -> Engine:
         generator = ctranslate2.Generator(str(ct2), compute_type=dtype, intra_threads=threads)
-        options = {"max_length": WRITTEN, "include_prompt_in_result": False}
+        options = {"max_length": OUTPUT_TOKENS, "include_prompt_in_result": False}
         return lambda: [
-            generator.generate_batch([named(prompt.tolist())], **options)[0].sequences_ids[0]
+            generator.generate_batch([token_names(prompt.tolist())], **options)[0].sequences_ids[0]
         ]
 
-    face = transformers.AutoModelForCausalLM.from_pretrained(hf).eval()
+    peer = transformers.AutoModelForCausalLM.from_pretrained(hf).eval()
     lengths = {
-        "max_new_tokens": WRITTEN,
-        "min_new_tokens": WRITTEN,
+        "max_new_tokens": OUTPUT_TOKENS,
+        "min_new_tokens": OUTPUT_TOKENS,
         "do_sample": False,
         "pad_token_id": 0,
     }
 
     def hugging_face() -> Texts:
-        mask = torch.ones(1, PROMPT, dtype=torch.long)
-        return face.generate(prompt[None], attention_mask=mask, **lengths)[:, PROMPT:].tolist()
+        mask = torch.ones(1, PROMPT_TOKENS, dtype=torch.long)
+        return peer.generate(prompt[None], attention_mask=mask, **lengths)[
+            :, PROMPT_TOKENS:
+        ].tolist()
 
-    return sides(net, ours, theirs, hugging_face)
+    return make_engines(net, ours, theirs, hugging_face)
 
 
 def translate(folder: Path, threads: int, beams: int) -> dict[str, Engine]:
@@ -118,64 +124,71 @@ def translate(folder: Path, threads: int, beams: int) -> dict[str, Engine]:
         "attention.bias": ("q", "k", "v", "out"),
         "head.bias": True,
     }
-    marian["head.tie_embeddings"] = False  # tied, random weights repeat what they read
+    marian["head.tie_embeddings"] = False  # tied random weights repeat their input
     config = presets["vaswani-base"].replace(
         vocab_size=32000, inference__decoder_start_tokens=(0,), **marian
     )
     net = build_transformer(config.model).eval()
-    ct2, hf = exported(net, config, folder)
-    chance = torch.Generator().manual_seed(1)
-    lengths = torch.randint(16, 33, (SENTENCES,), generator=chance).tolist()
-    sources = [torch.randint(3, 32000, (length,), generator=chance).tolist() for length in lengths]
+    ct2, hf = export(net, config, folder)
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(16, 33, (SENTENCES,), generator=generator).tolist()
+    sources = [
+        torch.randint(3, 32000, (length,), generator=generator).tolist() for length in lengths
+    ]
     rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(s) for s in sources], batch_first=True)
-    real = (torch.arange(rows.shape[1]) < torch.tensor(lengths)[:, None]).long()
+    mask = (torch.arange(rows.shape[1]) < torch.tensor(lengths)[:, None]).long()
 
     def ours(net: Transformer) -> Engine:
-        options = {"source": rows, "source_segments": real, "beams": beams, "max_tokens": OUT}
+        options = {
+            "source": rows,
+            "source_segment_ids": mask,
+            "num_beams": beams,
+            "max_tokens": TRANSLATION_TOKENS,
+        }
         return lambda: [h.tokens for h, *_ in beam_search(net, [[0]] * SENTENCES, **options)]
 
     def theirs(dtype: str) -> Engine:
         translator = ctranslate2.Translator(str(ct2), compute_type=dtype, intra_threads=threads)
-        options = {"beam_size": beams, "max_decoding_length": OUT}
-        texts = [named(source) for source in sources]
+        options = {"beam_size": beams, "max_decoding_length": TRANSLATION_TOKENS}
+        texts = [token_names(source) for source in sources]
         return lambda: [
             [int(word[7:-1]) for word in result.hypotheses[0]]
             for result in translator.translate_batch(texts, **options)
         ]
 
-    face = transformers.AutoModelForSeq2SeqLM.from_pretrained(hf).eval()
-    inner = face.model  # where the head is not tied, it does not tie these two either
+    peer = transformers.AutoModelForSeq2SeqLM.from_pretrained(hf).eval()
+    inner = peer.model  # without a tied head, these are not tied either
     inner.encoder.embed_tokens = inner.decoder.embed_tokens = inner.shared
-    face.generation_config = transformers.GenerationConfig(
+    peer.generation_config = transformers.GenerationConfig(
         num_beams=beams,
-        max_new_tokens=OUT,
-        min_new_tokens=OUT,
+        max_new_tokens=TRANSLATION_TOKENS,
+        min_new_tokens=TRANSLATION_TOKENS,
         decoder_start_token_id=0,
         pad_token_id=0,
     )
 
     def hugging_face() -> Texts:
-        return face.generate(rows, attention_mask=real)[:, 1:].tolist()
+        return peer.generate(rows, attention_mask=mask)[:, 1:].tolist()
 
-    return sides(net, ours, theirs, hugging_face)
+    return make_engines(net, ours, theirs, hugging_face)
 
 
 def small(folder: Path, threads: int) -> dict[str, Engine]:
     config = presets["shakespeare-char"].replace(vocab_size=65)
     net = build_transformer(config.model).eval()
     model = Model(net, config)
-    prompt = torch.arange(PROMPT)
-    begin = time.perf_counter()
+    prompt = torch.arange(PROMPT_TOKENS)
+    start = time.perf_counter()
     model.generate(prompt, 1, temperature=0.0)
-    FIRST.append((time.perf_counter() - begin) * 1e3)
-    print(f"small: {config.num_parameters():,} parameters; first token {FIRST[-1]:.1f} ms")
+    FIRST_TOKEN_MS.append((time.perf_counter() - start) * 1e3)
+    print(f"small: {config.num_parameters():,} parameters; first token {FIRST_TOKEN_MS[-1]:.1f} ms")
 
     @torch.no_grad()
     def without_cache() -> Texts:
         ids = prompt[None]
         for _ in range(CHARACTERS):
             ids = torch.cat((ids, net.compute_logits(net(ids)[:, -1:]).argmax(dim=-1)), dim=1)
-        return ids[:, PROMPT:].tolist()
+        return ids[:, PROMPT_TOKENS:].tolist()
 
     return {
         "ours float32": lambda: [model.generate(prompt, CHARACTERS, temperature=0.0).tokens],
@@ -183,7 +196,7 @@ def small(folder: Path, threads: int) -> dict[str, Engine]:
     }
 
 
-WORKS = {
+WORKLOADS = {
     "decode": decode,
     "greedy": lambda folder, threads: translate(folder, threads, 1),
     "beam": lambda folder, threads: translate(folder, threads, 5),
@@ -191,90 +204,98 @@ WORKS = {
 }
 
 
-def agreement(some: Texts, others: Texts) -> float:
-    """The share of texts that are the same to the last token."""
-    return sum(a == b for a, b in zip(some, others, strict=True)) / len(some)
+def agreement(texts: Texts, others: Texts) -> float:
+    """The fraction of equal texts."""
+    return sum(a == b for a, b in zip(texts, others, strict=True)) / len(texts)
 
 
-def measure(work: str, repeats: int, threads: int) -> tuple[list[dict], list[kept.Row]]:
-    """What is told, and what is kept of it."""
+def measure(
+    workload: str, repeats: int, threads: int
+) -> tuple[list[dict], list[benchmark_results.Row]]:
     with tempfile.TemporaryDirectory() as folder:
-        engines = WORKS[work](Path(folder), threads)
-    written = {name: engine() for name, engine in engines.items()}
-    wanted = written["ours float32"]
-    for name, texts in written.items():
-        same = agreement(texts, wanted)
+        engines = WORKLOADS[workload](Path(folder), threads)
+    outputs = {name: engine() for name, engine in engines.items()}
+    expected = outputs["ours float32"]
+    for name, texts in outputs.items():
+        same = agreement(texts, expected)
         assert same == 1 or "int8" in name, (
-            f"{work}: {name} writes something else: {same:.0%} are as ours"
+            f"{workload}: {name} generates other texts; {same:.0%} are equal"
         )
-    tokens = sum(map(len, wanted))
-    spent = {name: ([], []) for name in engines}
+    tokens = sum(map(len, expected))
+    times = {name: ([], []) for name in engines}
     for _ in range(repeats):
         for name, engine in engines.items():
             wall = time.perf_counter()
             cpu = time.process_time()
             engine()
-            spent[name][0].append(time.perf_counter() - wall)
-            spent[name][1].append(time.process_time() - cpu)
+            times[name][0].append(time.perf_counter() - wall)
+            times[name][1].append(time.process_time() - cpu)
     rows = []
-    figures = []
-    for name, (walls, cpus) in spent.items():
+    saved = []
+    for name, (walls, cpus) in times.items():
         if name.startswith("ours"):
             continue
         engine = name.split()[0]
         dtype = name.split()[-1]
-        mine = spent[f"ours {dtype}"]
+        our_times = times[f"ours {dtype}"]
         rates = {
-            who: [tokens / t for t in times]
-            for who, times in (("ours", mine[0]), (PEERS[engine], walls))
+            side: [tokens / t for t in seconds]
+            for side, seconds in (("ours", our_times[0]), (PEERS[engine], walls))
         }
-        figures += kept.rows(f"{NAMES[work]}, {dtype}", "tok/s", rates)
+        saved += benchmark_results.compare(f"{NAMES[workload]}, {dtype}", "tok/s", rates)
         rows.append(
             {
-                "work": work,
+                "workload": workload,
                 "peer": name,
-                "ours_tok_s": [round(tokens / f(mine[0]), 1) for f in (median, max, min)],
+                "ours_tok_s": [round(tokens / f(our_times[0]), 1) for f in (median, max, min)],
                 "peer_tok_s": [round(tokens / f(walls), 1) for f in (median, max, min)],
-                "ratio": round(median(walls) / median(mine[0]), 2),
-                "cpu_ratio": round(median(cpus) / median(mine[1]), 2),
-                "as_float32": [agreement(written[n], wanted) for n in (f"ours {dtype}", name)],
+                "ratio": round(median(walls) / median(our_times[0]), 2),
+                "cpu_ratio": round(median(cpus) / median(our_times[1]), 2),
+                "agreement_with_float32": [
+                    agreement(outputs[n], expected) for n in (f"ours {dtype}", name)
+                ],
             }
         )
-    return rows, figures
+    return rows, saved
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    kept.offer(parser)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    benchmark_results.add_save_argument(parser)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     versions = {m.__name__: m.__version__ for m in (torch, ctranslate2, transformers)}
-    print(f"{versions}, {options.threads} threads")
+    print(f"{versions}, {args.threads} threads")
     rows = []
-    figures = []
-    for work in options.works:
-        found, more = measure(work, options.repeats, options.threads)
-        figures += more
-        for r in found:
+    saved = []
+    for workload in args.workloads:
+        results, more = measure(workload, args.repeats, args.threads)
+        saved += more
+        for r in results:
             ours, peer = (
                 "{:.1f} ({:.1f}-{:.1f})".format(*r[key]) for key in ("ours_tok_s", "peer_tok_s")
             )
-            times = f"{r['ratio']:.2f} x, CPU time {r['cpu_ratio']:.2f} x"
+            ratios = f"{r['ratio']:.2f} x, CPU time {r['cpu_ratio']:.2f} x"
             print(
-                f"{work:7s} {r['peer']:20s} ours {ours:24s} tok/s  theirs {peer:24s} tok/s  {times}",
+                f"{workload:7s} {r['peer']:20s} ours {ours:24s} tok/s  theirs {peer:24s} tok/s  "
+                f"{ratios}",
                 flush=True,
             )
             rows.append(r)
-    print(json.dumps({"versions": versions, "threads": options.threads, "rows": rows}))
-    if FIRST:
-        figures.append(kept.row("10M by character, first token after loading", "ms", FIRST))
-    if options.keep:
-        kept.write(figures, "ctranslate2", "transformers")
+    print(json.dumps({"versions": versions, "threads": args.threads, "rows": rows}))
+    if FIRST_TOKEN_MS:
+        saved.append(
+            benchmark_results.measure(
+                "10M character model, first token after loading", "ms", FIRST_TOKEN_MS
+            )
+        )
+    if args.save:
+        benchmark_results.save(saved, "ctranslate2", "transformers")
 
 
 if __name__ == "__main__":

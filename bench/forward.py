@@ -1,10 +1,10 @@
-"""Forward, and forward with backward, of the GPT-2 124M shape against peers with equal weights.
+"""Forward and backward passes of GPT-2 124M against peers with equal weights.
 
-python bench/forward.py                      this CPU, fp32: Hugging Face's GPT-2 and torch's nn.TransformerEncoder
+python bench/forward.py                      CPU, fp32; also nn.TransformerEncoder
 python bench/forward.py --device cuda        bf16, compiled, batch 16 x 1024
 
-Interleaved A/B/A/B; medians with the spread; a ratio above 1 means ours is faster. Peak memory of each comes from
-a process of its own (CPU) or from the allocator (CUDA).
+Interleaved rounds; medians with the spread; a ratio above 1 means ours is faster. Peak memory is
+measured in a process of its own (CPU) or by the allocator (CUDA).
 """
 
 import argparse
@@ -17,7 +17,7 @@ from statistics import median
 
 import torch
 
-import kept
+import benchmark_results
 from clearhead.config.presets import presets
 from clearhead.model.transformer import build_transformer
 from peers import HuggingFace, Ours, TorchEncoder
@@ -26,20 +26,18 @@ PEERS = {"huggingface": (HuggingFace, "gelu-tanh"), "torch-encoder": (TorchEncod
 NAMES = {"huggingface": "Hugging Face", "torch-encoder": "nn.TransformerEncoder"}
 
 
-def make(name: str, options: argparse.Namespace) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """Ours and the peer, with one and the same function."""
+def make(name: str, args: argparse.Namespace) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """Our model and the peer with equal weights."""
     peer, activation = PEERS[name]
-    config = presets["gpt2-124m"].replace(
-        **{"ffn.activation": activation, "n_layers": options.layers}
-    )
+    config = presets["gpt2-124m"].replace(**{"ffn.activation": activation, "n_layers": args.layers})
     net = build_transformer(config.model)
     both = Ours(net), peer(net)
     ids = torch.randint(0, 50257, (1, 64))
     with torch.no_grad():
-        gap = (both[0].eval()(ids) - both[1].eval()(ids)).abs().max().item()
-    assert gap < 1e-3, f"{name} computes something else: {gap}"
-    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
-    return tuple(model.to(options.device, dtype) for model in both)
+        difference = (both[0].eval()(ids) - both[1].eval()(ids)).abs().max().item()
+    assert difference < 1e-3, f"{name} has other logits, by {difference}"
+    dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
+    return tuple(model.to(args.device, dtype) for model in both)
 
 
 def step(model: torch.nn.Module, ids: torch.Tensor, targets: torch.Tensor, backward: bool) -> None:
@@ -51,42 +49,42 @@ def step(model: torch.nn.Module, ids: torch.Tensor, targets: torch.Tensor, backw
             model(ids)
 
 
-def batch(options: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
-    ids = torch.randint(0, 50257, (options.batch, options.tokens + 1), device=options.device)
+def batch(args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(0, 50257, (args.batch, args.tokens + 1), device=args.device)
     return ids[:, :-1], ids[:, 1:].contiguous()
 
 
-def title(options: argparse.Namespace) -> str:
-    size = "GPT-2 124M" if options.layers == 12 else f"GPT-2 with {options.layers} layers"
-    return f"{size}, {options.batch} × {options.tokens:,}"
+def title(args: argparse.Namespace) -> str:
+    size = "GPT-2 124M" if args.layers == 12 else f"GPT-2 with {args.layers} layers"
+    return f"{size}, {args.batch} × {args.tokens:,}"
 
 
-def measure(options: argparse.Namespace) -> tuple[list[dict], list[kept.Row]]:
-    """What is told, and what is kept of it."""
+def measure(args: argparse.Namespace) -> tuple[list[dict], list[benchmark_results.Row]]:
+    """The printed and the saved rows."""
     rows = []
-    figures = []
-    ids, targets = batch(options)
-    for peer in options.peers:
-        pair = make(peer, options)
-        for compiled in options.compiled:
+    saved = []
+    ids, targets = batch(args)
+    for peer in args.peers:
+        pair = make(peer, args)
+        for compiled in args.compiled:
             models = [torch.compile(m, dynamic=False) if compiled else m for m in pair]
-            for backward in options.backward:
+            for backward in args.backward:
                 for m in models:
                     m.train(backward)
-                    for _ in range(options.warm):
+                    for _ in range(args.warm):
                         step(m, ids, targets, backward)
                 times = ([], [])
                 peaks = [0.0, 0.0]
-                for _ in range(options.repeats):
+                for _ in range(args.repeats):
                     for side, m in enumerate(models):
                         if ids.is_cuda:
                             torch.cuda.reset_peak_memory_stats()
                         start = time.perf_counter()
-                        for _ in range(options.steps):
+                        for _ in range(args.steps):
                             step(m, ids, targets, backward)
                         if ids.is_cuda:
                             torch.cuda.synchronize()
-                        times[side].append((time.perf_counter() - start) / options.steps)
+                        times[side].append((time.perf_counter() - start) / args.steps)
                         if ids.is_cuda:
                             peaks[side] = torch.cuda.max_memory_allocated() / 2**30
                 ours, theirs = (median(t) for t in times)
@@ -94,7 +92,7 @@ def measure(options: argparse.Namespace) -> tuple[list[dict], list[kept.Row]]:
                     {
                         "peer": peer,
                         "mode": "compiled" if compiled else "eager",
-                        "work": "forward+backward" if backward else "forward",
+                        "workload": "forward+backward" if backward else "forward",
                         "ours_ms": round(ours * 1e3, 1),
                         "peer_ms": round(theirs * 1e3, 1),
                         "ours_range": [round(f(times[0]) * 1e3, 1) for f in (min, max)],
@@ -106,20 +104,22 @@ def measure(options: argparse.Namespace) -> tuple[list[dict], list[kept.Row]]:
                     }
                 )
                 print_row(rows[-1])
-                work = f"{title(options)}, {rows[-1]['work']}, {rows[-1]['mode']}"
+                work = f"{title(args)}, {rows[-1]['workload']}, {rows[-1]['mode']}"
                 sides = {"ours": times[0], NAMES[peer]: times[1]}
-                figures += kept.rows(
-                    work, "ms", {name: [t * 1e3 for t in spent] for name, spent in sides.items()}
+                saved += benchmark_results.compare(
+                    work,
+                    "ms",
+                    {name: [t * 1e3 for t in seconds] for name, seconds in sides.items()},
                 )
                 if ids.is_cuda:
-                    figures += kept.rows(
+                    saved += benchmark_results.compare(
                         f"{work}: peak memory",
                         "GiB",
                         {n: [p] for n, p in zip(sides, peaks, strict=True)},
                     )
         del pair, models
         torch.compiler.reset()
-    return rows, figures
+    return rows, saved
 
 
 def print_row(r: dict) -> None:
@@ -129,23 +129,24 @@ def print_row(r: dict) -> None:
     ]
     peaks = f"  peak {r['peaks_gib'][0]} / {r['peaks_gib'][1]} GiB" if r["peaks_gib"] else ""
     print(
-        f"{r['peer']:<14} {r['mode']:<9} {r['work']:<17} {'  '.join(sides)}"
-        f"  ratio {r['ratio']:.2f} (best {r['ratio_of_best']:.2f})  {r['tokens_per_s']:,} tok/s{peaks}",
+        f"{r['peer']:<14} {r['mode']:<9} {r['workload']:<17} {'  '.join(sides)}"
+        f"  ratio {r['ratio']:.2f} (best {r['ratio_of_best']:.2f})"
+        f"  {r['tokens_per_s']:,} tok/s{peaks}",
         flush=True,
     )
 
 
-def peak_of(side: str, options: argparse.Namespace, backward: bool) -> float:
-    """Peak resident memory of one model alone, in a fresh process, above the weights."""
+def peak_of(side: str, args: argparse.Namespace, backward: bool) -> float:
+    """Peak memory of one model in a process of its own, above the weights."""
     code = [
         sys.executable,
         __file__,
         "--peak",
         side,
         "--batch",
-        str(options.batch),
+        str(args.batch),
         "--tokens",
-        str(options.tokens),
+        str(args.tokens),
     ]
     return float(
         subprocess.run(
@@ -154,21 +155,21 @@ def peak_of(side: str, options: argparse.Namespace, backward: bool) -> float:
     )
 
 
-def print_peak(options: argparse.Namespace) -> None:
-    pair = make("torch-encoder" if options.peak == "torch-encoder" else "huggingface", options)
-    model = pair[0] if options.peak == "ours" else pair[1]
+def print_peak(args: argparse.Namespace) -> None:
+    pair = make("torch-encoder" if args.peak == "torch-encoder" else "huggingface", args)
+    model = pair[0] if args.peak == "ours" else pair[1]
     del pair
-    ids, targets = batch(options)
-    model.train(options.with_backward)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building the models
+    ids, targets = batch(args)
+    model.train(args.with_backward)
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = status("VmRSS")
     for _ in range(2):
-        step(model, ids, targets, options.with_backward)
+        step(model, ids, targets, args.with_backward)
     print(status("VmHWM") - before)
 
 
 def status(field: str) -> float:
-    """A line of this process's status, in GiB."""
+    """A memory field of this process's status, in GiB."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[field].split()[0]) / 2**20
 
@@ -193,41 +194,40 @@ def main() -> None:
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     parser.add_argument("--with-backward", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json")
-    kept.offer(parser)
-    options = parser.parse_args()
-    cuda = options.device == "cuda"
-    options.batch = options.batch or (16 if cuda else 2)
-    options.tokens = options.tokens or (1024 if cuda else 512)
-    options.steps = 8 if cuda else 1  # as training does, a GPU is not waited for after every step
-    options.compiled = [mode == "compiled" for mode in options.modes]
-    options.backward = [work == "backward" for work in options.work]
+    benchmark_results.add_save_argument(parser)
+    args = parser.parse_args()
+    cuda = args.device == "cuda"
+    args.batch = args.batch or (16 if cuda else 2)
+    args.tokens = args.tokens or (1024 if cuda else 512)
+    args.steps = 8 if cuda else 1  # as in training, without synchronizing after every step
+    args.compiled = [mode == "compiled" for mode in args.modes]
+    args.backward = [work == "backward" for work in args.work]
     torch.manual_seed(0)
-    if options.peak:
-        print_peak(options)
+    if args.peak:
+        print_peak(args)
         return
-    print(
-        f"torch {torch.__version__}, {options.device}, batch {options.batch} x {options.tokens} tokens"
-    )
-    rows, figures = measure(options)
+    print(f"torch {torch.__version__}, {args.device}, batch {args.batch} x {args.tokens} tokens")
+    rows, saved = measure(args)
     if not cuda:
-        for backward in options.backward:
-            sides = ["ours", *options.peers]
-            peaks = {side: peak_of(side, options, backward) for side in sides}
+        for backward in args.backward:
+            sides = ["ours", *args.peers]
+            peaks = {side: peak_of(side, args, backward) for side in sides}
             gib = {side: round(peak, 2) for side, peak in peaks.items()}
             print(
-                f"peak memory above the weights, {'forward+backward' if backward else 'forward'} eager, GiB: {gib}"
+                "peak memory above the weights, "
+                f"{'forward+backward' if backward else 'forward'} eager, GiB: {gib}"
             )
             rows.append(
-                {"work": "forward+backward" if backward else "forward", "cpu_peak_gib": gib}
+                {"workload": "forward+backward" if backward else "forward", "cpu_peak_gib": gib}
             )
-            work = f"{title(options)}, {rows[-1]['work']}, eager: peak memory above the weights"
-            figures += kept.rows(
+            work = f"{title(args)}, {rows[-1]['workload']}, eager: peak memory above the weights"
+            saved += benchmark_results.compare(
                 work, "GiB", {NAMES.get(side, side): [peak] for side, peak in peaks.items()}
             )
-    if options.keep:
-        kept.write(figures, "transformers", device=options.device)
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    if args.save:
+        benchmark_results.save(saved, "transformers", device=args.device)
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Peers with our weights: the same function in Hugging Face's GPT-2 and in torch's own nn.TransformerEncoder."""
+"""The same GPT-2 with our weights in Hugging Face, nn.TransformerEncoder and plain PyTorch."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from clearhead.model.transformer import Transformer
 
 
 class Ours(nn.Module):
-    """Tokens to logits, or to a mean loss: the interface all three share here."""
+    """Our model; like its peers, a map from tokens to logits or a mean loss."""
 
     def __init__(self, net: Transformer) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class HuggingFace(nn.Module):
 
 
 class TorchEncoder(nn.Module):
-    """nn.TransformerEncoder with a causal mask between an embedding and a tied unembedding."""
+    """nn.TransformerEncoder with a causal mask, embeddings and a tied head."""
 
     def __init__(self, net: Transformer) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class TorchEncoder(nn.Module):
 
 
 class Plain(nn.Module):
-    """A GPT as it is usually written in plain torch: one product for q, k and v, SDPA, a mean loss."""
+    """A GPT as usually written: one projection for q, k and v, SDPA, a mean loss."""
 
     def __init__(self, net: Transformer) -> None:
         super().__init__()

@@ -1,18 +1,19 @@
-"""The server under many clients: `clearhead serve` in a process of its own, on loopback, with random weights.
+"""Load test of `clearhead serve`, in a process of its own on loopback, with random weights.
 
-python bench/serve.py                          60 s of 64 streaming clients, 10,000 requests, 500 at once, 1,000 leaving
-python bench/serve.py --seconds 10 --requests 1000 --leaving 200
+python bench/serve.py                  60 s of 64 streaming clients, 10,000 requests, 500 at once,
+                                       1,000 disconnects
+python bench/serve.py --seconds 10 --requests 1000 --disconnects 200
 
-    one        one client, one stream after the other: tokens a second
-    many       so many clients at once for so long; every stream must be, to the character, what the library writes for
-               its prompt and seed; tokens a second against one client's, time to the first token, errors
-    memory     so many short requests, 32 at a time: resident memory of the server on the way
-    crowd      500 requests at the same moment: how many are served, how fast the others are refused, and that the next
-               request is served
-    leaving    so many clients that go away in the middle of their stream: rows, line and memory afterwards
+    single       one client, one stream after another: tokens per second
+    concurrent   many clients; every stream must equal the library's text for its prompt and seed;
+                 tokens per second relative to one client, time to first token, errors
+    memory       short requests, 32 at a time: resident memory of the server
+    burst        500 simultaneous requests: how many are answered, how fast the others are rejected,
+                 and that the next request is answered
+    disconnect   clients that disconnect during their stream: slots, queue and memory afterwards
 
-The model is shakespeare-char (10.7M parameters, context 256) over bytes. The clients run in this process,
-which takes its share of the machine's cores. Numbers of one run; where others use the machine, run it again.
+The model is shakespeare-char (10.7M parameters, context 256) over bytes. The clients run in this
+process and share the machine's cores. Results of one run.
 """
 
 import argparse
@@ -30,23 +31,23 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import benchmark_results
 import clearhead as ch
-import kept
 
-WORDS = ["Once upon a time", "To be, or not", "In the beginning", "Call me"]
+PROMPTS = ["Once upon a time", "To be, or not", "In the beginning", "Call me"]
 TOKENS = 64
 TEXTS = 32
-CROWD = 500
-TOGETHER = 32
+BURST = 500
+CONCURRENCY = 32
 
 
-def text(number: int) -> dict[str, object]:
-    """One of the texts that are asked for: a prompt, a seed, how it is drawn."""
-    hot = {"temperature": 0.7 + 0.1 * (number % 5), "top_k": (0, 40)[number % 2]}
+def request_options(number: int) -> dict[str, object]:
+    """The options of one request."""
+    sampling = {"temperature": 0.7 + 0.1 * (number % 5), "top_k": (0, 40)[number % 2]}
     return {
-        "prompt": f"{WORDS[number % len(WORDS)]}{', and so on' * (number % 3)}",
+        "prompt": f"{PROMPTS[number % len(PROMPTS)]}{', and so on' * (number % 3)}",
         "seed": number,
-        **hot,
+        **sampling,
     }
 
 
@@ -67,25 +68,25 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[int, int]]:
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.search(r":(\d+)/", line)
-        assert found, line
-        yield int(found[1]), process.pid
+        match = re.search(r":(\d+)/", line)
+        assert match, line
+        yield int(match[1]), process.pid
     finally:
         process.terminate()
         process.wait(30)
 
 
 class Clients:
-    """What they ask of one server."""
+    """Clients of one server."""
 
     def __init__(self, port: int, pid: int) -> None:
         self.port = port
         self.pid = pid
 
-    async def ask(
+    async def send(
         self, path: str, body: dict[str, object] | None = None
     ) -> tuple[int, asyncio.StreamReader, object]:
-        """The status, and what follows: one connection for each request, as different people have."""
+        """The status and the body, over a connection of its own."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         data = b"" if body is None else json.dumps({"model": "model", **body}).encode()
         head = [
@@ -101,83 +102,88 @@ class Clients:
         return int(first.split()[1]), reader, writer
 
     async def stream(
-        self, wish: dict[str, object], enough: int = 1 << 30
+        self, request: dict[str, object], enough: int = 1 << 30
     ) -> tuple[str, int, float]:
-        """The text of a stream, how many tokens it had, and when the first came; after `enough` of them one leaves."""
-        begun = time.perf_counter()
+        """The text of a stream, its number of tokens and the time to first token.
+
+        Disconnects after `enough` tokens.
+        """
+        start = time.perf_counter()
         first = 0.0
-        said = []
+        texts = []
         count = 0
-        status, reader, writer = await self.ask("/v1/completions", {**wish, "stream": True})
+        status, reader, writer = await self.send("/v1/completions", {**request, "stream": True})
         try:
             while line := await reader.readline():
                 if line.startswith(b"data: {"):
                     tree = json.loads(line[6:])
                     if "error" in tree:
                         raise RuntimeError(tree["error"]["message"])
-                    first = first or time.perf_counter() - begun
-                    said.append(tree["choices"][0]["text"])
+                    first = first or time.perf_counter() - start
+                    texts.append(tree["choices"][0]["text"])
                     count += 1
                     if count >= enough:
                         break
                 elif line.startswith(b'{"error"'):
                     raise RuntimeError(f"{status}: {line.decode()}")
-            return "".join(said), count, first
+            return "".join(texts), count, first
         finally:
             writer.close()
 
-    async def whole(self, wish: dict[str, object]) -> int:
-        status, reader, writer = await self.ask("/v1/completions", wish)
+    async def complete(self, request: dict[str, object]) -> int:
+        status, reader, writer = await self.send("/v1/completions", request)
         await reader.read()
         writer.close()
         return status
 
     async def gauge(self, name: str) -> float:
-        _, reader, writer = await self.ask("/metrics")
-        found = re.search(
+        _, reader, writer = await self.send("/metrics")
+        match = re.search(
             rf"^{name}(?:{{.*}})? (.*)$", (await reader.read()).decode(), re.MULTILINE
         )
         writer.close()
-        return float(found[1]) if found else 0.0
+        return float(match[1]) if match else 0.0
 
     def resident(self) -> float:
-        """MiB of the server."""
+        """The server's resident memory in MiB."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def many(
+async def stream_concurrently(
     clients: Clients, count: int, seconds: float, expected: list[str]
 ) -> dict[str, object]:
-    """So many clients, each with one stream after the other."""
+    """Run clients that open one stream after another."""
     numbers = itertools.count()
     firsts = []
     errors = Counter[str]()
     wrong = 0
     tokens = streams = 0
-    until = time.perf_counter() + seconds
+    end = time.perf_counter() + seconds
 
     async def one() -> None:
         nonlocal tokens, streams, wrong
-        while time.perf_counter() < until:
+        while time.perf_counter() < end:
             number = next(numbers) % TEXTS
             try:
-                said, written, first = await clients.stream({**text(number), "max_tokens": TOKENS})
+                text, num_tokens, first = await clients.stream(
+                    {**request_options(number), "max_tokens": TOKENS}
+                )
             except (RuntimeError, OSError, ValueError) as error:
                 errors[f"{type(error).__name__}: {error}"[:120]] += 1
                 continue
-            tokens = tokens + written
-            streams = streams + 1
-            wrong = wrong + (said != expected[number])
+            tokens += num_tokens
+            streams += 1
+            wrong += text != expected[number]
             firsts.append(first)
 
-    begun = time.perf_counter()
+    start = time.perf_counter()
     await asyncio.gather(*(one() for _ in range(count)))
-    spent = time.perf_counter() - begun
+    seconds_spent = time.perf_counter() - start
     return {
         "clients": count,
         "streams": streams,
-        "tokens_per_s": round(tokens / spent, 1),
+        "tokens_per_s": round(tokens / seconds_spent, 1),
         "first_token_ms": spread(firsts),
         "wrong": wrong,
         "errors": dict(errors),
@@ -185,7 +191,7 @@ async def many(
 
 
 def spread(seconds: list[float]) -> dict[str, float]:
-    """In milliseconds."""
+    """Percentiles in milliseconds."""
     ordered = sorted(seconds) or [0.0]
     return {
         f"p{p}": round(1e3 * ordered[min(len(ordered) - 1, len(ordered) * p // 100)], 1)
@@ -194,42 +200,49 @@ def spread(seconds: list[float]) -> dict[str, float]:
 
 
 async def memory(clients: Clients, requests: int) -> dict[str, object]:
-    """Short requests, and how much memory the server has on the way."""
+    """Send short requests and watch the server's memory."""
     numbers = iter(range(requests))
-    seen = []
+    resident = []
     statuses = Counter[int]()
 
     async def one() -> None:
         for number in numbers:
-            statuses[await clients.whole({**text(number), "max_tokens": 4})] += 1
+            statuses[await clients.complete({**request_options(number), "max_tokens": 4})] += 1
             if number % (requests // 10) == requests // 10 - 1:
-                seen.append(round(clients.resident(), 1))
+                resident.append(round(clients.resident(), 1))
 
-    begun = time.perf_counter()
-    await asyncio.gather(*(one() for _ in range(TOGETHER)))
-    rate = requests / (time.perf_counter() - begun)
-    return {"requests": dict(statuses), "per_s": round(rate, 1), "resident_mib_each_tenth": seen}
+    start = time.perf_counter()
+    await asyncio.gather(*(one() for _ in range(CONCURRENCY)))
+    rate = requests / (time.perf_counter() - start)
+    return {
+        "requests": dict(statuses),
+        "per_s": round(rate, 1),
+        "resident_mib_each_tenth": resident,
+    }
 
 
-async def crowd(clients: Clients) -> dict[str, object]:
-    """All at the same moment."""
+async def burst(clients: Clients) -> dict[str, object]:
+    """Send all requests at once."""
     times: dict[int, list[float]] = {}
 
     async def one(number: int) -> None:
-        begun = time.perf_counter()
-        status = await clients.whole({**text(number), "max_tokens": TOKENS})
-        times.setdefault(status, []).append(time.perf_counter() - begun)
+        start = time.perf_counter()
+        status = await clients.complete({**request_options(number), "max_tokens": TOKENS})
+        times.setdefault(status, []).append(time.perf_counter() - start)
 
-    await asyncio.gather(*map(one, range(CROWD)))
-    told = {
-        str(status): {"count": len(spent), **spread(spent)}
-        for status, spent in sorted(times.items())
+    await asyncio.gather(*map(one, range(BURST)))
+    by_status = {
+        str(status): {"count": len(seconds), **spread(seconds)}
+        for status, seconds in sorted(times.items())
     }
-    return {**told, "next": await clients.whole({**text(0), "max_tokens": TOKENS})}
+    return {
+        **by_status,
+        "next": await clients.complete({**request_options(0), "max_tokens": TOKENS}),
+    }
 
 
-async def leaving(clients: Clients, count: int) -> dict[str, object]:
-    """Clients that go away in the middle."""
+async def disconnect(clients: Clients, count: int) -> dict[str, object]:
+    """Disconnect in the middle of streams."""
     before = clients.resident()
     numbers = iter(range(count))
     errors = Counter[str]()
@@ -237,17 +250,20 @@ async def leaving(clients: Clients, count: int) -> dict[str, object]:
     async def one() -> None:
         for number in numbers:
             try:
-                await clients.stream({**text(number), "max_tokens": TOKENS}, enough=1 + number % 8)
+                await clients.stream(
+                    {**request_options(number), "max_tokens": TOKENS}, enough=1 + number % 8
+                )
             except (RuntimeError, OSError) as error:
                 errors[str(error)[:80]] += 1
 
-    await asyncio.gather(*(one() for _ in range(TOGETHER)))
+    await asyncio.gather(*(one() for _ in range(CONCURRENCY)))
     await asyncio.sleep(0.5)
-    left = {
-        name: await clients.gauge(f"clearhead_{name}") for name in ("slots_used", "waiting_texts")
+    gauges = {
+        name: await clients.gauge(f"clearhead_{name}")
+        for name in ("num_sequences_running", "num_sequences_waiting")
     }
     return {
-        **left,
+        **gauges,
         "errors": dict(errors),
         "resident_mib": [round(before, 1), round(clients.resident(), 1)],
     }
@@ -260,70 +276,79 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--leaving", type=int, default=1000)
-    parser.add_argument("--slots", type=int, default=64)
-    kept.offer(parser)
-    given = parser.parse_args()
+    parser.add_argument("--disconnects", type=int, default=1000)
+    parser.add_argument("--max-batch-size", type=int, default=64)
+    benchmark_results.add_save_argument(parser)
+    args = parser.parse_args()
     model = ch.new("shakespeare-char", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=1)
-    print(
-        f"{model!r}, {given.slots} rows, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}",
-        flush=True,
-    )
-    wishes = [text(number) for number in range(TEXTS)]
+    threads = os.environ.get("OMP_NUM_THREADS", "unset")
+    print(f"{model!r}, OMP_NUM_THREADS={threads}", flush=True)
+    requests = [request_options(number) for number in range(TEXTS)]
     expected = [
-        model.generate(wish.pop("prompt"), max_tokens=TOKENS, **wish).text for wish in wishes
+        model.generate(request.pop("prompt"), max_tokens=TOKENS, **request).text
+        for request in requests
     ]
-
-    with tempfile.TemporaryDirectory() as place:
-        ch.save(model, Path(place) / "model")
+    with tempfile.TemporaryDirectory() as folder:
+        ch.save(model, Path(folder) / "model")
         del model
-        with serving(Path(place) / "model", "--slots", str(given.slots)) as (port, pid):
+        flags = ("--max-batch-size", str(args.max_batch_size))
+        with serving(Path(folder) / "model", *flags) as (port, pid):
             clients = Clients(port, pid)
+            results = {}
+            for name, work in (
+                ("single", stream_concurrently(clients, 1, args.seconds / 4, expected)),
+                (
+                    "concurrent",
+                    stream_concurrently(clients, args.clients, args.seconds, expected),
+                ),
+                ("memory", memory(clients, args.requests)),
+                ("burst", burst(clients)),
+                ("disconnect", disconnect(clients, args.disconnects)),
+            ):
+                results[name] = asyncio.run(work)
+                print(f"{name:<10} {json.dumps(results[name])}", flush=True)
+    if args.save:
+        benchmark_results.save(make_rows(args, results), "fastapi", "uvicorn")
 
-            def told(name: str, found: dict[str, object]) -> dict[str, object]:
-                print(f"{name:<8} {json.dumps(found)}", flush=True)
-                return found
 
-            one = told("one", asyncio.run(many(clients, 1, given.seconds / 4, expected)))
-            all_ = told("many", asyncio.run(many(clients, given.clients, given.seconds, expected)))
-            print(
-                f"many / one: {float(str(all_['tokens_per_s'])) / float(str(one['tokens_per_s'])):.2f}",
-                flush=True,
-            )
-            asked = told("memory", asyncio.run(memory(clients, given.requests)))
-            at_once = told("crowd", asyncio.run(crowd(clients)))
-            left = told("leaving", asyncio.run(leaving(clients, given.leaving)))
-    if given.keep:
-        kept.write(figures(given, one, all_, asked, at_once, left), "fastapi", "uvicorn")
-
-
-def figures(
-    given: argparse.Namespace, one: dict, all_: dict, asked: dict, at_once: dict, left: dict
-) -> list[kept.Row]:
-    """What is kept: a single run, so there is no spread."""
-    clients = f"{given.clients} clients, {given.seconds:g} s"
-    seen = asked["resident_mib_each_tenth"]
-    answered, refused = (at_once.get(status, {}) for status in ("200", "429"))
-    found = {
-        (f"{clients}: first token, p50", "ms"): all_["first_token_ms"]["p50"],
-        (f"{clients}: first token, p95", "ms"): all_["first_token_ms"]["p95"],
-        (f"{clients}: streams that failed", "streams"): sum(all_["errors"].values()),
-        (f"{clients}: streams unlike their seed's alone", "streams"): all_["wrong"],
-        (f"{given.requests:,} requests: memory after the last tenth", "× the first's"): seen[-1]
-        / seen[0],
-        (f"{CROWD} at once: served, or refused with 429", "requests"): sum(
-            s.get("count", 0) for s in (answered, refused)
-        ),
-        (f"{CROWD} at once: slowest refusal", "ms"): refused.get("p100", 0),
-        (f"{CROWD} at once: the next request is served", "requests"): int(at_once["next"] == 200),
-        (f"{given.leaving:,} that leave midway: rows held afterwards", "rows"): left["slots_used"],
+def make_rows(args: argparse.Namespace, results: dict[str, dict]) -> list[benchmark_results.Row]:
+    """The saved rows; of a single run, so without spread."""
+    concurrent = results["concurrent"]
+    resident = results["memory"]["resident_mib_each_tenth"]
+    answered = results["burst"].get("200", {})
+    rejected = results["burst"].get("429", {})
+    clients = f"{args.clients} clients, {args.seconds:g} s"
+    requests = f"{BURST} simultaneous requests"
+    disconnects = f"{args.disconnects:,} disconnects: slots in use afterwards"
+    values = {
+        (f"{clients}: time to first token, p50", "ms"): concurrent["first_token_ms"]["p50"],
+        (f"{clients}: time to first token, p95", "ms"): concurrent["first_token_ms"]["p95"],
+        (f"{clients}: failed streams", "streams"): sum(concurrent["errors"].values()),
+        (f"{clients}: streams that differ from the same seed alone", "streams"): concurrent[
+            "wrong"
+        ],
+        (
+            f"{args.requests:,} requests: memory after the last tenth",
+            "× after the first tenth",
+        ): resident[-1] / resident[0],
+        (f"{requests}: answered or rejected with 429", "requests"): answered.get("count", 0)
+        + rejected.get("count", 0),
+        (f"{requests}: slowest rejection", "ms"): rejected.get("p100", 0),
+        (f"{requests}: next request answered", "requests"): int(results["burst"]["next"] == 200),
+        (disconnects, "slots"): results["disconnect"]["num_sequences_running"],
     }
-    speeds = kept.rows(
-        f"{clients}: speed",
+    rates = benchmark_results.compare(
+        f"{clients}: throughput",
         "tok/s",
-        {"ours": [all_["tokens_per_s"]], "one client": [one["tokens_per_s"]]},
+        {
+            "ours": [concurrent["tokens_per_s"]],
+            "one client": [results["single"]["tokens_per_s"]],
+        },
     )
-    return speeds + [kept.row(work, unit, [value]) for (work, unit), value in found.items()]
+    return rates + [
+        benchmark_results.measure(workload, unit, [value])
+        for (workload, unit), value in values.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""tinyshakespeare by character: how low the validation loss gets (whole split), and how soon.
+"""Character-level tinyshakespeare: the lowest validation loss, and how fast it is reached.
 
 python bench/shakespeare.py tinyshakespeare.txt                  three seeds of shakespeare-char-cpu
 python bench/shakespeare.py tinyshakespeare.txt --device cuda    three seeds of shakespeare-char
 
-`training` seconds leave out what comes before the fifth step (compiling); `whole` is everything: reading, compiling,
-validating, saving.
+Training time starts at the fifth step, after compilation; total time includes reading, compiling,
+validation and saving.
 """
 
 import argparse
@@ -14,70 +14,74 @@ import time
 from pathlib import Path
 from statistics import mean
 
-import kept
+import benchmark_results
 from clearhead.config.presets import presets
 from clearhead.train.train import build_trainer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("text")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--aim", type=float, default=None, help="the loss whose time is asked for")
-    kept.offer(parser)
-    options = parser.parse_args()
-    gpu = options.device == "cuda"
-    aim = options.aim or (1.47 if gpu else 1.60)
-    found = []
-    for seed in range(options.seeds):
-        found.append(one(options.text, options.device, seed, aim))
-        print(json.dumps(found[-1]), flush=True)
-    print(json.dumps({"mean_best": round(mean(f["best"] for f in found), 4), "runs": found}))
-    if options.keep:
-        work = f"tinyshakespeare, {options.seeds} seeds"
-        reached = f"training_s_to_{aim}"
+    parser.add_argument("--target-loss", type=float, default=None)
+    benchmark_results.add_save_argument(parser)
+    args = parser.parse_args()
+    target_loss = args.target_loss or (1.47 if args.device == "cuda" else 1.60)
+    results = []
+    for seed in range(args.seeds):
+        results.append(train(args.text, args.device, seed, target_loss))
+        print(json.dumps(results[-1]), flush=True)
+    best_losses = [result["best_loss"] for result in results]
+    print(f"mean of the best losses: {mean(best_losses):.4f}")
+    if args.save:
+        workload = f"tinyshakespeare, {args.seeds} seeds"
         rows = [
-            kept.row(f"{work}: lowest validation loss", "nats", [f["best"] for f in found], mean)
-        ]
-        if all(f[reached] is not None for f in found):
-            rows.append(
-                kept.row(f"{work}: training until {aim:g}", "s", [f[reached] for f in found], mean)
+            benchmark_results.measure(
+                f"{workload}: lowest validation loss", "nats", best_losses, mean
             )
-        rows.append(
-            kept.row(f"{work}: everything included", "s", [f["whole_s"] for f in found], mean)
-        )
-        kept.write(rows, device=options.device)
+        ]
+        times = [result["seconds_to_target"] for result in results]
+        if all(seconds is not None for seconds in times):
+            title = f"{workload}: training time to a validation loss of {target_loss:g}"
+            rows.append(benchmark_results.measure(title, "s", times, mean))
+        totals = [result["total_seconds"] for result in results]
+        rows.append(benchmark_results.measure(f"{workload}: total time", "s", totals, mean))
+        benchmark_results.save(rows, device=args.device)
 
 
-def one(text: str, device: str, seed: int, aim: float) -> dict:
-    began = time.perf_counter()
-    gpu = device == "cuda"
-    config = presets["shakespeare-char" if gpu else "shakespeare-char-cpu"]
+def train(text: str, device: str, seed: int, target_loss: float) -> dict:
+    start = time.perf_counter()
+    is_cuda = device == "cuda"
+    config = presets["shakespeare-char" if is_cuda else "shakespeare-char-cpu"]
     config = config.replace(**{"data.train": [text], "train.seed": seed})
-    marks = {}
+    times = {}
 
-    def each(step: int) -> None:
+    def on_step(step: int) -> None:
         if step == 5:
-            marks["compiled"] = time.perf_counter()
+            times["compiled"] = time.perf_counter()
 
-    def watch(at) -> bool:
-        if at.valid is not None and at.valid <= aim:
-            marks.setdefault("reached", time.perf_counter())
+    def on_progress(progress) -> bool:
+        if progress.valid_loss is not None and progress.valid_loss <= target_loss:
+            times.setdefault("reached", time.perf_counter())
         return True
 
     with tempfile.TemporaryDirectory() as folder:
-        run = build_trainer(config, Path(folder) / "run", resume=False, device=device, compile=gpu)
-        result = run.train(watch, each)
+        output = Path(folder) / "run"
+        trainer = build_trainer(config, output, resume=False, device=device, compile=is_cuda)
+        result = trainer.train(on_progress, on_step)
     end = time.perf_counter()
+    seconds_to_target = None
+    if "reached" in times:
+        seconds_to_target = round(times["reached"] - times["compiled"], 1)
     return {
         "seed": seed,
-        "best": round(result.best_loss, 4),
-        f"training_s_to_{aim}": round(marks["reached"] - marks["compiled"], 1)
-        if "reached" in marks
-        else None,
-        "training_s": round(end - marks["compiled"], 1),
-        "whole_s": round(end - began, 1),
+        "best_loss": round(result.best_loss, 4),
+        "seconds_to_target": seconds_to_target,
+        "training_seconds": round(end - times["compiled"], 1),
+        "total_seconds": round(end - start, 1),
     }
 
 

@@ -1,9 +1,10 @@
-"""Translation on one GPU: an encoder-decoder of 2017 (6 + 6 layers, 512 wide, 32,000 words), bf16, 32 tokens out.
+"""Translation on a GPU against Marian in Hugging Face transformers.
 
 python bench/translate_cuda.py
 
-Against Marian in Hugging Face's transformers with equal weights. Every output has its full length (nothing ends it), so
-both do the same work. Whole calls, interleaved; medians with the spread; a ratio above 1 means ours is faster.
+Transformer base of 2017 (6 + 6 layers, d_model 512, vocabulary 32,000) in bf16, equal weights, 32
+output tokens. EOS is suppressed, so both do the same work. Whole calls, interleaved rounds; medians
+with the spread; a ratio above 1 means ours is faster.
 """
 
 import argparse
@@ -14,16 +15,16 @@ from pathlib import Path
 import torch
 import transformers
 
-import kept
+import benchmark_results
 from clearhead.config.presets import presets
 from clearhead.generate.beam_search import beam_search
 from clearhead.model.transformer import build_transformer
 from clearhead.weights.checkpoint import Checkpoint
 from clearhead.weights.load import save_model
-from gpu_calls import timed, told
+from gpu_timing import print_rates, timed
 
-WORDS = 32000
-STOP = 1
+VOCAB_SIZE = 32000
+EOS = 1
 START = 2
 
 
@@ -33,15 +34,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--rounds", type=int, default=5)
-    kept.offer(parser)
-    options = parser.parse_args()
+    benchmark_results.add_save_argument(parser)
+    args = parser.parse_args()
     rows = []
     config = presets["vaswani-base"].replace(
-        **{"model.vocab_size": WORDS, "model.position.layout": "halves"},
+        **{"model.vocab_size": VOCAB_SIZE, "model.position.layout": "halves"},
         **{
             "model.attention.bias": ["q", "k", "v", "out"],
             "inference.decoder_start_tokens": [START],
-            "inference.eos_tokens": [STOP],
+            "inference.eos_tokens": [EOS],
             "inference.pad_token": [START],
         },
     )
@@ -56,60 +57,60 @@ def main() -> None:
             .eval()
         )
     net = net.to("cuda", torch.bfloat16).eval()
-    chance = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     sources = [
-        torch.randint(3, WORDS, (options.batch, 32), generator=chance).cuda() for _ in range(4)
+        torch.randint(3, VOCAB_SIZE, (args.batch, 32), generator=generator).cuda() for _ in range(4)
     ]
-    for beams in options.beams:
-        result, times = measure(net, peer, sources, beams, options)
+    for beams in args.beams:
+        result, times = measure(net, peer, sources, beams, args)
         print(json.dumps(result), flush=True)
-        work = f"translation base, {options.batch} sentences, {'greedy' if beams == 1 else f'{beams} beams'}"
-        named = {"ours": times["ours"], "Hugging Face Marian": times["transformers"]}
-        rows += kept.rows(
-            work,
+        decoding = "greedy" if beams == 1 else f"{beams} beams"
+        workload = f"translation base, {args.batch} sentences, {decoding}"
+        seconds = {"ours": times["ours"], "Hugging Face Marian": times["transformers"]}
+        rows += benchmark_results.compare(
+            workload,
             "sentences/s",
-            {who: [options.batch / t for t in spent] for who, spent in named.items()},
+            {side: [args.batch / t for t in values] for side, values in seconds.items()},
         )
-    if options.keep:
-        kept.write(rows, "transformers", device="cuda")
+    if args.save:
+        benchmark_results.save(rows, "transformers", device="cuda")
 
 
-def measure(net, peer, sources, beams: int, options: argparse.Namespace) -> tuple[dict, dict]:
-    """What is told, and the seconds of every call."""
-    at = 0
+def measure(net, peer, sources, beams: int, args: argparse.Namespace) -> tuple[dict, dict]:
+    """The printed result, and the seconds of every call."""
+    index = 0
 
     def ours() -> list[list[int]]:
-        wishes = {"beams": beams, "max_tokens": options.tokens, "never": (STOP,), "stop": ()}
-        start = [[START]] * options.batch
+        options = {"num_beams": beams, "max_tokens": args.tokens, "suppress_tokens": (EOS,)}
+        start = [[START]] * args.batch
         return [
-            found[0].tokens for found in beam_search(net, start, source=sources[at % 4], **wishes)
+            hypotheses[0].tokens
+            for hypotheses in beam_search(net, start, source=sources[index % 4], **options)
         ]
 
     def theirs() -> list[list[int]]:
-        length = {"max_new_tokens": options.tokens, "min_new_tokens": options.tokens}
-        made = peer.generate(
-            sources[at % 4], num_beams=beams, do_sample=False, suppress_tokens=[STOP], **length
+        length = {"max_new_tokens": args.tokens, "min_new_tokens": args.tokens}
+        output = peer.generate(
+            sources[index % 4], num_beams=beams, do_sample=False, suppress_tokens=[EOS], **length
         )
-        return made[:, 1 : 1 + options.tokens].tolist()
+        return output[:, 1 : 1 + args.tokens].tolist()
 
     sides = {"ours": ours, "transformers": theirs}
     times: dict[str, list[float]] = {name: [] for name in sides}
     first = {name: timed(side) for name, side in sides.items()}
     [timed(side) for side in sides.values() for _ in range(2)]
-    for _ in range(options.rounds):
-        at += 1
+    for _ in range(args.rounds):
+        index += 1
         for name, side in sides.items():
             times[name].append(timed(side))
-    mine = ours()
-    others = theirs()
-    equal = sum(a == b for a, b in zip(mine, others, strict=True))
+    num_equal = sum(a == b for a, b in zip(ours(), theirs(), strict=True))
     result = {
-        "batch": options.batch,
+        "batch": args.batch,
         "beams": beams,
-        "equal_outputs": equal,
+        "equal_outputs": num_equal,
         "torch": torch.__version__,
     }
-    return result | told(f"beams {beams}", times, first, options.batch, "sentences"), times
+    return result | print_rates(f"beams {beams}", times, first, args.batch, "sentences"), times
 
 
 if __name__ == "__main__":

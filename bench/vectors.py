@@ -1,10 +1,10 @@
-"""Word vectors beside gensim's: the same words and options, in turn; speed, and published questions.
+"""Training word vectors against gensim: speed, and scores on published questions.
 
-python bench/vectors.py TEXT QUESTIONS… [--gensim PYTHON] [--epochs 3] [--rounds 2] [--threads 2] [--keep]
+python bench/vectors.py TEXT QUESTIONS… [--gensim PYTHON] [--epochs 3] [--rounds 2] [--save]
 
-TEXT has a line of words on each line; PYTHON is one that has gensim, if this one has not. Seconds are from lists of
-words to vectors, and of those the learning alone; words are counted as they stand in the text. Threads are gensim's:
-ours has one.
+TEXT has whitespace-separated words; PYTHON is an interpreter with gensim, if this one has none. The
+same words and options for both, in turns. Total time is from lists of words to vectors, training
+time without building the vocabulary. gensim uses --threads 2, ours one thread.
 """
 
 import argparse
@@ -17,30 +17,30 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-import kept
+import benchmark_results
 
 
 def read(text: str) -> list[list[str]]:
     return [line.split() for line in Path(text).read_text(encoding="utf-8").splitlines()]
 
 
-def learn_ours(lines: list[list[str]], out: str, epochs: int, _: int) -> tuple[float, float]:
+def train_ours(lines: list[list[str]], out: str, epochs: int, _: int) -> tuple[float, float]:
     from clearhead.word_vectors.io import VectorTable, write_vectors
     from clearhead.word_vectors.skip_gram import Corpus, SkipGramConfig, SkipGramTrainer
 
     start = time.perf_counter()
-    learner = SkipGramTrainer(
+    trainer = SkipGramTrainer(
         Corpus.from_lines(lines, SkipGramConfig().min_count), SkipGramConfig(epochs=epochs)
     )
-    begun = time.perf_counter()
-    for _ in learner:
+    training_start = time.perf_counter()
+    for _ in trainer:
         pass
     end = time.perf_counter()
-    write_vectors(Path(out), VectorTable(learner.corpus.words, learner.input_vectors))
-    return end - start, end - begun
+    write_vectors(Path(out), VectorTable(trainer.corpus.words, trainer.input_vectors))
+    return end - start, end - training_start
 
 
-def learn_gensim(
+def train_gensim(
     lines: list[list[str]], out: str, epochs: int, threads: int
 ) -> tuple[float, float]:
     from gensim.models import Word2Vec
@@ -58,26 +58,26 @@ def learn_gensim(
         seed=1,
     )
     model.build_vocab(lines)
-    begun = time.perf_counter()
+    training_start = time.perf_counter()
     model.train(lines, total_examples=model.corpus_count, epochs=epochs)
     end = time.perf_counter()
     model.wv.save_word2vec_format(out, binary=True)
-    return end - start, end - begun
+    return end - start, end - training_start
 
 
-LEARN = {"ours": learn_ours, "gensim": learn_gensim}
+TRAINERS = {"ours": train_ours, "gensim": train_gensim}
 
 
-def work(who: str, text: str, out: str, epochs: str, threads: str) -> None:
-    """One training in a process of its own."""
+def run_in_subprocess(side: str, text: str, out: str, epochs: str, threads: str) -> None:
+    """One training run in a process of its own."""
     lines = read(text)
-    whole, learning = LEARN[who](lines, out, int(epochs), int(threads))
-    versions = {} if who == "ours" else {who: version(who)}
+    total, training = TRAINERS[side](lines, out, int(epochs), int(threads))
+    versions = {} if side == "ours" else {side: version(side)}
     print(
         json.dumps(
             {
-                "whole": whole,
-                "learning": learning,
+                "total": total,
+                "training": training,
                 "words": sum(map(len, lines)),
                 "versions": versions,
             }
@@ -87,63 +87,66 @@ def work(who: str, text: str, out: str, epochs: str, threads: str) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["work"]:
-        return work(*sys.argv[2:])
+        return run_in_subprocess(*sys.argv[2:])
     parser = argparse.ArgumentParser()
     parser.add_argument("text")
     parser.add_argument("questions", nargs="*")
     parser.add_argument("--gensim", default=sys.executable)
     for name, default in (("epochs", 3), ("rounds", 2), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    kept.offer(parser)
-    given = parser.parse_args()
-    pythons = {"ours": sys.executable, "gensim": given.gensim}
-    runs: dict[str, list[dict[str, float]]] = {who: [] for who in LEARN}
+    benchmark_results.add_save_argument(parser)
+    args = parser.parse_args()
+    pythons = {"ours": sys.executable, "gensim": args.gensim}
+    runs: dict[str, list[dict[str, float]]] = {side: [] for side in TRAINERS}
     with tempfile.TemporaryDirectory() as folder:
-        for turn in range(given.rounds):
-            for who in list(LEARN) if turn % 2 == 0 else list(LEARN)[::-1]:
-                more = given.text, f"{folder}/{who}.bin", str(given.epochs), str(given.threads)
-                command = [pythons[who], __file__, "work", who, *more]
+        for index in range(args.rounds):
+            for side in list(TRAINERS) if index % 2 == 0 else list(TRAINERS)[::-1]:
+                arguments = args.text, f"{folder}/{side}.bin", str(args.epochs), str(args.threads)
+                command = [pythons[side], __file__, "work", side, *arguments]
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
-                runs[who].append(json.loads(done.stdout))
-        for part in ("whole", "learning"):
-            speeds = {
-                who: [run["words"] * given.epochs / run[part] for run in found]
-                for who, found in runs.items()
+                runs[side].append(json.loads(done.stdout))
+        for part in ("total", "training"):
+            rates = {
+                side: [run["words"] * args.epochs / run[part] for run in side_runs]
+                for side, side_runs in runs.items()
             }
-            for who, speed in speeds.items():
-                spread = f"({min(speed):,.0f}–{max(speed):,.0f})"
-                ratio = median(speed) / median(speeds["gensim"])
+            for side, rate in rates.items():
+                spread = f"({min(rate):,.0f}–{max(rate):,.0f})"
+                ratio = median(rate) / median(rates["gensim"])
                 print(
-                    f"{part:<9} {who:<7} {median(speed):12,.0f} words/s {spread:<24} x {ratio:.2f}"
+                    f"{part:<9} {side:<7} {median(rate):12,.0f} words/s {spread:<24} x {ratio:.2f}"
                 )
-            if part == "whole":
+            if part == "total":
                 title = "skip-gram with negative sampling"
-                rows = kept.rows(f"{title}: speed", "words/s", speeds)
-        for file, shares in _answer(folder, given.questions).items():
-            figures = [kept.figure(shares[who]) for who in LEARN]
-            ratio = kept.figure(shares["ours"] / shares["gensim"])
+                rows = benchmark_results.compare(f"{title}: throughput", "words/s", rates)
+        for file, scores in _evaluate(folder, args.questions).items():
+            values = [benchmark_results.measurement(scores[side]) for side in TRAINERS]
+            ratio = benchmark_results.measurement(scores["ours"] / scores["gensim"])
             rows.append(
-                kept.Row(f"{title}: {file}", "score", figures[0], "gensim", figures[1], ratio, 1)
+                benchmark_results.Row(
+                    f"{title}: {file}", "score", values[0], "gensim", values[1], ratio, 1
+                )
             )
-    if given.keep:
-        kept.write(rows, **runs["gensim"][0]["versions"])
+    if args.save:
+        benchmark_results.save(rows, **runs["gensim"][0]["versions"])
     return None
 
 
-def _answer(folder: str, questions: list[str]) -> dict[str, dict[str, float]]:
-    """For each file of questions, the score of each."""
+def _evaluate(folder: str, questions: list[str]) -> dict[str, dict[str, float]]:
+    """The scores for each file of questions."""
     from clearhead.word_vectors.benchmark import evaluate_vectors
     from clearhead.word_vectors.vectors import vectors
 
-    found: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for file in questions:
-        for who in LEARN:
-            result = evaluate_vectors(vectors(f"{folder}/{who}.bin"), file)
-            found.setdefault(Path(file).stem, {})[who] = float(result.values[-1])
+        for side in TRAINERS:
+            result = evaluate_vectors(vectors(f"{folder}/{side}.bin"), file)
+            scores.setdefault(Path(file).stem, {})[side] = float(result.values[-1])
             print(
-                f"{Path(file).stem:<16} {who:<7} {result.value_name} {float(result.values[-1]):.4f}"
+                f"{Path(file).stem:<16} {side:<7} {result.value_name} "
+                f"{float(result.values[-1]):.4f}"
             )
-    return found
+    return scores
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Training an encoder-decoder (6 + 6 layers, 512 wide, 2017) on sentence pairs against torch's compiled nn.Transformer.
+"""Training Transformer base on sentence pairs against torch's compiled nn.Transformer.
 
-python bench/pairs.py --device cuda --data train.en train.de
+python bench/train_translation.py --device cuda --data train.en train.de
 
-Ours packs whole pairs into rows; the peer pads them: to one length (as it is usually done for static shapes), and
-sorted by length into buckets of 8 ("bucketed", the best that padding can do). Equal weights, checked by equal losses.
-Only real target tokens are counted. Interleaved, medians with the spread; a ratio above 1 means ours is faster.
+Ours packs whole pairs into rows. The peer pads them: to one length (usual for static shapes), or
+sorted by length into buckets of 8 ("bucketed", the best that padding can do). Equal weights,
+checked by equal losses. Only non-padding target tokens count. Interleaved rounds, medians with the
+spread; a ratio above 1 means ours is faster.
 """
 
 import argparse
@@ -19,23 +20,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import kept
+import benchmark_results
 from clearhead.config.presets import presets
-from clearhead.data.batch import IGNORE_INDEX, DataReport, PackedBatch
-from clearhead.data.pairs import TranslationDataset, balanced_source_seq_len
-from clearhead.data.pairs import read_pairs as pairs_in
+from clearhead.data.dataset import IGNORE_INDEX, PackedBatch
+from clearhead.data.pairs import (
+    EncodedPair,
+    TranslationDataset,
+    balanced_source_seq_len,
+    read_pairs,
+)
+from clearhead.data.readers import DataReport
 from clearhead.model.transformer import Transformer, build_transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
 from clearhead.train.trainer import Trainer, batch_loss
 from clearhead.weights.checkpoint import Checkpoint
 
-LONGEST = 32
-SMOOTHING = 0.1
-RATE = 5e-4
+MAX_LENGTH = 32
+LABEL_SMOOTHING = 0.1
+LEARNING_RATE = 5e-4
 
 
 class Peer(nn.Module):
-    """nn.Transformer with embeddings, waves and a tied unembedding around it, and our weights inside."""
+    """nn.Transformer with our weights, sinusoidal embeddings and a tied head."""
 
     def __init__(self, net: Transformer, dropout: float) -> None:
         super().__init__()
@@ -46,9 +52,9 @@ class Peer(nn.Module):
         self.inner = nn.Transformer(
             m.d_model, m.attention.n_heads, m.n_layers, m.n_layers, m.d_ff, **options
         )
-        self.inner.encoder.norm = self.inner.decoder.norm = None  # 2017 has no norm after the last
+        self.inner.encoder.norm = self.inner.decoder.norm = None  # no final norm in 2017
         self.register_buffer(
-            "waves", net.position.embed(torch.arange(m.context_length)[None], torch.float32)[0]
+            "positions", net.position.embed(torch.arange(m.context_length)[None], torch.float32)[0]
         )
         with torch.no_grad():
             self.tokens.weight.copy_(net.embed.tokens.weight)
@@ -56,14 +62,14 @@ class Peer(nn.Module):
                 _copy(theirs, ours, theirs.norm2)
             for theirs, ours in zip(self.inner.decoder.layers, net.blocks, strict=True):
                 _copy(theirs, ours, theirs.norm3)
-                _copy_attention(theirs.multihead_attn, ours.cross)
-                theirs.norm2.load_state_dict(ours.cross_norm.state_dict())
+                _copy_attention(theirs.multihead_attn, ours.cross_attn)
+                theirs.norm2.load_state_dict(ours.cross_attn_norm.state_dict())
 
     def embed(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) * self.tokens.embedding_dim**0.5 + self.waves[: ids.shape[1]]
+        x = self.tokens(ids) * self.tokens.embedding_dim**0.5 + self.positions[: ids.shape[1]]
         return self.drop(x)
 
-    def forward(self, source: Tensor, target: Tensor, learned: Tensor, smoothing: float) -> Tensor:
+    def forward(self, source: Tensor, target: Tensor, targets: Tensor, smoothing: float) -> Tensor:
         padded = source == 0
         n = target.shape[1]
         causal = torch.ones(n, n, dtype=torch.bool, device=target.device).triu(1)
@@ -78,7 +84,7 @@ class Peer(nn.Module):
         logits = F.linear(x, self.tokens.weight).flatten(0, 1)
         return F.cross_entropy(
             logits.float(),
-            learned.flatten(),
+            targets.flatten(),
             ignore_index=IGNORE_INDEX,
             reduction="sum",
             label_smoothing=smoothing,
@@ -101,7 +107,7 @@ def _copy_attention(theirs: nn.Module, ours: nn.Module) -> None:
 def padded(
     pairs: list[tuple[list[int], list[int]]], device: str
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Pairs as rows of one length for each side, a multiple of 8."""
+    """Pad pairs to one length per side, a multiple of 8."""
     sides = [[s for s, _ in pairs], [t[:-1] for _, t in pairs], [t[1:] for _, t in pairs]]
     made = []
     for side, empty in zip(sides, (0, 0, IGNORE_INDEX), strict=True):
@@ -118,17 +124,17 @@ def peer(
 ) -> Callable[[], int]:
     model = model.to(device).train()
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
     )
     call = torch.compile(model, dynamic=False) if device == "cuda" else model
     at = 0
 
     def step() -> int:
         nonlocal at
-        source, target, learned, count = batches[at % len(batches)]
+        source, target, labels, count = batches[at % len(batches)]
         at += 1
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            loss = call(source, target, learned, SMOOTHING) / count
+            loss = call(source, target, labels, LABEL_SMOOTHING) / count
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -157,37 +163,40 @@ def ours(net: Transformer, config, data: TranslationDataset, device: str) -> Cal
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--data", nargs=2, required=True, help="two aligned texts")
+    parser.add_argument("--data", nargs=2, required=True, help="two aligned files")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--sentences", type=int, default=256, help="pairs of a padded batch")
-    parser.add_argument("--length", type=int, default=256, help="tokens of a packed row")
+    parser.add_argument("--sentences", type=int, default=256, help="pairs per padded batch")
+    parser.add_argument("--length", type=int, default=256, help="tokens per packed row")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument(
         "--peers", nargs="+", default=["padded", "bucketed"], choices=["padded", "bucketed"]
     )
-    kept.offer(parser)
-    options = parser.parse_args()
-    device = options.device
-    cuda = options.device == "cuda"
-    texts = list(pairs_in(options.data, DataReport()))
+    benchmark_results.add_save_argument(parser)
+    args = parser.parse_args()
+    device = args.device
+    cuda = args.device == "cuda"
+    texts = list(read_pairs(args.data, DataReport()))
     tokenizer = Tokenizer.train_bpe(
         [x for pair in texts for x in pair[:2]], 8192, ("<|start|>", "<|end|>")
     )
     start, end = (tokenizer.special_tokens[name] for name in ("<|start|>", "<|end|>"))
     sources, targets = (tokenizer.encode_batch([pair[i] for pair in texts]) for i in (0, 1))
     ids = [([*s, end], [start, *t, end]) for s, t in zip(sources, targets, strict=True)]
-    ids = [(s, t) for s, t in ids if 0 not in s and len(s) <= LONGEST and len(t) <= LONGEST + 1]
+    ids = [
+        (s, t) for s, t in ids if 0 not in s and len(s) <= MAX_LENGTH and len(t) <= MAX_LENGTH + 1
+    ]
     tokens = sum(len(t) - 1 for _, t in ids) / len(ids)
     print(
-        f"{len(ids)} pairs of up to {LONGEST} tokens, {tokens:.1f} target tokens each", flush=True
+        f"{len(ids)} pairs of up to {MAX_LENGTH} tokens, {tokens:.1f} target tokens each",
+        flush=True,
     )
-    rows = max(1, round(options.sentences * tokens / options.length))
+    rows = max(1, round(args.sentences * tokens / args.length))
     config = presets["vaswani-base"].replace(
         **{
             "model.vocab_size": len(tokenizer),
-            "model.n_layers": options.layers,
-            "model.architecture.encoder_layers": options.layers,
+            "model.n_layers": args.layers,
+            "model.architecture.encoder_layers": args.layers,
         },
         **{
             "model.attention.bias": ["q", "k", "v", "out"],
@@ -195,100 +204,104 @@ def main() -> None:
             "train.batch_size": rows,
         },
         **{
-            "train.seq_len": options.length,
+            "train.seq_len": args.length,
             "train.average_checkpoints": 0,
             "train.warmup_steps": 1,
             "train.schedule": "constant",
         },
-        **{"train.optimizer.lr": RATE, "train.label_smoothing": SMOOTHING},
+        **{"train.optimizer.lr": LEARNING_RATE, "train.label_smoothing": LABEL_SMOOTHING},
     )
-    chance = torch.Generator().manual_seed(0)
-    mixed = [ids[i] for i in torch.randperm(len(ids), generator=chance).tolist()]
-    n = options.sentences
-    groups = [mixed[i : i + n] for i in range(0, n * 8, n)]
+    generator = torch.Generator().manual_seed(0)
+    shuffled = [ids[i] for i in torch.randperm(len(ids), generator=generator).tolist()]
+    n = args.sentences
+    groups = [shuffled[i : i + n] for i in range(0, n * 8, n)]
     by_length = sorted(
-        mixed[: n * 40], key=lambda pair: (-(-len(pair[1]) // 8), -(-len(pair[0]) // 8))
+        shuffled[: n * 40], key=lambda pair: (-(-len(pair[1]) // 8), -(-len(pair[0]) // 8))
     )
     buckets = [by_length[i : i + n] for i in range(0, n * 40, n * 10)]
-    fill = ([1] * LONGEST, [1] * (LONGEST + 1))  # one pair of full length: static shapes
-    plain = [padded([*group[:-1], fill], device) for group in groups]
+    full_pair = ([1] * MAX_LENGTH, [1] * (MAX_LENGTH + 1))  # for static shapes
+    plain = [padded([*group[:-1], full_pair], device) for group in groups]
     bucketed = [padded(group, device) for group in buckets]
     net = build_transformer(config.model)
-    _same(net, Peer(net, 0.0), plain[0])
-    length = options.length
-    fits = {
-        "rows": rows,
-        "length": length,
-        "source_length": balanced_source_seq_len(map(_encoded, ids), length),
-        "seed": 0,
-    }
-    data = TranslationDataset(ids, [], DataReport(), **fits)
+    _check_equal_losses(net, Peer(net, 0.0), plain[0])
+    length = args.length
+    pairs = [EncodedPair(*pair) for pair in ids]
+    data = TranslationDataset(
+        pairs,
+        [],
+        DataReport(),
+        batch_size=rows,
+        seq_len=length,
+        source_seq_len=balanced_source_seq_len(pairs, length),
+        seed=0,
+    )
     sides = {"ours": ours(net, config, data, device)}
-    for name in options.peers:
+    for name in args.peers:
         batches = {"padded": plain, "bucketed": bucketed}[name]
         sides[name] = peer(Peer(build_transformer(config.model), 0.1), batches, device)
     for name, step in sides.items():
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         for _ in range(10):
             step()
-        print(f"{name}: ten steps with compiling {time.perf_counter() - began:.1f} s", flush=True)
+        print(
+            f"{name}: ten steps with compiling {time.perf_counter() - start_time:.1f} s", flush=True
+        )
     rates: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(options.rounds):
+    for _ in range(args.rounds):
         for name, step in sides.items():
             if cuda:
                 torch.cuda.synchronize()
-            began = time.perf_counter()
-            counted = sum(step() for _ in range(options.steps))
+            start_time = time.perf_counter()
+            num_tokens = sum(step() for _ in range(args.steps))
             if cuda:
                 torch.cuda.synchronize()
-            rates[name].append(counted / (time.perf_counter() - began))
+            rates[name].append(num_tokens / (time.perf_counter() - start_time))
     result = {
         "torch": torch.__version__,
         "device": device,
-        "share_of_real_tokens": round(data.packing_efficiency, 3),
+        "packing_efficiency": round(data.packing_efficiency, 3),
     }
-    for name, found in rates.items():
-        middle = median(found)
+    for name, values in rates.items():
+        middle = median(values)
         result[name] = {
             "target_tokens_per_s": round(middle),
-            "range": [round(min(found)), round(max(found))],
-            "ours_is_faster": round(median(rates["ours"]) / middle, 2),
+            "range": [round(min(values)), round(max(values))],
+            "ratio": round(median(rates["ours"]) / middle, 2),
         }
         print(name, result[name], flush=True)
     print(json.dumps(result))
-    if options.keep:
-        size = "base" if options.layers == 6 else f"of {options.layers} layers"
-        work = f"translation {size}, {n} pairs a step"
+    if args.save:
+        size = "base" if args.layers == 6 else f"of {args.layers} layers"
+        workload = f"translation {size}, step of {n} pairs"
         torch_s = f"nn.Transformer{', compiled' if cuda else ''}"
         named = {
-            who if who == "ours" else f"{torch_s}, {who}": found for who, found in rates.items()
+            side if side == "ours" else f"{torch_s}, {side}": values
+            for side, values in rates.items()
         }
-        share = kept.Row(
-            f"{work}: share of real tokens", "%", kept.figure(100 * data.packing_efficiency)
+        fraction = benchmark_results.Row(
+            f"{workload}: fraction of non-padding tokens",
+            "%",
+            benchmark_results.measurement(100 * data.packing_efficiency),
         )
-        kept.write([*kept.rows(work, "tok/s", named), share], device=device)
-
-
-def _encoded(pair: tuple[list[int], list[int]]):
-    from clearhead.data.pairs import EncodedPair
-
-    return EncodedPair(*pair)
+        benchmark_results.save(
+            [*benchmark_results.compare(workload, "tok/s", named), fraction], device=device
+        )
 
 
 @torch.no_grad()
-def _same(net: Transformer, other: Peer, batch: tuple[Tensor, Tensor, Tensor, int]) -> None:
-    source, target, learned = (t[:4].cpu() for t in batch[:3])
-    segment_ids = PackedBatch(
-        target, learned, (learned != IGNORE_INDEX).long(), source, (source != 0).long()
+def _check_equal_losses(
+    net: Transformer, other: Peer, batch: tuple[Tensor, Tensor, Tensor, int]
+) -> None:
+    source, target, targets = (t[:4].cpu() for t in batch[:3])
+    packed = PackedBatch(
+        target, targets, (targets != IGNORE_INDEX).long(), source, (source != 0).long()
     )
-    mine = batch_loss(net.eval(), segment_ids, 0.0)[0].item()
+    mine = batch_loss(net.eval(), packed, 0.0)[0].item()
     other.eval()
     torch.backends.mha.set_fastpath_enabled(False)
-    theirs = other(source, target, learned, 0.0).item()
+    theirs = other(source, target, targets, 0.0).item()
     torch.backends.mha.set_fastpath_enabled(True)
-    assert abs(mine - theirs) < 1e-3 * abs(mine), (
-        f"the peer computes something else: {mine}, {theirs}"
-    )
+    assert abs(mine - theirs) < 1e-3 * abs(mine), f"the losses differ: {mine}, {theirs}"
     print(f"equal losses: {mine:.3f}, {theirs:.3f}", flush=True)
 
 
