@@ -91,9 +91,11 @@ def test_cuda_graph_equals_ungraphed_step(tmp_path, without_shape_checks, optimi
         losses.append(reports)
         trainers.append(trainer)
     assert trainers[0].compiled_step.cuda_graph.graph is not None
-    # Sums into the rows of an embedding have no fixed order on a GPU.
+    # AdamW gives identical losses. In a graph the learning rate is an fp32 tensor, whose rounding
+    # Muon's bf16 Newton–Schulz iteration amplifies.
+    tolerance = 5e-4 if optimizer == "muon" else 1e-4
     for graphed, ungraphed in zip(*losses, strict=True):
-        assert graphed == pytest.approx(ungraphed, abs=1e-4)
+        assert graphed == pytest.approx(ungraphed, abs=tolerance)
     parameters = [trainer.net.parameters() for trainer in trainers]
     for p, q in zip(*parameters, strict=True):
         assert torch.allclose(p, q, atol=1e-3)
