@@ -11,7 +11,6 @@ from clearhead.data.dataset import IGNORE_INDEX, PackedBatch, select_rows, shuff
 from clearhead.data.token_cache import TokenizedCorpus
 from clearhead.errors import ClearheadError
 
-
 Numbers = NDArray[np.int64]
 
 
