@@ -33,7 +33,7 @@ def bench(
         raise ClearheadError("benchmarks are part of the repository, not of the installed package.")
     if not name:
         for stem, docstring in docstrings.items():
-            typer.echo(f"{stem:<16}{docstring.splitlines()[0]}")
+            typer.echo(f"{stem:<21}{docstring.splitlines()[0]}")
         return
     if name not in docstrings:
         raise ClearheadError(f"there is no benchmark {name!r}; {suggest(name, docstrings)}")

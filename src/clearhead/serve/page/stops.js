@@ -69,7 +69,7 @@ export const PARTS = [
       { id: "L3.5", needs: "a decoder", view: "attention", title: "No looking ahead", at: (card) => (card.architecture === "encoder" ? null : { ...fluffy(card), part: "attention", lines: false }), find: /^layer \d+, head \d+|^Head|^Layer/i,
         say: "Masked scores are −∞ and their weights exactly 0: those cells are hatched. Change the last word: no earlier row changes." },
       { id: "L3.6", view: "attention", title: "A soft lookup", at: (card) => (card.examples.attention_tokens && reads(card) ? { ...fluffy(card), query: card.examples.attention_tokens[0], key: card.examples.attention_tokens[1], sort: "look", lines: false } : null), find: "heads",
-        say: "“Are there adjectives before me?” asks creature; fluffy and blue match. Heads are sorted by how much creature attends to fluffy. Select the first one and check other nouns." },
+        say: "In the lectures, creature asks “Are there adjectives before me?”. Heads are sorted by how much creature attends to fluffy. Select the first one and check other nouns." },
       { id: "L3.7", view: "attention", title: "Many heads", at: (card) => ({ ...fluffy(card), sort: "" }), find: "heads",
         say: "Each head has its own W_Q, W_K and W_V. Sort heads by their scores; their outputs are concatenated and multiplied by W_O." },
       { id: "L3.8", view: "translate", title: "Cross-attention", at: () => ({ translate_part: "cross" }), find: "Cross-attention",
