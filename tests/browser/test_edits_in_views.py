@@ -32,10 +32,12 @@ def test_chat_with_edits(page_on):
         shares = model.logits(model.chat_prompt(said), edits={ABLATE[0]["name"]: ch.ablate()})[
             -1
         ].softmax(-1)
-        drawn = page.evaluate("() => Array.from(document.querySelector('main ch-bars').values)")
+        drawn = page.evaluate(
+            "() => Array.from(document.querySelector('main ch-bar-chart').values)"
+        )
         assert drawn == pytest.approx(shares.topk(10).values.tolist(), abs=1e-5)
         assert page.evaluate(
-            "() => document.querySelector('main ch-bars').before.some((v) => v > 0)"
+            "() => document.querySelector('main ch-bar-chart').baseline.some((v) => v > 0)"
         )
         asked = []
         page.on(
@@ -66,7 +68,7 @@ def test_patches_change_predictions_but_cannot_generate(page_on):
         shares = model.logits("hello", edits={"blocks.0.attn.z": ch.replace(with_=other)})[
             -1
         ].softmax(-1)
-        row = page.locator(".chances tbody tr").first
+        row = page.locator(".candidates tbody tr").first
         share = float(shares[int(row.get_attribute("data-id"))])
         assert float(row.locator(".after").inner_text().removesuffix(" %")) == pytest.approx(
             100 * share, abs=0.051
@@ -74,7 +76,7 @@ def test_patches_change_predictions_but_cannot_generate(page_on):
         page.get_by_role("button", name="Step").click()
         page.get_by_text("one token at a time").wait_for()
         visit.set(patch_from="")  # a swap that waits for its text changes nothing
-        assert page.locator(".chances .after").count() == 0
+        assert page.locator(".candidates .after").count() == 0
 
 
 def test_ablated_tokens_change_the_classification(page_on):
@@ -91,7 +93,7 @@ def test_ablated_tokens_change_the_classification(page_on):
         page.locator("main ch-tokens button").nth(3).click()
         visit.ready()
         real = model.logits("so glad", edits={"embed": ch.ablate(position=3)}).softmax(-1)
-        drawn = page.evaluate("() => document.querySelector('main ch-bars').values")
+        drawn = page.evaluate("() => document.querySelector('main ch-bar-chart').values")
         assert drawn == pytest.approx(real.sort(descending=True).values.tolist(), abs=1e-5)
         page.locator("main ch-tokens button").nth(3).click()
         assert visit.ready().state()["edits"] == []
@@ -100,12 +102,12 @@ def test_ablated_tokens_change_the_classification(page_on):
 def test_heads_are_sorted_by_the_selected_cell(page_on):
     model = byte_model()
     with page_on(model) as visit:
-        page = visit.go("#view=attention&text=abcdef&query=4&key=2&sort=look").page
+        page = visit.go("#view=attention&text=abcdef&query=4&key=2&sort=weight").page
         seen = model.watch("abcdef", "blocks.*.attn.pattern")
         weights = torch.cat(
             [seen[f"blocks.{layer}.attn.pattern"][0, :, 4, 2] for layer in range(2)]
         )
-        order = page.evaluate("() => document.querySelector('ch-atlas').order")
+        order = page.evaluate("() => document.querySelector('ch-head-grid').order")
         assert float(weights[order[0]]) == pytest.approx(float(weights.max()), abs=1 / 255)
         assert (
             page.locator("label.listed", has_text="Sort by")
@@ -122,6 +124,6 @@ def test_omitted_lines_are_counted(page_on):
     left = pattern[(pattern > 0) & (pattern < 0.02)]
     with page_on(model) as visit:
         page = visit.go(f"#view=attention&lines=true&text={text}").page
-        drawn = page.locator("ch-lines .edges path").count()
+        drawn = page.locator("ch-attention-lines .edges path").count()
         assert drawn + len(left) == int((pattern > 0).sum())
-        assert f"{len(left)} weights of at most" in page.locator("ch-lines").inner_text()
+        assert f"{len(left)} weights of at most" in page.locator("ch-attention-lines").inner_text()

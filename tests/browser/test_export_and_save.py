@@ -22,7 +22,7 @@ TEXT = "the cat, the cat"
 
 def saved(visit, kind):
     """The bytes of a file that the first head's figure gives."""
-    figure = visit.page.locator("ch-figure", has=visit.page.locator("ch-map")).first
+    figure = visit.page.locator("ch-figure", has=visit.page.locator("ch-heatmap")).first
     figure.locator("summary").click()
     with visit.page.expect_download() as download:
         figure.get_by_role("button", name=kind, exact=True).click()
@@ -44,14 +44,14 @@ def test_exported_files_equal_the_figure(page_on):
         drawing = saved(visit, "SVG").decode()
         assert drawing.count("<text") == 2 * len(TEXT)
         picture = Image.open(io.BytesIO(saved(visit, "PNG, 2×"))).convert("RGB")
-        plan = visit.page.evaluate(
-            "() => { const {grid, ...plan} = document.querySelector('ch-map').plan; return plan; }"
+        layout = visit.page.evaluate(
+            "(({ grid, ...layout }) => layout)(document.querySelector('ch-heatmap').layout)"
         )
-        assert picture.width == 2 * plan["width"]
+        assert picture.width == 2 * layout["width"]
         for r, c in ((1, 0), (5, 3), (9, 9)):
             x, y = (
-                2 * (plan[a] + (n + 0.5) * plan[b])
-                for n, a, b in ((c, "left", "cell"), (r, "top", "tall"))
+                2 * (layout[a] + (n + 0.5) * layout[b])
+                for n, a, b in ((c, "left", "cellWidth"), (r, "top", "cellHeight"))
             )
             share = pattern[r, c]
             wanted = [255 + (full - 255) * share for full in (0x2B, 0x83, 0xD8)]
@@ -78,7 +78,9 @@ def test_saved_page_without_server(page_on, browser, tmp_path):
     page.goto((tmp_path / "page.html").as_uri())
     page.wait_for_selector("body[data-ready]")
     assert page.locator(".inspector .value").inner_text() == value
-    assert page.evaluate("() => document.querySelector('ch-map').values.shape") == [len(TEXT)] * 2
+    assert (
+        page.evaluate("() => document.querySelector('ch-heatmap').values.shape") == [len(TEXT)] * 2
+    )
     assert page.get_by_text("saved page of").count() == 1
     assert page.locator("form.prompt button").count() == 0
     assert page.locator("form.prompt textarea").get_attribute("readonly") is not None
@@ -169,7 +171,7 @@ def test_saved_page_has_the_open_model_only(page_on, browser, tmp_path):
 def test_saved_page_with_edits_and_masks(page_on, browser, tmp_path):
     model = byte_model("tiny-encoder", context_length=64, inference__mask_token=[0])
     edits = [{"name": "blocks.0.attn.out", "op": "ablate"}]
-    bars = "() => [...document.querySelector('main ch-bars').values]"
+    bars = "() => [...document.querySelector('main ch-bar-chart').values]"
     with page_on(model) as visit:
         visit.go("#view=fill&text=a [MASK] ran")
         plain = visit.page.evaluate(bars)
@@ -179,7 +181,7 @@ def test_saved_page_with_edits_and_masks(page_on, browser, tmp_path):
     assert "Token 1:" in page.locator("main").inner_text()
     assert page.locator("main .problem").all_inner_texts() == []
     page.evaluate("() => clearhead.set({ view: 'fill' })")
-    page.wait_for_selector("main ch-bars")
+    page.wait_for_selector("main ch-bar-chart")
     gap = model.logits([97, 0, *b" ran"], edits={"blocks.0.attn.out": ch.ablate()})[1].softmax(-1)
     assert page.evaluate(bars) == pytest.approx(gap.topk(10).values.tolist(), abs=1e-6) != plain
     page.evaluate("() => clearhead.set({ mask_positions: [0] })")
@@ -216,7 +218,7 @@ def test_pages_saved_from_the_shell(browser, tmp_path, model):
         page.evaluate("patch => clearhead.set(patch)", {"view": view, **place})
         page.wait_for_selector("body[data-ready]")
         assert page.locator("main .problem").all_inner_texts() == [], view
-    assert page.evaluate("() => !!document.querySelector('ch-map').values")
+    assert page.evaluate("() => !!document.querySelector('ch-heatmap').values")
     page.close()
     assert complaints == []
 

@@ -43,7 +43,8 @@ def models(tmp_path, monkeypatch):
 
 def prediction(page):
     labels, values = page.evaluate(
-        "(({ labels, values }) => [labels, [...values]])(document.querySelector('main ch-bars'))"
+        """(({ labels, values }) => [labels, [...values]])(
+          document.querySelector('main ch-bar-chart'))"""
     )
     return dict(zip(labels, values, strict=True))
 
@@ -96,7 +97,7 @@ def test_saved_page_has_the_example(browser, models, name):
     page.goto((models / "page.html").as_uri() + "#view=patches")
     page.wait_for_selector("body[data-ready]")
     assert prediction(page) == pytest.approx(expected(models, name), abs=1e-5)
-    assert page.locator(".looks ch-patches").count() == 4
+    assert page.locator(".head-patches ch-patch-grid").count() == 4
     assert page.locator("main .problem").all_inner_texts() == []
     assert page.get_by_role("button", name=MADE[name]).count() == 0  # nobody would answer
     page.close()

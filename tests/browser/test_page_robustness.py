@@ -82,7 +82,7 @@ def test_expired_runs_are_recreated(page_on):
         visit.set(head=3)
         assert visit.page.locator("main .problem").count() == 0
         assert (
-            visit.page.evaluate("() => document.querySelector('ch-map').values.shape")
+            visit.page.evaluate("() => document.querySelector('ch-heatmap').values.shape")
             == [len(TEXT)] * 2
         )
 
@@ -132,12 +132,12 @@ def test_reconnection(page_on):
         visit.go("#view=attention")
         visit.context.set_offline(True)
         visit.page.evaluate("() => clearhead.set({text: 'unheard'})")
-        visit.page.wait_for_selector(".lost")
-        assert "does not respond" in visit.page.locator(".lost").inner_text()
+        visit.page.wait_for_selector(".disconnected")
+        assert "does not respond" in visit.page.locator(".disconnected").inner_text()
         assert visit.page.locator(".strip .token").count() > 7  # what was there is still there
         visit.context.set_offline(False)
         visit.wait_until("() => document.querySelectorAll('.strip .token').length === 7")
-        assert visit.page.locator(".lost").count() == 0
+        assert visit.page.locator(".disconnected").count() == 0
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,9 @@ def maps(page, figure):
     return page.evaluate(
         """words => [...document.querySelectorAll("main ch-figure")]
         .filter((f) => f.caption.includes(words))
-        .flatMap((f) => [...f.querySelectorAll("ch-map")])
-        .map(({ values: { shape, data }, rows, masked }) =>
-          ({ shape, data: [...data], rows, hatched: !!masked }))""",
+        .flatMap((f) => [...f.querySelectorAll("ch-heatmap")])
+        .map(({ values: { shape, data }, rowLabels, isMasked }) =>
+          ({ shape, data: [...data], rows: rowLabels, hatched: !!isMasked }))""",
         figure,
     )
 
@@ -93,7 +93,7 @@ def test_translation_and_cross_attention(page_on):
         assert shown == pytest.approx(best.logprob, abs=1e-4)
         ended = numbers(page, ".beam-tree .finished", "score")
         assert ended
-        assert numbers(page, ".found-texts tr", "score")[0] >= max(ended) - 1e-6
+        assert numbers(page, ".translations tr", "score")[0] >= max(ended) - 1e-6
         (cross,) = maps(page, "Cross-attention")
         assert len(cross["rows"]) == len(best.tokens) == cross["shape"][0]
         seen = model.watch(
@@ -132,9 +132,9 @@ def test_edited_translation(page_on):
     blind = [{"name": f"blocks.{layer}.cross_attn.out", "op": "ablate"} for layer in range(2)]
     with page_on(model) as visit:
         page = visit.go("#view=translate&source=A+dog+runs.").set(edits=blind).page
-        visit.wait_until("document.querySelectorAll('.written').length === 2")
+        visit.wait_until("document.querySelectorAll('.scored-tokens').length === 2")
         told = page.evaluate(
-            "[...document.querySelectorAll('.written')].map((line) => line.dataset.text)"
+            "[...document.querySelectorAll('.scored-tokens')].map((line) => line.dataset.text)"
         )
         assert told[0] == model.translate("A dog runs.", num_beams=1).text
         assert told[1] != told[0]
@@ -145,14 +145,14 @@ def test_masking_a_token(page_on):
     model = encoder()
     with page_on(model) as visit:
         page = visit.go("#view=fill&text=The+cat+sat").page
-        page.locator(".hiding .token").nth(4).click()
+        page.locator(".maskable .token").nth(4).click()
         visit.ready()
         assert visit.state()["mask_positions"] == [4]
         ids = [
             MASK if place == 4 else token for place, token in enumerate(WORDS.encode("The cat sat"))
         ]
         best = model.logits(ids)[4, : len(WORDS)].softmax(-1).topk(10)
-        bars = page.evaluate("[...document.querySelector('main ch-bars').values]")
+        bars = page.evaluate("[...document.querySelector('main ch-bar-chart').values]")
         assert bars == pytest.approx(best.values.tolist(), abs=1e-6)
         (looks,) = maps(page, "Bidirectional attention")
         assert not looks["hatched"]
@@ -189,7 +189,7 @@ def test_chat_equals_the_library(page_on):
         ]
         ids = encode_chat(CHAT_TEMPLATE, said, WORDS)
         shown = page.evaluate(
-            """[...document.querySelector('.bands').querySelectorAll('.piece-of')]
+            """[...document.querySelector('.bands').querySelectorAll('.message-token')]
             .map((p) => p.textContent.trim())"""
         )
         assert shown == WORDS.to_str_tokens(ids)
@@ -210,38 +210,38 @@ def test_patches_classification_and_attention(page_on, preset):
     with page_on(shaken(preset)) as visit:
         page = visit.go("#view=patches").page
         visit.wait_until(
-            "document.querySelectorAll('main ch-patches').length === 5"
+            "document.querySelectorAll('main ch-patch-grid').length === 5"
         )  # the picture, and four heads
-        shares = page.evaluate("[...document.querySelector('main ch-bars').values]")
+        shares = page.evaluate("[...document.querySelector('main ch-bar-chart').values]")
         assert sum(shares) == pytest.approx(1, abs=1e-5)
         weights = page.evaluate(
-            """[...document.querySelectorAll('.looks ch-patches')]
+            """[...document.querySelectorAll('.head-patches ch-patch-grid')]
             .map((p) => p.weights.reduce((a, b) => a + b))"""
         )
         assert weights == pytest.approx([1] * 4, abs=1e-5)
         visit.set(view="attention")
-        assert page.locator("main ch-map").count()
+        assert page.locator("main ch-heatmap").count()
         assert not visit.complaints
 
 
 def test_links_contain_the_drawing(page_on):
     with page_on(shaken("tiny-images")) as visit:
         page = visit.go("#view=patches").page
-        before = page.evaluate("[...document.querySelector('main ch-bars').values]")
+        before = page.evaluate("[...document.querySelector('main ch-bar-chart').values]")
         box = page.locator("canvas.pad").bounding_box()
         page.mouse.move(box["x"] + 20, box["y"] + 20)
         page.mouse.down()
         page.mouse.move(box["x"] + 200, box["y"] + 240, steps=4)
         page.mouse.up()
         visit.ready()
-        after = page.evaluate("[...document.querySelector('main ch-bars').values]")
+        after = page.evaluate("[...document.querySelector('main ch-bar-chart').values]")
         assert after != before
         other = visit.context.new_page()
         other.goto(page.url)
         other.wait_for_selector("body[data-ready]")
         visit.wait_until("true")
-        other.wait_for_selector("main ch-bars")
-        assert other.evaluate("[...document.querySelector('main ch-bars').values]") == after
+        other.wait_for_selector("main ch-bar-chart")
+        assert other.evaluate("[...document.querySelector('main ch-bar-chart').values]") == after
 
 
 # ---------------------------------------------------------------- compare and training
@@ -283,12 +283,12 @@ def test_training_trace(page_on, tmp_path):
     ) as visit:
         page = visit.go("#view=compare&compare=training&layer=1&head=3&trace_index=0").page
         for index, step in ((0, trace.steps[0]), (len(trace.steps) - 1, trace.steps[-1])):
-            page.locator(".scrub input").fill(str(index))
+            page.locator(".step-slider input").fill(str(index))
             visit.ready()
-            assert f"step {step}" in page.locator(".scrub output").inner_text()
+            assert f"step {step}" in page.locator(".step-slider output").inner_text()
             large = maps(page, "Attention during training")[-1]
             assert torch.allclose(matrix(large), trace.attention(step)[1, 3], atol=1e-6)
-        assert page.locator("ch-curve path").count() == 2  # training and validation
+        assert page.locator("ch-line-chart path").count() == 2  # training and validation
         assert not visit.complaints
 
 
@@ -319,12 +319,13 @@ def test_tour_links_and_escape(page_on):
     with page_on(talker()) as visit:
         page = visit.go("#view=block&tour=L4.3").page
         visit.wait_until("document.querySelector('.tour-caption h2')?.textContent === 'Layer norm'")
-        visit.wait_until("document.querySelector('.toured')?.caption.startsWith('Norm')")
+        visit.wait_until("document.querySelector('.tour-target')?.caption.startsWith('Norm')")
         page.keyboard.press("Escape")
         visit.ready()
         assert visit.state()["tour"] == ""
         visit.wait_until(
-            "document.querySelector('.tour-caption').hidden && !document.querySelector('.toured')"
+            """document.querySelector('.tour-caption').hidden
+              && !document.querySelector('.tour-target')"""
         )
 
 

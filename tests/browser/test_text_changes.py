@@ -93,7 +93,7 @@ def test_reloaded_weights_replace_all_numbers(page_on):
         visit.ready()
         visit.set(view="attention")
         drawn = visit.page.evaluate(
-            "() => Array.from(document.querySelector('ch-map').values.data)"
+            "() => Array.from(document.querySelector('ch-heatmap').values.data)"
         )
         real = second.watch(TEXT, "blocks.1.attn.pattern")["blocks.1.attn.pattern"][0, 0]
         assert torch.allclose(torch.tensor(drawn).view_as(real), real, atol=1e-6)

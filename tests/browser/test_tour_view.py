@@ -32,27 +32,30 @@ MODELS = {
     "pictures": lambda: ch.new("tiny-images"),
     "sound": lambda: ch.new("tiny-audio"),
 }
-SEEN = """() => { const lit = document.querySelector('.toured'), box = lit?.getBoundingClientRect();
+SEEN = """() => {
+  const box = document.querySelector('.tour-target')?.getBoundingClientRect();
   return !!box && box.width > 0 && box.bottom > 0 && box.top < innerHeight; }"""
 
 
 def check_claims(page, stop, say):
     """Check what the text of a stop says about the model."""
-    lit = page.locator(".toured").first.inner_text()
+    lit = page.locator(".tour-target").first.inner_text()
     match stop:
         case "L1.2" | "L2.1" | "L2.4" if page.locator("textarea[name=source]").count() == 0:
             first = re.search("“(.+?)”", say)[1]
             assert page.locator("textarea[name=text]").input_value() == first
     match stop:
         case "L2.1":
-            row = page.locator(".toured tr", has_text="with all tokens at the same position")
+            row = page.locator(".tour-target tr", has_text="with all tokens at the same position")
             assert row.locator("td").first.inner_text() == "< 0.001 %"
         case "L2.2":
             assert ("This model adds none" in say) == ("adds no position embeddings" in lit)
         case "L2.4":
             assert ("nothing changes" in say) == ("Nothing changes" in lit)
         case "L3.5":
-            assert page.evaluate("() => !!document.querySelector('.toured ch-map').masked?.(0, 1)")
+            assert page.evaluate(
+                "() => !!document.querySelector('.tour-target ch-heatmap').isMasked?.(0, 1)"
+            )
         case "L4.3":
             assert ("subtract the mean, divide" in say) == ("μ =" in lit)
         case "L6.4":

@@ -31,7 +31,7 @@ def test_block_view_of_a_source_token(visit):
     row(visit, "source tokens").nth(1).click()
     visit.ready()
     assert "Token 1:" in page.locator("main").inner_text()
-    shown = page.evaluate("() => [...document.querySelector('main ch-map').values.data]")
+    shown = page.evaluate("() => [...document.querySelector('main ch-heatmap').values.data]")
     seen = model.watch("ein", "encoder.blocks.1.resid_pre", source=SOURCE)[
         "encoder.blocks.1.resid_pre"
     ][0, 1]
@@ -60,27 +60,27 @@ def test_source_tokens_have_their_own_strip(visit):
 
 def test_encoder_attention_follows_the_source_strip(visit):
     visit.set(view="attention", lines=True)
-    strong = "() => document.querySelector('main ch-lines').query"
+    strong = "() => document.querySelector('main ch-attention-lines').query"
     row(visit, "source tokens").nth(3).click()
     row(visit, "tokens").nth(1).hover()
     assert visit.ready().page.evaluate(strong) == 3
     row(visit, "source tokens").nth(6).hover()
     assert visit.ready().page.evaluate(strong) == 6
-    visit.page.locator("main ch-lines .query").nth(2).hover()
+    visit.page.locator("main ch-attention-lines .query").nth(2).hover()
     assert visit.ready().page.evaluate(strong) == 2
-    marked = """() => [...document.querySelectorAll('.strip .token.marked')]
+    marked = """() => [...document.querySelectorAll('.strip .token.highlighted')]
       .map((one) => one.parentNode.ariaLabel)"""
     assert visit.page.evaluate(marked) == ["source tokens"]
     visit.set(lines=False)
-    assert visit.page.evaluate("() => document.querySelector('main ch-map').cursor") == [3, -1]
+    assert visit.page.evaluate("() => document.querySelector('main ch-heatmap').cursor") == [3, -1]
     visit.page.evaluate(
-        "() => document.querySelector('main ch-map').tell('pick', { row: 5, col: 1 })"
+        "() => document.querySelector('main ch-heatmap').emit('pick', { row: 5, col: 1 })"
     )
     state = visit.ready().state()
     assert (state["key"], state["encoder_key"], state["query"]) == (5, 1, -1)
-    assert visit.page.evaluate("() => document.querySelector('ch-atlas').look") == [5, 1]
+    assert visit.page.evaluate("() => document.querySelector('ch-head-grid').weightAt") == [5, 1]
     visit.set(part="cross")
-    assert visit.page.evaluate("() => document.querySelector('main ch-map').cursor") is None
+    assert visit.page.evaluate("() => document.querySelector('main ch-heatmap').cursor") is None
 
 
 def test_comparing_with_a_model_that_is_not_loaded(page_on, tmp_path):
@@ -105,10 +105,10 @@ def test_pooling_keeps_finite_values(page_on, signed):
     """As of scores with their mask: each row has −∞ behind its diagonal."""
     with page_on(byte_model()) as visit:
         script = """async (signed) => {
-          const { pooled } = await import("ch/pool"), low = -Infinity;
+          const { maxPool } = await import("ch/heatmap"), low = -Infinity;
           const given = [3, low, low, low, 1, -4, low, low, 1, 1, 2, low, NaN, 1, 1, -1];
-          const { data, most, largest } = pooled({ data: given }, 4, 4, 2, signed, null);
-          return [[...data].map(String), most, largest(0, 0), largest(1, 1)];
+          const { data, max, largestCell } = maxPool({ data: given }, 4, 4, 2, signed, null);
+          return [[...data].map(String), max, largestCell(0, 0), largestCell(1, 1)];
         }"""
         data, most, first, last = visit.go().page.evaluate(script, signed)
         assert data == ["-4" if signed else "3", "-Infinity", "1", "2"]

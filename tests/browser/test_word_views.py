@@ -37,7 +37,7 @@ MODEL = make_model(context_length=64)
 def predict(page_on):
     with page_on(MODEL) as visit:
         visit.go("#view=predict").set(text=TEXT)
-        visit.wait_until("!!document.querySelector('table.chances')")
+        visit.wait_until("!!document.querySelector('table.candidates')")
         yield visit
         assert not visit.complaints
         assert not visit.outside
@@ -104,9 +104,9 @@ def test_kept_tokens_equal_the_library(predict):
         x = apply_top_p(x, torch.tensor([[p]]))
         found = predict.page.evaluate(
             """async ([logits, temperature, top_k, top_p]) => {
-                const { distribution, ranked } = await import("ch/drawing");
-                const ranks = ranked(Float32Array.from(logits));
-                const { kept } = distribution(ranks, { temperature, top_k, top_p });
+                const { rankLogits, samplingDistribution } = await import("ch/sampling");
+                const ranks = rankLogits(Float32Array.from(logits));
+                const { kept } = samplingDistribution(ranks, { temperature, top_k, top_p });
                 return Array.from(ranks.order.subarray(0, kept));
             }""",
             [logits[0].tolist(), temperature, k, p],
@@ -154,11 +154,11 @@ def test_play_and_pause(predict):
     predict.set(text="one mole")
     predict.wait_until("!document.querySelector('main').textContent.includes('Pause')")
     predict.page.wait_for_timeout(300)
-    assert not predict.page.query_selector(".so-far .new")
+    assert not predict.page.query_selector(".so-far .generated")
 
 
 def test_forced_tokens_undo_and_links(predict):
-    bar = predict.page.locator("table.chances tbody tr").nth(3)
+    bar = predict.page.locator("table.candidates tbody tr").nth(3)
     forced = int(bar.get_attribute("data-id"))
     bar.locator("button").click()
     predict.wait_until("clearhead.state.generated.ids.length === 1")
@@ -168,11 +168,13 @@ def test_forced_tokens_undo_and_links(predict):
     link = predict.page.evaluate("location.hash")
     other = predict.context.new_page()
     other.goto(f"{predict.url}/{link}")
-    other.wait_for_selector(".so-far .new")
-    other.locator(".so-far .new").first.click()
-    other.wait_for_selector(".instead button")
+    other.wait_for_selector(".so-far .generated")
+    other.locator(".so-far .generated").first.click()
+    other.wait_for_selector(".alternatives button")
     best = MODEL.logits(TEXT)[-1].topk(8).indices.tolist()
-    assert other.locator(".instead button .word").all_inner_texts() == TOKENIZER.to_str_tokens(best)
+    assert other.locator(".alternatives button .word").all_inner_texts() == TOKENIZER.to_str_tokens(
+        best
+    )
     other.close()
     predict.page.click("text=Undo")
     predict.wait_until("clearhead.state.generated.ids.length === 1")
@@ -201,9 +203,11 @@ def test_context_cosines(page_on):
 def test_lens_view(page_on):
     with page_on(MODEL) as visit:
         visit.go("#view=lens").set(text=TEXT)
-        visit.wait_until("!!document.querySelector('table.rising')")
+        visit.wait_until("!!document.querySelector('table.predictions')")
         lens = ch.lens.logit_lens(MODEL, TEXT, top_k=1)
-        layers = visit.page.locator("table.rising tr td:nth-of-type(1) .word").all_inner_texts()
+        layers = visit.page.locator(
+            "table.predictions tr td:nth-of-type(1) .word"
+        ).all_inner_texts()
         assert layers == [best[0][0] for best in lens.top_predictions(-1)]
         visit.set(query=0)
         first = TOKENIZER.to_str_tokens(TOKENIZER.encode(TEXT))[0]
@@ -218,9 +222,9 @@ def test_tokens_view(page_on):
         visit.wait_until("document.querySelectorAll('.piece').length > 1")
         ids = [int(word) for word in visit.page.locator(".piece .id").all_inner_texts()]
         assert ids == TOKENIZER.encode(text)
-        visit.wait_until("!!document.querySelector('ch-map.one-row')?.values")
+        visit.wait_until("!!document.querySelector('ch-heatmap.one-row')?.values")
         row = visit.page.evaluate(
-            "Array.from(document.querySelector('ch-map.one-row').values.data)"
+            "Array.from(document.querySelector('ch-heatmap.one-row').values.data)"
         )
         np.testing.assert_allclose(
             row, MODEL.net.embed.tokens.weight[ids[0]].detach().numpy(), rtol=1e-6
@@ -231,10 +235,10 @@ def test_tokens_view(page_on):
 def test_rotary_dials(page_on):
     model = make_model("tiny-llama", context_length=64)
     scores = model.watch(TEXT, "blocks.0.attn.scores")["blocks.0.attn.scores"][0, 0]
-    read = "Number(document.querySelector('.turned .large').textContent.replace('−', '-'))"
+    read = "Number(document.querySelector('.rotated .large').textContent.replace('−', '-'))"
     with page_on(model) as visit:
         visit.go("#view=position").set(text=TEXT, query=3, key=1)
-        visit.wait_until("!!document.querySelector('.turned .large')")
+        visit.wait_until("!!document.querySelector('.rotated .large')")
         assert visit.page.evaluate(read) == pytest.approx(float(scores[3, 1]), rel=1e-4)
         visit.set(shift=20)
         assert visit.page.evaluate(read) == pytest.approx(float(scores[3, 1]), rel=1e-4)
@@ -263,11 +267,11 @@ def test_own_positions_are_marked(page_on):
 def test_vector_lab(page_on):
     with page_on(MODEL) as visit:
         visit.go("#view=vectors").set(expression="king - man + zebra")
-        visit.wait_until("!!document.querySelector('.several')")
+        visit.wait_until("!!document.querySelector('.multi-token')")
         visit.ready()
-        shown = visit.page.locator("section").first.locator("ch-bars .name").all_inner_texts()
+        shown = visit.page.locator("section").first.locator("ch-bar-chart .name").all_inner_texts()
         assert shown == list(ch.vectors(MODEL).solve("king - man + zebra").axes[0].labels)
-        assert "zebra" in visit.page.inner_text(".several")
+        assert "zebra" in visit.page.inner_text(".multi-token")
         visit.set(expression="king -")
         visit.wait_until("!!document.querySelector('.problem')")
         assert "does not end with a word" in visit.page.inner_text(".problem")

@@ -15,7 +15,12 @@ from clearhead.errors import ClearheadError
 
 PAGE_FOLDER = Path(__file__).parent.parent / "page"
 VENDOR_FOLDER = "vendor"
-LIBRARY = f"{VENDOR_FOLDER}/lit-html"
+LIBRARIES = {  # by import name
+    "lit-html": "lit-html",
+    "lit-element": "lit-element",
+    "@lit/reactive-element": "reactive-element",
+    "@lit/reactive-element/css-tag.js": "css-tag",
+}
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 CACHE_FOREVER = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
 DATA_PLACEHOLDER = '"SNAPSHOT_DATA"'  # in the standalone page
@@ -72,15 +77,16 @@ class PageAssets:
             if path.suffix in MEDIA_TYPES:
                 name = path.relative_to(folder).with_suffix("").as_posix()
                 self.assets.append(Asset(name, path.suffix, path.read_bytes()))
-        if not any(asset.name == LIBRARY for asset in self.assets):
+        names = {asset.name for asset in self.assets}
+        if missing := [f"{name}.js" for name in LIBRARIES.values() if _vendored(name) not in names]:
             raise ClearheadError(
-                f"lit-html is missing in {folder / VENDOR_FOLDER}; reinstall clearhead."
+                f"{', '.join(missing)} missing in {folder / VENDOR_FOLDER}; reinstall clearhead."
             )
 
     @property
     def modules(self) -> dict[str, Asset]:
-        """JavaScript modules by import name: `lit-html`, and `ch/NAME` for the page's own."""
-        modules = {"lit-html": self._get(LIBRARY)}
+        """JavaScript modules by import name: those of Lit, and `ch/NAME` for the page's own."""
+        modules = {name: self._get(_vendored(file)) for name, file in LIBRARIES.items()}
         for asset in self.assets:
             if asset.suffix == ".js" and not asset.name.startswith(VENDOR_FOLDER):
                 modules[f"ch/{asset.name}"] = asset
@@ -138,6 +144,10 @@ class PageAssets:
 
     def _get(self, name: str) -> Asset:
         return next(asset for asset in self.assets if asset.name == name)
+
+
+def _vendored(name: str) -> str:
+    return f"{VENDOR_FOLDER}/{name}"
 
 
 def to_script_json(data: object) -> str:

@@ -1,86 +1,139 @@
-// Base class of canvas elements with a grid of cells, pointer and keyboard navigation.
+// Canvas elements with a grid of cells, and helpers for drawing.
 
-import { Element, resized } from "ch/element";
+import { PageElement } from "ch/element";
 
-const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+const ARROW_STEPS = {
+	ArrowUp: [-1, 0],
+	ArrowDown: [1, 0],
+	ArrowLeft: [0, -1],
+	ArrowRight: [0, 1],
+};
 
-/** Subclasses set `cells` { left, top, wide, tall, rows, cols } and implement `over` and `pick` with [row, col] or null. */
-export class Picture extends Element {
-  connectedCallback() {
-    this.at ??= null; // current cell
-    this.tabIndex = 0;
-    this.setAttribute("role", "group");
-    this.setAttribute("aria-roledescription", this.constructor.what);
-    this.addEventListener("pointermove", (event) => this.#move(this.#cell(event)));
-    this.addEventListener("pointerleave", () => this.#move(null));
-    this.addEventListener("blur", () => this.#move(null));
-    this.addEventListener("click", (event) => this.#pick(this.#cell(event), event.shiftKey));
-    this.addEventListener("keydown", (event) => this.#key(event));
-    resized(this);
-    super.connectedCallback();
-  }
+/**
+ * A grid of cells with pointer and keyboard navigation. Subclasses set `layout` and implement
+ * `onHover(cell)`, which returns a text for screen readers, and `onPick(cell, isAdding)`.
+ */
+export class CanvasGrid extends PageElement {
+	static redrawsOnResize = true;
+	static roleDescription = "";
 
-  #cell({ clientX, clientY }) {
-    const box = this.querySelector("canvas")?.getBoundingClientRect();
-    if (!box || !this.cells) return null;
-    const { left, top, wide, tall, rows, cols } = this.cells;
-    const c = Math.floor((clientX - box.left - left) / wide), r = Math.floor((clientY - box.top - top) / tall);
-    return r < 0 || c < 0 || r >= rows || c >= cols ? null : this.exact(r, c);
-  }
+	constructor() {
+		super();
+		/** @type {Cell | null} the cell under the pointer or keyboard cursor */
+		this.activeCell = null;
+		/** @type {any} GridLayout and more */
+		this.layout = null;
+		/** @type {number[] | null} rows and columns of the data, if cells are pooled */
+		this.dataShape = null;
+		this.showTable = false;
+		this.addEventListener("pointermove", (event) => this.#moveTo(this.#cellAt(event)));
+		this.addEventListener("pointerleave", () => this.#moveTo(null));
+		this.addEventListener("blur", () => this.#moveTo(null));
+		this.addEventListener("click", (event) => {
+			const cell = this.#cellAt(event);
+			if (cell) this.onPick(cell, event.shiftKey);
+		});
+		this.addEventListener("keydown", (event) => this.#handleKey(event));
+	}
 
-  /** The data cell of a drawn cell. */
-  exact(r, c) {
-    return [r, c];
-  }
+	connectedCallback() {
+		this.tabIndex = 0;
+		this.setAttribute("role", "group");
+		const { roleDescription } = /** @type {typeof CanvasGrid} */ (this.constructor);
+		this.setAttribute("aria-roledescription", roleDescription);
+		super.connectedCallback();
+	}
 
-  #move(cell, heard = false) {
-    if (String(cell) === String(this.at)) return;
-    this.at = cell;
-    const words = this.over(cell);
-    if (!heard) return;
-    if (words) this.querySelector(".heard").textContent = words;
-    const { left, top, wide, tall, rows, cols } = this.cells, [high, broad] = this.size ?? [rows, cols], box = this.querySelector(".scroll");
-    const x = left + (cell[1] * wide * cols) / broad, y = top + (cell[0] * tall * rows) / high; // drawn cells may be pooled
-    if (!box) return;
-    if (x - left < box.scrollLeft || x + wide > box.scrollLeft + box.clientWidth) box.scrollLeft = x - box.clientWidth / 2;
-    if (y - top < box.scrollTop || y + tall > box.scrollTop + box.clientHeight) box.scrollTop = y - box.clientHeight / 2;
-  }
+	/** @param {Cell | null} cell @returns {string | null | void} */
+	onHover(cell) {}
 
-  #pick(cell, more) {
-    if (cell) this.pick(cell, more);
-  }
+	/** @param {Cell} cell @param {boolean} [isAdding] */
+	onPick(cell, isAdding) {}
 
-  #key(event) {
-    const move = MOVES[event.key];
-    if (move && this.cells && !this.tabled) {
-      const [r, c] = this.at ?? this.start(event.key), [rows, cols] = this.size ?? [this.cells.rows, this.cells.cols];
-      this.#move([clamp(r + move[0], rows), clamp(c + move[1], cols)], true);
-    } else if (event.target !== this) return;
-    else if (event.key === "Enter" && this.at) this.pick(this.at, event.shiftKey);
-    else if (!this.key?.(event)) return;
-    event.preventDefault();
-    event.stopPropagation();
-  }
+	/** Handle another key; returns whether it was handled. @param {KeyboardEvent} event */
+	onKey(event) {
+		return false;
+	}
+
+	/** The cell where keyboard navigation starts. @param {string} key @returns {Cell} */
+	initialCell(key) {
+		return [0, 0];
+	}
+
+	/** The data cell of a drawn cell. @returns {Cell} */
+	dataCell(row, col) {
+		return [row, col];
+	}
+
+	#cellAt({ clientX, clientY }) {
+		const box = this.querySelector("canvas")?.getBoundingClientRect();
+		if (!box || !this.layout) return null;
+		const { left, top, cellWidth, cellHeight, rows, cols } = this.layout;
+		const col = Math.floor((clientX - box.left - left) / cellWidth);
+		const row = Math.floor((clientY - box.top - top) / cellHeight);
+		return row < 0 || col < 0 || row >= rows || col >= cols ? null : this.dataCell(row, col);
+	}
+
+	#moveTo(cell, isKeyboard = false) {
+		if (String(cell) === String(this.activeCell)) return;
+		this.activeCell = cell;
+		const text = this.onHover(cell);
+		if (!isKeyboard) return;
+		if (text) this.querySelector(".live-text").textContent = text;
+		this.#scrollTo(cell);
+	}
+
+	#scrollTo([row, col]) {
+		const box = this.querySelector(".scroll");
+		if (!box) return;
+		const { left, top, cellWidth, cellHeight, rows, cols } = this.layout;
+		const [dataRows, dataCols] = this.dataShape ?? [rows, cols];
+		const x = left + (col * cellWidth * cols) / dataCols;
+		const y = top + (row * cellHeight * rows) / dataRows;
+		if (x - left < box.scrollLeft || x + cellWidth > box.scrollLeft + box.clientWidth)
+			box.scrollLeft = x - box.clientWidth / 2;
+		if (y - top < box.scrollTop || y + cellHeight > box.scrollTop + box.clientHeight)
+			box.scrollTop = y - box.clientHeight / 2;
+	}
+
+	#handleKey(event) {
+		const step = ARROW_STEPS[event.key];
+		if (step && this.layout && !this.showTable) {
+			const [row, col] = this.activeCell ?? this.initialCell(event.key);
+			const [rows, cols] = this.dataShape ?? [this.layout.rows, this.layout.cols];
+			this.#moveTo([clampIndex(row + step[0], rows), clampIndex(col + step[1], cols)], true);
+		} else if (event.target !== this) return;
+		else if (event.key === "Enter" && this.activeCell) this.onPick(this.activeCell, event.shiftKey);
+		else if (!this.onKey(event)) return;
+		event.preventDefault();
+		event.stopPropagation();
+	}
 }
 
 /** Size a canvas in CSS pixels and return its scaled context. */
-export function sheet(canvas, width, height) {
-  const dots = Math.min(3, devicePixelRatio || 1), context = canvas.getContext("2d");
-  [canvas.width, canvas.height] = [Math.round(width * dots), Math.round(height * dots)];
-  [canvas.style.width, canvas.style.height] = [`${width}px`, `${height}px`];
-  context.scale(dots, dots);
-  context.imageSmoothingEnabled = false;
-  return context;
+export function resizeCanvas(canvas, width, height) {
+	const pixelRatio = Math.min(3, devicePixelRatio || 1);
+	const context = canvas.getContext("2d");
+	canvas.width = Math.round(width * pixelRatio);
+	canvas.height = Math.round(height * pixelRatio);
+	canvas.style.width = `${width}px`;
+	canvas.style.height = `${height}px`;
+	context.scale(pixelRatio, pixelRatio);
+	context.imageSmoothingEnabled = false;
+	return context;
 }
 
 /** An image with one 32-bit pixel per cell, to be scaled up. */
-export function pixels(rows, cols, color) {
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [cols, rows];
-  const context = canvas.getContext("2d"), image = context.createImageData(cols, rows), out = new Uint32Array(image.data.buffer);
-  for (let i = 0; i < out.length; i++) out[i] = color(i);
-  context.putImageData(image, 0, 0);
-  return canvas;
+export function pixelImage(rows, cols, color) {
+	const canvas = document.createElement("canvas");
+	canvas.width = cols;
+	canvas.height = rows;
+	const context = canvas.getContext("2d");
+	const image = context.createImageData(cols, rows);
+	const pixels = new Uint32Array(image.data.buffer);
+	for (let i = 0; i < pixels.length; i++) pixels[i] = color(i);
+	context.putImageData(image, 0, 0);
+	return canvas;
 }
 
-export const clamp = (at, size) => Math.max(0, Math.min(size - 1, Math.round(at)));
+export const clampIndex = (index, size) => Math.max(0, Math.min(size - 1, Math.round(index)));

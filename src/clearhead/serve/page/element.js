@@ -1,91 +1,61 @@
-// Base class of the custom elements: properties that trigger one redraw, and events.
+// Base class of the page's custom elements: LitElement without shadow DOM.
 
-import { render } from "lit-html";
+import { LitElement } from "lit-element";
 
-/** A custom element without shadow DOM. `static properties` are its properties with defaults; `draw` renders it. */
-export class Element extends HTMLElement {
-  constructor() {
-    super();
-    const given = { ...this.constructor.properties };
-    for (const name of Object.keys(given)) {
-      if (Object.hasOwn(this, name)) { // set before the element was defined
-        given[name] = this[name];
-        delete this[name];
-      }
-    }
-    this.props = given;
-  }
-
-  connectedCallback() {
-    this.soon();
-  }
-
-  /** Schedule one redraw after all properties are set. */
-  soon() {
-    if (this.waiting) return;
-    this.waiting = true;
-    queueMicrotask(() => {
-      this.waiting = false;
-      if (this.isConnected) this.draw();
-    });
-  }
-
-  /** Render a template into the element. */
-  fill(template) {
-    render(template, this);
-  }
-
-  /** Dispatch an event; with `up`, it bubbles. */
-  tell(name, detail, up = false) {
-    this.dispatchEvent(new CustomEvent(name, { detail, bubbles: up }));
-  }
+/** Whether a property changed. Templates recreate arrays and functions on every render. */
+function hasChanged(value, old) {
+	if (value === old || (typeof value === "function" && typeof old === "function")) return false;
+	if (Array.isArray(value) && Array.isArray(old))
+		return value.length !== old.length || value.some((item, i) => item !== old[i]);
+	return !(value?.data && value.data === old?.data && String(value.shape) === String(old.shape));
 }
 
-/** Register an element; its properties become accessors. */
-export function define(name, type) {
-  for (const property of Object.keys(type.properties ?? {})) {
-    Object.defineProperty(type.prototype, property, {
-      get() {
-        return this.props[property];
-      },
-      set(value) {
-        const old = this.props[property];
-        this.props[property] = value;
-        if (!same(old, value)) this.soon();
-      },
-    });
-  }
-  if (!customElements.get(name)) customElements.define(name, type);
+/** Declare properties that are set by templates. */
+export const reactive = (...names) =>
+	Object.fromEntries(names.map((name) => [name, { attribute: false, hasChanged }]));
+
+/** Redraws when a property or the theme changes; with `redrawsOnResize`, also when its width does. */
+export class PageElement extends LitElement {
+	static redrawsOnResize = false;
+	#redraw = () => this.requestUpdate();
+
+	createRenderRoot() {
+		return this;
+	}
+
+	connectedCallback() {
+		super.connectedCallback();
+		window.addEventListener("theme", this.#redraw);
+		if (/** @type {any} */ (this.constructor).redrawsOnResize) resizeObserver.observe(this);
+	}
+
+	disconnectedCallback() {
+		super.disconnectedCallback();
+		window.removeEventListener("theme", this.#redraw);
+		resizeObserver.unobserve(this);
+	}
+
+	/** Dispatch an event. */
+	emit(name, detail, bubbles = false) {
+		this.dispatchEvent(new CustomEvent(name, { detail, bubbles }));
+	}
 }
 
-/** Whether two property values are equal; templates recreate arrays and functions on every render. */
-function same(a, b) {
-  if (a === b || (typeof a === "function" && typeof b === "function")) return true;
-  if (Array.isArray(a) && Array.isArray(b)) return a.length === b.length && a.every((each, i) => each === b[i]);
-  return !!a?.data && a.data === b?.data && String(a.shape) === String(b.shape);
-}
+const widths = new WeakMap();
+const resizeObserver = new ResizeObserver((entries) => {
+	for (const { target, contentRect } of entries) {
+		if (widths.get(target) === contentRect.width) continue; // heights follow from the content
+		widths.set(target, contentRect.width);
+		/** @type {PageElement} */ (target).requestUpdate();
+	}
+});
 
 /** Title and note of the figure around an element. */
-export function framed(element) {
-  const figure = element.closest("ch-figure");
-  return { title: element.label || figure?.caption || "", note: figure?.note ?? "" };
+export function figureText(element) {
+	const figure = element.closest("ch-figure");
+	return { title: element.label || figure?.caption || "", note: figure?.note ?? "" };
 }
 
-const seen = new WeakMap();
-const sizes = new ResizeObserver((entries) => {
-  for (const { target, contentRect } of entries) {
-    if (seen.get(target) === contentRect.width) continue; // only widths matter; heights follow from the content
-    seen.set(target, contentRect.width);
-    target.soon();
-  }
-});
-
-/** Redraw when the width of the element or the theme of the page changes. */
-export function resized(element) {
-  sizes.observe(element);
-}
-
-window.addEventListener("theme", () => {
-  for (const element of document.querySelectorAll("ch-map, ch-lines, ch-tokens, ch-bars, ch-view, ch-atlas")) element.soon();
-});
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => window.dispatchEvent(new Event("theme")));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
+	window.dispatchEvent(new Event("theme")),
+);

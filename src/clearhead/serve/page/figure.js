@@ -1,76 +1,132 @@
 // <ch-figure>: a figure with caption, note and export menu.
 
 import { html, nothing, render } from "lit-html";
-import { define, Element } from "ch/element";
-import { drawingSvg, fileName, mapCsv, mapPicture, mapSvg, npyOf, save, tableCsv } from "ch/export";
+import { ReactiveElement } from "lit-element";
+import { downloadFile, standaloneSvg, tableCsv, toFileName } from "ch/download";
+import { reactive } from "ch/element";
 
-export class Figure extends Element {
-  static properties = { caption: "", note: "", pending: false, badge: "", bare: false }; // bare: no export menu
+/** The content is that of the surrounding template; header and footer are added to it. */
+export class Figure extends ReactiveElement {
+	static properties = reactive("caption", "note", "badge", "pending", "noExport");
 
-  connectedCallback() {
-    this.setAttribute("role", "figure");
-    this.head ??= this.insertBefore(document.createElement("header"), this.firstChild);
-    this.foot ??= this.appendChild(document.createElement("footer"));
-    this.addEventListener("keydown", (event) => event.key === "Escape" && this.#close());
-    super.connectedCallback();
-  }
+	constructor() {
+		super();
+		this.caption = "";
+		this.note = "";
+		this.badge = "";
+		this.pending = false;
+		this.noExport = false;
+		this.header = document.createElement("header");
+		this.footer = document.createElement("footer");
+		this.addEventListener("keydown", (event) => event.key === "Escape" && this.#closeMenu());
+	}
 
-  draw() {
-    this.setAttribute("aria-label", this.caption);
-    this.classList.toggle("pending", this.pending);
-    render(html`<h2>${this.caption}</h2>${this.badge ? html`<span class="badge">${this.badge}</span>` : nothing}
-      ${this.bare ? nothing : this.#tools()}`, this.head);
-    render(this.note ? html`<p>${this.note}</p>` : nothing, this.foot);
-  }
+	createRenderRoot() {
+		return this;
+	}
 
-  /** Table and export buttons; the export formats are determined when the menu opens. */
-  #tools() {
-    return html`<div class="tools">
-        <button type="button" class="quiet" title="Show the numbers as a table (T)" @click=${() => this.#table()}>Table</button>
-        <details class="menu"><summary class="quiet" title="Save this figure as a file" @click=${() => this.draw()}>Save</summary>
-          <div class="items">${this.#kinds().map(([kind, make]) => html`<button type="button" @click=${() => { make(); this.#close(); }}>${kind}</button>`)}</div>
-        </details>
-      </div>`;
-  }
+	connectedCallback() {
+		super.connectedCallback();
+		this.setAttribute("role", "figure");
+		this.prepend(this.header);
+		this.append(this.footer);
+	}
 
-  get #parts() {
-    return [...this.querySelectorAll("ch-map, ch-bars, ch-patches")].filter((part) => part.values);
-  }
+	updated() {
+		this.setAttribute("aria-label", this.caption);
+		this.classList.toggle("pending", this.pending);
+		render(
+			html`<h2>${this.caption}</h2>
+				${this.badge ? html`<span class="badge">${this.badge}</span>` : nothing}
+				${this.noExport ? nothing : this.#tools()}`,
+			this.header,
+		);
+		render(this.note ? html`<p>${this.note}</p>` : nothing, this.footer);
+	}
 
-  #close() {
-    this.querySelector("details.menu")?.removeAttribute("open");
-  }
+	/** Table and export buttons; the formats are determined when the menu opens. */
+	#tools() {
+		const format = ([name, save]) =>
+			html`<button
+				type="button"
+				@click=${() => {
+					save();
+					this.#closeMenu();
+				}}>
+				${name}
+			</button>`;
+		return html`<div class="tools">
+			<button
+				type="button"
+				class="quiet"
+				title="Show the numbers as a table (T)"
+				@click=${() => this.#toggleTable()}>
+				Table
+			</button>
+			<details class="menu">
+				<summary
+					class="quiet"
+					title="Save this figure as a file"
+					@click=${() => this.requestUpdate()}>
+					Save
+				</summary>
+				<div class="items">${this.#formats().map(format)}</div>
+			</details>
+		</div>`;
+	}
 
-  #table() {
-    const maps = this.#parts.filter((part) => part.localName === "ch-map");
-    const to = !maps[0]?.tabled;
-    for (const map of maps) map.tabled = to;
-  }
+	/** The elements that have numbers; heat maps can also be saved as images. */
+	get #charts() {
+		/** @type {any[]} */
+		const charts = [...this.querySelectorAll("ch-heatmap, ch-bar-chart, ch-patch-grid")];
+		return charts.filter((chart) => chart.values);
+	}
 
-  #kinds() {
-    const parts = this.#parts, maps = parts.filter((part) => part.plan);
-    const each = (ending, make) => parts.forEach((part, i) => make(part, `${this.#name(part, parts, i)}.${ending}`));
-    const kinds = [
-      ["CSV", () => each("csv", (part, name) => save(name, part.csv ? part.csv() : mapCsv(part), "text/csv"))],
-      [".npy", () => each("npy", (part, name) => save(name, part.npy ? part.npy() : npyOf(part.values.shape, part.values.data), "application/octet-stream"))],
-    ];
-    const own = (kind) => [...this.querySelectorAll(kind)].filter((part) => !part.closest("ch-map, ch-bars"));
-    const [tables, drawings] = [own("table"), own("svg")];
-    const others = [
-      ["CSV of the table", () => tables.forEach((table, i) => save(`${this.#name(table, tables, i)}.csv`, tableCsv(table), "text/csv"))],
-      ["SVG of the drawing", () => drawings.forEach((drawing, i) => save(`${this.#name(drawing, drawings, i)}.svg`, drawingSvg(drawing), "image/svg+xml"))],
-    ].filter((_, i) => [tables, drawings][i].length);
-    if (!maps.length) return [...(parts.length ? kinds : []), ...others];
-    return [
-      ...others,
-      ["PNG, 2×", () => maps.forEach((map, i) => mapPicture(map).toBlob((blob) => save(`${this.#name(map, maps, i)}.png`, blob)))],
-      ["SVG", () => maps.forEach((map, i) => save(`${this.#name(map, maps, i)}.svg`, mapSvg(map), "image/svg+xml"))],
-      ...kinds,
-    ];
-  }
+	#closeMenu() {
+		this.querySelector("details.menu")?.removeAttribute("open");
+	}
 
-  #name(part, parts, i) {
-    return fileName(part.name || this.caption) + (parts.length > 1 ? `-${i}` : "");
-  }
+	#toggleTable() {
+		const maps = this.#charts.filter((chart) => chart.localName === "ch-heatmap");
+		const showTable = !maps[0]?.showTable;
+		for (const map of maps) map.showTable = showTable;
+	}
+
+	/** [name, function that saves] of each format. */
+	#formats() {
+		const charts = this.#charts;
+		const maps = charts.filter((chart) => chart.toSvg && chart.layout);
+		const own = (selector) =>
+			[...this.querySelectorAll(selector)].filter(
+				(part) => !part.closest("ch-heatmap, ch-bar-chart"),
+			);
+		const tables = own("table");
+		const drawings = own("svg");
+		const formats = [];
+		const add = (name, parts, ending, type, convert) => {
+			const save = async () => {
+				for (const [i, part] of parts.entries()) {
+					const number = parts.length > 1 ? `-${i}` : "";
+					const fileName = `${toFileName(part.name || this.caption)}${number}.${ending}`;
+					downloadFile(fileName, await convert(part), type);
+				}
+			};
+			if (parts.length) formats.push([name, save]);
+		};
+		const npy = "application/octet-stream";
+		add("CSV of the table", tables, "csv", "text/csv", tableCsv);
+		add("SVG of the drawing", drawings, "svg", "image/svg+xml", standaloneSvg);
+		add(
+			"PNG, 2×",
+			maps,
+			"png",
+			"image/png",
+			(map) => new Promise((done) => map.toCanvas().toBlob(done)),
+		);
+		add("SVG", maps, "svg", "image/svg+xml", (map) => map.toSvg());
+		add("CSV", charts, "csv", "text/csv", (chart) => chart.toCsv());
+		add(".npy", charts, "npy", npy, (chart) => chart.toNpy());
+		return formats;
+	}
 }
-define("ch-figure", Figure);
+customElements.define("ch-figure", Figure);

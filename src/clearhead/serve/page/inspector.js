@@ -1,134 +1,261 @@
 // The inspector: the value under the pointer, its arithmetic, and Python code that reproduces it.
 
 import { html, nothing } from "lit-html";
-import { told } from "ch/colors";
-import { got } from "ch/run";
-import { told as said } from "ch/shown";
-import { changed, set, state } from "ch/state";
+import { formatNumber } from "ch/colors";
+import { figureText } from "ch/element";
+import { getJson, isReportable } from "ch/requests";
+import { notify, set, state } from "ch/state";
 
-const PATIENCE = 70; // milliseconds of hovering before the explanation is requested
-let hovered = null; // { run, name, index, value }; numbers that are no activation: { title, where, measure, value, note }
-let kept = null; // a clicked number without activation name: { cell, view }
-let resting = null;
-let timer = 0;
+const HOVER_DELAY = 70; // milliseconds of hovering before the explanation is requested
+// A cell is { run, name, index, value }; a number that is not an activation has no name, but
+// { title, where, measure, value, note }.
+let hoveredCell = null;
+let lockedNumber = null; // a clicked number that is not an activation: { cell, view }
+let restingCell = null;
+let hoverTimer = 0;
 
-/** Show a cell: `hover` previews it, `lock` stores it in the URL, `pin` adds it to the list. null ends the preview. */
+/**
+ * Show a cell: "hover" previews it, "lock" stores it in the URL, "pin" adds it to the list. null ends
+ * the preview.
+ */
 export function inspect(cell, how = "hover") {
-  if (how === "hover") {
-    hovered = cell;
-    clearTimeout(timer);
-    timer = setTimeout(() => { resting = hovered; changed(); }, PATIENCE);
-    changed();
-  } else if (cell && !cell.name) {
-    kept = { cell, view: state().view };
-    if (state().cell) set({ cell: "" });
-    changed();
-  } else if (cell) {
-    kept = null;
-    const place = placeOf(cell);
-    if (how === "pin") set({ pins: [...state().pins.filter((pin) => pin !== place), place] });
-    else set({ cell: place });
-  }
+	if (how === "hover") {
+		hoveredCell = cell;
+		clearTimeout(hoverTimer);
+		hoverTimer = window.setTimeout(() => {
+			restingCell = hoveredCell;
+			notify();
+		}, HOVER_DELAY);
+		notify();
+	} else if (cell && !cell.name) {
+		lockedNumber = { cell, view: state().view };
+		if (state().cell) set({ cell: "" });
+		notify();
+	} else if (cell) {
+		lockedNumber = null;
+		const key = cellKey(cell);
+		if (how === "pin") set({ pins: [...state().pins.filter((pin) => pin !== key), key] });
+		else set({ cell: key });
+	}
 }
 
 /** Clear the inspector. */
-export function clear() {
-  hovered = resting = kept = null;
-  set({ cell: "", pins: [] });
-  changed();
+export function clearInspector() {
+	hoveredCell = null;
+	restingCell = null;
+	lockedNumber = null;
+	set({ cell: "", pins: [] });
+	notify();
 }
 
-const placeOf = ({ name, index }) => `${name}@${index?.join(",")}`;
-const nameless = () => (kept?.view === state().view ? kept.cell : null);
+const cellKey = ({ name, index }) => `${name}@${index?.join(",")}`;
+const visibleNumber = () => (lockedNumber?.view === state().view ? lockedNumber.cell : null);
 
 /** Parse a cell of the URL: name@1,5,3. */
-export function read(place) {
-  const [name, index = ""] = place.split("@");
-  return name ? { name, index: index.split(",").filter(Boolean).map(Number) } : null;
+function parseCell(key) {
+	const [name, index = ""] = key.split("@");
+	return name ? { name, index: index.split(",").filter(Boolean).map(Number) } : null;
 }
 
 /** Indices of the locked cell if it belongs to this activation, else null. */
-export function locked(name) {
-  const cell = read(state().cell);
-  return cell?.name === name ? cell.index : null;
+export function lockedIndex(name) {
+	const cell = parseCell(state().cell);
+	return cell?.name === name ? cell.index : null;
 }
 
 /** Whether the inspector has content. */
-export const open = () => !!(hovered || nameless() || state().cell || state().pins.length);
+export const isOpen = () =>
+	!!(hoveredCell || visibleNumber() || state().cell || state().pins.length);
 
-/** The inspector panel. */
-export function panel({ run, edited }) {
-  const shown = hovered ?? nameless() ?? read(state().cell);
-  const ready = hovered ? resting && placeOf(resting) === placeOf(hovered) : true;
-  const id = (cell) => cell.run || run?.id;
-  const clearable = nameless() || state().cell || state().pins.length;
-  const hint = html`<p class="hint">Point at any number to inspect it. Click to lock, Shift-click to pin, Esc to clear.</p>`;
-  return html`<header><h2>Inspector</h2>${clearable ? html`<button type="button" class="quiet" @click=${clear}>Clear (Esc)</button>` : nothing}</header>
-    ${shown && !shown.name ? plain(shown) : shown && run ? about(shown, run, id(shown), ready, "inspected") : hint}
-    ${shown?.name && edited && !hovered ? changedTo(shown, edited) : nothing}
-    ${state().pins.map(read).filter(Boolean).map((cell) => html`<hr>${about(cell, run, id(cell), true, `pin ${placeOf(cell)}`)}`)}`;
+/** The inspector panel. @param {ViewContext} context */
+export function inspectorPanel({ run, edited }) {
+	const cell = hoveredCell ?? visibleNumber() ?? parseCell(state().cell);
+	const isResting = hoveredCell && restingCell && cellKey(restingCell) === cellKey(hoveredCell);
+	const isClearable = visibleNumber() || state().cell || state().pins.length;
+	const pins = state().pins.map(parseCell).filter(Boolean);
+	const hint = html`<p class="hint">
+		Point at any number to inspect it. Click to lock, Shift-click to pin, Esc to clear.
+	</p>`;
+	return html`<header>
+			<h2>Inspector</h2>
+			${isClearable ? html`<button type="button" class="quiet" @click=${clearInspector}>Clear (Esc)</button>` : nothing}
+		</header>
+		${
+			cell && !cell.name
+				? numberSection(cell)
+				: cell && run
+					? activationSection(cell, run, "inspected", !hoveredCell || isResting)
+					: hint
+		}
+		${cell?.name && edited && !hoveredCell ? editedValue(cell, edited) : nothing}
+		${pins.map(
+			(pin) =>
+				html`<hr />
+					${activationSection(pin, run, `pin ${cellKey(pin)}`)}`,
+		)}`;
 }
 
-/** A derived number that is no activation. */
-function plain({ title, where, measure, value, note }) {
-  return html`<section class="cell"><p class="path">${title}</p>
-    <p class="value" data-value=${value}>${typeof value === "number" ? exact(value) : value}</p>
-    <dl>${measure ? html`<dt>measure</dt><dd>${measure}</dd>` : nothing}${where.length ? html`<dt>where</dt><dd>${lines(where)}</dd>` : nothing}
-      ${note ? html`<dt>description</dt><dd>${note}</dd>` : nothing}</dl></section>`;
+/** A number that is not an activation. */
+function numberSection({ title, where, measure, value, note }) {
+	return html`<section class="cell">
+		<p class="path">${title}</p>
+		<p class="value" data-value=${value}>
+			${typeof value === "number" ? exactNumber(value) : value}
+		</p>
+		<dl>
+			${measure ? fact("measure", measure) : nothing}
+			${where.length ? fact("where", multiline(where)) : nothing}
+			${note ? fact("description", note) : nothing}
+		</dl>
+	</section>`;
 }
 
-const lines = (labels) => labels.map((label, i) => html`${i ? html`<br>` : nothing}${label}`);
+const fact = (name, value) =>
+	html`<dt>${name}</dt>
+		<dd>${value}</dd>`;
 
-function about(cell, run, id, ready, slot) {
-  const what = run && Object.hasOwn(run.activations, cell.name) ? run.activations[cell.name] : null;
-  if (!what) return html`<p class="hint">This model has no ${cell.name}.</p>`;
-  const url = `/api/runs/${id}/explain?name=${encodeURIComponent(cell.name)}&index=${cell.index.join(",")}`;
-  const found = ready ? got(url, slot) : { pending: true };
-  const why = found.value && !found.pending ? found.value : null;
-  const value = why ? why.value : cell.value;
-  return html`<section class="cell ${found.pending ? "pending" : ""}">
-    <p class="path">${cell.name}<span>[${cell.index.join(", ")}]</span></p>
-    <p class="what">${what.description}</p>
-    <p class="value" data-value=${value ?? nothing}>${value === null || value === undefined ? why ? told(number(why)) : " " : exact(value)}</p>
-    <dl><dt>shape</dt><dd>${(why?.shape ?? what.shape).join(" × ")}</dd>
-      ${why ? html`<dt>where</dt><dd>${lines(why.labels)}</dd>` : nothing}
-      ${why?.is_largest ? html`<dt>rank</dt><dd>the largest value</dd>`
-        : why?.percentile !== null && why?.percentile !== undefined ? html`<dt>percentile</dt><dd>${Math.min(99.9, why.percentile).toFixed(1)}</dd>` : nothing}
-      <dt>formula</dt><dd>${what.formula}</dd></dl>
-    ${said(found.error) ? html`<p class="problem">${found.error.message}</p>` : nothing}
-    ${why ? html`<ol class="steps">${why.steps.map(step)}</ol>
-      <details class="python"><summary>Python</summary><pre>${why.python}</pre></details>
-      <p><button type="button" @click=${(event) => copy(event.target, why.python)}>Copy as Python</button></p>` : nothing}
-  </section>`;
+const multiline = (labels) => labels.map((label, i) => html`${i ? html`<br />` : nothing}${label}`);
+
+const explainUrl = (runId, { name, index }) =>
+	`/api/runs/${runId}/explain?name=${encodeURIComponent(name)}&index=${index.join(",")}`;
+
+/** An activation; its explanation is requested once the pointer rests. */
+function activationSection(cell, run, slot, isReady = true) {
+	const activation =
+		run && Object.hasOwn(run.activations, cell.name) ? run.activations[cell.name] : null;
+	if (!activation) return html`<p class="hint">This model has no ${cell.name}.</p>`;
+	/** @type {Resource} */
+	const result = isReady ? getJson(explainUrl(cell.run || run.id, cell), slot) : { pending: true };
+	const explanation = result.value && !result.pending ? result.value : null;
+	const value = explanation ? toNumber(explanation) : cell.value;
+	return html`<section class="cell ${result.pending ? "pending" : ""}">
+		<p class="path">${cell.name}<span>[${cell.index.join(", ")}]</span></p>
+		<p class="description">${activation.description}</p>
+		<p class="value" data-value=${value ?? nothing}>
+			${value === null || value === undefined ? " " : exactNumber(value)}
+		</p>
+		<dl>
+			${fact("shape", (explanation?.shape ?? activation.shape).join(" × "))}
+			${explanation ? fact("where", multiline(explanation.labels)) : nothing}
+			${explanation ? rank(explanation) : nothing} ${fact("formula", activation.formula)}
+		</dl>
+		${isReportable(result.error) ? html`<p class="problem">${result.error.message}</p>` : nothing}
+		${
+			explanation
+				? html`<ol class="steps">
+							${explanation.steps.map(stepItem)}
+						</ol>
+						<details class="python">
+							<summary>Python</summary>
+							<pre>${explanation.python}</pre>
+						</details>
+						<p>
+							<button type="button" @click=${(event) => copyCode(event.target, explanation.python)}>
+								Copy as Python
+							</button>
+						</p>`
+				: nothing
+		}
+	</section>`;
+}
+
+function rank({ is_largest, percentile }) {
+	if (is_largest) return fact("rank", "the largest value");
+	if (percentile === null || percentile === undefined) return nothing;
+	return fact("percentile", Math.min(99.9, percentile).toFixed(1));
 }
 
 /** The same cell with the edits. */
-function changedTo(cell, edited) {
-  const url = `/api/runs/${edited.id}/explain?name=${encodeURIComponent(cell.name)}&index=${cell.index.join(",")}`;
-  const { value } = got(url, "inspected, edited");
-  return value ? html`<p class="after">With the edits <b>${value.value === null ? told(number(value)) : told(value.value, 6)}</b>
-    <button type="button" class="quiet" @click=${(event) => copy(event.target, value.python)}>Copy as Python</button></p>` : nothing;
+function editedValue(cell, edited) {
+	const { value } = getJson(explainUrl(edited.id, cell), "inspected, edited");
+	return value
+		? html`<p class="after">
+				With the edits <b>${formatNumber(toNumber(value), 6)}</b>
+				<button
+					type="button"
+					class="quiet"
+					@click=${(event) => copyCode(event.target, value.python)}>
+					Copy as Python
+				</button>
+			</p>`
+		: nothing;
 }
 
-const number = (why) => ({ "-inf": -Infinity, inf: Infinity })[why.special] ?? NaN;
+/** JSON has no infinity and NaN. */
+const toNumber = ({ value, special }) =>
+	value ?? { "-inf": -Infinity, inf: Infinity }[special] ?? NaN;
 
-function step({ description, value, special, terms }) {
-  return html`<li><span>${description}</span>${value === undefined ? nothing : html` <b>${value === null ? told(number({ special })) : told(value, 6)}</b>`}
-    ${terms?.length ? html`<table class="terms"><tbody>${terms.map(([label, a, b, product]) => html`<tr><th scope="row" title=${label} colspan=${a === null && b === null ? 3 : 1}>${label.replace(/^dimension /, "dim ")}</th>
-      ${a === null && b === null ? nothing : html`<td>${a === null ? "" : told(a, 4)}</td><td>${b === null ? "" : html`× ${told(b, 4)}`}</td>`}<td>${told(product, 4)}</td></tr>`)}</tbody></table>` : nothing}</li>`;
+function stepItem({ description, value, special, terms }) {
+	return html`<li>
+		<span>${description}</span
+		>${value === undefined ? nothing : html` <b>${formatNumber(toNumber({ value, special }), 6)}</b>`}
+		${
+			terms?.length
+				? html`<table class="terms">
+						<tbody>
+							${terms.map(
+								([label, a, b, product]) =>
+									html`<tr>
+										<th scope="row" title=${label} colspan=${a === null && b === null ? 3 : 1}>
+											${label.replace(/^dimension /, "dim ")}
+										</th>
+										${
+											a === null && b === null
+												? nothing
+												: html`<td>${a === null ? "" : formatNumber(a, 4)}</td>
+														<td>${b === null ? "" : html`× ${formatNumber(b, 4)}`}</td>`
+										}
+										<td>${formatNumber(product, 4)}</td>
+									</tr>`,
+							)}
+						</tbody>
+					</table>`
+				: nothing
+		}
+	</li>`;
 }
 
 /** Six digits; all digits in the tooltip. */
-function exact(value) {
-  return html`<span title=${String(value)}>${told(value, 6)}</span>`;
+function exactNumber(value) {
+	return html`<span title=${String(value)}>${formatNumber(value, 6)}</span>`;
 }
 
-async function copy(button, text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Clipboard access denied; copy the code below Python.";
-  }
-  setTimeout(() => (button.textContent = "Copy as Python"), 1600);
+async function copyCode(button, text) {
+	try {
+		await navigator.clipboard.writeText(text);
+		button.textContent = "Copied";
+	} catch {
+		button.textContent = "Clipboard access denied; copy the code under Python.";
+	}
+	setTimeout(() => (button.textContent = "Copy as Python"), 1600);
+}
+
+/** Inspector content of a table cell or an element with data-what; else null. */
+export function numberAt(target) {
+	const element = target.closest?.("main [data-what]");
+	if (element) {
+		const { what, where = "", formula = "", value } = element.dataset;
+		return { title: what, where: where ? [where] : [], note: formula, value: Number(value) };
+	}
+	const cell = target.closest?.("main table:not(.candidates) td");
+	if (!cell || !/\d/.test(cell.textContent)) return null;
+	const table = cell.closest("table");
+	const headings = table.tHead?.rows[0]?.cells;
+	const where = [
+		cell.closest("tr").querySelector("th")?.textContent,
+		headings?.[cell.cellIndex]?.textContent,
+		cell.querySelector(".word")?.textContent,
+	];
+	const value =
+		cell.dataset.value === undefined
+			? (cell.querySelector(".hint") ?? cell).textContent.trim()
+			: Number(cell.dataset.value);
+	const { title, note } = figureText(cell);
+	const section = cell.closest("section")?.querySelector("h2")?.textContent;
+	return {
+		title: title || section || "",
+		where: where.map((text) => text?.trim()).filter(Boolean),
+		note,
+		value,
+	};
 }

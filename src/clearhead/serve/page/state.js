@@ -1,114 +1,172 @@
-// The selection: one frozen object, stored in the URL hash, so that links reproduce it and Back undoes a step.
+// The selection: one frozen object, stored in the URL hash, so that links reproduce it and Back undoes
+// a step.
 
-let known = {
-  model: "", text: null, source: null, view: "machine", part: "attention",
-  layer: 0, head: 0, query: -1, key: -1, step: 0, cell: "",
-  temperature: 1, top_k: 0, top_p: 1, seed: 0, edits: [], patch_from: "", pins: [],
+let defaultValues = {
+	model: "",
+	text: null,
+	source: null,
+	view: "machine",
+	part: "attention",
+	layer: 0,
+	head: 0,
+	query: -1,
+	key: -1,
+	step: 0,
+	cell: "",
+	temperature: 1,
+	top_k: 0,
+	top_p: 1,
+	seed: 0,
+	edits: [],
+	patch_from: "",
+	pins: [],
 };
-const REAL = ["temperature", "top_p", "length_penalty"]; // all other numbers are non-negative integers (or their default)
-const OPS = ["ablate", "mean_ablate", "scale", "patch"];
-const OF_MODEL = ["text", "source", "edits", "patch_from", "cell", "pins", "layer", "head", "part"]; // reset when the model changes
-const ofText = new Set(["query", "key", "step"]); // reset when the text changes
-let now = null;
+const FLOAT_KEYS = ["temperature", "top_p", "length_penalty"]; // other numbers are natural or their default
+const EDIT_OPS = ["ablate", "mean_ablate", "scale", "patch"];
+// Keys that are reset when the model changes, and when the text changes:
+const modelKeys = [
+	"text",
+	"source",
+	"edits",
+	"patch_from",
+	"cell",
+	"pins",
+	"layer",
+	"head",
+	"part",
+];
+const textKeys = new Set(["query", "key", "step"]);
+const HISTORY_INTERVAL = 160; // milliseconds; browsers limit how often the address may change
+
+/** @type {Readonly<State> | null} */
+let currentState = null;
+let historyTimer = 0;
+let lastWrite = 0;
 const listeners = new Set();
 
-/** The frozen state with a value for every key. `text` is null until the user types; then the model's example is shown. */
+/**
+ * The frozen state with a value for every key. `text` is null until the user types; then the model's
+ * example is shown.
+ */
 export function state() {
-  return (now ??= read(location.hash));
+	return (currentState ??= parseHash(location.hash));
 }
 
 /**
- * Register the state keys of a view with their defaults, at import time.
- * Keys that belong to a text (`inText`) are reset with it.
+ * Register the state keys of a view with their defaults, at import time. Keys that belong to a text
+ * (`inText`) are reset with it.
  */
-export function defaults(more, { inText = false } = {}) {
-  const taken = Object.keys(more).find((key) => key in known);
-  if (taken) throw new Error(`two views define the state key ${taken}`);
-  known = { ...more, ...known };
-  if (inText) Object.keys(more).forEach((key) => ofText.add(key));
-  now = null;
+export function registerDefaults(values, { inText = false } = {}) {
+	const duplicate = Object.keys(values).find((key) => key in defaultValues);
+	if (duplicate) throw new Error(`two views define the state key ${duplicate}`);
+	defaultValues = { ...values, ...defaultValues };
+	if (inText) for (const key of Object.keys(values)) textKeys.add(key);
+	currentState = null;
 }
 
-/** A copy of a state with some keys changed; a new model or text resets what was selected in the previous one. */
-export function moved(from, patch) {
-  const other = (...keys) => keys.some((key) => key in patch && patch[key] !== from[key]);
-  const model = other("model"), gone = [...(model ? OF_MODEL : []), ...(model || other("text", "source") ? ofText : [])];
-  return { ...from, ...Object.fromEntries(gone.map((key) => [key, known[key]])), ...patch };
+/**
+ * A copy of a state with some keys changed; a new model or text resets what was selected in the
+ * previous one.
+ * @param {State} from @param {Partial<State>} patch @returns {State}
+ */
+export function withChanges(from, patch) {
+	const isChanged = (key) => key in patch && patch[key] !== from[key];
+	const keys = [];
+	if (isChanged("model")) keys.push(...modelKeys);
+	if (["model", "text", "source"].some(isChanged)) keys.push(...textKeys);
+	const defaults = Object.fromEntries(keys.map((key) => [key, defaultValues[key]]));
+	return { ...from, ...defaults, ...patch };
 }
 
-/** Change the state. Selections add a history entry; sliders and typing `replace` the last one. */
+/**
+ * Change the state. Selections add a history entry; sliders and typing `replace` the last one.
+ * @type {SetState}
+ */
 export function set(patch, { replace = false } = {}) {
-  const next = Object.freeze(moved(state(), patch));
-  if (written(next) === written(state())) return;
-  if (!replace) put(); // flush a pending slider value into the previous entry
-  now = next;
-  if (!replace) put("pushState");
-  else if (Date.now() - last > PACE) put();
-  else timer ||= setTimeout(put, PACE);
-  changed();
+	const next = Object.freeze(withChanges(state(), patch));
+	if (formatHash(next) === formatHash(state())) return;
+	if (!replace) writeHistory(); // flush a pending slider value into the previous entry
+	currentState = next;
+	if (!replace) writeHistory("pushState");
+	else if (Date.now() - lastWrite > HISTORY_INTERVAL) writeHistory();
+	else historyTimer ||= window.setTimeout(writeHistory, HISTORY_INTERVAL);
+	notify();
 }
 
-const PACE = 160; // milliseconds; browsers limit how often the address may change
-let timer = 0;
-let last = 0;
-function put(how = "replaceState") {
-  clearTimeout(timer);
-  timer = 0;
-  last = Date.now();
-  const hash = written(state());
-  if (hash !== location.hash) history[how](null, "", hash || location.pathname + location.search);
+function writeHistory(method = "replaceState") {
+	clearTimeout(historyTimer);
+	historyTimer = 0;
+	lastWrite = Date.now();
+	const hash = formatHash(state());
+	if (hash === location.hash) return;
+	history[method](null, "", hash || location.pathname + location.search);
 }
 
-/** Subscribe to state changes and to arriving data. */
-export function on(listener) {
-  listeners.add(listener);
-  return () => listeners.delete(listener);
+/** Subscribe to state changes and to arriving data; returns the function that unsubscribes. */
+export function subscribe(listener) {
+	listeners.add(listener);
+	return () => listeners.delete(listener);
 }
 
 /** Notify listeners that something other than the state changed. */
-export function changed() {
-  for (const listener of listeners) listener(state());
+export function notify() {
+	for (const listener of listeners) listener(state());
 }
 
 /** The full URL of the current state. */
-export function link() {
-  return location.href.split("#")[0] + written(state());
+export function stateUrl() {
+	return location.href.split("#")[0] + formatHash(state());
 }
 
-function read(hash) {
-  const given = new URLSearchParams(hash.replace(/^#/, ""));
-  const found = {};
-  for (const [key, value] of Object.entries(known)) found[key] = given.has(key) ? typed(given.get(key), value, REAL.includes(key)) : value;
-  found.edits = found.edits.filter((edit) => typeof edit?.name === "string" && OPS.includes(edit.op)); // links are untrusted input
-  found.pins = found.pins.filter((pin) => typeof pin === "string");
-  return Object.freeze(found);
+/** @returns {Readonly<State>} */
+function parseHash(hash) {
+	const params = new URLSearchParams(hash.replace(/^#/, ""));
+	const values = /** @type {State} */ ({ ...defaultValues });
+	for (const [key, value] of Object.entries(defaultValues))
+		if (params.has(key)) values[key] = parseValue(params.get(key), value, FLOAT_KEYS.includes(key));
+	const isEdit = (edit) => typeof edit?.name === "string" && EDIT_OPS.includes(edit.op);
+	values.edits = values.edits.filter(isEdit); // links are untrusted input
+	values.pins = values.pins.filter((pin) => typeof pin === "string");
+	return Object.freeze(values);
 }
 
-function typed(text, like, real) {
-  if (typeof like === "number") return !Number.isFinite(Number(text)) ? like : real ? Number(text) : Math.max(Math.min(0, like), Math.trunc(Number(text)));
-  if (typeof like === "boolean") return text === "true";
-  if (like === null || typeof like === "string") return text;
-  try {
-    const value = JSON.parse(text);
-    return Array.isArray(value) === Array.isArray(like) ? value : like;
-  } catch {
-    return like;
-  }
+/** Parse a value to the type of its default. */
+function parseValue(text, defaultValue, isFloat) {
+	if (typeof defaultValue === "number") {
+		const number = Number(text);
+		if (!Number.isFinite(number)) return defaultValue;
+		return isFloat ? number : Math.max(Math.min(0, defaultValue), Math.trunc(number));
+	}
+	if (typeof defaultValue === "boolean") return text === "true";
+	if (defaultValue === null || typeof defaultValue === "string") return text;
+	try {
+		const value = JSON.parse(text);
+		return Array.isArray(value) === Array.isArray(defaultValue) ? value : defaultValue;
+	} catch {
+		return defaultValue;
+	}
 }
 
-function written(values) {
-  const pairs = new URLSearchParams();
-  for (const [key, value] of Object.entries(values)) {
-    const text = typeof value === "object" && value !== null ? JSON.stringify(value) : value;
-    const usual = typeof known[key] === "object" && known[key] !== null ? JSON.stringify(known[key]) : known[key];
-    if (text !== usual && text !== null && text !== undefined) pairs.set(key, text);
-  }
-  const hash = pairs.toString();
-  return hash ? `#${hash}` : "";
+function formatHash(values) {
+	const format = (value) =>
+		typeof value === "object" && value !== null ? JSON.stringify(value) : value;
+	const params = new URLSearchParams();
+	for (const [key, value] of Object.entries(values)) {
+		const text = format(value);
+		if (text !== format(defaultValues[key]) && text !== null && text !== undefined)
+			params.set(key, text);
+	}
+	const hash = params.toString();
+	return hash ? `#${hash}` : "";
 }
 
 window.addEventListener("popstate", () => {
-  now = null;
-  changed();
+	currentState = null;
+	notify();
 });
-window.clearhead = { get state() { return state(); }, set };
+window.clearhead = {
+	get state() {
+		return state();
+	},
+	set,
+};

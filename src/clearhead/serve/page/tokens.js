@@ -1,48 +1,77 @@
 // <ch-tokens>: tokens as a row of buttons, optionally colored by values.
 
 import { html } from "lit-html";
-import { css, ink } from "ch/colors";
-import { define, Element } from "ch/element";
+import { cssColor, textColor } from "ch/colors";
+import { PageElement, reactive } from "ch/element";
 
-export class Tokens extends Element {
-  static properties = {
-    tokens: [], // { text, id, special }
-    values: null, // one per token
-    most: null, signed: false,
-    selected: -1, // one index or several
-    marked: -1, // highlighted index
-    label: "tokens",
-  };
+export class Tokens extends PageElement {
+	static properties = reactive(
+		...["tokens", "values", "max", "signed", "selected", "highlighted", "label"],
+	);
 
-  draw() {
-    const { values } = this;
-    const most = this.most ?? (values ? Math.max(1e-30, ...Array.from(values, (v) => Math.abs(v) || 0)) : 1);
-    const chosen = new Set([this.selected].flat());
-    this.setAttribute("role", "group");
-    this.setAttribute("aria-label", this.label);
-    this.fill(html`${this.tokens.map((token, i) => {
-      const share = values ? Math.max(-1, Math.min(1, values[i] / most)) : 0;
-      const tint = values ? `background:${css(share)};color:${ink(share)}` : "";
-      return html`<button type="button" class="token ${token.special ? "special" : ""} ${this.marked === i ? "marked" : ""}" data-i=${i}
-        aria-pressed=${chosen.has(i)} title=${`token ${i}${token.id === null || token.id === undefined ? "" : `, id ${token.id}`}`} .style=${tint}>${token.text}</button>`;
-    })}`);
-  }
+	constructor() {
+		super();
+		/** @type {Token[]} */
+		this.tokens = [];
+		/** @type {number[] | null} one per token */
+		this.values = null;
+		/** @type {number | null} */
+		this.max = null;
+		this.signed = false;
+		/** @type {number | number[]} one index or several */
+		this.selected = -1;
+		this.highlighted = -1;
+		this.label = "tokens";
+		this.addEventListener("click", (event) => {
+			const index = this.#indexOf(event);
+			if (index >= 0) this.emit("pick", { index, isAdding: event.shiftKey });
+		});
+		this.addEventListener("pointerover", (event) =>
+			this.emit("hover", { index: this.#indexOf(event) }),
+		);
+		this.addEventListener("pointerleave", () => this.emit("hover", { index: -1 }));
+		this.addEventListener("focusin", (event) => {
+			const index = this.#indexOf(event);
+			if (index >= 0) this.emit("hover", { index });
+		});
+		this.addEventListener("keydown", (event) => {
+			const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+			if (!step) return;
+			/** @type {HTMLButtonElement | null} */
+			const next = this.querySelector(`button[data-i="${this.#indexOf(event) + step}"]`);
+			if (!next) return;
+			next.focus();
+			event.preventDefault();
+			event.stopPropagation();
+		});
+	}
 
-  connectedCallback() {
-    const at = (event) => event.target.closest?.("button.token")?.dataset.i;
-    this.addEventListener("click", (event) => at(event) && this.tell("pick", { index: Number(at(event)), more: event.shiftKey }));
-    this.addEventListener("pointerover", (event) => this.tell("hover", { index: Number(at(event) ?? -1) }));
-    this.addEventListener("pointerleave", () => this.tell("hover", { index: -1 }));
-    this.addEventListener("focusin", (event) => at(event) && this.tell("hover", { index: Number(at(event)) }));
-    this.addEventListener("keydown", (event) => {
-      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      const next = step && this.querySelector(`button[data-i="${Number(at(event)) + step}"]`);
-      if (!next) return;
-      next.focus();
-      event.preventDefault();
-      event.stopPropagation();
-    });
-    super.connectedCallback();
-  }
+	#indexOf({ target }) {
+		return Number(target.closest?.("button.token")?.dataset.i ?? -1);
+	}
+
+	willUpdate() {
+		this.setAttribute("role", "group");
+		this.setAttribute("aria-label", this.label);
+	}
+
+	render() {
+		const { values } = this;
+		const max = this.max ?? Math.max(1e-30, ...Array.from(values ?? [], (v) => Math.abs(v) || 0));
+		const selected = new Set([this.selected].flat());
+		return this.tokens.map((token, i) => {
+			const share = values ? Math.max(-1, Math.min(1, values[i] / max)) : 0;
+			const colors = values ? `background:${cssColor(share)};color:${textColor(share)}` : "";
+			const id = token.id === null || token.id === undefined ? "" : `, id ${token.id}`;
+			return html`<button
+				type="button"
+				class="token ${token.special ? "special" : ""} ${this.highlighted === i ? "highlighted" : ""}"
+				data-i=${i}
+				aria-pressed=${selected.has(i)}
+				title=${`token ${i}${id}`}
+				.style=${colors}
+				.textContent=${token.text}></button>`;
+		});
+	}
 }
-define("ch-tokens", Tokens);
+customElements.define("ch-tokens", Tokens);

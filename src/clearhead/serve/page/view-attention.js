@@ -1,141 +1,499 @@
 // Attention (L3): all heads, one head as heat map or lines, and its computation step by step.
 
 import { html, nothing } from "lit-html";
-import { anatomy, rowSums } from "ch/anatomy";
-import { decoded } from "ch/api";
-import { LOOK } from "ch/atlas";
-import { listed, numbered, oneOf } from "ch/choose";
-import { told } from "ch/colors";
-import { locked } from "ch/inspector";
-import { apart, pattern } from "ch/pair";
-import { layers, mask, parts, path, place, sides, texts } from "ch/paths";
-import { array, asked, got, run as runOf } from "ch/run";
-import { defaults } from "ch/state";
+import { decodeView } from "ch/api";
+import {
+	attentionMask,
+	attentionPath,
+	attentionTypes,
+	headPattern,
+	layerCount,
+	patternDifference,
+	queriesAndKeys,
+	selectedHead,
+	tokenTexts,
+} from "ch/attention";
+import { formatNumber } from "ch/colors";
+import { buttonGroup, numberSelect, selectBox } from "ch/controls";
+import { BY_WEIGHT } from "ch/head-grid";
+import { lockedIndex } from "ch/inspector";
+import { getArray, getJson, getRun, memoize, runRequest } from "ch/requests";
+import { registerDefaults } from "ch/state";
 
-defaults({ sort: "", lines: false, autoscale: false, scale_scores: true, anatomy: false, score_heads: false, compare_text: "" });
-defaults({ encoder_key: -1 }, { inText: true }); // encoder attention: the selected key of the selected source token
+registerDefaults({
+	sort: "",
+	lines: false,
+	autoscale: false,
+	scale_scores: true,
+	anatomy: false,
+	score_heads: false,
+	compare_text: "",
+});
+// In encoder attention, `key` is the selected query, and this the selected key.
+registerDefaults({ encoder_key: -1 }, { inText: true });
 
-const FEW = 256; // texts up to this many tokens are scored automatically
-const AFTER = "An edit changes a component's output, so patterns change only in later layers. An ablated head keeps its own pattern.";
-const NAMES = { attention: "decoder", cross: "cross", encoder: "encoder" };
+const MAX_AUTO_SCORED = 256; // texts up to this many tokens are scored automatically
+const EDIT_NOTE =
+	"An edit changes the output of a component, so patterns change only in later layers; an ablated head keeps its own pattern.";
+const TYPE_NAMES = { attention: "decoder", cross: "cross", encoder: "encoder" };
 
 export default {
-  id: "attention", title: "Attention",
-  sentence: "Which tokens each token attends to. Choose a head to see how its pattern is computed.",
-  template(context) {
-    const { state, card } = context;
-    const where = place(state, card);
-    const hidden = mask(card, where.part);
-    context.marks.own = where.part === "encoder" ? "key" : "query";
-    const one = head(context, where, hidden.hidden); // requested first: it is the main figure
-    return html`${presets(context)}<div class="heads">${atlas(context, where)}<div>${chooser(context, where, hidden)}${one}</div></div>
-      <details class="apart" ?open=${state.anatomy} @toggle=${(event) => event.target.open !== context.state.anatomy && context.set({ anatomy: event.target.open }, { replace: true })}>
-        <summary><h2>How this head computes its pattern</h2></summary>${state.anatomy ? anatomy(context, where, hidden.hidden) : nothing}</details>`;
-  },
+	id: "attention",
+	title: "Attention",
+	sentence: "Which tokens each token attends to. Choose a head to see how its pattern is computed.",
+	template(context) {
+		const { state, card } = context;
+		const selection = selectedHead(state, card);
+		const { isMasked } = attentionMask(card, selection.part);
+		context.highlight.viewStrip = selection.part === "encoder" ? "key" : "query";
+		const figures = headFigures(context, selection, isMasked); // requested first: the main figure
+		const toggle = ({ target: { open } }) =>
+			open !== context.state.anatomy && context.set({ anatomy: open }, { replace: true });
+		return html`${presets(context)}
+			<div class="heads">
+				${headsFigure(context, selection)}
+				<div>${headControls(context, selection)}${figures}</div>
+			</div>
+			<details class="apart" ?open=${state.anatomy} @toggle=${toggle}>
+				<summary><h2>How this head computes its pattern</h2></summary>
+				${state.anatomy ? attentionSteps(context, selection, isMasked) : nothing}
+			</details>`;
+	},
 };
 
 function presets({ card, state, set }) {
-  const { attention_text: fluffy, coreference: pair } = card.examples;
-  if (!card.reads_text || card.architecture === "encoder-decoder") return nothing;
-  const show = (text, versus) => () => set({ text, compare_text: versus, cell: "", pins: [] });
-  const two = pair.every(Boolean) && pair[0] !== pair[1];
-  return html`<div class="row presets"><span class="hint">Try</span>
-    ${fluffy ? html`<button type="button" class="quiet" @click=${show(fluffy, "")}>a fluffy blue creature</button>` : nothing}
-    ${two ? html`<button type="button" class="quiet" aria-pressed=${state.compare_text === pair[1]} @click=${show(...pair)}>the chicken: tired / wide</button>` : nothing}
-    ${state.compare_text ? html`<button type="button" class="chip" @click=${() => set({ compare_text: "" })}>compared with “${state.compare_text}”
-      <span aria-hidden="true">×</span><span class="unseen">, close</span></button>` : nothing}</div>`;
+	const { attention_text: attentionText, coreference: pair } = card.examples;
+	if (!card.reads_text || card.architecture === "encoder-decoder") return nothing;
+	const show = (text, comparison) => () =>
+		set({ text, compare_text: comparison, cell: "", pins: [] });
+	const hasPair = pair.every(Boolean) && pair[0] !== pair[1];
+	return html`<div class="row presets">
+		<span class="hint">Try</span>
+		${attentionText ? html`<button type="button" class="quiet" @click=${show(attentionText, "")}>a fluffy blue creature</button>` : nothing}
+		${hasPair ? html`<button type="button" class="quiet" aria-pressed=${state.compare_text === pair[1]} @click=${show(pair[0], pair[1])}>the chicken: tired / wide</button>` : nothing}
+		${
+			state.compare_text
+				? html`<button type="button" class="chip" @click=${() => set({ compare_text: "" })}>
+						compared with “${state.compare_text}” <span aria-hidden="true">×</span
+						><span class="visually-hidden">, close</span>
+					</button>`
+				: nothing
+		}
+	</div>`;
 }
 
-function atlas({ run, card, state, set }, { part, layer, head }) {
-  const pictures = `/api/runs/${run.id}/patterns?part=${part}`, numbers = `/api/runs/${run.id}/head-scores?part=${part}`;
-  const seen = array(pictures, "atlas");
-  const wanted = seen.value && !seen.pending && (run.tokens.length <= FEW || state.sort || state.score_heads); // slow for long texts
-  const scores = wanted ? got(numbers, "scores", (found) => ({ definitions: found.scores, view: decoded(found.view) })) : {};
-  const pooled = seen.value?.pooled > 1 ? `max-pooled ${seen.value.pooled}×` : "";
-  const [queries, keys] = sides(run, part).map(texts), [r, c] = chosen(state, part), look = queries[r] && keys[c] && seen.value?.pooled === 1 ? [r, c] : null;
-  const words = look ? `${queries[look[0]]} → ${keys[look[1]]}` : "";
-  const sorted = state.sort === LOOK ? words && `Sorted by the weight of ${words} in each head (resolution 1/255). Select another cell to change it.`
-    : state.sort && scores.value ? `${state.sort}: ${scores.value.definitions[state.sort] ?? "does not apply to this text"}` : "";
-  return html`<ch-figure .caption=${`All ${layers(card, part)} × ${card.n_heads} heads`} .bare=${true} .badge=${pooled} .pending=${seen.pending}
-      .note=${sorted || "One thumbnail per head: queries are rows, keys are columns. Layers are rows, heads are columns."}>
-    ${seen.value ? order(scores, state, set, words) : nothing}
-    ${seen.error ? html`<p class="problem">${seen.error.message}</p>` : nothing}
-    <ch-atlas .atlas=${seen.value ?? null} .scores=${scores.value?.view ?? null} .sort=${state.sort} .look=${look} .stretch=${state.autoscale} .layer=${layer} .head=${head}
-      .off=${switchedOff(state, card, part)}
-      @pick=${({ detail }) => set({ ...detail, cell: "" })}></ch-atlas></ch-figure>`;
+function headsFigure({ run, card, state, set }, { part, layer, head }) {
+	const patterns = getArray(`/api/runs/${run.id}/patterns?part=${part}`, "patterns");
+	const isLoaded = patterns.value && !patterns.pending;
+	const isScored = run.tokens.length <= MAX_AUTO_SCORED || state.sort || state.score_heads;
+	const convert = ({ scores, view }) => ({ definitions: scores, view: decodeView(view) });
+	const scores =
+		isLoaded && isScored
+			? getJson(`/api/runs/${run.id}/head-scores?part=${part}`, "scores", convert)
+			: {};
+	const pooled = patterns.value?.pooled;
+	const [queries, keys] = queriesAndKeys(run, part).map(tokenTexts);
+	const [query, key] = selectedCell(state, part);
+	const weightAt = queries[query] && keys[key] && pooled === 1 ? [query, key] : null;
+	const cellName = weightAt ? `${queries[query]} → ${keys[key]}` : "";
+	return html`<ch-figure
+		.caption=${`All ${layerCount(card, part)} × ${card.n_heads} heads`}
+		.noExport=${true}
+		.badge=${pooled > 1 ? `max-pooled ${pooled}×` : ""}
+		.pending=${patterns.pending}
+		.note=${orderNote(state.sort, scores.value, cellName)}>
+		${patterns.value ? sortSelect(scores, state, set, cellName) : nothing}
+		${patterns.error ? html`<p class="problem">${patterns.error.message}</p>` : nothing}
+		<ch-head-grid
+			.patterns=${patterns.value ?? null}
+			.scores=${scores.value?.view ?? null}
+			.sort=${state.sort}
+			.weightAt=${weightAt}
+			.autoscale=${state.autoscale}
+			.layer=${layer}
+			.head=${head}
+			.ablated=${ablatedHeads(state, card, part)}
+			@pick=${({ detail }) => set({ ...detail, cell: "" })}></ch-head-grid
+	></ch-figure>`;
+}
+
+/** Explain the order of the heads. */
+function orderNote(sort, scores, cellName) {
+	if (sort === BY_WEIGHT && cellName)
+		return `Sorted by the weight of ${cellName} in each head (resolution 1/255). Select another cell to change it.`;
+	if (sort && sort !== BY_WEIGHT && scores)
+		return `${sort}: ${scores.definitions[sort] ?? "does not apply to this text"}`;
+	return "One thumbnail per head: queries are rows, keys are columns. Layers are rows, heads are columns.";
 }
 
 /** Ablated heads as layer × heads + head. */
-function switchedOff({ edits }, card, part) {
-  const places = Array.from({ length: layers(card, part) }, (_, layer) => `${path(part, layer)}.z`);
-  return edits.filter(({ op, name }) => op === "ablate" && places.includes(name)).map(({ name, head }) => places.indexOf(name) * card.n_heads + head);
+function ablatedHeads({ edits }, card, part) {
+	const outputs = Array.from(
+		{ length: layerCount(card, part) },
+		(_, layer) => `${attentionPath(part, layer)}.z`,
+	);
+	return edits
+		.filter(({ op, name }) => op === "ablate" && outputs.includes(name))
+		.map(({ name, head }) => outputs.indexOf(name) * card.n_heads + head);
 }
 
 /** The sort order of heads; scores of long texts are computed on request. */
-function order(scores, state, set, words) {
-  if (scores.error) return html`<p class="problem">${scores.error.message}</p>`;
-  if (!scores.value) {
-    return html`<div class="row">${scores.pending ? html`<span class="hint">Scoring heads …</span>`
-      : html`<button type="button" class="quiet" @click=${() => set({ score_heads: true }, { replace: true })}>Score heads</button>`}</div>`;
-  }
-  const kinds = [["", "layer and head"], ...Object.keys(scores.value.definitions).map((kind) => [kind, kind]), ...(words ? [[LOOK, words]] : [])];
-  return html`<div class="row">${listed("Sort by", kinds, state.sort, (sort) => set({ sort }))}</div>`;
+function sortSelect(scores, state, set, cellName) {
+	if (scores.error) return html`<p class="problem">${scores.error.message}</p>`;
+	if (!scores.value) {
+		return html`<div class="row">
+			${
+				scores.pending
+					? html`<span class="hint">Scoring heads …</span>`
+					: html`<button
+							type="button"
+							class="quiet"
+							@click=${() => set({ score_heads: true }, { replace: true })}>
+							Score heads
+						</button>`
+			}
+		</div>`;
+	}
+	const options = [
+		["", "layer and head"],
+		...Object.keys(scores.value.definitions).map((name) => [name, name]),
+		...(cellName ? [[BY_WEIGHT, cellName]] : []),
+	];
+	return html`<div class="row">
+		${selectBox("Sort by", options, state.sort, (sort) => set({ sort }))}
+	</div>`;
 }
 
-function chooser({ card, state, set }, { part, layer, head }, hidden) {
-  return html`<div class="row">
-    ${parts(card).length > 1 ? oneOf("which attention", parts(card).map((each) => [each, NAMES[each]]), part, (to) => set({ part: to, cell: "" })) : nothing}
-    ${numbered("layer", layers(card, part), layer, (to) => set({ layer: to, cell: "" }))}${numbered("head", card.n_heads, head, (to) => set({ head: to, cell: "" }))}
-    ${oneOf("display", [[false, "heat map"], [true, "lines"]], state.lines, (lines) => set({ lines }))}
-    <label title="Scale colors to the largest weight of each head instead of 1"><input type="checkbox" .checked=${state.autoscale}
-      @change=${({ target }) => set({ autoscale: target.checked })}> autoscale colors</label>
-    <ch-edit .name=${`${path(part, layer)}.z`} .head=${head} .label=${"this head"}></ch-edit>
-    <span class="hint">${hidden.words}</span></div>`;
+function headControls({ card, state, set }, { part, layer, head }) {
+	const types = attentionTypes(card);
+	const reset = (patch) => set({ ...patch, cell: "" });
+	return html`<div class="row">
+		${
+			types.length > 1
+				? buttonGroup(
+						"attention type",
+						types.map((type) => [type, TYPE_NAMES[type]]),
+						part,
+						(part) => reset({ part }),
+					)
+				: nothing
+		}
+		${numberSelect("layer", layerCount(card, part), layer, (layer) => reset({ layer }))}
+		${numberSelect("head", card.n_heads, head, (head) => reset({ head }))}
+		${buttonGroup(
+			"display",
+			[
+				[false, "heat map"],
+				[true, "lines"],
+			],
+			state.lines,
+			(lines) => set({ lines }),
+		)}
+		<label title="Scale colors to the largest weight of each head instead of 1"
+			><input
+				type="checkbox"
+				.checked=${state.autoscale}
+				@change=${({ target }) => set({ autoscale: target.checked })} />
+			autoscale colors</label
+		>
+		<ch-edit
+			.name=${`${attentionPath(part, layer)}.z`}
+			.head=${head}
+			.label=${"this head"}></ch-edit>
+		<span class="hint">${attentionMask(card, part).description}</span>
+	</div>`;
 }
 
 /** One head of the run; next to it the same head with edits or with another text. */
-function head(context, where, hidden) {
-  const { run, edited, card, state } = context;
-  const other = edited ? { run: edited, title: "with the edits" } : state.compare_text ? { run: runOf(asked(card, { text: state.compare_text }), "beside").value, title: `“${state.compare_text}”` } : null;
-  const first = patternOf(run, where, "pattern");
-  if (!other?.run) return figure(context, where, run, first, hidden, "");
-  const second = patternOf(other.run, where, "other pattern");
-  const same = texts(run.tokens).findIndex((text, i) => text !== other.run.tokens[i]?.text);
-  const note = edited ? AFTER : same > 0 && card.architecture !== "encoder" && where.part === "attention"
-    ? `The texts differ from token ${same} on. With the causal mask, all rows above are identical.` : "";
-  return html`<div class="pair">${figure(context, where, run, first, hidden, edited ? "without edits" : `“${context.text}”`)}${figure(context, where, other.run, second, hidden, other.title)}</div>
-    ${difference(run, where, first, second, hidden, (most) => (edited && most ? "" : note))}`;
+function headFigures(context, selection, isMasked) {
+	const { run, edited, card, state } = context;
+	const text = state.compare_text;
+	const compared = text ? getRun(runRequest(card, { text }), "compared run").value : null;
+	const other = edited ?? compared;
+	const first = patternOfHead(run, selection, "pattern");
+	const figure = (run, pattern, title) =>
+		patternFigure(context, selection, run, pattern, isMasked, title);
+	if (!other) return figure(run, first, "");
+	const second = patternOfHead(other, selection, "other pattern");
+	const firstTitle = edited ? "without edits" : `“${context.text}”`;
+	const secondTitle = edited ? "with the edits" : `“${text}”`;
+	const isCausal = card.architecture !== "encoder" && selection.part === "attention";
+	const position = run.tokens.findIndex(({ text }, i) => text !== other.tokens[i]?.text);
+	const note = (isDifferent) => {
+		if (edited) return isDifferent ? "" : EDIT_NOTE;
+		return position > 0 && isCausal
+			? `The texts differ from token ${position} on. With the causal mask, all rows above are identical.`
+			: "";
+	};
+	return html`<div class="pair">
+			${figure(run, first, firstTitle)} ${figure(other, second, secondTitle)}
+		</div>
+		${differenceFigure(run, selection, first, second, isMasked, note)}`;
 }
 
-const chosen = (state, part) => (part === "encoder" ? [state.key, state.encoder_key] : [state.query, state.key]);
-const patternOf = (run, { part, layer, head }, slot) => pattern(run.id, path(part, layer), head, slot);
+const selectedCell = (state, part) =>
+	part === "encoder" ? [state.key, state.encoder_key] : [state.query, state.key];
+const patternOfHead = (run, { part, layer, head }, slot) =>
+	headPattern(run.id, attentionPath(part, layer), head, slot);
 
-function figure({ state, set, hover, marks }, { part, layer, head }, run, found, hidden, title) {
-  const name = `${path(part, layer)}.pattern`;
-  const [queries, keys] = sides(run, part).map(texts);
-  const fits = found.value?.shape[0] === queries.length && found.value?.shape[1] === keys.length;
-  const kept = locked(name);
-  const caption = `${part === "attention" ? "" : `${NAMES[part]}, `}layer ${layer}, head ${head}${title ? ` · ${title}` : ""}`;
-  const values = fits ? found.value : null;
-  const { own } = marks, cell = chosen(state, part), query = marks.token >= 0 && marks.of === own ? marks.token : state[own];
-  const sums = values ? rowSums(values) : null;
-  return html`<ch-figure .caption=${caption} .pending=${found.pending}
-      .note=${sums ? `The weight of each key (column) for each query (row). Rows sum to 1: smallest ${told(sums.least, 7)}, largest ${told(sums.most, 7)}.${state.autoscale ? ` Full color is ${told(sums.highest)}.` : ""}` : ""}>
-    ${found.error ? html`<p class="problem">${found.error.message}</p>` : nothing}
-    ${state.lines
-      ? html`<ch-lines .values=${values} .rows=${queries} .cols=${keys} .query=${query} .label=${`${caption}, as lines`}
-          @pick=${({ detail }) => set({ [own]: detail.row === state[own] ? -1 : detail.row })} @hover=${({ detail }) => hover(detail ? detail.row : -1)}></ch-lines>`
-      : html`<ch-map .values=${values} .rows=${queries} .cols=${keys} .most=${state.autoscale ? null : 1} .masked=${hidden} .name=${name} .run=${run.id} .index=${(r, c) => [head, r, c]}
-          .cursor=${kept && kept[0] === head ? kept.slice(1) : cell[0] >= 0 ? cell : null} .label=${caption} .measure=${"weight"} .by=${["query", "key"]}
-          @hover=${({ detail }) => hover(detail ? detail.row : -1)} @pick=${({ detail }) => set({ [own]: detail.row, [own === "key" ? "encoder_key" : "key"]: detail.col }, { replace: true })}></ch-map>`}</ch-figure>`;
+function patternFigure(context, { part, layer, head }, run, result, isMasked, title) {
+	const { state, set, hover, highlight } = context;
+	const name = `${attentionPath(part, layer)}.pattern`;
+	const [queries, keys] = queriesAndKeys(run, part).map(tokenTexts);
+	const shape = result.value?.shape;
+	const values = shape?.[0] === queries.length && shape[1] === keys.length ? result.value : null;
+	const locked = lockedIndex(name);
+	const type = part === "attention" ? "" : `${TYPE_NAMES[part]}, `;
+	const caption = `${type}layer ${layer}, head ${head}${title ? ` · ${title}` : ""}`;
+	const strip = highlight.viewStrip;
+	const cell = selectedCell(state, part);
+	const isHighlighted = highlight.token >= 0 && highlight.strip === strip;
+	const query = isHighlighted ? highlight.token : state[strip];
+	const keyName = strip === "key" ? "encoder_key" : "key";
+	const cursor = cell[0] >= 0 ? cell : null;
+	return html`<ch-figure
+		.caption=${caption}
+		.pending=${result.pending}
+		.note=${values ? patternNote(rowSums(values), state.autoscale) : ""}>
+		${result.error ? html`<p class="problem">${result.error.message}</p>` : nothing}
+		${
+			state.lines
+				? html`<ch-attention-lines
+						.values=${values}
+						.rowLabels=${queries}
+						.colLabels=${keys}
+						.query=${query}
+						.label=${`${caption}, as lines`}
+						@pick=${({ detail }) => set({ [strip]: detail.row === state[strip] ? -1 : detail.row })}
+						@hover=${({ detail }) => hover(detail ? detail.row : -1)}></ch-attention-lines>`
+				: html`<ch-heatmap
+						.values=${values}
+						.rowLabels=${queries}
+						.colLabels=${keys}
+						.max=${state.autoscale ? null : 1}
+						.isMasked=${isMasked}
+						.name=${name}
+						.run=${run.id}
+						.toIndex=${(r, c) => [head, r, c]}
+						.cursor=${locked?.[0] === head ? locked.slice(1) : cursor}
+						.label=${caption}
+						.valueName=${"weight"}
+						.axes=${["query", "key"]}
+						@hover=${({ detail }) => hover(detail ? detail.row : -1)}
+						@pick=${({ detail }) => set({ [strip]: detail.row, [keyName]: detail.col }, { replace: true })}></ch-heatmap>`
+		}</ch-figure
+	>`;
 }
 
-function difference(run, { part, layer, head }, first, second, hidden, note) {
-  if (!first.value || !second.value) return nothing;
-  const [queries, keys] = sides(run, part).map(texts), same = (side) => (_, i) => i < Math.min(first.value.shape[side], second.value.shape[side]);
-  const places = [queries, keys].map((labels, side) => labels.map((_, i) => [i, i]).filter(same(side)));
-  const { most, ...values } = apart(first.value, second.value, ...places);
-  return html`<ch-figure .caption=${`Difference · layer ${layer}, head ${head}`} .note=${`Second minus first: blue is more weight, orange is less; ${most ? `full color is ±${told(most)}` : "there is no difference"}. ${note(most)}`}>
-    <ch-map .values=${values} .rows=${queries.filter(same(0))} .cols=${keys.filter(same(1))} .signed=${true} .masked=${hidden}
-      .label=${"difference"} .measure=${"difference"} .by=${["query", "key"]}></ch-map></ch-figure>`;
+function patternNote({ min, max, highest }, isAutoscaled) {
+	const note = `The weight of each key (column) for each query (row). Rows sum to 1: smallest ${formatNumber(min, 7)}, largest ${formatNumber(max, 7)}.`;
+	return isAutoscaled ? `${note} Full color is ${formatNumber(highest)}.` : note;
 }
+
+function differenceFigure(run, { part, layer, head }, first, second, isMasked, note) {
+	if (!first.value || !second.value) return nothing;
+	const [queries, keys] = queriesAndKeys(run, part).map(tokenTexts);
+	const isInBoth = (side) => (_, i) =>
+		i < Math.min(first.value.shape[side], second.value.shape[side]);
+	const pairs = (labels, side) => labels.map((_, i) => [i, i]).filter(isInBoth(side));
+	const { max, ...values } = patternDifference(
+		first.value,
+		second.value,
+		pairs(queries, 0),
+		pairs(keys, 1),
+	);
+	const scale = max ? `full color is ±${formatNumber(max)}` : "there is no difference";
+	return html`<ch-figure
+		.caption=${`Difference · layer ${layer}, head ${head}`}
+		.note=${`Second minus first: blue is more weight, orange is less; ${scale}. ${note(max > 0)}`}>
+		<ch-heatmap
+			.values=${values}
+			.rowLabels=${queries.filter(isInBoth(0))}
+			.colLabels=${keys.filter(isInBoth(1))}
+			.signed=${true}
+			.isMasked=${isMasked}
+			.label=${"difference"}
+			.valueName=${"difference"}
+			.axes=${["query", "key"]}></ch-heatmap
+	></ch-figure>`;
+}
+
+// The computation of one attention head, step by step with its real numbers (L3.3 – L3.7).
+
+const STEP_NAMES = ["rot_q", "rot_k", "v", "scores", "masked_scores", "pattern", "z"];
+
+/** The steps of the selected head. */
+function attentionSteps(context, { part, layer, head }, isMasked) {
+	const { run, card, state, set, highlight } = context;
+	const path = attentionPath(part, layer);
+	const kvHead = Math.floor(head / (card.n_heads / card.n_kv_heads));
+	const load = (name) => {
+		const tensorHead = name === "rot_k" || name === "v" ? kvHead : head;
+		const url = `/api/runs/${run.id}/tensor/${path}.${name}?head=${tensorHead}`;
+		return getArray(url, `head ${name}`);
+	};
+	const resources = STEP_NAMES.map(load);
+	const failed = resources.find(({ error }) => error);
+	if (failed) return html`<p class="problem">${failed.error.message}</p>`;
+	/** @type {Record<string, Matrix>} */
+	const tensors = Object.fromEntries(STEP_NAMES.map((name, i) => [name, resources[i].value]));
+	const [queries, keys] = queriesAndKeys(run, part).map(tokenTexts);
+	const isReady =
+		Object.values(tensors).every(Boolean) && tensors.scores.shape[0] === queries.length;
+	if (!isReady) return html`<p class="loading">Loading this head …</p>`;
+	const isScaled = state.scale_scores || !card.scale_scores;
+	const unscaled = () => computeUnscaled(tensors, card.d_head, isMasked);
+	const steps = isScaled ? tensors : memoize(tensors.scores, "unscaled", unscaled);
+	const sums = rowSums(steps.pattern);
+	const row = state[highlight.viewStrip];
+	const isSelected = row >= 0 && row < queries.length;
+	/** A tensor of the head as a heat map; `options` are properties of the element. */
+	const map = (step, values, rowLabels, colLabels, options = {}) => {
+		const { name = `${path}.${step}`, axes = ["token", "dimension"], tensorHead = head } = options;
+		return html`<ch-heatmap
+			.values=${values}
+			.rowLabels=${rowLabels}
+			.colLabels=${colLabels}
+			.name=${name}
+			.run=${run.id}
+			.toIndex=${(r, c) => [tensorHead, r, c]}
+			.axes=${axes}
+			.label=${step}
+			.valueName=${step}
+			.signed=${options.signed ?? true}
+			.max=${options.max ?? null}
+			.isMasked=${options.isMasked ?? null}
+			.cursor=${options.cursor ?? null}
+			.maxCellSize=${18}></ch-heatmap>`;
+	};
+	const grid = (step, options = {}) => {
+		const name = isScaled ? `${path}.${step}` : "";
+		return map(step, steps[step], queries, keys, { name, axes: ["query", "key"], ...options });
+	};
+	const shared = { tensorHead: kvHead };
+	const rotated = card.position === "rotary" && part !== "cross" ? ", rotated by its position" : "";
+	const groups =
+		card.n_kv_heads < card.n_heads ? `, shared by ${card.n_heads / card.n_kv_heads} heads` : "";
+	const outCell = `${path}.out@${isSelected ? row : queries.length - 1},0`;
+	const divide = card.scale_scores
+		? html`<label class="switch"
+				><input
+					type="checkbox"
+					.checked=${state.scale_scores}
+					@change=${({ target }) => set({ scale_scores: target.checked })} />
+				divided by √${card.d_head}</label
+			>`
+		: nothing;
+	return html`<div class="anatomy">
+		${stepSection("q", FORMULAS.q, `query of each token${rotated}`, map("rot_q", tensors.rot_q, queries, null))}
+		${stepSection("k", FORMULAS.k, `key of each token${rotated}${groups}`, map("rot_k", tensors.rot_k, keys, null, shared))}
+		${stepSection("v", FORMULAS.v, `value of each token${groups}`, map("v", tensors.v, keys, null, shared))}
+		${stepSection(
+			"scores",
+			isScaled ? FORMULAS.scores : FORMULAS.raw,
+			html`how well each key matches each query ${divide}`,
+			grid("scores"),
+		)}
+		${stepSection("mask", FORMULAS.masked, isMasked ? "hatched cells are −∞: masked positions" : "no positions are masked", grid("masked_scores", { isMasked }))}
+		${stepSection(
+			"softmax",
+			FORMULAS.pattern,
+			html`each row sums to 1 (here ${formatNumber(sums.least, 7)} to
+			${formatNumber(sums.most, 7)}); its largest weight is ${formatNumber(sums.largest)} on
+			average${isScaled ? "" : html` <b>without scaling</b>, ${formatNumber(rowSums(tensors.pattern).largest)} with it`}`,
+			grid("pattern", { isMasked, max: 1, signed: false, cursor: isSelected ? [row, -1] : null }),
+		)}
+		${stepSection("z", FORMULAS.z, isScaled ? "weights times values: the output of the head" : "the model’s own z (with scaling)", map("z", tensors.z, queries, null))}
+		${stepSection(
+			"out",
+			FORMULAS.out,
+			html`the concatenated heads times W_O are added to the residual stream; the inspector shows
+				how much each head contributes to a value:
+				<button type="button" class="quiet" @click=${() => set({ cell: outCell })}>
+					${path}.out
+				</button>`,
+			nothing,
+		)}
+	</div>`;
+}
+
+function stepSection(name, formula, description, figure) {
+	return html`<section>
+		<h3>${name}</h3>
+		<p class="math">${formula}</p>
+		<p class="hint">${description}</p>
+		${figure}
+	</section>`;
+}
+
+/**
+ * The head without dividing scores by √d_head, computed from its own q and k.
+ * @param {Record<string, Matrix>} tensors
+ */
+function computeUnscaled({ scores: scaled, rot_q: q, rot_k: k }, dHead, isMasked) {
+	const [rows, cols] = scaled.shape;
+	const d = q.shape[1];
+	const scale = Math.sqrt(dHead);
+	const scores = new Float32Array(rows * cols);
+	const masked = new Float32Array(rows * cols);
+	const pattern = new Float32Array(rows * cols);
+	for (let r = 0; r < rows; r++) {
+		let max = -Infinity;
+		let sum = 0;
+		for (let c = 0; c < cols; c++) {
+			let product = 0;
+			for (let i = 0; i < d; i++) product += q.data[r * d + i] * k.data[c * d + i];
+			const bias = scaled.data[r * cols + c] - product / scale;
+			scores[r * cols + c] = product + bias;
+			masked[r * cols + c] = isMasked?.(r, c) ? -Infinity : product + bias;
+			max = Math.max(max, masked[r * cols + c]);
+		}
+		for (let c = 0; c < cols; c++)
+			sum += pattern[r * cols + c] = Math.exp(masked[r * cols + c] - max);
+		for (let c = 0; c < cols; c++) pattern[r * cols + c] /= sum;
+	}
+	const shape = [rows, cols];
+	return {
+		scores: { shape, data: scores },
+		masked_scores: { shape, data: masked },
+		pattern: { shape, data: pattern },
+	};
+}
+
+/** Smallest and largest row sum, mean of the row maxima, and the overall maximum; memoized. */
+const rowSums = (pattern) => memoize(pattern, "sums", () => computeRowSums(pattern));
+function computeRowSums({ shape: [rows, cols], data }) {
+	let min = Infinity;
+	let max = -Infinity;
+	let largest = 0;
+	let highest = 0;
+	for (let r = 0, i = 0; r < rows; r++) {
+		let sum = 0;
+		let top = 0;
+		for (let c = 0; c < cols; c++, i++) {
+			sum += data[i];
+			if (data[i] > top) top = data[i];
+		}
+		min = Math.min(min, sum);
+		max = Math.max(max, sum);
+		largest += top / rows;
+		highest = Math.max(highest, top);
+	}
+	return { min, max, largest, highest };
+}
+
+// prettier-ignore
+const FORMULAS = {
+	q: html`<math><mi>Q</mi><mo>=</mo><mi>X</mi><msub><mi>W</mi><mi>Q</mi></msub></math>`,
+	k: html`<math><mi>K</mi><mo>=</mo><mi>X</mi><msub><mi>W</mi><mi>K</mi></msub></math>`,
+	v: html`<math><mi>V</mi><mo>=</mo><mi>X</mi><msub><mi>W</mi><mi>V</mi></msub></math>`,
+	scores: html`<math><mi>S</mi><mo>=</mo><mi>Q</mi><msup><mi>K</mi><mi mathvariant="normal">T</mi></msup>
+		<mo>/</mo><msqrt><msub><mi>d</mi><mi>k</mi></msub></msqrt></math>`,
+	raw: html`<math><mi>S</mi><mo>=</mo><mi>Q</mi><msup><mi>K</mi><mi mathvariant="normal">T</mi></msup></math>`,
+	masked: html`<math><mi>S</mi><mo>+</mo><mi>M</mi></math>`,
+	pattern: html`<math><mi>A</mi><mo>=</mo><mtext>softmax</mtext>
+		<mo>(</mo><mi>S</mi><mo>+</mo><mi>M</mi><mo>)</mo></math>`,
+	z: html`<math><mi>Z</mi><mo>=</mo><mi>A</mi><mi>V</mi></math>`,
+	out: html`<math><mtext>concat</mtext><mo>(</mo><msub><mi>Z</mi><mn>1</mn></msub><mo>…</mo>
+		<msub><mi>Z</mi><mi>h</mi></msub><mo>)</mo><msub><mi>W</mi><mi>O</mi></msub></math>`,
+};

@@ -1,86 +1,297 @@
 // Logit lens, attribution, and words in context (L3.1).
 
 import { html, nothing } from "lit-html";
-import { listed } from "ch/choose";
-import { told } from "ch/colors";
-import { context } from "ch/context";
-import { got } from "ch/run";
-import { lensed, shown } from "ch/shown";
-import { defaults } from "ch/state";
-import { once } from "ch/steady";
+import { formatNumber } from "ch/colors";
+import { numberSelect, selectBox, textInput } from "ch/controls";
+import "ch/line-chart";
+import {
+	decodedView,
+	getJson,
+	memoize,
+	nanMessage,
+	postJson,
+	renderResource,
+	viewWithNumbers,
+} from "ch/requests";
+import { registerDefaults } from "ch/state";
 
-defaults({ answer: -1, contrast: -1 }, { inText: true });
-const FEW = 16; // maximum number of bars
+registerDefaults({ answer: -1, contrast: -1 }, { inText: true });
+const MAX_BARS = 16;
 
-function template(ctx) {
-  const { run, edited } = ctx;
-  const own = edited ?? run;
-  return html`
-    ${run ? html`${grid(ctx, own, edited ? "with the edits" : "")}${edited ? grid(ctx, run, "without edits") : nothing}
-      ${made(ctx, own)}` : html`<p class="hint">Nothing to analyze yet. Type a text above.</p>`}
-    ${ctx.card.reads_text ? context(ctx) : nothing}`;
+function template(context) {
+	const { run, edited } = context;
+	const shownRun = edited ?? run;
+	return html`${
+		run
+			? html`${lensGrid(context, shownRun, edited ? "with the edits" : "")}${edited ? lensGrid(context, run, "without edits") : nothing}
+				${attributionSection(context, shownRun)}`
+			: html`<p class="hint">Nothing to analyze yet. Type a text above.</p>`
+	}
+	${context.card.reads_text ? wordInContext(context) : nothing}`;
 }
 
-const cursor = (row, col) => once(cursor, `${row} ${col}`, () => [row, col]);
+const cursorCell = (row, col) => memoize(cursorCell, `${row} ${col}`, () => [row, col]);
 
 /** Layer × position: the top prediction of each. Click a column for details. */
-function grid({ state, set }, run, which) {
-  const at = Math.min(state.query, run.tokens.length - 1);
-  const url = `/api/runs/${run.id}/lens?token=${at}`;
-  const found = got(url, `lens ${which}`);
-  return shown(found, (value) => html`
-    <ch-view .view=${lensed(value.view)} .pending=${found.pending} .caption=${`Prediction after each layer${which ? `, ${which}` : ""}`}
-      .cursor=${cursor(Math.min(value.layers.length - 1, state.layer + 1), value.token)} @pick=${({ detail }) => set({ query: value.start + detail.col, layer: Math.max(0, detail.row - 1) })}></ch-view>
-    ${value.view.shape[1] < value.num_tokens && value.view.shape[1] > 1 ? html`<p class="badge">tokens ${value.start} to ${value.start + value.view.shape[1] - 1} of ${value.num_tokens}; select a token below to see its surroundings</p>` : nothing}
-    ${which === "without edits" ? nothing : rising(value, run.answer_token === null ? "After" : "At")}`, "Running the logit lens …");
+function lensGrid({ state, set }, run, variant) {
+	const token = Math.min(state.query, run.tokens.length - 1);
+	const url = `/api/runs/${run.id}/lens?token=${token}`;
+	const result = getJson(url, `lens ${variant}`);
+	return renderResource(
+		result,
+		(value) =>
+			html`<ch-tensor-view
+					.view=${decodedView(value.view)}
+					.pending=${result.pending}
+					.caption=${`Prediction after each layer${variant ? `, ${variant}` : ""}`}
+					.cursor=${cursorCell(Math.min(value.layers.length - 1, state.layer + 1), value.token)}
+					@pick=${({ detail }) => set({ query: value.start + detail.col, layer: Math.max(0, detail.row - 1) })}></ch-tensor-view>
+				${value.view.shape[1] < value.num_tokens && value.view.shape[1] > 1 ? html`<p class="badge">tokens ${value.start} to ${value.start + value.view.shape[1] - 1} of ${value.num_tokens}; select a token below to see its surroundings</p>` : nothing}
+				${variant === "without edits" ? nothing : predictionsByLayer(value, run.answer_token === null ? "After" : "At")}`,
+		"Running the logit lens …",
+	);
 }
 
 /** The top predictions of every layer at one token. */
-function rising({ view, layers, token: at }, where) {
-  const names = view.axes[0].labels, last = layers.at(-1)[0][0];
-  const number = view.value_name !== "probability", most = Math.min(6, layers[0].length);
-  return html`<ch-figure .caption=${`${where} “${view.axes[1].labels[at]}”, layer by layer`} .note=${"The residual stream after each layer through the final norm and the head. The final prediction of the model is highlighted."}>
-    <div class="scroll"><table class="rising"><tbody>${layers.map((best, layer) => html`<tr><th scope="row">${layer ? `layer ${names[layer]}` : "start"}</th>
-      ${best.slice(0, most).map(([word, share]) => html`<td class=${word === last ? "answer" : ""} data-value=${share}><span class="share" .style=${`--share:${number ? 0 : share ?? 0}`}></span><span class="word">${word}</span> <span class="hint">${number ? told(share) : percent(share)}</span></td>`)}</tr>`)}</tbody></table></div></ch-figure>`;
+function predictionsByLayer({ view, layers, token }, preposition) {
+	const names = view.axes[0].labels;
+	const last = layers.at(-1)[0][0];
+	const isProbability = view.value_name === "probability";
+	const count = Math.min(6, layers[0].length);
+	const prediction = ([word, value]) =>
+		html`<td class=${word === last ? "answer" : ""} data-value=${value}>
+			<span class="share" .style=${`--share:${isProbability ? (value ?? 0) : 0}`}></span
+			><span class="word">${word}</span>
+			<span class="hint">${isProbability ? formatPercent(value) : formatNumber(value)}</span>
+		</td>`;
+	return html`<ch-figure
+		.caption=${`${preposition} “${view.axes[1].labels[token]}”, layer by layer`}
+		.note=${"The residual stream after each layer through the final norm and the head. The final prediction of the model is highlighted."}>
+		<div class="scroll">
+			<table class="predictions">
+				<tbody>
+					${layers.map(
+						(best, layer) =>
+							html`<tr>
+								<th scope="row">${layer ? `layer ${names[layer]}` : "start"}</th>
+								${best.slice(0, count).map(prediction)}
+							</tr>`,
+					)}
+				</tbody>
+			</table>
+		</div></ch-figure
+	>`;
 }
 
 /** Attribution of a logit to components. */
-function made({ state, set }, run) {
-  if (!run.top?.length || run.top[0].prob === null) return nothing;
-  const pick = (value, first, words, key) => {
-    const known = [...first, ...run.top.map(({ id, text }) => [id, text])];
-    return listed(words, known.some(([id]) => id === value) ? known : [[value, `token ${value}`], ...known], value, (id) => set({ [key]: id }));
-  };
-  const wanted = state.answer >= 0 ? state.answer : run.top[0].id;
-  const url = `/api/runs/${run.id}/attribution?answer=${wanted}${state.contrast >= 0 && state.contrast !== wanted ? `&contrast=${state.contrast}` : ""}`;
-  const found = got(url, "attribution");
-  return html`<section><h2>Attribution of the prediction</h2>
-    <div class="row">${pick(wanted, [], "answer", "answer")} ${pick(state.contrast, [[-1, "nothing"]], "contrast with", "contrast")}</div>
-    ${shown(found, ({ view, heads, total }) => html`<div class="columns">
-      ${parts(view, total, found.pending)}
-      ${Object.entries(heads).map(([part, map]) => html`<div><ch-view .view=${lensed(map)} .pending=${found.pending} .caption=${`Contribution of heads: ${part}`}
-        .cursor=${cursor(state.layer, state.head)} @pick=${({ detail }) => set({ layer: detail.row, head: detail.col })}></ch-view>
-        ${part === "attention" ? html`<p class="hint">Layer ${state.layer}, head ${state.head}: <ch-edit .name=${`blocks.${state.layer}.attn.z`} .head=${state.head}></ch-edit></p>
-          <p class="hint">Layer ${state.layer}, feed-forward: <ch-edit .name=${`blocks.${state.layer}.ffn.out`}></ch-edit></p>` : nothing}</div>`)}</div>`)}
-  </section>`;
+function attributionSection({ state, set }, run) {
+	if (!run.top?.length || run.top[0].prob === null) return nothing;
+	const select = (label, key, value, firstOptions) => {
+		const options = [...firstOptions, ...run.top.map(({ id, text }) => [id, text])];
+		if (!options.some(([id]) => id === value)) options.unshift([value, `token ${value}`]);
+		return selectBox(label, options, value, (id) => set({ [key]: id }));
+	};
+	const answer = state.answer >= 0 ? state.answer : run.top[0].id;
+	const hasContrast = state.contrast >= 0 && state.contrast !== answer;
+	const contrast = hasContrast ? `&contrast=${state.contrast}` : "";
+	const url = `/api/runs/${run.id}/attribution?answer=${answer}${contrast}`;
+	const result = getJson(url, "attribution");
+	return html`<section>
+		<h2>Attribution of the prediction</h2>
+		<div class="row">
+			${select("answer", "answer", answer, [])}
+			${select("contrast with", "contrast", state.contrast, [[-1, "nothing"]])}
+		</div>
+		${renderResource(
+			result,
+			({ view, heads, total }) =>
+				html`<div class="columns">
+					${contributionsFigure(view, total, result.pending)}
+					${Object.entries(heads).map(
+						([part, map]) =>
+							html`<div>
+								<ch-tensor-view
+									.view=${decodedView(map)}
+									.pending=${result.pending}
+									.caption=${`Contribution of heads: ${part}`}
+									.cursor=${cursorCell(state.layer, state.head)}
+									@pick=${({ detail }) => set({ layer: detail.row, head: detail.col })}></ch-tensor-view>
+								${
+									part === "attention"
+										? html`<p class="hint">
+													Layer ${state.layer}, head ${state.head}:
+													<ch-edit
+														.name=${`blocks.${state.layer}.attn.z`}
+														.head=${state.head}></ch-edit>
+												</p>
+												<p class="hint">
+													Layer ${state.layer}, feed-forward:
+													<ch-edit .name=${`blocks.${state.layer}.ffn.out`}></ch-edit>
+												</p>`
+										: nothing
+								}
+							</div>`,
+					)}
+				</div>`,
+		)}
+	</section>`;
 }
 
 /** The largest contributions and the sum of all others; they add up to the logit. */
-function parts(view, total, pending) {
-  const { values, axes, note } = lensed(view);
-  let order = Array.from(values, (_, i) => i);
-  if (values.length > FEW) order = order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, FEW - 1);
-  const rest = total - order.reduce((sum, i) => sum + values[i], 0), cut = values.length - order.length;
-  return html`<ch-figure .caption=${`Contributions to the logit ${told(total, 5)}`} .note=${note} .pending=${pending}>
-    <ch-bars .labels=${[...order.map((i) => axes[0].labels[i]), ...(cut ? [`${cut} others`] : [])]} .values=${[...order.map((i) => values[i]), ...(cut ? [rest] : [])]} .signed=${true} .measure=${"logit"}></ch-bars></ch-figure>`;
+function contributionsFigure(view, total, pending) {
+	const { values, axes, note } = decodedView(view);
+	let order = Array.from(values, (_, i) => i);
+	if (values.length > MAX_BARS)
+		order = order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, MAX_BARS - 1);
+	const rest = total - order.reduce((sum, i) => sum + values[i], 0);
+	const omitted = values.length - order.length;
+	return html`<ch-figure
+		.caption=${`Contributions to the logit ${formatNumber(total, 5)}`}
+		.note=${note}
+		.pending=${pending}>
+		<ch-bar-chart
+			.labels=${[...order.map((i) => axes[0].labels[i]), ...(omitted ? [`${omitted} others`] : [])]}
+			.values=${[...order.map((i) => values[i]), ...(omitted ? [rest] : [])]}
+			.signed=${true}
+			.valueName=${"logit"}></ch-bar-chart
+	></ch-figure>`;
 }
 
-const percent = (share) => (share === null ? "NaN" : share < 0.001 ? "<0.1 %" : `${(100 * share).toFixed(1)} %`);
+const formatPercent = (share) =>
+	share === null ? "NaN" : share < 0.001 ? "<0.1 %" : `${(100 * share).toFixed(1)} %`;
 
 export default {
-  id: "lens",
-  title: "Lens & context",
-  sentence: "Predictions after each layer, attribution, and how a word's vector depends on its context.",
-  free: true,
-  template,
+	id: "lens",
+	title: "Lens & context",
+	sentence:
+		"Predictions after each layer, attribution, and how a word's vector depends on its context.",
+	free: true,
+	template,
 };
+
+// ---------------------------------------------------------------- a word in context (L3.1)
+
+const MOLE_EXAMPLE = { word: "mole", texts: [], substitutes: "" }; // empty: the examples of the model's card
+const LINE_STYLES = ["", "dashed", "dotted", "long", "thin", "faint"];
+registerDefaults({ ...MOLE_EXAMPLE, context_layer: -1 });
+
+/** The word in several sentences: pairwise similarity by layer, and similarity to substitutes. */
+function wordInContext({ card, state, set }) {
+	const { context_texts, coreference } = card.examples;
+	const texts = state.texts.length ? state.texts : context_texts;
+	const body = { model: card.name, word: state.word, texts };
+	const result = postJson("context", body, "context");
+	const example = (label, patch) =>
+		html`<button type="button" class="quiet" @click=${() => set(patch)}>${label}</button>`;
+	const setText = (i, text) => set({ texts: texts.with(i, text) });
+	return html`<section class="context">
+		<h2>One word, several sentences</h2>
+		<div class="row">
+			${textInput("word", state.word, (word) => set({ word }), { wide: false, size: 10 })}
+			${example("mole: animal, unit, growth", MOLE_EXAMPLE)}
+			${example("it: tired or wide", { word: "it", texts: coreference, substitutes: "chicken road he she they" })}
+		</div>
+		<ol class="sentences" start="0">
+			${texts.map(
+				(text, i) =>
+					html`<li>
+						<input
+							type="text"
+							aria-label=${`sentence ${i}`}
+							.value=${text}
+							@change=${(event) => setText(i, event.target.value)} />
+						${texts.length > 2 ? html`<button type="button" class="quiet" aria-label=${`remove sentence ${i}`} @click=${() => set({ texts: texts.filter((_, n) => n !== i) })}>×</button>` : nothing}
+					</li>`,
+			)}
+			${texts.length < 4 ? html`<li class="more"><button type="button" class="quiet" @click=${() => set({ texts: [...texts, texts.at(-1)] })}>add a sentence</button></li>` : nothing}
+		</ol>
+		${renderResource(result, (value) => similarityFigure(value, state))}
+		${result.value && !result.error ? substitutesSection(card, body, state, set) : nothing}
+	</section>`;
+}
+
+function similarityFigure({ view, nearest, occurrences }, state) {
+	const { values, shape, axes, note } = decodedView(view);
+	const [layers, pairs] = shape;
+	const [first] = occurrences;
+	const parts = first.word.length;
+	return html`<ch-figure
+			.caption=${`Similarity of “${state.word}” between sentences`}
+			.note=${note}>
+			${values.every(Number.isFinite) ? html`<ch-line-chart .series=${similarityLines(view, layers, pairs)} .tickNames=${axes[0].labels.map((name) => name.replace("layer ", ""))} .xName=${"layer"} .valueName=${"cosine"} .yMin=${0} .yMax=${1} .label=${"cosine similarity by layer, also in the table below"}></ch-line-chart>` : nanMessage()}
+			<div class="scroll">
+				<table class="numbers cosines">
+					<thead>
+						<tr>
+							<td></td>
+							${axes[0].labels.map((name) => html`<th scope="col">${name}</th>`)}
+						</tr>
+					</thead>
+					<tbody>
+						${axes[1].labels.map(
+							(pair, p) =>
+								html`<tr>
+									<th scope="row">${pair}</th>
+									${axes[0].labels.map((_, l) => html`<td>${values[l * pairs + p].toFixed(4)}</td>`)}
+								</tr>`,
+						)}
+					</tbody>
+				</table>
+			</div>
+		</ch-figure>
+		<p>
+			Nearest neighbors in the embedding matrix:
+			${nearest.axes[0].labels.map((name, i) => html`${i ? ", " : ""}<span class="word">${name}</span> <span class="hint">${formatNumber(decodedView(nearest).values[i])}</span>`)}.
+			${parts > 1 ? html`<span class="hint">The word has ${parts} tokens here (${first.word.map((i) => first.tokens[i]).join(" ")}); its vector is their mean.</span>` : nothing}
+		</p>`;
+}
+
+/** One line per pair of sentences. */
+const similarityLines = (view, layers, pairs) =>
+	memoize(view, "lines", () =>
+		view.axes[1].labels.map((label, p) => ({
+			label,
+			kind: LINE_STYLES[p % LINE_STYLES.length],
+			points: Array.from({ length: layers }, (_, l) => [
+				l,
+				decodedView(view).values[l * pairs + p],
+			]),
+		})),
+	);
+
+/** Compare the word in context with other words in its place. */
+function substitutesSection(card, { model, word, texts }, state, set) {
+	const layers = card.encoder_layers || card.n_layers; // of an encoder-decoder, the encoder
+	const others = state.substitutes.trim() || card.examples.substitutes.join(" ");
+	const body = {
+		model,
+		word,
+		texts,
+		substitutes: others.split(/\s+/),
+		layer: Math.min(state.context_layer, layers - 1),
+	};
+	const result = postJson("context/substitute", body, "substitutes");
+	return html`<h3 class="apart">Similarity to substitutes in context</h3>
+		<div class="row">
+			${textInput("substitutes", others, (substitutes) => set({ substitutes }))}
+			${numberSelect("after layer", layers, state.context_layer < 0 ? layers - 1 : Math.min(state.context_layer, layers - 1), (context_layer) => set({ context_layer }))}
+		</div>
+		${renderResource(
+			result,
+			(view) =>
+				html`<ch-tensor-view
+						.view=${viewWithNumbers(view)}
+						.pending=${result.pending}
+						.caption=${`“${word}” compared with substitutes`}></ch-tensor-view>
+					<p class="nearest">
+						${texts.map((text, i) => html`<span>In <q>${text}</q> it is most similar to <b class="word">${mostSimilar(view, i + 1)}</b>.</span> `)}
+					</p>`,
+		)}`;
+}
+
+function mostSimilar(view, row) {
+	const { values, shape, axes } = decodedView(view);
+	const cols = shape[1];
+	const line = Array.from(values.subarray(row * cols, (row + 1) * cols));
+	return axes[1].labels[line.indexOf(Math.max(...line))];
+}

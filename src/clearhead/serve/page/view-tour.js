@@ -1,130 +1,585 @@
 // The tour: lecture topics as captions over the live views; the current stop is part of the URL.
+//
+// Of each stop, `at` returns state changes (null: not possible with this model), `find` the
+// highlighted element (caption or selector), `say` the text, `needs` the required kind of model.
 
+import { BY_WEIGHT } from "ch/head-grid";
 import { html, nothing, render } from "lit-html";
 import { snapshot } from "ch/api";
-import { card, got, home, known } from "ch/run";
-import { changed, defaults, moved, on, set, state } from "ch/state";
-import { PARTS, stops } from "ch/stops";
+import { currentCard, getJson, modelUrl, serverModels } from "ch/requests";
+import { notify, registerDefaults, set, state, subscribe, withChanges } from "ch/state";
 
-defaults({ tour: "" });
+const isDecoder = (card) => card.architecture === "decoder" && card.reads_text;
+const isEncoderDecoder = (card) => card.architecture === "encoder-decoder";
+const readsOneText = (card) => card.reads_text && !isEncoderDecoder(card); // models with a single text input
+const attentionText = (card) => (readsOneText(card) ? { text: card.examples.attention_text } : {});
+const promptText = (card) => (readsOneText(card) ? { text: card.examples.prompt } : {});
+const quotedText = (card, text) => (readsOneText(card) ? `“${text}”` : "A text");
+const ABSOLUTE_POSITIONS = ["learned", "sinusoidal"]; // absolute positions
+
+const noChanges = () => ({});
+const NO_SELECTION = { query: -1, key: -1 };
+
+const REQUIREMENTS = {
+	translate: "an encoder-decoder",
+	fill: "an encoder trained with masked language modeling",
+	chat: "a model with a chat template",
+	patches: "a model for images or audio",
+	predict: "a language model",
+};
+
+const CHAPTERS = [
+	{
+		title: "Tokens in",
+		stops: [
+			{
+				id: "L1.1",
+				view: (card) => (card.reads_images || card.reads_audio ? "patches" : "tokens"),
+				title: "Everything is tokens",
+				find: "main ch-figure",
+				say: "Text is split into tokens, images and audio into patches. Each becomes one vector; from there on everything is the same.",
+			},
+			{
+				id: "L1.2",
+				view: "tokens",
+				title: "Text becomes numbers",
+				at: promptText,
+				find: "Tokenized text",
+				say: (card) =>
+					`${quotedText(card, card.examples.prompt)} is split into tokens of the vocabulary, and each token has an id.`,
+			},
+			{
+				id: "L1.3",
+				view: "tokens",
+				title: "An id selects a row",
+				at: promptText,
+				find: ".token-steps .wide",
+				say: "A one-hot vector times the embedding matrix selects one of its rows. That row is all the model knows about this token before it reads the context.",
+			},
+			{
+				id: "L1.4",
+				view: "vectors",
+				title: "Directions carry meaning",
+				at: () => ({ expression: "king - man + woman" }),
+				find: "Nearest neighbors by cosine",
+				say: "king − man + woman should be near queen; cats − cat is a direction for plural. Small models capture little of this; here you see what yours has learned.",
+			},
+			{
+				id: "L1.5",
+				view: "tokens",
+				title: "The context is limited",
+				find: ".strip .count",
+				say: "The model reads at most this many tokens at once. Longer texts are an error, never silently truncated.",
+			},
+		],
+	},
+	{
+		title: "Positions",
+		stops: [
+			{
+				id: "L2.1",
+				view: "position",
+				title: "Order must be encoded",
+				at: (card) => (readsOneText(card) ? { text: "ate an apple" } : null),
+				find: "The same words in reverse order",
+				say: "To attention alone, “ate an apple” and “apple ate an” are the same set of words. With all tokens at the same position, the first layer cannot detect a reversed order: only positions carry it.",
+			},
+			{
+				id: "L2.2",
+				view: "position",
+				title: "Positions are vectors too",
+				find: "Token + position",
+				say: ({ position }) =>
+					({
+						learned:
+							"Learned positions are another embedding matrix, trained with everything else; token and position embeddings are added.",
+						sinusoidal:
+							"A vector per position is added to each token embedding. Here it is sinusoidal and not learned.",
+					})[position] ??
+					"Learned positions are another embedding matrix. This model adds none: its positions enter in the attention scores.",
+			},
+			{
+				id: "L2.3",
+				view: "position",
+				title: "Waves, like binary digits",
+				find: "sinusoidal",
+				say: "Sines and cosines of decreasing frequency, like the bits of a binary counter, which flip at halving rates.",
+			},
+			{
+				id: "L2.4",
+				view: "position",
+				title: "Only distance matters",
+				at: (card) => (readsOneText(card) ? { text: "I walk my dog" } : null),
+				find: "The same text, shifted",
+				say: ({ position }) =>
+					`“I walk my dog” means the same early and late in a text. ${
+						ABSOLUTE_POSITIONS.includes(position)
+							? `This model's positions are ${position}, so its residual stream changes when the text is shifted; with relative or rotary positions it would not.`
+							: "Only distances matter in this model: shift the text, and nothing changes."
+					}`,
+			},
+			{
+				id: "L2.5",
+				view: "position",
+				title: "Rotary positions",
+				find: "Rotary positions",
+				say: "Queries and keys are rotated by an angle proportional to their position, so their product depends only on the distance. Move the slider.",
+			},
+		],
+	},
+	{
+		title: "Attention",
+		stops: [
+			{
+				id: "L3.1",
+				view: "lens",
+				title: "A word in its context",
+				at: (card) => (readsOneText(card) ? {} : null),
+				find: "Similarity of",
+				say: "“mole” starts as the same vector in all three sentences and diverges layer by layer: an animal, a unit, a growth.",
+			},
+			{
+				id: "L3.2",
+				view: "attention",
+				title: "The simplest attention",
+				at: (card) => ({ ...attentionText(card), anatomy: true, ...NO_SELECTION }),
+				find: ".apart",
+				say: "Compare each token with every visible token, normalize the scores with softmax, and average the vectors. The simplest attention compares the vectors themselves; a head compares queries and keys, as here.",
+			},
+			{
+				id: "L3.3",
+				view: "attention",
+				title: "One head",
+				at: (card) => ({ ...attentionText(card), anatomy: true, lines: false }),
+				find: ".apart",
+				say: "Each query (q) is compared with each key (k); divided by √d and through a softmax, this gives the weight of each value (v).",
+			},
+			{
+				id: "L3.4",
+				view: "attention",
+				title: "All tokens at once",
+				at: (card) => ({ ...attentionText(card), anatomy: true, lines: false }),
+				find: ".apart",
+				say: "softmax(QKᵀ / √d + M) V: one matrix product of all queries with all keys.",
+			},
+			{
+				id: "L3.5",
+				needs: "a decoder",
+				view: "attention",
+				title: "No looking ahead",
+				at: (card) =>
+					card.architecture === "encoder"
+						? null
+						: { ...attentionText(card), part: "attention", lines: false },
+				find: /^layer \d+, head \d+|^Head|^Layer/i,
+				say: "Masked scores are −∞ and their weights exactly 0: those cells are hatched. Change the last word: no earlier row changes.",
+			},
+			{
+				id: "L3.6",
+				view: "attention",
+				title: "A soft lookup",
+				at: (card) =>
+					card.examples.attention_tokens && readsOneText(card)
+						? {
+								...attentionText(card),
+								query: card.examples.attention_tokens[0],
+								key: card.examples.attention_tokens[1],
+								sort: BY_WEIGHT,
+								lines: false,
+							}
+						: null,
+				find: "heads",
+				say: "Heads are sorted by how much creature attends to fluffy. A head that ranks first may look for adjectives, or merely attend to nearby tokens: select one and compare its rows for other words before you explain it.",
+			},
+			{
+				id: "L3.7",
+				view: "attention",
+				title: "Many heads",
+				at: (card) => ({ ...attentionText(card), sort: "" }),
+				find: "heads",
+				say: "Each head has its own W_Q, W_K and W_V. Sort heads by their scores; their outputs are concatenated and multiplied by W_O.",
+			},
+			{
+				id: "L3.8",
+				view: "translate",
+				title: "Cross-attention",
+				at: () => ({ translate_part: "cross" }),
+				find: "Cross-attention",
+				say: "Queries come from the target, keys and values from the source: each row shows which source tokens the decoder attends to for that token.",
+			},
+		],
+	},
+	{
+		title: "The block",
+		stops: [
+			{
+				id: "L4.1",
+				view: "machine",
+				title: "The residual stream",
+				find: "main figure",
+				say: "Each token's vector flows upward, and every component adds to it. Thicker branches add more, measured on your text. Only attention moves information between tokens.",
+			},
+			{
+				id: "L4.2",
+				view: "block",
+				title: "Feed-forward",
+				find: "neuron activations",
+				say: "The same small network for every token separately: up projection, activation, down projection. The dots are the neurons of your model.",
+			},
+			{
+				id: "L4.3",
+				view: "block",
+				title: "Layer norm",
+				find: "Norm",
+				say: ({ norm }) =>
+					norm === "rmsnorm"
+						? "Per vector: divide by the root mean square, then scale. LayerNorm also subtracts the mean and adds a shift. σ is that of the selected token."
+						: "Per vector: subtract the mean, divide by the standard deviation, scale and shift. μ and σ are those of the selected token.",
+			},
+			{
+				id: "L4.4",
+				view: "machine",
+				title: "A stack of blocks",
+				find: "main figure",
+				say: "The same architecture and width in every block; only the weights differ.",
+			},
+		],
+	},
+	{
+		title: "Out of the stack",
+		stops: [
+			{
+				id: "L5.1",
+				view: "predict",
+				title: "Unembedding",
+				at: (card) => (isDecoder(card) ? { text: card.examples.prompt } : null),
+				find: "How a logit is computed",
+				say: "The last vector times one row per token of the vocabulary gives the logits. With tied weights, these rows are the embeddings.",
+			},
+			{
+				id: "L5.2",
+				view: "predict",
+				title: "Temperature",
+				at: (card) => (isDecoder(card) ? { text: card.examples.prompt, temperature: 0.4 } : null),
+				find: ".sliders",
+				say: "Logits are divided by the temperature before the softmax: low makes the top token dominant, high flattens the distribution. Move the slider.",
+			},
+			{
+				id: "L5.3",
+				needs: "a language model",
+				view: "lens",
+				title: "Every position predicts",
+				at: (card) => (isDecoder(card) ? { text: card.examples.attention_text } : null),
+				find: "Prediction after each layer",
+				say: "Every position predicts its next token, so one forward pass trains on all tokens at once.",
+			},
+			{
+				id: "L5.4",
+				view: "predict",
+				title: "Generation",
+				at: (card) => (isDecoder(card) ? { text: card.examples.prompt, temperature: 1 } : null),
+				find: "The next token",
+				say: "Sample a token, append it, run again. Press Play to generate; click any bar to force another token.",
+			},
+			{
+				id: "L5.5",
+				view: "chat",
+				title: "Chat",
+				at: () => ({ system: "You are an apple." }),
+				find: "Model input",
+				say: "System prompt and messages are joined into one longer prompt; here are its tokens.",
+			},
+		],
+	},
+	{
+		title: "The three shapes",
+		stops: [
+			{
+				id: "L6.1",
+				needs: "a decoder",
+				view: "machine",
+				title: "Decoder",
+				at: (card) => (card.architecture === "decoder" ? {} : null),
+				find: "main figure",
+				say: "A language model: with the causal mask, each token attends to itself and earlier tokens.",
+			},
+			{
+				id: "L6.2",
+				view: "translate",
+				title: "Encoder and decoder",
+				at: () => ({ beam_node: -1 }),
+				find: "Beam search",
+				say: "Attention Is All You Need, 2017: an encoder without a mask and a decoder with cross-attention. Beam search keeps several hypotheses and ranks them by score.",
+			},
+			{
+				id: "L6.3",
+				view: "fill",
+				title: "Encoder",
+				at: () => ({ mask_positions: [1], query: 1 }),
+				find: "Click a token",
+				say: "Trained with masked tokens, it sees both sides. Mask a token and it predicts the original; its attention has no causal mask.",
+			},
+			{
+				id: "L6.4",
+				view: "patches",
+				title: "Images and audio",
+				find: "What the model",
+				say: ({ reads_images }) =>
+					reads_images
+						? "Image patches are flattened and multiplied by one matrix. Then they are tokens."
+						: "Audio becomes a spectrogram, whose parts become tokens, in the steps listed here.",
+			},
+		],
+	},
+	{
+		title: "Beyond the lectures",
+		stops: [
+			{
+				id: "edits",
+				view: "attention",
+				title: "Edit activations",
+				at: (card) => ({ ...attentionText(card) }),
+				find: "ch-edit",
+				say: "Ablate, scale or negate a head: the prediction updates, and the link and the Python code include the edit.",
+			},
+			{
+				id: "training",
+				needs: "a checkpoint of a run with --record-activations",
+				view: "compare",
+				title: "Watch it learn",
+				at: (card) => (card.has_training_trace ? { compare: "training", trace_index: 0 } : null),
+				find: ".step-slider",
+				say: "A training run with recorded activations: press Play to see heads form while the loss falls.",
+			},
+		],
+	},
+];
+
+/** Every stop with its part; `view` shows it with such a model; null: it needs another one (`needs`). */
+function tourStops(card) {
+	return CHAPTERS.flatMap(({ title: part, stops }) =>
+		stops.map((stop) => {
+			const wanted = typeof stop.view === "function" ? stop.view(card) : stop.view;
+			const view = card.views.includes(wanted) && (stop.at ?? noChanges)(card) ? wanted : null;
+			const say = typeof stop.say === "function" ? stop.say(card) : stop.say;
+			return {
+				...stop,
+				say,
+				part,
+				view,
+				needs: stop.needs ?? REQUIREMENTS[wanted] ?? "a model with a single text input",
+			};
+		}),
+	);
+}
+
+// The tour: lecture topics as captions over the live views; the current stop is part of the URL.
+
+registerDefaults({ tour: "" });
 
 function template({ card }) {
-  const all = stops(card).map((stop) => (stop.view ? stop : elsewhere(stop, card))), first = all.find(({ view }) => view), done = all.find(({ id }) => id === state().tour);
-  const unknown = all.every(({ view }) => view) ? [] : others(card).filter(({ views }) => !views).map(({ name }) => name);
-  return html`<p class="row"><button type="button" class="main" @click=${() => go(card, first)}>Start the tour</button>
-      ${done ? html`<button type="button" @click=${() => go(card, done)}>Continue at ${done.title}</button>` : nothing}
-      <span class="hint">Keys: N next, B back, Esc end.</span>
-      ${unknown.length && !wanted ? html`<button type="button" class="quiet" @click=${() => { wanted = true; changed(); }}>Load ${unknown.join(", ")}</button>` : nothing}</p>
-    <div class="parts">${PARTS.map(({ title }, i) => html`<section><h2>${i + 1}. ${title}</h2><ol>${all.filter(({ part }) => part === title).map((stop) => html`<li>
-      <button type="button" class="stop" ?disabled=${!stop.view} aria-current=${stop.id === state().tour ? "step" : "false"} @click=${() => go(stop.card ?? card, stop)}>
-        <b>${stop.title}</b><span>${!stop.view ? `Requires ${stop.needs}.` : stop.card ? `With ${stop.card.name}: ${stop.say}` : stop.say}</span></button></li>`)}</ol></section>`)}</div>`;
+	const all = tourStops(card).map((stop) => (stop.view ? stop : stopOfOtherModel(stop, card)));
+	const first = all.find(({ view }) => view);
+	const done = all.find(({ id }) => id === state().tour);
+	const unloaded = all.every(({ view }) => view)
+		? []
+		: otherCards(card)
+				.filter(({ views }) => !views)
+				.map(({ name }) => name);
+	return html`<p class="row">
+			<button type="button" class="main" @click=${() => goTo(card, first)}>Start the tour</button>
+			${done ? html`<button type="button" @click=${() => goTo(card, done)}>Continue at ${done.title}</button>` : nothing}
+			<span class="hint">Keys: N next, B back, Esc end.</span>
+			${
+				unloaded.length && !loadOthers
+					? html`<button
+							type="button"
+							class="quiet"
+							@click=${() => {
+								loadOthers = true;
+								notify();
+							}}>
+							Load ${unloaded.join(", ")}
+						</button>`
+					: nothing
+			}
+		</p>
+		<div class="parts">
+			${CHAPTERS.map(
+				({ title }, i) =>
+					html`<section>
+						<h2>${i + 1}. ${title}</h2>
+						<ol>
+							${all
+								.filter(({ part }) => part === title)
+								.map(
+									(stop) =>
+										html`<li>
+											<button
+												type="button"
+												class="stop"
+												?disabled=${!stop.view}
+												aria-current=${stop.id === state().tour ? "step" : "false"}
+												@click=${() => goTo(stop.card ?? card, stop)}>
+												<b>${stop.title}</b
+												><span
+													>${!stop.view ? `Requires ${stop.needs}.` : stop.card ? `With ${stop.card.name}: ${stop.say}` : stop.say}</span
+												>
+											</button>
+										</li>`,
+								)}
+						</ol>
+					</section>`,
+			)}
+		</div>`;
 }
 
-let wanted = false; // whether to load models that are not loaded yet
-const others = (card) => (snapshot ? [] : known().value ?? []).filter(({ name }) => name !== card.name)
-  .map((other) => (other.views || !wanted ? other : got(home(other.name)).value ?? other));
+let loadOthers = false; // whether to load models that are not loaded yet
+const otherCards = (card) =>
+	(snapshot ? [] : (serverModels().value ?? []))
+		.filter(({ name }) => name !== card.name)
+		.map((other) =>
+			other.views || !loadOthers ? other : (getJson(modelUrl(other.name)).value ?? other),
+		);
 
 /** A stop that this model cannot show, with the card of another loaded model that can. */
-function elsewhere(stop, card) {
-  for (const other of others(card).filter(({ views }) => views)) {
-    const found = stops(other).find(({ id }) => id === stop.id);
-    if (found.view) return { ...found, card: other };
-  }
-  return stop;
+function stopOfOtherModel(stop, card) {
+	for (const other of otherCards(card).filter(({ views }) => views)) {
+		const match = tourStops(other).find(({ id }) => id === stop.id);
+		if (match.view) return { ...match, card: other };
+	}
+	return stop;
 }
 
-let seen = "machine"; // view before the tour
-on(({ view, tour }) => tour || view === "tour" || (seen = view));
-let before = null; // state before the tour: every stop starts from it, and it is restored at the end
+let viewBefore = "machine"; // view before the tour
+subscribe(({ view, tour }) => tour || view === "tour" || (viewBefore = view));
+let stateBefore = null; // state before the tour: every stop starts from it, and it is restored at the end
 
-function go(to, stop) {
-  if (!stop?.view) return;
-  if (!state().tour || !before) before = { ...state(), view: seen, tour: "" };
-  const model = to.name === card().value.name ? state().model : to.name;
-  set(moved(before, { model, cell: "", pins: [], ...stop.at(to), view: stop.view, tour: stop.id }));
+function goTo(card, stop) {
+	if (!stop?.view) return;
+	if (!state().tour || !stateBefore) stateBefore = { ...state(), view: viewBefore, tour: "" };
+	const isCurrent = card.name === currentCard().value.name;
+	const model = isCurrent ? state().model : card.name;
+	const patch = {
+		model,
+		cell: "",
+		pins: [],
+		...(stop.at ?? noChanges)(card),
+		view: stop.view,
+		tour: stop.id,
+	};
+	set(withChanges(stateBefore, patch));
 }
 
-/** The next or previous stop that this model can show. */
-function move(by) {
-  const found = card().value;
-  if (!found || !state().tour) return;
-  const here = stops(found).filter(({ view }) => view);
-  const at = here.findIndex(({ id }) => id === state().tour);
-  if (at + by >= here.length) end();
-  else if (at + by >= 0) go(found, here[at + by]);
+/** The stops that the current model can show, and the index of the current one. */
+function currentStops() {
+	const card = currentCard().value;
+	const stops = card ? tourStops(card).filter(({ view }) => view) : [];
+	return { card, stops, index: stops.findIndex(({ id }) => id === state().tour) };
 }
 
-function end() {
-  set({ ...before, tour: "" });
-  before = null;
+/** Go to the next or previous stop. */
+function moveBy(step) {
+	const { card, stops, index } = currentStops();
+	if (!card || !state().tour) return;
+	if (index + step >= stops.length) endTour();
+	else if (index + step >= 0) goTo(card, stops[index + step]);
+}
+
+function endTour() {
+	set({ ...stateBefore, tour: "" });
+	stateBefore = null;
 }
 
 // ---------------------------------------------------------------- caption
-const host = document.createElement("aside");
-host.className = "tour-caption";
-host.setAttribute("aria-label", "tour");
-host.setAttribute("aria-live", "polite");
-document.body.append(host);
+const captionHost = document.createElement("aside");
+captionHost.className = "tour-caption";
+captionHost.setAttribute("aria-label", "tour");
+captionHost.setAttribute("aria-live", "polite");
+document.body.append(captionHost);
 
-function caption() {
-  const found = card().value, here = found ? stops(found).filter(({ view }) => view) : [];
-  const at = here.findIndex(({ id }) => id === state().tour), stop = here[at];
-  const strayed = stop && stop.view !== state().view;
-  host.hidden = !stop || state().view === "tour";
-  document.body.classList.toggle("touring", !host.hidden);
-  render(host.hidden ? nothing : html`
-    <p class="where">${stop.part}<span>${at + 1} of ${here.length}${stop.id.startsWith("L") ? ` · ${stop.id}` : ""}</span></p>
-    <h2>${stop.title}</h2><p class="say">${stop.say}</p>
-    <p class="steps-on"><button type="button" ?disabled=${at === 0} @click=${() => move(-1)}>Back</button>
-      ${strayed ? html`<button type="button" class="main" @click=${() => go(found, stop)}>Return</button>` : html`<button type="button" class="main" @click=${() => move(1)}>${at === here.length - 1 ? "Finish" : "Next"}</button>`}
-      <button type="button" class="quiet" @click=${end}>End the tour</button></p>`, host);
-  light(host.hidden || strayed ? null : stop);
+function renderCaption() {
+	const { card, stops, index } = currentStops();
+	const stop = stops[index];
+	const isAway = stop && stop.view !== state().view;
+	captionHost.hidden = !stop || state().view === "tour";
+	document.body.classList.toggle("touring", !captionHost.hidden);
+	render(
+		captionHost.hidden
+			? nothing
+			: html`<p class="where">
+						${stop.part}<span
+							>${index + 1} of
+							${stops.length}${stop.id.startsWith("L") ? ` · ${stop.id}` : ""}</span
+						>
+					</p>
+					<h2>${stop.title}</h2>
+					<p class="say">${stop.say}</p>
+					<p class="tour-buttons">
+						<button type="button" ?disabled=${index === 0} @click=${() => moveBy(-1)}>Back</button>
+						${isAway ? html`<button type="button" class="main" @click=${() => goTo(card, stop)}>Return</button>` : html`<button type="button" class="main" @click=${() => moveBy(1)}>${index === stops.length - 1 ? "Finish" : "Next"}</button>`}
+						<button type="button" class="quiet" @click=${endTour}>End the tour</button>
+					</p>`,
+		captionHost,
+	);
+	highlight(captionHost.hidden || isAway ? null : stop);
 }
 
-let lit = null;
-let reached = ""; // stop that was scrolled to
+let highlighted = null;
+let scrolledTo = ""; // id of a stop
+
 /** Highlight the target of the caption once it is rendered. */
-function light(stop) {
-  const target = stop ? targetOf(stop.find) : null;
-  if (lit !== target) {
-    lit?.classList.remove("toured");
-    target?.classList.add("toured");
-    lit = target;
-  }
-  if (!stop) reached = "";
-  else if (target && reached !== stop.id) {
-    if ("ready" in document.body.dataset) reached = stop.id; // content above may still grow until then
-    target.scrollIntoView({ block: "center", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
-  }
+function highlight(stop) {
+	const target = stop ? findTarget(stop.find) : null;
+	if (highlighted !== target) {
+		highlighted?.classList.remove("tour-target");
+		target?.classList.add("tour-target");
+		highlighted = target;
+	}
+	if (!stop) scrolledTo = "";
+	else if (target && scrolledTo !== stop.id) {
+		if ("ready" in document.body.dataset) scrolledTo = stop.id; // content above may still grow until then
+		target.scrollIntoView({
+			block: "center",
+			behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth",
+		});
+	}
 }
 
 /** Find an element by selector, or a figure by its caption. */
-function targetOf(find) {
-  if (!find) return null;
-  if (typeof find === "string" && /^(main|ch-|[.#])/.test(find)) return document.querySelector(find);
-  const fits = (text) => (find instanceof RegExp ? find.test(text) : text.toLowerCase().includes(find.toLowerCase()));
-  return [...document.querySelectorAll("main ch-figure")].find((figure) => fits(figure.caption)) ?? null;
+function findTarget(find) {
+	if (!find) return null;
+	if (typeof find === "string" && /^(main|ch-|[.#])/.test(find))
+		return document.querySelector(find);
+	const isMatch = (text) =>
+		find instanceof RegExp ? find.test(text) : text.toLowerCase().includes(find.toLowerCase());
+	/** @type {any[]} */
+	const figures = [...document.querySelectorAll("main ch-figure")];
+	return figures.find(({ caption }) => isMatch(caption)) ?? null;
 }
 
-let waiting = 0;
-on(() => { // the page is rendered two frames after the last change
-  cancelAnimationFrame(waiting);
-  waiting = requestAnimationFrame(() => (waiting = requestAnimationFrame(caption)));
+let frame = 0;
+subscribe(() => {
+	// the page is rendered two frames after the last change
+	cancelAnimationFrame(frame);
+	frame = requestAnimationFrame(() => (frame = requestAnimationFrame(renderCaption)));
 });
 
 document.addEventListener("keydown", (event) => {
-  if (!state().tour || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, textarea, select")) return;
-  const by = { n: 1, b: -1 }[event.key.toLowerCase()];
-  if (event.key === "Escape") end();
-  else if (by) move(by);
-  else return;
-  event.preventDefault();
+	const target = /** @type {HTMLElement} */ (event.target);
+	const isTyping = target.closest?.("input, textarea, select");
+	if (!state().tour || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+	const step = { n: 1, b: -1 }[event.key.toLowerCase()];
+	if (event.key === "Escape") endTour();
+	else if (step) moveBy(step);
+	else return;
+	event.preventDefault();
 });
 
 export default {
-  id: "tour",
-  title: "Tour",
-  sentence: "The lecture topics, one by one, on the live views of your model.",
-  free: true,
-  template,
+	id: "tour",
+	title: "Tour",
+	sentence: "The lecture topics, one by one, on the live views of your model.",
+	free: true,
+	template,
 };
