@@ -1,9 +1,11 @@
 """`clearhead explore` without a browser: default models, access, ports, saved pages and errors."""
 
+import json
 import re
 import socket
 
 import pytest
+import torch
 from fastapi.testclient import TestClient
 
 import clearhead as ch
@@ -12,6 +14,7 @@ from clearhead.cli.main import app
 from clearhead.errors import ClearheadError
 from clearhead.serve import server
 from clearhead.weights import model_cards
+from clearhead.word_vectors.io import VectorTable, write_vectors
 
 
 def explore(*words):
@@ -29,12 +32,27 @@ def test_default_models_are_bundled_ones_without_word_vectors(folder, tmp_path, 
     monkeypatch.setattr(model_cards, "BUNDLED_DIR", tmp_path / "none")
     with pytest.raises(ClearheadError, match="no models are bundled"):
         explore()
-    vectors = tmp_path / "bundled" / "words"
-    vectors.mkdir(parents=True)
-    (vectors / "words.safetensors").touch()
+    table = VectorTable(["cat", "dog"], torch.eye(2).half())
+    write_vectors(tmp_path / "bundled" / "words", table)
     folder.rename(tmp_path / "bundled" / "story")
     monkeypatch.setattr(model_cards, "BUNDLED_DIR", tmp_path / "bundled")
     assert _default_models() == ["story"]
+
+
+def test_word_vectors_are_listed_apart_from_models(tmp_path, monkeypatch, capsys):
+    write_vectors(tmp_path / "words", VectorTable(["cat", "dog"], torch.eye(2).half()))
+    (tmp_path / "story").mkdir()
+    (tmp_path / "story" / "model.safetensors").touch()
+    for name, kind in {"story": "decoder", "words": "vectors"}.items():
+        card = {"title": name, "description": f"About {name}.", "architecture": kind}
+        card |= dict.fromkeys(("usage", "datasets", "training_commands", "limitations"), [])
+        (tmp_path / name / "card.json").write_text(json.dumps(card))
+    monkeypatch.setattr(model_cards, "BUNDLED_DIR", tmp_path)
+    app(["models"], standalone_mode=False)
+    models, word_vectors = capsys.readouterr().out.split("Word vectors")
+    assert ("story" in models, "words" in models, "words" in word_vectors) == (True, False, True)
+    with pytest.raises(ClearheadError, match="word vectors, not a model"):
+        explore("words", "--no-open", "--port", 0)
 
 
 @pytest.mark.parametrize(

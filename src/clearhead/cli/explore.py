@@ -55,12 +55,16 @@ def explore(
     from clearhead.serve.registry import ModelRegistry, default_memory_limit, parse_model_paths
     from clearhead.serve.server import is_loopback, run_server
     from clearhead.weights.load import resolve_model
+    from clearhead.word_vectors.io import has_word_vectors
 
     if output is not None:
         _check_page_path(output)
     paths = parse_model_paths(models or _default_models())
     for path in paths.values():
-        resolve_model(path)
+        if has_word_vectors(resolve_model(path)):
+            raise ClearheadError(
+                f"{path} contains word vectors, not a model; use clearhead vectors {path}."
+            )
     registry = ModelRegistry(paths, default_memory_limit(device), device, dtype)
     api_key = ""
     if not is_loopback(host):
@@ -85,8 +89,9 @@ def explore(
 def _default_models() -> list[str]:
     """The bundled models, without the bundled word vectors."""
     from clearhead.weights.model_cards import BUNDLED_DIR, bundled_models
+    from clearhead.word_vectors.io import has_word_vectors
 
-    names = [name for name in bundled_models() if (BUNDLED_DIR / name / "clearhead.json").is_file()]
+    names = [name for name in bundled_models() if not has_word_vectors(BUNDLED_DIR / name)]
     if not names:
         raise ClearheadError("no models are bundled with this installation; name a model.")
     return names

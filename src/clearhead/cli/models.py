@@ -50,11 +50,16 @@ def models(
 def print_list(
     console: "Console", cards: dict[str, "ModelCard"], downloaded: dict[str, int]
 ) -> None:
+    word_vectors = {name: card for name, card in cards.items() if card.architecture == "vectors"}
     for name, card in cards.items():
-        _print_heading(console, name, _size(card))
-        _print_section(console, "", [card.description], card.usage[:1])
+        if name not in word_vectors:
+            _print_summary(console, name, card)
     for name, size in downloaded.items():
         _print_heading(console, name, f"downloaded, {size / 1e6:,.0f} MB")
+    if word_vectors:
+        console.print("\nWord vectors, only for clearhead vectors", style="bold")
+    for name, card in word_vectors.items():
+        _print_summary(console, name, card)
     console.print(
         "\nclearhead models NAME prints the card of a bundled model; "
         "clearhead get NAME downloads others."
@@ -97,6 +102,11 @@ def _print_section(
         console.print(indent(wrapped, "  "), soft_wrap=True)
     for command in commands:  # not wrapped, so that they can be copied
         console.print(f"  {command}", style="cyan", soft_wrap=True)
+
+
+def _print_summary(console: "Console", name: str, card: "ModelCard") -> None:
+    _print_heading(console, name, _size(card))
+    _print_section(console, "", [card.description], card.usage[:1])
 
 
 def _size(card: "ModelCard") -> str:
