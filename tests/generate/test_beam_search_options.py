@@ -52,7 +52,7 @@ def test_no_repeat_ngram_size_equals_transformers(seed, monkeypatch):
 
 
 @given(size=st.integers(1, 4), beams=st.integers(1, 4), seed=st.integers(0, 9))
-@settings(max_examples=10)
+@settings(max_examples=5)
 def test_no_ngram_repeats_in_a_batch(size, beams, seed):
     net = tiny(seed=seed, n_layers=1, vocab_size=23)
     options = {"num_beams": beams, "max_tokens": 9, "no_repeat_ngram_size": size}
@@ -71,7 +71,7 @@ def test_no_ngram_repeats_in_a_batch(size, beams, seed):
     begins=st.lists(st.lists(st.integers(3, 28), max_size=4), min_size=4, max_size=4),
     penalty=st.sampled_from([0.0, 1.0, 2.0]),
 )
-@settings(max_examples=10)
+@settings(max_examples=5)
 def test_prefix_equals_a_longer_prompt_and_counts_for_the_score(name, seed, begins, penalty):
     net = tiny(name, seed, n_layers=1)
     source = {"source": torch.arange(12).view(4, 3) + 3} if net.encoder is not None else {}
@@ -141,7 +141,7 @@ def test_alternatives_differ_at_a_position(name, prefix):
 
 # ---------------------------------------------------------------- the tree
 @given(beams=st.integers(1, 4), stops=st.integers(0, 2), seed=st.integers(0, 9))
-@settings(max_examples=10)
+@settings(max_examples=5)
 def test_tree_contains_all_hypotheses_and_steps(beams, stops, seed):
     net = tiny(seed=seed, n_layers=1)
     free = beam_search(net, PROMPTS, num_beams=2, max_tokens=8)

@@ -63,7 +63,7 @@ def generate_uncached(net, prompt, sampling):
 
 
 @given(wishes, st.integers(1, 4), st.integers(0, 3), st.sampled_from(sorted(NETS)))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_batching_and_arrival_change_nothing(wanted, slots, late, name):
     net = NETS[name]
     assert generate_batched(net, wanted, slots, min(late, len(wanted))) == [
@@ -113,7 +113,7 @@ def test_non_finite_logits_stop_generation():
 
 
 @given(wishes, st.integers(1, 3), st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_prefix_cache_changes_nothing(wanted, slots, data):
     """Prompts that share a prefix with others, or continue them, as conversations do."""
     net = NETS["tiny-llama"]
@@ -185,7 +185,7 @@ def test_smallest_contexts(overflow):
 
 
 @given(st.lists(st.integers(0, 63), min_size=1, max_size=40), st.integers(1, 40), st.integers(0, 3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_sliding_context_continues_from_its_second_half(prompt, more, seed):
     net = NETS["tiny-llama"]
     sampling = SamplingConfig(max_tokens=more, overflow="slide", seed=seed)
