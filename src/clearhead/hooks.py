@@ -1,6 +1,6 @@
 """Hooks: observe and replace any named activation of a forward pass.
 
-Every activation worth a name passes through `hooks(name, value)`. `NoHooks` returns the value, and
+Every named activation passes through `hooks(name, value)`. `NoHooks` returns the value, and
 the compiler removes even the call. `Recorder` applies edits, then stores what was asked for. Hooks
 are an ordinary argument of `forward`, because `torch.compile` ignores module hooks and cannot trace
 context variables.
@@ -103,9 +103,8 @@ Hooks = NoHooks | Recorder
 
 def force_eager() -> AbstractContextManager[object]:
     """Context in which compiled networks run eagerly, as observed passes must."""
-    if (
-        "torch._dynamo" not in sys.modules
-    ):  # nothing is compiled, and importing dynamo takes seconds
+    # Otherwise nothing is compiled, and importing dynamo takes seconds.
+    if "torch._dynamo" not in sys.modules:
         return nullcontext()
     return _STANCE.force_eager()
 

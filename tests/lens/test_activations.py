@@ -194,7 +194,7 @@ ERRORS = [
     (lambda m: m.watch(IDS, ["full_embed"])["final_norm"], "'final_norm' was not watched"),
     (
         lambda m: ch.lens.attention_figure(m.watch(IDS, ["full_embed"]), 0),
-        "does not hold all of blocks.0.attn.pattern",
+        "blocks.0.attn.pattern was only partly recorded",
     ),
     (
         lambda m: ch.lens.attention_figure(m.watch(IDS, ["blocks.0.attn.pattern"]), 0, 9),

@@ -172,7 +172,10 @@ def test_head_scores_leave_out_what_a_text_cannot_show():
     assert "nan" not in str(scores.terminal())
     best = scores.best(top_k=2)
     layer, head = divmod(int(scores.values[0].argmax()), 4)
-    assert best.words[0][0] == f"{layer}.{head}:"
+    assert best.words[0][0] == f"{layer}.{head}"
+    assert best.cell_texts[0][0].startswith(f"{layer}.{head}: ")
+    assert best.table()[0].keys() == {"name", "rank", "word", "score"}
+    assert best.csv().splitlines()[1].startswith(f"{scores.axes[0].labels[0]},1,{layer}.{head},")
     assert float(best.values[0, 0]) == float(scores.values[0].max())
 
 

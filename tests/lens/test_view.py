@@ -218,3 +218,11 @@ def test_missing_folder_is_an_error_and_leaves_no_file(tmp_path):
     with pytest.raises(ch.ClearheadError, match=re.escape("y.csv is a folder")):
         GRID.save(tmp_path / "y.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["y.csv"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"), [({"score": 1, "b": 1}, None), ({"word": 1, "b": 1}, (("so",),))]
+)
+def test_columns_of_the_table_must_differ(axes, words):
+    with pytest.raises(ValueError, match="must differ"):
+        make_view(torch.zeros(1, 1), axes, value_name="score", words=words)

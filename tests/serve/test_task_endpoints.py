@@ -71,12 +71,12 @@ def test_classify_equals_the_library(served, models, given):
         if isinstance(given, str)
         else [one if isinstance(one, str) else tuple(one) for one in given]
     )
-    for one, judged in zip(found["answers"], models["judge"].classify(texts), strict=True):
+    for one, judged in zip(found["results"], models["judge"].classify(texts), strict=True):
         assert one["label"] == judged.label
         assert one["probabilities"] == pytest.approx(judged.probabilities, abs=1e-6)
         assert one["score"] == pytest.approx(judged.score, abs=1e-6)
     long = [len("".join(text)) > 24 for text in texts]  # letters are tokens
-    assert [one["truncated"] for one in found["answers"]] == long
+    assert [one["truncated"] for one in found["results"]] == long
 
 
 def test_empty_texts_are_errors(served, models):
@@ -97,7 +97,7 @@ def test_a_wrong_path_names_the_right_one(served):
 def test_regression_gives_a_value(served, models):
     _, found = post(served, "/classify", model="numbers", input=["a", "longer"])
     results = models["numbers"].classify(["a", "longer"])
-    assert [answer["value"] for answer in found["answers"]] == pytest.approx(
+    assert [answer["value"] for answer in found["results"]] == pytest.approx(
         [result.score for result in results]
     )
 
@@ -107,12 +107,12 @@ def test_fill_equals_the_library(served, models):
     status, found = post(served, "/fill", model="gaps", input=texts, top_k=3)
     assert status == 200
     first, second = (
-        [[word["word"] for word in gap] for gap in one["masks"]] for one in found["answers"]
+        [[word["word"] for word in gap] for gap in one["masks"]] for one in found["results"]
     )
     assert first == [[word.word for word in models["gaps"].fill(texts[0], 3).masks[0]]]
     assert second == [[word.word for word in gap] for gap in models["gaps"].fill(texts[1], 3).masks]
     best = models["gaps"].fill(texts[0]).masks[0][0]
-    assert post(served, "/fill", model="gaps", input=texts[0])[1]["answers"][0]["masks"][0][0] == {
+    assert post(served, "/fill", model="gaps", input=texts[0])[1]["results"][0]["masks"][0][0] == {
         "word": best.word,
         "token": best.token,
         "probability": pytest.approx(best.probability),
@@ -134,7 +134,7 @@ def test_classification_takes_turns_in_order(served, models, monkeypatch):
         (count, "model judge") for count in (8, 8, 4)
     ]  # by the worker, between two steps of others
     expected = models["judge"].classify(texts)
-    assert [one["probabilities"]["good"] for one in found["answers"]] == pytest.approx(
+    assert [one["probabilities"]["good"] for one in found["results"]] == pytest.approx(
         [one.probabilities["good"] for one in expected]
     )
 
@@ -157,6 +157,7 @@ def test_classification_takes_turns_in_order(served, models, monkeypatch):
         ("/translate", {"model": "gaps", "text": "a"}, "does not translate"),
         ("/v1/embeddings", {"model": "translator", "input": "a"}, "does not produce embeddings"),
         ("/classify", {"model": "eye", "input": "a"}, "reads images"),
+        ("/translate", {"model": "translator", "text": "a" * 999}, "the text has a sentence"),
         ("/fill", {"model": "gaps", "input": "a"}, "the text has no mask"),
         ("/fill", {"model": "gaps", "input": ["[MASK]", "a"]}, "text 2 has no mask"),
         ("/fill", {"model": "gaps", "input": ["[MASK]", "x" * 30]}, "31 tokens"),

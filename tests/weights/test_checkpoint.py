@@ -93,10 +93,10 @@ def test_model_is_replaced_by_the_same_format_only(tmp_path):
         ch.load(tmp_path / "hf"), tmp_path / "hf", format="hf"
     )  # onto the folder it was loaded from
     for kind in ("clearhead", "onnx"):
-        with pytest.raises(ch.ClearheadError, match="already holds a model in hf format"):
+        with pytest.raises(ch.ClearheadError, match="contains a model in hf format"):
             ch.save(m, tmp_path / "hf", format=kind)
     ch.save(m, tmp_path / "own")
-    with pytest.raises(ch.ClearheadError, match="already holds a model in clearhead format"):
+    with pytest.raises(ch.ClearheadError, match="contains a model in clearhead format"):
         ch.save(m, tmp_path / "own", format="hf")
     assert ch.load(tmp_path / "own").config == ch.load(tmp_path / "hf").config == m.config
 

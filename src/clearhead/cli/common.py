@@ -30,7 +30,7 @@ LINES_PER_BATCH = 256
 SAMPLE_SEPARATOR = "―――"
 TEXT_FILE_NAME = r"\S+\.(txt|text|md|tsv|csv|jsonl?|gz)"
 
-# ---------------------------------------------------------------- shared arguments and options
+# --- shared arguments and options
 MODEL_ARGUMENT = typer.Argument(
     help="A bundled or downloaded model, a clearhead or Hugging Face folder, a .gguf file, "
     "or owner/name on the Hugging Face hub.",
@@ -73,7 +73,7 @@ ABLATE_HEAD_OPTION = typer.Option(
 ALLOW_CONFIG_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-# ---------------------------------------------------------------- --dotted.flags
+# --- --dotted.flags
 def parse_config_flags(words: list[str]) -> dict[str, object]:
     """Parse `--model.position=rotary --data.train a.en a.de`; several values make a list."""
     options: dict[str, object] = {}
@@ -125,7 +125,7 @@ def _option_paths(tree: dict[str, object], prefix: str = "") -> Iterator[str]:
             yield from _option_paths(value, f"{prefix}{name}.")
 
 
-# ---------------------------------------------------------------- text input
+# --- text input
 def check_one_input(text: str | None, file: str, expected: str = "a text") -> None:
     """Raise unless there is either a non-empty text or a file."""
     if (text is not None) == bool(file):
@@ -222,7 +222,7 @@ def _line_name(number: int, file: str) -> str:
     return f"line {number:,}" if file == STDIN else f"line {number:,} of {file}"
 
 
-# ---------------------------------------------------------------- hints and warnings
+# --- hints and warnings
 def warn_if_file_name(text: str | None, usage: str = "use --input {} to read its lines") -> None:
     """Print a hint to stderr if a text looks like the name of a file."""
     if text is None:
@@ -258,7 +258,7 @@ def show_warnings_on_stderr() -> None:
     warnings.simplefilter("default", ClearheadWarning)
 
 
-# ---------------------------------------------------------------- ablation
+# --- ablation
 def ablate_heads(model: "Model", heads: list[str]) -> "dict[str, ActivationEdit]":
     """Edits that zero-ablate the heads of --ablate-head."""
     from clearhead.lens.edits import ablate, chain_edits
@@ -281,7 +281,7 @@ def ablate_heads(model: "Model", heads: list[str]) -> "dict[str, ActivationEdit]
     return {name: chain_edits(changes) for name, changes in edits.items()}
 
 
-# ---------------------------------------------------------------- output
+# --- output
 def count_of(number: int, noun: str) -> str:
     """1 token, 2 tokens."""
     return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -28,13 +28,13 @@ def compare(
     ),
     metric: str = typer.Option(
         "",
-        help="loss (best validation loss), last, or a metric of clearhead evaluate, such as bleu.",
+        help="best_loss (lowest validation loss), final_loss, or a metric of clearhead evaluate, such as bleu.",
         show_default=False,
     ),
     baseline: str = typer.Option(
         "", help="The variant to compare with. Default: the first.", show_default=False
     ),
-    lengths: str = typer.Option(
+    eval_lengths: str = typer.Option(
         "", help="Also measure the loss at these sequence lengths: 256,512.", show_default=False
     ),
     device: str = DEVICE_OPTION,
@@ -45,9 +45,8 @@ def compare(
     """Compare variants of a model over several seeds.
 
     Trains every combination of all --vary, and reports differences with confidence intervals. Other
-    options are those of clearhead train. Ctrl-C exits
-    with status 130; the same command resumes. Under torchrun, runs are distributed over the
-    processes. The result is in report.html.
+    options are those of clearhead train. Ctrl-C exits with status 130; the same command resumes.
+    Under torchrun, runs are distributed over the processes. The result is in report.html.
     """
     from clearhead.cli.progress_display import ProgressDisplay
     from clearhead.lab.compare import plan_experiment, run_comparison
@@ -64,7 +63,7 @@ def compare(
         parse_config_flags(context.args),
         metric,
         baseline,
-        _parse_ints("--lengths", lengths),
+        _parse_ints("--eval-lengths", eval_lengths),
         shlex.join(["clearhead", *sys.argv[1:]]),
     )
     # Read before the runs, for which each process is made independent of the others.

@@ -68,7 +68,7 @@ def translate(
         help="Print the source token that each token attends to most: decoder layer (-2) or all.",
         show_default=False,
     ),
-    logprobs: int = typer.Option(None, help=LOGPROBS_HELP, show_default=False),
+    logprobs: int = typer.Option(0, help=LOGPROBS_HELP),
     split_sentences: bool = typer.Option(
         False, "--split-sentences", help="Translate sentence by sentence."
     ),

@@ -31,7 +31,7 @@ POOLING = "what the head reads: the first token, or the mean of all"
 POOLER = "add a dense layer with tanh before the output, as BERT does"
 
 
-# ---------------------------------------------------------------- input (L1, L6.4)
+# --- input (L1, L6.4)
 @dataclass(frozen=True)
 class Tokens:
     kind: Literal["tokens"] = kind("token ids, looked up in an embedding matrix", "tokens")
@@ -94,7 +94,7 @@ def num_input_tokens(source: Images | Audio | Spectrogram) -> int:
             return rows * columns + source.cls_token
 
 
-# ---------------------------------------------------------------- architecture (L6)
+# --- architecture (L6)
 @dataclass(frozen=True)
 class Decoder:
     kind: Literal["decoder"] = kind("causal attention", "decoder")
@@ -121,7 +121,7 @@ class EncoderDecoder:
 Architecture = Decoder | Encoder | EncoderDecoder
 
 
-# ---------------------------------------------------------------- positions (L2)
+# --- positions (L2)
 @dataclass(frozen=True)
 class NoPosition:
     kind: Literal["none"] = kind("no position information", "none")
@@ -193,7 +193,7 @@ class Rotary:
 PositionScheme = NoPosition | Learned | Sinusoidal | T5 | Shaw | ALiBi | Rotary
 
 
-# ---------------------------------------------------------------- block (L3, L4)
+# --- block (L3, L4)
 @dataclass(frozen=True)
 class Attention:
     n_heads: int = option("attention heads", 4)
@@ -246,7 +246,7 @@ class Dropout:
     attention: float = option("on the attention pattern", 0.0, ge=0, lt=1)
 
 
-# ---------------------------------------------------------------- head (L5)
+# --- head (L5)
 @dataclass(frozen=True)
 class LMHead:
     kind: Literal["lm"] = kind("next-token prediction", "lm")
@@ -285,7 +285,7 @@ class NoHead:
 Head = LMHead | MLMHead | ClassificationHead | RegressionHead | NoHead
 
 
-# ---------------------------------------------------------------- validation
+# --- validation
 def check_ranges(value: Any, path: str) -> None:
     """Raise if an option is out of range; `path` is the name of the section."""
     for message in _range_errors(value, path):
@@ -456,7 +456,7 @@ def _input_errors(
         )
 
 
-# ---------------------------------------------------------------- model
+# --- model
 @dataclass(frozen=True)
 class ModelConfig:
     """A Transformer. The defaults are the decoder of the lectures."""
@@ -501,7 +501,7 @@ class ModelConfig:
         return self.input
 
 
-# ---------------------------------------------------------------- counting parameters
+# --- counting parameters
 def parameters_by_part(m: ModelConfig) -> dict[str, int]:
     """Number of parameters of each part, computed without building the model."""
     encoder_layers = 0
@@ -592,7 +592,7 @@ def _head_parameters(m: ModelConfig) -> int:
             return 0
 
 
-# ---------------------------------------------------------------- inference and run
+# --- inference and run
 @dataclass(frozen=True)
 class InferenceConfig:
     """Special tokens (as ids) and defaults for using a model."""

@@ -23,7 +23,7 @@ MAX_INT = 2**63
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
-# ---------------------------------------------------------------- declaring options
+# --- declaring options
 def option(
     help_text: str, default: Any, ge: int = 1, lt: int | None = None, le: int | None = None
 ) -> Any:
@@ -37,7 +37,7 @@ def kind(help_text: str, name: str) -> Any:
     return dataclasses.field(default=name, metadata=option(help_text, name).metadata, kw_only=True)
 
 
-# ---------------------------------------------------------------- from plain values
+# --- from plain values
 def dataclass_from_dict(cls: type[T], value: object, path: str = "") -> T:
     """Build a dataclass from nested dictionaries; `path` is its name in error messages."""
     if not isinstance(value, Mapping):
@@ -134,7 +134,7 @@ def read_config_file(path: str | Path) -> ConfigDict:
     return content
 
 
-# ---------------------------------------------------------------- changing options
+# --- changing options
 def apply_overrides(base: ConfigDict, changes: Mapping[str, object]) -> ConfigDict:
     """Replace options by dotted name: {"model.position.kind": "rotary"}. Strings are read as TOML.
 
@@ -214,7 +214,7 @@ def parse_flag_value(text: object) -> object:
     return text
 
 
-# ---------------------------------------------------------------- to plain values
+# --- to plain values
 def dataclass_to_dict(value: Any) -> ConfigDict:
     """Nested dictionaries that JSON can store and `dataclass_from_dict` reads."""
     return json.loads(json.dumps(dataclasses.asdict(value)))
@@ -246,7 +246,7 @@ def _toml_value(value: object) -> str:
     return text.replace("\x7f", "\\u007f")  # the only character that JSON but not TOML allows as is
 
 
-# ---------------------------------------------------------------- comparing
+# --- comparing
 def diff_trees(a: ConfigDict, b: ConfigDict, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Options that differ, as (path, value in a, value in b); a missing option is None."""
     if a.get("kind") != b.get("kind"):

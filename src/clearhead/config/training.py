@@ -12,7 +12,7 @@ PEAK_LR = "learning rate at the peak of the schedule"
 WEIGHT_DECAY = "weight decay of the weight matrices of the blocks, decoupled (times lr)"
 
 
-# ---------------------------------------------------------------- optimizers
+# --- optimizers
 @dataclass(frozen=True)
 class Adam:
     """Adam without weight decay: what Muon uses for everything that is not a matrix of a block."""
@@ -43,7 +43,7 @@ class Muon:
 OptimizerConfig = AdamW | Muon
 
 
-# ---------------------------------------------------------------- schedules
+# --- schedules
 # Pure functions of the step: the learning rate as a fraction of its peak. All of them warm up
 # linearly; the first step already has a positive learning rate.
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def warmup_factor(step: int, warmup_steps: int) -> float:
     return min(1.0, (step + 1) / max(1, warmup_steps))
 
 
-# ---------------------------------------------------------------- data and run
+# --- data and run
 @dataclass(frozen=True)
 class DataConfig:
     """Training and validation data."""

@@ -20,7 +20,7 @@ from clearhead.errors import ClearheadError
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 
-# ---------------------------------------------------------------- labels
+# --- labels
 def label_names(labels: Iterable[str]) -> tuple[str, ...]:
     """The distinct labels in the order of their ids."""
     names = tuple(sorted(set(labels)))
@@ -70,7 +70,7 @@ def stratified_split(
     return sorted(train), sorted(valid)
 
 
-# ---------------------------------------------------------------- files
+# --- files
 COLUMN_HINT = "--data.text_column=0 --data.label_column=1"
 MAX_TARGET = 1e38  # of a 32-bit float
 
@@ -150,7 +150,7 @@ def encode_labeled_texts(
         yield LabeledExample(ids, ids_pair if has_pair else None, row.label, row.location)
 
 
-# ---------------------------------------------------------------- batches
+# --- batches
 LENGTH_MULTIPLE = 16  # batch lengths are multiples of this, so that there are few shapes
 
 

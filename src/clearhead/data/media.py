@@ -32,7 +32,7 @@ class MediaExamples:
     locations: Sequence[str]
 
 
-# ---------------------------------------------------------------- files
+# --- files
 def load_media(
     path: str | Path,
     config: Images | MelSpectrogram,
@@ -189,7 +189,7 @@ def exclude_valid_media(
     return train if len(indices) == len(train.locations) else _select(train, indices)
 
 
-# ---------------------------------------------------------------- batches
+# --- batches
 class MediaDataset:
     """One image or audio clip per row, all of one shape, with one label per row.
 

@@ -131,7 +131,7 @@ def _validate_pair(texts: tuple[object, object], location: str) -> SentencePair 
     return SentencePair(source, target, location)
 
 
-# ---------------------------------------------------------------- parallel texts
+# --- parallel texts
 def _read_parallel_texts(first: Path, second: Path) -> Iterator[LocatedPair]:
     num_first = 0
     num_second = 0
@@ -148,7 +148,7 @@ def _read_parallel_texts(first: Path, second: Path) -> Iterator[LocatedPair]:
         )
 
 
-# ---------------------------------------------------------------- TMX
+# --- TMX
 MARKUP_TAGS = ("bpt", "ept", "it", "ph", "ut")  # contain markup of other programs, not text
 XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 
@@ -207,7 +207,7 @@ def _text_in_language(texts: dict[str, str], code: str) -> str:
     return next((text for language, text in texts.items() if f"{language}-".startswith(prefix)), "")
 
 
-# ---------------------------------------------------------------- PO
+# --- PO
 PO_LINE = re.compile(rb'(?:(msgctxt|msgid_plural|msgid|msgstr(?:\[\d+\])?)\s*)?"((?:[^"\\]|\\.)*)"')
 PO_ENTRY_START = re.compile(rb"#|msgctxt\b|msgid\b")
 PO_ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([0-3]?[0-7]{1,2})|(.))")
@@ -284,7 +284,7 @@ def _unescape_po(raw: bytes) -> str:
     return decode_lossless(PO_ESCAPE.sub(replacement, raw))
 
 
-# ---------------------------------------------------------------- token ids
+# --- token ids
 class EncodedPair(NamedTuple):
     """A pair as token ids, with special tokens: `bos … sep` and `decoder_start … eos`."""
 
@@ -325,7 +325,7 @@ def encode_pairs(
             yield pair, EncodedPair(source_ids, target_ids, pair.location)
 
 
-# ---------------------------------------------------------------- packing
+# --- packing
 PACKING_POOL = 512  # candidates for the next pair of a row
 ROWS_PER_SPARE_ROW = 512  # spare rows let almost every epoch fit into the same number of rows
 Numbers = NDArray[np.int64]

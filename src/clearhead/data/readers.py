@@ -4,8 +4,9 @@ Documents, for language models:
 
 - A text file is one document. A line that consists only of `<|endoftext|>` or a form feed separates
   documents. Each line of a `.jsonl` file is a document: the text in one of its fields.
-- A folder stands for all files below it that end in .txt, .text, .md or .jsonl (compressed or not),
-  sorted by name, without hidden ones. A glob stands for the files it matches, whatever their names.
+- A folder is searched recursively for files that end in .txt, .text, .md or .jsonl (compressed or
+  not), sorted by name, without hidden ones. A glob stands for the files it matches, whatever their
+  names.
 - `-` is standard input, read as a text file.
 - Text is UTF-8. Line endings are kept; a byte order mark at the start of a file is dropped.
 """
@@ -71,7 +72,7 @@ class DataReport:
         return "\n".join(lines)
 
 
-# ---------------------------------------------------------------- bytes and lines
+# --- bytes and lines
 STDIN = "-"
 UTF8_BOM = "\ufeff".encode()
 UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -198,7 +199,7 @@ class _IteratorFile(io.RawIOBase):
         return size
 
 
-# ---------------------------------------------------------------- finding files
+# --- finding files
 TEXT_TYPES = (".txt", ".text", ".md", ".jsonl")
 TEXT_SUFFIXES = tuple(name + packed for name in TEXT_TYPES for packed in ("", *COMPRESSED_SUFFIXES))
 JSONL_SUFFIXES = tuple(".jsonl" + packed for packed in ("", *COMPRESSED_SUFFIXES))
@@ -334,7 +335,7 @@ def _stdin_matches(copy: Path) -> bool:
     return num_read in (0, copy.stat().st_size)
 
 
-# ---------------------------------------------------------------- documents
+# --- documents
 DOCUMENT_SEPARATORS = ("<|endoftext|>", "\f")
 CHUNK_CHARS = 2**16  # longer documents are split; a tokenizer needs 200 bytes per character
 # Split before a space or after a line end, where most tokenizers split anyway.
@@ -482,7 +483,7 @@ def _decoded_lines(path: str, report: DataReport, only_input: bool) -> Iterator[
         report.skip(f"{path}:{number + 1}", f"cannot be read: {os_error_reason(error, path)}")
 
 
-# ---------------------------------------------------------------- tables
+# --- tables
 TABLE_TYPES = (".csv", ".tsv", ".jsonl")
 COLUMN_SEPARATORS = ";,\t"
 # A quoted TSV cell with doubled quotes inside, as spreadsheets write it.

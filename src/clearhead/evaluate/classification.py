@@ -46,7 +46,7 @@ REGRESSION_METRICS = {
 }
 
 
-# ---------------------------------------------------------------- examples
+# --- examples
 class Example(NamedTuple):
     """A labeled text, pair of texts, image or recording."""
 
@@ -134,7 +134,7 @@ def _make_batch(task: EvaluationTask, examples: list[Example]) -> Batch:
     )
 
 
-# ---------------------------------------------------------------- classification
+# --- classification
 def evaluate_classifier(task: EvaluationTask) -> Evaluation:
     """Accuracy, F1, Matthews correlation, calibration error and loss, with a confusion matrix."""
     head = task.model.config.model.head
@@ -280,7 +280,7 @@ def _reliability_view(confidence: FloatArray, correct: FloatArray, weights: Samp
     return View(values, axes, "Reliability diagram", "value", vmax=1.0, note=note)
 
 
-# ---------------------------------------------------------------- regression
+# --- regression
 def evaluate_regression(task: EvaluationTask) -> Evaluation:
     """Pearson and Spearman correlation, and root mean squared error."""
     examples = read_examples(task)

@@ -34,8 +34,8 @@ TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4}
 DEFAULT_TOLERANCE = 5e-2  # of 16-bit types
 
 
-class NotApplicable(Exception):
-    """Why an invariant does not apply to a model."""
+class NotApplicableError(Exception):
+    """Raised when an invariant does not apply to a model; the message says why."""
 
 
 class ModelUnderTest:
@@ -60,14 +60,14 @@ class ModelUnderTest:
         return isinstance(self.config.input, c.Tokens)
 
     def require_text(self) -> None:
-        """Raise NotApplicable unless the input is text."""
+        """Raise NotApplicableError unless the input is text."""
         if not self.reads_text:
-            raise NotApplicable(f"the size of {self.config.input.kind} input is fixed")
+            raise NotApplicableError(f"the size of {self.config.input.kind} input is fixed")
 
     def require_causal(self) -> None:
-        """Raise NotApplicable unless attention is causal."""
+        """Raise NotApplicableError unless attention is causal."""
         if not self.net.is_causal:
-            raise NotApplicable("attention is not causal")
+            raise NotApplicableError("attention is not causal")
 
     def random_ids(self, rows: int, tokens: int, vocab_size: int = 0) -> Tensor:
         """Random token ids."""
@@ -112,7 +112,7 @@ class ModelUnderTest:
             case c.RegressionHead():
                 return torch.randn(rows, generator=self.generator).to(self.device)
             case c.NoHead():
-                raise NotApplicable("the model has no head")
+                raise NotApplicableError("the model has no head")
 
 
 Invariant = Callable[[ModelUnderTest], float]
@@ -130,7 +130,7 @@ def max_difference(differences: Iterable[float]) -> float:
     return torch.tensor(list(differences)).max().item()
 
 
-# ---------------------------------------------------------------- the invariants
+# --- the invariants
 @torch.no_grad()
 def forward_is_deterministic(s: ModelUnderTest) -> float:
     x = s.random_inputs()
@@ -194,7 +194,7 @@ def packed_equals_separate(s: ModelUnderTest) -> float:
     s.require_text()
     x = s.random_inputs(2, max(1, s.length // 2))
     if any(value.dim() != 2 for value in x.values()) or s.length < 2:
-        raise NotApplicable("a row holds one document")
+        raise NotApplicableError("a row holds one document")
     row = {name: torch.cat(list(value))[None] for name, value in x.items()}
     segment_ids = {_segment_name(name): _packed_segment_ids(value) for name, value in x.items()}
     return relative_difference(s.net(**row, **segment_ids)[0], torch.cat(list(s.net(**x))))
@@ -234,7 +234,7 @@ def causal_mask_hides_the_future(s: ModelUnderTest) -> float:
 def position_shift_changes_nothing(s: ModelUnderTest) -> float:
     """With relative positions, a text later in the context gives the same output."""
     if isinstance(s.config.position, c.Learned | c.Sinusoidal):
-        raise NotApplicable(f"{s.config.position.kind} positions are absolute")
+        raise NotApplicableError(f"{s.config.position.kind} positions are absolute")
     x = s.random_inputs()
     position_ids = torch.arange(s.net(**x).shape[1], device=s.device)[None]
     shifted = s.net(**x, position_ids=position_ids + 7)
@@ -245,12 +245,12 @@ def position_shift_changes_nothing(s: ModelUnderTest) -> float:
 def permutation_equivariant_without_positions(s: ModelUnderTest) -> float:
     """Without positions, permuting the input permutes the output."""
     if s.net.is_causal:
-        raise NotApplicable("the causal mask depends on the order")
+        raise NotApplicableError("the causal mask depends on the order")
     if not isinstance(s.config.position, c.NoPosition):
-        raise NotApplicable("the model has positions")
+        raise NotApplicableError("the model has positions")
     s.require_text()
     if s.config.attention.sliding_window:
-        raise NotApplicable("a sliding window depends on the order")
+        raise NotApplicableError("a sliding window depends on the order")
     x = s.random_inputs()
     order = torch.randperm(s.length, generator=s.generator)
     return relative_difference(s.net(x["tokens"][:, order]), s.net(**x)[:, order])
@@ -281,7 +281,7 @@ def fully_masked_rows_are_finite(s: ModelUnderTest) -> float:
 @torch.no_grad()
 def loss_equals_negative_log_likelihood(s: ModelUnderTest) -> float:
     if not isinstance(s.config.head, c.LMHead | c.MLMHead | c.ClassificationHead):
-        raise NotApplicable("the head predicts no probabilities")
+        raise NotApplicableError("the head predicts no probabilities")
     x = s.random_inputs()
     targets = s.random_targets(x)
     hidden = s.net(**x)
@@ -305,7 +305,7 @@ def accumulated_gradients_equal_full_batch_gradients(s: ModelUnderTest) -> float
 def _gradients(s: ModelUnderTest, x: Inputs, targets: Tensor, parts: list[slice]) -> list[Tensor]:
     parameters = [p for p in s.net.parameters() if p.requires_grad]
     if not parameters:
-        raise NotApplicable("all parameters are frozen")
+        raise NotApplicableError("all parameters are frozen")
     sums = [torch.zeros_like(p) for p in parameters]
     num_targets = 0
     for part in parts:
@@ -322,7 +322,7 @@ def _gradients(s: ModelUnderTest, x: Inputs, targets: Tensor, parts: list[slice]
 @torch.no_grad()
 def saved_and_loaded_model_is_identical(s: ModelUnderTest) -> float:
     if is_quantized(s.net):
-        raise NotApplicable("int8 models are quantized when loaded and not saved")
+        raise NotApplicableError("int8 models are quantized when loaded and not saved")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
         save_model(path, Checkpoint(s.net, c.Config(s.config)))
@@ -365,7 +365,7 @@ EXACT_INVARIANTS = (  # no tolerance
 )
 
 
-# ---------------------------------------------------------------- checking them
+# --- checking them
 @dataclass(frozen=True)
 class InvariantResult:
     """The result of checking one invariant on one model."""
@@ -382,9 +382,9 @@ class InvariantResult:
 
     def __str__(self) -> str:
         if self.difference is None:
-            return f"skip {self.name}: {self.note}"
+            return f"n/a   {self.name}: {self.note}"
         status = "pass" if self.passed else "FAIL"
-        return f"{status} {self.name}: largest difference {self.difference:.1e}"
+        return f"{status}  {self.name}: largest difference {self.difference:.1e}"
 
 
 def verify(model: "Model") -> list[InvariantResult]:
@@ -406,5 +406,5 @@ def check_invariant(invariant: Invariant, subject: ModelUnderTest) -> InvariantR
     try:
         with eval_mode(subject.net), force_eager():
             return InvariantResult(name, invariant(subject), tolerance, "")
-    except NotApplicable as reason:
+    except NotApplicableError as reason:
         return InvariantResult(name, None, tolerance, str(reason))

@@ -37,7 +37,7 @@ MASKED_LM_METRICS = {
 }
 
 
-# ---------------------------------------------------------------- documents
+# --- documents
 @dataclass
 class Document:
     """A tokenized document."""
@@ -109,7 +109,7 @@ def document_metrics(
     return Evaluation(metrics, examples)
 
 
-# ---------------------------------------------------------------- language models
+# --- language models
 def evaluate_language_model(task: EvaluationTask) -> Evaluation:
     """Score every token once, given the tokens before it in its document and window."""
     net = task.model.net
@@ -186,7 +186,7 @@ def _language_model_values(
     ]
 
 
-# ---------------------------------------------------------------- masked language models
+# --- masked language models
 class MaskedRow(NamedTuple):
     """Part of a document as model input, and the positions that are masked."""
 

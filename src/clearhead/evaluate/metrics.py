@@ -22,7 +22,7 @@ SampleWeights = NDArray[np.float64]  # how often each example counts
 Statistics = Callable[[SampleWeights], Sequence[float]]
 
 
-# ---------------------------------------------------------------- formulas of a confusion matrix
+# --- formulas of a confusion matrix
 # Rows are true classes, columns predicted ones.
 def accuracy(matrix: FloatArray) -> float:
     """Fraction of correct predictions."""
@@ -66,7 +66,7 @@ def _divide(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
     return np.divide(numerator, denominator, out=nan, where=denominator > 0)
 
 
-# ---------------------------------------------------------------- calibration
+# --- calibration
 def reliability_bins(
     confidence: FloatArray, correct: FloatArray, weights: SampleWeights, num_bins: int
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -86,7 +86,7 @@ def expected_calibration_error(
     return float(np.nansum(n * np.abs(bin_accuracy - mean_confidence)) / n.sum())
 
 
-# ---------------------------------------------------------------- correlation
+# --- correlation
 def pearson(x: ArrayLike, y: ArrayLike, weights: SampleWeights | None = None) -> float:
     """Pearson correlation; NaN if either is constant."""
     both = np.array([x, y], np.float64)
@@ -111,7 +111,7 @@ def _ranks(x: ArrayLike, weights: SampleWeights | None) -> FloatArray:
     return (np.cumsum(n) - (n - 1) / 2)[group]
 
 
-# ---------------------------------------------------------------- metrics with intervals
+# --- metrics with intervals
 @dataclass(frozen=True)
 class Metric:
     """A metric with its 95 % confidence interval."""

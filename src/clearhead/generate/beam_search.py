@@ -64,7 +64,7 @@ class BeamOptions(LogprobOptions, total=False):
     vocab_size: int | None
 
 
-# ---------------------------------------------------------------- the tree of all candidates
+# --- the tree of all candidates
 @dataclass(frozen=True)
 class BeamNode:
     """A candidate token of a beam search."""
@@ -132,7 +132,7 @@ class Hypothesis:
     tree: BeamTree | None = None
 
 
-# ---------------------------------------------------------------- state and scoring
+# --- state and scoring
 @dataclass
 class BeamState:
     """Unfinished and finished texts, both best first. A text: a left-padded prompt and its output.
@@ -346,7 +346,7 @@ def blockwise_topk(
     return top.values, candidates.gather(-1, top.indices)
 
 
-# ---------------------------------------------------------------- one step
+# --- one step
 class BeamStep(NamedTuple):
     """The candidates of one step, the most likely first."""
 
@@ -420,7 +420,7 @@ def cache_row_indices(beam: Int[Tensor, "batch beam"]) -> Int[Tensor, "batch bea
     return beam + torch.arange(0, batch * num_beams, num_beams, device=beam.device)[:, None]
 
 
-# ---------------------------------------------------------------- the search
+# --- the search
 class BeamSearch:
     """A beam search for a batch of prompts. Each source is encoded once, for all of its beams."""
 

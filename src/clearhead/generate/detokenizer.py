@@ -1,4 +1,4 @@
-"""Incremental detokenization: the text of a stream of tokens, held back where it may change."""
+"""Incremental detokenization: the text of a stream of tokens, buffered until it is final."""
 
 from collections.abc import Container, Sequence
 
@@ -6,14 +6,14 @@ from clearhead.generate.engine import common_prefix_length
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 REPLACEMENT_CHARACTER = "�"  # incomplete UTF-8 decodes to it
-CONTEXT_TOKENS = 8  # decoded before new tokens, which tells whether these start with a space
+CONTEXT_TOKENS = 8  # decoded before new tokens, to detect a leading space
 
 
 class IncrementalDetokenizer:
     """The text after a prompt, in pieces whose concatenation is the text.
 
-    Text is held back while it may be part of a character or the start of a stop string. A complete
-    stop string ends the text before it (`stopped`).
+    Text is buffered until it is final: while it may be part of a character or the start of a stop
+    string. A complete stop string ends the text before it (`stopped`).
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class IncrementalDetokenizer:
         return text + self.flush() if is_last or self.stopped else text
 
     def feed(self, *tokens: int) -> str:
-        """Append tokens and return the new text that is certain."""
+        """Append tokens and return the new text that is final."""
         self.tokens += tokens
         new_text = self._decode_new()
         if not new_text.endswith(REPLACEMENT_CHARACTER):
@@ -45,7 +45,7 @@ class IncrementalDetokenizer:
         return self._emit(self._num_certain())
 
     def flush(self) -> str:
-        """Return the rest of the text, including what was held back."""
+        """Return the rest of the text, including what was buffered."""
         if not self.stopped and self.decoded_until < len(self.tokens):
             self._append(self._decode_new())
             self.decoded_until = len(self.tokens)

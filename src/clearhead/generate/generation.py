@@ -29,7 +29,7 @@ from clearhead.generate.engine import (
     TokenLogprob,
     eval_mode,
 )
-from clearhead.generate.sampling import SamplingConfig
+from clearhead.generate.sampling import SamplingConfig, is_number
 from clearhead.generate.tasks import check_finite
 from clearhead.model.transformer import Transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
@@ -114,7 +114,7 @@ class BeamSearchConfig:
             raise ClearheadError(
                 f"n_best must be at most num_beams ({self.num_beams}), got {self.n_best}."
             )
-        if not isinstance(self.length_penalty, int | float) or not isfinite(self.length_penalty):
+        if not is_number(self.length_penalty) or not isfinite(self.length_penalty):
             raise ClearheadError(
                 f"length_penalty must be a finite number, got {self.length_penalty!r}."
             )
@@ -147,7 +147,7 @@ def check_sample_counts(n: int, num_logprobs: int) -> None:
     check_int("logprobs", num_logprobs)
 
 
-# ---------------------------------------------------------------- sampling
+# --- sampling
 class GenerationStream:
     """Texts generated together: iterate over their chunks, or get all `results()`. Use it once."""
 
@@ -325,7 +325,7 @@ def group_samples(results: list[Generation], n: int) -> list[Generation]:
     return [replace(group[0], other_choices=group[1:]) for group in groups]
 
 
-# ---------------------------------------------------------------- log-probabilities
+# --- log-probabilities
 @torch.no_grad()
 def token_logprobs(
     net: Transformer,
@@ -377,7 +377,7 @@ def teacher_forcing_batch(
     return Batch.from_rows(rows, device)
 
 
-# ---------------------------------------------------------------- beam search
+# --- beam search
 def encode_prefixes(prefix: Prefix, count: int, tokenizer: Tokenizer | None) -> list[list[int]]:
     """The token ids with which each of `count` texts starts."""
     is_shared = isinstance(prefix, str) or (bool(prefix) and isinstance(prefix[0], int))

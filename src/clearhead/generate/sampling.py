@@ -7,15 +7,15 @@ seed, the position and the token. So the same seed gives the same text, alone or
 stricter top-k or top-p only removes candidates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeGuard, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.errors import ClearheadError, check_int
+from clearhead.errors import ClearheadError, check_int, suggest
 from clearhead.kernels import TRITON_AVAILABLE, can_use_triton
 
 if TRITON_AVAILABLE:
@@ -32,6 +32,19 @@ TokenCounts = Int[Tensor, "row vocabulary"]
 PerRow = Float[Tensor, "row 1"]
 Number = TypeVar("Number", int, Tensor)
 
+# Names in Hugging Face's `generate`, and what has the same purpose here: in sampling, beam search.
+HUGGING_FACE_NAMES = {
+    "max_new_tokens": ("max_tokens",),
+    "max_length": ("max_tokens",),
+    "do_sample": ("temperature",),
+    "num_return_sequences": ("n", "n_best"),
+    "stop_strings": ("stop",),
+    "eos_token_id": ("stop_tokens",),
+    "bad_words_ids": ("suppress_tokens",),
+    "sequence_bias": ("logit_bias",),
+    "output_scores": ("logprobs",),
+}
+
 
 class SamplingOptions(TypedDict, total=False):
     """Keyword arguments of `Model.generate`, `stream` and `chat`, explained in `SamplingConfig`."""
@@ -42,13 +55,19 @@ class SamplingOptions(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    logit_bias: Mapping[int, float]
+    logit_bias: Mapping[int, float] | None
     suppress_tokens: Sequence[int]
     prefix_tokens: Sequence[int]
     stop: str | Sequence[str]
     stop_tokens: Sequence[int]
     seed: int
     overflow: str
+
+
+class AnswerOptions(SamplingOptions, total=False):
+    """Keyword arguments of the methods of `ChatSession`."""
+
+    temperature: float
 
 
 @dataclass(frozen=True)
@@ -72,8 +91,11 @@ class SamplingConfig:
     overflow: str = "error"  # or "slide": a full context continues from its second half
 
     def __post_init__(self) -> None:
+        given_stop = self.stop
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        if self.logit_bias is None:
+            object.__setattr__(self, "logit_bias", {})
         check_int("max_tokens", self.max_tokens, 1, MAX_COUNT)
         check_int("top_k", self.top_k, maximum=MAX_COUNT)
         check_int("seed", self.seed, maximum=MAX_SEED)
@@ -87,7 +109,7 @@ class SamplingConfig:
         _check_token_ids("prefix_tokens", self.prefix_tokens)
         _check_token_ids("stop_tokens", self.stop_tokens)
         if not isinstance(self.logit_bias, Mapping) or not all(
-            type(token) is int and isinstance(value, int | float) and abs(value) <= MAX_NUMBER
+            type(token) is int and is_number(value) and abs(value) <= MAX_NUMBER
             for token, value in self.logit_bias.items()
         ):
             raise ClearheadError(
@@ -98,7 +120,7 @@ class SamplingConfig:
             isinstance(text, str) and text for text in self.stop
         ):
             raise ClearheadError(
-                f"stop must be a non-empty string or a list of them, got {self.stop!r:.60}."
+                f"stop must be a non-empty string or a list of them, got {given_stop!r:.60}."
             )
         check_overflow(self.overflow)
 
@@ -108,8 +130,41 @@ class SamplingConfig:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 
+def sampling_config(
+    function: str,
+    max_tokens: int,
+    temperature: float,
+    options: Mapping[str, Any],
+    more_names: Collection[str] = (),
+) -> SamplingConfig:
+    """The config of a call of this function; an unknown option is an error that names it.
+
+    `more_names` are the options of the function besides those of sampling.
+    """
+    names = ("max_tokens", "temperature", *SamplingOptions.__annotations__, *more_names)
+    check_option_names(function, options, names)
+    return SamplingConfig(max_tokens=max_tokens, temperature=temperature, **options)
+
+
+def check_option_names(
+    function: str, options: Mapping[str, object], known: Collection[str]
+) -> None:
+    """Raise for the first option that the function does not have."""
+    for name in options:
+        if name in known:
+            continue
+        same = [ours for ours in HUGGING_FACE_NAMES.get(name, ()) if ours in known]
+        hint = f"use {same[0]}." if same else suggest(name, known)
+        raise ClearheadError(f"{function} has no option {name!r}; {hint}")
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether this is an int or a float; Python counts booleans as ints."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _check_number(name: str, value: object, minimum: float, maximum: float) -> None:
-    if isinstance(value, int | float) and minimum <= value <= maximum:
+    if is_number(value) and minimum <= value <= maximum:
         return
     if minimum == MIN_POSITIVE:
         expected = f"a positive number, at most {maximum:g}"

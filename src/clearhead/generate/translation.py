@@ -58,7 +58,7 @@ class Translator:
     """An encoder-decoder with its beam search options.
 
     `align` is a decoder layer or "all". `num_logprobs` adds log-probabilities, and those of that
-    many most likely tokens.
+    many most likely tokens; 0 adds none.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Translator:
         beam_config: BeamSearchConfig,
         align: int | str | None = None,
         split_sentences: bool = False,
-        num_logprobs: int | None = None,
+        num_logprobs: int = 0,
     ) -> None:
         architecture = config.model.architecture
         if not isinstance(architecture, EncoderDecoder):
@@ -82,8 +82,7 @@ class Translator:
             )
         if align is not None:
             check_align_layer(net, align)
-        if num_logprobs is not None:
-            check_sample_counts(1, num_logprobs)
+        check_sample_counts(1, num_logprobs)
         self.net = net
         self.inference = config.inference
         self.source_input = architecture.source_input
@@ -104,7 +103,7 @@ class Translator:
         """Translate each text; an empty one gives an empty translation."""
         split = []
         for index, text in enumerate(texts):
-            with with_index(index):
+            with with_index(index if len(texts) > 1 else None):
                 split.append(self.encode_sentences(text))
         prefixes = encode_prefixes(self.beam_config.prefix, len(texts), self.tokenizer)
         rows = []
@@ -179,7 +178,7 @@ class Translator:
                 replace(one, alignment=alignment)
                 for one, alignment in zip(translations, alignments, strict=True)
             ]
-        if self.num_logprobs is not None:
+        if self.num_logprobs:
             logprobs = token_logprobs(
                 self.net,
                 starts,
@@ -240,7 +239,7 @@ class Translator:
         tokens = [token for part in parts for token in part.tokens]
         logprob = sum(part.logprob for part in parts)
         token_logprobs = None
-        if self.num_logprobs is not None:
+        if self.num_logprobs:
             token_logprobs = [token for part in parts for token in part.token_logprobs or ()]
         return Translation(
             text="".join(part.text + gap for part, gap in zip(parts, gaps, strict=True)),

@@ -26,7 +26,7 @@ ACTIVATION_IDS = {"": 0, "relu": 1, "relu2": 2, "gelu": 3, "gelu-tanh": 4, "silu
 LinearWeights = tuple[Tensor, Tensor | None]  # weight, bias
 
 
-# ---------------------------------------------------------------- attention of one query per row
+# --- attention of one query per row
 @triton.jit
 def _single_query_attention_kernel(
     q, k, v, kv_lengths, kv_owner, owner_row, out, partial_out, counters, scale,
@@ -80,9 +80,8 @@ def _single_query_attention_kernel(
         tl.store(own + WIDTH, top)
         tl.store(own + WIDTH + 1, total)
         tl.debug_barrier()
-        if (
-            tl.atomic_add(counters + slot, 1, sem="acq_rel") == SPLIT - 1
-        ):  # the last program combines
+        # The last program combines.
+        if tl.atomic_add(counters + slot, 1, sem="acq_rel") == SPLIT - 1:
             part = partial_out + (slot * SPLIT + tl.arange(0, SPLIT)) * (WIDTH + 2)
             tops = tl.load(part + WIDTH, cache_modifier=".cg")
             part_weights = tl.exp2(tops - tl.max(tops, 0))
@@ -145,7 +144,7 @@ def single_query_attention(
     return out
 
 
-# ---------------------------------------------------------------- cross-attention of beams
+# --- cross-attention of beams
 @triton.jit
 def _beam_cross_attention_kernel(
     q, k, v, source_mask, out, scale, q_row, k_row, k_head, k_key, v_row, v_head, v_key, heads,
@@ -213,7 +212,7 @@ def beam_cross_attention(
     return out
 
 
-# ---------------------------------------------------------------- queries, keys and values of one
+# --- queries, keys and values of one
 # token per row
 @triton.jit
 def _qkv_rope_cache_kernel(
@@ -291,7 +290,7 @@ def qkv_rope_cache(
     return queries.view(rows, heads, 1, d)
 
 
-# ---------------------------------------------------------------- linear layers of few rows
+# --- linear layers of few rows
 @triton.jit
 def _activate(x, ACT: tl.constexpr):
     if ACT == 1:
@@ -505,7 +504,7 @@ def _linear_many_rows(
     return y
 
 
-# ---------------------------------------------------------------- norms
+# --- norms
 @triton.jit
 def _norm_rows_kernel(
     x, x_row, residual, gain, bias, eps, out, K: tl.constexpr, K_POWER: tl.constexpr,

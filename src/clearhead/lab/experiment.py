@@ -79,7 +79,7 @@ MAX_SEED = 2**63 - 1
 Vary = Mapping[str, str | Sequence[object]]  # option -> values, as a list or comma-separated text
 
 
-# ---- variants
+# --- variants
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _folder_name(value: str) -> str:
     return re.sub(r"[^\w.,=+-]+", "-", compact).strip("-") or "empty"
 
 
-# ---- the experiment
+# --- the experiment
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class Experiment:
                 f"--seeds must be different integers from 0 to 2^63 - 1, got {seeds or 'none'}."
             )
         if self.eval_lengths and min(self.eval_lengths) < 1:
-            raise ClearheadError(f"--lengths must be positive, got {min(self.eval_lengths)}.")
+            raise ClearheadError(f"--eval-lengths must be positive, got {min(self.eval_lengths)}.")
         names = [variant.name for variant in self.variants]
         if self.baseline not in ("", *names):
             raise ClearheadError(
@@ -331,7 +331,7 @@ class Experiment:
             )
         is_text = isinstance(model.input, c.Tokens) and not is_encoder_decoder
         if self.eval_lengths and not (is_text and isinstance(model.head, c.LMHead | c.MLMHead)):
-            raise ClearheadError("--lengths needs a model of running text.")
+            raise ClearheadError("--eval-lengths needs a model of running text.")
 
     @cached_property
     def variants(self) -> list[Variant]:
@@ -423,7 +423,7 @@ def _check_same_experiment(saved: Experiment, new: Experiment, output: Path) -> 
             )
 
 
-# ---- results
+# --- results
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def write_report(experiment: Experiment, output: Path) -> Summary:
     return summary
 
 
-# ---- findings
+# --- findings
 
 
 def findings(summary: Summary, output: Path) -> list[Finding]:
@@ -206,7 +206,7 @@ def _design_caveats(experiment: Experiment) -> Iterator[str]:
         yield f"{varied_data[0]} varies, so variants may be evaluated on different data."
     if any(name.removeprefix("model.") in ("context_length", "train.seq_len") for name in options):
         yield (
-            "variants are evaluated at the length they were trained on; --lengths evaluates "
+            "variants are evaluated at the length they were trained on; --eval-lengths evaluates "
             "all at the same lengths."
         )
     has_valid_files = all(variant.config.data.valid for variant in experiment.variants)
@@ -281,7 +281,7 @@ def describe_method(summary: Summary) -> str:
     return f"{text}. The results are about other seeds on the same data."
 
 
-# ---- tables
+# --- tables
 
 
 def results_table(summary: Summary) -> Table:
@@ -449,7 +449,7 @@ def format_number(value: float | None) -> str:
     return "–" if value is None else metrics.format_number(value)
 
 
-# ---- page
+# --- page
 
 
 def title(experiment: Experiment) -> str:
@@ -521,7 +521,7 @@ def render_markdown(summary: Summary, all_findings: list[Finding], output: Path)
     return "\n\n".join(sections) + "\n"
 
 
-# ---- plots
+# --- plots
 
 
 def validation_curves(row: VariantSummary, output: Path) -> list[Curve]:

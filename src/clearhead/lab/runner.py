@@ -163,7 +163,7 @@ def _train(
         nonlocal has_started
         has_started = True
         num_labels = len(trainer.model.config.inference.labels)
-        if experiment.metric == "f1" and num_labels != 2:  # only the data tell
+        if experiment.metric == "f1" and num_labels != 2:  # known only after the data is read
             raise ClearheadError(
                 f"--metric f1 needs two classes, and the data has {num_labels}; use macro_f1."
             )
@@ -262,7 +262,7 @@ def _describe_result(
     return line
 
 
-# ---- device
+# --- device
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,10 @@ class DeviceAssignment:
                 clear_refs.write_text("5")
 
     def peak_memory(self) -> int | None:
-        """Bytes of tensors on a GPU, or of the whole process on a CPU, if the system tells."""
+        """Bytes of tensors on a GPU, or of the whole process on a CPU.
+
+        None if the system does not report it.
+        """
         if self.device.startswith("cuda"):
             return torch.cuda.max_memory_allocated()
         status = Path("/proc/self/status")
@@ -311,7 +314,7 @@ class DeviceAssignment:
         return None
 
 
-# ---- loss by sequence length
+# --- loss by sequence length
 
 
 def measure_loss_by_length(

@@ -24,7 +24,7 @@ ROUNDING_TOLERANCE = 1e-9  # relative to the mean
 LOWER_IS_BETTER = ("loss", "perplexity", "bits", "error", "rmse")  # parts of metric names
 
 
-# ---- tests
+# --- tests
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def holm_correction(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-# ---- summary
+# --- summary
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def cached_attention(
     layer = check_layer(layer, num_layers(cache.config, kind))
     name = f"{attention_path(kind, layer)}.pattern"
     if name not in cache or not cache.is_complete:
-        raise ClearheadError(f"the cache does not hold all of {name}; watch it without a selector.")
+        raise ClearheadError(f"{name} was only partly recorded; call watch without a selector.")
     pattern = cache[name][0].detach().float().cpu()
     if head is not None:
         head = check_head(head, len(pattern))
@@ -476,7 +476,7 @@ CROSS_ATTENTION_SCORES: tuple[str, ...] = (
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class HeadScores(View):
-    """score × layer × head, without scores that this text cannot show (no token occurs twice)."""
+    """name × layer × head, without scores that this text cannot show (no token occurs twice)."""
 
     patterns: View
 
@@ -492,14 +492,15 @@ class HeadScores(View):
         return View(
             values,
             (
-                Axis.from_labels("score", names),
+                Axis.from_labels("name", names),
                 Axis.from_labels("rank", [str(n + 1) for n in range(values.shape[1])]),
             ),
             f"{self.title}: top heads (layer.head) of each score",
             "score",
             vmax=1.0,
-            words=tuple(tuple(f"{i}.{j}:" for _, i, j in row) for row in ranked),
+            words=tuple(tuple(f"{i}.{j}" for _, i, j in row) for row in ranked),
             note=self.note.replace("; ", "\n"),
+            word_suffix=":",
         )
 
     def table(self) -> list[Row]:
@@ -563,7 +564,7 @@ def head_scores(
     audio: "MediaInput | None" = None,
     edits: "Edits | None" = None,
 ) -> HeadScores:
-    """What every head does: previous-token heads, induction heads, duplicate-token heads …"""
+    """Scores that identify head types: previous-token heads, induction heads, …"""
     patterns = attention(
         model, x, kind=kind, source=source, images=images, audio=audio, edits=edits
     )
@@ -623,7 +624,7 @@ def score_heads(
     return View(
         values[defined],
         (
-            Axis.from_labels("score", names),
+            Axis.from_labels("name", names),
             Axis.from_labels("layer", values.shape[1]),
             Axis.from_labels("head", values.shape[2]),
         ),
@@ -635,7 +636,7 @@ def score_heads(
 
 
 WORD_PATTERN = rf"{re.escape(MASK_PLACEHOLDER)}|\w+(?:['’]\w+)*"
-OTHER_RANKS = ("most else", "second", "third")
+OTHER_RANKS = ("top other", "second", "third")
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -674,11 +675,9 @@ class WordAttention(View):
             f"{self.title}: heads (layer.head) that attend most to {word!r}",
             self.value_name,
             vmax=1.0,
-            words=tuple(
-                (f"{word}:", *(f"{other_words[i]}:" for i in row))
-                for row in others.indices.tolist()
-            ),
+            words=tuple((word, *(other_words[i] for i in row)) for row in others.indices.tolist()),
             note=self.note,
+            word_suffix=":",
         )
 
 

@@ -1,8 +1,8 @@
 """Direct logit attribution: a logit as the sum of what every component, head and token contributed.
 
 The final hidden state is the sum of what the components wrote to the residual stream, so a logit is
-one too, once the norms on the way keep the scale they had in this run. The contributions sum to the
-logit. What the biases of norms and head add is a component of its own; so is the remainder that
+one too, with norm scales frozen at their values in this run. The contributions sum to the logit.
+What the biases of norms and head add is a component of its own; so is the remainder that
 edits of the residual stream, or rounding, leave.
 """
 
@@ -409,7 +409,7 @@ def attribution(
     audio: "MediaInput | None" = None,
     edits: "Edits | None" = None,
 ) -> Attribution:
-    """What the logit of `token` is made of, or its difference to the logit of `against`.
+    """Decompose the logit of `token` (or a logit difference) into contributions.
 
     By default the top prediction at the last position, or at the first mask token. Tokens are texts
     or ids; for a classifier, classes. An encoder-decoder is followed through its decoder; what that

@@ -58,11 +58,16 @@ class View:
     vmax: float | None = None  # the value of the full color; None: the largest, inf: no color
     words: CellTexts | None = None
     note: str = ""  # a caption that defines the values
+    word_suffix: str = ""  # drawn between a word and its number
 
     def __post_init__(self) -> None:
         sizes = tuple(len(axis.labels) for axis in self.axes)
         if tuple(self.values.shape) != sizes:
             raise ValueError(f"values of shape {tuple(self.values.shape)} do not fit axes {sizes}")
+        columns = [axis.name for axis in self.axes] + ["word"] * (self.words is not None)
+        columns.append(self.value_name)
+        if len(set(columns)) < len(columns):
+            raise ValueError(f"columns of the table must differ, got {', '.join(columns)}")
         object.__setattr__(self, "values", self.values.detach().float().cpu())
 
     def numpy(self) -> "np.ndarray[Any, np.dtype[np.float32]]":
@@ -139,7 +144,10 @@ class View:
         if self.words is None:
             return numbers
         return tuple(
-            tuple(f"{word} {number}".rstrip() for word, number in zip(*rows, strict=True))
+            tuple(
+                f"{word}{self.word_suffix} {number}".rstrip()
+                for word, number in zip(*rows, strict=True)
+            )
             for rows in zip(self.words, numbers, strict=True)
         )
 

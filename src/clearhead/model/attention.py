@@ -39,9 +39,8 @@ class Mask:
 
     is_causal: bool = False
     allowed: Bool[Tensor, "batch 1 query key"] | None = None  # set if the mask depends on the data
-    fully_masked: Bool[Tensor, "batch 1 query 1"] | None = (
-        None  # queries without any key; their output is zero
-    )
+    # queries without any key; their output is zero
+    fully_masked: Bool[Tensor, "batch 1 query 1"] | None = None
     # For one query per row: it attends to this many first keys, which lie in the rows that
     # `kv_owner` names.
     kv_lengths: Int[Tensor, " batch"] | None = None

@@ -62,7 +62,7 @@ class LMHead(Head):
         self.scale = m.d_model**-0.5 if scale_logits else 1.0
 
     def transform(self, hidden: Stream) -> Stream:
-        """What is multiplied by the unembedding."""
+        """Transform hidden states before the unembedding."""
         return hidden * self.scale if self.scale != 1.0 else hidden
 
     def forward(

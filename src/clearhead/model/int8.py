@@ -39,9 +39,8 @@ class PackedLinear:
     """x ↦ x Wᵀ + b with the int8 matrix in the CPU's preferred memory layout."""
 
     def __init__(self, rows: Int8[Tensor, "out in"], scale: Float[Tensor, " out"]) -> None:
-        with (
-            warnings.catch_warnings()
-        ):  # quantize_per_tensor is deprecated, but nothing else packs for these kernels
+        # quantize_per_tensor is deprecated, but nothing else packs for these kernels
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
             zero_points = torch.zeros(len(rows), dtype=torch.long)
             matrix = torch._make_per_channel_quantized_tensor(rows, scale, zero_points, 0)

@@ -44,9 +44,8 @@ class CacheRows:
         self.max_length = 0
         self.is_uniform = True
         self.is_static = False
-        self.kv_owner: Tensor | None = (
-            None  # the row that holds each token of each row, if not its own
-        )
+        # the row that holds each token of each row, if not its own
+        self.kv_owner: Tensor | None = None
         self.write_positions = self.lengths[:, None]
 
     def begin_step(
@@ -193,9 +192,8 @@ class ModelCache:
         """Reorder the written tokens only: beams of one source are reordered, the source stays."""
         self.rows.n_active = len(index)
         self.rows.lengths[: len(index)] = self.rows.lengths.index_select(0, index)
-        if (
-            self.rows.kv_owner is not None
-        ):  # keys and values stay in place, only the owner table is reordered
+        # Keys and values stay in place; only the owner table is reordered.
+        if self.rows.kv_owner is not None:
             self.rows.kv_owner[: len(index)] = self.rows.kv_owner.index_select(0, index)
             return
         for own, _ in self.layers:

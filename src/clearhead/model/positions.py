@@ -29,7 +29,7 @@ class Position:
         return x
 
     def bias(self, q: HeadVectors, scale: float) -> Float[Tensor, "#batch head query key"] | None:
-        """What is added to the attention scores."""
+        """Additive bias on attention scores."""
         return None
 
 
@@ -42,7 +42,7 @@ class PositionEncoding(nn.Module):
     def embed(
         self, position_ids: PositionIds, dtype: torch.dtype
     ) -> Float[Tensor, "#batch token d"] | None:
-        """What is added to the token embeddings."""
+        """Position embeddings."""
         return None
 
     def layer_positions(
@@ -106,9 +106,8 @@ class Rotary(PositionEncoding):
         """Radians per position of each pair of dimensions, after scaling."""
         frequencies = inverse_frequencies(self.rotary_dim, self.theta, device)
         if isinstance(s := self.scaling, c.Llama3Scaling):
-            rotations = (
-                s.original_context_length * frequencies / (2 * math.pi)
-            )  # within the original context
+            # within the original context
+            rotations = s.original_context_length * frequencies / (2 * math.pi)
             keep = (
                 (rotations - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
             ).clamp(0, 1)
@@ -118,9 +117,8 @@ class Rotary(PositionEncoding):
     def layer_positions(
         self, queries: QueryPositions, keys: KeyPositions, layers: int
     ) -> list[Position]:
-        angle = (queries[..., None] * self.frequencies(queries.device))[
-            :, None
-        ]  # batch 1 query half
+        # batch 1 query half
+        angle = (queries[..., None] * self.frequencies(queries.device))[:, None]
         return [RotaryPosition(angle.cos(), angle.sin())] * layers
 
 

@@ -34,15 +34,14 @@ from clearhead.model.positions import NO_POSITION, Position, make_position_encod
 ResidualStream = Float[Tensor, "batch token d"]
 SegmentIds = Int[Tensor, "batch token"]
 PositionIds = Int[Tensor, "#batch token"]  # may be shared by all rows
-Memory = Float[
-    Tensor, "source key d"
-]  # the encoder's output; several consecutive rows may be beams of one source
+# the encoder's output; several consecutive rows may be beams of one source
+Memory = Float[Tensor, "source key d"]
 SourceSegmentIds = Int[Tensor, "source key"]
 LayerCaches = Sequence[tuple[NoCache | KVCache, NoCache | CrossKVCache]]
 Sublayer = Callable[[ResidualStream], ResidualStream]
 
 
-# ---------------------------------------------------------------- blocks
+# --- blocks
 @dataclass(frozen=True)
 class BlockInputs:
     """What a block needs besides the residual stream.
@@ -126,9 +125,8 @@ class CrossAttentionBlock(Block):
             memory = inputs.memory
             assert memory is not None
             h = cross_hooks("in", h)
-            queries = h.reshape(
-                memory.shape[0], -1, h.shape[-1]
-            )  # all beams of a source in one row
+            # all beams of a source in one row
+            queries = h.reshape(memory.shape[0], -1, h.shape[-1])
             out = self.cross_attn(
                 queries, memory, NO_POSITION, inputs.memory_mask, inputs.cross_cache, cross_hooks
             )
@@ -137,7 +135,7 @@ class CrossAttentionBlock(Block):
         return hooks("resid_cross", self.residual(x, self.cross_attn_norm, attend))
 
 
-# ---------------------------------------------------------------- stacks
+# --- stacks
 class Stack(nn.Module):
     """Input embedding, positions, blocks, and the final norm of a pre-norm stack."""
 
@@ -225,9 +223,8 @@ class Stack(nn.Module):
     def _cached_mask(self, position_ids: Tensor, key_positions: Tensor, cache: ModelCache) -> Mask:
         rows = cache.rows
         tokens = position_ids.shape[1]
-        if (
-            tokens == rows.max_length and not self.sliding_window
-        ):  # the cache was empty: as without one
+        # The cache was empty: as without one.
+        if tokens == rows.max_length and not self.sliding_window:
             return Mask(is_causal=True)
         if tokens == 1 and not self.sliding_window:
             if rows.is_uniform and not position_ids.is_cuda:
@@ -393,7 +390,7 @@ class Transformer(Stack):
         return ModelCache(m.n_layers, batch, capacity, m.n_kv_heads, m.d_head, p.dtype, p.device)
 
 
-# ---------------------------------------------------------------- construction
+# --- construction
 class _SkipInit(TorchFunctionMode):
     """Skip torch's own weight initialization: the weights are initialized or loaded afterwards."""
 

@@ -10,14 +10,13 @@ from starlette.exceptions import HTTPException
 from clearhead import __version__
 from clearhead.errors import ClearheadError
 from clearhead.serve.metrics import Gauges, make_labels, resident_memory_bytes
-from clearhead.serve.middleware import AccessMiddleware, APIError, Limits
-from clearhead.serve.openai import JSONDict, add_openai_routes
+from clearhead.serve.middleware import MAX_NAME_CHARS, AccessMiddleware, APIError, JSONDict, Limits
+from clearhead.serve.openai import add_openai_routes
 from clearhead.serve.registry import ModelRegistry
 from clearhead.serve.scheduler import stopping_error
 from clearhead.serve.tasks import TASK_PATHS, add_task_routes
 
 MAX_MESSAGE_CHARS = 300
-MAX_NAME_CHARS = 80  # of names in error messages
 
 
 def create_app(

@@ -21,6 +21,7 @@ log = logging.getLogger("clearhead.serve")
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 PUBLIC_PATHS = ("/health",)  # need no key and are never rate-limited
 GRACE_SECONDS = 5.0  # after its timeout, a request may still report the timeout itself
+MAX_NAME_CHARS = 80  # of names in error messages
 CLIENT_CLOSED_REQUEST = 499  # status in the metrics if the client left before the response
 MAX_QUERY_CHARS = 4096  # longer query strings are not searched for a key
 KEY_COOKIE = "clearhead_key"
@@ -35,6 +36,7 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 
+JSONDict = dict[str, Any]
 RequestCheck = Callable[[Mapping[str, str], str, str], dict[str, str]]
 
 
@@ -117,11 +119,12 @@ class APIError(ClearheadError):
 class Quota:
     """A limit shared by clients. No single client can use it up.
 
-    A client may hold `GENEROSITY` times what would then be left, so one client alone gets 8/9 of
-    the limit (a classroom behind one address is one client), and a new client still finds room.
+    A client may hold `MAX_SHARE_OF_REMAINING` times what would then be left, so one client alone
+    gets 8/9 of the limit (a classroom behind one address is one client), and a new client still
+    finds room.
     """
 
-    GENEROSITY = 8
+    MAX_SHARE_OF_REMAINING = 8
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -130,7 +133,8 @@ class Quota:
 
     def fits(self, client: str, amount: int) -> bool:
         left = self.limit - self.used - amount
-        return left >= 0 and self.used_by_client[client] + amount - 1 <= self.GENEROSITY * left
+        share = self.MAX_SHARE_OF_REMAINING * left
+        return left >= 0 and self.used_by_client[client] + amount - 1 <= share
 
     def acquire(self, client: str, amount: int) -> None:
         self.used_by_client[client] += amount

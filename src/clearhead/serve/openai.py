@@ -24,12 +24,10 @@ from clearhead.generate.detokenizer import REPLACEMENT_CHARACTER
 from clearhead.generate.engine import TokenLogprob
 from clearhead.generate.generation import TextChunk
 from clearhead.generate.sampling import MAX_COUNT, SamplingConfig
-from clearhead.serve.middleware import APIError, Limits
+from clearhead.serve.middleware import MAX_NAME_CHARS, APIError, JSONDict, Limits
 from clearhead.serve.registry import LoadedModel, ModelRegistry
 from clearhead.serve.scheduler import GenerationJob, SequenceState
 from clearhead.tokenizers.tokenizer import Tokenizer
-
-JSONDict = dict[str, Any]
 
 # OpenAI's fields that have no effect here.
 IGNORED_FIELDS = {
@@ -69,7 +67,6 @@ WRONG_ENDPOINT_REASONS = {
 }
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
 MIN_LOGPROB = -9999.0  # stands for −∞, as in OpenAI's API
-MAX_NAME_CHARS = 80  # of names in error messages
 SEED_BITS = 31
 SSE_MEDIA_TYPE = "text/event-stream"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

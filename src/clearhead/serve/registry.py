@@ -18,14 +18,13 @@ from clearhead.api import Model, load
 from clearhead.errors import ClearheadError, suggest
 from clearhead.model.int8 import is_quantized
 from clearhead.serve.metrics import Metrics
-from clearhead.serve.middleware import APIError, Limits
+from clearhead.serve.middleware import MAX_NAME_CHARS, APIError, Limits
 from clearhead.serve.scheduler import BatchCapacity, ModelWorker, stopping_error
 from clearhead.weights.checkpoint import Placement
 from clearhead.word_vectors.vectors import Vectors, vectors
 
 MAX_LISTED_NAMES = 8  # an error for an unknown name lists all names up to this many
 MAX_ERROR_NAMES = 24
-MAX_NAME_CHARS = 80  # of names in error messages
 GENERIC_FOLDER_NAMES = ("model", "best")
 GIB = 2**30
 

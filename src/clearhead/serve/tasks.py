@@ -1,7 +1,6 @@
 """Endpoints without sampling: /v1/embeddings, /classify, /fill and /translate.
 
-Large requests are processed in several turns, so that other clients need not wait long, and stop
-when the client disconnects.
+A large request yields to other requests between steps, and stops when the client disconnects.
 """
 
 import asyncio
@@ -108,11 +107,11 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
                 )
                 num_tokens = sum(map(len, batch.unpadded_rows()))
                 registry.metrics.prompt_tokens.inc(num_tokens, model=loaded_model.name)
-        answers = [
+        classifications = [
             {**_classification_to_dict(result), "truncated": i in truncated}
             for i, result in sorted(results.items())
         ]
-        return JSONResponse({"model": loaded_model.name, "answers": answers})
+        return JSONResponse({"model": loaded_model.name, "results": classifications})
 
     @app.post("/fill", responses=ERROR_RESPONSES)
     async def fill(body: FillRequest, request: Request) -> Response:
@@ -129,16 +128,16 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
                     f"Request has {num_masks} masks; the limit is {limits.max_texts}.",
                     param="input",
                 )
-            answers = []
+            results = []
             for index, text in enumerate(texts):
                 function = partial(
                     fill_masks, model.net, model.tokenizer, model.config, text, body.top_k
                 )
                 with with_index(index if len(texts) > 1 else None):
                     result = await loaded_model.worker.call(client, function)
-                answers.append(asdict(result))
+                results.append(asdict(result))
         registry.metrics.prompt_tokens.inc(sum(map(len, rows)), model=loaded_model.name)
-        return JSONResponse({"model": loaded_model.name, "answers": answers})
+        return JSONResponse({"model": loaded_model.name, "results": results})
 
     @app.post("/translate", responses=ERROR_RESPONSES)
     async def translate(body: TranslateRequest, request: Request) -> Response:
@@ -193,7 +192,7 @@ class TranslationJob:
         )
         self.sentences = []
         for index, text in enumerate(texts):
-            with with_index(index):
+            with with_index(index if len(texts) > 1 else None):
                 self.sentences.append(self.translator.encode_sentences(text))
         self.rows = [ids for sentences in self.sentences for ids, _ in sentences if ids]
         self.translations: dict[int, Translation] = {}  # by row

@@ -48,7 +48,7 @@ IGNORES_MERGES = {"llama-bpe"}  # whole words in the vocabulary are not merged f
 NORMALIZES_NFC = {"qwen2"}
 
 
-# ---------------------------------------------------------------- reading
+# --- reading
 def read_gguf_tokenizer(metadata: Metadata) -> PretrainedTokenizer:
     """The tokenizer in the metadata of a .gguf file, and its special tokens."""
     fields = {name.removeprefix(KEY_PREFIX): value for name, value in metadata.items()}
@@ -156,7 +156,7 @@ def _sentencepiece_bpe(tokens: list[str], fields: Metadata) -> tk.Tokenizer:
     return backend
 
 
-# ---------------------------------------------------------------- writing
+# --- writing
 def write_gguf_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> Metadata:
     """The metadata of a tokenizer, padded to `vocab_size`; fails if llama.cpp lacks its rules."""
     backend_json = json.loads(tokenizer.backend.to_str())

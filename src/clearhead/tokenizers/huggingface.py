@@ -16,9 +16,8 @@ from clearhead.config.model import Encoder, InferenceConfig, ModelConfig, Tokens
 from clearhead.config.parse import ConfigDict, read_config_file
 from clearhead.errors import ClearheadError, cannot_read, reraise_as
 from clearhead.tokenizers.sentencepiece import read_sentencepiece
-from clearhead.tokenizers.tokenizer import Tokenizer
+from clearhead.tokenizers.tokenizer import TOKENIZER_FILE, Tokenizer
 
-TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP_FILE = "special_tokens_map.json"
 TARGET_TOKENIZER_FILE = "target_tokenizer.json"  # our own, for a source with another tokenizer
@@ -43,7 +42,7 @@ class PretrainedTokenizer:
     missing_reason: str = ""  # why there is no tokenizer
 
 
-# ---------------------------------------------------------------- layouts without tokenizer.json
+# --- layouts without tokenizer.json
 DIGIT = r"\p{N}"
 
 
@@ -227,7 +226,7 @@ TOKENIZER_CLASSES = {  # of each `model_type`, for folders that do not name the 
 }
 
 
-# ---------------------------------------------------------------- reading
+# --- reading
 def read_hf_tokenizer(
     folder: Path, model_type: str, tokenizer_class: str = ""
 ) -> PretrainedTokenizer:
@@ -438,7 +437,7 @@ def _surrounding_tokens_by_format(
     return ids(bos), ids(eos)
 
 
-# ---------------------------------------------------------------- writing
+# --- writing
 def write_hf_tokenizer(
     folder: Path,
     tokenizer: Tokenizer,

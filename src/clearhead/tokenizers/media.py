@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from clearhead.config.model import Audio, Images, MelSpectrogram, Spectrogram
 from clearhead.errors import DATA_ERRORS, ClearheadError, cannot_read, check_type, warn
 
-# ---------------------------------------------------------------- images
+# --- images
 ImageInput = str | Path | Image.Image | NDArray[np.uint8]
 # Raised by Pillow's decoders for invalid files.
 IMAGE_ERRORS: tuple[type[BaseException], ...] = (
@@ -89,7 +89,7 @@ def _image_from_array(array: NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(array[:, :, 0] if array.shape[2:] == (1,) else array)
 
 
-# ---------------------------------------------------------------- audio
+# --- audio
 # At other rates a small file could decode to a huge signal.
 MIN_FILE_SAMPLE_RATE = 1_000
 MAX_FILE_SAMPLE_RATE = 400_000
@@ -206,7 +206,7 @@ def resample(
     return resampled[: math.ceil(len(samples) * new_rate / old_rate)]
 
 
-# ---------------------------------------------------------------- model input
+# --- model input
 def input_name(config: Images | Audio | Spectrogram) -> str:
     """The argument that takes a model's input: "images" or "audio"."""
     return "images" if isinstance(config, Images) else "audio"

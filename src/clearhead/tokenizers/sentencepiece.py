@@ -101,7 +101,7 @@ def _parse_proto(path: Path) -> Any:
 
 def _unigram_model(path: Path, proto: Any, vocab: Mapping[str, int], unknown: str) -> models.Model:
     byte_fallback = proto.trainer_spec.byte_fallback
-    # These stand for bytes, never for a text such as `<0x0A>`.
+    # These represent bytes, not literal text such as `<0x0A>`.
     never_text = (BYTE, UNKNOWN) if byte_fallback else ()
     scores = {
         piece.piece: NEVER_SCORE if piece.type in never_text else piece.score

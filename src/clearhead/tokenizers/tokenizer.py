@@ -22,6 +22,7 @@ from clearhead.errors import (
 )
 from clearhead.io import write_atomic
 
+TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_KINDS = ("bpe", "characters", "bytes")  # that can be made from texts
 END_TOKEN = "<|end|>"
 MASK_PLACEHOLDER = "[MASK]"  # what users type, whatever the tokenizer calls its mask token
@@ -40,7 +41,7 @@ BYTE_CHARACTERS = _byte_characters()
 class Tokenizer:
     """A vocabulary and the rules that split text into it, as stored in a `tokenizer.json` (L1.2).
 
-    Ids represent only the text: special tokens are added by whoever makes a batch.
+    Ids represent only the text: special tokens are added when batches are built.
     """
 
     def __init__(self, backend: tk.Tokenizer) -> None:
@@ -277,7 +278,7 @@ def _encode_batch(backend: tk.Tokenizer, texts: Sequence[str]) -> list[list[int]
     return [one.ids for one in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-# ---------------------------------------------------------------- printable tokens
+# --- printable tokens
 def _decode_byte_characters(token: str) -> str:
     """The text of a byte-level token; bytes that are not UTF-8 become lone surrogates."""
     if not set(token) <= set(BYTE_CHARACTERS):
@@ -297,7 +298,7 @@ def _printable_character(character: str) -> str:
     return "".join(f"‹{byte:02x}›" for byte in character.encode(errors="surrogateescape"))
 
 
-# ---------------------------------------------------------------- mask tokens
+# --- mask tokens
 def encode_with_masks(tokenizer: Tokenizer, mask_token: int, text: str) -> list[int]:
     """Token ids of a text in which each [MASK] becomes `mask_token`."""
     ids: list[int] = []
@@ -326,7 +327,7 @@ def split_at_masks(
     yield start, len(text), None
 
 
-# ---------------------------------------------------------------- BPE merges
+# --- BPE merges
 class BPEMerges:
     """The merges of a BPE tokenizer in the order they were learned; empty for others (L1.2)."""
 

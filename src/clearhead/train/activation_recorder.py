@@ -56,7 +56,7 @@ RECORDINGS_PER_DECADE = 6  # while the number of steps grows tenfold
 Planes = dict[str, Tensor]  # 2D projections of the embedding matrices
 
 
-# ---- when to record
+# --- when to record
 
 
 def recording_steps(max_steps: int) -> set[int]:
@@ -239,7 +239,7 @@ class ActivationRecorder:
         self._echo(self._error)
 
 
-# ---- probes
+# --- probes
 
 
 class TokenizedProbe(NamedTuple):
@@ -412,7 +412,7 @@ def _media_probes(
     files: tuple[str, ...],
     data_batch: PackedBatch | None,
 ) -> ProbeBatch:
-    """Images or audio, as many as need no more attention scores than eight texts of 64 tokens."""
+    """Images or audio, limited to the attention memory of eight 64-token texts."""
     config = model.config
     kind = media_input.kind
     if isinstance(config.model.architecture, c.EncoderDecoder):
@@ -446,7 +446,7 @@ def _media_probes(
     return ProbeBatch(batch, probes, max(0, len(files) - max_probes))
 
 
-# ---- what to record
+# --- what to record
 
 
 class ProbeObserver:

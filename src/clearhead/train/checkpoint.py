@@ -90,7 +90,7 @@ TEMPORARY_NAMES = {
 }
 
 
-# ---- the folder as a whole
+# --- the folder as a whole
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def check_same_run(
                 )
 
 
-# ---- fingerprints of the data
+# --- fingerprints of the data
 
 
 def fingerprint_data(data: DataConfig, output: Path, resuming: bool) -> ConfigDict:
@@ -233,7 +233,7 @@ def _hash(parts: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-# ---- checkpoints
+# --- checkpoints
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
     return {name: reader.get_tensor(name) for name in reader.shapes}
 
 
-# ---- log
+# --- log
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

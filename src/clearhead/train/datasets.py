@@ -38,9 +38,9 @@ from clearhead.data.readers import (
 )
 from clearhead.data.token_cache import TokenizedCorpus, tokenize_corpus
 from clearhead.errors import ClearheadError, suggest
-from clearhead.tokenizers.tokenizer import END_TOKEN, TOKENIZER_KINDS, Tokenizer
+from clearhead.tokenizers.tokenizer import END_TOKEN, TOKENIZER_FILE, TOKENIZER_KINDS, Tokenizer
 from clearhead.train.checkpoint import TOKENS_FOLDER
-from clearhead.weights.checkpoint import SOURCE_TOKENIZER_FILE, TOKENIZER_FILE
+from clearhead.weights.checkpoint import SOURCE_TOKENIZER_FILE
 from clearhead.weights.load import load_tokenizers
 
 START_TOKEN = "<|start|>"
@@ -66,7 +66,7 @@ class TrainingData:
     source_tokenizer: Tokenizer | None = None
 
 
-# ---- tokenizers
+# --- tokenizers
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class TokenizerSource:
 
     config: Config
     output: Path
-    reuse: bool = False  # files in the folder belong to this run, not to one that never began
+    reuse: bool = False  # reuse tokenizer files in the folder
     tokenizer: Tokenizer | None = None
     source_tokenizer: Tokenizer | None = None
 
@@ -145,7 +145,7 @@ def _first_texts(texts: Iterable[str]) -> Iterator[str]:
         num_chars += len(text)
 
 
-# ---- datasets
+# --- datasets
 
 
 def load_training_data(

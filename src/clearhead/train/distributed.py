@@ -39,7 +39,7 @@ class SingleProcess:
         """Rows of a batch that this process computes, and whether they count in the loss."""
         return batch, True
 
-    # ---- agreement
+    # --- agreement
     def any_process(self, flag: bool) -> bool:
         """Whether the flag is set in any process."""
         return flag
@@ -60,7 +60,7 @@ class SingleProcess:
         """Let the main process run the block first; the others then reuse its files."""
         yield
 
-    # ---- gradients
+    # --- gradients
     def all_reduce_gradients(self, gradients: Sequence[Tensor]) -> None:
         """Sum the gradients over all processes, in place."""
 
@@ -68,7 +68,7 @@ class SingleProcess:
         """Norm of a sharded vector, given the norm of the local shard."""
         return local_norm
 
-    # ---- weights and optimizer state
+    # --- weights and optimizer state
     def wrap_model(
         self,
         net: Transformer,

@@ -27,7 +27,7 @@ def is_block_matrix(name: str, p: Tensor) -> bool:
     return p.dim() == 2 and re.search(r"(^|\.)blocks\.\d+\.", name) is not None
 
 
-# ---- Muon
+# --- Muon
 
 
 class BatchedMuon:
@@ -96,7 +96,7 @@ def orthogonalize(x: Tensor) -> Tensor:
     return x.mT if is_tall else x
 
 
-# ---- optimizer
+# --- optimizer
 
 
 class Optimizer:
@@ -286,7 +286,7 @@ def _describe_tensor(t: Tensor) -> str:
     return f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
 
 
-# ---- weight averaging
+# --- weight averaging
 
 
 class EMA:

@@ -74,7 +74,7 @@ COLORS = {  # on white; a page replaces them by CSS variables
 }
 
 
-# ---- data of the report
+# --- data of the report
 
 
 def collect_report_data(trainer: Trainer, recipe: str, throughput: Throughput) -> ReportData:
@@ -179,7 +179,7 @@ def next_commands(output: Path, config: c.Config) -> list[tuple[str, str]]:
     ]
 
 
-# ---- page
+# --- page
 
 
 def render_page(output: Path, data: ReportData, lines: list[Line], findings: list[Finding]) -> str:
@@ -344,7 +344,7 @@ def format_si(number: float) -> str:
     return f"{number:.3g}"
 
 
-# ---- plots
+# --- plots
 
 
 def plot_loss(

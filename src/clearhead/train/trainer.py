@@ -38,7 +38,7 @@ StepFunction = Callable[[Sequence[PackedBatch], Sequence[float | Tensor], float 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
-# ---- forward pass and loss
+# --- forward pass and loss
 
 
 def hidden_states(net: Transformer, batch: PackedBatch) -> Tensor:
@@ -100,7 +100,7 @@ def validation_loss(
     return total_loss / num_targets, total_correct / num_targets if is_classifier else None
 
 
-# ---- one optimizer step
+# --- one optimizer step
 
 
 class TrainStep:
@@ -290,7 +290,7 @@ def compile_with_fallback(function: Call, echo: Echo) -> Call:
     return cast(Call, call)
 
 
-# ---- divergence
+# --- divergence
 
 
 class DivergenceError(ClearheadError):
@@ -322,7 +322,7 @@ def describe_batches(model: Checkpoint, data: Dataset, step: int) -> str:
     return f"{description}, {text!r} …" if text else description
 
 
-# ---- the run
+# --- the run
 
 
 @dataclass(frozen=True)
@@ -544,7 +544,7 @@ class Trainer:
             self.best_step = self.step
         return is_best
 
-    # ---- checkpoints
+    # --- checkpoints
     def ema_weights(self) -> AbstractContextManager[dict[str, Tensor]]:
         """Put EMA weights, if any, into the network for the block; yield the original ones."""
         return self.ema.swap_weights() if self.ema is not None else nullcontext({})
@@ -619,7 +619,7 @@ class Trainer:
             self.checkpoints.prune(self.best_step)  # in case the run was killed before it
 
 
-# ---- time and signals
+# --- time and signals
 
 
 class TrainingTimer:

@@ -19,11 +19,11 @@ from clearhead.io import atomic_folder, write_json
 from clearhead.model.int8 import quantize
 from clearhead.model.transformer import Transformer, build_transformer
 from clearhead.tokenizers.huggingface import PretrainedTokenizer, with_post_processor
-from clearhead.tokenizers.tokenizer import Tokenizer
+from clearhead.tokenizers.tokenizer import TOKENIZER_FILE, Tokenizer
 
 CONFIG_FILE = "clearhead.json"
+HF_CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-TOKENIZER_FILE = "tokenizer.json"
 SOURCE_TOKENIZER_FILE = "source_tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 EXPORT_FILE = "clearhead_export.json"  # marks a folder that was exported from here
@@ -84,7 +84,7 @@ class Checkpoint:
             (folder / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
 
 
-# ---------------------------------------------------------------- clearhead's own format
+# --- clearhead's own format
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Write clearhead's own format into an existing folder."""
     parameters = {n: p.detach().contiguous() for n, p in checkpoint.net.named_parameters()}
@@ -121,7 +121,7 @@ def load_checkpoint_tokenizers(folder: Path) -> PretrainedTokenizer:
     )
 
 
-# ---------------------------------------------------------------- replacing a model's folder
+# --- replacing a model's folder
 @contextmanager
 def atomic_model_folder(folder: str | Path, format: str = "clearhead") -> Iterator[Path]:
     """Yield a temporary folder that atomically replaces the model in `folder` on success."""
@@ -152,8 +152,8 @@ def check_replaceable(folder: Path, format: str = "clearhead") -> None:
     if names and export_format(folder) != format:
         old = export_format(folder) or "foreign"
         raise ClearheadError(
-            f"{folder} already holds a model in {old} format, which a model in {format} format"
-            " does not replace. Choose another folder."
+            f"{folder} contains a model in {old} format and would be replaced by one in"
+            f" {format} format. Choose another folder."
         )
 
 
@@ -167,7 +167,7 @@ def export_format(folder: Path) -> str:
         return ""
 
 
-# ---------------------------------------------------------------- tensors
+# --- tensors
 class SafetensorsReader:
     """Reads tensors by name from one or more safetensors files, through memory maps.
 

@@ -5,7 +5,7 @@ Load a decoder with `ctranslate2.Generator`, an encoder-decoder with `Translator
 CTranslate2's own converters know published families only, not our variants. What CTranslate2 would
 compute differently is refused.
 
-CTranslate2 is told to add no special tokens; pass them as `config.inference` says, which
+The export disables CTranslate2's own special tokens. Pass them as `config.inference` says, which
 `config.json` repeats in ids:
 
 - bos_tokens before and sep_tokens after each input.
@@ -83,7 +83,7 @@ def save_ctranslate2(folder: Path, checkpoint: Checkpoint) -> None:
     builder = SpecBuilder(checkpoint.net, specs)
     spec = builder.model(() if is_whisper else inference.suppress_tokens)
     for name in builder.unused.values():
-        raise ClearheadError(f"CTranslate2 has no place for the parameter {name}.")
+        raise ClearheadError(f"CTranslate2 does not support the parameter {name}.")
     source_tokens = tokens
     if isinstance(m.architecture, c.EncoderDecoder) and not is_whisper:
         source_vocab_size = m.architecture.source_vocab_size or m.vocab_size
@@ -110,7 +110,7 @@ def _is_whisper(m: c.ModelConfig) -> bool:
     return isinstance(m.architecture, c.EncoderDecoder) and isinstance(m.main_input, c.Audio)
 
 
-# ---------------------------------------------------------------- limits of CTranslate2
+# --- limits of CTranslate2
 def _problems(checkpoint: Checkpoint, tokens: list[str]) -> Iterator[str]:
     """What CTranslate2 cannot express, or would compute differently."""
     m = checkpoint.config.model
@@ -200,7 +200,7 @@ def _whisper_problems(
         )
 
 
-# ---------------------------------------------------------------- vocabulary and config.json
+# --- vocabulary and config.json
 def _token_names(tokenizer: Tokenizer | None, vocab_size: int) -> list[str]:
     """The name of each id; unique names for ids that the tokenizer does not use."""
     tokens: list[str | None] = [None] * vocab_size
@@ -252,7 +252,7 @@ def _whisper_config(
     }
 
 
-# ---------------------------------------------------------------- the network
+# --- the network
 class SpecBuilder:
     """Fills a CTranslate2 specification with a network's weights; `unused` are those left over."""
 

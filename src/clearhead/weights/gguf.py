@@ -146,7 +146,7 @@ def _infer_rope_scaling(m: c.ModelConfig, file: "GGUFFile") -> c.ModelConfig:
     return m
 
 
-# ---------------------------------------------------------------- saving
+# --- saving
 def save_gguf(folder: Path, checkpoint: Checkpoint) -> None:
     """Write `model.gguf` in the model's dtype; vectors in float32, as llama.cpp requires."""
     match = match_family(checkpoint, tuple(GGUF_FAMILIES.values()), "The GGUF format")
@@ -244,7 +244,8 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor) -> None:
         writer.add_tensor(name, tensor.numpy())
 
 
-# ---------------------------------------------------------------- the file
+# --- the file
+# struct's letter by GGUF value type
 SCALAR_FORMATS = {
     0: "B",
     1: "b",
@@ -257,7 +258,7 @@ SCALAR_FORMATS = {
     10: "Q",
     11: "q",
     12: "d",
-}  # struct's letter by GGUF value type
+}
 STRING_TYPE = 8
 ARRAY_TYPE = 9
 DEQUANTIZE_ROWS = 512  # rows of a matrix dequantized at a time, to bound temporary memory

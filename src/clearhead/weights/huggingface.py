@@ -29,6 +29,7 @@ from clearhead.tokenizers.huggingface import (
 from clearhead.tokenizers.tokenizer import Tokenizer
 from clearhead.weights.checkpoint import (
     EXPORT_FILE,
+    HF_CONFIG_FILE,
     Checkpoint,
     Placement,
     SafetensorsReader,
@@ -50,7 +51,6 @@ from clearhead.weights.mapping import (
     write_weights,
 )
 
-HF_CONFIG_FILE = "config.json"
 HF_WEIGHTS_FILE = "model.safetensors"
 HF_INDEX_FILE = "model.safetensors.index.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -79,7 +79,7 @@ FAMILY_BY_MODEL_TYPE = {family.name: family for family in FAMILIES}
 
 
 def load_huggingface(folder: Path, placement: Placement) -> Checkpoint:
-    """Load a model of a known family; whatever its configuration asks for is honored or refused."""
+    """Load a model of a known family; Unsupported configuration options are errors."""
     with reraise_as(f"Cannot understand the configuration in {folder}"):
         attributes = read_config_file(folder / HF_CONFIG_FILE)
         family, head = _find_family(attributes)
@@ -113,7 +113,7 @@ def load_huggingface(folder: Path, placement: Placement) -> Checkpoint:
 def save_huggingface(folder: Path, checkpoint: Checkpoint) -> None:
     """Save as the first family that computes the same; transformers' Auto classes load it.
 
-    Inference options that these files cannot express go into a file of our own.
+    Inference options that these files cannot express are saved in clearhead_export.json.
     """
     match = match_family(checkpoint, FAMILIES, "The Hugging Face format")
     checkpoint = match.checkpoint
@@ -213,7 +213,7 @@ def _pickle_error(folder: Path, pickle: Path, attributes: ConfigDict) -> Clearhe
     )
 
 
-# ---------------------------------------------------------------- labels
+# --- labels
 def label_names(attributes: ConfigDict) -> tuple[str, ...]:
     """The names of the classes, by index."""
     names = attributes.get("id2label") or {}
@@ -236,7 +236,7 @@ def head_for_labels(head: c.Head, attributes: ConfigDict, labels: tuple[str, ...
     return replace(head, num_labels=num_labels)
 
 
-# ---------------------------------------------------------------- inference config
+# --- inference config
 def read_inference_config(
     folder: Path,
     attributes: ConfigDict,
@@ -435,11 +435,9 @@ def _id_or_list(ids: Sequence[int]) -> int | list[int] | None:
     return ids[0] if ids else None
 
 
-# ---------------------------------------------------------------- images and audio
-RESAMPLING: dict[int, Literal["bilinear", "bicubic"]] = {
-    2: "bilinear",
-    3: "bicubic",
-}  # Pillow's ids
+# --- images and audio
+# by Pillow's ids
+RESAMPLING: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}
 IMAGE_PROCESSOR_DEFAULTS = {
     "do_resize": True,
     "do_rescale": True,

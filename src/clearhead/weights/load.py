@@ -17,6 +17,7 @@ from clearhead.tokenizers.huggingface import (
 from clearhead.weights import hub
 from clearhead.weights.checkpoint import (
     CONFIG_FILE,
+    HF_CONFIG_FILE,
     WEIGHTS_FILE,
     Checkpoint,
     Placement,
@@ -35,7 +36,6 @@ SAVE_FORMATS = {
     "ctranslate2": "ctranslate2.save_ctranslate2",
     "onnx": "onnx.save_onnx",
 }
-HF_CONFIG_FILE = "config.json"
 EXPORT_ONLY_FILES = {"model.bin": "CTranslate2", "onnx_config.json": "ONNX"}
 
 

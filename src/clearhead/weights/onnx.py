@@ -71,7 +71,7 @@ def save_onnx(folder: Path, checkpoint: Checkpoint) -> None:
     checkpoint.export_tokenizers(folder)
 
 
-# ---------------------------------------------------------------- the functions of the files
+# --- the functions of the files
 class PastKeyValues(NoCache):
     """Keys and values as function arguments and results: past in, past and new out."""
 
@@ -172,7 +172,7 @@ def _logits(net: Transformer, hidden: Tensor, attention_mask: Tensor | None) -> 
     return net.compute_logits(hidden, attention_mask)
 
 
-# ---------------------------------------------------------------- the files of a model
+# --- the files of a model
 @dataclass(frozen=True)
 class OnnxFile:
     """A function of the network and of named inputs, in this order."""
@@ -241,7 +241,7 @@ def _input_shapes(source: c.Input) -> dict[str, DynamicShape]:
             return {"input_features": ("batch", source.n_mels, source.n_frames)}
 
 
-# ---------------------------------------------------------------- tracing
+# --- tracing
 class _TracedFunction(nn.Module):
     """A function as the module that the exporter requires."""
 

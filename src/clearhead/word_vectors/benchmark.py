@@ -61,7 +61,7 @@ def evaluate_vectors(vectors: Vectors, file: str | Path) -> BenchmarkResult:
     return _evaluate_analogies(vectors, questions, file)
 
 
-# ---------------------------------------------------------------- reading
+# --- reading
 def read_questions(path: Path) -> SimilarityQuestions | AnalogySections:
     """The questions of a file in its published format."""
     lines = [
@@ -111,7 +111,7 @@ def _read_similarities(path: Path, lines: list[tuple[int, str]]) -> SimilarityQu
     return SimilarityQuestions(pairs, scores)
 
 
-# ---------------------------------------------------------------- similarities
+# --- similarities
 def _evaluate_similarities(
     vectors: Vectors, questions: SimilarityQuestions, name: str
 ) -> BenchmarkResult:
@@ -145,7 +145,7 @@ def _evaluate_similarities(
     )
 
 
-# ---------------------------------------------------------------- analogies
+# --- analogies
 def _evaluate_analogies(vectors: Vectors, sections: AnalogySections, file: Path) -> BenchmarkResult:
     words = [word for section in sections.values() for question in section for word in question]
     known = _known_vectors(vectors, words)

@@ -56,7 +56,7 @@ def has_word_vectors(path: Path) -> bool:
     return (path / WORDS_FILE).is_file() or (path / VECTORS_FILE).is_file()
 
 
-# ---------------------------------------------------------------- reading
+# --- reading
 def read_vectors(path: Path) -> VectorTable:
     """Read a folder, or a word2vec file."""
     if path.is_dir():
@@ -117,7 +117,7 @@ def _parse_binary(content: bytes, num_words: int, vector_size: int) -> VectorTab
     return VectorTable(words, torch.from_numpy(vectors))
 
 
-# ---------------------------------------------------------------- writing
+# --- writing
 def prepare_output(path: Path) -> None:
     """Create the output folder, and refuse to overwrite anything but word vectors."""
     with _reraise_write_errors(path):

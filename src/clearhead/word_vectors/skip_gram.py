@@ -34,7 +34,7 @@ from clearhead.word_vectors.io import VectorTable, prepare_output, write_vectors
 from clearhead.word_vectors.vectors import Vectors, vectors
 
 
-# ---------------------------------------------------------------- configuration
+# --- configuration
 @dataclass(frozen=True)
 class VectorDataConfig:
     """Training data of word vectors."""
@@ -73,7 +73,7 @@ class Word2VecConfig:
     train: SkipGramConfig = field(default=SkipGramConfig())
 
 
-# ---------------------------------------------------------------- corpus
+# --- corpus
 WORD_PATTERN = re.compile(r"\w+(?:['’]\w+)*")  # don't and mother's are words; hyphens separate
 
 
@@ -124,7 +124,7 @@ def split_words(text: str) -> Iterable[list[str]]:
     return (words for line in text.lower().splitlines() if (words := WORD_PATTERN.findall(line)))
 
 
-# ---------------------------------------------------------------- training
+# --- training
 BLOCK_WORDS = 16  # words per matrix product, and negative samples per block
 BLOCKS_PER_STEP = 32
 MAX_UPDATES_PER_WORD = 8  # per step; updates start from the same vector, and many would overshoot

@@ -21,7 +21,7 @@ from clearhead.word_vectors.io import VectorTable, has_word_vectors, read_vector
 if TYPE_CHECKING:
     from clearhead.api import Model
 
-# ---------------------------------------------------------------- expressions
+# --- expressions
 SIGN_OF = {"+": 1, "-": -1, "−": -1}
 UNSUPPORTED_OPERATORS = ("*", "×", "·", "/", "÷", "^", "=")
 MIN_NORM = 1e-6  # of a sum that has a direction
@@ -56,7 +56,7 @@ def parse_terms(expression: str) -> Terms:
     return [*terms, (sign, " ".join(words))]
 
 
-# ---------------------------------------------------------------- sources
+# --- sources
 TOKENS_PER_BATCH = 256
 
 
@@ -179,7 +179,7 @@ class LayerSource(EmbeddingSource):
         return resid[:, len(bos_tokens) : resid.shape[1] - len(sep_tokens)]
 
 
-# ---------------------------------------------------------------- queries
+# --- queries
 @dataclass(frozen=True)
 class Direction:
     """The mean difference between the second and the first words of some pairs."""

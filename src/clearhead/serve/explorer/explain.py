@@ -25,7 +25,8 @@ from clearhead.serve.explorer.runs import (
     describe_trace_tokens,
     edits_to_python,
 )
-from clearhead.serve.explorer.serialize import JSONDict, finite_or_none, number_to_dict
+from clearhead.serve.explorer.serialize import finite_or_none, number_to_dict
+from clearhead.serve.middleware import JSONDict
 
 MAX_TERMS = 8  # terms of a sum that are listed one by one
 

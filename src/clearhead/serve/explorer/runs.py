@@ -36,8 +36,8 @@ from clearhead.lens.activations import (
 from clearhead.lens.edits import ActivationEdit, ablate, chain_edits, checked_edit, replace, scale
 from clearhead.lens.patching import resume_blocks
 from clearhead.model.transformer import Stack
-from clearhead.serve.explorer.serialize import JSONDict, describe_tokens, finite_or_none
-from clearhead.serve.middleware import APIError, Limits
+from clearhead.serve.explorer.serialize import describe_tokens, finite_or_none
+from clearhead.serve.middleware import APIError, JSONDict, Limits
 from clearhead.serve.openai import TokenIds
 from clearhead.serve.registry import LoadedModel
 from clearhead.tokenizers.media import read_audio

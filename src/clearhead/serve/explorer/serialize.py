@@ -4,7 +4,6 @@ import base64
 import io
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +12,8 @@ from torch import Tensor
 
 from clearhead.lens.activations import token_labels
 from clearhead.lens.view import View
+from clearhead.serve.middleware import JSONDict
 from clearhead.tokenizers.tokenizer import Tokenizer
-
-JSONDict = dict[str, Any]
 
 NPY_DTYPES = {"f4": "<f4", "f2": "<f2", "u1": "u1"}
 

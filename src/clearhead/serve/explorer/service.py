@@ -108,7 +108,7 @@ class ExplorerService:
             return None
 
     async def run_steps(self, steps: Iterator[T | None]) -> T:
-        """Run a generator until its first result; others have their turn between steps."""
+        """Run a generator until its first result; yields to other requests between steps."""
         while True:
             result = await self.submit(next, steps)
             if result is not None:

@@ -15,7 +15,7 @@ from clearhead.errors import ClearheadError
 from clearhead.lens.activations import ATTENTION_KINDS, attention_path
 from clearhead.serve.explorer.assets import to_script_json
 from clearhead.serve.explorer.runs import DEFAULT_NUM_BEAMS, RunRequest
-from clearhead.serve.explorer.serialize import JSONDict
+from clearhead.serve.middleware import JSONDict
 
 MAX_PATTERN_BYTES = 24 << 20  # of embedded attention patterns
 MAX_LAYERS = 12  # of embedded block and head comparisons

@@ -77,7 +77,7 @@ def weight_map(m: c.ModelConfig) -> WeightMap:
     return _weight_map(m, IDENTITY, IDENTITY)
 
 
-# Stored as keys of our own, rope.llama3.*; llama.cpp reads the resulting ROPE_FACTORS.
+# Stored as clearhead-specific keys, rope.llama3.*; llama.cpp reads the resulting ROPE_FACTORS.
 LLAMA3_OPTIONS = ("factor", "low_freq_factor", "high_freq_factor", "original_context_length")
 
 

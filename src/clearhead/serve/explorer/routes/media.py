@@ -9,8 +9,9 @@ from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.lens.view import Axis, View
 from clearhead.serve.explorer.runs import ExplorerRequest, decode_audio, decode_image
-from clearhead.serve.explorer.serialize import JSONDict, view_to_dict
+from clearhead.serve.explorer.serialize import view_to_dict
 from clearhead.serve.explorer.service import ExplorerService
+from clearhead.serve.middleware import JSONDict
 from clearhead.tokenizers.media import log_mel, read_image
 
 

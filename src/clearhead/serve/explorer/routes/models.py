@@ -14,8 +14,9 @@ from clearhead.lens.activations import AttentionKind, output_labels
 from clearhead.lens.attention import KIND_PREFIXES
 from clearhead.lens.training_trace import TRACE_FOLDER, TRACE_INDEX, read_training_trace
 from clearhead.lens.view import Axis, View
-from clearhead.serve.explorer.serialize import JSONDict, view_to_dict
+from clearhead.serve.explorer.serialize import view_to_dict
 from clearhead.serve.explorer.service import ExplorerService
+from clearhead.serve.middleware import JSONDict
 from clearhead.serve.registry import LoadedModel
 from clearhead.tokenizers.tokenizer import MASK_PLACEHOLDER, Tokenizer
 from clearhead.train.checkpoint import CHECKPOINTS_FOLDER, LOG_FILE

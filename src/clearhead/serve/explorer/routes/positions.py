@@ -20,8 +20,9 @@ from clearhead.lens.positions import (
 from clearhead.lens.view import Axis, View
 from clearhead.model.positions import DEFAULT_THETA, Rotary, Sinusoidal, inverse_frequencies
 from clearhead.serve.explorer.runs import ExplorerRequest
-from clearhead.serve.explorer.serialize import JSONDict, view_to_dict
+from clearhead.serve.explorer.serialize import view_to_dict
 from clearhead.serve.explorer.service import ExplorerService
+from clearhead.serve.middleware import JSONDict
 
 MAX_TOKENS = 128  # longer texts are truncated before they are shifted or reversed
 

@@ -28,8 +28,9 @@ from clearhead.serve.explorer.runs import (
     RunStore,
     decode_audio,
 )
-from clearhead.serve.explorer.serialize import JSONDict, describe_tokens, finite_or_none
+from clearhead.serve.explorer.serialize import describe_tokens, finite_or_none
 from clearhead.serve.explorer.service import ExplorerService
+from clearhead.serve.middleware import JSONDict
 from clearhead.serve.openai import TokenIds
 from clearhead.serve.registry import LoadedModel
 
@@ -405,7 +406,7 @@ def _message_of(start: int, end: int, spans: list[Span]) -> int | None:
 async def _generation_events(
     service: ExplorerService, request: GenerateRequest
 ) -> AsyncIterator[str]:
-    """An empty string when ready, then events. Others have their turn between tokens."""
+    """An empty string when ready, then events. Yields to other requests between tokens."""
     text = ""
     num_tokens = 0
     finish_reason = ""

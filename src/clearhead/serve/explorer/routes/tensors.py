@@ -35,13 +35,9 @@ from clearhead.serve.explorer.runs import (
     Trace,
     describe_trace_tokens,
 )
-from clearhead.serve.explorer.serialize import (
-    JSONDict,
-    finite_or_none,
-    npy_response,
-    view_to_dict,
-)
+from clearhead.serve.explorer.serialize import finite_or_none, npy_response, view_to_dict
 from clearhead.serve.explorer.service import ExplorerService
+from clearhead.serve.middleware import JSONDict
 
 MAX_THUMBNAIL_SIZE = 48  # rows and columns
 NUM_TOP_NEURONS = 12

@@ -19,8 +19,9 @@ from clearhead.lens.view import Axis, View
 from clearhead.lens.word_in_context import WordInSentence, context, locate_word
 from clearhead.model.heads import LMHead
 from clearhead.serve.explorer.runs import ExplorerRequest
-from clearhead.serve.explorer.serialize import JSONDict, describe_tokens, view_to_dict
+from clearhead.serve.explorer.serialize import describe_tokens, view_to_dict
 from clearhead.serve.explorer.service import ExplorerService
+from clearhead.serve.middleware import JSONDict
 from clearhead.serve.registry import LoadedModel
 from clearhead.tokenizers.tokenizer import BYTE_CHARACTERS, BPEMerges, Tokenizer, encode_with_masks
 from clearhead.word_vectors.vectors import Vectors
