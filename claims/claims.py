@@ -80,7 +80,7 @@ CLAIMS = (
         "better than both. Without positions word order is lost, although a decoder still sees "
         "some of it through its mask.",
         "language",
-        "--vary model.position=learned,none,sinusoidal,t5,shaw,rotary --lengths 256,512,1024",
+        "--vary model.position=learned,none,sinusoidal,t5,shaw,rotary --eval-lengths 256,512,1024",
         "**Mostly, except for T5's.** Sinusoidal positions are better than learned ones by "
         "only 0.024 (0.010 to 0.038). Shaw's relative positions are better by 0.24 (0.18 to "
         "0.30), rotary ones by 0.27 (0.18 to 0.36); no difference was found between T5's "

@@ -1,7 +1,8 @@
 """Generate pages of the site from the code: reference pages, claims, benchmarks and notebooks.
 
-The reference pages and the page of claims are committed, so that links work in a clone; a test checks that they are up to
-date. `python docs/hooks.py` writes them. Notebooks are executed while the site is built.
+The reference pages and the page of claims are committed, so that links work in a clone; a test
+checks that they are up to date. `python docs/hooks.py` writes them. Notebooks are executed while
+the site is built.
 """
 
 import re
@@ -51,7 +52,8 @@ def commands_page() -> str:
 
     parts = [
         "# Commands",
-        "The output of `clearhead COMMAND --help`. Invalid input prints one sentence and exits with status 2.",
+        "The output of `clearhead COMMAND --help`. Invalid input prints one sentence and exits with"
+        " status 2.",
     ]
     for path, command in sorted(_commands("clearhead", get_command(app))):
         with command.make_context(path, [], resilient_parsing=True) as context:
@@ -80,8 +82,8 @@ def presets_page() -> str:
         [
             "# Presets and options",
             "",
-            "A preset is a named configuration. Every option can be changed: `--model.n_layers=4` in the shell,",
-            '`ch.new("lecture-lm", n_layers=4)` in Python.',
+            "A preset is a named configuration. Every option can be changed: `--model.n_layers=4`"
+            ' in the shell, `ch.new("lecture-lm", n_layers=4)` in Python.',
             "",
             "| name | architecture | parameters |",
             "|---|---|---|",
@@ -115,10 +117,11 @@ def activations_page() -> str:
         [
             "# Activation names",
             "",
-            "Every activation that `model.watch` returns and that `edits=` can change. In a pattern, `*` matches one",
-            "part of a name and `**` any number of parts. The encoder of an encoder-decoder has the prefix",
-            "`encoder.`; only encoder-decoders have `cross_attn`, only gated feed-forward layers have `gate`, and only",
-            "models that add positions to embeddings have `pos_embed`.",
+            "Every activation that `model.watch` returns and that `edits=` can change. In a"
+            " pattern, `*` matches one part of a name and `**` any number of parts. The encoder of"
+            " an encoder-decoder has the prefix `encoder.`; only encoder-decoders have"
+            " `cross_attn`, only gated feed-forward layers have `gate`, and only models that add"
+            " positions to embeddings have `pos_embed`.",
             "",
             "| name | shape | formula | meaning |",
             "|---|---|---|---|",

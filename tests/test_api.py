@@ -277,6 +277,27 @@ def test_mistakes_are_reported(model, mistake, message):
         mistake(model)
 
 
-def test_unknown_options_are_refused(model):
-    with pytest.raises(TypeError, match="tempereture"):
-        model.generate("a", tempereture=1)
+@pytest.mark.parametrize("name", ["generate", "stream", "chat", "chat_stream", "chat_session"])
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("tempereture", "did you mean 'temperature'"),
+        ("max_new_tokens", "use max_tokens"),
+        ("do_sample", "use temperature"),
+    ],
+)
+def test_unknown_options_are_refused(model, name, option, hint):
+    with pytest.raises(ClearheadError, match=f"{name} has no option '{option}'; {hint}"):
+        getattr(model, name)("a", **{option: 1})
+
+
+def test_unknown_options_of_beam_search_are_refused(model):
+    with pytest.raises(ClearheadError, match=r"num_return_sequences'; use n_best\."):
+        model.beam_search("a", num_return_sequences=2)
+    with pytest.raises(ClearheadError, match="did you mean 'length_penalty'"):
+        model.translate("a", lenght_penalty=2)
+
+
+def test_logit_bias_may_be_none(model):
+    chunks = model.stream("a", 3, logit_bias=None)
+    assert [c.token_logprob.token for c in chunks] == model.generate("a", 3).tokens

@@ -33,7 +33,14 @@ from clearhead.generate.generation import (
     group_samples,
     with_choices,
 )
-from clearhead.generate.sampling import MAX_SEED, SamplingConfig, SamplingOptions, check_overflow
+from clearhead.generate.sampling import (
+    MAX_SEED,
+    SamplingConfig,
+    SamplingOptions,
+    check_option_names,
+    check_overflow,
+    sampling_config,
+)
 from clearhead.generate.tasks import (
     Classification,
     FillResult,
@@ -100,7 +107,7 @@ class TranslateOptions(BeamSearchOptions, total=False):
 
     split_sentences: bool
     align: int | str | None
-    logprobs: int | None
+    logprobs: int
 
 
 class Model:
@@ -140,7 +147,7 @@ class Model:
         return self.tokenizer, self.source_tokenizer or self.tokenizer
 
     def num_parameters(self) -> int:
-        """The number of trainable parameters."""
+        """The number of all parameters, trainable or not."""
         return self.config.num_parameters()  # torch does not count int8 weights
 
     def __repr__(self) -> str:
@@ -369,6 +376,7 @@ class Model:
         echo: bool = False,
         overflow: str = "error",
         edits: Edits | None = None,
+        **unknown: object,
     ) -> Generation | list[Generation]:
         """Continue a prompt; a list of prompts gives a list.
 
@@ -377,6 +385,7 @@ class Model:
         longer than the context. `edits` change activations, one token at a time. `SamplingConfig`
         explains the sampling options.
         """
+        check_option_names("generate", unknown, ("max_tokens", *GenerateOptions.__annotations__))
         config = SamplingConfig(
             max_tokens=max_tokens,
             temperature=temperature,
@@ -386,7 +395,7 @@ class Model:
             repetition_penalty=repetition_penalty,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
-            logit_bias=logit_bias or {},
+            logit_bias={} if logit_bias is None else logit_bias,
             suppress_tokens=suppress_tokens,
             prefix_tokens=prefix_tokens,
             stop=stop,
@@ -411,7 +420,8 @@ class Model:
         **options: Unpack[SamplingOptions],
     ) -> Iterator[TextChunk]:
         """Generate text chunk by chunk, with the options of `generate`."""
-        config = SamplingConfig(max_tokens=max_tokens, temperature=temperature, **options)
+        more_names = ("n", "logprobs", "echo", "edits")
+        config = sampling_config("stream", max_tokens, temperature, options, more_names)
         stream, _ = self._generation_stream(prompt, config, n, logprobs, echo, edits)
         return iter(stream)
 
@@ -452,7 +462,9 @@ class Model:
         **options: Unpack[SamplingOptions],
     ) -> Generation:
         """Answer a conversation: `[{"role": "user", "content": "…"}, …]`, a system prompt first."""
-        prompt, config = self._chat_request(messages, max_tokens, temperature, options)
+        more_names = ("n", "logprobs", "edits")
+        config = sampling_config("chat", max_tokens, temperature, options, more_names)
+        prompt, config = self._chat_request(messages, config)
         stream, _ = self._generation_stream(prompt, config, n, logprobs, False, edits)
         return group_samples(stream.results(), n)[0]
 
@@ -467,14 +479,15 @@ class Model:
         **options: Unpack[SamplingOptions],
     ) -> Iterator[TextChunk]:
         """Answer a conversation chunk by chunk."""
-        prompt, config = self._chat_request(messages, max_tokens, temperature, options)
+        more_names = ("logprobs", "edits")
+        config = sampling_config("chat_stream", max_tokens, temperature, options, more_names)
+        prompt, config = self._chat_request(messages, config)
         stream, _ = self._generation_stream(prompt, config, 1, logprobs, False, edits)
         return iter(stream)
 
     def _chat_request(
-        self, messages: Messages, max_tokens: int, temperature: float, options: SamplingOptions
+        self, messages: Messages, config: SamplingConfig
     ) -> tuple[list[int], SamplingConfig]:
-        config = SamplingConfig(max_tokens=max_tokens, temperature=temperature, **options)
         template = self.config.inference.chat_template
         prompt = chats.encode_chat(template, messages, self.tokenizer)
         return prompt, chats.turn_config(config, messages, prompt, self.net.context_length)
@@ -488,7 +501,9 @@ class Model:
         **options: Unpack[SamplingOptions],
     ) -> ChatSession:
         """Start a conversation with these options; earlier messages stay in the KV cache."""
-        config = SamplingConfig(max_tokens=max_tokens, temperature=temperature, **options)
+        config = sampling_config(
+            "chat_session", max_tokens, temperature, options, more_names=("system",)
+        )
         return ChatSession(self, system, config)
 
     def chat_prompt(self, messages: Messages) -> str:
@@ -524,12 +539,15 @@ class Model:
         alternatives: int | None = None,
         return_tree: bool = False,
         edits: Edits | None = None,
+        **unknown: object,
     ) -> BeamResult | list[BeamResult]:
         """Continue a prompt with beam search; a list of prompts gives a list.
 
         With n_best > 1, `choices` of the result holds all of them. `BeamSearchConfig` explains the
         options.
         """
+        names = ("num_beams", *BeamSearchOptions.__annotations__)
+        check_option_names("beam_search", unknown, names)
         check_can_generate(self.config.model)
         config = BeamSearchConfig(
             num_beams=num_beams,
@@ -590,18 +608,21 @@ class Model:
         return_tree: bool = False,
         split_sentences: bool = False,
         align: int | str | None = None,
-        logprobs: int | None = None,
+        logprobs: int = 0,
         audio: MediaInput | None = None,
         edits: Edits | None = None,
+        **unknown: object,
     ) -> Translation | list[Translation]:
         """Translate a text, or transcribe audio, with beam search; a list gives a list.
 
         With n_best > 1, `choices` of the result holds all of them. Texts longer than the context,
         and all with `split_sentences`, are translated sentence by sentence. `align` adds the source
         token that each token attends to most, in a decoder layer (-2) or in "all"; `logprobs` the
-        log-probability of each token and of that many most likely ones. `BeamSearchConfig` explains
-        the other options.
+        log-probability of each token and of that many most likely ones, if it is positive.
+        `BeamSearchConfig` explains the other options.
         """
+        names = ("num_beams", "audio", *TranslateOptions.__annotations__)
+        check_option_names("translate", unknown, names)
         config = BeamSearchConfig(
             num_beams=num_beams,
             max_tokens=max_tokens,

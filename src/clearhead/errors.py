@@ -21,15 +21,13 @@ MAX_COMPARED_FILES = 1_000  # in a larger folder, no similar file name is sugges
 MAX_LISTED_NAMES = 24
 MAX_SHOWN_INT = 10**60  # larger integers are not printed
 
-# What parsers raise on malformed data.
+# What parsers raise on malformed data. Others, such as TypeError, are bugs of the reading code.
 DATA_ERRORS: tuple[type[BaseException], ...] = (
     OSError,
     EOFError,
     ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
+    KeyError,
+    IndexError,
     RecursionError,
     struct.error,
     zlib.error,
@@ -154,11 +152,17 @@ def reraise_as(message: str, *library_errors: type[BaseException]) -> Iterator[N
         yield
     except ClearheadError:
         raise
-    except BaseException as error:
-        if not (isinstance(error, (*DATA_ERRORS, *library_errors)) or _is_rust_error(error)):
+    except (*DATA_ERRORS, *library_errors) as error:
+        raise _reworded(message, error) from error
+    except BaseException as error:  # Rust's PanicException is not an Exception
+        if not _is_rust_error(error):
             raise
-        reason = str(error).strip().split("\n")[0].removesuffix(".") or type(error).__name__
-        raise ClearheadError(f"{message}: {reason}.") from error
+        raise _reworded(message, error) from error
+
+
+def _reworded(message: str, error: BaseException) -> ClearheadError:
+    reason = str(error).strip().split("\n")[0].removesuffix(".") or type(error).__name__
+    return ClearheadError(f"{message}: {reason}.")
 
 
 def _is_rust_error(error: BaseException) -> bool:

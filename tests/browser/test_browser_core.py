@@ -142,7 +142,7 @@ def test_keyboard_only(page_on, tmp_path):
         keys.press("Shift+Tab")  # back to the figure's Save
         keys.press("Enter")
         visit.page.locator("details[open] .items button").first.wait_for()
-        while visit.page.evaluate("() => document.activeElement.textContent") != "CSV":
+        while visit.page.evaluate("() => document.activeElement.textContent.trim()") != "CSV":
             keys.press("Tab")
         with visit.page.expect_download() as download:
             keys.press("Enter")

@@ -110,7 +110,7 @@ def test_heads_are_sorted_by_the_selected_cell(page_on):
         order = page.evaluate("() => document.querySelector('ch-head-grid').order")
         assert float(weights[order[0]]) == pytest.approx(float(weights.max()), abs=1 / 255)
         assert (
-            page.locator("label.listed", has_text="Sort by")
+            page.locator("label.select", has_text="Sort by")
             .locator("option", has_text="e → c")
             .count()
             == 1

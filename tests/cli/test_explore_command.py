@@ -45,7 +45,7 @@ def test_word_vectors_are_listed_apart_from_models(tmp_path, monkeypatch, capsys
     (tmp_path / "story" / "model.safetensors").touch()
     for name, kind in {"story": "decoder", "words": "vectors"}.items():
         card = {"title": name, "description": f"About {name}.", "architecture": kind}
-        card |= dict.fromkeys(("usage", "datasets", "training_commands", "limitations"), [])
+        card |= {key: [] for key in ("usage", "datasets", "training_commands", "limitations")}
         (tmp_path / name / "card.json").write_text(json.dumps(card))
     monkeypatch.setattr(model_cards, "BUNDLED_DIR", tmp_path)
     app(["models"], standalone_mode=False)

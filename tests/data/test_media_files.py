@@ -232,3 +232,16 @@ def test_paths_without_media_are_rejected(tmp_path, name, source, words):
     (tmp_path / "x.bin").write_bytes(b"")
     with pytest.raises(ClearheadError, match=words):
         load_media(tmp_path / name, source, DataReport())
+
+
+def test_running_out_of_memory_is_not_skipped(tmp_path, monkeypatch):
+    def fail(*args):
+        raise MemoryError
+
+    (tmp_path / "a").mkdir()
+    Image.fromarray(pixels(4, 4)).save(tmp_path / "a" / "good.png")
+    monkeypatch.setattr("clearhead.data.media._image_bytes", fail)
+    report = DataReport("skip")
+    with pytest.raises(MemoryError):
+        load_media(tmp_path, GRAY, report)
+    assert not report.skipped

@@ -29,7 +29,7 @@ TRAIN = {
 def plan(claim):
     """The experiment of a claim's command, and its folder."""
     _, _, recipe, *words = claim.command
-    known = {"--vary": [], "--seeds": [], "--output": [], "--metric": [""], "--lengths": [""]}
+    known = {"--vary": [], "--seeds": [], "--output": [], "--metric": [""], "--eval-lengths": [""]}
     flags = []
     for option, value in zip(words[::2], words[1::2], strict=True):
         known.get(option, flags).extend([value] if option in known else [option, value])
@@ -40,7 +40,7 @@ def plan(claim):
         known["--output"][0],
         parse_config_flags(flags),
         metric=known["--metric"][-1],
-        eval_lengths=tuple(int(part) for part in known["--lengths"][-1].split(",") if part),
+        eval_lengths=tuple(int(part) for part in known["--eval-lengths"][-1].split(",") if part),
     )
 
 

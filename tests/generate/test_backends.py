@@ -144,6 +144,19 @@ def test_onnxruntime_supports_all_sampling_options(engine, writer):
     ]
 
 
+def test_onnxruntime_reports_logprobs_of_translations(engine, translator):
+    options = {"num_beams": 2, "max_tokens": 12, "n_best": 2, "logprobs": 2}
+    made, want = (
+        m.translate(PROMPTS, **options) for m in (engine("onnxruntime", translator), translator)
+    )
+    for one, other in zip(made, want, strict=True):
+        for choice, expected in zip(one.choices, other.choices, strict=True):
+            assert choice.tokens == expected.tokens
+            assert [token.logprob for token in choice.token_logprobs] == pytest.approx(
+                [token.logprob for token in expected.token_logprobs], abs=1e-3
+            )
+
+
 @pytest.mark.parametrize("beam", [1, 2, 4])
 @pytest.mark.parametrize("name", ENGINES)
 def test_translations_equal_ours(name, beam, engine, translator):
@@ -210,6 +223,8 @@ def test_int8_is_close(engine, writer):
         ({"temperature": 0, "logprobs": 3}, "logprobs"),
         ({"temperature": 0, "repetition_penalty": 2.0}, "repetition_penalty"),
         ({"temperature": 0, "suppress_tokens": (3,), "prefix_tokens": (4,)}, "prefix_tokens"),
+        ({"temperature": 0, "echo": True}, "echo"),
+        ({"temperature": 0, "max_new_tokens": 3}, "use max_tokens"),
         ({"temperature": -1}, "temperature must be"),
         ({"temperature": 0, "max_tokens": 100}, "context of 64"),
         ({"temperature": 0, "prompt": ""}, "empty"),
@@ -238,6 +253,10 @@ def test_unknown_backend_dtype_or_task_is_refused(engine, writer, translator):
             "n_best must be",
         ),
         (lambda: engine("ctranslate2", translator).translate("a", align=-2), "align"),
+        (lambda: engine("ctranslate2", translator).translate("a", align=0), "align"),
+        (lambda: engine("ctranslate2", translator).translate("a", alternatives=0), "alternatives"),
+        (lambda: engine("ctranslate2", translator).translate("a", audio="a.wav"), "audio"),
+        (lambda: engine("ctranslate2", translator).translate("a", beams=2), "no option 'beams'"),
         (
             lambda: engine("onnxruntime", translator).translate("a", align=-2),
             "align",

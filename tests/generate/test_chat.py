@@ -3,7 +3,7 @@
 import pytest
 
 import clearhead as ch
-from clearhead.generate.chat import encode_chat, render_chat_template
+from clearhead.generate.chat import TemplateSandbox, encode_chat, render_chat_template
 
 TEMPLATE = """{%- for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>
 {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
@@ -190,3 +190,18 @@ def test_chat_stops_at_eos(tokenizer):
     assert len(answer.tokens) <= 5
     with pytest.raises(ch.ClearheadError, match="no chat template"):
         ch.Model(made.net, made.config, tokenizer).chat([{"role": "user", "content": "Hello"}])
+
+
+def test_a_template_is_compiled_once(tokenizer, monkeypatch):
+    compiled = []
+    original = TemplateSandbox.from_string
+
+    def from_string(self, source, *args, **kwargs):
+        compiled.append(source)
+        return original(self, source, *args, **kwargs)
+
+    monkeypatch.setattr(TemplateSandbox, "from_string", from_string)
+    template = TEMPLATE + "{# compiled once #}"
+    for text in ("Hello", "Bye"):
+        assert text in render_chat_template(template, [{"role": "user", "content": text}])
+    assert compiled == [template]

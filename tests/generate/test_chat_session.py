@@ -25,9 +25,12 @@ def test_session_equals_chat(model):
     messages = [{"role": "system", "content": "Be brief."}]
     for text in ("Hello", "And now?", "Bye"):
         messages.append({"role": "user", "content": text})
-        expected = model.chat(messages, max_tokens=12, temperature=0.9).text
-        assert session.send(text) == expected
-        messages.append({"role": "assistant", "content": expected})
+        expected = model.chat(messages, max_tokens=12, temperature=0.9)
+        answer = session.send(text)
+        assert (answer.text, answer.tokens) == (expected.text, expected.tokens)
+        assert answer.finish_reason == expected.finish_reason
+        assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+        messages.append({"role": "assistant", "content": expected.text})
     assert session.messages == messages
 
 
@@ -50,8 +53,8 @@ def test_session_prefills_new_tokens_only(model):
 
 def test_regenerate_replaces_the_last_answer(model):
     session = model.chat_session(max_tokens=12)
-    first = session.send("Hello")
-    second = session.regenerate()
+    first = session.send("Hello").text
+    second = session.regenerate().text
     assert first != second
     assert [m["content"] for m in session.messages] == ["Hello", second]
 
@@ -63,6 +66,7 @@ def test_failed_messages_change_nothing(model):
     for wrong in (
         lambda: session.regenerate(temperature=-1),
         lambda: session.send("x", top_p=3),
+        lambda: session.send("x", max_new_tokens=3),
         lambda: session.send("y" * 600),
     ):
         with pytest.raises(ch.ClearheadError):
@@ -89,7 +93,7 @@ def test_one_stream_at_a_time_and_a_closed_one_keeps_its_text(model):
 
 def test_long_conversations_may_slide(model):
     session = model.chat_session(max_tokens=30, overflow="slide")
-    assert session.send("y" * 600)
+    assert session.send("y" * 600).text
     with pytest.raises(ch.ClearheadError, match="fill the context"):
         model.chat_session(max_tokens=30).send("y" * 600)
 
@@ -143,7 +147,7 @@ def test_interleaved_streams_are_refused(model):
 
 
 def test_max_tokens_none_means_the_default(model):
-    assert model.chat_session(max_tokens=5).send("x", max_tokens=None)
+    assert model.chat_session(max_tokens=5).send("x", max_tokens=None).text
 
 
 def test_regenerate_does_not_change_the_seed_of_the_session(model):
@@ -151,11 +155,11 @@ def test_regenerate_does_not_change_the_seed_of_the_session(model):
     second = model.chat_session(max_tokens=12, seed=3)
     for session in (first, second):
         session.send("Hello")
-    answers = {first.regenerate(), first.regenerate(), first.messages[-1]["content"]}
+    answers = {first.regenerate().text, first.regenerate().text, first.messages[-1]["content"]}
     assert len(answers) == 2
     assert first.config == second.config
     first.messages = list(second.messages)
-    assert first.send("And?") == second.send("And?")
+    assert first.send("And?", temperature=0).text == second.send("And?", temperature=0).text
 
 
 def test_chat_stream_joins_to_chat(model):

@@ -126,22 +126,31 @@ def test_samples_of_one_seed_differ():
         ("max_tokens", 0),
         ("temperature", -1),
         ("temperature", float("nan")),
+        ("temperature", 1e39),
+        ("temperature", 10**400),
         ("top_k", -1),
+        ("top_k", 10**400),
         ("top_p", 0),
         ("top_p", 1.1),
         ("min_p", 2),
         ("repetition_penalty", 0),
         ("presence_penalty", float("inf")),
+        ("frequency_penalty", -(10**400)),
+        ("logit_bias", {1: 10**400}),
+        ("logit_bias", {1: True}),
+        ("temperature", True),
+        ("top_p", True),
+        ("min_p", False),
         ("seed", -1),
         ("seed", 2**64),
         ("stop", ("",)),
-        ("top_k", 10**400),
-        ("temperature", 10**400),
-        ("frequency_penalty", -(10**400)),
-        ("temperature", 1e39),
-        ("logit_bias", {1: 10**400}),
     ],
 )
 def test_invalid_sampling_options_are_refused(name, value):
     with pytest.raises(ch.ClearheadError, match=f"^{name} must"):
         SamplingConfig(**{name: value})
+
+
+def test_error_shows_the_stop_string_that_was_passed():
+    with pytest.raises(ch.ClearheadError, match=r"got ''\."):
+        SamplingConfig(stop="")

@@ -184,9 +184,9 @@ def test_early_stopping_stops_earlier(model):
     try:
         for early in (False, True):
             steps.append(0)
-            for seed in "abcdef":
+            for text in "abc":
                 model.translate(
-                    seed, num_beams=2, max_tokens=40, early_stopping=early, length_penalty=3.0
+                    text, num_beams=2, max_tokens=40, early_stopping=early, length_penalty=3.0
                 )
     finally:
         del model.net.forward
@@ -221,8 +221,9 @@ def test_token_logprobs_sum_to_the_logprob(model):
             assert all(
                 len(c.top) == 3 and c.top[0][1] >= c.logprob - 1e-6 for c in one.token_logprobs
             )
-    assert model.translate(["A dog."], max_tokens=3)[0].token_logprobs is None
-    split = model.translate(["A dog. Two men."], split_sentences=True, max_tokens=4, logprobs=0)[0]
+    for options in ({}, {"logprobs": 0}):
+        assert model.translate(["A dog."], max_tokens=3, **options)[0].token_logprobs is None
+    split = model.translate(["A dog. Two men."], split_sentences=True, max_tokens=4, logprobs=1)[0]
     assert [c.token for c in split.token_logprobs] == split.tokens
 
 
@@ -281,6 +282,8 @@ def test_beam_search_of_a_decoder():
         (["a", "b"], {"prefix": ["x"]}, "got 1"),
         ("a", {"prefix": [300]}, "token 300"),
         ("a", {"align": 2}, "align must be"),
+        ("a", {"length_penalty": True}, "length_penalty must be"),
+        ("b" * 70, {}, "the text has a sentence of 71 tokens"),
         ("a", {"align": "last"}, "align must be"),
         ("a", {"alternatives": 1, "return_tree": True}, "return_tree"),
         (
@@ -291,7 +294,7 @@ def test_beam_search_of_a_decoder():
         (
             ["A dog. A cat."],
             {"split_sentences": True, "n_best": 2},
-            "text 1 has 2 sentences",
+            "the text has 2 sentences",
         ),
         ([[1] * 70], {}, "70 tokens"),
     ],
@@ -317,3 +320,11 @@ def test_translation_needs_start_tokens_and_an_encoder_decoder():
         ch.new("tiny-decoder", vocab_size=257, tokenizer=WORDS).translate("a")
     with pytest.raises(ClearheadError, match="cannot continue"):
         translator().beam_search("a")
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_translate_restores_training_mode(is_training):
+    model = translator()
+    model.net.train(is_training)
+    model.translate("A dog.", max_tokens=3, align=-1, logprobs=1)
+    assert {module.training for module in model.net.modules()} == {is_training}

@@ -148,7 +148,7 @@ def test_equal_differences_have_no_interval(tmp_path):
     [
         ("data.vocab_size=99,98", "bits_per_byte"),
         ("data.valid=a,b", "different data"),
-        ("model.context_length=8,16", "--lengths"),
+        ("model.context_length=8,16", "--eval-lengths"),
     ],
 )
 def test_incomparable_losses_are_pointed_out(vary, keyword, tmp_path):

@@ -164,7 +164,7 @@ def test_parts_of_patterns_are_not_drawn():
     cache = make_model().watch(IDS, {"blocks.0.attn.pattern": lambda p: p[:, 3]})
     assert cache["blocks.0.attn.pattern"].shape == (1, 6, 6)
     assert "<svg" not in cache._repr_html_()
-    with pytest.raises(ch.ClearheadError, match="does not hold all"):
+    with pytest.raises(ch.ClearheadError, match="only partly recorded"):
         ch.lens.attention_figure(cache, 0)
 
 

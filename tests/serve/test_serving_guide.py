@@ -10,7 +10,9 @@ import clearhead as ch
 from serving import run_server, send_request
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "chat-and-serve.md").read_text()
-REQUEST = re.compile(r"curl -s http://127\.0\.0\.1:8000(\S+) .*-d '(.*)'\n```(?:\n```text\n(.*)\n)?")
+REQUEST = re.compile(
+    r"curl -s http://127\.0\.0\.1:8000(\S+) .*-d '(.*)'\n```(?:\n```text\n(.*)\n)?"
+)
 REQUESTS = REQUEST.findall(GUIDE)
 
 

@@ -211,7 +211,7 @@ def test_long_runs_print_an_estimate_of_their_time(tmp_path, monkeypatch, capsys
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1
     assert "1:23:05 to go, at 5 s per step" in lines[0]  # 10 s for two steps, 997 steps left
-    assert "smaller recipe" in lines[0]
+    assert "such as shakespeare-char-cpu" in lines[0]
 
 
 def test_failed_run_leaves_a_report(tmp_path):

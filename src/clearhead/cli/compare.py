@@ -28,7 +28,8 @@ def compare(
     ),
     metric: str = typer.Option(
         "",
-        help="best_loss (lowest validation loss), final_loss, or a metric of clearhead evaluate, such as bleu.",
+        help="best_loss (lowest validation loss), final_loss, or a metric of clearhead evaluate, "
+        "such as bleu.",
         show_default=False,
     ),
     baseline: str = typer.Option(

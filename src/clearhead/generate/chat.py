@@ -14,8 +14,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from clearhead.errors import ClearheadError, reraise_as
 from clearhead.generate.engine import BatchEngine
-from clearhead.generate.generation import GenerationStream, TextChunk, check_can_generate
-from clearhead.generate.sampling import MAX_SEED, SamplingConfig, SamplingOptions
+from clearhead.generate.generation import (
+    Generation,
+    GenerationStream,
+    TextChunk,
+    check_can_generate,
+)
+from clearhead.generate.sampling import (
+    MAX_SEED,
+    AnswerOptions,
+    SamplingConfig,
+    check_option_names,
+)
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -267,17 +277,19 @@ class ChatSession:
         )
 
     def send(
-        self, text: str, max_tokens: int | None = None, **options: Unpack[SamplingOptions]
-    ) -> str:
+        self, text: str, max_tokens: int | None = None, **options: Unpack[AnswerOptions]
+    ) -> Generation:
         """Send a message and return the answer. Options override those of the session."""
-        return "".join(chunk.text for chunk in self.stream(text, max_tokens, **options))
+        return _join_chunks(self.stream(text, max_tokens, **options))
 
-    def regenerate(self, max_tokens: int | None = None, **options: Unpack[SamplingOptions]) -> str:
+    def regenerate(
+        self, max_tokens: int | None = None, **options: Unpack[AnswerOptions]
+    ) -> Generation:
         """Replace the last answer by another one."""
-        return "".join(chunk.text for chunk in self.stream_regenerate(max_tokens, **options))
+        return _join_chunks(self.stream_regenerate(max_tokens, **options))
 
     def stream(
-        self, text: str, max_tokens: int | None = None, **options: Unpack[SamplingOptions]
+        self, text: str, max_tokens: int | None = None, **options: Unpack[AnswerOptions]
     ) -> Iterator[TextChunk]:
         """Send a message and stream the answer. Closing the iterator keeps the text so far."""
         config = self._turn_config(max_tokens, options)
@@ -286,7 +298,7 @@ class ChatSession:
         return self._stream_answer(text, config)
 
     def stream_regenerate(
-        self, max_tokens: int | None = None, **options: Unpack[SamplingOptions]
+        self, max_tokens: int | None = None, **options: Unpack[AnswerOptions]
     ) -> Iterator[TextChunk]:
         """Stream another answer to the last message; with a new seed, unless one is given."""
         config = self._turn_config(max_tokens, options)
@@ -297,7 +309,8 @@ class ChatSession:
             config = replace(config, seed=(config.seed + self._num_regenerations + 1) & MAX_SEED)
         return self._stream_answer(None, config)
 
-    def _turn_config(self, max_tokens: int | None, options: SamplingOptions) -> SamplingConfig:
+    def _turn_config(self, max_tokens: int | None, options: Mapping[str, Any]) -> SamplingConfig:
+        check_option_names("a chat", options, ("max_tokens", *AnswerOptions.__annotations__))
         config = replace(self.config, **options)
         return config if max_tokens is None else replace(config, max_tokens=max_tokens)
 
@@ -328,3 +341,15 @@ class ChatSession:
                 yield chunk
         finally:
             self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+
+def _join_chunks(chunks: Iterable[TextChunk]) -> Generation:
+    """The answer that these chunks stream."""
+    chunks = list(chunks)
+    logprobs = [chunk.token_logprob for chunk in chunks]
+    return Generation(
+        text="".join(chunk.text for chunk in chunks),
+        tokens=[token.token for token in logprobs],
+        finish_reason=chunks[-1].finish_reason,
+        token_logprobs=logprobs,
+    )

@@ -150,14 +150,20 @@ def fused_cross_entropy(
 
 
 def kernel_compiles(device: torch.device) -> bool:
-    """Whether Triton works here: it needs a C compiler and a GPU that it supports."""
+    """Whether Triton works here: it needs a C compiler and a GPU that it supports.
+
+    `can_use_triton` asks this once per process, for all kernels of the package: those of the loss,
+    of sampling, of decoding and of beam search.
+    """
     try:
         hidden = torch.zeros(1, 16, device=device)
         weight = torch.zeros(4, 16, device=device)
         fused_cross_entropy(
             hidden, weight, None, torch.zeros(1, dtype=torch.long, device=device), 0.0
         )
-    except Exception:  # whatever failed, torch's own loss is used instead
+    except torch.OutOfMemoryError:  # this says nothing about Triton
+        raise
+    except Exception:  # whatever failed, torch's own operations are used instead of all kernels
         return False
     return True
 

@@ -34,13 +34,12 @@ from clearhead.generate.translation import (
     translation_to_json,
 )
 from clearhead.hooks import NO_HOOKS
-from clearhead.serve.middleware import APIError, Limits
+from clearhead.serve.middleware import APIError, JSONDict, Limits
 from clearhead.serve.openai import (
     ERROR_RESPONSES,
     ClassifyRequest,
     EmbeddingRequest,
     FillRequest,
-    JSONDict,
     TranslateRequest,
     check_endpoint,
     client_address,

@@ -104,8 +104,11 @@ def _byte_level_bpe(tokens: list[str], merges: object, pre_tokenizer: str) -> tk
             f"{suggest(str(pre_tokenizer), PRE_TOKENIZERS)}"
         )
     vocab = {token: i for i, token in enumerate(tokens)}
-    with reraise_as("tokenizer.ggml.merges is invalid"):
-        pairs = [tuple(merge.split(" ", 1)) for merge in merges or []]  # type: ignore[attr-defined]
+    merges = merges or []
+    if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges):
+        raise ClearheadError("tokenizer.ggml.merges is invalid: it must be a list of strings.")
+    with reraise_as("tokenizer.ggml.merges is invalid", TypeError):
+        pairs = [tuple(merge.split(" ", 1)) for merge in merges]
         ignore_merges = pre_tokenizer in IGNORES_MERGES
         backend = tk.Tokenizer(models.BPE(vocab, pairs, ignore_merges=ignore_merges))
     backend.pre_tokenizer = PRE_TOKENIZERS[pre_tokenizer]
@@ -133,7 +136,7 @@ def _sentencepiece_bpe(tokens: list[str], fields: Metadata) -> tk.Tokenizer:
         if token_type == NORMAL
     }
     unknown = tokens[types.index(UNKNOWN)] if UNKNOWN in types else None
-    with reraise_as("tokenizer.ggml.tokens is invalid"):
+    with reraise_as("tokenizer.ggml.tokens is invalid", TypeError):
         model = models.BPE(
             {token: i for i, token in enumerate(tokens)},
             merges_from_scores(normal_scores),

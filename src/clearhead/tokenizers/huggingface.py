@@ -239,7 +239,7 @@ def read_hf_tokenizer(
         tokenizer_format = None  # another program splits words first
     # RoFormer's tokenizer.json leaves out jieba, which splits words first.
     has_json = (folder / TOKENIZER_FILE).is_file() and tokenizer_class != "RoFormerTokenizer"
-    with reraise_as(f"{folder} contains an unusable tokenizer"):
+    with reraise_as(f"{folder} contains an unusable tokenizer", TypeError, AttributeError):
         chat_template = _read_chat_template(folder, config)
         has_files = tokenizer_format is not None and all(
             (folder / name).is_file() for name in tokenizer_format.files

@@ -506,6 +506,8 @@ class TimeEstimate:
     def __init__(self, trainer: Trainer, echo: Echo) -> None:
         self.device = trainer.device
         self.max_steps = trainer.config.max_steps
+        m = trainer.model.config.model
+        self.is_language_model = m.architecture.kind == "decoder" and isinstance(m.head, LMHead)
         self.echo = echo
         # The first step compiles and warms up; steps on a GPU are fast enough to wait for more.
         self.start_step = trainer.step + (5 if self.device.type == "cuda" else 1)
@@ -526,7 +528,12 @@ class TimeEstimate:
             return
         hint = ""
         if self.device.type == "cpu" and remaining > LONG_CPU_SECONDS:
-            hint = "; on a CPU, try a smaller recipe such as shakespeare-char-cpu"
+            hint = "; on a CPU, try a smaller recipe "
+            hint += (
+                "such as shakespeare-char-cpu"
+                if self.is_language_model
+                else "(clearhead presets lists them)"
+            )
         self.echo(
             f"about {format_duration(remaining)} to go, at {seconds_per_step:.3g} s per step{hint}"
         )

@@ -23,6 +23,7 @@ from clearhead.weights.families.gguf import GGUF_FAMILIES, ROPE_FACTORS
 from clearhead.weights.huggingface import inline_special_tokens
 from clearhead.weights.mapping import (
     ModelFamily,
+    check_attribute,
     match_family,
     read_attributes,
     read_weights,
@@ -41,7 +42,7 @@ TOKENIZER_LISTS = ("tokens", "merges", "scores", "token_type")
 
 def load_gguf(path: Path, placement: Placement) -> Checkpoint:
     """Load a .gguf file; quantized tensors are dequantized."""
-    with reraise_as(f"Cannot understand {path}"):
+    with reraise_as(f"Cannot read {path}"):
         file = GGUFFile(path)
         family = _find_family(file)
         m = _read_model_config(file, family)
@@ -72,13 +73,13 @@ def load_gguf(path: Path, placement: Placement) -> Checkpoint:
 
 
 def _find_family(file: "GGUFFile") -> ModelFamily:
-    architecture = file.metadata.get("general.architecture")
+    architecture = str(file.metadata.get("general.architecture"))
     if architecture not in GGUF_FAMILIES:
         raise ClearheadError(
             f"{file.path}: GGUF architecture {architecture!r} is not supported;"
             f" {suggest(str(architecture), GGUF_FAMILIES)}"
         )
-    if file.metadata.get("split.count", 1) > 1:
+    if check_attribute("split.count", file.metadata.get("split.count"), int, 1) > 1:
         raise ClearheadError(
             f"{file.path} is one of several parts; join them with llama.cpp's gguf-split --merge."
         )

@@ -45,6 +45,7 @@ from clearhead.weights.families.vit import VIT
 from clearhead.weights.families.whisper import WHISPER
 from clearhead.weights.mapping import (
     ModelFamily,
+    check_attribute,
     match_family,
     read_attributes,
     read_weights,
@@ -80,7 +81,7 @@ FAMILY_BY_MODEL_TYPE = {family.name: family for family in FAMILIES}
 
 def load_huggingface(folder: Path, placement: Placement) -> Checkpoint:
     """Load a model of a known family; Unsupported configuration options are errors."""
-    with reraise_as(f"Cannot understand the configuration in {folder}"):
+    with reraise_as(f"Cannot read the configuration in {folder}"):
         attributes = read_config_file(folder / HF_CONFIG_FILE)
         family, head = _find_family(attributes)
         labels = label_names(attributes)
@@ -91,10 +92,10 @@ def load_huggingface(folder: Path, placement: Placement) -> Checkpoint:
         pretrained = read_hf_tokenizer(folder, family.name, tokenizer_class)
         inference = read_inference_config(folder, attributes, pretrained, m, labels)
         if (folder / EXPORT_FILE).is_file():
+            saved = read_config_file(folder / EXPORT_FILE).get("inference")
+            options: ConfigDict = check_attribute("inference", saved, dict, {})
             inference = dataclass_from_dict(
-                c.InferenceConfig,
-                dataclass_to_dict(inference)
-                | read_config_file(folder / EXPORT_FILE).get("inference", {}),
+                c.InferenceConfig, dataclass_to_dict(inference) | options
             )
         files = weight_files(folder, attributes)
     reader = SafetensorsReader(files)
@@ -156,7 +157,7 @@ def _find_family(attributes: ConfigDict) -> tuple[ModelFamily, c.Head]:
             "config.json has a quantization_config; clearhead reads quantized weights from .gguf"
             " files only."
         )
-    model_type = attributes.get("model_type")
+    model_type = check_attribute("model_type", attributes.get("model_type"), str, "")
     if model_type not in FAMILY_BY_MODEL_TYPE:
         known = ", ".join(FAMILY_BY_MODEL_TYPE)
         raise ClearheadError(
@@ -165,6 +166,7 @@ def _find_family(attributes: ConfigDict) -> tuple[ModelFamily, c.Head]:
     family = FAMILY_BY_MODEL_TYPE[model_type]
     architectures = attributes.get("architectures") or list(family.heads)
     name = architectures[0] if isinstance(architectures, list) else architectures
+    check_attribute("architectures", name, str, "")
     if name not in family.heads:
         known = ", ".join(family.heads)
         raise ClearheadError(
@@ -216,7 +218,7 @@ def _pickle_error(folder: Path, pickle: Path, attributes: ConfigDict) -> Clearhe
 # --- labels
 def label_names(attributes: ConfigDict) -> tuple[str, ...]:
     """The names of the classes, by index."""
-    names = attributes.get("id2label") or {}
+    names: ConfigDict = check_attribute("id2label", attributes.get("id2label"), dict, {})
     return tuple(str(names[index]) for index in sorted(names, key=int))
 
 
@@ -254,7 +256,9 @@ def read_inference_config(
         flat = [i[0] if isinstance(i, list) and len(i) == 1 else i for i in flat]
         return tuple(dict.fromkeys(i for i in flat if type(i) is int and 0 <= i < m.vocab_size))
 
-    bad_words_ids = attributes.get("bad_words_ids") or []
+    bad_words_ids: list[object] = check_attribute(
+        "bad_words_ids", attributes.get("bad_words_ids"), list, []
+    )
     if any(isinstance(word, list) and len(word) > 1 for word in bad_words_ids):
         raise ClearheadError(
             f"{GENERATION_CONFIG_FILE}: bad_words_ids has words of several tokens; clearhead can"
@@ -314,7 +318,17 @@ def inline_special_tokens(
 
 def _forced_decoder_tokens(attributes: ConfigDict) -> list[int]:
     """The tokens that Whisper's output starts with; none if one of them is left to the model."""
-    tokens = [token for _, token in attributes.get("forced_decoder_ids") or []]
+    pairs: list[object] = check_attribute(
+        "forced_decoder_ids", attributes.get("forced_decoder_ids"), list, []
+    )
+    tokens = []
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ClearheadError(
+                f"The model's configuration has forced_decoder_ids = {pairs!r:.80}, which must be a"
+                " list of pairs."
+            )
+        tokens.append(pair[1])
     return [] if None in tokens else tokens
 
 
@@ -334,7 +348,9 @@ def _read_pooling(folder: Path, context_length: int) -> tuple[Pooling, bool, int
     max_length = context_length
     if (folder / SENTENCE_BERT_CONFIG_FILE).is_file():
         sentence_config = read_config_file(folder / SENTENCE_BERT_CONFIG_FILE)
-        max_length = sentence_config.get("max_seq_length", context_length) or 0
+        max_length = check_attribute(
+            "max_seq_length", sentence_config.get("max_seq_length", context_length), int, 0
+        )
     try:
         modules = json.loads((folder / MODULES_FILE).read_text(encoding="utf-8"))
         types = [module["type"].rsplit(".", 1)[-1] for module in modules]
@@ -470,7 +486,7 @@ def read_preprocessor_config(folder: Path, m: c.ModelConfig) -> c.ModelConfig:
                 f" {value} only."
             )
     resample = attributes.get("resample", 2)
-    if resample not in RESAMPLING:
+    if type(resample) is not int or resample not in RESAMPLING:
         raise ClearheadError(
             f"{PREPROCESSOR_CONFIG_FILE} has resample = {resample!r}; clearhead supports 2"
             " (bilinear) and 3 (bicubic)."

@@ -77,7 +77,7 @@ def load_tokenizers(name: str | Path) -> PretrainedTokenizer:
     if path.is_file():
         from clearhead.weights.gguf import GGUFFile
 
-        with reraise_as(f"Cannot understand {path}"), path.open("rb") as file:
+        with reraise_as(f"Cannot read {path}"), path.open("rb") as file:
             if file.read(4) != b"GGUF" and path.suffix != ".gguf":
                 raise ClearheadError(
                     f"{name} is not a tokenizer; pass a tokenizer.json, a .gguf file or a model."

@@ -9,7 +9,7 @@ model. A model that a format cannot express is recognized by a failing round tri
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +25,21 @@ from clearhead.errors import ClearheadError, suggest
 from clearhead.model.transformer import build_transformer
 from clearhead.weights.checkpoint import Checkpoint
 
+T = TypeVar("T")
 NO_DEFAULT: Any = object()
+JSON_TYPE_NAMES: dict[type, str] = {
+    bool: "true or false",
+    dict: "an object",
+    float: "a number",
+    int: "an integer",
+    list: "a list",
+    str: "a string",
+}
 
 
-# ---------------------------------------------------------------- attributes
+# --- attributes
 class NotRepresentableError(Exception):
-    """Why a format cannot express a model, as part of a sentence."""
+    """Raised when a format cannot represent a model; the message is part of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ class Require:
 
 @dataclass(frozen=True)
 class Custom:
-    """Functions for what depends on several attributes or options."""
+    """Custom conversion between several attributes and options."""
 
     read: Callable[[ConfigDict, ConfigDict], None]
     write: Callable[[ConfigDict, ConfigDict], None] = lambda ours, theirs: None
@@ -109,6 +118,28 @@ class Ignore:
 
 
 AttributeRule = Attr | Require | Custom | Ignore
+
+
+def pop_typed(
+    theirs: ConfigDict, name: str, expected: type[T] | tuple[type[T], ...], default: T
+) -> T:
+    """Remove and return an attribute; null and a missing one are the default."""
+    return check_attribute(name, theirs.pop(name, None), expected, default)
+
+
+def check_attribute(
+    name: str, value: object, expected: type[T] | tuple[type[T], ...], default: T
+) -> T:
+    """The value, or the default if it is None; another JSON type is an error."""
+    if value is None:
+        return default
+    classes = expected if isinstance(expected, tuple) else (expected,)
+    if type(value) not in classes:
+        raise ClearheadError(
+            f"The model's configuration has {name} = {value!r:.80}, which must be"
+            f" {' or '.join(JSON_TYPE_NAMES[cls] for cls in classes)}."
+        )
+    return cast("T", value)
 
 
 def unsupported_value(name: str, value: object, supported: Iterable[object]) -> ClearheadError:
@@ -199,7 +230,7 @@ def config_differences(a: c.ModelConfig, b: c.ModelConfig) -> Iterator[tuple[str
 
 
 def resolve_defaults(m: c.ModelConfig) -> ConfigDict:
-    """All options, where 0 stands for "follows from the others" with the resulting value."""
+    """All options, with derived defaults (0) resolved."""
     tree = dataclass_to_dict(m)
     window = m.attention.sliding_window
     tree["attention"] |= {
@@ -234,7 +265,7 @@ def _set_option(tree: ConfigDict, path: str, value: object) -> None:
     tree[last] = value
 
 
-# ---------------------------------------------------------------- weights
+# --- weights
 @dataclass(frozen=True)
 class WeightOp:
     """How one tensor of theirs becomes one or more of ours, and the inverse."""
@@ -301,7 +332,7 @@ class WeightMap:
     """The rules for all tensors of a family."""
 
     rules: Iterable[WeightRule]
-    ignored_keys: tuple[str, ...] = ()  # patterns of keys without information of their own
+    ignored_keys: tuple[str, ...] = ()  # patterns of redundant keys
     prefixes: tuple[str, ...] = ("",)  # prefixes that files have; the first one is written
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)  # old to current names
     duplicates: Mapping[str, str] = field(default_factory=dict)  # keys that must equal another
@@ -388,7 +419,7 @@ def _current_name(name: str, legacy_suffixes: Mapping[str, str]) -> str:
     return name
 
 
-# ---------------------------------------------------------------- families
+# --- families
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",

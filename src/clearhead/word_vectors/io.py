@@ -61,7 +61,7 @@ def read_vectors(path: Path) -> VectorTable:
     """Read a folder, or a word2vec file."""
     if path.is_dir():
         with (
-            reraise_as(f"{path} contains no word vectors", SafetensorError),
+            reraise_as(f"{path} contains no word vectors", SafetensorError, TypeError),
             safe_open(path / VECTORS_FILE, "pt") as file,
         ):
             words = json.loads(file.metadata()["words"])

@@ -5,12 +5,12 @@ the remaining tokens when some are suppressed.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import fields
+from inspect import signature
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import finalize
 
 import torch
@@ -30,15 +30,16 @@ from clearhead.generate.generation import (
     decode_output,
     with_choices,
 )
-from clearhead.generate.sampling import SamplingConfig, SamplingOptions
+from clearhead.generate.sampling import SamplingConfig, check_option_names
 from clearhead.generate.translation import Translation, Translator
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from clearhead.api import Model, TextInput, TranslateOptions
+    from clearhead.api import GenerateOptions, Model, TextInput, TranslateOptions
 
 SUPPORTED_SAMPLING = {"max_tokens", "temperature", "top_k", "seed", "stop"}
 SUPPORTED_BEAM_SEARCH = {"length_penalty", "max_tokens", "n_best", "early_stopping"}
+SUPPORTED_TRANSLATION = SUPPORTED_BEAM_SEARCH | {"split_sentences"}
 
 
 class CTranslate2Model:
@@ -84,18 +85,10 @@ class CTranslate2Model:
         }
 
     def generate(
-        self,
-        prompt: "TextInput",
-        max_tokens: int = 40,
-        *,
-        temperature: float = 1.0,
-        n: int = 1,
-        logprobs: int = 0,
-        **options: Unpack[SamplingOptions],
+        self, prompt: "TextInput", max_tokens: int = 40, **options: Unpack["GenerateOptions"]
     ) -> Generation | list[Generation]:
         """`Model.generate` with greedy decoding: CTranslate2 cannot sample with our seeds."""
-        config = SamplingConfig(max_tokens=max_tokens, temperature=temperature, **options)
-        _refuse({"n": n != 1, "logprobs": logprobs != 0})
+        config = self._sampling_config("generate", max_tokens, options)
         outputs, is_single = self._start(prompt, config)
         for _ in self._chunks(outputs, max_tokens):
             pass
@@ -103,32 +96,26 @@ class CTranslate2Model:
         return results[0] if is_single else results
 
     def stream(
-        self,
-        prompt: "TextInput",
-        max_tokens: int = 40,
-        *,
-        temperature: float = 1.0,
-        **options: Unpack[SamplingOptions],
+        self, prompt: "TextInput", max_tokens: int = 40, **options: Unpack["GenerateOptions"]
     ) -> Iterator[TextChunk]:
         """`Model.stream` with greedy decoding."""
-        config = SamplingConfig(max_tokens=max_tokens, temperature=temperature, **options)
+        config = self._sampling_config("stream", max_tokens, options)
         outputs, _ = self._start(prompt, config)
         return self._chunks(outputs, max_tokens)
 
-    def _start(self, prompt: "TextInput", config: SamplingConfig) -> tuple[list["_Output"], bool]:
+    def _sampling_config(
+        self, function: str, max_tokens: int, options: Mapping[str, Any]
+    ) -> SamplingConfig:
         check_can_generate(self._model.config.model)
+        supported = _supported(function, self._model.generate, options, SUPPORTED_SAMPLING)
+        config = SamplingConfig(max_tokens=max_tokens, **supported)
         if config.temperature and config.top_k != 1:
             raise ClearheadError(
                 "the ctranslate2 backend supports greedy decoding only; set temperature=0."
             )
-        default = SamplingConfig()
-        _refuse(
-            {
-                f.name: getattr(config, f.name) != getattr(default, f.name)
-                for f in fields(config)
-                if f.name not in SUPPORTED_SAMPLING
-            }
-        )
+        return config
+
+    def _start(self, prompt: "TextInput", config: SamplingConfig) -> tuple[list["_Output"], bool]:
         batch = self._model.make_batch(prompt)
         prompts = batch.unpadded_rows()
         longest = max(map(len, prompts))
@@ -170,14 +157,8 @@ class CTranslate2Model:
         self, texts: "TextInput", num_beams: int = 5, **options: Unpack["TranslateOptions"]
     ) -> Translation | list[Translation]:
         """`Model.translate` with `early_stopping`."""
-        split_sentences = options.pop("split_sentences", False)
-        _refuse(
-            {
-                name: name not in SUPPORTED_BEAM_SEARCH and value not in (None, 0, "")
-                for name, value in options.items()
-            }
-        )
-        supported = {name: options[name] for name in SUPPORTED_BEAM_SEARCH if name in options}  # type: ignore[literal-required]
+        supported = _supported("translate", self._model.translate, options, SUPPORTED_TRANSLATION)
+        split_sentences = supported.pop("split_sentences", False)
         config = BeamSearchConfig(num_beams=num_beams, **supported)
         translator = _CTranslate2Translator(self, self._model, config, split_sentences)
         strings = [texts] if isinstance(texts, str) else texts
@@ -299,9 +280,21 @@ class _Output:
         return Generation(text, tokens, self.finish_reason, self.tokens)
 
 
-def _refuse(is_set: dict[str, bool]) -> None:
-    if names := [name for name, refused in is_set.items() if refused]:
-        raise ClearheadError(f"the ctranslate2 backend does not support {', '.join(names)}.")
+def _supported(
+    function: str, method: Callable[..., object], options: Mapping[str, Any], supported: set[str]
+) -> dict[str, Any]:
+    """The options that CTranslate2 has. Others of our method must have their default value."""
+    parameters = signature(method).parameters
+    keywords = [name for name, p in parameters.items() if p.default is not p.empty]
+    check_option_names(function, options, keywords)
+    refused = [
+        name
+        for name, value in options.items()
+        if name not in supported and value != parameters[name].default
+    ]
+    if refused:
+        raise ClearheadError(f"the ctranslate2 backend does not support {', '.join(refused)}.")
+    return {name: value for name, value in options.items() if name in supported}
 
 
 def _read_vocabulary(folder: Path, side: str) -> list[str]:

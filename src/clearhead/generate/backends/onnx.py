@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -108,12 +108,18 @@ class ONNXTransformer(Transformer):
         tokens: Tensor,
         *,
         segment_ids: Tensor | None = None,
-        encoder_output: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        source: Tensor | None = None,
         source_segment_ids: Tensor | None = None,
+        encoder_output: Tensor | None = None,
         cache: ModelCache | None = None,
-        **unused: Any,
+        hooks: Hooks = NO_HOOKS,
     ) -> Tensor:
         count, num_new = tokens.shape
+        is_cached = cache is not None
+        if source is not None:
+            encoder_output = self.encode(source, source_segment_ids)
         cache = cache or self.init_cache(count, num_new)
         rows = cache.rows
         num_past = rows.max_length
@@ -123,7 +129,8 @@ class ONNXTransformer(Transformer):
         inputs["attention_mask"] = torch.cat((past_mask.long(), new_mask), dim=1)
         side = ""
         if encoder_output is not None:
-            if segment_ids is not None and not bool(segment_ids.all()):
+            # Without a cache, padding comes after all tokens, which do not attend to it.
+            if is_cached and segment_ids is not None and not bool(segment_ids.all()):
                 raise ClearheadError(
                     "the onnxruntime backend needs outputs that start at the same position; "
                     "translate texts with different prefixes one by one."

@@ -77,14 +77,14 @@ export class BarChart extends PageElement {
 	}
 
 	/** Show a bar in the inspector; −1: none. */
-	#inspect(i, how = "hover") {
+	#inspect(i, mode = "hover") {
 		const where = [this.labels[i]];
 		const cell = {
 			...figureText(this),
 			where,
 			measure: this.valueName,
 			value: this.values[i],
-			how,
+			mode,
 		};
 		this.emit("inspect", i < 0 ? null : cell, true);
 	}

@@ -163,13 +163,13 @@ export class Heatmap extends CanvasGrid {
 		this.#drawCursor();
 		const detail = cell && this.#detail(cell);
 		this.emit("hover", detail);
-		this.emit("inspect", detail && { ...detail, how: "hover" }, true);
+		this.emit("inspect", detail && { ...detail, mode: "hover" }, true);
 		return cell && this.#describe(cell);
 	}
 
 	onPick(cell, isAdding = false) {
 		const detail = this.#detail(cell);
-		this.emit("inspect", { ...detail, how: isAdding && this.name ? "pin" : "lock" }, true);
+		this.emit("inspect", { ...detail, mode: isAdding && this.name ? "pin" : "lock" }, true);
 		this.emit("pick", { ...detail, isAdding });
 	}
 

@@ -18,8 +18,8 @@ let hoverTimer = 0;
  * Show a cell: "hover" previews it, "lock" stores it in the URL, "pin" adds it to the list. null ends
  * the preview.
  */
-export function inspect(cell, how = "hover") {
-	if (how === "hover") {
+export function inspect(cell, mode = "hover") {
+	if (mode === "hover") {
 		hoveredCell = cell;
 		clearTimeout(hoverTimer);
 		hoverTimer = window.setTimeout(() => {
@@ -34,7 +34,7 @@ export function inspect(cell, how = "hover") {
 	} else if (cell) {
 		lockedNumber = null;
 		const key = cellKey(cell);
-		if (how === "pin") set({ pins: [...state().pins.filter((pin) => pin !== key), key] });
+		if (mode === "pin") set({ pins: [...state().pins.filter((pin) => pin !== key), key] });
 		else set({ cell: key });
 	}
 }
@@ -230,12 +230,12 @@ async function copyCode(button, text) {
 	setTimeout(() => (button.textContent = "Copy as Python"), 1600);
 }
 
-/** Inspector content of a table cell or an element with data-what; else null. */
+/** Inspector content of a table cell or an element with data-title; else null. */
 export function numberAt(target) {
-	const element = target.closest?.("main [data-what]");
+	const element = target.closest?.("main [data-title]");
 	if (element) {
-		const { what, where = "", formula = "", value } = element.dataset;
-		return { title: what, where: where ? [where] : [], note: formula, value: Number(value) };
+		const { title, where = "", formula = "", value } = element.dataset;
+		return { title, where: where ? [where] : [], note: formula, value: Number(value) };
 	}
 	const cell = target.closest?.("main table:not(.candidates) td");
 	if (!cell || !/\d/.test(cell.textContent)) return null;

@@ -104,16 +104,16 @@ export class LineChart extends PageElement {
 		return this.tickNames?.[x] ?? formatTick(x);
 	}
 
-	#inspect(point, how = "hover") {
+	#inspect(point, mode = "hover") {
 		const { activePoint } = this;
-		if (how === "hover" && point?.x === activePoint?.x && point?.y === activePoint?.y) return;
+		if (mode === "hover" && point?.x === activePoint?.x && point?.y === activePoint?.y) return;
 		this.activePoint = point;
 		this.requestUpdate();
 		const where = point && [`${this.xName} ${this.#xLabel(point.x)}`, point.label].filter(Boolean);
 		const measure = this.valueName;
 		this.emit(
 			"inspect",
-			point && { ...figureText(this), where, measure, value: point.y, how },
+			point && { ...figureText(this), where, measure, value: point.y, mode },
 			true,
 		);
 	}

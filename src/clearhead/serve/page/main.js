@@ -44,7 +44,7 @@ async function start() {
 	subscribe(scheduleRender);
 	handleShortcuts(availableViews, moveSelection);
 	root.addEventListener("inspect", (/** @type {CustomEvent} */ { detail }) =>
-		inspector.inspect(detail, detail?.how),
+		inspector.inspect(detail, detail?.mode),
 	);
 	root.addEventListener("pointerover", ({ target }) =>
 		inspectUnderPointer(inspector.numberAt(target)),

@@ -161,7 +161,7 @@ interface ViewContext {
 	isEmpty: boolean;
 	resource: <T>(key: string, loader: Loader<T>, slot?: string) => Resource<T>;
 	highlight: HighlightedToken;
-	inspect: (cell: any, how?: string) => void;
+	inspect: (cell: any, mode?: string) => void;
 	hover: (token: number, strip?: string) => void;
 }
 /** The token under the pointer; `strip` and `viewStrip` are state keys: query, or key for the source. */

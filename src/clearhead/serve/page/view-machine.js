@@ -214,7 +214,7 @@ function branchGroup(options) {
     <path class="back" d=${`M${x} ${y - 34} C${x} ${up - 8} ${middle + side * 60} ${up} ${middle + side * 10} ${up}`} stroke-width=${width}></path>
     <circle class="plus" cx=${middle} cy=${up} r="9"></circle><text class="sign" x=${middle} y=${up + 4.5}>+</text>
     ${labeledBox(x, y - 22, BOX_WIDTH + 24, name, label, onClick)}
-    <text class="number" x=${middle + side * 66} y=${up - 6 - width / 2} text-anchor="middle" data-what=${`relative norm of ${output}`} data-where=${where}
+    <text class="number" x=${middle + side * 66} y=${up - 6 - width / 2} text-anchor="middle" data-title=${`relative norm of ${output}`} data-where=${where}
       data-value=${editedShare ?? share} data-formula=${`‖${output}‖ ÷ ‖${stream}‖: norm of the output relative to the residual stream after it`}>${formatNumber(share, 2)}${isChanged ? ` → ${formatNumber(editedShare, 2)}` : ""}</text>
     ${
 			card.norm_position === "pre"

@@ -94,7 +94,7 @@ function inputFigure(card, state) {
 							><span>Open an ${what} …</span
 							><input
 								type="file"
-								class="unseen"
+								class="visually-hidden"
 								accept=${card.reads_images ? "image/*" : "audio/*"}
 								@change=${(event) => openFile(event.target.files[0] ?? null)}
 						/></label>

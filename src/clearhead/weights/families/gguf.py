@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from clearhead import config as c
 from clearhead.config.parse import ConfigDict
+from clearhead.errors import ClearheadError
 from clearhead.weights.families import gpt2, llama
 from clearhead.weights.mapping import (
     IDENTITY,
@@ -19,6 +20,7 @@ from clearhead.weights.mapping import (
     WeightMap,
     WeightOp,
     WeightRule,
+    check_attribute,
     deinterleave_rotary,
     rename_layer,
     rename_layers,
@@ -83,7 +85,11 @@ LLAMA3_OPTIONS = ("factor", "low_freq_factor", "high_freq_factor", "original_con
 
 def _read_rope(theirs: ConfigDict, ours: ConfigDict) -> None:
     """All dimensions of a head rotate, without scaling, with linear scaling, or Llama 3's."""
-    d_head = ours["attention"]["d_head"] or ours["d_model"] // ours["attention"]["n_heads"]
+    d_model = check_attribute("embedding_length", ours["d_model"], int, 0)
+    n_heads = check_attribute("attention.head_count", ours["attention"]["n_heads"], int, 1)
+    if n_heads < 1:
+        raise ClearheadError("attention.head_count must be at least 1.")
+    d_head = ours["attention"]["d_head"] or d_model // n_heads
     Require("rope.dimension_count", d_head).read(theirs, ours)
     Require("attention.value_length", d_head).read(theirs, ours)
     scaling_type = theirs.pop("rope.scaling.type", "none")

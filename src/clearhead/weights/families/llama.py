@@ -17,6 +17,8 @@ from clearhead.weights.mapping import (
     Require,
     WeightMap,
     WeightRule,
+    check_attribute,
+    pop_typed,
     rename_layers,
     unsupported_value,
 )
@@ -68,12 +70,13 @@ ROPE_SCALINGS: dict[str, dict[str, str]] = {
 
 def read_rope(theirs: ConfigDict, ours: ConfigDict) -> None:
     """`rope_theta` and `rope_scaling`, or the newer `rope_parameters` with both."""
-    rope_scaling = theirs.pop("rope_scaling", None) or {}
-    rope = dict(theirs.pop("rope_parameters", None) or rope_scaling)
+    rope_scaling: ConfigDict = pop_typed(theirs, "rope_scaling", dict, {})
+    rope = dict(pop_typed(theirs, "rope_parameters", dict, {}) or rope_scaling)
     theta = theirs.pop("rope_theta", None)
     ours["position"]["theta"] = rope.pop("rope_theta", theta or 10000.0)
     legacy_type = rope.pop("type", None)
     rope_type = rope.pop("rope_type", None) or legacy_type or "default"
+    check_attribute("rope_type", rope_type, str, "")
     if rope_type != "default":
         if rope_type not in ROPE_SCALINGS:
             raise unsupported_value("rope_scaling", rope_type, ["default", *ROPE_SCALINGS])
@@ -113,10 +116,12 @@ def _read_window(theirs: ConfigDict, ours: ConfigDict) -> None:
     """Qwen's sliding window; it must hold for all layers or for none."""
     window = theirs.pop("sliding_window", None)
     use_window = theirs.pop("use_sliding_window", False)
-    max_window_layers = theirs.pop("max_window_layers", 28)
-    layer_types = theirs.pop("layer_types", None)
-    if layer_types is None:
-        layer_types = []
+    max_window_layers = pop_typed(theirs, "max_window_layers", int, 28)
+    layer_types: list[str] = pop_typed(theirs, "layer_types", list, [])
+    for layer_type in layer_types:
+        check_attribute("layer_types", layer_type, str, "")
+    check_attribute("num_hidden_layers", ours["n_layers"], int, 0)
+    if not layer_types:
         if not use_window or max_window_layers > 0:
             layer_types.append(FULL)
         if use_window and max_window_layers < ours["n_layers"]:
@@ -141,7 +146,11 @@ def _write_window(ours: ConfigDict, theirs: ConfigDict) -> None:
 
 def _read_head_dim(theirs: ConfigDict, ours: ConfigDict) -> None:
     """Qwen2 has no `head_dim` of its own; some files state the implied one."""
-    Require("head_dim", ours["d_model"] // ours["attention"]["n_heads"]).read(theirs, ours)
+    d_model = check_attribute("hidden_size", ours["d_model"], int, 0)
+    n_heads = check_attribute("num_attention_heads", ours["attention"]["n_heads"], int, 1)
+    if n_heads < 1:
+        raise ClearheadError("num_attention_heads must be at least 1.")
+    Require("head_dim", d_model // n_heads).read(theirs, ours)
 
 
 COMMON_ATTRIBUTES = (

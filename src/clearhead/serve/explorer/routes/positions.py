@@ -98,7 +98,7 @@ def _binary_counting(count: int) -> View:
     bits = [str(2**bit) for bit in range(num_bits)]
     axes = Axis.from_labels("position", count), Axis.from_labels("bit", bits)
     note = "each bit flips half as often as the previous one"
-    return View(values, axes, "binary counting", "bit", note=note)
+    return View(values, axes, "binary counting", "value", note=note)
 
 
 def _sinusoidal(d_model: int, count: int) -> View:

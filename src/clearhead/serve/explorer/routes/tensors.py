@@ -247,7 +247,7 @@ def describe_block(run: Run, layer: int, token: int, is_encoder: bool) -> JSONDi
 def _vectors_view(vectors: dict[str, Tensor], index_name: str, title: str) -> View:
     values = torch.stack([*vectors.values()])
     axes = (
-        Axis.from_labels("value", list(vectors)),
+        Axis.from_labels("vector", list(vectors)),
         Axis.from_labels(index_name, values.shape[1]),
     )
     return View(values, axes, title, "value", signed=True)
