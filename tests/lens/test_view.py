@@ -15,12 +15,11 @@ from PIL import Image
 
 import clearhead as ch
 from clearhead.lens.render.colors import NEGATIVE, POSITIVE
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View, label_axes
 
 
 def make_view(values, axes, title="t", value_name="v", **fields):
-    axes = tuple(Axis.from_labels(name, labels) for name, labels in axes.items())
-    return View(values, axes, title, value_name, **fields)
+    return View(values, label_axes(axes), title, value_name, **fields)
 
 
 GRID = make_view(

@@ -32,7 +32,7 @@ from clearhead.evaluate.metrics import (
 )
 from clearhead.generate.tasks import check_finite, max_classification_tokens
 from clearhead.hooks import NO_HOOKS
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View, label_axes
 from clearhead.progress import progress_bar
 from clearhead.train.datasets import read_labeled_rows, read_media
 
@@ -243,7 +243,7 @@ class ClassPredictions:
 
 
 def _confusion_view(matrix: FloatArray, names: Sequence[str]) -> View:
-    axes = (Axis.from_labels("true", names), Axis.from_labels("predicted", names))
+    axes = label_axes({"true": names, "predicted": names})
     return View(
         torch.from_numpy(matrix),
         axes,
@@ -260,7 +260,7 @@ def _per_class_view(matrix: FloatArray, names: Sequence[str]) -> View:
         "recall": recall(matrix),
         "f1": f1_scores(matrix),
     }
-    axes = (Axis.from_labels("class", names), Axis.from_labels("metric", tuple(columns)))
+    axes = label_axes({"class": names, "metric": tuple(columns)})
     values = torch.from_numpy(np.stack([*columns.values()], axis=1))
     return View(values, axes, "Metrics per class", "value", vmax=1.0)
 
@@ -275,7 +275,7 @@ def _reliability_view(confidence: FloatArray, correct: FloatArray, weights: Samp
     ]
     columns = ("fraction", "confidence", "accuracy")
     values = torch.from_numpy(np.stack([n / n.sum(), mean_confidence, bin_accuracy], axis=1))
-    axes = (Axis.from_labels("confidence", bins), Axis.from_labels("of the bin", columns))
+    axes = label_axes({"confidence": bins, "of the bin": columns})
     note = "confidence above accuracy means that the model is overconfident"
     return View(values, axes, "Reliability diagram", "value", vmax=1.0, note=note)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.errors import ClearheadError, NonFiniteError, check_int, check_type, suggest
 from clearhead.hooks import Selector, matches
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View, label_axes
 from clearhead.model.attention import Attention
 from clearhead.model.inputs import TokenEmbedding
 from clearhead.model.transformer import Stack, Transformer
@@ -167,6 +167,7 @@ def _with_prefix(prefix: str, infos: Iterable[ActivationInfo]) -> Iterator[Activ
 @lru_cache(maxsize=1024)
 def matching_names(m: c.ModelConfig, pattern: str) -> tuple[str, ...]:
     """The activations that a pattern such as `blocks.*.attn.z` matches; none is an error."""
+    check_type(pattern, str, "the name of an activation")
     table = activation_table(m)
     names = tuple(name for name in table if matches(pattern, name))
     if not names:
@@ -453,7 +454,7 @@ def tokens(model: "Model", text: "TextInput") -> View:
     words = tuple(token_labels(model.tokenizers[1], ids)), tuple(map(str, ids))
     return View(
         torch.tensor([ids, ids]),
-        (Axis.from_labels("row", ("token", "id")), Axis.from_labels("position", len(ids))),
+        label_axes({"row": ("token", "id"), "position": len(ids)}),
         title=f"{len(ids)} tokens",
         value_name="id",
         vmax=float("inf"),

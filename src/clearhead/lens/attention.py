@@ -28,7 +28,7 @@ from clearhead.lens.activations import (
     watch_single_text,
 )
 from clearhead.lens.circuits import output_matrices
-from clearhead.lens.view import Axis, Row, View
+from clearhead.lens.view import Row, View, label_axes
 from clearhead.lens.word_in_context import locate_word
 from clearhead.tokenizers.tokenizer import MASK_PLACEHOLDER, VISIBLE_WHITESPACE
 
@@ -190,19 +190,19 @@ def _attention_view(
 ) -> AttentionView:
     """`values` are those of each layer: (head ×) query × key."""
     queries, keys = query_key_labels(cache, kind, (values[0].shape[-2], values[0].shape[-1]))
-    axes = [Axis.from_labels("query", queries), Axis.from_labels("key", keys)]
+    axes: dict[str, Sequence[str] | int] = {}
     selected = []
+    if layer is None:
+        axes["layer"] = len(values)
+    else:
+        selected.append(f"layer {layer}")
     if head is None:
-        axes.insert(0, Axis.from_labels("head", values[0].shape[0]))
+        axes["head"] = values[0].shape[0]
     else:
         selected.append(f"head {head}")
-    if layer is None:
-        axes.insert(0, Axis.from_labels("layer", len(values)))
-    else:
-        selected.insert(0, f"layer {layer}")
     return AttentionView(
         torch.stack(values) if layer is None else values[0],
-        tuple(axes),
+        label_axes({**axes, "query": queries, "key": keys}),
         f"{KIND_PREFIXES[kind]}{', '.join(selected) or 'all heads'}",
         value_name,
         signed=value_name in ("scores", "masked_scores"),
@@ -243,10 +243,7 @@ def softmax_steps(
     exponentials = (masked_scores - largest).exp()
     return View(
         torch.stack((scores, masked_scores, exponentials, pattern)),
-        (
-            Axis.from_labels("step", ("scores", "masked", "exp", "softmax")),
-            Axis.from_labels("key", keys),
-        ),
+        label_axes({"step": ("scores", "masked", "exp", "softmax"), "key": keys}),
         f"{KIND_PREFIXES[kind]}layer {layer}, head {head}, query {queries[position]} "
         f"(token {position})",
         "value",
@@ -316,11 +313,7 @@ def head_output_norms(
     labels, _ = query_key_labels(cache, kind, (values.shape[2], values.shape[2]))
     return View(
         values,
-        (
-            Axis.from_labels("layer", len(paths)),
-            Axis.from_labels("head", values.shape[1]),
-            Axis.from_labels("token", labels),
-        ),
+        label_axes({"layer": len(paths), "head": values.shape[1], "token": labels}),
         f"{KIND_PREFIXES[kind]}output norms of heads",
         "norm",
         note="|z W_O|: norm of what a head adds to the residual stream at a token",
@@ -360,11 +353,7 @@ def rollout(
     queries, keys = query_key_labels(cache, kind, (values.shape[1], values.shape[2]))
     return View(
         values,
-        (
-            Axis.from_labels("layer", n_layers),
-            Axis.from_labels("query", queries),
-            Axis.from_labels("key", keys),
-        ),
+        label_axes({"layer": n_layers, "query": queries, "key": keys}),
         f"{KIND_PREFIXES[kind]}rollout",
         "fraction",
         vmax=1.0,
@@ -491,10 +480,7 @@ class HeadScores(View):
         values = torch.tensor([[value for value, _, _ in row] for row in ranked])
         return View(
             values,
-            (
-                Axis.from_labels("name", names),
-                Axis.from_labels("rank", [str(n + 1) for n in range(values.shape[1])]),
-            ),
+            label_axes({"name": names, "rank": [str(n + 1) for n in range(values.shape[1])]}),
             f"{self.title}: top heads (layer.head) of each score",
             "score",
             vmax=1.0,
@@ -519,7 +505,7 @@ class HeadScores(View):
         labels = [f"{i}.{j}  {value:.2f}" for value, i, j in ranked]
         return View(
             torch.stack([self.patterns.values[i, j] for _, i, j in ranked]),
-            (Axis.from_labels("head", labels), *self.patterns.axes[2:]),
+            (*label_axes({"head": labels}), *self.patterns.axes[2:]),
             f"heads by {score}",
             "pattern",
             vmax=1.0,
@@ -531,7 +517,7 @@ class HeadScores(View):
         ranked = self._ranked(score, top_k)
         return View(
             torch.tensor([value for value, _, _ in ranked]),
-            (Axis.from_labels("head", [f"{i}.{j}" for _, i, j in ranked]),),
+            label_axes({"head": [f"{i}.{j}" for _, i, j in ranked]}),
             f"heads by {score}",
             score,
             note=f"{score}: {HEAD_SCORES[score][0]}",
@@ -623,11 +609,7 @@ def score_heads(
     names = tuple(names[n] for n in defined)
     return View(
         values[defined],
-        (
-            Axis.from_labels("name", names),
-            Axis.from_labels("layer", values.shape[1]),
-            Axis.from_labels("head", values.shape[2]),
-        ),
+        label_axes({"name": names, "layer": values.shape[1], "head": values.shape[2]}),
         f"{KIND_PREFIXES[kind]}head scores",
         "score",
         vmax=1.0,
@@ -668,9 +650,11 @@ class WordAttention(View):
         n_heads = self.values.shape[1]
         return View(
             torch.cat((on_word[heads][:, None], others.values), dim=1),
-            (
-                Axis.from_labels("head", [f"{i // n_heads}.{i % n_heads}" for i in heads.tolist()]),
-                Axis.from_labels("rank", (word, *OTHER_RANKS[: others.values.shape[1]])),
+            label_axes(
+                {
+                    "head": [f"{i // n_heads}.{i % n_heads}" for i in heads.tolist()],
+                    "rank": (word, *OTHER_RANKS[: others.values.shape[1]]),
+                }
             ),
             f"{self.title}: heads (layer.head) that attend most to {word!r}",
             self.value_name,
@@ -710,10 +694,8 @@ def word_attention(model: "Model", word: str, text: str) -> WordAttention:
     values = torch.stack([row[..., positions].sum(dim=-1) for _, positions in words], dim=-1)
     return WordAttention(
         values,
-        (
-            Axis.from_labels("layer", values.shape[0]),
-            Axis.from_labels("head", values.shape[1]),
-            Axis.from_labels("word", [name for name, _ in words]),
+        label_axes(
+            {"layer": values.shape[0], "head": values.shape[1], "word": [name for name, _ in words]}
         ),
         f"attention of {word!r}" + (", in the encoder" if model.net.encoder is not None else ""),
         "weight",

@@ -23,7 +23,7 @@ from clearhead.lens.activations import (
     token_labels,
 )
 from clearhead.lens.logit_attribution import token_id
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View, label_axes
 from clearhead.model.attention import Attention
 from clearhead.model.heads import LMHead
 from clearhead.model.inputs import TokenEmbedding
@@ -155,7 +155,7 @@ class Circuit:
         ]
         return View(
             values,
-            (Axis.from_labels("pair", labels),),
+            label_axes({"pair": labels}),
             f"{self.title}, largest entries",
             self.value_name,
             signed=True,
@@ -172,10 +172,7 @@ class Circuit:
         values = torch.view_as_real(self.eigenvalues)
         return View(
             values,
-            (
-                Axis.from_labels("eigenvalue", len(values)),
-                Axis.from_labels("part", ("real", "imaginary")),
-            ),
+            label_axes({"eigenvalue": len(values), "part": ("real", "imaginary")}),
             f"{self.title}, eigenvalues",
             "value",
             signed=True,
@@ -189,8 +186,8 @@ class Circuit:
 
     def _top_tokens(self, values: Tensor, title: str, top_k: int) -> View:
         best = values.topk(min(check_top_k(top_k), len(values)))
-        axis = Axis.from_labels("token", self._labels(best.indices))
-        return View(best.values, (axis,), title, self.value_name, signed=True)
+        axes = label_axes({"token": self._labels(best.indices)})
+        return View(best.values, axes, title, self.value_name, signed=True)
 
     def _labels(self, ids: Tensor) -> list[str]:
         return token_labels(self.model.tokenizer, ids.tolist())
@@ -245,7 +242,7 @@ def composition(model: "Model", kind: Literal["Q", "K", "V"] = "V") -> View:
     later_circuit = "OV" if kind == "V" else "QK"
     return View(
         values.reshape(len(labels), -1),
-        (Axis.from_labels("earlier", labels), Axis.from_labels("later", labels)),
+        label_axes({"earlier": labels, "later": labels}),
         f"{kind}-composition of heads",
         "composition",
         note=f"|A B| / (|A| |B|), where A is the {later_circuit} circuit of the later head and B "

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clearhead.config.model import ModelConfig
 from clearhead.errors import ClearheadError, check_type
 from clearhead.hooks import Edit
-from clearhead.lens.activations import ActivationCache
+from clearhead.lens.activations import ActivationCache, matching_names
 
 EditIndex = tuple[slice | int, ...]
 
@@ -159,6 +160,32 @@ def _lookup(activations: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in activations:
         raise ClearheadError(f"{name} was not watched in the other run; add it to its names.")
     return activations[name]
+
+
+def check_edits(
+    m: ModelConfig,
+    edits: Mapping[str, Callable[..., Tensor]],
+    *,
+    per_token: bool = False,
+    is_padded: bool = False,
+) -> dict[str, Edit]:
+    """Check edits by name. While generating, they must be `per_token`: tokens come one by one."""
+    check_type(edits, Mapping, "edits as {name: edit}")
+    for name, edit in edits.items():
+        matching_names(m, name)  # raises if there is none
+        if not isinstance(edit, ActivationEdit):
+            continue
+        if per_token and not edit.is_per_token:
+            raise ClearheadError(
+                f"the edit of {name} needs a position, a mean over the text or another run; "
+                "while generating, an edit sees one token at a time."
+            )
+        if is_padded and edit.uses_text_mean:
+            raise ClearheadError(
+                f"the edit of {name} is the mean of a text, but these texts are padded. "
+                "Give one text, or texts of equal length."
+            )
+    return {name: checked_edit(edit) for name, edit in edits.items()}
 
 
 def checked_edit(function: Callable[..., Tensor]) -> Edit:

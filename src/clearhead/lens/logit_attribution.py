@@ -28,7 +28,7 @@ from clearhead.lens.activations import (
     watch_single_text,
 )
 from clearhead.lens.logit_lens import answer_preposition
-from clearhead.lens.view import Axis, Row, View
+from clearhead.lens.view import Row, View, label_axes
 from clearhead.model.attention import Attention
 from clearhead.model.heads import LMHead, MLMHead, PooledHead
 from clearhead.model.transformer import Block, CrossAttentionBlock, Transformer
@@ -352,7 +352,7 @@ class Attribution(View):
     def by_head(self, kind: str = "attention") -> View:
         """layer × head."""
         values = torch.stack([layer.heads for layer in self._attention(kind)])
-        axes = Axis.from_labels("layer", len(values)), Axis.from_labels("head", values.shape[1])
+        axes = label_axes({"layer": len(values), "head": values.shape[1]})
         return View(
             values, axes, f"{self.title}, by head", self.value_name, signed=True, note=self.note
         )
@@ -360,10 +360,8 @@ class Attribution(View):
     def by_source_token(self, kind: str = "attention") -> View:
         """layer × head × key: what came from each token, pattern · v W_O, before edits of z."""
         values = torch.stack([layer.keys for layer in self._attention(kind)])
-        axes = (
-            Axis.from_labels("layer", len(values)),
-            Axis.from_labels("head", values.shape[1]),
-            Axis.from_labels("key", self.key_labels[kind]),
+        axes = label_axes(
+            {"layer": len(values), "head": values.shape[1], "key": self.key_labels[kind]}
         )
         title = f"{self.title}, by source token"
         return View(values, axes, title, self.value_name, signed=True, note=self.note)
@@ -452,7 +450,7 @@ def attribution(
         _, key_labels[kind] = query_key_labels(cache, kind, (n_heads, num_keys))
     return Attribution(
         values=values,
-        axes=(Axis.from_labels("component", list(components)),),
+        axes=label_axes({"component": list(components)}),
         title=title,
         value_name="logit",
         signed=True,

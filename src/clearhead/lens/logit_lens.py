@@ -24,7 +24,7 @@ from clearhead.lens.activations import (
     output_labels,
     watch_single_text,
 )
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View, label_axes
 from clearhead.model.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -62,10 +62,7 @@ class LogitLens(View):
         prediction = "prediction" if is_regression else "top prediction and its probability"
         return cls(
             values=probabilities[:, :, 0],
-            axes=(
-                Axis.from_labels("layer", ["start", *map(str, range(len(ids) - 1))]),
-                Axis.from_labels("token", tokens),
-            ),
+            axes=label_axes({"layer": ["start", *map(str, range(len(ids) - 1))], "token": tokens}),
             title="logit lens",
             value_name="number" if is_regression else "probability",
             signed=is_regression,
@@ -98,7 +95,7 @@ class LogitLens(View):
             title += f" {answer_preposition(self.head)} {token!r}"
         return View(
             torch.tensor(probabilities),
-            (Axis.from_labels("answer", labels),),
+            label_axes({"answer": labels}),
             title,
             self.value_name,
             signed=self.signed,

@@ -12,7 +12,7 @@ from clearhead import config as c
 from clearhead.data.readers import read_lines
 from clearhead.errors import ClearheadError, suggest_file
 from clearhead.lens.activations import check_layer, check_model, check_no_nan, check_top_k
-from clearhead.lens.view import Axis, Row, View
+from clearhead.lens.view import Row, View, label_axes
 from clearhead.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -80,10 +80,7 @@ def max_activating_examples(
             best.update(ids, text_activations[: len(ids)].mT)
     return MaxActivatingExamples(
         best.values,
-        (
-            Axis.from_labels("neuron", [str(neuron) for neuron in indices]),
-            Axis.from_labels("rank", best.values.shape[1]),
-        ),
+        label_axes({"neuron": [str(neuron) for neuron in indices], "rank": best.values.shape[1]}),
         title=f"layer {layer}, max activating examples",
         value_name="activation",
         signed=True,

@@ -33,7 +33,7 @@ from clearhead.lens.activations import (
 )
 from clearhead.lens.edits import ablate, checked_edit, replace
 from clearhead.lens.logit_attribution import AnswerToken, LogitTarget, logit_target
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import Axis, View, label_axes
 from clearhead.model.attention import NO_MASK
 from clearhead.model.kv_cache import NO_CACHE
 from clearhead.model.transformer import Block, BlockInputs, Stack, Transformer
@@ -180,10 +180,8 @@ class EditEffects(View):
             )
             for i in best
         ]
-        axis = Axis.from_labels("edit", names)
-        return View(
-            effects[best], (axis,), self.title, self.value_name, signed=True, note=self.note
-        )
+        axes = label_axes({"edit": names})
+        return View(effects[best], axes, self.title, self.value_name, signed=True, note=self.note)
 
     def __str__(self) -> str:
         return str(self.top_effects().terminal())
@@ -377,20 +375,21 @@ def _axes(
 ) -> tuple[Axis, ...]:
     parts = [name.split(".") for name in names]
     differ_by_layer = parts[0][0] == "blocks" and len({(p[0], *p[2:]) for p in parts}) == 1
+    axes: dict[str, Sequence[str] | int] = {}
     if differ_by_layer:
-        axes = [Axis.from_labels("layer", [part[1] for part in parts])]
+        axes["layer"] = [part[1] for part in parts]
     else:
-        axes = [Axis.from_labels("name", names)]
+        axes["name"] = names
     if "head" in sizes:
-        axes.append(Axis.from_labels("head", sizes["head"]))
+        axes["head"] = sizes["head"]
     if "position" in sizes:
         if is_source_activation(model.config.model, names[0]):
             tokens = first_text_labels(batch.source, None, model.tokenizers[1])
         else:
             tokens = first_text_labels(batch.inputs, None, model.tokenizer)
         size = sizes["position"]
-        axes.append(Axis.from_labels("token", tokens if len(tokens) == size else size))
-    return tuple(axes)
+        axes["token"] = tokens if len(tokens) == size else size
+    return label_axes(axes)
 
 
 def _row(logits: Tensor, target: LogitTarget) -> Tensor:

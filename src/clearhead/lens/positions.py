@@ -12,7 +12,7 @@ from clearhead import config as c
 from clearhead.errors import ClearheadError, check_int
 from clearhead.hooks import Recorder, force_eager
 from clearhead.lens.activations import check_model, check_single_text, token_labels
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View, label_axes
 from clearhead.model import positions as schemes
 
 if TYPE_CHECKING:
@@ -45,11 +45,7 @@ def positional_encodings(
         maps["binary counting"] = bits * values.abs().max()  # the same range of colors
     return View(
         torch.stack(list(maps.values()))[..., shown],
-        (
-            Axis.from_labels("scheme", list(maps)),
-            Axis.from_labels("position", count),
-            Axis.from_labels("dimension", list(map(str, shown))),
-        ),
+        label_axes({"scheme": list(maps), "position": count, "dimension": list(map(str, shown))}),
         f"{scheme} positions",
         "value",
         signed=True,
@@ -87,7 +83,7 @@ def position_similarity(model: "Model", count: int = DEFAULT_NUM_POSITIONS) -> V
         similarity = unit @ unit.mT
     return View(
         similarity,
-        (Axis.from_labels("position", count), Axis.from_labels("other", count)),
+        label_axes({"position": count, "other": count}),
         f"similarity of {scheme} positions",
         "cosine",
         signed=True,
@@ -105,7 +101,7 @@ def rotary_angles(model: "Model", count: int = DEFAULT_NUM_POSITIONS) -> View:
     frequencies = position.frequencies(torch.device("cpu"))
     return View(
         torch.arange(count)[:, None] * frequencies / (2 * math.pi),
-        (Axis.from_labels("position", count), Axis.from_labels("pair", len(frequencies))),
+        label_axes({"position": count, "pair": len(frequencies)}),
         "rotary angles",
         "turns",
         note="full turns at each position; pair i is dimensions i and i + half of the rotated ones",
@@ -130,10 +126,7 @@ def relative_bias(model: "Model", count: int = DEFAULT_NUM_POSITIONS) -> View:
     assert bias is not None
     return View(
         bias[0, :, 0],
-        (
-            Axis.from_labels("head", n_heads),
-            Axis.from_labels("distance", [str(distance) for distance in distances]),
-        ),
+        label_axes({"head": n_heads, "distance": [str(distance) for distance in distances]}),
         f"{_scheme(model)} bias",
         "bias",
         signed=True,
@@ -185,18 +178,17 @@ def position_shift(model: "Model", x: "TextInput", offset: int = 1) -> PositionS
     pattern_change = torch.stack(
         [(after[name] - before[name]).abs().amax(dim=(-1, -2)) for name in patterns]
     )
-    layer_axis = Axis.from_labels("layer", m.n_layers)
     tokens = token_labels(model.tokenizer, batch.unpadded_rows()[0])
     title = f"shifted by {offset} positions"
     return PositionShift(
         values=residual_change,
-        axes=(layer_axis, Axis.from_labels("token", tokens)),
+        axes=label_axes({"layer": m.n_layers, "token": tokens}),
         title=title,
         value_name="change",
         note="|change of the residual stream| / |residual stream| after each layer",
         patterns=View(
             pattern_change,
-            (layer_axis, Axis.from_labels("head", pattern_change.shape[1])),
+            label_axes({"layer": m.n_layers, "head": pattern_change.shape[1]}),
             title,
             "change",
             note="largest change of a weight in the pattern of each head",

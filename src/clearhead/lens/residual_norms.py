@@ -13,7 +13,7 @@ from clearhead.lens.activations import (
     single_text,
     watch_single_text,
 )
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View, label_axes
 
 if TYPE_CHECKING:
     from clearhead.api import Edits, MediaInput, Model, TextInput
@@ -49,10 +49,8 @@ def residual_norms(
     vmax = float(values.flatten().quantile(VMAX_QUANTILE))
     return View(
         values,
-        (
-            Axis.from_labels("quantity", RESIDUAL_QUANTITIES),
-            Axis.from_labels("component", list(components)),
-            Axis.from_labels("token", labels),
+        label_axes(
+            {"quantity": RESIDUAL_QUANTITIES, "component": list(components), "token": labels}
         ),
         title="encoder, residual stream" if encoder else "residual stream",
         value_name="norm",

@@ -6,7 +6,7 @@ Every function of the lens returns one.
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -37,10 +37,13 @@ class Axis:
     name: str
     labels: tuple[str, ...]
 
-    @classmethod
-    def from_labels(cls, name: str, labels: Sequence[str] | int) -> "Axis":
-        """From labels, or from a size: then the labels are the numbers from 0."""
-        return cls(name, tuple(map(str, range(labels) if isinstance(labels, int) else labels)))
+
+def label_axes(axes: Mapping[str, Sequence[str] | int]) -> tuple[Axis, ...]:
+    """Axes from their names and labels; a size stands for the numbers from 0."""
+    return tuple(
+        Axis(name, tuple(map(str, range(labels) if isinstance(labels, int) else labels)))
+        for name, labels in axes.items()
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -18,7 +18,7 @@ from clearhead.lens.logit_attribution import (
     detach_float,
     required_activations,
 )
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View, label_axes
 from clearhead.tokenizers.tokenizer import split_at_masks
 
 if TYPE_CHECKING:
@@ -49,11 +49,7 @@ class ContextSimilarity(View):
         cosines = _pairwise_cosines(values)  # layer head pair
         return View(
             cosines,
-            (
-                Axis.from_labels("layer", cosines.shape[0]),
-                Axis.from_labels("head", cosines.shape[1]),
-                self.axes[1],
-            ),
+            (*label_axes({"layer": cosines.shape[0], "head": cosines.shape[1]}), self.axes[1]),
             f"{self.title}, by head",
             "cosine",
             signed=True,
@@ -99,7 +95,7 @@ class ContextSimilarity(View):
         changes = torch.stack([components[1][name] - components[0][name] for name in components[1]])
         return ContextDifference(
             changes,
-            (Axis.from_labels("component", list(components[1])),),
+            label_axes({"component": list(components[1])}),
             f"difference of {self.title} between {sentences[0].text!r} and {sentences[1].text!r}",
             "change",
             signed=True,
@@ -118,10 +114,7 @@ class ContextDifference(View):
         """layer × head: the contribution of each head, without biases."""
         return View(
             self.head_values,
-            (
-                Axis.from_labels("layer", self.head_values.shape[0]),
-                Axis.from_labels("head", self.head_values.shape[1]),
-            ),
+            label_axes({"layer": self.head_values.shape[0], "head": self.head_values.shape[1]}),
             f"{self.title}, by head",
             self.value_name,
             signed=True,
@@ -149,9 +142,11 @@ def context(model: "Model", word: str, sentences: Sequence[str]) -> ContextSimil
         note += "; a decoder does not read what follows the word"
     return ContextSimilarity(
         values=cosines,
-        axes=(
-            Axis.from_labels("layer", ["start", *(f"layer {i}" for i in range(n_layers))]),
-            Axis.from_labels("pair", [f"{a}·{b}" for a, b in _pairs(len(located))]),
+        axes=label_axes(
+            {
+                "layer": ["start", *(f"layer {i}" for i in range(n_layers))],
+                "pair": [f"{a}·{b}" for a, b in _pairs(len(located))],
+            }
         ),
         title=repr(word),
         value_name="cosine",

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from clearhead.data.readers import read_lines
 from clearhead.errors import ClearheadError
 from clearhead.evaluate.metrics import spearman
-from clearhead.lens.view import Axis, Row, View
+from clearhead.lens.view import Row, View, label_axes
 from clearhead.word_vectors.vectors import TableSource, Vectors
 
 SCORE_COLUMN_NAMES = ("simlex999", "human (mean)")
@@ -131,7 +131,7 @@ def _evaluate_similarities(
     num_skipped = len(questions.pairs) - num_scored
     return BenchmarkResult(
         torch.tensor([spearman(cosines, scores)]),
-        (Axis.from_labels("part", [name]),),
+        label_axes({"part": [name]}),
         name,
         "correlation",
         signed=True,
@@ -183,7 +183,7 @@ def _evaluate_analogies(vectors: Vectors, sections: AnalogySections, file: Path)
     skipped = (total - scored for total, scored in zip(num_questions, num_scored, strict=True))
     return BenchmarkResult(
         torch.tensor(accuracies),
-        (Axis.from_labels("part", [*sections, "all"]),),
+        label_axes({"part": [*sections, "all"]}),
         file.stem,
         "accuracy",
         vmax=1.0,

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from clearhead.errors import ClearheadError, suggest
 from clearhead.lens.activations import InputSide, check_top_k
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View, label_axes
 from clearhead.progress import progress_bar
 from clearhead.weights.model_cards import bundled_path
 from clearhead.word_vectors.io import VectorTable, has_word_vectors, read_vectors, write_vectors
@@ -201,7 +201,7 @@ class Direction:
         """The scores of several words, as a view."""
         word_vectors = self.vectors.lookup(words)
         values = torch.stack([word.vector for word in word_vectors]) @ self.vector
-        axes = (Axis.from_labels("word", list(words)),)
+        axes = label_axes({"word": list(words)})
         note = "dot product with the mean of second minus first" + _tokens_note(word_vectors)
         return View(values, axes, self._title, "score", signed=True, note=note)
 
@@ -209,7 +209,7 @@ class Direction:
         """The cosine between the differences of any two pairs."""
         normalized = F.normalize(self.differences, dim=-1)
         names = [f"{first}:{second}" for first, second in self.pairs]
-        axes = Axis.from_labels("pair", names), Axis.from_labels("other", names)
+        axes = label_axes({"pair": names, "other": names})
         note = "cosine between second minus first of two pairs"
         return View(
             normalized @ normalized.mT,
@@ -298,7 +298,7 @@ class Vectors:
             if name not in excluded:
                 excluded.add(name)
                 best.append(i)
-        axes = (Axis.from_labels("word", [self.source.names[i] for i in best]),)
+        axes = label_axes({"word": [self.source.names[i] for i in best]})
         return View(cosines[best], axes, "nearest words", "cosine", signed=True, vmax=1.0)
 
     def most_similar(self, word: str, top_k: int = 10) -> View:
@@ -309,7 +309,7 @@ class Vectors:
         """The cosine between any two of some words."""
         word_vectors = self.lookup(words)
         normalized = F.normalize(torch.stack([word.vector for word in word_vectors]), dim=-1)
-        axes = Axis.from_labels("word", list(words)), Axis.from_labels("other", list(words))
+        axes = label_axes({"word": list(words), "other": list(words)})
         note = "cosine between two words" + _tokens_note(word_vectors)
         return View(
             normalized @ normalized.mT,

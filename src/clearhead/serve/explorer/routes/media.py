@@ -7,7 +7,7 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View, label_axes
 from clearhead.serve.explorer.runs import ExplorerRequest, decode_audio, decode_image
 from clearhead.serve.explorer.serialize import view_to_dict
 from clearhead.serve.explorer.service import ExplorerService
@@ -77,10 +77,8 @@ def _image_view(values: Tensor, media_input: c.Images) -> View:
     mean = torch.tensor(media_input.mean)[:, None, None]
     std = torch.tensor(media_input.std)[:, None, None]
     channels = ("gray",) if media_input.num_channels == 1 else ("red", "green", "blue")
-    axes = (
-        Axis.from_labels("channel", channels),
-        Axis.from_labels("row", media_input.image_size),
-        Axis.from_labels("column", media_input.image_size),
+    axes = label_axes(
+        {"channel": channels, "row": media_input.image_size, "column": media_input.image_size}
     )
     return View(values * std + mean, axes, "what the model sees", "brightness", vmax=1.0)
 
@@ -104,7 +102,7 @@ def _image_steps(width: int, height: int, media_input: c.Images) -> list[str]:
 
 def _audio_view(samples: Tensor, media_input: c.Audio | c.Spectrogram) -> View:
     bands = [str(band) for band in reversed(range(media_input.n_mels))]  # high frequencies on top
-    axes = Axis.from_labels("band", bands), Axis.from_labels("frame", media_input.n_frames)
+    axes = label_axes({"band": bands, "frame": media_input.n_frames})
     offset = "4" if isinstance(media_input, c.Audio) else "4 − maximum"
     note = f"log10 mel spectrogram, clipped to 8 below its maximum, (x + {offset}) / 4"
     values = log_mel(samples, media_input)[0].flip(0)

@@ -13,7 +13,7 @@ from clearhead.io import read_json_lines
 from clearhead.lens.activations import AttentionKind, output_labels
 from clearhead.lens.attention import KIND_PREFIXES
 from clearhead.lens.training_trace import TRACE_FOLDER, TRACE_INDEX, read_training_trace
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View, label_axes
 from clearhead.serve.explorer.serialize import view_to_dict
 from clearhead.serve.explorer.service import ExplorerService
 from clearhead.serve.middleware import JSONDict
@@ -343,11 +343,13 @@ def attention_at_step(run: Path, step: int, probe: int, part: AttentionKind) -> 
     trace = read_training_trace(run)
     values = trace.attention(step, probe, part)
     texts = trace.probes[probe]
-    axes = (
-        Axis.from_labels("layer", values.shape[0]),
-        Axis.from_labels("head", values.shape[1]),
-        Axis.from_labels("query", texts.source_tokens if part == "encoder" else texts.tokens),
-        Axis.from_labels("key", texts.tokens if part == "attention" else texts.source_tokens),
+    axes = label_axes(
+        {
+            "layer": values.shape[0],
+            "head": values.shape[1],
+            "query": texts.source_tokens if part == "encoder" else texts.tokens,
+            "key": texts.tokens if part == "attention" else texts.source_tokens,
+        }
     )
     title = f"{KIND_PREFIXES[part]}step {step:,}"
     return view_to_dict(View(values, axes, title, "pattern", vmax=1.0))
@@ -360,9 +362,6 @@ def lens_at_step(run: Path, step: int, probe: int) -> JSONDict:
 def embeddings_at_step(run: Path, step: int, source: bool) -> JSONDict:
     """All token embeddings in a plane that is aligned between steps."""
     embeddings = read_training_trace(run).embeddings(step, source)
-    axes = (
-        Axis.from_labels("token", embeddings.all_tokens),
-        Axis.from_labels("direction", ("x", "y")),
-    )
+    axes = label_axes({"token": embeddings.all_tokens, "direction": ("x", "y")})
     title = f"embeddings at step {step:,}"
     return view_to_dict(View(embeddings.projection, axes, title, "position", signed=True))

@@ -17,7 +17,7 @@ from clearhead.lens.positions import (
     relative_bias,
     rotary_angles,
 )
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View, label_axes
 from clearhead.model.positions import DEFAULT_THETA, Rotary, Sinusoidal, inverse_frequencies
 from clearhead.serve.explorer.runs import ExplorerRequest
 from clearhead.serve.explorer.serialize import view_to_dict
@@ -96,7 +96,7 @@ def _binary_counting(count: int) -> View:
     num_bits = (count - 1).bit_length()
     values = torch.arange(count)[:, None] >> torch.arange(num_bits) & 1
     bits = [str(2**bit) for bit in range(num_bits)]
-    axes = Axis.from_labels("position", count), Axis.from_labels("bit", bits)
+    axes = label_axes({"position": count, "bit": bits})
     note = "each bit flips half as often as the previous one"
     return View(values, axes, "binary counting", "value", note=note)
 
@@ -104,7 +104,7 @@ def _binary_counting(count: int) -> View:
 def _sinusoidal(d_model: int, count: int) -> View:
     scheme = Sinusoidal(d_model + d_model % 2, "interleaved")
     values = scheme.embed(torch.arange(count)[None], torch.float32)[0]
-    axes = Axis.from_labels("position", count), Axis.from_labels("dimension", values.shape[1])
+    axes = label_axes({"position": count, "dimension": values.shape[1]})
     return View(values, axes, "sinusoidal positions", "value", signed=True)
 
 
@@ -171,10 +171,7 @@ def reverse_text(model: Model, text: str) -> JSONDict:
         streams = torch.stack([recorder.values[name][:, last].float().cpu() for name in names])
         difference = (streams[:, 1] - streams[:, 0]).norm(dim=-1)
         changes.append(difference / streams[:, 0].norm(dim=-1))
-    axes = (
-        Axis.from_labels("positions", ["own", "all the same"]),
-        Axis.from_labels("layer", n_layers),
-    )
+    axes = label_axes({"positions": ["own", "all the same"], "layer": n_layers})
     note = "relative change of the last token's residual stream"
     view = View(torch.stack(changes), axes, "other tokens reversed", "change", note=note)
     return {

@@ -24,7 +24,7 @@ from clearhead.lens.circuits import detach_weight, unembedding_matrix
 from clearhead.lens.logit_attribution import attribution
 from clearhead.lens.logit_lens import RESIDUAL_STREAMS, LogitLens, apply_head
 from clearhead.lens.residual_norms import residual_norms
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View, label_axes
 from clearhead.model.heads import LMHead
 from clearhead.model.transformer import Block
 from clearhead.serve.explorer.explain import explain_value
@@ -246,10 +246,7 @@ def describe_block(run: Run, layer: int, token: int, is_encoder: bool) -> JSONDi
 
 def _vectors_view(vectors: dict[str, Tensor], index_name: str, title: str) -> View:
     values = torch.stack([*vectors.values()])
-    axes = (
-        Axis.from_labels("vector", list(vectors)),
-        Axis.from_labels(index_name, values.shape[1]),
-    )
+    axes = label_axes({"vector": list(vectors), index_name: values.shape[1]})
     return View(values, axes, title, "value", signed=True)
 
 

@@ -15,7 +15,7 @@ from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.lens.activations import InputSide, check_layer, token_labels
-from clearhead.lens.view import Axis, View
+from clearhead.lens.view import View, label_axes
 from clearhead.lens.word_in_context import WordInSentence, context, locate_word
 from clearhead.model.heads import LMHead
 from clearhead.serve.explorer.runs import ExplorerRequest
@@ -178,9 +178,11 @@ def embedding_map(model: Model) -> View:
     blocks = padded.unflatten(1, (-1, width)).unflatten(0, (-1, height))
     blocks = blocks.movedim(2, 1).flatten(2)  # row column cell
     values = blocks.gather(2, blocks.abs().argmax(dim=2, keepdim=True))[..., 0]
-    axes = (
-        Axis.from_labels("token", [str(i * height) for i in range(values.shape[0])]),
-        Axis.from_labels("dimension", [str(i * width) for i in range(values.shape[1])]),
+    axes = label_axes(
+        {
+            "token": [str(i * height) for i in range(values.shape[0])],
+            "dimension": [str(i * width) for i in range(values.shape[1])],
+        }
     )
     note = f"{num_rows:,} tokens × {d_model} dimensions"
     if height > 1 or width > 1:
@@ -206,10 +208,7 @@ def embedding_rows(model: Model, ids: str, unembedding: bool) -> View:
         title = "rows of the embedding matrix"
     if max(rows) >= len(table):
         raise ClearheadError(f"ids must be below {len(table)}, got {max(rows)}.")
-    axes = (
-        Axis.from_labels("token", token_labels(tokenizer, rows)),
-        Axis.from_labels("dimension", table.shape[1]),
-    )
+    axes = label_axes({"token": token_labels(tokenizer, rows), "dimension": table.shape[1]})
     return View(table[rows].detach(), axes, title, "value", signed=True)
 
 
@@ -305,7 +304,7 @@ def compare_contexts(loaded_model: LoadedModel, request: ContextRequest) -> JSON
     cosines = torch.stack([unit[int(a)] @ unit[int(b)] for a, b in pairs])
     view = View(
         torch.cat((cosines[None], similarity.values)),
-        (Axis.from_labels("layer", ["token", *similarity.axes[0].labels]), pair_axis),
+        (*label_axes({"layer": ["token", *similarity.axes[0].labels]}), pair_axis),
         similarity.title,
         "cosine",
         signed=True,
@@ -350,10 +349,7 @@ def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest)
         original, *values = _word_means(side, [sentence, *variants], name)
         cosines = [F.cosine_similarity(original, value, dim=0) for value in values]
         rows.append(torch.stack(cosines))
-    axes = (
-        Axis.from_labels("sentence", ["alone", *request.texts]),
-        Axis.from_labels("word", substitutes),
-    )
+    axes = label_axes({"sentence": ["alone", *request.texts], "word": substitutes})
     note = (
         f"cosine similarity of {word!r} with a substitute in its place after layer {layer}; "
         "alone: of their embeddings"
