@@ -55,9 +55,9 @@ from clearhead.generate.tasks import (
     score_texts,
 )
 from clearhead.generate.translation import Translation, Translator
-from clearhead.hooks import NO_HOOKS, Edit, Hooks, Recorder, Selector, force_eager
+from clearhead.hooks import NO_HOOKS, Hooks, Recorder, Selector, force_eager
 from clearhead.lens.activations import ActivationCache, first_text_labels, matching_names
-from clearhead.lens.edits import ActivationEdit, checked_edit
+from clearhead.lens.edits import check_edits
 from clearhead.model.transformer import Transformer, build_transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
 from clearhead.weights.checkpoint import Checkpoint, Placement
@@ -110,41 +110,25 @@ class TranslateOptions(BeamSearchOptions, total=False):
     logprobs: int
 
 
-class Model:
+class Model(Checkpoint):
     """A Transformer with its configuration and tokenizer. `net` is the torch.nn.Module.
 
     `source_tokenizer` tokenizes the source of an encoder-decoder, if that takes another tokenizer.
     """
 
-    def __init__(
-        self,
-        net: Transformer,
-        config: Config,
-        tokenizer: Tokenizer | None = None,
-        source_tokenizer: Tokenizer | None = None,
-        no_tokenizer_reason: str = "",
-    ) -> None:
-        if tokenizer is not None and len(tokenizer) > config.model.vocab_size:
+    def __post_init__(self) -> None:
+        vocab_size = self.config.model.vocab_size
+        if self.tokenizer is not None and len(self.tokenizer) > vocab_size:
             raise ClearheadError(
-                f"the tokenizer has {len(tokenizer)} tokens, but the model's vocab_size is only "
-                f"{config.model.vocab_size}. Set vocab_size={len(tokenizer)}."
+                f"the tokenizer has {len(self.tokenizer)} tokens, but the model's vocab_size is "
+                f"only {vocab_size}. Set vocab_size={len(self.tokenizer)}."
             )
-        self.net = net
-        self.config = config
-        self.tokenizer = tokenizer
-        self.source_tokenizer = source_tokenizer
-        self.no_tokenizer_reason = no_tokenizer_reason
         self._engines = EnginePool()
 
     @property
     def architecture(self) -> str:
         """decoder, encoder or encoder-decoder."""
         return self.config.model.architecture.kind
-
-    @property
-    def tokenizers(self) -> tuple[Tokenizer | None, Tokenizer | None]:
-        """The tokenizers of the target and of the source, usually the same."""
-        return self.tokenizer, self.source_tokenizer or self.tokenizer
 
     def num_parameters(self) -> int:
         """The number of all parameters, trainable or not."""
@@ -297,46 +281,18 @@ class Model:
         batch: Batch | None = None,
     ) -> Hooks:
         """Hooks that record `names` and apply `edits`, after checking both."""
-        if not isinstance(names, Iterable):
-            raise ClearheadError(f"names must be strings, got {type(names).__name__}.")
+        check_type(names, Iterable, "names of activations")
         names = names if isinstance(names, Mapping) else list(names)
         if isinstance(names, Mapping) and not all(map(callable, names.values())):
             raise ClearheadError("the values of names must be functions that select what to keep.")
         if not names and not edits:
             return NO_HOOKS
         for pattern in names:
-            self._check_name(pattern)
-        is_padded = batch is not None and (
-            batch.segment_ids is not None or batch.source_segment_ids is not None
+            matching_names(self.config.model, pattern)  # raises if there is none
+        return Recorder(
+            names,
+            check_edits(self.config.model, edits or {}, is_padded=bool(batch and batch.is_padded)),
         )
-        return Recorder(names, self._resolve_edits(edits or {}, is_padded=is_padded))
-
-    def _resolve_edits(
-        self, edits: Edits, *, per_token: bool = False, is_padded: bool = False
-    ) -> dict[str, Edit]:
-        """Checked edits. While generating, each must be `per_token`: tokens come one at a time."""
-        if not isinstance(edits, Mapping):
-            raise ClearheadError(f"edits must be {{name: edit}}, got {type(edits).__name__}.")
-        for name, edit in edits.items():
-            self._check_name(name)
-            if not isinstance(edit, ActivationEdit):
-                continue
-            if per_token and not edit.is_per_token:
-                raise ClearheadError(
-                    f"the edit of {name} needs a position, a mean over the text or another run; "
-                    "while generating, an edit sees one token at a time."
-                )
-            if is_padded and edit.uses_text_mean:
-                raise ClearheadError(
-                    f"the edit of {name} is the mean of a text, but these texts are padded. "
-                    "Give one text, or texts of equal length."
-                )
-        return {name: checked_edit(edit) for name, edit in edits.items()}
-
-    def _check_name(self, name: object) -> None:
-        if not isinstance(name, str):
-            raise ClearheadError(f"names must be strings, got {type(name).__name__}.")
-        matching_names(self.config.model, name)
 
     @overload
     def generate(
@@ -651,11 +607,12 @@ class Model:
         results = translator.translate_batch(batch)
         return results[0] if batch.is_single else results
 
-    def _edited_net(self, edits: Edits | None) -> Transformer:
-        """The network, its activations edited for each generated token."""
+    def _edited_net(self, edits: Edits | None, *, per_token: bool = True) -> Transformer:
+        """The network with edited activations, while generating those of one token at a time."""
         if not edits:
             return self.net
-        return EditedTransformer(self.net, self._resolve_edits(edits, per_token=True))
+        checked = check_edits(self.config.model, edits, per_token=per_token)
+        return EditedTransformer(self.net, checked)
 
     def with_backend(self, backend: str, dtype: str = "") -> backends.BackendModel:
         """The same model in another engine, "ctranslate2" or "onnxruntime".
@@ -679,7 +636,7 @@ class Model:
         normalize = inference.normalize if normalize is None else normalize
 
         def embed_chunk(chunk: Batch) -> Tensor:
-            hidden = self.run_batch(chunk, NO_HOOKS)
+            hidden = self.run_batch(chunk)
             return pool_hidden(hidden, chunk.segment_ids, pooling, normalize)
 
         with torch.no_grad(), eval_mode(self.net):
@@ -695,7 +652,7 @@ class Model:
         self, text: str | list[str], top_k: int = 5, *, edits: Edits | None = None
     ) -> FillResult | list[FillResult]:
         """Predict the words hidden by [MASK]; a list of texts gives a list."""
-        net = EditedTransformer(self.net, self._resolve_edits(edits)) if edits else self.net
+        net = self._edited_net(edits, per_token=False)
         if not isinstance(text, list | tuple):
             return fill_masks(net, self.tokenizer, self.config, text, top_k)
         results = []
@@ -746,7 +703,7 @@ class Model:
         batch = self._truncated_batch(texts, max_length, images=images, audio=audio)
 
         def classify_chunk(chunk: Batch) -> Tensor:
-            hidden = self.run_batch(chunk, NO_HOOKS)
+            hidden = self.run_batch(chunk)
             return self.net.compute_logits(hidden, chunk.segment_ids).float()
 
         with torch.no_grad(), eval_mode(self.net):
@@ -763,22 +720,18 @@ class Model:
     ) -> Batch:
         """A batch of truncated texts; warns if any is longer than `max_length`."""
         batch = self.make_batch(texts, images=images, audio=audio, max_length=max_length)
-        may_be_cut = max_length and not batch.media_tokens and not isinstance(texts, Tensor)
-        if not may_be_cut or batch.inputs.shape[1] < max_length:
+        if batch.media_tokens or not 0 < max_length <= batch.inputs.shape[1]:
             return batch
         several = [texts] if batch.is_single else texts
         # Token ids are never truncated.
         strings = [text for text in several if isinstance(text, str) or isinstance(text[0], str)]
-        if not strings:
-            return batch
-        lengths = [len(row) for row in self.encode_texts(strings, allow_overflow=True)]
+        lengths = map(len, self.encode_texts(strings, allow_overflow=True) if strings else ())
         too_long = [length for length in lengths if length > max_length]
-        if too_long and len(several) == 1:
-            warn(f"the text was truncated from {too_long[0]:,} to {max_length:,} tokens.")
-        elif too_long:
-            warn(
-                f"{len(too_long)} of {len(several)} texts were truncated to {max_length:,} tokens."
-            )
+        if too_long:
+            which = f"{len(too_long)} of {len(several)} texts were truncated"
+            if len(several) == 1:
+                which = f"the text was truncated from {too_long[0]:,}"
+            warn(f"{which} to {max_length:,} tokens.")
         return batch
 
     @overload
@@ -845,18 +798,11 @@ def load(path: str | Path, *, device: str = "", dtype: str = "") -> Model:
     net = checkpoint.net
     if not dtype:
         net.to(max(net.parameters(), key=lambda p: p.numel()).dtype)
-    return Model(
-        net,
-        checkpoint.config,
-        checkpoint.tokenizer,
-        checkpoint.source_tokenizer,
-        checkpoint.no_tokenizer_reason,
-    )
+    return Model(**vars(checkpoint))
 
 
 def save(model: Model, path: str | Path, format: str = "clearhead") -> None:
     """Save a model as "clearhead", "hf" (Hugging Face), "gguf", "ctranslate2" or "onnx"."""
     check_type(model, Model, "a model")
     check_type(path, str | Path, "the name of a folder or file")
-    checkpoint = Checkpoint(model.net, model.config, model.tokenizer, model.source_tokenizer)
-    save_model(path, checkpoint, format)
+    save_model(path, model, format)

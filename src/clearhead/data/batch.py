@@ -46,6 +46,11 @@ class Batch:
         ids = torch.tensor(padded, device=device)
         return cls(ids, None if bool(is_token.all()) else is_token)
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether a source or target is shorter than the longest one."""
+        return self.segment_ids is not None or self.source_segment_ids is not None
+
     def unpadded_rows(self) -> list[list[int]]:
         """The token ids of each row without padding."""
         return unpad(self.inputs, self.segment_ids)

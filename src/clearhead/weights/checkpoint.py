@@ -50,7 +50,7 @@ DTYPES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Checkpoint:
     """A network with its configuration and tokenizers, as it is loaded and saved."""
 

@@ -14,7 +14,6 @@ from clearhead.errors import ClearheadError, suggest
 from clearhead.generate.backends.ctranslate2 import CTranslate2Model
 from clearhead.generate.backends.onnx import ONNXRuntimeModel
 from clearhead.generate.generation import check_can_generate
-from clearhead.weights.checkpoint import Checkpoint
 from clearhead.weights.load import save_model
 
 if TYPE_CHECKING:
@@ -41,6 +40,5 @@ def with_backend(model: "Model", backend: str, dtype: str = "") -> BackendModel:
         check_can_generate(model.config.model)
     with TemporaryDirectory(prefix="clearhead-") as folder:
         path = Path(folder) / export_format
-        checkpoint = Checkpoint(model.net, model.config, model.tokenizer, model.source_tokenizer)
-        save_model(path, checkpoint, export_format)
+        save_model(path, model, export_format)
         return model_class(model, path, dtype)
