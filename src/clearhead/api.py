@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
@@ -56,7 +56,7 @@ from clearhead.generate.tasks import (
 )
 from clearhead.generate.translation import Translation, Translator
 from clearhead.hooks import NO_HOOKS, Hooks, Recorder, Selector, force_eager
-from clearhead.lens.activations import ActivationCache, first_text_labels, matching_names
+from clearhead.lens.activations import ActivationCache, matching_names
 from clearhead.lens.edits import check_edits
 from clearhead.model.transformer import Transformer, build_transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
@@ -110,6 +110,7 @@ class TranslateOptions(BeamSearchOptions, total=False):
     logprobs: int
 
 
+@dataclass(eq=False, repr=False)
 class Model(Checkpoint):
     """A Transformer with its configuration and tokenizer. `net` is the torch.nn.Module.
 
@@ -211,14 +212,12 @@ class Model(Checkpoint):
         with _grad_mode(gradients, hooks):
             hidden = self.run_batch(batch, hooks)
             self.net.compute_logits(hidden, batch.segment_ids, hooks)
-        tokenizer, source_tokenizer = self.tokenizers
         return ActivationCache(
             hooks.values if isinstance(hooks, Recorder) else {},
             self.config.model,
-            partial(first_text_labels, batch.inputs, batch.segment_ids, tokenizer),
-            partial(first_text_labels, batch.source, batch.source_segment_ids, source_tokenizer),
+            batch,
+            self.tokenizers,
             is_complete=not isinstance(names, Mapping),
-            segment_ids=(batch.segment_ids, batch.source_segment_ids),
         )
 
     def make_batch(

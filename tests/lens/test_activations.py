@@ -136,7 +136,7 @@ def test_padding_and_patches():
     model = ch.new("tiny-decoder", vocab_size=256, **BYTES)
     padded = model.watch(["a", "abc"], "blocks.0.attn.pattern")
     assert padded.tokens == ["a"]
-    figure = ch.lens.attention_figure(padded, 0, 1)
+    figure = ch.lens.cached_attention(padded, 0, 1).figure()
     assert len(figure.axes[0].get_xticklabels()) == 3
     image = torch.rand(1, 8, 8)
     image_cache = ch.new("tiny-images").watch(images=image, names="blocks.0.attn.pattern")
@@ -156,8 +156,8 @@ def test_repr_has_shapes_and_descriptions_and_html_draws_patterns():
     assert cache._repr_html_().count("<svg") == 4
     assert "<svg" not in make_model().watch(IDS, "full_embed")._repr_html_()
     assert cache.tokens == [str(i) for i in IDS]
-    assert ch.lens.attention_figure(cache, 0, 1).get_suptitle() == "layer 0, head 1"
-    assert len(ch.lens.attention_figure(cache, 0).axes) == 5  # with the color bar
+    assert ch.lens.cached_attention(cache, 0, 1).title == "layer 0, head 1"
+    assert len(ch.lens.cached_attention(cache, 0).figure().axes) == 5  # with the color bar
 
 
 def test_parts_of_patterns_are_not_drawn():
@@ -165,15 +165,15 @@ def test_parts_of_patterns_are_not_drawn():
     assert cache["blocks.0.attn.pattern"].shape == (1, 6, 6)
     assert "<svg" not in cache._repr_html_()
     with pytest.raises(ch.ClearheadError, match="only partly recorded"):
-        ch.lens.attention_figure(cache, 0)
+        ch.lens.cached_attention(cache, 0)
 
 
 def test_all_kinds_of_attention_are_drawn():
     cache = make_model("tiny-encoder-decoder").watch(IDS, "**.1.*.pattern", source=[2, 7])
     assert cache._repr_html_().count("<svg") == 3 * 4
     assert "cross-attention, layer 1" in cache._repr_html_()
-    figure = ch.lens.attention_figure(cache, 1, 0, kind="encoder")
-    assert figure.get_suptitle() == "encoder, layer 1, head 0"
+    view = ch.lens.cached_attention(cache, 1, 0, kind="encoder")
+    assert view.title == "encoder, layer 1, head 0"
 
 
 def test_tokens_shows_tokens_and_ids():
@@ -193,11 +193,11 @@ ERRORS = [
     (lambda m: m.watch(IDS, "???"), "known: embed, pos_embed, full_embed, blocks.*.resid_pre"),
     (lambda m: m.watch(IDS, ["full_embed"])["final_norm"], "'final_norm' was not watched"),
     (
-        lambda m: ch.lens.attention_figure(m.watch(IDS, ["full_embed"]), 0),
+        lambda m: ch.lens.cached_attention(m.watch(IDS, ["full_embed"]), 0),
         "blocks.0.attn.pattern was only partly recorded",
     ),
     (
-        lambda m: ch.lens.attention_figure(m.watch(IDS, ["blocks.0.attn.pattern"]), 0, 9),
+        lambda m: ch.lens.cached_attention(m.watch(IDS, ["blocks.0.attn.pattern"]), 0, 9),
         "there is no head 9",
     ),
 ]

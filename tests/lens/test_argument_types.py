@@ -48,7 +48,7 @@ def test_every_function_needs_a_model(call, not_a_model):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: ch.lens.attention_figure(5, 0), "model.watch, got int"),
+        (lambda m: ch.lens.cached_attention(5, 0), "model.watch, got int"),
         (lambda m: ch.lens.max_activating_examples(m, 0, "a", True), "there is no neuron True"),
         (lambda m: ch.lens.read_training_trace(5), "folder of a run, got int"),
         (lambda m: ch.lens.training_trace_figure("run"), "read_training_trace, got str"),

@@ -141,7 +141,7 @@ def test_negative_layers_and_heads_count_from_the_end():
     model = make_model()
     assert ch.lens.circuit(model, -1, -1).location == "layer 1, head 3"
     cache = model.watch("abc", "blocks.1.attn.pattern")
-    assert ch.lens.attention_figure(cache, layer=-1)
+    assert ch.lens.cached_attention(cache, layer=-1)
     steps = ch.lens.softmax_steps(model, "abc", layer=-1, head=-1)
     assert steps.title.startswith("layer 1, head 3")
     last, second = (ch.vectors(model, layer).similarity(["a", "b"]) for layer in (-1, 1))

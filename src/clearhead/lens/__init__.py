@@ -3,7 +3,7 @@
 from clearhead.lens.activations import tokens
 from clearhead.lens.attention import (
     attention,
-    attention_figure,
+    cached_attention,
     head_output_norms,
     head_scores,
     rollout,
@@ -31,8 +31,8 @@ from clearhead.lens.word_in_context import context
 __all__ = [
     "ablation",
     "attention",
-    "attention_figure",
     "attribution",
+    "cached_attention",
     "circuit",
     "composition",
     "context",

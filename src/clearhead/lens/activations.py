@@ -6,7 +6,7 @@ Plots, the web page, docs and tests read the table; a value that is not in it ha
 import difflib
 import html
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
+from clearhead.data.batch import Batch
 from clearhead.errors import ClearheadError, NonFiniteError, check_int, check_type, suggest
 from clearhead.hooks import Selector, matches
 from clearhead.lens.view import View, label_axes
@@ -35,7 +36,6 @@ ATTENTION_PATHS = {
     "encoder": "encoder.blocks.{}.attn",
 }
 REGRESSION_LABEL = "number"  # the label of a regression head's only output
-LabelFactory = Callable[[], list[str]]
 CacheT = TypeVar("CacheT", bound=Mapping[str, Tensor])
 
 
@@ -270,24 +270,16 @@ def check_top_k(top_k: int) -> int:
     return top_k
 
 
-def answer_position(
-    model: "Model",
-    position: int | None,
-    x: "TextInput | None" = None,
-    *,
-    source: "TextInput | None" = None,
-    images: "MediaInput | None" = None,
-    audio: "MediaInput | None" = None,
-) -> int:
+def answer_position(config: c.Config, batch: Batch, position: int | None = None) -> int:
     """The given position; by default that of the first mask token, or the last."""
     if position is not None:
-        if isinstance(position, bool) or not isinstance(position, int):
+        if type(position) is not int:
             raise ClearheadError(f"position must be an integer, got {position!r}.")
         return position
-    if not isinstance(model.config.model.head, c.MLMHead):
+    if not isinstance(config.model.head, c.MLMHead):
         return -1
-    ids = model.make_batch(x, source, images, audio).inputs[0].tolist()
-    mask_token = model.config.inference.mask_token
+    mask_token = config.inference.mask_token
+    ids = batch.inputs[0].tolist()
     return next((i for i, token in enumerate(ids) if token in mask_token), -1)
 
 
@@ -300,42 +292,39 @@ class NotCachedError(ClearheadError, KeyError):
 class ActivationCache(Mapping[str, Tensor]):
     """Activations of one run by name. Draws itself in notebooks.
 
-    `tokens` are the labels of the first text, `source_tokens` those of its source. `is_complete`
-    is false where only selected parts of values were kept. `segment_ids`, of the texts and of
-    their sources, are 0 at padding, and None where nothing is padded.
+    `batch` is what the model read; `is_complete` is false if only selected parts of values were
+    kept.
     """
 
     def __init__(
         self,
         values: dict[str, Tensor],
         config: c.ModelConfig,
-        tokens: LabelFactory,
-        source_tokens: LabelFactory,
+        batch: Batch,
+        tokenizers: tuple[Tokenizer | None, Tokenizer | None],
         is_complete: bool,
-        segment_ids: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> None:
         self._values = values
+        self._tokenizers = tokenizers
         self.config = config
+        self.batch = batch
         self.is_complete = is_complete
-        self._segment_ids = segment_ids
-        # called only when the labels are needed, because they wait for the GPU
-        self._tokens = tokens
-        self._source_tokens = source_tokens
 
-    @cached_property
+    @cached_property  # not computed earlier, because it waits for the GPU
     def tokens(self) -> list[str]:
         """The first text's tokens."""
-        return self._tokens()
+        return first_text_labels(self.batch.inputs, self.batch.segment_ids, self._tokenizers[0])
 
     @cached_property
     def source_tokens(self) -> list[str]:
         """The tokens of the first text's source; empty without one."""
-        return self._source_tokens()
+        batch = self.batch
+        return first_text_labels(batch.source, batch.source_segment_ids, self._tokenizers[1])
 
     def token_mask(self, name: str) -> Tensor | None:
         """Boolean, text × token: false at padding; None if nothing is padded."""
-        of_source = is_source_activation(self.config, name)
-        segment_ids = self._segment_ids[of_source]
+        is_source = is_source_activation(self.config, name)
+        segment_ids = self.batch.source_segment_ids if is_source else self.batch.segment_ids
         return None if segment_ids is None else segment_ids != 0
 
     def __getitem__(self, name: str) -> Tensor:
@@ -422,13 +411,12 @@ def check_no_nan(cache: CacheT) -> CacheT:
 
 def watch_single_text(
     model: "Model",
+    names: Iterable[str] | Mapping[str, Selector],
     x: "TextInput | None",
-    names: "Iterable[str] | Mapping[str, Selector]",
-    *,
-    source: "TextInput | None" = None,
-    images: "MediaInput | None" = None,
-    audio: "MediaInput | None" = None,
-    edits: "Edits | None" = None,
+    source: "TextInput | None",
+    images: "MediaInput | None",
+    audio: "MediaInput | None",
+    edits: "Edits | None",
 ) -> ActivationCache:
     """`model.watch` of one text, which must not give NaN."""
     cache = model.watch(x, names, source=source, images=images, audio=audio, edits=edits)

@@ -1,16 +1,16 @@
 """Attention: patterns, softmax step by step, scores of what heads do, attention between words."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError, check_type, suggest
-from clearhead.hooks import Selector
+from clearhead.hooks import Selector, select_all
 from clearhead.lens.activations import (
     ActivationCache,
     AttentionKind,
@@ -39,10 +39,12 @@ if TYPE_CHECKING:
     from clearhead.api import Edits, MediaInput, Model, TextInput
 
 AttentionActivation = Literal["pattern", "scores", "masked_scores"]
-ACTIVATION_NOTES = {
+ATTENTION_ACTIVATIONS: tuple[AttentionActivation, ...] = get_args(AttentionActivation)
+ATTENTION_NOTES = {
     "pattern": "weight of each key (column) for each query (row); each row sums to 1",
     "scores": "q·k / √d plus the position bias, before the mask",
     "masked_scores": "attention scores, −∞ at masked positions",
+    "norm": "norm of what a query (row) receives from a key (column): weight × |v W_O|",
 }
 CROSS_ATTENTION_NOTE = "; a row belongs to the token that was read, and predicts the next one"
 KIND_PREFIXES = {"attention": "", "cross": "cross-attention, ", "encoder": "encoder, "}
@@ -62,15 +64,7 @@ class AttentionView(View):
             query = check_token(position, len(values))
             values = torch.zeros_like(values)
             values[query] = self.values[query]
-        return AttentionLines(
-            values,
-            self.axes,
-            self.title,
-            self.value_name,
-            signed=self.signed,
-            vmax=self.vmax,
-            note=self.note,
-        )
+        return AttentionLines(**{**vars(self), "values": values})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -115,23 +109,17 @@ def attention(
     and heads count from the end. Keeps in memory only what is selected.
     """
     check_model(model)
-    if activation not in ACTIVATION_NOTES:
-        raise ClearheadError(
-            f"attention has no activation {activation!r}; "
-            f"{suggest(str(activation), ACTIVATION_NOTES)}"
-        )
+    if activation not in ATTENTION_ACTIVATIONS:
+        hint = suggest(str(activation), ATTENTION_ACTIVATIONS)
+        raise ClearheadError(f"attention has no activation {activation!r}; {hint}")
     m = model.config.model
     layer, head = _check_layer_and_head(m, kind, layer, head)
     heads = slice(None) if head is None else head
     names = [f"{attention_path(kind, i)}.{activation}" for i in _layers(m, kind, layer)]
     select: dict[str, Selector] = dict.fromkeys(names, lambda value: value[:, heads])
-    cache = watch_single_text(
-        model, x, select, source=source, images=images, audio=audio, edits=edits
-    )
+    cache = watch_single_text(model, select, x, source, images, audio, edits)
     patterns = [single_text(cache[name]) for name in names]
-    return _attention_view(
-        cache, patterns, layer, head, kind, activation, ACTIVATION_NOTES[activation]
-    )
+    return _attention_view(cache, patterns, layer, head, kind, activation)
 
 
 def cached_attention(
@@ -140,7 +128,8 @@ def cached_attention(
     head: int | None = None,
     kind: AttentionKind = "attention",
 ) -> AttentionView:
-    """The patterns of a layer, of the first text in a cache."""
+    """The patterns of a layer or of one head, for the first text of `model.watch`'s result."""
+    check_type(cache, ActivationCache, "the result of model.watch")
     layer = check_layer(layer, num_layers(cache.config, kind))
     name = f"{attention_path(kind, layer)}.pattern"
     if name not in cache or not cache.is_complete:
@@ -149,19 +138,7 @@ def cached_attention(
     if head is not None:
         head = check_head(head, len(pattern))
         pattern = pattern[head]
-    note = ACTIVATION_NOTES["pattern"]
-    return _attention_view(cache, [pattern], layer, head, kind, "pattern", note)
-
-
-def attention_figure(
-    cache: ActivationCache,
-    layer: int,
-    head: int | None = None,
-    kind: AttentionKind = "attention",
-) -> "Figure":
-    """The patterns of a layer or of one head as a figure: queries down, keys across."""
-    check_type(cache, Mapping, "the result of model.watch")
-    return cached_attention(cache, layer, head, kind).figure()
+    return _attention_view(cache, [pattern], layer, head, kind, "pattern")
 
 
 def _check_layer_and_head(
@@ -186,7 +163,6 @@ def _attention_view(
     head: int | None,
     kind: str,
     value_name: str,
-    note: str,
 ) -> AttentionView:
     """`values` are those of each layer: (head ×) query × key."""
     queries, keys = query_key_labels(cache, kind, (values[0].shape[-2], values[0].shape[-1]))
@@ -207,7 +183,7 @@ def _attention_view(
         value_name,
         signed=value_name in ("scores", "masked_scores"),
         vmax=1.0 if value_name == "pattern" else None,
-        note=note + (CROSS_ATTENTION_NOTE if kind == "cross" else ""),
+        note=ATTENTION_NOTES[value_name] + (CROSS_ATTENTION_NOTE if kind == "cross" else ""),
     )
 
 
@@ -232,9 +208,7 @@ def softmax_steps(
     path = attention_path(kind, layer)
     names = [f"{path}.{activation}" for activation in ("scores", "masked_scores", "pattern")]
     select: dict[str, Selector] = dict.fromkeys(names, lambda value: value[:, head])
-    cache = watch_single_text(
-        model, x, select, source=source, images=images, audio=audio, edits=edits
-    )
+    cache = watch_single_text(model, select, x, source, images, audio, edits)
     matrices = [single_text(cache[name]) for name in names]  # query key
     queries, keys = query_key_labels(cache, kind, (matrices[0].shape[0], matrices[0].shape[1]))
     position = check_token(position, len(queries))
@@ -271,9 +245,7 @@ def value_weighted_attention(
     layers = _layers(m, kind, layer)
     paths = [attention_path(kind, i) for i in layers]
     names = [f"{path}.{name}" for path in paths for name in ("pattern", "v")]
-    cache = watch_single_text(
-        model, x, names, source=source, images=images, audio=audio, edits=edits
-    )
+    cache = watch_single_text(model, names, x, source, images, audio, edits)
     weighted = []
     for i, path in zip(layers, paths, strict=True):
         pattern = single_text(cache[f"{path}.pattern"])  # head query key
@@ -282,8 +254,7 @@ def value_weighted_attention(
         outputs = v @ output_matrices(attention_module(model.net, kind, i)).mT
         by_head = pattern * outputs.norm(dim=-1)[:, None]
         weighted.append(by_head if head is None else by_head[head])
-    note = "norm of what a query (row) receives from a key (column): weight × |v W_O|"
-    return _attention_view(cache, weighted, layer, head, kind, "norm", note)
+    return _attention_view(cache, weighted, layer, head, kind, "norm")
 
 
 def head_output_norms(
@@ -300,9 +271,7 @@ def head_output_norms(
     check_model(model)
     paths = [attention_path(kind, i) for i in range(num_layers(model.config.model, kind))]
     names = [f"{path}.z" for path in paths]
-    cache = watch_single_text(
-        model, x, names, source=source, images=images, audio=audio, edits=edits
-    )
+    cache = watch_single_text(model, names, x, source, images, audio, edits)
     norms = []
     for i, name in enumerate(names):
         outputs = (
@@ -338,12 +307,10 @@ def rollout(
     check_model(model)
     if kind == "cross":
         raise ClearheadError('rollout needs a single stack: kind="attention" or kind="encoder".')
-    n_layers = num_layers(model.config.model, kind)
-    names = [f"{attention_path(kind, i)}.pattern" for i in range(n_layers)]
+    paths = [attention_path(kind, i) for i in range(num_layers(model.config.model, kind))]
+    names = [f"{path}.pattern" for path in paths]
     select: dict[str, Selector] = dict.fromkeys(names, lambda value: value.mean(dim=1))
-    cache = watch_single_text(
-        model, x, select, source=source, images=images, audio=audio, edits=edits
-    )
+    cache = watch_single_text(model, select, x, source, images, audio, edits)
     by_layer: list[Tensor] = []
     for name in names:
         pattern = single_text(cache[name])
@@ -353,7 +320,7 @@ def rollout(
     queries, keys = query_key_labels(cache, kind, (values.shape[1], values.shape[2]))
     return View(
         values,
-        label_axes({"layer": n_layers, "query": queries, "key": keys}),
+        label_axes({"layer": len(paths), "query": queries, "key": keys}),
         f"{KIND_PREFIXES[kind]}rollout",
         "fraction",
         vmax=1.0,
@@ -551,37 +518,18 @@ def head_scores(
     edits: "Edits | None" = None,
 ) -> HeadScores:
     """Scores that identify head types: previous-token heads, induction heads, …"""
-    patterns = attention(
-        model, x, kind=kind, source=source, images=images, audio=audio, edits=edits
-    )
-    masked_scores = attention(  # of one head, because all have the same mask
-        model,
-        x,
-        layer=0,
-        head=0,
-        kind=kind,
-        activation="masked_scores",
-        source=source,
-        images=images,
-        audio=audio,
-        edits=edits,
-    )
-    scores = score_heads(
-        patterns.values,
-        patterns.axes[2].labels,
-        patterns.axes[3].labels,
-        masked_scores.values > -torch.inf,
-        kind,
-    )
-    return HeadScores(
-        scores.values,
-        scores.axes,
-        scores.title,
-        scores.value_name,
-        vmax=scores.vmax,
-        note=scores.note,
-        patterns=patterns,
-    )
+    check_model(model)
+    paths = [attention_path(kind, i) for i in range(num_layers(model.config.model, kind))]
+    masked_scores = f"{paths[0]}.masked_scores"
+    select: dict[str, Selector] = {f"{path}.pattern": select_all for path in paths}
+    select[masked_scores] = lambda value: value[:, 0]  # the mask is the same for all
+    cache = watch_single_text(model, select, x, source, images, audio, edits)
+    patterns = [single_text(cache[f"{path}.pattern"]) for path in paths]
+    allowed = single_text(cache[masked_scores]) > -torch.inf
+    view = _attention_view(cache, patterns, None, None, kind, "pattern")
+    _, _, queries, keys = (axis.labels for axis in view.axes)
+    scores = score_heads(patterns, queries, keys, allowed, kind)
+    return HeadScores(**vars(scores), patterns=view)
 
 
 def score_heads(

@@ -418,16 +418,15 @@ def attribution(
     if isinstance(m.head, c.NoHead):
         raise ClearheadError("this model has no head, so it has no logits to attribute.")
     is_pooled = has_pooled_head(m)
-    position = answer_position(model, position, x, source=source, images=images, audio=audio)
+    batch = model.make_batch(x, source, images, audio)
+    position = answer_position(model.config, batch, position)
     # of patterns, only the query that the logit depends on
     queries = slice(None) if is_pooled else slice(position, position + 1 or None)
     select: dict[str, Selector] = {
         name: (lambda p: p[:, :, queries]) if name.endswith("pattern") else select_all
         for name in required_activations(m)
     }
-    cache = watch_single_text(
-        model, x, select, source=source, images=images, audio=audio, edits=edits
-    )
+    cache = watch_single_text(model, select, x, source, images, audio, edits)
     logits = cache["logits"][0].float()
     target = logit_target(model, logits, token, against, position)
     path = path_from_logit(model.net, detach_float(cache["final_norm"][0]), target)

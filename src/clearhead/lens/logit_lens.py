@@ -127,21 +127,18 @@ def logit_lens(
     if isinstance(head, c.NoHead):
         raise ClearheadError("this model has no head, so hidden states give no predictions.")
     check_top_k(top_k)
-    cache = watch_single_text(
-        model, x, RESIDUAL_STREAMS, source=source, images=images, audio=audio, edits=edits
-    )
+    cache = watch_single_text(model, RESIDUAL_STREAMS, x, source, images, audio, edits)
     with torch.no_grad():
         hooks = model.make_hooks((), edits)
         ids, probabilities = apply_head(model.net, cache, None, top_k, hooks)
     check_no_nan({"the logits": probabilities})
-    position = answer_position(model, None, x, source=source, images=images, audio=audio)
     return LogitLens.from_top_k(
         [""] if has_pooled_head(model.config.model) else cache.tokens,
         ids[0].cpu(),
         probabilities[0].cpu(),
         lambda i: output_labels(model.config, model.tokenizer, [i])[0],
         head,
-        position,
+        answer_position(model.config, cache.batch),
     )
 
 

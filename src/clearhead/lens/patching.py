@@ -237,7 +237,7 @@ def ablation(
     paths = _edited_names(model, names)
     batch = model.make_batch(x, source, images, audio)
     forward = ResumableForward(model.net, batch)
-    position = answer_position(model, position, x, source=source, images=images, audio=audio)
+    position = answer_position(model.config, batch, position)
     target = logit_target(model, forward.logits, token, against, position)
     metric_function = metric or target.select
     baseline = _evaluate(metric_function, _row(forward.logits, target))
@@ -293,7 +293,7 @@ def patching(
             patch_from, [*paths, "logits"], source=source, images=images, audio=audio
         )
     logits = single_text(cache["logits"])
-    position = answer_position(model, position, x, source=source, images=images, audio=audio)
+    position = answer_position(model.config, model.make_batch(x, source, images, audio), position)
     target = logit_target(model, logits, token, against, position)
     effects = ablation(
         model,

@@ -39,9 +39,7 @@ def residual_norms(
     prefix = "encoder." if encoder else ""
     components = _components(m, num_layers(m, kind), has_cross=not encoder)
     names = [f"{prefix}{name}" for pair in components.values() for name in pair]
-    cache = watch_single_text(
-        model, x, names, source=source, images=images, audio=audio, edits=edits
-    )
+    cache = watch_single_text(model, names, x, source, images, audio, edits)
     norms = {name: single_text(value).norm(dim=-1) for name, value in cache.items()}
     pairs = [(norms[f"{prefix}{a}"], norms[f"{prefix}{b}"]) for a, b in components.values()]
     values = torch.stack([torch.stack(pair) for pair in pairs], dim=1)  # quantity component token

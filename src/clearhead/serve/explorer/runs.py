@@ -486,7 +486,7 @@ class Run:
     def resolve_token(self, token: int = -1) -> int:
         """The token of the answer for −1: the first mask, else the last token."""
         position = None if token == -1 else token
-        return answer_position(self.trace.model, position, **self.inputs)
+        return answer_position(self.trace.model.config, self.trace.batch, position)
 
     def to_dict(self) -> JSONDict:
         """Tokens, activations and top answers of the run."""
