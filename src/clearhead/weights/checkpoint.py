@@ -1,6 +1,5 @@
 """Models as folders: `clearhead.json`, `model.safetensors` and tokenizers. No pickle anywhere."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -133,7 +132,7 @@ def atomic_model_folder(folder: str | Path, format: str = "clearhead") -> Iterat
             if format != "clearhead":
                 marker = new / EXPORT_FILE
                 inference = read_config_file(marker) if marker.is_file() else {}
-                marker.write_text(json.dumps({"format": format, **inference}) + "\n", "utf-8")
+                write_json(marker, {"format": format, **inference})
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ClearheadError(f"Cannot save to {folder}: {reason}.") from None
@@ -162,8 +161,8 @@ def export_format(folder: Path) -> str:
     if (folder / CONFIG_FILE).is_file():
         return "clearhead"
     try:
-        return str(json.loads((folder / EXPORT_FILE).read_text(encoding="utf-8"))["format"])
-    except (OSError, ValueError, TypeError, KeyError):
+        return str(read_config_file(folder / EXPORT_FILE)["format"])
+    except (ClearheadError, KeyError):
         return ""
 
 

@@ -7,7 +7,7 @@ model. A model that a format cannot express is recognized by a failing round tri
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar, cast
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from clearhead import config as c
 from clearhead.config.parse import (
+    TYPE_NAMES,
     ConfigDict,
     dataclass_from_dict,
     dataclass_to_dict,
@@ -27,14 +28,7 @@ from clearhead.weights.checkpoint import Checkpoint
 
 T = TypeVar("T")
 NO_DEFAULT: Any = object()
-JSON_TYPE_NAMES: dict[type, str] = {
-    bool: "true or false",
-    dict: "an object",
-    float: "a number",
-    int: "an integer",
-    list: "a list",
-    str: "a string",
-}
+JSON_TYPE_NAMES: dict[type, str] = {**TYPE_NAMES, dict: "an object", list: "a list"}
 
 
 # --- attributes
@@ -56,21 +50,21 @@ class Attr:
         value = theirs.pop(self.theirs, self.default)
         if value is NO_DEFAULT:
             raise ClearheadError(f"The model's configuration has no {self.theirs}.")
-        try:
-            is_renamed = value in self.values
-        except TypeError:  # a list or a dictionary
-            is_renamed = False
-        if self.strict and not is_renamed:
+        if isinstance(value, Hashable) and value in self.values:
+            value = self.values[value]
+        elif self.strict:
             raise unsupported_value(self.theirs, value, self.values)
         for option in self.ours.split():
-            if _has_option(ours, option):
-                _set_option(ours, option, self.values[value] if is_renamed else value)
+            section, key = _find_option(ours, option)
+            if key in section:
+                section[key] = value
 
     def write(self, ours: ConfigDict, theirs: ConfigDict) -> None:
         option = self.ours.split()[0]
-        if not _has_option(ours, option):
+        section, key = _find_option(ours, option)
+        if key not in section:
             return
-        value = _get_option(ours, option)
+        value = section[key]
         names = [name for name, renamed in self.values.items() if renamed == value]
         if self.strict and not names:
             raise NotRepresentableError(f"it has no {option} = {value!r}")
@@ -101,14 +95,11 @@ class Custom:
     write: Callable[[ConfigDict, ConfigDict], None] = lambda ours, theirs: None
 
 
-@dataclass(frozen=True, init=False)
 class Ignore:
     """Attributes that do not affect what the model computes."""
 
-    names: tuple[str, ...]
-
     def __init__(self, *names: str) -> None:
-        object.__setattr__(self, "names", names)
+        self.names = names
 
     def read(self, theirs: ConfigDict, ours: ConfigDict) -> None:
         for name in self.names:
@@ -245,24 +236,12 @@ def resolve_defaults(m: c.ModelConfig) -> ConfigDict:
     return tree
 
 
-def _has_option(tree: ConfigDict, path: str) -> bool:
-    *parents, last = path.split(".")
-    for key in parents:
-        tree = tree.get(key, {})
-    return last in tree
-
-
-def _get_option(tree: ConfigDict, path: str) -> Any:
-    for key in path.split("."):
-        tree = tree[key]
-    return tree
-
-
-def _set_option(tree: ConfigDict, path: str, value: object) -> None:
-    *parents, last = path.split(".")
-    for key in parents:
-        tree = tree[key]
-    tree[last] = value
+def _find_option(tree: ConfigDict, path: str) -> tuple[ConfigDict, str]:
+    """The section and the key of an option; other kinds of models have an empty section."""
+    *parents, key = path.split(".")
+    for parent in parents:
+        tree = tree.get(parent, {})
+    return tree, key
 
 
 # --- weights
