@@ -51,6 +51,7 @@ def test_word_vectors_are_listed_apart_from_models(tmp_path, monkeypatch, capsys
     app(["models"], standalone_mode=False)
     models, word_vectors = capsys.readouterr().out.split("Word vectors")
     assert ("story" in models, "words" in models, "words" in word_vectors) == (True, False, True)
+    monkeypatch.setattr(server, "run_server", lambda *args: pytest.fail("the server was started"))
     with pytest.raises(ClearheadError, match="word vectors, not a model"):
         explore("words", "--no-open", "--port", 0)
 

@@ -1,6 +1,7 @@
 """int8 is close to float32, independent of the batch around it, and refused where unsupported."""
 
 import copy
+import runpy
 
 import pytest
 import torch
@@ -134,6 +135,12 @@ def test_unsupported_actions_are_refused(folder, tmp_path, action, error):
     with pytest.raises(ClearheadError, match=error):
         action(ch.load(folder, device="cpu", dtype="int8"), tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
+
+
+def test_private_check_of_the_cpu_is_optional(monkeypatch):
+    """Importing the module, as every model does, works with a torch that lacks the function."""
+    monkeypatch.delattr(torch.cpu, "_is_vnni_supported")
+    assert runpy.run_path(int8.__file__)["activation_levels"]() == 63
 
 
 def test_int8_is_refused_without_an_x86_cpu(monkeypatch):
