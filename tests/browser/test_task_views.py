@@ -287,7 +287,7 @@ def test_training_trace(page_on, tmp_path):
             visit.ready()
             assert f"step {step}" in page.locator(".step-slider output").inner_text()
             large = maps(page, "Attention during training")[-1]
-            assert torch.allclose(matrix(large), trace.attention(step)[1, 3], atol=1e-6)
+            assert torch.allclose(matrix(large), trace.attention(step).values[1, 3], atol=1e-6)
         assert page.locator("ch-line-chart path").count() == 2  # training and validation
         assert not visit.complaints
 

@@ -86,7 +86,7 @@ def test_steps_equal_the_trace(client, run):
     trace = read_training_trace(run)
     for step in (0, trace.steps[-1]):
         assert torch.equal(
-            numbers(request(client, f"/attention?step={step}")), trace.attention(step)
+            numbers(request(client, f"/attention?step={step}")), trace.attention(step).values
         )
         assert torch.equal(
             numbers(request(client, f"/embeddings?step={step}")), trace.embeddings(step).projection

@@ -51,7 +51,6 @@ def test_every_function_needs_a_model(call, not_a_model):
         (lambda m: ch.lens.cached_attention(5, 0), "model.watch, got int"),
         (lambda m: ch.lens.max_activating_examples(m, 0, "a", True), "there is no neuron True"),
         (lambda m: ch.lens.read_training_trace(5), "folder of a run, got int"),
-        (lambda m: ch.lens.training_trace_figure("run"), "read_training_trace, got str"),
         (lambda m: ch.lens.tokens(m, "a").save(5), "a file name, got int"),
         (lambda m: ch.lens.word_attention(m, "a", 5), "a text, got int"),
         (lambda m: ch.lens.word_attention(m, 5, "a"), "a word, got int"),

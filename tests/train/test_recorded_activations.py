@@ -49,14 +49,14 @@ def test_recording_equals_the_model(preset, tmp_path):
     for n, probe in enumerate(trace.probes):
         length = len(probe.tokens)
         for kind in trace.attention_kinds:
-            pattern = trace.attention(0, n, kind)
+            pattern = trace.attention(0, n, kind).values
             ones = torch.ones(pattern.shape[:-1])
             torch.testing.assert_close(pattern.sum(dim=-1), ones, atol=3e-3, rtol=0)
-        assert trace.attention(0, n).shape == (2, n_heads, length, length)
+        assert trace.attention(0, n).values.shape == (2, n_heads, length, length)
         probabilities = trace.logit_lens(0, n).probabilities[-1]
         expected = expected_logits(model, probe, batch, n).softmax(dim=-1).topk(5).values
         torch.testing.assert_close(probabilities, expected, atol=1e-5, rtol=1e-3)
-    ch.lens.training_trace_figure(trace, probe=1)
+    assert trace.attention_over_steps(probe=1).axes[0].labels == ("0",)
     is_translator = preset == "tiny-encoder-decoder"
     kinds = ["attention", "cross", "encoder"] if is_translator else ["attention"]
     assert trace.attention_kinds == kinds
@@ -131,7 +131,7 @@ def test_probe_of_a_translator_is_source_and_target(tmp_path):
     }
     trace, _, _ = record_texts(tmp_path, "tiny-encoder-decoder", ["abc ||| de"], **changes)
     assert trace.probes[0].text == "abc ||| de"
-    assert trace.attention(0, 0, "cross").shape == (2, 4, 3, 5)
+    assert trace.attention(0, 0, "cross").values.shape == (2, 4, 3, 5)
     for text in ("abc", "||| de", "abc |||"):
         with pytest.raises(ch.ClearheadError, match="source"):
             record_texts(tmp_path, "tiny-encoder-decoder", [text], **changes)
@@ -186,8 +186,8 @@ def test_missing_recording_names_the_flag(tmp_path):
         (lambda trace: trace.logit_lens(0, 3), "probe 3"),
         (lambda trace: trace.attention(0, 0, "cross"), "cross"),
         (lambda trace: trace.embeddings(0, source=True), "source"),
-        (lambda trace: ch.lens.training_trace_figure(trace, layer=2), "layer 2"),
-        (lambda trace: ch.lens.training_trace_figure(trace, head=4), "head 4"),
+        (lambda trace: trace.attention_over_steps(layer=2), "layer 2"),
+        (lambda trace: trace.attention_over_steps(head=4), "head 4"),
     ],
 )
 def test_reading_what_was_not_recorded_is_refused(read, keyword, tmp_path):

@@ -25,7 +25,7 @@ from clearhead.lens.positions import (
 )
 from clearhead.lens.residual_norms import residual_norms
 from clearhead.lens.steering import steering
-from clearhead.lens.training_trace import read_training_trace, training_trace_figure
+from clearhead.lens.training_trace import read_training_trace
 from clearhead.lens.word_in_context import context
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
     "softmax_steps",
     "steering",
     "tokens",
-    "training_trace_figure",
     "value_weighted_attention",
     "word_attention",
 ]

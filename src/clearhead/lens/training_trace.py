@@ -2,9 +2,10 @@
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from clearhead.config.model import LMHead, RegressionHead
@@ -15,29 +16,19 @@ from clearhead.lens.activations import (
     ATTENTION_KINDS,
     REGRESSION_LABEL,
     AttentionKind,
-    check_index,
+    check_head,
+    check_layer,
 )
+from clearhead.lens.attention import ATTENTION_NOTES, KIND_PREFIXES
 from clearhead.lens.logit_lens import LogitLens
-from clearhead.lens.render.colors import LIGHT, color_map
-from clearhead.lens.render.matplotlib import POINTS_PER_INCH, escape_mathtext
+from clearhead.lens.view import View, label_axes
 from clearhead.weights.checkpoint import SafetensorsReader
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 TRACE_FOLDER = "activations"
 TRACE_INDEX = "index.json"
 TRACE_TOKENS = "tokens.json"
 
-MAX_FIGURE_STEPS = 7
-MAX_FIGURE_LAYERS = 9
-PATTERN_SIZE = 2.3  # inches
-ANSWER_HEIGHT = 0.3  # inches
-MAX_ANSWER_CHARACTERS = 14
-MAX_TITLE_CHARACTERS = 130
-MIN_FONT_SIZE = 3.5
-KIND_TITLES = {"attention": "attention", "cross": "cross-attention", "encoder": "encoder attention"}
+MAX_SHOWN_STEPS = 8
 
 
 def step_file(folder: Path, step: int) -> Path:
@@ -67,6 +58,13 @@ class Probe:
     source_tokens: list[str]
     answer_position: int  # of the prediction to show: the last, or the first mask token
 
+    def attention_labels(self, kind: AttentionKind) -> dict[str, list[str]]:
+        """The tokens that are queries and those that are keys."""
+        return {
+            "query": self.source_tokens if kind == "encoder" else self.tokens,
+            "key": self.tokens if kind == "attention" else self.source_tokens,
+        }
+
 
 class TrainingTrace:
     """What was recorded, by step and probe; tensors are read on demand."""
@@ -91,8 +89,46 @@ class TrainingTrace:
         """The embedding matrices: "tokens", and "source" if the encoder has its own."""
         return list(self._embedding_ids)
 
-    def attention(self, step: int, probe: int = 0, kind: AttentionKind = "attention") -> Tensor:
+    def attention(self, step: int, probe: int = 0, kind: AttentionKind = "attention") -> View:
         """Patterns, layer × head × query × key."""
+        values = self._patterns(step, probe, kind)
+        labels = self.probes[probe].attention_labels(kind)
+        axes = label_axes({"layer": values.shape[0], "head": values.shape[1], **labels})
+        return View(values, axes, f"{KIND_PREFIXES[kind]}step {step:,}", "pattern", vmax=1.0)
+
+    def attention_over_steps(
+        self,
+        probe: int = 0,
+        layer: int | None = None,
+        head: int | None = None,
+        kind: AttentionKind | None = None,
+    ) -> View:
+        """The pattern of one head at up to eight steps, step × query × key.
+
+        By default the head that changes most, in cross-attention if there is any.
+        """
+        kind = kind or ("cross" if "cross" in self.attention_kinds else "attention")
+        change = self._patterns(self.steps[-1], probe, kind)
+        change = (change - self._patterns(self.steps[0], probe, kind)).abs().sum(dim=(-1, -2))
+        n_layers, n_heads = change.shape
+        layers = range(n_layers) if layer is None else [check_layer(layer, n_layers)]
+        heads = range(n_heads) if head is None else [check_head(head, n_heads)]
+        layer, head = max(product(layers, heads), key=lambda index: float(change[index]))
+        num_shown = min(len(self.steps), MAX_SHOWN_STEPS)
+        shown = torch.linspace(0, len(self.steps) - 1, num_shown).round().long()
+        steps = [self.steps[i] for i in shown.tolist()]
+        values = torch.stack([self._patterns(step, probe, kind)[layer, head] for step in steps])
+        labels = self.probes[probe].attention_labels(kind)
+        return View(
+            values,
+            label_axes({"step": [f"{step:,}" for step in steps], **labels}),
+            f"{KIND_PREFIXES[kind]}layer {layer}, head {head}, during training",
+            "pattern",
+            vmax=1.0,
+            note=ATTENTION_NOTES["pattern"],
+        )
+
+    def _patterns(self, step: int, probe: int, kind: AttentionKind) -> Tensor:
         if kind not in self.attention_kinds:
             known = ", ".join(self.attention_kinds)
             raise ClearheadError(f"this trace has no attention of kind {kind!r}; known: {known}.")
@@ -160,131 +196,3 @@ def _losses(log: Path, steps: list[int]) -> list[float | None]:
     logged = sorted(losses)
     covering = [bisect_left(logged, step) if step else len(logged) for step in steps]
     return [losses[logged[i]] if i < len(logged) else None for i in covering]
-
-
-def training_trace_figure(
-    trace: TrainingTrace,
-    probe: int = 0,
-    layer: int | None = None,
-    head: int | None = None,
-    kind: AttentionKind | None = None,
-) -> "Figure":
-    """The pattern of one head over training, and below it the logit lens.
-
-    By default the head whose pattern changes most, in cross-attention if there is any. Predictions
-    are those at the last token, or at the first mask token.
-    """
-    from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure
-
-    check_type(trace, TrainingTrace, "the result of read_training_trace")
-    kind = kind or ("cross" if "cross" in trace.attention_kinds else "attention")
-    layer, head = _select_head(trace, probe, kind, layer, head)
-    columns = _evenly_spaced(len(trace.steps), MAX_FIGURE_STEPS)
-    shown_probe = trace.probes[probe]
-    lenses = [trace.logit_lens(trace.steps[i], probe) for i in columns]
-    rows = _evenly_spaced(len(lenses[0].ids), MAX_FIGURE_LAYERS)[::-1]  # the last layer on top
-    is_pooled = lenses[0].ids.shape[1] == 1
-    answers_height = ANSWER_HEIGHT * len(rows)
-    figure = Figure(
-        figsize=(1.5 + PATTERN_SIZE * len(columns), 2.1 + PATTERN_SIZE + answers_height),
-        layout="constrained",
-    )
-    pattern_axes, answer_axes = figure.subplots(
-        2, len(columns), squeeze=False, height_ratios=[PATTERN_SIZE, answers_height]
-    )
-    _add_titles(figure, f"{KIND_TITLES[kind]}, layer {layer}, head {head}", shown_probe, is_pooled)
-    # square root, because the uniform patterns at the beginning would be almost white
-    norm = PowerNorm(0.5, vmin=0, vmax=1)
-    for n, (column, lens) in enumerate(zip(columns, lenses, strict=True)):
-        step = trace.steps[column]
-        pattern = trace.attention(step, probe, kind)[layer, head]
-        image = pattern_axes[n].imshow(
-            pattern.numpy(), cmap=color_map(False, LIGHT), norm=norm, interpolation="nearest"
-        )
-        loss = trace.losses[column]
-        loss_text = "" if loss is None else f"loss {loss:.2f}"
-        pattern_axes[n].set_title(f"step {step:,}\n{loss_text}", fontsize=9)
-        predictions = lens.top_predictions(0 if is_pooled else shown_probe.answer_position)
-        _draw_answers(answer_axes[n], [predictions[row][0] for row in rows])
-    for axes in (*pattern_axes, *answer_axes):
-        _hide_axes(axes)
-    queries = shown_probe.source_tokens if kind == "encoder" else shown_probe.tokens
-    keys = shown_probe.tokens if kind == "attention" else shown_probe.source_tokens
-    _label_tokens(pattern_axes[0], queries, keys)
-    layer_labels = ["start" if row == 0 else f"layer {row - 1}" for row in rows]
-    answer_axes[0].set_yticks(range(len(rows)), layer_labels, fontsize=8)
-    color_bar = figure.colorbar(image, ax=pattern_axes[-1], ticks=[0, 0.1, 0.5, 1], shrink=0.7)
-    color_bar.ax.tick_params(labelsize=7, length=0)
-    return figure
-
-
-def _add_titles(figure: "Figure", head: str, probe: Probe, is_pooled: bool) -> None:
-    text, token = escape_mathtext(
-        [" ".join(probe.text.split()), probe.tokens[probe.answer_position]]
-    )
-    title = f"{head}, during training:  {_truncate(text, MAX_TITLE_CHARACTERS)}"
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    place = "" if is_pooled else f" at  {token}  (token {probe.answer_position})"
-    caption = f"top prediction{place} and its probability if the model stopped after that layer"
-    figure.supxlabel(caption, fontsize=9, x=0.01, ha="left")
-
-
-def _select_head(
-    trace: TrainingTrace, probe: int, kind: AttentionKind, layer: int | None, head: int | None
-) -> tuple[int, int]:
-    """The given head; among those left open, the one that changes most."""
-    first = trace.attention(trace.steps[0], probe, kind)
-    last = trace.attention(trace.steps[-1], probe, kind)
-    change = (last - first).abs().sum(dim=(-1, -2))  # layer head
-    for dim, noun, index in ((0, "layer", layer), (1, "head", head)):
-        if index is not None:
-            selected = check_index(index, change.shape[dim], noun, "this trace")
-            others = [i for i in range(change.shape[dim]) if i != selected]
-            change = change.index_fill(dim, change.new_tensor(others).long(), -1.0)
-    best = int(change.argmax())
-    return best // change.shape[1], best % change.shape[1]
-
-
-def _evenly_spaced(size: int, max_count: int) -> list[int]:
-    """At most `max_count` of the indices below `size`, with the first and the last."""
-    if size <= max_count:
-        return list(range(size))
-    return [round(i * (size - 1) / (max_count - 1)) for i in range(max_count)]
-
-
-def _draw_answers(axes: "Axes", answers: list[tuple[str, float]]) -> None:
-    """A column of words, shaded by probability."""
-    probabilities = [[probability] for _, probability in answers]
-    axes.imshow(probabilities, cmap=color_map(False, LIGHT), vmin=0, vmax=1, aspect="auto")
-    for row, (word, probability) in enumerate(answers):
-        color = "white" if probability > 0.75 else "black"
-        label = escape_mathtext([_truncate(word, MAX_ANSWER_CHARACTERS)])[0]
-        axes.text(
-            -0.46, row, label, fontsize=9, va="center", ha="left", family="monospace", color=color
-        )
-        axes.text(0.46, row, f"{probability:.2f}", fontsize=7, va="center", ha="right", color=color)
-
-
-def _truncate(text: str, max_length: int) -> str:
-    return text if len(text) <= max_length else text[: max_length - 1] + "…"
-
-
-def _label_tokens(axes: "Axes", queries: list[str], keys: list[str]) -> None:
-    longest = max(len(queries), len(keys))
-    size = min(8.0, 0.85 * PATTERN_SIZE * POINTS_PER_INCH / longest)
-    if size < MIN_FONT_SIZE:
-        return
-    axes.set_yticks(
-        range(len(queries)), escape_mathtext(queries), fontsize=size, family="monospace"
-    )
-    axes.set_xticks(
-        range(len(keys)), escape_mathtext(keys), fontsize=size, family="monospace", rotation=90
-    )
-
-
-def _hide_axes(axes: "Axes") -> None:
-    axes.set(xticks=[], yticks=[])
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)

@@ -3,7 +3,7 @@
     activations/00000010.safetensors    what was recorded after step 10
     activations/index.json              probes and recorded steps; steps not listed do not exist
     activations/tokens.json             labels of all tokens and outputs
-    activations/training_trace.png      one head and the logit lens over the steps
+    activations/training_trace.png      the attention of one head over the steps
 
 `clearhead.lens.read_training_trace` reads the folder.
 """
@@ -26,7 +26,7 @@ from clearhead.data.batch import make_batch
 from clearhead.data.dataset import Dataset, PackedBatch
 from clearhead.errors import ClearheadError
 from clearhead.hooks import Recorder, force_eager, select_all
-from clearhead.io import commit_temporary, temporary_path, write_json
+from clearhead.io import atomic_path, write_json
 from clearhead.lens.activations import ATTENTION_PATHS, output_labels, token_labels
 from clearhead.lens.logit_lens import DEFAULT_TOP_K, RESIDUAL_STREAMS, apply_head
 from clearhead.lens.training_trace import (
@@ -36,7 +36,6 @@ from clearhead.lens.training_trace import (
     Probe,
     read_training_trace,
     step_file,
-    training_trace_figure,
 )
 from clearhead.model.inputs import TokenEmbedding
 from clearhead.model.transformer import Transformer
@@ -171,11 +170,9 @@ class ActivationRecorder:
         if not self._recordings or self._error:
             return self._error
         try:
-            figure = training_trace_figure(read_training_trace(self.folder.parent))
-            figure.savefig(temporary_path(self.figure_file), format="png", dpi=150)
-            commit_temporary(self.figure_file)
-        except OSError as error:
-            return f"cannot write {self.figure_file}: {error.strerror}"
+            read_training_trace(self.folder.parent).attention_over_steps().save(self.figure_file)
+        except ClearheadError as error:
+            return str(error).removesuffix(".")
         return (
             f"recorded activations of {len(self._recordings)} steps in {self.seconds:.1f} s; "
             f"{self.figure_file} shows one head over training"
@@ -183,12 +180,10 @@ class ActivationRecorder:
 
     def _save(self, step: int, tensors: dict[str, Tensor], started: float) -> None:
         """Write tensors first, then the index that lists them, so that no recording is partial."""
-        file = step_file(self.folder, step)
-        temporary = temporary_path(file)
         try:
-            save_file(tensors, temporary)
-            temporary.chmod(self.folder.stat().st_mode & 0o666)  # safetensors sets 0o600
-            commit_temporary(file)
+            with atomic_path(step_file(self.folder, step)) as temporary:
+                save_file(tensors, temporary)
+                temporary.chmod(self.folder.stat().st_mode & 0o666)  # safetensors sets 0o600
             recording = {"step": step, "seconds": monotonic() - started}
             recordings = [*self._recordings, recording]
             self._write_index(recordings, {name: list(t.shape) for name, t in tensors.items()})

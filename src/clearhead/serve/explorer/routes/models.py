@@ -11,7 +11,6 @@ from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.io import read_json_lines
 from clearhead.lens.activations import AttentionKind, output_labels
-from clearhead.lens.attention import KIND_PREFIXES
 from clearhead.lens.training_trace import TRACE_FOLDER, TRACE_INDEX, read_training_trace
 from clearhead.lens.view import View, label_axes
 from clearhead.serve.explorer.serialize import view_to_dict
@@ -340,19 +339,7 @@ def training_summary(run: Path) -> JSONDict:
 
 def attention_at_step(run: Path, step: int, probe: int, part: AttentionKind) -> JSONDict:
     """All patterns at one step: layer × head × query × key."""
-    trace = read_training_trace(run)
-    values = trace.attention(step, probe, part)
-    texts = trace.probes[probe]
-    axes = label_axes(
-        {
-            "layer": values.shape[0],
-            "head": values.shape[1],
-            "query": texts.source_tokens if part == "encoder" else texts.tokens,
-            "key": texts.tokens if part == "attention" else texts.source_tokens,
-        }
-    )
-    title = f"{KIND_PREFIXES[part]}step {step:,}"
-    return view_to_dict(View(values, axes, title, "pattern", vmax=1.0))
+    return view_to_dict(read_training_trace(run).attention(step, probe, part))
 
 
 def lens_at_step(run: Path, step: int, probe: int) -> JSONDict:
