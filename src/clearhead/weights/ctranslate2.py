@@ -51,15 +51,7 @@ ACTIVATIONS = {
     "geglu": "GELU",
     "geglu-tanh": "GELUTanh",
 }
-SUPPORTED_POSITIONS = (
-    c.NoPosition,
-    c.Learned,
-    c.Sinusoidal,
-    c.T5,
-    c.Shaw,
-    c.ALiBi,
-    c.Rotary,
-)
+SUPPORTED_POSITIONS = (c.NoPosition, c.Learned, c.Sinusoidal, c.T5, c.Shaw, c.ALiBi, c.Rotary)
 # tokens that CTranslate2's Whisper looks up by name
 WHISPER_START = "<|startoftranscript|>"
 WHISPER_END = "<|endoftext|>"

@@ -3,7 +3,7 @@
 import math
 import mmap
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import gguf
 import numpy as np
 import torch
+from gguf import GGUFValueType
 from torch import Tensor
 
 from clearhead import config as c
@@ -35,6 +36,13 @@ END_ROLES = ("eos", "eot", "eom")  # end of sequence, turn, message
 TOKEN_ID_KEYS = {
     **{role: f"tokenizer.ggml.{role}_token_id" for role in ("bos", *END_ROLES)},
     "pad": "tokenizer.ggml.padding_token_id",
+}
+VALUE_TYPES = {
+    bool: GGUFValueType.BOOL,
+    int: GGUFValueType.UINT32,
+    float: GGUFValueType.FLOAT32,
+    str: GGUFValueType.STRING,
+    list: GGUFValueType.ARRAY,
 }
 # metadata that the tokenizer holds too; large, so dropped once it is read
 TOKENIZER_LISTS = ("tokens", "merges", "scores", "token_type")
@@ -169,9 +177,12 @@ def save_gguf(folder: Path, checkpoint: Checkpoint) -> None:
         metadata["tokenizer.chat_template"] = inference.chat_template
     writer = gguf.GGUFWriter(folder / GGUF_FILE, family.name)
     for name, value in metadata.items():
-        _add_metadata(writer, name, value)
-    for name, tensor in _tensors(family, checkpoint):
+        if value != []:  # GGUF has no empty arrays
+            writer.add_key_value(name, value, VALUE_TYPES[type(value)])
+    for name, tensor in write_weights(family.weight_map(m), checkpoint.net, m, ""):
         _add_tensor(writer, name, tensor)
+    if isinstance(m.position, c.Rotary) and isinstance(m.position.scaling, c.Llama3Scaling):
+        _add_tensor(writer, ROPE_FACTORS, rope_factors(m))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -213,27 +224,6 @@ def _special_token_metadata(inference: c.InferenceConfig) -> ConfigDict:
     }
 
 
-def _tensors(family: ModelFamily, checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    m = checkpoint.config.model
-    yield from write_weights(family.weight_map(m), checkpoint.net, m, "")
-    if isinstance(m.position, c.Rotary) and isinstance(m.position.scaling, c.Llama3Scaling):
-        yield ROPE_FACTORS, rope_factors(m)
-
-
-def _add_metadata(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
-    match value:
-        case bool():
-            writer.add_bool(name, value)
-        case int():
-            writer.add_uint32(name, value)
-        case float():
-            writer.add_float32(name, value)
-        case str():
-            writer.add_string(name, value)
-        case list():
-            writer.add_array(name, value)
-
-
 def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor) -> None:
     tensor = tensor.cpu()
     if tensor.dim() == 1 or tensor.dtype == torch.float64:
@@ -246,22 +236,8 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor) -> None:
 
 
 # --- the file
-# struct's letter by GGUF value type
-SCALAR_FORMATS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
-STRING_TYPE = 8
-ARRAY_TYPE = 9
+# The struct format of each GGUF value type; 8 is a string and 9 an array.
+SCALAR_FORMATS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 DEQUANTIZE_ROWS = 512  # rows of a matrix dequantized at a time, to bound temporary memory
 
 
@@ -285,10 +261,6 @@ class GGUFFile:
                 self._read_header(_Cursor(data, path))
         except OSError as error:
             raise cannot_read(path, error) from None
-        except ValueError as error:
-            if isinstance(error, ClearheadError):
-                raise
-            raise ClearheadError(f"{path} is empty or not a .gguf file ({error}).") from None
 
     def _read_header(self, cursor: "_Cursor") -> None:
         if cursor.take(4) != b"GGUF":
@@ -391,7 +363,7 @@ class _Cursor:
 
     def value(self) -> Any:
         (type_id,) = self.unpack("I")
-        if type_id != ARRAY_TYPE:
+        if type_id != GGUFValueType.ARRAY:
             return self._scalar_reader(type_id)()
         type_id, count = self.unpack("IQ")
         if type_id in SCALAR_FORMATS:
@@ -402,7 +374,7 @@ class _Cursor:
         return [read() for _ in range(count)]
 
     def _scalar_reader(self, type_id: int) -> Callable[[], Any]:
-        if type_id == STRING_TYPE:
+        if type_id == GGUFValueType.STRING:
             return self.string
         if type_id not in SCALAR_FORMATS:
             raise ClearheadError(f"{self.path} contains a value of the unknown type {type_id}.")

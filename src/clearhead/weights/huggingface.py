@@ -80,7 +80,7 @@ FAMILY_BY_MODEL_TYPE = {family.name: family for family in FAMILIES}
 
 
 def load_huggingface(folder: Path, placement: Placement) -> Checkpoint:
-    """Load a model of a known family; Unsupported configuration options are errors."""
+    """Load a model of a known family; unsupported configuration options are errors."""
     with reraise_as(f"Cannot read the configuration in {folder}"):
         attributes = read_config_file(folder / HF_CONFIG_FILE)
         family, head = _find_family(attributes)
@@ -266,9 +266,9 @@ def read_inference_config(
         )
     special = pretrained.special_token_ids
     is_encoder = isinstance(m.architecture, c.Encoder)
-    eos_tokens: tuple[int, ...] = ()
-    if not is_encoder:
-        eos_tokens = ids(attributes.get("eos_token_id")) or ids(special.get("eos"))
+    eos_tokens = (
+        () if is_encoder else ids(attributes.get("eos_token_id")) or ids(special.get("eos"))
+    )
     decoder_start_tokens: tuple[int, ...] = ()
     if isinstance(m.architecture, c.EncoderDecoder):
         decoder_start_tokens = ids(
@@ -318,17 +318,15 @@ def inline_special_tokens(
 
 def _forced_decoder_tokens(attributes: ConfigDict) -> list[int]:
     """The tokens that Whisper's output starts with; none if one of them is left to the model."""
-    pairs: list[object] = check_attribute(
+    pairs: list[list[int]] = check_attribute(
         "forced_decoder_ids", attributes.get("forced_decoder_ids"), list, []
     )
-    tokens = []
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise ClearheadError(
-                f"The model's configuration has forced_decoder_ids = {pairs!r:.80}, which must be a"
-                " list of pairs."
-            )
-        tokens.append(pair[1])
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise ClearheadError(
+            f"The model's configuration has forced_decoder_ids = {pairs!r:.80}, which must be a"
+            " list of pairs."
+        )
+    tokens = [token for _, token in pairs]
     return [] if None in tokens else tokens
 
 
@@ -402,14 +400,14 @@ def write_inference_config(
     if isinstance(m.head, c.LMHead):
         write_json(folder / GENERATION_CONFIG_FILE, attributes)
     if isinstance(m.head, c.ClassificationHead | c.RegressionHead):
-        is_regression = isinstance(m.head, c.RegressionHead)
-        num_labels = 1 if isinstance(m.head, c.RegressionHead) else m.head.num_labels
+        num_labels = 1
+        attributes["problem_type"] = "regression"
+        if isinstance(m.head, c.ClassificationHead):
+            num_labels = m.head.num_labels
+            attributes["problem_type"] = "single_label_classification"
         labels = inference.labels or tuple(f"LABEL_{i}" for i in range(num_labels))
         attributes["id2label"] = dict(enumerate(labels))
         attributes["label2id"] = {label: i for i, label in enumerate(labels)}
-        attributes["problem_type"] = (
-            "regression" if is_regression else "single_label_classification"
-        )
     is_text_encoder = isinstance(m.architecture, c.Encoder) and isinstance(m.input, c.Tokens)
     if is_text_encoder and isinstance(m.head, c.NoHead):
         _write_sentence_transformers_modules(folder, inference, m)
@@ -423,26 +421,20 @@ def _write_sentence_transformers_modules(
     if inference.normalize:
         modules.append(("2_Normalize", "Normalize"))
     package = "sentence_transformers.models"
-    write_json(
-        folder / MODULES_FILE,
-        [
-            {"idx": i, "name": str(i), "path": path, "type": f"{package}.{name}"}
-            for i, (path, name) in enumerate(modules)
-        ],
-    )
-    max_length = inference.max_length or None
-    write_json(
-        folder / SENTENCE_BERT_CONFIG_FILE, {"max_seq_length": max_length, "do_lower_case": False}
-    )
+    module_list = [
+        {"idx": i, "name": str(i), "path": path, "type": f"{package}.{name}"}
+        for i, (path, name) in enumerate(modules)
+    ]
+    write_json(folder / MODULES_FILE, module_list)
+    sentence_config = {"max_seq_length": inference.max_length or None, "do_lower_case": False}
+    write_json(folder / SENTENCE_BERT_CONFIG_FILE, sentence_config)
+    pooling_config = {
+        "word_embedding_dimension": m.d_model,
+        "pooling_mode_cls_token": inference.pooling == "first",
+        "pooling_mode_mean_tokens": inference.pooling == "mean",
+    }
     (folder / POOLING_DIR).mkdir()
-    write_json(
-        folder / POOLING_DIR / "config.json",
-        {
-            "word_embedding_dimension": m.d_model,
-            "pooling_mode_cls_token": inference.pooling == "first",
-            "pooling_mode_mean_tokens": inference.pooling == "mean",
-        },
-    )
+    write_json(folder / POOLING_DIR / "config.json", pooling_config)
 
 
 def _id_or_list(ids: Sequence[int]) -> int | list[int] | None:
