@@ -1,8 +1,8 @@
-"""Cost of --record-activations: training lecture-small with it and without, in turns.
+"""Cost of --record-activations: training lecture-small with and without it.
 
 python bench/activation_recorder.py [--steps 400] [--rounds 5] [--output metrics.json] [--save]
 
-Wall time, CPU time, and the fraction of the time that recording takes.
+Interleaved runs: wall time, CPU time, and the fraction of the time that recording takes.
 """
 
 import argparse

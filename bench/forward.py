@@ -4,7 +4,7 @@ python bench/forward.py                      CPU, fp32; also nn.TransformerEncod
 python bench/forward.py --device cuda        bf16, compiled, batch 16 x 1024
 
 Interleaved rounds; medians with the spread; a ratio above 1 means ours is faster. Peak memory is
-measured in a process of its own (CPU) or by the allocator (CUDA).
+measured in a separate process (CPU) or by the allocator (CUDA).
 """
 
 import argparse
@@ -137,7 +137,7 @@ def print_row(r: dict) -> None:
 
 
 def peak_of(side: str, args: argparse.Namespace, backward: bool) -> float:
-    """Peak memory of one model in a process of its own, above the weights."""
+    """Peak memory of one model above the weights, in a separate process."""
     code = [
         sys.executable,
         __file__,

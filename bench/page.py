@@ -24,7 +24,7 @@ SETTLED = "!document.querySelector('main.pending')"
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-precise-memory-info"]
 HOVER = """async () => {
-  const map = document.querySelector("ch-map");
+  const map = document.querySelector("ch-heatmap");
   const box = map.querySelector("canvas").getBoundingClientRect();
   const times = [];
   for (let i = 0; i < 30; i++) {
@@ -47,8 +47,8 @@ def wait_until(page: Page, expression: str) -> float:
 
 
 def is_drawn(size: int) -> str:
-    has_map = "document.querySelector('main ch-map')?.plan"
-    return f"() => {has_map} && document.querySelector('ch-map').size[0] === {size}"
+    has_map = "document.querySelector('main ch-heatmap')?.layout"
+    return f"() => {has_map} && document.querySelector('ch-heatmap').dataShape[0] === {size}"
 
 
 ROWS: list[benchmark_results.Row] = []
@@ -103,7 +103,7 @@ def cold_start(browser: object, url: str, visits: int) -> None:
         page = browser.new_page()  # type: ignore[attr-defined]
         start = time.perf_counter()
         page.goto(f"{url}/#model=small&view=attention")
-        wait_until(page, "() => !!document.querySelector('main ch-map')?.plan")
+        wait_until(page, "() => !!document.querySelector('main ch-heatmap')?.layout")
         times.append(1000 * (time.perf_counter() - start))
         page.close()
     report("2-layer model: cold start to the first attention map", times, "< 3000")
@@ -131,13 +131,15 @@ def long_text(browser: object, url: str, visits: int) -> None:
         for head in range(1, 6):
             start = time.perf_counter()
             page.evaluate(
-                "head => { window.before = document.querySelector('main ch-map').values; "
+                "head => { window.before = document.querySelector('main ch-heatmap').values; "
                 "clearhead.set({head}); }",
                 head,
             )
-            wait_until(page, "() => document.querySelector('main ch-map').values !== window.before")
+            wait_until(
+                page, "() => document.querySelector('main ch-heatmap').values !== window.before"
+            )
             heads.append(1000 * (time.perf_counter() - start))
-        page.evaluate("() => document.querySelector('main ch-map').scrollIntoView()")
+        page.evaluate("() => document.querySelector('main ch-heatmap').scrollIntoView()")
         hovers += page.evaluate(HOVER)
         nodes.append(page.evaluate("() => document.querySelectorAll('*').length"))
         heap.append(page.evaluate("() => performance.memory.usedJSHeapSize / 1e6"))

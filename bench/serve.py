@@ -1,4 +1,4 @@
-"""Load test of `clearhead serve`, in a process of its own on loopback, with random weights.
+"""Load test of `clearhead serve` in a separate process on loopback, with random weights.
 
 python bench/serve.py                  60 s of 64 streaming clients, 10,000 requests, 500 at once,
                                        1,000 disconnects
@@ -86,7 +86,7 @@ class Clients:
     async def send(
         self, path: str, body: dict[str, object] | None = None
     ) -> tuple[int, asyncio.StreamReader, object]:
-        """The status and the body, over a connection of its own."""
+        """The status and the body, over a new connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         data = b"" if body is None else json.dumps({"model": "model", **body}).encode()
         head = [

@@ -2,7 +2,7 @@
 
 python bench/startup.py [--rounds 5] [--save]
 
-Each runs in its own process, in turns, with files in the page cache (the first round is not
+Interleaved rounds, a separate process each, with files in the page cache (the first round is not
 counted). Wall time and CPU time. The page is `clearhead explore` in a terminal, from the command
 until its address answers.
 """

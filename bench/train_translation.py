@@ -109,14 +109,14 @@ def padded(
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """Pad pairs to one length per side, a multiple of 8."""
     sides = [[s for s, _ in pairs], [t[:-1] for _, t in pairs], [t[1:] for _, t in pairs]]
-    made = []
+    tensors = []
     for side, empty in zip(sides, (0, 0, IGNORE_INDEX), strict=True):
         width = -(-max(map(len, side)) // 8) * 8
         rows = torch.full((len(side), width), empty)
         for row, ids in zip(rows, side, strict=True):
             row[: len(ids)] = torch.tensor(ids)
-        made.append(rows.to(device))
-    return made[0], made[1], made[2], sum(map(len, sides[2]))
+        tensors.append(rows.to(device))
+    return tensors[0], tensors[1], tensors[2], sum(map(len, sides[2]))
 
 
 def peer(
@@ -127,12 +127,12 @@ def peer(
         model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
     )
     call = torch.compile(model, dynamic=False) if device == "cuda" else model
-    at = 0
+    index = 0
 
     def step() -> int:
-        nonlocal at
-        source, target, labels, count = batches[at % len(batches)]
-        at += 1
+        nonlocal index
+        source, target, labels, count = batches[index % len(batches)]
+        index += 1
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss = call(source, target, labels, LABEL_SMOOTHING) / count
         loss.backward()

@@ -1,10 +1,10 @@
-"""Training word vectors against gensim: speed, and scores on published questions.
+"""Training word vectors against gensim: speed, and scores on published benchmarks.
 
 python bench/vectors.py TEXT QUESTIONS… [--gensim PYTHON] [--epochs 3] [--rounds 2] [--save]
 
-TEXT has whitespace-separated words; PYTHON is an interpreter with gensim, if this one has none. The
-same words and options for both, in turns. Total time is from lists of words to vectors, training
-time without building the vocabulary. gensim uses --threads 2, ours one thread.
+TEXT has whitespace-separated words; PYTHON is an interpreter with gensim, if this one has none. Both
+get the same words and options, in interleaved rounds. Total time is from lists of words to vectors;
+training time excludes building the vocabulary. gensim uses --threads 2, ours one thread.
 """
 
 import argparse
@@ -69,7 +69,7 @@ TRAINERS = {"ours": train_ours, "gensim": train_gensim}
 
 
 def run_in_subprocess(side: str, text: str, out: str, epochs: str, threads: str) -> None:
-    """One training run in a process of its own."""
+    """One training run in a separate process."""
     lines = read(text)
     total, training = TRAINERS[side](lines, out, int(epochs), int(threads))
     versions = {} if side == "ours" else {side: version(side)}

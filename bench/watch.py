@@ -5,7 +5,7 @@ python bench/watch.py [--rounds 15] [--output metrics.json] [--save]
 GPT-2 124M with random weights: on a CPU in float32 with one thread, by CPU time; on a GPU in
 bfloat16, by wall time. Each round makes every call once, in random order; ratios are taken within a
 round and reported as medians with quartiles. Peak memory excludes the weights and is measured in a
-process of its own on a CPU; retained memory is what the result holds.
+separate process on a CPU; retained memory is what the result holds.
 """
 
 import argparse

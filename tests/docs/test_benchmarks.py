@@ -218,10 +218,10 @@ def test_page_lists_every_target_and_every_run_it_links_to():
         )
     short = page.split("## Missed targets")[1].split("\n## ")[0]
     assert all(s.target.why in short for s in everything if s.is_missed)
-    named, told = (
+    linked, listed = (
         set(re.findall(pattern, page)) for pattern in (r"\(#run-(\d+)\)", r'id="run-(\d+)"')
     )
-    assert named == told
+    assert linked == listed
 
 
 def test_table_rows_have_as_many_cells_as_the_header():
