@@ -2,9 +2,9 @@
 
 python bench/vectors.py TEXT QUESTIONS… [--gensim PYTHON] [--epochs 3] [--rounds 2] [--save]
 
-TEXT has whitespace-separated words; PYTHON is an interpreter with gensim, if this one has none. Both
-get the same words and options, in interleaved rounds. Total time is from lists of words to vectors;
-training time excludes building the vocabulary. gensim uses --threads 2, ours one thread.
+TEXT has whitespace-separated words; PYTHON is an interpreter with gensim, if this one has none.
+Both get the same words and options, in interleaved rounds. Total time is from lists of words to
+vectors; training time excludes building the vocabulary. gensim uses --threads 2, ours one thread.
 """
 
 import argparse
