@@ -253,12 +253,7 @@ class Model(Checkpoint):
     ) -> Iterator[list[int]]:
         """The token ids of each text as `make_batch` reads it, without padding."""
         return encode_texts(
-            self.config,
-            self.tokenizer,
-            texts,
-            max_length,
-            allow_overflow,
-            self.no_tokenizer_reason,
+            self.config, self.tokenizer, texts, max_length, allow_overflow, self.no_tokenizer_reason
         )
 
     def run_batch(self, batch: Batch, hooks: Hooks = NO_HOOKS) -> Tensor:

@@ -15,7 +15,7 @@ from clearhead.data.media import MediaExamples, load_media
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import build_transformer
-from clearhead.tokenizers.media import read_images
+from clearhead.tokenizers.media import read_image
 
 
 @given(st.integers(4, 40), st.integers(1, 9), st.integers(0, 2**40))
@@ -39,7 +39,7 @@ def test_training_images_equal_inference_images():
     images = pixels(6, 4, 4, 3)
     train = MediaExamples(torch.from_numpy(images).permute(0, 3, 1, 2), [*"ababab"], [*"012345"])
     batch = next(dataset(train, train, config=COLOR, batch_size=6).valid_batches())
-    assert torch.equal(batch.tokens, read_images(list(images), COLOR))
+    assert torch.equal(batch.tokens, torch.stack([read_image(image, COLOR) for image in images]))
     assert batch.targets.tolist() == [0, 1, 0, 1, 0, 1]
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from clearhead.data.media import exclude_valid_media, load_media
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
-from clearhead.tokenizers.media import log_mel, read_audio, read_images
+from clearhead.tokenizers.media import log_mel, read_audio, read_image
 
 
 def test_validation_files_are_excluded_from_the_training_folder(tmp_path):
@@ -65,7 +65,7 @@ def test_images_from_arrays_equal_inference_images(tmp_path, source, shape):
     np.savez(tmp_path / "x.npz", images=images, labels=["a", "b", "a"])
     read = load_media(tmp_path / "x.npz", source, DataReport())
     batch = next(dataset(read, read, config=source).valid_batches())
-    assert torch.equal(batch.tokens, read_images(list(images), source))
+    assert torch.equal(batch.tokens, torch.stack([read_image(image, source) for image in images]))
 
 
 def test_invalid_images_fail_or_are_skipped_by_name(tmp_path):

@@ -11,7 +11,7 @@ from PIL import Image
 
 from clearhead.config.model import Images
 from clearhead.errors import ClearheadError
-from clearhead.tokenizers.media import read_image, read_images
+from clearhead.tokenizers.media import read_image, read_media
 
 GRAY = Images(image_size=4, patch_size=2, num_channels=1)
 COLOR = Images(image_size=4, patch_size=2, num_channels=3)
@@ -32,7 +32,7 @@ def test_image_of_the_model_size_is_not_resampled() -> None:
 def test_paths_images_and_arrays_give_the_same_tensor(tmp_path: Path) -> None:
     Image.fromarray(PIXELS).save(tmp_path / "a.png")
     path = tmp_path / "a.png"
-    batch = read_images([path, str(path), Image.open(path), PIXELS], COLOR)
+    batch, _ = read_media([path, str(path), Image.open(path), PIXELS], COLOR)
     assert batch.shape == (4, 3, 4, 4)
     assert batch.dtype == torch.float32
     assert all(torch.equal(one, batch[0]) for one in batch)
@@ -90,7 +90,7 @@ def test_exif_orientation_is_applied(tmp_path: Path) -> None:
             lambda: read_image("/no/such.png", GRAY),
             r"/no/such\.png cannot be read",
         ),
-        (lambda: read_images([], GRAY), r"list of images is empty"),
+        (lambda: read_media([], GRAY), r"list of images is empty"),
     ],
 )
 def test_invalid_images_are_rejected(call: Callable[[], object], message: str) -> None:

@@ -55,8 +55,7 @@ def read_gguf_tokenizer(metadata: Metadata) -> PretrainedTokenizer:
     model = fields.get("model", "none")
     if model == "none":
         return PretrainedTokenizer(
-            None,
-            missing_reason="the .gguf file has no tokenizer, so the model cannot read text.",
+            None, missing_reason="the .gguf file has no tokenizer, so the model cannot read text."
         )
     if model == "gpt2" and "pre" not in fields and metadata.get("general.architecture") != "gpt2":
         raise ClearheadError(

@@ -15,6 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from clearhead.config.model import Encoder, InferenceConfig, ModelConfig, Tokens
 from clearhead.config.parse import ConfigDict, read_config_file
 from clearhead.errors import ClearheadError, cannot_read, reraise_as
+from clearhead.io import write_json
 from clearhead.tokenizers.sentencepiece import read_sentencepiece
 from clearhead.tokenizers.tokenizer import TOKENIZER_FILE, Tokenizer
 
@@ -275,17 +276,14 @@ def read_hf_tokenizer(
         target = backends[0]
         source = backends[-1]
         if tokenizer_format is None:
-            bos_tokens, sep_tokens = _surrounding_tokens(source)
+            surrounding = _surrounding_tokens(source)
         else:
-            bos_tokens, sep_tokens = _surrounding_tokens_by_format(
-                tokenizer_format, tokenizer_folder, source
-            )
+            surrounding = _surrounding_tokens_by_format(tokenizer_format, tokenizer_folder, source)
         ids = {role: target.token_to_id(name) for role, name in tokenizer_folder.roles.items()}
         return PretrainedTokenizer(
             Tokenizer(target),
             Tokenizer(source) if len(backends) > 1 else None,
-            bos_tokens,
-            sep_tokens,
+            *surrounding,
             chat_template,
             {role: i for role, i in ids.items() if i is not None},
         )
@@ -298,10 +296,7 @@ def read_tokenizer_json(path: Path) -> PretrainedTokenizer:
 
 
 def _missing_reason(
-    folder: Path,
-    config: ConfigDict,
-    class_name: str,
-    tokenizer_format: TokenizerFormat | None,
+    folder: Path, config: ConfigDict, class_name: str, tokenizer_format: TokenizerFormat | None
 ) -> str:
     if class_name == "RoFormerTokenizer":
         reason = "splits words with jieba, which is not supported"
@@ -463,18 +458,12 @@ def write_hf_tokenizer(
     if inference.chat_template:
         config[CHAT_TEMPLATE] = inference.chat_template
         (folder / f"{CHAT_TEMPLATE}.jinja").write_text(inference.chat_template, encoding="utf-8")
-    for name, content in (
-        (TOKENIZER_CONFIG_FILE, config),
-        (SPECIAL_TOKENS_MAP_FILE, special_tokens),
-    ):
-        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / TOKENIZER_CONFIG_FILE, config)
+    write_json(folder / SPECIAL_TOKENS_MAP_FILE, special_tokens)
 
 
 def _special_token_names(
-    tokenizer: Tokenizer,
-    input_tokenizer: Tokenizer,
-    inference: InferenceConfig,
-    is_encoder: bool,
+    tokenizer: Tokenizer, input_tokenizer: Tokenizer, inference: InferenceConfig, is_encoder: bool
 ) -> dict[str, str]:
     bos_role, eos_role = ("cls", "sep") if is_encoder else ("bos", "eos")
     roles = {
