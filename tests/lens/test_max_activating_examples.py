@@ -50,7 +50,7 @@ def test_corpus_that_is_not_utf8(tmp_path):
 ERRORS = [
     (lambda m: max_activating_examples(m, 0, ["a"], None), "there is no neuron None"),
     (lambda m: max_activating_examples(m, 0, ["a"], 10**6), "there is no neuron 1000000"),
-    (lambda m: max_activating_examples(m, 0, ["a"], ["b"]), "there is no neuron b"),
+    (lambda m: max_activating_examples(m, 0, ["a"], ["b"]), "there is no neuron 'b'"),
     (lambda m: max_activating_examples(m, 0, ["a"], []), "at least one neuron"),
     (lambda m: max_activating_examples(m, 0, [5], 1), "must be a list of texts"),
     (lambda m: max_activating_examples(m, 0, ["", " "], 1), "the corpus is empty"),

@@ -260,7 +260,7 @@ def check_token(position: int, count: int) -> int:
 def check_index(index: int, count: int, noun: str, owner: str) -> int:
     """A valid index as a number from 0; negative ones count from the end."""
     if isinstance(index, bool) or not isinstance(index, int) or not -count <= index < count:
-        raise ClearheadError(f"there is no {noun} {index}; {owner} has {noun}s 0 to {count - 1}.")
+        raise ClearheadError(f"there is no {noun} {index!r}; {owner} has {noun}s 0 to {count - 1}.")
     return index % count
 
 
@@ -502,12 +502,11 @@ class InputSide:
             raise ClearheadError("this model has no tokenizer, so words cannot be looked up.")
         self.tokenizer: Tokenizer = tokenizer
         self.embedding = self.stack.embed.tokens.weight.detach()
-        self.bos_tokens: tuple[int, ...] = ()
-        self.sep_tokens: tuple[int, ...] = ()
-        if self.is_encoder or encoder is None:
-            self.bos_tokens = model.config.inference.bos_tokens
-            self.sep_tokens = model.config.inference.sep_tokens
-        self.mask_token = next(iter(model.config.inference.mask_token), None)
+        inference = model.config.inference
+        has_special_tokens = self.is_encoder or encoder is None
+        self.bos_tokens = inference.bos_tokens if has_special_tokens else ()
+        self.sep_tokens = inference.sep_tokens if has_special_tokens else ()
+        self.mask_token = next(iter(inference.mask_token), None)
         self.prefix = "encoder." if self.is_encoder else ""  # of its activations
 
     def encode_word(self, word: str) -> list[int]:
@@ -515,14 +514,11 @@ class InputSide:
         if not word.strip():
             raise ClearheadError("the word is empty.")
         ids = self.tokenizer.encode(f" {word.strip()}" if self.tokenizer.has_space_prefix else word)
-        special_tokens = {i: name for name, i in self.tokenizer.special_tokens.items()}
         if not ids:
             raise ClearheadError(f"{word!r} has no tokens.")
-        for i in ids:
-            if i in special_tokens:
-                raise ClearheadError(
-                    f"{word!r} has no tokens; the tokenizer maps it to {special_tokens[i]}."
-                )
+        for name, i in self.tokenizer.special_tokens.items():
+            if i in ids:
+                raise ClearheadError(f"{word!r} has no tokens; the tokenizer maps it to {name}.")
         return ids
 
     def to_str_tokens(self, ids: list[int]) -> tuple[str, ...]:

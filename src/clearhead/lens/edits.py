@@ -9,7 +9,7 @@ from torch import Tensor
 from clearhead.config.model import ModelConfig
 from clearhead.errors import ClearheadError, check_type
 from clearhead.hooks import Edit
-from clearhead.lens.activations import ActivationCache, matching_names
+from clearhead.lens.activations import ActivationCache, check_index, matching_names
 
 EditIndex = tuple[slice | int, ...]
 
@@ -39,17 +39,13 @@ class ActivationEdit:
             )
         if self.head is not None and not has_heads:
             raise ClearheadError(f"{name} is not split by head; omit head={self.head}.")
-        _check_edit_index("head", self.head, value.shape[1], name)
-        _check_edit_index("token", self.position, value.shape[-2], name)
-        positions = slice(None) if self.position is None else self.position
-        if not has_heads:
-            return slice(None), positions
-        return slice(None), slice(None) if self.head is None else self.head, positions
-
-
-def _check_edit_index(noun: str, index: int | None, size: int, name: str) -> None:
-    if index is not None and (not isinstance(index, int) or not -size <= index < size):
-        raise ClearheadError(f"{name} has {size} {noun}s; there is no {noun} {index!r}.")
+        heads: slice | int = slice(None)
+        positions: slice | int = slice(None)
+        if self.head is not None:
+            heads = check_index(self.head, value.shape[1], "head", name)
+        if self.position is not None:
+            positions = check_index(self.position, value.shape[-2], "token", name)
+        return (slice(None), heads, positions) if has_heads else (slice(None), positions)
 
 
 def ablate(

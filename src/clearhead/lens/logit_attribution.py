@@ -6,6 +6,7 @@ What the biases of norms and head add is a component of its own; so is the remai
 edits of the residual stream, or rounding, leave.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,20 +44,10 @@ LayerContributions = list[dict[str, "AttentionContribution"]]  # by kind of atte
 
 REMAINDER = "remainder"
 ROUNDING_TOLERANCE = 1e-4  # relative error of a sum of float32 numbers
-STREAM_SUFFIXES = (
-    "resid_pre",
-    "resid_mid",
-    "resid_cross",
-    "resid_post",
-    "attn.v",
-    "attn.z",
-    "attn.out",
-    "cross_attn.v",
-    "cross_attn.z",
-    "cross_attn.out",
-    "ffn.out",
+REQUIRED_ACTIVATIONS = re.compile(
+    r"embed|pos_embed|final_norm|logits"
+    r"|blocks\.\d+\.(resid_\w+|ffn\.out|(cross_)?attn\.(pattern|v|z|out))"
 )
-PATTERN_SUFFIXES = ("attn.pattern", "cross_attn.pattern")
 
 
 @dataclass(frozen=True)
@@ -230,13 +221,8 @@ class AttentionContribution:
 
 
 def required_activations(m: c.ModelConfig) -> list[str]:
-    """The activations that a decomposition needs; patterns come last."""
-    suffixes = (*STREAM_SUFFIXES, *PATTERN_SUFFIXES)
-    names = [f"blocks.{i}.{suffix}" for suffix in suffixes for i in range(m.n_layers)]
-    table = activation_table(m)
-    return [
-        name for name in ("embed", "pos_embed", "final_norm", "logits", *names) if name in table
-    ]
+    """The activations that a decomposition needs."""
+    return [name for name in activation_table(m) if REQUIRED_ACTIVATIONS.fullmatch(name)]
 
 
 def decompose_logit(
@@ -371,17 +357,14 @@ class Attribution(View):
         rows: list[Row] = []
         for component, value in zip(self.axes[0].labels, self.values.tolist(), strict=True):
             layer, _, kind = component.partition(" ")
-            contribution = None
-            if layer.isdigit():
-                contribution = self.layer_contributions[int(layer)].get(kind)
-            if contribution is None:
-                rows.append({"component": component, "head": "", self.value_name: value})
-                continue
-            parts: dict[int | str, float] = {**dict(enumerate(contribution.heads.tolist()))}
-            parts["bias"] = float(contribution.bias)
-            remainder = value - sum(parts.values())
-            if _is_significant(remainder, value):
-                parts[REMAINDER] = remainder
+            parts: dict[int | str, float] = {"": value}
+            if layer.isdigit() and kind in self.layer_contributions[int(layer)]:
+                contribution = self.layer_contributions[int(layer)][kind]
+                parts = dict(enumerate(contribution.heads.tolist()))
+                parts["bias"] = float(contribution.bias)
+                remainder = value - sum(parts.values())
+                if _is_significant(remainder, value):
+                    parts[REMAINDER] = remainder
             rows += [
                 {"component": component, "head": head, self.value_name: part}
                 for head, part in parts.items()

@@ -11,7 +11,13 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.data.readers import read_lines
 from clearhead.errors import ClearheadError, suggest_file
-from clearhead.lens.activations import check_layer, check_model, check_no_nan, check_top_k
+from clearhead.lens.activations import (
+    check_index,
+    check_layer,
+    check_model,
+    check_no_nan,
+    check_top_k,
+)
 from clearhead.lens.view import Row, View, label_axes
 from clearhead.progress import progress_bar
 
@@ -58,12 +64,8 @@ def max_activating_examples(
     check_model(model)
     m = model.config.model
     layer = check_layer(layer, m.n_layers)
-    indices = list(neurons) if isinstance(neurons, list | tuple | range) else [neurons]
-    for neuron in indices:
-        if type(neuron) is not int or not 0 <= neuron < m.d_ff:
-            raise ClearheadError(
-                f"there is no neuron {neuron}; the layer has neurons 0 to {m.d_ff - 1}."
-            )
+    given = neurons if isinstance(neurons, list | tuple | range) else [neurons]
+    indices = [check_index(neuron, m.d_ff, "neuron", "the layer") for neuron in given]
     if not indices:
         raise ClearheadError("neurons must name at least one neuron.")
     check_top_k(top_k)
@@ -80,7 +82,7 @@ def max_activating_examples(
             best.update(ids, text_activations[: len(ids)].mT)
     return MaxActivatingExamples(
         best.values,
-        label_axes({"neuron": [str(neuron) for neuron in indices], "rank": best.values.shape[1]}),
+        label_axes({"neuron": list(map(str, indices)), "rank": best.values.shape[1]}),
         title=f"layer {layer}, max activating examples",
         value_name="activation",
         signed=True,
@@ -123,22 +125,15 @@ def _encode_corpus(model: "Model", corpus: str | Path | Sequence[str]) -> list[l
         corpus = list(read_lines(path))
     if not isinstance(corpus, Sequence) or not all(isinstance(text, str) for text in corpus):
         raise ClearheadError("corpus must be a list of texts, or a text file.")
-    context_length = model.config.model.context_length
-    chunks: list[list[int]] = []
-    for text in corpus:
-        if text.strip():
-            ids = _encode(model, text)
-            chunks += [ids[i : i + context_length] for i in range(0, len(ids), context_length)]
-    if not chunks:
+    texts = [text for text in corpus if text.strip()]
+    if not texts:
         raise ClearheadError("the corpus is empty; give at least one text.")
-    return chunks
-
-
-def _encode(model: "Model", text: str) -> list[int]:
-    if model.tokenizer is None:
-        raise ClearheadError("this model has no tokenizer, so it cannot read a corpus.")
-    inference = model.config.inference
-    return [*inference.bos_tokens, *model.tokenizer.encode(text), *inference.sep_tokens]
+    context_length = model.config.model.context_length
+    return [
+        ids[i : i + context_length]
+        for ids in model.encode_texts(texts, allow_overflow=True)
+        for i in range(0, len(ids), context_length)
+    ]
 
 
 def _excerpt(model: "Model", ids: list[int], position: int) -> str:
