@@ -16,20 +16,25 @@ for _package in ("train", "evaluate"):
     import_module(f"clearhead.{_package}")
     del globals()[_package]
 
-if TYPE_CHECKING:
-    from clearhead import lens
-    from clearhead.api import Model, load, new, save
-    from clearhead.config.model import Config
-    from clearhead.config.presets import presets
-    from clearhead.errors import ClearheadError
-    from clearhead.evaluate.evaluate import evaluate
-    from clearhead.evaluate.invariants import verify
-    from clearhead.lab.compare import compare
-    from clearhead.lens.edits import ablate, replace, scale
-    from clearhead.lens.word_in_context import context
-    from clearhead.tokenizers.tokenizer import Tokenizer
-    from clearhead.train.train import train
-    from clearhead.word_vectors.vectors import vectors
+if TYPE_CHECKING:  # `import x as x` exports x
+    from clearhead import lens as lens
+    from clearhead.api import Model as Model
+    from clearhead.api import load as load
+    from clearhead.api import new as new
+    from clearhead.api import save as save
+    from clearhead.config.model import Config as Config
+    from clearhead.config.presets import presets as presets
+    from clearhead.errors import ClearheadError as ClearheadError
+    from clearhead.evaluate.evaluate import evaluate as evaluate
+    from clearhead.evaluate.invariants import verify as verify
+    from clearhead.lab.compare import compare as compare
+    from clearhead.lens.edits import ablate as ablate
+    from clearhead.lens.edits import replace as replace
+    from clearhead.lens.edits import scale as scale
+    from clearhead.lens.word_in_context import context as context
+    from clearhead.tokenizers.tokenizer import Tokenizer as Tokenizer
+    from clearhead.train.train import train as train
+    from clearhead.word_vectors.vectors import vectors as vectors
 
 __version__ = "0.2.0"
 
@@ -54,26 +59,7 @@ _MODULES = {
     "verify": "clearhead.evaluate.invariants",
 }
 
-__all__ = [
-    "ClearheadError",
-    "Config",
-    "Model",
-    "Tokenizer",
-    "ablate",
-    "compare",
-    "context",
-    "evaluate",
-    "lens",
-    "load",
-    "new",
-    "presets",
-    "replace",
-    "save",
-    "scale",
-    "train",
-    "vectors",
-    "verify",
-]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
@@ -86,4 +72,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return [*__all__, "__version__"]
