@@ -20,8 +20,12 @@ check: setup
 test: check
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
-test-all: check
+test-all: check node_modules
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# tsc and prettier, which check the page's JavaScript; without npm their tests are skipped
+node_modules: package-lock.json
+	npm ci --silent --no-audit --no-fund || echo "the JavaScript of the page is not checked: npm ci failed"
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -41,4 +45,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) node_modules demo .mypy_cache .ruff_cache .hypothesis
