@@ -152,19 +152,10 @@ def reraise_as(message: str, *library_errors: type[BaseException]) -> Iterator[N
         yield
     except ClearheadError:
         raise
-    except (*DATA_ERRORS, *library_errors) as error:
-        raise _reworded(message, error) from error
-    except BaseException as error:  # Rust's PanicException is not an Exception
-        if not _is_rust_error(error):
+    except BaseException as error:
+        # Rust extensions raise a bare Exception, or PanicException, which cannot be imported.
+        is_rust_error = type(error) is Exception or type(error).__name__ == "PanicException"
+        if not (is_rust_error or isinstance(error, (*DATA_ERRORS, *library_errors))):
             raise
-        raise _reworded(message, error) from error
-
-
-def _reworded(message: str, error: BaseException) -> ClearheadError:
-    reason = str(error).strip().split("\n")[0].removesuffix(".") or type(error).__name__
-    return ClearheadError(f"{message}: {reason}.")
-
-
-def _is_rust_error(error: BaseException) -> bool:
-    """Rust extensions raise a bare Exception, or PanicException, which cannot be imported."""
-    return type(error) is Exception or type(error).__name__ == "PanicException"
+        reason = str(error).strip().split("\n")[0].removesuffix(".") or type(error).__name__
+        raise ClearheadError(f"{message}: {reason}.") from error

@@ -37,32 +37,27 @@ def open_atomic(path: Path) -> Iterator[BinaryIO]:
         with path.open("wb") as file:
             yield file
         return
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        yield file
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path of this thread; a file written there replaces `path` on success."""
     target = path.resolve()
-    draft = temporary_path(target)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}_{threading.get_native_id()}")
     try:
-        with draft.open("wb") as file:
-            yield file
+        yield temporary
         if target.exists():
-            draft.chmod(target.stat().st_mode)
-        commit_temporary(target)
+            temporary.chmod(target.stat().st_mode)
+        fsync(temporary)
+        temporary.replace(target)
     except OSError as error:
-        if error.filename == str(draft):  # the user knows only the final name
+        if error.filename == str(temporary):  # the user knows only the final name
             error.filename = str(path)
         raise
     finally:
-        draft.unlink(missing_ok=True)
-
-
-def temporary_path(path: Path) -> Path:
-    """The draft of this thread, which `commit_temporary` moves to `path`."""
-    return path.with_name(f".{path.name}.{os.getpid()}_{threading.get_native_id()}")
-
-
-def commit_temporary(path: Path) -> None:
-    """Move this thread's temporary file to `path`."""
-    draft = temporary_path(path)
-    fsync(draft)
-    draft.replace(path)
+        temporary.unlink(missing_ok=True)
 
 
 def fsync(path: Path) -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +21,6 @@ from clearhead.data.readers import (
     check_disjoint,
     exclude_valid_files,
     read_documents,
-    save_streams,
 )
 from clearhead.errors import ClearheadError
 
@@ -235,23 +233,6 @@ def test_links_are_resolved(corpus):
     (corpus / "link.tsv").symlink_to(corpus / "all" / "a.txt")
     with pytest.raises(ClearheadError, match=r"link\.tsv is in both"):
         check_disjoint(["link.tsv"], ["all/a.txt"])
-
-
-def test_streams_are_saved_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("é\n".encode())))
-    pipe = tmp_path / "pipe.jsonl"
-    name = str(tmp_path / "piped" / "x")
-    os.mkfifo(pipe)
-    Thread(target=pipe.write_text, args=['{"text": "two"}'], daemon=True).start()
-    paths = save_streams(["-", str(pipe), "c.txt"], name, resume=False)
-    assert paths == [f"{name}-0.txt", f"{name}-1.jsonl", "c.txt"]
-    for _ in range(2):
-        assert texts(*paths[:2]) == ["é\n", "two"]
-    assert (
-        save_streams(["-", str(pipe), "c.txt"], name, resume=True) == paths
-    )  # and nothing waits for the pipe
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"new")))
-    assert texts(*save_streams(["-"], name, resume=False)) == ["new"]
 
 
 def test_bom_is_not_text(tmp_path):

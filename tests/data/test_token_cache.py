@@ -1,6 +1,5 @@
 """Laws of the token cache: correct, reused, invalidated by changes, never incomplete."""
 
-import io
 import json
 import os
 import subprocess
@@ -9,7 +8,6 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -166,12 +164,6 @@ def test_changes_invalidate_the_cache(tmp_path, change):
     if change != "torn tokens":
         assert read(before) == seen  # who has the old ones mapped keeps them
     assert {path.name for path in tmp_path.iterdir()} <= {"a.txt", "b.txt", "cache", "fresh"}
-
-
-def test_standard_input_is_not_cached(tmp_path, monkeypatch):
-    for text in ("one", "two"):
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
-        assert read(make(Path("-"), tmp_path / "cache", RAW)) == [list(text.encode())]
 
 
 def test_untokenizable_documents_fail_or_are_skipped_by_location(tmp_path):

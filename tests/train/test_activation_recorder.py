@@ -195,7 +195,7 @@ def test_new_run_in_the_same_folder_removes_old_records(tmp_path):
     assert recorded_files(tmp_path) == {}
 
 
-@pytest.mark.parametrize("function", ["save_file", "commit_temporary", "write_json"])
+@pytest.mark.parametrize("function", ["save_file", "atomic_path", "write_json"])
 def test_killed_recording_leaves_no_partial_record(function, tmp_path, monkeypatch):
     def kill(*args):
         if function == "save_file":

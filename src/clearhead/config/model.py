@@ -7,7 +7,6 @@ variant cannot be set on another.
 import functools
 import math
 import typing
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -24,7 +23,7 @@ from clearhead.config.parse import (
     read_config_file,
 )
 from clearhead.config.training import DataConfig, TrainConfig
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, check_int
 
 CLS_TOKEN = "prepend a learned [CLS] token"
 POOLING = "what the head reads: the first token, or the mean of all"
@@ -288,8 +287,33 @@ Head = LMHead | MLMHead | ClassificationHead | RegressionHead | NoHead
 # --- validation
 def check_ranges(value: Any, path: str) -> None:
     """Raise if an option is out of range; `path` is the name of the section."""
-    for message in _range_errors(value, path):
-        raise ClearheadError(message)
+    hints = _type_hints(type(value))  # type: ignore[arg-type]
+    for f in fields(value):
+        item = getattr(value, f.name)
+        name = f"{path}.{f.name}"
+        if is_dataclass(item):
+            check_ranges(item, name)
+            continue
+        item = parse_field(hints[f.name], item, name)
+        ge = f.metadata["ge"]
+        lt = f.metadata["lt"]
+        le = f.metadata["le"]
+        expected = ""
+        if isinstance(item, tuple):
+            if not all(math.isfinite(number) for number in item if isinstance(number, float)):
+                expected = "finite numbers"
+        elif le is not None:
+            if not ge <= item <= le:
+                expected = f"from {ge} to {le}"
+        elif lt is not None:
+            if not ge <= item < lt:
+                expected = f"at least {ge} and less than {lt}"
+        elif type(item) is int:
+            check_int(name, item, ge)
+        elif isinstance(item, float) and not (0 < item < math.inf or item == ge):
+            expected = f"a finite, positive number{'' if ge else ', or 0'}"
+        if expected:
+            raise ClearheadError(f"{name} must be {expected}, got {item}.")
 
 
 @functools.cache
@@ -297,60 +321,16 @@ def _type_hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _range_errors(value: Any, path: str) -> Iterator[str]:
-    hints = _type_hints(type(value))  # type: ignore[arg-type]
-    for f in fields(value):
-        item = getattr(value, f.name)
-        name = f"{path}.{f.name}"
-        if is_dataclass(item):
-            yield from _range_errors(item, name)
-            continue
-        item = parse_field(hints[f.name], item, name)
-        ge = f.metadata["ge"]
-        lt = f.metadata["lt"]
-        le = f.metadata["le"]
-        if isinstance(item, tuple):
-            if not all(math.isfinite(number) for number in item if isinstance(number, float)):
-                yield f"{name} must be finite numbers, got {list(item)}."
-        elif le is not None:
-            if not ge <= item <= le:
-                yield f"{name} must be from {ge} to {le}, got {item}."
-        elif lt is not None:
-            if not ge <= item < lt:
-                yield f"{name} must be at least {ge} and less than {lt}, got {item}."
-        elif type(item) is int and item < ge:
-            integer = {0: "a non-negative integer", 1: "a positive integer"}
-            yield f"{name} must be {integer.get(ge, f'at least {ge}')}, got {item}."
-        elif isinstance(item, float) and not (0 < item < math.inf or item == ge):
-            yield f"{name} must be a finite, positive number{'' if ge else ', or 0'}, got {item}."
-
-
-def _model_errors(m: "ModelConfig") -> Iterator[str]:
-    yield from _range_errors(m, "model")
-    yield from _attention_errors(m)
-    yield from _position_errors(m)
-    yield from _architecture_errors(m)
-    yield from _input_errors(m.input, m.vocab_size, m.context_length, "model", "")
-    if isinstance(m.architecture, EncoderDecoder):
-        a = m.architecture
-        vocab_size = a.source_vocab_size
-        if isinstance(a.source_input, Tokens) and not vocab_size:
-            vocab_size = m.vocab_size
-        yield from _input_errors(
-            a.source_input, vocab_size, a.source_context_length, "model.architecture", "source_"
-        )
-
-
-def _attention_errors(m: "ModelConfig") -> Iterator[str]:
+def _check_attention(m: "ModelConfig") -> None:
     a = m.attention
     if not a.d_head and m.d_model % a.n_heads:
         divisor = _closest_divisor(m.d_model, a.n_heads)
-        yield (
+        raise ClearheadError(
             f"model.d_model = {m.d_model} is not divisible by model.attention.n_heads = "
             f"{a.n_heads}; choose a divisor such as {divisor}, or set model.attention.d_head."
         )
     if a.n_heads % m.n_kv_heads:
-        yield (
+        raise ClearheadError(
             f"model.attention.n_heads = {a.n_heads} must be divisible by "
             f"model.attention.n_kv_heads = {m.n_kv_heads}."
         )
@@ -362,95 +342,105 @@ def _closest_divisor(n: int, wanted: int) -> int:
     return next(c for c in candidates if n % c == 0)
 
 
-def _position_errors(m: "ModelConfig") -> Iterator[str]:
+def _check_position(m: "ModelConfig") -> None:
     match m.position:
         case Sinusoidal() if m.d_model % 2:
-            yield f"sinusoidal positions need an even model.d_model, got {m.d_model}."
+            raise ClearheadError(
+                f"sinusoidal positions need an even model.d_model, got {m.d_model}."
+            )
         case Rotary() as p:
             if (p.rotary_dim or m.d_head) % 2:
-                yield (
+                raise ClearheadError(
                     "rotary positions rotate pairs of dimensions, so their number must be even, "
                     f"got {p.rotary_dim or m.d_head}."
                 )
             if p.rotary_dim > m.d_head:
-                yield (
+                raise ClearheadError(
                     f"model.position.rotary_dim = {p.rotary_dim} must not exceed "
                     f"the {m.d_head} dimensions of a head."
                 )
             s = p.scaling
             if isinstance(s, Llama3Scaling) and s.low_freq_factor >= s.high_freq_factor:
-                yield (
+                raise ClearheadError(
                     f"model.position.scaling.low_freq_factor = {s.low_freq_factor} must be less "
                     f"than high_freq_factor = {s.high_freq_factor}."
                 )
         case T5() as p:
             if p.num_buckets % 4:
-                yield f"model.position.num_buckets must be a multiple of 4, got {p.num_buckets}."
+                raise ClearheadError(
+                    f"model.position.num_buckets must be a multiple of 4, got {p.num_buckets}."
+                )
             if p.max_distance <= p.num_buckets:
-                yield (
+                raise ClearheadError(
                     f"model.position.max_distance = {p.max_distance} must exceed "
                     f"num_buckets = {p.num_buckets}."
                 )
 
 
-def _architecture_errors(m: "ModelConfig") -> Iterator[str]:
+def _check_architecture(m: "ModelConfig") -> None:
     match m.architecture, m.head:
         case Encoder(), LMHead():
-            yield (
+            raise ClearheadError(
                 "an encoder attends to the token that head lm predicts; "
                 "use head mlm, or architecture decoder."
             )
         case ((Decoder() | EncoderDecoder()), MLMHead()):
-            yield "head mlm attends to both sides of a mask; it needs architecture encoder."
+            raise ClearheadError(
+                "head mlm attends to both sides of a mask; it needs architecture encoder."
+            )
         case EncoderDecoder(), (ClassificationHead() | RegressionHead()):
-            yield f"head {m.head.kind} needs architecture encoder or decoder."
+            raise ClearheadError(f"head {m.head.kind} needs architecture encoder or decoder.")
         case Decoder(), (ClassificationHead(pooling="first") | RegressionHead(pooling="first")):
-            yield "the first token of a decoder attends only to itself; use pooling mean."
+            raise ClearheadError(
+                "the first token of a decoder attends only to itself; use pooling mean."
+            )
     if not isinstance(m.input, Tokens):
         if not isinstance(m.architecture, Encoder):
-            yield (
+            raise ClearheadError(
                 f"a decoder reads tokens, so input {m.input.kind} needs architecture encoder, "
                 "or belongs in architecture.source_input."
             )
         if isinstance(m.head, MLMHead):
-            yield f"head mlm needs input tokens, got {m.input.kind}."
+            raise ClearheadError(f"head mlm needs input tokens, got {m.input.kind}.")
     if isinstance(m.head, LMHead | MLMHead) and not m.vocab_size:
-        yield f"head {m.head.kind} needs a positive model.vocab_size."
+        raise ClearheadError(f"head {m.head.kind} needs a positive model.vocab_size.")
 
 
-def _input_errors(
+def _check_input(
     source: Input, vocab_size: int, context_length: int, path: str, prefix: str
-) -> Iterator[str]:
+) -> None:
     name = f"{path}.{prefix}input"
     vocab_name = f"{path}.{prefix}vocab_size"
     match source:
         case Tokens():
             if not vocab_size:
-                yield f"{vocab_name} must be positive for input tokens, got 0."
+                raise ClearheadError(f"{vocab_name} must be positive for input tokens, got 0.")
             return
         case Images():
             if source.image_size % source.patch_size:
-                yield (
+                raise ClearheadError(
                     f"{name}.image_size = {source.image_size} is not divisible by "
                     f"patch_size = {source.patch_size}."
                 )
             for option_name, values in (("mean", source.mean), ("std", source.std)):
                 if len(values) not in (1, source.num_channels):
-                    yield f"{name}.{option_name} needs 1 or {source.num_channels} values."
+                    raise ClearheadError(
+                        f"{name}.{option_name} needs 1 or {source.num_channels} values."
+                    )
             if not all(value > 0 for value in source.std):
-                yield f"{name}.std must be positive, got {list(source.std)}."
+                raise ClearheadError(f"{name}.std must be positive, got {list(source.std)}.")
         case Spectrogram() if (
             source.n_mels % source.patch_mels or source.n_frames % source.patch_frames
         ):
-            yield (
+            raise ClearheadError(
                 f"{name}: {source.n_mels} mels x {source.n_frames} frames are not divisible into "
                 f"patches of {source.patch_mels} x {source.patch_frames}."
             )
     if vocab_size:
-        yield f"{vocab_name} must be 0 for input {source.kind}, got {vocab_size}."
+        raise ClearheadError(f"{vocab_name} must be 0 for input {source.kind}, got {vocab_size}.")
     num_tokens = num_input_tokens(source)
     if context_length != num_tokens:
-        yield (
+        raise ClearheadError(
             f"{path}.{prefix}context_length must be {num_tokens}, the number of tokens of this "
             f"input, got {context_length}."
         )
@@ -478,8 +468,19 @@ class ModelConfig:
     head: Head = field(default=LMHead())
 
     def __post_init__(self) -> None:
-        for message in _model_errors(self):
-            raise ClearheadError(message)
+        check_ranges(self, "model")
+        _check_attention(self)
+        _check_position(self)
+        _check_architecture(self)
+        _check_input(self.input, self.vocab_size, self.context_length, "model", "")
+        if isinstance(self.architecture, EncoderDecoder):
+            a = self.architecture
+            vocab_size = a.source_vocab_size
+            if isinstance(a.source_input, Tokens):
+                vocab_size = vocab_size or self.vocab_size
+            _check_input(
+                a.source_input, vocab_size, a.source_context_length, "model.architecture", "source_"
+            )
 
     @property
     def n_kv_heads(self) -> int:

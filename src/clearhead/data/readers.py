@@ -18,7 +18,6 @@ import io
 import json
 import lzma
 import re
-import shutil
 import sys
 import zlib
 from collections import Counter, deque
@@ -30,7 +29,6 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from clearhead.errors import ClearheadError, cannot_read, os_error_reason, suggest
-from clearhead.io import open_atomic
 
 OnError = Literal["fail", "skip"]
 MAX_LOCATIONS_PER_REASON = 3
@@ -287,52 +285,6 @@ def check_disjoint(train: Sequence[str], valid: Sequence[str]) -> None:
             raise ClearheadError(
                 f"{path} is in both data.train and data.valid; remove it from one."
             )
-
-
-def save_streams(paths: Sequence[str], prefix: str, resume: bool) -> Sequence[str]:
-    """Copy standard input and named pipes, which can be read only once, to files `{prefix}-{i}`.
-
-    With `resume`, the copy of an earlier start is used; standard input must then be the same text
-    again, or empty.
-    """
-    return [_save_stream(path, f"{prefix}-{i}", resume) for i, path in enumerate(paths)]
-
-
-def _save_stream(name: str, prefix: str, resume: bool) -> str:
-    if name != STDIN and not Path(name).is_fifo():
-        return name
-    copy = Path(prefix + ("".join(Path(name).suffixes) or ".txt"))  # keep the type of the file
-    if resume and copy.is_file():
-        if name == STDIN and not _stdin_matches(copy):
-            raise ClearheadError(
-                f"standard input differs from the text this run was started with ({copy}); "
-                "pipe the same text, pipe nothing, or start a new run with another --output."
-            )
-        return str(copy)
-    try:
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            nullcontext(sys.stdin.buffer) if name == STDIN else Path(name).open("rb") as stream,
-            open_atomic(copy) as file,
-        ):
-            shutil.copyfileobj(stream, file)
-            if name == STDIN and not file.tell():
-                raise ClearheadError("standard input (-) is empty; pipe in a text or name a file.")
-    except OSError as error:
-        raise ClearheadError(f"cannot write {copy}: {error.strerror or error}.") from None
-    return str(copy)
-
-
-def _stdin_matches(copy: Path) -> bool:
-    """Whether standard input equals the copy, is empty, or is a terminal."""
-    stdin = sys.stdin.buffer
-    num_read = 0
-    with copy.open("rb") as file:
-        while not stdin.isatty() and (chunk := stdin.read(CHUNK_CHARS)):
-            num_read += len(chunk)
-            if chunk != file.read(len(chunk)):
-                return False
-    return num_read in (0, copy.stat().st_size)
 
 
 # --- documents

@@ -6,7 +6,6 @@ The cache records what it was made from, and is rebuilt when the files or the to
 import hashlib
 import json
 import os
-import tempfile
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,40 +20,23 @@ from numpy.typing import NDArray
 from clearhead.data.encoding import batch_by_size, try_encode_batch
 from clearhead.data.readers import (
     MAX_LOCATIONS_PER_REASON,
-    STDIN,
     DataReport,
     Document,
     find_files,
     read_documents,
 )
 from clearhead.errors import ClearheadError
-from clearhead.io import file_lock, fsync
+from clearhead.io import atomic_folder, file_lock, write_json
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 FORMAT_VERSION = 2
-
-
 TOKENS_FILE = "tokens.bin"
-
-
 DOCUMENT_STARTS_FILE = "documents.npy"
-
-
 METADATA_FILE = "cache.json"
-
-
 CACHE_FILES = {TOKENS_FILE, DOCUMENT_STARTS_FILE, METADATA_FILE}
-
-
 SYSTEM_FILES = {".DS_Store", "Thumbs.db", "desktop.ini"}  # file managers leave these in any folder
-
-
 TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
-
-
 CachedTokens = tuple[dict[str, Any], TokenArray, NDArray[np.int64]]  # metadata, ids, starts
-
-
 EncodedDocument = tuple[Document, TokenArray | str]  # token ids, or why there are none
 
 
@@ -121,11 +103,10 @@ def _fingerprint(
     """Everything the tokens depend on."""
     if bos_token is not None:
         tokenizer.id_to_token(bos_token)  # raises if there is no such token
-    files: list[list[Any]] = []
+    files = []
     for name in find_files(paths, DataReport(report.on_error)):
         path = Path(name).absolute()
-        stat = path.stat() if name != STDIN and path.is_file() else None  # None: a pipe
-        files.append([str(path), stat and stat.st_size, stat and stat.st_mtime_ns])
+        files.append([str(path), path.stat().st_size, path.stat().st_mtime_ns])
     return {
         "format": FORMAT_VERSION,
         "files": files,
@@ -138,8 +119,6 @@ def _fingerprint(
 def _load_if_current(
     folder: Path, fingerprint: dict[str, Any], report: DataReport
 ) -> CachedTokens | None:
-    if any(size is None for _, size, _ in fingerprint["files"]):
-        return None  # a pipe may deliver another text next time
     try:
         metadata = json.loads((folder / METADATA_FILE).read_text(encoding="utf-8"))
         if metadata["fingerprint"] != fingerprint:
@@ -201,11 +180,9 @@ def _write_cache(
     report: DataReport,
     fingerprint: dict[str, Any],
 ) -> dict[str, Any]:
-    """Write the cache to a temporary folder and rename it, so that it is never incomplete."""
+    """Write the cache atomically, so that it is never incomplete."""
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
-            new = Path(temporary) / "new"
-            new.mkdir()
+        with atomic_folder(folder) as new:
             with (new / TOKENS_FILE).open("wb") as file:
                 starts, num_tokens = _write_tokens(encoded, bos_token, dtype, report, file)
             if not num_tokens:
@@ -223,13 +200,7 @@ def _write_cache(
                     "locations": report.locations,
                 },
             }
-            content = json.dumps(metadata, indent=1) + "\n"
-            (new / METADATA_FILE).write_text(content, encoding="utf-8")
-            for path in new.iterdir():
-                fsync(path)
-            if folder.exists():
-                folder.rename(Path(temporary) / "old")  # deleted with the temporary folder
-            new.rename(folder)
+            write_json(new / METADATA_FILE, metadata, 1)
     except OSError as error:
         raise ClearheadError(f"cannot write {folder}: {error.strerror or error}.") from None
     return metadata

@@ -86,7 +86,6 @@ TEMPORARY_NAMES = {
     ".": rf"\.({_OWN_FILES})\.\w+",
     CHECKPOINTS_FOLDER: r"\.\d{8}\.\w+",
     TOKENS_FOLDER: r"\.(train|valid)\.\w+",
-    "piped": r"\.(train|valid)-\d+\..+",
 }
 
 

@@ -29,12 +29,10 @@ from clearhead.data.pairs import (
     read_pairs,
 )
 from clearhead.data.readers import (
-    STDIN,
     DataReport,
     check_disjoint,
     exclude_valid_files,
     read_documents,
-    save_streams,
 )
 from clearhead.data.token_cache import TokenizedCorpus, tokenize_corpus
 from clearhead.errors import ClearheadError, suggest
@@ -51,7 +49,6 @@ TOKEN_ALIASES = {  # in pretrained tokenizers
     MASK_TOKEN: ("<mask>", "[MASK]"),
 }
 MAX_TOKENIZER_CHARS = 200_000_000  # characters that a tokenizer is trained on
-STREAMS_FOLDER = "piped"  # copies of standard input and pipes
 NUMBER_PATTERN = re.compile(r"[-+]?\d*\.?\d+")
 FRACTION_PATTERN = re.compile(r"[-+]?\d*\.\d+")
 
@@ -158,10 +155,6 @@ def load_training_data(
     reads_tokens = isinstance(model.input, c.Tokens)
     if reads_tokens and isinstance(model.head, c.LMHead | c.MLMHead) and not is_encoder_decoder:
         return _load_text(config, tokenizers, report)
-    if STDIN in (*config.data.train, *config.data.valid):
-        raise ClearheadError(
-            "Standard input (-) is read as plain text; pairs, tables, images and audio need files."
-        )
     check_disjoint(config.data.train, config.data.valid)
     if is_encoder_decoder:
         return _load_pairs(config, tokenizers, report)
@@ -189,12 +182,7 @@ def _load_text(config: Config, tokenizers: TokenizerSource, report: DataReport) 
     data = config.data
     train = config.train
     is_masked = isinstance(config.model.head, c.MLMHead)
-    streams = tokenizers.output / STREAMS_FOLDER
-    train_files = save_streams(
-        exclude_valid_files(data.train, data.valid, tokenizers.output, report),
-        f"{streams}/train",
-        tokenizers.reuse,
-    )
+    train_files = exclude_valid_files(data.train, data.valid, tokenizers.output, report)
 
     def read_texts() -> Iterator[str]:
         documents = read_documents(train_files, DataReport(data.on_error), data.text_column)
@@ -223,10 +211,7 @@ def _load_text(config: Config, tokenizers: TokenizerSource, report: DataReport) 
             bos_token=start_id,
         )
 
-    valid_corpus = None
-    if data.valid:
-        valid_files = save_streams(data.valid, f"{streams}/valid", tokenizers.reuse)
-        valid_corpus = tokenize(valid_files, "valid")
+    valid_corpus = tokenize(data.valid, "valid") if data.valid else None
     dataset = LanguageModelingDataset(
         tokenize(train_files, "train"),
         train.seq_len or config.model.context_length,

@@ -15,7 +15,7 @@ from clearhead.config.model import ClassificationHead, Config, LMHead
 from clearhead.config.parse import diff_trees, read_config_file
 from clearhead.config.presets import presets
 from clearhead.data.classification import LabeledTextDataset
-from clearhead.data.readers import DataReport
+from clearhead.data.readers import STDIN, DataReport
 from clearhead.errors import ClearheadError, check_type, suggest, suggest_file
 from clearhead.io import write_json
 from clearhead.model.transformer import Transformer, build_transformer
@@ -218,6 +218,11 @@ def build_trainer(
     if not config.data.train:
         raise ClearheadError("No training data: set --data.train to a file, a folder or a glob.")
     for path in (*config.data.train, *config.data.valid):
+        if path == STDIN or Path(path).is_fifo():
+            raise ClearheadError(
+                f"Training reads its data more than once, so {path} cannot be standard input or a "
+                "pipe; save it to a file."
+            )
         if Path(path).is_dir() and Path(path).resolve() == output.resolve():
             raise ClearheadError(f"--output {output} is the folder of the data; choose another.")
     run_file = output / RUN_FILE
