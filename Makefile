@@ -18,7 +18,7 @@ check: setup
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" --hypothesis-profile=fast
 
 test-all: check node_modules
 	$(BIN)/pytest -n 2 --dist worksteal

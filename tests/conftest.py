@@ -7,7 +7,9 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 install_import_hook("clearhead.model", "beartype.beartype")  # checks shapes in signatures
-settings.register_profile("clearhead", deadline=None, max_examples=24, derandomize=True)
-settings.load_profile("clearhead")
+# `make test` uses the fast profile, `make test-all` the thorough one
+settings.register_profile("fast", deadline=None, max_examples=6, derandomize=True)
+settings.register_profile("thorough", deadline=None, max_examples=24, derandomize=True)
+settings.load_profile("thorough")
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start

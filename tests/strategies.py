@@ -1,10 +1,17 @@
 """Hypothesis strategy for model configurations: all positions × architectures × heads, small."""
 
-from hypothesis import assume
+from hypothesis import assume, settings
 from hypothesis import strategies as st
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
+
+
+def examples(count):
+    """Settings of a test that draws `count` examples, fewer in the fast profile."""
+    thorough = settings.get_profile("thorough").max_examples
+    return settings(max_examples=max(1, count * settings.default.max_examples // thorough))
+
 
 POSITIONS = (
     c.NoPosition(),

@@ -78,6 +78,7 @@ def test_finding_models_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_generate_imports_no_plotting_serving_or_hub_libraries(bundled_dir):
     heavy = {"matplotlib", "rich", "fastapi", "huggingface_hub", "transformers", "sacrebleu"}
     code = (

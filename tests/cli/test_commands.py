@@ -45,6 +45,7 @@ def test_presets():
     )
 
 
+@pytest.mark.slow
 def test_config_flags_change_a_preset():
     printed = clearhead(
         "presets", "tiny-decoder", "--model.position=rotary", "--model.position.theta", "500"
@@ -54,6 +55,7 @@ def test_config_flags_change_a_preset():
     assert "27,520 parameters> with random weights" in done.stdout
 
 
+@pytest.mark.slow
 def test_generate_is_deterministic(saved):
     one, two = (
         clearhead("generate", saved, "ab", "--max-tokens", "5", "--seed", "3") for _ in range(2)
@@ -63,6 +65,7 @@ def test_generate_is_deterministic(saved):
     assert one.stdout == two.stdout
 
 
+@pytest.mark.slow
 def test_see_prints_and_saves(saved, tmp_path):
     assert "b" in clearhead("see", saved, "abc", "--layer", "1", "--head", "2").stdout
     for name, magic in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml")):
@@ -70,6 +73,7 @@ def test_see_prints_and_saves(saved, tmp_path):
         assert (tmp_path / name).read_bytes().startswith(magic)
 
 
+@pytest.mark.slow
 def test_verify_prints_every_invariant(saved):
     done = clearhead("verify", saved)
     assert done.returncode == 0
@@ -78,6 +82,7 @@ def test_verify_prints_every_invariant(saved):
 
 
 @pytest.mark.parametrize("width", ["4000000", "4000000000"])
+@pytest.mark.slow
 def test_out_of_memory_is_one_line(width):
     done = clearhead(
         "verify", "tiny-decoder", f"--model.d_model={width}", "--model.attention.n_heads=4"
@@ -104,6 +109,7 @@ def test_get_lists_short_names():
 
 
 @pytest.mark.parametrize("kind", ["clearhead", "hf"])
+@pytest.mark.slow
 def test_export_and_load(saved, kind, tmp_path):
     done = clearhead("export", saved, str(tmp_path / "out"), "--format", kind)
     assert done.returncode == 0, done.stderr
@@ -111,6 +117,7 @@ def test_export_and_load(saved, kind, tmp_path):
     assert ch.load(tmp_path / "out").logits("ab").equal(ch.load(saved).logits("ab"))
 
 
+@pytest.mark.slow
 def test_train_and_resume(tmp_path):
     (tmp_path / "texts").mkdir()
     for number in range(20):
@@ -145,6 +152,7 @@ def test_train_and_resume(tmp_path):
     assert "--resume" in refused.stderr
 
 
+@pytest.mark.slow
 def test_train_masked_language_model(tmp_path):
     (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 200)
     changes = [

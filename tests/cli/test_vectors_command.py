@@ -35,6 +35,7 @@ def folder(tmp_path_factory):
 SIZE = "--train.vector_size=8"
 
 
+@pytest.mark.slow
 def test_train_solve_and_save(folder):
     done = clearhead("vectors", "vectors", "king - man + woman", "--top-k", 2, cwd=folder)
     assert done.returncode == 0

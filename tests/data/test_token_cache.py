@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.data import readers, token_cache
@@ -20,6 +20,7 @@ from clearhead.data.readers import DataReport
 from clearhead.data.token_cache import TokenizedCorpus, tokenize_corpus
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.tokenizer import Tokenizer
+from strategies import examples
 
 BPE = Tokenizer.train_bpe(
     ["so long, and thanks for all the fish\n\n  so long\n"] * 3, vocab_size=300
@@ -42,7 +43,7 @@ def make(path: Path, folder: Path, tokenizer: Tokenizer = BPE, **options) -> Tok
     st.integers(1, 3),
     st.sampled_from([8, 2**16]),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_cached_tokens_equal_tokenized_texts(texts, begin, workers, batch):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -67,7 +68,7 @@ def test_cached_tokens_equal_tokenized_texts(texts, begin, workers, batch):
     st.lists(st.sampled_from(["so", " ", "long,", "\n", "\n\n", "fish"])).map("".join),
     st.integers(1, 30),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_chunks_are_tokenized_like_the_whole_document(text, chunk_chars):
     text = "so" + text + "\nfish"
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -90,7 +91,7 @@ CAN_SPLIT = readers._can_split
 @given(
     st.lists(st.sampled_from(["so", "long,", "fish", "fish\n", "the  end"])), st.integers(12, 40)
 )
-@settings(max_examples=40)
+@examples(40)
 def test_long_lines_are_tokenized_like_the_whole_document(words, chunk_chars):
     text = " ".join(["so", *words])
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

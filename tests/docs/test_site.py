@@ -291,6 +291,7 @@ CONSOLE_BLOCKS = [
 
 
 @pytest.mark.parametrize(("page", "block"), CONSOLE_BLOCKS)
+@pytest.mark.slow
 def test_commands_print_what_the_page_shows(page, block, tmp_path, monkeypatch):
     shutil.copy(SOURCE / "bundled" / "digits" / "seven.png", tmp_path)
     shutil.copy(SOURCE / "bundled" / "spoken-digits" / "seven.wav", tmp_path)

@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
@@ -12,6 +12,7 @@ from clearhead.config.model import InferenceConfig
 from clearhead.generate import engine as engine_module
 from clearhead.generate.engine import BatchEngine, Request, common_prefix_length
 from clearhead.generate.sampling import Sampler, SamplingConfig, rng_key
+from strategies import examples
 
 NETS = {name: ch.new(name, seed=1).net for name in ("tiny-decoder", "tiny-llama")}
 NETS["alibi"] = ch.new("tiny-decoder", position="alibi", attention__n_kv_heads=2).net
@@ -63,7 +64,7 @@ def generate_uncached(net, prompt, sampling):
 
 
 @given(wishes, st.integers(1, 4), st.integers(0, 3), st.sampled_from(sorted(NETS)))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_batching_and_arrival_change_nothing(wanted, slots, late, name):
     net = NETS[name]
     assert generate_batched(net, wanted, slots, min(late, len(wanted))) == [
@@ -113,7 +114,7 @@ def test_non_finite_logits_stop_generation():
 
 
 @given(wishes, st.integers(1, 3), st.data())
-@settings(max_examples=6, deadline=None)
+@examples(6)
 def test_prefix_cache_changes_nothing(wanted, slots, data):
     """Prompts that share a prefix with others, or continue them, as conversations do."""
     net = NETS["tiny-llama"]
@@ -185,7 +186,7 @@ def test_smallest_contexts(overflow):
 
 
 @given(st.lists(st.integers(0, 63), min_size=1, max_size=40), st.integers(1, 40), st.integers(0, 3))
-@settings(max_examples=8, deadline=None)
+@examples(8)
 def test_sliding_context_continues_from_its_second_half(prompt, more, seed):
     net = NETS["tiny-llama"]
     sampling = SamplingConfig(max_tokens=more, overflow="slide", seed=seed)

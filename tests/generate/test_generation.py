@@ -85,6 +85,7 @@ def test_invalid_generation_options_are_refused(prompt, options, sentence):
 @pytest.mark.parametrize(
     "option", ["inference__suppress_tokens", "inference__begin_suppress_tokens"]
 )
+@pytest.mark.slow
 def test_suppress_tokens_outside_the_tokenizer(option):
     made = {"vocab_size": 300, "tokenizer": ch.Tokenizer.bytes(), option: [97, 299]}
     model = ch.new("tiny-decoder", seed=2, **made)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
@@ -16,6 +16,7 @@ from clearhead.generate.sampling import (
     gumbel_from_bits,
     rng_key,
 )
+from strategies import examples
 
 CPU = torch.device("cpu")
 rows = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=40).map(
@@ -80,7 +81,7 @@ def test_stricter_options_only_remove_candidates(x, seed, place):
 
 
 @given(rows, st.integers(0, 2**40), st.integers(0, 1000), st.integers(1, 5))
-@settings(max_examples=50)
+@examples(50)
 def test_batched_samples_equal_single_ones(x, seed, place, others):
     alone = sample(x, SamplingConfig(top_p=0.9), place, (seed,))
     among = Sampler(

@@ -26,6 +26,7 @@ def streamed(model, seed):
     return "".join(piece.text for piece in model.stream("ab", 20, seed=seed))
 
 
+@pytest.mark.slow
 def test_two_threads_equal_one(model):
     alone = [streamed(model, seed) for seed in range(8)]
     begin = Barrier(2)

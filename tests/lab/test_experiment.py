@@ -49,7 +49,7 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(data, tmp_path_factory):
+def trained(data, tmp_path_factory):
     """Three positions, three seeds, two lengths."""
     output = tmp_path_factory.mktemp("lab") / "positions"
     return compare(output, data, eval_lengths=[16, 32])
@@ -58,15 +58,16 @@ def whole(data, tmp_path_factory):
 # ---- results
 
 
-def test_every_variant_is_trained_with_every_seed_as_by_train(whole, data, tmp_path):
-    results = read_results(whole.output)
+@pytest.mark.slow
+def test_every_variant_is_trained_with_every_seed_as_by_train(trained, data, tmp_path):
+    results = read_results(trained.output)
     positions = ("learned", "none", "rotary")
     assert sorted(results) == [(f"position={p}", seed) for p in positions for seed in range(3)]
     options = {**OPTIONS, "data.train": data, "model.position": "rotary", "train.seed": 2}
     single = tmp_path / "single"
     ch.train("lm-small", single, quiet=True, device="cpu", **sections(options))
     logs = []
-    for folder in (single, whole.output / "runs/position=rotary/2"):
+    for folder in (single, trained.output / "runs/position=rotary/2"):
         lines = (folder / "log.jsonl").read_text().splitlines()
         logs.append([json.loads(line) for line in lines])
     losses = [[(line["step"], line["loss"]) for line in log] for log in logs]
@@ -75,26 +76,28 @@ def test_every_variant_is_trained_with_every_seed_as_by_train(whole, data, tmp_p
     assert results["position=rotary", 2].best_loss == best_loss
 
 
-def test_table_summarizes_the_runs(whole):
-    rows = {row["variant"]: row for row in whole.table()}
-    results = read_results(whole.output)
+@pytest.mark.slow
+def test_table_summarizes_the_runs(trained):
+    rows = {row["variant"]: row for row in trained.table()}
+    results = read_results(trained.output)
     losses = {name: [results[name, seed].best_loss for seed in range(3)] for name in rows}
     for name, row in rows.items():
         assert row["mean"] == pytest.approx(sum(losses[name]) / 3)
         assert (row["min"], row["max"], row["n"]) == (min(losses[name]), max(losses[name]), 3)
         assert row["train_seconds"] > 0
-        model = ch.load(whole.output / f"runs/{name}/0", device="cpu")
+        model = ch.load(trained.output / f"runs/{name}/0", device="cpu")
         assert row["num_parameters"] == model.config.num_parameters()
     pairs = zip(losses["position=rotary"], losses["position=none"], strict=True)
     mean_difference = sum(rotary - none for rotary, none in pairs) / 3
     assert rows["position=rotary"]["mean_difference"] == pytest.approx(mean_difference)
     assert rows["position=none"]["p_value"] is None
-    with (whole.output / "table.csv").open() as file:
+    with (trained.output / "table.csv").open() as file:
         assert [row["variant"] for row in csv.DictReader(file)] == list(rows)
 
 
-def test_loss_by_length_beyond_the_context(whole):
-    results = read_results(whole.output)
+@pytest.mark.slow
+def test_loss_by_length_beyond_the_context(trained):
+    results = read_results(trained.output)
     for (name, seed), run in results.items():
         at_16 = run.loss_by_length["16"]
         assert at_16["loss"] == pytest.approx(run.best_loss, rel=1e-5), (name, seed)
@@ -102,7 +105,7 @@ def test_loss_by_length_beyond_the_context(whole):
         assert bool(run.loss_by_length["32"]) is (name != "position=learned")
     at_32 = results["position=rotary", 0].loss_by_length["32"]
     assert at_32["extrapolated_fraction"] == pytest.approx(0.5, abs=0.03)
-    assert "learned positions end with the context" in (whole.output / "report.md").read_text()
+    assert "learned positions end with the context" in (trained.output / "report.md").read_text()
 
 
 def test_runs_too_short_to_judge_are_pointed_out(data, tmp_path):
@@ -115,6 +118,7 @@ def test_runs_too_short_to_judge_are_pointed_out(data, tmp_path):
     assert line.get_marker() == "o"
 
 
+@pytest.mark.slow
 def test_diverged_run_is_a_result(data, tmp_path):
     optimizers = [{"kind": "adamw", "lr": lr} for lr in (1e-3, 1e30)]
     vary = {"train.optimizer": optimizers}
@@ -125,6 +129,7 @@ def test_diverged_run_is_a_result(data, tmp_path):
     assert resume(tmp_path / "lab").table() == comparison.table()
 
 
+@pytest.mark.slow
 def test_metric_of_evaluation_equals_evaluate(data, tmp_path):
     valid = tmp_path / "valid.txt"
     valid.write_text("the old cat sat on the mat and saw a house\n" * 4)
@@ -136,6 +141,7 @@ def test_metric_of_evaluation_equals_evaluate(data, tmp_path):
     assert "bits per byte" in str(comparison)
 
 
+@pytest.mark.slow
 def test_runs_are_fine_tuned_from_the_model_of_their_seed(data, tmp_path):
     first = compare(tmp_path / "first", data, {}, 2).output
     options = {name: value for name, value in OPTIONS.items() if name.startswith("train.")}
@@ -147,6 +153,7 @@ def test_runs_are_fine_tuned_from_the_model_of_their_seed(data, tmp_path):
         assert config.train.init_from == f"{first}/runs/base/{seed}"
 
 
+@pytest.mark.slow
 def test_printed_size_is_that_of_the_runs(data, tmp_path, capsys):
     options = sections({**OPTIONS, "data.train": data})
     ch.compare("lm-small", POSITIONS, 1, tmp_path / "lab", device="cpu", **options)
@@ -172,16 +179,18 @@ def test_peak_memory_is_optional(monkeypatch):
 # ---- resuming and repeating
 
 
-def test_finished_experiment_is_not_trained_again(whole, monkeypatch):
+@pytest.mark.slow
+def test_finished_experiment_is_not_trained_again(trained, monkeypatch):
     monkeypatch.setattr(runner, "run_training", None)
-    file = whole.output / "experiment.toml"
+    file = trained.output / "experiment.toml"
     file.write_text(f"# mine\n{file.read_text()}")
-    assert resume(whole.output).table() == whole.table()
+    assert resume(trained.output).table() == trained.table()
     assert file.read_text().startswith("# mine")  # unchanged
 
 
-def test_later_questions_are_answered_without_training(whole, data, monkeypatch, tmp_path):
-    output = shutil.copytree(whole.output, tmp_path / "copy", symlinks=True)
+@pytest.mark.slow
+def test_later_questions_are_answered_without_training(trained, data, monkeypatch, tmp_path):
+    output = shutil.copytree(trained.output, tmp_path / "copy", symlinks=True)
     monkeypatch.setattr(runner, "run_training", None)
     comparison = resume(output, eval_lengths=[8], baseline="position=rotary")
     assert all("8" in run.loss_by_length for run in read_results(output).values())
@@ -190,18 +199,20 @@ def test_later_questions_are_answered_without_training(whole, data, monkeypatch,
     caveat = "these runs were compared before: best_loss against position=none"
     assert caveat in str(comparison)
     assert caveat in str(resume(output))
-    assert "compared before" not in str(whole)
+    assert "compared before" not in str(trained)
 
 
-def test_lost_run_is_trained_again_with_the_same_result(whole, tmp_path):
-    output = shutil.copytree(whole.output, tmp_path / "copy", symlinks=True)
+@pytest.mark.slow
+def test_lost_run_is_trained_again_with_the_same_result(trained, tmp_path):
+    output = shutil.copytree(trained.output, tmp_path / "copy", symlinks=True)
     lines = (output / "results.jsonl").read_text().splitlines(keepends=True)
     half_line = lines[0][:40]
     (output / "results.jsonl").write_text("".join(lines[1:]) + half_line)
     shutil.rmtree(output / "runs/position=none/0")
-    assert means(resume(output)) == means(whole)
+    assert means(resume(output)) == means(trained)
 
 
+@pytest.mark.slow
 def test_experiment_is_repeated_from_its_file(data, tmp_path):
     first = compare(tmp_path / "first", data, GRAD_CLIP, [7])
     second = resume(first.output / "experiment.toml", output=tmp_path / "second")
@@ -210,6 +221,7 @@ def test_experiment_is_repeated_from_its_file(data, tmp_path):
     assert experiments[0] == experiments[1]
 
 
+@pytest.mark.slow
 def test_relative_data_paths_must_exist_when_repeating(data, tmp_path, monkeypatch):
     monkeypatch.chdir(Path(data).parent)
     first = compare(tmp_path / "first", Path(data).name, GRAD_CLIP, [7])
@@ -230,9 +242,10 @@ def test_relative_data_paths_must_exist_when_repeating(data, tmp_path, monkeypat
         ({"options": {"train.max_steps": 7}}, "train.max_steps = 6, got 7"),
     ],
 )
-def test_other_experiment_in_the_same_folder_is_refused(changes, keyword, whole, data):
+@pytest.mark.slow
+def test_other_experiment_in_the_same_folder_is_refused(changes, keyword, trained, data):
     with pytest.raises(ch.ClearheadError) as error:
-        compare(whole.output, data, **changes)
+        compare(trained.output, data, **changes)
     assert keyword in str(error.value)
 
 
@@ -244,9 +257,10 @@ def test_other_experiment_in_the_same_folder_is_refused(changes, keyword, whole,
         ({"vary": POSITIONS}, "--vary"),
     ],
 )
-def test_existing_experiment_cannot_be_changed(arguments, option, whole):
+@pytest.mark.slow
+def test_existing_experiment_cannot_be_changed(arguments, option, trained):
     with pytest.raises(ch.ClearheadError, match=option):
-        ch.compare(whole.output, **arguments)
+        ch.compare(trained.output, **arguments)
 
 
 def test_folder_without_experiment_is_refused(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
@@ -11,7 +11,7 @@ from clearhead.evaluate.invariants import INVARIANTS, ModelUnderTest, check_inva
 from clearhead.model import attention, transformer
 from clearhead.model.attention import Mask
 from clearhead.model.transformer import build_transformer
-from strategies import models
+from strategies import examples, models
 
 
 def tiny_decoder() -> ModelUnderTest:
@@ -34,7 +34,7 @@ def fails(invariant, subject) -> bool:
 
 @pytest.mark.parametrize("invariant", INVARIANTS, ids=lambda invariant: invariant.__name__)
 @given(m=models(), seed=st.integers(0, 9))
-@settings(max_examples=60)
+@examples(60)
 def test_invariant_holds(invariant, m, seed):
     result = check_invariant(invariant, perturbed(m, seed))
     assert result.passed, f"{result} in {m}"

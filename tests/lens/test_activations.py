@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 import clearhead as ch
 from clearhead.evaluate.invariants import ModelUnderTest
@@ -13,7 +13,7 @@ from clearhead.lens.activations import activation_table
 from clearhead.lens.attention import cached_attention
 from clearhead.model import attention
 from clearhead.model.transformer import build_transformer
-from strategies import models
+from strategies import examples, models
 
 BYTES = {"tokenizer": ch.Tokenizer.bytes()}
 IDS = [3, 1, 4, 1, 5, 9]
@@ -42,7 +42,7 @@ def dimension_sizes(m, batch_size):
 
 
 @given(models())
-@settings(max_examples=60)
+@examples(60)
 def test_table_has_every_activation_with_its_shape(m):
     subject = ModelUnderTest(build_transformer(m).eval())
     recorder = Recorder(["**"])

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 import clearhead as ch
 from clearhead import config as c
@@ -17,7 +17,7 @@ from clearhead.lens.logit_attribution import (
     required_activations,
 )
 from clearhead.model.transformer import build_transformer
-from strategies import models
+from strategies import examples, models
 
 IDS = [3, 1, 4, 1, 5, 9]
 BYTES = {"vocab_size": 256, "tokenizer": ch.Tokenizer.bytes()}
@@ -25,7 +25,7 @@ IMAGE = torch.rand(1, 8, 8)
 
 
 @given(models())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_components_heads_and_tokens_sum_to_the_logit_in_every_model(m):
     assume(not isinstance(m.head, c.NoHead))
     net = build_transformer(m, seed=1, dtype=torch.float64).eval()

@@ -4,13 +4,13 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 import clearhead as ch
 from clearhead.evaluate.invariants import ModelUnderTest
 from clearhead.hooks import Recorder
 from clearhead.model.transformer import build_transformer
-from strategies import models
+from strategies import examples, models
 
 IDS = [3, 1, 4, 1, 5, 9]
 OTHER_IDS = [2, 7, 1, 8, 2, 8]
@@ -30,7 +30,7 @@ def make_model(preset="tiny-decoder", **changes):
 
 
 @given(models())
-@settings(max_examples=40)
+@examples(40)
 def test_identity_edit_of_all_names_changes_nothing(m):
     net = build_transformer(m).eval()
     inputs = ModelUnderTest(net).random_inputs()

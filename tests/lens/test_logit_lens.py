@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 import clearhead as ch
 from clearhead import config as c
@@ -12,13 +12,13 @@ from clearhead.evaluate.invariants import ModelUnderTest
 from clearhead.hooks import Recorder
 from clearhead.lens.logit_lens import RESIDUAL_STREAMS, apply_head
 from clearhead.model.transformer import build_transformer
-from strategies import models
+from strategies import examples, models
 
 IMAGE = torch.rand(1, 8, 8)
 
 
 @given(models())
-@settings(max_examples=40)
+@examples(40)
 def test_each_row_is_the_prediction_of_a_shorter_model(m):
     assume(not isinstance(m.head, c.NoHead))
     net = build_transformer(m, seed=1).eval()

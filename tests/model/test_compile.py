@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_forward_without_hooks_compiles_to_the_operations_of_a_plain_decoder():
     # In a process of its own, without the shape checks that the tests switch on.
     script = Path(__file__).with_name("plain_decoder.py")

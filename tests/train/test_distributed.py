@@ -253,6 +253,7 @@ def test_indivisible_batch_size_is_refused_before_anything_starts(monkeypatch):
         pass
 
 
+@pytest.mark.slow
 def test_single_process_does_not_import_torch_distributed(tmp_path):
     code = """if True:
         import pathlib, sys, torch

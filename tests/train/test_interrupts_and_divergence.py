@@ -65,6 +65,7 @@ def test_nan_weights_are_not_saved(tmp_path):
 @pytest.mark.parametrize(
     "signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM] * 2], ids=len
 )
+@pytest.mark.slow
 def test_signal_within_a_step_saves_the_completed_step(signals, tmp_path, monkeypatch):
     handlers = [signal.getsignal(number) for number in signals]
     trainer = make_trainer(tmp_path / "interrupted", **RARELY)

@@ -140,6 +140,7 @@ def test_ema_averages_master_weights():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("config", [ADAMW, MUON])
 @pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-llama"])
+@pytest.mark.slow
 def test_one_batch_is_memorized_in_100_steps(preset, config, dtype, device):
     net = tiny_net(preset, dtype, device)
     optimizer = Optimizer(net, config)

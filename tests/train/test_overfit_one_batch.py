@@ -81,6 +81,7 @@ def test_language_model(tmp_path):
         assert model.generate(row[:16], 16, temperature=0).tokens == row[16:]
 
 
+@pytest.mark.slow
 def test_translation_reaches_the_entropy_of_label_smoothing(tmp_path):
     data = sample_data.write_pairs(tmp_path, 8)
     smoothing = 0.1
@@ -106,6 +107,7 @@ def test_translation_reaches_the_entropy_of_label_smoothing(tmp_path):
 
 
 @pytest.mark.parametrize("recipe", ["mlm-small", "roformer-small"])
+@pytest.mark.slow
 def test_masked_language_model(recipe, tmp_path):
     data = sample_data.write_text(tmp_path)
     model, batch, losses = overfit(recipe, data, tmp_path / "run", max_steps=160, **TEXT)
@@ -159,6 +161,7 @@ def test_image_classification(tmp_path):
     assert predictions.tolist() == arrays["labels"].tolist()
 
 
+@pytest.mark.slow
 def test_audio_classification(tmp_path):
     data = sample_data.write_audio(tmp_path, count=8)
     changes = {

@@ -1,6 +1,9 @@
 """Every recipe end to end: from little data to a model that does its task, and a report."""
 
 import json
+import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +16,10 @@ from clearhead.config.model import Config
 from clearhead.config.presets import RECIPE_DATA
 from clearhead.tokenizers import media
 from clearhead.tokenizers.tokenizer import Tokenizer
+from clearhead.train.train import load_config
 
 MAX_STEPS = 4
+BUNDLED_RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 CHARACTERS = {**TINY_MODEL, "model.context_length": 16}
 TEXT = {**CHARACTERS, "data.vocab_size": 300}
 PAIRS = {
@@ -112,6 +117,7 @@ def test_recipe_survives_a_round_trip_through_toml(recipe, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.slow
 def test_recipe_trains_a_model_that_does_its_task(recipe, tmp_path, masked_lm):
     write, changes, check = RECIPES[recipe]
     if recipe == "finetune-classify":
@@ -168,6 +174,7 @@ def test_other_data_do_not_overwrite_tokens_of_a_run(tmp_path):
     ("special_tokens", "mask_token"),
     [(("[SEP]", "[MASK]"), "[MASK]"), (("<|endoftext|>",), "<|mask|>"), ((), "<|mask|>")],
 )
+@pytest.mark.slow
 def test_pretrained_tokenizer_gets_missing_special_tokens(special_tokens, mask_token, tmp_path):
     file = tmp_path / "tokenizer.json"
     Tokenizer.train_bpe(sample_data.sentences(50), 290, special_tokens).save(file)
@@ -274,3 +281,14 @@ def test_folder_of_a_run_loads_its_best_model(tmp_path):
     (output / "best").unlink()
     last = ch.load(output, device="cpu")
     assert last.tokenizer.encode("cat") == best.tokenizer.encode("cat")
+
+
+@pytest.mark.parametrize("path", BUNDLED_RECIPES, ids=lambda path: path.stem)
+def test_command_of_a_bundled_recipe_has_known_options(path):
+    (command,) = re.findall(
+        r"^# (clearhead train .*(?:\n#     .*)*)", path.read_text("utf-8"), re.M
+    )
+    _, _, recipe, *words = shlex.split(command.replace("\n#", ""))
+    assert recipe == f"recipes/{path.name}"
+    options = [word.removeprefix("--") for word in words if word.startswith("--")]
+    load_config(path, {name: "file" for name in options if name != "output"})

@@ -111,6 +111,7 @@ def test_report_is_self_contained_and_escaped(tmp_path):
     assert not list(output.glob(".*"))
 
 
+@pytest.mark.slow
 def test_report_is_reproduced_from_the_folder(tmp_path):
     findings, _ = train_with_report(tmp_path)
     page = (tmp_path / "report.html").read_bytes()
@@ -120,6 +121,7 @@ def test_report_is_reproduced_from_the_folder(tmp_path):
     assert (tmp_path / "report.html").read_bytes() == page
 
 
+@pytest.mark.slow
 def test_report_without_validation(tmp_path):
     findings, _ = train_with_report(tmp_path, data=WithoutValidation())
     assert findings[0].name == "too early to tell"
@@ -232,6 +234,7 @@ def test_failed_run_leaves_a_report(tmp_path):
     assert "failed" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_completed_run_is_not_repeated(tmp_path):
     first, _ = train_on_text(tmp_path)
     names = ("log.jsonl", "report.json", "curve.png", "report.html")

@@ -72,6 +72,7 @@ def test_run_that_diverges_keeps_its_folder(tmp_path):
     assert (tmp_path / "run" / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_temporary_files_of_a_killed_run_are_removed_and_nothing_else(tmp_path):
     data = sample_data.write_text(tmp_path)
     output = tmp_path / "run"
@@ -119,6 +120,7 @@ def test_json_is_replaced_atomically(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_lost_report_of_a_completed_run_is_written_again(tmp_path):
     data = sample_data.write_text(tmp_path)
     output = tmp_path / "run"
@@ -133,6 +135,7 @@ def test_lost_report_of_a_completed_run_is_written_again(tmp_path):
 # ---- configuration
 
 
+@pytest.mark.slow
 def test_paths_may_be_spelled_differently(tmp_path, monkeypatch):
     (tmp_path / "texts").mkdir()
     sample_data.write_text(tmp_path / "texts")
@@ -191,6 +194,7 @@ DATA_KINDS = {
 
 
 @pytest.mark.parametrize("kind", DATA_KINDS)
+@pytest.mark.slow
 def test_changed_data_is_refused_and_a_copy_is_not(kind, tmp_path):
     write, name, recipe, changes = DATA_KINDS[kind]
     data = write(tmp_path)

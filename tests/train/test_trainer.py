@@ -34,8 +34,13 @@ def read_losses(output):
     return [(line["step"], line["loss"]) for line in lines]
 
 
+SLOW_OPTIONS = (MUON, {"ema_decay": 0.9}, {"grad_accum": 2}, BF16)
+
+
 @pytest.mark.parametrize(
-    "options", [{}, DROPOUT, MUON, {"ema_decay": 0.9}, {"grad_accum": 2}, BF16], ids=str
+    "options",
+    [{}, DROPOUT, *(pytest.param(options, marks=pytest.mark.slow) for options in SLOW_OPTIONS)],
+    ids=str,
 )
 def test_resumed_run_equals_uninterrupted_run(options, tmp_path):
     whole = run(make_trainer(tmp_path / "whole", **options))

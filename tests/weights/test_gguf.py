@@ -178,6 +178,7 @@ def valid_file(tmp_path):
     return (tmp_path / "good" / "model.gguf").read_bytes()
 
 
+@pytest.mark.slow
 def test_corrupt_files_raise_clearhead_errors_only(tmp_path):
     data = valid_file(tmp_path)
     head = len(data) - sum(p.numel() * 4 for p in make_model(*CASES["llama"]).net.parameters())

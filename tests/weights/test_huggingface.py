@@ -51,6 +51,7 @@ def other_value(value):
 
 
 @pytest.mark.parametrize("case", [family.name for family in FAMILIES])
+@pytest.mark.slow
 def test_every_attribute_is_used_or_listed_as_ignored(case, tmp_path):
     """Another value changes our configuration, is refused, or belongs to an ignored attribute."""
     hf_model(case).save_pretrained(tmp_path / "m")
