@@ -32,7 +32,7 @@ import benchmark_results
 from clearhead.api import Model
 from clearhead.config.model import Config
 from clearhead.config.presets import presets
-from clearhead.generate.beam_search import beam_search
+from clearhead.generate.beam_search import BeamRules, beam_search
 from clearhead.model import int8
 from clearhead.model.transformer import Transformer, build_transformer
 from clearhead.weights.checkpoint import Checkpoint
@@ -139,13 +139,9 @@ def translate(folder: Path, threads: int, beams: int) -> dict[str, Engine]:
     mask = (torch.arange(rows.shape[1]) < torch.tensor(lengths)[:, None]).long()
 
     def ours(net: Transformer) -> Engine:
-        options = {
-            "source": rows,
-            "source_segment_ids": mask,
-            "num_beams": beams,
-            "max_tokens": TRANSLATION_TOKENS,
-        }
-        return lambda: [h.tokens for h, *_ in beam_search(net, [[0]] * SENTENCES, **options)]
+        rules = BeamRules(torch.device("cpu"), beams, TRANSLATION_TOKENS)
+        sides = {"source": rows, "source_segment_ids": mask}
+        return lambda: [h.tokens for h, *_ in beam_search(net, rules, [[0]] * SENTENCES, **sides)]
 
     def theirs(dtype: str) -> Engine:
         translator = ctranslate2.Translator(str(ct2), compute_type=dtype, intra_threads=threads)

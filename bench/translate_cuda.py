@@ -17,7 +17,7 @@ import transformers
 
 import benchmark_results
 from clearhead.config.presets import presets
-from clearhead.generate.beam_search import beam_search
+from clearhead.generate.beam_search import BeamRules, beam_search
 from clearhead.model.transformer import build_transformer
 from clearhead.weights.checkpoint import Checkpoint
 from clearhead.weights.load import save_model
@@ -81,11 +81,11 @@ def measure(net, peer, sources, beams: int, args: argparse.Namespace) -> tuple[d
     index = 0
 
     def ours() -> list[list[int]]:
-        options = {"num_beams": beams, "max_tokens": args.tokens, "suppress_tokens": (EOS,)}
+        rules = BeamRules(torch.device("cuda"), beams, args.tokens, suppress_tokens=(EOS,))
         start = [[START]] * args.batch
         return [
             hypotheses[0].tokens
-            for hypotheses in beam_search(net, start, source=sources[index % 4], **options)
+            for hypotheses in beam_search(net, rules, start, source=sources[index % 4])
         ]
 
     def theirs() -> list[list[int]]:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import copy
 from functools import lru_cache
 from typing import Self
 
@@ -67,11 +68,8 @@ class Recorder:
         matcher = self._matcher.below(path)
         if matcher is None:
             return NO_HOOKS  # no lookup per activation: the GPU would wait for it
-        inner = Recorder.__new__(Recorder)
-        inner._selectors = self._selectors
-        inner._edits = self._edits
+        inner = copy(self)  # shares `values`
         inner._matcher = matcher
-        inner.values = self.values
         return inner
 
     def with_edits(self, edits: Mapping[str, Edit]) -> Self:
@@ -184,9 +182,7 @@ class _Matcher:
         return self._patterns[name]
 
 
-@lru_cache(maxsize=256)
-def _matcher(record: tuple[str, ...], edit: tuple[str, ...], scope: str) -> _Matcher:
-    return _Matcher(record, edit, scope)
+_matcher = lru_cache(maxsize=256)(_Matcher)
 
 
 def _can_match_below(pattern: list[str], scope: list[str]) -> bool:

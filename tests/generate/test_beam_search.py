@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead as ch
+from beams import beam_search
 from clearhead.config.model import Attention, Learned, Rotary, Shaw
 from clearhead.errors import ClearheadError
 from clearhead.generate import beam_cuda
-from clearhead.generate.beam_search import beam_search
 from clearhead.model.transformer import build_transformer
 from strategies import POSITIONS
 
@@ -248,13 +248,6 @@ def test_batched_searches_equal_single_ones(name, position, window, seed, pairs,
             assert h.tokens[-1] in stop or len(h.tokens) == options["max_tokens"]
             if options["num_beams"] == 1:
                 assert h.tokens == chances.argmax(-1).tolist()
-
-
-def test_prompts_may_be_a_tensor():
-    net = tiny()
-    ids = torch.tensor([[3, 4], [5, 6]])
-    options = {"num_beams": 3, "max_tokens": 6, "n_best": 3}
-    assert beam_search(net, ids, **options) == beam_search(net, ids.tolist(), **options)
 
 
 def test_one_pass_per_step_and_one_source_encoding(monkeypatch):

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from test_beam_search import PROMPTS, full_pass_logprobs, peer, sharp, tiny, tokens
 
 import clearhead as ch
+from beams import beam_search
 from clearhead.errors import ClearheadError
-from clearhead.generate.beam_search import beam_search, blockwise_topk
+from clearhead.generate.beam_search import BeamRules, BeamSearch, blockwise_topk
 from clearhead.generate.generation import beam_alternatives
 
 OPTIONS = {"num_beams": 3, "n_best": 3, "max_tokens": 8}
@@ -113,16 +114,17 @@ def test_alternatives_differ_at_a_position(name, prefix):
     stop = next(token for token in likely if token not in free.tokens)
     search = {"num_beams": 3, "eos_tokens": (stop,), **options}
     [[best]] = beam_search(net, [prompt], max_tokens=8, prefix=[prefix], **search)
+    rules = BeamRules(torch.device("cpu"), 3, 8, eos_tokens=(stop,))
     ended = 0
     for at in (0, *range(1, len(best.tokens), 2)):
         found = beam_alternatives(
             net,
+            rules,
             prompt,
             position=at,
             n_best=6,
             prefix=prefix,
             source=options.get("source"),
-            options={"num_beams": 3, "max_tokens": 8, "eos_tokens": (stop,)},
         )
         chances = full_pass_logprobs(net, prompt, best.tokens[: at + 1], **options)[-1]
         assert [h.tokens[at] for h in found] == chances.topk(6).indices.tolist()
@@ -194,8 +196,6 @@ def test_beams_share_one_source_cache(monkeypatch):
 
 
 def test_steps_keep_tensor_addresses():
-    from clearhead.generate.beam_search import BeamRules, BeamSearch
-
     net = tiny()
     with torch.no_grad():
         search = BeamSearch(
@@ -242,19 +242,13 @@ def test_invalid_options_are_refused(change, sentence):
 
 
 def test_invalid_alternative_positions_are_refused():
+    rules = BeamRules(torch.device("cpu"), 3, 4)
     for at, sentence in (
         (-1, "alternatives must be"),
         (4, "4 tokens of the best text"),
     ):
         with pytest.raises(ClearheadError, match=sentence):
-            beam_alternatives(
-                tiny(),
-                [1],
-                position=at,
-                n_best=2,
-                prefix=[],
-                options={"num_beams": 3, "max_tokens": 4},
-            )
+            beam_alternatives(tiny(), rules, [1], position=at, n_best=2, prefix=[])
 
 
 def test_non_finite_weights_are_reported():

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 import clearhead as ch
+from beams import beam_search
 from clearhead.config.model import InferenceConfig
-from clearhead.generate.beam_search import beam_search
 from clearhead.generate.engine import BatchEngine, Request
 from clearhead.generate.sampling import Sampler, SamplingConfig, rng_key
 

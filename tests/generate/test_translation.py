@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
+from beams import beam_search
 from clearhead.data.batch import MAX_BATCH_TOKENS, batches_by_length
 from clearhead.errors import ClearheadError
 from clearhead.generate import translation as module
@@ -255,8 +256,6 @@ def test_alignment_of_an_output_that_fills_the_context(model):
 
 
 def test_beam_search_of_a_decoder():
-    from clearhead.generate.beam_search import beam_search
-
     model = ch.new("tiny-decoder", vocab_size=257, tokenizer=WORDS, inference__eos_tokens=[END])
     ranked = model.beam_search("the", num_beams=4, n_best=3, max_tokens=5)
     [bare] = beam_search(

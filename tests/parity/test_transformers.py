@@ -5,7 +5,7 @@ import torch
 from huggingface_models import CASES, hf_model
 
 import clearhead as ch
-from clearhead.generate.beam_search import beam_search
+from beams import beam_search
 from clearhead.hooks import Recorder
 
 transformers = pytest.importorskip("transformers")
@@ -175,7 +175,7 @@ def test_greedy_and_beam_search_generate_the_same_tokens(case, num_beams, load_p
     )
     results = beam_search(
         model.net,
-        prompt,
+        prompt.tolist(),
         source=inputs.get("source"),
         num_beams=num_beams,
         n_best=num_beams,

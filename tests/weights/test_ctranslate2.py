@@ -26,10 +26,10 @@ from ctranslate2_models import (
 )
 
 import strategies
+from beams import beam_search
 from clearhead import config as c
 from clearhead.config.presets import presets
 from clearhead.errors import ClearheadError
-from clearhead.generate.beam_search import beam_search
 from clearhead.weights.ctranslate2 import save_ctranslate2, text_problems
 
 pytestmark = pytest.mark.slow

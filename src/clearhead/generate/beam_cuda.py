@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead import config as c
-from clearhead.generate.beam_search import DONE_CHECK_INTERVAL, BeamRules, BeamSearch, Hypothesis
+from clearhead.generate.beam_search import DONE_CHECK_INTERVAL, BeamSearch, Hypothesis
 from clearhead.generate.engine import EditedTransformer
 from clearhead.kernels import GRAPH_CAPTURE_MODE, TRITON_AVAILABLE, can_use_triton
 from clearhead.model.transformer import Transformer
@@ -29,24 +29,13 @@ GRAPH_CACHES: WeakKeyDictionary[Transformer, GraphCache] = WeakKeyDictionary()
 GRAPH_CACHES_LOCK = Lock()
 
 
-def run_on_gpu(
-    net: Transformer,
-    rules: BeamRules,
-    prompts: list[list[int]],
-    prefixes: list[list[int]],
-    source: Tensor | None,
-    source_segment_ids: Tensor | None,
-    return_tree: bool,
-) -> list[list[Hypothesis]]:
+def run_on_gpu(search: BeamSearch) -> list[list[Hypothesis]]:
     """Run a beam search, with CUDA graphs where its operations do not depend on its data."""
-    if source is not None and not source.is_floating_point():
-        source, source_segment_ids = pad_source(net, source, source_segment_ids)
-    search = BeamSearch(net, rules, prompts, prefixes, source, source_segment_ids, return_tree)
     can_record = (
         search.has_equal_lengths
-        and not return_tree
-        and not any(prefixes)
-        and not isinstance(net, EditedTransformer)
+        and not any(search.trees)
+        and not any(search.prefixes)
+        and not isinstance(search.net, EditedTransformer)
     )
     return run_with_graphs(search) if can_record else search.run()
 
@@ -69,14 +58,16 @@ def run_with_graphs(search: BeamSearch) -> list[list[Hypothesis]]:
 
 
 def pad_source(
-    net: Transformer, source: Tensor, segment_ids: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Pad sources to a multiple of 16 tokens."""
+    net: Transformer, source: Tensor | None, segment_ids: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Pad the token ids of sources to a multiple of 16."""
+    if source is None or source.is_floating_point() or net.encoder is None:
+        return source, segment_ids
     if segment_ids is None:
         segment_ids = torch.ones_like(source)
     length = source.shape[1]
-    max_length = length if net.encoder is None else net.encoder.context_length
-    padding = max(0, min(-length % SOURCE_LENGTH_MULTIPLE, max_length - length))
+    room = net.encoder.context_length - length
+    padding = max(0, min(-length % SOURCE_LENGTH_MULTIPLE, room))
     return F.pad(source, (0, padding)), F.pad(segment_ids, (0, padding))
 
 

@@ -6,19 +6,10 @@ finished ones. One beam is greedy decoding. Steps and results equal those of `ge
 in Hugging Face transformers 5.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf, isnan
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    NamedTuple,
-    Required,
-    Self,
-    TypedDict,
-    Unpack,
-)
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -41,27 +32,6 @@ DONE_CHECK_INTERVAL = 8  # steps between synchronizations with a GPU
 
 TokenLogprobs = Float[Tensor, "batch beam vocabulary"]
 NodeStatus = Literal["kept", "finished", "dropped"]
-
-
-class LogprobOptions(TypedDict, total=False):
-    """The options that change the log-probability of a token."""
-
-    suppress_tokens: tuple[int, ...]
-    begin_suppress_tokens: tuple[int, ...]
-    renormalize_logits: bool
-    no_repeat_ngram_size: int
-
-
-class BeamOptions(LogprobOptions, total=False):
-    """The options of `beam_search`, the same for the whole batch."""
-
-    num_beams: Required[int]
-    max_tokens: Required[int]
-    eos_tokens: tuple[int, ...]
-    length_penalty: float
-    forced_eos: bool  # a text that reaches max_tokens ends with EOS
-    early_stopping: bool
-    vocab_size: int | None
 
 
 # --- the tree of all candidates
@@ -246,13 +216,13 @@ class BeamRules:
 
     def log_normalizer(self, logits: TokenLogprobs) -> Float[Tensor, "batch beam 1"] | None:
         """On a GPU, what is still to be subtracted from `logprobs`, of the selected tokens only."""
-        if not uses_kernel(logits) or self.renormalize_logits:
+        if not can_use_triton(logits.device) or self.renormalize_logits:
             return None
         return logsumexp_rows(logits.flatten(0, 1)).unflatten(0, logits.shape[:2])
 
     def logprobs(self, logits: TokenLogprobs, state: BeamState) -> TokenLogprobs:
         """Log-probabilities of the next token, up to `log_normalizer`. May overwrite the logits."""
-        if uses_kernel(logits) and not self.renormalize_logits:
+        if can_use_triton(logits.device) and not self.renormalize_logits:
             logprobs = logits
         elif self.renormalize_logits:
             logprobs = logits.float()
@@ -298,11 +268,6 @@ class BeamRules:
         return logprobs.scatter(1, index, values)
 
 
-def uses_kernel(logits: Tensor) -> bool:
-    """Whether Triton kernels reduce these logits."""
-    return can_use_triton(logits.device)
-
-
 def ban_repeated_ngrams(
     logprobs: TokenLogprobs,
     texts: Int[Tensor, "batch beam position"],
@@ -332,7 +297,7 @@ def blockwise_topk(
         top = values.topk(k)
         return top.values, top.indices
     blocked_size = num_blocks * VOCAB_BLOCK
-    if uses_kernel(values):
+    if can_use_triton(values.device):
         maxima = block_max(values.flatten(0, 1), num_blocks, VOCAB_BLOCK)
         maxima = maxima.unflatten(0, values.shape[:2])
     else:
@@ -574,35 +539,32 @@ class BeamSearch:
 @torch.no_grad()
 def beam_search(
     net: Transformer,
-    prompt: Tensor | list[list[int]],
+    rules: BeamRules,
+    prompts: list[list[int]],
     *,
     source: Tensor | None = None,
     source_segment_ids: Tensor | None = None,
     n_best: int = 1,
-    prefix: list[list[int]] | None = None,
+    prefixes: list[list[int]] | None = None,
     return_tree: bool = False,
-    **options: Unpack[BeamOptions],
 ) -> list[list[Hypothesis]]:
     """The `n_best` best continuations of each prompt, best first; fewer if fewer are possible.
 
     For an encoder-decoder, the prompts are decoder start tokens, one for each row of `source`. A
-    `prefix` is the start of the output: it counts for scores and lengths, but not for `max_tokens`.
+    prefix is the start of the output: it counts for scores and lengths, but not for `max_tokens`.
     """
-    prompts = prompt.tolist() if isinstance(prompt, Tensor) else prompt
-    rules = BeamRules(next(net.parameters()).device, **options)
-    prefixes = prefix or [[]] * len(prompts)
+    prefixes = prefixes or [[]] * len(prompts)
     check_beam_search(net, rules, prompts, prefixes, source, n_best)
-    with eval_mode(net):
-        if rules.device.type == "cuda":
-            from clearhead.generate.beam_cuda import run_on_gpu  # imports this module
+    run: Callable[[BeamSearch], list[list[Hypothesis]]] = BeamSearch.run
+    if rules.device.type == "cuda":
+        from clearhead.generate.beam_cuda import pad_source, run_on_gpu  # imports this module
 
-            results = run_on_gpu(
-                net, rules, prompts, prefixes, source, source_segment_ids, return_tree
-            )
-        else:
-            results = BeamSearch(
-                net, rules, prompts, prefixes, source, source_segment_ids, return_tree
-            ).run()
+        run = run_on_gpu
+        source, source_segment_ids = pad_source(net, source, source_segment_ids)
+    with eval_mode(net):
+        results = run(
+            BeamSearch(net, rules, prompts, prefixes, source, source_segment_ids, return_tree)
+        )
     if any(isnan(hypothesis.score) for hypotheses in results for hypothesis in hypotheses):
         raise NonFiniteError
     if not all(results):

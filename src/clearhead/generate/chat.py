@@ -20,12 +20,7 @@ from clearhead.generate.generation import (
     TextChunk,
     check_can_generate,
 )
-from clearhead.generate.sampling import (
-    MAX_SEED,
-    AnswerOptions,
-    SamplingConfig,
-    check_option_names,
-)
+from clearhead.generate.sampling import MAX_SEED, AnswerOptions, SamplingConfig, check_option_names
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -233,10 +228,7 @@ def chat_prompt(template: str, messages: Sequence[Message], tokenizer: Tokenizer
 
 
 def turn_config(
-    config: SamplingConfig,
-    messages: Sequence[Message],
-    prompt: Sequence[int],
-    context_length: int,
+    config: SamplingConfig, messages: Sequence[Message], prompt: Sequence[int], context_length: int
 ) -> SamplingConfig:
     """The config of the next answer: no longer than the context allows, with a seed of its own."""
     max_tokens = config.max_tokens

@@ -207,10 +207,8 @@ class ModelRunner:
         self.graphs: dict[GraphKey, StepGraph] = {}
         self.graph_pool = torch.cuda.graph_pool_handle() if use_cuda_graphs else None
 
-    def matches(self, net: Transformer, vocab_size: int | None) -> bool:
+    def matches(self, net: Transformer, vocab_size: int) -> bool:
         """Whether this runs that network, with its weights where they were."""
-        if vocab_size is None:
-            vocab_size = net.config.vocab_size
         return (
             net is self.net
             and vocab_size == self.vocab_size
@@ -242,12 +240,12 @@ class ModelRunner:
             hidden = self.net(ids, cache=cache)[index, last]
         return cache, self._compute_logits(hidden[:, None])
 
-    def swap_rows(self, row: int, other: int, lengths: Sequence[int]) -> None:
-        """Exchange two rows."""
-        temporary = self.net.init_cache(1, max(1, lengths[row]))
-        temporary.copy_rows(0, self.cache, [row], [lengths[row]])
-        self.cache.copy_rows(row, self.cache, [other], [lengths[other]])
-        self.cache.copy_rows(other, temporary, [0], [lengths[row]])
+    def swap_rows(self, row: int, other: int, length: int, other_length: int) -> None:
+        """Exchange two rows with so many tokens."""
+        temporary = self.net.init_cache(1, max(1, length))
+        temporary.copy_rows(0, self.cache, [row], [length])
+        self.cache.copy_rows(row, self.cache, [other], [other_length])
+        self.cache.copy_rows(other, temporary, [0], [length])
         self.logits[[row, other]] = self.logits[[other, row]]
 
     def set_batch(self, requests: Sequence[Request]) -> None:
@@ -404,6 +402,15 @@ class ModelRunner:
         return first if bias is None else first + bias
 
 
+@dataclass
+class CacheRow:
+    """The content of a row of the cache, which stays when its request leaves."""
+
+    tokens: list[int] = field(default_factory=list)  # when the request joined or left
+    length: int = 0  # tokens in the cache
+    released_at: int = 0  # rows that were released later have a larger number
+
+
 class BatchEngine:
     """Generates up to `slots` texts at the same time; `step` adds one token to each."""
 
@@ -419,17 +426,13 @@ class BatchEngine:
         self.inference = inference
         self.slots = slots
         self.capacity = capacity
-        if vocab_size is None:
-            vocab_size = net.config.vocab_size
+        vocab_size = vocab_size or net.config.vocab_size
         self.runner = ModelRunner(net, inference, slots, capacity, vocab_size, use_cuda_graphs)
         self.lookahead = LOOKAHEAD_STEPS if use_cuda_graphs else 0
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the first rows
-        # For each row: its tokens (when the request joined or left), how many are in the cache,
-        # and a counter that says when it was released.
-        self.row_tokens: list[list[int]] = [[] for _ in range(slots)]
-        self.row_lengths = [0] * slots
-        self.released_at = [0] * slots
+        self.rows = [CacheRow() for _ in range(slots)]
+        self.num_releases = 0
         self.pending: deque[tuple[list[Request], SampledTokens]] = deque()  # steps not yet read
         self.finished_steps: deque[list[Request]] = deque()  # steps read but not yet returned
         self.batch_changed = False
@@ -476,7 +479,8 @@ class BatchEngine:
 
     def clear_prefix_cache(self) -> None:
         """Forget the tokens of released rows, as the weights may have changed."""
-        self.row_tokens = [[] for _ in self.row_tokens]
+        for row in self.rows:
+            row.tokens = []
         self.runner.refresh_weights()
 
     @torch.no_grad()
@@ -508,13 +512,15 @@ class BatchEngine:
                 request.window_start = len(request.tokens) - self.capacity // 2
                 self.waiting.appendleft(request)
             # CUDA graphs may write one token behind the end of a free row.
-            num_valid = min(self.row_lengths[row], self.capacity - 1)
-            tokens = request.tokens[request.window_start :][:num_valid]
-            self.row_tokens[row] = [] if is_full else tokens
-            self.released_at[row] = max(self.released_at) + 1
+            cached = self.rows[row]
+            num_valid = min(cached.length, self.capacity - 1)
+            cached.tokens = [] if is_full else request.tokens[request.window_start :][:num_valid]
+            self.num_releases += 1
+            cached.released_at = self.num_releases
             last = len(self.running) - 1
             if row < last:  # keep the running requests in the first rows
-                self._swap_rows(row, last)
+                self.runner.swap_rows(row, last, cached.length, self.rows[last].length)
+                self.rows[row], self.rows[last] = self.rows[last], cached
             self.running[row] = self.running[last]
             self.running.pop()
             self.batch_changed = True
@@ -523,13 +529,7 @@ class BatchEngine:
         """Whether the context has no room for the next token of an unfinished text."""
         request = self.running[row]
         is_unfinished = request.num_scheduled < request.config.max_tokens
-        return self.row_lengths[row] == self.capacity and is_unfinished
-
-    def _swap_rows(self, row: int, other: int) -> None:
-        self.runner.swap_rows(row, other, self.row_lengths)
-        _swap(self.row_tokens, row, other)
-        _swap(self.row_lengths, row, other)
-        _swap(self.released_at, row, other)
+        return self.rows[row].length == self.capacity and is_unfinished
 
     def _admit_waiting(self) -> None:
         """Start waiting requests in the free rows.
@@ -544,7 +544,10 @@ class BatchEngine:
             if not request.finish_reason:
                 joining.append(request)
         for request in joining:
-            self._slide_long_prompt(request)
+            num_tokens = len(request.tokens)
+            is_full = num_tokens - request.window_start >= self.capacity
+            if is_full and request.config.overflow == "slide":
+                request.window_start = num_tokens - self.capacity // 2
         joining.sort(key=lambda request: len(request.tokens) - request.window_start)
         token_budget: float = MAX_PREFILL_TOKENS if self.running else math.inf
         while joining and token_budget > 0:
@@ -581,14 +584,9 @@ class BatchEngine:
             match = self._longest_prefix(text)
             if not group:
                 row, num_cached = match
-            elif (num_cached and match != (row, num_cached)) or (
+            elif match != (row, num_cached) or (
                 not num_cached
-                and (
-                    match[1]
-                    or any(
-                        common_prefix_length(text, other) >= MIN_SHARED_PREFIX for other in group
-                    )
-                )
+                and any(common_prefix_length(text, other) >= MIN_SHARED_PREFIX for other in group)
             ):
                 rest.append(request)
                 continue
@@ -596,20 +594,14 @@ class BatchEngine:
             num_tokens += len(text)
         return group, row, num_cached, rest
 
-    def _slide_long_prompt(self, request: Request) -> None:
-        """Skip the start of a prompt that fills the context."""
-        length = len(request.tokens) - request.window_start
-        if request.config.overflow == "slide" and length >= self.capacity:
-            request.window_start = len(request.tokens) - self.capacity // 2
-
     def _longest_prefix(self, text: Sequence[int]) -> tuple[int, int]:
         """The row with the longest common prefix, and its length; the last token is always read."""
         best = (0, 0)
         text = list(text)
-        for row, tokens in enumerate(self.row_tokens):
-            if len(tokens) <= best[1]:
+        for row, cached in enumerate(self.rows):
+            if len(cached.tokens) <= best[1]:
                 continue
-            shared = min(common_prefix_length(text, tokens), len(text) - 1)
+            shared = min(common_prefix_length(text, cached.tokens), len(text) - 1)
             if shared >= MIN_SHARED_PREFIX and shared > best[1]:
                 best = (row, shared)
         return best
@@ -627,15 +619,15 @@ class BatchEngine:
         first = len(self.running)
         end = first + len(requests)
         for row, cache_row in enumerate(cache_rows, first):
-            oldest = min(range(end, self.slots), key=lambda i: self.released_at[i], default=row)
-            if self.row_tokens[row] and self.released_at[oldest] < self.released_at[row]:
-                runner.cache.copy_rows(oldest, runner.cache, [row], [self.row_lengths[row]])
-                self.row_tokens[oldest] = self.row_tokens[row]
-                self.row_lengths[oldest] = self.row_lengths[row]
-                self.released_at[oldest] = self.released_at[row]
-            self.row_tokens[row] = texts[cache_row]
-            self.row_lengths[row] = len(texts[cache_row])
-        runner.cache.copy_rows(first, cache, cache_rows, self.row_lengths[first:end])
+            free = self.rows[row]
+            others = range(end, self.slots)
+            oldest = min(others, key=lambda i: self.rows[i].released_at, default=row)
+            if free.tokens and self.rows[oldest].released_at < free.released_at:
+                runner.cache.copy_rows(oldest, runner.cache, [row], [free.length])
+                self.rows[oldest] = free
+            self.rows[row] = CacheRow(texts[cache_row], len(texts[cache_row]))
+        lengths = [row.length for row in self.rows[first:end]]
+        runner.cache.copy_rows(first, cache, cache_rows, lengths)
         runner.logits[first:end] = logits[cache_rows]
         self.running += requests
         self.batch_changed = True
@@ -650,7 +642,7 @@ class BatchEngine:
             self.runner.set_batch(self.running)
             self.batch_changed = False
         if not self.runner.use_cuda_graphs:
-            lengths = self.row_lengths[: len(self.running)]
+            lengths = [row.length for row in self.rows[: len(self.running)]]
             rows = self.runner.cache.rows
             rows.max_length = max(lengths)
             rows.is_uniform = min(lengths) == max(lengths)
@@ -659,8 +651,8 @@ class BatchEngine:
         read = self.runner.use_cuda_graphs or any(
             request.num_scheduled < request.config.max_tokens for request in self.running
         )
-        for row in range(len(self.running)):
-            self.row_lengths[row] += read
+        for row in self.rows[: len(self.running)]:
+            row.length += read
         self.pending.append((list(self.running), self.runner.step(len(self.running), read)))
         return True
 
@@ -692,10 +684,6 @@ class BatchEngine:
         self.finished_steps.append(updated)
         if non_finite_token:
             raise NonFiniteError(f"the logits of token {non_finite_token}")
-
-
-def _swap(values: list[Any], i: int, j: int) -> None:
-    values[i], values[j] = values[j], values[i]
 
 
 def check_prompt_length(num_prompt: int, max_tokens: int, context_length: int) -> None:

@@ -53,21 +53,16 @@ class FusedQKV:
 
     def __init__(self, attention: Attention) -> None:
         self.layers = [attention.q, attention.k, attention.v]
-        self.weight, self.bias = self._concatenate()
-
-    @torch.no_grad()
-    def _concatenate(self) -> LinearWeights:
-        weight = torch.cat([layer.weight for layer in self.layers])
-        if self.layers[0].bias is None:
-            return weight, None
-        return weight, torch.cat([layer.bias for layer in self.layers])
+        self.weight = torch.cat([layer.weight.detach() for layer in self.layers])
+        self.bias: Tensor | None = None
+        if self.layers[0].bias is not None:
+            self.bias = torch.cat([layer.bias.detach() for layer in self.layers])
 
     def refresh_weights(self) -> None:
         """Copy the weights again, as they may have changed."""
-        weight, bias = self._concatenate()
-        self.weight.copy_(weight)
-        if self.bias is not None and bias is not None:
-            self.bias.copy_(bias)
+        torch.cat([layer.weight.detach() for layer in self.layers], out=self.weight)
+        if self.bias is not None:
+            torch.cat([layer.bias.detach() for layer in self.layers], out=self.bias)
 
 
 class FusedDecoder:
@@ -97,10 +92,7 @@ class FusedDecoder:
         )
 
     def hidden_states(
-        self,
-        tokens: Int[Tensor, "row 1"],
-        cache: ModelCache,
-        source_mask: Tensor | None = None,
+        self, tokens: Int[Tensor, "row 1"], cache: ModelCache, source_mask: Tensor | None = None
     ) -> Float[Tensor, "row d"]:
         """The residual stream after the last block; `source_mask` is 0 where a source is padded."""
         net = self.net
@@ -158,11 +150,7 @@ class FusedDecoder:
         return z.flatten(1)
 
     def _cross_attention(
-        self,
-        x: Tensor,
-        block: CrossAttentionBlock,
-        cache: CrossKVCache,
-        source_mask: Tensor | None,
+        self, x: Tensor, block: CrossAttentionBlock, cache: CrossKVCache, source_mask: Tensor | None
     ) -> Tensor:
         assert cache.keys_values is not None
         attention = block.cross_attn

@@ -1,6 +1,6 @@
 """Text generation: prompts in, text out, by sampling or beam search."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -13,14 +13,7 @@ from clearhead import config as c
 from clearhead.config.model import InferenceConfig
 from clearhead.data.batch import Batch
 from clearhead.errors import ClearheadError, check_int
-from clearhead.generate.beam_search import (
-    BeamOptions,
-    BeamRules,
-    BeamTree,
-    Hypothesis,
-    LogprobOptions,
-    beam_search,
-)
+from clearhead.generate.beam_search import BeamRules, BeamTree, Hypothesis, beam_search
 from clearhead.generate.detokenizer import IncrementalDetokenizer
 from clearhead.generate.engine import (
     BatchEngine,
@@ -38,12 +31,24 @@ DEFAULT_SLOTS = {"cpu": 16, "cuda": 64}  # texts that are generated at the same 
 MAX_SAMPLES = 1000  # of one prompt
 MIN_GRAPH_TOKENS = 16  # recording CUDA graphs pays off from this many tokens on
 
-BeamResultT = TypeVar("BeamResultT", bound="BeamResult")
+ResultT = TypeVar("ResultT", bound="WithChoices")
 Prefix = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Generation:
+class WithChoices:
+    """A result that may be one of several for the same input."""
+
+    other_choices: list[Self] = field(default_factory=list, repr=False, kw_only=True)
+
+    @property
+    def choices(self) -> list[Self]:
+        """This result and the others."""
+        return [replace(self, other_choices=[]), *self.other_choices]
+
+
+@dataclass(frozen=True)
+class Generation(WithChoices):
     """A generated text; with n > 1 the first one, and `choices` holds all."""
 
     text: str
@@ -51,17 +56,11 @@ class Generation:
     finish_reason: str  # stop or length
     token_logprobs: list[TokenLogprob]
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # after its first token
-    other_choices: list[Self] = field(default_factory=list, repr=False)
 
     @property
     def logprobs(self) -> list[float]:
         """The log-probability of each generated token."""
         return [token.logprob for token in self.token_logprobs]
-
-    @property
-    def choices(self) -> list[Self]:
-        """All samples."""
-        return [replace(self, other_choices=[]), *self.other_choices]
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class TextChunk:
 
 
 @dataclass(frozen=True)
-class BeamResult:
+class BeamResult(WithChoices):
     """The best text of a beam search; `choices` holds the n_best. `tokens` include EOS."""
 
     text: str
@@ -83,12 +82,6 @@ class BeamResult:
     score: float  # logprob / length ** length_penalty
     logprob: float  # sum over the tokens
     tree: BeamTree | None = None  # with return_tree
-    other_choices: list[Self] = field(default_factory=list, repr=False)
-
-    @property
-    def choices(self) -> list[Self]:
-        """The n_best texts."""
-        return [replace(self, other_choices=[]), *self.other_choices]
 
 
 @dataclass(frozen=True)
@@ -148,6 +141,62 @@ def check_sample_counts(n: int, num_logprobs: int) -> None:
 
 
 # --- sampling
+class OutputSequence:
+    """The output of a request, converted from tokens to text as it grows."""
+
+    def __init__(
+        self,
+        request: Request,
+        index: int,
+        tokenizer: Tokenizer | None,
+        eos_tokens: Iterable[int],
+        prompt_text: str = "",
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.prompt_text = prompt_text  # with echo: the output starts with it
+        self.eos_tokens = {*eos_tokens, *request.config.stop_tokens}
+        self.num_emitted = 0  # tokens converted to text
+        self.detokenizer: IncrementalDetokenizer | None = None
+        if tokenizer:
+            self.detokenizer = IncrementalDetokenizer(
+                tokenizer, request.prompt, request.config.stop
+            )
+
+    def new_chunks(self) -> list[TextChunk]:
+        """The text of the tokens since the last call. A stop string finishes the request."""
+        request = self.request
+        num_tokens = len(request.output)
+        chunks: list[TextChunk] = []
+        while self.num_emitted < num_tokens:
+            token = request.output[self.num_emitted]
+            self.num_emitted += 1
+            text = self.prompt_text if self.num_emitted == 1 else ""
+            if self.detokenizer:
+                is_last = bool(request.finish_reason) and self.num_emitted == num_tokens
+                text += self.detokenizer.add(token.token, self.eos_tokens, is_last)
+                if self.detokenizer.stopped:
+                    request.finish("stop")
+                    num_tokens = self.num_emitted
+            finish_reason = request.finish_reason if self.num_emitted == num_tokens else ""
+            chunks.append(TextChunk(text, self.index, token, finish_reason))
+        return chunks
+
+    def result(self, prompt_logprobs: Sequence[TokenLogprob] = ()) -> Generation:
+        """The whole output. Tokens not yet converted are decoded at once."""
+        tokens = [token.token for token in self.request.output]
+        text = self.prompt_text
+        if self.detokenizer:
+            rest = tokens[self.num_emitted :]
+            self.detokenizer.feed(*(token for token in rest if token not in self.eos_tokens))
+            self.detokenizer.flush()
+            text += self.detokenizer.text
+        request = self.request
+        return Generation(
+            text, tokens, request.finish_reason, request.output, list(prompt_logprobs)
+        )
+
+
 class GenerationStream:
     """Texts generated together: iterate over their chunks, or get all `results()`. Use it once."""
 
@@ -162,38 +211,36 @@ class GenerationStream:
         echo: bool = False,
     ) -> None:
         self.engine = engine
-        self.eos_tokens = {*engine.inference.eos_tokens, *config.stop_tokens}
+        self.config = config
+        self.num_logprobs = num_logprobs
         self.echo = echo
-        self.requests: list[Request] = []
-        self.detokenizers: list[IncrementalDetokenizer | None] = []
-        self.echoed_prompts: list[str] = []
-        for prompt in prompts:
-            for sample in range(n):
-                self.requests.append(Request(list(prompt), config, sample, num_logprobs))
-                detokenizer = None
-                echoed_prompt = ""
-                if tokenizer:
-                    detokenizer = IncrementalDetokenizer(tokenizer, prompt, config.stop)
-                    echoed_prompt = tokenizer.decode(prompt) if echo else ""
-                self.detokenizers.append(detokenizer)
-                self.echoed_prompts.append(echoed_prompt)
-        self.request_indices = {id(request): i for i, request in enumerate(self.requests)}
+        self.sequences: dict[Request, OutputSequence] = {}
         try:
             if echo and config.overflow == "slide":
                 raise ClearheadError("echo cannot be combined with overflow='slide'.")
-            for request in self.requests:
-                engine.validate(request)
+            for prompt in prompts:
+                prompt_text = tokenizer.decode(prompt) if tokenizer and echo else ""
+                for sample in range(n):
+                    request = Request(list(prompt), config, sample, num_logprobs)
+                    engine.validate(request)
+                    self.sequences[request] = OutputSequence(
+                        request,
+                        len(self.sequences),
+                        tokenizer,
+                        engine.inference.eos_tokens,
+                        prompt_text,
+                    )
         except ClearheadError:
             engine.release()
             raise
-        for request in self.requests:
+        for request in self.sequences:
             engine.add_request(request)
 
     def __iter__(self) -> Iterator[TextChunk]:
         with closing(self._steps()) as steps:  # closing the iterator frees the engine's rows
             for requests in steps:
                 for request in requests:
-                    yield self._chunk(request)
+                    yield from self.sequences[request].new_chunks()
 
     def _steps(self) -> Generator[list[Request], None, None]:
         """After each step, the requests that have one more token."""
@@ -201,67 +248,29 @@ class GenerationStream:
             while requests := self.engine.step():
                 yield requests
         finally:
-            for request in self.requests:
+            for request in self.sequences:
                 request.finish("stop")
             self.engine.release()
 
-    def _chunk(self, request: Request) -> TextChunk:
-        index = self.request_indices[id(request)]
-        token = request.output[-1]
-        text = ""
-        if detokenizer := self.detokenizers[index]:
-            text = detokenizer.add(token.token, self.eos_tokens, bool(request.finish_reason))
-            if detokenizer.stopped:
-                request.finish("stop")
-        if len(request.output) == 1:
-            text = self.echoed_prompts[index] + text
-        return TextChunk(text, index, token, request.finish_reason)
-
     def results(self) -> list[Generation]:
         """Generate to the end. Tokens are decoded on the way only if there are stop strings."""
-        steps: Iterator[object] = iter(self) if self.requests[0].config.stop else self._steps()
-        for _ in steps:
+        for _ in self if self.config.stop else self._steps():
             pass
-        results = []
-        prompt_logprobs = self._prompt_logprobs() if self.echo else {}
-        for index, request in enumerate(self.requests):
-            results.append(
-                Generation(
-                    self.echoed_prompts[index] + self._output_text(index),
-                    [token.token for token in request.output],
-                    request.finish_reason,
-                    request.output,
-                    prompt_logprobs.get(tuple(request.prompt), []),
-                )
-            )
-        return results
-
-    def _output_text(self, index: int) -> str:
-        request = self.requests[index]
-        detokenizer = self.detokenizers[index]
-        if detokenizer is None:
-            return ""
-        if not request.config.stop:
-            tokens = [t.token for t in request.output if t.token not in self.eos_tokens]
-            detokenizer.feed(*tokens)
-            detokenizer.flush()
-        return detokenizer.text
-
-    def _prompt_logprobs(self) -> dict[tuple[int, ...], list[TokenLogprob]]:
-        """The log-probabilities of each prompt's tokens after the first."""
-        runner = self.engine.runner
-        logprobs: dict[tuple[int, ...], list[TokenLogprob]] = {}
-        for request in self.requests:
-            key = tuple(request.prompt)
-            if key not in logprobs:
-                [logprobs[key]] = token_logprobs(
+        prompt_logprobs: dict[tuple[int, ...], list[TokenLogprob]] = {}
+        if self.echo:
+            runner = self.engine.runner
+            for prompt in {tuple(request.prompt) for request in self.sequences}:
+                [prompt_logprobs[prompt]] = token_logprobs(
                     runner.net,
-                    [request.prompt[:1]],
-                    [request.prompt[1:]],
-                    request.num_logprobs,
+                    [list(prompt[:1])],
+                    [list(prompt[1:])],
+                    self.num_logprobs,
                     runner.vocab_size,
                 )
-        return logprobs
+        return [
+            sequence.result(prompt_logprobs.get(tuple(request.prompt), ()))
+            for request, sequence in self.sequences.items()
+        ]
 
 
 class EnginePool:
@@ -283,6 +292,7 @@ class EnginePool:
         config: SamplingConfig,
     ) -> BatchEngine:
         """An engine for texts of up to `max_length` tokens."""
+        vocab_size = vocab_size or net.config.vocab_size
         is_cuda = next(net.parameters()).is_cuda
         slots = min(num_texts, DEFAULT_SLOTS["cuda" if is_cuda else "cpu"])
         capacity = min(max_length, net.context_length)
@@ -312,17 +322,14 @@ class EnginePool:
         return engine
 
 
-def with_choices(results: Sequence[BeamResultT]) -> BeamResultT:
-    """The best result, the others as its choices."""
+def with_choices(results: Sequence[ResultT]) -> ResultT:
+    """The first result, the others as its choices."""
     return replace(results[0], other_choices=list(results[1:]))
 
 
 def group_samples(results: list[Generation], n: int) -> list[Generation]:
     """One Generation per prompt, its `n` samples as choices."""
-    if n == 1:
-        return results
-    groups = [results[i : i + n] for i in range(0, len(results), n)]
-    return [replace(group[0], other_choices=group[1:]) for group in groups]
+    return [with_choices(results[i : i + n]) for i in range(0, len(results), n)]
 
 
 # --- log-probabilities
@@ -335,14 +342,14 @@ def token_logprobs(
     vocab_size: int | None,
     source: Tensor | None = None,
     source_segment_ids: Tensor | None = None,
-    options: LogprobOptions | None = None,
+    rules: BeamRules | None = None,
 ) -> list[list[TokenLogprob]]:
     """The log-probability of each output token, with the `num_logprobs` most likely alternatives.
 
-    `options` are those of the beam search that found the outputs.
+    `rules` are those of the beam search that found the outputs.
     """
     device = next(net.parameters()).device
-    rules = BeamRules(device, 1, 1, **(options or {}))
+    rules = rules or BeamRules(device, num_beams=1, max_tokens=1)
     batch = teacher_forcing_batch(prompts, outputs, device)
     with eval_mode(net):
         hidden = net(
@@ -399,6 +406,30 @@ def encode_prefixes(prefix: Prefix, count: int, tokenizer: Tokenizer | None) -> 
     return encoded
 
 
+def beam_search_rules(
+    net: Transformer,
+    tokenizer: Tokenizer | None,
+    inference: InferenceConfig,
+    config: BeamSearchConfig,
+    max_tokens: int,
+) -> BeamRules:
+    """The rules of a beam search with these options and the model's special tokens."""
+    return BeamRules(
+        next(net.parameters()).device,
+        config.num_beams,
+        max_tokens,
+        eos_tokens=inference.eos_tokens,
+        length_penalty=config.length_penalty,
+        suppress_tokens=inference.suppress_tokens,
+        begin_suppress_tokens=inference.begin_suppress_tokens,
+        renormalize_logits=inference.renormalize_logits,
+        forced_eos=inference.forced_eos,
+        early_stopping=config.early_stopping,
+        no_repeat_ngram_size=config.no_repeat_ngram_size,
+        vocab_size=len(tokenizer) if tokenizer else None,
+    )
+
+
 def beam_search_texts(
     net: Transformer,
     tokenizer: Tokenizer | None,
@@ -411,26 +442,18 @@ def beam_search_texts(
 ) -> list[list[BeamResult]]:
     """The best continuations of each prompt, or translations of each source, best first."""
     longest = max(len(p) + len(start) for p, start in zip(prompts, prefixes, strict=True))
-    options: BeamOptions = {
-        "num_beams": config.num_beams,
-        "max_tokens": config.max_tokens or max(1, net.context_length - longest),
-        "eos_tokens": inference.eos_tokens,
-        "length_penalty": config.length_penalty,
-        "forced_eos": inference.forced_eos,
-        "early_stopping": config.early_stopping,
-        "vocab_size": len(tokenizer) if tokenizer else None,
-        **logprob_options(inference, config),
-    }
+    max_tokens = config.max_tokens or max(1, net.context_length - longest)
+    rules = beam_search_rules(net, tokenizer, inference, config, max_tokens)
     if config.alternatives is None:
         hypotheses = beam_search(
             net,
+            rules,
             prompts,
             source=source,
             source_segment_ids=source_segment_ids,
             n_best=config.n_best,
-            prefix=prefixes,
+            prefixes=prefixes,
             return_tree=config.return_tree,
-            **options,
         )
     elif config.return_tree:
         raise ClearheadError("return_tree cannot be combined with alternatives.")
@@ -441,95 +464,67 @@ def beam_search_texts(
         hypotheses = [
             beam_alternatives(
                 net,
+                rules,
                 prompt,
                 position=config.alternatives,
                 n_best=config.n_best,
                 source=one_source,
                 prefix=prefix,
-                options=options,
             )
             for prompt, prefix, one_source in zip(prompts, prefixes, sources, strict=True)
         ]
-    results = []
-    for prompt, found in zip(prompts, hypotheses, strict=True):
-        # A translation is a text of its own; a continuation may start with a space.
-        text_before = prompt if source is None else []
-        results.append([_beam_result(tokenizer, h, inference, text_before) for h in found])
-    return results
-
-
-def _beam_result(
-    tokenizer: Tokenizer | None,
-    hypothesis: Hypothesis,
-    inference: InferenceConfig,
-    prompt: Sequence[int],
-) -> BeamResult:
-    return BeamResult(
-        decode_output(tokenizer, hypothesis.tokens, inference, prompt),
-        hypothesis.tokens,
-        hypothesis.score,
-        hypothesis.logprob,
-        hypothesis.tree,
-    )
+    # A translation is a text of its own; a continuation may start with a space.
+    return [
+        [
+            BeamResult(
+                decode_output(tokenizer, h.tokens, inference, prompt if source is None else []),
+                h.tokens,
+                h.score,
+                h.logprob,
+                h.tree,
+            )
+            for h in found
+        ]
+        for prompt, found in zip(prompts, hypotheses, strict=True)
+    ]
 
 
 def beam_alternatives(
     net: Transformer,
+    rules: BeamRules,
     prompt: list[int],
     *,
     position: int,
     n_best: int,
-    source: Tensor | None = None,
     prefix: list[int],
-    options: BeamOptions,
+    source: Tensor | None = None,
 ) -> list[Hypothesis]:
     """`n_best` outputs that agree with the best one before `position` and differ there.
 
     The most likely token at `position` comes first; each is continued to the end.
     """
     check_int("alternatives", position)
-    [[best]] = beam_search(net, [prompt], source=source, prefix=[prefix], **options)
+    [[best]] = beam_search(net, rules, [prompt], source=source, prefixes=[prefix])
     if position >= len(best.tokens):
         raise ClearheadError(
             f"alternatives must be less than the {len(best.tokens)} tokens of the best text, "
             f"got {position}."
         )
-    one_step: BeamOptions = {
-        **options,
-        "num_beams": n_best,
-        "max_tokens": 1,
-        "forced_eos": False,
-    }
+    one_step = replace(rules, num_beams=n_best, max_tokens=1, forced_eos=False)
     [starts] = beam_search(
-        net,
-        [prompt],
-        source=source,
-        prefix=[best.tokens[:position]],
-        n_best=n_best,
-        **one_step,
+        net, one_step, [prompt], source=source, prefixes=[best.tokens[:position]], n_best=n_best
     )
-    tokens_left = len(prefix) + options["max_tokens"] - position - 1
-    eos_tokens = options.get("eos_tokens", ())
-    unfinished = [start.tokens for start in starts if start.tokens[-1] not in eos_tokens]
+    tokens_left = len(prefix) + rules.max_tokens - position - 1
+    unfinished = [start.tokens for start in starts if start.tokens[-1] not in rules.eos_tokens]
     if tokens_left < 1 or not unfinished:
         return starts
     sources = None if source is None else source.expand(len(unfinished), *source.shape[1:])
-    to_the_end: BeamOptions = {**options, "max_tokens": tokens_left}
+    to_the_end = replace(rules, max_tokens=tokens_left)
     finished = beam_search(
-        net, [prompt] * len(unfinished), source=sources, prefix=unfinished, **to_the_end
+        net, to_the_end, [prompt] * len(unfinished), source=sources, prefixes=unfinished
     )
     by_token = {text.tokens[position]: text for [text] in finished}
     return [by_token.get(start.tokens[position], start) for start in starts]
-
-
-def logprob_options(inference: InferenceConfig, config: BeamSearchConfig) -> LogprobOptions:
-    """The options of beam search that change token log-probabilities."""
-    return {
-        "suppress_tokens": inference.suppress_tokens,
-        "begin_suppress_tokens": inference.begin_suppress_tokens,
-        "renormalize_logits": inference.renormalize_logits,
-        "no_repeat_ngram_size": config.no_repeat_ngram_size,
-    }
 
 
 def _single_sources(source: Tensor, segment_ids: Tensor | None) -> list[Tensor]:

@@ -197,19 +197,13 @@ class Sampler:
         device: torch.device,
         use_kernel: bool = False,
     ) -> None:
-        def to_tensor(values: list[list[float]]) -> Tensor:
-            return torch.tensor(values, device=device)
-
         self.use_kernel = use_kernel and can_use_triton(device)
-        self.options = to_tensor(
-            [[float(c.temperature), float(c.top_k), c.top_p, c.min_p] for c in configs]
-        )
-        self.penalties = to_tensor(
-            [
-                [float(c.repetition_penalty), c.presence_penalty, c.frequency_penalty]
-                for c in configs
-            ]
-        )
+        options = [[c.temperature, c.top_k, c.top_p, c.min_p] for c in configs]
+        penalties = [
+            [c.repetition_penalty, c.presence_penalty, c.frequency_penalty] for c in configs
+        ]
+        self.options = torch.tensor(options, dtype=torch.float32, device=device)
+        self.penalties = torch.tensor(penalties, dtype=torch.float32, device=device)
         self.rng_keys = torch.tensor([[key] for key in rng_keys], device=device)
         self.max_top_k = max(c.top_k for c in configs)
         self.uses_top_p = any(c.top_p < 1 for c in configs)

@@ -16,10 +16,10 @@ from clearhead.generate.engine import TokenLogprob, eval_mode
 from clearhead.generate.generation import (
     BeamResult,
     BeamSearchConfig,
+    beam_search_rules,
     beam_search_texts,
     check_sample_counts,
     encode_prefixes,
-    logprob_options,
     teacher_forcing_batch,
     token_logprobs,
     with_choices,
@@ -187,7 +187,9 @@ class Translator:
                 len(self.tokenizer) if self.tokenizer else None,
                 sources,
                 source_segment_ids,
-                logprob_options(self.inference, self.beam_config),
+                beam_search_rules(
+                    self.net, self.tokenizer, self.inference, self.beam_config, max_tokens=1
+                ),
             )
             translations = [
                 replace(one, token_logprobs=values)

@@ -212,8 +212,7 @@ def beam_cross_attention(
     return out
 
 
-# --- queries, keys and values of one
-# token per row
+# --- queries, keys and values of one token per row
 @triton.jit
 def _qkv_rope_cache_kernel(
     qkv, qkv_row, cos, sin, rotation_row, q_gain, k_gain, eps, queries, keys, values, k_row,
@@ -404,6 +403,22 @@ def _linear_rows_kernel(
     tl.store(out + index, y.to(out.dtype.element_ty), mask=out_mask)
 
 
+@triton.jit
+def _epilogue_kernel(
+    y, multiplier, residual, count,
+    GATED: tl.constexpr, ACT: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """In place: act(y) [⊙ multiplier] [+ residual]."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < count
+    x = _activate(tl.load(y + index, mask=mask, other=0.0).to(tl.float32), ACT)
+    if GATED:
+        x *= tl.load(multiplier + index, mask=mask, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        x += tl.load(residual + index, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + index, x.to(y.dtype.element_ty), mask=mask)
+
+
 def fused_linear(
     x: Tensor,
     layer: LinearWeights,
@@ -421,17 +436,25 @@ def fused_linear(
     weight, bias = layer
     other_weight, other_bias = multiplier or layer
     n = len(weight)
-    if rows > MAX_FUSED_ROWS:
-        normed = x if norm is None else fused_norm(x, norm)
-        return _linear_many_rows(normed, layer, multiplier, act, residual).to(dtype or x.dtype)
-    out = torch.empty(rows, n, dtype=dtype or x.dtype, device=x.device)
+    # The kernels ignore the pointers whose flag is off.
     flags = {
-        "BIAS": bias is not None,
         "GATED": multiplier is not None,
         "ACT": ACTIVATION_IDS[act],
         "RESIDUAL": residual is not None,
     }
-    # The kernels ignore the pointers whose flag is off.
+    if norm is not None and rows > 1:
+        x = fused_norm(x, norm)
+    if rows > MAX_FUSED_ROWS:
+        y = nn.functional.linear(x, *layer)
+        if any(flags.values()):
+            other = y if multiplier is None else nn.functional.linear(x, *multiplier)
+            _epilogue_kernel[(triton.cdiv(y.numel(), 1024),)](
+                y, other, y if residual is None else residual, y.numel(), **flags, BLOCK=1024,
+                num_warps=4,
+            )  # fmt: skip
+        return y.to(dtype or x.dtype)
+    out = torch.empty(rows, n, dtype=dtype or x.dtype, device=x.device)
+    flags["BIAS"] = bias is not None
     weights = (
         weight,
         other_weight,
@@ -447,8 +470,6 @@ def fused_linear(
             num_warps=warps,
         )  # fmt: skip
         return out
-    if norm is not None:
-        x = fused_norm(x, norm)
     bm = min(64, max(16, triton.next_power_of_2(rows)))
     bn, bk, stages = (16, 128, 5) if n <= 1024 else (32, 128, 5) if n <= 4096 else (128, 64, 3)
     if x.dtype == torch.float32:  # larger blocks would not fit in shared memory
@@ -458,50 +479,6 @@ def fused_linear(
         K=k, **flags, BM=bm, BN=bn, BK=bk, STAGES=stages, num_warps=4,
     )  # fmt: skip
     return out
-
-
-@triton.jit
-def _epilogue_kernel(
-    y, multiplier, residual, count,
-    GATED: tl.constexpr, ACT: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """In place: act(y) [⊙ multiplier] [+ residual]."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = index < count
-    x = _activate(tl.load(y + index, mask=mask, other=0.0).to(tl.float32), ACT)
-    if GATED:
-        x *= tl.load(multiplier + index, mask=mask, other=0.0).to(tl.float32)
-    if RESIDUAL:
-        x += tl.load(residual + index, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + index, x.to(y.dtype.element_ty), mask=mask)
-
-
-def _linear_many_rows(
-    x: Tensor,
-    layer: LinearWeights,
-    multiplier: LinearWeights | None,
-    act: str,
-    residual: Tensor | None,
-) -> Tensor:
-    """The same by torch's matrix product, which is faster from a few hundred rows on."""
-    y = nn.functional.linear(x, *layer)
-    other = y if multiplier is None else nn.functional.linear(x, *multiplier)
-    flags = {
-        "GATED": multiplier is not None,
-        "ACT": ACTIVATION_IDS[act],
-        "RESIDUAL": residual is not None,
-    }
-    if any(flags.values()):
-        _epilogue_kernel[(triton.cdiv(y.numel(), 1024),)](
-            y,
-            other,
-            y if residual is None else residual,
-            y.numel(),
-            **flags,
-            BLOCK=1024,
-            num_warps=4,
-        )
-    return y
 
 
 # --- norms

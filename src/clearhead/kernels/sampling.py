@@ -82,15 +82,12 @@ def _sample_kernel(
     row = tl.program_id(0).to(tl.int64)
     processed += row * processed_row
     logits += row * logits_row
-    temperature, top_k = (
-        tl.load(row_options + row * 4),
-        tl.load(row_options + row * 4 + 1).to(tl.int32),
-    )
-    top_p, min_p = tl.load(row_options + row * 4 + 2), tl.load(row_options + row * 4 + 3)
-    lane_max, raw_max = (
-        tl.full([LANES], -float("inf"), tl.float32),
-        tl.full([LANES], -1e30, tl.float32),
-    )
+    temperature = tl.load(row_options + row * 4)
+    top_k = tl.load(row_options + row * 4 + 1).to(tl.int32)
+    top_p = tl.load(row_options + row * 4 + 2)
+    min_p = tl.load(row_options + row * 4 + 3)
+    lane_max = tl.full([LANES], -float("inf"), tl.float32)
+    raw_max = tl.full([LANES], -1e30, tl.float32)
     raw_total = tl.zeros([LANES], tl.float32)
     for start in range(0, vocab_size, LANES):
         lane_max = tl.maximum(lane_max, _load_row(processed, start, vocab_size, LANES))
@@ -143,15 +140,13 @@ def _sample_kernel(
                 threshold, count = middle, above
             else:
                 high, count_above_high = middle - 1, above
-    min_value = tl.where(
-        min_p > 0, highest / divisor + tl.log(tl.maximum(min_p, 1e-30)), -float("inf")
-    )
-    rng_key, step = tl.load(rng_keys + row).to(tl.uint32), tl.load(steps + row).to(tl.uint32)
+    min_value = highest / divisor + tl.log(tl.maximum(min_p, 1e-30))
+    min_value = tl.where(min_p > 0, min_value, -float("inf"))
+    rng_key = tl.load(rng_keys + row).to(tl.uint32)
+    step = tl.load(steps + row).to(tl.uint32)
     seed = _hash(rng_key ^ _hash(step + 1))
-    best, best_column = (
-        tl.full([LANES], -float("inf"), tl.float32),
-        tl.full([LANES], 2147483647, tl.int32),
-    )
+    best = tl.full([LANES], -float("inf"), tl.float32)
+    best_column = tl.full([LANES], 2147483647, tl.int32)
     for start in range(0, vocab_size, LANES):
         column = start + tl.arange(0, LANES)
         value = _load_row(processed, start, vocab_size, LANES)

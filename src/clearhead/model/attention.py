@@ -30,8 +30,7 @@ Bias = Float[Tensor, "#batch head query key"]
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys each query may attend to: a value, created once per pass and rendered by each
-    kernel.
+    """Which keys each query may attend to; created once per pass and rendered by each kernel.
 
     A query attends to a key of the same segment, not after it (causal, L3.5), less than `window`
     positions away. Segment 0 is padding; padding attends only to padding.
@@ -49,9 +48,8 @@ class Mask:
     def render(self, queries: Tensor, keys: Tensor) -> Bool[Tensor, "batch 1 query key"] | None:
         """The mask as a boolean tensor, True = may attend; None allows everything."""
         if self.kv_lengths is not None:
-            return (torch.arange(keys.shape[-2], device=keys.device) < self.kv_lengths[:, None])[
-                :, None, None
-            ]
+            position = torch.arange(keys.shape[-2], device=keys.device)
+            return (position < self.kv_lengths[:, None])[:, None, None]
         if self.allowed is not None or not self.is_causal:
             return self.allowed
         shape = (queries.shape[-2], keys.shape[-2])
@@ -97,9 +95,9 @@ def self_attention_mask(
         return Mask(is_causal)
     index = torch.arange(tokens, device=device)[None]
     allowed = distance_mask(index, index, is_causal=is_causal, window=window)
-    return Mask(
-        allowed=allowed if segment_ids is None else allowed & segment_mask(segment_ids, segment_ids)
-    )
+    if segment_ids is not None:
+        allowed = allowed & segment_mask(segment_ids, segment_ids)
+    return Mask(allowed=allowed)
 
 
 def cross_attention_mask(
@@ -147,10 +145,9 @@ class Attention(nn.Module):
         qkv = joint_linear(x, self.q, self.k, self.v) if memory is x else [self.q(x)]
         q = hooks("rot_q", position.rotate(hooks("q", self.q_norm(self.split_heads(qkv[0])))))
         k, v = cache(self.project_kv, memory, position, hooks, qkv[1:])
+        bias = position.bias(q, self.scale)
         dropout = self.dropout if self.training else 0.0
-        z = hooks(
-            "z", attend(q, k, v, position.bias(q, self.scale), mask, self.scale, dropout, hooks)
-        )
+        z = hooks("z", attend(q, k, v, bias, mask, self.scale, dropout, hooks))
         return hooks("out", self.out(z.transpose(1, 2).flatten(2)))
 
     def project_kv(

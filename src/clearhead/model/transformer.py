@@ -6,12 +6,10 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
@@ -338,9 +336,8 @@ class Transformer(Stack):
         """The mask of cross-attention; a side without segment ids is all segment 1."""
         if (memory is None) is not (self.encoder is None):
             kind = self.config.architecture.kind
-            if self.encoder is None:
-                raise ClearheadError(f"a model of architecture {kind} takes no source.")
-            raise ClearheadError(f"a model of architecture {kind} needs a source.")
+            requirement = "takes no" if self.encoder is None else "needs a"
+            raise ClearheadError(f"a model of architecture {kind} {requirement} source.")
         if memory is None or (segment_ids is None and source_segment_ids is None):
             return NO_MASK
         one = torch.ones((), dtype=torch.long, device=memory.device)
@@ -391,20 +388,11 @@ class Transformer(Stack):
 
 
 # --- construction
-class _SkipInit(TorchFunctionMode):
-    """Skip torch's own weight initialization: the weights are initialized or loaded afterwards."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", "") == nn.init.__name__:
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
-
-
 def build_transformer(
     m: c.ModelConfig, seed: int | None = 0, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Transformer:
     """A new network with random weights; with seed=None on the meta device, without weights."""
-    with torch.device("meta"), _SkipInit():
+    with torch.device("meta"):
         net = Transformer(m).to(dtype)
     if seed is not None:
         init_weights(net.to_empty(device=device), m, seed)

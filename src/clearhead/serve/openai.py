@@ -22,11 +22,11 @@ from clearhead.errors import ClearheadError, suggest
 from clearhead.generate.chat import encode_chat, turn_config
 from clearhead.generate.detokenizer import REPLACEMENT_CHARACTER
 from clearhead.generate.engine import TokenLogprob
-from clearhead.generate.generation import TextChunk
+from clearhead.generate.generation import OutputSequence, TextChunk
 from clearhead.generate.sampling import MAX_COUNT, SamplingConfig
 from clearhead.serve.middleware import MAX_NAME_CHARS, APIError, JSONDict, Limits
 from clearhead.serve.registry import LoadedModel, ModelRegistry
-from clearhead.serve.scheduler import GenerationJob, SequenceState
+from clearhead.serve.scheduler import GenerationJob
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 # OpenAI's fields that have no effect here.
@@ -327,7 +327,7 @@ def make_sampling_config(
 
 def make_completion_sequences(
     loaded_model: LoadedModel, request: CompletionRequest, prompts: list[Any], limits: Limits
-) -> list[SequenceState]:
+) -> list[OutputSequence]:
     """Sequences of a completion; with max_tokens = 0 (echo), they are not generated."""
     max_tokens = request.max_tokens
     if max_tokens is None:
@@ -344,7 +344,7 @@ def make_completion_sequences(
 
 def make_chat_sequences(
     loaded_model: LoadedModel, request: ChatCompletionRequest, limits: Limits
-) -> list[SequenceState]:
+) -> list[OutputSequence]:
     """Sequences of a chat answer, limited by the context length."""
     model = loaded_model.model
     scheduler = loaded_model.worker.scheduler
@@ -360,7 +360,7 @@ async def compute_prompt_logprobs(
     loaded_model: LoadedModel,
     client: str,
     request: CompletionRequest,
-    sequences: list[SequenceState],
+    sequences: list[OutputSequence],
 ) -> dict[int, list[TokenLogprob]]:
     """Log-probabilities of prompt tokens by sequence, for echo with logprobs; NaN for the first."""
     if not request.echo or request.logprobs is None:
@@ -417,7 +417,7 @@ class ResponseBuilder:
     def __init__(
         self,
         loaded_model: LoadedModel,
-        sequences: Sequence[SequenceState],
+        sequences: Sequence[OutputSequence],
         is_chat: bool,
         has_logprobs: bool,
         prompt_logprobs: Mapping[int, Sequence[TokenLogprob]] | None = None,

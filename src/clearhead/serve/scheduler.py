@@ -19,9 +19,13 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
-from clearhead.generate.detokenizer import IncrementalDetokenizer
 from clearhead.generate.engine import BatchEngine, Request
-from clearhead.generate.generation import DEFAULT_SLOTS, TextChunk, check_can_generate
+from clearhead.generate.generation import (
+    DEFAULT_SLOTS,
+    OutputSequence,
+    TextChunk,
+    check_can_generate,
+)
 from clearhead.generate.sampling import SamplingConfig
 from clearhead.model.kv_cache import ModelCache
 from clearhead.serve.metrics import Metrics
@@ -108,17 +112,6 @@ class FairQueue(Generic[Item]):
             self.waiting[client] = remaining
 
 
-@dataclass(eq=False)
-class SequenceState:
-    """One output sequence of a job."""
-
-    request: Request
-    detokenizer: IncrementalDetokenizer | None  # None for models without tokenizer
-    index: int
-    prompt_text: str = ""  # with echo: prepended to the output
-    num_emitted: int = 0  # tokens converted to text
-
-
 class GenerationJob:
     """The sequences of one request. The worker pushes outputs, one reader on the loop takes them.
 
@@ -129,7 +122,7 @@ class GenerationJob:
         self,
         client: str,
         model_name: str,
-        sequences: Sequence[SequenceState],
+        sequences: Sequence[OutputSequence],
         limits: Limits,
         metrics: Metrics,
     ) -> None:
@@ -265,7 +258,7 @@ class Scheduler:
             len(self.tokenizer) if self.tokenizer else None,
             next(net.parameters()).is_cuda,
         )
-        self.running: dict[Request, tuple[GenerationJob, SequenceState]] = {}
+        self.running: dict[Request, tuple[GenerationJob, OutputSequence]] = {}
 
     @property
     def num_free_slots(self) -> int:
@@ -278,10 +271,11 @@ class Scheduler:
         n: int,
         num_logprobs: int,
         echo: bool,
-    ) -> list[SequenceState]:
+    ) -> list[OutputSequence]:
         """Create `n` sequences per prompt; raise an error if they cannot be generated."""
         tokenizer = self.tokenizer
-        sequences = list[SequenceState]()
+        eos_tokens = self.engine.inference.eos_tokens
+        sequences = list[OutputSequence]()
         for prompt in prompts:
             self._check_length(len(prompt), sampling.max_tokens)
             prompt_text = tokenizer.decode(prompt) if tokenizer and echo else ""
@@ -289,10 +283,9 @@ class Scheduler:
                 request = Request(prompt, sampling, sample_index, num_logprobs)
                 if sample_index == 0:
                     self.engine.validate(request)
-                detokenizer = (
-                    IncrementalDetokenizer(tokenizer, prompt, sampling.stop) if tokenizer else None
+                sequences.append(
+                    OutputSequence(request, len(sequences), tokenizer, eos_tokens, prompt_text)
                 )
-                sequences.append(SequenceState(request, detokenizer, len(sequences), prompt_text))
         return sequences
 
     def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
@@ -314,7 +307,7 @@ class Scheduler:
         finished = [request for request in self.running if request.finish_reason]
         return [self.running.pop(request)[0] for request in finished]
 
-    def admit(self, job: GenerationJob, sequence: SequenceState) -> None:
+    def admit(self, job: GenerationJob, sequence: OutputSequence) -> None:
         self.running[sequence.request] = job, sequence
         if not sequence.request.finish_reason:  # else cancelled while waiting
             self.engine.add_request(sequence.request)
@@ -337,7 +330,7 @@ class Scheduler:
                 continue
             job, sequence = self.running[request]
             try:
-                chunks = self._new_chunks(sequence)
+                chunks = sequence.new_chunks()
             except ClearheadError as error:  # an id without text
                 request.finish("error")
                 errors[job] = APIError(str(error))
@@ -345,26 +338,6 @@ class Scheduler:
                 if chunks:
                     outputs.setdefault(job, []).extend(chunks)
         return outputs, errors
-
-    def _new_chunks(self, sequence: SequenceState) -> list[TextChunk]:
-        """Convert new tokens to text, like `GenerationStream`."""
-        request = sequence.request
-        eos_tokens = {*self.engine.inference.eos_tokens, *request.config.stop_tokens}
-        num_tokens = len(request.output)
-        chunks = list[TextChunk]()
-        while sequence.num_emitted < num_tokens:
-            token_logprob = request.output[sequence.num_emitted]
-            sequence.num_emitted += 1
-            text = sequence.prompt_text if sequence.num_emitted == 1 else ""
-            if sequence.detokenizer is not None:
-                is_last = bool(request.finish_reason) and sequence.num_emitted == num_tokens
-                text += sequence.detokenizer.add(token_logprob.token, eos_tokens, is_last)
-                if sequence.detokenizer.stopped:
-                    request.finish("stop")
-                    num_tokens = sequence.num_emitted
-            finish_reason = request.finish_reason if sequence.num_emitted == num_tokens else ""
-            chunks.append(TextChunk(text, sequence.index, token_logprob, finish_reason))
-        return chunks
 
 
 @dataclass(eq=False)
@@ -384,7 +357,7 @@ class ModelWorker:
         self.limits = limits
         self.metrics = metrics
         self.name = name
-        self.text_queue = FairQueue[tuple[GenerationJob, SequenceState]](limits.max_queue)
+        self.text_queue = FairQueue[tuple[GenerationJob, OutputSequence]](limits.max_queue)
         self.call_queue = FairQueue[ModelCall](limits.max_queue)
         self.jobs: set[GenerationJob] = set()  # unfinished; used on the event loop only
         self.pending_calls: set[asyncio.Future[Any]] = set()  # used on the event loop only
@@ -414,7 +387,7 @@ class ModelWorker:
             raise stopping_error()
         self.text_queue.check_room(client, num_texts)
 
-    def submit(self, client: str, sequences: Sequence[SequenceState]) -> GenerationJob:
+    def submit(self, client: str, sequences: Sequence[OutputSequence]) -> GenerationJob:
         """Queue sequences made by `Scheduler.make_sequences`."""
         self.check_room(client, len(sequences))
         job = GenerationJob(client, self.name, sequences, self.limits, self.metrics)
@@ -533,7 +506,7 @@ class ModelWorker:
         if scheduler is None:
             return
         finished_jobs = scheduler.pop_finished()
-        new_entries = list[tuple[GenerationJob, SequenceState]]()
+        new_entries = list[tuple[GenerationJob, OutputSequence]]()
         with self.condition:
             for job in finished_jobs:
                 self.text_queue.task_done(job.client)

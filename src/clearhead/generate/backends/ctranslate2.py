@@ -19,12 +19,11 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.data.batch import unpad
 from clearhead.errors import ClearheadError, suggest
-from clearhead.generate.beam_search import BeamRules, check_beam_search
-from clearhead.generate.detokenizer import IncrementalDetokenizer
-from clearhead.generate.engine import TokenLogprob
+from clearhead.generate.engine import Request, TokenLogprob
 from clearhead.generate.generation import (
     BeamSearchConfig,
     Generation,
+    OutputSequence,
     TextChunk,
     check_can_generate,
     decode_output,
@@ -32,7 +31,6 @@ from clearhead.generate.generation import (
 )
 from clearhead.generate.sampling import SamplingConfig, check_option_names
 from clearhead.generate.translation import Translation, Translator
-from clearhead.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from clearhead.api import GenerateOptions, Model, TextInput, TranslateOptions
@@ -88,24 +86,23 @@ class CTranslate2Model:
         self, prompt: "TextInput", max_tokens: int = 40, **options: Unpack["GenerateOptions"]
     ) -> Generation | list[Generation]:
         """`Model.generate` with greedy decoding: CTranslate2 cannot sample with our seeds."""
-        config = self._sampling_config("generate", max_tokens, options)
-        outputs, is_single = self._start(prompt, config)
-        for _ in self._chunks(outputs, max_tokens):
-            pass
-        results = [output.result() for output in outputs]
+        sequences, is_single = self._make_sequences("generate", prompt, max_tokens, options)
+        for sequence in self._steps(sequences):
+            sequence.new_chunks()  # finds stop strings
+        results = [sequence.result() for sequence in sequences]
         return results[0] if is_single else results
 
     def stream(
         self, prompt: "TextInput", max_tokens: int = 40, **options: Unpack["GenerateOptions"]
     ) -> Iterator[TextChunk]:
         """`Model.stream` with greedy decoding."""
-        config = self._sampling_config("stream", max_tokens, options)
-        outputs, _ = self._start(prompt, config)
-        return self._chunks(outputs, max_tokens)
+        sequences, _ = self._make_sequences("stream", prompt, max_tokens, options)
+        return (chunk for sequence in self._steps(sequences) for chunk in sequence.new_chunks())
 
-    def _sampling_config(
-        self, function: str, max_tokens: int, options: Mapping[str, Any]
-    ) -> SamplingConfig:
+    def _make_sequences(
+        self, function: str, prompt: "TextInput", max_tokens: int, options: Mapping[str, Any]
+    ) -> tuple[list[OutputSequence], bool]:
+        """The outputs to generate, and whether there is only one prompt."""
         check_can_generate(self._model.config.model)
         supported = _supported(function, self._model.generate, options, SUPPORTED_SAMPLING)
         config = SamplingConfig(max_tokens=max_tokens, **supported)
@@ -113,44 +110,46 @@ class CTranslate2Model:
             raise ClearheadError(
                 "the ctranslate2 backend supports greedy decoding only; set temperature=0."
             )
-        return config
-
-    def _start(self, prompt: "TextInput", config: SamplingConfig) -> tuple[list["_Output"], bool]:
         batch = self._model.make_batch(prompt)
         prompts = batch.unpadded_rows()
         longest = max(map(len, prompts))
         context_length = self._model.net.context_length
-        if longest + config.max_tokens > context_length:
+        if longest + max_tokens > context_length:
             raise ClearheadError(
-                f"a prompt of {longest} tokens and max_tokens = {config.max_tokens} exceed the "
+                f"a prompt of {longest} tokens and max_tokens = {max_tokens} exceed the "
                 f"context of {context_length}."
             )
         tokenizer = self._model.tokenizer
         eos_tokens = self._inference.eos_tokens
-        outputs = [_Output(tokenizer, row, config.stop, eos_tokens) for row in prompts]
-        return outputs, batch.is_single
+        return [
+            OutputSequence(Request(row, config), index, tokenizer, eos_tokens)
+            for index, row in enumerate(prompts)
+        ], batch.is_single
 
-    def _chunks(self, outputs: list["_Output"], max_tokens: int) -> Iterator[TextChunk]:
+    def _steps(self, sequences: Sequence[OutputSequence]) -> Iterator[OutputSequence]:
+        """After each token, the sequence that has it."""
         # CTranslate2 would count the padding of shorter prompts as output, so batch equal lengths.
-        lengths = [len(output.prompt) for output in outputs]
-        by_length = sorted(range(len(outputs)), key=lambda i: lengths[i])
-        for _, group in groupby(by_length, lambda i: lengths[i]):
-            indices = list(group)
+        by_length = sorted(sequences, key=lambda sequence: len(sequence.request.prompt))
+        for _, group in groupby(by_length, lambda sequence: len(sequence.request.prompt)):
+            batch = list(group)
+            requests = [sequence.request for sequence in batch]
             steps = self._engines[0].generate_tokens(
-                [_token_names(outputs[i].prompt, self._vocabulary) for i in indices],
-                max_length=max_tokens,
+                [_token_names(request.prompt, self._vocabulary) for request in requests],
+                max_length=requests[0].config.max_tokens,
                 return_log_prob=True,
                 **self._limits,
             )
             with closing(steps):
                 for step in steps:
-                    index = indices[step.batch_id]
-                    output = outputs[index]
-                    if not output.finish_reason:
-                        token = TokenLogprob(step.token_id, step.log_prob)
-                        text = output.add(token, is_last=step.is_last)
-                        yield TextChunk(text, index, token, output.finish_reason)
-                    if all(outputs[i].finish_reason for i in indices):
+                    request = requests[step.batch_id]
+                    if not request.finish_reason:
+                        request.output.append(TokenLogprob(step.token_id, step.log_prob))
+                        if step.token_id in self._inference.eos_tokens:
+                            request.finish("stop")
+                        elif step.is_last:
+                            request.finish("length")
+                        yield batch[step.batch_id]
+                    if all(request.finish_reason for request in requests):
                         break
 
     def translate(
@@ -175,9 +174,6 @@ class CTranslate2Model:
         context_length = self._model.net.context_length
         start_tokens = [*inference.decoder_start_tokens]
         max_tokens = config.max_tokens or context_length - len(start_tokens)
-        rules = BeamRules(torch.device("cpu"), config.num_beams, max_tokens)
-        prompts = [start_tokens] * len(rows)
-        check_beam_search(self._model.net, rules, prompts, [[]] * len(rows), None, config.n_best)
         if len(start_tokens) + max_tokens - 1 > context_length:
             raise ClearheadError(
                 f"max_tokens = {max_tokens} exceeds the context of {context_length}."
@@ -243,41 +239,6 @@ class _CTranslate2Translator(Translator):
         self, source: Tensor, segment_ids: Tensor | None, prefixes: list[list[int]]
     ) -> list[Translation]:
         return self.backend.search(unpad(source, segment_ids), self.beam_config)
-
-
-class _Output:
-    """The output after one prompt so far."""
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        prompt: list[int],
-        stop: Sequence[str],
-        eos_tokens: tuple[int, ...],
-    ) -> None:
-        self.prompt = prompt
-        self.detokenizer = IncrementalDetokenizer(tokenizer, prompt, stop) if tokenizer else None
-        self.eos_tokens = eos_tokens
-        self.tokens: list[TokenLogprob] = []
-        self.finish_reason = ""
-
-    def add(self, token: TokenLogprob, is_last: bool) -> str:
-        """Append a token and return the text that it adds."""
-        self.tokens.append(token)
-        has_ended = token.token in self.eos_tokens
-        text = ""
-        if self.detokenizer:
-            text = self.detokenizer.add(token.token, self.eos_tokens, has_ended or is_last)
-        if has_ended or (self.detokenizer and self.detokenizer.stopped):
-            self.finish_reason = "stop"
-        elif is_last:
-            self.finish_reason = "length"
-        return text
-
-    def result(self) -> Generation:
-        text = self.detokenizer.text if self.detokenizer else ""
-        tokens = [token.token for token in self.tokens]
-        return Generation(text, tokens, self.finish_reason, self.tokens)
 
 
 def _supported(
