@@ -475,9 +475,8 @@ class ModelConfig:
         _check_input(self.input, self.vocab_size, self.context_length, "model", "")
         if isinstance(self.architecture, EncoderDecoder):
             a = self.architecture
-            vocab_size = a.source_vocab_size
-            if isinstance(a.source_input, Tokens):
-                vocab_size = vocab_size or self.vocab_size
+            shares_vocab = isinstance(a.source_input, Tokens) and not a.source_vocab_size
+            vocab_size = self.vocab_size if shares_vocab else a.source_vocab_size
             _check_input(
                 a.source_input, vocab_size, a.source_context_length, "model.architecture", "source_"
             )
@@ -682,14 +681,14 @@ class Config:
         work too: `replace(**{"model.position": "rotary"})`.
         """
         tree = self.to_dict()
-        options = _flatten_sections(
-            {key.replace("__", "."): value for key, value in changes.items()}, tree
-        )
-        full_names = {
-            name if name.split(".")[0] in tree else f"model.{name}": value
-            for name, value in options.items()
-        }
-        return self.from_dict(apply_overrides(tree, full_names))
+        options: ConfigDict = {}
+        for key, value in changes.items():
+            name = key.replace("__", ".")
+            if name in tree and isinstance(value, dict):
+                options |= {f"{name}.{option}": item for option, item in value.items()}
+            else:
+                options[name if name.split(".")[0] in tree else f"model.{name}"] = value
+        return self.from_dict(apply_overrides(tree, options))
 
     def to_dict(self) -> ConfigDict:
         """Nested dictionaries with every option; `from_dict` reads them back."""
@@ -702,14 +701,3 @@ class Config:
     def num_parameters(self) -> int:
         """Number of parameters, computed without building the model."""
         return sum(parameters_by_part(self.model).values())
-
-
-def _flatten_sections(changes: ConfigDict, tree: ConfigDict) -> ConfigDict:
-    """Dotted names for the options in the dictionaries of whole sections: data={"train": …}."""
-    options: ConfigDict = {}
-    for name, value in changes.items():
-        if name in tree and isinstance(value, dict):
-            options |= {f"{name}.{key}": item for key, item in value.items()}
-        else:
-            options[name] = value
-    return options

@@ -4,8 +4,6 @@ Lecture models (learned or sinusoidal positions, LayerNorm, ReLU, tied embedding
 published models, training recipes, and tiny models for tests.
 """
 
-from collections.abc import Mapping
-
 from clearhead.config.model import (
     T5,
     Attention,
@@ -30,6 +28,7 @@ from clearhead.config.model import (
     Sinusoidal,
     Spectrogram,
     Tokens,
+    num_input_tokens,
 )
 from clearhead.config.training import (
     WSD,
@@ -134,15 +133,16 @@ def _llama(
     theta: float = 10000.0,
     eps: float = 1e-5,
     tie_embeddings: bool = True,
-    scaling: Llama3Scaling | None = None,
+    scaling_factor: float = 0.0,
 ) -> Config:
+    scaling = Llama3Scaling(factor=scaling_factor) if scaling_factor else NoScaling()
     return Config(
         ModelConfig(
             vocab_size=vocab_size,
             context_length=context_length,
             d_model=d_model,
             n_layers=n_layers,
-            position=Rotary(theta=theta, scaling=scaling or NoScaling()),
+            position=Rotary(theta=theta, scaling=scaling),
             attention=attention,
             ffn=FeedForward("swiglu", d_ff, bias=False),
             norm=RMSNorm(eps=eps),
@@ -209,8 +209,6 @@ def _t5(d_model: int, n_layers: int, n_heads: int, d_head: int, d_ff: int) -> Co
 
 
 _QWEN2 = Attention(14, 2, bias=("q", "k", "v"))
-_SCALING_8 = Llama3Scaling(factor=8.0)
-_SCALING_32 = Llama3Scaling(factor=32.0)
 
 
 MODELS: dict[str, Config] = {
@@ -234,21 +232,13 @@ MODELS: dict[str, Config] = {
     "tinyllama-1.1b": _llama(32000, 2048, 2048, 22, 5632, _attention(32, 4), tie_embeddings=False),
     "llama-2-7b": _llama(32000, 4096, 4096, 32, 11008, _attention(32, 32), tie_embeddings=False),
     "llama-3.1-8b": _llama(
-        128256,
-        131072,
-        4096,
-        32,
-        14336,
-        _attention(32, 8),
-        500000.0,
-        tie_embeddings=False,
-        scaling=_SCALING_8,
+        128256, 131072, 4096, 32, 14336, _attention(32, 8), 500000.0, 1e-5, False, 8.0
     ),
     "llama-3.2-1b": _llama(
-        128256, 131072, 2048, 16, 8192, _attention(32, 8, 64), 500000.0, scaling=_SCALING_32
+        128256, 131072, 2048, 16, 8192, _attention(32, 8, 64), 500000.0, scaling_factor=32.0
     ),
     "llama-3.2-3b": _llama(
-        128256, 131072, 3072, 28, 8192, _attention(24, 8, 128), 500000.0, scaling=_SCALING_32
+        128256, 131072, 3072, 28, 8192, _attention(24, 8, 128), 500000.0, scaling_factor=32.0
     ),
     "mistral-7b": _llama(
         32000, 32768, 4096, 32, 14336, _attention(32, 8, sliding_window=4096), tie_embeddings=False
@@ -273,13 +263,11 @@ MODELS: dict[str, Config] = {
     "tiny-encoder-decoder": _vaswani(32, 4, n_layers=2, vocab_size=64),
     "tiny-llama": _llama(64, 32, 32, 2, 96, _attention(4, 2)),
     "tiny-images": _vit(32, 2, 4).replace(
-        **{
-            "context_length": 17,
-            "input.image_size": 8,
-            "input.patch_size": 2,
-            "input.num_channels": 1,
-            "head.num_labels": 10,
-        }
+        context_length=17,
+        input__image_size=8,
+        input__patch_size=2,
+        input__num_channels=1,
+        head__num_labels=10,
     ),
     "tiny-audio": Config(
         ModelConfig(
@@ -367,7 +355,6 @@ def _mlm_recipe(position: PositionScheme) -> Config:
             d_model=256,
             n_layers=6,
             architecture=Encoder(),
-            input=Tokens(),
             position=position,
             attention=Attention(4),
             ffn=FeedForward("gelu"),
@@ -386,192 +373,172 @@ def _mlm_recipe(position: PositionScheme) -> Config:
 
 
 def _patch_classifier(
-    d_model: int,
-    n_layers: int,
-    n_heads: int,
-    source: Images | Spectrogram,
-    context_length: int,
-    train: TrainConfig,
+    source: Images | Spectrogram, max_steps: int, batch_size: int, data: DataConfig
 ) -> Config:
     return Config(
         ModelConfig(
             vocab_size=0,
-            context_length=context_length,
-            d_model=d_model,
-            n_layers=n_layers,
+            context_length=num_input_tokens(source),
+            d_model=128,
+            n_layers=6,
             architecture=Encoder(),
             input=source,
-            position=Learned(),
-            attention=Attention(n_heads),
+            attention=Attention(4),
             ffn=FeedForward("gelu"),
-            norm=LayerNorm(),
             dropout=Dropout(embedding=0.1, residual=0.1),
             head=ClassificationHead(num_labels=10),
         ),
-        train=train,
+        data=data,
+        train=TrainConfig(
+            max_steps=max_steps,
+            batch_size=batch_size,
+            warmup_steps=max_steps // 20,
+            optimizer=Muon(adam=Adam(lr=2e-3)),
+            schedule=WSD(decay_fraction=0.5),
+        ),
     )
 
 
-def make_recipes(models: Mapping[str, Config]) -> dict[str, Config]:
-    """Training recipes by name; those named like a published model train that model."""
-    fast = Muon(lr=0.02, weight_decay=0.1, adam=Adam(lr=3e-3))
-    mt = ModelConfig(
-        vocab_size=8192,
-        context_length=256,
-        d_model=256,
-        n_layers=4,
-        architecture=EncoderDecoder(
-            encoder_layers=4, source_context_length=256, source_input=Tokens()
+_FAST_MUON = Muon(lr=0.02, weight_decay=0.1, adam=Adam(lr=3e-3))
+_TRANSLATION_MODEL = ModelConfig(
+    vocab_size=8192,
+    context_length=256,
+    d_model=256,
+    n_layers=4,
+    architecture=EncoderDecoder(encoder_layers=4, source_context_length=256),
+    position=Rotary(),
+    attention=Attention(4, bias=()),
+    ffn=FeedForward("relu", 1024),
+    dropout=Dropout(embedding=0.3, residual=0.3),
+)
+
+# Recipes that are named like a published model train that model.
+RECIPES: dict[str, Config] = {
+    "shakespeare-char": Config(
+        _modern_decoder(66, 256, 384, 6, 6, 0.2),
+        data=DataConfig(tokenizer="characters"),
+        train=TrainConfig(
+            max_steps=1400,
+            batch_size=32,
+            warmup_steps=50,
+            optimizer=Muon(lr=0.02, weight_decay=0.3, adam=Adam(lr=3e-3)),
+            schedule=WSD(decay_fraction=0.6),
+            ema_decay=0.985,
+            eval_every=100,
+            save_every=700,
+            expected_loss=SHAKESPEARE_CHAR_LOSS,
         ),
-        input=Tokens(),
-        position=Rotary(),
-        attention=Attention(4, bias=()),
-        ffn=FeedForward("relu", 1024),
-        dropout=Dropout(embedding=0.3, residual=0.3),
-        head=LMHead(),
-    )
-    return {
-        "shakespeare-char": Config(
-            _modern_decoder(66, 256, 384, 6, 6, 0.2),
-            data=DataConfig(tokenizer="characters"),
-            train=TrainConfig(
-                max_steps=1400,
-                batch_size=32,
-                warmup_steps=50,
-                optimizer=Muon(lr=0.02, weight_decay=0.3, adam=Adam(lr=3e-3)),
-                schedule=WSD(decay_fraction=0.6),
-                ema_decay=0.985,
-                eval_every=100,
-                save_every=700,
-                expected_loss=SHAKESPEARE_CHAR_LOSS,
-            ),
+    ),
+    "shakespeare-char-cpu": Config(
+        _modern_decoder(66, 128, 128, 4, 4, 0.0),
+        data=DataConfig(tokenizer="characters"),
+        train=TrainConfig(
+            max_steps=700,
+            batch_size=16,
+            warmup_steps=20,
+            optimizer=_FAST_MUON,
+            schedule=WSD(decay_fraction=0.7),
+            eval_every=350,
+            expected_loss=SHAKESPEARE_CHAR_CPU_LOSS,
         ),
-        "shakespeare-char-cpu": Config(
-            _modern_decoder(66, 128, 128, 4, 4, 0.0),
-            data=DataConfig(tokenizer="characters"),
-            train=TrainConfig(
-                max_steps=700,
-                batch_size=16,
-                warmup_steps=20,
-                optimizer=fast,
-                schedule=WSD(decay_fraction=0.7),
-                eval_every=350,
-                expected_loss=SHAKESPEARE_CHAR_CPU_LOSS,
-            ),
+    ),
+    "lm-small": Config(
+        _modern_decoder(8192, 256, 384, 6, 6, 0.1),
+        data=DataConfig(vocab_size=8192),
+        train=TrainConfig(
+            max_steps=4000,
+            batch_size=32,
+            warmup_steps=100,
+            optimizer=_FAST_MUON,
+            schedule=WSD(decay_fraction=0.4),
         ),
-        "lm-small": Config(
-            _modern_decoder(8192, 256, 384, 6, 6, 0.1),
-            data=DataConfig(vocab_size=8192),
-            train=TrainConfig(
-                max_steps=4000,
-                batch_size=32,
-                warmup_steps=100,
-                optimizer=fast,
-                schedule=WSD(decay_fraction=0.4),
-            ),
+    ),
+    "gpt2-124m": Config(
+        MODELS["gpt2-124m"].model,
+        data=DataConfig(vocab_size=50257, valid_fraction=0.005),
+        train=TrainConfig(
+            max_steps=20000,
+            batch_size=16,
+            grad_accum=32,
+            warmup_steps=700,
+            optimizer=AdamW(lr=6e-4),
+            schedule=Cosine(min_lr_ratio=0.1),
+            eval_every=250,
+            save_every=250,
         ),
-        "gpt2-124m": Config(
-            models["gpt2-124m"].model,
-            data=DataConfig(vocab_size=50257, valid_fraction=0.005),
-            train=TrainConfig(
-                max_steps=20000,
-                batch_size=16,
-                grad_accum=32,
-                warmup_steps=700,
-                optimizer=AdamW(lr=6e-4),
-                schedule=Cosine(min_lr_ratio=0.1),
-                eval_every=250,
-                save_every=250,
-            ),
+    ),
+    "mt-small": Config(
+        _TRANSLATION_MODEL,
+        data=DataConfig(vocab_size=8192, valid_fraction=0.03),
+        train=TrainConfig(
+            max_steps=5000,
+            batch_size=32,
+            seq_len=128,
+            warmup_steps=200,
+            label_smoothing=0.1,
+            optimizer=Muon(lr=0.01, adam=Adam(lr=3e-3)),
+            schedule=WSD(decay_fraction=0.5),
+            ema_decay=0.998,
+            eval_every=250,
+            save_every=500,
+            expected_loss=MT_SMALL_LOSS,
         ),
-        "mt-small": Config(
-            mt,
-            data=DataConfig(vocab_size=8192, valid_fraction=0.03),
-            train=TrainConfig(
-                max_steps=5000,
-                batch_size=32,
-                seq_len=128,
-                warmup_steps=200,
-                label_smoothing=0.1,
-                optimizer=Muon(lr=0.01, adam=Adam(lr=3e-3)),
-                schedule=WSD(decay_fraction=0.5),
-                ema_decay=0.998,
-                eval_every=250,
-                save_every=500,
-                expected_loss=MT_SMALL_LOSS,
-            ),
+    ),
+    "vaswani-base": Config(
+        MODELS["vaswani-base"].model,
+        data=DataConfig(vocab_size=37000, valid_fraction=0.01),
+        train=TrainConfig(
+            max_steps=100000,
+            batch_size=64,
+            seq_len=384,
+            warmup_steps=4000,
+            label_smoothing=0.1,
+            grad_clip=0.0,
+            optimizer=AdamW(lr=7e-4, beta2=0.98, eps=1e-9, weight_decay=0.0),
+            schedule=InverseSqrt(),
+            average_checkpoints=5,
+            keep_checkpoints=5,
+            eval_every=1000,
+            save_every=1000,
         ),
-        "vaswani-base": Config(
-            models["vaswani-base"].model,
-            data=DataConfig(vocab_size=37000, valid_fraction=0.01),
-            train=TrainConfig(
-                max_steps=100000,
-                batch_size=64,
-                seq_len=384,
-                warmup_steps=4000,
-                label_smoothing=0.1,
-                grad_clip=0.0,
-                optimizer=AdamW(lr=7e-4, beta2=0.98, eps=1e-9, weight_decay=0.0),
-                schedule=InverseSqrt(),
-                average_checkpoints=5,
-                keep_checkpoints=5,
-                eval_every=1000,
-                save_every=1000,
-            ),
+    ),
+    "mlm-small": _mlm_recipe(Learned()),
+    "roformer-small": _mlm_recipe(Rotary()),
+    "finetune-classify": Config(
+        ModelConfig(
+            architecture=Encoder(),
+            dropout=Dropout(embedding=0.1, residual=0.1),
+            head=ClassificationHead(num_labels=2, pooling="mean", pooler=False),
         ),
-        "mlm-small": _mlm_recipe(Learned()),
-        "roformer-small": _mlm_recipe(Rotary()),
-        "finetune-classify": Config(
-            ModelConfig(
-                architecture=Encoder(),
-                dropout=Dropout(embedding=0.1, residual=0.1),
-                head=ClassificationHead(num_labels=2, pooling="mean", pooler=False),
-            ),
-            train=TrainConfig(
-                max_steps=2000,
-                batch_size=32,
-                warmup_steps=100,
-                optimizer=AdamW(lr=5e-5, beta2=0.999, weight_decay=0.01),
-                patience=5,
-            ),
+        train=TrainConfig(
+            max_steps=2000,
+            batch_size=32,
+            warmup_steps=100,
+            optimizer=AdamW(lr=5e-5, beta2=0.999, weight_decay=0.01),
+            patience=5,
         ),
-        "image-patches": _patch_classifier(
-            128,
-            6,
-            4,
-            Images(image_size=28, patch_size=4, num_channels=1, mean=(0.13,), std=(0.31,)),
-            50,
-            TrainConfig(
-                max_steps=4000,
-                batch_size=128,
-                warmup_steps=200,
-                optimizer=Muon(adam=Adam(lr=2e-3)),
-                schedule=WSD(decay_fraction=0.5),
-            ),
-        ).replace(**{"data.random_shift": 2, "data.valid_fraction": 0.05}),
-        "audio-patches": _patch_classifier(
-            128,
-            6,
-            4,
-            Spectrogram(
-                sample_rate=8000,
-                n_fft=200,
-                hop_length=80,
-                n_mels=64,
-                n_frames=96,
-                patch_mels=16,
-                patch_frames=8,
-            ),
-            49,
-            TrainConfig(
-                max_steps=2000,
-                batch_size=64,
-                warmup_steps=100,
-                optimizer=Muon(adam=Adam(lr=2e-3)),
-                schedule=WSD(decay_fraction=0.5),
-            ),
+    ),
+    "image-patches": _patch_classifier(
+        Images(image_size=28, patch_size=4, num_channels=1, mean=(0.13,), std=(0.31,)),
+        max_steps=4000,
+        batch_size=128,
+        data=DataConfig(random_shift=2, valid_fraction=0.05),
+    ),
+    "audio-patches": _patch_classifier(
+        Spectrogram(
+            sample_rate=8000,
+            n_fft=200,
+            hop_length=80,
+            n_mels=64,
+            n_frames=96,
+            patch_mels=16,
+            patch_frames=8,
         ),
-    }
+        max_steps=2000,
+        batch_size=64,
+        data=DataConfig(),
+    ),
+}
 
 
 class UnknownPresetError(ClearheadError, KeyError):
@@ -587,4 +554,4 @@ class Presets(dict[str, Config]):
         raise UnknownPresetError(f"there is no preset {name!r}; {suggest(str(name), self)}")
 
 
-presets = Presets(MODELS | make_recipes(MODELS))
+presets = Presets(MODELS | RECIPES)
