@@ -13,24 +13,21 @@ ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
 DIFFS = re.findall(r"```diff\n(.*?)```", GUIDE, re.DOTALL)
 CHECKS = {
-    "config/model.py": """
+    "config/model.py": [
+        "-c",
+        """
 import clearhead as ch
 model = ch.new("tiny-decoder", position="logarithmic")
 assert all(result.passed is not False for result in ch.verify(model))
 """,
-    "families/starcoder2.py": """
-import tempfile, torch, clearhead as ch
-from transformers import Starcoder2Config, Starcoder2ForCausalLM
-sizes = dict(vocab_size=60, hidden_size=32, intermediate_size=50, num_hidden_layers=2)
-heads = dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
-theirs = Starcoder2ForCausalLM(Starcoder2Config(**sizes, **heads)).eval()
-with tempfile.TemporaryDirectory() as folder:
-    theirs.save_pretrained(folder)
-    ours = ch.load(folder, device="cpu")
-ids = torch.arange(10)
-torch.testing.assert_close(ours.logits(ids), theirs(ids[None]).logits[0], atol=1e-5, rtol=0)
-""",
-    "lens/entropy.py": """
+    ],
+    "families/starcoder2.py": [
+        *("-m", "pytest", "-k", "starcoder2 or every_family"),
+        *("tests/weights/test_huggingface.py", "tests/parity/test_transformers.py"),
+    ],
+    "lens/entropy.py": [
+        "-c",
+        """
 import torch, clearhead as ch
 model = ch.new("tiny-decoder")
 view = ch.lens.attention_entropy(model, [1, 2, 3])
@@ -38,12 +35,15 @@ pattern = ch.lens.attention(model, [1, 2, 3]).values
 plain = -(pattern * pattern.clamp(min=1e-30).log()).sum(-1)
 torch.testing.assert_close(view.values, plain)
 """,
+    ],
 }
 
 
 def patch_source(diff, folder):
     unneeded = shutil.ignore_patterns("bundled", "page", "__pycache__")
-    shutil.copytree(ROOT / "src", folder / "src", ignore=unneeded)
+    for name in ("src", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=unneeded)
+    shutil.copy(ROOT / "pyproject.toml", folder)
     subprocess.run(["patch", "-p1", "--quiet"], input=diff, text=True, cwd=folder, check=True)
 
 
@@ -53,13 +53,14 @@ def test_diff_in_guide_works(path, tmp_path):
     (diff,) = [text for text in DIFFS if path in text]
     patch_source(diff, tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
-    subprocess.run([sys.executable, "-c", CHECKS[path]], env=environment, check=True)
+    subprocess.run([sys.executable, *CHECKS[path]], cwd=tmp_path, env=environment, check=True)
 
 
 def test_diffs_in_guide_pass_ruff(tmp_path):
     patch_source("".join(DIFFS), tmp_path)
     for command in (["check"], ["format", "--check"]):
-        options = ["--no-cache", "--config", str(ROOT / "pyproject.toml"), "src"]
+        files = ["src", "tests/parity/huggingface_models.py"]
+        options = ["--no-cache", "--config", str(ROOT / "pyproject.toml"), *files]
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, *options],
             cwd=tmp_path,
