@@ -28,7 +28,7 @@ from clearhead.generate.generation import GenerationStream
 from clearhead.generate.sampling import SamplingConfig
 from clearhead.model.transformer import build_transformer
 from clearhead.weights import onnx
-from clearhead.weights.checkpoint import Checkpoint
+from clearhead.weights.checkpoint import Checkpoint, export_tokenizers
 
 pytestmark = pytest.mark.slow
 
@@ -230,9 +230,10 @@ def test_exported_tokenizer_adds_special_tokens(tmp_path):
             **{"inference.bos_tokens": (10,), "inference.sep_tokens": (257,)}
         )
         reading = ch.Tokenizer.bytes(("<mask>", "<end>"))
-        Checkpoint(
+        checkpoint = Checkpoint(
             build_transformer(config.model), config, own or reading, reading if own else None
-        ).export_tokenizers(tmp_path)
+        )
+        export_tokenizers(tmp_path, checkpoint)
         name = "source_tokenizer.json" if own else "tokenizer.json"
         assert tokenizers.Tokenizer.from_file(str(tmp_path / name)).encode("ab").ids == [
             10,

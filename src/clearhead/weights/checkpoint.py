@@ -64,24 +64,6 @@ class Checkpoint:
         """The output and the input tokenizer; the same one unless the source has its own."""
         return self.tokenizer, self.source_tokenizer or self.tokenizer
 
-    def save_tokenizers(self, folder: Path) -> None:
-        if self.tokenizer is not None:
-            self.tokenizer.save(folder / TOKENIZER_FILE)
-        if self.source_tokenizer is not None:
-            self.source_tokenizer.save(folder / SOURCE_TOKENIZER_FILE)
-
-    def export_tokenizers(self, folder: Path) -> None:
-        """Save tokenizers and chat template for engines that have no format of their own for them.
-
-        The input tokenizer gets a post-processor that adds the model's special tokens.
-        """
-        self.save_tokenizers(folder)
-        if input_tokenizer := self.source_tokenizer or self.tokenizer:
-            name = SOURCE_TOKENIZER_FILE if self.source_tokenizer else TOKENIZER_FILE
-            with_post_processor(input_tokenizer, self.config.inference).save(folder / name)
-        if template := self.config.inference.chat_template:
-            (folder / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
-
 
 # --- clearhead's own format
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -89,7 +71,29 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     parameters = {n: p.detach().contiguous() for n, p in checkpoint.net.named_parameters()}
     save_file(parameters, folder / WEIGHTS_FILE)
     write_json(folder / CONFIG_FILE, checkpoint.config.to_dict(), 1)
-    checkpoint.save_tokenizers(folder)
+    save_tokenizers(folder, checkpoint)
+
+
+def save_tokenizers(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write the tokenizers into an existing folder."""
+    if checkpoint.tokenizer is not None:
+        checkpoint.tokenizer.save(folder / TOKENIZER_FILE)
+    if checkpoint.source_tokenizer is not None:
+        checkpoint.source_tokenizer.save(folder / SOURCE_TOKENIZER_FILE)
+
+
+def export_tokenizers(folder: Path, checkpoint: Checkpoint) -> None:
+    """Save tokenizers and chat template for engines that have no format of their own for them.
+
+    The input tokenizer gets a post-processor that adds the model's special tokens.
+    """
+    save_tokenizers(folder, checkpoint)
+    inference = checkpoint.config.inference
+    if input_tokenizer := checkpoint.tokenizers[1]:
+        name = SOURCE_TOKENIZER_FILE if checkpoint.source_tokenizer else TOKENIZER_FILE
+        with_post_processor(input_tokenizer, inference).save(folder / name)
+    if inference.chat_template:
+        (folder / CHAT_TEMPLATE_FILE).write_text(inference.chat_template, encoding="utf-8")
 
 
 def load_checkpoint(folder: Path, placement: "Placement") -> Checkpoint:

@@ -38,7 +38,7 @@ from clearhead.model.inputs import AudioEmbedding, TokenEmbedding
 from clearhead.model.layers import GatedFeedForward
 from clearhead.model.transformer import Block, CrossAttentionBlock, Stack, Transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
-from clearhead.weights.checkpoint import Checkpoint
+from clearhead.weights.checkpoint import Checkpoint, export_tokenizers
 from clearhead.weights.huggingface import write_preprocessor_config
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -95,7 +95,7 @@ def save_ctranslate2(folder: Path, checkpoint: Checkpoint) -> None:
     spec.optimize()  # stores tied matrices once
     spec.save(str(folder))
     write_preprocessor_config(folder, m)
-    checkpoint.export_tokenizers(folder)
+    export_tokenizers(folder, checkpoint)
 
 
 def _is_whisper(m: c.ModelConfig) -> bool:

@@ -44,7 +44,7 @@ from clearhead.model.heads import LMHead
 from clearhead.model.kv_cache import NO_CACHE, ComputeKV, CrossKVCache, KeysValues, NoCache
 from clearhead.model.positions import NO_POSITION
 from clearhead.model.transformer import CrossAttentionBlock, Transformer, build_transformer
-from clearhead.weights.checkpoint import Checkpoint, Placement, load_weights
+from clearhead.weights.checkpoint import Checkpoint, Placement, export_tokenizers, load_weights
 
 ONNX_CONFIG_FILE = "onnx_config.json"
 EXTERNAL_DATA_BYTES = 1_500_000_000  # protobuf limits an ONNX file to 2 GB
@@ -68,7 +68,7 @@ def save_onnx(folder: Path, checkpoint: Checkpoint) -> None:
     for file in _onnx_files(config.model):
         _export(net, file, folder)
     write_json(folder / ONNX_CONFIG_FILE, config.to_dict(), 1)
-    checkpoint.export_tokenizers(folder)
+    export_tokenizers(folder, checkpoint)
 
 
 # --- the functions of the files
