@@ -148,20 +148,17 @@ def test_idx_files_must_match_their_header(tmp_path):
     images = idx(tmp_path / "t-images-idx3-ubyte", pixels(3, 4, 4))
     labels = idx(tmp_path / "t-labels-idx1-ubyte", np.array([0, 1, 1], np.uint8))
     right = images.read_bytes()
-    for wrong, words in [
-        (right[:-1], "has 63 bytes, expected 64 for the shape 3 x 4 x 4"),
-        (right + b"x", "has 65 bytes"),
-        (right[:9], "has 9 bytes"),
-        (b"", "expected 00 00 08 03"),
-        (
-            right[:2] + b"\x0d" + right[3:],
-            "starts with 00 00 0d 03, expected 00 00 08 03",
-        ),
-        (labels.read_bytes(), "starts with 00 00 08 01"),
-        (right[:4] + b"\xff" * 12 + right[16:], "expected"),
+    for wrong in [
+        right[:-1],
+        right + b"x",
+        right[:9],
+        b"",
+        right[:2] + b"\x0d" + right[3:],
+        labels.read_bytes(),
+        right[:4] + b"\xff" * 12 + right[16:],
     ]:
         images.write_bytes(wrong)
-        with pytest.raises(ClearheadError, match=words):
+        with pytest.raises(ClearheadError, match="not a complete idx file"):
             load_media(images, GRAY, DataReport("skip"))
     images.write_bytes(right)
     idx(labels, np.array([0, 1], np.uint8))

@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.config.model import Images, MelSpectrogram
 from clearhead.data.classification import label_id, label_names, stratified_split
 from clearhead.data.dataset import PackedBatch, seeded_generator, select_rows
-from clearhead.data.readers import DataReport, open_input
+from clearhead.data.readers import DataReport, open_input, visible_files
 from clearhead.errors import ClearheadError, cannot_read, reraise_as
 from clearhead.tokenizers.media import ImageInput, log_mel, read_audio, read_image
 
@@ -69,10 +69,8 @@ def _load_folder(
     data = []
     labels = []
     locations = []
-    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+    for file in visible_files(path):
         parts = file.relative_to(path).parts
-        if any(part.startswith(".") for part in parts):
-            continue
         if file.suffix.lower() not in suffixes:
             report.record(str(file), f"the file name does not end in {', '.join(suffixes)}")
         elif label == "folder" and len(parts) == 1:
@@ -106,7 +104,11 @@ def _image_bytes(image: ImageInput, config: Images) -> Tensor:
 
 
 def _load_npz(path: Path, config: Images) -> MediaExamples:
-    with reraise_as(f"{path} cannot be read"), np.load(path, allow_pickle=False) as file:
+    # A TypeError: the file is an .npy, which np.load does not return as a context manager.
+    with (
+        reraise_as(f"{path} cannot be read", TypeError),
+        np.load(path, allow_pickle=False) as file,
+    ):
         if missing := [name for name in ("images", "labels") if name not in file]:
             raise ClearheadError(f"{path} has no array {missing[0]!r}; it has {', '.join(file)}.")
         images = file["images"]
@@ -141,17 +143,11 @@ def _read_idx(path: Path, num_dimensions: int) -> NDArray[np.uint8]:
         content = file.read()
     magic = bytes((0, 0, 8, num_dimensions))
     header_size = 4 + 4 * num_dimensions
-    if content[:4] != magic:
-        raise ClearheadError(
-            f"{path} is not an idx file of {num_dimensions} dimensions: "
-            f"it starts with {content[:4].hex(' ')}, expected {magic.hex(' ')}."
-        )
     shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, header_size, 4)]
-    size = header_size + math.prod(shape)
-    if len(content) != size:
+    if content[:4] != magic or len(content) != header_size + math.prod(shape):
         raise ClearheadError(
-            f"{path} has {len(content)} bytes, expected {size} for the shape "
-            f"{' x '.join(map(str, shape))}; it may be truncated."
+            f"{path} is not a complete idx file of {num_dimensions} dimensions, which starts with "
+            f"{magic.hex(' ')} and the shape."
         )
     return np.frombuffer(content, np.uint8, offset=header_size).reshape(shape)
 

@@ -235,15 +235,22 @@ def _expand_path(name: str) -> list[str]:
     if name == STDIN or (path.exists() and not path.is_dir()):
         return [name]
     if path.is_dir():
-        files = (file for file in path.rglob("*") if file.name.endswith(TEXT_SUFFIXES))
-        relative = sorted(file.relative_to(path) for file in files if file.is_file())
-        return [
-            str(path / file)
-            for file in relative
-            if not any(part.startswith(".") for part in file.parts)
-        ]
-    matches = glob.glob(name, recursive=True)  # noqa: PTH207 - absolute globs are allowed
-    return sorted(file for file in matches if Path(file).is_file())
+        return [str(file) for file in visible_files(path) if file.name.endswith(TEXT_SUFFIXES)]
+    return [str(file) for file in glob_files(name)]
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """The files of a folder and its subfolders, sorted, without hidden ones."""
+    relative = sorted(file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
+    return [
+        folder / file for file in relative if not any(part.startswith(".") for part in file.parts)
+    ]
+
+
+def glob_files(pattern: str) -> list[Path]:
+    """The files that match a pattern, sorted."""
+    matches = map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207 - may be absolute
+    return sorted(file for file in matches if file.is_file())
 
 
 def exclude_valid_files(
@@ -256,19 +263,13 @@ def exclude_valid_files(
     """
     valid_files = {Path(file).resolve() for file in find_files(valid, DataReport(report.on_error))}
     check_disjoint(train, (*valid, *map(str, valid_files)))
-    train_files = {
-        file: Path(file).resolve() for file in find_files(train, DataReport(report.on_error))
-    }
-    own_files = {
-        file
-        for file, resolved in train_files.items()
-        if output.resolve() in resolved.parents and file not in train
-    }
+    train_files = find_files(train, DataReport(report.on_error))
     remaining = []
-    for file, resolved in train_files.items():
+    for file in train_files:
+        resolved = Path(file).resolve()
         if resolved in valid_files:
             report.record(file, "the file belongs to data.valid")
-        elif file not in own_files:
+        elif file in train or output.resolve() not in resolved.parents:
             remaining.append(file)
     if train_files and not remaining:
         raise ClearheadError(
@@ -465,47 +466,9 @@ def read_records(
             f"{path} must end in .csv, .tsv or .jsonl, optionally followed by .gz, .xz or .zst."
         )
     if table_type == ".jsonl":
-        return _read_jsonl(path, report, columns)
+        yield from _read_jsonl(path, report, columns)
+        return
     is_tsv = table_type == ".tsv"
-    return _read_table(path, report, columns, is_tsv, reject_extra_columns, column_hint)
-
-
-class _LineReader:
-    """Lines of a table; all but the first line of an invalid record can be read again."""
-
-    def __init__(self, path: Path) -> None:
-        self._pushed_back = deque[str]()
-        self._rest = map(decode_lossless, read_byte_lines(path))
-        self.line_number = 1  # of the current record
-        self.record_lines = list[str]()
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = self._pushed_back.popleft() if self._pushed_back else next(self._rest)
-        self.record_lines.append(line)
-        return line
-
-    def end_record(self) -> None:
-        self.line_number += len(self.record_lines)
-        self.record_lines = []
-
-    def end_line(self) -> None:
-        """Drop only the first line of the record and read the others again."""
-        self._pushed_back.extendleft(reversed(self.record_lines[1:]))
-        self.line_number += 1
-        self.record_lines = []
-
-
-def _read_table(
-    path: Path,
-    report: DataReport,
-    columns: Sequence[str],
-    is_tsv: bool,
-    reject_extra_columns: bool,
-    column_hint: str,
-) -> Iterator[Record]:
     lines = _LineReader(path)
     if is_tsv:
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -521,7 +484,7 @@ def _read_table(
         except StopIteration:
             return
         except csv.Error as error:
-            reason = _csv_error(error, len(lines.record_lines))
+            reason = _csv_error(error, lines)
             if not num_columns:
                 raise ClearheadError(f"{location}: the first line is invalid: {reason}.") from None
             lines.end_line()
@@ -549,6 +512,39 @@ def _read_table(
         yield location, [cells[i] for i in indices]
 
 
+class _LineReader:
+    """Lines of a table; all but the first line of an invalid record can be read again."""
+
+    def __init__(self, path: Path) -> None:
+        self._pushed_back = deque[str]()
+        self._rest = map(decode_lossless, read_byte_lines(path))
+        self.is_exhausted = False  # whether the current record ends with the file
+        self.line_number = 1  # of the current record
+        self.record_lines = list[str]()
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._pushed_back.popleft() if self._pushed_back else next(self._rest, None)
+        if line is None:
+            self.is_exhausted = True
+            raise StopIteration
+        self.record_lines.append(line)
+        return line
+
+    def end_record(self) -> None:
+        self.line_number += len(self.record_lines)
+        self.record_lines = []
+
+    def end_line(self) -> None:
+        """Drop only the first line of the record and read the others again."""
+        self._pushed_back.extendleft(reversed(self.record_lines[1:]))
+        self.line_number += 1
+        self.record_lines = []
+        self.is_exhausted = False
+
+
 def _unquote(cell: str) -> str:
     return cell[1:-1].replace('""', '"') if QUOTED_CELL.fullmatch(cell) else cell
 
@@ -570,10 +566,10 @@ def _check_two_columns(
     )
 
 
-def _csv_error(error: csv.Error, num_lines: int) -> str:
-    if num_lines > 1 and "limit" in str(error):
+def _csv_error(error: csv.Error, lines: _LineReader) -> str:
+    if len(lines.record_lines) > 1 and sum(map(len, lines.record_lines)) > csv.field_size_limit():
         return f"a quote is not closed within {csv.field_size_limit():,} characters"
-    if num_lines > 1 or "end of data" in str(error):
+    if len(lines.record_lines) > 1 or lines.is_exhausted:
         return "a quote is never closed"
     return str(error)
 

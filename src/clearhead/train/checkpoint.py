@@ -13,7 +13,6 @@ of the training state. The order of the data and all random numbers follow from 
 step. Tensors are saved unsharded, so a run resumes with any number of processes.
 """
 
-import glob
 import hashlib
 import json
 import math
@@ -34,7 +33,7 @@ from clearhead.config.model import Config
 from clearhead.config.parse import ConfigDict, diff_trees, read_config_file
 from clearhead.config.training import DataConfig
 from clearhead.data.media import AUDIO_SUFFIXES, IMAGE_SUFFIXES, idx_labels_path
-from clearhead.data.readers import TEXT_SUFFIXES
+from clearhead.data.readers import TEXT_SUFFIXES, glob_files, visible_files
 from clearhead.errors import ClearheadError
 from clearhead.io import file_lock, read_json_lines, write_atomic
 from clearhead.model.transformer import build_transformer
@@ -199,21 +198,13 @@ def _data_files(pattern: str, output: Path) -> list[Path]:
     if path.is_file():
         return [file for file in dict.fromkeys((path, idx_labels_path(path))) if file.is_file()]
     if not path.is_dir():
-        matches = map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207
-        return sorted(file for file in matches if file.is_file())
+        return glob_files(pattern)
     suffixes = (*TEXT_SUFFIXES, *IMAGE_SUFFIXES, *AUDIO_SUFFIXES)
-    output = output.resolve()
-
-    def is_data(file: Path) -> bool:
-        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        return (
-            file.name.lower().endswith(suffixes)
-            and not is_hidden
-            and file.is_file()
-            and output not in file.resolve().parents
-        )
-
-    return sorted(file for file in path.rglob("*") if is_data(file))
+    return [
+        file
+        for file in visible_files(path)
+        if file.name.lower().endswith(suffixes) and output.resolve() not in file.resolve().parents
+    ]
 
 
 def _file_digest(file: Path) -> bytes:
