@@ -8,9 +8,11 @@ import numpy as np
 from fastapi.testclient import TestClient
 
 from clearhead.serve.app import create_app
-from clearhead.serve.explorer.snapshot import asgi_request
+from clearhead.serve.explorer.snapshot import asgi_client
 from clearhead.serve.middleware import Limits
 from clearhead.serve.registry import ModelRegistry
+
+JSON = {"Content-Type": "application/json"}
 
 
 class PageSite:
@@ -19,8 +21,14 @@ class PageSite:
     def __init__(self, limits=Limits(), **models):
         self.app = create_app(ModelRegistry.from_models(models), limits, page=True)
 
-    def request(self, method, url, body=None):
-        return asyncio.run(asgi_request(self.app, method, url, body))
+    def request(self, method, url, body=None, address=("127.0.0.1", 0)):
+        return asyncio.run(self.send(method, url, body, address))
+
+    async def send(self, method, url, body=None, address=("127.0.0.1", 0)):
+        async with asgi_client(self.app, address=address) as client:
+            content = None if body is None else json.dumps(body)  # httpx would refuse a NaN
+            response = await client.request(method, url, content=content, headers=JSON)
+        return response.status_code, response.headers, response.content
 
     def json(self, method, url, body=None):
         status, _, content = self.request(method, url, body)

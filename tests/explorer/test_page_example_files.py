@@ -1,6 +1,5 @@
 """Bundled image and audio models open with the example file of their card."""
 
-import asyncio
 import base64
 import json
 
@@ -8,11 +7,9 @@ import pytest
 from PIL import Image
 
 import clearhead as ch
-from clearhead.serve.app import create_app
-from clearhead.serve.explorer.snapshot import asgi_request
-from clearhead.serve.middleware import Limits
 from clearhead.serve.registry import ModelRegistry
 from clearhead.weights import model_cards
+from page_site import page_client
 
 CARD = {
     "title": "Digits",
@@ -37,10 +34,11 @@ def folder(tmp_path, monkeypatch):
 
 
 def card(path):
-    app = create_app(ModelRegistry({"digits": str(path)}, 2**30, device="cpu"), Limits(), page=True)
-    status, _, content = asyncio.run(asgi_request(app, "GET", "/api/models/digits"))
-    assert status == 200, content
-    return json.loads(content)
+    registry = ModelRegistry({"digits": str(path)}, 2**30, device="cpu")
+    with page_client(registry) as client:
+        response = client.get("/api/models/digits")
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def test_example_file_of_the_card(folder):

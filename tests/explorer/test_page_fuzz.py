@@ -1,15 +1,12 @@
 """Random requests to the page's API never cause a server error."""
 
-import asyncio
-import json
-
 import pytest
 import schemathesis
+from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 
 from clearhead.serve.app import create_app
-from clearhead.serve.explorer.snapshot import asgi_request
 from clearhead.serve.middleware import Limits
 from clearhead.serve.registry import ModelRegistry
 from serving import tiny_writer
@@ -18,7 +15,7 @@ SMALL = Limits(max_tokens=8, max_texts=4, request_timeout=10.0)
 APP = create_app(
     ModelRegistry.from_models({"writer": tiny_writer()}), SMALL, hosts=["testserver"], page=True
 )
-RUN = json.loads(asyncio.run(asgi_request(APP, "POST", "/api/runs", {"text": "hello"}))[2])
+RUN = TestClient(APP).post("/api/runs", json={"text": "hello"}).json()
 pytestmark = pytest.mark.slow
 schema = schemathesis.openapi.from_asgi("/openapi.json", APP).include(path_regex="^/api/")
 

@@ -16,7 +16,6 @@ from clearhead.hooks import force_eager
 from clearhead.serve.explorer import runs as runs_module
 from clearhead.serve.explorer.runs import RunRequest, RunStore
 from clearhead.serve.explorer.service import ExplorerService, _client
-from clearhead.serve.explorer.snapshot import Requester, asgi_request
 from clearhead.serve.middleware import Limits
 from clearhead.serve.registry import ModelRegistry
 from page_models import BYTES, byte_model
@@ -272,8 +271,7 @@ def test_turns_are_by_address(site, monkeypatch):
     assert len(seen) > 3
     assert {*seen} == {"127.0.0.1"}
     seen.clear()
-    far = Requester(address=("10.0.0.7", 5))
-    asyncio.run(asgi_request(site.app, "POST", "/api/snapshot", {"text": "a"}, far))
+    site.request("POST", "/api/snapshot", {"text": "a"}, address=("10.0.0.7", 5))
     assert {*seen} == {"10.0.0.7"}  # all that a saved page asks for
 
 
@@ -293,7 +291,7 @@ def test_leaving_stops_an_edited_translation():
 
     async def leave():
         body = {"text": "a dog", "edits": [{"name": "blocks.0.cross_attn.z"}]}
-        task = asyncio.create_task(asgi_request(site.app, "POST", "/api/translate", body))
+        task = asyncio.create_task(site.send("POST", "/api/translate", body))
         while len(passes) < 3:
             await asyncio.sleep(0.005)
         task.cancel()

@@ -150,15 +150,15 @@ def test_calls_run_between_steps_and_metrics_count(model):
         text = send_request(served.port, "GET", "/metrics")[2].decode()
         values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
         labels = '{model="writer"}'
-        assert values[f"clearhead_max_num_sequences{labels}"] == "3"
-        assert values[f"clearhead_num_sequences_running{labels}"] == "1"
-        assert values[f"clearhead_num_sequences_waiting{labels}"] == "0"
-        assert values[f"clearhead_prompt_tokens_total{labels}"] == "8"
-        assert values[f"clearhead_time_to_first_token_seconds_count{labels}"] == "1"
-        assert int(values[f"clearhead_generation_tokens_total{labels}"]) >= 1
+        assert values[f"clearhead_max_num_sequences{labels}"] == "3.0"
+        assert values[f"clearhead_num_sequences_running{labels}"] == "1.0"
+        assert values[f"clearhead_num_sequences_waiting{labels}"] == "0.0"
+        assert values[f"clearhead_prompt_tokens_total{labels}"] == "8.0"
+        assert values[f"clearhead_time_to_first_token_seconds_count{labels}"] == "1.0"
+        assert float(values[f"clearhead_generation_tokens_total{labels}"]) >= 1
         requests = 'clearhead_requests_total{path="/v1/embeddings",status="200"}'
-        assert values[requests] == "1"
-        assert int(values["process_resident_memory_bytes"]) > 1 << 20
+        assert values[requests] == "1.0"
+        assert float(values["process_resident_memory_bytes"]) > 1 << 20
         connection.close()
 
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.serve.metrics import Metrics, make_labels
 from clearhead.serve.middleware import APIError, Quota
 from clearhead.serve.scheduler import FairQueue
 
@@ -77,20 +76,3 @@ def test_a_full_queue_rejects_all_items_of_a_request():
     queue.remove("a", lambda item: item < 6)
     assert queue.num_waiting == 2
     assert [queue.pop(), queue.pop()] == [5, 6]
-
-
-def test_metrics_have_prometheus_format():
-    metrics = Metrics()
-    metrics.requests.inc(path="/", status="200")
-    metrics.requests.inc(path="/", status="200")
-    for seconds in (0.01, 0.02, 99):
-        metrics.time_to_first_token.observe(seconds, model='a"\\\n')
-    gauges = {"now": ("A gauge.", [(make_labels(x="1"), 2.5), ((), 3)])}
-    lines = metrics.render(gauges).splitlines()
-    assert 'clearhead_requests_total{path="/",status="200"} 2' in lines
-    name = "clearhead_time_to_first_token_seconds"
-    buckets = [line for line in lines if line.startswith(f"{name}_bucket")]
-    assert buckets[0].endswith('{model="a\\"\\\\\\n",le="0.01"} 1')
-    assert [int(line.rsplit(" ")[-1]) for line in buckets] == [1] + [2] * 11 + [3]
-    assert f'{name}_count{{model="a\\"\\\\\\n"}} 3' in lines
-    assert lines[-4:] == ["# HELP now A gauge.", "# TYPE now gauge", 'now{x="1"} 2.5', "now 3"]

@@ -9,7 +9,6 @@ from contextlib import suppress
 import pytest
 
 from clearhead.serve import server
-from clearhead.serve.metrics import resident_memory_bytes
 from clearhead.serve.middleware import AccessMiddleware, Limits
 from serving import (
     LONG_COMPLETION,
@@ -24,6 +23,7 @@ from serving import (
 
 BODY = {"model": "writer", "prompt": "Once", "max_tokens": 2}
 LARGE = 1 << 16
+RESIDENT_MEMORY = "process_resident_memory_bytes"
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def test_content_length_limit(served):
 
 
 def test_chunked_body_limit(served):
-    before = resident_memory_bytes()
+    before = served.registry.metrics.get_sample_value(RESIDENT_MEMORY)
     sent = 0
     with socket.create_connection(("127.0.0.1", served.port)) as raw:
         raw.sendall(
@@ -199,7 +199,7 @@ def test_chunked_body_limit(served):
             except ConnectionError:
                 break
     assert sent < 8 * LARGE + (4 << 20)  # what lay in the sockets counts too
-    assert resident_memory_bytes() - before < 16 << 20
+    assert served.registry.metrics.get_sample_value(RESIDENT_MEMORY) - before < 16 << 20
 
 
 def test_body_timeout(served):
@@ -277,9 +277,10 @@ def test_request_and_body_quotas_leave_room_for_other_addresses():
         middleware = served.app.middleware_stack
         while not isinstance(middleware, AccessMiddleware):
             middleware = middleware.app
-        quotas = middleware.quotas
+        requests = middleware.request_quota
+        num_bytes = middleware.byte_quota
         pending = [start_request(served, "127.0.0.2", 1000) for _ in range(5)]
-        wait_until(lambda: (quotas.requests.used, quotas.bytes.used) == (5, 5000))
+        wait_until(lambda: (requests.used, num_bytes.used) == (5, 5000))
         status, _, content = send_request(served.port, "GET", "/v1/models", source="127.0.0.2")
         assert status == 429
         assert "5 from your address" in error_of(content)["message"]
@@ -293,9 +294,9 @@ def test_request_and_body_quotas_leave_room_for_other_addresses():
         assert "too much data" in error_of(content)["message"]
         for connection in pending:
             connection.close()
-        wait_until(lambda: not (quotas.requests.used or quotas.bytes.used))
-        assert not quotas.requests.used_by_client
-        assert not quotas.bytes.used_by_client
+        wait_until(lambda: not (requests.used or num_bytes.used))
+        assert not requests.used_by_client
+        assert not num_bytes.used_by_client
 
 
 @pytest.mark.parametrize(

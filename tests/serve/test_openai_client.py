@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.serve.metrics import make_labels
 from serving import run_server, send_request, tiny_writer
 
 SAMPLING = {"max_tokens": 24, "temperature": 0.9, "seed": 5}
@@ -192,7 +191,8 @@ def test_max_tokens_0_can_be_streamed_and_counts_prompt_tokens(models):
         whole = client.completions.create(**how).choices
         [chunk] = client.completions.create(**how, stream=True)
         assert chunk.choices == whole
-        assert served.registry.metrics.prompt_tokens.values[make_labels(model="writer")] == 8
+        name = "clearhead_prompt_tokens_total"
+        assert served.registry.metrics.get_sample_value(name, {"model": "writer"}) == 8
 
 
 def test_chat_equals_the_library(client, models):

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from clearhead import __version__
 from clearhead.errors import ClearheadError
-from clearhead.serve.metrics import Gauges, make_labels, resident_memory_bytes
 from clearhead.serve.middleware import MAX_NAME_CHARS, AccessMiddleware, APIError, JSONDict, Limits
 from clearhead.serve.openai import add_openai_routes
 from clearhead.serve.registry import ModelRegistry
@@ -60,39 +60,12 @@ def _add_status_routes(app: FastAPI, registry: ModelRegistry) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
-        text = registry.metrics.render(_gauges(registry))
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
-
-
-def _gauges(registry: ModelRegistry) -> Gauges:
-    model_bytes = []
-    num_waiting = []
-    max_running = []
-    num_running = []
-    for name, loaded_model in registry.loaded.items():
-        labels = make_labels(model=name)
-        model_bytes.append((labels, loaded_model.num_bytes))
-        worker = loaded_model.existing_worker
-        if worker is None:
-            continue
-        num_waiting.append((labels, worker.text_queue.num_waiting))
-        scheduler = worker.existing_scheduler
-        if scheduler is not None:
-            max_running.append((labels, scheduler.engine.slots))
-            num_running.append((labels, len(scheduler.running)))
-    process_bytes = [((), resident_memory_bytes())]
-    return {
-        "clearhead_num_sequences_waiting": ("Queued sequences.", num_waiting),
-        "clearhead_max_num_sequences": ("Maximum batch size.", max_running),
-        "clearhead_num_sequences_running": ("Sequences being generated.", num_running),
-        "clearhead_model_memory_bytes": ("Memory of models and their KV caches.", model_bytes),
-        "process_resident_memory_bytes": ("Resident memory of the process.", process_bytes),
-    }
+        return Response(generate_latest(registry.metrics), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _handle_clearhead_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ClearheadError)
-    return _error_response(APIError.from_error(error))
+    return APIError.from_error(error).to_response()
 
 
 async def _handle_validation_error(request: Request, error: Exception) -> Response:
@@ -102,13 +75,12 @@ async def _handle_validation_error(request: Request, error: Exception) -> Respon
     first = details[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ClearheadError):
-        return _error_response(APIError.from_error(cause))
+        return APIError.from_error(cause).to_response()
     if first["type"] == "json_invalid":
-        return _error_response(APIError("Request body is not valid JSON."))
+        return APIError("Request body is not valid JSON.").to_response()
     if isinstance(first.get("input"), bytes):
-        return _error_response(
-            APIError("Request body must be JSON with Content-Type: application/json.")
-        )
+        message = "Request body must be JSON with Content-Type: application/json."
+        return APIError(message).to_response()
     field = str([*first["loc"], "body"][1])[:MAX_NAME_CHARS]  # loc: "body", field, index …
     messages = [
         detail["msg"].removeprefix("Input ")
@@ -116,7 +88,7 @@ async def _handle_validation_error(request: Request, error: Exception) -> Respon
         if field in map(str, detail["loc"])
     ]
     reason = " or ".join(dict.fromkeys(messages)) or first["msg"]
-    return _error_response(APIError(f"{field}: {reason}."[:MAX_MESSAGE_CHARS], param=field))
+    return APIError(f"{field}: {reason}."[:MAX_MESSAGE_CHARS], param=field).to_response()
 
 
 async def _handle_http_error(request: Request, error: Exception) -> Response:
@@ -129,10 +101,6 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
         message = f"Not found: {path}.{hint}"
     elif message == "Method Not Allowed":
         message = f"Method {request.method} is not allowed for {path}."
-    response = _error_response(APIError(message, error.status_code))
+    response = APIError(message, error.status_code).to_response()
     response.headers.update(error.headers or {})
     return response
-
-
-def _error_response(error: APIError) -> Response:
-    return Response(error.body, error.status_code, error.headers, "application/json")

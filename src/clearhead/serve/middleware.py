@@ -6,15 +6,18 @@ import ipaddress
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
+from prometheus_client import Counter as CounterMetric
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clearhead.errors import ClearheadError, NonFiniteError
-from clearhead.serve.metrics import CounterMetric
 
 log = logging.getLogger("clearhead.serve")
 
@@ -23,7 +26,6 @@ PUBLIC_PATHS = ("/health",)  # need no key and are never rate-limited
 GRACE_SECONDS = 5.0  # after its timeout, a request may still report the timeout itself
 MAX_NAME_CHARS = 80  # of names in error messages
 CLIENT_CLOSED_REQUEST = 499  # status in the metrics if the client left before the response
-MAX_QUERY_CHARS = 4096  # longer query strings are not searched for a key
 KEY_COOKIE = "clearhead_key"
 SECURITY_HEADERS = {
     "content-security-policy": (
@@ -37,7 +39,6 @@ SECURITY_HEADERS = {
 }
 
 JSONDict = dict[str, Any]
-RequestCheck = Callable[[Mapping[str, str], str, str], dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -102,18 +103,14 @@ class APIError(ClearheadError):
         }
         return {"error": error}
 
-    @property
-    def body(self) -> bytes:
-        return json.dumps(self.payload, ensure_ascii=False).encode(errors="replace")
-
-    @property
-    def headers(self) -> dict[str, str]:
+    def to_response(self) -> Response:
         headers = {}
         if self.status_code == 401:
             headers["WWW-Authenticate"] = "Bearer"
         if self.retry_after:
             headers["Retry-After"] = str(self.retry_after)
-        return headers
+        content = json.dumps(self.payload, ensure_ascii=False).encode(errors="replace")
+        return Response(content, self.status_code, headers, "application/json")
 
 
 class Quota:
@@ -146,25 +143,18 @@ class Quota:
             del self.used_by_client[client]
 
 
-class RequestQuotas:
-    """Concurrent requests and their body bytes, by client."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.requests = Quota(limits.max_requests)
-        self.bytes = Quota(limits.max_total_body_bytes)
-
-
 class ClientDisconnected(Exception):
     """The client closed the connection before its request was complete."""
 
 
 class RequestHandler:
-    """Runs an app for one request within the limits and cancels it if the client disconnects."""
+    """Runs the app for one request within the limits and cancels it if the client disconnects."""
 
-    def __init__(self, quotas: RequestQuotas, scope: Scope, receive: Receive, send: Send) -> None:
-        self.quotas = quotas
-        self.limits = quotas.limits
+    def __init__(
+        self, middleware: "AccessMiddleware", scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self.middleware = middleware
+        self.limits = middleware.limits
         self.scope = scope
         self.receive = receive
         self.send_to_client = send
@@ -174,10 +164,10 @@ class RequestHandler:
         self.acquired_requests = 0
         self.acquired_bytes = 0
 
-    async def run(self, check: RequestCheck, app: ASGIApp) -> None:
+    async def run(self) -> None:
         """Always respond to the client; log internal errors."""
         try:
-            await self._run(check, app)
+            await self._run()
         except ClientDisconnected:
             pass
         except APIError as error:
@@ -190,28 +180,22 @@ class RequestHandler:
             log.error("%s %r: %s: %s", method, path, type(error).__name__, error, exc_info=error)
             await self._send_error(APIError("Internal server error; see the server log.", 500))
         finally:
-            self.quotas.requests.release(self.client, self.acquired_requests)
-            self.quotas.bytes.release(self.client, self.acquired_bytes)
+            self.middleware.request_quota.release(self.client, self.acquired_requests)
+            self.middleware.byte_quota.release(self.client, self.acquired_bytes)
 
-    async def _run(self, check: RequestCheck, app: ASGIApp) -> None:
-        headers: dict[str, str] = {}
-        for raw_name, raw_value in self.scope["headers"]:
-            name = raw_name.decode("latin-1")
-            if name in ("host", "origin") and name in headers:
-                raise APIError(f"Duplicate {name.capitalize()} header.")
-            headers[name] = raw_value.decode("latin-1")
-        query = self.scope["query_string"].decode("latin-1")
-        redirect_headers = check(headers, self.scope["path"], query)
-        if redirect_headers:
-            await self._send_response(303, redirect_headers, b"")
+    async def _run(self) -> None:
+        request = Request(self.scope)
+        redirect = self.middleware.authorize(request)
+        if redirect is not None:
+            await redirect(self.scope, self.receive, self._send)
             return
         self._acquire_request()
-        await self._run_app(app, await self._read_body(headers))
+        await self._run_app(await self._read_body(request.headers))
 
     def _acquire_request(self) -> None:
         if self.scope["path"] in PUBLIC_PATHS:
             return
-        requests = self.quotas.requests
+        requests = self.middleware.request_quota
         if not requests.fits(self.client, 1):
             own = requests.used_by_client[self.client]
             raise APIError(
@@ -223,13 +207,14 @@ class RequestHandler:
         self.acquired_requests = 1
         requests.acquire(self.client, 1)
 
-    async def _read_body(self, headers: Mapping[str, str]) -> bytes:
+    async def _read_body(self, headers: Headers) -> bytes:
         too_large = APIError(
             f"Request body is larger than {self.limits.max_body_bytes:,} bytes.", 413
         )
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.limits.max_body_bytes:
             raise too_large
+        byte_quota = self.middleware.byte_quota
         parts = list[bytes]()
         try:
             async with asyncio.timeout(self.limits.body_timeout):
@@ -242,7 +227,7 @@ class RequestHandler:
                     has_more = message.get("more_body", False)
                     if self.acquired_bytes + len(part) > self.limits.max_body_bytes:
                         raise too_large
-                    if part and not self.quotas.bytes.fits(self.client, len(part)):
+                    if part and not byte_quota.fits(self.client, len(part)):
                         raise APIError(
                             "The server is receiving too much data. Try again later.",
                             503,
@@ -250,14 +235,14 @@ class RequestHandler:
                         )
                     parts.append(part)
                     self.acquired_bytes += len(part)
-                    self.quotas.bytes.acquire(self.client, len(part))
+                    byte_quota.acquire(self.client, len(part))
         except TimeoutError:
             raise APIError(
                 f"Request body was not received within {self.limits.body_timeout:g} seconds.", 408
             ) from None
         return b"".join(parts)
 
-    async def _run_app(self, app: ASGIApp, body: bytes) -> None:
+    async def _run_app(self, body: bytes) -> None:
         """Run the app until it responds, its time is up, or the client disconnects."""
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -268,7 +253,7 @@ class RequestHandler:
             while (await self.receive())["type"] != "http.disconnect":
                 pass
 
-        response = asyncio.ensure_future(app(self.scope, receive_body, self._send))
+        response = asyncio.ensure_future(self.middleware.app(self.scope, receive_body, self._send))
         disconnect = asyncio.ensure_future(wait_for_disconnect())
         try:
             finished, _ = await asyncio.wait(
@@ -291,32 +276,19 @@ class RequestHandler:
         """Send a message of the app with security headers, unless the app sets its own."""
         if message["type"] == "http.response.start":
             self.status_code = message["status"]
-            app_headers = {name.lower() for name, _ in message["headers"]}
-            security_headers = [
-                (name.encode(), value.encode())
-                for name, value in SECURITY_HEADERS.items()
-                if name.encode() not in app_headers
-            ]
-            message = {**message, "headers": [*message["headers"], *security_headers]}
+            headers = MutableHeaders(scope=message)
+            for name, value in SECURITY_HEADERS.items():
+                headers.setdefault(name, value)
         elif not message.get("more_body", False):
             self.is_complete = True
         await self.send_to_client(message)
 
-    async def _send_response(
-        self, status_code: int, headers: Mapping[str, str], body: bytes
-    ) -> None:
-        all_headers = {"content-length": str(len(body)), **headers}
-        raw = [
-            (name.lower().encode(), value.encode("latin-1")) for name, value in all_headers.items()
-        ]
-        await self._send({"type": "http.response.start", "status": status_code, "headers": raw})
-        await self._send({"type": "http.response.body", "body": body})
-
     async def _send_error(self, error: APIError) -> None:
         """Send an error unless the response has started; an unread body is not waited for."""
         if not self.status_code:
-            headers = {"content-type": "application/json", "connection": "close"}
-            await self._send_response(error.status_code, headers | error.headers, error.body)
+            response = error.to_response()
+            response.headers["connection"] = "close"
+            await response(self.scope, self.receive, self._send)
 
 
 class AccessMiddleware:
@@ -333,57 +305,66 @@ class AccessMiddleware:
         self.app = app
         self.api_key = api_key.encode()
         self.hosts = {"localhost", *(host.lower() for host in hosts)}
-        self.quotas = RequestQuotas(limits)
+        self.limits = limits
+        self.request_quota = Quota(limits.max_requests)
+        self.byte_quota = Quota(limits.max_total_body_bytes)
         self.request_counter = request_counter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            handler = RequestHandler(self.quotas, scope, receive, send)
-            await handler.run(self.authorize, self.app)
+            handler = RequestHandler(self, scope, receive, send)
+            await handler.run()
             route = getattr(scope.get("route"), "path", "other")
             status_code = handler.status_code or CLIENT_CLOSED_REQUEST
-            self.request_counter.inc(path=route, status=str(status_code))
+            self.request_counter.labels(route, status_code).inc()
         else:  # WebSocket
             await send({"type": "websocket.close", "code": 1008})
 
-    def authorize(self, headers: Mapping[str, str], path: str, query: str) -> dict[str, str]:
-        """Reject unauthorized requests. Returns redirect headers for a valid `?key=` in the URL."""
-        self._check_host_and_origin(headers.get("host", ""), headers.get("origin"))
+    def authorize(self, request: Request) -> RedirectResponse | None:
+        """Reject unauthorized requests; redirect a valid `?key=` in the URL, to set a cookie."""
+        headers = request.headers
+        self._check_host_and_origin(headers)
         is_cross_site = headers.get("sec-fetch-site") == "cross-site"
         if is_cross_site and headers.get("sec-fetch-mode") != "navigate":
             raise APIError("Cross-site requests are not allowed.", 403)
+        path = request.scope["path"]
         if not self.api_key or path in PUBLIC_PATHS:
-            return {}
+            return None
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._is_valid_key(token):
-            return {}
-        if self._is_valid_key(_key_of_cookie(headers.get("cookie", ""))):
-            return {}
-        parameters = dict(parse_qsl(query)) if len(query) < MAX_QUERY_CHARS else {}
+            return None
+        if self._is_valid_key(unquote(request.cookies.get(KEY_COOKIE, ""))):
+            return None
+        parameters = dict(request.query_params)
         if not self._is_valid_key(parameters.pop("key", "")):
             raise APIError(
                 "Missing or invalid API key. Send it as Authorization: Bearer KEY.",
                 401,
                 code="invalid_api_key",
             )
-        location = (
-            "/" + quote(path.lstrip("/")) + (f"?{urlencode(parameters)}" if parameters else "")
-        )
-        cookie = f"{KEY_COOKIE}={quote(self.api_key, safe='')}; HttpOnly; SameSite=Lax; Path=/"
-        return {"location": location, "set-cookie": cookie}
+        url = "/" + quote(path.lstrip("/")) + (f"?{urlencode(parameters)}" if parameters else "")
+        redirect = RedirectResponse(url, 303)
+        cookie = quote(self.api_key, safe="")
+        redirect.set_cookie(KEY_COOKIE, cookie, httponly=True, samesite="lax")
+        return redirect
 
     def _is_valid_key(self, key: str) -> bool:
         return hmac.compare_digest(key.encode(errors="replace"), self.api_key)
 
-    def _check_host_and_origin(self, host: str, origin: str | None) -> None:
+    def _check_host_and_origin(self, headers: Headers) -> None:
         """Prevent DNS rebinding: a foreign page's name may resolve to this machine."""
+        for name in ("host", "origin"):
+            if len(headers.getlist(name)) > 1:
+                raise APIError(f"Duplicate {name.capitalize()} header.")
+        host = headers.get("host", "")
         if not self._is_allowed_host(host):
             raise APIError(
                 f"Host {host[:80]!r} is not allowed; start the server with --allow-host HOST.",
                 421,
             )
+        origin = headers.get("origin")
         allowed_origins = (f"http://{host.lower()}", f"https://{host.lower()}")
         if origin is not None and origin.lower() not in allowed_origins:
             raise APIError(f"Requests from origin {origin[:80]!r} are not allowed.", 403)
@@ -397,11 +378,3 @@ class AccessMiddleware:
         except ValueError:
             return False
         return parts.username is None and is_known
-
-
-def _key_of_cookie(header: str) -> str:
-    for part in header.split(";"):
-        name, _, value = part.strip().partition("=")
-        if name == KEY_COOKIE:
-            return unquote(value)
-    return ""

@@ -608,9 +608,8 @@ def add_openai_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> 
             has_logprobs = body.logprobs is not None
             builder = ResponseBuilder(loaded_model, sequences, False, has_logprobs, logprobs)
             if body.max_tokens == 0:
-                registry.metrics.prompt_tokens.inc(
-                    builder.num_prompt_tokens, model=loaded_model.name
-                )
+                count = registry.metrics.prompt_tokens.labels(loaded_model.name)
+                count.inc(builder.num_prompt_tokens)
                 return _prompt_response(builder, body.stream)
             job = worker.submit(client, sequences)
         return await _respond(job, builder, body)

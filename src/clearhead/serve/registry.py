@@ -17,7 +17,7 @@ import torch
 from clearhead.api import Model, load
 from clearhead.errors import ClearheadError, suggest
 from clearhead.model.int8 import is_quantized
-from clearhead.serve.metrics import Metrics
+from clearhead.serve.metrics import Metrics, ModelCollector
 from clearhead.serve.middleware import MAX_NAME_CHARS, APIError, Limits
 from clearhead.serve.scheduler import BatchCapacity, ModelWorker, stopping_error
 from clearhead.weights.checkpoint import Placement
@@ -116,8 +116,9 @@ class ModelRegistry:
         self.dtype = dtype
         self.names = [*paths]
         self.limits = Limits()
-        self.metrics = Metrics()
         self.loaded: dict[str, LoadedModel] = {}  # least recently used first
+        self.metrics = Metrics()
+        self.metrics.register(ModelCollector(self.loaded))
         self.is_frozen = False  # no more models are loaded
         self.is_stopping = False
         self._load_tasks: dict[str, asyncio.Task[LoadedModel]] = {}
@@ -126,9 +127,8 @@ class ModelRegistry:
     def from_models(cls, models: Mapping[str, Model]) -> Self:
         """Create a registry of models that are already loaded and stay loaded."""
         registry = cls({}, max_bytes=0)
-        registry.loaded = {
-            name: LoadedModel(name, "", model, registry) for name, model in models.items()
-        }
+        for name, model in models.items():
+            registry.loaded[name] = LoadedModel(name, "", model, registry)
         registry.names = [*models]
         return registry
 

@@ -199,8 +199,8 @@ class GenerationJob:
         is_first = self.last_token_at == self.started_at
         metrics = self.metrics
         latency = metrics.time_to_first_token if is_first else metrics.time_per_output_token
-        latency.observe(now - self.last_token_at, model=self.model_name)
-        metrics.generation_tokens.inc(len(chunks), model=self.model_name)
+        latency.labels(self.model_name).observe(now - self.last_token_at)
+        metrics.generation_tokens.labels(self.model_name).inc(len(chunks))
         self.last_token_at = now
         self.unread_chunks += chunks
         self.num_unfinished -= sum(bool(chunk.finish_reason) for chunk in chunks)
@@ -396,7 +396,7 @@ class ModelWorker:
         self.loop = job.loop
         self.jobs.add(job)
         prompts = (s.request.prompt for s in sequences if not s.request.sample_index)
-        self.metrics.prompt_tokens.inc(sum(map(len, prompts)), model=self.name)
+        self.metrics.prompt_tokens.labels(self.name).inc(sum(map(len, prompts)))
         return job
 
     async def call(self, client: str, function: Callable[[], T]) -> T:

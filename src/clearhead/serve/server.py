@@ -4,8 +4,10 @@ import asyncio
 import errno
 import ipaddress
 import os
+import signal
 import socket
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -120,7 +122,11 @@ class Server(uvicorn.Server):
         if self.force_exit:
             stop_models.cancel()
         await asyncio.gather(stop_models, return_exceptions=True)
-        self._captured_signals.clear()  # handled; uvicorn would raise them again
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop at the first signal, at once at a second SIGINT. uvicorn would raise it again."""
+        self.force_exit |= self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
 
 def run_server(

@@ -76,7 +76,7 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
                     indices, await loaded_model.worker.call(client, function), strict=True
                 )
         num_tokens = sum(map(len, rows))
-        registry.metrics.prompt_tokens.inc(num_tokens, model=loaded_model.name)
+        registry.metrics.prompt_tokens.labels(loaded_model.name).inc(num_tokens)
         data = [
             {
                 "object": "embedding",
@@ -105,7 +105,7 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
                     indices, await loaded_model.worker.call(client, function), strict=True
                 )
                 num_tokens = sum(map(len, batch.unpadded_rows()))
-                registry.metrics.prompt_tokens.inc(num_tokens, model=loaded_model.name)
+                registry.metrics.prompt_tokens.labels(loaded_model.name).inc(num_tokens)
         classifications = [
             {**_classification_to_dict(result), "truncated": i in truncated}
             for i, result in sorted(results.items())
@@ -135,7 +135,7 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
                 with with_index(index if len(texts) > 1 else None):
                     result = await loaded_model.worker.call(client, function)
                 results.append(asdict(result))
-        registry.metrics.prompt_tokens.inc(sum(map(len, rows)), model=loaded_model.name)
+        registry.metrics.prompt_tokens.labels(loaded_model.name).inc(sum(map(len, rows)))
         return JSONResponse({"model": loaded_model.name, "results": results})
 
     @app.post("/translate", responses=ERROR_RESPONSES)

@@ -1,15 +1,14 @@
 """The page as one HTML file: sends a browser's requests to the app and embeds the responses."""
 
-import asyncio
 import base64
 import json
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request
+from httpx2 import ASGITransport, AsyncClient, Response
 
 from clearhead.errors import ClearheadError
 from clearhead.lens.activations import ATTENTION_KINDS, attention_path
@@ -57,15 +56,15 @@ class PageRequest(NamedTuple):
         return f"{key} {json.dumps(self.body, ensure_ascii=False, separators=(',', ':'))}"
 
 
-@dataclass(frozen=True)
-class Requester:
-    """Headers (for authorization) and address (for quotas) of requests to the app."""
-
-    headers: Sequence[tuple[bytes, bytes]] = ((b"host", b"localhost"),)
-    address: tuple[str, int] | None = ("127.0.0.1", 0)
-
-
-LOCAL_REQUESTER = Requester()
+def asgi_client(
+    app: FastAPI,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    address: tuple[str, int] = ("127.0.0.1", 0),
+) -> AsyncClient:
+    """A client of an app without network, with headers (for access) and address (for quotas)."""
+    transport = ASGITransport(app, client=address)
+    url = "http://localhost"
+    return AsyncClient(transport=transport, base_url=url, headers=headers, trust_env=False)
 
 
 def snapshot_routes() -> APIRouter:
@@ -77,9 +76,9 @@ def snapshot_routes() -> APIRouter:
     ) -> Responses:
         """All responses that a saved page of a run needs."""
         headers = [pair for pair in request.headers.raw if pair[0] in FORWARDED_HEADERS]
-        requester = Requester(headers, request.client)
-        selection = Selection(layer, head, query)
-        return await collect_responses(request.app, await request.json(), requester, selection)
+        async with asgi_client(request.app, headers, request.client or ("", 0)) as client:
+            selection = Selection(layer, head, query)
+            return await collect_responses(client, await request.json(), selection)
 
     return router
 
@@ -87,7 +86,8 @@ def snapshot_routes() -> APIRouter:
 async def build_saved_page(app: FastAPI, text: str, source: str = "") -> str:
     """The page of the first model with a text, as one HTML file."""
     inputs = {name: value for name, value in (("text", text), ("source", source)) if value}
-    responses: JSONDict = dict(await collect_responses(app, inputs))
+    async with asgi_client(app) as client:
+        responses: JSONDict = dict(await collect_responses(client, inputs))
     fragment = "&".join(f"{name}={quote(value)}" for name, value in inputs.items())
     responses["hash"] = f"#{fragment}" if fragment else ""
     html: str = app.state.assets.standalone_html(to_script_json(responses))
@@ -95,16 +95,12 @@ async def build_saved_page(app: FastAPI, text: str, source: str = "") -> str:
 
 
 async def collect_responses(
-    app: FastAPI,
-    run_fields: JSONDict,
-    requester: Requester = LOCAL_REQUESTER,
-    selection: Selection = Selection(),
+    client: AsyncClient, run_fields: JSONDict, selection: Selection = Selection()
 ) -> Responses:
     """Responses to all requests of the views for a run, with and without its edits."""
 
     async def get_json(method: str, url: str, body: JSONDict | None = None) -> Any:
-        _, content = await _request(app, PageRequest(method, url, body), requester)
-        return json.loads(content)
+        return (await _send(client, PageRequest(method, url, body))).json()
 
     models = await get_json("GET", "/api/models")
     model_url = f"/api/models/{quote(run_fields.get('model') or models[0]['name'], safe='')}"
@@ -132,7 +128,7 @@ async def collect_responses(
     responses: Responses = {}
     for page_request in requests:
         with suppress(ClearheadError):  # not available for this model
-            responses[page_request.key] = await _serialize_response(app, page_request, requester)
+            responses[page_request.key] = await _serialize_response(client, page_request)
     responses["GET api/models"] = {"type": "json", "content": [card]}  # only this model is saved
     return responses
 
@@ -251,72 +247,19 @@ def _model_requests(
     return requests
 
 
-async def _serialize_response(
-    app: FastAPI, page_request: PageRequest, requester: Requester
-) -> JSONDict:
-    headers, content = await _request(app, page_request, requester)
-    if "json" in headers.get("content-type", ""):
-        return {"type": "json", "content": json.loads(content)}
-    pooled = int(headers.get("x-pooled", "1"))
-    data = base64.b64encode(content).decode()
+async def _serialize_response(client: AsyncClient, page_request: PageRequest) -> JSONDict:
+    response = await _send(client, page_request)
+    if "json" in response.headers["content-type"]:
+        return {"type": "json", "content": response.json()}
+    pooled = int(response.headers.get("x-pooled", "1"))
+    data = base64.b64encode(response.content).decode()
     return {"type": "npy", "headers": {"pooled": pooled}, "content": data}
 
 
-async def _request(
-    app: FastAPI, page_request: PageRequest, requester: Requester
-) -> tuple[dict[str, str], bytes]:
-    """Headers and content of a successful response."""
-    status_code, headers, content = await asgi_request(app, *page_request, requester)
-    if status_code != 200:
-        raise ClearheadError(json.loads(content)["error"]["message"])
-    return headers, content
-
-
-async def asgi_request(
-    app: FastAPI,
-    method: str,
-    url: str,
-    body: object = None,
-    requester: Requester = LOCAL_REQUESTER,
-) -> tuple[int, dict[str, str], bytes]:
-    """Send a request to an app without network: status, headers and content of the response."""
-    parts = urlsplit(url)
-    request_body = b"" if body is None else json.dumps(body).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(request_body)),
-        *requester.headers,
-    ]
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": parts.path,
-        "raw_path": parts.path.encode(),
-        "query_string": parts.query.encode(),
-        "root_path": "",
-        "headers": headers,
-        "client": requester.address,
-        "server": ("localhost", 80),
-    }
-    messages = [{"type": "http.request", "body": request_body, "more_body": False}]
-    status_code = 0
-    response_headers: dict[str, str] = {}
-    chunks = list[bytes]()
-
-    async def receive() -> MutableMapping[str, Any]:
-        return messages.pop() if messages else await asyncio.Future()  # never disconnects
-
-    async def send(message: MutableMapping[str, Any]) -> None:
-        nonlocal status_code
-        if message["type"] == "http.response.start":
-            status_code = message["status"]
-            for name, value in message["headers"]:
-                response_headers[name.decode().lower()] = value.decode()
-        else:
-            chunks.append(message.get("body", b""))
-
-    await app(scope, receive, send)
-    return status_code, response_headers, b"".join(chunks)
+async def _send(client: AsyncClient, page_request: PageRequest) -> Response:
+    """A successful response."""
+    method, url, body = page_request
+    response = await client.request(method, url, json=body)
+    if response.status_code != 200:
+        raise ClearheadError(response.json()["error"]["message"])
+    return response
