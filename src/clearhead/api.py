@@ -73,7 +73,7 @@ TextInput = (
     | Sequence[int]
     | Sequence[Sequence[int]]
 )
-MediaInput = Tensor | str | Path | Sequence[str | Path]  # values, or files
+MediaInput = Tensor | str | Path | Sequence[str | Path]  # tensors, or paths of files
 Edits = Mapping[str, Callable[..., Tensor]]
 Messages = Sequence[chats.Message]
 
@@ -152,7 +152,7 @@ class Model(Checkpoint):
         edits: Edits | None = None,
         gradients: bool = False,
     ) -> Tensor:
-        """The last hidden states: tokens × d_model; with a batch dimension for several texts."""
+        """Final hidden states, `[seq, d_model]`; with a batch dimension for several texts."""
         if edits and "logits" in edits:
             raise ClearheadError("edits of logits do not affect hidden states. Use logits(…).")
         batch = self.make_batch(x, source, images, audio)
@@ -178,9 +178,9 @@ class Model(Checkpoint):
             source: what an encoder-decoder reads.
             images: tensors or files, for a model that reads images.
             audio: tensors or files, for a model that reads audio.
-            edits: `{name: edit}`, an edit being `ablate`, `scale`, `replace` or any function of a
-                tensor.
-            gradients: whether the result is differentiable.
+            edits: a mapping from names of activations to `ablate`, `scale`, `replace` or any
+                function of a tensor.
+            gradients: keep the autograd graph, so that the result is differentiable.
         """
         if isinstance(self.config.model.head, c.NoHead):
             raise ClearheadError("this model has no head, so it has no logits. Use hidden(…).")
@@ -201,11 +201,11 @@ class Model(Checkpoint):
         edits: Edits | None = None,
         gradients: bool = False,
     ) -> ActivationCache:
-        """Activations by name, always with a batch dimension. The other arguments are as in
-        `logits`.
+        """Run the model and record activations by name, always with a batch dimension.
 
         `names` are patterns like "blocks.*.attn.pattern". A mapping from patterns to functions
-        keeps what the functions return: `{"blocks.*.attn.pattern": lambda p: p[:, 3]}`.
+        keeps what the functions return: `{"blocks.*.attn.pattern": lambda p: p[:, 3]}`. The other
+        arguments are those of `logits`.
         """
         batch = self.make_batch(x, source, images, audio)
         hooks = self.make_hooks([names] if isinstance(names, str) else names, edits, batch)
@@ -257,7 +257,7 @@ class Model(Checkpoint):
         )
 
     def run_batch(self, batch: Batch, hooks: Hooks = NO_HOOKS) -> Tensor:
-        """The hidden states of a batch."""
+        """Compute the hidden states of a batch."""
         hidden: Tensor = self.net(
             batch.inputs,
             segment_ids=batch.segment_ids,
@@ -274,7 +274,7 @@ class Model(Checkpoint):
         edits: Edits | None,
         batch: Batch | None = None,
     ) -> Hooks:
-        """Hooks that record `names` and apply `edits`, after checking both."""
+        """Check `names` and `edits`, and return hooks that record and apply them."""
         check_type(names, Iterable, "names of activations")
         names = names if isinstance(names, Mapping) else list(names)
         if isinstance(names, Mapping) and not all(map(callable, names.values())):
@@ -328,7 +328,7 @@ class Model(Checkpoint):
         edits: Edits | None = None,
         **unknown: object,
     ) -> Generation | list[Generation]:
-        """Continue a prompt; a list of prompts gives a list.
+        """Generate a continuation of a prompt; a list of prompts gives a list.
 
         With n > 1, `choices` of the result holds all samples. `logprobs` adds the log-probabilities
         of that many most likely tokens, `echo` repeats the prompt, `overflow="slide"` allows texts
@@ -369,7 +369,7 @@ class Model(Checkpoint):
         edits: Edits | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Iterator[TextChunk]:
-        """Generate text chunk by chunk, with the options of `generate`."""
+        """Generate text and yield it chunk by chunk. The options are those of `generate`."""
         more_names = ("n", "logprobs", "echo", "edits")
         config = sampling_config("stream", max_tokens, temperature, options, more_names)
         stream, _ = self._generation_stream(prompt, config, n, logprobs, echo, edits)
@@ -384,7 +384,7 @@ class Model(Checkpoint):
         echo: bool,
         edits: Edits | None,
     ) -> tuple[GenerationStream, bool]:
-        """The stream of texts that continue these prompts, and whether there is only one prompt."""
+        """Start generating; returns the stream, and whether there is a single prompt."""
         check_can_generate(self.config.model)
         check_sample_counts(n, logprobs)
         batch = self.make_batch(prompt, allow_overflow=True)  # the engine checks the length
@@ -411,7 +411,7 @@ class Model(Checkpoint):
         edits: Edits | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Generation:
-        """Answer a conversation: `[{"role": "user", "content": "…"}, …]`, a system prompt first."""
+        """Answer a conversation: `[{"role": "user", "content": "…"}, …]`."""
         more_names = ("n", "logprobs", "edits")
         config = sampling_config("chat", max_tokens, temperature, options, more_names)
         prompt, config = self._chat_request(messages, config)
@@ -428,7 +428,7 @@ class Model(Checkpoint):
         edits: Edits | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Iterator[TextChunk]:
-        """Answer a conversation chunk by chunk."""
+        """Answer a conversation and yield the answer chunk by chunk."""
         more_names = ("logprobs", "edits")
         config = sampling_config("chat_stream", max_tokens, temperature, options, more_names)
         prompt, config = self._chat_request(messages, config)
@@ -457,7 +457,7 @@ class Model(Checkpoint):
         return ChatSession(self, system, config)
 
     def chat_prompt(self, messages: Messages) -> str:
-        """The text the model reads for a conversation, with its special tokens."""
+        """Render a conversation as the text that the model reads, with its special tokens."""
         return chats.chat_prompt(self.config.inference.chat_template, messages, self.tokenizer)
 
     @overload
@@ -602,14 +602,14 @@ class Model(Checkpoint):
         return results[0] if batch.is_single else results
 
     def _edited_net(self, edits: Edits | None, *, per_token: bool = True) -> Transformer:
-        """The network with edited activations, while generating those of one token at a time."""
+        """The network with edited activations; `per_token` while it generates."""
         if not edits:
             return self.net
         checked = check_edits(self.config.model, edits, per_token=per_token)
         return EditedTransformer(self.net, checked)
 
     def with_backend(self, backend: str, dtype: str = "") -> backends.BackendModel:
-        """The same model in another engine, "ctranslate2" or "onnxruntime".
+        """Export the model to another engine, "ctranslate2" or "onnxruntime".
 
         CTranslate2 takes a `dtype` of its own, such as int8. Options that a backend does not
         support are refused.
@@ -712,7 +712,7 @@ class Model(Checkpoint):
         images: MediaInput | None = None,
         audio: MediaInput | None = None,
     ) -> Batch:
-        """A batch of truncated texts; warns if any is longer than `max_length`."""
+        """Make a batch of texts truncated to `max_length` tokens; warn if any was longer."""
         batch = self.make_batch(texts, images=images, audio=audio, max_length=max_length)
         if batch.media_tokens or not 0 < max_length <= batch.inputs.shape[1]:
             return batch
@@ -735,7 +735,7 @@ class Model(Checkpoint):
     @overload
     def score(self, text: TextInput, overflow: str = "error") -> Score | list[Score]: ...
     def score(self, text: TextInput, overflow: str = "error") -> Score | list[Score]:
-        """The log-probability of each token after the first; a list gives a list.
+        """Compute the log-probability of each token after the first; a list gives a list.
 
         With overflow="slide", a text longer than the context is read in windows that overlap by
         half, so each token is predicted from at least half a context.
@@ -749,7 +749,7 @@ class Model(Checkpoint):
 
 @contextmanager
 def _grad_mode(gradients: bool, hooks: Hooks) -> Iterator[None]:
-    """Gradients if wanted; eager if any activation is observed."""
+    """Enable or disable gradients; run eagerly if there are hooks."""
     with torch.set_grad_enabled(gradients), nullcontext() if hooks is NO_HOOKS else force_eager():
         yield
 
@@ -763,7 +763,7 @@ def new(
     dtype: str = "float32",
     **changes: object,
 ) -> Model:
-    """A model with random weights, from a preset or a configuration.
+    """Create a model with random weights from a preset or a configuration.
 
     `changes` are options of the model, with two underscores for a dot:
     `new("lecture-lm", d_model=64, position="rotary", attention__n_heads=8)`.

@@ -18,7 +18,11 @@ from clearhead.errors import DATA_ERRORS, ClearheadError, cannot_read, check_typ
 # --- images
 ImageInput = str | Path | Image.Image | NDArray[np.uint8]
 # Raised by Pillow's decoders for invalid files.
-IMAGE_ERRORS = (*DATA_ERRORS, SyntaxError, Image.DecompressionBombError)
+IMAGE_ERRORS: tuple[type[BaseException], ...] = (
+    *DATA_ERRORS,
+    SyntaxError,
+    Image.DecompressionBombError,
+)
 MAX_MEAN_BRIGHTNESS = 2.0  # standard deviations above the mean that a model expects
 
 

@@ -47,7 +47,7 @@ class Tokenizer:
     def __init__(self, backend: tk.Tokenizer) -> None:
         backend.no_truncation()  # some published files truncate at 128 tokens silently
         backend.no_padding()
-        backend.encode_special_tokens = True  # in a text, they are plain text
+        backend.encode_special_tokens = True  # typed by a user, they are plain text
         self.backend = backend
 
     @classmethod

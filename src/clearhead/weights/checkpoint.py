@@ -25,9 +25,9 @@ HF_CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 SOURCE_TOKENIZER_FILE = "source_tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
-EXPORT_FILE = "clearhead_export.json"  # marks a folder that was exported from here
+EXPORT_FILE = "clearhead_export.json"  # marks a folder that clearhead exported
 
-# Every file that any export format writes. A folder that holds another file is never replaced.
+# Every file that some export format writes. A folder with any other file is never replaced.
 MODEL_FILES = {
     "1_Pooling", "chat_template.jinja", "clearhead.json", "clearhead_export.json", "config.json",
     "decoder_model.onnx", "decoder_model.onnx.data", "encoder_model.onnx",
@@ -61,7 +61,7 @@ class Checkpoint:
 
     @property
     def tokenizers(self) -> tuple[Tokenizer | None, Tokenizer | None]:
-        """The output and the input tokenizer; the same one unless the source has its own."""
+        """The tokenizers of the target and of the source; usually the same."""
         return self.tokenizer, self.source_tokenizer or self.tokenizer
 
 
@@ -216,9 +216,10 @@ class Placement:
 
     @classmethod
     def from_names(cls, device: str | torch.device, dtype: str | torch.dtype) -> Self:
-        """By name. Empty device: CUDA if available. Empty dtype: as stored on CUDA, float32 on CPU.
+        """Parse the names of a device and a dtype.
 
-        (CPUs are slower at 16 bits.)
+        The default device is CUDA if available. The default dtype is the stored one on CUDA, and
+        float32 on a CPU, which is slower at 16 bits.
         """
         device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         name = str(dtype or "").removeprefix("torch.")
@@ -227,9 +228,7 @@ class Placement:
         try:
             device_type = torch.empty(0, device=device).device.type
         except (RuntimeError, AssertionError):
-            raise ClearheadError(
-                f"Device {device!r} is not available; the CPU always is (--device cpu)."
-            ) from None
+            raise ClearheadError(f"Device {device!r} is not available; use cpu.") from None
         if device_type == "meta":
             raise ClearheadError("Device 'meta' cannot hold weights; use cpu or cuda.")
         if name == INT8:
@@ -250,7 +249,7 @@ class Placement:
 
 
 def meta_model(m: ModelConfig, tensor_count: int) -> Transformer:
-    """Build the network on the meta device, unless a file of so few tensors cannot fill it."""
+    """Build the network on the meta device; a file needs at least one tensor per layer."""
     layers = m.n_layers
     if isinstance(m.architecture, EncoderDecoder):
         layers += m.architecture.encoder_layers

@@ -212,7 +212,7 @@ def _unique_name(name: str, taken: set[str]) -> str:
 def _text_config(
     m: c.ModelConfig, inference: c.InferenceConfig, tokens: list[str], source_tokens: list[str]
 ) -> dict[str, Any]:
-    """CTranslate2's special tokens. Without eos tokens, the end is a name in no vocabulary."""
+    """Special tokens. Without an EOS token, `eos_token` is a name that no vocabulary contains."""
     if inference.eos_tokens:
         eos_token = tokens[inference.eos_tokens[0]]
     else:
@@ -355,7 +355,7 @@ class SpecBuilder:
         return options
 
     def fill_stack(self, spec: Any, stack: Stack) -> None:
-        """Everything but the embedding tables."""
+        """Fill everything but the embedding tables."""
         embed = stack.embed
         spec.scale_embeddings = isinstance(embed, TokenEmbedding) and embed.scale != 1.0
         if not isinstance(embed.norm, nn.Identity):
@@ -379,7 +379,7 @@ class SpecBuilder:
                 self.linear(layer.ffn.linear_0, block.ffn.up)
 
     def position_encodings(self, stack: Stack) -> Tensor:
-        """What is added to embeddings: without positions zeros, or CTranslate2 adds sinusoids."""
+        """What is added to embeddings; without positions zeros, or CTranslate2 adds sinusoids."""
         if isinstance(stack.position, positions.Learned):
             return self.take(stack.position.table)
         encodings = stack.position.embed(torch.arange(stack.context_length)[None], self.dtype)
@@ -388,7 +388,7 @@ class SpecBuilder:
         return encodings[0]
 
     def position(self, spec: Any, position: positions.PositionEncoding, layer: int) -> None:
-        """Positions that act within attention."""
+        """Fill the positions that act within attention."""
         match position:
             case positions.T5():
                 max_distance = torch.tensor(position.max_distance, dtype=torch.int32)
@@ -427,7 +427,7 @@ class SpecBuilder:
             self.norm(spec.k_norm, attention.k_norm)
 
     def linear(self, spec: Any, *layers: nn.Linear) -> None:
-        """One or more layers, stacked along their outputs."""
+        """Fill a layer with one or more of ours, stacked along their outputs."""
         spec.weight = torch.cat([self.take(layer.weight) for layer in layers])
         if all(layer.bias is None for layer in layers):
             return

@@ -44,7 +44,7 @@ VALUE_TYPES = {
     str: GGUFValueType.STRING,
     list: GGUFValueType.ARRAY,
 }
-# metadata that the tokenizer holds too; large, so dropped once it is read
+# Large metadata that is dropped once the tokenizer is built.
 TOKENIZER_LISTS = ("tokens", "merges", "scores", "token_type")
 
 
@@ -112,7 +112,7 @@ def _shortest_float(value: Any) -> Any:
 
 
 def _infer_from_tensors(base: c.ModelConfig, file: "GGUFFile") -> c.ModelConfig:
-    """Options that only the tensors reveal: biases and an untied unembedding."""
+    """Infer options that are not in the metadata: biases and tied embeddings."""
     bias: tuple[Literal["q", "k", "v", "out"], ...] = ()
     if "blk.0.attn_qkv.bias" in file.shapes:
         bias += ("q", "k", "v")
@@ -133,7 +133,7 @@ def _infer_from_tensors(base: c.ModelConfig, file: "GGUFFile") -> c.ModelConfig:
 
 
 def rope_factors(m: c.ModelConfig) -> Tensor:
-    """How much slower each rotary pair rotates than without scaling."""
+    """The factor by which RoPE scaling slows down each rotary pair."""
     assert isinstance(m.position, c.Rotary)
     device = torch.device("cpu")
     unscaled = inverse_frequencies(m.d_head, m.position.theta, device)
@@ -142,7 +142,7 @@ def rope_factors(m: c.ModelConfig) -> Tensor:
 
 
 def _infer_rope_scaling(m: c.ModelConfig, file: "GGUFFile") -> c.ModelConfig:
-    """Llama 3's scaling from its factors; other programs do not store the parameters."""
+    """Infer Llama 3's scaling from its factors; other programs do not store its parameters."""
     if ROPE_FACTORS not in file.shapes or not isinstance(m.position, c.Rotary):
         return m
     factors = file.get_tensor(ROPE_FACTORS).float()
@@ -341,7 +341,7 @@ class GGUFFile:
 
 
 class _Cursor:
-    """A position in the file, checked against its end."""
+    """Reads the header value by value, never past the end of the file."""
 
     def __init__(self, data: mmap.mmap, path: Path) -> None:
         self.data = data

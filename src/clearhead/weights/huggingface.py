@@ -1,4 +1,4 @@
-"""Hugging Face folders: config.json, safetensors, tokenizer, and configs around them.
+"""Hugging Face folders: config.json, safetensors, tokenizer, inference and media options.
 
 Nothing in a folder is ever executed: no pickles, no custom code.
 """
@@ -444,7 +444,7 @@ def _id_or_list(ids: Sequence[int]) -> int | list[int] | None:
 
 
 # --- images and audio
-# by Pillow's ids
+# Pillow's numbers
 RESAMPLING: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}
 IMAGE_PROCESSOR_DEFAULTS = {
     "do_resize": True,
