@@ -120,8 +120,9 @@ def activations_page() -> str:
             "Every activation that `model.watch` returns and that `edits=` can change. In a"
             " pattern, `*` matches one part of a name and `**` any number of parts. The encoder of"
             " an encoder-decoder has the prefix `encoder.`; only encoder-decoders have"
-            " `cross_attn`, only gated feed-forward layers have `gate`, and only models that add"
-            " positions to embeddings have `pos_embed`.",
+            " `cross_attn`, and only models that add positions to embeddings have `pos_embed`. The"
+            " feed-forward layer of the table is gated; without a gate, `up` is the input of the"
+            " activation function and `post` is f(up).",
             "",
             "| name | shape | formula | meaning |",
             "|---|---|---|---|",
