@@ -121,7 +121,7 @@ def _other_metrics(summary: Summary) -> str:
     for row in summary.rows:
         values = ([run.metrics[name] for run in row.runs if name in run.metrics] for name in names)
         rows.append([row.name, *map(format_mean_std, values)])
-    return markdown_table((["variant", *map(metric_title, names)], rows))
+    return markdown_table([["variant", *map(metric_title, names)], *rows])
 
 
 def _figure(svg: str) -> str:

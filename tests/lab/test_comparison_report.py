@@ -131,7 +131,7 @@ def test_metrics_of_evaluation_need_validation_files():
 def test_tiny_p_value_is_not_shown_as_zero(tmp_path):
     summary = make_summary({16: [3.0, 3.1, 3.2, 3.3], 32: [2.0, 2.1, 2.2, 2.30001]})
     assert "p < 0.0001" in messages(summary, tmp_path)["better"]
-    _, rows = results_table(summary)
+    _, *rows = results_table(summary)
     assert rows[1][-1] == "< 0.0001"
 
 
@@ -139,7 +139,7 @@ def test_equal_differences_have_no_interval(tmp_path):
     summary = make_summary({16: [3.0, 3.5, 4.0], 32: [3.5, 4.0, 4.5]})
     message = messages(summary, tmp_path)["inconclusive"]
     assert "+0.5000 (no interval: all differences are equal, p = 0.25)" in message
-    _, rows = results_table(summary)
+    _, *rows = results_table(summary)
     assert rows[1][-2] == "–"
 
 

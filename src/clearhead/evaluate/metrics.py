@@ -238,16 +238,12 @@ class Evaluation:
         return "".join(_dump_json(example) + "\n" for example in self.examples)
 
     def __str__(self) -> str:
-        cells = [("", "value", "95 % interval", "")]
-        cells += [
+        rows = [("", "value", "95 % interval", "")]
+        rows += [
             (metric.name, format_number(metric.value), _format_interval(metric), metric.description)
             for metric in self.metrics
         ]
-        widths = [max(len(row[i]) for row in cells) for i in range(3)]
-        lines = [
-            f"{name:<{widths[0]}}  {value:>{widths[1]}}  {interval:>{widths[2]}}  {text}".rstrip()
-            for name, value, interval, text in cells
-        ]
+        lines = [text_table(rows, left_columns=(0, 3))]
         bootstrapped = [m for m in self.metrics if m.low is not None and not m.is_degenerate]
         usual = (bootstrapped or self.metrics)[0].interval
         lines += ["", f"Intervals: {usual}."]
@@ -264,6 +260,19 @@ def _format_interval(metric: Metric) -> str:
     if metric.low is None or metric.high is None:
         return ""
     return f"{format_number(metric.low)} – {format_number(metric.high)}"
+
+
+def text_table(rows: Sequence[Sequence[str]], left_columns: Collection[int] = (0,)) -> str:
+    """Aligned columns for a terminal: the left ones to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i in left_columns else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def format_number(value: float) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from clearhead.config.model import Config, EncoderDecoder, ModelConfig, parameters_by_part
 from clearhead.config.presets import UnknownPresetError, presets
 from clearhead.errors import ClearheadError, check_type, suggest
+from clearhead.evaluate.metrics import text_table
 from clearhead.io import file_lock
 from clearhead.lab.experiment import (
     EXPERIMENT_FILE,
@@ -27,7 +28,6 @@ from clearhead.lab.report import (
     length_table,
     render_markdown,
     results_table,
-    text_table,
     title,
     too_few_seeds,
     write_report,
@@ -144,17 +144,15 @@ def plan_experiment(
     command: str = "",
 ) -> tuple[Experiment, Path]:
     """Create or read the experiment, with all variants checked, and choose its folder."""
-    analysis: dict[str, Any] = {}
-    if metric:
-        analysis["metric"] = metric
-    if baseline:
-        analysis["baseline"] = baseline
-    if eval_lengths:
-        analysis["eval_lengths"] = tuple(eval_lengths)
+    analysis: dict[str, Any] = {
+        "metric": metric,
+        "baseline": baseline,
+        "eval_lengths": tuple(eval_lengths),
+    }
+    analysis = {name: value for name, value in analysis.items() if value}
     file = None if isinstance(recipe, Config) else _find_experiment(Path(recipe))
     if file is not None:
-        fixed = {"vary": vary or None, "seeds": seeds, **overrides}
-        for option, value in fixed.items():
+        for option, value in {"vary": vary or None, "seeds": seeds, **overrides}.items():
             if value is not None:
                 raise ClearheadError(
                     f"{recipe} is an existing experiment, so --{option} cannot change; leave it "

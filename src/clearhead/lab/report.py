@@ -1,11 +1,9 @@
 """Report of an experiment: findings, plots and tables, as report.html, report.md and table.csv."""
 
-import csv
-import io
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +29,7 @@ from clearhead.lab.stats import (
     summarize,
 )
 from clearhead.lens.render.colors import NEGATIVE, POSITIVE
+from clearhead.lens.view import format_csv
 from clearhead.train.checkpoint import LOG_FILE
 from clearhead.train.diagnosis import Curve, Finding, Line, curve_of, diagnose
 from clearhead.train.report import COLORS, format_si, render_template, to_png, to_svg
@@ -60,14 +59,15 @@ VARIANT_COLORS = (  # legible on white and on black
 )
 LINE_STYLES = ("-", "--", ":", "-.")  # change when the colors repeat
 
-Table = tuple[list[str], list[list[str]]]  # header and rows
+Table = list[list[str]]  # header and rows
 
 
 def write_report(experiment: Experiment, output: Path) -> Summary:
     """Write all files of the report, each atomically."""
     summary = summarize(experiment, read_results(output))
     all_findings = findings(summary, output)
-    write_atomic(output / TABLE_FILE, _format_csv(summary).encode())
+    table = format_csv([row.to_dict() for row in summary.rows])
+    write_atomic(output / TABLE_FILE, table.encode())
     write_atomic(output / CURVES_FILE, to_png(plot_by_step(summary, output, WIDE)))
     if experiment.eval_lengths:
         write_atomic(output / LENGTHS_FILE, to_png(plot_by_length(summary, WIDE)))
@@ -291,7 +291,7 @@ def results_table(summary: Summary) -> Table:
     header = ["variant", metric_title(metric), "min – max", "n", *map(metric_title, losses)]
     if summary.others:
         header += ["difference", "95 % CI", "p"]
-    rows = []
+    table = [header]
     for row in summary.rows:
         values = row.to_dict()
         num_diverged = values["num_diverged"]
@@ -307,55 +307,50 @@ def results_table(summary: Summary) -> Table:
         ]
         if summary.others:
             cells += _difference_cells(row)
-        rows.append(cells)
-    return header, rows
+        table.append(cells)
+    return table
 
 
 def _difference_cells(row: VariantSummary) -> list[str]:
-    values = row.to_dict()
+    difference = mean(row.differences)
     spec = f"+.{metrics.decimal_places(row.mean)}f" if row.mean is not None else ""
-    difference = "–"
-    if values["mean_difference"] is not None:
-        difference = f"{values['mean_difference']:{spec}}"
-    interval = "–"
-    if values["ci_low"] is not None:
-        interval = f"{values['ci_low']:{spec}} to {values['ci_high']:{spec}}"
-    p_value = "–"
+    cells = ["–" if difference is None else f"{difference:{spec}}", "–", "–"]
     if row.contrast:
-        p_value = format_p_value(row.contrast.p_corrected).removeprefix("= ")
-    return [difference, interval, p_value]
+        test = row.contrast.test
+        if test.ci_low is not None:
+            cells[1] = f"{test.ci_low:{spec}} to {test.ci_high:{spec}}"
+        cells[2] = format_p_value(row.contrast.p_corrected).removeprefix("= ")
+    return cells
 
 
 def cost_table(summary: Summary) -> Table:
     """Parameters, time and memory of each variant."""
-    rows = []
+    formats: dict[str, Callable[[Any], str]] = {
+        "num_parameters": "{:,}".format,
+        "train_seconds": lambda t: f"{t:.1f} s" if t < 60 else format_duration(t),
+        "tokens_per_second": format_si,
+        "peak_memory": lambda size: f"{size / 2**20:,.0f} MiB",
+    }
+    table = [["variant", "parameters", "training time", "tokens per second", "peak memory"]]
     for row in summary.rows:
         values = row.to_dict()
-        parameters = values["num_parameters"]
-        seconds = values["train_seconds"]
-        speed = values["tokens_per_second"]
-        memory = values["peak_memory"]
-        rows.append(
-            [
-                row.name,
-                "–" if parameters is None else f"{parameters:,}",
-                "–" if seconds is None else format_seconds(seconds),
-                "–" if speed is None else format_si(speed),
-                "–" if memory is None else f"{memory / 2**20:,.0f} MiB",
-            ]
-        )
-    return ["variant", "parameters", "training time", "tokens per second", "peak memory"], rows
+        cells = [
+            "–" if values[name] is None else format(values[name])
+            for name, format in formats.items()
+        ]
+        table.append([row.name, *cells])
+    return table
 
 
 def length_table(summary: Summary) -> Table:
     """Loss of each variant by sequence length."""
     measured = {length for row in summary.rows for length in losses_by_length(row)}
     lengths = sorted(measured | {*summary.experiment.eval_lengths})
-    rows = []
+    table = [["variant", *(f"{length:,}" for length in lengths)]]
     for row in summary.rows:
         losses = losses_by_length(row)
-        rows.append([row.name, *(format_mean_std(losses.get(length, [])) for length in lengths)])
-    return ["variant", *(f"{length:,}" for length in lengths)], rows
+        table.append([row.name, *(format_mean_std(losses.get(length, [])) for length in lengths)])
+    return table
 
 
 def losses_by_length(row: VariantSummary) -> dict[int, list[float]]:
@@ -382,15 +377,13 @@ def describe_lengths(summary: Summary) -> list[str]:
         for measured in run.loss_by_length.values()
         if measured
     ]
-    if not fractions:
-        return sentences
-    if not max(fractions):
-        sentences.append(
-            "No validation text is longer than the length in training, so nothing is extrapolated."
-        )
-    else:
+    if fractions and max(fractions):
         sentences.append(
             f"At the longest, {max(fractions):.0%} of tokens are at positions beyond training."
+        )
+    elif fractions:
+        sentences.append(
+            "No validation text is longer than the length in training, so nothing is extrapolated."
         )
     return sentences
 
@@ -403,39 +396,13 @@ def describe_memory(summary: Summary) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    header, rows = table
+    header, *rows = table
     alignment = ["---", *["---:"] * (len(header) - 1)]
     lines = [
         f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
         for row in (header, alignment, *rows)
     ]
     return "\n".join(lines)
-
-
-def text_table(table: Table) -> str:
-    """Aligned columns for a terminal."""
-    header, rows = table
-    all_rows = [header, *rows]
-    widths = [max(len(row[i]) for row in all_rows) for i in range(len(header))]
-    lines = []
-    for first, *others in all_rows:
-        cells = [first.ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _format_csv(summary: Summary) -> str:
-    buffer = io.StringIO()
-    rows = [row.to_dict() for row in summary.rows]
-    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()
-
-
-def format_seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else format_duration(seconds)
 
 
 def format_mean_std(values: Sequence[float]) -> str:

@@ -91,12 +91,7 @@ class View:
 
     def csv(self) -> str:
         """The table as CSV with a header."""
-        rows = self.table()
-        text = io.StringIO()
-        writer = csv.DictWriter(text, rows[0] if rows else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
+        return format_csv(self.table())
 
     @property
     def color_limit(self) -> float:
@@ -195,6 +190,15 @@ class View:
             write_atomic(path, content.getvalue())
         except OSError as error:
             raise ClearheadError(f"cannot write {path}: {error.strerror}.") from None
+
+
+def format_csv(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows of a table as CSV with a header."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0] if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def check_output_path(path: Path) -> None:
