@@ -10,6 +10,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from clearhead.data import language_modeling
 from clearhead.data.dataset import IGNORE_INDEX, PackedBatch, count_targets, shuffled_indices
 from clearhead.data.language_modeling import LanguageModelingDataset, MaskedLanguageModelingDataset
 from clearhead.data.token_cache import TokenizedCorpus
@@ -106,11 +107,7 @@ def test_token_batch_is_a_function_of_seed_and_step(sizes, shape, fraction, has_
     two.batch(step + 1)
     assert equal(one.batch(step), two.batch(step))
     assert all(itertools.starmap(equal, zip(one.valid_batches(), two.valid_batches(), strict=True)))
-    special = [BOS]
-    hidden = 0.4
-    a, b = (
-        MaskedLanguageModelingDataset(stream, 999, 1000, special, hidden) for stream in (one, two)
-    )
+    a, b = (MaskedLanguageModelingDataset(stream, 999, 1000, [BOS]) for stream in (one, two))
     b.batch(step + 1)
     assert equal(a.batch(step), b.batch(step))
     assert all(itertools.starmap(equal, zip(a.valid_batches(), b.valid_batches(), strict=True)))
@@ -234,22 +231,8 @@ MISTAKES = [
         "training needs at least 9 tokens, got 8",
     ),
     (
-        lambda: LanguageModelingDataset(corpus([20]), 8, 1, valid_fraction=1.0),
-        "valid_fraction must be",
-    ),
-    (
-        lambda: LanguageModelingDataset(corpus([20]), 8, 1, valid_fraction=0.1, valid=corpus([9])),
-        "either data.valid or data.valid_fraction",
-    ),
-    (
         lambda: MaskedLanguageModelingDataset(LanguageModelingDataset(corpus([20]), 8, 1), 30, 30),
         "token id 30 is out of range",
-    ),
-    (
-        lambda: MaskedLanguageModelingDataset(
-            LanguageModelingDataset(corpus([20]), 8, 1), 3, 30, mask_probability=0.0
-        ),
-        "mask_probability must be",
     ),
     (
         lambda: MaskedLanguageModelingDataset(
@@ -314,9 +297,10 @@ def test_mask_probabilities():
             )
 
 
-def test_every_batch_masks_a_token():
+def test_every_batch_masks_a_token(monkeypatch):
+    monkeypatch.setattr(language_modeling, "MASK_PROBABILITY", 0.01)
     rows = streams([2000], (8, 1, 0), 0.1)[1]
-    masked = MaskedLanguageModelingDataset(rows, 2001, 2002, mask_probability=0.01)
+    masked = MaskedLanguageModelingDataset(rows, 2001, 2002)
     for packed in (*map(masked.batch, range(100)), *masked.valid_batches()):
         assert count_targets(packed.targets) >= 1
         assert (

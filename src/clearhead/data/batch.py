@@ -13,15 +13,14 @@ from clearhead.errors import ClearheadError, InputTextError, with_index
 from clearhead.tokenizers.media import input_name, read_media
 from clearhead.tokenizers.tokenizer import Tokenizer, encode_with_masks
 
+MAX_BATCH_TOKENS = {"cpu": 1024}  # per forward pass; larger batches are slower on a CPU
+DEFAULT_MAX_BATCH_TOKENS = 16384  # bounds the memory of other devices
+
 
 def truncated_lengths(first: int, second: int, max_length: int) -> tuple[int, int]:
     """The lengths of a pair of texts after truncating the longer one first."""
     second = min(second, max(max_length - first, max_length // 2))
     return min(first, max_length - second), second
-
-
-MAX_BATCH_TOKENS = {"cpu": 1024}  # per forward pass; larger batches are slower on a CPU
-DEFAULT_MAX_BATCH_TOKENS = 16384  # bounds the memory of other devices
 
 
 @dataclass(frozen=True)
@@ -74,17 +73,11 @@ class Batch:
             max_length = lengths[rows[0]]
             has_padding = lengths[rows[-1]] < max_length
             inputs = self.inputs[index]
-            segment_ids = None
+            chunk = Batch(inputs if self.media_tokens else inputs[:, :max_length])
             if self.segment_ids is not None and has_padding:
-                segment_ids = self.segment_ids[index, :max_length]
-            token_type_ids = None
+                chunk = replace(chunk, segment_ids=self.segment_ids[index, :max_length])
             if self.token_type_ids is not None:
-                token_type_ids = self.token_type_ids[index, :max_length]
-            chunk = Batch(
-                inputs if self.media_tokens else inputs[:, :max_length],
-                segment_ids,
-                token_type_ids=token_type_ids,
-            )
+                chunk = replace(chunk, token_type_ids=self.token_type_ids[index, :max_length])
             results.append(function(chunk))
             order += rows
         return torch.cat(results)[torch.tensor(order, device=device).argsort()]
@@ -303,10 +296,10 @@ def check_text_length(num_tokens: int, context_length: int) -> None:
     if not num_tokens:
         raise InputTextError(None, "is empty; pass at least one token.")
     if num_tokens > context_length:
-        raise InputTextError(
-            None,
-            f"is too long: {num_tokens} tokens exceed this model's context of {context_length}.",
+        message = (
+            f"is too long: {num_tokens} tokens exceed this model's context of {context_length}."
         )
+        raise InputTextError(None, message)
 
 
 def _check_token_ids(ids: Sequence[int], side: SideEncoding) -> None:
@@ -335,21 +328,15 @@ def _encode_text(text: object, side: SideEncoding) -> tuple[Sequence[int], int]:
 
 def _encode_text_pair(pair: Sequence[Any], side: SideEncoding) -> tuple[Sequence[int], int]:
     """`bos first sep second sep`, as in training."""
-    if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-        raise InputTextError(
-            None,
-            f"is {pair!r:.60}, but a tuple must be a pair of texts; pass several texts as a list.",
-        )
-    if not side.allows_pairs:
-        raise InputTextError(
-            None,
-            f"is {pair!r:.60}, but this model does not read pairs; pass several texts as a list.",
-        )
+    is_valid = len(pair) == 2 and all(isinstance(text, str) for text in pair)
+    if not is_valid or not side.allows_pairs:
+        rule = "this model does not read pairs" if is_valid else "a tuple must be a pair of texts"
+        message = f"is {pair!r:.60}, but {rule}; pass several texts as a list."
+        raise InputTextError(None, message)
     first, second = (_tokenize(text, side) for text in pair)
     if not first or not second:
-        raise InputTextError(
-            None, f"is {pair!r:.60}; both texts of a pair need at least one token."
-        )
+        message = f"is {pair!r:.60}; both texts of a pair need at least one token."
+        raise InputTextError(None, message)
     if side.max_length:
         room = max(2, side.max_length - len(side.bos_tokens) - 2 * len(side.sep_tokens))
         first_length, second_length = truncated_lengths(len(first), len(second), room)

@@ -48,10 +48,6 @@ def stratified_split(
     Rows with equal keys are duplicates and stay together. At least one row of each class that has
     two distinct ones is held out.
     """
-    if not 0 <= fraction < 1:
-        raise ClearheadError(
-            f"data.valid_fraction must be at least 0 and less than 1, got {fraction}."
-        )
     label_of: dict[Hashable, str] = {}
     classes: dict[str, dict[Hashable, list[int]]] = {}
     for i, (label, key) in enumerate(zip(labels, keys, strict=True)):
@@ -59,8 +55,8 @@ def stratified_split(
         classes.setdefault(name, {}).setdefault(key, []).append(i)
     train: list[int] = []
     valid: list[int] = []
-    for class_index, (_, groups) in enumerate(sorted(classes.items())):
-        duplicates = list(groups.values())
+    for class_index, name in enumerate(sorted(classes)):
+        duplicates = list(classes[name].values())
         num_valid = 0
         if fraction:
             num_valid = min(len(duplicates) - 1, max(1, round(fraction * len(duplicates))))

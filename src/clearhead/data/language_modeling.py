@@ -11,6 +11,8 @@ from clearhead.data.dataset import IGNORE_INDEX, PackedBatch, select_rows, shuff
 from clearhead.data.token_cache import TokenizedCorpus
 from clearhead.errors import ClearheadError
 
+MASK_PROBABILITY = 0.15
+
 Numbers = NDArray[np.int64]
 
 
@@ -66,7 +68,7 @@ class LanguageModelingDataset:
     than two rows at the ends of the stream are left out.
 
     `valid_fraction` of the documents, chosen by the seed, are held out together with their
-    duplicates; of a single document, its end. Alternatively `valid` is a corpus of its own.
+    duplicates; of a single document, its end. If `valid` is given, it is used instead.
     """
 
     packing_efficiency = 1.0
@@ -81,17 +83,12 @@ class LanguageModelingDataset:
         valid: TokenizedCorpus | None = None,
         eos_token: int | None = None,
     ) -> None:
-        if not 0 <= valid_fraction < 1:
-            raise ClearheadError(
-                f"data.valid_fraction must be at least 0 and less than 1, got {valid_fraction}."
-            )
-        if valid_fraction and valid is not None:
-            raise ClearheadError("give either data.valid or data.valid_fraction, not both.")
         self.report = corpus.report
         self.seq_len = seq_len
         self.batch_size = batch_size
         self.seed = seed
-        self._train, self._valid = _split_documents(corpus, valid_fraction, seed, eos_token)
+        fraction = valid_fraction if valid is None else 0.0
+        self._train, self._valid = _split_documents(corpus, fraction, seed, eos_token)
         if valid is not None:
             self._valid = _split_documents(valid, 0.0, seed, eos_token)[0]
         if self._train.size <= seq_len:
@@ -163,7 +160,7 @@ def _group_duplicates(corpus: TokenizedCorpus, starts: Numbers, ends: Numbers) -
 class MaskedLanguageModelingDataset:
     """Rows of a language modeling dataset with masked tokens as targets, as in BERT.
 
-    Of `mask_probability` of the tokens, 80 % become `mask_token`, 10 % a random token, and 10 %
+    Of 15 % of the tokens, 80 % become `mask_token`, 10 % a random token, and 10 %
     stay. Special tokens are neither masked nor used as random tokens. The mask of a training batch
     depends on the seed and the step, and covers at least one token; that of a validation batch is
     always the same.
@@ -177,12 +174,7 @@ class MaskedLanguageModelingDataset:
         mask_token: int,
         vocab_size: int,
         special_tokens: Collection[int] = (),
-        mask_probability: float = 0.15,
     ) -> None:
-        if not 0 < mask_probability <= 1:
-            raise ClearheadError(
-                f"mask_probability must be more than 0 and at most 1, got {mask_probability}."
-            )
         for i in (mask_token, *special_tokens):
             if not 0 <= i < vocab_size:
                 raise ClearheadError(
@@ -195,7 +187,6 @@ class MaskedLanguageModelingDataset:
         self._replacements = np.flatnonzero(self._is_maskable)
         self._dataset = dataset
         self._mask_token = mask_token
-        self._mask_probability = mask_probability
         self.batches_per_epoch = dataset.batches_per_epoch
         self.report = dataset.report
 
@@ -213,7 +204,7 @@ class MaskedLanguageModelingDataset:
         if batch.segment_ids is not None:
             is_maskable &= batch.segment_ids.numpy() > 0
         draws = np.where(is_maskable, rng.random(ids.shape, np.float32), np.inf)
-        draws = draws / self._mask_probability  # below 1: the token is a target
+        draws = draws / MASK_PROBABILITY  # below 1: the token is a target
         if is_maskable.any() and draws.min() >= 1:
             draws.flat[draws.argmin()] = rng.random()
         tokens = np.where(draws < 0.8, self._mask_token, ids)

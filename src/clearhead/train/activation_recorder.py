@@ -41,7 +41,7 @@ from clearhead.model.inputs import TokenEmbedding
 from clearhead.model.transformer import Transformer
 from clearhead.train.distributed import SINGLE_PROCESS, SingleProcess
 from clearhead.train.report import TRACE_FIGURE_FILE
-from clearhead.train.trainer import Echo, batch_to_device
+from clearhead.train.trainer import Echo, batch_to_device, hidden_states
 from clearhead.weights.checkpoint import Checkpoint, SafetensorsReader
 
 MAX_PROBES = 8  # that a user may set
@@ -534,14 +534,7 @@ class ProbeObserver:
         self.net.eval()
         try:
             with force_eager():
-                self.net(
-                    batch.tokens,
-                    segment_ids=batch.segment_ids,
-                    token_type_ids=batch.token_type_ids,
-                    source=batch.source,
-                    source_segment_ids=batch.source_segment_ids,
-                    hooks=recorder,
-                )
+                hidden_states(self.net, batch, recorder)
                 ids, probabilities = apply_head(
                     self.net, recorder.values, batch.segment_ids, DEFAULT_TOP_K
                 )

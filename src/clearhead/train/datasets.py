@@ -1,7 +1,7 @@
 """Training data of a model: its tokenizers and batches, chosen by its inputs and its head."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -77,21 +77,21 @@ class TokenizerSource:
     source_tokenizer: Tokenizer | None = None
 
     def get_or_train(
-        self,
-        texts: Callable[[], Iterable[str]],
-        special_tokens: tuple[str, ...],
-        name: str = TOKENIZER_FILE,
+        self, texts: Iterable[str], special_tokens: tuple[str, ...], name: str = TOKENIZER_FILE
     ) -> Tokenizer:
-        """Load the tokenizer from the folder of the run, or create and save it."""
+        """Load the tokenizer from the folder of the run, or create and save it.
+
+        `texts` are only read by a tokenizer that is trained on them.
+        """
         kind = self.config.data.tokenizer
         path = self.output / name
         if self.reuse and path.is_file():
             return Tokenizer.load(path)
         if kind == "bpe":
             vocab_size = self.config.data.vocab_size
-            tokenizer = Tokenizer.train_bpe(_first_texts(texts()), vocab_size, special_tokens)
+            tokenizer = Tokenizer.train_bpe(_first_texts(texts), vocab_size, special_tokens)
         elif kind == "characters":
-            characters = sorted(set(chain.from_iterable(texts())))
+            characters = sorted(set(chain.from_iterable(texts)))
             tokenizer = Tokenizer.characters("".join(characters), special_tokens)
         elif kind == "bytes":
             tokenizer = Tokenizer.bytes(special_tokens)
@@ -168,6 +168,7 @@ def load_training_data(
 
 
 def check_seq_len(config: Config) -> None:
+    """Raise if training rows are longer than the context of the model."""
     context_length = config.model.context_length
     seq_len = config.train.seq_len
     if config.model.vocab_size and seq_len > context_length:
@@ -184,14 +185,11 @@ def _load_text(config: Config, tokenizers: TokenizerSource, report: DataReport) 
     is_masked = isinstance(config.model.head, c.MLMHead)
     train_files = exclude_valid_files(data.train, data.valid, tokenizers.output, report)
 
-    def read_texts() -> Iterator[str]:
-        documents = read_documents(train_files, DataReport(data.on_error), data.text_column)
-        return (document.text for document in documents)
-
     tokenizer = tokenizers.tokenizer
     if tokenizer is None:
+        documents = read_documents(train_files, DataReport(data.on_error), data.text_column)
         special_tokens = (END_TOKEN, MASK_TOKEN) if is_masked else (END_TOKEN,)
-        tokenizer = tokenizers.get_or_train(read_texts, special_tokens)
+        tokenizer = tokenizers.get_or_train((d.text for d in documents), special_tokens)
         end_ids = special_token_ids(tokenizer, END_TOKEN)
         options = {"model.vocab_size": len(tokenizer), "inference.bos_tokens": end_ids}
         if is_masked:
@@ -217,7 +215,7 @@ def _load_text(config: Config, tokenizers: TokenizerSource, report: DataReport) 
         train.seq_len or config.model.context_length,
         train.batch_size,
         train.seed,
-        0.0 if valid_corpus else data.valid_fraction,
+        data.valid_fraction,
         valid_corpus,
         next(iter(config.inference.eos_tokens), None),
     )
@@ -251,9 +249,8 @@ def _load_pairs(config: Config, tokenizers: TokenizerSource, report: DataReport)
     valid_pairs = read_pair_files(data, report, data.valid)
     if not data.valid:
         labels = [""] * len(train_pairs)
-        sources = [pair.source for pair in train_pairs]
-        split = stratified_split(labels, sources, data.valid_fraction, train.seed)
-        train_rows, valid_rows = split
+        keys = [pair.source for pair in train_pairs]
+        train_rows, valid_rows = stratified_split(labels, keys, data.valid_fraction, train.seed)
         _check_valid_rows(config, len(valid_rows), labels)
         valid_pairs = [train_pairs[i] for i in valid_rows]
         train_pairs = [train_pairs[i] for i in train_rows]
@@ -262,22 +259,15 @@ def _load_pairs(config: Config, tokenizers: TokenizerSource, report: DataReport)
     source_tokenizer = tokenizers.source_tokenizer
     if tokenizer is None:
         special_tokens = (START_TOKEN, END_TOKEN)
-
-        def read_sources() -> Iterator[str]:
-            return (pair.source for pair in train_pairs)
-
-        def read_targets() -> Iterator[str]:
-            return (pair.target for pair in train_pairs)
-
+        sources = (pair.source for pair in train_pairs)
+        targets = (pair.target for pair in train_pairs)
         if architecture.source_vocab_size:  # a vocabulary for each language
-            tokenizer = tokenizers.get_or_train(read_targets, special_tokens)
+            tokenizer = tokenizers.get_or_train(targets, special_tokens)
             source_tokenizer = tokenizers.get_or_train(
-                read_sources, special_tokens, SOURCE_TOKENIZER_FILE
+                sources, special_tokens, SOURCE_TOKENIZER_FILE
             )
         else:
-            tokenizer = tokenizers.get_or_train(
-                lambda: chain(read_sources(), read_targets()), special_tokens
-            )
+            tokenizer = tokenizers.get_or_train(chain(sources, targets), special_tokens)
         start_ids = special_token_ids(tokenizer, START_TOKEN)
         config = config.replace(
             **{
@@ -319,7 +309,7 @@ def _load_pairs(config: Config, tokenizers: TokenizerSource, report: DataReport)
         seq_len=seq_len,
         source_seq_len=min(source_seq_len, architecture.source_context_length),
         seed=train.seed,
-        num_start_tokens=max(1, len(inference.decoder_start_tokens)),
+        num_start_tokens=len(inference.decoder_start_tokens),
     )
     return TrainingData(config, dataset, tokenizer, source_tokenizer)
 
@@ -359,11 +349,8 @@ def _load_labeled_texts(
 
     tokenizer = tokenizers.tokenizer
     if tokenizer is None:
-
-        def read_texts() -> Iterator[str]:
-            return (text for row in rows for text in (row.text, row.text_pair) if text)
-
-        tokenizer = tokenizers.get_or_train(read_texts, (START_TOKEN, END_TOKEN))
+        texts = (text for row in rows for text in (row.text, row.text_pair) if text)
+        tokenizer = tokenizers.get_or_train(texts, (START_TOKEN, END_TOKEN))
         config = config.replace(
             **{
                 "model.vocab_size": len(tokenizer),

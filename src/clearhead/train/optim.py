@@ -128,11 +128,10 @@ class Optimizer:
         matrices = {n: p.shape for n, p in self.parameters.items() if is_block_matrix(n, p)}
         others = [name for name in self.parameters if name not in matrices]
         self.muon: BatchedMuon | None = None
-        decayed: list[str] = []
+        decayed = list(matrices)
         if isinstance(config, Muon):
             self.muon = BatchedMuon(matrices, self.weights, config, strategy)
-        else:
-            decayed = list(matrices)
+            decayed = []
         self.adam_names = [*decayed, *others]
         self.adam = _create_adam(
             config, [self.weights[n] for n in decayed], [self.weights[n] for n in others]
@@ -293,8 +292,6 @@ class EMA:
     """Exponential moving average of the weights, in fp32."""
 
     def __init__(self, optimizer: Optimizer, decay: float) -> None:
-        if not 0 <= decay < 1:
-            raise ClearheadError(f"The EMA decay must be at least 0 and less than 1, got {decay}.")
         self.decay = decay
         self.optimizer = optimizer
         self.strategy = optimizer.strategy

@@ -326,7 +326,7 @@ def _changed_options(config: c.Config, recipe: str) -> list[tuple[str, str, str]
     base = presets[recipe] if recipe in presets else c.Config()
     return [
         (name, _format_value(value), _format_value(default))
-        for name, default, value in diff_trees(base.to_dict(), config.to_dict(), "")
+        for name, default, value in diff_trees(base.to_dict(), config.to_dict())
         if name != "model.vocab_size" and not name.startswith("inference.")
     ]
 

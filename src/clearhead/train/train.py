@@ -175,7 +175,7 @@ def apply_overrides(config: Config, overrides: Mapping[str, object]) -> Config:
     """Apply overrides, and refuse those that `train.init_from` would ignore."""
     changed = config.replace(**overrides)
     if changed.train.init_from:
-        for path, _, new in diff_trees(config.to_dict(), changed.to_dict(), ""):
+        for path, _, new in diff_trees(config.to_dict(), changed.to_dict()):
             if re.match(INHERITED_OPTIONS, path):
                 raise ClearheadError(
                     f"{path} = {new!r} has no effect: train.init_from determines the model. "
@@ -533,12 +533,9 @@ class TimeEstimate:
             return
         hint = ""
         if self.device.type == "cpu" and remaining > LONG_CPU_SECONDS:
-            hint = "; on a CPU, try a smaller recipe "
-            hint += (
-                "such as shakespeare-char-cpu"
-                if self.is_language_model
-                else "(clearhead presets lists them)"
-            )
+            example = "such as shakespeare-char-cpu" if self.is_language_model else ""
+            smaller = example or "(clearhead presets lists them)"
+            hint = f"; on a CPU, try a smaller recipe {smaller}"
         self.echo(
             f"about {format_duration(remaining)} to go, at {seconds_per_step:.3g} s per step{hint}"
         )

@@ -23,9 +23,10 @@ from clearhead.config.model import ClassificationHead, ModelConfig, RegressionHe
 from clearhead.config.training import TrainConfig
 from clearhead.data.dataset import Dataset, PackedBatch, count_targets
 from clearhead.errors import ClearheadError
+from clearhead.hooks import NO_HOOKS, Hooks
 from clearhead.kernels import TRITON_AVAILABLE, can_use_triton
 from clearhead.model.transformer import Transformer
-from clearhead.train.checkpoint import LOG_FILE, CheckpointManager, LogWriter, SavedCheckpoint
+from clearhead.train.checkpoint import LOG_FILE, CheckpointManager, LogWriter
 from clearhead.train.distributed import SINGLE_PROCESS, SingleProcess
 from clearhead.train.optim import EMA, Optimizer
 from clearhead.weights.checkpoint import Checkpoint
@@ -41,13 +42,14 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 # --- forward pass and loss
 
 
-def hidden_states(net: Transformer, batch: PackedBatch) -> Tensor:
+def hidden_states(net: Transformer, batch: PackedBatch, hooks: Hooks = NO_HOOKS) -> Tensor:
     return net(
         batch.tokens,
         segment_ids=batch.segment_ids,
         token_type_ids=batch.token_type_ids,
         source=batch.source,
         source_segment_ids=batch.source_segment_ids,
+        hooks=hooks,
     )
 
 
@@ -579,16 +581,12 @@ class Trainer:
         self.strategy.barrier()
         return self.checkpoints.directory(self.step)
 
+    @torch.no_grad()
     def resume(self) -> bool:
         """Load the latest checkpoint; return whether there is one."""
         saved = self.checkpoints.latest()
         if saved is None:
             return False
-        self._load_checkpoint(saved)
-        return True
-
-    @torch.no_grad()
-    def _load_checkpoint(self, saved: SavedCheckpoint) -> None:
         state = saved.state()
 
         def section(prefix: str) -> dict[str, Tensor]:
@@ -617,6 +615,7 @@ class Trainer:
         self.first_loss = progress["first_loss"]
         if self.strategy.is_main_process:
             self.checkpoints.prune(self.best_step)  # in case the run was killed before it
+        return True
 
 
 # --- time and signals
