@@ -310,7 +310,7 @@ def test_changed_data_is_refused(tmp_path):
         ({"options": {"data.valid_fraction": 0.0}}, "needs validation data"),
         ({"options": {"data.train": "nowhere.txt"}}, "nowhere.txt"),
         ({"options": {"data.valid": "nowhere*"}}, "nowhere*"),
-        ({"eval_lengths": [0]}, "--eval-lengths must be positive"),
+        ({"eval_lengths": [0]}, "--eval-lengths must be a positive integer"),
     ],
 )
 def test_invalid_input_is_refused_before_any_run(data, tmp_path, changes, keyword):

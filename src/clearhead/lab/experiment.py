@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -34,7 +34,7 @@ from clearhead.config.parse import (
 )
 from clearhead.config.training import DataConfig
 from clearhead.data.readers import STDIN
-from clearhead.errors import ClearheadError, cannot_read, suggest
+from clearhead.errors import ClearheadError, cannot_read, check_int, suggest
 from clearhead.io import file_lock, read_json_lines, write_atomic, write_json
 from clearhead.train.checkpoint import (
     FINGERPRINT_FILE,
@@ -276,17 +276,14 @@ class Experiment:
         self._check_metric()
 
     def _check_numbers(self) -> None:
-        numbers = (*self.seeds, *self.eval_lengths)
-        if not all(type(number) is int for number in numbers):
-            raise ClearheadError(f"Seeds and lengths must be integers, got {list(numbers)}.")
-        is_valid = all(0 <= seed <= MAX_SEED for seed in self.seeds)
+        is_valid = all(type(seed) is int and 0 <= seed <= MAX_SEED for seed in self.seeds)
         if not self.seeds or not is_valid or len(set(self.seeds)) < len(self.seeds):
             seeds = ",".join(map(str, self.seeds))
             raise ClearheadError(
                 f"--seeds must be different integers from 0 to 2^63 - 1, got {seeds or 'none'}."
             )
-        if self.eval_lengths and min(self.eval_lengths) < 1:
-            raise ClearheadError(f"--eval-lengths must be positive, got {min(self.eval_lengths)}.")
+        for length in self.eval_lengths:
+            check_int("--eval-lengths", length, minimum=1)
         names = [variant.name for variant in self.variants]
         if self.baseline not in ("", *names):
             raise ClearheadError(
@@ -457,38 +454,33 @@ class RunResult(RunId):
         num_processes: int = 1,
     ) -> Self:
         """Read log and report of a run, which may have diverged before it wrote either."""
-        config = Config.from_dict(read_config_file(folder / RUN_FILE))
-        result = cls(
+        measured: dict[str, Any] = {}
+        lines = read_json_lines(folder / LOG_FILE)
+        if lines:
+            measured["steps"] = lines[-1]["step"]
+        if valid_losses := [value for _, value in curve_of(lines, "valid_loss")]:
+            best = next(line for line in lines if line.get("valid_loss") == min(valid_losses))
+            measured["best_loss"] = best["valid_loss"]
+            measured["final_loss"] = valid_losses[-1]
+            measured["metrics"] = {"accuracy": best["accuracy"]} if "accuracy" in best else {}
+        if lines and (folder / REPORT_DATA_FILE).is_file():
+            report = read_config_file(folder / REPORT_DATA_FILE)
+            targets_per_second = median_targets_per_second(lines)
+            measured["train_seconds"] = training_seconds(report, lines)
+            measured["tokens_per_second"] = (
+                targets_per_second * report["throughput"]["tokens_per_target"]
+            )
+            measured["machine"] = report["machine"]
+        return cls(
             run.variant,
             run.seed,
             status=status,
             error=error,
-            num_parameters=config.num_parameters(),
+            num_parameters=Config.read(folder / RUN_FILE).num_parameters(),
             peak_memory=peak_memory,
             num_processes=num_processes,
+            **measured,
         )
-        lines = read_json_lines(folder / LOG_FILE)
-        if not lines:
-            return result
-        result = replace(result, steps=lines[-1]["step"])
-        valid_losses = [value for _, value in curve_of(lines, "valid_loss")]
-        if valid_losses:
-            best_loss = min(valid_losses)
-            best = next(line for line in lines if line.get("valid_loss") == best_loss)
-            metrics = {"accuracy": best["accuracy"]} if "accuracy" in best else {}
-            result = replace(
-                result, best_loss=best_loss, final_loss=valid_losses[-1], metrics=metrics
-            )
-        if (folder / REPORT_DATA_FILE).is_file():
-            report = read_config_file(folder / REPORT_DATA_FILE)
-            tokens_per_target = report["throughput"]["tokens_per_target"]
-            result = replace(
-                result,
-                train_seconds=training_seconds(report, lines),
-                tokens_per_second=median_targets_per_second(lines) * tokens_per_target,
-                machine=report["machine"],
-            )
-        return result
 
     def metric(self, name: str) -> float | None:
         """Value of a metric; None if the run diverged or the value is not finite."""

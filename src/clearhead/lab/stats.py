@@ -95,13 +95,8 @@ def t_critical_value(confidence: float, degrees_of_freedom: int) -> float:
 def _sign_flip_p_value(differences: Sequence[float]) -> float:
     """Fraction of all sign choices whose sum is at least as far from 0."""
     observed = abs(math.fsum(differences)) * (1 - 1e-12)
-    num_choices = 0
-    num_extreme = 0
-    for signs in itertools.product((1, -1), repeat=len(differences)):
-        total = math.fsum(s * d for s, d in zip(signs, differences, strict=True))
-        num_choices += 1
-        num_extreme += abs(total) >= observed
-    return num_extreme / num_choices
+    choices = itertools.product(*((d, -d) for d in differences))
+    return statistics.fmean(abs(math.fsum(choice)) >= observed for choice in choices)
 
 
 def holm_correction(p_values: Sequence[float]) -> list[float]:
@@ -221,30 +216,19 @@ def summarize(experiment: Experiment, results: Mapping[tuple[str, int], RunResul
     for variant in experiment.variants:
         keys = [(variant.name, seed) for seed in experiment.seeds]
         runs[variant.name] = [results[key] for key in keys if key in results]
-    baseline_runs = runs[experiment.baseline_name]
-    differences: dict[str, list[float]] = {}
-    tests: dict[str, PairedTest] = {}
-    for name in runs:
-        if name == experiment.baseline_name:
-            continue
-        differences[name] = _paired_differences(runs[name], baseline_runs, metric)
-        test = paired_test(differences[name])
-        if test is not None:
-            tests[name] = test
-    corrected = holm_correction([test.p_value for test in tests.values()])
-    contrasts = {
-        name: Contrast(test, p_corrected)
-        for (name, test), p_corrected in zip(tests.items(), corrected, strict=True)
+    baseline = experiment.baseline_name
+    differences = {
+        name: _paired_differences(runs[name], runs[baseline], metric) if name != baseline else []
+        for name in runs
     }
+    tests = {name: test for name in runs if (test := paired_test(differences[name]))}
+    corrected = holm_correction([test.p_value for test in tests.values()])
+    contrasts = dict(zip(tests, map(Contrast, tests.values(), corrected), strict=True))
     rows = [
         VariantSummary(
-            name,
-            tuple(variant_runs),
-            metric,
-            tuple(differences.get(name, ())),
-            contrasts.get(name),
+            name, tuple(runs[name]), metric, tuple(differences[name]), contrasts.get(name)
         )
-        for name, variant_runs in runs.items()
+        for name in runs
     ]
     return Summary(experiment, rows)
 
@@ -254,13 +238,8 @@ def _paired_differences(
 ) -> list[float]:
     """Differences of runs with the same seed, without runs that diverged."""
     baseline_values = {run.seed: run.metric(metric) for run in baseline_runs}
-    differences = []
-    for run in runs:
-        value = run.metric(metric)
-        baseline_value = baseline_values.get(run.seed)
-        if value is not None and baseline_value is not None:
-            differences.append(value - baseline_value)
-    return differences
+    pairs = [(run.metric(metric), baseline_values.get(run.seed)) for run in runs]
+    return [a - b for a, b in pairs if a is not None and b is not None]
 
 
 def std(values: Sequence[float]) -> float | None:

@@ -11,7 +11,6 @@ Capitalized words fall back to lower case. Questions with unknown words are skip
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,33 +155,24 @@ def _evaluate_analogies(vectors: Vectors, sections: AnalogySections, file: Path)
         matrix = torch.stack(list(known.values())) if known else torch.empty(0, 1)
         candidates = F.normalize(matrix, dim=-1)
         rows = {word: i for i, word in enumerate(known)}
-    num_questions = []
-    num_scored = []
-    num_correct = []
+    counts = []  # of each section: correct, scored and skipped questions
     for section in sections.values():
         questions = [
             [rows[word] for word in question]
             for question in section
             if all(word in rows for word in question)
         ]
-        num_questions.append(len(section))
-        num_scored.append(len(questions))
-        num_correct.append(
-            sum(_count_correct(candidates, torch.tensor(batch)) for batch in _batches(questions))
-        )
-    for counts in (num_questions, num_scored, num_correct):
-        counts.append(sum(counts))  # all sections
+        correct = _count_correct(candidates, questions)
+        counts.append((correct, len(questions), len(section) - len(questions)))
+    num_correct, num_scored, num_skipped = (
+        (*column, sum(column)) for column in zip(*counts, strict=True)
+    )
     if not num_scored[-1]:
         raise ClearheadError(
-            f"{file}: each of the {num_questions[-1]:,} questions contains a word without a vector."
+            f"{file}: each of the {num_skipped[-1]:,} questions contains a word without a vector."
         )
-    accuracies = [
-        correct / scored if scored else math.nan
-        for correct, scored in zip(num_correct, num_scored, strict=True)
-    ]
-    skipped = (total - scored for total, scored in zip(num_questions, num_scored, strict=True))
     return BenchmarkResult(
-        torch.tensor(accuracies),
+        torch.tensor(num_correct) / torch.tensor(num_scored),
         label_axes({"part": [*sections, "all"]}),
         file.stem,
         "accuracy",
@@ -191,22 +181,20 @@ def _evaluate_analogies(vectors: Vectors, sections: AnalogySections, file: Path)
             f"accuracy among {len(candidates):,} candidate words; "
             f"all: {num_correct[-1]:,} of {num_scored[-1]:,}"
         ),
-        num_scored=tuple(num_scored),
-        num_skipped=tuple(skipped),
+        num_scored=num_scored,
+        num_skipped=num_skipped,
     )
 
 
-def _count_correct(candidates: Tensor, questions: Tensor) -> int:
+def _count_correct(candidates: Tensor, questions: list[list[int]]) -> int:
     """The number of solved questions; a question is four row indices."""
-    first, second, third, answer = questions.T
-    cosines = (candidates[second] - candidates[first] + candidates[third]) @ candidates.mT
-    cosines.scatter_(1, questions[:, :3], -torch.inf)  # exclude the words of the question
-    return int((cosines.argmax(dim=-1) == answer).sum())
-
-
-def _batches(questions: list[list[int]]) -> Iterator[list[list[int]]]:
-    for start in range(0, len(questions), QUESTIONS_PER_BATCH):
-        yield questions[start : start + QUESTIONS_PER_BATCH]
+    num_correct = 0
+    for batch in torch.tensor(questions, dtype=torch.long).view(-1, 4).split(QUESTIONS_PER_BATCH):
+        first, second, third, answer = batch.T
+        cosines = (candidates[second] - candidates[first] + candidates[third]) @ candidates.mT
+        cosines.scatter_(1, batch[:, :3], -torch.inf)  # exclude the words of the question
+        num_correct += int((cosines.argmax(dim=-1) == answer).sum())
+    return num_correct
 
 
 def _known_vectors(vectors: Vectors, words: list[str]) -> dict[str, Tensor]:
