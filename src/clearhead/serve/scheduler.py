@@ -13,7 +13,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
@@ -340,13 +339,31 @@ class Scheduler:
         return outputs, errors
 
 
-@dataclass(eq=False)
-class ModelCall:
-    """A function that uses the model, and the future of its result."""
+class PendingCall(Generic[T]):
+    """A function that a worker thread will call, and the future of its result."""
 
-    client: str
-    function: Callable[[], Any]
-    future: asyncio.Future[Any]
+    def __init__(self, client: str, function: Callable[[], T]) -> None:
+        self.client = client
+        self.function = function
+        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def run(self) -> bool:
+        """Call the function in this thread; False if it was cancelled before."""
+        if self.future.done():
+            return False
+        loop = self.future.get_loop()
+        try:
+            _call_in_loop(loop, self._finish, self.future.set_result, self.function())
+        except BaseException as error:  # Rust panics are not even an Exception
+            _call_in_loop(loop, self.fail, error)
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        self._finish(self.future.set_exception, error)
+
+    def _finish(self, set_outcome: Callable[[Any], None], outcome: object) -> None:
+        if not self.future.done():
+            set_outcome(outcome)
 
 
 class ModelWorker:
@@ -358,9 +375,9 @@ class ModelWorker:
         self.metrics = metrics
         self.name = name
         self.text_queue = FairQueue[tuple[GenerationJob, OutputSequence]](limits.max_queue)
-        self.call_queue = FairQueue[ModelCall](limits.max_queue)
+        self.call_queue = FairQueue[PendingCall[Any]](limits.max_queue)
         self.jobs: set[GenerationJob] = set()  # unfinished; used on the event loop only
-        self.pending_calls: set[asyncio.Future[Any]] = set()  # used on the event loop only
+        self.pending_calls: set[PendingCall[Any]] = set()  # used on the event loop only
         self.condition = threading.Condition()  # guards queues and thread
         self.scheduler_lock = threading.Lock()  # creating a scheduler may take a second
         self.is_stopping = False
@@ -403,17 +420,17 @@ class ModelWorker:
         """Run a function in the model's thread, between two decoding steps."""
         if self.is_stopping:
             raise stopping_error()
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._enqueue(self.call_queue, client, ModelCall(client, function, future))
-        self.pending_calls.add(future)
+        call = PendingCall(client, function)
+        self._enqueue(self.call_queue, client, call)
+        self.pending_calls.add(call)
         timeout = self.limits.request_timeout
         try:
             async with asyncio.timeout(timeout):
-                return await future
+                return await call.future
         except TimeoutError:
             raise APIError(f"Request timed out after {timeout:g} seconds.", 504) from None
         finally:
-            self.pending_calls.discard(future)
+            self.pending_calls.discard(call)
 
     def _enqueue(self, queue: FairQueue[T], client: str, *items: T) -> None:
         with self.condition:
@@ -438,8 +455,8 @@ class ModelWorker:
         while self.is_busy and now() < deadline:
             await asyncio.sleep(POLL_SECONDS)
         self._fail_all_jobs(stopping_error())
-        for future in self.pending_calls:
-            _set_exception(future, stopping_error())
+        for call in self.pending_calls:
+            call.fail(stopping_error())
         self.close()
         if self.thread is not None:
             await asyncio.to_thread(self.thread.join, max(0.0, deadline - now()))
@@ -483,21 +500,15 @@ class ModelWorker:
 
     def _run_next_call(self) -> None:
         """Run one call, skipping those that were cancelled."""
-        while True:
+        has_run = False
+        while not has_run:
             with self.condition:
                 if not self.call_queue.num_waiting:
                     return
                 call = self.call_queue.pop()
-            future = call.future
-            try:
-                if not future.done():
-                    _call_in_loop(future.get_loop(), _set_result, future, call.function())
-                    return
-            except BaseException as error:  # passed on to the caller
-                _call_in_loop(future.get_loop(), _set_exception, future, error)
-            finally:
-                with self.condition:
-                    self.call_queue.task_done(call.client)
+            has_run = call.run()
+            with self.condition:
+                self.call_queue.task_done(call.client)
 
     def _admit_sequences(self) -> None:
         """Free the slots of finished sequences and fill them from the queue."""
@@ -546,16 +557,6 @@ def stopping_error() -> APIError:
 def _push_outputs(outputs: Sequence[tuple[GenerationJob, Sequence[TextChunk]]]) -> None:
     for job, chunks in outputs:
         job.push(chunks)
-
-
-def _set_result(future: asyncio.Future[Any], result: object) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
 
 
 def _call_in_loop(

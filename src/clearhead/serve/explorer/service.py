@@ -1,13 +1,10 @@
 """Executes the page's requests: models by name, cached runs, and a fair thread pool."""
 
-import asyncio
 import importlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +14,7 @@ from clearhead.serve.explorer.runs import ExplorerRequest, GoneError, Run, RunRe
 from clearhead.serve.middleware import APIError, Limits
 from clearhead.serve.openai import client_address
 from clearhead.serve.registry import LoadedModel, ModelRegistry
-from clearhead.serve.scheduler import ComputeThread, FairQueue
+from clearhead.serve.scheduler import ComputeThread, FairQueue, PendingCall
 
 MAX_THREADS = 2  # more would only compete for the same cores
 FINGERPRINT_HEADER = "x-model-fingerprint"
@@ -34,13 +31,6 @@ async def set_client(request: Request) -> None:
     _expected_fingerprint.set(request.headers.get(FINGERPRINT_HEADER, ""))
 
 
-@dataclass(eq=False)
-class PendingTask:
-    client: str
-    future: "Future[Any]"
-    function: Callable[[], Any]
-
-
 class ExplorerService:
     """Runs the page's requests on models of the registry, in threads."""
 
@@ -49,7 +39,7 @@ class ExplorerService:
         self.limits = limits
         self.runs = RunStore(limits.max_context_length)
         self.default_model = registry.names[0]
-        self.queue: FairQueue[PendingTask] = FairQueue(limits.max_queue)
+        self.queue = FairQueue[PendingCall[Any]](limits.max_queue)
         self._lock = threading.Lock()  # guards the queue and the number of threads
         self._num_threads = 0
         threading.Thread(target=_warm_up, name="warm-up").start()
@@ -80,27 +70,21 @@ class ExplorerService:
 
     async def submit(self, function: Callable[..., T], *args: object) -> T:
         """Run a function in a thread; cancelled if the client leaves before its turn."""
-        task = PendingTask(_client.get(), Future(), partial(function, *args))
+        call = PendingCall(_client.get(), partial(function, *args))
         with self._lock:
-            self.queue.put(task.client, task)
+            self.queue.put(call.client, call)
             if self._num_threads < MAX_THREADS:
                 self._num_threads += 1
-                ComputeThread(self._run_tasks, "page").start()
-        result: T = await asyncio.wrap_future(task.future)
-        return result
+                ComputeThread(self._run_calls, "page").start()
+        return await call.future
 
-    def _run_tasks(self) -> None:
-        while task := self._next_task():
-            try:
-                if task.future.set_running_or_notify_cancel():
-                    task.future.set_result(task.function())
-            except BaseException as error:  # Rust panics are not even an Exception
-                task.future.set_exception(error)
-            finally:
-                with self._lock:
-                    self.queue.task_done(task.client)
+    def _run_calls(self) -> None:
+        while call := self._next_call():
+            call.run()
+            with self._lock:
+                self.queue.task_done(call.client)
 
-    def _next_task(self) -> PendingTask | None:
+    def _next_call(self) -> PendingCall[Any] | None:
         with self._lock:
             if self.queue.num_waiting:
                 return self.queue.pop()
