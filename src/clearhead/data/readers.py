@@ -409,7 +409,7 @@ def _parse_json_object(line: str) -> dict[str, Any] | None:
 def _decoded_lines(path: str, report: DataReport, only_input: bool) -> Iterator[tuple[int, str]]:
     """Numbered lines with their endings; lines that are not UTF-8 are skipped.
 
-    A file whose first lines are not UTF-8 and contain zeros is binary and skipped as a whole.
+    A file whose first lines are not UTF-8 and contain zero bytes is binary and skipped.
     """
     number = 0
     num_valid = 0

@@ -9,7 +9,6 @@
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from clearhead import config as c
 from clearhead.config.parse import read_config_file
-from clearhead.data.batch import make_batch
+from clearhead.data.batch import Batch, make_batch
 from clearhead.data.dataset import Dataset, PackedBatch
 from clearhead.errors import ClearheadError
 from clearhead.hooks import Recorder, force_eager, select_all
@@ -226,9 +225,6 @@ class ActivationRecorder:
 
     def _stop(self, error: Exception) -> None:
         """Stop recording, but not training."""
-        for temporary in self.folder.glob(".*"):
-            with suppress(OSError):
-                temporary.unlink()
         reason = getattr(error, "strerror", None) or error
         self._error = f"cannot write to {self.folder} ({reason}); activations are not recorded"
         self._echo(self._error)
@@ -297,7 +293,7 @@ def choose_probes(model: Checkpoint, data: Dataset) -> ProbeBatch:
 
 
 def _tokenize_probe(model: Checkpoint, text: str) -> TokenizedProbe:
-    """Tokenize a user's text, with the special tokens that belong around it."""
+    """Tokenize a user's text and add the special tokens."""
     option = f"train.probe_texts: {text!r:.60}"
     inference = model.config.inference
     tokenizer, source_tokenizer = model.tokenizers
@@ -359,18 +355,16 @@ def _probe_of_segment(
 
 
 def _pad(probes: Sequence[TokenizedProbe]) -> PackedBatch:
-    def pad(sides: list[list[int] | None]) -> tuple[Tensor | None, Tensor | None]:
+    def pad(rows: tuple[list[int] | None, ...]) -> tuple[Tensor | None, Tensor | None]:
         """Padded ids and segment ids, if there are any."""
-        rows = [torch.tensor(side) for side in sides if side is not None]
-        if not rows:
+        existing = [row for row in rows if row is not None]
+        if not existing:
             return None, None
-        pad_sequence = torch.nn.utils.rnn.pad_sequence
-        segments = [torch.ones_like(row) for row in rows]
-        return pad_sequence(rows, batch_first=True), pad_sequence(segments, batch_first=True)
+        batch = Batch.from_rows(existing, torch.device("cpu"))
+        return batch.inputs, batch.segment_ids
 
-    tokens, segment_ids = pad([probe.ids for probe in probes])
-    source, source_segment_ids = pad([probe.source for probe in probes])
-    token_type_ids, _ = pad([probe.token_type_ids for probe in probes])
+    sides = map(pad, zip(*probes, strict=True))
+    (tokens, segment_ids), (source, source_segment_ids), (token_type_ids, _) = sides
     assert tokens is not None
     return PackedBatch(tokens, tokens, segment_ids, source, source_segment_ids, token_type_ids)
 
@@ -416,8 +410,8 @@ def _media_probes(
         )
     num_patches = c.num_input_tokens(media_input)
     max_scores = MAX_PROBES * MAX_PROBE_TOKENS**2
-    max_probes = min(MAX_PROBES if files else DEFAULT_PROBES, max_scores // num_patches**2)
-    max_probes = max(1, max_probes)
+    wanted = MAX_PROBES if files else DEFAULT_PROBES
+    max_probes = max(1, min(wanted, max_scores // num_patches**2))
     if data_batch is None:
         names = list(files[:max_probes])
         is_image = isinstance(media_input, c.Images)

@@ -34,7 +34,7 @@ from clearhead.config.parse import ConfigDict, diff_trees, read_config_file
 from clearhead.config.training import DataConfig
 from clearhead.data.media import AUDIO_SUFFIXES, IMAGE_SUFFIXES, idx_labels_path
 from clearhead.data.readers import TEXT_SUFFIXES, glob_files, visible_files
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, reraise_as
 from clearhead.io import file_lock, read_json_lines, write_atomic
 from clearhead.model.transformer import build_transformer
 from clearhead.train.distributed import SingleProcess
@@ -88,7 +88,7 @@ TEMPORARY_NAMES = {
 }
 
 
-# --- the folder as a whole
+# --- the folder
 
 
 @contextmanager
@@ -179,9 +179,7 @@ def fingerprint_data(data: DataConfig, output: Path, resuming: bool) -> ConfigDi
 
 def same_paths(option: str, old: Any, new: Any) -> bool:
     """Whether two values of a path option name the same files, such as texts/ and ./texts."""
-    if option not in PATH_OPTIONS:
-        return False
-    return _normalize_paths(old) == _normalize_paths(new)
+    return option in PATH_OPTIONS and _normalize_paths(old) == _normalize_paths(new)
 
 
 def _normalize_paths(value: str | Sequence[str]) -> list[str]:
@@ -358,16 +356,14 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Read the reports of a run, each with a step and a loss."""
-    damaged = ClearheadError(f"{path} is damaged: every line must have a step and a loss.")
-    try:
+    with reraise_as(f"{path} is damaged"):
         reports = read_json_lines(path)
-    except UnicodeDecodeError:
-        raise damaged from None
     for report in reports:
-        if not isinstance(report, dict) or not all(
-            isinstance(report.get(key), int | float) for key in ("step", "loss")
-        ):
-            raise damaged
+        values = (
+            [report.get(key) for key in ("step", "loss")] if isinstance(report, dict) else [None]
+        )
+        if not all(isinstance(value, int | float) for value in values):
+            raise ClearheadError(f"{path} is damaged: every line must have a step and a loss.")
     return reports
 
 

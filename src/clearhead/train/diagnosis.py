@@ -221,31 +221,26 @@ def _compare_to_expected(
     valid: Curve, expected: Sequence[float], reference_data: str
 ) -> list[Finding]:
     """Compare the last validation within the expected steps; other data may differ."""
-    for step, value in reversed(valid):
-        loss_range = expected_range(expected, step)
-        if loss_range is None:
-            continue
-        low, high = loss_range
-        observed = f"the validation loss of {value:.4g} at step {step:,}"
-        if low <= value <= high:
-            on_data = f", as on {reference_data}" if reference_data else ""
-            message = f"{observed} is between {low:.4g} and {high:.4g}{on_data}."
-            return [Finding("as expected", message)]
-        if reference_data:
-            comparison = f"compares with {low:.4g} to {high:.4g} on {reference_data}"
-            hint = "if that is your data too, "
-        else:
-            comparison = f"should be {low:.4g} to {high:.4g}"
-            hint = ""
-        if value > high:
-            hint += "check the data and the options that you changed"
-            return [
-                Finding(
-                    "higher than expected",
-                    f"{observed} {comparison}; {hint}.",
-                    is_problem=not reference_data,
-                )
-            ]
-        hint += "check that no validation data is in the training data"
-        return [Finding("lower than expected", f"{observed} {comparison}; {hint}.")]
-    return []
+    comparable = [
+        (step, value, loss_range)
+        for step, value in valid
+        if (loss_range := expected_range(expected, step)) is not None
+    ]
+    if not comparable:
+        return []
+    step, value, (low, high) = comparable[-1]
+    observed = f"the validation loss of {value:.4g} at step {step:,}"
+    if low <= value <= high:
+        on_data = f", as on {reference_data}" if reference_data else ""
+        message = f"{observed} is between {low:.4g} and {high:.4g}{on_data}."
+        return [Finding("as expected", message)]
+    comparison = f"should be {low:.4g} to {high:.4g}"
+    hint = ""
+    if reference_data:
+        comparison = f"compares with {low:.4g} to {high:.4g} on {reference_data}"
+        hint = "if that is your data too, "
+    if value > high:
+        message = f"{observed} {comparison}; {hint}check the data and the options that you changed."
+        return [Finding("higher than expected", message, is_problem=not reference_data)]
+    hint += "check that no validation data is in the training data"
+    return [Finding("lower than expected", f"{observed} {comparison}; {hint}.")]

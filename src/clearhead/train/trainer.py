@@ -659,8 +659,8 @@ class TrainingTimer:
 def deferred_signals() -> Iterator[list[int]]:
     """Defer SIGINT and SIGTERM to the next step boundary; yield the list of received signals.
 
-    A second Ctrl-C raises KeyboardInterrupt at once. A second SIGTERM does not, because launchers
-    forward theirs to processes that have received it already.
+    A second Ctrl-C raises KeyboardInterrupt at once. A second SIGTERM does not, because a launcher
+    may forward its own SIGTERM to a process that has already received one.
     """
     received: list[int] = []
 
