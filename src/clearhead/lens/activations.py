@@ -167,7 +167,7 @@ def _with_prefix(prefix: str, infos: Iterable[ActivationInfo]) -> Iterator[Activ
 @lru_cache(maxsize=1024)
 def matching_names(m: c.ModelConfig, pattern: str) -> tuple[str, ...]:
     """The activations that a pattern such as `blocks.*.attn.z` matches; none is an error."""
-    check_type(pattern, str, "the name of an activation")
+    check_type(pattern, str, "names of activations")
     table = activation_table(m)
     names = tuple(name for name in table if matches(pattern, name))
     if not names:
@@ -257,7 +257,7 @@ def check_token(position: int, count: int) -> int:
     return check_index(position, count, "token", "the text")
 
 
-def check_index(index: int, count: int, noun: str, owner: str) -> int:
+def check_index(index: object, count: int, noun: str, owner: str) -> int:
     """A valid index as a number from 0; negative ones count from the end."""
     if isinstance(index, bool) or not isinstance(index, int) or not -count <= index < count:
         raise ClearheadError(f"there is no {noun} {index!r}; {owner} has {noun}s 0 to {count - 1}.")
@@ -292,8 +292,8 @@ class NotCachedError(ClearheadError, KeyError):
 class ActivationCache(Mapping[str, Tensor]):
     """Activations of one run by name. Draws itself in notebooks.
 
-    `batch` is what the model read; `is_complete` is false if only selected parts of values were
-    kept.
+    `batch` is the input of the run. `is_complete` tells whether whole values were recorded rather
+    than selected parts of them.
     """
 
     def __init__(

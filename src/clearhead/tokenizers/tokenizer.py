@@ -4,6 +4,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
@@ -109,11 +110,12 @@ class Tokenizer:
             return self._reencode_if_special(text, _encode_batch(self.backend, [text])[0])
         except Exception:  # the library raises nothing more specific
             for character in text:
-                if not self._can_encode(character):
-                    name = f"{character!r} (U+{ord(character):04X})"
-                    raise InputTextError(
-                        None, f"contains {name}, which is not in the vocabulary."
-                    ) from None
+                with suppress(Exception):
+                    self.backend.encode(character)
+                    continue
+                name = f"{character!r} (U+{ord(character):04X})"
+                problem = f"contains {name}, which is not in the vocabulary."
+                raise InputTextError(None, problem) from None
             raise
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
@@ -247,13 +249,6 @@ class Tokenizer:
         backend = tk.Tokenizer.from_str(json.dumps(backend_json))
         backend.encode_special_tokens = True
         return backend
-
-    def _can_encode(self, character: str) -> bool:
-        try:
-            self.backend.encode(character)
-        except Exception:  # as in `encode`
-            return False
-        return True
 
 
 def _as_list(ids: Iterable[int]) -> list[int]:

@@ -495,14 +495,12 @@ def read_preprocessor_config(folder: Path, m: c.ModelConfig) -> c.ModelConfig:
 def _channel_values(values: object) -> tuple[float, ...]:
     """One number for each channel, or a single one for all."""
     listed = values if isinstance(values, list) else [values]
-    numbers = [value for value in listed if isinstance(value, int | float)]
-    if len(numbers) != len(listed):
+    if not all(isinstance(value, int | float) for value in listed):
         raise ClearheadError(
             f"{PREPROCESSOR_CONFIG_FILE}: {values!r} must be one number per channel."
         )
-    if len(set(numbers)) == 1:
-        numbers = numbers[:1]
-    return tuple(float(number) for number in numbers)
+    numbers = tuple(map(float, listed))
+    return numbers[:1] if len(set(numbers)) == 1 else numbers
 
 
 def _audio_attributes(audio: c.Audio) -> ConfigDict:

@@ -4,6 +4,7 @@ Llama's queries and keys are stored with rotary pairs interleaved.
 """
 
 from dataclasses import replace
+from functools import partial
 
 from clearhead import config as c
 from clearhead.config.parse import ConfigDict
@@ -18,7 +19,6 @@ from clearhead.weights.mapping import (
     ModelFamily,
     Require,
     WeightMap,
-    WeightOp,
     WeightRule,
     check_attribute,
     deinterleave_rotary,
@@ -31,7 +31,9 @@ from clearhead.weights.mapping import (
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of the frequency of each rotary pair
 
 
-def _weight_map(m: c.ModelConfig, q: WeightOp, k: WeightOp) -> WeightMap:
+def weight_map(m: c.ModelConfig, is_interleaved: bool = False) -> WeightMap:
+    q = deinterleave_rotary(m.attention.n_heads) if is_interleaved else IDENTITY
+    k = deinterleave_rotary(m.n_kv_heads) if is_interleaved else IDENTITY
     ours = "blocks.{i}"
     theirs = "blk.{i}"
     attn = f"{ours}.attn"
@@ -67,16 +69,6 @@ def _weight_map(m: c.ModelConfig, q: WeightOp, k: WeightOp) -> WeightMap:
         ],
         ignored_keys=(ROPE_FACTORS.replace(".", r"\."),),  # read with the configuration
     )
-
-
-def interleaved_weight_map(m: c.ModelConfig) -> WeightMap:
-    q = deinterleave_rotary(m.attention.n_heads)
-    k = deinterleave_rotary(m.n_kv_heads)
-    return _weight_map(m, q, k)
-
-
-def weight_map(m: c.ModelConfig) -> WeightMap:
-    return _weight_map(m, IDENTITY, IDENTITY)
 
 
 # Stored as clearhead-specific keys, rope.llama3.*; llama.cpp reads the resulting ROPE_FACTORS.
@@ -138,6 +130,7 @@ GPT2_ATTRIBUTES = (
 )
 GPT2_BASE = replace(gpt2.GPT2.base, ffn=c.FeedForward("gelu-tanh"))
 HEADS = {"decoder": c.LMHead()}
+interleaved_weight_map = partial(weight_map, is_interleaved=True)
 GGUF_FAMILIES = {
     family.name: family
     for family in (

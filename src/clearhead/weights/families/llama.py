@@ -104,10 +104,6 @@ def write_rope(ours: ConfigDict, theirs: ConfigDict) -> None:
         theirs["rope_scaling"] = {"rope_type": scaling["kind"], **values}
 
 
-def _bias_values(*projections: str) -> dict[bool, list[str]]:
-    return {False: [], True: list(projections)}
-
-
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 
@@ -168,7 +164,8 @@ COMMON_ATTRIBUTES = (
     Require("use_mrope", False),
     Ignore("is_llama_config"),
 )
-ALL_PROJECTIONS = ("q", "k", "v", "out")
+ALL_BIASES = {False: [], True: ["q", "k", "v", "out"]}
+ATTENTION_BIAS = Attr("attention_bias", "attention.bias", False, ALL_BIASES, strict=True)
 SLIDING_WINDOW = Custom(_read_window, _write_window)
 CONTEXT_LENGTH = Attr("max_position_embeddings", "context_length", 32768)
 
@@ -194,7 +191,7 @@ LLAMA = _family(
     Attr("max_position_embeddings", "context_length", 2048),
     Attr("num_key_value_heads", "attention.n_kv_heads", None, NONE_IS_ZERO),
     Attr("head_dim", "attention.d_head", None, NONE_IS_ZERO),
-    Attr("attention_bias", "attention.bias", False, _bias_values(*ALL_PROJECTIONS), strict=True),
+    ATTENTION_BIAS,
     Attr("mlp_bias", "ffn.bias", False),
     Ignore("pretraining_tp"),  # computes the same sums in slices
 )
@@ -224,5 +221,5 @@ QWEN3 = _family(
     SLIDING_WINDOW,
     Attr("num_key_value_heads", "attention.n_kv_heads", 32, NONE_IS_ZERO),
     Attr("head_dim", "attention.d_head", 128, NONE_IS_ZERO),
-    Attr("attention_bias", "attention.bias", False, _bias_values(*ALL_PROJECTIONS), strict=True),
+    ATTENTION_BIAS,
 )
