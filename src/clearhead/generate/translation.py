@@ -1,24 +1,22 @@
 """Translation with an encoder-decoder and beam search, in batches or sentence by sentence."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.config.model import Config, EncoderDecoder, InferenceConfig, Tokens
 from clearhead.data.batch import Batch, batches_by_length, unpad
-from clearhead.errors import ClearheadError, InputTextError, with_index
+from clearhead.errors import ClearheadError, InputTextError, check_int, with_index
 from clearhead.generate.engine import TokenLogprob, eval_mode
 from clearhead.generate.generation import (
     BeamResult,
     BeamSearchConfig,
     beam_search_rules,
     beam_search_texts,
-    check_sample_counts,
     encode_prefixes,
     teacher_forcing_batch,
     token_logprobs,
@@ -80,9 +78,14 @@ class Translator:
             raise ClearheadError(
                 "translation needs inference.decoder_start_tokens = [id] in the configuration."
             )
-        if align is not None:
-            check_align_layer(net, align)
-        check_sample_counts(1, num_logprobs)
+        n_layers = net.config.n_layers
+        is_layer = isinstance(align, int) and -n_layers <= align < n_layers
+        if align not in (None, "all") and not is_layer:
+            raise ClearheadError(
+                f'align must be a decoder layer from {-n_layers} to {n_layers - 1}, or "all", '
+                f"got {align!r}."
+            )
+        check_int("logprobs", num_logprobs)
         self.net = net
         self.inference = config.inference
         self.source_input = architecture.source_input
@@ -101,23 +104,34 @@ class Translator:
 
     def translate_texts(self, texts: Sequence[str]) -> list[Translation]:
         """Translate each text; an empty one gives an empty translation."""
-        split = []
-        for index, text in enumerate(texts):
-            with with_index(index if len(texts) > 1 else None):
-                split.append(self.encode_sentences(text))
+        encoded = self.encode_texts(texts)
         prefixes = encode_prefixes(self.beam_config.prefix, len(texts), self.tokenizer)
         rows = []
         row_prefixes = []
-        for sentences, prefix in zip(split, prefixes, strict=True):
+        for sentences, prefix in zip(encoded, prefixes, strict=True):
             for ids, _ in sentences:
                 if ids:
                     rows.append(ids)
                     row_prefixes.append(prefix)
-        translations = iter(self.translate_ids(rows, row_prefixes))
+        return self.join_texts(encoded, self.translate_ids(rows, row_prefixes))
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[Sentence]]:
+        """Encode each text as one or several sentences; a blank one has no tokens."""
+        encoded = []
+        for index, text in enumerate(texts):
+            with with_index(index if len(texts) > 1 else None):
+                encoded.append(self._encode_sentences(text))
+        return encoded
+
+    def join_texts(
+        self, texts: Sequence[list[Sentence]], translations: Iterable[Translation]
+    ) -> list[Translation]:
+        """The translation of each text, from those of all sentences that have tokens."""
+        remaining = iter(translations)
         results = []
-        for sentences in split:
-            parts = [next(translations) if ids else EMPTY_TRANSLATION for ids, _ in sentences]
-            results.append(self.join_sentences(parts, [gap for _, gap in sentences]))
+        for sentences in texts:
+            parts = [next(remaining) if ids else EMPTY_TRANSLATION for ids, _ in sentences]
+            results.append(self._join_sentences(parts, [gap for _, gap in sentences]))
         return results
 
     def translate_batch(self, batch: Batch) -> list[Translation]:
@@ -164,8 +178,7 @@ class Translator:
             segment_ids,
         )
         translations = [Translation(**vars(one)) for results in found for one in results]
-        counts = torch.tensor([len(results) for results in found], device=source.device)
-        row_of = torch.arange(len(found), device=source.device).repeat_interleave(counts)
+        row_of = [row for row, results in enumerate(found) for _ in results]
         starts = [prompts[0]] * len(translations)
         outputs = [one.tokens for one in translations]
         sources = source[row_of]
@@ -198,7 +211,7 @@ class Translator:
         remaining = iter(translations)
         return [with_choices([next(remaining) for _ in results]) for results in found]
 
-    def encode_sentences(self, text: str) -> list[Sentence]:
+    def _encode_sentences(self, text: str) -> list[Sentence]:
         """Encode a text; sentence by sentence, if it exceeds the context or that was asked for."""
         ids = self._encode(text)
         if not self.split_sentences and len(ids) <= self.source_context_length:
@@ -234,7 +247,7 @@ class Translator:
         ids = self.source_tokenizer.encode(text)
         return [*self.inference.bos_tokens, *ids, *self.inference.sep_tokens]
 
-    def join_sentences(self, parts: Sequence[Translation], gaps: Sequence[str]) -> Translation:
+    def _join_sentences(self, parts: Sequence[Translation], gaps: Sequence[str]) -> Translation:
         """Join the translations of a text's sentences with the whitespace between them."""
         if len(parts) == 1:
             return parts[0]
@@ -289,16 +302,6 @@ def _ends_sentence(before: str, mark: str, after: str) -> bool:
     return not (len(word) == 1 or word.isdigit() or ABBREVIATIONS.fullmatch(word))
 
 
-def check_align_layer(net: Transformer, layer: int | str) -> None:
-    """Raise unless this is a decoder layer or "all"."""
-    n_layers = net.config.n_layers
-    if layer != "all" and not (isinstance(layer, int) and -n_layers <= layer < n_layers):
-        raise ClearheadError(
-            f'align must be a decoder layer from {-n_layers} to {n_layers - 1}, or "all", '
-            f"got {layer!r}."
-        )
-
-
 @torch.no_grad()
 def attention_alignments(
     net: Transformer,
@@ -312,10 +315,9 @@ def attention_alignments(
 
     The attention is averaged over the heads of a layer, or of all layers.
     """
-    check_align_layer(net, layer)
     batch = teacher_forcing_batch(prompts, outputs, source.device)
     block = "*" if isinstance(layer, str) else layer % net.config.n_layers
-    hooks = Recorder({f"blocks.{block}.cross_attn.pattern": mean_over_heads})
+    hooks = Recorder({f"blocks.{block}.cross_attn.pattern": lambda pattern: pattern.mean(dim=1)})
     with eval_mode(net):
         net(
             batch.inputs,
@@ -329,12 +331,6 @@ def attention_alignments(
         row[len(prompt) - 1 : len(prompt) + len(output) - 1]
         for row, prompt, output in zip(positions, prompts, outputs, strict=True)
     ]
-
-
-def mean_over_heads(
-    pattern: Float[Tensor, "batch head query key"],
-) -> Float[Tensor, "batch query key"]:
-    return pattern.mean(1)
 
 
 def translation_to_json(

@@ -5,10 +5,10 @@ A large request yields to other requests between steps, and stops when the clien
 
 import asyncio
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,12 +27,7 @@ from clearhead.generate.tasks import (
     fill_masks,
     max_classification_tokens,
 )
-from clearhead.generate.translation import (
-    EMPTY_TRANSLATION,
-    Translation,
-    Translator,
-    translation_to_json,
-)
+from clearhead.generate.translation import Translation, Translator, translation_to_json
 from clearhead.hooks import NO_HOOKS
 from clearhead.serve.middleware import APIError, JSONDict, Limits
 from clearhead.serve.openai import (
@@ -46,11 +41,13 @@ from clearhead.serve.openai import (
     to_list,
 )
 from clearhead.serve.registry import ModelRegistry
+from clearhead.serve.scheduler import ModelWorker
 
 TASK_PATHS = ("/classify", "/fill", "/translate")
 MAX_TEXTS_PER_TURN = 8
 MAX_BEAMS_PER_TURN = 40  # texts × beams
 
+T = TypeVar("T")
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -69,12 +66,11 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
                     param="dimensions",
                 )
             rows = await asyncio.to_thread(_encode_for_embedding, model, texts)
-            vectors: dict[int, Vector] = {}
-            for indices in _turns(model, [len(row) for row in rows]):
-                function = partial(_embed, model, [rows[i] for i in indices])
-                vectors |= zip(
-                    indices, await loaded_model.worker.call(client, function), strict=True
-                )
+            turns = (
+                (indices, partial(_embed, model, [rows[i] for i in indices]))
+                for indices in _split_into_turns(model, [len(row) for row in rows])
+            )
+            vectors = await _call_in_turns(loaded_model.worker, client, turns)
         num_tokens = sum(map(len, rows))
         registry.metrics.prompt_tokens.labels(loaded_model.name).inc(num_tokens)
         data = [
@@ -83,7 +79,7 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
                 "index": i,
                 "embedding": _embedding_to_json(vector, body.encoding_format),
             }
-            for i, vector in sorted(vectors.items())
+            for i, vector in enumerate(vectors)
         ]
         usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
         return JSONResponse(
@@ -98,17 +94,13 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
             check_endpoint(loaded_model, "/classify")
             model = loaded_model.model
             batches, truncated = await asyncio.to_thread(_classification_batches, model, texts)
-            results: dict[int, Classification] = {}
-            for indices, batch in batches:
-                function = partial(_classify, model, batch)
-                results |= zip(
-                    indices, await loaded_model.worker.call(client, function), strict=True
-                )
-                num_tokens = sum(map(len, batch.unpadded_rows()))
-                registry.metrics.prompt_tokens.labels(loaded_model.name).inc(num_tokens)
+            turns = ((indices, partial(_classify, model, batch)) for indices, batch in batches)
+            results = await _call_in_turns(loaded_model.worker, client, turns)
+        num_tokens = sum(len(row) for _, batch in batches for row in batch.unpadded_rows())
+        registry.metrics.prompt_tokens.labels(loaded_model.name).inc(num_tokens)
         classifications = [
             {**_classification_to_dict(result), "truncated": i in truncated}
-            for i, result in sorted(results.items())
+            for i, result in enumerate(results)
         ]
         return JSONResponse({"model": loaded_model.name, "results": classifications})
 
@@ -151,79 +143,72 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
         async with registry.using(body.model or registry.default_name) as loaded_model:
             check_endpoint(loaded_model, "/translate")
             model = loaded_model.model
-            job = await asyncio.to_thread(TranslationJob, model, texts, body, limits)
-            for indices in job.turns():
-                await loaded_model.worker.call(client, partial(job.translate, indices))
-        return JSONResponse({"model": loaded_model.name, "translations": job.results()})
+            translator = _make_translator(model, body, limits)
+            encoded = await asyncio.to_thread(translator.encode_texts, texts)
+            rows = [ids for sentences in encoded for ids, _ in sentences if ids]
+            prefix = encode_prefixes(body.prefix, 1, model.tokenizer)
+            max_rows = max(1, min(MAX_TEXTS_PER_TURN, MAX_BEAMS_PER_TURN // body.num_beams))
 
+            def translate_turn(indices: list[int]) -> list[Translation]:
+                return translator.translate_ids([rows[i] for i in indices], prefix * len(indices))
 
-class TranslationJob:
-    """Texts split into sentences as in `model.translate`; a long text takes many turns."""
-
-    def __init__(
-        self, model: Model, texts: list[str], request: TranslateRequest, limits: Limits
-    ) -> None:
-        if model.tokenizers[1] is None:
-            raise APIError("This model has no tokenizer for source texts.")
-        self.model = model
-        self.texts = texts
-        self.num_beams = request.num_beams
-        self.prefix = encode_prefixes(request.prefix, 1, model.tokenizer)
-        num_start_tokens = len(model.config.inference.decoder_start_tokens) + len(self.prefix[0])
-        room = max(1, model.net.context_length - num_start_tokens)
-        config = BeamSearchConfig(
-            max_tokens=request.max_tokens or min(room, limits.max_tokens),
-            num_beams=request.num_beams,
-            n_best=request.n_best,
-            length_penalty=request.length_penalty,
-            early_stopping=request.early_stopping,
-            no_repeat_ngram_size=request.no_repeat_ngram_size,
-            prefix=request.prefix,
-            alternatives=request.alternatives,
-        )
-        self.translator = Translator(
-            model.net,
-            model.config,
-            model.tokenizers,
-            config,
-            align=request.align,
-            split_sentences=request.split_sentences,
-        )
-        self.sentences = []
-        for index, text in enumerate(texts):
-            with with_index(index if len(texts) > 1 else None):
-                self.sentences.append(self.translator.encode_sentences(text))
-        self.rows = [ids for sentences in self.sentences for ids, _ in sentences if ids]
-        self.translations: dict[int, Translation] = {}  # by row
-
-    def turns(self) -> Iterator[list[int]]:
-        """Indices of rows that are translated together."""
-        max_rows = max(1, min(MAX_TEXTS_PER_TURN, MAX_BEAMS_PER_TURN // self.num_beams))
-        return _turns(self.model, [len(row) for row in self.rows], max_rows)
-
-    def translate(self, indices: list[int]) -> None:
-        rows = [self.rows[i] for i in indices]
-        translations = self.translator.translate_ids(rows, self.prefix * len(indices))
-        self.translations |= zip(indices, translations, strict=True)
-
-    def results(self) -> list[JSONDict]:
-        """The best translations of each text."""
-        remaining = (self.translations[i] for i in range(len(self.rows)))
+            turns = (
+                (indices, partial(translate_turn, indices))
+                for indices in _split_into_turns(model, [len(row) for row in rows], max_rows)
+            )
+            translations = await _call_in_turns(loaded_model.worker, client, turns)
         results = []
-        for text, sentences in zip(self.texts, self.sentences, strict=True):
-            parts = [next(remaining) if ids else EMPTY_TRANSLATION for ids, _ in sentences]
-            translation = self.translator.join_sentences(parts, [gap for _, gap in sentences])
+        joined = translator.join_texts(encoded, translations)
+        for text, translation in zip(texts, joined, strict=True):
             source, best = translation_to_json(
-                text, translation, self.model.tokenizers, self.model.config.inference
+                text, translation, model.tokenizers, model.config.inference
             )
             results.append({**source, "best": best})
-        return results
+        return JSONResponse({"model": loaded_model.name, "translations": results})
 
 
-def _turns(
+async def _call_in_turns(
+    worker: ModelWorker,
+    client: str,
+    turns: Iterable[tuple[list[int], Callable[[], Iterable[T]]]],
+) -> list[T]:
+    """Call one function per turn; each returns the results of the texts with these indices."""
+    results: dict[int, T] = {}
+    for indices, function in turns:
+        results |= zip(indices, await worker.call(client, function), strict=True)
+    return [results[i] for i in range(len(results))]
+
+
+def _split_into_turns(
     model: Model, lengths: list[int], max_rows: int = MAX_TEXTS_PER_TURN
 ) -> Iterator[list[int]]:
     return batches_by_length(lengths, next(model.net.parameters()).device, max_rows)
+
+
+def _make_translator(model: Model, request: TranslateRequest, limits: Limits) -> Translator:
+    if model.tokenizers[1] is None:
+        raise APIError("This model has no tokenizer for source texts.")
+    [prefix] = encode_prefixes(request.prefix, 1, model.tokenizer)
+    num_start_tokens = len(model.config.inference.decoder_start_tokens) + len(prefix)
+    room = max(1, model.net.context_length - num_start_tokens)
+    config = BeamSearchConfig(
+        max_tokens=request.max_tokens or min(room, limits.max_tokens),
+        num_beams=request.num_beams,
+        n_best=request.n_best,
+        length_penalty=request.length_penalty,
+        early_stopping=request.early_stopping,
+        no_repeat_ngram_size=request.no_repeat_ngram_size,
+        prefix=request.prefix,
+        alternatives=request.alternatives,
+    )
+    return Translator(
+        model.net,
+        model.config,
+        model.tokenizers,
+        config,
+        align=request.align,
+        split_sentences=request.split_sentences,
+    )
 
 
 def _encode_for_embedding(model: Model, texts: list[Any]) -> list[list[int]]:
@@ -250,7 +235,7 @@ def _classification_batches(
     max_length = max_classification_tokens(model.config)
     lengths = [len(row) for row in model.encode_texts(texts, allow_overflow=True)]
     batches = []
-    for indices in _turns(model, [min(length, max_length) for length in lengths]):
+    for indices in _split_into_turns(model, [min(length, max_length) for length in lengths]):
         batch = model.make_batch([texts[i] for i in indices], max_length=max_length)
         batches.append((indices, batch))
     return batches, {i for i, length in enumerate(lengths) if length > max_length}
