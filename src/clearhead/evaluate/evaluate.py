@@ -66,7 +66,7 @@ def evaluate(
     """Evaluate a model on one or more files of the kind it is trained on.
 
     A language model reads long texts in windows of its context length, `stride` tokens apart (0 =
-    half the context). Masked words and confidence intervals follow from `seed`. Columns default to
+    half the context). `seed` determines masked words and confidence intervals. Columns default to
     those used in training.
 
         result = clearhead.evaluate(model, "test.txt")
@@ -85,14 +85,16 @@ def evaluate(
         "source_column": source_column,
         "target_column": target_column,
     }
-    given = {name: value for name, value in columns.items() if value is not None}
     supported = _supported_columns(model.config.model)
-    for name in given:
+    options: dict[str, object] = {"data.on_error": on_error}
+    for name, value in columns.items():
+        if value is None:
+            continue
         if name not in supported:
             raise ClearheadError(
                 f"{name} does not apply to this model; it uses {', '.join(supported)}."
             )
-    options = {f"data.{name}": value for name, value in {**given, "on_error": on_error}.items()}
+        options[f"data.{name}"] = value
     data_config = model.config.replace(**options).data
     _check_options(model, stride, num_beams, seed)
     report = DataReport(data_config.on_error)

@@ -132,140 +132,140 @@ def max_difference(differences: Iterable[float]) -> float:
 
 # --- the invariants
 @torch.no_grad()
-def forward_is_deterministic(s: ModelUnderTest) -> float:
-    x = s.random_inputs()
-    return relative_difference(s.net(**x), s.net(**x))
+def forward_is_deterministic(model: ModelUnderTest) -> float:
+    x = model.random_inputs()
+    return relative_difference(model.net(**x), model.net(**x))
 
 
 @torch.no_grad()
-def eager_attention_equals_fused_attention(s: ModelUnderTest) -> float:
+def eager_attention_equals_fused_attention(model: ModelUnderTest) -> float:
     """Scores, mask, softmax and weighted sum step by step, with all hooks, against one kernel."""
-    x = s.random_inputs()
-    return relative_difference(s.net(**x, hooks=Recorder(["**"])), s.net(**x))
+    x = model.random_inputs()
+    return relative_difference(model.net(**x, hooks=Recorder(["**"])), model.net(**x))
 
 
 @torch.no_grad()
-def attention_rows_sum_to_one(s: ModelUnderTest) -> float:
+def attention_rows_sum_to_one(model: ModelUnderTest) -> float:
     recorder = Recorder(["**.pattern"])
-    s.net(**s.random_inputs(), hooks=recorder)
+    model.net(**model.random_inputs(), hooks=recorder)
     sums = [pattern.sum(-1) for pattern in recorder.values.values()]
     return max_difference(relative_difference(x, torch.ones_like(x)) for x in sums)
 
 
 @torch.no_grad()
-def cached_equals_full(s: ModelUnderTest) -> float:
+def cached_equals_full(model: ModelUnderTest) -> float:
     """A prompt, then token by token with a KV cache, against one pass."""
-    s.require_causal()
-    x = s.random_inputs()
+    model.require_causal()
+    x = model.random_inputs()
     tokens = x.pop("tokens")
-    cache = s.net.init_cache(len(tokens), s.length)
-    prompt_length = max(1, s.length // 2)
+    cache = model.net.init_cache(len(tokens), model.length)
+    prompt_length = max(1, model.length // 2)
     pieces = [tokens[:, :prompt_length], *tokens[:, prompt_length:].split(1, dim=1)]
-    steps = [s.net(piece, cache=cache, **x) for piece in pieces]
-    return relative_difference(torch.cat(steps, dim=1), s.net(tokens, **x))
+    steps = [model.net(piece, cache=cache, **x) for piece in pieces]
+    return relative_difference(torch.cat(steps, dim=1), model.net(tokens, **x))
 
 
 @torch.no_grad()
-def reordered_cache_equals_reordered_batch(s: ModelUnderTest) -> float:
+def reordered_cache_equals_reordered_batch(model: ModelUnderTest) -> float:
     """As in beam search."""
-    s.require_causal()
-    x = s.random_inputs()
-    index = torch.tensor([2, 0, 0], device=s.device)
-    cache = s.net.init_cache(3, s.length)
-    s.net(**{**x, "tokens": x["tokens"][:, :-1]}, cache=cache)
+    model.require_causal()
+    x = model.random_inputs()
+    index = torch.tensor([2, 0, 0], device=model.device)
+    cache = model.net.init_cache(3, model.length)
+    model.net(**{**x, "tokens": x["tokens"][:, :-1]}, cache=cache)
     cache.reorder(index)
     x = {name: value[index] for name, value in x.items()}
-    last = s.net(**{**x, "tokens": x["tokens"][:, -1:]}, cache=cache)
-    return relative_difference(last, s.net(**x)[:, -1:])
+    last = model.net(**{**x, "tokens": x["tokens"][:, -1:]}, cache=cache)
+    return relative_difference(last, model.net(**x)[:, -1:])
 
 
 @torch.no_grad()
-def batched_equals_single(s: ModelUnderTest) -> float:
-    x = s.random_inputs()
-    batched = s.net.compute_logits(s.net(**x))
+def batched_equals_single(model: ModelUnderTest) -> float:
+    x = model.random_inputs()
+    batched = model.net.compute_logits(model.net(**x))
     rows = [{name: value[i : i + 1] for name, value in x.items()} for i in range(3)]
-    single = [s.net.compute_logits(s.net(**row)) for row in rows]
+    single = [model.net.compute_logits(model.net(**row)) for row in rows]
     return relative_difference(torch.cat(single), batched)
 
 
 @torch.no_grad()
-def packed_equals_separate(s: ModelUnderTest) -> float:
+def packed_equals_separate(model: ModelUnderTest) -> float:
     """Two documents packed in one row, which do not see each other, against two rows."""
-    s.require_text()
-    x = s.random_inputs(2, max(1, s.length // 2))
-    if any(value.dim() != 2 for value in x.values()) or s.length < 2:
+    model.require_text()
+    x = model.random_inputs(2, max(1, model.length // 2))
+    if any(value.dim() != 2 for value in x.values()) or model.length < 2:
         raise NotApplicableError("a row holds one document")
     row = {name: torch.cat(list(value))[None] for name, value in x.items()}
     segment_ids = {_segment_name(name): _packed_segment_ids(value) for name, value in x.items()}
-    return relative_difference(s.net(**row, **segment_ids)[0], torch.cat(list(s.net(**x))))
+    return relative_difference(model.net(**row, **segment_ids)[0], torch.cat(list(model.net(**x))))
 
 
 @torch.no_grad()
-def padding_changes_nothing(s: ModelUnderTest) -> float:
-    s.require_text()
-    length = max(1, s.length - 3)
-    num_padding = s.length - length
-    x = s.random_inputs(2, length)
+def padding_changes_nothing(model: ModelUnderTest) -> float:
+    model.require_text()
+    length = max(1, model.length - 3)
+    num_padding = model.length - length
+    x = model.random_inputs(2, length)
     padded = dict(x)
     segment_ids = {}
     for name, value in x.items():
         if value.dim() == 2:
-            padded[name] = torch.cat((value, s.random_ids(2, num_padding, 1)), dim=1)
+            padded[name] = torch.cat((value, model.random_ids(2, num_padding, 1)), dim=1)
             segment_ids[_segment_name(name)] = torch.cat(
                 (torch.ones_like(value), value.new_zeros(2, num_padding)), dim=1
             )
-    return relative_difference(s.net(**padded, **segment_ids)[:, :length], s.net(**x))
+    return relative_difference(model.net(**padded, **segment_ids)[:, :length], model.net(**x))
 
 
 @torch.no_grad()
-def causal_mask_hides_the_future(s: ModelUnderTest) -> float:
+def causal_mask_hides_the_future(model: ModelUnderTest) -> float:
     """Changing the last token leaves all earlier outputs bit-identical."""
-    s.require_causal()
-    if s.length < 2:
+    model.require_causal()
+    if model.length < 2:
         return 0.0
-    x = s.random_inputs()
-    before = s.net(**x)
+    x = model.random_inputs()
+    before = model.net(**x)
     x["tokens"] = x["tokens"].clone()
-    x["tokens"][:, -1] = (x["tokens"][:, -1] + 1) % s.config.vocab_size
-    return relative_difference(s.net(**x)[:, :-1], before[:, :-1])
+    x["tokens"][:, -1] = (x["tokens"][:, -1] + 1) % model.config.vocab_size
+    return relative_difference(model.net(**x)[:, :-1], before[:, :-1])
 
 
 @torch.no_grad()
-def position_shift_changes_nothing(s: ModelUnderTest) -> float:
+def position_shift_changes_nothing(model: ModelUnderTest) -> float:
     """With relative positions, a text later in the context gives the same output."""
-    if isinstance(s.config.position, c.Learned | c.Sinusoidal):
-        raise NotApplicableError(f"{s.config.position.kind} positions are absolute")
-    x = s.random_inputs()
-    position_ids = torch.arange(s.net(**x).shape[1], device=s.device)[None]
-    shifted = s.net(**x, position_ids=position_ids + 7)
-    return relative_difference(shifted, s.net(**x, position_ids=position_ids))
+    if isinstance(model.config.position, c.Learned | c.Sinusoidal):
+        raise NotApplicableError(f"{model.config.position.kind} positions are absolute")
+    x = model.random_inputs()
+    position_ids = torch.arange(model.net(**x).shape[1], device=model.device)[None]
+    shifted = model.net(**x, position_ids=position_ids + 7)
+    return relative_difference(shifted, model.net(**x, position_ids=position_ids))
 
 
 @torch.no_grad()
-def permutation_equivariant_without_positions(s: ModelUnderTest) -> float:
+def permutation_equivariant_without_positions(model: ModelUnderTest) -> float:
     """Without positions, permuting the input permutes the output."""
-    if s.net.is_causal:
+    if model.net.is_causal:
         raise NotApplicableError("the causal mask depends on the order")
-    if not isinstance(s.config.position, c.NoPosition):
+    if not isinstance(model.config.position, c.NoPosition):
         raise NotApplicableError("the model has positions")
-    s.require_text()
-    if s.config.attention.sliding_window:
+    model.require_text()
+    if model.config.attention.sliding_window:
         raise NotApplicableError("a sliding window depends on the order")
-    x = s.random_inputs()
-    order = torch.randperm(s.length, generator=s.generator)
-    return relative_difference(s.net(x["tokens"][:, order]), s.net(**x)[:, order])
+    x = model.random_inputs()
+    order = torch.randperm(model.length, generator=model.generator)
+    return relative_difference(model.net(x["tokens"][:, order]), model.net(**x)[:, order])
 
 
-def fully_masked_rows_are_finite(s: ModelUnderTest) -> float:
+def fully_masked_rows_are_finite(model: ModelUnderTest) -> float:
     """A query that sees no key has output and gradient zero."""
-    m = s.config
+    m = model.config
     q, k, v = (
-        torch.randn(1, heads, 4, m.d_head, generator=s.generator)
-        .to(s.example_parameter)
+        torch.randn(1, heads, 4, m.d_head, generator=model.generator)
+        .to(model.example_parameter)
         .requires_grad_()
         for heads in (m.attention.n_heads, m.n_kv_heads, m.n_kv_heads)
     )
-    segment_ids = torch.tensor([[1, 1, 2, 1]], device=s.device)
+    segment_ids = torch.tensor([[1, 1, 2, 1]], device=model.device)
     mask = cross_attention_mask(segment_ids, torch.ones_like(segment_ids))
     largest = 0.0
     for attention in (fused_attention, eager_attention):
@@ -279,38 +279,40 @@ def fully_masked_rows_are_finite(s: ModelUnderTest) -> float:
 
 
 @torch.no_grad()
-def loss_equals_negative_log_likelihood(s: ModelUnderTest) -> float:
-    if not isinstance(s.config.head, c.LMHead | c.MLMHead | c.ClassificationHead):
+def loss_equals_negative_log_likelihood(model: ModelUnderTest) -> float:
+    if not isinstance(model.config.head, c.LMHead | c.MLMHead | c.ClassificationHead):
         raise NotApplicableError("the head predicts no probabilities")
-    x = s.random_inputs()
-    targets = s.random_targets(x)
-    hidden = s.net(**x)
-    total, count = s.net.loss(hidden, targets)
-    logprobs = s.net.compute_logits(hidden).float().log_softmax(-1)
+    x = model.random_inputs()
+    targets = model.random_targets(x)
+    hidden = model.net(**x)
+    total, count = model.net.loss(hidden, targets)
+    logprobs = model.net.compute_logits(hidden).float().log_softmax(-1)
     target_logprobs = logprobs.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
     is_target = targets != IGNORE_INDEX
     expected = -(target_logprobs * is_target).sum() / is_target.sum()
     return relative_difference(total / count, expected)
 
 
-def accumulated_gradients_equal_full_batch_gradients(s: ModelUnderTest) -> float:
+def accumulated_gradients_equal_full_batch_gradients(model: ModelUnderTest) -> float:
     """Summed gradients of parts of a batch, divided by the total count, against one pass."""
-    x = s.random_inputs()
-    targets = s.random_targets(x)
-    full = _gradients(s, x, targets, [slice(None)])
-    accumulated = _gradients(s, x, targets, [slice(0, 1), slice(1, 3)])
+    x = model.random_inputs()
+    targets = model.random_targets(x)
+    full = _gradients(model, x, targets, [slice(None)])
+    accumulated = _gradients(model, x, targets, [slice(0, 1), slice(1, 3)])
     return max_difference(relative_difference(a, b) for a, b in zip(accumulated, full, strict=True))
 
 
-def _gradients(s: ModelUnderTest, x: Inputs, targets: Tensor, parts: list[slice]) -> list[Tensor]:
-    parameters = [p for p in s.net.parameters() if p.requires_grad]
+def _gradients(
+    model: ModelUnderTest, x: Inputs, targets: Tensor, parts: list[slice]
+) -> list[Tensor]:
+    parameters = [p for p in model.net.parameters() if p.requires_grad]
     if not parameters:
         raise NotApplicableError("all parameters are frozen")
     sums = [torch.zeros_like(p) for p in parameters]
     num_targets = 0
     for part in parts:
-        hidden = s.net(**{name: value[part] for name, value in x.items()})
-        total, count = s.net.loss(hidden, targets[part])
+        hidden = model.net(**{name: value[part] for name, value in x.items()})
+        total, count = model.net.loss(hidden, targets[part])
         num_targets += int(count)
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         for total_gradient, gradient in zip(sums, gradients, strict=True):
@@ -320,15 +322,15 @@ def _gradients(s: ModelUnderTest, x: Inputs, targets: Tensor, parts: list[slice]
 
 
 @torch.no_grad()
-def saved_and_loaded_model_is_identical(s: ModelUnderTest) -> float:
-    if is_quantized(s.net):
+def saved_and_loaded_model_is_identical(model: ModelUnderTest) -> float:
+    if is_quantized(model.net):
         raise NotApplicableError("int8 models are quantized when loaded and not saved")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
-        save_model(path, Checkpoint(s.net, c.Config(s.config)))
-        loaded = load_model(path, Placement(str(s.device), s.example_parameter.dtype)).net
-    x = s.random_inputs()
-    return relative_difference(loaded(**x), s.net(**x))
+        save_model(path, Checkpoint(model.net, c.Config(model.config)))
+        loaded = load_model(path, Placement(str(model.device), model.example_parameter.dtype)).net
+    x = model.random_inputs()
+    return relative_difference(loaded(**x), model.net(**x))
 
 
 def _segment_name(name: str) -> str:

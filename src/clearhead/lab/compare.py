@@ -102,8 +102,8 @@ def compare(
 
     `seeds` is their number (default 3) or a list. `model`, `data`, `train` and `inference` replace
     options of all runs, as in `clearhead.train`. An experiment that already exists in the folder
-    `output` (default: comparison) is resumed. `recipe` may also be such a folder, to resume it or
-    to analyze it anew, or its experiment.toml, to repeat it in another folder.
+    `output` (default: comparison) is resumed. `recipe` may also be such a folder, to resume or
+    reanalyze it, or its experiment.toml, to repeat it in another folder.
     """
     check_type(
         recipe, str | Path | Config, "a preset, a run.toml, a configuration or an experiment"

@@ -377,7 +377,7 @@ def describe_lengths(summary: Summary) -> list[str]:
         for measured in run.loss_by_length.values()
         if measured
     ]
-    if fractions and max(fractions):
+    if any(fractions):
         sentences.append(
             f"At the longest, {max(fractions):.0%} of tokens are at positions beyond training."
         )

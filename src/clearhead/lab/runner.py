@@ -1,4 +1,4 @@
-"""Runs an experiment; several processes, on one machine or many, each take whole runs.
+"""Run an experiment; several processes, on one machine or more, share its runs.
 
 A run belongs to the process that holds its file lock. If a process dies, its lock is released and
 another process resumes the run from its last checkpoint. All processes see the same folder and

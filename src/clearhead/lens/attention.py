@@ -357,25 +357,25 @@ class LayerPatterns:
         return (self.pattern * selected).sum(dim=-1)[..., has_key].mean(dim=-1)
 
 
-def _entropy(s: LayerPatterns) -> Tensor:
-    entropy = -torch.special.xlogy(s.pattern, s.pattern).sum(dim=-1)
-    max_entropy = s.allowed.sum(dim=-1).float().log()
+def _entropy(layer: LayerPatterns) -> Tensor:
+    entropy = -torch.special.xlogy(layer.pattern, layer.pattern).sum(dim=-1)
+    max_entropy = layer.allowed.sum(dim=-1).float().log()
     return (entropy / max_entropy)[..., max_entropy > 0].mean(dim=-1)
 
 
-def _first_token(s: LayerPatterns) -> Tensor:
-    return s.mean_weight((torch.arange(len(s.key_tokens)) == 0) & s.not_self)
+def _first_token(layer: LayerPatterns) -> Tensor:
+    return layer.mean_weight((torch.arange(len(layer.key_tokens)) == 0) & layer.not_self)
 
 
-def _induction(s: LayerPatterns) -> Tensor:
-    follows_same_token = torch.zeros_like(s.allowed)
-    follows_same_token[:, 1:] = s.same_token[:, :-1]
-    return s.mean_weight(follows_same_token & (s.distance >= 0))
+def _induction(layer: LayerPatterns) -> Tensor:
+    follows_same_token = torch.zeros_like(layer.allowed)
+    follows_same_token[:, 1:] = layer.same_token[:, :-1]
+    return layer.mean_weight(follows_same_token & (layer.distance >= 0))
 
 
-def _punctuation(s: LayerPatterns) -> Tensor:
-    keys = torch.tensor([_is_punctuation(key) for key in s.key_tokens])
-    return s.mean_weight(keys.expand_as(s.allowed))
+def _punctuation(layer: LayerPatterns) -> Tensor:
+    keys = torch.tensor([_is_punctuation(key) for key in layer.key_tokens])
+    return layer.mean_weight(keys.expand_as(layer.allowed))
 
 
 def _is_punctuation(token: str) -> bool:
@@ -383,10 +383,10 @@ def _is_punctuation(token: str) -> bool:
     return bool(token.strip(whitespace)) and not any(letter.isalnum() for letter in token)
 
 
-def _relative_position(s: LayerPatterns) -> Tensor:
+def _relative_position(layer: LayerPatterns) -> Tensor:
     """1 − residual variance / variance, where each weight is predicted by its distance's mean."""
-    distances = s.distance[s.allowed]
-    weights = s.pattern[..., s.allowed]  # head cell
+    distances = layer.distance[layer.allowed]
+    weights = layer.pattern[..., layer.allowed]  # head cell
     groups = distances - distances.min()
     sums = weights.new_zeros(*weights.shape[:-1], int(groups.max()) + 1)
     means = (sums.index_add(-1, groups, weights) / torch.bincount(groups))[..., groups]
@@ -401,14 +401,20 @@ HEAD_SCORES: dict[str, tuple[str, Callable[[LayerPatterns], Tensor]]] = {
     ),
     "previous_token": (
         "mean weight on the previous token",
-        lambda s: s.mean_weight(s.distance == 1),
+        lambda layer: layer.mean_weight(layer.distance == 1),
     ),
-    "next_token": ("mean weight on the next token", lambda s: s.mean_weight(s.distance == -1)),
-    "self": ("mean weight of a token on itself", lambda s: s.mean_weight(s.distance == 0)),
+    "next_token": (
+        "mean weight on the next token",
+        lambda layer: layer.mean_weight(layer.distance == -1),
+    ),
+    "self": (
+        "mean weight of a token on itself",
+        lambda layer: layer.mean_weight(layer.distance == 0),
+    ),
     "first_token": ("mean weight of other tokens on the first token", _first_token),
     "duplicate_token": (
         "mean weight on other occurrences of the same token",
-        lambda s: s.mean_weight(s.same_token & s.not_self),
+        lambda layer: layer.mean_weight(layer.same_token & layer.not_self),
     ),
     "induction": (
         "mean weight on the token that followed an earlier occurrence of the same token",
@@ -458,13 +464,12 @@ class HeadScores(View):
 
     def table(self) -> list[Row]:
         """A row for each head, with all its scores."""
-        names, layers, heads = (axis.labels for axis in self.axes)
-        rows: list[Row] = []
-        for i in range(len(layers)):
-            for j in range(len(heads)):
-                scores = {name: float(self.values[n, i, j]) for n, name in enumerate(names)}
-                rows.append({"layer": i, "head": j, **scores})
-        return rows
+        names = self.axes[0].labels
+        return [
+            {"layer": i, "head": j, **dict(zip(names, scores, strict=True))}
+            for i, heads in enumerate(self.values.permute(1, 2, 0).tolist())
+            for j, scores in enumerate(heads)
+        ]
 
     def patterns_by(self, score: str, top_k: int = 12) -> View:
         """The patterns of the heads with the highest value of a score, best first."""

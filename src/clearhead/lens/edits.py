@@ -147,7 +147,8 @@ def _token_mean(activations: Mapping[str, Tensor], name: str) -> Tensor:
         return rows.flatten(0, 1).mean(dim=0)[None].unsqueeze(-2)
     if rows.shape[1] != mask.shape[1]:
         raise ClearheadError(
-            f"the other run kept only part of {name}, so its padding is unknown; watch it whole."
+            f"only part of {name} was recorded in the other run, so its padding is unknown; "
+            "watch it without a selector."
         )
     return rows.expand(len(mask), *rows.shape[1:])[mask].mean(dim=0)[None].unsqueeze(-2)
 

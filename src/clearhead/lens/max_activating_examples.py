@@ -30,7 +30,7 @@ CONTEXT_TOKENS = 8  # tokens shown on either side of the active one
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MaxActivatingExamples(View):
-    """neuron × rank: the activation, and the text around the token, which stands in ‹ ›."""
+    """neuron × rank: the activation, and the text around the token, with the token in ‹ ›."""
 
     def table(self) -> list[Row]:
         """A row for each neuron and rank: the activation and the text."""
@@ -64,8 +64,8 @@ def max_activating_examples(
     check_model(model)
     m = model.config.model
     layer = check_layer(layer, m.n_layers)
-    given = neurons if isinstance(neurons, list | tuple | range) else [neurons]
-    indices = [check_index(neuron, m.d_ff, "neuron", "the layer") for neuron in given]
+    several = neurons if isinstance(neurons, list | tuple | range) else [neurons]
+    indices = [check_index(neuron, m.d_ff, "neuron", "the layer") for neuron in several]
     if not indices:
         raise ClearheadError("neurons must name at least one neuron.")
     check_top_k(top_k)
@@ -137,7 +137,7 @@ def _encode_corpus(model: "Model", corpus: str | Path | Sequence[str]) -> list[l
 
 
 def _excerpt(model: "Model", ids: list[int], position: int) -> str:
-    """The text around a token, which is put in ‹ ›."""
+    """The text around a token, with the token in ‹ ›."""
     assert model.tokenizer is not None
     start = max(0, position - CONTEXT_TOKENS)
     end = position + 1 + CONTEXT_TOKENS

@@ -1,7 +1,6 @@
 """Ablation and activation patching: many edits of a run, and the effect of each on the answer.
 
-What comes before an edit is the same for all, so it is computed once; the edits then are the rows
-of a batch.
+Everything before the edited layer is computed once; the edits then run as the rows of a batch.
 """
 
 import dataclasses

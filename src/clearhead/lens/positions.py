@@ -22,7 +22,7 @@ DEFAULT_NUM_POSITIONS = 32
 SCHEME_NOTES = {
     "learned": "the learned vector that is added to the token at each position",
     "sinusoidal": "the vector that is added to the token at each position: sines and cosines of "
-    "decreasing frequency, beside the bits of the position's number, which slow down alike",
+    "decreasing frequency, next to the bits of the position, which also flip ever more slowly",
     "rotary": "the cosine of the angle by which each pair of dimensions is rotated",
 }
 
@@ -32,9 +32,9 @@ def positional_encodings(
 ) -> View:
     """scheme × position × dimension: what is added at each position; for rotary, cosines of angles.
 
-    Sinusoidal encodings stand beside binary counting: the bits of the position's number, which from
-    column to column flip as much less often as the sinusoids get slower; the lowest bit flips at
-    every position. `dimensions` limits the number of dimensions, which are evenly spaced.
+    Sinusoidal encodings are shown next to binary counting: from column to column, the bits of the
+    position flip less often, by the same factor as the frequency of the sinusoids decreases.
+    `dimensions` limits the number of dimensions, which are evenly spaced.
     """
     check_model(model)
     scheme, values, frequencies = _encodings(model, count)

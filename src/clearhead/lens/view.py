@@ -39,7 +39,7 @@ class Axis:
 
 
 def label_axes(axes: Mapping[str, Sequence[str] | int]) -> tuple[Axis, ...]:
-    """Axes from their names and labels; a size stands for the numbers from 0."""
+    """Axes by name, each with its labels; a size gives the labels 0, 1, 2, …"""
     return tuple(
         Axis(name, tuple(map(str, range(labels) if isinstance(labels, int) else labels)))
         for name, labels in axes.items()

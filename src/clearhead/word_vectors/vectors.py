@@ -1,7 +1,7 @@
 """Word vectors (L1.4): nearest words, analogies such as `king - man + woman`, and directions."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -207,19 +207,9 @@ class Direction:
 
     def agreement(self) -> View:
         """The cosine between the differences of any two pairs."""
-        normalized = F.normalize(self.differences, dim=-1)
         names = [f"{first}:{second}" for first, second in self.pairs]
-        axes = label_axes({"pair": names, "other": names})
         note = "cosine between second minus first of two pairs"
-        return View(
-            normalized @ normalized.mT,
-            axes,
-            self._title,
-            "cosine",
-            signed=True,
-            vmax=1.0,
-            note=note,
-        )
+        return _cosine_view(self.differences, {"pair": names, "other": names}, self._title, note)
 
     @property
     def _title(self) -> str:
@@ -308,18 +298,9 @@ class Vectors:
     def similarity(self, words: Sequence[str]) -> View:
         """The cosine between any two of some words."""
         word_vectors = self.lookup(words)
-        normalized = F.normalize(torch.stack([word.vector for word in word_vectors]), dim=-1)
-        axes = label_axes({"word": list(words), "other": list(words)})
+        rows = torch.stack([word.vector for word in word_vectors])
         note = "cosine between two words" + _tokens_note(word_vectors)
-        return View(
-            normalized @ normalized.mT,
-            axes,
-            "word similarity",
-            "cosine",
-            signed=True,
-            vmax=1.0,
-            note=note,
-        )
+        return _cosine_view(rows, {"word": words, "other": words}, "word similarity", note)
 
     def direction(self, pairs: Sequence[tuple[str, str]]) -> Direction:
         """The direction from first to second words: `[("cat", "cats"), ("dog", "dogs")]`."""
@@ -363,6 +344,22 @@ def vectors(source: "Model | str | Path | VectorTable", layer: int | None = None
         return Vectors(TableSource(source))
     side = InputSide(source)
     return Vectors(EmbeddingSource(side) if layer is None else LayerSource(side, layer))
+
+
+def _cosine_view(
+    vectors: Tensor, labels: Mapping[str, Sequence[str]], title: str, note: str
+) -> View:
+    """The cosine between any two vectors."""
+    normalized = F.normalize(vectors, dim=-1)
+    return View(
+        normalized @ normalized.mT,
+        label_axes(labels),
+        title,
+        "cosine",
+        signed=True,
+        vmax=1.0,
+        note=note,
+    )
 
 
 def _check_word(word: object) -> str:

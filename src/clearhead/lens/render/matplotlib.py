@@ -173,8 +173,7 @@ def _style_axes(axes: "Axes", theme: Theme, font_size: float) -> None:
     axes.tick_params(
         length=0, labelsize=font_size, labelfontfamily="monospace", labelcolor=theme.foreground
     )
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def _max_length(words: tuple[str, ...]) -> int:
