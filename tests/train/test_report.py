@@ -205,17 +205,26 @@ def test_without_terminal_there_is_one_line_per_validation(tmp_path, capsys):
     assert re.fullmatch(step, lines[0])
 
 
-def test_long_runs_print_an_estimate_of_their_time(tmp_path, monkeypatch, capsys):
-    seconds = iter(range(0, 10**6, 10))
-    monkeypatch.setattr(training.time, "monotonic", lambda: next(seconds))
-    trainer = make_trainer(tmp_path, max_steps=1000)
-    estimate = training.TimeEstimate(trainer, print)
-    for step in range(1, 10):
+@pytest.mark.parametrize(
+    ("seconds_per_step", "first_step", "text"),
+    [
+        (10, 1, "about 2:46:30 to go, at 10 s per step; on a CPU, try a smaller recipe such as"),
+        (1, 3, "about 16:37 to go, at 1 s per step"),
+        (0.01, 0, ""),  # a short run
+    ],
+)
+def test_long_runs_print_an_estimate_of_their_time(
+    seconds_per_step, first_step, text, tmp_path, monkeypatch, capsys
+):
+    now = 0.0
+    monkeypatch.setattr(training.time, "monotonic", lambda: now)
+    estimate = training.TimeEstimate(make_trainer(tmp_path, max_steps=1000), print)
+    for step in range(1, 20):
+        now += seconds_per_step
         estimate(step)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1
-    assert "1:23:05 to go, at 5 s per step" in lines[0]  # 10 s for two steps, 997 steps left
-    assert "such as shakespeare-char-cpu" in lines[0]
+        printed = capsys.readouterr().out
+        assert printed.startswith(text if step == first_step else "")
+        assert bool(printed) == (step == first_step)
 
 
 def test_failed_run_leaves_a_report(tmp_path):

@@ -58,6 +58,7 @@ LOGGERS = ("tensorboard",)
 INHERITED_OPTIONS = r"model\.(?!dropout|head)|data\.(tokenizer|vocab_size)$"
 MIN_ESTIMATED_SECONDS = 60  # shorter runs need no estimate of their time
 LONG_CPU_SECONDS = 3600
+SLOW_STEPS_SECONDS = 5  # steps that took this long are enough for an estimate
 
 
 class Display(Protocol):
@@ -514,20 +515,27 @@ class TimeEstimate:
         m = trainer.model.config.model
         self.is_language_model = m.architecture.kind == "decoder" and isinstance(m.head, LMHead)
         self.echo = echo
-        # The first step compiles and warms up; steps on a GPU are fast enough to wait for more.
-        self.start_step = trainer.step + (5 if self.device.type == "cuda" else 1)
-        self.end_step = self.start_step + (10 if self.device.type == "cuda" else 2)
-        self.started = 0.0
+        # Compilation and warm-up are not measured. Steps on a GPU are fast enough to wait for more.
+        is_cuda = self.device.type == "cuda"
+        num_warmup = 5 if is_cuda else int(trainer.compiled_step.compile)
+        self.start_step = trainer.step + num_warmup
+        self.end_step = self.start_step + (10 if is_cuda else 3)
+        self.started = time.monotonic()
+        self.is_done = False
 
     def __call__(self, step: int) -> None:
-        if step not in (self.start_step, self.end_step):
+        if self.is_done or step < self.start_step:
+            return
+        is_slow = time.monotonic() - self.started > SLOW_STEPS_SECONDS
+        if self.start_step < step < self.end_step and not is_slow:
             return
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if step == self.start_step:
             self.started = time.monotonic()
             return
-        seconds_per_step = (time.monotonic() - self.started) / (self.end_step - self.start_step)
+        self.is_done = True
+        seconds_per_step = (time.monotonic() - self.started) / (step - self.start_step)
         remaining = seconds_per_step * (self.max_steps - step)
         if remaining < MIN_ESTIMATED_SECONDS:
             return
