@@ -92,13 +92,13 @@ def test_chat_needs_a_generative_model(folder, monkeypatch):
         (["fill", "reader"], "use --input 'a [MASK].txt' to read its lines"),
         (
             ["see", "writer", "--what", "tokens"],
-            "\"$(cat 'a [MASK].txt')\" passes its content",
+            "use \"$(cat 'a [MASK].txt')\" to pass its content",
         ),
         (
             ["generate", "writer", "--max-tokens", "2"],
-            "- < 'a [MASK].txt' reads its content",
+            "use - < 'a [MASK].txt' to read its content",
         ),
-        (["tokenizer", "show", "writer"], "- < 'a [MASK].txt' reads its content"),
+        (["tokenizer", "show", "writer"], "use - < 'a [MASK].txt' to read its content"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -107,7 +107,7 @@ def test_attribution_of_a_logit_difference(folders):
 
 
 def test_unavailable_views(folders):
-    with pytest.raises(ch.ClearheadError, match="did you mean 'attention'"):
+    with pytest.raises(ch.ClearheadError, match="--what must be one of"):
         see(folders[0], "abc", "--what", "atention")
     with pytest.raises(
         ch.ClearheadError,

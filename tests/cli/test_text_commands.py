@@ -197,7 +197,7 @@ def test_errors_about_the_model_name_no_line(models):
 
 def test_missing_input_is_an_error_before_loading():
     for command in ("fill", "classify", "embed", "score", "translate"):
-        with pytest.raises(ClearheadError, match=r"^give either a text, or"):
+        with pytest.raises(ClearheadError, match="no input"):
             run(command, "nowhere")
 
 
@@ -253,13 +253,12 @@ MISTAKES = [
     (("fill", "reader", "no gap"), "the text "),
     (
         ("classify", "judge", "a", "--input", "b"),
-        "give either a text, or the name of an image",
+        "cannot be combined",
     ),
     (("classify", "reader", "a"), "head"),
     (("score", "translator", "a"), "cannot continue a text"),
     (("score", "writer", "   "), "the text is empty"),
     (("embed", "reader", ""), "the text is empty"),
-    (("score", "writer", "a", "--overflow", "cut"), "overflow must be"),
     (("score", "writer", "cat " * 300), "context"),
     (("classify", "pairs", "--text-pair", "a"), "--text-pair needs a text"),
     (
@@ -275,7 +274,6 @@ MISTAKES = [
         (words, "the text is empty")
         for words in (("fill", "reader", ""), ("classify", "judge", ""), ("score", "writer", ""))
     ),
-    (("embed", "reader", "a", "--pooling", "max"), "mean"),
     (
         ("embed", "reader", "a", "--output", "/no/such/a.npy"),
         "no folder /no/such",

@@ -147,8 +147,8 @@ def test_search_options(translator):
 @pytest.mark.parametrize(
     ("words", "stdin", "message"),
     [
-        ((), None, "give either a text, or --input"),
-        (("a", "--input", "b"), None, "give either a text, or --input"),
+        ((), None, "no input"),
+        (("a", "--input", "b"), None, "cannot be combined"),
         (("--input", "nowhere.txt"), None, "nowhere.txt cannot be read: no such file"),
         (("a", "--json", "--align", "top"), None, "align"),
         (("--input", "-"), "a\nb\n" + "c" * 50, "line 3 .*51 tokens"),

@@ -106,7 +106,7 @@ def test_translations_are_edited_in_encoder_and_decoder(name):
         ({"blocks.0.pots": ch.ablate()}, "no activation"),
         ({"blocks.0.resid_post": lambda x: x[:1, :1, :1]}, "tensor"),
         ([1], "list"),
-        ({3: ch.ablate()}, "strings"),
+        ({3: ch.ablate()}, "names of activations"),
     ],
 )
 def test_edits_that_need_the_whole_text_are_refused(edits, words):

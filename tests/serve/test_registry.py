@@ -190,7 +190,7 @@ def test_names_are_given_or_the_last_part_of_a_path(tmp_path):
     }
     with pytest.raises(ch.ClearheadError, match="named 'a'"):
         parse_model_paths(["x/a", "y/a"])
-    with pytest.raises(ch.ClearheadError, match="Invalid model"):
+    with pytest.raises(ch.ClearheadError, match="NAME=MODEL"):
         parse_model_paths(["=x"])
 
 

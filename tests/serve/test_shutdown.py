@@ -247,7 +247,7 @@ def test_the_printed_url_contains_the_key_unless_it_is_in_the_environment(saved)
     [
         (["--host", "0.0.0.0"], "CLEARHEAD_API_KEY"),
         (["--port", "70000"], "--port"),
-        (["--host", "nowhere.invalid", "--api-key", "k"], "Cannot listen on"),
+        (["--host", "nowhere.invalid", "--api-key", "k"], "cannot listen on"),
         (["--max-memory", "0.000001"], "--max-memory"),
         (["--max-memory", "nan"], "--max-memory"),
         (["--max-memory", "inf"], "--max-memory"),

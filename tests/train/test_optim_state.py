@@ -118,7 +118,7 @@ def test_ema_is_the_weighted_sum_and_swaps_back():
 
 def test_ema_decay_of_one_is_refused():
     with pytest.raises(ch.ClearheadError, match="less than 1"):
-        EMA(Optimizer(tiny_net(), ADAMW), 1.0)
+        ch.Config().replace(train={"ema_decay": 1.0})
 
 
 def test_ema_averages_master_weights():

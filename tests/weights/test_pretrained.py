@@ -7,7 +7,7 @@ import torch
 
 import clearhead as ch
 from clearhead.weights import hub
-from load import measured
+from load import measure_load
 
 pytestmark = [
     pytest.mark.slow,
@@ -105,7 +105,7 @@ def test_special_tokens_in_a_message_stay_text(chat_model):
 
 def test_loading_needs_little_more_memory_than_the_model(smollm, minilm):
     (file,) = smollm.glob("*.gguf")
-    assert measured("ours", str(file))["memory"] <= 1.1
+    assert measure_load("ours", str(file))["memory"] <= 1.1
 
 
 @pytest.fixture(scope="module")

@@ -14,14 +14,15 @@ FOLDER = Path(__file__).parents[3] / "bench"
 
 def bench(
     context: typer.Context,
-    name: str = typer.Argument("", help="The benchmark; lists all if omitted.", show_default=False),
+    name: str = typer.Argument(
+        "", metavar="NAME", help="The benchmark; without it, lists all.", show_default=False
+    ),
 ) -> None:
     """Run a benchmark of the repository.
 
-    Further options are passed to the benchmark.
-
-    Each benchmark runs other implementations side by side and prints ratios with their spread. Some
-    need a GPU, files or extra packages; see the top of bench/NAME.py and bench/NAME.py --help.
+    Runs other implementations side by side and prints ratios with their spread. Some benchmarks
+    need a GPU, files or extra packages; see the top of bench/NAME.py. Other options are passed to
+    the benchmark; bench/NAME.py --help lists them.
     """
     sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
     docstrings = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clearhead.cli.common import DTYPE_OPTION, OVERFLOW_OPTION, report_invalid_utf8
+from clearhead.cli.common import DTYPE_OPTION, OVERFLOW_OPTION, Overflow, report_invalid_utf8
 from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
@@ -30,14 +30,15 @@ HELP = """/system TEXT   set the system prompt and start over
 def chat(
     model: str = typer.Argument(
         None,
+        metavar="MODEL",
         help="As in other commands. Default: a small chat model, downloaded on request.",
         show_default=False,
     ),
-    system: str = typer.Option("", help="System prompt: You are an apple.", show_default=False),
+    system: str = typer.Option("", help="System prompt.", show_default=False),
     max_tokens: int = typer.Option(200, help="Maximum number of tokens per answer."),
     temperature: float = typer.Option(0.7, help="Sampling temperature; 0 is greedy."),
     seed: int = typer.Option(0, help="Random seed."),
-    overflow: str = OVERFLOW_OPTION,
+    overflow: Overflow = OVERFLOW_OPTION,
     dtype: str = DTYPE_OPTION,
 ) -> None:
     """Chat with a model. Type /help for commands.
@@ -68,8 +69,8 @@ def default_model(is_interactive: bool) -> str:
         return DEFAULT_CHAT_MODEL
     if not is_interactive:
         raise ClearheadError(
-            f"name a model: clearhead get {DEFAULT_CHAT_MODEL} downloads a chat model (92 MB), "
-            f"and clearhead chat {FALLBACK_MODEL} continues your text."
+            f"no model; clearhead get {DEFAULT_CHAT_MODEL} downloads a chat model (92 MB), and "
+            f"clearhead chat {FALLBACK_MODEL} continues your text."
         )
     if not typer.confirm(DOWNLOAD_QUESTION):
         return FALLBACK_MODEL

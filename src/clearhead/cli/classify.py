@@ -26,7 +26,10 @@ PAIR_SEPARATOR = "\t"
 def classify(
     model: str = MODEL_ARGUMENT,
     text: str = typer.Argument(
-        None, help="A text; for models of images or audio, a file.", show_default=False
+        None,
+        metavar="TEXT",
+        help="A text; for models of images or audio, a file.",
+        show_default=False,
     ),
     text_pair: str = typer.Option("", help="The second text of a pair.", show_default=False),
     file: str = INPUT_OPTION,
@@ -43,7 +46,7 @@ def classify(
 
     if text_pair and text is None:
         raise ClearheadError("--text-pair needs a text; in a file, separate pairs by a tab.")
-    check_one_input(text, file, "a text, or the name of an image or audio file")
+    check_one_input(text, file)
     loaded = load(model)
     if text_pair and not loaded.config.inference.sep_tokens:
         raise ClearheadError("this model does not read text pairs; omit --text-pair.")

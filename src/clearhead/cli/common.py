@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import typer
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from clearhead.tokenizers.tokenizer import Tokenizer
 
 T = TypeVar("T")
+Overflow = Literal["error", "slide"]
+Backend = Literal["ctranslate2", "onnxruntime"]
 
 STDIN = "-"
 MAX_INPUT_LINES = 1_000_000
@@ -32,6 +34,7 @@ TEXT_FILE_NAME = r"\S+\.(txt|text|md|tsv|csv|jsonl?|gz)"
 
 # --- shared arguments and options
 MODEL_ARGUMENT = typer.Argument(
+    metavar="MODEL",
     help="A bundled or downloaded model, a clearhead or Hugging Face folder, a .gguf file, "
     "or owner/name on the Hugging Face hub.",
     show_default=False,
@@ -44,23 +47,26 @@ DTYPE_OPTION = typer.Option(
 DEVICE_OPTION = typer.Option(
     "", help="cpu, cuda or cuda:1. Default: a GPU if there is one.", show_default=False
 )
-BACKEND_OPTION = typer.Option(
-    "", help="Run the model with ctranslate2 or onnxruntime.", show_default=False
-)
+BACKEND_OPTION = typer.Option(None, help="Run the model in another engine.", show_default=False)
 OVERFLOW_OPTION = typer.Option(
     "error",
-    help="When the context is full: error, or slide (drop the older half and continue).",
+    help="When the context is full: fail, or drop its older half and continue.",
 )
 INPUT_OPTION = typer.Option(
-    "", "--input", help="Read one text per line from this file; - is stdin.", show_default=False
+    "",
+    "--input",
+    metavar="FILE",
+    help="Read one text per line from this file; - is stdin.",
+    show_default=False,
 )
 VIEW_OUTPUT_OPTION = typer.Option(
     None,
     "--output",
+    metavar="FILE",
     help="Save as .png, .svg, .html, .csv or .npy instead of printing.",
     show_default=False,
 )
-LOGPROBS_HELP = "Show log-probabilities, with this many of the most likely tokens."
+LOGPROBS_HELP = "Show the log-probabilities of each token and of this many alternatives."
 ABLATE_HEAD_OPTION = typer.Option(
     [],
     "--ablate-head",
@@ -81,7 +87,12 @@ def parse_config_flags(words: list[str]) -> dict[str, object]:
     while remaining:
         word = remaining.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or "." not in name:
+        if not word.startswith("--"):
+            raise ClearheadError(
+                f"unexpected argument {word!r}; give NAME first, then options such as "
+                "--train.max_steps=100."
+            )
+        if "." not in name:
             hint = _suggest_full_name(name.strip("-"), value or "…")
             raise ClearheadError(f"{word!r} is not an option; {hint}")
         _check_section(name)
@@ -126,10 +137,12 @@ def _option_paths(tree: dict[str, object], prefix: str = "") -> Iterator[str]:
 
 
 # --- text input
-def check_one_input(text: str | None, file: str, expected: str = "a text") -> None:
+def check_one_input(text: str | None, file: str) -> None:
     """Raise unless there is either a non-empty text or a file."""
-    if (text is not None) == bool(file):
-        raise ClearheadError(f"give either {expected}, or --input with a file of one per line.")
+    if text is None and not file:
+        raise ClearheadError("no input; give TEXT, or --input FILE with one text per line.")
+    if text is not None and file:
+        raise ClearheadError("TEXT and --input cannot be combined; give one of them.")
     if text is not None and not text.strip():
         raise ClearheadError("the text is empty.")
 
@@ -269,13 +282,13 @@ def ablate_heads(model: "Model", heads: list[str]) -> "dict[str, ActivationEdit]
         layer, _, head = text.partition(".")
         if "," in text:
             raise ClearheadError(
-                f"--ablate-head {text}: write LAYER.HEAD, and repeat the option for each head."
+                f"--ablate-head must be LAYER.HEAD, got {text}; repeat it for each head."
             )
         is_valid = layer.isdecimal() and head.isdecimal()
         if not is_valid or int(layer) >= m.n_layers or int(head) >= m.attention.n_heads:
             last = f"{m.n_layers - 1}.{m.attention.n_heads - 1}"
             raise ClearheadError(
-                f"--ablate-head {text}: no such head; heads are 0.0 to {last} (LAYER.HEAD)."
+                f"--ablate-head must be LAYER.HEAD from 0.0 to {last}, got {text}."
             )
         edits.setdefault(f"blocks.{int(layer)}.attn.z", []).append(ablate(head=int(head)))
     return {name: chain_edits(changes) for name, changes in edits.items()}

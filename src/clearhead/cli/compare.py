@@ -8,17 +8,26 @@ from pathlib import Path
 import typer
 
 from clearhead.cli.common import DEVICE_OPTION, parse_config_flags
-from clearhead.cli.train import COMPILE_OPTION, LOGGER_OPTION, RECORD_ACTIVATIONS_OPTION
+from clearhead.cli.train import (
+    COMPILE_OPTION,
+    LOGGER_OPTION,
+    RECORD_ACTIVATIONS_OPTION,
+    Logger,
+)
 from clearhead.errors import ClearheadError
 
 
 def compare(
     context: typer.Context,
     recipe: str = typer.Argument(
-        help="A preset, a run.toml, or the folder of an experiment to resume.", show_default=False
+        metavar="RECIPE",
+        help="A preset, a run.toml, or the folder of an experiment to resume.",
+        show_default=False,
     ),
     vary: list[str] = typer.Option(
-        [], help="An option and its values: model.position=learned,rotary. May be repeated."
+        [],
+        metavar="OPTION=VALUES",
+        help="An option and its values: model.position=learned,rotary. May be repeated.",
     ),
     seeds: str = typer.Option(
         "", help="Number of seeds (default 3), or a list: 1,5,9.", show_default=False
@@ -40,14 +49,15 @@ def compare(
     ),
     device: str = DEVICE_OPTION,
     compile: bool | None = COMPILE_OPTION,
-    logger: str | None = LOGGER_OPTION,
+    logger: Logger | None = LOGGER_OPTION,
     record_activations: bool = RECORD_ACTIVATIONS_OPTION,
 ) -> None:
     """Compare variants of a model over several seeds.
 
-    Trains every combination of all --vary, and reports differences with confidence intervals. Other
-    options are those of clearhead train. Ctrl-C exits with status 130; the same command resumes.
-    Under torchrun, runs are distributed over the processes. The result is in report.html.
+    Trains every combination of the --vary options, and reports differences with confidence
+    intervals. Other options are those of clearhead train. Ctrl-C exits with status 130; the same
+    command resumes. Under torchrun, the runs are distributed over the processes. The result is in
+    report.html.
     """
     from clearhead.cli.progress_display import ProgressDisplay
     from clearhead.lab.compare import plan_experiment, run_comparison
@@ -101,5 +111,5 @@ def _parse_ints(option: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise ClearheadError(
-            f"{option} must be integers separated by commas, got {text}."
+            f"{option} must be integers separated by commas, got {text!r}."
         ) from None

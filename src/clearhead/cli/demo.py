@@ -22,12 +22,12 @@ In another terminal:
 
 
 def demo(
-    output: Path = typer.Option(Path("demo"), help="Folder of the saved page, without a browser."),
+    output: Path = typer.Option(Path("demo"), help="Folder for the page if there is no browser."),
 ) -> None:
     """Explore the bundled models in the browser.
 
-    Without a terminal or a browser: write a story, translate a sentence, draw an attention head,
-    and save the page.
+    Without a terminal or a browser, writes a story, translates a sentence, draws an attention head,
+    and saves the page.
     """
     from clearhead.weights.model_cards import bundled_models
 

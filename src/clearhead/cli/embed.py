@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -17,13 +18,13 @@ from clearhead.cli.common import (
 
 def embed(
     model: str = MODEL_ARGUMENT,
-    text: str = typer.Argument(None, help="A text.", show_default=False),
+    text: str = typer.Argument(None, metavar="TEXT", help="A text.", show_default=False),
     file: str = INPUT_OPTION,
     output: Path = typer.Option(
-        Path("vectors.npy"), help="Array of texts x dimensions, for numpy.load."
+        Path("vectors.npy"), metavar="FILE", help="Output .npy file: texts × dimensions."
     ),
-    pooling: str = typer.Option(
-        "", help="mean or first. Default: as the model was trained.", show_default=False
+    pooling: Literal["mean", "first"] | None = typer.Option(
+        None, help="Average over tokens, or first token. Default: as trained.", show_default=False
     ),
 ) -> None:
     """Embed texts as vectors."""
@@ -38,7 +39,9 @@ def embed(
     warn_if_file_name(text)
     batches = read_text_batches(text, file)
     loaded = load(model)
-    results = map_batches(batches, file, lambda lines: loaded.embed(lines, pooling).float().cpu())
+    results = map_batches(
+        batches, file, lambda lines: loaded.embed(lines, pooling or "").float().cpu()
+    )
     vectors = torch.stack([vector for _, vector in results]).numpy()
     buffer = io.BytesIO()
     np.save(buffer, vectors)

@@ -1,6 +1,7 @@
 """`clearhead evaluate`: evaluate a model on data."""
 
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -27,7 +28,7 @@ def evaluate(
     label_column: str = typer.Option(
         None,
         "--data.label_column",
-        help="Label column; for image and audio files: folder or stem.",
+        help="Label column; of image and audio files: folder, or stem (of the file name).",
         show_default=False,
     ),
     source_column: str = typer.Option(
@@ -36,13 +37,13 @@ def evaluate(
     target_column: str = typer.Option(
         None, "--data.target_column", help="Target column of sentence pairs.", show_default=False
     ),
-    on_error: str = typer.Option(
-        "fail", "--data.on_error", help="For malformed lines: fail, or skip (and count)."
+    on_error: Literal["fail", "skip"] = typer.Option(
+        "fail", "--data.on_error", help="What to do with malformed lines; skip counts them."
     ),
     stride: int = typer.Option(
         0, help="Tokens between windows of a long text; 0 = half the context."
     ),
-    num_beams: int = typer.Option(5, help="Beam size for translation; 1 is greedy."),
+    num_beams: int = typer.Option(5, help="Number of beams for translation; 1 is greedy."),
     seed: int = typer.Option(0, help="Random seed of masks and bootstrap intervals."),
     per_example: Path = typer.Option(
         None, help="Save the result of each document or row as .jsonl.", show_default=False

@@ -25,30 +25,33 @@ NUM_FALLBACK_PORTS = 9
 def explore(
     models: list[str] = typer.Argument(
         None,
+        metavar="MODEL",
         help="Models as in other commands, or NAME=MODEL. Default: the bundled models.",
         show_default=False,
     ),
-    text: str = typer.Option("", help="The first text to show.", show_default=False),
-    source: str = typer.Option(
-        "", help="The first source text of an encoder-decoder.", show_default=False
-    ),
-    port: int = typer.Option(8800, help="The port, or the next free one; 0 = any."),
+    text: str = typer.Option("", help="Text to show first.", show_default=False),
+    source: str = typer.Option("", help="Source text to show first.", show_default=False),
+    port: int = typer.Option(8800, help="Port, or the next free one; 0 = any."),
     host: str = typer.Option(
         "127.0.0.1", help="Address to listen on; other machines need the printed key."
     ),
     no_open: bool = typer.Option(False, "--no-open", help="Do not open the browser."),
     output: Path | None = typer.Option(
-        None, help="Save the page with its data as one .html file instead.", show_default=False
+        None,
+        metavar="FILE",
+        help="Save the page with its data as one .html file instead.",
+        show_default=False,
     ),
     device: str = DEVICE_OPTION,
     dtype: str = DTYPE_OPTION,
 ) -> None:
     """Look inside models in the browser.
 
-    Tokens, attention heads, residual stream, predictions; ablations and edits.
+    Shows tokens, attention, the residual stream and predictions; heads can be ablated and
+    activations edited.
 
     Only this machine has access, unless you set --host; the printed address then contains a key
-    ($CLEARHEAD_API_KEY if set). For many users run `clearhead serve --page`.
+    ($CLEARHEAD_API_KEY if set). For many users, run clearhead serve --page.
     """
     from clearhead.serve.app import create_app
     from clearhead.serve.middleware import Limits

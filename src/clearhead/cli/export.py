@@ -2,16 +2,19 @@
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import typer
 
 from clearhead.cli.common import MODEL_ARGUMENT
 
+ExportFormat = Literal["clearhead", "hf", "gguf", "ctranslate2", "onnx"]
+
 
 def export(
     model: str = MODEL_ARGUMENT,
-    folder: Path = typer.Argument(help="The folder to write.", show_default=False),
-    kind: str = typer.Option("hf", "--format", help="clearhead, hf, gguf, ctranslate2 or onnx."),
+    folder: Path = typer.Argument(metavar="FOLDER", help="Output folder.", show_default=False),
+    kind: ExportFormat = typer.Option("hf", "--format", help="Output format; hf: Hugging Face."),
     dtype: str = typer.Option(
         "stored",
         help="float32, float16 or bfloat16; stored = unchanged, quantized weights as float32.",
@@ -19,8 +22,7 @@ def export(
 ) -> None:
     """Save a model in the format of another engine.
 
-    Includes tokenizer and chat template. Fails with the reason if the format cannot represent the
-    model. The write is atomic.
+    Includes the tokenizer and the chat template. Fails if the format cannot represent the model.
     """
     from clearhead.api import load, save
 

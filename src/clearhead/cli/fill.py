@@ -19,7 +19,10 @@ from clearhead.cli.common import (
 def fill(
     model: str = MODEL_ARGUMENT,
     text: str = typer.Argument(
-        None, help="A text with [MASK] for each missing word.", show_default=False
+        None,
+        metavar="TEXT",
+        help="A text with [MASK] for each missing word.",
+        show_default=False,
     ),
     file: str = INPUT_OPTION,
     top_k: int = typer.Option(5, help="Number of predictions per mask."),

@@ -15,6 +15,8 @@ from clearhead.cli.common import (
     OVERFLOW_OPTION,
     SAMPLE_SEPARATOR,
     STDIN,
+    Backend,
+    Overflow,
     ablate_heads,
     logprob_table,
     logprobs_to_dicts,
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 
 def generate(
     model: str = MODEL_ARGUMENT,
-    prompt: str = typer.Argument(help="The prompt; - reads stdin.", show_default=False),
+    prompt: str = typer.Argument(
+        metavar="PROMPT", help="The prompt; - is stdin.", show_default=False
+    ),
     max_tokens: int = typer.Option(40, help="Maximum number of tokens to generate."),
     temperature: float = typer.Option(1.0, help="Sampling temperature; 0 is greedy."),
     top_k: int = typer.Option(0, help="Sample from the k most likely tokens; 0 = all."),
@@ -42,25 +46,25 @@ def generate(
         0.0, help="Keep tokens with at least this fraction of the highest probability."
     ),
     repetition_penalty: float = typer.Option(
-        1.0, help="Above 1 makes tokens of prompt and output less likely."
+        1.0, help="Above 1, tokens that occurred before become less likely."
     ),
     presence_penalty: float = typer.Option(
-        0.0, help="Subtracted from the logits of generated tokens."
+        0.0, help="Subtracted from the logits of tokens that were generated before."
     ),
-    frequency_penalty: float = typer.Option(
-        0.0, help="Subtracted from the logits, times the number of occurrences."
+    frequency_penalty: float = typer.Option(0.0, help="The same, times the number of occurrences."),
+    stop: list[str] = typer.Option(
+        [], metavar="TEXT", help="Stop before this text. May be repeated."
     ),
-    stop: list[str] = typer.Option([], help="Stop before this text. May be repeated."),
     seed: int = typer.Option(0, help="Random seed."),
     n: int = typer.Option(1, help="Number of samples."),
     logprobs: int = typer.Option(0, help=LOGPROBS_HELP),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per sample."),
     stream: bool = typer.Option(False, "--stream", help="Print the text as it is generated."),
-    num_beams: int = typer.Option(0, help="Beam search with this beam size; 0 = sample."),
+    num_beams: int = typer.Option(0, help="Use beam search with this many beams; 0 = sample."),
     ablate_head: list[str] = ABLATE_HEAD_OPTION,
-    overflow: str = OVERFLOW_OPTION,
+    overflow: Overflow = OVERFLOW_OPTION,
     dtype: str = DTYPE_OPTION,
-    backend: str = BACKEND_OPTION,
+    backend: Backend | None = BACKEND_OPTION,
 ) -> None:
     """Continue a prompt by sampling or beam search."""
     from clearhead.api import load
@@ -88,7 +92,7 @@ def generate(
             n,
             sampling | {"stream": stream, "logprobs": logprobs, "backend": backend},
         )
-    warn_if_file_name(prompt, "- < {} reads its content")
+    warn_if_file_name(prompt, "use - < {} to read its content")
     if prompt == STDIN:
         prompt = read_stdin()
     loaded = load(model, dtype="" if backend else dtype)

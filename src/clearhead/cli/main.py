@@ -1,7 +1,6 @@
 """`clearhead`: the command-line interface. Does not import torch."""
 
 import os
-import re
 import sys
 from typing import Any, NoReturn
 
@@ -130,27 +129,24 @@ def main() -> None:
             2,
         )
     except Exception as error:
-        format_message = getattr(error, "format_message", None)  # only click's usage errors have it
-        if format_message is None:
+        context = getattr(error, "ctx", None)  # only usage errors of typer have it
+        if context is None:
             raise
-        _exit(_usage_error(format_message(), getattr(error, "ctx", None)), 2)
+        _exit(_describe_usage_error(error, context), 2)
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _usage_error(message: str, context: Any) -> str:
-    """Reword click's messages."""
-    if match := re.search("Input should be a valid (number|integer)", message):
-        article = "an" if match[1] == "integer" else "a"
-        return f"{message[: match.start()]}it must be {article} {match[1]}."
-    if match := re.match(r"Got unexpected extra argument\S* \((.*)\)", message):
-        names = {name for param in context.command.params for name in (param.name, *param.opts)}
-        hint = ""
-        if names & TEXT_ARGUMENTS:
-            hint += "; put a text of several words in quotes"
-        if "--input" in names:
-            hint += "; for several inputs, use --input with a file of one per line"
-        return f"unexpected argument {match[1]!r}{hint}."
-    return message
+def _describe_usage_error(error: Any, context: typer.Context) -> str:
+    params = context.command.params
+    is_extra_argument = type(error).__name__ == "UsageError"  # others have a type of their own
+    hint = ""
+    if is_extra_argument and any(param.name in TEXT_ARGUMENTS for param in params):
+        hint = " Put a text of several words in quotes."
+    if is_extra_argument and any("--input" in param.opts for param in params):
+        hint += " For several texts, use --input FILE with one text per line."
+    message = error.format_message().replace("Value error, ", "")  # a prefix of pydantic
+    end = "" if message.endswith((".", "?")) else "."
+    return f"{message}{end}{hint} Try '{context.command_path} --help'."
 
 
 def _exit(message: str, status: int) -> NoReturn:

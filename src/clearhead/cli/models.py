@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def models(
     name: str | None = typer.Argument(
-        None, help="Print the model card of this bundled model.", show_default=False
+        None, metavar="NAME", help="Print the card of this bundled model.", show_default=False
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:

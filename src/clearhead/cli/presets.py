@@ -6,12 +6,12 @@ import typer
 def presets(
     context: typer.Context,
     name: str | None = typer.Argument(
-        None, help="Print this preset as commented TOML.", show_default=False
+        None, metavar="NAME", help="Print this preset as commented TOML.", show_default=False
     ),
 ) -> None:
     """List the presets, or print one as TOML.
 
-    Options such as --model.position=rotary change what is printed.
+    Options such as --model.position=rotary change the preset.
     """
     from clearhead.cli.common import parse_config_flags
     from clearhead.config.presets import RECIPE_DATA

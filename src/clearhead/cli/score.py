@@ -8,6 +8,7 @@ from clearhead.cli.common import (
     DTYPE_OPTION,
     INPUT_OPTION,
     MODEL_ARGUMENT,
+    Overflow,
     map_batches,
     read_text_batches,
     warn_if_file_name,
@@ -16,10 +17,10 @@ from clearhead.cli.common import (
 
 def score(
     model: str = MODEL_ARGUMENT,
-    text: str = typer.Argument(None, help="A text.", show_default=False),
+    text: str = typer.Argument(None, metavar="TEXT", help="A text.", show_default=False),
     file: str = INPUT_OPTION,
-    overflow: str = typer.Option(
-        "error", help="For texts longer than the context: error, or slide (read in windows)."
+    overflow: Overflow = typer.Option(
+        "error", help="For texts longer than the context: fail, or slide a window over them."
     ),
     dtype: str = DTYPE_OPTION,
     as_json: bool = typer.Option(

@@ -13,7 +13,7 @@ from clearhead.cli.common import (
     show_or_save,
     warn_if_file_name,
 )
-from clearhead.errors import ClearheadError, suggest
+from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -52,38 +52,49 @@ MAX_DIMENSIONS = 20
 def see(
     model: str = MODEL_ARGUMENT,
     text: str = typer.Argument(
-        help="The input; for an encoder-decoder, the output.", show_default=False
+        metavar="TEXT",
+        help="The input text; of an encoder-decoder, the output.",
+        show_default=False,
     ),
     what: str = typer.Option(
-        "", help=f"{', '.join(VIEW_OPTIONS)}. Default: attention.", show_default=False
+        "",
+        metavar="VIEW",
+        help=f"{', '.join(VIEW_OPTIONS)}. Default: attention.",
+        show_default=False,
     ),
     layer: int = typer.Option(
-        None, help="Layer from 0, or from the end: -1. Default: 0; all in a file.",
+        None,
+        help="Layer; negative ones count from the end. Default: 0, or all with --output.",
         show_default=False,
     ),
     head: int = typer.Option(
-        None, help="Head from 0, or from the end: -1. Default: 0; all in a file.",
+        None,
+        help="Head; negative ones count from the end. Default: 0, or all with --output.",
         show_default=False,
     ),
     source: str = typer.Option(None, help="Source text of an encoder-decoder.", show_default=False),
     token: str = typer.Option(
-        None, help="The answer to explain. Default: the most likely token.", show_default=False
+        None,
+        help="The token or label to explain. Default: the most likely one.",
+        show_default=False,
     ),
     against: str = typer.Option(
-        None, help="Explain the logit difference to this answer.", show_default=False
+        None, help="Explain the logit difference to this token or label.", show_default=False
     ),
     patch_from: str = typer.Option(
         None,
-        help="Activation patching from this text with the same number of tokens.",
+        help="Patch activations from this text, which has the same number of tokens.",
         show_default=False,
     ),
     ablate_head: list[str] = ABLATE_HEAD_OPTION,
     find_head: tuple[str, str] = typer.Option(
-        None, help="Find the heads where the first word attends most to the second.",
+        None,
+        metavar="WORD WORD",
+        help="Find the heads where the first word attends most to the second.",
         show_default=False,
     ),
     output: Path = VIEW_OUTPUT_OPTION,
-) -> None:  # fmt: skip
+) -> None:
     """Visualize what a model does with a text.
 
     Attention, logit lens, attribution, ablation, activation patching, and more.
@@ -108,28 +119,28 @@ def see(
     _check_options(what, [name for name, value in options.items() if value is not None])
     loaded = load(model)
     if loaded.config.model.main_input.kind == "tokens":
-        warn_if_file_name(text, '"$(cat {})" passes its content')
+        warn_if_file_name(text, 'use "$(cat {})" to pass its content')
     if find_head is not None:
         word, attended = find_head
         show_or_save(lens.word_attention(loaded, word, text).find_heads(attended), output)
         return
     _check_model(loaded, what, source)
-    inputs: dict[str, Any] = {} if source is None else {"source": source}
-    if ablate_head:
-        inputs["edits"] = ablate_heads(loaded, ablate_head)
-    answer = {"token": token, "against": against}
-    if patch_from is not None:
-        view: View = lens.patching(loaded, text, patch_from, **answer, **inputs)
-    elif what in ("attribution", "ablation"):
-        explain = lens.attribution if what == "attribution" else lens.ablation
-        view = explain(loaded, text, **answer, **inputs)
-    elif "head" in VIEW_OPTIONS[what]:
-        if output is None:  # a terminal shows one head
-            layer = layer or 0
-            head = head or 0
-        view = _attention_view(loaded, text, what, {"layer": layer, "head": head, **inputs})
-    else:
-        view = _text_view(loaded, text, what, output is None, inputs)
+    if output is None:  # a terminal shows one head
+        layer = layer or 0
+        head = head or 0
+    view = _make_view(
+        loaded,
+        text,
+        what,
+        heads={"layer": layer, "head": head},
+        answer={"token": token, "against": against},
+        patch_from=patch_from,
+        inputs={
+            "source": source,
+            "edits": ablate_heads(loaded, ablate_head) if ablate_head else None,
+        },
+        limits=() if output else (MAX_POSITIONS, MAX_DIMENSIONS),
+    )
     show_or_save(view, output)
 
 
@@ -142,7 +153,7 @@ def _implied_view(options: dict[str, Any]) -> str:
 def _check_options(what: str, names: list[str]) -> None:
     """Raise if the view does not exist, ignores an option, or lacks one."""
     if what not in VIEW_OPTIONS:
-        raise ClearheadError(f"--what {what} does not exist; {suggest(what, VIEW_OPTIONS)}")
+        raise ClearheadError(f"--what must be one of {', '.join(VIEW_OPTIONS)}; got {what!r}.")
     for name in names:
         if name not in VIEW_OPTIONS[what]:
             views = ", ".join(view for view, options in VIEW_OPTIONS.items() if name in options)
@@ -172,32 +183,31 @@ def _check_model(model: "Model", what: str, source: str | None) -> None:
         raise ClearheadError("this model is an encoder-decoder; give its input with --source.")
 
 
-def _attention_view(model: "Model", text: str, what: str, options: dict[str, Any]) -> "View":
-    from clearhead import lens
-
-    match what:
-        case "scores":
-            return lens.attention(model, text, activation="masked_scores", **options)
-        case "value-weighted":
-            return lens.value_weighted_attention(model, text, **options)
-        case "encoder" | "cross":
-            return lens.attention(model, text, kind=what, **options)
-        case _:
-            return lens.attention(model, text, **options)
-
-
-def _text_view(
-    model: "Model", text: str, what: str, is_terminal: bool, inputs: dict[str, Any]
+def _make_view(
+    model: "Model",
+    text: str,
+    what: str,
+    heads: dict[str, Any],
+    answer: dict[str, Any],
+    patch_from: Any,
+    inputs: dict[str, Any],
+    limits: tuple[int, ...],
 ) -> "View":
     from clearhead import lens
 
     match what:
         case "tokens":
             return lens.tokens(model, text)
-        case "positions" if is_terminal:
-            return lens.positional_encodings(model, MAX_POSITIONS, MAX_DIMENSIONS)
         case "positions":
-            return lens.positional_encodings(model)
+            return lens.positional_encodings(model, *limits)
+        case "attention":
+            return lens.attention(model, text, **heads, **inputs)
+        case "encoder" | "cross":
+            return lens.attention(model, text, kind=what, **heads, **inputs)
+        case "scores":
+            return lens.attention(model, text, activation="masked_scores", **heads, **inputs)
+        case "value-weighted":
+            return lens.value_weighted_attention(model, text, **heads, **inputs)
         case "head-norms":
             return lens.head_output_norms(model, text, **inputs)
         case "rollout":
@@ -208,5 +218,11 @@ def _text_view(
             return lens.residual_norms(model, text, **inputs)
         case "lens":
             return lens.logit_lens(model, text, **inputs)
-        case _:
+        case "logits":
             return lens.logit_lens(model, text, top_k=10, **inputs).final_predictions()
+        case "attribution":
+            return lens.attribution(model, text, **answer, **inputs)
+        case "ablation":
+            return lens.ablation(model, text, **answer, source=inputs["source"])
+        case _:
+            return lens.patching(model, text, patch_from, **answer, source=inputs["source"])

@@ -12,7 +12,7 @@ from clearhead.errors import ClearheadError
 
 def serve(
     models: list[str] = typer.Argument(
-        help="Models as in other commands, or NAME=MODEL.", show_default=False
+        metavar="MODEL", help="Models as in other commands, or NAME=MODEL.", show_default=False
     ),
     host: str = typer.Option(
         "127.0.0.1", help="Address to listen on; a public one requires --api-key."
@@ -22,7 +22,9 @@ def serve(
         "", envvar="CLEARHEAD_API_KEY", help="API key that clients must send.", show_default=False
     ),
     allow_host: list[str] = typer.Option(
-        [], help="Host name that browsers may use for this server. May be repeated.",
+        [],
+        metavar="HOST",
+        help="Host name that browsers may use for this server. May be repeated.",
         show_default=False,
     ),
     max_queue: int = typer.Option(
@@ -35,17 +37,17 @@ def serve(
     max_memory: float = typer.Option(
         0.0, help="Memory for loaded models in GiB; 0 = half of the device memory."
     ),
-    page: bool = typer.Option(False, "--page", help="Also serve the page of `clearhead explore`."),
+    page: bool = typer.Option(False, "--page", help="Also serve the page of clearhead explore."),
     read_only: bool = typer.Option(
         False, "--read-only", help="Load all models at startup, and allow no others."
     ),
     device: str = DEVICE_OPTION,
     dtype: str = DTYPE_OPTION,
-) -> None:  # fmt: skip
+) -> None:
     """Serve models over HTTP.
 
-    Completions, chat completions and embeddings for the openai client; translation, classification
-    and masked-word prediction; with --page the explorer.
+    Completions, chat completions and embeddings as the openai client expects them; /translate,
+    /classify and /fill; with --page, the page of clearhead explore.
     """
     from clearhead.serve.app import create_app
     from clearhead.serve.middleware import Limits

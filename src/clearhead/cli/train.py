@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import typer
 
 from clearhead.cli.common import DEVICE_OPTION, parse_config_flags
 from clearhead.errors import ClearheadError
+
+Logger = Literal["tensorboard"]
 
 COMPILE_OPTION = typer.Option(
     None,
@@ -14,7 +17,7 @@ COMPILE_OPTION = typer.Option(
     help="Use torch.compile. Default: on GPU only.",
     show_default=False,
 )
-LOGGER_OPTION = typer.Option(None, "--logger", help="Also log to tensorboard.", show_default=False)
+LOGGER_OPTION = typer.Option(None, help="Also log to this tracker.", show_default=False)
 RECORD_ACTIVATIONS_OPTION = typer.Option(
     False,
     "--record-activations",
@@ -25,22 +28,24 @@ RECORD_ACTIVATIONS_OPTION = typer.Option(
 def train(
     context: typer.Context,
     recipe: str = typer.Argument(
-        help="A preset, a run.toml, or vectors for word vectors.", show_default=False
+        metavar="RECIPE",
+        help="A preset, a run.toml, or vectors (word vectors).",
+        show_default=False,
     ),
     output: Path = typer.Option(Path("run"), help="Output folder."),
-    resume: str = typer.Option(
-        "auto", help="auto: resume the run in this folder. never: fail if there is one."
+    resume: Literal["auto", "never"] = typer.Option(
+        "auto", help="auto: resume the run in this folder. never: fail if it is not empty."
     ),
     device: str = DEVICE_OPTION,
     compile: bool | None = COMPILE_OPTION,
-    logger: str | None = LOGGER_OPTION,
+    logger: Logger | None = LOGGER_OPTION,
     record_activations: bool = RECORD_ACTIVATIONS_OPTION,
 ) -> None:
-    """Train a model on --data.train FILE….
+    """Train a model, or word vectors.
 
-    Any option that clearhead presets NAME prints can be set: --train.max_steps=500. Ctrl-C saves a
-    checkpoint and exits with status 130; the same command resumes. The output folder contains the
-    best model (best/) and report.html.
+    Requires --data.train FILE…. Every option that clearhead presets NAME prints can be set, such as
+    --train.max_steps=500. Ctrl-C saves a checkpoint and exits with status 130; the same command
+    resumes. The output folder contains the best model (best/) and report.html.
     """
     options = parse_config_flags(context.args)
     if recipe == "vectors":
@@ -59,8 +64,6 @@ def train(
     from clearhead.cli.progress_display import ProgressDisplay
     from clearhead.train.train import load_config, run_training
 
-    if resume not in ("auto", "never"):
-        raise ClearheadError(f"--resume must be auto or never, got {resume}.")
     result = run_training(
         load_config(recipe, options),
         output,

@@ -17,6 +17,7 @@ from clearhead.cli.common import (
     INPUT_OPTION,
     LOGPROBS_HELP,
     MODEL_ARGUMENT,
+    Backend,
     check_one_input,
     count_of,
     format_table,
@@ -38,10 +39,10 @@ LINES_PER_BATCH = 2048  # read, sorted by length and translated together
 
 def translate(
     model: str = MODEL_ARGUMENT,
-    text: str = typer.Argument(None, help="A sentence.", show_default=False),
+    text: str = typer.Argument(None, metavar="TEXT", help="A sentence.", show_default=False),
     file: str = INPUT_OPTION,
-    output: str = typer.Option(STDOUT, help="Output file; - is stdout."),
-    num_beams: int = typer.Option(5, help="Beam size; 1 is greedy."),
+    output: str = typer.Option(STDOUT, metavar="FILE", help="Output file; - is stdout."),
+    num_beams: int = typer.Option(5, help="Number of beams; 1 is greedy."),
     length_penalty: float = typer.Option(
         1.0, help="Above 1 favors longer translations, below 1 shorter ones."
     ),
@@ -65,7 +66,9 @@ def translate(
     ),
     align: str = typer.Option(
         "",
-        help="Print the source token that each token attends to most: decoder layer (-2) or all.",
+        metavar="LAYER",
+        help="Print the source token that each token attends to most in this decoder layer, such "
+        "as -2, or in all.",
         show_default=False,
     ),
     logprobs: int = typer.Option(0, help=LOGPROBS_HELP),
@@ -74,7 +77,7 @@ def translate(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per line."),
     dtype: str = DTYPE_OPTION,
-    backend: str = BACKEND_OPTION,
+    backend: Backend | None = BACKEND_OPTION,
 ) -> None:
     """Translate a sentence, or a file line by line."""
     from clearhead.api import load

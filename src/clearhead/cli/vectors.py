@@ -15,15 +15,19 @@ if TYPE_CHECKING:
 
 def vectors(
     model: str = typer.Argument(
-        help="A model, or word vectors: the output of clearhead train vectors, .txt, .vec or .bin.",
+        metavar="MODEL",
+        help="A model, the output of clearhead train vectors, or a .txt, .vec or .bin file.",
         show_default=False,
     ),
     expression: str = typer.Argument(
-        "", help='A word, or a sum of words: "king - man + woman".', show_default=False
+        "",
+        metavar="EXPRESSION",
+        help='A word, or an expression such as "king - man + woman".',
+        show_default=False,
     ),
     layer: int = typer.Option(
         None,
-        help="Use the residual stream after this layer of a model. Default: its embeddings.",
+        help="Use the residual stream after this layer of a model. Default: the embeddings.",
         show_default=False,
     ),
     direction: str = typer.Option(
@@ -34,6 +38,7 @@ def vectors(
     ),
     benchmark: list[Path] = typer.Option(
         [],
+        metavar="FILE",
         help="A published file of analogies or word similarities. May be repeated.",
         show_default=False,
     ),
@@ -53,8 +58,8 @@ def vectors(
     num_tasks = bool(expression) + bool(direction or words) + bool(benchmark)
     if num_tasks != 1 or (direction and not words):
         raise ClearheadError(
-            'give either an expression ("king - man + woman"), --words, --direction with --words, '
-            "or --benchmark."
+            'give one of: an expression such as "king - man + woman", --words, --direction with '
+            "--words, or --benchmark."
         )
     if output is not None:
         check_output_path(output)
@@ -89,5 +94,5 @@ def _views(
 def _parse_pair(text: str) -> tuple[str, str]:
     first, _, second = text.partition(":")
     if not (first and second):
-        raise ClearheadError(f"{text!r} is not a pair; write --direction as cat:cats dog:dogs.")
+        raise ClearheadError(f"--direction must be pairs such as cat:cats dog:dogs, got {text!r}.")
     return first, second

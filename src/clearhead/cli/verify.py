@@ -6,13 +6,15 @@ import typer
 def verify(
     context: typer.Context,
     model: str = typer.Argument(
-        help="Any model, or the name of a preset (with random weights).", show_default=False
+        metavar="MODEL",
+        help="Any model, or the name of a preset (with random weights).",
+        show_default=False,
     ),
 ) -> None:
     """Check the invariants of a Transformer on a model.
 
-    Such as: cached decoding equals the full forward pass. Each line shows the largest difference.
-    Options such as --model.position=rotary change a preset.
+    For example, cached decoding must equal the full forward pass. Prints the largest difference for
+    each. Options such as --model.position=rotary change a preset.
     """
     from clearhead.api import load, new
     from clearhead.cli.common import parse_config_flags

@@ -163,8 +163,12 @@ def _compile_template(template: str) -> Template:
 def render_chat_template(template: str, messages: Sequence[Message]) -> str:
     """Render a conversation, up to where the assistant answers."""
     prompt = ""
-    with reraise_as(
-        "the chat template cannot render this conversation", TemplateError, RecursionError
+    with reraise_as(  # a template is a program: it can raise what Python's operators raise
+        "the chat template cannot render this conversation",
+        TemplateError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
     ):
         pieces = _compile_template(template).generate(messages=messages, add_generation_prompt=True)
         for piece in pieces:

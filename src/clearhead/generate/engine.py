@@ -41,8 +41,6 @@ PREFILL_BACKENDS = [
     SDPBackend.CUDNN_ATTENTION,
 ]
 
-GraphKey = tuple[object, ...]
-
 
 class TokenLogprob(NamedTuple):
     """A token, its log-probability under the model, and the most likely tokens with theirs."""
@@ -204,7 +202,7 @@ class ModelRunner:
         self.fused_decoder: FusedDecoder | None = None
         if use_cuda_graphs and can_use_triton(self.device) and supports_fused_decode(net):
             self.fused_decoder = FusedDecoder(net)
-        self.graphs: dict[GraphKey, StepGraph] = {}
+        self.graphs: dict[tuple[object, ...], StepGraph] = {}
         self.graph_pool = torch.cuda.graph_pool_handle() if use_cuda_graphs else None
 
     def matches(self, net: Transformer, vocab_size: int) -> bool:
@@ -214,11 +212,6 @@ class ModelRunner:
             and vocab_size == self.vocab_size
             and self.weight_pointers == [p.data_ptr() for p in net.parameters()]
         )
-
-    def refresh_weights(self) -> None:
-        """Update copies of the weights, as they may have changed."""
-        if self.fused_decoder is not None:
-            self.fused_decoder.refresh_weights()
 
     def prefill(
         self, texts: Sequence[list[int]], row: int = 0, num_cached: int = 0
@@ -481,7 +474,8 @@ class BatchEngine:
         """Forget the tokens of released rows, as the weights may have changed."""
         for row in self.rows:
             row.tokens = []
-        self.runner.refresh_weights()
+        if self.runner.fused_decoder is not None:
+            self.runner.fused_decoder.refresh_weights()
 
     @torch.no_grad()
     def step(self) -> list[Request]:

@@ -98,16 +98,15 @@ def fill_masks(
     probabilities = logits[:, : len(tokenizer)].float().softmax(dim=-1)
     check_finite(probabilities)
     best = probabilities.topk(min(top_k, len(tokenizer)))
-    masks = []
-    for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-        candidates = zip(tokens, values, strict=True)
-        masks.append(
+    return FillResult(
+        [
             [
                 TokenProbability(token, tokenizer.decode([token]).strip(), p)
-                for token, p in candidates
+                for token, p in zip(tokens, values, strict=True)
             ]
-        )
-    return FillResult(masks)
+            for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+    )
 
 
 def encode_masked_text(tokenizer: Tokenizer, inference: c.InferenceConfig, text: str) -> list[int]:

@@ -78,11 +78,9 @@ class PatchEmbedding(InputEmbedding):
     def forward(self, image: Float[Tensor, "batch channel height width"]) -> Stream:
         check_shape(image, self.input_size, "channels x height x width")
         x: Tensor = self.projection(F.unfold(image, self.patch_size, stride=self.patch_size).mT)
-        return (
-            x
-            if self.cls_token is None
-            else torch.cat((self.cls_token.expand(x.shape[0], 1, -1), x), dim=1)
-        )
+        if self.cls_token is None:
+            return x
+        return torch.cat((self.cls_token.expand(x.shape[0], 1, -1), x), dim=1)
 
 
 class SpectrogramEmbedding(PatchEmbedding):

@@ -30,22 +30,15 @@ def linear(
     if (
         torch.is_grad_enabled()
         or weight.numel() < ONEDNN_MIN_NUMEL
-        or not _onednn_applies(x, weight)
+        or not ONEDNN_AVAILABLE
+        or x.device.type != "cpu"
+        or not x.dtype == weight.dtype == torch.float32
+        or torch.compiler.is_compiling()
+        or torch.is_autocast_enabled("cpu")
     ):
         return F.linear(x, weight, bias)
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
-
-
-def _onednn_applies(x: Tensor, weight: Tensor) -> bool:
-    """float32 on a CPU with oneDNN, not compiling and not under autocast."""
-    if (
-        not ONEDNN_AVAILABLE
-        or x.device.type != "cpu"
-        or not x.dtype == weight.dtype == torch.float32
-    ):
-        return False
-    return not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")
 
 
 class Linear(nn.Linear):

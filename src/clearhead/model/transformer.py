@@ -171,11 +171,8 @@ class Stack(nn.Module):
         memory_mask: Mask = NO_MASK,
     ) -> ResidualStream:
         """Token ids, images or mel frames to the last hidden states."""
-        x = (
-            self.embed(x, token_type_ids)
-            if isinstance(self.embed, TokenEmbedding)
-            else self.embed(x)
-        )
+        is_text = isinstance(self.embed, TokenEmbedding)
+        x = self.embed(x, token_type_ids) if is_text else self.embed(x)
         positions, key_positions, mask = self.positions_and_mask(
             x, position_ids, segment_ids, cache
         )
@@ -436,11 +433,8 @@ def init_weights(net: nn.Module, m: c.ModelConfig, seed: int) -> None:
 
 def _init_std(name: str, p: nn.Parameter, source: c.Input, residual_writes: int) -> float:
     if name.endswith("embed.tokens.weight"):
-        return (
-            p.shape[1] ** -0.5
-            if isinstance(source, c.Tokens) and source.scale_embeddings
-            else INIT_STD
-        )
+        is_scaled = isinstance(source, c.Tokens) and source.scale_embeddings
+        return p.shape[1] ** -0.5 if is_scaled else INIT_STD
     if re.search(
         r"(embed\.token_types|unembed|head\.out)\.weight$|embed\.cls_token$|position\.table$", name
     ):

@@ -254,7 +254,7 @@ def parse_model_paths(arguments: Iterable[str]) -> dict[str, str]:
             name = _absolute(argument).name.removesuffix(".gguf")
             path = argument
         if not name or not path:
-            raise ClearheadError(f"Invalid model {argument!r}; use PATH or NAME=PATH.")
+            raise ClearheadError(f"models must be MODEL or NAME=MODEL, got {argument!r}.")
         entries.append((name, path, has_name))
     counts = Counter(name for name, _, _ in entries)
     paths: dict[str, str] = {}
@@ -263,7 +263,7 @@ def parse_model_paths(arguments: Iterable[str]) -> dict[str, str]:
         unique_name = _absolute(path).parent.name if use_parent else name
         if unique_name in paths:
             raise ClearheadError(
-                f"Two models are named {unique_name!r}; rename one with NAME=PATH."
+                f"two models are named {unique_name!r}; rename one with NAME=MODEL."
             )
         paths[unique_name] = path
     return paths

@@ -50,7 +50,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
         reason = os.strerror(code) if code > 0 else (error.strerror or str(error))
         error_type = PortInUseError if error.errno == errno.EADDRINUSE else ClearheadError
         raise error_type(
-            f"Cannot listen on {host}:{port}: {reason}. Choose another --port or --host."
+            f"cannot listen on {host}:{port}: {reason}. Choose another --port or --host."
         ) from None
 
 

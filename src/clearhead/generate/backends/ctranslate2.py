@@ -48,14 +48,11 @@ class CTranslate2Model:
 
         self._model = model
         self._inference = model.config.inference
-        architecture = model.config.model.architecture
-        is_translator = isinstance(architecture, c.EncoderDecoder)
-        if isinstance(architecture, c.EncoderDecoder) and not isinstance(
-            architecture.source_input, c.Tokens
-        ):
+        m = model.config.model
+        is_translator = isinstance(m.architecture, c.EncoderDecoder)
+        if not isinstance(m.main_input, c.Tokens):
             raise ClearheadError(
-                "the ctranslate2 backend reads text only; "
-                f"this model reads {architecture.source_input.kind}."
+                f"the ctranslate2 backend reads text only; this model reads {m.main_input.kind}."
             )
         device = next(model.net.parameters()).device.type
         dtypes = sorted(ctranslate2.get_supported_compute_types(device))
