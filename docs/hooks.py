@@ -104,7 +104,7 @@ def presets_page() -> str:
 def activations_page() -> str:
     """The table of activations, for a model that has all of them."""
     import clearhead as ch
-    from clearhead.lens.activations import activation_table
+    from clearhead.lens.hook_points import activation_table
 
     preset = ch.presets["tiny-encoder-decoder"]
     model = preset.replace(position="learned", ffn__activation="swiglu").model

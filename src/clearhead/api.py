@@ -56,8 +56,9 @@ from clearhead.generate.tasks import (
 )
 from clearhead.generate.translation import Translation, Translator
 from clearhead.hooks import NO_HOOKS, Hooks, Recorder, Selector, force_eager
-from clearhead.lens.activations import ActivationCache, matching_names
+from clearhead.lens.activation_cache import ActivationCache
 from clearhead.lens.edits import check_edits
+from clearhead.lens.hook_points import matching_names
 from clearhead.model.transformer import Transformer, build_transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
 from clearhead.weights.checkpoint import Checkpoint, Placement

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import clearhead as ch
 from clearhead.cli.common import parse_config_flags
 from clearhead.cli.main import app
-from clearhead.lens.activations import activation_table
+from clearhead.lens.hook_points import activation_table
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.errors import ClearheadError
-from clearhead.evaluate.metrics import Evaluation, bootstrap_metrics, format_number
+from clearhead.evaluate.results import Evaluation, bootstrap_metrics, format_number
 
 
 def mean_of(values, seed=0):

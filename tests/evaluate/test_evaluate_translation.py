@@ -9,7 +9,7 @@ import clearhead as ch
 from clearhead.data.pairs import SentencePair, TranslationDataset, encode_pairs
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
-from clearhead.evaluate.metrics import bootstrap_metrics
+from clearhead.evaluate.results import bootstrap_metrics
 from clearhead.evaluate.translation import CorpusScorer
 from clearhead.train.distributed import SingleProcess
 from clearhead.train.trainer import validation_loss

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import clearhead as ch
 from clearhead.generate.fused_decode import FusedDecoder, supports_fused_decode
 from clearhead.generate.sampling import Sampler, SamplingConfig, rng_key
-from clearhead.kernels.cross_entropy import block_max, logsumexp_rows
+from clearhead.kernels.beam_search import block_max, logsumexp_rows
 from clearhead.kernels.decode import (
     MAX_FUSED_ROWS,
     beam_cross_attention,

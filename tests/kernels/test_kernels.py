@@ -34,31 +34,41 @@ def test_kernels_equal_torch_on_a_gpu():
     check({name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"})
 
 
-@pytest.mark.parametrize("compiles", [True, False])
-def test_kernels_are_used_only_if_one_compiles(compiles, monkeypatch):
-    asked = []
-    probe = ModuleType("clearhead.kernels.cross_entropy")
-    probe.kernel_compiles = lambda device: asked.append(device) or compiles
-    monkeypatch.setitem(sys.modules, probe.__name__, probe)  # the real one needs triton
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def loss_kernel(monkeypatch):
+    """Stands for `kernels.cross_entropy` on a GPU: counts its calls and raises its `error`."""
+    module = ModuleType("clearhead.kernels.cross_entropy")
+    module.calls = 0
+    module.error = None
+
+    def fused_cross_entropy(*args):
+        module.calls += 1
+        if module.error:
+            raise module.error
+
+    module.fused_cross_entropy = fused_cross_entropy
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(kernels, "TRITON_AVAILABLE", True)
-    monkeypatch.setattr(kernels, "_kernels_compile", None)
+    monkeypatch.setattr(kernels, "_kernels_run", None)
+    monkeypatch.setattr(torch, "zeros", lambda *size, device, dtype=None: torch.empty(size))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    cuda = torch.device("cuda")
-    assert [kernels.can_use_triton(cuda) for _ in range(2)] == [compiles] * 2
-    assert asked == [cuda]  # the answer is kept
+    return module
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no C compiler"), OSError("no gcc")])
+def test_kernels_are_used_only_if_one_runs(error, loss_kernel):
+    loss_kernel.error = error
+    assert [kernels.can_use_triton(CUDA) for _ in range(2)] == [error is None] * 2
+    assert loss_kernel.calls == 1  # the answer is kept
     assert not kernels.can_use_triton(torch.device("cpu"))
 
 
-@needs_triton
-@pytest.mark.parametrize("error", [RuntimeError("no C compiler"), OSError("no gcc")])
-def test_probe_returns_whether_the_loss_kernel_runs(error, monkeypatch):
-    from clearhead.kernels import cross_entropy
-
-    def fail(*args):
-        raise error
-
-    monkeypatch.setattr(cross_entropy, "fused_cross_entropy", fail)
-    assert not cross_entropy.kernel_compiles(torch.device("cpu"))
-    error = torch.OutOfMemoryError("no memory left")
+def test_out_of_memory_does_not_disable_kernels(loss_kernel):
+    loss_kernel.error = torch.OutOfMemoryError("no memory left")
     with pytest.raises(torch.OutOfMemoryError):
-        cross_entropy.kernel_compiles(torch.device("cpu"))
+        kernels.can_use_triton(CUDA)
+    loss_kernel.error = None
+    assert kernels.can_use_triton(CUDA)

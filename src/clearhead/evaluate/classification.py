@@ -15,11 +15,9 @@ from clearhead.data.media import normalize_media
 from clearhead.errors import ClearheadError
 from clearhead.evaluate.evaluate import EvaluationTask
 from clearhead.evaluate.metrics import (
-    Evaluation,
     FloatArray,
     SampleWeights,
     accuracy,
-    bootstrap_metrics,
     expected_calibration_error,
     f1_scores,
     matthews_correlation,
@@ -30,6 +28,7 @@ from clearhead.evaluate.metrics import (
     spearman,
     weighted_bincount,
 )
+from clearhead.evaluate.results import Evaluation, bootstrap_metrics
 from clearhead.generate.tasks import check_finite, max_classification_tokens
 from clearhead.hooks import NO_HOOKS
 from clearhead.lens.view import View, label_axes

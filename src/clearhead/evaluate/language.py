@@ -15,7 +15,8 @@ from clearhead.data.encoding import batch_by_size, try_encode_batch
 from clearhead.data.readers import read_documents
 from clearhead.errors import ClearheadError
 from clearhead.evaluate.evaluate import EvaluationTask
-from clearhead.evaluate.metrics import Evaluation, SampleWeights, bootstrap_metrics
+from clearhead.evaluate.metrics import SampleWeights
+from clearhead.evaluate.results import Evaluation, bootstrap_metrics
 from clearhead.generate.tasks import check_finite, safe_exp, score_texts
 from clearhead.progress import progress_bar
 from clearhead.tokenizers.tokenizer import Tokenizer

@@ -14,7 +14,8 @@ from clearhead.data.batch import Batch, batches_by_length
 from clearhead.data.pairs import EncodedPair, SentencePair, encode_pairs
 from clearhead.errors import ClearheadError
 from clearhead.evaluate.evaluate import EvaluationTask
-from clearhead.evaluate.metrics import Evaluation, SampleWeights, bootstrap_metrics
+from clearhead.evaluate.metrics import SampleWeights
+from clearhead.evaluate.results import Evaluation, bootstrap_metrics
 from clearhead.generate.generation import token_logprobs
 from clearhead.generate.tasks import safe_exp
 from clearhead.progress import progress_bar

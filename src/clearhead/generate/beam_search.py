@@ -21,7 +21,7 @@ from clearhead.kernels import TRITON_AVAILABLE, can_use_triton
 from clearhead.model.transformer import Transformer
 
 if TRITON_AVAILABLE:
-    from clearhead.kernels.cross_entropy import block_max, logsumexp_rows
+    from clearhead.kernels.beam_search import block_max, logsumexp_rows
 if TYPE_CHECKING:
     from clearhead.generate.fused_decode import FusedDecoder  # needs triton
 

@@ -1,8 +1,7 @@
-"""Cross-entropy loss and log-sum-exp over the vocabulary on a GPU, each in one read of the logits.
-Needs triton.
+"""Cross-entropy loss on a GPU in one read of the logits. Needs triton.
 
-The loss kernel leaves the gradient of the logits in their place. The compiler's own kernels read
-the logits three times and write them twice, which for a vocabulary of 50,000 costs a tenth of a
+The kernel leaves the gradient of the logits in their place. The compiler's own kernels read the
+logits three times and write them twice, which for a vocabulary of 50,000 costs a tenth of a
 training step.
 """
 
@@ -19,10 +18,8 @@ LOSS_LANES = 1024
 VALUES_PER_LANE = 8
 LOSS_WARPS = 16
 VOCAB_MULTIPLE = 64  # rows of logits are padded to a multiple of this
-LOGSUMEXP_LANES = 2048
 
 
-# ---------------------------------------------------------------- loss
 @triton.jit
 def _online_logsumexp(x, top, total):
     """Running maximum and sum of powers, per lane; numbers are in powers of two."""
@@ -147,69 +144,3 @@ def fused_cross_entropy(
         bias = bias if bias is None else bias.to(dtype)
     loss: Tensor = _FusedCrossEntropy.apply(hidden, weight, bias, targets, label_smoothing)
     return loss
-
-
-def kernel_compiles(device: torch.device) -> bool:
-    """Whether Triton works here: it needs a C compiler and a GPU that it supports.
-
-    `can_use_triton` asks this once per process, for all kernels of the package: those of the loss,
-    of sampling, of decoding and of beam search.
-    """
-    try:
-        hidden = torch.zeros(1, 16, device=device)
-        weight = torch.zeros(4, 16, device=device)
-        fused_cross_entropy(
-            hidden, weight, None, torch.zeros(1, dtype=torch.long, device=device), 0.0
-        )
-    except torch.OutOfMemoryError:  # this says nothing about Triton
-        raise
-    except Exception:  # whatever failed, torch's own operations are used instead of all kernels
-        return False
-    return True
-
-
-# ---------------------------------------------------------------- rows of logits in a beam search
-@triton.jit
-def _logsumexp_kernel(logits, stride, columns, out, LANES: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    top, total = tl.full([LANES], -1e30, tl.float32), tl.zeros([LANES], tl.float32)
-    for start in range(0, columns, LANES):
-        column = start + tl.arange(0, LANES)
-        x = tl.load(logits + row * stride + column, mask=column < columns, other=-float("inf")).to(
-            tl.float32
-        )
-        new = tl.maximum(top, x)
-        total = total * tl.exp(top - new) + tl.exp(x - new)
-        top = new
-    highest = tl.max(top, 0)
-    tl.store(out + row, highest + tl.log(tl.sum(total * tl.exp(top - highest), 0)))
-
-
-def logsumexp_rows(logits: Tensor) -> Tensor:
-    """log Σ exp of each row, rows × 1, in fp32."""
-    out = torch.empty(len(logits), 1, device=logits.device)
-    _logsumexp_kernel[(len(logits),)](
-        logits, logits.stride(0), logits.shape[1], out, LANES=LOGSUMEXP_LANES, num_warps=8
-    )
-    return out
-
-
-@triton.jit
-def _block_max_kernel(
-    logits, stride, n_blocks, out, BLOCK: tl.constexpr, BLOCKS_PER_PROGRAM: tl.constexpr
-):
-    row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCKS_PER_PROGRAM
-    block = first + tl.arange(0, BLOCKS_PER_PROGRAM)
-    column = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    in_range = (block < n_blocks)[:, None]
-    x = tl.load(logits + row * stride + column, mask=in_range, other=-float("inf")).to(tl.float32)
-    tl.store(out + row * n_blocks + block, tl.max(x, 1), mask=block < n_blocks)
-
-
-def block_max(logits: Tensor, n_blocks: int, block: int) -> Tensor:
-    """The maximum of each block of `block` columns, rows × blocks."""
-    out = torch.empty(len(logits), n_blocks, device=logits.device)
-    _block_max_kernel[(len(logits), triton.cdiv(n_blocks, 128))](
-        logits, logits.stride(0), n_blocks, out, BLOCK=block, BLOCKS_PER_PROGRAM=128, num_warps=8
-    )
-    return out

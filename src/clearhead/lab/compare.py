@@ -10,7 +10,7 @@ from typing import Any
 from clearhead.config.model import Config, EncoderDecoder, ModelConfig, parameters_by_part
 from clearhead.config.presets import UnknownPresetError, presets
 from clearhead.errors import ClearheadError, check_type, suggest
-from clearhead.evaluate.metrics import text_table
+from clearhead.evaluate.results import text_table
 from clearhead.io import file_lock
 from clearhead.lab.experiment import (
     EXPERIMENT_FILE,

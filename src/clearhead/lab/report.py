@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead.config.model import LMHead, MLMHead
-from clearhead.evaluate import metrics
+from clearhead.evaluate import results
 from clearhead.io import read_json_lines, write_atomic
 from clearhead.lab.experiment import (
     BEST_LOSS,
@@ -149,7 +149,7 @@ def _comparisons(summary: Summary) -> Iterator[Finding]:
 
 def _format_difference(row: VariantSummary, contrast: Contrast) -> str:
     test = contrast.test
-    digits = metrics.decimal_places(row.mean or 0.0)
+    digits = results.decimal_places(row.mean or 0.0)
     # At least two significant digits, so that a difference is never shown as 0.
     spec = f"+.{digits}f" if abs(test.mean) >= 10**-digits else "+.2g"
     interval = "no interval: all differences are equal"
@@ -313,7 +313,7 @@ def results_table(summary: Summary) -> Table:
 
 def _difference_cells(row: VariantSummary) -> list[str]:
     difference = mean(row.differences)
-    spec = f"+.{metrics.decimal_places(row.mean)}f" if row.mean is not None else ""
+    spec = f"+.{results.decimal_places(row.mean)}f" if row.mean is not None else ""
     cells = ["–" if difference is None else f"{difference:{spec}}", "–", "–"]
     if row.contrast:
         test = row.contrast.test
@@ -409,11 +409,11 @@ def format_mean_std(values: Sequence[float]) -> str:
     average = mean(values)
     if average is None or len(values) == 1:
         return format_number(average)
-    return f"{format_number(average)} ± {std(values):.{metrics.decimal_places(average)}f}"
+    return f"{format_number(average)} ± {std(values):.{results.decimal_places(average)}f}"
 
 
 def format_number(value: float | None) -> str:
-    return "–" if value is None else metrics.format_number(value)
+    return "–" if value is None else results.format_number(value)
 
 
 # --- page

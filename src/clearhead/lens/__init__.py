@@ -1,6 +1,6 @@
 """Interpretability: see what a model computes, explain its predictions, edit its activations."""
 
-from clearhead.lens.activations import tokens
+from clearhead.lens.ablation import ablation
 from clearhead.lens.attention import (
     attention,
     cached_attention,
@@ -15,7 +15,7 @@ from clearhead.lens.circuits import circuit, composition
 from clearhead.lens.logit_attribution import attribution
 from clearhead.lens.logit_lens import logit_lens
 from clearhead.lens.max_activating_examples import max_activating_examples
-from clearhead.lens.patching import ablation, patching
+from clearhead.lens.patching import patching
 from clearhead.lens.positions import (
     position_shift,
     position_similarity,
@@ -25,6 +25,7 @@ from clearhead.lens.positions import (
 )
 from clearhead.lens.residual_norms import residual_norms
 from clearhead.lens.steering import steering
+from clearhead.lens.tokens import tokens
 from clearhead.lens.training_trace import read_training_trace
 from clearhead.lens.word_in_context import context
 

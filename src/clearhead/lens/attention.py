@@ -11,23 +11,22 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.errors import ClearheadError, check_type, suggest
 from clearhead.hooks import Selector, select_all
-from clearhead.lens.activations import (
+from clearhead.lens.activation_cache import (
     ActivationCache,
-    AttentionKind,
-    InputSide,
-    attention_module,
-    attention_path,
+    query_key_labels,
+    single_text,
+    watch_single_text,
+)
+from clearhead.lens.argument_checks import (
     check_head,
     check_layer,
     check_model,
     check_token,
     check_top_k,
-    num_layers,
-    query_key_labels,
-    single_text,
-    watch_single_text,
 )
 from clearhead.lens.circuits import output_matrices
+from clearhead.lens.hook_points import AttentionKind, attention_module, attention_path, num_layers
+from clearhead.lens.text_stack import TextStack
 from clearhead.lens.view import Row, View, label_axes
 from clearhead.lens.word_in_context import locate_word
 from clearhead.tokenizers.tokenizer import MASK_PLACEHOLDER, VISIBLE_WHITESPACE
@@ -627,7 +626,7 @@ def word_attention(model: "Model", word: str, text: str) -> WordAttention:
     `.find_heads("fluffy")` ranks the heads that attend to a word.
     """
     check_model(model)
-    side = InputSide(model)
+    side = TextStack(model)
     check_type(word, str, "a word")
     check_type(text, str, "a text")
     words = [

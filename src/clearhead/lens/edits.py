@@ -9,7 +9,9 @@ from torch import Tensor
 from clearhead.config.model import ModelConfig
 from clearhead.errors import ClearheadError, check_type
 from clearhead.hooks import Edit
-from clearhead.lens.activations import ActivationCache, check_index, matching_names
+from clearhead.lens.activation_cache import ActivationCache
+from clearhead.lens.argument_checks import check_index
+from clearhead.lens.hook_points import matching_names
 
 EditIndex = tuple[slice | int, ...]
 

@@ -18,17 +18,11 @@ from torch.nn import functional as F
 from clearhead import config as c
 from clearhead.errors import ClearheadError, suggest
 from clearhead.hooks import Selector, select_all
-from clearhead.lens.activations import (
-    activation_table,
-    answer_position,
-    check_model,
-    check_token,
-    has_pooled_head,
-    output_labels,
-    query_key_labels,
-    watch_single_text,
-)
+from clearhead.lens.activation_cache import query_key_labels, watch_single_text
+from clearhead.lens.argument_checks import answer_position, check_model, check_token
+from clearhead.lens.hook_points import activation_table, has_pooled_head
 from clearhead.lens.logit_lens import answer_preposition
+from clearhead.lens.tokens import output_labels
 from clearhead.lens.view import Row, View, label_axes
 from clearhead.model.attention import Attention
 from clearhead.model.heads import LMHead, MLMHead, PooledHead

@@ -14,16 +14,10 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.hooks import NO_HOOKS, Hooks
-from clearhead.lens.activations import (
-    answer_position,
-    check_model,
-    check_no_nan,
-    check_token,
-    check_top_k,
-    has_pooled_head,
-    output_labels,
-    watch_single_text,
-)
+from clearhead.lens.activation_cache import check_no_nan, watch_single_text
+from clearhead.lens.argument_checks import answer_position, check_model, check_token, check_top_k
+from clearhead.lens.hook_points import has_pooled_head
+from clearhead.lens.tokens import output_labels
 from clearhead.lens.view import View, label_axes
 from clearhead.model.transformer import Transformer
 

@@ -11,13 +11,8 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.data.readers import read_lines
 from clearhead.errors import ClearheadError, suggest_file
-from clearhead.lens.activations import (
-    check_index,
-    check_layer,
-    check_model,
-    check_no_nan,
-    check_top_k,
-)
+from clearhead.lens.activation_cache import check_no_nan
+from clearhead.lens.argument_checks import check_index, check_layer, check_model, check_top_k
 from clearhead.lens.view import Row, View, label_axes
 from clearhead.progress import progress_bar
 

@@ -1,265 +1,26 @@
-"""Ablation and activation patching: many edits of a run, and the effect of each on the answer.
-
-Everything before the edited layer is computed once; the edits then run as the rows of a batch.
-"""
+"""Activation patching: replace parts of a run by those of another run, one at a time."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from itertools import product
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from clearhead import config as c
-from clearhead.data.batch import Batch
-from clearhead.errors import ClearheadError
-from clearhead.hooks import Edit, Hooks, Recorder, force_eager
-from clearhead.lens.activations import (
-    activation_table,
-    answer_position,
-    check_model,
-    check_no_nan,
-    check_single_text,
-    check_top_k,
-    first_text_labels,
-    has_pooled_head,
-    is_source_activation,
-    matching_names,
-    single_text,
+from clearhead.lens.ablation import (
+    EditEffects,
+    LogitMetric,
+    ablation,
+    answer_row,
+    edited_names,
+    evaluate_metric,
 )
-from clearhead.lens.edits import ablate, checked_edit, replace
-from clearhead.lens.logit_attribution import AnswerToken, LogitTarget, logit_target
-from clearhead.lens.view import Axis, View, label_axes
-from clearhead.model.attention import NO_MASK
-from clearhead.model.kv_cache import NO_CACHE
-from clearhead.model.transformer import Block, BlockInputs, Stack, Transformer
-from clearhead.progress import progress_bar
+from clearhead.lens.activation_cache import single_text
+from clearhead.lens.argument_checks import answer_position, check_model
+from clearhead.lens.edits import replace
+from clearhead.lens.logit_attribution import AnswerToken, logit_target
 
 if TYPE_CHECKING:
     from clearhead.api import MediaInput, Model, TextInput
-    from clearhead.lens.activations import ModelInputs
-
-LogitMetric = Callable[[Tensor], Tensor]  # from row × outputs to row
-NamedEdit = tuple[str, Edit]  # an activation and its edit
-MAX_BATCH_TOKENS = 4096  # 512 took 1.7 times as long, 8192 as long
-SPLITS = ("head", "position")
-
-
-def resume_blocks(
-    stack: Stack, x: Tensor, layers: range, encoder_output: Tensor | None, hooks: Hooks
-) -> Tensor:
-    """Run some blocks of a stack from the residual stream before them, without a cache."""
-    position_ids, key_positions, mask = stack.positions_and_mask(x, None, None, None)
-    n_layers = len(stack.blocks)
-    positions = stack.position.layer_positions(position_ids, key_positions, n_layers)
-    for i in layers:
-        block = stack.blocks[i]
-        assert isinstance(block, Block)
-        inputs = BlockInputs(positions[i], mask, NO_CACHE, encoder_output, NO_MASK, NO_CACHE)
-        x = block(x, inputs, hooks.scope("blocks", i))
-    return x
-
-
-class ResumableForward:
-    """A forward pass of one text that keeps the residual stream before every block."""
-
-    def __init__(self, net: Transformer, batch: Batch) -> None:
-        check_single_text(batch.inputs)
-        self.net = net
-        self.batch = batch
-        self.n_layers = net.config.n_layers
-        names = [f"blocks.{i}.resid_pre" for i in range(self.n_layers)]
-        names.append(f"blocks.{self.n_layers - 1}.resid_post")
-        recorder = Recorder(names)
-        with torch.no_grad(), force_eager():
-            self.encoder_output = None if batch.source is None else net.encode(batch.source)
-            hidden = net(
-                batch.inputs,
-                token_type_ids=batch.token_type_ids,
-                encoder_output=self.encoder_output,
-                hooks=recorder,
-            )
-            self.logits = net.compute_logits(hidden)[0].float()
-        check_no_nan({"the logits": self.logits})
-        self.residuals = [recorder.values[name] for name in names]
-
-    def axis_sizes(self, name: str) -> dict[str, int]:
-        """The number of heads (if it has any) and positions of an activation."""
-        m = self.net.config
-        dimensions = activation_table(m)[name].shape.split()
-        tokens = self.residuals[0]
-        if is_source_activation(m, name) and self.encoder_output is not None:
-            tokens = self.encoder_output
-        sizes = {"position": tokens.shape[1]}
-        if "head" in dimensions:
-            sizes["head"] = m.attention.n_heads
-        elif "kv_head" in dimensions:
-            sizes["head"] = m.n_kv_heads
-        return sizes
-
-    def first_block(self, name: str) -> int:
-        """The block to resume from after an edit of this activation; −1 for the very beginning."""
-        first, _, rest = name.partition(".")
-        if first == "blocks":
-            return int(rest.partition(".")[0])
-        return self.n_layers if name == "final_norm" else -1
-
-    @torch.no_grad()
-    def run_edited(self, start: int, edits: Sequence[NamedEdit], position: int) -> Tensor:
-        """The logits at a position (or of the whole text) after each edit: row × outputs."""
-        hooks = Recorder(edits=edits_by_row(edits))
-        num_rows = len(edits)
-        with force_eager():
-            if start < 0:
-                hidden = self.net(
-                    _repeat(self.batch.inputs, num_rows),
-                    token_type_ids=_repeat_optional(self.batch.token_type_ids, num_rows),
-                    source=_repeat_optional(self.batch.source, num_rows),
-                    hooks=hooks,
-                )
-            else:
-                x = resume_blocks(
-                    self.net,
-                    _repeat(self.residuals[start], num_rows),
-                    range(start, self.n_layers),
-                    _repeat_optional(self.encoder_output, num_rows),
-                    hooks,
-                )
-                hidden = hooks("final_norm", self.net.final_norm(x))
-            if has_pooled_head(self.net.config):
-                return self.net.compute_logits(hidden).float()
-            return self.net.compute_logits(hidden[:, position : position + 1])[:, 0].float()
-
-
-def _repeat(x: Tensor, num_rows: int) -> Tensor:
-    return x.expand(num_rows, *x.shape[1:])
-
-
-def _repeat_optional(x: Tensor | None, num_rows: int) -> Tensor | None:
-    return None if x is None else _repeat(x, num_rows)
-
-
-def edits_by_row(edits: Sequence[NamedEdit]) -> dict[str, Edit]:
-    """One edit for each name, which applies the edit of each row to that row only."""
-    grouped: dict[str, list[tuple[int, Edit]]] = {}
-    for row, (name, edit) in enumerate(edits):
-        grouped.setdefault(name, []).append((row, checked_edit(edit)))
-
-    def edit_rows(row_edits: list[tuple[int, Edit]]) -> Edit:
-        def edit(value: Tensor, name: str) -> Tensor:
-            edited = _repeat(value, len(edits)).clone()  # position embeddings may be a single row
-            for row, row_edit in row_edits:
-                own = value[row : row + 1] if len(value) > 1 else value
-                edited[row : row + 1] = row_edit(own, name)
-            return edited
-
-        return edit
-
-    return {name: edit_rows(row_edits) for name, row_edits in grouped.items()}
-
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class EditEffects(View):
-    """How much each edit changed the metric. print() shows the largest changes."""
-
-    baseline: float  # the metric without an edit
-    patch_from_baseline: float | None = None  # the metric of the run that was patched from
-
-    def top_effects(self, top_k: int = 8) -> View:
-        """The edits with the largest effects in either direction."""
-        effects = self.values.flatten()
-        best = effects.abs().topk(min(check_top_k(top_k), len(effects))).indices
-        labels = list(product(*(axis.labels for axis in self.axes)))
-        names = [
-            " ".join(
-                f"{axis.name} {label}" for axis, label in zip(self.axes, labels[i], strict=True)
-            )
-            for i in best
-        ]
-        axes = label_axes({"edit": names})
-        return View(effects[best], axes, self.title, self.value_name, signed=True, note=self.note)
-
-    def __str__(self) -> str:
-        return str(self.top_effects().terminal())
-
-    def recovery(self) -> View:
-        """The fraction of the difference between the two runs that each patch recovers."""
-        if self.patch_from_baseline is None:
-            raise ClearheadError("recovery needs the result of patching, which has two runs.")
-        difference = self.patch_from_baseline - self.baseline
-        if difference == 0:
-            raise ClearheadError("both runs have the same answer, so there is nothing to recover.")
-        return View(
-            self.values / difference,
-            self.axes,
-            self.title,
-            "recovered_fraction",
-            signed=True,
-            note=f"fraction of the way from {self.baseline:.4f} to {self.patch_from_baseline:.4f}",
-        )
-
-
-def ablation(
-    model: "Model",
-    x: "TextInput | None" = None,
-    names: str | Sequence[str] = "blocks.*.attn.z",
-    *,
-    split_by: str | Sequence[str] = "head",
-    make_edit: Callable[..., Callable[..., Tensor]] = ablate,
-    token: AnswerToken = None,
-    against: AnswerToken = None,
-    position: int | None = None,
-    metric: LogitMetric | None = None,
-    source: "TextInput | None" = None,
-    images: "MediaInput | None" = None,
-    audio: "MediaInput | None" = None,
-) -> EditEffects:
-    """Edit one value at a time and measure the effect; by default, ablate each head of each layer.
-
-    `names` are the activations to edit, split by "head", "position", both, or () for whole values;
-    `make_edit` is called with head= and position= of each part: `ablate`, `partial(scale, 2.0)` …
-    The metric is the logit of `token` (by default the top prediction), minus that of `against`, at
-    `position` (by default the last, or the first mask token); or a function of the logits there,
-    rows × outputs → rows. Edits run as rows of one batch.
-    """
-    check_model(model)
-    if isinstance(model.config.model.head, c.NoHead):
-        raise ClearheadError("this model has no head, so edits have no effect on an answer.")
-    if not callable(make_edit):
-        raise ClearheadError(
-            "make_edit must be a function of head= and position=, such as ablate, "
-            f"got {make_edit!r:.40}."
-        )
-    paths = _edited_names(model, names)
-    batch = model.make_batch(x, source, images, audio)
-    forward = ResumableForward(model.net, batch)
-    position = answer_position(model.config, batch, position)
-    target = logit_target(model, forward.logits, token, against, position)
-    metric_function = metric or target.select
-    baseline = _evaluate(metric_function, _row(forward.logits, target))
-    sizes = _split_sizes(split_by, forward, paths)
-    parts = [
-        dict(zip(sizes, indices, strict=True)) for indices in product(*map(range, sizes.values()))
-    ]
-    jobs = [(name, part) for name in paths for part in parts]
-    effects = torch.empty(len(jobs))
-    batches = _batches(forward, [name for name, _ in jobs])
-    for start, indices in progress_bar(batches, len(batches), f"{len(jobs)} edits"):
-        edits = [(jobs[i][0], make_edit(**jobs[i][1])) for i in indices]
-        logits = forward.run_edited(start, edits, target.position)
-        effects[indices] = _evaluate(metric_function, logits).cpu()
-    return EditEffects(
-        values=(effects - baseline.cpu()).reshape(len(paths), *sizes.values()),
-        axes=_axes(model, batch, paths, sizes),
-        title=f"change of the {'metric' if metric else target.description}",
-        value_name="change",
-        signed=True,
-        note=f"without an edit: {float(baseline):.4f}",
-        baseline=float(baseline),
-    )
+    from clearhead.lens.argument_checks import ModelInputs
 
 
 def patching(
@@ -284,7 +45,7 @@ def patching(
     the top prediction of the run that is patched from.
     """
     check_model(model)
-    paths = _edited_names(model, names)
+    paths = edited_names(model, names)
     if isinstance(patch_from, dict):
         cache = model.watch(**patch_from, names=[*paths, "logits"])
     else:
@@ -308,101 +69,11 @@ def patching(
         images=images,
         audio=audio,
     )
-    patch_from_baseline = float(_evaluate(metric or target.select, _row(logits, target)))
+    patch_from_baseline = float(
+        evaluate_metric(metric or target.select, answer_row(logits, target))
+    )
     return dataclasses.replace(
         effects,
         patch_from_baseline=patch_from_baseline,
         note=f"{effects.note}; in the run patched from: {patch_from_baseline:.4f}",
     )
-
-
-def _edited_names(model: "Model", names: str | Sequence[str]) -> list[str]:
-    if not isinstance(names, str | list | tuple):
-        raise ClearheadError(
-            f"names must be activations such as blocks.*.attn.z, got {names!r:.40}."
-        )
-    patterns = [names] if isinstance(names, str) else names
-    matching: dict[str, None] = {}  # an ordered set
-    for pattern in patterns:
-        matching |= dict.fromkeys(matching_names(model.config.model, pattern))
-    if not matching or "logits" in matching:
-        raise ClearheadError(
-            "names must be activations before the logits, such as blocks.*.attn.z."
-        )
-    return list(matching)
-
-
-def _split_sizes(
-    split_by: str | Sequence[str], forward: ResumableForward, names: list[str]
-) -> dict[str, int]:
-    """The number of parts along each axis that the values are split by."""
-    axes = split_by if isinstance(split_by, list | tuple) else [split_by]
-    for axis in axes:
-        if axis not in SPLITS:
-            raise ClearheadError(f"split_by must be 'head' or 'position', got {axis!r}.")
-    split_sizes: dict[str, int] = {}
-    for name in names:
-        sizes = forward.axis_sizes(name)
-        for axis in SPLITS:
-            if axis not in axes:
-                continue
-            if axis not in sizes:
-                raise ClearheadError(f"{name} is not split by head; omit split_by={axis!r}.")
-            if split_sizes.setdefault(axis, sizes[axis]) != sizes[axis]:
-                raise ClearheadError(
-                    f"{name} has {sizes[axis]} {axis}s, {names[0]} has {split_sizes[axis]}; "
-                    "edit them in separate calls."
-                )
-    return split_sizes
-
-
-def _batches(forward: ResumableForward, names: list[str]) -> list[tuple[int, list[int]]]:
-    """Batches of edits that resume at the same block: the block, and indices into `names`."""
-    by_start: dict[int, list[int]] = {}
-    for i, name in enumerate(names):
-        by_start.setdefault(forward.first_block(name), []).append(i)
-    batch_size = max(1, MAX_BATCH_TOKENS // forward.residuals[0].shape[1])
-    return [
-        (start, indices[i : i + batch_size])
-        for start, indices in by_start.items()
-        for i in range(0, len(indices), batch_size)
-    ]
-
-
-def _axes(
-    model: "Model", batch: Batch, names: list[str], sizes: dict[str, int]
-) -> tuple[Axis, ...]:
-    parts = [name.split(".") for name in names]
-    differ_by_layer = parts[0][0] == "blocks" and len({(p[0], *p[2:]) for p in parts}) == 1
-    axes: dict[str, Sequence[str] | int] = {}
-    if differ_by_layer:
-        axes["layer"] = [part[1] for part in parts]
-    else:
-        axes["name"] = names
-    if "head" in sizes:
-        axes["head"] = sizes["head"]
-    if "position" in sizes:
-        if is_source_activation(model.config.model, names[0]):
-            tokens = first_text_labels(batch.source, None, model.tokenizers[1])
-        else:
-            tokens = first_text_labels(batch.inputs, None, model.tokenizer)
-        size = sizes["position"]
-        axes["token"] = tokens if len(tokens) == size else size
-    return label_axes(axes)
-
-
-def _row(logits: Tensor, target: LogitTarget) -> Tensor:
-    """1 × outputs: the logits that a target is about."""
-    return (logits if logits.dim() == 1 else logits[target.position])[None]
-
-
-def _evaluate(metric: LogitMetric, logits: Tensor) -> Tensor:
-    values = metric(logits)
-    if not isinstance(values, Tensor) or values.shape != logits.shape[:1]:
-        got = (
-            f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-        )
-        raise ClearheadError(
-            f"metric must map {len(logits)} rows of logits to {len(logits)} numbers, got {got}."
-        )
-    return values

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from clearhead import config as c
 from clearhead.errors import ClearheadError, check_int
 from clearhead.hooks import Recorder, force_eager
-from clearhead.lens.activations import check_model, check_single_text, token_labels
+from clearhead.lens.argument_checks import check_model, check_single_text
+from clearhead.lens.tokens import token_labels
 from clearhead.lens.view import View, label_axes
 from clearhead.model import positions as schemes
 

@@ -5,14 +5,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from clearhead import config as c
-from clearhead.lens.activations import (
-    activation_table,
-    check_model,
-    num_layers,
-    query_key_labels,
-    single_text,
-    watch_single_text,
-)
+from clearhead.lens.activation_cache import query_key_labels, single_text, watch_single_text
+from clearhead.lens.argument_checks import check_model
+from clearhead.lens.hook_points import activation_table, num_layers
 from clearhead.lens.view import View, label_axes
 
 if TYPE_CHECKING:

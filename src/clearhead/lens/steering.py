@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError, check_type
-from clearhead.lens.activations import check_model, check_no_nan, check_token, matching_names
+from clearhead.lens.activation_cache import check_no_nan
+from clearhead.lens.argument_checks import check_model, check_token
+from clearhead.lens.hook_points import matching_names
 
 if TYPE_CHECKING:
     from clearhead.api import Model, TextInput
-    from clearhead.lens.activations import ModelInputs
+    from clearhead.lens.argument_checks import ModelInputs
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -12,15 +12,11 @@ from clearhead.config.model import LMHead, RegressionHead
 from clearhead.config.parse import read_config_file
 from clearhead.errors import ClearheadError, check_type
 from clearhead.io import read_json_lines
-from clearhead.lens.activations import (
-    ATTENTION_KINDS,
-    REGRESSION_LABEL,
-    AttentionKind,
-    check_head,
-    check_layer,
-)
+from clearhead.lens.argument_checks import check_head, check_layer
 from clearhead.lens.attention import ATTENTION_NOTES, KIND_PREFIXES
+from clearhead.lens.hook_points import ATTENTION_KINDS, AttentionKind
 from clearhead.lens.logit_lens import LogitLens
+from clearhead.lens.tokens import REGRESSION_LABEL
 from clearhead.lens.view import View, label_axes
 from clearhead.weights.checkpoint import SafetensorsReader
 

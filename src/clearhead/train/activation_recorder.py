@@ -26,8 +26,9 @@ from clearhead.data.dataset import Dataset, PackedBatch
 from clearhead.errors import ClearheadError
 from clearhead.hooks import Recorder, force_eager, select_all
 from clearhead.io import atomic_path, write_json
-from clearhead.lens.activations import ATTENTION_PATHS, output_labels, token_labels
+from clearhead.lens.hook_points import ATTENTION_PATHS
 from clearhead.lens.logit_lens import DEFAULT_TOP_K, RESIDUAL_STREAMS, apply_head
+from clearhead.lens.tokens import output_labels, token_labels
 from clearhead.lens.training_trace import (
     TRACE_FOLDER,
     TRACE_INDEX,

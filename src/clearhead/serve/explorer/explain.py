@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.lens.activations import output_labels
+from clearhead.lens.tokens import output_labels
 from clearhead.model.attention import Attention
 from clearhead.model.heads import LMHead, PooledHead, mean_pool
 from clearhead.model.inputs import PatchEmbedding, TokenEmbedding

@@ -25,16 +25,16 @@ from clearhead.data.batch import Batch
 from clearhead.errors import ClearheadError, suggest
 from clearhead.generate.chat import encode_chat
 from clearhead.hooks import Hooks, Recorder, force_eager
-from clearhead.lens.activations import (
+from clearhead.lens.ablation import resume_blocks
+from clearhead.lens.argument_checks import answer_position
+from clearhead.lens.edits import ActivationEdit, ablate, chain_edits, checked_edit, replace, scale
+from clearhead.lens.hook_points import (
     ActivationInfo,
     activation_table,
-    answer_position,
     has_pooled_head,
     matching_names,
-    output_labels,
 )
-from clearhead.lens.edits import ActivationEdit, ablate, chain_edits, checked_edit, replace, scale
-from clearhead.lens.patching import resume_blocks
+from clearhead.lens.tokens import output_labels
 from clearhead.model.transformer import Stack
 from clearhead.serve.explorer.serialize import describe_tokens, finite_or_none
 from clearhead.serve.middleware import APIError, JSONDict, Limits

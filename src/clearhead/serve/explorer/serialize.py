@@ -10,7 +10,7 @@ import torch
 from fastapi import Response
 from torch import Tensor
 
-from clearhead.lens.activations import token_labels
+from clearhead.lens.tokens import token_labels
 from clearhead.lens.view import View
 from clearhead.serve.middleware import JSONDict
 from clearhead.tokenizers.tokenizer import Tokenizer

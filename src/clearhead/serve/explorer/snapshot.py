@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI, Request
 from httpx2 import ASGITransport, AsyncClient, Response
 
 from clearhead.errors import ClearheadError
-from clearhead.lens.activations import ATTENTION_KINDS, attention_path
+from clearhead.lens.hook_points import ATTENTION_KINDS, attention_path
 from clearhead.serve.explorer.assets import to_script_json
 from clearhead.serve.explorer.runs import DEFAULT_NUM_BEAMS, RunRequest
 from clearhead.serve.middleware import JSONDict

@@ -10,7 +10,8 @@ from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.io import read_json_lines
-from clearhead.lens.activations import AttentionKind, output_labels
+from clearhead.lens.hook_points import AttentionKind
+from clearhead.lens.tokens import output_labels
 from clearhead.lens.training_trace import TRACE_FOLDER, TRACE_INDEX, read_training_trace
 from clearhead.lens.view import View, label_axes
 from clearhead.serve.explorer.serialize import view_to_dict

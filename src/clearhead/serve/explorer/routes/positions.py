@@ -9,7 +9,6 @@ from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.hooks import Recorder, force_eager
-from clearhead.lens.activations import token_labels
 from clearhead.lens.positions import (
     position_shift,
     position_similarity,
@@ -17,6 +16,7 @@ from clearhead.lens.positions import (
     relative_bias,
     rotary_angles,
 )
+from clearhead.lens.tokens import token_labels
 from clearhead.lens.view import View, label_axes
 from clearhead.model.positions import DEFAULT_THETA, Rotary, Sinusoidal, inverse_frequencies
 from clearhead.serve.explorer.runs import ExplorerRequest

@@ -17,7 +17,7 @@ from clearhead.generate.chat import encode_chat, render_chat_template
 from clearhead.generate.detokenizer import IncrementalDetokenizer
 from clearhead.generate.generation import TextChunk
 from clearhead.generate.tasks import check_can_classify, classification_results
-from clearhead.lens.activations import token_labels
+from clearhead.lens.tokens import token_labels
 from clearhead.serve.explorer.runs import (
     DEFAULT_NUM_BEAMS,
     EditableRequest,

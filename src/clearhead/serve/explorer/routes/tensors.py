@@ -10,20 +10,14 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.lens.activations import (
-    AttentionKind,
-    attention_path,
-    check_layer,
-    check_token,
-    num_layers,
-    output_labels,
-    token_labels,
-)
+from clearhead.lens.argument_checks import check_layer, check_token
 from clearhead.lens.attention import HEAD_SCORES, score_heads
 from clearhead.lens.circuits import detach_weight, unembedding_matrix
+from clearhead.lens.hook_points import AttentionKind, attention_path, num_layers
 from clearhead.lens.logit_attribution import attribution
 from clearhead.lens.logit_lens import RESIDUAL_STREAMS, LogitLens, apply_head
 from clearhead.lens.residual_norms import residual_norms
+from clearhead.lens.tokens import output_labels, token_labels
 from clearhead.lens.view import View, label_axes
 from clearhead.model.heads import LMHead
 from clearhead.model.transformer import Block

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError, NonFiniteError
-from clearhead.lens.activations import InputSide, check_layer, token_labels
+from clearhead.lens.argument_checks import check_layer
+from clearhead.lens.text_stack import TextStack
+from clearhead.lens.tokens import token_labels
 from clearhead.lens.view import View, label_axes
 from clearhead.lens.word_in_context import WordInSentence, context, locate_word
 from clearhead.model.heads import LMHead
@@ -169,7 +171,7 @@ def _token_bytes(tokenizer: Tokenizer, token_id: int) -> list[int]:
 
 def embedding_map(model: Model) -> View:
     """The embedding matrix, downsampled to the value of largest magnitude in each block."""
-    table = InputSide(model).embedding.float().cpu()
+    table = TextStack(model).embedding.float().cpu()
     num_rows, d_model = table.shape
     height, width = (
         -(-size // limit) for size, limit in zip(table.shape, MATRIX_MAP_SIZE, strict=True)
@@ -202,9 +204,9 @@ def embedding_rows(model: Model, ids: str, unembedding: bool) -> View:
         tokenizer = model.tokenizer
         title = "rows of the unembedding matrix"
     else:
-        side = InputSide(model)
-        table = side.embedding
-        tokenizer = side.tokenizer
+        text_stack = TextStack(model)
+        table = text_stack.embedding
+        tokenizer = text_stack.tokenizer
         title = "rows of the embedding matrix"
     if max(rows) >= len(table):
         raise ClearheadError(f"ids must be below {len(table)}, got {max(rows)}.")
@@ -294,10 +296,12 @@ def project_to_plane(points: Tensor) -> tuple[Tensor, float]:
 def compare_contexts(loaded_model: LoadedModel, request: ContextRequest) -> JSONDict:
     """Cosine similarity of a word between sentences, by layer, and its nearest neighbors alone."""
     similarity = context(loaded_model.model, request.word, request.texts)
-    side = similarity.side
+    text_stack = similarity.text_stack
     sentences = similarity.sentences
-    name = f"{side.prefix}embed"
-    embeddings = torch.stack([_word_means(side, [sentence], name)[0] for sentence in sentences])
+    name = f"{text_stack.prefix}embed"
+    embeddings = torch.stack(
+        [_word_means(text_stack, [sentence], name)[0] for sentence in sentences]
+    )
     unit = F.normalize(embeddings, dim=-1)
     pair_axis = similarity.axes[1]
     pairs = [label.split("·") for label in pair_axis.labels]
@@ -318,7 +322,7 @@ def compare_contexts(loaded_model: LoadedModel, request: ContextRequest) -> JSON
         "occurrences": [
             {
                 "text": sentence.text,
-                "tokens": side.to_str_tokens(sentence.ids),
+                "tokens": text_stack.to_str_tokens(sentence.ids),
                 "word": sentence.word_positions,
             }
             for sentence in sentences
@@ -330,13 +334,13 @@ def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest)
     """sentence × substitute: cosine similarity of the word with a substitute in its place."""
     word = request.word
     similarity = context(loaded_model.model, word, request.texts)
-    side = similarity.side
+    text_stack = similarity.text_stack
     stripped = (text.strip() for text in request.substitutes)
     substitutes = [*dict.fromkeys(text for text in stripped if text)]
     if not substitutes:
         raise ClearheadError("substitutes must contain at least one word.")
-    layer = check_layer(request.layer, len(side.stack.blocks))
-    name = side.resid_name(layer)
+    layer = check_layer(request.layer, len(text_stack.stack.blocks))
+    name = text_stack.resid_name(layer)
     vectors = loaded_model.word_vectors()
     own, *others = vectors.lookup([word, *substitutes])
     rows = [torch.stack([F.cosine_similarity(own.vector, o.vector, dim=0) for o in others])]
@@ -345,8 +349,8 @@ def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest)
         variants = []
         for substitute in substitutes:
             text = sentence.text[:start] + substitute + sentence.text[end:]
-            variants.append(locate_word(side, text, start, start + len(substitute)))
-        original, *values = _word_means(side, [sentence, *variants], name)
+            variants.append(locate_word(text_stack, text, start, start + len(substitute)))
+        original, *values = _word_means(text_stack, [sentence, *variants], name)
         cosines = [F.cosine_similarity(original, value, dim=0) for value in values]
         rows.append(torch.stack(cosines))
     axes = label_axes({"sentence": ["alone", *request.texts], "word": substitutes})
@@ -358,9 +362,11 @@ def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest)
     return View(torch.stack(rows), axes, title, "cosine", signed=True, vmax=1.0, note=note)
 
 
-def _word_means(side: InputSide, sentences: Sequence[WordInSentence], name: str) -> list[Tensor]:
+def _word_means(
+    text_stack: TextStack, sentences: Sequence[WordInSentence], name: str
+) -> list[Tensor]:
     """An activation of each sentence's word, averaged over its tokens."""
-    values = side.watch([sentence.ids for sentence in sentences], [name])[name].float().cpu()
+    values = text_stack.watch([sentence.ids for sentence in sentences], [name])[name].float().cpu()
     return [
         value[sentence.word_positions].mean(dim=0)
         for value, sentence in zip(values, sentences, strict=True)

@@ -9,8 +9,8 @@ from hypothesis import given
 import clearhead as ch
 from clearhead.evaluate.invariants import ModelUnderTest
 from clearhead.hooks import Recorder
-from clearhead.lens.activations import activation_table
 from clearhead.lens.attention import cached_attention
+from clearhead.lens.hook_points import activation_table
 from clearhead.model import attention
 from clearhead.model.transformer import build_transformer
 from strategies import examples, models
