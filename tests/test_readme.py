@@ -1,4 +1,4 @@
-"""The commands and snippets of the README work as written, in order."""
+"""The commands and snippets of the README work as written, in order, and print what it shows."""
 
 import os
 import re
@@ -18,7 +18,7 @@ SHELLS = [
     for kind, text in BLOCKS
     if kind == "sh"
 ]
-COMMANDS = [line for shell in SHELLS for line in shell]
+COMMANDS = [line for shell in SHELLS for line in shell if not line.startswith("#")]
 SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
 
 
@@ -42,19 +42,31 @@ def run(words, folder):
     )
 
 
+def assert_shown(lines, output):
+    """Every comment line is in the output, whatever the spaces."""
+    words = " ".join(output.split())
+    for line in lines:
+        if line.startswith("# "):
+            assert " ".join(line[2:].split()) in words
+
+
 @pytest.mark.parametrize("number", range(len(SHELLS)))
 def test_commands(number, folder):
-    for command in SHELLS[number]:
-        if command.startswith("clearhead"):
-            done = run(["bash", "-c", command], folder)
+    output = ""
+    for line in SHELLS[number]:
+        if line.startswith("clearhead"):
+            done = run(["bash", "-c", line], folder)
             assert done.returncode == 0, done.stderr
             assert done.stdout
+            output += done.stdout
+    assert_shown(SHELLS[number], output)
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
 def test_snippet(number, folder):
     done = run([sys.executable, "-c", SNIPPETS[number]], folder)
     assert done.returncode == 0, done.stderr
+    assert_shown(SNIPPETS[number].splitlines(), done.stdout)
 
 
 def test_make_targets():
