@@ -1,9 +1,9 @@
 // What a page does wrong for people who see or hear otherwise; evaluated inside it.
 () => {
   const dot = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d");
-  const pixel = (colour) => {
+  const pixel = (color) => {
     dot.clearRect(0, 0, 1, 1);
-    dot.fillStyle = colour;
+    dot.fillStyle = color;
     dot.fillRect(0, 0, 1, 1);
     return [...dot.getImageData(0, 0, 1, 1).data];
   };

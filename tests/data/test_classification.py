@@ -49,7 +49,7 @@ def indices(batch: PackedBatch) -> list[int]:
 LENGTHS = st.lists(st.integers(0, 40), min_size=2, max_size=60)
 
 
-# ---------------------------------------------------------------- batches
+# --- batches
 @given(LENGTHS, st.integers(1, 9), st.integers(0, 2**40))
 def test_every_row_occurs_once_per_epoch(lengths, batch_size, seed):
     data = dataset(marked(lengths), batch_size=batch_size, seed=seed)
@@ -254,7 +254,7 @@ def test_labeled_batches_run_through_the_model(head):
         assert torch.isfinite(total)
 
 
-# ---------------------------------------------------------------- splits
+# --- splits
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12)), max_size=60),
     st.floats(0, 0.9),

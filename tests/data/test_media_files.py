@@ -182,7 +182,7 @@ def test_idx_files_must_match_their_header(tmp_path):
         load_media(packed, GRAY, DataReport())
 
 
-# ---------------------------------------------------------------- audio
+# --- audio
 @pytest.mark.parametrize("label", ["folder", "stem"])
 def test_training_audio_equals_inference_audio(tmp_path, label):
     files = [tmp_path / name for name in ("7/7_theo_0.wav", "7/7_theo_1.flac", "8/8_lucas_0.wav")]

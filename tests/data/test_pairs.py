@@ -30,7 +30,7 @@ START = 1
 STOP = 2
 
 
-# ---------------------------------------------------------------- packing
+# --- packing
 def marked(lengths):
     """Pairs of these lengths in which every token tells whose it is."""
     return [
@@ -292,7 +292,7 @@ def _row(ids):
     return torch.tensor([ids])
 
 
-# ---------------------------------------------------------------- texts to ids
+# --- texts to ids
 USE = InferenceConfig(
     bos_tokens=(250,), sep_tokens=(251,), decoder_start_tokens=(252,), eos_tokens=(253, 254)
 )

@@ -71,7 +71,7 @@ def test_the_last_step_is_the_value(kind):
         real = float(seen[name][(0, *index)])
         if not math.isfinite(real):
             assert told["value"] is None
-            assert told["special"] == str(real) == told["steps"][-1]["special"]
+            assert told["non_finite"] == str(real) == told["steps"][-1]["non_finite"]
             continue
         assert told["value"] == pytest.approx(real, rel=1e-5, abs=1e-6), name
         assert told["steps"][-1]["value"] == pytest.approx(real, rel=1e-4, abs=2e-6), name
@@ -118,7 +118,7 @@ def test_python_code_prints_the_value(tmp_path, edits):
         with contextlib.redirect_stdout(out):
             exec(told["python"], {})
         assert float(out.getvalue()) == pytest.approx(
-            told["value"] or float(told.get("special", 0)), abs=1e-6
+            told["value"] or float(told.get("non_finite", 0)), abs=1e-6
         )
 
 

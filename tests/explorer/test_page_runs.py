@@ -186,7 +186,9 @@ def test_nan_is_not_an_error():
         ("logits", "1,5"),
     ):
         assert (
-            site.json("GET", f"/api/runs/{run['id']}/explain?name={name}&index={index}")["special"]
+            site.json("GET", f"/api/runs/{run['id']}/explain?name={name}&index={index}")[
+                "non_finite"
+            ]
             == "nan"
         )
 

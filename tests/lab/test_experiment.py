@@ -279,7 +279,7 @@ def test_unknown_recipe_is_refused(name, keyword):
 def test_preset_takes_precedence_over_a_folder_of_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lm-small").mkdir()
-    with pytest.raises(ch.ClearheadError, match="No training data"):
+    with pytest.raises(ch.ClearheadError, match="no training data"):
         ch.compare("lm-small")
 
 
@@ -303,9 +303,9 @@ def test_changed_data_is_refused(tmp_path):
         ({"seeds": []}, "--seeds"),
         ({"seeds": "12"}, "integers"),
         ({"baseline": "rotary"}, "--baseline rotary"),
-        ({"metric": "blue"}, "Unknown --metric blue; available: best_loss, final_loss"),
+        ({"metric": "blue"}, "unknown --metric blue; available: best_loss, final_loss"),
         ({"metric": "perplexity"}, "--data.valid"),
-        ({"options": {"data.train": []}}, "No training data"),
+        ({"options": {"data.train": []}}, "no training data"),
         ({"options": {"data.train": "-"}}, "Standard input"),
         ({"options": {"data.valid_fraction": 0.0}}, "needs validation data"),
         ({"options": {"data.train": "nowhere.txt"}}, "nowhere.txt"),

@@ -21,7 +21,7 @@ IMPLEMENTATIONS = {
 }  # recording scores runs eager attention
 
 
-# ---------------------------------------------------------------- networks and their activations
+# --- networks and their activations
 def random_net(preset: str = "tiny-decoder", seed: int = 0, **changes: object) -> Transformer:
     """A float64 network without zero biases or unit gains, which would hide errors."""
     m = presets[preset].replace(**changes).model
@@ -63,7 +63,7 @@ def close(actual: object, expected: object, tolerance: float = EXACT) -> None:
     )
 
 
-# ---------------------------------------------------------------- layers that act on one token
+# --- layers that act on one token
 def each_token(f, x):
     """f of every vector of batch × token × d."""
     return np.array([[f(token) for token in row] for row in x])
@@ -129,7 +129,7 @@ def feed_forward(P, name, activation):
     return forward
 
 
-# ---------------------------------------------------------------- attention
+# --- attention
 def softmax(scores):
     """exp(s)/Σ exp(s); a fully masked row is all zeros."""
     highest = max(scores)
@@ -193,7 +193,7 @@ def check_attention(values, path, allowed, bias=no_bias, scale=None, tolerance=E
         close(values[f"{path}.{name}"], expected[name], tolerance)
 
 
-# ---------------------------------------------------------------- positions
+# --- positions
 def inverse_frequency(i, d, theta=10000.0):
     """Radians per position of the i-th pair."""
     return 1 / theta ** (2 * i / d)

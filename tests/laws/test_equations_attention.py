@@ -28,7 +28,7 @@ from clearhead.hooks import Recorder
 from clearhead.model import attention
 
 
-# ---------------------------------------------------------------- L3.2, L3.3
+# --- L3.2, L3.3
 def test_attention_with_identity_matrices():
     net = random_net(
         position="none", **{"attention.n_heads": 1, "attention.bias": [], "attention.scale": False}
@@ -61,7 +61,7 @@ def test_one_head():
         )
 
 
-# ---------------------------------------------------------------- L3.4
+# --- L3.4
 def softmax_rows(grid):
     return np.array([softmax(list(row)) for row in grid])
 
@@ -89,7 +89,7 @@ def test_row_form_equals_column_form(implementation):
         close(values["blocks.0.attn.z"][b, h].T, V @ softmax_rows(Q.T @ K / math.sqrt(8) + M).T)
 
 
-# ---------------------------------------------------------------- L3.5
+# --- L3.5
 def test_causal_mask_gives_exact_zeros():
     net = random_net()
     future = np.triu(np.ones((6, 6), dtype=bool), 1)
@@ -125,7 +125,7 @@ def test_later_tokens_do_not_change_earlier_ones(implementation):
     assert np.abs(one[:, 4:] - two[:, 4:]).max() > 1e-3
 
 
-# ---------------------------------------------------------------- L3.7
+# --- L3.7
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("bias", [("q", "k", "v", "out"), ("q", "v", "out"), ("k",), ()])
 @pytest.mark.parametrize(("n_kv_heads", "d_head"), [(0, 0), (0, 6), (4, 0), (2, 0), (1, 6)])
@@ -184,7 +184,7 @@ def test_unscaled_scores(implementation):
     )
 
 
-# ---------------------------------------------------------------- sliding window, packing, padding
+# --- sliding window, packing, padding
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("window", [1, 3, 6, 7])
 @pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-encoder"])
@@ -220,7 +220,7 @@ def test_attention_never_crosses_segments(preset, window, position, implementati
     close(values["blocks.1.attn.z"], attend(*qkv, allowed, bias)["z"], 1e-6)
 
 
-# ---------------------------------------------------------------- L3.8
+# --- L3.8
 SOURCE_SEGMENT_IDS = torch.tensor([[1] * 7, [1, 1, 1, 1, 0, 0, 0]])
 
 
@@ -272,7 +272,7 @@ def test_fully_masked_query_gives_zeros_and_finite_gradients(implementation):
     assert all(p.grad is None or p.grad.isfinite().all() for p in net.parameters())
 
 
-# ---------------------------------------------------------------- L5.2
+# --- L5.2
 def test_softmax_is_exp_over_the_sum_of_exps():
     scores = 3 * random_values(2, 3, 4, 5)
     scores[0, 0, 0] += 1e4  # no overflow

@@ -43,7 +43,7 @@ def blocks():
         yield f"encoder.blocks.{i}", ENCODER_SUBLAYERS
 
 
-# ---------------------------------------------------------------- L4.1, L4.4
+# --- L4.1, L4.4
 def test_residual_stream_passes_from_block_to_block():
     v = watch(random_net("tiny-encoder-decoder"), random_ids(2, 5), source=random_ids(2, 7, seed=1))
     for root in ("", "encoder."):
@@ -83,7 +83,7 @@ def test_post_norm_sublayers_read_the_stream_and_the_sum_is_normed():
         close(v[f"{root}final_norm"], v[f"{root}blocks.1.resid_post"], 0)
 
 
-# ---------------------------------------------------------------- L4.2
+# --- L4.2
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_feed_forward_is_two_linear_layers_with_an_activation_between(activation, bias):
@@ -110,7 +110,7 @@ def test_only_attention_moves_information_between_tokens():
     close(one, other[:, ::-1])
 
 
-# ---------------------------------------------------------------- L4.3
+# --- L4.3
 @pytest.mark.parametrize("eps", [1e-5, 0.5])
 @pytest.mark.parametrize(
     "config", [{"kind": "layernorm"}, {"kind": "layernorm", "bias": False}, {"kind": "rmsnorm"}]
@@ -128,7 +128,7 @@ def test_norms_act_on_one_vector(config, eps):
         close(v[after], each_token(norm(P, parameter, net.config.norm), v[before]))
 
 
-# ---------------------------------------------------------------- L5.1
+# --- L5.1
 @pytest.mark.parametrize("vocab_size", [64, 61])  # a multiple of 16, and not
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -171,7 +171,7 @@ def test_padded_unembedding_has_the_value_and_gradient_of_a_linear_layer(vocab_s
         close(actual, expected, 1e-12)
 
 
-# ---------------------------------------------------------------- L5.3
+# --- L5.3
 def loss_by_loop(logits, targets):
     """Σ −log p(target) over the positions with a target, and their number."""
     positions = [(b, i) for b, i in np.ndindex(targets.shape) if targets[b, i] != -100]
@@ -207,7 +207,7 @@ def test_batch_without_targets_has_loss_zero_and_count_zero():
     assert all((p.grad == 0).all() for p in net.parameters())
 
 
-# ---------------------------------------------------------------- L6.1, L6.2: from ids to logits
+# --- L6.1, L6.2: from ids to logits
 def run_stack(P, m, root, x, allowed, layers, memory=None):
     """The blocks of one stack as equations."""
 

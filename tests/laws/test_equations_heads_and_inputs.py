@@ -25,7 +25,7 @@ from clearhead.model.heads import mean_pool
 SEGMENT_IDS = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 
 
-# ---------------------------------------------------------------- heads
+# --- heads
 @pytest.mark.parametrize("vocab_size", [64, 61])
 def test_mlm_head_is_linear_gelu_norm_then_tied_logits_with_a_bias(vocab_size):
     net = random_net("tiny-encoder", vocab_size=vocab_size, **{"norm.eps": 0.3})
@@ -107,7 +107,7 @@ def test_without_a_head_the_hidden_states_are_the_output():
         net.loss(net(ids), ids)
 
 
-# ---------------------------------------------------------------- images and audio
+# --- images and audio
 def patches(image, W, b, height, width):
     """Row by row of patches: Σ W · pixel over the channels, rows and columns of a patch."""
     channels, rows, columns = image.shape

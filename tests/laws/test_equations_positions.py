@@ -35,7 +35,7 @@ def mask_of(preset):
     return causal if preset == "tiny-decoder" else bidirectional
 
 
-# ---------------------------------------------------------------- L1.3
+# --- L1.3
 def one_hot_times(E, ids):
     def row(token):
         one_hot = [1.0 if v == token else 0.0 for v in range(len(E))]
@@ -72,7 +72,7 @@ def test_bert_input_is_the_norm_of_token_plus_type_plus_position():
     close(watch(net, ids)["full_embed"], zeros["full_embed"], 0)
 
 
-# ---------------------------------------------------------------- L2.1
+# --- L2.1
 ATE_AN_APPLE = torch.tensor([[5, 9, 3]])
 APPLE_ATE_AN = torch.tensor([[3, 5, 9]])
 PERMUTATION = [2, 0, 1]
@@ -94,7 +94,7 @@ def test_with_positions_an_encoder_sees_the_order(position):
     assert np.abs(one - other).max() > 1e-3
 
 
-# ---------------------------------------------------------------- L2.2, L2.3
+# --- L2.2, L2.3
 def test_learned_positions_add_the_row_of_each_position():
     net = random_net()
     E_pos = parameters(net)["position.table"]
@@ -121,7 +121,7 @@ def test_sinusoidal_positions_are_sines_and_cosines_of_falling_frequency(layout)
     close(values["full_embed"], values["embed"] + values["pos_embed"])
 
 
-# ---------------------------------------------------------------- L2.4
+# --- L2.4
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-encoder"])
 def test_t5_bias_is_the_table_row_of_the_bucket_of_the_distance(preset, implementation):
@@ -191,7 +191,7 @@ def test_shaw_adds_a_learned_key_of_the_clipped_distance(preset, is_scaled, impl
         check_attention(values, path, mask_of(preset), bias, scale)
 
 
-# ---------------------------------------------------------------- ALiBi
+# --- ALiBi
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-encoder"])
 @pytest.mark.parametrize("n_heads", [1, 4, 6])
@@ -217,7 +217,7 @@ def test_alibi_slopes_are_the_published_ones():
         close(slopes(n_heads), alibi_slopes(n_heads), 1e-7)
 
 
-# ---------------------------------------------------------------- L2.5
+# --- L2.5
 def rotary_net(rotary_dim=0, theta=10000.0, scaling="none"):
     position = {"kind": "rotary", "theta": theta, "rotary_dim": rotary_dim, "scaling": scaling}
     return random_net(position=position, **{"attention.d_head": 16, "attention.n_kv_heads": 2})
@@ -256,7 +256,7 @@ def test_llama3_scaling_slows_long_wavelengths_only():
     close(values["blocks.0.attn.rot_q"], expected, FP32)
 
 
-# ---------------------------------------------------------------- L2.4, L2.5: relative positions
+# --- L2.4, L2.5: relative positions
 def scores_at_two_offsets(net):
     ids = random_ids(2, 8)
     return (

@@ -16,7 +16,7 @@ def tiny(name="tiny-decoder", **changes):
     return build_transformer(ch.presets[name].replace(**changes).model).eval()
 
 
-# ---------------------------------------------------------------- weights
+# --- weights
 def test_same_seed_same_weights():
     m = ch.presets["tiny-decoder"].model
     one = build_transformer(m, 1)
@@ -71,7 +71,7 @@ def test_tied_embeddings_are_one_parameter():
     assert with_encoder.encoder.embed.tokens.weight is with_encoder.embed.tokens.weight
 
 
-# ---------------------------------------------------------------- forward
+# --- forward
 @pytest.mark.parametrize("place", ["embedding", "residual", "attention"])
 def test_dropout_acts_in_training_only(place):
     net = tiny(**{f"dropout.{place}": 0.5})
@@ -123,7 +123,7 @@ def test_positions_restart_in_every_segment():
     assert positions_from_segments(segment_ids).tolist() == expected
 
 
-# ---------------------------------------------------------------- loss and dtypes
+# --- loss and dtypes
 def test_ignored_labels_do_not_count():
     net = tiny("tiny-images")
     x = torch.rand(2, 1, 8, 8)
@@ -167,7 +167,7 @@ def test_invariants_hold_on_the_gpu(name):
     assert all(result.passed for result in ch.verify(model))
 
 
-# ---------------------------------------------------------------- errors
+# --- errors
 def ids(count: int) -> torch.Tensor:
     return torch.arange(count)[None]
 

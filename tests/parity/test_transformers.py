@@ -86,7 +86,7 @@ def assert_same_parameters(model, other):
         assert torch.equal(p, parameters[name]), name
 
 
-# ---------------------------------------------------------------- forward
+# --- forward
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_logits_equal(case, load_pair):
@@ -138,7 +138,7 @@ def test_padded_rows_equal(case, load_pair):
         close(actual, expected)
 
 
-# ---------------------------------------------------------------- generation
+# --- generation
 @pytest.mark.parametrize("case", GENERATING_CASES)
 @torch.no_grad()
 def test_cached_steps_equal(case, load_pair):
@@ -191,7 +191,7 @@ def test_greedy_and_beam_search_generate_the_same_tokens(case, num_beams, load_p
         assert set(expected[length:]) <= {0, 5}  # padding: the pad or the end token
 
 
-# ---------------------------------------------------------------- files
+# --- files
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_saved_model_loads_in_transformers_and_in_clearhead(case, load_pair, tmp_path):

@@ -44,7 +44,7 @@ def set_embeddings(trainer, change):
         change(trainer.net.embed.tokens.weight)
 
 
-# ---- no side effects
+# --- no side effects
 
 
 @pytest.mark.parametrize("options", [DROPOUT, {"ema_decay": 0.9}, {"grad_accum": 2}], ids=str)
@@ -117,7 +117,7 @@ def test_trained_weights_are_recorded_and_not_their_ema(tmp_path):
     torch.testing.assert_close(vectors, expected, atol=1e-3, rtol=1e-3)
 
 
-# ---- when to record
+# --- when to record
 
 
 def test_recording_steps_are_logarithmic():
@@ -163,7 +163,7 @@ def test_last_step_of_an_interrupted_run_is_recorded(tmp_path):
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-# ---- resuming and failures
+# --- resuming and failures
 
 
 def test_resumed_recording_equals_uninterrupted(tmp_path):
@@ -243,7 +243,7 @@ def test_nan_weights_are_not_recorded(tmp_path):
     assert ch.lens.read_training_trace(tmp_path).steps == [0]
 
 
-# ---- planes
+# --- planes
 
 
 def test_planes_are_aligned_with_the_previous_step(tmp_path):

@@ -38,7 +38,7 @@ def train(recipe, output, **changes):
     return sample_data.train(recipe, output, {**OPTIONS, **TEXT, **changes})
 
 
-# ---- standard input
+# --- standard input
 
 
 @pytest.mark.parametrize("recipe", ["lm-small", "mt-small", "image-patches"])
@@ -51,7 +51,7 @@ def test_standard_input_and_pipes_are_refused(recipe, option, tmp_path):
             start(recipe, tmp_path / "run", **{"data.train": ["a.tsv"], option: [path]})
 
 
-# ---- messages
+# --- messages
 
 
 @pytest.mark.parametrize("has_columns", [False, True])
@@ -80,7 +80,7 @@ def test_fractions_as_classes_are_reported(labels, is_reported, tmp_path):
     assert any("--model.head regression" in message for message in messages) == is_reported
 
 
-# ---- validation data
+# --- validation data
 
 DATA_KINDS = {
     "lm-small": (sample_data.write_text, TEXT),
@@ -151,7 +151,7 @@ def test_tokenizer_is_not_trained_on_held_out_rows(tmp_path):
     assert len(trainer.model.tokenizer) == 18 + len(" ") + num_special_tokens
 
 
-# ---- targets
+# --- targets
 
 
 def test_ignore_index_is_a_valid_regression_target(tmp_path):
@@ -200,7 +200,7 @@ def test_batch_without_targets_is_no_error(tmp_path):
     assert math.isfinite(result.best_loss)
 
 
-# ---- tokenizers
+# --- tokenizers
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def all_parameters(net):
     return dict(net.named_parameters())
 
 
-# ---- what is copied
+# --- what is copied
 
 
 @pytest.mark.parametrize("changes", [{}, REGRESSION], ids=["classification", "regression"])
@@ -218,7 +218,7 @@ def test_head_rows_are_matched_by_label(masked_lm, labeled, tmp_path):
     assert not torch.equal(trainer.net.head.out.weight, first.net.head.out.weight)
 
 
-# ---- data of fine-tuned models
+# --- data of fine-tuned models
 
 
 def test_text_pairs_have_token_types_if_the_model_has(masked_lm, labeled, tmp_path):
@@ -290,7 +290,7 @@ def test_validation_labels_missing_in_training_fail_or_are_skipped(masked_lm, la
     assert trainer.data.report.skipped.total() == 13
 
 
-# ---- resuming
+# --- resuming
 
 
 @pytest.mark.parametrize("changes", [{}, UNCHANGED_HEAD], ids=["all", "head"])
@@ -319,7 +319,7 @@ def test_fine_tuning_resumes_without_the_initial_model(masked_lm, labeled, tmp_p
         start("finetune-classify", masked_lm, labeled, output, **changes)
 
 
-# ---- messages
+# --- messages
 
 
 def test_description_names_the_initial_model(masked_lm, labeled, tmp_path):

@@ -18,7 +18,7 @@ from clearhead.config.training import Adam, AdamW, Muon
 from clearhead.model.transformer import build_transformer
 from clearhead.train.optim import Optimizer, is_block_matrix, orthogonalize
 
-# ---- updates
+# --- updates
 
 
 def block_matrices(preset):
@@ -140,7 +140,7 @@ def test_muon_updates_other_parameters_with_adam():
         assert torch.equal(p, q) is not is_block_matrix(name, p), name
 
 
-# ---- precision
+# --- precision
 
 
 @pytest.mark.parametrize("config", [AdamW(lr=1e-4), Muon(lr=2e-4, adam=Adam(lr=1e-4))])
@@ -174,7 +174,7 @@ def test_fp32_network_has_no_master_weights():
     assert not any("master" in name for name in Optimizer(tiny_net(), ADAMW).state_dict())
 
 
-# ---- gradients
+# --- gradients
 
 
 @pytest.mark.parametrize("max_norm", [0.01, 100.0])

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 import clearhead as ch
 from clearhead.train.optim import EMA, Optimizer
 
-# ---- state
+# --- state
 
 
 def serialize(state):
@@ -96,7 +96,7 @@ def test_mismatched_state_is_refused_and_changes_nothing(change, keyword):
     assert all(torch.equal(before[name], t) for name, t in optimizer.state_dict().items())
 
 
-# ---- weight averages
+# --- weight averages
 
 
 def test_ema_is_the_weighted_sum_and_swaps_back():
@@ -133,7 +133,7 @@ def test_ema_averages_master_weights():
     assert not all(torch.equal(averages[f"{name}.ema"], p.float()) for name, p in rounded)
 
 
-# ---- learning
+# --- learning
 
 
 @pytest.mark.parametrize("device", DEVICES)

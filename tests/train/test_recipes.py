@@ -190,7 +190,7 @@ FILE = "text.txt"
 PAIR = ["a.en", "a.de"]
 PATIENCE = {"train.patience": 1}
 MISTAKES = [
-    ("lm-small", {"data.train": []}, "No training data"),
+    ("lm-small", {"data.train": []}, "no training data"),
     ("lm-small", {"data.train": "no.txt"}, "no.txt.*no such file"),
     ("lm-small", {"data.train": "empty.txt"}, "empty.txt"),
     ("lm-small", {"data.train": [FILE, "empty.txt"]}, "empty.txt"),

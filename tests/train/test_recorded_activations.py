@@ -74,7 +74,7 @@ def test_lens_of_a_regression_model_measures_a_number(tmp_path):
     assert trace.logit_lens(0).value_name == "number"
 
 
-# ---- planes
+# --- planes
 
 
 @pytest.mark.parametrize("turn", [[[0.0, 1.0], [1.0, 0.0]], [[-1.0, 0.0], [0.0, 1.0]]])
@@ -100,7 +100,7 @@ def test_principal_plane_has_the_largest_variance():
     torch.testing.assert_close(plane.norm(dim=0), expected)
 
 
-# ---- probes
+# --- probes
 
 TOKENIZER = ch.Tokenizer.characters("abcdefghij .|<>mask")
 UNUSED_BATCH = PackedBatch(random_ids(1, 4), random_ids(1, 4))
@@ -171,7 +171,7 @@ def test_probes_of_an_image_model_may_be_files(tmp_path):
     assert [probe.text for probe in trace.probes] == [file]
 
 
-# ---- reading
+# --- reading
 
 
 def test_missing_recording_names_the_flag(tmp_path):

@@ -90,7 +90,7 @@ def train_on_text(folder, *, record_activations=False, preset="tiny-decoder", **
     return result, messages
 
 
-# ---- page and curve
+# --- page and curve
 
 
 def test_report_is_self_contained_and_escaped(tmp_path):
@@ -183,7 +183,7 @@ def test_expected_loss_holds_for_neutral_options_and_names_its_data():
     assert measured <= set(MEASURED_ON)
 
 
-# ---- messages
+# --- messages
 
 
 def test_without_terminal_there_is_one_line_per_validation(tmp_path, capsys):
@@ -323,7 +323,7 @@ def test_regression_reports_rmse(tmp_path, capsys):
     assert f"<b>{min(roots, key=float)}</b>" in page
 
 
-# ---- loggers
+# --- loggers
 
 
 def test_tensorboard_has_each_step_once_after_a_kill(tmp_path):

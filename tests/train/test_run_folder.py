@@ -31,7 +31,7 @@ def files_in(folder):
     return sorted(str(path) for path in folder.rglob("*"))
 
 
-# ---- lock and cleanup
+# --- lock and cleanup
 
 
 def test_second_run_in_the_same_folder_is_refused(tmp_path):
@@ -44,7 +44,7 @@ def test_second_run_in_the_same_folder_is_refused(tmp_path):
 
 
 def test_run_without_data_leaves_no_folder(tmp_path):
-    with pytest.raises(ch.ClearheadError, match="No training data"):
+    with pytest.raises(ch.ClearheadError, match="no training data"):
         train([], tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -132,7 +132,7 @@ def test_lost_report_of_a_completed_run_is_written_again(tmp_path):
     assert json.loads(report.read_text()).keys() == keys
 
 
-# ---- configuration
+# --- configuration
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_changed_option_is_refused(option, tmp_path):
         train(data, tmp_path / "run", **{option: value})
 
 
-# ---- data fingerprints
+# --- data fingerprints
 
 
 def write_labeled_images(folder):

@@ -89,7 +89,7 @@ def test_mean_factor_is_the_area_under_the_schedule(schedule, area):
     assert mean == pytest.approx(area, rel=0.01)
 
 
-# ---- options
+# --- options
 
 
 @dataclass(frozen=True)

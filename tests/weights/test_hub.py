@@ -98,7 +98,7 @@ def test_other_names_never_query_the_hub(name, monkeypatch, tmp_path):
     (tmp_path / "inner").mkdir()
     monkeypatch.chdir(tmp_path / "inner")
     monkeypatch.setattr(hub, "download_from_hub", lambda *_: pytest.fail("asked the hub"))
-    with pytest.raises(ch.ClearheadError, match="There is no"):
+    with pytest.raises(ch.ClearheadError, match="there is no"):
         ch.load(name)
     with pytest.raises(ch.ClearheadError, match="cannot be downloaded"):
         hub.download_model(name, lambda line: None)
@@ -108,7 +108,7 @@ def test_existing_folder_is_not_a_hub_owner(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     monkeypatch.setattr(hub, "download_from_hub", lambda *_: pytest.fail("asked the hub"))
-    with pytest.raises(ch.ClearheadError, match="There is no"):
+    with pytest.raises(ch.ClearheadError, match="there is no"):
         ch.load("runs/missing")
 
 

@@ -236,7 +236,7 @@ def test_broken_safetensors_are_refused(saved):
     broken += [with_header(huge, rest), with_header(past, rest)]
     for bad in broken:
         path.write_bytes(bad)
-        with pytest.raises(ch.ClearheadError, match=r"Cannot read .* as safetensors"):
+        with pytest.raises(ch.ClearheadError, match=r"cannot read .* as safetensors"):
             ch.load(saved)
 
 

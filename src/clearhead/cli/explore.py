@@ -86,7 +86,7 @@ def explore(
         if not no_open:
             webbrowser.open(url)
 
-    run_server(app, registry, listener, False, on_ready)
+    run_server(app, registry, listener, load_all=False, on_ready=on_ready)
 
 
 def _default_models() -> list[str]:

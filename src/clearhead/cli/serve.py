@@ -83,4 +83,4 @@ def serve(
     def on_ready() -> None:
         typer.echo(f"{', '.join(registry.names)} at {url} (Ctrl-C to stop)")
 
-    run_server(app, registry, listener, read_only, on_ready)
+    run_server(app, registry, listener, load_all=read_only, on_ready=on_ready)

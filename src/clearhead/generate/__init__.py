@@ -1,1 +1,1 @@
-"""The trained model at work."""
+"""Inference: sampling, beam search, translation, chat, and tasks such as classification."""

@@ -165,8 +165,9 @@ class SampledTokens:
 class ModelRunner:
     """The tensors of a batch: KV cache, next-token logits, options. Only the first rows are active.
 
-    A step samples a token for each row and reads it, without waiting for the device. On a GPU the
-    second step of a shape is recorded as a CUDA graph, which later steps replay.
+    A step samples a token for each row and computes the next logits, without waiting for the
+    device. On a GPU the second step of a shape is captured as a CUDA graph, which later steps
+    replay.
     """
 
     def __init__(
@@ -268,19 +269,19 @@ class ModelRunner:
             sampler = self.graph.sampler
         self.sampler = sampler
 
-    def step(self, num_requests: int, read: bool) -> SampledTokens:
-        """Sample a token for each request and, unless no token follows, read it."""
+    def step(self, num_requests: int, run_forward: bool) -> SampledTokens:
+        """Sample a token for each request; with `run_forward`, also compute the next logits."""
         num_rows = self._padded_rows(num_requests)
         self.cache.rows.n_active = num_rows
         if not self.use_cuda_graphs:
-            return SampledTokens(self._step(num_rows, read)[:num_requests])
+            return SampledTokens(self._step(num_rows, run_forward)[:num_requests])
         graph = self.graph
         if graph.graph is None and graph.output is not None:
             graph.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(
                 graph.graph, pool=self.graph_pool, capture_error_mode=GRAPH_CAPTURE_MODE
             ):
-                graph.output = self._step(num_rows, True)
+                graph.output = self._step(num_rows, run_forward=True)
         if graph.graph is None:
             graph.output = self._warm_up(num_rows)
         else:
@@ -288,7 +289,7 @@ class ModelRunner:
         assert graph.output is not None
         return SampledTokens(graph.output[:num_requests])
 
-    def _step(self, num_rows: int, read: bool) -> Float[Tensor, "row column"]:
+    def _step(self, num_rows: int, run_forward: bool) -> Float[Tensor, "row column"]:
         logits = self.logits[:num_rows]
         steps = self.steps[:num_rows]
         counts = None
@@ -312,9 +313,9 @@ class ModelRunner:
             counts[1].scatter_add_(1, tokens[:, None], torch.ones_like(tokens[:, None]))
         self.tokens[:num_rows, 0] = tokens
         self.steps[:num_rows] += 1
-        if read and self.fused_decoder is not None:
+        if run_forward and self.fused_decoder is not None:
             self.logits[:num_rows] = self.fused_decoder(self.tokens[:num_rows], self.cache)
-        elif read:
+        elif run_forward:
             hidden = self.net(self.tokens[:num_rows], cache=self.cache)
             self.logits[:num_rows] = self._compute_logits(hidden)
         return torch.cat(columns, dim=1)
@@ -325,7 +326,7 @@ class ModelRunner:
         stream = torch.cuda.Stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            output = self._step(num_rows, True)
+            output = self._step(num_rows, run_forward=True)
         current.wait_stream(stream)
         return output
 
@@ -642,12 +643,13 @@ class BatchEngine:
             rows.is_uniform = min(lengths) == max(lengths)
         for request in self.running:
             request.num_scheduled += 1
-        read = self.runner.use_cuda_graphs or any(
+        run_forward = self.runner.use_cuda_graphs or any(
             request.num_scheduled < request.config.max_tokens for request in self.running
         )
         for row in self.rows[: len(self.running)]:
-            row.length += read
-        self.pending.append((list(self.running), self.runner.step(len(self.running), read)))
+            row.length += run_forward
+        sampled = self.runner.step(len(self.running), run_forward)
+        self.pending.append((list(self.running), sampled))
         return True
 
     def _read_all_steps(self) -> None:

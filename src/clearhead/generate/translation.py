@@ -72,7 +72,8 @@ class Translator:
         architecture = config.model.architecture
         if not isinstance(architecture, EncoderDecoder):
             raise ClearheadError(
-                f"translation needs an encoder-decoder, got a {architecture.kind}."
+                "translation needs an encoder-decoder; this model has architecture "
+                f"{architecture.kind}."
             )
         if not config.inference.decoder_start_tokens:
             raise ClearheadError(

@@ -47,7 +47,7 @@ from clearhead.train.checkpoint import (
 from clearhead.train.datasets import check_seq_len
 from clearhead.train.diagnosis import curve_of
 from clearhead.train.report import median_targets_per_second, training_seconds
-from clearhead.train.train import apply_overrides
+from clearhead.train.train import override_config
 
 EXPERIMENT_FILE = "experiment.toml"
 RESULTS_FILE = "results.jsonl"
@@ -118,7 +118,7 @@ def expand_grid(base: Config, vary: Sequence[str]) -> list[Variant]:
         parts = [f"{short_names[name]}={labels[name][value]}" for name, value in overrides.items()]
         variant_name = ",".join(parts) or "base"
         try:
-            config = apply_overrides(base, overrides)
+            config = override_config(base, overrides)
             check_seq_len(config)
         except ClearheadError as error:
             raise ClearheadError(
@@ -126,10 +126,10 @@ def expand_grid(base: Config, vary: Sequence[str]) -> list[Variant]:
             ) from None
         for other in variants:
             if other.name == variant_name:
-                raise ClearheadError(f"Two variants have the same name, {variant_name}.")
+                raise ClearheadError(f"two variants have the same name, {variant_name}.")
             if other.config == config:
                 raise ClearheadError(
-                    f"Variants {other.name} and {variant_name} have the same configuration."
+                    f"variants {other.name} and {variant_name} have the same configuration."
                 )
         variants.append(Variant(variant_name, config))
     return variants
@@ -142,7 +142,7 @@ def _parse_vary(text: str) -> tuple[str, list[str]]:
             f"--vary {text} has no values; write it like model.position=learned,rotary."
         )
     if name in ("train.seed", "seed"):
-        raise ClearheadError("Seeds cannot be varied as an option; use --seeds.")
+        raise ClearheadError("seeds cannot be varied as an option; use --seeds.")
     return name, list(_split_values(values))
 
 
@@ -295,15 +295,15 @@ class Experiment:
             data = variant.config.data
             if STDIN in (*data.train, *data.valid):
                 raise ClearheadError(
-                    "Standard input (-) can be read only once; several runs need files."
+                    "standard input (-) can be read only once; several runs need files."
                 )
             if not data.train:
                 raise ClearheadError(
-                    "No training data: set --data.train to a file, a folder or a glob."
+                    "no training data: set --data.train to a file, a folder or a glob."
                 )
             if not data.valid and not data.valid_fraction:
                 raise ClearheadError(
-                    "A comparison needs validation data: set data.valid, or data.valid_fraction "
+                    "a comparison needs validation data: set data.valid, or data.valid_fraction "
                     "above 0."
                 )
 
@@ -318,7 +318,7 @@ class Experiment:
         if self.metric not in (*logged, *evaluated):
             more = f"; with --data.valid also {', '.join(evaluated)}" if evaluated else ""
             raise ClearheadError(
-                f"Unknown --metric {self.metric}; available: {', '.join(logged)}{more}."
+                f"unknown --metric {self.metric}; available: {', '.join(logged)}{more}."
             )
         has_valid_files = all(variant.config.data.valid for variant in self.variants)
         if self.metric not in logged and not has_valid_files:

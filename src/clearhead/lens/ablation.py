@@ -261,6 +261,7 @@ def ablation(
 
 
 def edited_names(model: "Model", names: str | Sequence[str]) -> list[str]:
+    """The activations that patterns match; raises if one of them cannot be edited."""
     if not isinstance(names, str | list | tuple):
         raise ClearheadError(
             f"names must be activations such as blocks.*.attn.z, got {names!r:.40}."
@@ -317,9 +318,9 @@ def _axes(
     model: "Model", batch: Batch, names: list[str], sizes: dict[str, int]
 ) -> tuple[Axis, ...]:
     parts = [name.split(".") for name in names]
-    differ_by_layer = parts[0][0] == "blocks" and len({(p[0], *p[2:]) for p in parts}) == 1
+    differ_only_by_layer = parts[0][0] == "blocks" and len({(p[0], *p[2:]) for p in parts}) == 1
     axes: dict[str, Sequence[str] | int] = {}
-    if differ_by_layer:
+    if differ_only_by_layer:
         axes["layer"] = [part[1] for part in parts]
     else:
         axes["name"] = names
@@ -341,6 +342,7 @@ def answer_row(logits: Tensor, target: LogitTarget) -> Tensor:
 
 
 def evaluate_metric(metric: LogitMetric, logits: Tensor) -> Tensor:
+    """The metric of each row of logits; raises if it does not return a number for each."""
     values = metric(logits)
     if not isinstance(values, Tensor) or values.shape != logits.shape[:1]:
         got = (

@@ -334,8 +334,8 @@ class LayerPatterns:
     pattern: Tensor  # head query key
     query_tokens: Sequence[str]
     key_tokens: Sequence[str]
-    allowed: Tensor  # query key: not masked
-    not_self: Tensor  # query key: the key is another token than the query
+    attention_mask: Tensor  # query key: true where the key is not masked
+    is_other_token: Tensor  # query key: true where query and key are not the same position
 
     @property
     def distance(self) -> Tensor:
@@ -351,30 +351,30 @@ class LayerPatterns:
 
     def mean_weight(self, selected: Tensor) -> Tensor:
         """The mean weight on selected keys, over queries that have one; NaN if none has."""
-        selected = selected & self.allowed
+        selected = selected & self.attention_mask
         has_key = selected.any(dim=-1)
         return (self.pattern * selected).sum(dim=-1)[..., has_key].mean(dim=-1)
 
 
 def _entropy(layer: LayerPatterns) -> Tensor:
     entropy = -torch.special.xlogy(layer.pattern, layer.pattern).sum(dim=-1)
-    max_entropy = layer.allowed.sum(dim=-1).float().log()
+    max_entropy = layer.attention_mask.sum(dim=-1).float().log()
     return (entropy / max_entropy)[..., max_entropy > 0].mean(dim=-1)
 
 
 def _first_token(layer: LayerPatterns) -> Tensor:
-    return layer.mean_weight((torch.arange(len(layer.key_tokens)) == 0) & layer.not_self)
+    return layer.mean_weight((torch.arange(len(layer.key_tokens)) == 0) & layer.is_other_token)
 
 
 def _induction(layer: LayerPatterns) -> Tensor:
-    follows_same_token = torch.zeros_like(layer.allowed)
+    follows_same_token = torch.zeros_like(layer.attention_mask)
     follows_same_token[:, 1:] = layer.same_token[:, :-1]
     return layer.mean_weight(follows_same_token & (layer.distance >= 0))
 
 
 def _punctuation(layer: LayerPatterns) -> Tensor:
     keys = torch.tensor([_is_punctuation(key) for key in layer.key_tokens])
-    return layer.mean_weight(keys.expand_as(layer.allowed))
+    return layer.mean_weight(keys.expand_as(layer.attention_mask))
 
 
 def _is_punctuation(token: str) -> bool:
@@ -384,8 +384,8 @@ def _is_punctuation(token: str) -> bool:
 
 def _relative_position(layer: LayerPatterns) -> Tensor:
     """1 − residual variance / variance, where each weight is predicted by its distance's mean."""
-    distances = layer.distance[layer.allowed]
-    weights = layer.pattern[..., layer.allowed]  # head cell
+    distances = layer.distance[layer.attention_mask]
+    weights = layer.pattern[..., layer.attention_mask]  # head cell
     groups = distances - distances.min()
     sums = weights.new_zeros(*weights.shape[:-1], int(groups.max()) + 1)
     means = (sums.index_add(-1, groups, weights) / torch.bincount(groups))[..., groups]
@@ -413,7 +413,7 @@ HEAD_SCORES: dict[str, tuple[str, Callable[[LayerPatterns], Tensor]]] = {
     "first_token": ("mean weight of other tokens on the first token", _first_token),
     "duplicate_token": (
         "mean weight on other occurrences of the same token",
-        lambda layer: layer.mean_weight(layer.same_token & layer.not_self),
+        lambda layer: layer.mean_weight(layer.same_token & layer.is_other_token),
     ),
     "induction": (
         "mean weight on the token that followed an earlier occurrence of the same token",
@@ -529,10 +529,10 @@ def head_scores(
     select[masked_scores] = lambda value: value[:, 0]  # the mask is the same for all
     cache = watch_single_text(model, select, x, source, images, audio, edits)
     patterns = [single_text(cache[f"{path}.pattern"]) for path in paths]
-    allowed = single_text(cache[masked_scores]) > -torch.inf
+    attention_mask = single_text(cache[masked_scores]) > -torch.inf
     view = _attention_view(cache, patterns, None, None, kind, "pattern")
     _, _, queries, keys = (axis.labels for axis in view.axes)
-    scores = score_heads(patterns, queries, keys, allowed, kind)
+    scores = score_heads(patterns, queries, keys, attention_mask, kind)
     return HeadScores(**vars(scores), patterns=view)
 
 
@@ -540,21 +540,21 @@ def score_heads(
     patterns: Iterable[Tensor],
     query_tokens: Sequence[str],
     key_tokens: Sequence[str],
-    allowed: Tensor,
+    attention_mask: Tensor,
     kind: AttentionKind,
 ) -> View:
     """score × layer × head, from an iterable over layers, so that one pattern is held at a time.
 
-    `allowed`, query × key, is false where the mask hides a key from a query.
+    `attention_mask`, query × key, is false where a key is masked.
     """
     names = CROSS_ATTENTION_SCORES if kind == "cross" else tuple(HEAD_SCORES)
     if kind == "cross":
-        not_self = torch.ones_like(allowed)
+        is_other_token = torch.ones_like(attention_mask)
     else:
-        not_self = ~torch.eye(len(allowed), dtype=torch.bool)
+        is_other_token = ~torch.eye(len(attention_mask), dtype=torch.bool)
     by_layer = []
     for pattern in patterns:
-        layer = LayerPatterns(pattern, query_tokens, key_tokens, allowed, not_self)
+        layer = LayerPatterns(pattern, query_tokens, key_tokens, attention_mask, is_other_token)
         by_layer.append(torch.stack([HEAD_SCORES[name][1](layer) for name in names]))
     values = torch.stack(by_layer, dim=1)
     defined = [n for n, scores in enumerate(values) if bool(scores.isfinite().all())]
@@ -626,11 +626,11 @@ def word_attention(model: "Model", word: str, text: str) -> WordAttention:
     `.find_heads("fluffy")` ranks the heads that attend to a word.
     """
     check_model(model)
-    side = TextStack(model)
+    text_stack = TextStack(model)
     check_type(word, str, "a word")
     check_type(text, str, "a text")
     words = [
-        (match[0], locate_word(side, text, *match.span()).word_positions)
+        (match[0], locate_word(text_stack, text, *match.span()).word_positions)
         for match in re.finditer(WORD_PATTERN, text)
     ]
     occurrences = [i for i, (name, _) in enumerate(words) if name.casefold() == word.casefold()]
@@ -638,7 +638,7 @@ def word_attention(model: "Model", word: str, text: str) -> WordAttention:
         raise ClearheadError(f"{word!r} is not in {text!r:.80}; {suggest(word, dict(words))}")
     word_index = occurrences[-1]
     query = words[word_index][1][-1]
-    if side.is_encoder:
+    if text_stack.is_encoder:
         patterns = attention(model, "", source=text, kind="encoder")
     else:
         patterns = attention(model, text)

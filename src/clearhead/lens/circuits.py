@@ -42,6 +42,7 @@ class HeadMatrices:
 
 
 def head_matrices(net: Transformer, layer: int) -> HeadMatrices:
+    """The weights of the heads of a layer."""
     block = net.blocks[layer]
     assert isinstance(block, Block)
     attention = block.attn
@@ -84,7 +85,7 @@ def unembedding_matrix(net: Transformer) -> Tensor:
 
 
 def detach_weight(weight: Tensor) -> Tensor:
-    """In float32 on the CPU."""
+    """Without gradient, in float32 on the CPU."""
     return weight.detach().float().cpu()
 
 

@@ -9,16 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError, check_type, suggest
 from clearhead.hooks import matches
 from clearhead.model.attention import Attention
 from clearhead.model.transformer import Transformer
-
-if TYPE_CHECKING:
-    pass
 
 AttentionKind = Literal["attention", "cross", "encoder"]
 ATTENTION_KINDS: tuple[AttentionKind, ...] = ("attention", "cross", "encoder")
@@ -198,7 +195,8 @@ def num_layers(m: c.ModelConfig, kind: str) -> int:
         )
     if kind not in attention_kinds(m):
         raise ClearheadError(
-            f"kind={kind!r} needs an encoder-decoder; this model is a {m.architecture.kind}."
+            f"kind={kind!r} needs an encoder-decoder; this model has architecture "
+            f"{m.architecture.kind}."
         )
     if kind == "encoder" and isinstance(m.architecture, c.EncoderDecoder):
         return m.architecture.encoder_layers

@@ -112,7 +112,7 @@ def token_id(model: "Model", token: str | int, count: int) -> int:
 
 
 def detach_float(value: Tensor) -> Tensor:
-    """Without gradients, in at least 32 bits."""
+    """Without gradient, in float32 or float64."""
     return value.detach().to(torch.promote_types(value.dtype, torch.float32))
 
 

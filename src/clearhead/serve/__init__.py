@@ -1,1 +1,1 @@
-"""HTTP: the models as other programs expect them, and the page."""
+"""HTTP server: OpenAI-compatible API, endpoints of other tasks, and the web page."""

@@ -291,14 +291,19 @@ def _num_chars(text: Any) -> int:
     return sum(map(len, text)) if is_pair else len(text)
 
 
-def make_sampling_config(
-    request: SamplingRequest, limits: Limits, max_tokens: int
-) -> SamplingConfig:
+def check_max_tokens(max_tokens: int, limits: Limits) -> None:
+    """Raise an error if a request asks for more tokens than the server generates."""
     if max_tokens > limits.max_tokens:
         raise APIError(
             f"max_tokens must be at most {limits.max_tokens} on this server, got {max_tokens}.",
             param="max_tokens",
         )
+
+
+def make_sampling_config(
+    request: SamplingRequest, limits: Limits, max_tokens: int
+) -> SamplingConfig:
+    check_max_tokens(max_tokens, limits)
     try:
         bias = {int(token): float(value) for token, value in request.logit_bias.items()}
     except (ValueError, TypeError, OverflowError):
@@ -606,7 +611,13 @@ def add_openai_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> 
             )
             logprobs = await compute_prompt_logprobs(loaded_model, client, body, sequences)
             has_logprobs = body.logprobs is not None
-            builder = ResponseBuilder(loaded_model, sequences, False, has_logprobs, logprobs)
+            builder = ResponseBuilder(
+                loaded_model,
+                sequences,
+                is_chat=False,
+                has_logprobs=has_logprobs,
+                prompt_logprobs=logprobs,
+            )
             if body.max_tokens == 0:
                 count = registry.metrics.prompt_tokens.labels(loaded_model.name)
                 count.inc(builder.num_prompt_tokens)
@@ -627,7 +638,7 @@ def add_openai_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> 
             worker.check_room(client, body.n)
             sequences = await asyncio.to_thread(make_chat_sequences, loaded_model, body, limits)
             job = worker.submit(client, sequences)
-        builder = ResponseBuilder(loaded_model, sequences, True, body.logprobs)
+        builder = ResponseBuilder(loaded_model, sequences, is_chat=True, has_logprobs=body.logprobs)
         return await _respond(job, builder, body)
 
 

@@ -37,6 +37,7 @@ from clearhead.serve.openai import (
     FillRequest,
     TranslateRequest,
     check_endpoint,
+    check_max_tokens,
     client_address,
     to_list,
 )
@@ -134,12 +135,7 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
     async def translate(body: TranslateRequest, request: Request) -> Response:
         texts = to_list(body.text, limits)
         client = client_address(request)
-        if body.max_tokens > limits.max_tokens:
-            raise APIError(
-                f"max_tokens must be at most {limits.max_tokens} on this server, "
-                f"got {body.max_tokens}.",
-                param="max_tokens",
-            )
+        check_max_tokens(body.max_tokens, limits)
         async with registry.using(body.model or registry.default_name) as loaded_model:
             check_endpoint(loaded_model, "/translate")
             model = loaded_model.model

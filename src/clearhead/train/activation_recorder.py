@@ -407,7 +407,7 @@ def _media_probes(
     kind = media_input.kind
     if isinstance(config.model.architecture, c.EncoderDecoder):
         raise ClearheadError(
-            f"Activations of an encoder-decoder with {kind} input cannot be recorded."
+            f"activations of an encoder-decoder with {kind} input cannot be recorded."
         )
     num_patches = c.num_input_tokens(media_input)
     max_scores = MAX_PROBES * MAX_PROBE_TOKENS**2

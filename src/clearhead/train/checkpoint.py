@@ -77,12 +77,12 @@ MUTABLE_OPTIONS = {
 PATH_OPTIONS = {"data.train", "data.valid", "data.tokenizer", "train.init_from"}
 
 # Temporary names in the folder of a run and its subfolders; a killed process may leave them behind.
-_OWN_FILES = (
+_RUN_FILES = (
     r"run\.json|data_fingerprints\.json|log\.jsonl|report\.json|report\.html|curve\.png|best|average"
     r"|(source_)?tokenizer\.json"
 )
 TEMPORARY_NAMES = {
-    ".": rf"\.({_OWN_FILES})\.\w+",
+    ".": rf"\.({_RUN_FILES})\.\w+",
     CHECKPOINTS_FOLDER: r"\.\d{8}\.\w+",
     TOKENS_FOLDER: r"\.(train|valid)\.\w+",
 }
@@ -100,7 +100,7 @@ def lock_output(output: Path, strategy: SingleProcess) -> Iterator[None]:
         yield
         return
     is_new = not output.exists()
-    busy = f"Another run is in progress in {output}; wait for it, or choose another --output."
+    busy = f"another run is in progress in {output}; wait for it, or choose another --output."
     try:
         with file_lock(output / LOCK_FILE, busy):
             _remove_temporary_files(output)
@@ -230,13 +230,13 @@ class SavedCheckpoint:
 
     step: int
     progress: dict[str, Any]
-    directory: Path
+    folder: Path
 
     def weights(self) -> dict[str, Tensor]:
-        return _read_tensors(self.directory / WEIGHTS_FILE)
+        return _read_tensors(self.folder / WEIGHTS_FILE)
 
     def state(self) -> dict[str, Tensor]:
-        return _read_tensors(self.directory / STATE_TENSORS_FILE)
+        return _read_tensors(self.folder / STATE_TENSORS_FILE)
 
 
 class CheckpointManager:
@@ -252,14 +252,14 @@ class CheckpointManager:
         self.keep_checkpoints = keep_checkpoints
         self.save_every = save_every
 
-    def directory(self, step: int) -> Path:
+    def folder(self, step: int) -> Path:
         return self.output / CHECKPOINTS_FOLDER / f"{step:08d}"
 
     def save(
         self, step: int, model: Checkpoint, state: Mapping[str, Tensor], progress: dict[str, Any]
     ) -> None:
         """Save model, training state and progress atomically."""
-        with atomic_model_folder(self.directory(step)) as folder:
+        with atomic_model_folder(self.folder(step)) as folder:
             save_checkpoint(folder, model)
             tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
             save_file(tensors, folder / STATE_TENSORS_FILE)
@@ -269,8 +269,8 @@ class CheckpointManager:
     def save_average(self, model: Checkpoint, count: int) -> int:
         """Save the fp32 mean of the last `count` models; return how many there were."""
         readers = [
-            SafetensorsReader([directory / WEIGHTS_FILE])
-            for directory in self._regular_checkpoints()[-count:]
+            SafetensorsReader([folder / WEIGHTS_FILE])
+            for folder in self._regular_checkpoints()[-count:]
         ]
         means = (
             (name, torch.stack([r.get_tensor(name).float() for r in readers]).mean(dim=0))
@@ -288,15 +288,15 @@ class CheckpointManager:
 
     def latest(self) -> SavedCheckpoint | None:
         """Newest complete checkpoint."""
-        directories = self._complete_checkpoints()
-        if not directories:
+        folders = self._complete_checkpoints()
+        if not folders:
             return None
-        state_file = directories[-1] / STATE_FILE
+        state_file = folders[-1] / STATE_FILE
         progress = read_config_file(state_file)
         if type(progress.get("step")) is not int or not progress.keys() >= STATE_KEYS:
             names = ", ".join(sorted(STATE_KEYS))
             raise ClearheadError(f"{state_file} is damaged: it must contain {names}.")
-        return SavedCheckpoint(int(progress.pop("step")), progress, directories[-1])
+        return SavedCheckpoint(int(progress.pop("step")), progress, folders[-1])
 
     def best(self) -> Path | None:
         """Checkpoint with the lowest validation loss, as a link."""
@@ -304,7 +304,7 @@ class CheckpointManager:
         return link if link.exists() else None
 
     def exists(self, step: int) -> bool:
-        return (self.directory(step) / STATE_FILE).is_file()
+        return (self.folder(step) / STATE_FILE).is_file()
 
     def prune(self, best_step: int | None) -> None:
         """Point the `best` link to this step, and remove checkpoints that are not kept.
@@ -313,7 +313,7 @@ class CheckpointManager:
         """
         keep = self._regular_checkpoints()[-self.keep_checkpoints :]
         if best_step is not None:
-            best = self.directory(best_step)
+            best = self.folder(best_step)
             keep.append(best)
             link = self.output / BEST_LINK
             target = best.relative_to(self.output)
@@ -322,26 +322,24 @@ class CheckpointManager:
                 temporary.unlink(missing_ok=True)
                 temporary.symlink_to(target)
                 temporary.replace(link)
-        for directory in self._complete_checkpoints():
-            if directory not in keep:  # renamed first: half a folder is not a checkpoint
-                shutil.rmtree(directory.rename(directory.with_name(f".{directory.name}.old")))
+        for folder in self._complete_checkpoints():
+            if folder not in keep:  # renamed first: half a folder is not a checkpoint
+                shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.old")))
 
     def _complete_checkpoints(self) -> list[Path]:
-        folder = self.output / CHECKPOINTS_FOLDER
-        directories = folder.glob("*") if folder.is_dir() else ()
         return sorted(
-            directory
-            for directory in directories
-            if re.fullmatch(r"\d{8}", directory.name) and (directory / STATE_FILE).is_file()
+            folder
+            for folder in (self.output / CHECKPOINTS_FOLDER).glob("*")
+            if re.fullmatch(r"\d{8}", folder.name) and (folder / STATE_FILE).is_file()
         )
 
     def _regular_checkpoints(self) -> list[Path]:
         """Checkpoints every `save_every` steps, and the newest one."""
-        directories = self._complete_checkpoints()
+        folders = self._complete_checkpoints()
         return [
-            directory
-            for directory in directories
-            if int(directory.name) % self.save_every == 0 or directory == directories[-1]
+            folder
+            for folder in folders
+            if int(folder.name) % self.save_every == 0 or folder == folders[-1]
         ]
 
 
@@ -359,10 +357,9 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     with reraise_as(f"{path} is damaged"):
         reports = read_json_lines(path)
     for report in reports:
-        values = (
-            [report.get(key) for key in ("step", "loss")] if isinstance(report, dict) else [None]
-        )
-        if not all(isinstance(value, int | float) for value in values):
+        if not isinstance(report, dict) or not all(
+            isinstance(report.get(key), int | float) for key in ("step", "loss")
+        ):
             raise ClearheadError(f"{path} is damaged: every line must have a step and a loss.")
     return reports
 

@@ -201,14 +201,14 @@ def process_group(device: str, strategy_class: type[DDP]) -> Iterator[DDP]:
         num_gpus = torch.cuda.device_count()
         if local_rank >= num_gpus:
             raise ClearheadError(
-                f"Process {local_rank} on this machine has no GPU: there are {num_gpus}. "
+                f"process {local_rank} on this machine has no GPU: there are {num_gpus}. "
                 f"Start at most {num_gpus} processes."
             )
         device = f"cuda:{local_rank}"
         torch.cuda.set_device(local_rank)
     elif device != "cpu":
         raise ClearheadError(
-            f"Distributed training needs device cuda or cpu, got {device}; use a single process."
+            f"distributed training needs device cuda or cpu, got {device}; use a single process."
         )
     store, rank, size = next(iter(rendezvous("env://")))
     dist.init_process_group(

@@ -163,7 +163,7 @@ def load_training_data(
     if isinstance(model.head, c.ClassificationHead | c.RegressionHead):
         return _load_labeled_texts(config, tokenizers, report)
     raise ClearheadError(
-        "A model without a head cannot be trained; choose one, such as model.head = classification."
+        "a model without a head cannot be trained; choose one, such as model.head = classification."
     )
 
 
@@ -243,7 +243,7 @@ def _load_pairs(config: Config, tokenizers: TokenizerSource, report: DataReport)
     assert isinstance(architecture, c.EncoderDecoder)
     if not isinstance(architecture.source_input, c.Tokens):
         raise ClearheadError(
-            "Training on speech with transcripts is not supported; audio with labels is."
+            "training on speech with transcripts is not supported; audio with labels is."
         )
     train_pairs = read_pair_files(data, report, data.train)
     valid_pairs = read_pair_files(data, report, data.valid)
@@ -297,7 +297,7 @@ def _load_pairs(config: Config, tokenizers: TokenizerSource, report: DataReport)
     encoded_train = encode(train_pairs)
     if not encoded_train:
         raise ClearheadError(
-            f"No sentence pairs to train on: {report.num_read:,} were read, and all were skipped."
+            f"no sentence pairs to train on: {report.num_read:,} were read, and all were skipped."
         )
     seq_len = train.seq_len or config.model.context_length
     source_seq_len = balanced_source_seq_len(encoded_train, seq_len)
@@ -319,7 +319,7 @@ def read_pair_files(
 ) -> list[SentencePair]:
     if bool(data.source_column) != bool(data.target_column):
         raise ClearheadError(
-            "Set both data.source_column and data.target_column, or neither: got "
+            "set both data.source_column and data.target_column, or neither: got "
             f"{data.source_column!r} and {data.target_column!r}."
         )
     if not paths:
@@ -362,7 +362,7 @@ def _load_labeled_texts(
         separator = config.inference.eos_tokens[:1] or special_token_ids(tokenizer, END_TOKEN)
         if not separator:
             raise ClearheadError(
-                "Pairs of texts need a separator token, but inference.sep_tokens is empty."
+                "pairs of texts need a separator token, but inference.sep_tokens is empty."
             )
         config = config.replace(**{"inference.sep_tokens": list(separator)})
     model = config.model
@@ -409,7 +409,7 @@ def _load_media(config: Config, report: DataReport) -> TrainingData:
     media_input = config.model.input
     is_classifier = isinstance(config.model.head, c.ClassificationHead)
     if not is_classifier or isinstance(media_input, c.Tokens):
-        raise ClearheadError("Images and audio need labels: set model.head = classification.")
+        raise ClearheadError("images and audio need labels: set model.head = classification.")
     examples = read_media(data, report, data.train, media_input)
     valid: MediaExamples | float = data.valid_fraction
     if data.valid:

@@ -113,7 +113,7 @@ class Optimizer:
         self.strategy = strategy
         self.parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
         if not self.parameters:
-            raise ClearheadError("The network has no trainable parameters; set requires_grad.")
+            raise ClearheadError("the network has no trainable parameters; set requires_grad.")
         self.local_parameters = {
             name: strategy.local_tensor(p) for name, p in self.parameters.items()
         }

@@ -150,7 +150,7 @@ def next_commands(output: Path, config: c.Config) -> list[tuple[str, str]]:
     """Shell commands to use the model, each with its purpose."""
     checkpoints = CheckpointManager(output)
     latest = checkpoints.latest()
-    model = checkpoints.best() or (latest.directory if latest else output)
+    model = checkpoints.best() or (latest.folder if latest else output)
     folder = shlex.quote(str(model))
     architecture = config.model.architecture.kind
     match config.model.head:

@@ -139,7 +139,7 @@ class ValidationLines:
             )
 
 
-# ---- configuration
+# --- configuration
 
 
 def dotted_options(**sections: Mapping[str, object] | None) -> dict[str, object]:
@@ -154,25 +154,27 @@ def dotted_options(**sections: Mapping[str, object] | None) -> dict[str, object]
 
 def load_config(recipe: str | Path | Config, overrides: Mapping[str, object]) -> Config:
     """Load a preset by name, or a .toml or .json file, and apply overrides."""
-    if isinstance(recipe, Config):
-        return apply_overrides(recipe, overrides)
     name = str(recipe)
-    if name not in presets and Path(name).suffix in (".toml", ".json"):
+    if isinstance(recipe, Config):
+        config = recipe
+    elif name not in presets and Path(name).suffix in (".toml", ".json"):
         if not Path(name).exists():
             raise ClearheadError(
-                f"No file {name}{suggest_file(name)}, and no preset of this name; "
+                f"there is no file {name}{suggest_file(name)}, and no preset of this name; "
                 f"{suggest(name, presets)}"
             )
-        return apply_overrides(Config.from_dict(read_config_file(name)), overrides)
-    if name not in presets and name in bundled_models():
+        config = Config.read(name)
+    elif name not in presets and name in bundled_models():
         raise ClearheadError(
             f"{name} is a trained model, not a recipe; `clearhead presets` lists recipes. "
             "To fine-tune it, set --train.init_from."
         )
-    return apply_overrides(presets[name], overrides)
+    else:
+        config = presets[name]
+    return override_config(config, overrides)
 
 
-def apply_overrides(config: Config, overrides: Mapping[str, object]) -> Config:
+def override_config(config: Config, overrides: Mapping[str, object]) -> Config:
     """Apply overrides, and refuse those that `train.init_from` would ignore."""
     changed = config.replace(**overrides)
     if changed.train.init_from:
@@ -202,7 +204,7 @@ def config_from_checkpoint(config: Config, initial: Config) -> Config:
     return replace(config, model=model, inference=replace(initial.inference, labels=()))
 
 
-# ---- model and data
+# --- model and data
 
 
 def build_trainer(
@@ -217,11 +219,11 @@ def build_trainer(
 ) -> Trainer:
     """Load data and model, and start a run in a folder or resume the one in it."""
     if not config.data.train:
-        raise ClearheadError("No training data: set --data.train to a file, a folder or a glob.")
+        raise ClearheadError("no training data: set --data.train to a file, a folder or a glob.")
     for path in (*config.data.train, *config.data.valid):
         if path == STDIN or Path(path).is_fifo():
             raise ClearheadError(
-                f"Training reads its data more than once, so {path} cannot be standard input or a "
+                f"training reads its data more than once, so {path} cannot be standard input or a "
                 "pipe; save it to a file."
             )
         if Path(path).is_dir() and Path(path).resolve() == output.resolve():
@@ -280,7 +282,7 @@ def _tokenizer_source(
             )
         return TokenizerSource(config, output, reuse), None
     if saved is not None:  # the initial model may be gone
-        loaded = load_tokenizers(saved.directory)
+        loaded = load_tokenizers(saved.folder)
         run_config = Config.from_dict(read_config_file(output / RUN_FILE))
         config = config_from_checkpoint(config, run_config)
         source = TokenizerSource(config, output, reuse, loaded.tokenizer, loaded.source_tokenizer)
@@ -331,7 +333,7 @@ def freeze_backbone(net: Transformer) -> None:
         p.requires_grad_()
 
 
-# ---- the run
+# --- the run
 
 
 def run_training(
@@ -349,7 +351,7 @@ def run_training(
 ) -> TrainResult:
     """Train in the folder `output`, in one process or in those that torchrun started."""
     if logger and logger not in LOGGERS:
-        raise ClearheadError(f"Unknown logger {logger!r}; available: {', '.join(LOGGERS)}.")
+        raise ClearheadError(f"unknown logger {logger!r}; available: {', '.join(LOGGERS)}.")
     requested_device = Placement.from_names(device, "").device
     with (
         distributed_training(requested_device, config.train) as strategy,
@@ -376,7 +378,7 @@ def run_training(
                 trainer.step,
                 losses[-1] if losses else math.nan,
                 trainer.best_loss,
-                trainer.checkpoints.directory(trainer.step),
+                trainer.checkpoints.folder(trainer.step),
             )
         for line in describe_run(trainer, run_device):
             echo(line)
@@ -557,7 +559,7 @@ class TensorBoardLogger:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ClearheadError(
-                "The tensorboard logger is not installed; run: pip install 'clearhead[tensorboard]'"
+                "the tensorboard logger is not installed; run: pip install 'clearhead[tensorboard]'"
             ) from None
         self.writer = SummaryWriter(output / TENSORBOARD_FOLDER, purge_step=step + 1)
 

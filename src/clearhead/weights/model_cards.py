@@ -95,7 +95,7 @@ def bundled_card(name: str) -> ModelCard:
     folder = bundled_path(name)
     if folder is None:
         raise ClearheadError(
-            f"There is no bundled model {name!r}, and only bundled models have cards;"
+            f"there is no bundled model {name!r}, and only bundled models have cards;"
             f" {suggest(name, bundled_models())}"
         )
     return read_card(folder)

@@ -59,7 +59,7 @@ def save_onnx(folder: Path, checkpoint: Checkpoint) -> None:
     for package in ("onnx", "onnxscript"):
         if importlib.util.find_spec(package) is None:
             raise ClearheadError(
-                f"Export to ONNX requires the package {package}; run pip install 'clearhead[onnx]'."
+                f"export to ONNX requires the package {package}; run pip install 'clearhead[onnx]'."
             )
     config = checkpoint.config
     parameters = ((name, p.detach()) for name, p in checkpoint.net.named_parameters())

@@ -309,7 +309,7 @@ class Trace:
             raise GoneError("The model of this run is no longer loaded.")
         return model
 
-    def is_of(self, model: Model) -> bool:
+    def belongs_to(self, model: Model) -> bool:
         return self._model() is model
 
     @property
@@ -567,7 +567,7 @@ class RunStore:
         model = loaded_model.model
         run_id = request.run_id(loaded_model)
         cached = self._runs.get(run_id)
-        if cached is not None and cached.trace.is_of(model):
+        if cached is not None and cached.trace.belongs_to(model):
             return cached
         patched_values = self._patched_values(loaded_model, request, request.source)
         start = time.perf_counter()

@@ -27,7 +27,7 @@ def view_to_dict(view: View) -> JSONDict:
         "value_name": view.value_name,
         "signed": view.signed,
         "vmax": view.vmax if has_colors else None,
-        "plain": not has_colors,
+        "has_colors": has_colors,
         "note": view.note,
         "axes": [{"name": axis.name, "labels": list(axis.labels)} for axis in view.axes],
         "words": None if view.words is None else [list(row) for row in view.words],
@@ -62,8 +62,8 @@ def finite_or_none(value: float | Tensor | None) -> float | None:
 
 
 def number_to_dict(value: float) -> JSONDict:
-    """A number for JSON; NaN and infinity are in `special`."""
+    """A number for JSON; NaN and infinity are strings in `non_finite`."""
     number: JSONDict = {"value": finite_or_none(value)}
     if not math.isfinite(value):
-        number["special"] = str(value)
+        number["non_finite"] = str(value)
     return number

@@ -1,5 +1,5 @@
-// HTTP client of the page with a response cache. A page saved as one file values from its embedded
-// snapshot instead.
+// HTTP client of the page with a response cache. A page saved as one file reads the responses that
+// are embedded in it instead.
 
 /** An error message for users with its HTTP status; 0 if the server did not respond. */
 export class ApiError extends Error {

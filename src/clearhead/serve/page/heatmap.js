@@ -26,7 +26,7 @@ export class Heatmap extends CanvasGrid {
 			"name",
 			"run",
 		],
-		...["toIndex", "cursor", "label", "valueName", "axes", "uncolored", "showTable"],
+		...["toIndex", "cursor", "label", "valueName", "axes", "hasColors", "showTable"],
 		...["maxCellSize", "cellHeight"],
 	);
 
@@ -54,7 +54,7 @@ export class Heatmap extends CanvasGrid {
 		this.label = "";
 		this.valueName = "";
 		this.axes = ["row", "column"];
-		this.uncolored = false;
+		this.hasColors = true;
 		this.maxCellSize = 28;
 		this.cellHeight = 0; // if cells are not square
 	}
@@ -115,7 +115,7 @@ export class Heatmap extends CanvasGrid {
 		const table = colorTable(signed);
 		const width = grid.cols * cellWidth;
 		const height = grid.rows * cellHeight;
-		if (!this.uncolored) {
+		if (this.hasColors) {
 			const pixel = (i) => table[colorIndex(grid.data[i], layout.max, signed)];
 			context.drawImage(pixelImage(grid.rows, grid.cols, pixel), left, top, width, height);
 		}
@@ -138,7 +138,7 @@ export class Heatmap extends CanvasGrid {
 		this.cellTexts.forEach((line, row) =>
 			line.forEach((text, col) => {
 				const share = this.value(row, col) / max;
-				context.fillStyle = this.uncolored ? themeColors().ink : textColor(share);
+				context.fillStyle = this.hasColors ? textColor(share) : themeColors().ink;
 				const x = left + (col + 0.5) * cellWidth;
 				context.fillText(truncate(text, cellWidth - 6), x, top + (row + 0.5) * cellHeight + 0.5);
 			}),

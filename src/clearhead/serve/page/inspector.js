@@ -182,13 +182,13 @@ function editedValue(cell, edited) {
 }
 
 /** JSON has no infinity and NaN. */
-const toNumber = ({ value, special }) =>
-	value ?? { "-inf": -Infinity, inf: Infinity }[special] ?? NaN;
+const toNumber = ({ value, non_finite }) =>
+	value ?? { "-inf": -Infinity, inf: Infinity }[non_finite] ?? NaN;
 
-function stepItem({ description, value, special, terms }) {
+function stepItem({ description, value, non_finite, terms }) {
 	return html`<li>
 		<span>${description}</span
-		>${value === undefined ? nothing : html` <b>${formatNumber(toNumber({ value, special }), 6)}</b>`}
+		>${value === undefined ? nothing : html` <b>${formatNumber(toNumber({ value, non_finite }), 6)}</b>`}
 		${
 			terms?.length
 				? html`<table class="terms">

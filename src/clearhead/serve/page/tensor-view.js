@@ -67,7 +67,7 @@ export class TensorView extends PageElement {
 								.signed=${this.view.signed}
 								.max=${max}
 								.cellTexts=${this.view.words}
-								.uncolored=${!!this.view.plain}
+								.hasColors=${this.view.has_colors ?? true}
 								.valueName=${this.view.value_name}
 								.axes=${[rows.name, cols.name]}
 								.label=${name || title}

@@ -144,7 +144,7 @@ interface LensView {
 	signed: boolean;
 	vmax: number | null;
 	words?: string[][];
-	plain?: boolean;
+	has_colors?: boolean;
 }
 
 /** What a view's template receives. */

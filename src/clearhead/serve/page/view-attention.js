@@ -254,7 +254,7 @@ function patternFigure(context, { part, layer, head }, run, result, isMasked, ti
 	return html`<ch-figure
 		.caption=${caption}
 		.pending=${result.pending}
-		.note=${values ? patternNote(rowSums(values), state.autoscale) : ""}>
+		.note=${values ? patternNote(rowStatistics(values), state.autoscale) : ""}>
 		${result.error ? html`<p class="problem">${result.error.message}</p>` : nothing}
 		${
 			state.lines
@@ -285,9 +285,9 @@ function patternFigure(context, { part, layer, head }, run, result, isMasked, ti
 	>`;
 }
 
-function patternNote({ min, max, highest }, isAutoscaled) {
-	const note = `The weight of each key (column) for each query (row). Rows sum to 1: smallest ${formatNumber(min, 7)}, largest ${formatNumber(max, 7)}.`;
-	return isAutoscaled ? `${note} Full color is ${formatNumber(highest)}.` : note;
+function patternNote({ minSum, maxSum, max }, isAutoscaled) {
+	const note = `The weight of each key (column) for each query (row). Rows sum to 1: smallest ${formatNumber(minSum, 7)}, largest ${formatNumber(maxSum, 7)}.`;
+	return isAutoscaled ? `${note} Full color is ${formatNumber(max)}.` : note;
 }
 
 function differenceFigure(run, { part, layer, head }, first, second, isMasked, note) {
@@ -344,7 +344,7 @@ function attentionSteps(context, { part, layer, head }, isMasked) {
 	const isScaled = state.scale_scores || !card.scale_scores;
 	const unscaled = () => computeUnscaled(tensors, card.d_head, isMasked);
 	const steps = isScaled ? tensors : memoize(tensors.scores, "unscaled", unscaled);
-	const sums = rowSums(steps.pattern);
+	const statistics = rowStatistics(steps.pattern);
 	const row = state[highlight.viewStrip];
 	const isSelected = row >= 0 && row < queries.length;
 	/** A tensor of the head as a heat map; `options` are properties of the element. */
@@ -398,9 +398,10 @@ function attentionSteps(context, { part, layer, head }, isMasked) {
 		${stepSection(
 			"softmax",
 			FORMULAS.pattern,
-			html`each row sums to 1 (here ${formatNumber(sums.least, 7)} to
-			${formatNumber(sums.most, 7)}); its largest weight is ${formatNumber(sums.largest)} on
-			average${isScaled ? "" : html` <b>without scaling</b>, ${formatNumber(rowSums(tensors.pattern).largest)} with it`}`,
+			html`each row sums to 1 (here ${formatNumber(statistics.minSum, 7)} to
+			${formatNumber(statistics.maxSum, 7)}); its largest weight is
+			${formatNumber(statistics.meanMax)} on
+			average${isScaled ? "" : html` <b>without scaling</b>, ${formatNumber(rowStatistics(tensors.pattern).meanMax)} with it`}`,
 			grid("pattern", { isMasked, max: 1, signed: false, cursor: isSelected ? [row, -1] : null }),
 		)}
 		${stepSection("z", FORMULAS.z, isScaled ? "weights times values: the output of the head" : "the model’s own z (with scaling)", map("z", tensors.z, queries, null))}
@@ -461,12 +462,15 @@ function computeUnscaled({ scores: scaled, rot_q: q, rot_k: k }, dHead, isMasked
 }
 
 /** Smallest and largest row sum, mean of the row maxima, and the overall maximum; memoized. */
-const rowSums = (pattern) => memoize(pattern, "sums", () => computeRowSums(pattern));
-function computeRowSums({ shape: [rows, cols], data }) {
-	let min = Infinity;
-	let max = -Infinity;
-	let largest = 0;
-	let highest = 0;
+const rowStatistics = (pattern) =>
+	memoize(pattern, "statistics", () => computeRowStatistics(pattern));
+
+/** @returns {{ minSum: number, maxSum: number, meanMax: number, max: number }} */
+function computeRowStatistics({ shape: [rows, cols], data }) {
+	let minSum = Infinity;
+	let maxSum = -Infinity;
+	let meanMax = 0;
+	let max = 0;
 	for (let r = 0, i = 0; r < rows; r++) {
 		let sum = 0;
 		let top = 0;
@@ -474,12 +478,12 @@ function computeRowSums({ shape: [rows, cols], data }) {
 			sum += data[i];
 			if (data[i] > top) top = data[i];
 		}
-		min = Math.min(min, sum);
-		max = Math.max(max, sum);
-		largest += top / rows;
-		highest = Math.max(highest, top);
+		minSum = Math.min(minSum, sum);
+		maxSum = Math.max(maxSum, sum);
+		meanMax += top / rows;
+		max = Math.max(max, top);
 	}
-	return { min, max, largest, highest };
+	return { minSum, maxSum, meanMax, max };
 }
 
 // prettier-ignore

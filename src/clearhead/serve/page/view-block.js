@@ -164,7 +164,7 @@ function residualFigure(run, { path, token, residual: { rows, max } }, card, wor
 }
 
 function normFigure(run, { path, token }, norm, card) {
-	const { rows, mean, std, centered } = norm;
+	const { rows, mean, std, is_centered: isCentered } = norm;
 	const max = Math.max(...["x", "(x − μ) / σ", "out"].map((name) => colorLimit(rows[name].data)));
 	const place =
 		card.norm_position === "pre"
@@ -172,7 +172,7 @@ function normFigure(run, { path, token }, norm, card) {
 			: `after ${PART_NAMES[norm.part]}`;
 	const labels = {
 		x: `x = ${norm.input}`,
-		"(x − μ) / σ": centered ? "(x − μ) / σ" : "x / σ",
+		"(x − μ) / σ": isCentered ? "(x − μ) / σ" : "x / σ",
 		γ: "γ, learned",
 		β: "β, learned",
 		out: "output",
@@ -180,13 +180,13 @@ function normFigure(run, { path, token }, norm, card) {
 	return html`<ch-figure
 		.caption=${`Norm ${place}`}
 		.note=${
-			centered
+			isCentered
 				? "Per token: subtract the mean, divide by the standard deviation, then scale and shift each dimension."
 				: "Per token: divide by the root mean square, then scale each dimension."
 		}>
 		<p class="formula-line">
 			${
-				centered
+				isCentered
 					? html`<math display="block"
 							><mrow
 								><mi>γ</mi><mo>⊙</mo
@@ -203,10 +203,10 @@ function normFigure(run, { path, token }, norm, card) {
 						>`
 			}
 			<span
-				>${centered ? html`μ = <b>${formatNumber(mean, 4)}</b>, ` : nothing}σ =
+				>${isCentered ? html`μ = <b>${formatNumber(mean, 4)}</b>, ` : nothing}σ =
 				<b>${formatNumber(std, 4)}</b>
 				<span class="quiet"
-					>(${centered ? "√(variance + ε)" : "√(mean of squares + ε)"}, ε =
+					>(${isCentered ? "√(variance + ε)" : "√(mean of squares + ε)"}, ε =
 					${formatNumber(norm.eps, 1)})</span
 				></span
 			>

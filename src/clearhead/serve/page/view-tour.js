@@ -15,7 +15,7 @@ const readsOneText = (card) => card.reads_text && !isEncoderDecoder(card); // mo
 const attentionText = (card) => (readsOneText(card) ? { text: card.examples.attention_text } : {});
 const promptText = (card) => (readsOneText(card) ? { text: card.examples.prompt } : {});
 const quotedText = (card, text) => (readsOneText(card) ? `“${text}”` : "A text");
-const ABSOLUTE_POSITIONS = ["learned", "sinusoidal"]; // absolute positions
+const ABSOLUTE_POSITIONS = ["learned", "sinusoidal"];
 
 const noChanges = () => ({});
 const NO_SELECTION = { query: -1, key: -1 };
@@ -323,7 +323,7 @@ const CHAPTERS = [
 				id: "L6.4",
 				view: "patches",
 				title: "Images and audio",
-				find: "What the model",
+				find: "Model input",
 				say: ({ reads_images }) =>
 					reads_images
 						? "Image patches are flattened and multiplied by one matrix. Then they are tokens."
@@ -355,25 +355,24 @@ const CHAPTERS = [
 	},
 ];
 
-/** Every stop with its part; `view` shows it with such a model; null: it needs another one (`needs`). */
+/** All stops with their chapter; `view` is null if this model cannot show the stop. */
 function tourStops(card) {
 	return CHAPTERS.flatMap(({ title: part, stops }) =>
 		stops.map((stop) => {
-			const wanted = typeof stop.view === "function" ? stop.view(card) : stop.view;
-			const view = card.views.includes(wanted) && (stop.at ?? noChanges)(card) ? wanted : null;
+			const preferred = typeof stop.view === "function" ? stop.view(card) : stop.view;
+			const isPossible = card.views.includes(preferred) && (stop.at ?? noChanges)(card);
+			const view = isPossible ? preferred : null;
 			const say = typeof stop.say === "function" ? stop.say(card) : stop.say;
 			return {
 				...stop,
 				say,
 				part,
 				view,
-				needs: stop.needs ?? REQUIREMENTS[wanted] ?? "a model with a single text input",
+				needs: stop.needs ?? REQUIREMENTS[preferred] ?? "a model with a single text input",
 			};
 		}),
 	);
 }
-
-// The tour: lecture topics as captions over the live views; the current stop is part of the URL.
 
 registerDefaults({ tour: "" });
 

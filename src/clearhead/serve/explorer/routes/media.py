@@ -80,7 +80,7 @@ def _image_view(values: Tensor, media_input: c.Images) -> View:
     axes = label_axes(
         {"channel": channels, "row": media_input.image_size, "column": media_input.image_size}
     )
-    return View(values * std + mean, axes, "what the model sees", "brightness", vmax=1.0)
+    return View(values * std + mean, axes, "model input", "brightness", vmax=1.0)
 
 
 def _image_steps(width: int, height: int, media_input: c.Images) -> list[str]:
@@ -106,7 +106,7 @@ def _audio_view(samples: Tensor, media_input: c.Audio | c.Spectrogram) -> View:
     offset = "4" if isinstance(media_input, c.Audio) else "4 − maximum"
     note = f"log10 mel spectrogram, clipped to 8 below its maximum, (x + {offset}) / 4"
     values = log_mel(samples, media_input)[0].flip(0)
-    return View(values, axes, "what the model hears", "loudness", signed=True, note=note)
+    return View(values, axes, "model input", "loudness", signed=True, note=note)
 
 
 def _audio_steps(num_samples: int, media_input: c.Audio | c.Spectrogram) -> list[str]:

@@ -123,7 +123,6 @@ def _inverse_frequencies(model: Model) -> Tensor:
 def shift_text(model: Model, text: str, offset: int) -> JSONDict:
     ids, is_complete = _first_tokens(model, text)
     view = position_shift(model, ids, offset)
-    assert view.patterns is not None
     return {
         "residual": view_to_dict(view),
         "patterns": view_to_dict(view.patterns),

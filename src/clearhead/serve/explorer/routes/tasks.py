@@ -31,7 +31,7 @@ from clearhead.serve.explorer.runs import (
 from clearhead.serve.explorer.serialize import describe_tokens, finite_or_none
 from clearhead.serve.explorer.service import ExplorerService
 from clearhead.serve.middleware import JSONDict
-from clearhead.serve.openai import TokenIds
+from clearhead.serve.openai import TokenIds, check_max_tokens
 from clearhead.serve.registry import LoadedModel
 
 MAX_OUTPUT_TOKENS = 128  # of a translation: larger trees cannot be drawn
@@ -108,11 +108,7 @@ def task_routes(service: ExplorerService) -> APIRouter:
     @router.post("/generate", response_class=StreamingResponse)
     async def generate(request: GenerateRequest) -> StreamingResponse:
         """Server-sent events: `token` for each token, then `done`, or `error`."""
-        max_tokens = service.limits.max_tokens
-        if request.max_tokens > max_tokens:
-            raise ClearheadError(
-                f"max_tokens must be at most {max_tokens} on this server, got {request.max_tokens}."
-            )
+        check_max_tokens(request.max_tokens, service.limits)
         events = _generation_events(service, request)
         await anext(events)  # errors before the first token have their own status
         return StreamingResponse(events, media_type="text/event-stream")
@@ -131,7 +127,8 @@ def translation_steps(
     architecture = model.config.model.architecture
     if not isinstance(architecture, c.EncoderDecoder):
         raise ClearheadError(
-            f"Translation needs an encoder-decoder; this model is a {architecture.kind}."
+            "Translation needs an encoder-decoder; this model has architecture "
+            f"{architecture.kind}."
         )
     inputs: ModelInputs = {"source": request.text}
     if request.audio is not None and isinstance(architecture.source_input, c.MelSpectrogram):
@@ -280,7 +277,8 @@ def fill_masks(runs: RunStore, loaded_model: LoadedModel, request: MaskFillReque
     is_mlm = isinstance(model.config.model.head, c.MLMHead)
     if not is_mlm or tokenizer is None or not mask_tokens:
         raise ClearheadError(
-            f"Filling masks needs a masked language model; this model is a {model.architecture}."
+            "Filling masks needs a tokenizer, a mask token and an mlm head; this model has head "
+            f"{model.config.model.head.kind}."
         )
     mask_token = mask_tokens[0]
     ids = model.make_batch(request.text).unpadded_rows()[0]

@@ -199,9 +199,9 @@ def head_scores(run: Run, part: AttentionKind) -> View:
     source = labels(batch.source, is_source=True)
     sides = {"attention": (target, target), "cross": (target, source), "encoder": (source, source)}
     paths = [attention_path(part, layer) for layer in range(num_layers(trace.config, part))]
-    is_visible = trace.value(f"{paths[0]}.masked_scores")[0].cpu() > -torch.inf
+    attention_mask = trace.value(f"{paths[0]}.masked_scores")[0].cpu() > -torch.inf
     patterns = (trace.value(f"{path}.pattern").float().cpu() for path in paths)
-    return score_heads(patterns, *sides[part], is_visible, part)
+    return score_heads(patterns, *sides[part], attention_mask, part)
 
 
 def describe_block(run: Run, layer: int, token: int, is_encoder: bool) -> JSONDict:
@@ -274,7 +274,7 @@ def _describe_norm(
         "part": sublayer,
         "input": input_name,
         "name": output_name,
-        "centered": is_centered,
+        "is_centered": is_centered,
         "mean": float(mean),
         "std": float(std),
         "eps": eps,
@@ -369,7 +369,6 @@ def run_attribution(run: Run, answer: int | None, contrast: int | None, token: i
         position=run.resolve_token(token),
         **run.lens_inputs(),
     )
-    assert view.target is not None
     heads = {part: view_to_dict(view.by_head(part)) for part in view.layer_contributions[0]}
     return {
         "view": view_to_dict(view),
