@@ -63,7 +63,7 @@ def test_public_addresses_need_the_printed_key(folder, monkeypatch, capsys, host
     monkeypatch.delenv("CLEARHEAD_API_KEY", raising=False)
     statuses = []
 
-    def run_server(app, registry, listener, preload, on_ready):
+    def run_server(app, registry, listener, load_all, on_ready):
         with listener:
             on_ready()
         client = TestClient(app, base_url="http://127.0.0.1", follow_redirects=False)

@@ -306,7 +306,7 @@ def test_changed_data_is_refused(tmp_path):
         ({"metric": "blue"}, "unknown --metric blue; available: best_loss, final_loss"),
         ({"metric": "perplexity"}, "--data.valid"),
         ({"options": {"data.train": []}}, "no training data"),
-        ({"options": {"data.train": "-"}}, "Standard input"),
+        ({"options": {"data.train": "-"}}, "standard input"),
         ({"options": {"data.valid_fraction": 0.0}}, "needs validation data"),
         ({"options": {"data.train": "nowhere.txt"}}, "nowhere.txt"),
         ({"options": {"data.valid": "nowhere*"}}, "nowhere*"),

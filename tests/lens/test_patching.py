@@ -48,7 +48,7 @@ def test_ablation_of_heads_equals_one_edit_after_another(preset):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_edits_of_any_value_in_small_batches(preset, monkeypatch):
-    monkeypatch.setattr(import_module("clearhead.lens.patching"), "MAX_BATCH_TOKENS", 20)
+    monkeypatch.setattr(import_module("clearhead.lens.ablation"), "MAX_BATCH_TOKENS", 20)
     model = make_model(preset)
     source = SOURCES.get(preset, {})
     effects = ch.lens.ablation(

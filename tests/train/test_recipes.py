@@ -214,7 +214,7 @@ MISTAKES = [
     ("mt-small", {"data.train": FILE}, "text.txt"),
     ("mt-small", {"data.train": [*PAIR, FILE]}, "a.en a.de text.txt|3"),
     ("mt-small", {"data.train": ["a.en", FILE]}, "120.*300"),
-    ("mt-small", {"data.train": PAIR, "data.max_tokens": 1}, "No sentence pairs.*120"),
+    ("mt-small", {"data.train": PAIR, "data.max_tokens": 1}, "no sentence pairs.*120"),
     ("mt-small", {"data.train": PAIR, "data.source_column": "en"}, "data.target_column"),
     ("mt-small", {"data.train": "rows.tsv"}, "rows.tsv.*data.source_column"),
     ("mt-small", {"data.train": "pair.csv", **PATIENCE}, "train.patience.*1 rows"),
