@@ -23,7 +23,7 @@ test: check
 test-all: check node_modules
 	$(BIN)/pytest -n 2 --dist worksteal
 
-# tsc and prettier, which check the page's JavaScript; without npm their tests are skipped
+# tsc and prettier check the page's JavaScript; without npm, their tests are skipped
 node_modules: package-lock.json
 	npm ci --silent --no-audit --no-fund || echo "the JavaScript of the page is not checked: npm ci failed"
 
@@ -36,7 +36,7 @@ bench: setup
 
 setup: $(READY)
 
-# torch comes first and alone, at the pinned version: a looser request could pull gigabytes of GPU libraries
+# torch is installed first, alone and at the pinned version; a looser requirement could pull in gigabytes of GPU libraries
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("clearhead needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)

@@ -59,12 +59,12 @@ or without a name for all. The GLUE tasks start from the models of roformer-pret
 is generated from them."""
 
 
-def render_page(results: Path = RESULTS) -> str:
-    """The page, in Markdown."""
+def render_page(results: Path = RESULTS, figures: bool = True) -> str:
+    """The page in Markdown; figures are inline SVG, which GitHub does not show."""
     summaries = {claim: read_summary(results / claim.name) for claim in CLAIMS}
     parts = [INTRO, _overview(summaries)]
     for claim, summary in summaries.items():
-        parts += _section(claim, summary, results / claim.name)
+        parts += _section(claim, summary, results / claim.name, figures)
     return "\n\n".join(parts) + "\n"
 
 
@@ -83,7 +83,7 @@ def _overview(summaries: dict[Claim, Summary | None]) -> str:
     return "\n".join(["| experiment | claim | result |", "|---|---|---|", *rows])
 
 
-def _section(claim: Claim, summary: Summary | None, folder: Path) -> Iterator[str]:
+def _section(claim: Claim, summary: Summary | None, folder: Path, figures: bool) -> Iterator[str]:
     yield f"## {claim.name}"
     yield f"*{claim.claim}*"
     if claim.conclusion:
@@ -95,12 +95,14 @@ def _section(claim: Claim, summary: Summary | None, folder: Path) -> Iterator[st
     yield markdown_table(results_table(summary))
     if summary.results and (table := _other_metrics(summary)):
         yield table
-    yield _figure(to_svg(plot_by_step(summary, folder, PLOT_SIZE), f"{claim.name}-steps"))
-    if experiment.metric != BEST_LOSS:
+    if figures:
+        yield _figure(to_svg(plot_by_step(summary, folder, PLOT_SIZE), f"{claim.name}-steps"))
+    if figures and experiment.metric != BEST_LOSS:
         yield _figure(to_svg(plot_runs(summary, PLOT_SIZE), f"{claim.name}-runs"))
     if experiment.eval_lengths:
         yield markdown_table(length_table(summary))
-        yield _figure(to_svg(plot_by_length(summary, PLOT_SIZE), f"{claim.name}-lengths"))
+        if figures:
+            yield _figure(to_svg(plot_by_length(summary, PLOT_SIZE), f"{claim.name}-lengths"))
         yield " ".join(describe_lengths(summary))
     all_findings = findings(summary, folder)
     yield "\n".join(f"- **{finding.name}**: {finding.message}" for finding in all_findings)

@@ -1,8 +1,8 @@
 """Generate pages of the site from the code: reference pages, claims, benchmarks and notebooks.
 
-The reference pages and the page of claims are committed, so that links work in a clone; a test
-checks that they are up to date. `python docs/hooks.py` writes them. Notebooks are executed while
-the site is built.
+The reference pages and the page of claims, without its figures, are committed, so that links work
+in a clone; a test checks that they are up to date. `python docs/hooks.py` writes them. Notebooks
+are executed while the site is built.
 """
 
 import re
@@ -36,11 +36,13 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 
 
 def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
-    """Link to executed notebooks, and insert the benchmark tables."""
+    """Link to executed notebooks; insert the benchmark tables and the figures of the claims."""
     if page.file.src_uri == "tour/README.md":
         return markdown.replace(".ipynb)", ".md)")
     if page.file.src_uri == "benchmarks.md":
         return markdown.replace("<!-- tables -->", benchmark_tables())
+    if page.file.src_uri == "claims.md":
+        return claims_page(figures=True)
     return markdown
 
 
@@ -132,12 +134,12 @@ def activations_page() -> str:
     )
 
 
-def claims_page() -> str:
+def claims_page(figures: bool = False) -> str:
     """What the lectures claim and what the experiments in claims/results found."""
     sys.path.append(str(DOCS.parent / "claims"))
     from render_page import render_page
 
-    return f"{COMPACT_TABLES}\n\n{render_page().rstrip()}\n"
+    return f"{COMPACT_TABLES}\n\n{render_page(figures=figures).rstrip()}\n"
 
 
 COMMITTED_PAGES: dict[str, Callable[[], str]] = {

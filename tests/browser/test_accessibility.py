@@ -34,7 +34,7 @@ def test_reduced_motion(page_on):
 
 
 def test_zoom(page_on):
-    """To a browser that is a window half as wide."""
+    """Zooming to 200 % equals a window half as wide."""
     with page_on(
         byte_model(), viewport={"width": 640, "height": 425}, device_scale_factor=2
     ) as visit:

@@ -187,7 +187,7 @@ def test_no_random_numbers_and_no_html_injection():
     ],
 )
 def test_every_number_can_be_inspected(page_on, view, number):
-    """Those too that the model has no name for: what they are, where they stand, their value."""
+    """Also numbers that are not activations: the inspector shows what they are and their value."""
     with page_on(byte_model()) as visit:
         visit.go(f"#text={TEXT}&view={view}")
         visit.page.locator(number).first.hover()

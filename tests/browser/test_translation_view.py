@@ -102,7 +102,7 @@ def test_comparing_with_a_model_that_is_not_loaded(page_on, tmp_path):
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_pooling_keeps_finite_values(page_on, signed):
-    """As of scores with their mask: each row has −∞ behind its diagonal."""
+    """In masked scores, each row is −∞ after the diagonal."""
     with page_on(byte_model()) as visit:
         script = """async (signed) => {
           const { maxPool } = await import("ch/heatmap"), low = -Infinity;

@@ -92,7 +92,7 @@ def test_with_positions_shuffled_words_change_the_prediction(name, seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_without_positions_one_causal_layer_ignores_order_and_two_do_not(seed):
-    """The second layer attends to words that have attended to what the mask lets them see."""
+    """The second layer reads vectors that depend, through the mask, on the words before them."""
     story = load("story")
     other = shuffled(WORDS, seed)
     assert (

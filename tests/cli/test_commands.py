@@ -244,7 +244,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("words", "message"), MISTAKES)
 def test_mistakes_are_one_line_and_status_2(saved, words, message, monkeypatch, capsys):
-    """As `main` runs it, in this process: a new one would take seconds each time."""
+    """Run `main` in this process; a new process would take seconds for each case."""
     monkeypatch.setattr(
         sys, "argv", ["clearhead", *(word.replace("SAVED", saved) for word in words)]
     )

@@ -32,6 +32,7 @@ GUIDES = [
     for page in PAGES
     if page.startswith("guides/") or page in ("index.md", "contributing.md", "faq.md")
 ]
+WRITTEN_PAGES = ["../README.md", *(page for page in PAGES if page != "claims.md")]
 CODE_BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 REFERENCE_ENTRY = re.compile(r"^::: ([\w.]+)", re.MULTILINE)
 
@@ -211,10 +212,10 @@ def commands(page):
                 yield line.removeprefix("$ ").split("    #")[0]
 
 
-@pytest.mark.parametrize("page", GUIDES)
+@pytest.mark.parametrize("page", WRITTEN_PAGES)
 def test_commands_are_valid(page):
     for line in commands(page):
-        words = shlex.split(line)
+        words = [word for word in shlex.split(line) if word != "…"]
         if "clearhead" not in words or words[0].startswith("#"):
             continue
         arguments = words[words.index("clearhead") + 1 :]
@@ -224,7 +225,8 @@ def test_commands_are_valid(page):
             command = command.commands[arguments[0]]
             arguments = arguments[1:]
         with command.make_context("clearhead", arguments) as context:  # parses, runs nothing
-            check_config_options(context, line)
+            if command.name != "bench":  # passes on its options
+                check_config_options(context, line)
 
 
 def check_config_options(context, line):
@@ -241,7 +243,7 @@ def check_config_options(context, line):
             pytest.fail(f"{line}: {error}")
 
 
-@pytest.mark.parametrize("page", GUIDES)
+@pytest.mark.parametrize("page", WRITTEN_PAGES)
 def test_snippets_use_existing_names(page):
     for block in code_blocks(page, "python"):
         for node in ast.walk(ast.parse(block)):

@@ -172,7 +172,7 @@ def test_invalid_requests_about_a_run(site, tail):
 
 
 def test_nan_is_not_an_error():
-    """A model that went wrong in training can still be looked at."""
+    """A model that diverged in training can still be inspected."""
     model = ch.new("tiny-decoder", seed=2, **WORDS)
     with torch.no_grad():
         model.net.blocks[0].ffn.up.weight.fill_(float("nan"))

@@ -29,7 +29,7 @@ def test_types_and_format(check):
 
 
 def test_assets_are_sent_as_written(tmp_path):
-    """Also what looks like a comment in a template literal."""
+    """Including what looks like a comment in a template literal."""
     site = PageSite(model=byte_model())
     for name, asset in PageAssets().modules.items():
         status, _, content = site.request("GET", f"/{asset.url}")

@@ -189,7 +189,7 @@ def test_text_without_masks(client):
 
 
 def test_patching_the_residual_stream_gives_the_other_answers(client, models):
-    """The whole stream of the other text: then its own answers come out."""
+    """Patching the whole stream leaves nothing of the first text."""
     swap = [{"name": "blocks.0.resid_pre", "op": "patch"}]
     one = "The cat sat"
     other = "A bird sang"

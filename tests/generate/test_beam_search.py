@@ -215,7 +215,7 @@ SEARCHES = {
 @given(**SEARCHES)
 @settings(max_examples=8)
 def test_batched_searches_equal_single_ones(name, position, window, seed, pairs, stops, options):
-    """Each prompt gives what it gives alone; tokens, scores and log-probabilities agree."""
+    """Tokens, scores and log-probabilities of each prompt equal those of a search of its own."""
     m = ch.presets[name].replace(vocab_size=29, context_length=24, n_layers=1).model
     net = sharp(
         replace(m, position=position, attention=replace(m.attention, sliding_window=window)), seed

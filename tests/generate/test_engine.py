@@ -262,7 +262,7 @@ def test_logprobs_include_tokens_outside_the_tokenizer():
 
 
 def test_long_prompts_join_over_several_steps():
-    """Reading many long prompts at once would stall the texts that are being generated."""
+    """Prefilling many long prompts at once would stall the texts that are being generated."""
     net = ch.new("tiny-decoder", context_length=256).net
     engine = BatchEngine(net, InferenceConfig(), 9, 256)
     shared = list(range(60)) * 3

@@ -68,7 +68,7 @@ def test_logit_lens(pair, cache):
 
 
 def test_attribution(pair, cache):
-    """Their residual parts through the final norm, projected on the difference of directions."""
+    """TransformerLens's residual parts after the final norm, projected on the logit difference."""
     model, _ = pair
     ours = ch.lens.attribution(model, IDS, token=ANSWER, against=AGAINST)
     table = model.net.embed.tokens.weight.detach()

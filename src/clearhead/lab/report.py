@@ -369,7 +369,8 @@ def describe_lengths(summary: Summary) -> list[str]:
     note = "other tokens are masked at each length" if is_masked else "each token counts once"
     sentences = [
         f"Mean validation loss per token by sequence length; {note}.",
-        "Dotted: the length in training. A dash: learned positions end with the context length.",
+        "In the figure, the dotted line is the length in training.",
+        "In the table, a dash means that learned positions end with the context length.",
     ]
     fractions = [
         measured["extrapolated_fraction"]
