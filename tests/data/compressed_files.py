@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,5 +17,6 @@ def write(path: Path, content: str | bytes) -> Path:
 
 def compressor(suffix: str):
     if suffix in (".zst", ".zstd"):
-        return pytest.importorskip("zstandard").ZstdCompressor().compress
+        module = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+        return pytest.importorskip(module).compress
     return {".gz": gzip.compress, ".xz": lzma.compress}.get(suffix, bytes)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from compressed_files import compressor
 from media_files import COLOR, GRAY, MEL, dataset, idx, media_examples, pixels, wav
 from PIL import Image
 
@@ -167,11 +168,9 @@ def test_idx_files_must_match_their_header(tmp_path):
     labels.unlink()
     with pytest.raises(ClearheadError, match="labels-idx1-ubyte cannot be read"):
         load_media(images, GRAY, DataReport())
-    zstandard = pytest.importorskip("zstandard")
+    compress = compressor(".zst")
     for file in (idx(images, pixels(3, 4, 4)), idx(labels, np.array([0, 1, 0], np.uint8))):
-        file.with_name(f"{file.name}.zst").write_bytes(
-            zstandard.ZstdCompressor().compress(file.read_bytes())
-        )
+        file.with_name(f"{file.name}.zst").write_bytes(compress(file.read_bytes()))
     packed = images.with_name(f"{images.name}.zst")
     assert load_media(packed, GRAY, DataReport()).data.equal(
         load_media(images, GRAY, DataReport()).data

@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.data.batch import truncated_lengths
 from clearhead.data.dataset import PackedBatch, shuffled_indices
 from clearhead.data.encoding import encode_records
-from clearhead.data.readers import DataReport, read_records
+from clearhead.data.readers import DataReport, is_valid_unicode, read_records
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.tokenizer import Tokenizer
 
@@ -119,19 +119,18 @@ def _parse_row(
     name = label.strip() if isinstance(label, str) else json.dumps(label)
     if not name or isinstance(label, list | dict):
         return location, "the label is missing"
-    texts = [str(text), *map(str, text_pair), name]
-    try:
-        "".join(texts).encode()
-        number = float(name) if is_regression else 0.0
-    except UnicodeEncodeError:
+    texts = [str(value) for value in (text, *text_pair)]
+    if not is_valid_unicode("".join([*texts, name])):
         return location, "the line is not valid UTF-8"
-    except ValueError:
-        number = math.nan
-    if not abs(number) < MAX_TARGET:  # also rejects NaN
-        return f"{location} ({name!r:.40})", "the label is not a number"
-    return LabeledText(
-        texts[0], texts[1] if text_pair else None, number if is_regression else name, location
-    )
+    target: str | float = name
+    if is_regression:
+        try:
+            target = float(name)
+        except ValueError:
+            target = math.nan
+        if not abs(target) < MAX_TARGET:  # also rejects NaN
+            return f"{location} ({name!r:.40})", "the label is not a number"
+    return LabeledText(texts[0], texts[1] if text_pair else None, target, location)
 
 
 def encode_labeled_texts(

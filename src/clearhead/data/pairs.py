@@ -17,6 +17,7 @@ from clearhead.data.encoding import encode_records
 from clearhead.data.readers import (
     DataReport,
     decode_lossless,
+    is_valid_unicode,
     open_input,
     read_byte_lines,
     read_records,
@@ -123,9 +124,7 @@ def _validate_pair(texts: tuple[object, object], location: str) -> SentencePair 
             return InvalidPair(f"the {side} is not a string")
         if not text.strip():
             return InvalidPair(f"the {side} is empty")
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # lone surrogates stand for invalid bytes
+        if not is_valid_unicode(text):
             return InvalidPair(f"the {side} is not valid UTF-8")
     source, target = (str(text).strip() for text in texts)
     return SentencePair(source, target, location)

@@ -14,19 +14,18 @@ Documents, for language models:
 import csv
 import glob
 import gzip
-import io
 import json
 import lzma
 import re
 import sys
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import IO, Literal, cast
 
 from clearhead.errors import ClearheadError, cannot_read, os_error_reason, suggest
 
@@ -77,7 +76,7 @@ UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst", ".zstd")
 READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)  # raised while a file is read
 ZSTD_WINDOW_LOG = 31  # the largest window that `zstd --long` can ask for
-ZSTD_READ_BYTES = 2**14
+ZSTD_BACKPORT = "backports.zstd"  # of the module of Python 3.14
 
 
 def uncompressed_suffix(path: Path) -> str:
@@ -95,8 +94,7 @@ def open_compressed(path: str | Path) -> AbstractContextManager[IO[bytes]]:
         case ".xz":
             return lzma.open(path)
         case ".zst" | ".zstd":
-            chunks = _decompress_zstd(path, *_zstd_decompressor(path))
-            return cast(IO[bytes], io.BufferedReader(_IteratorFile(chunks)))
+            return _open_zstd(path)
         case _:
             return Path(path).open("rb")
 
@@ -137,64 +135,34 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 
 def decode_lossless(raw: bytes) -> str:
-    """Decode UTF-8; invalid bytes become lone surrogates, which cannot be encoded again."""
+    """Decode UTF-8; invalid bytes become lone surrogates, which `is_valid_unicode` finds."""
     return raw.decode(errors="surrogateescape")
 
 
-def _zstd_decompressor(path: str | Path) -> tuple[Callable[[], Any], type[Exception]]:
-    """A factory of frame decompressors, and the exception they raise."""
+def is_valid_unicode(text: str) -> bool:
+    """Whether a text has no lone surrogates: invalid bytes, or half of a pair escaped in JSON."""
     try:
-        if sys.version_info >= (3, 14):
-            zstd = import_module("compression.zstd")
-            options = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG}
-            return lambda: zstd.ZstdDecompressor(options=options), zstd.ZstdError
-        zstandard = import_module("zstandard")
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@contextmanager
+def _open_zstd(path: str | Path) -> Iterator[IO[bytes]]:
+    """Open a file with any number of zstd frames."""
+    try:
+        zstd = import_module("compression.zstd" if sys.version_info >= (3, 14) else ZSTD_BACKPORT)
     except ImportError:
         raise ClearheadError(
-            f"{path} needs the zstandard package; pip install 'clearhead[zstd]'."
+            f"{path} needs the {ZSTD_BACKPORT} package; pip install 'clearhead[zstd]'."
         ) from None
-    decompressor = zstandard.ZstdDecompressor(max_window_size=2**ZSTD_WINDOW_LOG)
-    return decompressor.decompressobj, zstandard.ZstdError
-
-
-def _decompress_zstd(
-    path: str | Path, new_frame: Callable[[], Any], zstd_error: type[Exception]
-) -> Iterator[bytes]:
-    """Decompress all frames. The library's own readers accept truncated files silently."""
-    frame = None
-    with Path(path).open("rb") as file:
-        while compressed := file.read(ZSTD_READ_BYTES):
-            while compressed:
-                frame = frame or new_frame()
-                try:
-                    plain = frame.decompress(compressed)
-                except zstd_error as error:
-                    raise OSError(str(error)) from None
-                if plain:
-                    yield plain
-                compressed = frame.unused_data if frame.eof else b""
-                if frame.eof:
-                    frame = None
-    if frame is not None:
-        raise EOFError("the file is truncated")
-
-
-class _IteratorFile(io.RawIOBase):
-    """Chunks of bytes as a readable file."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self._rest = self._rest or memoryview(next(self._chunks, b""))
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
+    options = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG}
+    try:
+        with zstd.open(path, options=options) as file:
+            yield file
+    except zstd.ZstdError as error:
+        raise OSError(str(error)) from None
 
 
 # --- finding files
@@ -369,41 +337,15 @@ def _can_split(size: int, before: str, after: str) -> bool:
 def _read_jsonl_documents(
     path: str, text_column: str, report: DataReport, only_input: bool
 ) -> Iterator[Document]:
-    for number, line in _decoded_lines(path, report, only_input):
-        if not line.strip():
-            continue
-        location = f"{path}:{number}"
-        text, reason = _json_text(line, text_column)
-        if reason:
-            report.skip(location, reason)
+    numbered_lines = _decoded_lines(path, report, only_input)
+    for location, (text,) in _parse_jsonl(path, numbered_lines, report, [text_column]):
+        if not isinstance(text, str):
+            report.skip(location, f"the field {text_column!r} is not a string")
+        elif not is_valid_unicode(text):
+            report.skip(location, f"the field {text_column!r} contains a lone surrogate")
         elif text:
             for i, chunk in enumerate(_chunks(text)):
                 yield Document(chunk, location, is_start=not i)
-
-
-def _json_text(line: str, text_column: str) -> tuple[str, str]:
-    """The text in a JSON line, or why there is none."""
-    record = _parse_json_object(line)
-    if record is None:
-        return "", "the line is not a JSON object"
-    if text_column not in record:
-        return "", f"the field {text_column!r} is missing"
-    text = record[text_column]
-    if not isinstance(text, str):
-        return "", f"the field {text_column!r} is not a string"
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # JSON can contain one half of a surrogate pair
-        return "", f"the field {text_column!r} contains a lone surrogate"
-    return text, ""
-
-
-def _parse_json_object(line: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _decoded_lines(path: str, report: DataReport, only_input: bool) -> Iterator[tuple[int, str]]:
@@ -466,7 +408,8 @@ def read_records(
             f"{path} must end in .csv, .tsv or .jsonl, optionally followed by .gz, .xz or .zst."
         )
     if table_type == ".jsonl":
-        yield from _read_jsonl(path, report, columns)
+        numbered_lines = enumerate(map(decode_lossless, read_byte_lines(path)), 1)
+        yield from _parse_jsonl(path, numbered_lines, report, columns)
         return
     is_tsv = table_type == ".tsv"
     lines = _LineReader(path)
@@ -516,8 +459,8 @@ class _LineReader:
     """Lines of a table; all but the first line of an invalid record can be read again."""
 
     def __init__(self, path: Path) -> None:
-        self._pushed_back = deque[str]()
-        self._rest = map(decode_lossless, read_byte_lines(path))
+        self._lines = map(decode_lossless, read_byte_lines(path))
+        self._lines_to_reread = deque[str]()
         self.is_exhausted = False  # whether the current record ends with the file
         self.line_number = 1  # of the current record
         self.record_lines = list[str]()
@@ -526,7 +469,8 @@ class _LineReader:
         return self
 
     def __next__(self) -> str:
-        line = self._pushed_back.popleft() if self._pushed_back else next(self._rest, None)
+        pending = self._lines_to_reread
+        line = pending.popleft() if pending else next(self._lines, None)
         if line is None:
             self.is_exhausted = True
             raise StopIteration
@@ -539,7 +483,7 @@ class _LineReader:
 
     def end_line(self) -> None:
         """Drop only the first line of the record and read the others again."""
-        self._pushed_back.extendleft(reversed(self.record_lines[1:]))
+        self._lines_to_reread.extendleft(reversed(self.record_lines[1:]))
         self.line_number += 1
         self.record_lines = []
         self.is_exhausted = False
@@ -593,13 +537,21 @@ def _column_index(
     raise ClearheadError(f"{location}: no column {column!r}; {hint}")
 
 
-def _read_jsonl(path: Path, report: DataReport, columns: Sequence[str]) -> Iterator[Record]:
-    for number, line in enumerate(map(decode_lossless, read_byte_lines(path)), 1):
+def _parse_jsonl(
+    path: str | Path,
+    numbered_lines: Iterable[tuple[int, str]],
+    report: DataReport,
+    columns: Sequence[str],
+) -> Iterator[Record]:
+    for number, line in numbered_lines:
         if not line.strip():
             continue
         location = f"{path}:{number}"
-        record = _parse_json_object(line)
-        if record is None:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
             report.skip(location, "the line is not a JSON object")
         elif missing := [column for column in columns if record.get(column) is None]:
             report.skip(location, f"the field {missing[0]!r} is missing")
