@@ -333,8 +333,8 @@ class Model(Checkpoint):
 
         With n > 1, `choices` of the result holds all samples. `logprobs` adds the log-probabilities
         of that many most likely tokens, `echo` repeats the prompt, `overflow="slide"` allows texts
-        longer than the context. `edits` change activations, one token at a time. `SamplingConfig`
-        explains the sampling options.
+        longer than the context. `edits` change the activations of one token at a time.
+        `SamplingConfig` explains the sampling options.
         """
         check_option_names("generate", unknown, ("max_tokens", *GenerateOptions.__annotations__))
         config = SamplingConfig(
@@ -612,8 +612,8 @@ class Model(Checkpoint):
     def with_backend(self, backend: str, dtype: str = "") -> backends.BackendModel:
         """Export the model to another engine, "ctranslate2" or "onnxruntime".
 
-        CTranslate2 takes a `dtype` of its own, such as int8. Options that a backend does not
-        support are refused.
+        `dtype` is a compute type of CTranslate2, such as int8. Options that a backend does not
+        support raise an error.
         """
         return backends.with_backend(self, backend, dtype)
 
@@ -646,7 +646,7 @@ class Model(Checkpoint):
     def fill(
         self, text: str | list[str], top_k: int = 5, *, edits: Edits | None = None
     ) -> FillResult | list[FillResult]:
-        """Predict the words hidden by [MASK]; a list of texts gives a list."""
+        """Predict the tokens at each [MASK]; a list of texts gives a list."""
         net = self._edited_net(edits, per_token=False)
         if not isinstance(text, list | tuple):
             return fill_masks(net, self.tokenizer, self.config, text, top_k)
@@ -760,8 +760,8 @@ def new(
     *,
     seed: int = 0,
     tokenizer: Tokenizer | None = None,
-    device: str = "cpu",
-    dtype: str = "float32",
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = torch.float32,
     **changes: object,
 ) -> Model:
     """Create a model with random weights from a preset or a configuration.
@@ -782,12 +782,14 @@ def new(
     return Model(net.eval(), config, tokenizer)
 
 
-def load(path: str | Path, *, device: str = "", dtype: str = "") -> Model:
+def load(
+    path: str | Path, *, device: str | torch.device = "", dtype: str | torch.dtype = ""
+) -> Model:
     """Load a bundled model, a clearhead or Hugging Face folder, a .gguf file or a hub id.
 
-    The default device is the GPU, if there is one. The default dtype is that of the largest matrix
-    on a GPU, and float32 on a CPU; dtype="stored" keeps the dtype of every weight, "int8" quantizes
-    the weights for fast inference on a CPU.
+    By default, the model is on the GPU if there is one. The default dtype is that of the largest
+    matrix on a GPU, and float32 on a CPU; dtype="stored" keeps the dtype of every weight, "int8"
+    quantizes the weights for fast inference on a CPU.
     """
     checkpoint = load_model(path, Placement.from_names(device, dtype))
     net = checkpoint.net

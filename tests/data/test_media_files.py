@@ -236,7 +236,7 @@ def test_running_out_of_memory_is_not_skipped(tmp_path, monkeypatch):
 
     (tmp_path / "a").mkdir()
     Image.fromarray(pixels(4, 4)).save(tmp_path / "a" / "good.png")
-    monkeypatch.setattr("clearhead.data.media._image_bytes", fail)
+    monkeypatch.setattr("clearhead.data.media.read_pixels", fail)
     report = DataReport("skip")
     with pytest.raises(MemoryError):
         load_media(tmp_path, GRAY, report)

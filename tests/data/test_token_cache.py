@@ -182,7 +182,7 @@ def test_untokenizable_documents_fail_or_are_skipped_by_location(tmp_path):
     assert report.skipped.total() == 1
 
 
-def test_document_without_its_first_chunk_still_starts_anew(tmp_path, monkeypatch):
+def test_document_without_its_first_chunk_still_starts_with_bos(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "CHUNK_CHARS", 1)
     (tmp_path / "a.txt").write_text("a\n<|endoftext|>\nx\nb\n")
     tokens = make(

@@ -1,12 +1,10 @@
-"""Configuration of a model, its use, and a whole run. Impossible combinations are refused.
+"""Configuration of models, inference and runs. Impossible combinations are refused.
 
 Variants are tagged unions (`position = {kind = "rotary", theta = 10000}`), so an option of one
 variant cannot be set on another.
 """
 
-import functools
 import math
-import typing
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -21,6 +19,7 @@ from clearhead.config.parse import (
     option,
     parse_field,
     read_config_file,
+    type_hints,
 )
 from clearhead.config.training import DataConfig, TrainConfig
 from clearhead.errors import ClearheadError, check_int
@@ -47,7 +46,9 @@ class Images:
     num_channels: int = option("color channels", 3)
     cls_token: bool = option(CLS_TOKEN, True)
     mean: tuple[float, ...] = option("pixel mean (0 to 1), one value or one per channel", (0.5,))
-    std: tuple[float, ...] = option("pixel standard deviation, likewise", (0.5,))
+    std: tuple[float, ...] = option(
+        "pixel standard deviation, one value or one per channel", (0.5,)
+    )
     resample: Literal["bicubic", "bilinear"] = option("resampling filter for resizing", "bicubic")
 
 
@@ -287,7 +288,7 @@ Head = LMHead | MLMHead | ClassificationHead | RegressionHead | NoHead
 # --- validation
 def check_ranges(value: Any, path: str) -> None:
     """Raise if an option is out of range; `path` is the name of the section."""
-    hints = _type_hints(type(value))  # type: ignore[arg-type]
+    hints = type_hints(type(value))
     for f in fields(value):
         item = getattr(value, f.name)
         name = f"{path}.{f.name}"
@@ -314,11 +315,6 @@ def check_ranges(value: Any, path: str) -> None:
             expected = f"a finite, positive number{'' if ge else ', or 0'}"
         if expected:
             raise ClearheadError(f"{name} must be {expected}, got {item}.")
-
-
-@functools.cache
-def _type_hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
 
 
 def _check_attention(m: "ModelConfig") -> None:

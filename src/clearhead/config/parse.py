@@ -6,11 +6,12 @@ that suggest the closest name.
 """
 
 import dataclasses
+import functools
 import json
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -38,11 +39,14 @@ def kind(help_text: str, name: str) -> Any:
 
 
 # --- from plain values
+type_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
+
+
 def dataclass_from_dict(cls: type[T], value: object, path: str = "") -> T:
     """Build a dataclass from nested dictionaries; `path` is its name in error messages."""
     if not isinstance(value, Mapping):
         raise ClearheadError(f"{path or 'the configuration'} must be a table, got {value!r:.60}.")
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(cls)
     for key in value:
         if key not in hints:
             raise ClearheadError(
@@ -58,7 +62,7 @@ def _suggest_option(hints: Mapping[str, Any], key: object, path: str) -> str:
     """Suggest the option of that name one level further down, else the closest name."""
     for name, hint in hints.items():
         for cls in typing.get_args(hint) or (hint,):
-            if dataclasses.is_dataclass(cls) and key in typing.get_type_hints(cls):
+            if dataclasses.is_dataclass(cls) and key in type_hints(cls):
                 return f"did you mean {_join_path(path, f'{name}.{key}')!r}?"
     return suggest(str(key), hints)
 
@@ -99,7 +103,7 @@ def _parse_scalar(hint: Any, value: object, path: str) -> Any:
 
 
 def _parse_tagged(classes: tuple[type, ...], value: object, path: str) -> Any:
-    class_of_kind = {typing.get_args(typing.get_type_hints(c)["kind"])[0]: c for c in classes}
+    class_of_kind = {typing.get_args(type_hints(c)["kind"])[0]: c for c in classes}
     table = {"kind": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping) or not isinstance(table.get("kind"), str):
         raise ClearheadError(f"{path} needs a kind; known: {', '.join(class_of_kind)}")

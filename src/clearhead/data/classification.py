@@ -196,7 +196,7 @@ class LabeledTextDataset:
         num_rows = len(self._train.targets)
         if not num_rows:
             raise ClearheadError("data.train has no labeled rows to train on.")
-        self._epoch_order = lru_cache(maxsize=4)(self._shuffled)
+        self._epoch_order = lru_cache(maxsize=4)(self._shuffle_epoch)
         self.batches_per_epoch = num_rows / batch_size
         num_tokens = 0
         room = 0
@@ -225,10 +225,10 @@ class LabeledTextDataset:
         for first, second, label, location in examples:
             target = label
             if isinstance(label, str):
-                known = label_id(label, label_ids, location, self.report)
-                if known is None:
+                class_id = label_id(label, label_ids, location, self.report)
+                if class_id is None:
                     continue
-                target = known
+                target = class_id
             if not (self.bos_tokens or self.sep_tokens or first or second):
                 self.report.skip(location, "the text has no tokens")
                 continue
@@ -263,7 +263,7 @@ class LabeledTextDataset:
             )
         return truncated_lengths(first, second, room)
 
-    def _shuffled(self, epoch: int) -> Tensor:
+    def _shuffle_epoch(self, epoch: int) -> Tensor:
         """The rows of an epoch: those that complete the previous epoch's batch, then batches."""
         order = shuffled_indices(len(self._train.targets), self.seed, epoch)
         num_head = min(-epoch * len(order) % self.batch_size, len(order))

@@ -64,7 +64,7 @@ class LanguageModelingDataset:
     Each row starts where the previous one ended, also inside a document; `segment_ids` number the
     documents of a row and are None if there is only one. The target of a document's last token is
     `eos_token`, or else the corpus's `bos_token`, so that a model learns to stop; without either
-    it has no target. Each epoch cuts the stream at another offset and shuffles the rows anew; less
+    it has no target. Each epoch cuts the stream at another offset and shuffles the rows; less
     than two rows at the ends of the stream are left out.
 
     `valid_fraction` of the documents, chosen by the seed, are held out together with their

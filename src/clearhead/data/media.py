@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from clearhead.data.classification import label_id, label_names, stratified_spli
 from clearhead.data.dataset import PackedBatch, seeded_generator, select_rows
 from clearhead.data.readers import DataReport, open_input, visible_files
 from clearhead.errors import ClearheadError, cannot_read, reraise_as
-from clearhead.tokenizers.media import ImageInput, log_mel, read_audio, read_image
+from clearhead.tokenizers.media import log_mel, normalize_pixels, read_audio, read_pixels
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
@@ -83,7 +83,7 @@ def _load_folder(
             try:
                 with reraise_as(f"{file} cannot be read"):
                     if isinstance(config, Images):
-                        data.append(_image_bytes(file, config))
+                        data.append(read_pixels(file, config))
                     else:
                         data.append(log_mel(read_audio(file, config), config)[0])
             except ClearheadError as error:
@@ -96,11 +96,6 @@ def _load_folder(
         reasons = f": {', '.join(report.skipped)}" if report.skipped else ""
         raise ClearheadError(f"{path} contains no labeled {medium}{reasons}.")
     return MediaExamples(torch.stack(data), labels, locations)
-
-
-def _image_bytes(image: ImageInput, config: Images) -> Tensor:
-    """The pixels before normalization, as bytes, which take a quarter of the memory."""
-    return (read_image(image, replace(config, mean=(0.0,), std=(1.0,))) * 255).round().byte()
 
 
 def _load_npz(path: Path, config: Images) -> MediaExamples:
@@ -164,7 +159,7 @@ def _from_arrays(
     if with_channels.shape[1:] == (config.image_size, config.image_size, config.num_channels):
         data = torch.from_numpy(with_channels.transpose(0, 3, 1, 2).copy())  # nothing to resize
     else:
-        data = torch.stack([_image_bytes(image, config) for image in images])
+        data = torch.stack([read_pixels(image, config) for image in images])
     locations = [f"{path}[{i}]" for i in range(len(labels))]
     return MediaExamples(data, [str(label) for label in labels], locations)
 
@@ -248,10 +243,10 @@ class MediaDataset:
         for i, (label, location) in enumerate(
             zip(examples.labels, examples.locations, strict=True)
         ):
-            known = label_id(label, ids_by_name, location, self.report)
-            if known is not None:
+            class_id = label_id(label, ids_by_name, location, self.report)
+            if class_id is not None:
                 indices.append(i)
-                label_ids.append(known)
+                label_ids.append(class_id)
         data = examples.data if len(indices) == len(examples.labels) else examples.data[indices]
         return data, torch.tensor(label_ids, dtype=torch.long)
 
@@ -272,10 +267,7 @@ class MediaDataset:
 
 def normalize_media(data: Tensor, config: Images | MelSpectrogram) -> Tensor:
     """The model's input from the `data` of MediaExamples."""
-    if not isinstance(config, Images):
-        return data
-    mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
-    return (data / 255 - mean) / std
+    return normalize_pixels(data, config) if isinstance(config, Images) else data
 
 
 def _select(examples: MediaExamples, indices: Sequence[int]) -> MediaExamples:

@@ -341,7 +341,7 @@ def balanced_source_seq_len(pairs: Iterable[EncodedPair], seq_len: int) -> int:
 class TranslationDataset:
     """Rows of whole pairs: `source_seq_len` source tokens beside `seq_len` target tokens.
 
-    Each epoch is shuffled and packed anew into the same number of rows, which are shuffled as well;
+    Each epoch is shuffled and packed into the same number of rows, which are shuffled as well;
     every pair occurs once. The decoder reads a target without its last token, and predicts it
     without its first `num_start_tokens` tokens.
     """

@@ -1,5 +1,4 @@
-"""Decoding steps on a GPU: attention of one query per row, and linear layers for few rows with all
-that surrounds them.
+"""Decoding steps on a GPU: attention of one query per row, and linear layers for few rows.
 
 With few rows, a linear layer costs as much as reading its matrix, and every kernel costs its
 launch. So norms, biases, activations and residual connections are computed in the same kernel.
@@ -108,12 +107,11 @@ def single_query_attention(
     scale: float,
     kv_owner: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ · scale) v over the first `kv_lengths` keys of each row; q may have more heads
-    than k and v.
+    """softmax(q kᵀ · scale) v over the first `kv_lengths` keys of each row.
 
-    With `kv_owner`, key i of a row is read from the cache of row kv_owner[row, i]. If there are few
-    rows and heads, several programs share the keys of one head, and the last one to finish combines
-    their results.
+    q may have more heads than k and v. With `kv_owner`, key i of a row is read from the cache of
+    row kv_owner[row, i]. If there are few rows and heads, several programs share the keys of one
+    head, and the last one to finish combines their results.
     """
     rows, heads, _, d = q.shape
     capacity = k.shape[2]
@@ -191,10 +189,10 @@ def _beam_cross_attention_kernel(
 def beam_cross_attention(
     q: Tensor, k: Tensor, v: Tensor, source_mask: Tensor | None, scale: float
 ) -> Tensor:
-    """softmax(q kᵀ · scale) v for queries of rows × width; the beams of a source are consecutive
-    rows.
+    """softmax(q kᵀ · scale) v, for queries of rows × width.
 
-    Keys and values are source × head × key × d; `source_mask` is 0 where a key is padding.
+    The beams of a source are consecutive rows. Keys and values are source × head × key × d;
+    `source_mask` is 0 where a key is padding.
     """
     rows = len(q)
     sources, kv_heads, n_keys, d = k.shape
@@ -264,8 +262,7 @@ def qkv_rope_cache(
     rotation: tuple[Tensor, Tensor] | None,
     norms: Sequence[nn.RMSNorm],
 ) -> Tensor:
-    """The queries of one token per row, normed and rotated; its keys and values are written to the
-    cache.
+    """Norm and rotate the queries of one token per row; write its keys and values to the cache.
 
     `rotation` is the cosine and sine of rotary positions, `norms` those of queries and keys, if
     there are any.

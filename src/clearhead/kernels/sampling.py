@@ -1,5 +1,4 @@
-"""Sample a token per row on a GPU: temperature, top-k, top-p, min-p and Gumbel noise in one kernel.
-Needs triton.
+"""Sample a token per row on a GPU, in one kernel. Needs triton.
 
 What top-k or top-p keeps is all logits from a threshold on. The threshold is found by bisection
 over the floats in their order: each step counts, or sums the probabilities of, the logits above the

@@ -1,6 +1,4 @@
-"""Input embeddings: text, images and audio become `batch × tokens × d`; all else is one code path
-(L1.1, L6.4).
-"""
+"""Input embeddings: text, images and audio become `batch × token × d` (L1.1, L6.4)."""
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +14,7 @@ Stream = Float[Tensor, "batch token d"]
 
 
 class InputEmbedding(nn.Module):
-    """What every input shares: positions are added, then norm (if configured) and dropout."""
+    """Base class: adds positions, then applies norm (if configured) and dropout."""
 
     def __init__(self, m: c.ModelConfig, norm: bool = False) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""Layers that act on each token alone: linear, norm (L4.3), feed-forward (L4.2) and unembedding
-(L5.1).
-"""
+"""Layers applied to each token: linear, norm (L4.3), feed-forward (L4.2), unembedding (L5.1)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -51,8 +49,8 @@ class Linear(nn.Linear):
 def joint_linear(x: Stream, *layers: nn.Linear | Int8Linear) -> list[Tensor]:
     """Apply several linear layers to the same input.
 
-    With gradients as one matrix product, which is faster and needs only one gradient of the input.
-    Without, each layer by itself: concatenating the weights would cost more than it saves.
+    With gradients, one matrix product is faster and gives one gradient of the input. Without,
+    concatenating the weights would cost more than it saves.
     """
     float_layers = [layer for layer in layers if isinstance(layer, nn.Linear)]
     if not torch.is_grad_enabled() or len(float_layers) < len(layers):
@@ -118,8 +116,7 @@ class GatedFeedForward(FeedForward):
 
     def __init__(self, m: c.ModelConfig) -> None:
         nn.Module.__init__(self)
-        # In this order, because parameters are initialized in the order in which they are
-        # registered.
+        # The order of registration is the order of initialization.
         self.gate = Linear(m.d_model, m.d_ff, bias=m.ffn.bias)
         self.down = Linear(m.d_ff, m.d_model, bias=m.ffn.bias)
         self.up = Linear(m.d_model, m.d_ff, bias=m.ffn.bias)

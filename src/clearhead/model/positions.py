@@ -204,9 +204,7 @@ class ALiBi(PositionEncoding):
 
 
 def alibi_slopes(n_heads: int, device: torch.device) -> Float[Tensor, " head"]:
-    """2^(−8i/n) for n heads; if n is not a power of two, every other slope of the next power fills
-    up.
-    """
+    """2^(−8i/n) for n heads, if n is a power of two; further slopes lie halfway between these."""
     power = 2 ** int(math.log2(n_heads))
     exponents = torch.arange(1, power + 1, device=device)
     between = torch.arange(n_heads - power, device=device) + 0.5

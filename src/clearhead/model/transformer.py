@@ -1,6 +1,4 @@
-"""The Transformer: blocks (L4.1), stacks of blocks (L4.4) and the three architectures (L6), in one
-code path.
-"""
+"""The Transformer: blocks (L4.1), stacks of blocks (L4.4) and the three architectures (L6)."""
 
 import math
 import re
@@ -64,8 +62,7 @@ def post_norm(x: ResidualStream, norm: Sublayer, sublayer: Sublayer) -> Residual
 
 
 class Block(nn.Module):
-    """Attention moves information between tokens, the feed-forward layer acts on each token alone
-    (L4.1, L4.3).
+    """Attention between tokens, then a feed-forward layer for each token (L4.1, L4.3).
 
         resid_pre ──▶ attention ──▶ resid_mid ──▶ feed-forward ──▶ resid_post
 

@@ -220,17 +220,17 @@ def _adds_prefix_space(backend_json: Metadata) -> bool:
 
 def _pre_tokenizer_name(backend_json: Metadata) -> str:
     """llama.cpp's name of the pre-tokenizer; without merges, all byte-level ones are equivalent."""
-    wanted = _flatten_pre_tokenizer(backend_json["pre_tokenizer"])
+    steps = _flatten_pre_tokenizer(backend_json["pre_tokenizer"])
     normalizer = (backend_json["normalizer"] or {}).get("type")
     ignore_merges = bool(backend_json["model"].get("ignore_merges"))
     for name, pre_tokenizer in PRE_TOKENIZERS.items():
-        same_splits = wanted == _flatten_pre_tokenizer(json.loads(pre_tokenizer.__getstate__()))
+        same_splits = steps == _flatten_pre_tokenizer(json.loads(pre_tokenizer.__getstate__()))
         same_merges = ignore_merges == (name in IGNORES_MERGES)
         same_normalizer = normalizer == ("NFC" if name in NORMALIZES_NFC else None)
         if same_splits and same_merges and same_normalizer:
             return name
     plain_bytes = [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]
-    if not backend_json["model"]["merges"] and wanted == plain_bytes:
+    if not backend_json["model"]["merges"] and steps == plain_bytes:
         return "gpt-2"
     raise ClearheadError(
         "llama.cpp does not support this tokenizer's pre-tokenizer; "

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
@@ -27,7 +27,12 @@ MAX_MEAN_BRIGHTNESS = 2.0  # standard deviations above the mean that a model exp
 
 
 def read_image(image_input: ImageInput, config: Images) -> Float[Tensor, "channel height width"]:
-    """A normalized image: upright, transparency on white, resized to a square, gray or color."""
+    """A normalized image, as a model reads it."""
+    return normalize_pixels(read_pixels(image_input, config), config)
+
+
+def read_pixels(image_input: ImageInput, config: Images) -> UInt8[Tensor, "channel height width"]:
+    """The pixels of an image: upright, transparency on white, resized to a square."""
     if config.num_channels not in (1, 3):
         raise ClearheadError(
             f"model.input.num_channels must be 1 (gray) or 3 (color), got {config.num_channels}."
@@ -38,8 +43,15 @@ def read_image(image_input: ImageInput, config: Images) -> Float[Tensor, "channe
     image = image.convert("L" if config.num_channels == 1 else "RGB")
     image = image.resize(size, Image.Resampling[config.resample.upper()])
     pixels = torch.from_numpy(np.array(image)).view(*size, config.num_channels)
+    return pixels.permute(2, 0, 1).contiguous()
+
+
+def normalize_pixels(
+    pixels: UInt8[Tensor, "*batch channel height width"], config: Images
+) -> Float[Tensor, "*batch channel height width"]:
+    """Pixels relative to the mean and standard deviation that the model expects."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
-    return (pixels.permute(2, 0, 1).contiguous() / 255 - mean) / std
+    return (pixels / 255 - mean) / std
 
 
 def _open_image(image_input: ImageInput) -> Image.Image:
