@@ -32,7 +32,8 @@ from clearhead.data.pairs import (
 from clearhead.data.readers import DataReport
 from clearhead.model.transformer import Transformer, build_transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
-from clearhead.train.trainer import Trainer, batch_loss
+from clearhead.train.train_step import batch_loss
+from clearhead.train.trainer import Trainer
 from clearhead.weights.checkpoint import Checkpoint
 
 MAX_LENGTH = 32

@@ -13,7 +13,7 @@ from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.evaluate import classification
 from clearhead.train.distributed import SingleProcess
-from clearhead.train.trainer import validation_loss
+from clearhead.train.train_step import validation_loss
 
 WORDS = ch.Tokenizer.train_bpe(["the cat sat on the mat"], 300, ("<|end|>",))
 TEXTS = ["the cat", "sat on", "the mat sat on the cat", "a", "mat mat"]

@@ -12,7 +12,7 @@ from clearhead.errors import ClearheadError
 from clearhead.evaluate.results import bootstrap_metrics
 from clearhead.evaluate.translation import CorpusScorer
 from clearhead.train.distributed import SingleProcess
-from clearhead.train.trainer import validation_loss
+from clearhead.train.train_step import validation_loss
 
 SOURCES = ["the cat sat", "on a mat", "the dog ran home again", "a cat"]
 TARGETS = ["die katze sass", "auf einer matte", "der hund lief wieder heim", "eine katze"]

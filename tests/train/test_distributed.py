@@ -281,8 +281,8 @@ def test_dropout_differs_between_processes_and_not_between_runs(tmp_path):
         options = {"max_steps": 1, "model.dropout.embedding": 0.5}
         trainer = make_trainer(tmp_path / name, strategy=strategy, **options)
         numbers = []
-        loss_function = trainer.compiled_step.loss_function
-        trainer.compiled_step.loss_function = lambda batch: (
+        loss_function = trainer.step_function.loss_function
+        trainer.step_function.loss_function = lambda batch: (
             numbers.append(torch.rand(4)) or loss_function(batch)
         )
         run(trainer)

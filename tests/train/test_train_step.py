@@ -5,7 +5,7 @@ import torch
 from jaxtyping import config
 from tiny_training import CountingDataset, make_trainer, run
 
-from clearhead.train.trainer import TrainStep
+from clearhead.train.train_step import TrainStep
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 OPTIONS = {
@@ -58,7 +58,7 @@ def test_failing_compiler_is_reported_once_and_changes_nothing(failing_pass, tmp
     monkeypatch.setattr(torch, "compile", failing_compile)
     lines = []
     trainer = make_trainer(tmp_path / "compiled", **OPTIONS)
-    trainer.compiled_step = TrainStep(
+    trainer.step_function = TrainStep(
         trainer.net,
         trainer.optimizer,
         trainer.ema,
@@ -85,12 +85,12 @@ def test_cuda_graph_equals_ungraphed_step(tmp_path, without_shape_checks, optimi
             tmp_path / name, device="cuda", compile=True, optimizer=optimizer, **OPTIONS
         )
         if name == "ungraphed":
-            trainer.compiled_step.cuda_graph = None
+            trainer.step_function.cuda_graph = None
         reports = []
         trainer.train(lambda p, reports=reports: reports.append((p.loss, p.valid_loss)) or True)
         losses.append(reports)
         trainers.append(trainer)
-    assert trainers[0].compiled_step.cuda_graph.graph is not None
+    assert trainers[0].step_function.cuda_graph.graph is not None
     # AdamW gives identical losses. In a graph the learning rate is an fp32 tensor, whose rounding
     # Muon's bf16 Newton–Schulz iteration amplifies.
     tolerance = 5e-4 if optimizer == "muon" else 1e-4
@@ -106,10 +106,10 @@ def test_failing_capture_is_reported_once(tmp_path, without_shape_checks):
     lines = []
     dataset = CountingDataset()
     trainer = make_trainer(tmp_path, dataset, device="cuda", compile=True, **OPTIONS)
-    trainer.compiled_step.echo = lines.append
-    loss_function = trainer.compiled_step.loss_function
+    trainer.step_function.echo = lines.append
+    loss_function = trainer.step_function.loss_function
     # Reading a value from the GPU cannot be captured.
-    trainer.compiled_step.loss_function = lambda batch: (
+    trainer.step_function.loss_function = lambda batch: (
         loss_function(batch) * (1 if batch.tokens.sum().item() > 0 else 2)
     )
     run(trainer)

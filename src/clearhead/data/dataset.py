@@ -1,6 +1,6 @@
 """Packed training batches, and the order of data as a pure function of seed and step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -23,6 +23,14 @@ class PackedBatch:
     source: Tensor | None = None
     source_segment_ids: Tensor | None = None
     token_type_ids: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "PackedBatch":
+        """Apply a function to each tensor."""
+        values = {name: None if t is None else function(t) for name, t in vars(self).items()}
+        return PackedBatch(**values)
+
+    def tensors(self) -> list[Tensor]:
+        return [t for t in vars(self).values() if t is not None]
 
 
 def count_targets(targets: Tensor) -> int:

@@ -35,8 +35,8 @@ from clearhead.lab.report import (
 from clearhead.lab.runner import TrainOptions, no_display, run_experiment
 from clearhead.lab.stats import Summary
 from clearhead.train.diagnosis import Finding
+from clearhead.train.distributed import Echo
 from clearhead.train.train import MakeDisplay, dotted_options, load_config, no_echo
-from clearhead.train.trainer import Echo
 
 DEFAULT_OUTPUT = "comparison"
 DEFAULT_SEEDS = 3

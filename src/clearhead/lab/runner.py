@@ -38,10 +38,11 @@ from clearhead.lab.experiment import (
 from clearhead.model.attention import positions_from_segments
 from clearhead.train.checkpoint import RUN_FILE, TOKENS_FOLDER
 from clearhead.train.datasets import TokenizerSource, load_training_data
-from clearhead.train.distributed import SINGLE_PROCESS
+from clearhead.train.distributed import SINGLE_PROCESS, Echo
 from clearhead.train.throughput import Throughput, format_duration
 from clearhead.train.train import Display, MakeDisplay, no_echo, run_training
-from clearhead.train.trainer import DivergenceError, Echo, Progress, Trainer, validation_loss
+from clearhead.train.train_step import validation_loss
+from clearhead.train.trainer import DivergenceError, Progress, Trainer
 from clearhead.weights.checkpoint import Placement
 from clearhead.weights.load import load_model
 

@@ -39,9 +39,9 @@ from clearhead.lens.training_trace import (
 )
 from clearhead.model.inputs import TokenEmbedding
 from clearhead.model.transformer import Transformer
-from clearhead.train.distributed import SINGLE_PROCESS, SingleProcess
+from clearhead.train.distributed import SINGLE_PROCESS, Echo, SingleProcess
 from clearhead.train.report import TRACE_FIGURE_FILE
-from clearhead.train.trainer import Echo, batch_to_device, hidden_states
+from clearhead.train.train_step import batch_to_device, hidden_states
 from clearhead.weights.checkpoint import Checkpoint, SafetensorsReader
 
 MAX_PROBES = 8  # that a user may set

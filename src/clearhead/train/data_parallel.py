@@ -11,8 +11,8 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
 from datetime import timedelta
+from typing import Any, TypeVar, cast
 from uuid import uuid4
 
 import torch
@@ -27,12 +27,14 @@ from torch.distributed.tensor import DTensor, Shard
 from clearhead.data.dataset import PackedBatch
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import Block, Transformer, build_transformer
-from clearhead.train.distributed import SingleProcess
-from clearhead.train.trainer import compile_with_fallback
+from clearhead.train.distributed import Echo, SingleProcess
+from clearhead.train.train_step import COMPILE_FAILED
 
 BUCKET_NUMEL = 2**23
 # Long, because the others wait while the main process tokenizes. A dead process is noticed at once.
 GROUP_TIMEOUT = timedelta(days=2)
+
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 class DDP(SingleProcess):
@@ -55,9 +57,7 @@ class DDP(SingleProcess):
         end = rows * (self.rank + 1) // self.size
         has_rows = end > start
         local_rows = slice(start, end) if has_rows else slice(0, 1)
-        tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        sliced = {name: t[local_rows] for name, t in tensors.items() if t is not None}
-        return replace(batch, **sliced), has_rows
+        return batch.map(lambda t: t[local_rows]), has_rows
 
     def any_process(self, flag: bool) -> bool:
         value = torch.tensor([int(flag)])
@@ -127,7 +127,7 @@ class FSDP(DDP):
         net: Transformer,
         device: torch.device,
         compile: bool,
-        echo: Callable[[str], None],
+        echo: Echo,
     ) -> Transformer:
         """Shard each block, and compile each alone: weights are gathered between blocks."""
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
@@ -191,6 +191,24 @@ class FSDP(DDP):
         copy = build_transformer(net.config, seed=None)
         copy.load_state_dict(weights, strict=False, assign=True)
         return copy
+
+
+def compile_with_fallback(function: Call, echo: Echo) -> Call:
+    """Compile a function; if compilation fails, print one line and run it uncompiled."""
+    compiled: Any = torch.compile(function, dynamic=False)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal compiled
+        try:
+            return compiled(*args, **kwargs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            if compiled is function:
+                raise
+            echo(COMPILE_FAILED.format(type(error).__name__))
+            compiled = function
+            return compiled(*args, **kwargs)
+
+    return cast(Call, call)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ processes or fewer.
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,6 +16,8 @@ from clearhead.config.training import TrainConfig
 from clearhead.data.dataset import PackedBatch
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import Transformer
+
+Echo = Callable[[str], None]
 
 
 class SingleProcess:
@@ -74,7 +75,7 @@ class SingleProcess:
         net: Transformer,
         device: torch.device,
         compile: bool,
-        echo: Callable[[str], None],
+        echo: Echo,
     ) -> Transformer:
         """Move the network to the devices, sharded if the strategy shards."""
         return net.to(device)
@@ -129,4 +130,4 @@ def distributed_training(device: str, config: TrainConfig) -> Iterator[SinglePro
     from clearhead.train.data_parallel import DDP, FSDP, process_group
 
     with process_group(device, FSDP if config.strategy == "fsdp" else DDP) as strategy:
-        yield cast(SingleProcess, strategy)
+        yield strategy

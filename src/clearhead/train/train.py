@@ -33,7 +33,12 @@ from clearhead.train.checkpoint import (
     read_log,
 )
 from clearhead.train.datasets import TokenizerSource, load_training_data
-from clearhead.train.distributed import SINGLE_PROCESS, SingleProcess, distributed_training
+from clearhead.train.distributed import (
+    SINGLE_PROCESS,
+    Echo,
+    SingleProcess,
+    distributed_training,
+)
 from clearhead.train.report import (
     REPORT_FILE,
     STATUS_TEXT,
@@ -44,7 +49,7 @@ from clearhead.train.report import (
     write_report,
 )
 from clearhead.train.throughput import Throughput, format_duration
-from clearhead.train.trainer import Echo, Progress, Trainer, TrainResult
+from clearhead.train.trainer import Progress, Trainer, TrainResult
 from clearhead.weights.checkpoint import Checkpoint, Placement
 from clearhead.weights.load import load_model, load_tokenizers
 from clearhead.weights.model_cards import bundled_models
@@ -519,7 +524,7 @@ class TimeEstimate:
         self.echo = echo
         # Compilation and warm-up are not measured. Steps on a GPU are fast enough to wait for more.
         is_cuda = self.device.type == "cuda"
-        num_warmup = 5 if is_cuda else int(trainer.compiled_step.compile)
+        num_warmup = 5 if is_cuda else int(trainer.step_function.compile)
         self.start_step = trainer.step + num_warmup
         self.end_step = self.start_step + (10 if is_cuda else 3)
         self.started = time.monotonic()
