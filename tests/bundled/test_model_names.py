@@ -41,7 +41,7 @@ def test_bundled_name_loads():
 
 
 def test_word_vectors_load_by_name():
-    assert ch.vectors("words").vector("dog").tolist() == [0.0, 1.0]
+    assert ch.vectors("words")["dog"].tolist() == [0.0, 1.0]
     with pytest.raises(ch.ClearheadError, match="word vectors"):
         ch.load("words")
 

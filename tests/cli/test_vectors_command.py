@@ -58,7 +58,7 @@ def test_output_format_follows_the_file_name(folder):
     assert (folder / "vectors.bin").read_bytes().startswith(b"6 8\n")
     binary = ch.vectors(folder / "vectors.bin")
     native = ch.vectors(folder / "vectors")
-    assert (binary.vector("king") == native.vector("king")).all()
+    assert (binary["king"] == native["king"]).all()
 
 
 @pytest.mark.parametrize(

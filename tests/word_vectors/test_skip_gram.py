@@ -130,7 +130,7 @@ def test_vectors_are_trained_from_files(tmp_path):
         VectorDataConfig((str(tmp_path / "text.txt"),)), SkipGramConfig(vector_size=8, epochs=1)
     )
     vectors = train_word_vectors(config, tmp_path / "out", log=lambda line: None)
-    assert torch.equal(ch.vectors(tmp_path / "out").vector("cat"), vectors.vector("cat"))
+    assert torch.equal(ch.vectors(tmp_path / "out")["cat"], vectors["cat"])
 
 
 @pytest.mark.parametrize(

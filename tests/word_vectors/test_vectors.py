@@ -93,7 +93,7 @@ def test_word_of_several_tokens_is_their_mean(model):
     assert len(ids) > 1
     of_model = ch.vectors(model)
     torch.testing.assert_close(
-        of_model.vector("zebra"), model.net.embed.tokens.weight[ids].mean(dim=0).detach()
+        of_model["zebra"], model.net.embed.tokens.weight[ids].mean(dim=0).detach()
     )
     assert (
         f"'zebra' is the mean of {' '.join(model.tokenizer.to_str_tokens(ids))}"
@@ -105,7 +105,7 @@ def test_layer_vectors_are_the_residual_stream_of_single_words(model):
     in_layer = ch.vectors(model, layer=1)
     ids = model.tokenizer.encode(" king")
     want = model.watch([ids], ["blocks.1.resid_post"])["blocks.1.resid_post"][0].mean(dim=0)
-    torch.testing.assert_close(in_layer.vector("king"), want)
+    torch.testing.assert_close(in_layer["king"], want)
     one = model.tokenizer.encode("a")
     resid = model.watch([one], ["blocks.1.resid_post"])["blocks.1.resid_post"]
     torch.testing.assert_close(in_layer.source.matrix[one[0]], resid[0, 0])
@@ -119,7 +119,7 @@ def test_encoder_decoder_uses_its_encoder(model):
     seen = both.watch([[0]], ["encoder.blocks.0.resid_post"], source=[ids])[
         "encoder.blocks.0.resid_post"
     ]
-    torch.testing.assert_close(ch.vectors(both, layer=0).vector("king"), seen[0].mean(dim=0))
+    torch.testing.assert_close(ch.vectors(both, layer=0)["king"], seen[0].mean(dim=0))
 
 
 @pytest.mark.parametrize("name", ["folder", "x.bin", "x.txt", "x.vec"])

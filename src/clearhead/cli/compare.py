@@ -62,7 +62,7 @@ def compare(
     from clearhead.cli.progress_display import ProgressDisplay
     from clearhead.lab.compare import plan_experiment, run_comparison
     from clearhead.lab.report import REPORT_FILE
-    from clearhead.lab.runner import no_display
+    from clearhead.train.train import no_display
 
     for text in vary:
         _check_vary(text)

@@ -3,8 +3,8 @@
 import math
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
 
 import typer
 from rich.console import Console, Group
@@ -19,7 +19,7 @@ from clearhead.train.trainer import Progress, Trainer
 
 
 class ProgressDisplay:
-    """Shows the reports of a run; a context manager."""
+    """A context manager whose function shows a report of a run."""
 
     def __init__(self, trainer: Trainer, throughput: Throughput) -> None:
         self.tokens_per_target = throughput.tokens_per_target
@@ -33,10 +33,10 @@ class ProgressDisplay:
             bar = self._bar(trainer.step, trainer.config.max_steps, "", [])
             self.live = Live(bar, console=console, refresh_per_second=8)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Callable[[Progress], None]:
         if self.live is not None:
             self.live.start()
-        return self
+        return self.show
 
     def __exit__(
         self,

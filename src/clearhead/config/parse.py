@@ -236,16 +236,20 @@ def _toml_lines(value: Any, path: str) -> Iterator[str]:
         yield f"\n[{path}]"
     for field, item in fields:
         if not dataclasses.is_dataclass(item):
-            line = f"{field.name} = {_toml_value(item)}"
+            line = f"{field.name} = {format_toml_value(item)}"
             yield f"{line:<28} # {field.metadata['help']}"
     for field, item in fields:
         if dataclasses.is_dataclass(item):
             yield from _toml_lines(item, _join_path(path, field.name))
 
 
-def _toml_value(value: object) -> str:
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+def format_toml_value(value: object) -> str:
+    """Format a value as TOML on one line."""
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(format_toml_value, value)) + "]"
+    if isinstance(value, Mapping):
+        items = (f"{name} = {format_toml_value(item)}" for name, item in value.items())
+        return "{" + ", ".join(items) + "}"
     text = json.dumps(value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")  # the only character that JSON but not TOML allows as is
 

@@ -32,11 +32,17 @@ from clearhead.lab.report import (
     too_few_seeds,
     write_report,
 )
-from clearhead.lab.runner import TrainOptions, no_display, run_experiment
+from clearhead.lab.runner import TrainOptions, run_experiment
 from clearhead.lab.stats import Summary
 from clearhead.train.diagnosis import Finding
 from clearhead.train.distributed import Echo
-from clearhead.train.train import MakeDisplay, dotted_options, load_config, no_echo
+from clearhead.train.train import (
+    MakeDisplay,
+    dotted_options,
+    load_config,
+    no_display,
+    no_echo,
+)
 
 DEFAULT_OUTPUT = "comparison"
 DEFAULT_SEEDS = 3

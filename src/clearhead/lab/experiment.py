@@ -29,6 +29,7 @@ from clearhead.config.parse import (
     dataclass_to_dict,
     dataclass_to_toml,
     diff_trees,
+    format_toml_value,
     option,
     read_config_file,
 )
@@ -94,7 +95,7 @@ def format_vary(vary: Vary) -> tuple[str, ...]:
     """["model.position=none,rotary"] from {"model.position": ["none", "rotary"]}."""
     formatted = []
     for name, values in vary.items():
-        text = values if isinstance(values, str) else ",".join(map(_format_toml, values))
+        text = values if isinstance(values, str) else ",".join(map(_format_value, values))
         formatted.append(f"{name.replace('__', '.')}={text}")
     return tuple(formatted)
 
@@ -166,19 +167,11 @@ def _split_values(text: str) -> Iterator[str]:
     yield text[start:].strip()
 
 
-def _format_toml(value: object, nested: bool = False) -> str:
+def _format_value(value: object) -> str:
     """Format a value as TOML; a string that needs no quotes gets none."""
-    match value:
-        case str():
-            needs_quotes = nested or re.search(r"[,\[\]{}\"']", value)
-            return json.dumps(value) if needs_quotes else value
-        case Mapping():
-            items = (f"{name} = {_format_toml(item, True)}" for name, item in value.items())
-            return "{" + ", ".join(items) + "}"
-        case list() | tuple():
-            return "[" + ", ".join(_format_toml(item, True) for item in value) + "]"
-        case _:
-            return json.dumps(value)
+    if isinstance(value, str) and not re.search(r"[,\[\]{}\"']", value):
+        return value
+    return format_toml_value(value)
 
 
 def _short_names(options: list[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -40,24 +40,14 @@ from clearhead.train.checkpoint import RUN_FILE, TOKENS_FOLDER
 from clearhead.train.datasets import TokenizerSource, load_training_data
 from clearhead.train.distributed import SINGLE_PROCESS, Echo
 from clearhead.train.throughput import Throughput, format_duration
-from clearhead.train.train import Display, MakeDisplay, no_echo, run_training
+from clearhead.train.train import Display, MakeDisplay, no_display, no_echo, run_training
 from clearhead.train.train_step import validation_loss
-from clearhead.train.trainer import DivergenceError, Progress, Trainer
+from clearhead.train.trainer import DivergenceError, Trainer
 from clearhead.weights.checkpoint import Placement
 from clearhead.weights.load import load_model
 
 MIN_REPORTED_SECONDS = 10.0  # a report after shorter runs would take a large part of the time
 POLL_SECONDS = 1.0  # between two looks at the runs of other processes
-
-
-class _NoDisplay:
-    def show(self, progress: Progress) -> None:
-        pass
-
-
-def no_display(trainer: Trainer, throughput: Throughput) -> AbstractContextManager[Display]:
-    """Display nothing."""
-    return nullcontext(_NoDisplay())
 
 
 @dataclass(frozen=True)
@@ -160,7 +150,7 @@ def _train(
     folder = output / run.path
     has_started = False
 
-    def start_display(trainer: Trainer, throughput: Throughput) -> AbstractContextManager[Display]:
+    def start_display(trainer: Trainer, throughput: Throughput) -> Display:
         nonlocal has_started
         has_started = True
         num_labels = len(trainer.model.config.inference.labels)

@@ -1,10 +1,11 @@
 """Training data of a model: its tokenizers and batches, chosen by its inputs and its head."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -51,6 +52,8 @@ TOKEN_ALIASES = {  # in pretrained tokenizers
 MAX_TOKENIZER_CHARS = 200_000_000  # characters that a tokenizer is trained on
 NUMBER_PATTERN = re.compile(r"[-+]?\d*\.?\d+")
 FRACTION_PATTERN = re.compile(r"[-+]?\d*\.\d+")
+
+Row = TypeVar("Row", SentencePair, LabeledText)
 
 
 @dataclass(frozen=True)
@@ -250,10 +253,7 @@ def _load_pairs(config: Config, tokenizers: TokenizerSource, report: DataReport)
     if not data.valid:
         labels = [""] * len(train_pairs)
         keys = [pair.source for pair in train_pairs]
-        train_rows, valid_rows = stratified_split(labels, keys, data.valid_fraction, train.seed)
-        _check_valid_rows(config, len(valid_rows), labels)
-        valid_pairs = [train_pairs[i] for i in valid_rows]
-        train_pairs = [train_pairs[i] for i in train_rows]
+        train_pairs, valid_pairs = _hold_out(config, train_pairs, labels, keys)
 
     tokenizer = tokenizers.tokenizer
     source_tokenizer = tokenizers.source_tokenizer
@@ -340,12 +340,7 @@ def _load_labeled_texts(
     if not data.valid:
         labels = [row.label for row in rows]
         keys = [(row.text, row.text_pair) for row in rows]
-        train_indices, valid_indices = stratified_split(
-            labels, keys, data.valid_fraction, train.seed
-        )
-        _check_valid_rows(config, len(valid_indices), labels)
-        valid_rows = [rows[i] for i in valid_indices]
-        rows = [rows[i] for i in train_indices]
+        rows, valid_rows = _hold_out(config, rows, labels, keys)
 
     tokenizer = tokenizers.tokenizer
     if tokenizer is None:
@@ -446,22 +441,26 @@ def read_media(
     )
 
 
-def _check_valid_rows(config: Config, num_valid_rows: int, labels: Sequence[str | float]) -> None:
-    """Refuse patience if there are too few rows to hold any out for validation."""
-    is_expected = config.train.patience and config.data.valid_fraction
-    if num_valid_rows or not labels or not is_expected:
-        return
-    num_rows = len(labels)
-    num_names = len({label for label in labels if isinstance(label, str)})
-    if 2 < num_rows == num_names:
-        raise ClearheadError(
-            f"{num_rows} rows have {num_rows} different labels; to predict numbers, set "
-            "--model.head regression."
-        )
-    raise ClearheadError(
-        f"train.patience needs validation data, and {num_rows} rows are too few to hold any out; "
-        "set data.valid, add rows, or set train.patience = 0."
+def _hold_out(
+    config: Config, rows: list[Row], labels: Sequence[str | float], keys: Sequence[Hashable]
+) -> tuple[list[Row], list[Row]]:
+    """Split rows into training and validation data; refuse patience if none can be held out."""
+    train_indices, valid_indices = stratified_split(
+        labels, keys, config.data.valid_fraction, config.train.seed
     )
+    needs_validation = config.train.patience and config.data.valid_fraction
+    if rows and needs_validation and not valid_indices:
+        num_names = len({label for label in labels if isinstance(label, str)})
+        if 2 < len(rows) == num_names:
+            raise ClearheadError(
+                f"{len(rows)} rows have {num_names} different labels; to predict numbers, set "
+                "--model.head regression."
+            )
+        raise ClearheadError(
+            f"train.patience needs validation data, and {len(rows)} rows are too few to hold any "
+            "out; set data.valid, add rows, or set train.patience = 0."
+        )
+    return [rows[i] for i in train_indices], [rows[i] for i in valid_indices]
 
 
 def _with_labels(config: Config, labels: tuple[str, ...]) -> Config:

@@ -5,9 +5,9 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -66,17 +66,31 @@ LONG_CPU_SECONDS = 3600
 SLOW_STEPS_SECONDS = 5  # steps that took this long are enough for an estimate
 
 
-class Display(Protocol):
-    """Shows the reports of a run."""
-
-    def show(self, progress: Progress) -> None: ...
-
-
-MakeDisplay = Callable[[Trainer, Throughput], AbstractContextManager[Display]]
+Display = AbstractContextManager[Callable[[Progress], None]]  # its function shows a report
+MakeDisplay = Callable[[Trainer, Throughput], Display]
 
 
 def no_echo(line: str) -> None:
     """Print nothing."""
+
+
+def no_display(trainer: Trainer, throughput: Throughput) -> Display:
+    """Display nothing."""
+    return nullcontext(lambda progress: None)
+
+
+def validation_lines(trainer: Trainer, throughput: Throughput) -> Display:
+    """Print one line per validation."""
+
+    def show(progress: Progress) -> None:
+        if progress.valid_loss is not None:
+            print(
+                f"step {progress.step:,} of {progress.max_steps:,}: loss {progress.loss:.4f}, "
+                f"validation {progress.valid_loss:.4f}",
+                flush=True,
+            )
+
+    return nullcontext(show)
 
 
 def train(
@@ -114,7 +128,7 @@ def train(
     result = run_training(
         config,
         output,
-        lambda trainer, throughput: nullcontext(ValidationLines(quiet)),
+        no_display if quiet else validation_lines,
         no_echo if quiet else print,
         recipe="" if isinstance(recipe, Config) else str(recipe),
         resume=resume == "auto",
@@ -127,21 +141,6 @@ def train(
     from clearhead.api import load  # a higher layer
 
     return load(best or result.checkpoint, device=device)
-
-
-@dataclass(frozen=True)
-class ValidationLines:
-    """Prints one line per validation."""
-
-    quiet: bool
-
-    def show(self, progress: Progress) -> None:
-        if progress.valid_loss is not None and not self.quiet:
-            print(
-                f"step {progress.step:,} of {progress.max_steps:,}: loss {progress.loss:.4f}, "
-                f"validation {progress.valid_loss:.4f}",
-                flush=True,
-            )
 
 
 # --- configuration
@@ -474,10 +473,10 @@ def train_and_report(
             recorder(step)
         estimate(step)
 
-    with make_display(trainer, throughput) as display:
+    with make_display(trainer, throughput) as show:
 
         def on_report(progress: Progress) -> bool:
-            display.show(progress)
+            show(progress)
             if tensorboard is not None:
                 tensorboard.log(progress)
             return True

@@ -199,6 +199,4 @@ def _count_correct(candidates: Tensor, questions: list[list[int]]) -> int:
 
 def _known_vectors(vectors: Vectors, words: list[str]) -> dict[str, Tensor]:
     """The vectors of all words that have one."""
-    return {
-        word: vectors.vector(word) for word in dict.fromkeys(words) if vectors.source.has_word(word)
-    }
+    return {word: vectors[word] for word in dict.fromkeys(words) if vectors.source.has_word(word)}

@@ -200,7 +200,7 @@ class Direction:
 
     def score(self, word: str) -> float:
         """The dot product of a word's vector with the direction."""
-        return float(self.vectors.vector(word) @ self.vector)
+        return float(self.vectors[word] @ self.vector)
 
     def scores(self, words: Sequence[str]) -> View:
         """The scores of several words, as a view."""
@@ -234,9 +234,6 @@ class Vectors:
         return f"<Vectors: {len(self):,} {self.source.item_name}>"
 
     def __getitem__(self, word: str) -> Tensor:
-        return self.vector(word)
-
-    def vector(self, word: str) -> Tensor:
         """The vector of a word: the mean over its tokens, if the model splits it."""
         return self.source.lookup(_check_word(word)).vector
 
