@@ -13,7 +13,7 @@ import clearhead as ch
 from clearhead.config.model import Config
 from clearhead.lab import runner
 from clearhead.lab.experiment import EVALUATION_METRICS, Experiment, read_results
-from clearhead.lab.report import plot_by_step
+from clearhead.lab.plots import plot_by_step
 from clearhead.lab.runner import DeviceAssignment
 from clearhead.lab.stats import summarize
 from clearhead.train import report, trainer

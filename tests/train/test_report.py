@@ -15,14 +15,11 @@ import clearhead as ch
 from clearhead.cli.progress_display import ProgressDisplay
 from clearhead.config.presets import MEASURED_ON
 from clearhead.train import train as training
+from clearhead.train.plots import MAX_POINTS, downsample, plot_loss, to_png
 from clearhead.train.report import (
-    MAX_POINTS,
     collect_report_data,
-    downsample,
     expected_loss,
     next_commands,
-    plot_loss,
-    to_png,
     write_report,
 )
 from clearhead.train.throughput import Throughput

@@ -26,8 +26,8 @@ class PackedBatch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "PackedBatch":
         """Apply a function to each tensor."""
-        values = {name: None if t is None else function(t) for name, t in vars(self).items()}
-        return PackedBatch(**values)
+        tensors = {name: function(t) for name, t in vars(self).items() if t is not None}
+        return PackedBatch(**tensors)
 
     def tensors(self) -> list[Tensor]:
         return [t for t in vars(self).values() if t is not None]

@@ -61,6 +61,7 @@ MUTABLE_FIELDS = ("recipe", "metric", "baseline", "eval_lengths", "earlier_compa
 SEED_PLACEHOLDER = "{seed}"
 BEST_LOSS = "best_loss"
 FINAL_LOSS = "final_loss"
+METRIC_TITLES = {BEST_LOSS: "best validation loss", FINAL_LOSS: "final validation loss"}
 EVALUATION_METRICS = {  # of `clearhead evaluate`, by task
     "lm": ("perplexity", "word_perplexity", "bits_per_byte"),
     "translation": ("bleu", "chrf", "perplexity"),
@@ -414,6 +415,10 @@ def _check_same_experiment(saved: Experiment, new: Experiment, output: Path) -> 
 
 
 # --- results
+
+
+def metric_title(metric: str) -> str:
+    return METRIC_TITLES.get(metric, metric.replace("_", " "))
 
 
 @dataclass(frozen=True)

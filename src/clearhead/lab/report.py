@@ -1,23 +1,25 @@
 """Report of an experiment: findings, plots and tables, as report.html, report.md and table.csv."""
 
 import shlex
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clearhead.config.model import LMHead, MLMHead
-from clearhead.evaluate import results
+from clearhead.evaluate.results import decimal_places, format_number
 from clearhead.io import read_json_lines, write_atomic
 from clearhead.lab.experiment import (
     BEST_LOSS,
     EXPERIMENT_FILE,
     FINAL_LOSS,
+    METRIC_TITLES,
     Experiment,
     RunResult,
+    metric_title,
     read_results,
 )
+from clearhead.lab.plots import NARROW, WIDE, plot_by_length, plot_by_step, plot_runs
 from clearhead.lab.stats import (
     MAX_EXACT_PAIRS,
     MIN_PAIRS,
@@ -28,36 +30,18 @@ from clearhead.lab.stats import (
     std,
     summarize,
 )
-from clearhead.lens.render.colors import NEGATIVE, POSITIVE
 from clearhead.lens.view import format_csv
 from clearhead.train.checkpoint import LOG_FILE
-from clearhead.train.diagnosis import Curve, Finding, Line, curve_of, diagnose
-from clearhead.train.report import COLORS, format_si, render_template, to_png, to_svg
+from clearhead.train.diagnosis import Finding, Line, curve_of, diagnose
+from clearhead.train.plots import to_png, to_svg
+from clearhead.train.report import format_si, render_template
 from clearhead.train.throughput import format_duration
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 REPORT_FILE = "report.html"
 MARKDOWN_FILE = "report.md"
 TABLE_FILE = "table.csv"
 CURVES_FILE = "curves.png"
 LENGTHS_FILE = "lengths.png"
-METRIC_TITLES = {BEST_LOSS: "best validation loss", FINAL_LOSS: "final validation loss"}
-WIDE = (9.0, 4.4)
-NARROW = (4.2, 4.4)
-VARIANT_COLORS = (  # legible on white and on black
-    POSITIVE,
-    NEGATIVE,
-    "#2f9e60",
-    "#9c62c8",
-    "#b98a00",
-    "#d0507f",
-    "#4f9da6",
-    "#8a8f98",
-)
-LINE_STYLES = ("-", "--", ":", "-.")  # change when the colors repeat
 
 Table = list[list[str]]  # header and rows
 
@@ -149,7 +133,7 @@ def _comparisons(summary: Summary) -> Iterator[Finding]:
 
 def _format_difference(row: VariantSummary, contrast: Contrast) -> str:
     test = contrast.test
-    digits = results.decimal_places(row.mean or 0.0)
+    digits = decimal_places(row.mean or 0.0)
     # At least two significant digits, so that a difference is never shown as 0.
     spec = f"+.{digits}f" if abs(test.mean) >= 10**-digits else "+.2g"
     interval = "no interval: all differences are equal"
@@ -160,10 +144,6 @@ def _format_difference(row: VariantSummary, contrast: Contrast) -> str:
 
 def format_p_value(p: float) -> str:
     return f"= {p:.2g}" if p >= 1e-4 else "< 0.0001"
-
-
-def metric_title(metric: str) -> str:
-    return METRIC_TITLES.get(metric, metric.replace("_", " "))
 
 
 def _caveats(summary: Summary, output: Path) -> Iterator[str]:
@@ -303,7 +283,7 @@ def results_table(summary: Summary) -> Table:
             format_mean_std(row.values),
             spread,
             f"{values['n']} ({num_diverged} diverged)" if num_diverged else f"{values['n']}",
-            *(format_number(values[name]) for name in losses),
+            *(_format_optional(values[name]) for name in losses),
         ]
         if summary.others:
             cells += _difference_cells(row)
@@ -313,7 +293,7 @@ def results_table(summary: Summary) -> Table:
 
 def _difference_cells(row: VariantSummary) -> list[str]:
     difference = mean(row.differences)
-    spec = f"+.{results.decimal_places(row.mean)}f" if row.mean is not None else ""
+    spec = f"+.{decimal_places(row.mean)}f" if row.mean is not None else ""
     cells = ["–" if difference is None else f"{difference:{spec}}", "–", "–"]
     if row.contrast:
         test = row.contrast.test
@@ -344,23 +324,13 @@ def cost_table(summary: Summary) -> Table:
 
 def length_table(summary: Summary) -> Table:
     """Loss of each variant by sequence length."""
-    measured = {length for row in summary.rows for length in losses_by_length(row)}
+    measured = {length for row in summary.rows for length in row.losses_by_length}
     lengths = sorted(measured | {*summary.experiment.eval_lengths})
     table = [["variant", *(f"{length:,}" for length in lengths)]]
     for row in summary.rows:
-        losses = losses_by_length(row)
+        losses = row.losses_by_length
         table.append([row.name, *(format_mean_std(losses.get(length, [])) for length in lengths)])
     return table
-
-
-def losses_by_length(row: VariantSummary) -> dict[int, list[float]]:
-    """Losses of a variant's runs at each length that they can read."""
-    losses: dict[int, list[float]] = {}
-    for run in row.runs:
-        for length, measured in run.loss_by_length.items():
-            if measured:
-                losses.setdefault(int(length), []).append(measured["loss"])
-    return dict(sorted(losses.items()))
 
 
 def describe_lengths(summary: Summary) -> list[str]:
@@ -409,12 +379,12 @@ def markdown_table(table: Table) -> str:
 def format_mean_std(values: Sequence[float]) -> str:
     average = mean(values)
     if average is None or len(values) == 1:
-        return format_number(average)
-    return f"{format_number(average)} ± {std(values):.{results.decimal_places(average)}f}"
+        return _format_optional(average)
+    return f"{format_number(average)} ± {std(values):.{decimal_places(average)}f}"
 
 
-def format_number(value: float | None) -> str:
-    return "–" if value is None else results.format_number(value)
+def _format_optional(value: float | None) -> str:
+    return "–" if value is None else format_number(value)
 
 
 # --- page
@@ -487,118 +457,3 @@ def render_markdown(summary: Summary, all_findings: list[Finding], output: Path)
     file = shlex.quote(str(output / EXPERIMENT_FILE))
     sections += ["## Reproduce", f"```\nclearhead compare {file} --output another\n```"]
     return "\n\n".join(sections) + "\n"
-
-
-# --- plots
-
-
-def validation_curves(row: VariantSummary, output: Path) -> list[Curve]:
-    """Validation losses of a variant's runs that did not diverge."""
-    curves = [
-        curve_of(read_json_lines(output / run.path / LOG_FILE), "valid_loss")
-        for run in row.runs
-        if run.status != "diverged"
-    ]
-    return [curve for curve in curves if curve]
-
-
-def plot_by_step(summary: Summary, output: Path, size: tuple[float, float]) -> "Figure":
-    """Validation loss by step: mean of each variant's runs, and the range between them."""
-    figure, axes = _empty_plot(size, "step", "validation loss")
-    points: Curve = []
-    for i, row in enumerate(summary.rows):
-        runs = [dict(curve) for curve in validation_curves(row, output)]
-        steps = sorted(set.intersection(*map(set, runs))) if runs else []
-        losses = [[run[step] for run in runs] for step in steps]
-        for step, values in zip(steps, losses, strict=True):
-            points += [(step, value) for value in values]
-        axes.plot(
-            steps,
-            [statistics.fmean(values) for values in losses],
-            label=row.name,
-            marker="o" if len(steps) == 1 else "",  # a single point has no line
-            **_line_style(i),
-        )
-        if len(runs) > 1:
-            lowest = [min(values) for values in losses]
-            highest = [max(values) for values in losses]
-            axes.fill_between(steps, lowest, highest, color=_color(i), alpha=0.16, lw=0)
-    # Limits leave out the steep first tenth, which would hide the rest.
-    min_step = 0.1 * max((step for step, _ in points), default=0)
-    values = [value for step, value in points if step > min_step]
-    if values:
-        margin = 0.06 * (max(values) - min(values)) or 0.1
-        axes.set_ylim(min(values) - margin, max(values) + margin)
-    return _add_legend(figure, axes)
-
-
-def plot_runs(summary: Summary, size: tuple[float, float]) -> "Figure":
-    """Each run as a dot, and a line for the mean of each variant."""
-    num_rows = len(summary.rows)
-    height = 0.7 + 0.34 * num_rows
-    figure, axes = _empty_plot((size[0], height), metric_title(summary.experiment.metric), "")
-    for i, row in enumerate(summary.rows):
-        axes.plot(row.values, [i] * len(row.values), "o", color=_color(i), alpha=0.7, markersize=5)
-        if row.mean is not None:
-            axes.plot([row.mean] * 2, [i - 0.28, i + 0.28], color=_color(i), linewidth=2)
-    axes.set_yticks(range(num_rows), [row.name for row in summary.rows], color=COLORS["ink"])
-    axes.set_ylim(num_rows - 0.4, -0.6)
-    axes.grid(axis="x", color=COLORS["grid"], linewidth=0.8)
-    axes.grid(visible=False, axis="y")
-    return figure
-
-
-def plot_by_length(summary: Summary, size: tuple[float, float]) -> "Figure":
-    figure, axes = _empty_plot(size, "sequence length", "validation loss")
-    axes.set_xscale("log", base=2)
-    lengths = sorted({length for row in summary.rows for length in losses_by_length(row)})
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.minorticks_off()
-    for i, row in enumerate(summary.rows):
-        losses = losses_by_length(row)
-        means = [statistics.fmean(values) for values in losses.values()]
-        axes.plot([*losses], means, label=row.name, marker="o", markersize=4, **_line_style(i))
-    configs = [variant.config for variant in summary.experiment.variants]
-    for length in {config.train.seq_len or config.model.context_length for config in configs}:
-        axes.axvline(length, color=COLORS["quiet"], linewidth=1, linestyle=":")
-    return _add_legend(figure, axes)
-
-
-def _empty_plot(size: tuple[float, float], x_label: str, y_label: str) -> tuple["Figure", "Axes"]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained", facecolor="none")
-    axes = figure.add_subplot(facecolor="none")
-    axes.set_xlabel(x_label, color=COLORS["quiet"], fontsize=9)
-    axes.set_ylabel(y_label, color=COLORS["quiet"], fontsize=9)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, labelcolor=COLORS["quiet"], labelsize=9)
-    axes.grid(axis="y", color=COLORS["grid"], linewidth=0.8)
-    axes.set_axisbelow(True)
-    return figure, axes
-
-
-def _add_legend(figure: "Figure", axes: "Axes") -> "Figure":
-    handles, names = axes.get_legend_handles_labels()
-    max_name_length = max(map(len, names), default=1)
-    num_columns = int(figure.get_size_inches()[0] * 12 // (6 + max_name_length))
-    figure.legend(
-        handles=handles,
-        loc="outside upper left",
-        ncols=max(1, num_columns),
-        frameon=False,
-        labelcolor=COLORS["ink"],
-        fontsize=9,
-        handlelength=2.0,
-        columnspacing=1.6,
-    )
-    return figure
-
-
-def _color(i: int) -> str:
-    return VARIANT_COLORS[i % len(VARIANT_COLORS)]
-
-
-def _line_style(i: int) -> dict[str, Any]:
-    style = LINE_STYLES[i // len(VARIANT_COLORS) % len(LINE_STYLES)]
-    return {"color": _color(i), "linestyle": style, "linewidth": 1.6}

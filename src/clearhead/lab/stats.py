@@ -151,6 +151,16 @@ class VariantSummary:
     def diverged(self) -> list[RunResult]:
         return [run for run in self.runs if run.status == "diverged"]
 
+    @property
+    def losses_by_length(self) -> dict[int, list[float]]:
+        """Losses of the runs at each sequence length that they can read."""
+        losses: dict[int, list[float]] = {}
+        for run in self.runs:
+            for length, measured in run.loss_by_length.items():
+                if measured:
+                    losses.setdefault(int(length), []).append(measured["loss"])
+        return dict(sorted(losses.items()))
+
     def to_dict(self) -> dict[str, Any]:
         """All numbers, as a row of a table."""
         values = self.values

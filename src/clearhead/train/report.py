@@ -3,15 +3,12 @@
 Both are made from log.jsonl and from report.json, which holds what only the training process knows.
 """
 
-import io
 import math
-import re
 import shlex
 import statistics
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -29,13 +26,10 @@ from clearhead.train.checkpoint import (
     REPORT_DATA_FILE,
     CheckpointManager,
 )
-from clearhead.train.diagnosis import Curve, Finding, Line, curve_of, diagnose, moving_average
+from clearhead.train.diagnosis import Finding, Line, curve_of, diagnose
+from clearhead.train.plots import plot_loss, to_png, to_svg
 from clearhead.train.throughput import Throughput, format_duration
 from clearhead.train.trainer import Trainer
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ReportData = dict[str, Any]
 CURVE_FILE = "curve.png"
@@ -58,19 +52,6 @@ LOSS_NEUTRAL_OPTIONS = (MUTABLE_OPTIONS - {"train.max_steps"}) | {
     "data.source_column",
     "data.target_column",
     "train.seed",
-}
-
-MAX_POINTS = 1500  # per line of a plot; longer curves are averaged
-MIN_SMOOTHED_POINTS = 12
-MAX_MARKERS = 60
-COLORS = {  # on white; a page replaces them by CSS variables
-    "ink": "#1f2328",
-    "quiet": "#6e7781",
-    "grid": "#e7e9ec",
-    "train": "#3b6fd4",
-    "valid": "#d9480f",
-    "range": "#2f9e60",
-    "lr": "#9aa4b1",
 }
 
 
@@ -342,157 +323,3 @@ def format_si(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g} {letter}"
     return f"{number:.3g}"
-
-
-# --- plots
-
-
-def plot_loss(
-    lines: Sequence[Line], expected: Sequence[float] = (), size: tuple[float, float] = (8.0, 4.6)
-) -> "Figure":
-    """Training loss (raw and smoothed), validation loss, expected range and learning rate."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    figure = Figure(figsize=size, layout="constrained", facecolor="none")
-    loss_axes, lr_axes = figure.subplots(2, 1, sharex=True, height_ratios=(8, 1))
-    train = curve_of(lines, "loss")
-    valid = curve_of(lines, "valid_loss")
-    is_wide = size[0] > 6
-
-    _plot_expected(loss_axes, expected)
-    _plot_training(loss_axes, downsample(train))
-    _plot_validation(loss_axes, valid)
-    loss_axes.set_ylim(*_loss_limits(train, valid, expected))
-    loss_axes.grid(axis="y", color=COLORS["grid"], linewidth=0.8)
-    loss_axes.set_axisbelow(True)
-
-    lr_curve = downsample(curve_of(lines, "lr_factor"))
-    lr_axes.fill_between(*_steps_and_values(lr_curve), color=COLORS["lr"], alpha=0.35, linewidth=0)
-    lr_axes.set_ylim(0, 1.1)
-    lr_axes.set_yticks([])
-    lr_axes.set_xlim(0, max(lines[-1]["step"] * 1.01, *expected[::3], 1))
-    lr_axes.set_xlabel("step", color=COLORS["quiet"], fontsize=9)
-    locator = MaxNLocator(6 if is_wide else 4, integer=True, steps=[1, 2, 5, 10])
-    lr_axes.xaxis.set_major_locator(locator)
-    lr_axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
-
-    for axes, label in ((loss_axes, "loss"), (lr_axes, "lr")):
-        axes.set_ylabel(label, color=COLORS["quiet"], fontsize=9)
-        axes.set_facecolor("none")
-        axes.spines[:].set_visible(False)
-        axes.tick_params(length=0, labelcolor=COLORS["quiet"], labelsize=9)
-    figure.align_ylabels()
-    handles = loss_axes.get_legend_handles_labels()[0]
-    if handles:
-        figure.legend(
-            handles=handles,
-            loc="outside upper left",
-            ncols=4 if is_wide else 2,
-            frameon=False,
-            labelcolor=COLORS["ink"],
-            fontsize=9,
-            handlelength=1.6,
-            columnspacing=1.6,
-        )
-    return figure
-
-
-def _plot_expected(axes: "Axes", expected: Sequence[float]) -> None:
-    steps = expected[::3]
-    low = expected[1::3]
-    high = expected[2::3]
-    style: dict[str, Any] = {"color": COLORS["range"], "label": "expected"}
-    if len(steps) > 1:
-        axes.fill_between(steps, low, high, alpha=0.16, linewidth=0, **style)
-    elif steps:
-        axes.plot([*steps, *steps], [*low, *high], alpha=0.4, linewidth=7, **style)
-
-
-def _plot_training(axes: "Axes", train: Curve) -> None:
-    if not train:
-        return
-    style: dict[str, Any] = {"color": COLORS["train"]}
-    if len(train) < MIN_SMOOTHED_POINTS:
-        axes.plot(*_steps_and_values(train), linewidth=0.9, marker=".", label="training", **style)
-        return
-    axes.plot(*_steps_and_values(train), alpha=0.3, linewidth=0.9, **style)
-    window = 2 * (len(train) // 120) + 3
-    smooth = moving_average(moving_average(train, window), window)
-    axes.plot(*_steps_and_values(smooth), linewidth=1.8, label="training", **style)
-
-
-def _plot_validation(axes: "Axes", valid: Curve) -> None:
-    if not valid:
-        return
-    style: dict[str, Any] = {"color": COLORS["valid"]}
-    axes.plot(
-        *_steps_and_values(downsample(valid)),
-        linewidth=1.4,
-        marker="o" if len(valid) <= MAX_MARKERS else "",
-        markersize=4,
-        label="validation",
-        **style,
-    )
-    step, best = min(valid, key=lambda point: point[1])
-    axes.plot(
-        [step],
-        [best],
-        marker="o",
-        markersize=9,
-        markerfacecolor="none",
-        markeredgewidth=1.4,
-        linestyle="none",
-        label=f"best: {best:.4g} at step {step:,}",
-        **style,
-    )
-
-
-def _loss_limits(train: Curve, valid: Curve, expected: Sequence[float]) -> tuple[float, float]:
-    """Limits that leave out the steep first values, so that the long flat part is legible."""
-    points = [*moving_average(train), *valid]
-    min_step = 0.03 * max(step for step, _ in points)
-    values = [value for step, value in points if step > min_step]
-    values += [*expected[1::3], *expected[2::3]]
-    margin = 0.06 * (max(values) - min(values)) or 0.1
-    return min(values) - margin, max(values) + margin
-
-
-def _steps_and_values(curve: Curve) -> tuple[list[int], list[float]]:
-    return [step for step, _ in curve], [value for _, value in curve]
-
-
-def downsample(curve: Curve) -> Curve:
-    """At most `MAX_POINTS` points, each the mean of equally many neighbors."""
-    size = max(1, math.ceil(len(curve) / MAX_POINTS))
-    groups = [curve[i : i + size] for i in range(0, len(curve), size)]
-    return [(group[-1][0], statistics.fmean(value for _, value in group)) for group in groups]
-
-
-def to_png(figure: "Figure") -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=160, facecolor="white")
-    return buffer.getvalue()
-
-
-def to_svg(figure: "Figure", prefix: str) -> str:
-    """SVG for a page: text stays text, colors are the page's variables, ids have the prefix."""
-    from matplotlib import rc_context
-
-    buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<(metadata|style).*?</\1>|<style[^>]*/>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
-    for name, color in COLORS.items():
-        svg = svg.replace(color, f"var(--{name})")
-    svg = re.sub(r"font-family:[^;\"]*;?", "", svg)  # the page's font
-    # The page sizes the drawing: drop the width and height of the svg element.
-    return re.sub(
-        r'<svg ([^>]*?)width="[^"]*"|height="[\d.]+pt"',
-        lambda match: f"<svg {match[1]}" if match[1] else "",
-        svg,
-        count=2,
-    )

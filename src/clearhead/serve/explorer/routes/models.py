@@ -21,7 +21,7 @@ from clearhead.serve.registry import LoadedModel
 from clearhead.tokenizers.tokenizer import MASK_PLACEHOLDER, Tokenizer
 from clearhead.train.checkpoint import CHECKPOINTS_FOLDER, LOG_FILE
 from clearhead.train.diagnosis import curve_of
-from clearhead.train.report import downsample
+from clearhead.train.plots import downsample
 from clearhead.weights import hub
 from clearhead.weights.model_cards import bundled_path, read_card
 
