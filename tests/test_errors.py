@@ -64,12 +64,12 @@ def test_other_errors_pass_through(error):
         pytest.param(10**5000, (0, 5), "got …", id="huge"),
     ],
 )
-def test_check_int(value, bounds, message):
+def test_check_int_names_the_value(value, bounds, message):
     with pytest.raises(ClearheadError, match=message):
         check_int("n", value, *bounds)
 
 
-def test_check_type():
+def test_check_type_names_the_type():
     check_type("a", str, "a text")
     with pytest.raises(ClearheadError, match="expected a text, got int"):
         check_type(5, str, "a text")
@@ -84,5 +84,5 @@ def test_check_type():
         ("xyz", [str(i) for i in range(100)], "there are 100 to choose from"),
     ],
 )
-def test_suggest(name, known, suggestion):
+def test_suggest_finds_similar_names(name, known, suggestion):
     assert suggest(name, known) == suggestion

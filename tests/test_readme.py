@@ -51,7 +51,7 @@ def assert_shown(lines, output):
 
 
 @pytest.mark.parametrize("number", range(len(SHELLS)))
-def test_commands(number, folder):
+def test_commands_print_what_the_readme_shows(number, folder):
     output = ""
     for line in SHELLS[number]:
         if line.startswith("clearhead"):
@@ -63,13 +63,13 @@ def test_commands(number, folder):
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_snippet(number, folder):
+def test_snippets_print_what_the_readme_shows(number, folder):
     done = run([sys.executable, "-c", SNIPPETS[number]], folder)
     assert done.returncode == 0, done.stderr
     assert_shown(SNIPPETS[number].splitlines(), done.stdout)
 
 
-def test_make_targets():
+def test_make_targets_exist():
     assert {"make demo", "make test"} <= set(COMMANDS)
     for target in ("demo", "test"):
         done = subprocess.run(

@@ -16,7 +16,7 @@ EDITED = (
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contrast_and_names_of_controls(page_on, scheme):
+def test_controls_have_contrast_and_names(page_on, scheme):
     with page_on(byte_model(), color_scheme=scheme) as visit:
         visit.go(EDITED)
         for number in range(visit.page.locator("nav.rail button").count()):
@@ -27,13 +27,13 @@ def test_contrast_and_names_of_controls(page_on, scheme):
             )
 
 
-def test_reduced_motion(page_on):
+def test_reduced_motion_disables_animations(page_on):
     with page_on(byte_model(), reduced_motion="reduce") as visit:
         visit.go()
         assert visit.page.evaluate("() => document.getAnimations().length") == 0
 
 
-def test_zoom(page_on):
+def test_zoomed_page_fits_the_window(page_on):
     """Zooming to 200 % equals a window half as wide."""
     with page_on(
         byte_model(), viewport={"width": 640, "height": 425}, device_scale_factor=2

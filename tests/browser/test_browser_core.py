@@ -106,7 +106,7 @@ def test_edits_change_the_prediction_and_the_url(page_on):
         assert visit.state()["edits"] == []
 
 
-def test_keyboard_only(page_on, tmp_path):
+def test_page_works_with_the_keyboard_only(page_on, tmp_path):
     """Type, run, reach a head, read a cell, save it as CSV."""
     with page_on(byte_model()) as visit:
         visit.go()
@@ -163,7 +163,7 @@ def test_nothing_overflows(page_on, width, scheme):
             assert wide <= width, visit.state()["view"]
 
 
-def test_no_random_numbers_and_no_html_injection():
+def test_javascript_has_no_random_numbers_and_no_html_injection():
     for path in OWN:
         source = path.read_text()
         assert "Math.random" not in source, path.name
@@ -202,7 +202,7 @@ def test_every_number_can_be_inspected(page_on, view, number):
             visit.wait_until("!!document.querySelector('.inspector .value')")
 
 
-def test_escape_and_enter_in_the_prompt(page_on):
+def test_escape_discards_and_enter_runs_the_prompt(page_on):
     with page_on(byte_model()) as visit:
         page = visit.go(f"#text={TEXT}&view=attention").page
         page.locator("form.prompt textarea").focus()
@@ -258,7 +258,7 @@ def test_the_inspector_sheet_does_not_cover_the_clicked_cell(page_on):
         assert tab["x"] + tab["width"] <= rail["x"] + rail["width"]
 
 
-def test_size_of_the_page():
+def test_page_size_is_limited():
     assets = PageAssets().assets
     own = [asset for asset in assets if asset.suffix == ".js" and VENDOR_FOLDER not in asset.name]
     assert sum(len(asset.content) for asset in own) <= 350_000

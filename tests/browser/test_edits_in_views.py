@@ -21,7 +21,7 @@ def edited(view, edits, **more):
     return "#" + "&".join(f"{key}={quote(str(value))}" for key, value in state.items())
 
 
-def test_chat_with_edits(page_on):
+def test_edits_change_the_chat(page_on):
     model = byte_model(context_length=192, inference__chat_template=CHAT_TEMPLATE)
     with page_on(model) as visit:
         page = visit.go(edited("chat", ABLATE, system="Be kind.", temperature=0)).page

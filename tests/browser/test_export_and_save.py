@@ -58,7 +58,7 @@ def test_exported_files_equal_the_figure(page_on):
             assert np.allclose(picture.getpixel((int(x), int(y))), wanted, atol=3)
 
 
-def test_saved_page_without_server(page_on, browser, tmp_path):
+def test_saved_page_works_without_a_server(page_on, browser, tmp_path):
     model = byte_model()
     with page_on(model) as visit:
         visit.go(f"#text={TEXT}&view=attention&layer=1&head=2&cell=blocks.1.attn.pattern@2,3,1")
@@ -168,7 +168,7 @@ def test_saved_page_has_the_open_model_only(page_on, browser, tmp_path):
     assert complaints == []
 
 
-def test_saved_page_with_edits_and_masks(page_on, browser, tmp_path):
+def test_saved_page_keeps_edits_and_masks(page_on, browser, tmp_path):
     model = byte_model("tiny-encoder", context_length=64, inference__mask_token=[0])
     edits = [{"name": "blocks.0.attn.out", "op": "ablate"}]
     bars = "() => [...document.querySelector('main ch-bar-chart').values]"
@@ -203,7 +203,7 @@ FEW = ch.Tokenizer.characters(" abcdefghijklmnopqrstuvwyz")  # no x, as in carbo
     ],
     ids=["decoder", "encoder", "encoder-decoder", "few letters"],
 )
-def test_pages_saved_from_the_shell(browser, tmp_path, model):
+def test_pages_saved_from_the_shell_work(browser, tmp_path, model):
     ch.save(model, tmp_path / "model")
     words = ["explore", str(tmp_path / "model"), "--output", str(tmp_path / "page.html")]
     with ThreadPoolExecutor() as elsewhere:  # playwright has a loop of its own in this thread

@@ -58,7 +58,7 @@ def expected(folder, name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_example_and_own_input(page_on, models, name):
+def test_example_can_be_replaced_by_own_input(page_on, models, name):
     with page_on(ModelRegistry({name: name for name in FILES}, 2**30, device="cpu")) as visit:
         page = visit.go(f"#view=patches&model={name}").page
         first = prediction(page)

@@ -14,7 +14,7 @@ def views(visit):
     return visit.page.evaluate("() => [...document.querySelectorAll('nav.rail button')].length")
 
 
-def test_links_and_back(page_on):
+def test_links_restore_the_state_and_back_undoes(page_on):
     state = {
         "text": TEXT,
         "view": "attention",
@@ -43,7 +43,7 @@ def test_links_and_back(page_on):
 @pytest.mark.parametrize(
     "text", ["", "🦊 fox", "שלום עולם", "<script>alert(1)</script>", "a" * 500, "\u0301\u200b"]
 )
-def test_hostile_texts(page_on, text):
+def test_hostile_texts_are_shown_as_text(page_on, text):
     with page_on(byte_model()) as visit:
         visit.go("#view=attention")
         visit.page.on("dialog", lambda dialog: pytest.fail("a script of the text ran"))
@@ -61,7 +61,7 @@ def test_hostile_texts(page_on, text):
         )  # browsers write refused requests down
 
 
-def test_nan_weights_in_all_views(page_on):
+def test_nan_weights_break_no_view(page_on):
     model = byte_model()
     with torch.no_grad():
         model.net.blocks[0].ffn.up.weight.fill_(float("nan"))
@@ -116,7 +116,7 @@ def test_cached_run_requests_are_limited(page_on):
         assert found == ["recreated", 410]
 
 
-def test_two_tabs(page_on):
+def test_tabs_are_independent(page_on):
     with page_on(byte_model()) as visit:
         visit.go("#text=first&view=attention")
         other = visit.context.new_page()
@@ -127,7 +127,7 @@ def test_two_tabs(page_on):
         assert other.locator(".strip .token").count() == 6
 
 
-def test_reconnection(page_on):
+def test_page_reconnects_to_the_server(page_on):
     with page_on(byte_model()) as visit:
         visit.go("#view=attention")
         visit.context.set_offline(True)
@@ -149,7 +149,7 @@ def test_reconnection(page_on):
         "#%FF%00=<b>&text=%3Cimg%20src=x%20onerror=alert(1)%3E",
     ],
 )
-def test_invalid_links(page_on, state):
+def test_invalid_links_are_reported(page_on, state):
     with page_on(byte_model()) as visit:
         visit.page.on("dialog", lambda dialog: pytest.fail("a script of the link ran"))
         visit.go(state)
@@ -161,7 +161,7 @@ def test_invalid_links(page_on, state):
         assert not [c for c in visit.complaints if "Failed to load" not in c]
 
 
-def test_negative_indices(page_on):
+def test_negative_indices_in_links_are_clamped(page_on):
     with page_on(byte_model()) as visit:
         for view in ("block", "compare", "attention"):
             page = visit.go(f"#view={view}&layer=-1&head=-1&query=-7&text=hello").page
@@ -177,7 +177,7 @@ def test_negative_indices(page_on):
             page.goto("about:blank")
 
 
-def test_link_to_an_unknown_model(page_on):
+def test_unknown_model_in_a_link_is_reported(page_on):
     with page_on(byte_model()) as visit:
         visit.page.goto(f"{visit.url}/#model=nobody")
         visit.page.get_by_text("not found").wait_for()

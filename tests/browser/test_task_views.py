@@ -81,7 +81,7 @@ def matrix(shown):
 
 
 # ---------------------------------------------------------------- translate
-def test_translation_and_cross_attention(page_on):
+def test_translation_shows_its_cross_attention(page_on):
     model = translator()
     with page_on(model) as visit:
         page = visit.go("#view=translate&source=A+dog+runs.&num_beams=4").page
@@ -107,7 +107,7 @@ def test_translation_and_cross_attention(page_on):
         assert not visit.outside
 
 
-def test_beam_tree_selection(page_on):
+def test_beam_tree_selects_a_hypothesis(page_on):
     with page_on(translator()) as visit:
         page = visit.go("#view=translate&source=A+dog+runs.").page
         before = numbers(page, ".sum", "logprob")
@@ -127,7 +127,7 @@ def test_beam_tree_selection(page_on):
         assert numbers(page, ".sum", "logprob") == before
 
 
-def test_edited_translation(page_on):
+def test_edits_change_the_translation(page_on):
     model = translator()
     blind = [{"name": f"blocks.{layer}.cross_attn.out", "op": "ablate"} for layer in range(2)]
     with page_on(model) as visit:
@@ -141,7 +141,7 @@ def test_edited_translation(page_on):
 
 
 # ---------------------------------------------------------------- fill
-def test_masking_a_token(page_on):
+def test_clicked_tokens_are_masked(page_on):
     model = encoder()
     with page_on(model) as visit:
         page = visit.go("#view=fill&text=The+cat+sat").page
@@ -160,7 +160,7 @@ def test_masking_a_token(page_on):
         assert not visit.complaints
 
 
-def test_masks_in_all_views(page_on):
+def test_all_views_name_the_masked_token(page_on):
     model = encoder()
     best = model.logits([*WORDS.encode("The"), MASK, *WORDS.encode(" sat")])[3].softmax(-1).max()
     edit = {"name": "blocks.0.ffn.out", "op": "ablate"}
@@ -206,7 +206,7 @@ def test_chat_equals_the_library(page_on):
 
 # ---------------------------------------------------------------- patches
 @pytest.mark.parametrize("preset", ["tiny-images", "tiny-audio"])
-def test_patches_classification_and_attention(page_on, preset):
+def test_patches_show_classification_and_attention(page_on, preset):
     with page_on(shaken(preset)) as visit:
         page = visit.go("#view=patches").page
         visit.wait_until(
@@ -245,7 +245,7 @@ def test_links_contain_the_drawing(page_on):
 
 
 # ---------------------------------------------------------------- compare and training
-def test_difference_of_two_prompts(page_on):
+def test_prompts_are_compared_by_their_difference(page_on):
     model = encoder()
     with page_on(model) as visit:
         page = visit.go("#view=compare&text=a+cat+sat&second_text=a+dog+sat&layer=1&head=2").page
@@ -259,7 +259,7 @@ def test_difference_of_two_prompts(page_on):
         assert not visit.complaints
 
 
-def test_training_trace(page_on, tmp_path):
+def test_training_trace_shows_recorded_steps(page_on, tmp_path):
     (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 30)
     ch.train(
         "tiny-decoder",
@@ -315,7 +315,7 @@ def test_block_view_equals_watch(page_on):
 
 
 # ---------------------------------------------------------------- tour
-def test_tour_links_and_escape(page_on):
+def test_tour_link_opens_a_stop_and_escape_ends_it(page_on):
     with page_on(talker()) as visit:
         page = visit.go("#view=block&tour=L4.3").page
         visit.wait_until("document.querySelector('.tour-caption h2')?.textContent === 'Layer norm'")
@@ -361,7 +361,7 @@ def test_the_tour_crosses_models(page_on):
         assert not visit.complaints
 
 
-def test_reload_from_the_cache(page_on):
+def test_page_reloads_from_the_cache(page_on):
     with page_on(talker()) as visit:
         page = visit.go("#view=tour").page
         for _ in range(3):
@@ -380,7 +380,7 @@ def test_reload_from_the_cache(page_on):
         (talker, ["chat", "block", "compare", "tour"]),
     ],
 )
-def test_task_views_at_400_pixels(page_on, make, views):
+def test_task_views_fit_400_pixels(page_on, make, views):
     with page_on(make(), viewport={"width": 400, "height": 800}) as visit:
         visit.go()
         for view in views:

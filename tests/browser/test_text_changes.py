@@ -33,7 +33,7 @@ def test_run_on_the_same_text_keeps_the_state(page_on):
         assert (visit.ready().state()["query"], visit.state()["text"]) == (2, None)
 
 
-def test_source_and_target_fields(page_on):
+def test_source_and_target_have_fields(page_on):
     with page_on(byte_model("tiny-encoder-decoder")) as visit:
         page = visit.go("#view=attention").page
         page.locator("textarea[name=source]").fill("abc")

@@ -63,7 +63,7 @@ def check_claims(page, stop, say):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_all_stops(page_on, name):
+def test_tour_visits_all_stops(page_on, name):
     with page_on(MODELS[name](), reduced_motion="reduce") as visit:
         page = visit.go("#view=tour").page
         able = page.locator(".stop:not(:disabled)").count()

@@ -24,7 +24,7 @@ def row(visit, label):
     return visit.page.locator(f".strip ch-tokens[aria-label='{label}'] .token")
 
 
-def test_block_view_of_a_source_token(visit):
+def test_block_view_shows_a_source_token(visit):
     page = visit.page
     model = visit.server.registry.loaded["model"].model
     assert f"Token {len(SOURCE) - 1}:" in page.locator("main").inner_text()
@@ -83,7 +83,7 @@ def test_encoder_attention_follows_the_source_strip(visit):
     assert visit.page.evaluate("() => document.querySelector('main ch-heatmap').cursor") is None
 
 
-def test_comparing_with_a_model_that_is_not_loaded(page_on, tmp_path):
+def test_compared_model_is_loaded_on_demand(page_on, tmp_path):
     for name, seed in (("first", 3), ("second", 4)):
         ch.save(byte_model(seed=seed), tmp_path / name)
     registry = ModelRegistry(
@@ -116,7 +116,7 @@ def test_pooling_keeps_finite_values(page_on, signed):
 
 
 @pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder"])
-def test_sliding_window_description(page_on, name):
+def test_sliding_window_is_described(page_on, name):
     model = byte_model(name, attention__sliding_window=3)
     far = model.watch("hello you", "blocks.0.attn.pattern")["blocks.0.attn.pattern"][0, 0, 5]
     assert far[3] > 0 == far[2]

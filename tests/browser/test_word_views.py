@@ -141,7 +141,7 @@ def test_same_seed_in_page_library_and_shell(predict, tmp_path):
     assert expected.text in json.dumps(json.loads(told.stdout), ensure_ascii=False)
 
 
-def test_play_and_pause(predict):
+def test_generation_can_be_paused(predict):
     predict.page.click("text=Play")
     predict.wait_until("clearhead.state.generated.ids.length >= 3")
     predict.page.click("text=Pause")
@@ -157,7 +157,7 @@ def test_play_and_pause(predict):
     assert not predict.page.query_selector(".so-far .generated")
 
 
-def test_forced_tokens_undo_and_links(predict):
+def test_forced_tokens_can_be_undone_and_linked(predict):
     bar = predict.page.locator("table.candidates tbody tr").nth(3)
     forced = int(bar.get_attribute("data-id"))
     bar.locator("button").click()
@@ -182,7 +182,7 @@ def test_forced_tokens_undo_and_links(predict):
     predict.wait_until("clearhead.state.generated.ids.length === 2")
 
 
-def test_context_cosines(page_on):
+def test_context_cosines_equal_the_library(page_on):
     with page_on(MODEL) as visit:
         visit.go("#view=lens")
         visit.wait_until("!!document.querySelector('table.cosines')")
@@ -200,7 +200,7 @@ def test_context_cosines(page_on):
         assert not visit.complaints
 
 
-def test_lens_view(page_on):
+def test_lens_view_equals_the_library(page_on):
     with page_on(MODEL) as visit:
         visit.go("#view=lens").set(text=TEXT)
         visit.wait_until("!!document.querySelector('table.predictions')")
@@ -215,7 +215,7 @@ def test_lens_view(page_on):
         assert not visit.complaints
 
 
-def test_tokens_view(page_on):
+def test_tokens_view_equals_the_tokenizer(page_on):
     text = "mole 🦔"
     with page_on(MODEL) as visit:
         visit.go("#view=tokens").set(text=text, query=0)
@@ -232,7 +232,7 @@ def test_tokens_view(page_on):
         assert not visit.complaints
 
 
-def test_rotary_dials(page_on):
+def test_rotary_dials_show_the_score(page_on):
     model = make_model("tiny-llama", context_length=64)
     scores = model.watch(TEXT, "blocks.0.attn.scores")["blocks.0.attn.scores"][0, 0]
     read = "Number(document.querySelector('.rotated .large').textContent.replace('−', '-'))"
@@ -264,7 +264,7 @@ def test_own_positions_are_marked(page_on):
         assert not visit.complaints
 
 
-def test_vector_lab(page_on):
+def test_vector_expressions_equal_the_library(page_on):
     with page_on(MODEL) as visit:
         visit.go("#view=vectors").set(expression="king - man + zebra")
         visit.wait_until("!!document.querySelector('.multi-token')")
@@ -280,7 +280,7 @@ def test_vector_lab(page_on):
 
 
 @pytest.mark.parametrize("preset", ["tiny-encoder", "tiny-encoder-decoder"])
-def test_word_views_of_encoders(page_on, preset):
+def test_word_views_work_for_encoders(page_on, preset):
     with page_on(make_model(preset, context_length=64)) as visit:
         given = (
             {"source": TEXT, "text": "the mole"}
@@ -295,7 +295,7 @@ def test_word_views_of_encoders(page_on, preset):
         assert not visit.complaints
 
 
-def test_nan_weights_in_word_views(page_on):
+def test_nan_weights_break_no_word_view(page_on):
     model = make_model()
     model.net.blocks[1].ffn.up.weight.data.fill_(float("nan"))
     with page_on(model) as visit:
@@ -318,7 +318,7 @@ def test_nan_weights_in_word_views(page_on):
 @pytest.mark.parametrize(
     "text", ["", "<script>alert(1)</script>", "שלום עולם", "🦔" * 9, "mole " * 60]
 )
-def test_hostile_texts_in_word_views(page_on, text):
+def test_hostile_texts_break_no_word_view(page_on, text):
     with page_on(MODEL) as visit:
         for view in ("tokens", "predict", "lens"):
             visit.go(f"#view={view}").set(text=text)

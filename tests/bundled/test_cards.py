@@ -65,11 +65,11 @@ def test_bundled_model_loads(name):
     assert ch.vectors(name) if bundled_card(name).architecture == "vectors" else ch.load(name)
 
 
-def test_sha256_of_the_weights(card, weights):
+def test_card_has_the_sha256_of_the_weights(card, weights):
     assert hashlib.sha256(weights.read_bytes()).hexdigest() == card.sha256
 
 
-def test_sizes(name, card, weights):
+def test_card_has_the_sizes_of_the_model(name, card, weights):
     files = [path for path in weights.parent.iterdir() if path.name != CARD_FILE]
     assert card.size_bytes == sum(path.stat().st_size for path in files)
     if card.architecture != "vectors":
@@ -123,7 +123,7 @@ def test_card_is_complete(card):
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", card.date)
 
 
-def test_no_local_paths(name):
+def test_files_contain_no_local_paths(name):
     for path in bundled_path(name).glob("*.json"):
         if path.name in ("card.json", "clearhead.json"):
             assert not re.search(r'"(/|~)\w', path.read_text(encoding="utf-8"))

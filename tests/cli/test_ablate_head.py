@@ -57,7 +57,7 @@ def test_command_equals_python(folders):
     ]
 
 
-def test_several_heads_of_a_layer(folders, tmp_path):
+def test_several_heads_of_a_layer_can_be_ablated(folders, tmp_path):
     def both(z):
         z[:, [0, 3]] = 0
         return z
@@ -71,7 +71,7 @@ def test_several_heads_of_a_layer(folders, tmp_path):
     np.testing.assert_array_equal(np.load(out), expected.numpy())
 
 
-def test_beam_search_with_ablated_head(folders):
+def test_beam_search_can_ablate_heads(folders):
     words = ("generate", folders["tiny-decoder"], "abc", "--max-tokens", "5", "--num-beams", "2")
     scores = [
         json.loads(run(*words, "--json", *options))["score"]
@@ -103,7 +103,7 @@ def test_beam_search_with_ablated_head(folders):
         (["see", "abc", "--patch-from", "abcd"], "same number of tokens"),
     ],
 )
-def test_mistakes(folders, words, message):
+def test_invalid_heads_are_refused(folders, words, message):
     command, *rest = words
     result = CliRunner().invoke(app, [command, folders["tiny-decoder"], *rest])
     assert isinstance(result.exception, ch.ClearheadError)

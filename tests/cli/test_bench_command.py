@@ -37,7 +37,7 @@ def run(tmp_path, monkeypatch):
     return call
 
 
-def test_lists_all_without_a_name(run):
+def test_bench_lists_all_benchmarks_without_a_name(run):
     assert [line.split(maxsplit=1) for line in run().splitlines()] == [
         ["broken", "Broken."],
         ["speed", "Measure speed."],
@@ -45,7 +45,7 @@ def test_lists_all_without_a_name(run):
     ]
 
 
-def test_passes_on_options(run):
+def test_bench_passes_on_options(run):
     assert run("speed", "--keep", "--rounds", "3") == "ran --keep --rounds 3\n"
     assert run("two") == "ran\nhelped\n"
 
@@ -53,7 +53,7 @@ def test_passes_on_options(run):
 @pytest.mark.parametrize(
     ("name", "message"), [("spee", "did you mean 'speed'"), ("broken", "needs no_such_peer")]
 )
-def test_mistakes(run, name, message):
+def test_failing_and_unknown_benchmarks_are_errors(run, name, message):
     with pytest.raises(ClearheadError, match=message):
         run(name)
 
@@ -64,6 +64,6 @@ def test_installed_package_has_no_benchmarks(run, tmp_path, monkeypatch):
         run("speed")
 
 
-def test_finds_the_benchmarks_of_this_checkout():
+def test_bench_finds_the_benchmarks_of_this_checkout():
     output = CliRunner().invoke(app, ["bench"]).output
     assert {"forward", "train", "decode"} <= {line.split()[0] for line in output.splitlines()}

@@ -31,7 +31,7 @@ def saved(tmp_path_factory):
     return str(path)
 
 
-def test_presets():
+def test_presets_prints_valid_configurations():
     listed = clearhead("presets").stdout
     assert all(name in listed for name in ch.presets)
     assert "such as Multi30k" in listed
@@ -110,7 +110,7 @@ def test_get_lists_short_names():
 
 @pytest.mark.parametrize("kind", ["clearhead", "hf"])
 @pytest.mark.slow
-def test_export_and_load(saved, kind, tmp_path):
+def test_exported_model_has_equal_logits(saved, kind, tmp_path):
     done = clearhead("export", saved, str(tmp_path / "out"), "--format", kind)
     assert done.returncode == 0, done.stderr
     assert "model.safetensors" in done.stdout
@@ -118,7 +118,7 @@ def test_export_and_load(saved, kind, tmp_path):
 
 
 @pytest.mark.slow
-def test_train_and_resume(tmp_path):
+def test_train_resumes_in_the_same_folder(tmp_path):
     (tmp_path / "texts").mkdir()
     for number in range(20):
         (tmp_path / "texts" / f"{number}.txt").write_text(
@@ -153,7 +153,7 @@ def test_train_and_resume(tmp_path):
 
 
 @pytest.mark.slow
-def test_train_masked_language_model(tmp_path):
+def test_trained_masked_language_model_fills_masks(tmp_path):
     (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 200)
     changes = [
         "--data.vocab_size=300",
@@ -243,7 +243,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("words", "message"), MISTAKES)
-def test_mistakes_are_one_line_and_status_2(saved, words, message, monkeypatch, capsys):
+def test_usage_errors_are_one_line_and_status_2(saved, words, message, monkeypatch, capsys):
     """Run `main` in this process; a new process would take seconds for each case."""
     monkeypatch.setattr(
         sys, "argv", ["clearhead", *(word.replace("SAVED", saved) for word in words)]
@@ -256,6 +256,6 @@ def test_mistakes_are_one_line_and_status_2(saved, words, message, monkeypatch, 
     assert message in err
 
 
-def test_exit_status_of_a_process(saved):
+def test_process_exits_with_the_status_of_main(saved):
     done = clearhead("generate", saved, "a", "--temperature", "-1")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -101,7 +101,7 @@ def test_no_page_is_saved_for_unreadable_text(folder, tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_next_free_port():
+def test_next_free_port_is_used():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with _listen_on_free_port("127.0.0.1", port) as listener:
@@ -127,7 +127,7 @@ def test_other_ports_are_tried_only_if_one_is_in_use(monkeypatch, host, port, me
 
 
 @pytest.mark.parametrize(("port", "last_port"), [(8800, 8809), (65530, 65535)])
-def test_all_ports_in_use(monkeypatch, port, last_port):
+def test_used_ports_are_named_if_none_is_free(monkeypatch, port, last_port):
     def bind(host, port):
         raise server.PortInUseError("in use")
 
@@ -136,12 +136,12 @@ def test_all_ports_in_use(monkeypatch, port, last_port):
         _listen_on_free_port("localhost", port)
 
 
-def test_missing_model(folder):
+def test_missing_model_is_named(folder):
     with pytest.raises(ClearheadError, match="nope"):
         explore(folder, "nope")
 
 
-def test_url_fragment():
+def test_url_fragment_is_escaped():
     assert _url_fragment("", "") == ""
     assert _url_fragment("a b&c", "") == "#text=a+b%26c"
 

@@ -117,7 +117,7 @@ def test_no_hint_for_other_texts(text, capsys):
 
 
 @pytest.mark.parametrize("color", ["black", "white", "red"])
-def test_blank_image(folder, monkeypatch, color):
+def test_blank_image_gets_a_warning(folder, monkeypatch, color):
     Image.new("RGB", (30, 20), color).save(folder / "even.png")
     answer, hint = run(folder, monkeypatch, "classify", "eye", "even.png")
     assert answer.endswith("%\n")
@@ -127,7 +127,7 @@ def test_blank_image(folder, monkeypatch, color):
 @pytest.mark.parametrize(
     ("name", "loud"), [("silent", 0), ("constant", 0), ("one bit", 1), ("quiet", 30)]
 )
-def test_silent_audio(folder, monkeypatch, name, loud):
+def test_silent_audio_gets_a_warning(folder, monkeypatch, name, loud):
     write_sound(
         folder / "s.wav", loud * np.sin(np.arange(2000)) + (1000 if name == "constant" else 0)
     )
@@ -148,7 +148,7 @@ def test_audio_batch_equals_single_files(folder, monkeypatch):
     assert hint.startswith("long.wav lasts 5.0 s; only the first 0.3 s")
 
 
-def test_silence_in_the_part_that_is_read(folder, monkeypatch):
+def test_silence_in_the_part_that_is_read_gets_a_warning(folder, monkeypatch):
     write_sound(folder / "late.wav", np.concatenate((np.zeros(24000), noise(3200))))
     _, hint = run(folder, monkeypatch, "classify", "ear", "late.wav")
     assert "only the first 0.3 s is read, which is silent" in hint
@@ -157,7 +157,7 @@ def test_silence_in_the_part_that_is_read(folder, monkeypatch):
     assert [(f"{one.message}\n", one.filename) for one in warned] == [(hint, __file__)]
 
 
-def test_truncated_text(folder, monkeypatch):
+def test_truncated_text_gets_a_warning(folder, monkeypatch):
     _, hint = run(folder, monkeypatch, "classify", "judge", "a" * 60)
     assert hint == "the text was truncated from 60 to 48 tokens.\n"
     judge = ch.load("judge")
@@ -170,6 +170,6 @@ def test_no_warning_without_truncation(folder, recwarn):
     assert not recwarn.list
 
 
-def test_blank_image_in_python():
+def test_blank_image_gets_a_python_warning():
     with pytest.warns(ClearheadWarning, match="is blank"):
         ch.new("tiny-images").classify(images=Image.new("L", (8, 8), 200))

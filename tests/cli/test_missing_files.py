@@ -50,14 +50,14 @@ def folder(tmp_path_factory):
     ],
     ids=" ".join,
 )
-def test_missing_file(folder, monkeypatch, words):
+def test_missing_file_is_an_error(folder, monkeypatch, words):
     monkeypatch.chdir(folder)
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, ch.ClearheadError)
     assert re.fullmatch(r"none\.x:? cannot be read: no such file\.", str(result.exception))
 
 
-def test_other_reasons_come_from_the_system():
+def test_other_read_errors_have_the_reason_of_the_system():
     assert (
         str(cannot_read("a", IsADirectoryError(21, "Is a directory")))
         == "a cannot be read: Is a directory."

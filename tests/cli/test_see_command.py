@@ -65,7 +65,7 @@ def test_negative_layers_and_heads_count_from_the_end(folders, what, option, las
         see(*words, "-9")
 
 
-def test_find_head(folders):
+def test_find_head_equals_the_library(folders):
     shown = see(folders[0], "an old cat", "--find-head", "cat", "old").splitlines()
     found = ch.lens.word_attention(ch.load(folders[0]), "cat", "an old cat").find_heads("old")
     assert "'cat'" in shown[0]
@@ -95,7 +95,7 @@ def test_positions_fit_the_terminal(folders, monkeypatch):
     assert max(map(len, shown)) <= 100
 
 
-def test_missing_output_folder(folders, tmp_path):
+def test_missing_output_folder_is_an_error(folders, tmp_path):
     with pytest.raises(ch.ClearheadError, match=r"cannot save x\.png"):
         see(folders[0], "abc", "--output", str(tmp_path / "nowhere" / "x.png"))
 
@@ -106,7 +106,7 @@ def test_attribution_of_a_logit_difference(folders):
     assert re.search("1 feed-forward", shown)
 
 
-def test_unavailable_views(folders):
+def test_views_that_do_not_apply_are_errors(folders):
     with pytest.raises(ch.ClearheadError, match="--what must be one of"):
         see(folders[0], "abc", "--what", "atention")
     with pytest.raises(

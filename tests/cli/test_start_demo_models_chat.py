@@ -31,7 +31,7 @@ def clearhead(*words, cwd=None, stdin=""):
 
 
 # ---------------------------------------------------------------- clearhead
-def test_start_page():
+def test_start_page_lists_bundled_models_and_first_commands():
     done = clearhead()
     assert done.returncode == 0
     assert done.stdout == start_page(ch.__version__)
@@ -42,7 +42,7 @@ def test_start_page():
 @pytest.mark.parametrize(
     "command", [command for command in FIRST_COMMANDS if command != "clearhead demo"]
 )
-def test_first_commands(command, tmp_path):
+def test_first_commands_of_the_start_page_run(command, tmp_path):
     if "en-de" in command and "en-de" not in model_cards.bundled_models():
         pytest.skip("en-de is not bundled")
     done = clearhead(*shlex.split(command)[1:], cwd=tmp_path)
@@ -67,7 +67,7 @@ def commands(monkeypatch):
     return commands
 
 
-def test_demo_without_a_terminal(tmp_path):
+def test_demo_without_a_terminal_saves_a_page(tmp_path):
     done = clearhead("demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Once upon a time" in done.stdout.split("$ clearhead")[1].splitlines()[1]
@@ -78,7 +78,7 @@ def test_demo_without_a_terminal(tmp_path):
     )
 
 
-def test_demo_in_a_terminal(commands, monkeypatch, capsys):
+def test_demo_in_a_terminal_opens_the_page(commands, monkeypatch, capsys):
     monkeypatch.setattr(demo, "is_interactive", lambda: True)
     demo.demo()
     assert [command.split()[:2] for command in commands] == [["clearhead", "explore"]]
@@ -86,7 +86,7 @@ def test_demo_in_a_terminal(commands, monkeypatch, capsys):
     assert f"layer {layer}, head {head}" in capsys.readouterr().out
 
 
-def test_demo_with_fewer_models(commands, monkeypatch, tmp_path, capsys):
+def test_demo_skips_commands_of_missing_models(commands, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(model_cards, "BUNDLED_NAMES", ("story",))
     demo.demo(tmp_path)
     assert not any("en-de" in command for command in commands)
@@ -102,7 +102,7 @@ def models(*words, capsys):
     return capsys.readouterr().out
 
 
-def test_list_of_models(capsys, monkeypatch):
+def test_models_lists_bundled_and_downloaded_models(capsys, monkeypatch):
     monkeypatch.setattr(hub, "downloaded_models", lambda: {"owner/name": 5_000_000})
     listed = models(capsys=capsys)
     for name in model_cards.bundled_models():
@@ -111,7 +111,7 @@ def test_list_of_models(capsys, monkeypatch):
     assert re.search(r"^owner/name +downloaded, 5 MB$", listed, re.MULTILINE)
 
 
-def test_downloaded_models(monkeypatch, tmp_path):
+def test_downloaded_models_are_found_with_their_sizes(monkeypatch, tmp_path):
     monkeypatch.setenv("CLEARHEAD_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     assert hub.downloaded_models() == {}
@@ -120,7 +120,7 @@ def test_downloaded_models(monkeypatch, tmp_path):
     assert hub.downloaded_models() == {"minilm-l6": 2}
 
 
-def test_card(capsys, monkeypatch):
+def test_card_is_printed_literally(capsys, monkeypatch):
     from dataclasses import replace
 
     metric = model_cards.Metric(
@@ -145,7 +145,7 @@ def test_card(capsys, monkeypatch):
     assert all(data.license in output for data in card.datasets)
 
 
-def test_models_json(capsys):
+def test_models_json_has_the_cards(capsys):
     assert (
         json.loads(models("story", "--json", capsys=capsys))["sha256"]
         == model_cards.bundled_card("story").sha256
@@ -161,7 +161,7 @@ def no_downloads(monkeypatch, tmp_path):
     monkeypatch.setenv("CLEARHEAD_HOME", str(tmp_path))
 
 
-def test_chat_without_a_template():
+def test_chat_without_a_template_continues_the_text():
     done = clearhead(
         "chat",
         "story",
@@ -179,7 +179,7 @@ def test_chat_without_a_template():
     assert prompt.endswith(f"Once upon a time {expected.strip()}")
 
 
-def test_chat_without_a_model_or_terminal(no_downloads):
+def test_chat_without_a_model_or_terminal_is_an_error(no_downloads):
     done = clearhead("chat", stdin="Hello\n")
     assert done.returncode == 2
     assert "clearhead get smollm2-135m-instruct" in done.stderr
@@ -192,13 +192,13 @@ def test_downloaded_chat_model_is_the_default(no_downloads, monkeypatch):
 
 
 @pytest.mark.parametrize(("answer", "name"), [("y", chat.DEFAULT_CHAT_MODEL), ("n", "story")])
-def test_download_question(no_downloads, monkeypatch, answer, name):
+def test_download_question_selects_the_chat_model(no_downloads, monkeypatch, answer, name):
     monkeypatch.setattr(hub, "download_model", lambda name, say: (hub.cache_dir() / name, name))
     monkeypatch.setattr("typer.confirm", lambda question: answer == "y")
     assert chat.default_model(is_interactive=True) == name
 
 
-def test_failed_download(no_downloads, monkeypatch):
+def test_failed_download_is_reported(no_downloads, monkeypatch):
     def fails(name, say):
         raise ClearheadError("the hub cannot be reached.")
 
@@ -208,7 +208,7 @@ def test_failed_download(no_downloads, monkeypatch):
         chat.default_model(is_interactive=True)
 
 
-def test_declined_download_in_a_terminal(no_downloads):
+def test_declined_download_chats_with_story(no_downloads):
     ours, theirs = pty.openpty()
     os.write(ours, b"n\nOnce upon a time\n/quit\n")
     command = [sys.executable, "-m", "clearhead", "chat", "--max-tokens", "5"]

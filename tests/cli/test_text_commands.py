@@ -80,7 +80,7 @@ def run(*words, stdin=None):
     return result.stdout
 
 
-def test_fill(models):
+def test_fill_prints_candidates_for_each_mask(models):
     assert len(run("fill", models / "reader", "the [MASK] sat", "--top-k", 3).splitlines()) == 3
     (models / "masked.txt").write_text("the [MASK] sat\n[MASK] cat [MASK]\n")
     lines = run(
@@ -93,7 +93,7 @@ def test_fill(models):
     assert [len(words) for words in masks] == [2, 2]
 
 
-def test_classify(models, tmp_path):
+def test_classify_of_a_file_equals_single_texts(models, tmp_path):
     (tmp_path / "lines.txt").write_text("the cat\nsat on the mat\n")
     lines = run("classify", models / "judge", "--input", tmp_path / "lines.txt").splitlines()
     assert lines[0] == run("classify", models / "judge", "the cat").strip()
@@ -102,7 +102,7 @@ def test_classify(models, tmp_path):
     assert sum(record["probabilities"].values()) == pytest.approx(1)
 
 
-def test_inverted_image(tmp_path):
+def test_inverted_image_gets_a_warning(tmp_path):
     image_input = {
         "kind": "images",
         "image_size": 8,
@@ -124,7 +124,7 @@ def test_inverted_image(tmp_path):
     assert "light.png is much brighter" in hints["light.png"]
 
 
-def test_classify_pairs(models, tmp_path):
+def test_classify_reads_pairs_from_columns(models, tmp_path):
     (tmp_path / "pairs.tsv").write_text("the cat\tsat\nthe mat\n")
     lines = run("classify", models / "pairs", "--input", tmp_path / "pairs.tsv").splitlines()
     assert lines[0] == run("classify", models / "pairs", "the cat", "--text-pair", "sat").strip()
@@ -136,7 +136,7 @@ def test_classify_pairs(models, tmp_path):
     assert record["score"] == pytest.approx(expected.score, abs=1e-6)
 
 
-def test_embed(models, tmp_path):
+def test_embed_saves_the_vectors_of_the_library(models, tmp_path):
     run(
         "embed",
         models / "reader",
@@ -151,7 +151,7 @@ def test_embed(models, tmp_path):
     assert vectors == pytest.approx(model.embed(["the cat", "a mat"]).numpy(), abs=1e-6)
 
 
-def test_empty_line(models, tmp_path):
+def test_empty_line_is_named_in_the_error(models, tmp_path):
     (tmp_path / "lines.txt").write_text("the cat\n \nthe mat\n")
     for command, model in (("classify", "judge"), ("embed", "reader"), ("score", "writer")):
         with pytest.raises(ClearheadError, match=r"line 2 of .*lines\.txt is empty"):
@@ -173,7 +173,9 @@ def test_empty_line(models, tmp_path):
         ("translate", "spelling", "a cat", "a dog", "contains 'd'"),
     ],
 )
-def test_unreadable_line(models, tmp_path, monkeypatch, command, model, good, bad, problem):
+def test_unreadable_line_is_named_in_the_error(
+    models, tmp_path, monkeypatch, command, model, good, bad, problem
+):
     monkeypatch.setattr(common, "LINES_PER_BATCH", 2)
     file = tmp_path / "lines.txt"
     options = ["--output", tmp_path / "o"] if command in ("embed", "translate") else []
@@ -201,14 +203,14 @@ def test_missing_input_is_an_error_before_loading():
             run(command, "nowhere")
 
 
-def test_score_of_a_long_text(models):
+def test_score_slides_over_a_long_text(models):
     record = json.loads(
         run("score", models / "writer", "the cat sat " * 99, "--overflow", "slide", "--json")
     )
     assert len(record["logprobs"]) > 256
 
 
-def test_score(models):
+def test_score_equals_the_library(models):
     record = json.loads(run("score", models / "writer", "the cat sat", "--json"))
     assert record["perplexity"] == pytest.approx(
         ch.load(models / "writer", device="cpu").score("the cat sat").perplexity
@@ -224,7 +226,7 @@ def test_translate_keeps_order_and_empty_lines(models, tmp_path):
     assert lines[2] == run(*command, "the cat").strip()
 
 
-def test_chat_commands(models, tmp_path):
+def test_chat_understands_slash_commands(models, tmp_path):
     path = tmp_path / "chat.json"
     typed = f"the cat\n/prompt\n/regenerate\n/save {path}\n/help\n"
     typed += "/system You are a mat.\nsat\n/prompt\n/clear\n/prompt\n/quit\n"
@@ -238,7 +240,7 @@ def test_chat_commands(models, tmp_path):
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
 
 
-def test_generate_output_formats(models):
+def test_generate_output_formats_show_the_same_text(models):
     words = ("generate", models / "writer", "the cat", "--max-tokens", 6, "--seed", 3)
     plain = run(*words)
     assert run(*words, "--stream") == plain
@@ -288,7 +290,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("words", "message"), MISTAKES)
-def test_mistakes(models, words, message, monkeypatch):
+def test_invalid_options_are_refused(models, words, message, monkeypatch):
     command, name, *rest = words
     if command == "chat":
         typed = io.StringIO("hello\n")
@@ -302,14 +304,14 @@ def test_mistakes(models, words, message, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [("generate", "-"), ("chat",)])
-def test_invalid_utf8_on_stdin(models, words):
+def test_invalid_utf8_on_stdin_is_an_error(models, words):
     with pytest.raises(
         ClearheadError, match=r"^standard input is not valid UTF-8: .* at byte 3\.$"
     ):
         run(words[0], models / "writer", *words[1:], stdin=b"caf\xe9\n")
 
 
-def test_too_many_lines(monkeypatch):
+def test_too_many_lines_are_refused(monkeypatch):
     def endless(file):
         while True:
             yield "the cat"

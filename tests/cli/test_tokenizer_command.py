@@ -83,7 +83,9 @@ def test_training_is_deterministic_for_every_source(clearhead, texts, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "size"), [("bpe", 280), ("characters", 20), ("bytes", 258)])
-def test_round_trip_and_special_tokens(clearhead, texts, tmp_path, kind, size):
+def test_trained_tokenizer_round_trips_and_has_special_tokens(
+    clearhead, texts, tmp_path, kind, size
+):
     words = [
         "--kind",
         kind,
@@ -115,7 +117,7 @@ def test_replaces_only_tokenizers(clearhead, texts, tmp_path):
     assert out.read_text() == '{"my": "notes"}'
 
 
-def test_malformed_lines(clearhead, tmp_path):
+def test_malformed_lines_fail_or_are_skipped(clearhead, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good\n\xff\ngood\n")
     failed = clearhead("train", tmp_path / "a.txt", "--output", tmp_path / "t.json")
     assert failed.status == 2
@@ -129,7 +131,7 @@ def test_malformed_lines(clearhead, tmp_path):
     assert "too few distinct pairs" in skipped.out
 
 
-def test_ctrl_c(tmp_path):
+def test_ctrl_c_ends_training(tmp_path):
     command = [sys.executable, "-m", "clearhead", "tokenizer", "train", "-", "--output", "t.json"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
@@ -143,7 +145,7 @@ def test_ctrl_c(tmp_path):
 
 
 # ---------------------------------------------------------------- show
-def test_show_tokens_ids_and_merges(clearhead, bpe):
+def test_show_prints_tokens_ids_and_merges(clearhead, bpe):
     done = clearhead("show", bpe, "so thanks🐔")
     assert done.status == 0, done.err
     lines = done.out.splitlines()
@@ -158,7 +160,7 @@ def test_show_tokens_ids_and_merges(clearhead, bpe):
     assert "".join(lines[0].split("│")) == "so·thanks‹f0›‹9f›‹90›‹94›"
 
 
-def test_show_stdin(clearhead, bpe):
+def test_show_reads_stdin(clearhead, bpe):
     assert clearhead("show", bpe, "-", stdin=b"so\nthe fish\n").out.startswith(
         "so│↵\nthe│·fish│↵\n"
     )
@@ -166,7 +168,7 @@ def test_show_stdin(clearhead, bpe):
     assert "the text is empty" in clearhead("show", bpe, "-").err
 
 
-def test_no_control_codes(clearhead, bpe, tmp_path):
+def test_control_codes_are_never_printed(clearhead, bpe, tmp_path):
     inner = tk.Tokenizer.from_str(Tokenizer.load(bpe).backend.to_str())
     inner.add_special_tokens(["\x1b]0;title\x07"])
     inner.save(str(tmp_path / "t.json"))
@@ -199,7 +201,7 @@ def read(descriptor):
         return b""
 
 
-def test_alternating_colors(bpe):
+def test_colors_alternate_in_a_terminal(bpe):
     output = on_terminal("show", bpe, "so fish", NO_COLOR="")
     first, second = output.split("\x1b[0m")[:2]
     assert first.startswith("\x1b[")
@@ -209,7 +211,7 @@ def test_alternating_colors(bpe):
     assert on_terminal("show", bpe, "so fish", NO_COLOR="1").startswith("so│·fish")
 
 
-def test_training_progress(texts, tmp_path):
+def test_training_shows_progress_in_a_terminal(texts, tmp_path):
     output = on_terminal(
         "train", texts / "a.txt", "--vocab-size", "300", "--output", tmp_path / "t.json"
     )
@@ -217,7 +219,7 @@ def test_training_progress(texts, tmp_path):
     assert "(100%)" in output
 
 
-def test_describe_tokenizer(clearhead, bpe):
+def test_show_describes_a_tokenizer(clearhead, bpe):
     lines = dict(line.split(maxsplit=1) for line in clearhead("show", bpe).out.splitlines())
     assert lines["tokenizer"] == "byte-level BPE, 285 tokens, 28 merges, 1 special token"
     assert lines["special"] == f"tokens {END_TOKEN} 284"
@@ -271,7 +273,7 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("make", "text", "tokens", "kind", "merges"), PUBLISHED)
-def test_published_kinds(clearhead, make, text, tokens, kind, merges, tmp_path):
+def test_show_describes_published_tokenizers(clearhead, make, text, tokens, kind, merges, tmp_path):
     make().save(str(tmp_path / "tokenizer.json"))
     done = clearhead("show", tmp_path, text)
     assert done.out.startswith(f"{tokens}\n")
@@ -310,7 +312,7 @@ def test_weights_are_not_downloaded(clearhead, tmp_path, monkeypatch):
     assert not any("safetensors" in pattern for pattern in patterns[0])
 
 
-def test_source_and_target_tokenizers(clearhead, tmp_path):
+def test_source_and_target_tokenizers_are_both_shown(clearhead, tmp_path):
     model = ch.new("tiny-encoder-decoder", vocab_size=256, tokenizer=Tokenizer.bytes())
     model.source_tokenizer = Tokenizer.characters("ab")
     ch.save(model, tmp_path / "m")
@@ -340,7 +342,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("words", "message"), MISTAKES)
-def test_mistakes(clearhead, words, message, texts, tmp_path, monkeypatch):
+def test_invalid_arguments_are_one_line_and_status_2(
+    clearhead, words, message, texts, tmp_path, monkeypatch
+):
     Tokenizer.characters("fish").save(tmp_path / "characters.json")
     paths = {"TEXTS": texts / "a.txt", "CHARACTERS": tmp_path / "characters.json"}
     monkeypatch.chdir(tmp_path)
@@ -350,7 +354,7 @@ def test_mistakes(clearhead, words, message, texts, tmp_path, monkeypatch):
     assert message in done.err
 
 
-def test_lists_commands(clearhead):
+def test_tokenizer_lists_its_commands(clearhead):
     done = clearhead()
     assert done.status == 0
     assert all(word in done.out for word in ("train", "show"))

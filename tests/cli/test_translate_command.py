@@ -85,7 +85,7 @@ def test_n_best_lines_have_number_and_score(translator):
     assert rows[0][2] == run(translator, "a", *SHORT).strip()
 
 
-def test_alignment_table(translator):
+def test_alignment_is_printed_as_a_table(translator):
     text, header, *rows = run(translator, "A dog.", "--align", "-2", *SHORT).splitlines()
     [result] = ch.load(translator).translate(["A dog."], num_beams=2, max_tokens=5, align=-2)
     assert text == " ".join(result.text.splitlines()).strip()
@@ -105,7 +105,7 @@ def test_tables_follow_the_output(translator, tmp_path, options):
     assert (tmp_path / "out.txt").read_text() == run(*words)
 
 
-def test_json(translator):
+def test_json_equals_the_library(translator):
     tree = json.loads(run(translator, "A dog.", "--json", "--align", "-2", "--n-best", 2, *SHORT))
     model = ch.load(translator, device="cpu")
     expected = model.translate("A dog.", num_beams=2, max_tokens=5, n_best=2, align=-2)
@@ -118,7 +118,7 @@ def test_json(translator):
         assert record["logprob"] == pytest.approx(choice.logprob)
 
 
-def test_logprobs(translator):
+def test_logprobs_are_printed_and_in_json(translator):
     [record] = json.loads(run(translator, "a", "--json", "--logprobs", 2, *SHORT))["translations"]
     assert [token["id"] for token in record["logprobs"]] == record["tokens"]
     assert all(token["token"] and len(token["top_logprobs"]) == 2 for token in record["logprobs"])
@@ -127,7 +127,7 @@ def test_logprobs(translator):
     assert len(rows) == len(record["tokens"])
 
 
-def test_search_options(translator):
+def test_search_options_equal_the_library(translator):
     assert run(translator, "a", "--prefix", "Ein", *SHORT).startswith("Ein")
     model = ch.load(translator, device="cpu")
     options = {
@@ -158,7 +158,7 @@ def test_search_options(translator):
         (("",), None, "the text is empty"),
     ],
 )
-def test_mistakes(translator, monkeypatch, words, stdin, message):
+def test_invalid_input_is_refused(translator, monkeypatch, words, stdin, message):
     monkeypatch.setattr(command, "LINES_PER_BATCH", 2)
     with pytest.raises(ClearheadError, match=message):
         run(translator, *words, "--max-tokens", 3, stdin=stdin)

@@ -83,7 +83,7 @@ def test_output_format_follows_the_file_name(folder):
         (["train", "vectors", "--output", "x"], "--data.train"),
     ],
 )
-def test_mistakes(folder, monkeypatch, words, message):
+def test_invalid_arguments_are_refused(folder, monkeypatch, words, message):
     monkeypatch.chdir(folder)
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, ch.ClearheadError)

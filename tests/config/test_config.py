@@ -45,12 +45,12 @@ PUBLISHED = {  # parameter counts in model cards and papers
 
 
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
-def test_published_parameter_counts(name, count):
+def test_presets_have_the_published_parameter_counts(name, count):
     assert ch.presets[name].num_parameters() == count
 
 
 @pytest.mark.parametrize(("name", "millions"), [("vaswani-base", 65), ("vaswani-big", 213)])
-def test_vaswani_parameter_counts(name, millions):
+def test_vaswani_presets_have_the_published_parameter_counts(name, millions):
     # the paper rounds its vocabulary size
     assert ch.presets[name].num_parameters() == pytest.approx(millions * 1e6, rel=0.035)
 
@@ -88,7 +88,7 @@ def test_kind_is_the_first_option_in_toml():
     assert section.strip().startswith("kind = ")
 
 
-def test_read_file_with_changes(tmp_path):
+def test_file_is_read_with_changes(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('[model]\nd_model = 64\nposition = "rotary"\n')
     config = Config.read(path, **{"model.position.theta": "5000"})
@@ -96,7 +96,7 @@ def test_read_file_with_changes(tmp_path):
     assert config.model.position.theta == 5000.0
 
 
-def test_changes_of_options_missing_in_the_file(tmp_path):
+def test_changes_may_set_options_missing_in_the_file(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("[model]\nn_layers = 2\n")
     config = Config.read(path, attention__n_heads=2, **{"model.position": "rotary"})
@@ -127,7 +127,7 @@ def test_dictionary_changes_only_its_options():
     assert changed.model == dataclasses.replace(base.model, n_layers=1)
 
 
-def test_options_of_a_new_kind_in_nested_sections():
+def test_nested_options_of_a_new_kind_are_set():
     changes = {
         "train.optimizer": "muon",
         "train.optimizer.lr": 0.01,
@@ -147,7 +147,7 @@ def test_options_of_a_new_kind_in_nested_sections():
         ({"p": {"kind": "x", "b": 1}}, {"p": {"kind": "y"}}, [("p", "x", "y")]),
     ],
 )
-def test_diff_trees(left, right, expected):
+def test_diff_trees_lists_differences(left, right, expected):
     assert list(diff_trees(left, right, "")) == expected
 
 
@@ -252,7 +252,7 @@ def test_constructors_validate(make):
 
 
 @pytest.mark.parametrize("values", [(1, 2), (1, 3, 2), (2, 1, 2, 1, 1, 2)])
-def test_malformed_expected_loss(values):
+def test_malformed_expected_loss_is_refused(values):
     with pytest.raises(ch.ClearheadError, match="expected_loss"):
         TrainConfig(expected_loss=values)
 
@@ -263,18 +263,18 @@ def test_special_tokens_must_be_in_the_vocabulary():
 
 
 @pytest.mark.parametrize("text", ["model = 3", "[model", "[modle]\nd_model = 3"])
-def test_malformed_file(tmp_path, text):
+def test_malformed_file_is_refused(tmp_path, text):
     path = tmp_path / "run.toml"
     path.write_text(text)
     with pytest.raises(ch.ClearheadError, match=r"\.|\?"):
         Config.read(path)
 
 
-def test_missing_file(tmp_path):
+def test_missing_file_is_an_error(tmp_path):
     with pytest.raises(ch.ClearheadError, match="cannot be read"):
         Config.read(tmp_path / "none.toml")
 
 
-def test_unknown_preset():
+def test_unknown_preset_gets_a_suggestion():
     with pytest.raises(KeyError, match="did you mean 'gpt2-124m'"):
         ch.presets["gpt2-124"]

@@ -249,7 +249,7 @@ def test_invalid_options_are_rejected_by_datasets(make, words):
         make()
 
 
-def test_mask_probabilities():
+def test_masks_follow_bert_probabilities():
     # 0, which fills padding, is a word like others
     special = {1, 5, 6}
     mask = 7

@@ -189,7 +189,7 @@ def status_of(ours=(), ratio=(), **limits):
         (TargetStatus(Target("area", "file.cpu", "work", "peer", at_least=1)), "*not measured*"),
     ],
 )
-def test_verdict(one, verdict):
+def test_status_says_whether_a_target_is_met(one, verdict):
     assert benchmark_tables.format_status(one) == verdict
 
 

@@ -103,7 +103,7 @@ def test_one_unit_has_no_interval():
     assert "no interval" in found.method
 
 
-def test_metrics_by_name():
+def test_metrics_are_found_by_name():
     found = Evaluation(
         bootstrap_metrics({"bits_per_byte": "how"}, lambda counts: [1.5], 3, "rows", 0), []
     )
@@ -124,5 +124,5 @@ def test_non_finite_values_are_null_in_json():
 @pytest.mark.parametrize(
     ("value", "text"), [(0.12345, "0.1235"), (34.567, "34.57"), (2.5e7, "2.5e+07")]
 )
-def test_format_number(value, text):
+def test_numbers_have_four_significant_digits(value, text):
     assert format_number(value) == text

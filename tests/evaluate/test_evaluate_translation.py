@@ -74,7 +74,7 @@ def test_bleu_and_chrf_equal_sacrebleu(translator, files, monkeypatch):
     assert found["bleu"].low <= found.value("bleu") <= found["bleu"].high
 
 
-def test_interval_is_close_to_sacrebleus():
+def test_interval_is_close_to_that_of_sacrebleu():
     chance = np.random.default_rng(0)
     references = [" ".join(chance.choice(list("abcdefgh"), 12)) for _ in range(200)]
     hypotheses = [
@@ -139,7 +139,7 @@ def test_misaligned_pairs_are_refused(translator, files, tmp_path):
         ch.evaluate(translator, files, stride=4)
 
 
-def test_tmx_pairs_on_one_line(translator, tmp_path):
+def test_tmx_pairs_may_share_a_line(translator, tmp_path):
     side = '<tuv xml:lang="{}"><seg>{}</seg></tuv>'
     texts = zip(SOURCES, TARGETS, strict=True)
     units = "".join(f"<tu>{side.format('en', a)}{side.format('de', b)}</tu>" for a, b in texts)

@@ -66,7 +66,7 @@ def test_matthews_equals_correlation_of_indicators(pairs):
     )
 
 
-def test_binary_matthews_formula():
+def test_matthews_equals_the_binary_formula():
     tn = 5
     fp = 2
     fn = 3
@@ -75,7 +75,7 @@ def test_binary_matthews_formula():
     assert matthews_correlation(np.array([[tn, fp], [fn, tp]], float)) == pytest.approx(want)
 
 
-def test_expected_calibration_error():
+def test_calibration_error_sums_over_bins():
     sure = np.array([0.95, 0.91, 0.55, 0.51, 1.0])
     right = np.array([1.0, 0, 1, 1, 1])
     # Bin 0.9–1.0: confidence (0.95 + 0.91 + 1) / 3, two of three correct.
@@ -91,7 +91,7 @@ def test_calibrated_model_has_no_calibration_error():
 
 
 @given(Points)
-def test_spearman_ranks(points):
+def test_spearman_is_the_correlation_of_ranks(points):
     x, y, _ = (np.array(column, float) for column in zip(*points, strict=True))
     ranks = [[(v < w).sum() + ((v == w).sum() + 1) / 2 for w in v] for v in (x, y)]
     assume(len(set(x)) > 1 and len(set(y)) > 1)

@@ -70,7 +70,7 @@ def test_the_residual_stream_is_a_sum(kind):
 
 
 @pytest.mark.parametrize("kind", list(CHANGES))
-def test_top_neurons(kind):
+def test_top_neurons_have_the_largest_outputs(kind):
     run = a_run(kind)
     shown = describe_block(run, 1, 3, False)["neurons"]
     down = run.trace.model.net.blocks[1].ffn.down.weight.detach()
@@ -94,6 +94,6 @@ def test_edits_are_visible_in_the_block():
 
 
 @pytest.mark.parametrize(("layer", "token"), [(2, 0), (-3, 0), (0, 99)])
-def test_invalid_layer_and_token(layer, token):
+def test_invalid_layers_and_tokens_are_refused(layer, token):
     with pytest.raises(ch.ClearheadError, match="there is no"):
         describe_block(a_run("decoder"), layer, token, False)

@@ -18,7 +18,7 @@ from serving import run_server, send_request
 OFF = {"name": "blocks.0.ffn.out", "op": "ablate"}
 
 
-def test_patching_the_encoder_from_another_source():
+def test_encoder_is_patched_from_another_source():
     model = byte_model("tiny-encoder-decoder")
     site = PageSite(m=model)
     name = "encoder.blocks.0.attn.z"
@@ -35,7 +35,7 @@ def test_patching_the_encoder_from_another_source():
     assert site.json("POST", "/api/translate", body)["tokens"]
 
 
-def test_suppressed_tokens_beyond_the_tokenizer():
+def test_suppressed_tokens_may_exceed_the_tokenizer():
     never = {
         "inference__decoder_start_tokens": [1],
         "inference__eos_tokens": [2],
@@ -127,7 +127,7 @@ def test_models_are_in_use_during_requests(path, body, monkeypatch):
     assert not loaded_model.is_busy
 
 
-def test_maximum_length_of_a_run():
+def test_runs_longer_than_the_limit_are_refused():
     both = byte_model("tiny-encoder-decoder")
     site = PageSite(Limits(max_context_length=8), m=byte_model(), both=both)
     assert len(site.run("12345678")["tokens"]) == 8
@@ -160,7 +160,7 @@ def test_assets_are_gzipped():
     assert len(packed[2]) < len(plain[2]) / 2
 
 
-def test_example_of_attention_to_adjectives():
+def test_attention_example_names_its_tokens():
     model = byte_model(context_length=64)
     told = PageSite(m=model).json("GET", "/api/models/m")["examples"]
     asks, answers = told["attention_tokens"]

@@ -41,18 +41,18 @@ def card(path):
     return response.json()
 
 
-def test_example_file_of_the_card(folder):
+def test_card_contains_the_example_file(folder):
     file = card("digits")["examples"]["file"]
     assert file["name"] == "seven.png"
     assert base64.b64decode(file["data"]) == (folder / "seven.png").read_bytes()
 
 
-def test_card_without_file(folder):
+def test_card_may_have_no_example_file(folder):
     (folder / "card.json").write_text(json.dumps(CARD | {"usage": USAGE[:1]}))
     assert card("digits")["examples"]["file"] is None
 
 
-def test_local_model_with_a_bundled_name(folder):
+def test_local_model_with_a_bundled_name_has_no_example_file(folder):
     ch.save(ch.new("tiny-images", seed=1), "digits")  # where the program was started
     assert card("digits")["examples"]["file"] is None
     assert card(folder)["examples"]["file"] is None

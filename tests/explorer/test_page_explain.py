@@ -122,7 +122,7 @@ def test_python_code_prints_the_value(tmp_path, edits):
         )
 
 
-def test_invalid_index_and_name():
+def test_invalid_indices_and_names_are_refused():
     runs, run, _ = run_of("lecture")
     with pytest.raises(ClearheadError, match="out of range"):
         explain_value(runs, run, "blocks.0.attn.pattern", [0, 0, 99])
@@ -130,14 +130,14 @@ def test_invalid_index_and_name():
         explain_value(runs, run, "blocks.0.attn.patern", [0, 0, 0])
 
 
-def test_logits_of_a_classifier():
+def test_logits_of_a_classifier_are_explained():
     runs, run, model = run_of("classes")
     for i, real in enumerate(model.logits("hello").tolist()):
         assert explain_value(runs, run, "logits", [i])["value"] == pytest.approx(real, abs=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "plain"), [("alibi", "silu"), ("lecture", "relu")])
-def test_activation_before_the_gate(kind, plain):
+def test_activation_function_is_explained_before_the_gate(kind, plain):
     runs, run, model = run_of(kind)
     first, *gate = explain_value(runs, run, "blocks.0.ffn.post", [1, 2])["steps"]
     name = "blocks.0.ffn.gate" if kind == "alibi" else "blocks.0.ffn.up"
@@ -150,7 +150,7 @@ def test_activation_before_the_gate(kind, plain):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float64"])
-def test_other_dtypes(tmp_path, dtype):
+def test_values_of_other_dtypes_are_explained(tmp_path, dtype):
     """Quantized matrices have no steps; 16-bit weights round."""
     ch.save(ch.new("tiny-llama", seed=1, **WORDS), tmp_path / "model")
     model = ch.load(tmp_path / "model", dtype=dtype)
@@ -166,7 +166,7 @@ def test_other_dtypes(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("kind", ["images", "spectrogram", "audio"])
-def test_patches(kind):
+def test_patch_embeddings_are_explained(kind):
     reads = {
         "images": {"kind": "images", "image_size": 8, "patch_size": 4, "num_channels": 1},
         "spectrogram": {

@@ -81,7 +81,7 @@ def test_forced_tokens_have_alternatives(client):
     assert tokens(found) == again.tokens
 
 
-def test_ids_as_prompt(client):
+def test_ids_and_text_give_the_same_tokens(client):
     ids = MODEL.tokenizer.encode("Once")
     assert tokens(events(client, ids=ids, max_tokens=5, **SAMPLING)) == tokens(
         events(client, text="Once", max_tokens=5, **SAMPLING)
@@ -134,7 +134,7 @@ def test_nan_logits_are_an_error_event(client):
     assert "NaN" in data["message"]
 
 
-def test_sampling_rules(client):
+def test_sampling_rules_are_those_of_the_model(client):
     told = client.get("/api/models/model/sampling").json()
     assert told == {
         "vocab_size": 256,

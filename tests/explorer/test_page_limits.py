@@ -49,12 +49,12 @@ def error(site, url, body):
     ],
 )
 @pytest.mark.parametrize("url", ["/api/runs", "/api/generate", "/api/fill", "/api/translate"])
-def test_invalid_edits(site, url, edits, said):
+def test_invalid_edits_are_refused(site, url, edits, said):
     assert said in error(site, url, {"text": "a dog", "edits": edits})
 
 
 @pytest.mark.parametrize("window", ["²:3", "9" * 5000 + ":3", "1:", "-1:3", "1:2:3", "٣:٤"])
-def test_invalid_windows(site, window):
+def test_invalid_windows_are_refused(site, window):
     run = site.run()["id"]
     status, _, content = site.request(
         "GET", f"/api/runs/{run}/tensor/final_norm?rows={quote(window)}"
@@ -76,7 +76,7 @@ def test_invalid_windows(site, window):
         ("/api/chat/tokens", {"messages": [{"role": "user", "content": "\ud800"}]}),
     ],
 )
-def test_lone_surrogates(site, url, body):
+def test_lone_surrogates_are_refused(site, url, body):
     assert "lone surrogate" in error(site, url, body)
 
 
@@ -105,7 +105,7 @@ def test_python_code_has_the_exact_factor(site):
     assert "ch.scale(0.123456789012)" in told["python"]
 
 
-def test_concurrent_word_vectors():
+def test_concurrent_requests_share_word_vectors():
     loaded_model = ModelRegistry.from_models({"m": byte_model()}).loaded["m"]
     found = []
     threads = [
@@ -260,7 +260,7 @@ def test_clients_take_turns_on_the_page():
     assert len(order) == 6
 
 
-def test_turns_are_by_address(site, monkeypatch):
+def test_clients_are_told_apart_by_address(site, monkeypatch):
     queue = site.app.state.explorer.queue
     seen = []
     monkeypatch.setattr(

@@ -42,7 +42,7 @@ def test_tensors_equal_watch(name):
         assert np.allclose(found, value[0].numpy(), atol=1e-6), path
 
 
-def test_windows_of_one_head(site, model):
+def test_tensor_windows_equal_the_activation(site, model):
     run = site.run()
     pattern = model.watch("hello", "blocks.1.attn.pattern")["blocks.1.attn.pattern"][0, 2]
     found, _ = site.npy(
@@ -100,7 +100,7 @@ def test_patching_uses_activations_of_the_other_text(site, model):
     assert np.allclose(site.npy(f"/api/runs/{run['id']}/logits")[0], real[-1].numpy(), atol=1e-5)
 
 
-def test_top_answers(site, model):
+def test_top_predictions_equal_the_softmax(site, model):
     top = site.run()["top"]
     shares = model.logits("hello")[-1].softmax(dim=-1)
     assert [one["id"] for one in top] == shares.topk(10).indices.tolist()
@@ -127,7 +127,7 @@ def test_head_scores_equal_the_lens(site, model):
     assert np.allclose(values, real.numpy(), atol=1e-5)
 
 
-def test_expired_runs(site):
+def test_expired_runs_have_status_410(site):
     status, _, content = site.request("GET", "/api/runs/0123456789abcdef0123/patterns")
     assert status == 410
     assert "expired" in json.loads(content)["error"]["message"]
@@ -148,7 +148,7 @@ def test_expired_runs(site):
         ("GET", "/api/models/nobody", None),
     ],
 )
-def test_invalid_requests(site, method, url, body):
+def test_invalid_requests_are_refused(site, method, url, body):
     status, _, content = site.request(method, url, body)
     assert 400 <= status < 500
     assert len(json.loads(content)["error"]["message"].split()) > 3
@@ -166,7 +166,7 @@ def test_invalid_requests(site, method, url, body):
         "head-scores?part=cross",
     ],
 )
-def test_invalid_requests_about_a_run(site, tail):
+def test_invalid_requests_about_a_run_are_refused(site, tail):
     status, _, content = site.request("GET", f"/api/runs/{site.run()['id']}/{tail}")
     assert status == 400, content
 
@@ -214,7 +214,7 @@ def test_runs_keep_only_the_residual_stream(site):
     assert run.trace.nbytes <= stream * (m.n_layers + 2) + 4 * m.vocab_size + ids
 
 
-def test_model_cards(site, model):
+def test_model_cards_have_the_size_and_views(site, model):
     (card,) = site.json("GET", "/api/models")
     m = model.config.model
     assert (card["n_layers"], card["n_heads"], card["d_model"]) == (

@@ -19,7 +19,7 @@ CHECKS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
-def test_types_and_format(check):
+def test_javascript_passes_tsc_and_prettier(check):
     if not (ROOT / "node_modules").is_dir() or not shutil.which("npx"):
         pytest.skip("needs `npm ci`")
     run = subprocess.run(

@@ -151,7 +151,7 @@ def test_audio_translation_equals_the_library(client, models):
 @pytest.mark.parametrize(
     "body", [{"model": "translator", "text": "  "}, {"model": "decoder", "text": TEXT}]
 )
-def test_invalid_translations(client, body):
+def test_invalid_translations_are_refused(client, body):
     assert error(client, "translate", **body).endswith(".")
 
 
@@ -184,7 +184,7 @@ def test_masked_tokens_have_probability_and_rank(client, models):
         assert gap["original"]["rank"] == 1 + row.argsort(descending=True).tolist().index(was)
 
 
-def test_text_without_masks(client):
+def test_text_without_masks_has_no_answers(client):
     assert request(client, "fill", model="encoder", text="The cat")["masks"] == []
 
 
@@ -251,7 +251,7 @@ def test_without_masks_the_answer_is_at_the_last_token(client, models, name, tex
     assert run["top"][0]["id"] == int(models[name].logits(text)[-1].argmax())
 
 
-def test_example_of_a_masked_language_model(models):
+def test_masked_language_model_has_examples(models):
     encoder = ch.new(
         "tiny-encoder",
         tokenizer=WORDS,
@@ -263,7 +263,7 @@ def test_example_of_a_masked_language_model(models):
     assert "[MASK]" not in example_inputs(models["decoder"])["text"]
 
 
-def test_example_of_a_classifier():
+def test_classifier_has_examples():
     told = example_inputs(ch.new("finetune-classify", tokenizer=WORDS, vocab_size=258))
     assert (told["text"], told["comparison"]) == MOVIE_REVIEWS
 
@@ -281,7 +281,7 @@ def test_edits_change_predictions_of_masks(client):
         {"model": "decoder", "text": "The [MASK]"},
     ],
 )
-def test_invalid_masks(client, body):
+def test_invalid_masks_are_refused(client, body):
     assert error(client, "fill", **body).endswith(".")
 
 
@@ -305,7 +305,7 @@ def numbers(view):
     )
 
 
-def test_image_view(client, models):
+def test_image_view_shows_what_the_model_reads(client, models):
     from clearhead.tokenizers.media import read_image
 
     shown = request(client, "patches", model="pictures", image=png())
@@ -320,7 +320,7 @@ def test_image_view(client, models):
     assert shown["steps"][0].startswith("20 × 12 pixels")
 
 
-def test_truncated_audio(client, models):
+def test_truncated_audio_is_reported(client, models):
     reads = models["sounds"].config.model.input
     seconds = reads.n_frames * reads.hop_length / reads.sample_rate
     steps = request(client, "patches", model="sounds", audio=wav(int(8000 * (seconds + 3))))[
@@ -329,7 +329,7 @@ def test_truncated_audio(client, models):
     assert steps[0].startswith(f"more than {seconds:.2f} s, mono")
 
 
-def test_audio_view(client, models):
+def test_audio_view_shows_the_spectrogram(client, models):
     shown = request(client, "patches", model="sounds", audio=wav())
     reads = models["sounds"].config.model.input
     assert shown["view"]["shape"] == [reads.n_mels, reads.n_frames]
@@ -345,7 +345,7 @@ def test_image_classification_equals_the_library(client, models):
     assert {one["text"]: pytest.approx(one["probability"]) for one in shown} == told.probabilities
 
 
-def test_image_formats(client):
+def test_only_web_image_formats_are_read(client):
     for kind in ("JPEG", "GIF", "WEBP", "EPS", "BMP"):
         body = {"model": "pictures", "image": png(kind=kind)}
         if kind in ("EPS", "BMP"):
@@ -365,5 +365,5 @@ def test_image_formats(client):
         {"model": "decoder", "image": png()},
     ],
 )
-def test_invalid_uploads(client, body):
+def test_invalid_uploads_are_refused(client, body):
     assert error(client, "patches", **body).endswith(".")

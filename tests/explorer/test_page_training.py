@@ -105,13 +105,13 @@ def test_steps_equal_the_trace(client, run):
         "/embeddings?step=-1",
     ],
 )
-def test_invalid_steps(client, path):
+def test_invalid_steps_are_refused(client, path):
     answer = client.get(f"/api/models/best/training{path}")
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].endswith(".")
 
 
 @pytest.mark.parametrize("path", ["", "somewhere/else", "/"])
-def test_models_without_a_run(path):
+def test_models_without_a_run_are_refused(path):
     with pytest.raises(ch.ClearheadError, match="training"):
         run_folder(path)

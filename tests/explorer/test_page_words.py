@@ -94,7 +94,7 @@ def test_unknown_characters_are_errors(client):
     assert request(client, "/api/tokenize", model="letters", text="")["tokens"] == []
 
 
-def test_embedding_rows_and_map(client):
+def test_embedding_rows_and_matrix_equal_the_weights(client):
     table = MODELS["decoder"].net.embed.tokens.weight.detach()
     view = request(client, "/api/models/decoder/embedding-rows?ids=5,3,5")
     np.testing.assert_array_equal(numbers(view), table[[5, 3, 5]].numpy())
@@ -120,7 +120,7 @@ def test_unembedding_rows_give_the_logits(client):
 @pytest.mark.parametrize(
     "name", ["decoder", "rotary", "relative", "waves", "nowhere", "encoder", "both"]
 )
-def test_own_position_scheme(client, name):
+def test_position_views_fit_the_scheme_of_the_model(client, name):
     told = request(client, "/api/positions", model=name, num_positions=16)
     own = {
         "learned": {"own", "similarity"},
@@ -136,7 +136,7 @@ def test_own_position_scheme(client, name):
     assert [int(row @ (1 << np.arange(len(row)))) for row in bits] == list(range(16))
 
 
-def test_rotary_frequencies(client):
+def test_rotary_frequencies_rotate_queries(client):
     told = request(client, "/api/positions", model="rotary", num_positions=8)
     model = MODELS["rotary"]
     seen = model.watch(MOLES[2], ["blocks.1.attn.q", "blocks.1.attn.rot_q"])
@@ -179,7 +179,7 @@ def test_reversing_changes_nothing_without_positions(client):
     )
 
 
-def test_expressions_equal_the_library(client):
+def test_vector_expressions_equal_the_library(client):
     told = request(
         client, "/api/vectors", model="decoder", expression="king - man + woman", top_k=4
     )
@@ -257,7 +257,7 @@ def test_context_cosines_are_those_of_the_residual_stream(client):
         assert numbers(told["view"])[layer + 2, 0] == pytest.approx(float(a @ b), abs=1e-5)
 
 
-def test_invalid_context_requests(client):
+def test_invalid_context_requests_are_refused(client):
     assert "is not in" in error(client, "/api/context", model="decoder", word="vole", texts=MOLES)
     asked_for = {"model": "decoder", "word": "mole", "texts": MOLES}
     assert "no layer 9" in error(
@@ -306,7 +306,7 @@ def test_logit_lens_equals_the_library(client, name):
     assert told["layers"][-1][0][1] == pytest.approx(run["top"][0]["prob"], abs=1e-5)
 
 
-def test_logit_lens_of_a_regression_model(client):
+def test_logit_lens_of_a_regression_model_shows_numbers(client):
     run = request(client, "/api/runs", model="number", text=MOLES[0])
     view = request(client, f"/api/runs/{run['id']}/lens")["view"]
     expected = ch.lens.logit_lens(MODELS["number"], MOLES[0])
@@ -314,7 +314,7 @@ def test_logit_lens_of_a_regression_model(client):
     np.testing.assert_allclose(numbers(view), expected.numpy(), atol=1e-5)
 
 
-def test_logit_lens_window_of_a_long_text(client):
+def test_logit_lens_of_a_long_text_is_a_window(client):
     ids = (TOKENIZER.encode(TEXTS[3]) * 20)[:200]
     run = request(client, "/api/runs", model="long", ids=ids)
     told = request(client, f"/api/runs/{run['id']}/lens?token=100")
@@ -352,7 +352,7 @@ def test_attribution_sums_to_the_logit(client):
     assert two["total"] == pytest.approx(best["logit"] - second["logit"], abs=1e-3)
 
 
-def test_nan_weights(client):
+def test_nan_weights_are_reported(client):
     run = request(client, "/api/runs", model="broken", text=MOLES[0])
     assert client.get(f"/api/runs/{run['id']}/lens").status_code == 200
     assert (

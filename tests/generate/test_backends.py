@@ -187,7 +187,7 @@ def test_translations_equal_ours(name, beam, engine, translator):
     ("start", "stop", "closed"),
     [([START], [END], True), ([START, 5], [END], False), ([START], [END, 5, 39], False)],
 )
-def test_ctranslate2_start_eos_and_forced_eos(start, stop, closed, engine):
+def test_ctranslate2_uses_the_start_and_eos_tokens_of_the_model(start, stop, closed, engine):
     use = {
         "inference__decoder_start_tokens": start,
         "inference__eos_tokens": stop,

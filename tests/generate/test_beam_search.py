@@ -42,7 +42,7 @@ def pick_eos_tokens(net, count, **given):
     return tuple({free[i % len(free)][i].tokens[2 + i] for i in range(count)})
 
 
-def test_supports_kv_owner(monkeypatch):
+def test_kernel_supports_schemes_that_depend_on_positions_only(monkeypatch):
     monkeypatch.setattr(beam_cuda, "TRITON_AVAILABLE", True)
     for position, told in ((Rotary(), True), (Learned(), True), (Shaw(), False), (object(), False)):
         assert (
@@ -93,7 +93,7 @@ def peer(seed):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 3))])
-def test_equals_transformers(seed):
+def test_beam_search_equals_transformers(seed):
     net, generate = peer(seed)
     stop = pick_eos_tokens(net, 1 + seed % 3)
     lengths = set()

@@ -68,7 +68,7 @@ def test_a_message_does_not_change_other_messages():
     assert tricky == [*plain[:at], *typed, *plain[at:]]
 
 
-def test_generation_tags_and_tojson(tokenizer):
+def test_templates_may_use_generation_tags_and_tojson(tokenizer):
     template = "{% generation %}{{ {'a': 'é'} | tojson(ensure_ascii=False) }}{% endgeneration %}"
     assert (
         tokenizer.decode(encode_chat(template, [{"role": "user", "content": "x"}], tokenizer))

@@ -172,7 +172,7 @@ def test_samples_share_one_prefill():
 
 
 @pytest.mark.parametrize("overflow", ["slide", "error"])
-def test_smallest_contexts(overflow):
+def test_context_of_two_tokens_slides(overflow):
     with pytest.raises(ch.ClearheadError, match="context"):
         ch.new("tiny-decoder", context_length=1).generate([3], max_tokens=4, overflow=overflow)
     assert (
@@ -286,7 +286,7 @@ def test_long_prompts_join_over_several_steps():
     st.lists(st.integers(0, 2), max_size=5),
     st.lists(st.integers(0, 2), max_size=5),
 )
-def test_common_prefix_length(prefix, a, b):
+def test_common_prefix_length_counts_equal_tokens(prefix, a, b):
     expected = len(prefix)
     for x, y in zip(a, b, strict=False):
         if x != y:

@@ -55,7 +55,7 @@ def test_fill_applies_edits(reader):
         reader.fill("the [MASK]", edits={"blocks.9.resid_post": ch.ablate()})
 
 
-def test_several_masks_and_the_tokenizers_own_mask_token(reader):
+def test_several_masks_are_filled_and_the_tokenizers_own_mask_token_works(reader):
     assert reader.fill("the [MASK] sat") == reader.fill("the <|mask|> sat")
     two = reader.fill("[MASK] cat [MASK]", 2)
     assert [len(candidates) for candidates in two.masks] == [2, 2]

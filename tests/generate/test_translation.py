@@ -68,7 +68,7 @@ def model():
         ("", [""]),
     ],
 )
-def test_split_sentences(text, parts):
+def test_sentences_end_at_punctuation(text, parts):
     assert [sentence for sentence, _ in split_sentences(text)] == parts
 
 

@@ -189,7 +189,7 @@ def test_finished_experiment_is_not_trained_again(trained, monkeypatch):
 
 
 @pytest.mark.slow
-def test_later_questions_are_answered_without_training(trained, data, monkeypatch, tmp_path):
+def test_other_metrics_are_analyzed_without_training(trained, data, monkeypatch, tmp_path):
     output = shutil.copytree(trained.output, tmp_path / "copy", symlinks=True)
     monkeypatch.setattr(runner, "run_training", None)
     comparison = resume(output, eval_lengths=[8], baseline="position=rotary")

@@ -45,7 +45,7 @@ def test_attention_with_identity_matrices():
         close(values["blocks.0.attn.out"][b, i], sum(a[j] * x[b, j] for j in range(i + 1)))
 
 
-def test_one_head():
+def test_one_head_equals_its_equation():
     net = random_net(position="none", **{"attention.n_heads": 1, "attention.bias": []})
     P = parameters(net)
     values = watch(net, random_ids(2, 6))
@@ -177,7 +177,7 @@ def test_qk_norm_normalizes_each_head_of_q_and_k_but_not_v(kind, implementation)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_unscaled_scores(implementation):
+def test_unscaled_scores_are_plain_dot_products(implementation):
     net = random_net(**{"attention.scale": False})
     check_attention(
         watch(net, random_ids(2, 6), implementation), "blocks.0.attn", causal, scale=1.0

@@ -61,7 +61,7 @@ def test_every_function_needs_a_model(call, not_a_model):
         (lambda m: m.watch("a", {"blocks.0.resid_post": lambda x: x.sum().item()}), "float"),
     ],
 )
-def test_wrong_type(model, call, message):
+def test_wrong_types_are_refused(model, call, message):
     with pytest.raises(ch.ClearheadError, match=message):
         call(model)
 

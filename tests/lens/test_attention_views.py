@@ -224,6 +224,6 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("call", "message"), ERRORS)
-def test_errors(call, message):
+def test_invalid_arguments_are_refused(call, message):
     with pytest.raises(ch.ClearheadError, match=re.escape(message)):
         call(make_decoder())

@@ -94,13 +94,13 @@ def test_default_token_is_the_top_prediction():
     assert ch.lens.attribution(model, "abc", token="d").target.answer == ord("d")
 
 
-def test_classes_by_name():
+def test_classes_are_selected_by_name():
     model = ch.new("tiny-images", inference__labels=[f"class {i}" for i in range(10)])
     result = ch.lens.attribution(model, images=IMAGE, token="class 3", against="class 4")
     assert result.title == "logit of 'class 3' minus 'class 4'"
 
 
-def test_classes_by_number():
+def test_classes_are_selected_by_number():
     result = ch.lens.attribution(ch.new("tiny-images"), images=IMAGE, token="3")
     assert result.target.answer == 3
     assert result.title == "logit of '3'"
@@ -126,7 +126,7 @@ EDITED = [
 
 
 @pytest.mark.parametrize("name", EDITED)
-def test_what_no_component_wrote_is_the_remainder(name):
+def test_contributions_of_no_component_are_the_remainder(name):
     model = ch.new("tiny-decoder", seed=3)
     edits = {name: ch.scale(2.0)}
     result = ch.lens.attribution(model, IDS, token=5, edits=edits)
@@ -141,7 +141,7 @@ def test_what_no_component_wrote_is_the_remainder(name):
     assert "remainder" not in unedited.axes[0].labels
 
 
-def test_attribution_of_an_int8_model(tmp_path):
+def test_int8_contributions_sum_to_the_logit(tmp_path):
     ch.save(ch.new("tiny-decoder", seed=3, d_model=128), tmp_path / "model")
     model = ch.load(tmp_path / "model", dtype="int8")
     total = ch.lens.attribution(model, IDS, token=5).total
@@ -177,6 +177,6 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("call", "message"), ERRORS)
-def test_errors(call, message):
+def test_invalid_arguments_are_refused(call, message):
     with pytest.raises(ch.ClearheadError, match=re.escape(message)):
         call(ch.new("tiny-decoder", **BYTES))

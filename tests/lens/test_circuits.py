@@ -132,7 +132,7 @@ def test_embedding_norm_is_folded_in():
     torch.testing.assert_close(ch.lens.circuit(model, 0, 1, "QK").row(5).values, best)
 
 
-def test_repr():
+def test_repr_is_one_line():
     circuit = ch.lens.circuit(make_model(), 0, 1)
     assert repr(circuit) == "<OV circuit of layer 0, head 1: logit, 256 × 256 tokens>"
 
@@ -165,6 +165,6 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("call", "message"), ERRORS)
-def test_errors(call, message):
+def test_invalid_arguments_are_refused(call, message):
     with pytest.raises(ch.ClearheadError, match=re.escape(message)):
         call(make_model())

@@ -146,7 +146,7 @@ def test_edited_pattern_is_used_by_the_head():
     assert torch.allclose(cache["blocks.0.attn.z"][0, :, 3], mean, atol=1e-6)
 
 
-def test_mean_ablation_of_a_head():
+def test_mean_ablation_replaces_a_head_by_its_mean():
     model = make_model()
     name = "blocks.0.attn.z"
     z = model.watch(IDS, name)[name][0]
@@ -155,7 +155,7 @@ def test_mean_ablation_of_a_head():
     assert torch.equal(edited[0], z[0])
 
 
-def test_mean_ablation_with_another_run():
+def test_mean_ablation_may_use_the_mean_of_another_run():
     model = make_model()
     name = "blocks.0.resid_post"
     other = model.watch([IDS, OTHER_IDS], name)
@@ -187,7 +187,7 @@ def test_mean_of_another_run_ignores_padding(preset, name):
     torch.testing.assert_close(edited, mean.unsqueeze(-2).expand_as(edited), atol=1e-6, rtol=1e-5)
 
 
-def test_mean_of_one_row_per_text():
+def test_mean_over_one_row_per_text_is_over_texts():
     model = ch.new("tiny-encoder", seed=3, head="classification")
     edited = model.logits([1], edits={"logits": ch.ablate(mean=model.watch(TEXTS, "logits"))})
     torch.testing.assert_close(edited, model.logits(TEXTS).mean(dim=0))
@@ -252,6 +252,6 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("call", "message"), ERRORS)
-def test_errors(call, message):
+def test_invalid_arguments_are_refused(call, message):
     with pytest.raises(ch.ClearheadError, match=re.escape(message)):
         call(make_model())

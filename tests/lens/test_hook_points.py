@@ -132,7 +132,7 @@ def test_gradients_flow_through_a_kv_cache():
     assert torch.allclose(cached_gradient, full_gradient[:, :, :4], atol=1e-5)
 
 
-def test_padding_and_patches():
+def test_padding_has_no_label_and_patches_are_numbered():
     model = ch.new("tiny-decoder", vocab_size=256, **BYTES)
     padded = model.watch(["a", "abc"], "blocks.0.attn.pattern")
     assert padded.tokens == ["a"]
@@ -204,6 +204,6 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("call", "message"), ERRORS)
-def test_errors(call, message):
+def test_invalid_arguments_are_refused(call, message):
     with pytest.raises(ch.ClearheadError, match=re.escape(message)):
         call(make_model())

@@ -81,7 +81,7 @@ def test_masked_language_model_predicts_at_the_mask():
     assert lens.top_predictions() == lens.top_predictions(1) != lens.top_predictions(2)
 
 
-def test_titles_of_predictions():
+def test_title_names_the_token_before_a_prediction():
     lens = ch.lens.logit_lens(ch.new("tiny-decoder"), [3, 9, 4])
     assert lens.final_predictions().title == "top predictions after '4'"
     lens = ch.lens.logit_lens(ch.new("tiny-images"), images=IMAGE)
@@ -127,6 +127,6 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("call", "message"), ERRORS)
-def test_errors(call, message):
+def test_invalid_arguments_are_refused(call, message):
     with pytest.raises(ch.ClearheadError, match=message):
         call()

@@ -100,7 +100,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("position", "call", "message"), ERRORS)
-def test_errors(position, call, message):
+def test_invalid_arguments_are_refused(position, call, message):
     with pytest.raises(ch.ClearheadError, match=message):
         call(make_model(position))
 

@@ -49,7 +49,7 @@ def test_steering_with_a_cache_equals_steering_without():
     assert torch.allclose(torch.cat(steps, dim=1)[0], model.hidden(TEXT, edits=edits), atol=1e-5)
 
 
-def test_repr():
+def test_repr_is_one_line():
     model = ch.new("tiny-decoder", seed=3)
     steering = ch.lens.steering(model, [([1, 2], [3, 4])], NAME)
     norm = float(steering.vector.norm())
@@ -67,6 +67,6 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("call", "message"), ERRORS)
-def test_errors(call, message):
+def test_invalid_arguments_are_refused(call, message):
     with pytest.raises(ch.ClearheadError, match=re.escape(message)):
         call(make_model())

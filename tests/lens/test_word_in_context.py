@@ -96,6 +96,6 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("call", "message"), ERRORS)
-def test_errors(call, message):
+def test_invalid_arguments_are_refused(call, message):
     with pytest.raises(ch.ClearheadError, match=message):
         call(make_model())

@@ -30,7 +30,7 @@ def has_std(parameter, expected):
     return parameter.std().item() == pytest.approx(expected, rel=0.05)
 
 
-def test_initial_standard_deviations():
+def test_weights_have_the_initial_standard_deviations():
     d = 192
     n_layers = 4
     net = build_transformer(ch.presets["lecture-lm"].model)
@@ -42,7 +42,7 @@ def test_initial_standard_deviations():
     assert (net.blocks[0].attn.q.bias == 0).all()
 
 
-def test_initial_standard_deviations_of_an_encoder_decoder():
+def test_encoder_decoder_weights_have_the_initial_standard_deviations():
     d = 64
     changes = {"architecture__encoder_layers": 6, "architecture__source_vocab_size": 100}
     net = tiny("tiny-encoder-decoder", d_model=d, **changes)

@@ -28,7 +28,7 @@ def random_net(activation):
     ("peer", "activation"),
     [(HuggingFace, "gelu-tanh"), (HuggingFace, "gelu"), (TorchEncoder, "gelu")],
 )
-def test_logits_and_gradients_equal(peer, activation):
+def test_peers_of_the_benchmarks_have_equal_logits_and_gradients(peer, activation):
     if peer is HuggingFace:
         pytest.importorskip("transformers")
     ours = Ours(random_net(activation))

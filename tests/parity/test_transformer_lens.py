@@ -51,13 +51,13 @@ def logit_difference(peer, hook_name, hook):
     return logits[0, -1, ANSWER] - logits[0, -1, AGAINST]
 
 
-def test_attention_patterns(pair, cache):
+def test_attention_patterns_equal_transformer_lens(pair, cache):
     ours = ch.lens.attention(pair[0], IDS)
     for layer in range(N_LAYERS):
         close(ours.values[layer], cache[f"blocks.{layer}.attn.hook_pattern"][0])
 
 
-def test_logit_lens(pair, cache):
+def test_logit_lens_equals_transformer_lens(pair, cache):
     model, peer = pair
     lens = ch.lens.logit_lens(model, IDS, top_k=96)
     names = [*(f"blocks.{i}.hook_resid_pre" for i in range(N_LAYERS)), "blocks.1.hook_resid_post"]
@@ -67,7 +67,7 @@ def test_logit_lens(pair, cache):
         close(lens.probabilities[row], probabilities.gather(-1, lens.ids[row]))
 
 
-def test_attribution(pair, cache):
+def test_attribution_equals_transformer_lens(pair, cache):
     """TransformerLens's residual parts after the final norm, projected on the logit difference."""
     model, _ = pair
     ours = ch.lens.attribution(model, IDS, token=ANSWER, against=AGAINST)
@@ -89,7 +89,7 @@ def test_attribution(pair, cache):
         close(ours.values[ours.axes[0].labels.index(name)], project(part))
 
 
-def test_ablation_of_every_head(pair):
+def test_ablation_of_every_head_equals_transformer_lens(pair):
     model, peer = pair
     ours = ch.lens.ablation(model, IDS, token=ANSWER, against=AGAINST)
     for layer in range(N_LAYERS):
@@ -103,7 +103,7 @@ def test_ablation_of_every_head(pair):
             close(ours.values[layer, head] + ours.baseline, expected)
 
 
-def test_patching_the_residual_stream_at_every_position(pair):
+def test_patching_the_residual_stream_equals_transformer_lens(pair):
     model, peer = pair
     ours = ch.lens.patching(model, IDS, PATCH_FROM, token=ANSWER, against=AGAINST)
     with torch.no_grad():

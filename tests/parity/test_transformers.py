@@ -89,7 +89,7 @@ def assert_same_parameters(model, other):
 # --- forward
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_logits_equal(case, load_pair):
+def test_logits_equal_transformers(case, load_pair):
     theirs, model = load_pair(case)
     hf_inputs, inputs = random_inputs(case, model)
     expected = hf_output(theirs(**hf_inputs))
@@ -99,7 +99,7 @@ def test_logits_equal(case, load_pair):
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-def test_hidden_states_of_every_layer_equal(case, load_pair):
+def test_hidden_states_of_every_layer_equal_transformers(case, load_pair):
     theirs, model = load_pair(case)
     hf_inputs, inputs = random_inputs(case, model)
     output = theirs(**hf_inputs, output_hidden_states=True)
@@ -119,7 +119,7 @@ def test_hidden_states_of_every_layer_equal(case, load_pair):
 
 @pytest.mark.parametrize("case", TEXT_CASES)
 @torch.no_grad()
-def test_padded_rows_equal(case, load_pair):
+def test_padded_rows_equal_transformers(case, load_pair):
     theirs, model = load_pair(case)
     hf_inputs, inputs = random_inputs(case, model)
     is_token = torch.arange(11) < torch.tensor([[11], [7], [3]])
@@ -141,7 +141,7 @@ def test_padded_rows_equal(case, load_pair):
 # --- generation
 @pytest.mark.parametrize("case", GENERATING_CASES)
 @torch.no_grad()
-def test_cached_steps_equal(case, load_pair):
+def test_cached_steps_equal_transformers(case, load_pair):
     theirs, model = load_pair(case)
     hf_inputs, inputs = random_inputs(case, model)
     expected = hf_output(theirs(**hf_inputs))

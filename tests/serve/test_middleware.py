@@ -67,7 +67,7 @@ def error_of(content):
         ("localhost:x:y", 421),
     ],
 )
-def test_only_allowed_hosts(served, host, status):
+def test_only_allowed_hosts_are_served(served, host, status):
     found, _, content = send_request(
         served.port, "GET", "/v1/models", headers={"Host": host.format(port=served.port)}
     )
@@ -89,7 +89,7 @@ def test_only_allowed_hosts(served, host, status):
         ("ftp://localhost:81", 403),
     ],
 )
-def test_only_own_origins(served, origin, status):
+def test_only_own_origins_are_served(served, origin, status):
     found, headers, content = send_request(
         served.port, "POST", "/v1/completions", BODY, {"Host": "localhost:81", "Origin": origin}
     )
@@ -159,7 +159,7 @@ def test_key_in_header_cookie_or_url(locked):
     assert (status, headers["location"]) == (303, "/evil.example/")  # no other host's
 
 
-def test_security_headers(served):
+def test_responses_have_security_headers(served):
     for path in ("/health", "/nothing", "/v1/models"):
         _, headers, _ = send_request(served.port, "GET", path)
         assert headers["x-content-type-options"] == "nosniff"
@@ -168,7 +168,7 @@ def test_security_headers(served):
         assert "server" not in headers
 
 
-def test_content_length_limit(served):
+def test_large_content_length_is_rejected(served):
     with socket.create_connection(("127.0.0.1", served.port)) as raw:
         raw.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -177,7 +177,7 @@ def test_content_length_limit(served):
         assert b" 413 " in raw.recv(1000)
 
 
-def test_chunked_body_limit(served):
+def test_large_chunked_body_is_rejected(served):
     before = served.registry.metrics.get_sample_value(RESIDENT_MEMORY)
     sent = 0
     with socket.create_connection(("127.0.0.1", served.port)) as raw:
@@ -202,7 +202,7 @@ def test_chunked_body_limit(served):
     assert served.registry.metrics.get_sample_value(RESIDENT_MEMORY) - before < 16 << 20
 
 
-def test_body_timeout(served):
+def test_slow_body_times_out(served):
     with socket.create_connection(("127.0.0.1", served.port)) as raw:
         raw.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"

@@ -61,7 +61,7 @@ def client(served):
         yield client
 
 
-def test_list_models(client, models):
+def test_models_are_listed_and_retrieved(client, models):
     assert [model.id for model in client.models.list()] == list(models)
     assert client.models.retrieve("writer").id == "writer"
     with pytest.raises(openai.NotFoundError, match="did you mean 'writer'"):
@@ -123,7 +123,7 @@ def test_joined_stream_equals_generate(client, models, n):
     assert usage.completion_tokens == sum(len(one.tokens) for one in expected)
 
 
-def test_all_sampling_options(client, models):
+def test_all_sampling_options_equal_generate(client, models):
     theirs = {"top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.2}
     ours = {"top_k": 9, "min_p": 0.01, "repetition_penalty": 1.3}
     made = client.completions.create(
@@ -210,7 +210,7 @@ def test_chat_equals_the_library(client, models):
     assert all(bytes(one.bytes).decode() == one.token for one in told if one.bytes is not None)
 
 
-def test_chat_stream_and_second_turn(client, models):
+def test_chat_streams_and_continues_a_conversation(client, models):
     talk = [
         *MESSAGES[:1],
         {
@@ -269,7 +269,7 @@ def test_embeddings_equal_the_library(client, models, kind):
     assert made.usage.prompt_tokens == len("one text") + len("another")
 
 
-def test_async_client(served, models):
+def test_async_client_gets_the_same_text(served, models):
     async def both():
         async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
             whole = client.completions.create(model="writer", prompt="Once", **SAMPLING)

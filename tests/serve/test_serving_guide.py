@@ -17,7 +17,7 @@ REQUESTS = REQUEST.findall(GUIDE)
 
 
 @pytest.mark.slow
-def test_guide_requests():
+def test_requests_of_the_guide_get_the_shown_responses():
     models = {name: ch.load(name, device="cpu") for name in ("story", "fill")}
     with run_server(models) as served:
         for path, body, shown in REQUESTS:

@@ -80,7 +80,7 @@ def test_encode_batch_names_the_invalid_text() -> None:
     assert BPE.encode_batch([]) == []
 
 
-def test_vocabulary_sizes() -> None:
+def test_vocabulary_has_bytes_merges_and_special_tokens() -> None:
     assert (len(BPE), len(RAW), len(LETTERS)) == (300, 256, len(set("the chicken\ncrossed 🐔 é")))
     assert (
         len(Tokenizer.train_bpe(["ab"], vocab_size=1000)) == 256 + 1 + 1

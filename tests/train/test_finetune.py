@@ -349,7 +349,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("recipe", "changes", "keyword"), MISTAKES)
-def test_mistake_is_refused_in_one_line(recipe, changes, keyword, lm, tmp_path):
+def test_invalid_fine_tuning_is_refused_in_one_line(recipe, changes, keyword, lm, tmp_path):
     is_labeled = recipe == "finetune-classify"
     write = sample_data.write_labeled if is_labeled else sample_data.write_text
     with pytest.raises(ch.ClearheadError, match=keyword) as error:

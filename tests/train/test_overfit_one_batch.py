@@ -73,7 +73,7 @@ def overfit(recipe, data, output, max_steps=80, batch_size=8, **changes):
     return model, trainer.data.only_batch, losses
 
 
-def test_language_model(tmp_path):
+def test_language_model_memorizes_a_batch(tmp_path):
     data = sample_data.write_text(tmp_path)
     model, batch, losses = overfit("lm-small", data, tmp_path / "run", batch_size=2, **TEXT)
     assert losses[-1] < 0.1 < 3 < losses[0]
@@ -108,7 +108,7 @@ def test_translation_reaches_the_entropy_of_label_smoothing(tmp_path):
 
 @pytest.mark.parametrize("recipe", ["mlm-small", "roformer-small"])
 @pytest.mark.slow
-def test_masked_language_model(recipe, tmp_path):
+def test_masked_language_model_memorizes_a_batch(recipe, tmp_path):
     data = sample_data.write_text(tmp_path)
     model, batch, losses = overfit(recipe, data, tmp_path / "run", max_steps=160, **TEXT)
     assert losses[-1] < 0.1 < 3 < losses[0]
@@ -125,7 +125,7 @@ def read_table(path):
         return list(csv.DictReader(file, delimiter="\t"))
 
 
-def test_text_classification(tmp_path):
+def test_text_classifier_memorizes_a_batch(tmp_path):
     data = sample_data.write_labeled(tmp_path, label=lambda i: "abc"[i % 3], count=8)
     changes = {**TEXT, **NO_VALIDATION}
     model, _, losses = overfit("finetune-classify", data, tmp_path / "run", **changes)
@@ -135,7 +135,7 @@ def test_text_classification(tmp_path):
         assert labels[model.logits(row["text"]).argmax()] == row["label"]
 
 
-def test_text_regression(tmp_path):
+def test_text_regression_memorizes_a_batch(tmp_path):
     data = sample_data.write_labeled(tmp_path, count=8)
     head = {"kind": "regression", "pooling": "mean"}
     changes = {**TEXT, **NO_VALIDATION, "model.head": head, "data.label_column": "score"}
@@ -145,7 +145,7 @@ def test_text_regression(tmp_path):
         assert model.logits(row["text"]).item() == pytest.approx(float(row["score"]), abs=0.1)
 
 
-def test_image_classification(tmp_path):
+def test_image_classifier_memorizes_a_batch(tmp_path):
     data = sample_data.write_images(tmp_path, count=8)
     changes = {
         "model.input.image_size": 8,
@@ -162,7 +162,7 @@ def test_image_classification(tmp_path):
 
 
 @pytest.mark.slow
-def test_audio_classification(tmp_path):
+def test_audio_classifier_memorizes_a_batch(tmp_path):
     data = sample_data.write_audio(tmp_path, count=8)
     changes = {
         "model.input.n_mels": 16,

@@ -238,7 +238,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("recipe", "changes", "keyword"), MISTAKES)
-def test_mistake_is_refused_in_one_line(recipe, changes, keyword, tmp_path, monkeypatch):
+def test_invalid_training_is_refused_in_one_line(recipe, changes, keyword, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sample_data.write_text(tmp_path)
     sample_data.write_pairs(tmp_path)

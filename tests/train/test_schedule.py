@@ -51,7 +51,7 @@ def test_without_warmup_the_first_step_is_at_the_peak(schedule):
     assert schedule.lr_factor(0, 100, 0) == 1
 
 
-def test_constant():
+def test_constant_schedule_stays_at_the_peak():
     assert {Constant().lr_factor(step, 100, 10) for step in range(10, 100)} == {1.0}
 
 

@@ -48,7 +48,7 @@ def test_unused_ids_get_unique_names(tmp_path):
     assert names == ["w0", "w1", "w2", "w3", "w4", "w5", "<unused7>", "<<unused7>>", "<unused8>"]
 
 
-def test_source_and_target_vocabularies(tmp_path):
+def test_source_and_target_vocabularies_are_written(tmp_path):
     m = model(architecture=EncoderDecoder(1, 20, 31), attention=c.Attention(3))
     model_ = checkpoint(
         m,

@@ -381,7 +381,7 @@ def test_implied_head_dim_is_accepted_in_qwen2(tmp_path):
         ch.load(tmp_path)
 
 
-def test_llama_gate_and_up_are_ours(saved):
+def test_llama_gate_and_up_have_the_same_names(saved):
     """`ffn.gate` is the branch under the activation, as in Llama."""
     tensors = load_file(saved / "model.safetensors")
     ffn = ch.load(saved, device="cpu").net.blocks[0].ffn

@@ -212,7 +212,7 @@ def large_export(tmp_path_factory):
     return net, config, folder
 
 
-def test_folder_contents(large_export):
+def test_export_writes_model_config_and_tokenizers(large_export):
     _, config, folder = large_export
     assert {path.name for path in folder.iterdir()} == {
         *("model.onnx", "model.onnx.data", "onnx_config.json"),
