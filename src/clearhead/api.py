@@ -28,7 +28,6 @@ from clearhead.generate.generation import (
     TextChunk,
     beam_search_texts,
     check_can_generate,
-    check_sample_counts,
     encode_prefixes,
     group_samples,
     with_choices,
@@ -63,6 +62,8 @@ from clearhead.model.transformer import Transformer, build_transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
 from clearhead.weights.checkpoint import Checkpoint, Placement
 from clearhead.weights.load import load_model, save_model
+
+MAX_SAMPLES = 1000  # of one prompt
 
 TextPair = tuple[str, str]  # two texts that are read together
 TextInput = (
@@ -387,7 +388,8 @@ class Model(Checkpoint):
     ) -> tuple[GenerationStream, bool]:
         """Start generating; returns the stream, and whether there is a single prompt."""
         check_can_generate(self.config.model)
-        check_sample_counts(n, logprobs)
+        check_int("n", n, 1, MAX_SAMPLES)
+        check_int("logprobs", logprobs)
         batch = self.make_batch(prompt, allow_overflow=True)  # the engine checks the length
         prompts = batch.unpadded_rows()
         engine = self._engines.get(
@@ -459,7 +461,8 @@ class Model(Checkpoint):
 
     def chat_prompt(self, messages: Messages) -> str:
         """Render a conversation as the text that the model reads, with its special tokens."""
-        return chats.chat_prompt(self.config.inference.chat_template, messages, self.tokenizer)
+        ids = chats.encode_chat(self.config.inference.chat_template, messages, self.tokenizer)
+        return self.tokenizer.decode(ids) if self.tokenizer else ""
 
     @overload
     def beam_search(

@@ -291,10 +291,6 @@ def test_a_text_may_fill_the_context():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"num_beams": 0}, "num_beams must be"),
-        ({"max_tokens": 0}, "max_tokens must be"),
-        ({"n_best": 0}, "n_best must be"),
-        ({"n_best": 4}, "at most num_beams"),
         ({"prompt": []}, "empty"),
         ({"prompt": [[1], []]}, "empty"),
         ({"max_tokens": 30}, "context"),

@@ -228,7 +228,6 @@ def test_steps_keep_tensor_addresses():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be"),
         ({"no_repeat_ngram_size": 1, "vocab_size": 3, "max_tokens": 5}, "no token to generate"),
         ({"prefix": [[1], [2]]}, "expected 1 prefixes"),
         ({"prefix": [[29]]}, "token 29"),

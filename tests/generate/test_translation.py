@@ -275,7 +275,8 @@ def test_beam_search_of_a_decoder():
     ("texts", "options", "sentence"),
     [
         ("a", {"num_beams": 0}, "num_beams must be"),
-        ("a", {"n_best": 6}, "n_best must be"),
+        ("a", {"n_best": 0}, "n_best must be"),
+        ("a", {"n_best": 6}, "n_best must be at most num_beams"),
         ("a", {"no_repeat_ngram_size": -2}, "no_repeat_ngram_size must be"),
         ("a", {"max_tokens": -1}, "max_tokens must be"),
         (["a", "b"], {"prefix": ["x"]}, "got 1"),

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead import config as c
-from clearhead.generate.beam_search import DONE_CHECK_INTERVAL, BeamSearch, Hypothesis
+from clearhead.generate.beam_search import BeamSearch, Hypothesis
 from clearhead.generate.engine import EditedTransformer
 from clearhead.kernels import GRAPH_CAPTURE_MODE, TRITON_AVAILABLE, can_use_triton
 from clearhead.model.transformer import Transformer
@@ -135,10 +135,4 @@ class BeamSearchGraph:
         search.results = {}
         if self.fused_decoder is not None:
             self.fused_decoder.refresh_weights()
-        self.prefill_graph.replay()
-        for step in range(search.rules.max_tokens - 1):
-            if step % DONE_CHECK_INTERVAL == 0 and not search.drop_finished():
-                break
-            self.step_graph.replay()
-        search.collect_results(range(len(search.active)))
-        return [search.results[i] for i in range(len(search.results))]
+        return search.run_with(self.prefill_graph.replay, self.step_graph.replay)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead.errors import ClearheadError, NonFiniteError, check_int
+from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.generate.engine import eval_mode
 from clearhead.kernels import TRITON_AVAILABLE, can_use_triton
 from clearhead.model.transformer import Transformer
@@ -202,7 +202,7 @@ class BeamRules:
 
     @property
     def num_candidates(self) -> int:
-        """Of this many candidates, `num_beams` continue: a beam can end in each EOS token."""
+        """Enough candidates that `num_beams` continue, as each beam can end in any EOS token."""
         return self.num_beams * (1 + len(self.eos_tokens))
 
     def is_final(self, tokens: Int[Tensor, "batch candidate"], step: Int[Tensor, ""]) -> Tensor:
@@ -243,8 +243,8 @@ class BeamRules:
             only_eos = only_eos.index_fill_(-1, self.eos_ids[:1], 0.0)
             logprobs = torch.where(state.step + 1 == self.max_tokens, only_eos, logprobs)
         if self.renormalize_logits:
-            nothing_left = logprobs.amax(-1, keepdim=True) == -inf
-            logprobs = logprobs.log_softmax(-1).masked_fill_(nothing_left, -inf)
+            is_impossible = logprobs.amax(-1, keepdim=True) == -inf
+            logprobs = logprobs.log_softmax(-1).masked_fill_(is_impossible, -inf)
         return logprobs[..., : self.vocab_size]
 
     def teacher_forced_logprobs(
@@ -493,12 +493,18 @@ class BeamSearch:
 
     def run(self) -> list[list[Hypothesis]]:
         """Search to the end. Returns all hypotheses of each prompt, best first."""
+        return self.run_with(self.prefill, self.step)
+
+    def run_with(
+        self, prefill: Callable[[], None], step: Callable[[], None]
+    ) -> list[list[Hypothesis]]:
+        """Search with functions that do what `prefill` and `step` do, such as CUDA graphs."""
         interval = 1 if self.rules.device.type == "cpu" else DONE_CHECK_INTERVAL
-        self.prefill()
-        for step in range(self.rules.max_tokens - 1):
-            if step % interval == 0 and not self.drop_finished():
+        prefill()
+        for i in range(self.rules.max_tokens - 1):
+            if i % interval == 0 and not self.drop_finished():
                 break
-            self.step()
+            step()
         self.collect_results(range(len(self.active)))
         return [self.results[i] for i in range(len(self.results))]
 
@@ -554,7 +560,7 @@ def beam_search(
     prefix is the start of the output: it counts for scores and lengths, but not for `max_tokens`.
     """
     prefixes = prefixes or [[]] * len(prompts)
-    check_beam_search(net, rules, prompts, prefixes, source, n_best)
+    check_beam_search(net, rules, prompts, prefixes, source)
     run: Callable[[BeamSearch], list[list[Hypothesis]]] = BeamSearch.run
     if rules.device.type == "cuda":
         from clearhead.generate.beam_cuda import pad_source, run_on_gpu  # imports this module
@@ -581,15 +587,8 @@ def check_beam_search(
     prompts: list[list[int]],
     prefixes: list[list[int]],
     source: Tensor | None,
-    n_best: int,
 ) -> None:
     """Raise if the arguments of a beam search do not fit together."""
-    check_int("num_beams", rules.num_beams, 1)
-    check_int("max_tokens", rules.max_tokens, 1)
-    check_int("n_best", n_best, 1)
-    check_int("no_repeat_ngram_size", rules.no_repeat_ngram_size)
-    if n_best > rules.num_beams:
-        raise ClearheadError(f"n_best must be at most num_beams ({rules.num_beams}), got {n_best}.")
     if not prompts or not all(prompts):
         raise ClearheadError("a prompt is empty; each needs at least one token.")
     if source is not None and len(source) != len(prompts):

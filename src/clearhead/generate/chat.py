@@ -225,26 +225,20 @@ def check_messages(messages: object) -> None:
             raise ClearheadError(f"the values of a message must be strings, got {message!r:.60}.")
 
 
-def chat_prompt(template: str, messages: Sequence[Message], tokenizer: Tokenizer | None) -> str:
-    """The text the model reads for a conversation."""
-    ids = encode_chat(template, messages, tokenizer)
-    return tokenizer.decode(ids) if tokenizer else ""
-
-
 def turn_config(
     config: SamplingConfig, messages: Sequence[Message], prompt: Sequence[int], context_length: int
 ) -> SamplingConfig:
-    """The config of the next answer: no longer than the context allows, with a seed of its own."""
+    """The config of the next answer: no longer than the context allows, with a seed of its own.
+
+    With the same noise, all answers would start alike.
+    """
     max_tokens = config.max_tokens
     if config.overflow != "slide":
         max_tokens = min(max_tokens, max(1, context_length - len(prompt)))
-    return replace(config, max_tokens=max_tokens, seed=turn_seed(config.seed, messages))
-
-
-def turn_seed(seed: int, messages: Sequence[Message]) -> int:
-    """The seed of the next answer; with the same noise, all answers would start alike."""
     turns = sum(message.get("role") == "assistant" for message in messages)
-    return (seed + SEED_STRIDE * turns) & MAX_SEED
+    return replace(
+        config, max_tokens=max_tokens, seed=(config.seed + SEED_STRIDE * turns) & MAX_SEED
+    )
 
 
 class ChatSession:

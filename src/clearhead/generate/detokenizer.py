@@ -63,9 +63,9 @@ class IncrementalDetokenizer:
         start = max(0, len(self.text) - self.longest_stop)
         self.text += text
         positions = [self.text.find(stop, start) for stop in self.stop]
-        found = [position for position in positions if position >= 0]
-        if found:
-            self.text = self.text[: min(found)]
+        positions = [position for position in positions if position >= 0]
+        if positions:
+            self.text = self.text[: min(positions)]
             self.stopped = True
 
     def _num_certain(self) -> int:

@@ -235,7 +235,7 @@ class ModelRunner:
         return cache, self._compute_logits(hidden[:, None])
 
     def swap_rows(self, row: int, other: int, length: int, other_length: int) -> None:
-        """Exchange two rows with so many tokens."""
+        """Swap two rows of these lengths."""
         temporary = self.net.init_cache(1, max(1, length))
         temporary.copy_rows(0, self.cache, [row], [length])
         self.cache.copy_rows(row, self.cache, [other], [other_length])

@@ -28,7 +28,6 @@ from clearhead.model.transformer import Transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 DEFAULT_SLOTS = {"cpu": 16, "cuda": 64}  # texts that are generated at the same time
-MAX_SAMPLES = 1000  # of one prompt
 MIN_GRAPH_TOKENS = 16  # recording CUDA graphs pays off from this many tokens on
 
 ResultT = TypeVar("ResultT", bound="WithChoices")
@@ -132,12 +131,6 @@ def check_can_generate(m: c.ModelConfig) -> None:
             f"this {m.architecture.kind} with head {m.head.kind} cannot continue a text; "
             "use a decoder with head lm."
         )
-
-
-def check_sample_counts(n: int, num_logprobs: int) -> None:
-    """Raise unless these are valid values of `n` and `logprobs`."""
-    check_int("n", n, 1, MAX_SAMPLES)
-    check_int("logprobs", num_logprobs)
 
 
 # --- sampling
@@ -478,14 +471,11 @@ def beam_search_texts(
         [
             BeamResult(
                 decode_output(tokenizer, h.tokens, inference, prompt if source is None else []),
-                h.tokens,
-                h.score,
-                h.logprob,
-                h.tree,
+                **vars(h),
             )
-            for h in found
+            for h in row
         ]
-        for prompt, found in zip(prompts, hypotheses, strict=True)
+        for prompt, row in zip(prompts, hypotheses, strict=True)
     ]
 
 

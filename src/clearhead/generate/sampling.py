@@ -32,7 +32,7 @@ TokenCounts = Int[Tensor, "row vocabulary"]
 PerRow = Float[Tensor, "row 1"]
 Number = TypeVar("Number", int, Tensor)
 
-# Names in Hugging Face's `generate`, and what has the same purpose here: in sampling, beam search.
+# Options of Hugging Face's `generate`, and ours for the same purpose: for sampling, beam search.
 HUGGING_FACE_NAMES = {
     "max_new_tokens": ("max_tokens",),
     "max_length": ("max_tokens",),
@@ -91,7 +91,7 @@ class SamplingConfig:
     overflow: str = "error"  # or "slide": a full context continues from its second half
 
     def __post_init__(self) -> None:
-        given_stop = self.stop
+        original_stop = self.stop
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         if self.logit_bias is None:
@@ -120,7 +120,7 @@ class SamplingConfig:
             isinstance(text, str) and text for text in self.stop
         ):
             raise ClearheadError(
-                f"stop must be a non-empty string or a list of them, got {given_stop!r:.60}."
+                f"stop must be a non-empty string or a list of them, got {original_stop!r:.60}."
             )
         check_overflow(self.overflow)
 
@@ -153,8 +153,8 @@ def check_option_names(
     for name in options:
         if name in known:
             continue
-        same = [ours for ours in HUGGING_FACE_NAMES.get(name, ()) if ours in known]
-        hint = f"use {same[0]}." if same else suggest(name, known)
+        ours = [ours for ours in HUGGING_FACE_NAMES.get(name, ()) if ours in known]
+        hint = f"use {ours[0]}." if ours else suggest(name, known)
         raise ClearheadError(f"{function} has no option {name!r}; {hint}")
 
 

@@ -1,8 +1,8 @@
 """Translation with an encoder-decoder and beam search, in batches or sentence by sentence."""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
@@ -39,6 +39,8 @@ ABBREVIATIONS = re.compile(
 
 JSONObject = dict[str, Any]
 Sentence = tuple[list[int], str]  # token ids, and the whitespace that follows in the text
+# from a batch of sources, its segment ids and prefixes
+SearchFunction = Callable[[Tensor, Tensor | None, list[list[int]]], list["Translation"]]
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Translator:
     """An encoder-decoder with its beam search options.
 
     `align` is a decoder layer or "all". `num_logprobs` adds log-probabilities, and those of that
-    many most likely tokens; 0 adds none.
+    many most likely tokens; 0 adds none. Another engine may do the search.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Translator:
         align: int | str | None = None,
         split_sentences: bool = False,
         num_logprobs: int = 0,
+        search: SearchFunction | None = None,
     ) -> None:
         architecture = config.model.architecture
         if not isinstance(architecture, EncoderDecoder):
@@ -96,6 +99,7 @@ class Translator:
         self.align = align
         self.split_sentences = split_sentences
         self.num_logprobs = num_logprobs
+        self.search = search or self._beam_search
 
     def can_encode(self, texts: object) -> TypeGuard[Sequence[str]]:
         """Whether these are strings and the model has a tokenizer for them."""
@@ -146,7 +150,7 @@ class Translator:
         results = []
         for start in range(0, len(source), size):
             end = start + size
-            results += self._search(source[start:end], None, prefixes[start:end])
+            results += self.search(source[start:end], None, prefixes[start:end])
         return results
 
     def translate_ids(
@@ -158,17 +162,17 @@ class Translator:
         lengths = [len(row) for row in rows]
         for indices in batches_by_length(lengths, device, self._max_batch_size()):
             batch = Batch.from_rows([rows[i] for i in indices], device)
-            translations = self._search(
+            translations = self.search(
                 batch.inputs, batch.segment_ids, [prefixes[i] for i in indices]
             )
             results |= dict(zip(indices, translations, strict=True))
         return [results[i] for i in range(len(rows))]
 
-    def _search(
+    def _beam_search(
         self, source: Tensor, segment_ids: Tensor | None, prefixes: list[list[int]]
     ) -> list[Translation]:
         prompts = [list(self.inference.decoder_start_tokens)] * len(source)
-        found = beam_search_texts(
+        results_of_rows = beam_search_texts(
             self.net,
             self.tokenizer,
             self.inference,
@@ -178,20 +182,18 @@ class Translator:
             source,
             segment_ids,
         )
-        translations = [Translation(**vars(one)) for results in found for one in results]
-        row_of = [row for row, results in enumerate(found) for _ in results]
-        starts = [prompts[0]] * len(translations)
-        outputs = [one.tokens for one in translations]
+        hypotheses = [hypothesis for results in results_of_rows for hypothesis in results]
+        row_of = [row for row, results in enumerate(results_of_rows) for _ in results]
+        starts = [prompts[0]] * len(hypotheses)
+        outputs = [hypothesis.tokens for hypothesis in hypotheses]
         sources = source[row_of]
         source_segment_ids = None if segment_ids is None else segment_ids[row_of]
+        alignments: Sequence[list[int] | None] = [None] * len(hypotheses)
         if self.align is not None:
             alignments = attention_alignments(
                 self.net, starts, outputs, self.align, sources, source_segment_ids
             )
-            translations = [
-                replace(one, alignment=alignment)
-                for one, alignment in zip(translations, alignments, strict=True)
-            ]
+        logprobs: Sequence[list[TokenLogprob] | None] = [None] * len(hypotheses)
         if self.num_logprobs:
             logprobs = token_logprobs(
                 self.net,
@@ -205,12 +207,11 @@ class Translator:
                     self.net, self.tokenizer, self.inference, self.beam_config, max_tokens=1
                 ),
             )
-            translations = [
-                replace(one, token_logprobs=values)
-                for one, values in zip(translations, logprobs, strict=True)
-            ]
-        remaining = iter(translations)
-        return [with_choices([next(remaining) for _ in results]) for results in found]
+        translations = (
+            Translation(**vars(hypothesis), alignment=alignment, token_logprobs=values)
+            for hypothesis, alignment, values in zip(hypotheses, alignments, logprobs, strict=True)
+        )
+        return [with_choices([next(translations) for _ in results]) for results in results_of_rows]
 
     def _encode_sentences(self, text: str) -> list[Sentence]:
         """Encode a text; sentence by sentence, if it exceeds the context or that was asked for."""

@@ -198,15 +198,17 @@ def _token_names(tokenizer: Tokenizer | None, vocab_size: int) -> list[str]:
     tokens: list[str | None] = [None] * vocab_size
     if tokenizer is not None:
         tokens = [tokenizer.backend.id_to_token(i) for i in range(vocab_size)]
-    taken = {token for token in tokens if token is not None}
+    used_names = {token for token in tokens if token is not None}
     return [
-        _unique_name(f"<unused{i}>", taken) if token is None else token
+        _unique_name(f"<unused{i}>", used_names) if token is None else token
         for i, token in enumerate(tokens)
     ]
 
 
-def _unique_name(name: str, taken: set[str]) -> str:
-    return name if name not in taken else _unique_name(f"<{name}>", taken)
+def _unique_name(name: str, used_names: set[str]) -> str:
+    while name in used_names:
+        name = f"<{name}>"
+    return name
 
 
 def _text_config(
@@ -429,15 +431,15 @@ class SpecBuilder:
     def linear(self, spec: Any, *layers: nn.Linear) -> None:
         """Fill a layer with one or more of ours, stacked along their outputs."""
         spec.weight = torch.cat([self.take(layer.weight) for layer in layers])
-        if all(layer.bias is None for layer in layers):
-            return
-        biases = []
-        for layer in layers:
-            if layer.bias is None:
-                biases.append(torch.zeros(layer.out_features, dtype=self.dtype))
-            else:
-                biases.append(self.take(layer.bias))
-        spec.bias = torch.cat(biases)
+        if any(layer.bias is not None for layer in layers):
+            spec.bias = torch.cat(
+                [
+                    torch.zeros(layer.out_features, dtype=self.dtype)
+                    if layer.bias is None
+                    else self.take(layer.bias)
+                    for layer in layers
+                ]
+            )
 
     def norm(self, spec: Any, norm: nn.Module) -> None:
         assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)

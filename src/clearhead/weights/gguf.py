@@ -113,20 +113,15 @@ def _shortest_float(value: Any) -> Any:
 
 def _infer_from_tensors(base: c.ModelConfig, file: "GGUFFile") -> c.ModelConfig:
     """Infer options that are not in the metadata: biases and tied embeddings."""
-    bias: tuple[Literal["q", "k", "v", "out"], ...] = ()
-    if "blk.0.attn_qkv.bias" in file.shapes:
-        bias += ("q", "k", "v")
-    if "blk.0.attn_q.bias" in file.shapes:
-        bias += ("q",)
-    if "blk.0.attn_k.bias" in file.shapes:
-        bias += ("k",)
-    if "blk.0.attn_v.bias" in file.shapes:
-        bias += ("v",)
-    if "blk.0.attn_output.bias" in file.shapes:
-        bias += ("out",)
+    bias: tuple[Literal["q", "k", "v", "out"], ...] = ("q", "k", "v", "out")
+    layers = {"q": ("q", "qkv"), "k": ("k", "qkv"), "v": ("v", "qkv"), "out": ("output",)}
+    has_bias = {
+        name: any(f"blk.0.attn_{layer}.bias" in file.shapes for layer in layers[name])
+        for name in bias
+    }
     return replace(
         base,
-        attention=replace(base.attention, bias=bias),
+        attention=replace(base.attention, bias=tuple(name for name in bias if has_bias[name])),
         ffn=replace(base.ffn, bias="blk.0.ffn_down.bias" in file.shapes),
         head=c.LMHead(tie_embeddings="output.weight" not in file.shapes),
     )
@@ -321,18 +316,18 @@ class GGUFFile:
         shape = self.shapes[name]
         n_rows = math.prod(shape[:-1])
         row_bytes = self._byte_size(name, dtype) // n_rows
-        mapped = np.memmap(self.path, np.uint8, "c", offset, (n_rows, row_bytes))
-        stored = mapped.view(np.ndarray)  # slicing a memmap is slow
+        memmap = np.memmap(self.path, np.uint8, "c", offset, (n_rows, row_bytes))
+        data = memmap.view(np.ndarray)  # slicing a memmap is slow
         float_dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
         if dtype.name in float_dtypes:
-            return torch.from_numpy(stored).view(float_dtypes[dtype.name]).reshape(shape)
+            return torch.from_numpy(data).view(float_dtypes[dtype.name]).reshape(shape)
         # memory of its own, apart from the heap that dequantizing fragments
         buffer = mmap.mmap(-1, 4 * math.prod(shape), access=mmap.ACCESS_COPY)
         tensor = torch.frombuffer(buffer, dtype=torch.float32).view(-1, shape[-1])
         try:
             for row in range(0, len(tensor), DEQUANTIZE_ROWS):
                 rows = slice(row, row + DEQUANTIZE_ROWS)
-                tensor[rows] = torch.from_numpy(gguf.dequantize(stored[rows], dtype))
+                tensor[rows] = torch.from_numpy(gguf.dequantize(data[rows], dtype))
         except NotImplementedError:
             raise ClearheadError(
                 f"{self.path}: {name} is stored as {dtype.name}, which cannot be dequantized here."

@@ -92,8 +92,8 @@ def load_huggingface(folder: Path, placement: Placement) -> Checkpoint:
         pretrained = read_hf_tokenizer(folder, family.name, tokenizer_class)
         inference = read_inference_config(folder, attributes, pretrained, m, labels)
         if (folder / EXPORT_FILE).is_file():
-            saved = read_config_file(folder / EXPORT_FILE).get("inference")
-            options: ConfigDict = check_attribute("inference", saved, dict, {})
+            export = read_config_file(folder / EXPORT_FILE)
+            options: ConfigDict = check_attribute("inference", export.get("inference"), dict, {})
             inference = dataclass_from_dict(
                 c.InferenceConfig, dataclass_to_dict(inference) | options
             )
@@ -159,18 +159,18 @@ def _find_family(attributes: ConfigDict) -> tuple[ModelFamily, c.Head]:
         )
     model_type = check_attribute("model_type", attributes.get("model_type"), str, "")
     if model_type not in FAMILY_BY_MODEL_TYPE:
-        known = ", ".join(FAMILY_BY_MODEL_TYPE)
+        supported = ", ".join(FAMILY_BY_MODEL_TYPE)
         raise ClearheadError(
-            f"config.json: model_type {model_type!r} is not supported; supported: {known}."
+            f"config.json: model_type {model_type!r} is not supported; supported: {supported}."
         )
     family = FAMILY_BY_MODEL_TYPE[model_type]
     architectures = attributes.get("architectures") or list(family.heads)
     name = architectures[0] if isinstance(architectures, list) else architectures
     check_attribute("architectures", name, str, "")
     if name not in family.heads:
-        known = ", ".join(family.heads)
+        supported = ", ".join(family.heads)
         raise ClearheadError(
-            f"config.json: architecture {name!r} is not supported; supported: {known}."
+            f"config.json: architecture {name!r} is not supported; supported: {supported}."
         )
     return family, family.heads[name]
 
@@ -494,12 +494,12 @@ def read_preprocessor_config(folder: Path, m: c.ModelConfig) -> c.ModelConfig:
 
 def _channel_values(values: object) -> tuple[float, ...]:
     """One number for each channel, or a single one for all."""
-    listed = values if isinstance(values, list) else [values]
-    if not all(isinstance(value, int | float) for value in listed):
+    values = values if isinstance(values, list) else [values]
+    if not all(isinstance(value, int | float) for value in values):
         raise ClearheadError(
             f"{PREPROCESSOR_CONFIG_FILE}: {values!r} must be one number per channel."
         )
-    numbers = tuple(map(float, listed))
+    numbers = tuple(map(float, values))
     return numbers[:1] if len(set(numbers)) == 1 else numbers
 
 

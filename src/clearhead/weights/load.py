@@ -113,8 +113,8 @@ def _not_found(name: str) -> ClearheadError:
         )
     if "/" in name:
         return ClearheadError(f"there is no model at {name}{suggest_file(name)}.")
-    known = suggest(name, [*bundled_models(), *hub.WHEEL_MODELS])
-    return ClearheadError(f"there is no model named {name!r} and no such file or folder; {known}")
+    hint = suggest(name, [*bundled_models(), *hub.WHEEL_MODELS])
+    return ClearheadError(f"there is no model named {name!r} and no such file or folder; {hint}")
 
 
 def _run_checkpoint(path: Path) -> Path | None:
@@ -142,8 +142,8 @@ def _single_gguf(path: Path) -> Path | None:
 def save_model(folder: str | Path, checkpoint: Checkpoint, format: str = "clearhead") -> None:
     """Save a model, atomically; a model in the same format is replaced."""
     if format not in SAVE_FORMATS:
-        known = suggest(str(format).lower(), SAVE_FORMATS)
-        raise ClearheadError(f"unknown format {format!r}; {known}")
+        hint = suggest(str(format).lower(), SAVE_FORMATS)
+        raise ClearheadError(f"unknown format {format!r}; {hint}")
     if is_quantized(checkpoint.net):
         raise ClearheadError(
             "an int8 model cannot be saved; load it in float32 to save it, and in int8 to use it."

@@ -212,14 +212,6 @@ def write_attributes(rules: tuple[AttributeRule, ...], m: c.ModelConfig) -> Conf
     return theirs
 
 
-def config_differences(a: c.ModelConfig, b: c.ModelConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Options that make two models compute different values, as (option, in a, in b)."""
-    for option, left, right in diff_trees(resolve_defaults(a), resolve_defaults(b)):
-        # dropout matters in training only; a file of its own says how images are normalized
-        if not re.fullmatch(r"dropout\..*|input\.(mean|std|resample)", option):
-            yield option, left, right
-
-
 def resolve_defaults(m: c.ModelConfig) -> ConfigDict:
     """All options, with derived defaults (0) resolved."""
     tree = dataclass_to_dict(m)
@@ -385,8 +377,8 @@ def write_weights(
     """Their tensors by name; every parameter of ours goes into one."""
     parameters = {name: p.detach() for name, p in net.named_parameters()}
     rules = expand_rules(weight_map, net, m, prefix)
-    if left := parameters.keys() - {name for rule in rules.values() for name in rule.ours}:
-        raise ClearheadError(f"this format has no tensor for {min(left)}.")
+    if unmapped := parameters.keys() - {name for rule in rules.values() for name in rule.ours}:
+        raise ClearheadError(f"this format has no tensor for {min(unmapped)}.")
     for theirs, rule in rules.items():
         yield theirs, rule.op.write(*(parameters[name] for name in rule.ours)).contiguous()
 
@@ -452,16 +444,16 @@ def match_family(
             problems = structural or list(_lossy_options(family, candidate))
             rank = (bool(structural), len(problems), candidate is not m)
             candidates.append((rank, family, candidate, problems))
-    _, family, expressed, problems = min(candidates, key=lambda item: item[0])
+    _, family, candidate, problems = min(candidates, key=lambda item: item[0])
     if problems:
         raise ClearheadError(
             f"{format} cannot express this model. The nearest family is {family.name}, but"
             f" {problems[0]}."
         )
-    if expressed is not m:
-        checkpoint = add_zero_biases(checkpoint, expressed)
-    architecture = next(matching_architectures(family, expressed))
-    attributes = write_attributes(family.attributes, expressed)
+    if candidate is not m:
+        checkpoint = add_zero_biases(checkpoint, candidate)
+    architecture = next(matching_architectures(family, candidate))
+    attributes = write_attributes(family.attributes, candidate)
     return FamilyMatch(family, architecture, attributes, checkpoint)
 
 
@@ -474,12 +466,13 @@ def _structural_differences(family: ModelFamily, m: c.ModelConfig) -> Iterator[s
             yield f"its {option} is {theirs}, not {ours}"
     if next(matching_architectures(family, m), None) is not None:
         return
-    similar = [head for head in family.heads.values() if head.kind == m.head.kind]
-    if similar:
-        ours = dataclass_to_dict(m.head)
-        for option, left, right in diff_trees(ours, dataclass_to_dict(similar[0]), "head."):
+    for head in family.heads.values():
+        if head.kind != m.head.kind:
+            continue
+        differences = diff_trees(dataclass_to_dict(m.head), dataclass_to_dict(head), "head.")
+        for option, ours, theirs in differences:
             if option != "head.num_labels":
-                yield f"its {option} is {right!r}, not {left!r}"
+                yield f"its {option} is {theirs!r}, not {ours!r}"
                 return
     yield f"it has no {m.head.kind} head"
 
@@ -494,8 +487,10 @@ def _lossy_options(family: ModelFamily, m: c.ModelConfig) -> Iterator[str]:
     except ClearheadError as error:
         yield f"reading it back fails: {str(error).rstrip('.')}"
     else:
-        for option, left, right in config_differences(m, restored):
-            yield f"its {option} is {right!r}, not {left!r}"
+        for option, ours, theirs in diff_trees(resolve_defaults(m), resolve_defaults(restored)):
+            # dropout matters in training only; a file of its own says how images are normalized
+            if not re.fullmatch(r"dropout\..*|input\.(mean|std|resample)", option):
+                yield f"its {option} is {theirs!r}, not {ours!r}"
 
 
 def matching_architectures(family: ModelFamily, m: c.ModelConfig) -> Iterator[str]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from weakref import finalize
 
 import torch
-from torch import Tensor
 
 from clearhead import config as c
 from clearhead.data.batch import unpad
@@ -156,7 +155,14 @@ class CTranslate2Model:
         supported = _supported("translate", self._model.translate, options, SUPPORTED_TRANSLATION)
         split_sentences = supported.pop("split_sentences", False)
         config = BeamSearchConfig(num_beams=num_beams, **supported)
-        translator = _CTranslate2Translator(self, self._model, config, split_sentences)
+        translator = Translator(
+            self._model.net,
+            self._model.config,
+            self._model.tokenizers,
+            config,
+            split_sentences=split_sentences,
+            search=lambda source, segment_ids, _: self._search(unpad(source, segment_ids), config),
+        )
         strings = [texts] if isinstance(texts, str) else texts
         if translator.can_encode(strings):
             results = translator.translate_texts(strings)
@@ -165,7 +171,7 @@ class CTranslate2Model:
         results = translator.translate_batch(batch)
         return results[0] if batch.is_single else results
 
-    def search(self, rows: list[list[int]], config: BeamSearchConfig) -> list[Translation]:
+    def _search(self, rows: list[list[int]], config: BeamSearchConfig) -> list[Translation]:
         """Translate sources that fit the context."""
         inference = self._inference
         context_length = self._model.net.context_length
@@ -183,7 +189,7 @@ class CTranslate2Model:
             )
         # It starts with the first start token by itself; the others are a prefix.
         num_prefix = len(start_tokens) - 1
-        found = self._engines[0].translate_batch(
+        outputs = self._engines[0].translate_batch(
             [_token_names(row, self._source_vocabulary) for row in rows],
             [_token_names(start_tokens, self._vocabulary)] * len(rows) if num_prefix else None,
             beam_size=config.num_beams,
@@ -198,7 +204,7 @@ class CTranslate2Model:
         )
         ids_by_name = {name: i for i, name in enumerate(self._vocabulary)}
         results = []
-        for result in found:
+        for result in outputs:
             choices = []
             for names, score in zip(result.hypotheses, result.scores, strict=True):
                 ids = [ids_by_name[name] for name in names[num_prefix:]]
@@ -215,27 +221,6 @@ class CTranslate2Model:
                 )
             results.append(with_choices(choices))
         return results
-
-
-class _CTranslate2Translator(Translator):
-    """A translator whose beam search CTranslate2 does."""
-
-    def __init__(
-        self,
-        backend: CTranslate2Model,
-        model: "Model",
-        config: BeamSearchConfig,
-        split_sentences: bool,
-    ) -> None:
-        super().__init__(
-            model.net, model.config, model.tokenizers, config, split_sentences=split_sentences
-        )
-        self.backend = backend
-
-    def _search(
-        self, source: Tensor, segment_ids: Tensor | None, prefixes: list[list[int]]
-    ) -> list[Translation]:
-        return self.backend.search(unpad(source, segment_ids), self.beam_config)
 
 
 def _supported(
