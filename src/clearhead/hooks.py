@@ -151,8 +151,8 @@ class _Matcher:
     """Which patterns match which names below a scope; cached, because a GPU would wait for it."""
 
     def __init__(self, record: tuple[str, ...], edit: tuple[str, ...], scope: str) -> None:
-        self._record = record
-        self._edit = edit
+        self._record_patterns = record
+        self._edit_patterns = edit
         self.scope = scope
         self._below: dict[tuple[str | int, ...], _Matcher | None] = {}
         self._patterns: dict[str, tuple[list[str], list[str], str]] = {}
@@ -167,17 +167,19 @@ class _Matcher:
             parts = scope.split(".")[:-1]
             reachable = any(
                 _can_match_below(pattern.split("."), parts)
-                for pattern in (*self._record, *self._edit)
+                for pattern in (*self._record_patterns, *self._edit_patterns)
             )
-            self._below[path] = _Matcher(self._record, self._edit, scope) if reachable else None
+            self._below[path] = (
+                _Matcher(self._record_patterns, self._edit_patterns, scope) if reachable else None
+            )
         return self._below[path]
 
     def patterns_for(self, name: str) -> tuple[list[str], list[str], str]:
         """The patterns that edit and those that record an activation, and its full path."""
         if name not in self._patterns:
             path = self.scope + name
-            edit = [pattern for pattern in self._edit if matches(pattern, path)]
-            record = [pattern for pattern in self._record if matches(pattern, path)]
+            edit = [pattern for pattern in self._edit_patterns if matches(pattern, path)]
+            record = [pattern for pattern in self._record_patterns if matches(pattern, path)]
             self._patterns[name] = edit, record, path
         return self._patterns[name]
 

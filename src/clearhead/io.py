@@ -6,7 +6,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -75,12 +75,12 @@ def write_json(path: Path, value: object, indent: int | None = 2) -> None:
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read a JSON Lines log; a missing file is empty, an incomplete line is skipped."""
+    if not path.exists():
+        return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):  # the writing process was killed
             records.append(json.loads(line))
-        except ValueError:  # the writing process was killed
-            continue
     return records
 
 

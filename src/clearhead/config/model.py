@@ -402,15 +402,15 @@ def _check_architecture(m: "ModelConfig") -> None:
         raise ClearheadError(f"head {m.head.kind} needs a positive model.vocab_size.")
 
 
-def _check_input(
-    source: Input, vocab_size: int, context_length: int, path: str, prefix: str
-) -> None:
-    name = f"{path}.{prefix}input"
-    vocab_name = f"{path}.{prefix}vocab_size"
+def _check_input(source: Input, vocab_size: int, context_length: int, prefix: str) -> None:
+    """Check one input; `prefix` comes before the names of its options."""
+    name = f"{prefix}input"
     match source:
         case Tokens():
             if not vocab_size:
-                raise ClearheadError(f"{vocab_name} must be positive for input tokens, got 0.")
+                raise ClearheadError(
+                    f"{prefix}vocab_size must be positive for input tokens, got 0."
+                )
             return
         case Images():
             if source.image_size % source.patch_size:
@@ -433,11 +433,13 @@ def _check_input(
                 f"patches of {source.patch_mels} x {source.patch_frames}."
             )
     if vocab_size:
-        raise ClearheadError(f"{vocab_name} must be 0 for input {source.kind}, got {vocab_size}.")
+        raise ClearheadError(
+            f"{prefix}vocab_size must be 0 for input {source.kind}, got {vocab_size}."
+        )
     num_tokens = num_input_tokens(source)
     if context_length != num_tokens:
         raise ClearheadError(
-            f"{path}.{prefix}context_length must be {num_tokens}, the number of tokens of this "
+            f"{prefix}context_length must be {num_tokens}, the number of tokens of this "
             f"input, got {context_length}."
         )
 
@@ -468,14 +470,12 @@ class ModelConfig:
         _check_attention(self)
         _check_position(self)
         _check_architecture(self)
-        _check_input(self.input, self.vocab_size, self.context_length, "model", "")
-        if isinstance(self.architecture, EncoderDecoder):
-            a = self.architecture
+        _check_input(self.input, self.vocab_size, self.context_length, "model.")
+        if isinstance(a := self.architecture, EncoderDecoder):
             shares_vocab = isinstance(a.source_input, Tokens) and not a.source_vocab_size
             vocab_size = self.vocab_size if shares_vocab else a.source_vocab_size
-            _check_input(
-                a.source_input, vocab_size, a.source_context_length, "model.architecture", "source_"
-            )
+            prefix = "model.architecture.source_"
+            _check_input(a.source_input, vocab_size, a.source_context_length, prefix)
 
     @property
     def n_kv_heads(self) -> int:
@@ -500,16 +500,12 @@ class ModelConfig:
 # --- counting parameters
 def parameters_by_part(m: ModelConfig) -> dict[str, int]:
     """Number of parameters of each part, computed without building the model."""
-    encoder_layers = 0
     stacks = [(m.input, m.vocab_size, m.context_length, m.n_layers)]
-    if isinstance(m.architecture, EncoderDecoder):
-        a = m.architecture
-        encoder_layers = a.encoder_layers
-        stacks.append(
-            (a.source_input, a.source_vocab_size, a.source_context_length, encoder_layers)
-        )
-    blocks = m.n_layers + encoder_layers
-    cross_attentions = m.n_layers if encoder_layers else 0
+    if isinstance(a := m.architecture, EncoderDecoder):
+        source = (a.source_input, a.source_vocab_size, a.source_context_length, a.encoder_layers)
+        stacks.append(source)
+    blocks = sum(n_layers for _, _, _, n_layers in stacks)
+    cross_attentions = m.n_layers * (len(stacks) - 1)
     norms = 2 * blocks + cross_attentions + (len(stacks) if m.norm_position == "pre" else 0)
     return {
         "embedding": sum(

@@ -20,6 +20,7 @@ from clearhead.errors import (
     check_int,
     check_type,
     reraise_as,
+    with_index,
 )
 from clearhead.io import write_atomic
 
@@ -103,7 +104,8 @@ class Tokenizer:
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """Token ids of a text; names of special tokens in it are plain text unless allowed."""
-        check_type(text, str, "a text")
+        if not isinstance(text, str):
+            raise InputTextError(None, f"must be a string, got {type(text).__name__}.")
         try:
             if allow_special:
                 return _encode_batch(self._with_special_tokens, [text])[0]
@@ -127,10 +129,8 @@ class Tokenizer:
             batch = _encode_batch(self.backend, texts)
         except Exception:  # as in `encode`, which finds the reason
             for i, text in enumerate(texts):
-                try:
+                with with_index(i):
                     self.encode(text)
-                except ClearheadError as error:
-                    raise ClearheadError(f"text {i + 1} of {len(texts)}: {error}") from None
             raise
         return list(map(self._reencode_if_special, texts, batch))
 
