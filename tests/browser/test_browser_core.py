@@ -41,21 +41,21 @@ def test_all_views_work_offline(page_on, name):
 
 def test_inspector_values_equal_watch(page_on):
     model = byte_model()
-    seen = model.watch(TEXT)
+    cache = model.watch(TEXT)
     dice = torch.Generator().manual_seed(0)
     names = [
         name
-        for name in seen
+        for name in cache
         if name != "blocks.0.attn.masked_scores" and name != "blocks.1.attn.masked_scores"
     ]
     with page_on(model) as visit:
         visit.go(f"#text={TEXT}&view=attention")
         for _ in range(25):
             name = names[int(torch.randint(len(names), (), generator=dice))]
-            index = [int(torch.randint(size, (), generator=dice)) for size in seen[name].shape[1:]]
+            index = [int(torch.randint(size, (), generator=dice)) for size in cache[name].shape[1:]]
             visit.set(cell=f"{name}@{','.join(map(str, index))}")
             shown = float(visit.page.locator(".inspector .value").get_attribute("data-value"))
-            assert shown == pytest.approx(float(seen[name][(0, *index)]), abs=1e-6), name
+            assert shown == pytest.approx(float(cache[name][(0, *index)]), abs=1e-6), name
 
 
 def test_drawn_patterns_equal_watch(page_on):
@@ -134,8 +134,8 @@ def test_page_works_with_the_keyboard_only(page_on, tmp_path):
                 break
         for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
             keys.press(key)
-        said = visit.page.locator("ch-heatmap .live-text").first.inner_text()
-        assert re.match(r"c → b 0\.\d+, rank \d of 3", said)
+        announcement = visit.page.locator("ch-heatmap .live-text").first.inner_text()
+        assert re.match(r"c → b 0\.\d+, rank \d of 3", announcement)
         keys.press("t")
         visit.ready()
         assert visit.page.locator("ch-heatmap table td").count() > 30
@@ -245,13 +245,13 @@ def test_the_inspector_sheet_does_not_cover_the_clicked_cell(page_on):
         )
         page.locator("main ch-heatmap canvas").first.click(position={"x": 60, "y": 240})
         visit.wait_until("!!document.querySelector('.inspector.open .steps')")
-        seen = """() => {
+        overlap = """() => {
           const map = document.querySelector('main ch-heatmap');
           const { top, cellHeight } = map.layout;
           const canvas = map.querySelector('canvas');
           return canvas.getBoundingClientRect().top + top + (map.cursor[0] + 1) * cellHeight
             - document.querySelector('.inspector').getBoundingClientRect().top; }"""
-        visit.wait_until(f"({seen})() <= 0")
+        visit.wait_until(f"({overlap})() <= 0")
         rail = page.locator("nav.rail").bounding_box()
         tab = page.locator("nav.rail [aria-current=page]").bounding_box()
         assert rail["x"] <= tab["x"]

@@ -25,11 +25,11 @@ def test_edits_change_the_chat(page_on):
     model = byte_model(context_length=192, inference__chat_template=CHAT_TEMPLATE)
     with page_on(model) as visit:
         page = visit.go(edited("chat", ABLATE, system="Be kind.", temperature=0)).page
-        said = [
+        messages = [
             {"role": "system", "content": "Be kind."},
             {"role": "user", "content": "Hello! What are you?"},
         ]
-        shares = model.logits(model.chat_prompt(said), edits={ABLATE[0]["name"]: ch.ablate()})[
+        shares = model.logits(model.chat_prompt(messages), edits={ABLATE[0]["name"]: ch.ablate()})[
             -1
         ].softmax(-1)
         drawn = page.evaluate(
@@ -103,9 +103,9 @@ def test_heads_are_sorted_by_the_selected_cell(page_on):
     model = byte_model()
     with page_on(model) as visit:
         page = visit.go("#view=attention&text=abcdef&query=4&key=2&sort=weight").page
-        seen = model.watch("abcdef", "blocks.*.attn.pattern")
+        cache = model.watch("abcdef", "blocks.*.attn.pattern")
         weights = torch.cat(
-            [seen[f"blocks.{layer}.attn.pattern"][0, :, 4, 2] for layer in range(2)]
+            [cache[f"blocks.{layer}.attn.pattern"][0, :, 4, 2] for layer in range(2)]
         )
         order = page.evaluate("() => document.querySelector('ch-head-grid').order")
         assert float(weights[order[0]]) == pytest.approx(float(weights.max()), abs=1 / 255)

@@ -190,7 +190,7 @@ def test_saved_page_keeps_edits_and_masks(page_on, browser, tmp_path):
     assert complaints == []
 
 
-FEW = ch.Tokenizer.characters(" abcdefghijklmnopqrstuvwyz")  # no x, as in carbon dioxide
+LETTERS = ch.Tokenizer.characters(" abcdefghijklmnopqrstuvwyz")  # no x, as in carbon dioxide
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ FEW = ch.Tokenizer.characters(" abcdefghijklmnopqrstuvwyz")  # no x, as in carbo
         byte_model(),
         byte_model("tiny-encoder", context_length=64, inference__mask_token=[0]),
         byte_model("tiny-encoder-decoder"),
-        ch.new("tiny-decoder", tokenizer=FEW),
+        ch.new("tiny-decoder", tokenizer=LETTERS),
     ],
     ids=["decoder", "encoder", "encoder-decoder", "few letters"],
 )

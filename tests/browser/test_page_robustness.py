@@ -48,13 +48,13 @@ def test_hostile_texts_are_shown_as_text(page_on, text):
         visit.go("#view=attention")
         visit.page.on("dialog", lambda dialog: pytest.fail("a script of the text ran"))
         visit.set(text=text)
-        told = visit.page.locator("main .problem")
+        problems = visit.page.locator("main .problem")
         if not text or len(text.encode()) > 32:
-            assert told.first.inner_text()
+            assert problems.first.inner_text()
         else:
-            assert told.count() == 0
+            assert problems.count() == 0
         visit.set(text="fine")
-        assert told.count() == 0
+        assert problems.count() == 0
         assert visit.page.locator(".strip .token").count() == 4
         assert all(
             "400" in complaint for complaint in visit.complaints

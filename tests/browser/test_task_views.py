@@ -91,18 +91,18 @@ def test_translation_shows_its_cross_attention(page_on):
         assert sum(steps) == pytest.approx(best.logprob, abs=1e-4)
         (shown,) = numbers(page, ".sum", "logprob")
         assert shown == pytest.approx(best.logprob, abs=1e-4)
-        ended = numbers(page, ".beam-tree .finished", "score")
-        assert ended
-        assert numbers(page, ".translations tr", "score")[0] >= max(ended) - 1e-6
+        scores = numbers(page, ".beam-tree .finished", "score")
+        assert scores
+        assert numbers(page, ".translations tr", "score")[0] >= max(scores) - 1e-6
         (cross,) = maps(page, "Cross-attention")
         assert len(cross["rows"]) == len(best.tokens) == cross["shape"][0]
-        seen = model.watch(
+        cache = model.watch(
             [END, *best.tokens[:-1]], "blocks.0.cross_attn.pattern", source="A dog runs."
         )
         assert [
             row.split(" → ")[0] for row in cross["rows"]
-        ] == seen.tokens  # as clearhead see names its rows
-        assert torch.allclose(matrix(cross), seen["blocks.0.cross_attn.pattern"][0, 0], atol=1e-6)
+        ] == cache.tokens  # as clearhead see names its rows
+        assert torch.allclose(matrix(cross), cache["blocks.0.cross_attn.pattern"][0, 0], atol=1e-6)
         assert not visit.complaints
         assert not visit.outside
 
@@ -129,15 +129,15 @@ def test_beam_tree_selects_a_hypothesis(page_on):
 
 def test_edits_change_the_translation(page_on):
     model = translator()
-    blind = [{"name": f"blocks.{layer}.cross_attn.out", "op": "ablate"} for layer in range(2)]
+    edits = [{"name": f"blocks.{layer}.cross_attn.out", "op": "ablate"} for layer in range(2)]
     with page_on(model) as visit:
-        page = visit.go("#view=translate&source=A+dog+runs.").set(edits=blind).page
+        page = visit.go("#view=translate&source=A+dog+runs.").set(edits=edits).page
         visit.wait_until("document.querySelectorAll('.scored-tokens').length === 2")
-        told = page.evaluate(
+        translations = page.evaluate(
             "[...document.querySelectorAll('.scored-tokens')].map((line) => line.dataset.text)"
         )
-        assert told[0] == model.translate("A dog runs.", num_beams=1).text
-        assert told[1] != told[0]
+        assert translations[0] == model.translate("A dog runs.", num_beams=1).text
+        assert translations[1] != translations[0]
 
 
 # ---------------------------------------------------------------- fill
@@ -183,11 +183,11 @@ def test_chat_equals_the_library(page_on):
     model = talker()
     with page_on(model) as visit:
         page = visit.go("#view=chat&temperature=0").page
-        said = [
+        messages = [
             {"role": "system", "content": "You are an apple."},
             {"role": "user", "content": "Hello! What are you?"},
         ]
-        ids = encode_chat(CHAT_TEMPLATE, said, WORDS)
+        ids = encode_chat(CHAT_TEMPLATE, messages, WORDS)
         shown = page.evaluate(
             """[...document.querySelector('.bands').querySelectorAll('.message-token')]
             .map((p) => p.textContent.trim())"""
@@ -199,7 +199,7 @@ def test_chat_equals_the_library(page_on):
             ids, max_tokens=model.config.model.context_length - len(ids), temperature=0
         ).text
         assert visit.state()["messages"][1] == {"role": "assistant", "content": answer.strip()}
-        visit.set(messages=said[1:], other_system="You are a pirate.")
+        visit.set(messages=messages[1:], other_system="You are a pirate.")
         visit.wait_until("document.querySelectorAll('.changes tbody tr').length > 3")
         assert not visit.complaints
 
@@ -297,7 +297,7 @@ def test_block_view_equals_watch(page_on):
     model = talker()
     with page_on(model) as visit:
         page = visit.go("#view=block&text=hello&layer=1&query=2").page
-        seen = model.watch(
+        cache = model.watch(
             "hello",
             [
                 "blocks.1.resid_pre",
@@ -308,8 +308,8 @@ def test_block_view_equals_watch(page_on):
             ],
         )
         shown = maps(page, "Residual stream of")
-        assert len(shown) == len(seen)
-        for strip, value in zip(shown, seen.values(), strict=True):
+        assert len(shown) == len(cache)
+        for strip, value in zip(shown, cache.values(), strict=True):
             assert torch.allclose(matrix(strip).flatten(), value[0, 2], atol=1e-5)
         assert not visit.complaints
 

@@ -68,12 +68,12 @@ def test_tour_visits_all_stops(page_on, name):
         page = visit.go("#view=tour").page
         able = page.locator(".stop:not(:disabled)").count()
         page.get_by_role("button", name="Start the tour").click()
-        seen = []
+        stops = []
         for _ in range(60):
             visit.ready()
             if not (stop := visit.state()["tour"]):
                 break
-            seen.append(stop)
+            stops.append(stop)
             try:
                 visit.wait_until(f"({SEEN})()", 3)
             except AssertionError:
@@ -82,5 +82,5 @@ def test_tour_visits_all_stops(page_on, name):
             check_claims(page, stop, page.locator(".tour-caption .say").inner_text())
             page.keyboard.press("n")
             visit.wait_until(f"clearhead.state.tour !== {stop!r}")
-        assert len(seen) == able == len(set(seen))
+        assert len(stops) == able == len(set(stops))
         assert not visit.complaints

@@ -32,10 +32,10 @@ def test_block_view_shows_a_source_token(visit):
     visit.ready()
     assert "Token 1:" in page.locator("main").inner_text()
     shown = page.evaluate("() => [...document.querySelector('main ch-heatmap').values.data]")
-    seen = model.watch("ein", "encoder.blocks.1.resid_pre", source=SOURCE)[
+    resid_pre = model.watch("ein", "encoder.blocks.1.resid_pre", source=SOURCE)[
         "encoder.blocks.1.resid_pre"
     ][0, 1]
-    assert torch.allclose(torch.tensor(shown), seen, atol=1e-5)
+    assert torch.allclose(torch.tensor(shown), resid_pre, atol=1e-5)
     page.locator("main").focus()
     page.keyboard.press("ArrowRight")
     assert "Token 2:" in visit.ready().page.locator("main").inner_text()

@@ -136,9 +136,9 @@ def test_same_seed_in_page_library_and_shell(predict, tmp_path):
         "5",
         "--json",
     ]
-    told = CliRunner().invoke(app, ["generate", str(tmp_path / "model"), TEXT, *options])
-    assert told.exit_code == 0, told.output
-    assert expected.text in json.dumps(json.loads(told.stdout), ensure_ascii=False)
+    result = CliRunner().invoke(app, ["generate", str(tmp_path / "model"), TEXT, *options])
+    assert result.exit_code == 0, result.output
+    assert expected.text in json.dumps(json.loads(result.stdout), ensure_ascii=False)
 
 
 def test_generation_can_be_paused(predict):

@@ -55,9 +55,11 @@ def test_every_row_occurs_once_per_epoch(lengths, batch_size, seed):
     data = dataset(marked(lengths), batch_size=batch_size, seed=seed)
     epochs = 3
     steps = -(-epochs * len(lengths) // batch_size)
-    seen = [number for step in range(steps) for number in indices(data.batch(step))]
+    rows_read = [number for step in range(steps) for number in indices(data.batch(step))]
     for epoch in range(epochs):
-        assert sorted(seen[epoch * len(lengths) :][: len(lengths)]) == list(range(len(lengths)))
+        assert sorted(rows_read[epoch * len(lengths) :][: len(lengths)]) == list(
+            range(len(lengths))
+        )
     assert data.batches_per_epoch == len(lengths) / batch_size
 
 

@@ -67,12 +67,12 @@ def test_last_token_of_a_document_predicts_the_eos_token(sizes, shape):
     tokens, plain = streams(sizes, shape, has_bos=True)
     stops = LanguageModelingDataset(tokens, *shape, eos_token=99_999)
     for step in range(ceil(plain.batches_per_epoch)):
-        begun = plain.batch(step)
-        ended = stops.batch(step)
-        assert torch.equal(begun.tokens, ended.tokens)
-        last = begun.targets == tokens.bos_token
-        assert (ended.targets[last] == 99_999).all()
-        assert torch.equal(ended.targets[~last], begun.targets[~last])
+        plain_batch = plain.batch(step)
+        eos_batch = stops.batch(step)
+        assert torch.equal(plain_batch.tokens, eos_batch.tokens)
+        last = plain_batch.targets == tokens.bos_token
+        assert (eos_batch.targets[last] == 99_999).all()
+        assert torch.equal(eos_batch.targets[~last], plain_batch.targets[~last])
 
 
 @given(SIZES, SHAPE)
@@ -85,9 +85,9 @@ def test_epoch_covers_every_token_but_for_two_rows(sizes, shape):
     count = stream._num_rows
     assert stream.batches_per_epoch == count / rows
     for epoch in range(2):
-        seen = np.sort(flat[epoch * count : (epoch + 1) * count].ravel())
-        assert (np.diff(seen) == 1).all()  # each once, without a gap
-        assert len(seen) > len(tokens.ids) - 2 * length
+        epoch_tokens = np.sort(flat[epoch * count : (epoch + 1) * count].ravel())
+        assert (np.diff(epoch_tokens) == 1).all()  # each once, without a gap
+        assert len(epoch_tokens) > len(tokens.ids) - 2 * length
 
 
 def test_epochs_differ_in_offset_and_order():
@@ -144,8 +144,8 @@ def test_documents_are_in_one_split(sizes, shape, fraction):
     document = document_of(tokens)
     batches = [stream.batch(step) for step in range(2 * ceil(stream.batches_per_epoch))]
     trained = np.concatenate([positions(packed).ravel() for packed in batches])
-    taught = np.concatenate([packed.targets.numpy().ravel() - 1 for packed in batches])
-    trained = np.union1d(trained, taught[taught >= 0])
+    targets = np.concatenate([packed.targets.numpy().ravel() - 1 for packed in batches])
+    trained = np.union1d(trained, targets[targets >= 0])
     held = np.concatenate([positions(packed).ravel() for packed in stream.valid_batches()])
     held = held[held >= 0]
     if len(sizes) == 1:
@@ -167,7 +167,7 @@ def test_validation_covers_every_token_once(sizes, others, shape, has_bos):
     batches = list(stream.valid_batches())
     document = document_of(validation)
     found = []
-    taught = 0
+    num_targets = 0
     for packed in batches:
         assert packed.tokens.shape == (shape[1], shape[0])
         real = (
@@ -177,11 +177,15 @@ def test_validation_covers_every_token_once(sizes, others, shape, has_bos):
         )
         found.append(packed.tokens.numpy()[real])
         assert (packed.targets.numpy()[~real] == IGNORE_INDEX).all()
-        taught += (packed.targets.numpy() != IGNORE_INDEX).sum()
+        num_targets += (packed.targets.numpy() != IGNORE_INDEX).sum()
         if len(others) > 1:
             assert packed.segment_ids is not None
     assert (np.concatenate(found) == validation.ids).all()
-    assert taught == len(document) - 1 if has_bos else taught == (np.diff(document) == 0).sum()
+    assert (
+        num_targets == len(document) - 1
+        if has_bos
+        else num_targets == (np.diff(document) == 0).sum()
+    )
     assert (
         sum(packed.segment_ids is None for packed in batches) >= len(batches) - 1 or len(others) > 1
     )
@@ -198,16 +202,21 @@ def test_duplicate_documents_are_held_out_together(fraction):
     stream = LanguageModelingDataset(
         TokenizedCorpus(ids, np.arange(0, 2000, 10)), 10, 4, valid_fraction=fraction
     )
-    held = np.concatenate([positions(packed).ravel() for packed in stream.valid_batches()])
-    seen = np.concatenate(
+    valid_positions = np.concatenate(
+        [positions(packed).ravel() for packed in stream.valid_batches()]
+    )
+    train_positions = np.concatenate(
         [
             positions(stream.batch(step)).ravel()
             for step in range(3 * ceil(stream.batches_per_epoch))
         ]
     )
-    held, seen = ({int(place) // 10 for place in part if place >= 0} for part in (held, seen))
-    assert len(held) == round(fraction * 50)
-    assert held.isdisjoint(seen)
+    valid_positions, train_positions = (
+        {int(place) // 10 for place in part if place >= 0}
+        for part in (valid_positions, train_positions)
+    )
+    assert len(valid_positions) == round(fraction * 50)
+    assert valid_positions.isdisjoint(train_positions)
 
 
 def test_distinct_documents_are_held_out_one_by_one():

@@ -22,8 +22,8 @@ from clearhead.tokenizers.media import read_image
 def test_every_image_occurs_once_per_epoch(count, batch_size, seed):
     data = dataset(media_examples(count), batch_size=batch_size, seed=seed)
     steps = -(-2 * count // batch_size)
-    seen = [n for step in range(steps) for n in indices(data.batch(step).tokens)]
-    assert sorted(seen[:count]) == sorted(seen[count:][:count]) == list(range(count))
+    images_read = [n for step in range(steps) for n in indices(data.batch(step).tokens)]
+    assert sorted(images_read[:count]) == sorted(images_read[count:][:count]) == list(range(count))
     assert (data.batches_per_epoch, data.packing_efficiency) == (count / batch_size, 1.0)
 
 

@@ -177,8 +177,10 @@ def test_validation_pairs_occur_once_in_fixed_order(lengths, rows):
     )
     batches = list(data.valid_batches())
     assert all(batch.tokens.shape == (rows, 14) for batch in batches)
-    seen = Counter(key(*pair) for batch in batches for row in unpacked(batch) for pair in row)
-    assert seen == Counter((tuple(source), tuple(target)) for source, target in held)
+    pair_counts = Counter(
+        key(*pair) for batch in batches for row in unpacked(batch) for pair in row
+    )
+    assert pair_counts == Counter((tuple(source), tuple(target)) for source, target in held)
     assert all(equal(a, b) for a, b in zip(batches, data.valid_batches(), strict=True))
     full = [bool(row) for batch in batches for row in unpacked(batch)]
     assert full == sorted(full, reverse=True)  # what is empty comes last

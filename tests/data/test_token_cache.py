@@ -120,14 +120,14 @@ def test_large_vocabularies_use_uint32(tmp_path):
 def test_cached_tokens_are_reused(tmp_path, monkeypatch, capfd):
     (tmp_path / "a.txt").write_bytes(b"so long\n\xff\nfish\n")
     (tmp_path / "b.txt").write_text("and thanks")
-    told = DataReport("skip")
-    first = make(tmp_path, tmp_path / "cache", report=told)
+    report = DataReport("skip")
+    first = make(tmp_path, tmp_path / "cache", report=report)
     monkeypatch.setattr(readers, "open_compressed", None)
-    again = DataReport("skip")
-    second = make(tmp_path, tmp_path / "cache", report=again)
+    second_report = DataReport("skip")
+    second = make(tmp_path, tmp_path / "cache", report=second_report)
     assert read(first) == read(second) == [BPE.encode("so long\nfish\n"), BPE.encode("and thanks")]
-    assert str(told) == str(again)
-    assert (again.num_read, again.skipped.total()) == (2, 1)
+    assert str(report) == str(second_report)
+    assert (second_report.num_read, second_report.skipped.total()) == (2, 1)
     assert isinstance(second.ids, np.memmap)
     assert capfd.readouterr() == ("", "")
 
@@ -156,14 +156,14 @@ CHANGES = {
 def test_changes_invalidate_the_cache(tmp_path, change):
     (tmp_path / "a.txt").write_text("so long")
     before = make(tmp_path, tmp_path / "cache")
-    seen = read(before)
+    tokens_before = read(before)
     options = CHANGES[change](tmp_path / "a.txt")
     stamp = (tmp_path / "cache").stat().st_ino
     after = make(tmp_path, tmp_path / "cache", **options)
     assert (tmp_path / "cache").stat().st_ino != stamp
     assert read(after) == read(make(tmp_path, tmp_path / "fresh", **options))
     if change != "torn tokens":
-        assert read(before) == seen  # who has the old ones mapped keeps them
+        assert read(before) == tokens_before  # who has the old ones mapped keeps them
     assert {path.name for path in tmp_path.iterdir()} <= {"a.txt", "b.txt", "cache", "fresh"}
 
 
@@ -307,7 +307,7 @@ def test_interrupted_process_leaves_nothing(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-TOGETHER = """if True:
+CONCURRENT = """if True:
     import sys, time
     import numpy as np
     from clearhead.data.token_cache import tokenize_corpus
@@ -337,7 +337,9 @@ def test_concurrent_processes_share_one_cache(tmp_path):
     words = [tmp_path / "tokenizer.json", tmp_path / "a.jsonl", tmp_path / "cache", str(rounds)]
     runs = [
         subprocess.Popen(
-            [sys.executable, "-c", TOGETHER, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", CONCURRENT, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         for _ in range(2)
     ]
@@ -348,10 +350,10 @@ def test_concurrent_processes_share_one_cache(tmp_path):
         assert run.stdin is not None
         run.stdin.write(b"go\n")
         run.stdin.flush()
-    told = [run.communicate()[0].splitlines() for run in runs]
+    outputs = [run.communicate()[0].splitlines() for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     tokens = [i for n in range(500) for i in BPE.encode(f"so long {n} fish")]
-    assert told[0] == told[1] == [f"{len(tokens)} 500 {sum(tokens)}".encode()] * rounds
+    assert outputs[0] == outputs[1] == [f"{len(tokens)} 500 {sum(tokens)}".encode()] * rounds
     names = {"tokenizer.json", "a.jsonl", *(f"cache{number}" for number in range(rounds))}
     assert {path.name for path in tmp_path.iterdir()} == names  # no lock, no draft
 

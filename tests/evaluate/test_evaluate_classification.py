@@ -46,21 +46,23 @@ def table(tmp_path):
 
 def test_accuracy_equals_classify(table):
     found = ch.evaluate(judge(), table())
-    told = judge().classify(TEXTS)
-    right = [one.label == label for one, label in zip(told, LABELS, strict=True)]
-    assert [one["predicted"] for one in found.examples] == [one.label for one in told]
+    results = judge().classify(TEXTS)
+    right = [one.label == label for one, label in zip(results, LABELS, strict=True)]
+    assert [one["predicted"] for one in found.examples] == [one.label for one in results]
     assert [one["probability"] for one in found.examples] == pytest.approx(
-        [one.score for one in told], rel=1e-5
+        [one.score for one in results], rel=1e-5
     )
     assert found.value("accuracy") == pytest.approx(np.mean(right))
-    losses = [-math.log(one.probabilities[label]) for one, label in zip(told, LABELS, strict=True)]
+    losses = [
+        -math.log(one.probabilities[label]) for one, label in zip(results, LABELS, strict=True)
+    ]
     assert found.value("loss") == pytest.approx(np.mean(losses), rel=1e-5)
-    hits = sum(one.label == label == "yes" for one, label in zip(told, LABELS, strict=True))
-    f1 = 2 * hits / (sum(one.label == "yes" for one in told) + LABELS.count("yes"))
+    hits = sum(one.label == label == "yes" for one, label in zip(results, LABELS, strict=True))
+    f1 = 2 * hits / (sum(one.label == "yes" for one in results) + LABELS.count("yes"))
     assert found.value("f1") == pytest.approx(f1)
     assert found["f1"].description.endswith("of yes")
     distance = abs(
-        np.mean(right) - np.mean([one.score for one in told])
+        np.mean(right) - np.mean([one.score for one in results])
     )  # all are between 0.5 and 0.6
     assert found.value("calibration_error") == pytest.approx(distance, rel=1e-4)
 
@@ -84,9 +86,9 @@ def test_views_of_classification(table):
         (row["true"], row["predicted"]): row["rows"]
         for row in found.views["confusion_matrix"].table()
     }
-    for (true, told), count in rows.items():
+    for (true, predicted), count in rows.items():
         assert count == sum(
-            one["label"] == true and one["predicted"] == told for one in found.examples
+            one["label"] == true and one["predicted"] == predicted for one in found.examples
         )
     reliability = found.views["reliability"].numpy()
     assert np.nansum(reliability[:, 0]) == pytest.approx(1)
@@ -166,21 +168,21 @@ def test_columns_default_to_those_of_training(tmp_path):
     }
     pairs = judge(inference__sep_tokens=[end], input__token_types=2, **columns)
     found = ch.evaluate(pairs, tmp_path / "pairs.csv")
-    told = pairs.classify([("the cat", "sat"), ("a mat", "on")])
-    assert [one["predicted"] for one in found.examples] == [one.label for one in told]
+    results = pairs.classify([("the cat", "sat"), ("a mat", "on")])
+    assert [one["predicted"] for one in found.examples] == [one.label for one in results]
     assert found.examples[0]["input"] == ("the cat", "sat")
 
 
 def test_regression_metrics_equal_classify(table):
     true = [0.5, 2.0, 1.0, 4.0, 3.5]
     found = ch.evaluate(model({"kind": "regression"}), table(true))
-    told = [one.score for one in model({"kind": "regression"}).classify(TEXTS)]
-    assert [one["predicted"] for one in found.examples] == pytest.approx(told, rel=1e-5)
-    assert found.value("pearson") == pytest.approx(np.corrcoef(true, told)[0, 1], rel=1e-4)
-    ranks = [np.argsort(np.argsort(x)) for x in (true, told)]
+    predicted = [one.score for one in model({"kind": "regression"}).classify(TEXTS)]
+    assert [one["predicted"] for one in found.examples] == pytest.approx(predicted, rel=1e-5)
+    assert found.value("pearson") == pytest.approx(np.corrcoef(true, predicted)[0, 1], rel=1e-4)
+    ranks = [np.argsort(np.argsort(x)) for x in (true, predicted)]
     assert found.value("spearman") == pytest.approx(np.corrcoef(ranks)[0, 1])
     assert found.value("rmse") == pytest.approx(
-        math.sqrt(np.mean((np.array(told) - true) ** 2)), rel=1e-4
+        math.sqrt(np.mean((np.array(predicted) - true) ** 2)), rel=1e-4
     )
 
 
@@ -203,9 +205,9 @@ def test_images_equal_classify(tmp_path):
 
     for i, image in enumerate(images):
         Image.fromarray(image).save(tmp_path / f"{i}.png")
-    told = sees.classify(images=[tmp_path / f"{i}.png" for i in range(6)])
+    results = sees.classify(images=[tmp_path / f"{i}.png" for i in range(6)])
     assert [one["probability"] for one in found.examples] == pytest.approx(
-        [one.score for one in told], rel=1e-4
+        [one.score for one in results], rel=1e-4
     )
     assert found.metrics[0].unit == "images"
     assert "input" not in found.examples[0]
@@ -234,7 +236,7 @@ def test_audio_equals_classify(tmp_path):
     for i, file in enumerate(files):
         soundfile.write(file, np.sin(np.arange(3200) * (i + 1) / 20) / 2, 16000)
     found = ch.evaluate(hears, tmp_path, label_column="stem")
-    told = {str(file): hears.classify(audio=str(file)) for file in files}
+    results = {str(file): hears.classify(audio=str(file)) for file in files}
     for one in found.examples:
-        assert one["probability"] == pytest.approx(told[one["location"]].score, rel=1e-4)
+        assert one["probability"] == pytest.approx(results[one["location"]].score, rel=1e-4)
     assert (found.metrics[0].unit, found.metrics[0].n) == ("recordings", 4)

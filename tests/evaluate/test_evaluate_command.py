@@ -51,32 +51,39 @@ def run(*words):
 
 
 def test_table_shows_metrics_with_intervals(place):
-    told = run(place / "writer", "--data", place / "texts.txt")
+    output = run(place / "writer", "--data", place / "texts.txt")
     found = ch.evaluate(ch.load(place / "writer", device="cpu"), place / "texts.txt")
     for figure in found.metrics:
-        assert figure.name in told
-        assert f"{figure.value:.4f}"[:5] in told or figure.value > 10
-    assert "Intervals: " in told
+        assert figure.name in output
+        assert f"{figure.value:.4f}"[:5] in output or figure.value > 10
+    assert "Intervals: " in output
 
 
 def test_several_files_and_json_output(place, tmp_path):
     files = ["--data", place / "a.en", place / "a.de", "--num-beams", 1]
-    told = json.loads(run(place / "translator", *files, "--json", "--output", tmp_path / "f.json"))
-    assert told["data"] == [str(place / "a.en"), str(place / "a.de")]
-    assert [figure["name"] for figure in told["metrics"]] == ["bleu", "chrf", "loss", "perplexity"]
-    assert json.loads((tmp_path / "f.json").read_text()) == told
+    report = json.loads(
+        run(place / "translator", *files, "--json", "--output", tmp_path / "f.json")
+    )
+    assert report["data"] == [str(place / "a.en"), str(place / "a.de")]
+    assert [figure["name"] for figure in report["metrics"]] == [
+        "bleu",
+        "chrf",
+        "loss",
+        "perplexity",
+    ]
+    assert json.loads((tmp_path / "f.json").read_text()) == report
     twice = ["--data", place / "a.en", "--data", place / "a.de", "--num-beams", 1]
-    assert json.loads(run(place / "translator", *twice, "--json")) == told
+    assert json.loads(run(place / "translator", *twice, "--json")) == report
 
 
 def test_examples_and_confusion_matrix_are_saved(place, tmp_path):
     columns = ["--data.label_column", "mood", "--data.text_column", "said"]
     saved = ["--per-example", tmp_path / "each.jsonl", "--confusion-matrix", tmp_path / "c.csv"]
-    told = run(place / "judge", *columns, "--data", place / "rows.csv", *saved)
+    output = run(place / "judge", *columns, "--data", place / "rows.csv", *saved)
     rows = [json.loads(line) for line in (tmp_path / "each.jsonl").read_text().splitlines()]
     assert [row["input"] for row in rows] == ["the cat", "sat on"]
     assert (tmp_path / "c.csv").read_text().splitlines()[0] == "true,predicted,rows"
-    assert "Confusion matrix" in told
+    assert "Confusion matrix" in output
 
 
 def test_invalid_options_fail_before_evaluation(place, tmp_path):

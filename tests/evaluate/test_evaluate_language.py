@@ -42,22 +42,22 @@ def documents(file):
 
 def by_hand(model, ids, stride):
     """−log p of each token after the first, in the first window that contains it."""
-    told = {}
+    losses = {}
     for begin in range(0, len(ids) - 1, stride):
         window = ids[begin : begin + 32]
         log_probs = model.logits(window).log_softmax(-1)
         for at, row in enumerate(log_probs, begin + 1):
             if at < len(ids):
-                told.setdefault(at, -row[ids[at]].item())
-    return [told[at] for at in range(1, len(ids))]
+                losses.setdefault(at, -row[ids[at]].item())
+    return [losses[at] for at in range(1, len(ids))]
 
 
 @pytest.mark.parametrize("stride", [0, 1, 5, 32])
 def test_loss_perplexity_and_bits_per_byte_by_hand(file, stride):
     model = writer(inference__eos_tokens=[END])
-    told = [by_hand(model, [END, *WORDS.encode(text)], stride or 16) for text in documents(file)]
-    total = sum(map(sum, told))
-    tokens = sum(map(len, told))
+    losses = [by_hand(model, [END, *WORDS.encode(text)], stride or 16) for text in documents(file)]
+    total = sum(map(sum, losses))
+    tokens = sum(map(len, losses))
     whole = "".join(documents(file))
     found = ch.evaluate(model, file, stride=stride)
     assert found.value("loss") == pytest.approx(total / tokens, rel=1e-5)
@@ -68,21 +68,21 @@ def test_loss_perplexity_and_bits_per_byte_by_hand(file, stride):
     assert found.value("bits_per_byte") == pytest.approx(
         total / math.log(2) / len(whole.encode()), rel=1e-5
     )
-    assert [one["tokens"] for one in found.examples] == [len(one) for one in told]
+    assert [one["tokens"] for one in found.examples] == [len(one) for one in losses]
     assert [one["loss"] for one in found.examples] == pytest.approx(
-        [np.mean(one) for one in told], rel=1e-5
+        [np.mean(one) for one in losses], rel=1e-5
     )
 
 
 @given(st.integers(0, 200), st.integers(1, 40), st.data())
 def test_windows_cover_every_token_once(tokens, context, data):
     stride = data.draw(st.integers(1, context))
-    told = []
+    covered = []
     for begin, new, end in sliding_windows(tokens, context, stride):
         assert end - begin <= context
         assert begin == 0 or new - begin >= context - stride
-        told += range(new, end)
-    assert told == list(range(tokens))
+        covered += range(new, end)
+    assert covered == list(range(tokens))
 
 
 def test_metrics_do_not_depend_on_batching(file, monkeypatch):

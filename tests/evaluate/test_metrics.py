@@ -26,8 +26,8 @@ Points = st.lists(
 
 def table_of(pairs):
     table = np.zeros((3, 3))
-    for true, told in pairs:
-        table[true, told] += 1
+    for true, predicted in pairs:
+        table[true, predicted] += 1
     return table
 
 
@@ -35,13 +35,13 @@ def table_of(pairs):
 def test_f1_from_counts(pairs):
     want = []
     for label in range(3):
-        hits = sum(true == told == label for true, told in pairs)
-        alarms = sum(told == label != true for true, told in pairs)
-        misses = sum(true == label != told for true, told in pairs)
+        hits = sum(true == predicted == label for true, predicted in pairs)
+        alarms = sum(predicted == label != true for true, predicted in pairs)
+        misses = sum(true == label != predicted for true, predicted in pairs)
         want.append(2 * hits / (2 * hits + alarms + misses) if hits + alarms + misses else math.nan)
     assert f1_scores(table_of(pairs)) == pytest.approx(want, nan_ok=True)
     assert accuracy(table_of(pairs)) == pytest.approx(
-        np.mean([true == told for true, told in pairs])
+        np.mean([true == predicted for true, predicted in pairs])
     )
 
 
@@ -57,12 +57,12 @@ def test_f1_is_the_harmonic_mean_of_precision_and_recall(pairs):
 @given(Labels)
 def test_matthews_equals_correlation_of_indicators(pairs):
     """Gorodkin: sums over classes of covariances and variances of their indicators."""
-    true, told = (np.eye(3)[[pair[i] for pair in pairs]] for i in (0, 1))
+    true, predicted = (np.eye(3)[[pair[i] for pair in pairs]] for i in (0, 1))
     true = true - true.mean(0)
-    told = told - told.mean(0)
-    spread = math.sqrt((true**2).sum() * (told**2).sum())
+    predicted = predicted - predicted.mean(0)
+    spread = math.sqrt((true**2).sum() * (predicted**2).sum())
     assert matthews_correlation(table_of(pairs)) == pytest.approx(
-        (true * told).sum() / spread if spread > 1e-9 else 0, abs=1e-9
+        (true * predicted).sum() / spread if spread > 1e-9 else 0, abs=1e-9
     )
 
 

@@ -26,7 +26,7 @@ def model(template=CHAT_TEMPLATE):
     )
 
 
-def said(shown, number):
+def message_text(shown, number):
     return WORDS.decode([token["id"] for token in shown["tokens"] if token["message"] == number])
 
 
@@ -39,8 +39,8 @@ def test_tokens_equal_the_chat_prompt():
 def test_messages_are_found_in_the_prompt():
     shown = tokenize_chat(model(), MESSAGES)
     assert shown["spans_found"]
-    assert said(shown, 0) == "You are an apple."
-    assert said(shown, 1) == "user 🍏 <|end|> é"
+    assert message_text(shown, 0) == "You are an apple."
+    assert message_text(shown, 1) == "user 🍏 <|end|> é"
     rest = WORDS.decode([token["id"] for token in shown["tokens"] if token["message"] is None])
     assert rest == "<|begin|>system\n<|end|>\n<|begin|>user\n<|end|>\n<|begin|>assistant\n"
 

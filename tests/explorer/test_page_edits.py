@@ -28,9 +28,9 @@ def test_encoder_is_patched_from_another_source():
     real = model.logits("ab", source="the cat", edits={name: ch.replace(with_=other)})
     assert np.allclose(site.npy(f"/api/runs/{run['id']}/logits")[0], real[-1].numpy(), atol=1e-5)
     code = site.json("GET", f"/api/runs/{run['id']}/explain?name=logits&index=1,5")
-    told = []
-    exec(code["python"].replace("ch.load('m')", "model"), {"model": model, "print": told.append})
-    assert told == [pytest.approx(code["value"], abs=1e-5)]
+    printed = []
+    exec(code["python"].replace("ch.load('m')", "model"), {"model": model, "print": printed.append})
+    assert printed == [pytest.approx(code["value"], abs=1e-5)]
     body = {"model": "m", "text": "the cat", "edits": edits, "patch_from": "the dog"}
     assert site.json("POST", "/api/translate", body)["tokens"]
 
@@ -74,9 +74,12 @@ def test_cached_responses_of_other_weights_are_rejected():
     with run_server({"m": first}, page=True) as server:
         body = {"model": "m", "text": "hello"}
         url = "/api/runs"
-        known = told_by(send_request(server.port, "GET", "/api/models/m"))["fingerprint"]
+        fingerprint = response_json(send_request(server.port, "GET", "/api/models/m"))[
+            "fingerprint"
+        ]
         assert (
-            send_request(server.port, "POST", url, body, {"X-Model-Fingerprint": known})[0] == 200
+            send_request(server.port, "POST", url, body, {"X-Model-Fingerprint": fingerprint})[0]
+            == 200
         )
         server.registry.loaded["m"] = LoadedModel("m", "", second, server.registry)
         for path, sent in (
@@ -85,13 +88,17 @@ def test_cached_responses_of_other_weights_are_rejected():
             ("/api/generate", body),
             ("/api/models/m/embedding-rows?ids=1", None),
         ):
-            status, _, said = send_request(
-                server.port, "POST" if sent else "GET", path, sent, {"X-Model-Fingerprint": known}
+            status, _, response = send_request(
+                server.port,
+                "POST" if sent else "GET",
+                path,
+                sent,
+                {"X-Model-Fingerprint": fingerprint},
             )
             assert status == 410
-            assert b"reloaded" in said
-        now = told_by(send_request(server.port, "GET", "/api/models/m"))["fingerprint"]
-        assert now != known
+            assert b"reloaded" in response
+        now = response_json(send_request(server.port, "GET", "/api/models/m"))["fingerprint"]
+        assert now != fingerprint
         assert send_request(server.port, "POST", url, body, {"X-Model-Fingerprint": now})[0] == 200
         assert send_request(server.port, "POST", url, body)[0] == 200  # without a fingerprint
 
@@ -137,12 +144,12 @@ def test_runs_longer_than_the_limit_are_refused():
         {"model": "both", "text": "1", "source": "123456789"},
         {"text": "1", "edits": [{**OFF, "op": "patch"}], "patch_from": "123456789"},
     ):
-        status, _, said = site.request("POST", "/api/runs", body)
+        status, _, response = site.request("POST", "/api/runs", body)
         assert status == 400
-        assert b"at most 8" in said
+        assert b"at most 8" in response
 
 
-def told_by(answer):
+def response_json(answer):
     status, _, content = answer
     assert status == 200
     return json.loads(content)
@@ -162,9 +169,9 @@ def test_assets_are_gzipped():
 
 def test_attention_example_names_its_tokens():
     model = byte_model(context_length=64)
-    told = PageSite(m=model).json("GET", "/api/models/m")["examples"]
-    asks, answers = told["attention_tokens"]
-    assert told["attention_text"][: asks + 1].endswith("creature")
-    assert told["attention_text"][: answers + 1].endswith("fluffy")
-    assert torch.is_tensor(model.logits(told["comparison"]))
-    assert len(told["comparison"].split()) == len(told["attention_text"].split())
+    inputs = PageSite(m=model).json("GET", "/api/models/m")["examples"]
+    asks, answers = inputs["attention_tokens"]
+    assert inputs["attention_text"][: asks + 1].endswith("creature")
+    assert inputs["attention_text"][: answers + 1].endswith("fluffy")
+    assert torch.is_tensor(model.logits(inputs["comparison"]))
+    assert len(inputs["comparison"].split()) == len(inputs["attention_text"].split())

@@ -64,18 +64,18 @@ def places(run, seed=0):
 def test_the_last_step_is_the_value(kind):
     runs, run, model = run_of(kind)
     both = {"source": "the cat"} if model.architecture == "encoder-decoder" else {}
-    seen = model.watch("hello", **both)
+    cache = model.watch("hello", **both)
     for name, index in places(run):
-        told = explain_value(runs, run, name, index)
-        assert seen[name].shape[1:] == torch.Size(told["shape"])
-        real = float(seen[name][(0, *index)])
+        explanation = explain_value(runs, run, name, index)
+        assert cache[name].shape[1:] == torch.Size(explanation["shape"])
+        real = float(cache[name][(0, *index)])
         if not math.isfinite(real):
-            assert told["value"] is None
-            assert told["non_finite"] == str(real) == told["steps"][-1]["non_finite"]
+            assert explanation["value"] is None
+            assert explanation["non_finite"] == str(real) == explanation["steps"][-1]["non_finite"]
             continue
-        assert told["value"] == pytest.approx(real, rel=1e-5, abs=1e-6), name
-        assert told["steps"][-1]["value"] == pytest.approx(real, rel=1e-4, abs=2e-6), name
-        assert len(told["labels"]) == len(index)
+        assert explanation["value"] == pytest.approx(real, rel=1e-5, abs=1e-6), name
+        assert explanation["steps"][-1]["value"] == pytest.approx(real, rel=1e-4, abs=2e-6), name
+        assert len(explanation["labels"]) == len(index)
 
 
 def test_terms_sum_to_their_step():
@@ -113,12 +113,12 @@ def test_python_code_prints_the_value(tmp_path, edits):
         RunRequest(model="m", text='it\'s "so"', edits=edits, patch_from="the other"),
     )
     for name, index in list(places(run, seed=7))[::3]:
-        told = explain_value(runs, run, name, index)
+        explanation = explain_value(runs, run, name, index)
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            exec(told["python"], {})
+            exec(explanation["python"], {})
         assert float(out.getvalue()) == pytest.approx(
-            told["value"] or float(told.get("non_finite", 0)), abs=1e-6
+            explanation["value"] or float(explanation.get("non_finite", 0)), abs=1e-6
         )
 
 
@@ -158,11 +158,13 @@ def test_values_of_other_dtypes_are_explained(tmp_path, dtype):
     run = runs.get_or_create(
         ModelRegistry.from_models({"m": model}).loaded["m"], RunRequest(model="m", text="hello")
     )
-    seen = model.watch("hello")
+    cache = model.watch("hello")
     for name, index in places(run):
-        told = explain_value(runs, run, name, index)
-        real = float(seen[name][(0, *index)])
-        assert told["value"] is None or told["value"] == pytest.approx(real, rel=0.02, abs=0.02)
+        explanation = explain_value(runs, run, name, index)
+        real = float(cache[name][(0, *index)])
+        assert explanation["value"] is None or explanation["value"] == pytest.approx(
+            real, rel=0.02, abs=0.02
+        )
 
 
 @pytest.mark.parametrize("kind", ["images", "spectrogram", "audio"])
@@ -201,5 +203,7 @@ def test_patch_embeddings_are_explained(kind):
     )
     assert len(run.to_dict()["tokens"]) == run.trace.shape("full_embed")[0]
     for name, index in places(run):
-        told = explain_value(runs, run, name, index)
-        assert told["steps"][-1]["value"] == pytest.approx(told["value"], rel=1e-4, abs=2e-6), name
+        explanation = explain_value(runs, run, name, index)
+        assert explanation["steps"][-1]["value"] == pytest.approx(
+            explanation["value"], rel=1e-4, abs=2e-6
+        ), name

@@ -55,9 +55,9 @@ def test_events_equal_generate(client):
         written.text,
         written.finish_reason,
     )
-    for (_, told), chosen in zip(found, written.token_logprobs, strict=False):
-        assert told["logprob"] == pytest.approx(chosen.logprob, abs=1e-5)
-        assert [(i, pytest.approx(p, abs=1e-5)) for i, _, p in told["top"]] == list(chosen.top)
+    for (_, event), chosen in zip(found, written.token_logprobs, strict=False):
+        assert event["logprob"] == pytest.approx(chosen.logprob, abs=1e-5)
+        assert [(i, pytest.approx(p, abs=1e-5)) for i, _, p in event["top"]] == list(chosen.top)
     assert "".join(data["piece"] for kind, data in found if kind == "token") == written.text
 
 
@@ -99,7 +99,7 @@ def test_edits_change_the_text(client):
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"text": ""}, "empty"),
         ({"text": "a", "temperature": -1}, "temperature must be"),
@@ -122,10 +122,10 @@ def test_edits_change_the_text(client):
         ),
     ],
 )
-def test_invalid_requests_fail_before_the_stream(client, body, said):
+def test_invalid_requests_fail_before_the_stream(client, body, message):
     answer = client.post("/api/generate", json=body)
     assert answer.status_code == 400
-    assert said in answer.json()["error"]["message"]
+    assert message in answer.json()["error"]["message"]
 
 
 def test_nan_logits_are_an_error_event(client):
@@ -135,8 +135,8 @@ def test_nan_logits_are_an_error_event(client):
 
 
 def test_sampling_rules_are_those_of_the_model(client):
-    told = client.get("/api/models/model/sampling").json()
-    assert told == {
+    rules = client.get("/api/models/model/sampling").json()
+    assert rules == {
         "vocab_size": 256,
         "suppress_tokens": [],
         "begin_suppress_tokens": [],

@@ -38,7 +38,7 @@ def error(site, url, body):
 
 
 @pytest.mark.parametrize(
-    ("edits", "said"),
+    ("edits", "message"),
     [
         ([{"name": "**" * 14 + "!"}], "one activation"),
         ([{"name": "blocks.*.attn.z"}], "one activation"),
@@ -49,8 +49,8 @@ def error(site, url, body):
     ],
 )
 @pytest.mark.parametrize("url", ["/api/runs", "/api/generate", "/api/fill", "/api/translate"])
-def test_invalid_edits_are_refused(site, url, edits, said):
-    assert said in error(site, url, {"text": "a dog", "edits": edits})
+def test_invalid_edits_are_refused(site, url, edits, message):
+    assert message in error(site, url, {"text": "a dog", "edits": edits})
 
 
 @pytest.mark.parametrize("window", ["²:3", "9" * 5000 + ":3", "1:", "-1:3", "1:2:3", "٣:٤"])
@@ -101,8 +101,8 @@ def test_long_requests_are_rejected_before_tokenization(site, url, body, monkeyp
 def test_python_code_has_the_exact_factor(site):
     edits = [{**ABLATE, "op": "scale", "factor": 0.123456789012}]
     run = site.run(edits=edits)["id"]
-    told = site.json("GET", f"/api/runs/{run}/explain?name=final_norm&index=0,0")
-    assert "ch.scale(0.123456789012)" in told["python"]
+    explanation = site.json("GET", f"/api/runs/{run}/explain?name=final_norm&index=0,0")
+    assert "ch.scale(0.123456789012)" in explanation["python"]
 
 
 def test_concurrent_requests_share_word_vectors():
@@ -262,17 +262,19 @@ def test_clients_take_turns_on_the_page():
 
 def test_clients_are_told_apart_by_address(site, monkeypatch):
     queue = site.app.state.explorer.queue
-    seen = []
+    clients = []
     monkeypatch.setattr(
-        queue, "put", lambda client, task, put=queue.put: seen.append(client) or put(client, task)
+        queue,
+        "put",
+        lambda client, task, put=queue.put: clients.append(client) or put(client, task),
     )
     site.run()
     site.request("POST", "/api/generate", {"text": "a", "max_tokens": 2})
-    assert len(seen) > 3
-    assert {*seen} == {"127.0.0.1"}
-    seen.clear()
+    assert len(clients) > 3
+    assert {*clients} == {"127.0.0.1"}
+    clients.clear()
     site.request("POST", "/api/snapshot", {"text": "a"}, address=("10.0.0.7", 5))
-    assert {*seen} == {"10.0.0.7"}  # all that a saved page asks for
+    assert {*clients} == {"10.0.0.7"}  # all that a saved page asks for
 
 
 def test_leaving_stops_an_edited_translation():

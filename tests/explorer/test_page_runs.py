@@ -32,10 +32,10 @@ def test_tensors_equal_watch(name):
     model = ch.new(name, seed=2, **WORDS)
     both = {"source": "the cat"} if model.architecture == "encoder-decoder" else {}
     site = PageSite(m=model)
-    seen = model.watch("hello", **both)
+    cache = model.watch("hello", **both)
     run = site.run(**both)
-    assert set(run["activations"]) == set(seen)
-    for path, value in seen.items():
+    assert set(run["activations"]) == set(cache)
+    for path, value in cache.items():
         found, _ = site.npy(f"/api/runs/{run['id']}/tensor/{path}")
         assert found.dtype == np.float32
         assert list(found.shape) == run["activations"][path]["shape"]
@@ -80,7 +80,7 @@ def test_edited_runs_equal_the_edited_model(site, model, edit, change):
         assert np.allclose(
             site.npy(f"/api/runs/{run['id']}/logits?token={at}")[0], real[at].numpy(), atol=1e-5
         )
-    seen = model.watch("hello", edits={edit["name"]: change})
+    cache = model.watch("hello", edits={edit["name"]: change})
     for path in (
         "blocks.1.resid_pre",
         "blocks.1.attn.pattern",
@@ -88,7 +88,7 @@ def test_edited_runs_equal_the_edited_model(site, model, edit, change):
         "final_norm",
     ):
         found, _ = site.npy(f"/api/runs/{run['id']}/tensor/{path}")
-        assert np.allclose(found, seen[path][0].numpy(), atol=1e-5), path
+        assert np.allclose(found, cache[path][0].numpy(), atol=1e-5), path
 
 
 def test_patching_uses_activations_of_the_other_text(site, model):

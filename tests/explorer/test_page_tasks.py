@@ -96,9 +96,9 @@ def test_the_best_hypothesis_sums_its_tokens_and_has_the_best_score(
     assert (
         best["score"] >= max(node["score"] for node in nodes if node["status"] == "finished") - 1e-6
     )
-    told = models["translator"].translate(TEXT, num_beams, length_penalty=length_penalty)
-    assert (told.text, told.tokens) == (best["text"], best["tokens"])
-    assert told.logprob == pytest.approx(best["logprob"])
+    translation = models["translator"].translate(TEXT, num_beams, length_penalty=length_penalty)
+    assert (translation.text, translation.tokens) == (best["text"], best["tokens"])
+    assert translation.logprob == pytest.approx(best["logprob"])
 
 
 def test_parents_in_the_beam_tree_were_kept(client):
@@ -124,9 +124,9 @@ def test_an_identity_edit_gives_the_greedy_translation(client, models):
 
 
 def test_without_cross_attention_all_translations_are_equal(client):
-    blind = [{"name": f"blocks.{layer}.cross_attn.out"} for layer in range(2)]
+    edits = [{"name": f"blocks.{layer}.cross_attn.out"} for layer in range(2)]
     texts = {
-        request(client, "translate", model="translator", text=text, edits=blind)["text"]
+        request(client, "translate", model="translator", text=text, edits=edits)["text"]
         for text in (TEXT, "Two men")
     }
     assert len(texts) == 1
@@ -137,8 +137,8 @@ def test_audio_translation_equals_the_library(client, models):
 
     shown = request(client, "translate", model="listener", audio=wav(), num_beams=2)
     samples = decode_audio(wav(), models["listener"].config.model.architecture.source_input)
-    told = models["listener"].translate(None, 2, audio=samples)
-    assert shown["best"][0]["tokens"] == told.tokens
+    translation = models["listener"].translate(None, 2, audio=samples)
+    assert shown["best"][0]["tokens"] == translation.tokens
     assert len(shown["source"]) == 64  # two frames a token
     same = [{"name": "blocks.0.cross_attn.z", "op": "scale", "factor": 1.0}]
     greedy = models["listener"].translate(None, 1, audio=samples)
@@ -161,9 +161,9 @@ def test_fill_equals_the_library(client, models):
     (gap,) = shown["masks"]
     assert shown["ids"][gap["token"]] == MASK
     assert gap["original"] is None
-    told = models["encoder"].fill("The [MASK] sat", top_k=5).masks[0]
+    predictions = models["encoder"].fill("The [MASK] sat", top_k=5).masks[0]
     assert [(word["id"], word["probability"]) for word in gap["answers"]] == [
-        (one.token, pytest.approx(one.probability)) for one in told
+        (one.token, pytest.approx(one.probability)) for one in predictions
     ]
 
 
@@ -264,8 +264,8 @@ def test_masked_language_model_has_examples(models):
 
 
 def test_classifier_has_examples():
-    told = example_inputs(ch.new("finetune-classify", tokenizer=WORDS, vocab_size=258))
-    assert (told["text"], told["comparison"]) == MOVIE_REVIEWS
+    inputs = example_inputs(ch.new("finetune-classify", tokenizer=WORDS, vocab_size=258))
+    assert (inputs["text"], inputs["comparison"]) == MOVIE_REVIEWS
 
 
 def test_edits_change_predictions_of_masks(client):
@@ -311,8 +311,8 @@ def test_image_view_shows_what_the_model_reads(client, models):
     shown = request(client, "patches", model="pictures", image=png())
     reads = models["pictures"].config.model.input
     image = Image.open(io.BytesIO(base64.b64decode(png())))
-    seen = read_image(image, reads) * torch.tensor(reads.std) + torch.tensor(reads.mean)
-    assert torch.allclose(numbers(shown["view"]), seen, atol=1e-6)
+    pixels = read_image(image, reads) * torch.tensor(reads.std) + torch.tensor(reads.mean)
+    assert torch.allclose(numbers(shown["view"]), pixels, atol=1e-6)
     assert (
         shown["rows"] * shown["cols"] + shown["cls_token"]
         == models["pictures"].config.model.context_length
@@ -341,8 +341,8 @@ def test_audio_view_shows_the_spectrogram(client, models):
 
 def test_image_classification_equals_the_library(client, models):
     shown = request(client, "classify", model="pictures", image=png())["labels"]
-    told = models["pictures"].classify(images=Image.open(io.BytesIO(base64.b64decode(png()))))
-    assert {one["text"]: pytest.approx(one["probability"]) for one in shown} == told.probabilities
+    result = models["pictures"].classify(images=Image.open(io.BytesIO(base64.b64decode(png()))))
+    assert {one["text"]: pytest.approx(one["probability"]) for one in shown} == result.probabilities
 
 
 def test_only_web_image_formats_are_read(client):

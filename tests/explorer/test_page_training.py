@@ -76,10 +76,10 @@ def test_curve_equals_the_log(client, run):
 def test_all_checkpoints_find_the_trace(client, run):
     trace = read_training_trace(run)
     for name in ("best", "last", "run"):  # the run itself is its best checkpoint
-        told = request(client, name=name)["trace"]
-        assert told["steps"] == trace.steps
-        assert told["parts"] == trace.attention_kinds
-        assert told["probes"][0]["tokens"] == trace.probes[0].tokens
+        response = request(client, name=name)["trace"]
+        assert response["steps"] == trace.steps
+        assert response["parts"] == trace.attention_kinds
+        assert response["probes"][0]["tokens"] == trace.probes[0].tokens
 
 
 def test_steps_equal_the_trace(client, run):

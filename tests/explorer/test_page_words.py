@@ -70,13 +70,15 @@ def numbers(view):
 
 def test_tokenize_equals_the_tokenizer_and_details_are_complete(client):
     text = "the mole 🦔 naïve"
-    told = request(client, "/api/tokenize", model="decoder", text=text)
-    ids = [token["id"] for token in told["tokens"] if not token["added"]]
+    response = request(client, "/api/tokenize", model="decoder", text=text)
+    ids = [token["id"] for token in response["tokens"] if not token["added"]]
     assert ids == TOKENIZER.encode(text)
-    assert bytes(byte for i in ids for byte in told["details"][str(i)]["bytes"]).decode() == text
-    assert told["decoded"] is None
+    assert (
+        bytes(byte for i in ids for byte in response["details"][str(i)]["bytes"]).decode() == text
+    )
+    assert response["decoded"] is None
     for i in ids:
-        steps = told["details"][str(i)]["steps"]
+        steps = response["details"][str(i)]["steps"]
         if steps:
             assert all("".join(step) == "".join(steps[-1]) for step in steps)
             assert [len(step) for step in steps] == list(range(len(steps), 0, -1))
@@ -121,27 +123,27 @@ def test_unembedding_rows_give_the_logits(client):
     "name", ["decoder", "rotary", "relative", "waves", "nowhere", "encoder", "both"]
 )
 def test_position_views_fit_the_scheme_of_the_model(client, name):
-    told = request(client, "/api/positions", model=name, num_positions=16)
+    response = request(client, "/api/positions", model=name, num_positions=16)
     own = {
         "learned": {"own", "similarity"},
         "sinusoidal": {"own", "similarity"},
         "t5": {"bias"},
         "none": set(),
     }
-    assert set(told["own"]) == own.get(told["scheme"], {"own", "similarity", "angles"})
-    assert told["scheme"] == MODELS[name].config.model.position.kind
-    assert ("sinusoidal" in told["compared"]) == (told["scheme"] != "sinusoidal")
-    assert told["is_rotary"] == (told["scheme"] == "rotary")
-    bits = numbers(told["compared"]["binary"])
+    assert set(response["own"]) == own.get(response["scheme"], {"own", "similarity", "angles"})
+    assert response["scheme"] == MODELS[name].config.model.position.kind
+    assert ("sinusoidal" in response["compared"]) == (response["scheme"] != "sinusoidal")
+    assert response["is_rotary"] == (response["scheme"] == "rotary")
+    bits = numbers(response["compared"]["binary"])
     assert [int(row @ (1 << np.arange(len(row)))) for row in bits] == list(range(16))
 
 
 def test_rotary_frequencies_rotate_queries(client):
-    told = request(client, "/api/positions", model="rotary", num_positions=8)
+    response = request(client, "/api/positions", model="rotary", num_positions=8)
     model = MODELS["rotary"]
-    seen = model.watch(MOLES[2], ["blocks.1.attn.q", "blocks.1.attn.rot_q"])
-    q, turned = (seen[name][0, 0, 5] for name in seen)
-    rates = torch.tensor(told["inv_freq"])
+    cache = model.watch(MOLES[2], ["blocks.1.attn.q", "blocks.1.attn.rot_q"])
+    q, turned = (cache[name][0, 0, 5] for name in cache)
+    rates = torch.tensor(response["inv_freq"])
     half, (cos, sin) = len(rates), ((5 * rates).cos(), (5 * rates).sin())
     a = q[:half]
     b = q[half : 2 * half]
@@ -180,18 +182,18 @@ def test_reversing_changes_nothing_without_positions(client):
 
 
 def test_vector_expressions_equal_the_library(client):
-    told = request(
+    response = request(
         client, "/api/vectors", model="decoder", expression="king - man + woman", top_k=4
     )
     known = ch.vectors(MODELS["decoder"])
-    assert told["view"]["axes"][0]["labels"] == list(
+    assert response["view"]["axes"][0]["labels"] == list(
         known.solve("king - man + woman", 4).axes[0].labels
     )
-    assert told["num_words"] == len(known)
-    assert [point["role"] for point in told["points"]] == ["input"] * 3 + ["neighbor"] * 4 + [
+    assert response["num_words"] == len(known)
+    assert [point["role"] for point in response["points"]] == ["input"] * 3 + ["neighbor"] * 4 + [
         "result"
     ]
-    assert 0 < told["explained_variance"] <= 1
+    assert 0 < response["explained_variance"] <= 1
     with_own = request(
         client, "/api/vectors", model="decoder", expression="king", top_k=1, include_inputs=True
     )
@@ -220,41 +222,41 @@ def test_projection_keeps_distances_in_a_plane():
 
 
 def test_directions_equal_the_library(client):
-    told = request(
+    response = request(
         client, "/api/vectors", model="decoder", pairs=[["man", "woman"]], words=["king", "zebra"]
     )
     known = ch.vectors(MODELS["decoder"])
     expected = known.direction([("man", "woman")]).scores(["king", "zebra"])
-    np.testing.assert_allclose(numbers(told["view"]), expected.numpy(), rtol=1e-5)
-    assert numbers(told["agreement"])[0, 0] == pytest.approx(1.0, abs=1e-5)
-    assert len(next(word for word in told["words"] if word["text"] == "zebra")["pieces"]) > 1
+    np.testing.assert_allclose(numbers(response["view"]), expected.numpy(), rtol=1e-5)
+    assert numbers(response["agreement"])[0, 0] == pytest.approx(1.0, abs=1e-5)
+    assert len(next(word for word in response["words"] if word["text"] == "zebra")["pieces"]) > 1
 
 
 @pytest.mark.parametrize("name", ["decoder", "rotary", "encoder", "both"])
 def test_context_equals_the_library(client, name):
-    told = request(client, "/api/context", model=name, word="mole", texts=MOLES)
-    values = numbers(told["view"])
+    response = request(client, "/api/context", model=name, word="mole", texts=MOLES)
+    values = numbers(response["view"])
     np.testing.assert_allclose(values[0], 1.0, atol=1e-5)
     model = MODELS[name]
     expected = ch.context(model, "mole", MOLES).numpy()
     np.testing.assert_allclose(values[1:], expected, atol=1e-6)
     assert values[-1].max() < 0.9999
-    for reading, text in zip(told["occurrences"], MOLES, strict=True):
+    for reading, text in zip(response["occurrences"], MOLES, strict=True):
         assert reading["text"] == text
         assert "".join(reading["tokens"][i] for i in reading["word"]).strip("·") == "mole"
 
 
 def test_context_cosines_are_those_of_the_residual_stream(client):
-    told = request(client, "/api/context", model="rotary", word="mole", texts=MOLES[:2])
+    response = request(client, "/api/context", model="rotary", word="mole", texts=MOLES[:2])
     model = MODELS["rotary"]
     for layer in range(model.config.model.n_layers):
         name = f"blocks.{layer}.resid_post"
         found = [
             model.watch(reading["text"], name)[name][0, reading["word"]].mean(dim=0).numpy()
-            for reading in told["occurrences"]
+            for reading in response["occurrences"]
         ]
         a, b = (vector / np.linalg.norm(vector) for vector in found)
-        assert numbers(told["view"])[layer + 2, 0] == pytest.approx(float(a @ b), abs=1e-5)
+        assert numbers(response["view"])[layer + 2, 0] == pytest.approx(float(a @ b), abs=1e-5)
 
 
 def test_invalid_context_requests_are_refused(client):
@@ -270,7 +272,7 @@ def test_invalid_context_requests_are_refused(client):
 
 @pytest.mark.parametrize("name", ["decoder", "encoder", "both"])
 def test_substitutes_are_compared_in_place(client, name):
-    told = request(
+    response = request(
         client,
         "/api/context/substitute",
         model=name,
@@ -278,8 +280,8 @@ def test_substitutes_are_compared_in_place(client, name):
         texts=MOLES[1:],
         substitutes=["mole", "king", "dioxide"],
     )
-    values = numbers(told)
-    assert told["axes"][0]["labels"] == ["alone", *MOLES[1:]]
+    values = numbers(response)
+    assert response["axes"][0]["labels"] == ["alone", *MOLES[1:]]
     np.testing.assert_allclose(values[:, 0], 1.0, atol=1e-5)
     if name == "decoder":
         # the dioxide that comes later is not meant
@@ -296,14 +298,14 @@ def test_substitutes_are_compared_in_place(client, name):
 def test_logit_lens_equals_the_library(client, name):
     given = {"source": MOLES[1], "text": MOLES[0]} if name == "both" else {"text": MOLES[0]}
     run = request(client, "/api/runs", model=name, **given)
-    told = request(client, f"/api/runs/{run['id']}/lens?token=-1")
+    response = request(client, f"/api/runs/{run['id']}/lens?token=-1")
     source = {"source": MOLES[1]} if name == "both" else {}
     expected = ch.lens.logit_lens(MODELS[name], MOLES[0], **source)
     np.testing.assert_allclose(
-        numbers(told["view"]), expected.numpy()[:, -LENS_MAX_TOKENS:], atol=1e-5
+        numbers(response["view"]), expected.numpy()[:, -LENS_MAX_TOKENS:], atol=1e-5
     )
-    assert told["layers"][-1][0][0] == run["top"][0]["text"]
-    assert told["layers"][-1][0][1] == pytest.approx(run["top"][0]["prob"], abs=1e-5)
+    assert response["layers"][-1][0][0] == run["top"][0]["text"]
+    assert response["layers"][-1][0][1] == pytest.approx(run["top"][0]["prob"], abs=1e-5)
 
 
 def test_logit_lens_of_a_regression_model_shows_numbers(client):
@@ -317,14 +319,14 @@ def test_logit_lens_of_a_regression_model_shows_numbers(client):
 def test_logit_lens_of_a_long_text_is_a_window(client):
     ids = (TOKENIZER.encode(TEXTS[3]) * 20)[:200]
     run = request(client, "/api/runs", model="long", ids=ids)
-    told = request(client, f"/api/runs/{run['id']}/lens?token=100")
+    response = request(client, f"/api/runs/{run['id']}/lens?token=100")
     expected = ch.lens.logit_lens(MODELS["long"], ids).numpy()
-    start = told["start"]
-    assert start <= 100 == start + told["token"]
+    start = response["start"]
+    assert start <= 100 == start + response["token"]
     np.testing.assert_allclose(
-        numbers(told["view"]), expected[:, start : start + LENS_MAX_TOKENS], atol=1e-5
+        numbers(response["view"]), expected[:, start : start + LENS_MAX_TOKENS], atol=1e-5
     )
-    assert told["num_tokens"] == 200
+    assert response["num_tokens"] == 200
 
 
 def test_edits_change_the_lens_from_their_layer_on(client):
@@ -340,9 +342,9 @@ def test_edits_change_the_lens_from_their_layer_on(client):
 def test_attribution_sums_to_the_logit(client):
     run = request(client, "/api/runs", model="decoder", text=MOLES[0])
     best, second = run["top"][:2]
-    told = request(client, f"/api/runs/{run['id']}/attribution?answer={best['id']}")
-    assert numbers(told["view"]).sum() == pytest.approx(best["logit"], abs=1e-3)
-    assert told["heads"]["attention"]["shape"] == [
+    response = request(client, f"/api/runs/{run['id']}/attribution?answer={best['id']}")
+    assert numbers(response["view"]).sum() == pytest.approx(best["logit"], abs=1e-3)
+    assert response["heads"]["attention"]["shape"] == [
         2,
         MODELS["decoder"].config.model.attention.n_heads,
     ]

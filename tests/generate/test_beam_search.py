@@ -44,10 +44,15 @@ def pick_eos_tokens(net, count, **given):
 
 def test_kernel_supports_schemes_that_depend_on_positions_only(monkeypatch):
     monkeypatch.setattr(beam_cuda, "TRITON_AVAILABLE", True)
-    for position, told in ((Rotary(), True), (Learned(), True), (Shaw(), False), (object(), False)):
+    for position, is_supported in (
+        (Rotary(), True),
+        (Learned(), True),
+        (Shaw(), False),
+        (object(), False),
+    ):
         assert (
             beam_cuda.supports_kv_owner(SimpleNamespace(position=position, attention=Attention()))
-            is told
+            is is_supported
         )
 
 

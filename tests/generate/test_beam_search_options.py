@@ -61,8 +61,8 @@ def test_no_ngram_repeats_in_a_batch(size, beams, seed):
     together = beam_search(net, prompts, **options)
     for prompt, found in zip(prompts, together, strict=True):
         assert tokens([found]) == tokens(beam_search(net, [prompt], **options))
-        told = ngrams(prompt + found[0].tokens, size)
-        assert len(told) == len(set(told))
+        all_ngrams = ngrams(prompt + found[0].tokens, size)
+        assert len(all_ngrams) == len(set(all_ngrams))
 
 
 # ---------------------------------------------------------------- a beginning
@@ -115,7 +115,7 @@ def test_alternatives_differ_at_a_position(name, prefix):
     search = {"num_beams": 3, "eos_tokens": (stop,), **options}
     [[best]] = beam_search(net, [prompt], max_tokens=8, prefix=[prefix], **search)
     rules = BeamRules(torch.device("cpu"), 3, 8, eos_tokens=(stop,))
-    ended = 0
+    num_finished = 0
     for at in (0, *range(1, len(best.tokens), 2)):
         found = beam_alternatives(
             net,
@@ -132,13 +132,13 @@ def test_alternatives_differ_at_a_position(name, prefix):
             assert h.tokens[:at] == best.tokens[:at]
             assert h.tokens[-1] == stop or len(h.tokens) == len(prefix) + 8
             if h.tokens[at] == stop:
-                ended += 1
+                num_finished += 1
             elif left := len(prefix) + 7 - at:
                 [[again]] = beam_search(
                     net, [prompt], prefix=[h.tokens[: at + 1]], max_tokens=left, **search
                 )
                 assert again.tokens == h.tokens
-    assert ended
+    assert num_finished
 
 
 # ---------------------------------------------------------------- the tree

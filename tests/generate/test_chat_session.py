@@ -110,28 +110,28 @@ def test_each_turn_has_its_own_seed():
         tokenizer=ch.Tokenizer.bytes(),
         inference__chat_template="{{ '' }}x",
     )
-    said = [{"role": "user", "content": "Hello"}]
-    first = model.chat(said, max_tokens=20, temperature=1.0, seed=3).text
-    said += [{"role": "assistant", "content": first}, {"role": "user", "content": "Hello"}]
+    messages = [{"role": "user", "content": "Hello"}]
+    first = model.chat(messages, max_tokens=20, temperature=1.0, seed=3).text
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "Hello"}]
     assert (
-        model.chat(said, max_tokens=20, temperature=1.0, seed=3).text != first
+        model.chat(messages, max_tokens=20, temperature=1.0, seed=3).text != first
     )  # the model reads the same: x
     assert (
-        model.chat(said, max_tokens=20, temperature=1.0, seed=3).text
-        == model.chat(said, 20, temperature=1.0, seed=3).text
+        model.chat(messages, max_tokens=20, temperature=1.0, seed=3).text
+        == model.chat(messages, 20, temperature=1.0, seed=3).text
     )
 
 
 def test_turn_seeds_wrap_around(model):
-    said = [
+    messages = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
         {"role": "user", "content": "a"},
     ]
-    assert len(model.chat(said, max_tokens=5, seed=2**64 - 1).tokens) == 5
+    assert len(model.chat(messages, max_tokens=5, seed=2**64 - 1).tokens) == 5
     for seed in (-1, 2**64):
         with pytest.raises(ch.ClearheadError, match="seed must be an integer"):
-            model.chat(said, max_tokens=5, seed=seed)
+            model.chat(messages, max_tokens=5, seed=seed)
 
 
 def test_interleaved_streams_are_refused(model):

@@ -85,11 +85,11 @@ def test_translations_are_edited_in_encoder_and_decoder(name):
     for row, one in zip(source, found, strict=True):
         target = torch.tensor([[2, *one.tokens]])
         chances = model.logits(target, source=row[None], edits=edits)[0].log_softmax(-1)
-        told = sum(float(chances[i, token]) for i, token in enumerate(one.tokens))
-        assert one.logprob == pytest.approx(told, abs=1e-4)
-        seen = model.watch(target, "blocks.*.cross_attn.pattern", source=row[None], edits=edits)
+        logprob = sum(float(chances[i, token]) for i, token in enumerate(one.tokens))
+        assert one.logprob == pytest.approx(logprob, abs=1e-4)
+        cache = model.watch(target, "blocks.*.cross_attn.pattern", source=row[None], edits=edits)
         best = (
-            seen[f"blocks.{model.net.config.n_layers - 1}.cross_attn.pattern"][0]
+            cache[f"blocks.{model.net.config.n_layers - 1}.cross_attn.pattern"][0]
             .mean(0)
             .argmax(-1)
             .tolist()

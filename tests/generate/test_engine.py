@@ -26,15 +26,15 @@ options = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.5]),
     seed=st.integers(0, 5),
 )
-wishes = st.lists(
+request_lists = st.lists(
     st.tuples(st.lists(st.integers(0, 63), min_size=1, max_size=8), options), min_size=1, max_size=5
 )
 
 
-def generate_batched(net, wanted, slots, late=0):
+def generate_batched(net, requested, slots, late=0):
     """The tokens of each request; the last `late` of them arrive after two steps."""
     engine = BatchEngine(net, InferenceConfig(eos_tokens=(7,)), slots, 32)
-    requests = [Request(list(prompt), sampling) for prompt, sampling in wanted]
+    requests = [Request(list(prompt), sampling) for prompt, sampling in requested]
     early = len(requests) - late
     for request in requests[:early]:
         engine.add_request(request)
@@ -63,12 +63,12 @@ def generate_uncached(net, prompt, sampling):
     return out
 
 
-@given(wishes, st.integers(1, 4), st.integers(0, 3), st.sampled_from(sorted(NETS)))
+@given(request_lists, st.integers(1, 4), st.integers(0, 3), st.sampled_from(sorted(NETS)))
 @examples(10)
-def test_batching_and_arrival_change_nothing(wanted, slots, late, name):
+def test_batching_and_arrival_change_nothing(requested, slots, late, name):
     net = NETS[name]
-    assert generate_batched(net, wanted, slots, min(late, len(wanted))) == [
-        generate_uncached(net, *wish) for wish in wanted
+    assert generate_batched(net, requested, slots, min(late, len(requested))) == [
+        generate_uncached(net, *request) for request in requested
     ]
 
 
@@ -113,15 +113,15 @@ def test_non_finite_logits_stop_generation():
         model.generate([1, 2], 3)
 
 
-@given(wishes, st.integers(1, 3), st.data())
+@given(request_lists, st.integers(1, 3), st.data())
 @examples(6)
-def test_prefix_cache_changes_nothing(wanted, slots, data):
+def test_prefix_cache_changes_nothing(requested, slots, data):
     """Prompts that share a prefix with others, or continue them, as conversations do."""
     net = NETS["tiny-llama"]
     engine = BatchEngine(NETS["tiny-llama"], InferenceConfig(eos_tokens=(7,)), slots, 32)
     texts = []
     with patch.object(engine_module, "MIN_SHARED_PREFIX", 1):
-        for prompt, sampling in wanted:
+        for prompt, sampling in requested:
             start = data.draw(st.sampled_from(texts)) if texts and data.draw(st.booleans()) else []
             request = Request((start + prompt)[:20], sampling)
             engine.add_request(request)

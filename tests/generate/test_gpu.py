@@ -26,9 +26,9 @@ def test_single_query_attention_equals_attention(rows, heads, groups, keys, d):
         torch.randn(rows, h, n, d, device="cuda")
         for h, n in ((heads, 1), (groups, keys), (groups, keys))
     )
-    seen = torch.randint(1, keys + 1, (rows,), device="cuda")
+    kv_lengths = torch.randint(1, keys + 1, (rows,), device="cuda")
     owner = torch.randint(0, rows, (rows, keys), device="cuda", dtype=torch.int32)
-    allowed = (torch.arange(keys, device="cuda") < seen[:, None])[:, None, None]
+    allowed = (torch.arange(keys, device="cuda") < kv_lengths[:, None])[:, None, None]
     for whose in (None, owner):
         at = torch.arange(keys, device="cuda")
         theirs = [x if whose is None else x[whose.long(), :, at].transpose(1, 2) for x in (k, v)]
@@ -36,7 +36,10 @@ def test_single_query_attention_equals_attention(rows, heads, groups, keys, d):
             q, *theirs, attn_mask=allowed, enable_gqa=heads != groups
         )
         torch.testing.assert_close(
-            single_query_attention(q, k, v, seen, d**-0.5, whose), expected, atol=1e-5, rtol=1e-5
+            single_query_attention(q, k, v, kv_lengths, d**-0.5, whose),
+            expected,
+            atol=1e-5,
+            rtol=1e-5,
         )
 
 

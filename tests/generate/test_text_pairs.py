@@ -79,11 +79,11 @@ def test_token_type_ids_equal_transformers(case, tmp_path):
         output_hidden_states=True,
     )
     hidden = model.hidden(pairs)
-    seen = model.watch(pairs, "blocks.0.resid_post")["blocks.0.resid_post"]
+    resid_post = model.watch(pairs, "blocks.0.resid_post")["blocks.0.resid_post"]
     for row, length in enumerate((13, 6)):
         for ours, want in (
             (hidden, output["hidden_states"][-1]),
-            (seen, output["hidden_states"][1]),
+            (resid_post, output["hidden_states"][1]),
         ):
             torch.testing.assert_close(ours[row, :length], want[row, :length], atol=1e-5, rtol=1e-5)
     if case in ("bert-classification", "bert-regression"):

@@ -202,8 +202,8 @@ def test_alignment_is_the_argmax_of_cross_attention(model, align):
     )
     for text, ranked in zip(["A dog.", "Cats and men"], found, strict=True):
         for one in ranked.choices:
-            seen = model.watch([END, *one.tokens], "blocks.*.cross_attn.pattern", source=text)
-            layers = [seen[f"blocks.{i}.cross_attn.pattern"][0].mean(0) for i in range(2)]
+            cache = model.watch([END, *one.tokens], "blocks.*.cross_attn.pattern", source=text)
+            layers = [cache[f"blocks.{i}.cross_attn.pattern"][0].mean(0) for i in range(2)]
             pattern = (layers[0] + layers[1]) if align == "all" else layers[align]
             assert one.alignment == pattern[:-1].argmax(-1).tolist()
             assert len(one.alignment) == len(one.tokens)
@@ -266,8 +266,8 @@ def test_beam_search_of_a_decoder():
     assert model.beam_search("the", num_beams=4, max_tokens=5) == ranked.choices[0]
     assert model.beam_search(["the", "a"], num_beams=4, max_tokens=5)[0].tokens == ranked.tokens
     assert model.beam_search("the", num_beams=2, max_tokens=5, return_tree=True).tree.table()
-    told = model.beam_search("the", num_beams=1, max_tokens=5)
-    assert told.tokens == model.generate("the", 5, temperature=0).tokens
+    result = model.beam_search("the", num_beams=1, max_tokens=5)
+    assert result.tokens == model.generate("the", 5, temperature=0).tokens
 
 
 # ---------------------------------------------------------------- mistakes

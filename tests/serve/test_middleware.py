@@ -244,11 +244,11 @@ def test_recently_used_connections_stay_open(monkeypatch):
         connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
         for _ in range(2):
             [*before] = served.server.server_state.connections
-            seen = before[0]._state() if before else (None, True, 0)
+            state = before[0]._state() if before else (None, True, 0)
             connection.request("GET", "/health")
             assert connection.getresponse().read() == b'{"status":"ok"}'
             [one] = served.server.server_state.connections
-            asyncio.run_coroutine_threadsafe(_check(one, seen), served.loop).result(20)
+            asyncio.run_coroutine_threadsafe(_check(one, state), served.loop).result(20)
             assert not one.transport.is_closing()
         asyncio.run_coroutine_threadsafe(_check(one, one._state()), served.loop).result(20)
         assert one.transport.is_closing()  # nothing more since that look

@@ -158,17 +158,19 @@ def test_completion_logprobs(client, models):
         model="writer", prompt="Once", logprobs=2, echo=True, **SAMPLING
     ).choices[0]
     expected = models["writer"].generate("Once", logprobs=2, echo=True, **SAMPLING)
-    told = made.logprobs
+    logprobs = made.logprobs
     assert made.text == expected.text
-    assert told.token_logprobs[0] is None
-    assert told.token_logprobs[1:] == [
+    assert logprobs.token_logprobs[0] is None
+    assert logprobs.token_logprobs[1:] == [
         one.logprob for one in (*expected.prompt_logprobs, *expected.token_logprobs)
     ]
-    assert told.tokens[:4] == list("Once")
-    assert told.text_offset[:5] == [0, 1, 2, 3, 4]
-    for before, token, at in zip(told.tokens, told.tokens[1:], told.text_offset[1:], strict=False):
+    assert logprobs.tokens[:4] == list("Once")
+    assert logprobs.text_offset[:5] == [0, 1, 2, 3, 4]
+    for before, token, at in zip(
+        logprobs.tokens, logprobs.tokens[1:], logprobs.text_offset[1:], strict=False
+    ):
         assert "‹" in before + token or made.text[at:].startswith(token)
-    assert [len(top) for top in told.top_logprobs[1:]] == [2] * (len(told.tokens) - 1)
+    assert [len(top) for top in logprobs.top_logprobs[1:]] == [2] * (len(logprobs.tokens) - 1)
 
 
 def test_max_tokens_0_returns_the_prompt(client, models):
@@ -202,12 +204,12 @@ def test_chat_equals_the_library(client, models):
     expected = models["writer"].chat(MESSAGES, logprobs=3, **SAMPLING)
     assert made.choices[0].message.content == expected.text
     assert made.choices[0].message.role == "assistant"
-    told = made.choices[0].logprobs.content
-    assert [one.logprob for one in told] == expected.logprobs
-    assert [[t.logprob for t in one.top_logprobs] for one in told] == [
+    logprobs = made.choices[0].logprobs.content
+    assert [one.logprob for one in logprobs] == expected.logprobs
+    assert [[t.logprob for t in one.top_logprobs] for one in logprobs] == [
         [p for _, p in c.top] for c in expected.token_logprobs
     ]
-    assert all(bytes(one.bytes).decode() == one.token for one in told if one.bytes is not None)
+    assert all(bytes(one.bytes).decode() == one.token for one in logprobs if one.bytes is not None)
 
 
 def test_chat_streams_and_continues_a_conversation(client, models):
@@ -228,15 +230,15 @@ def test_chat_streams_and_continues_a_conversation(client, models):
     )
     chunks = [choice for chunk in stream for choice in chunk.choices]
     assert chunks[0].delta.role == "assistant"
-    said = "".join(choice.delta.content for choice in chunks)
-    assert said == models["writer"].chat(MESSAGES, **SAMPLING).text
+    streamed = "".join(choice.delta.content for choice in chunks)
+    assert streamed == models["writer"].chat(MESSAGES, **SAMPLING).text
     answer = (
         client.chat.completions.create(model="writer", messages=MESSAGES, **SAMPLING)
         .choices[0]
         .message
     )
     longer = [*MESSAGES, answer, {"role": "user", "content": "And?"}]
-    plain = [*MESSAGES, {"role": "assistant", "content": said}, longer[-1]]
+    plain = [*MESSAGES, {"role": "assistant", "content": streamed}, longer[-1]]
     assert (
         client.chat.completions.create(model="writer", messages=longer, **SAMPLING)
         .choices[0]
@@ -291,10 +293,12 @@ def test_translations_equal_the_library(served, models):
     )
     assert status == 200
     expected = models["translator"].translate(texts, **how)
-    for told, best in zip(json.loads(body)["translations"], expected, strict=True):
-        assert [one["text"] for one in told["best"]] == [one.text for one in best.choices]
-        assert [one["alignment"] for one in told["best"]] == [one.alignment for one in best.choices]
-        assert len(told["source_pieces"]) == len(told["source"]) + 1
+    for translation, best in zip(json.loads(body)["translations"], expected, strict=True):
+        assert [one["text"] for one in translation["best"]] == [one.text for one in best.choices]
+        assert [one["alignment"] for one in translation["best"]] == [
+            one.alignment for one in best.choices
+        ]
+        assert len(translation["source_pieces"]) == len(translation["source"]) + 1
 
 
 def test_translations_keep_their_order(served, models):
@@ -340,10 +344,10 @@ def test_invalid_requests_are_errors(client, given, param, words):
     with pytest.raises(openai.APIStatusError) as caught:
         client.completions.create(**{"model": "writer", "prompt": "Once", **given})
     assert caught.value.status_code in (400, 404)
-    told = caught.value.body
-    assert words in told["message"]
-    assert told["param"] == param
-    assert told["type"] == "invalid_request_error"
+    error = caught.value.body
+    assert words in error["message"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])

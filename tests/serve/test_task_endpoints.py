@@ -120,17 +120,17 @@ def test_fill_equals_the_library(served, models):
 
 
 def test_classification_takes_turns_in_order(served, models, monkeypatch):
-    seen = []
+    calls = []
     judged = tasks.classification_results
 
     def noted(logits, config):
-        seen.append((len(logits), threading.current_thread().name))
+        calls.append((len(logits), threading.current_thread().name))
         return judged(logits, config)
 
     monkeypatch.setattr(tasks, "classification_results", noted)
     texts = ["x" * (i % 7 + 1) for i in range(20)]
     _, found = post(served, "/classify", model="judge", input=texts)
-    assert seen == [
+    assert calls == [
         (count, "model judge") for count in (8, 8, 4)
     ]  # by the worker, between two steps of others
     expected = models["judge"].classify(texts)

@@ -20,10 +20,10 @@ from serving import BYTES, NO_EOS, open_stream, run_server, send_request, tiny_w
 
 def test_prompts_are_encoded_lazily_up_to_one_that_is_too_long(monkeypatch):
     model = tiny_writer(**NO_EOS)
-    seen = []
+    encoded = []
     encode = ch.Tokenizer.encode
     monkeypatch.setattr(
-        ch.Tokenizer, "encode", lambda self, text: seen.append(text) or encode(self, text)
+        ch.Tokenizer, "encode", lambda self, text: encoded.append(text) or encode(self, text)
     )
     monkeypatch.setattr(Batch, "from_rows", None)  # nothing is padded to the longest
     [loaded_model] = ModelRegistry.from_models({"writer": model}).loaded.values()
@@ -34,17 +34,17 @@ def test_prompts_are_encoded_lazily_up_to_one_that_is_too_long(monkeypatch):
     ] == [4, 1]
     with pytest.raises(ch.ClearheadError, match="1000 tokens"):
         make_completion_sequences(loaded_model, request, ["b", "x" * 1000, "c"], Limits())
-    assert seen == ["Once", "a", "b", "x" * 1000]
+    assert encoded == ["Once", "a", "b", "x" * 1000]
 
 
 def test_embeddings_take_turns_and_stop_on_disconnect():
     model = tiny_writer(**NO_EOS)
     embed = model.embed
-    seen = []
+    calls = []
     leave = threading.Event()
 
     def counted(rows):
-        seen.append([len(row) for row in rows])
+        calls.append([len(row) for row in rows])
         if leave.is_set():
             left.close()
             wait_until(lambda: not worker.pending_calls)
@@ -57,18 +57,18 @@ def test_embeddings_take_turns_and_stop_on_disconnect():
         body = {"model": "writer", "input": texts}
         status, _, content = send_request(served.port, "POST", "/v1/embeddings", body)
         assert status == 200
-        assert seen == [[100] * 8, [100] * 4 + [3] * 4, [3] * 6]
+        assert calls == [[100] * 8, [100] * 4 + [3] * 4, [3] * 6]
         found = torch.tensor([one["embedding"] for one in json.loads(content)["data"]])
         torch.testing.assert_close(found, embed(texts))
         leave.set()
         left = open_stream(served.port, body, path="/v1/embeddings")
         wait_until(
             lambda: (
-                len(seen) == 4 and not worker.pending_calls and not worker.call_queue.num_waiting
+                len(calls) == 4 and not worker.pending_calls and not worker.call_queue.num_waiting
             )
         )
         wait_until(lambda: not served.server.server_state.tasks)
-    assert len(seen) == 4
+    assert len(calls) == 4
 
 
 def translator():
@@ -90,12 +90,12 @@ def translate(served, text, **options):
 
 def test_translations_take_turns_and_stop_on_disconnect(monkeypatch):
     model = translator()
-    seen = []
+    calls = []
     leave = threading.Event()
     rows = Translator.translate_ids
 
     def counted(self, some, begins):
-        seen.append(len(some))
+        calls.append(len(some))
         if leave.is_set():
             left.close()
             wait_until(lambda: not worker.pending_calls)
@@ -111,20 +111,20 @@ def test_translations_take_turns_and_stop_on_disconnect(monkeypatch):
         assert [one["score"] for one in found] == pytest.approx(
             [one.score for one in expected], abs=1e-4
         )
-        assert sum(seen) == 22
-        assert max(seen) == 8
-        seen.clear()
+        assert sum(calls) == 22
+        assert max(calls) == 8
+        calls.clear()
         translate(served, texts[:1], num_beams=32, max_tokens=2)
-        assert seen == [1] * 21  # of wide searches fewer at once
+        assert calls == [1] * 21  # of wide searches fewer at once
         leave.set()
         left = open_stream(served.port, {"text": texts, "num_beams": 2}, path="/translate")
         wait_until(
             lambda: (
-                len(seen) == 22 and not worker.pending_calls and not worker.call_queue.num_waiting
+                len(calls) == 22 and not worker.pending_calls and not worker.call_queue.num_waiting
             )
         )
         wait_until(lambda: not served.server.server_state.tasks)
-    assert len(seen) == 22
+    assert len(calls) == 22
 
 
 def test_default_max_tokens_of_a_translation():

@@ -101,10 +101,10 @@ def test_silence_is_the_minimum() -> None:
 
 def test_tone_is_loudest_in_its_mel_band() -> None:
     m = MelSpectrogram(n_frames=100)
-    centres = mel_filter_bank(m).argmax(1) * m.sample_rate / m.n_fft
+    centers = mel_filter_bank(m).argmax(1) * m.sample_rate / m.n_fft
     for hertz in (400, 1000, 4000):
         loudest = int(log_mel(tone(m.sample_rate, hertz), m)[0].mean(1).argmax())
-        assert abs(float(centres[loudest]) - hertz) <= m.sample_rate / m.n_fft
+        assert abs(float(centers[loudest]) - hertz) <= m.sample_rate / m.n_fft
 
 
 @pytest.mark.parametrize(

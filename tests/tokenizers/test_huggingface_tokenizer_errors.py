@@ -113,12 +113,12 @@ def test_tokenizer_json_ignores_add_bos_token(
     folder = Path(
         shutil.copytree(folders["llama-new" if not flag else "gpt2-new"], tmp_path / "asked")
     )
-    said = json.loads((folder / CONFIG_FILE).read_text()) | {
+    tokenizer_config = json.loads((folder / CONFIG_FILE).read_text()) | {
         "add_bos_token": flag,
         "add_eos_token": flag,
     }
     assert_equal_encoding(
-        load_with_clearhead(write_files(folder, {CONFIG_FILE: said})),
+        load_with_clearhead(write_files(folder, {CONFIG_FILE: tokenizer_config})),
         load_with_transformers(folder),
         "fox",
     )

@@ -130,7 +130,7 @@ def test_marian_sources_and_targets_equal_transformers(
         for c in unicodedata.normalize("NFC", text)
         if unicodedata.category(c) not in ("Mn", "Me", "Mc", "Cf")
     )
-    for cutter, said, ids, own in (
+    for cutter, expected, ids, own in (
         (
             pretrained.source_tokenizer,
             code + text,
@@ -139,7 +139,7 @@ def test_marian_sources_and_targets_equal_transformers(
         ),
         (tokenizer(pretrained), text, reference(text_target=text)["input_ids"], known[1]),
     ):
-        cut = cutter.encode(said)
+        cut = cutter.encode(expected)
         assert [*cut, *pretrained.sep_tokens] == [
             i if names[i] in own | {"</s>"} else names.index("<unk>") for i in ids
         ]
@@ -279,10 +279,12 @@ def test_own_tokenizers_load_in_transformers(name: str, tmp_path: Path) -> None:
         assert_equal_encoding(again, load_with_transformers(tmp_path), text)
         assert tokenizer(again).encode(text) == own.encode(text)
     assert again.special_token_ids.get("eos") == (298 if name == "begin-and-end" else None)
-    said = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert said["clean_up_tokenization_spaces"] is False  # or transformers 4 takes spaces away
+    tokenizer_config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert (
-        ("chat_template" in said)
+        tokenizer_config["clean_up_tokenization_spaces"] is False
+    )  # or transformers 4 takes spaces away
+    assert (
+        ("chat_template" in tokenizer_config)
         == (tmp_path / "chat_template.jinja").exists()
         == bool(inference.chat_template)
     )

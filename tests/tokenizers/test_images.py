@@ -45,9 +45,9 @@ def test_resizing_equals_pillow() -> None:
 
 
 def test_gray_and_color_are_converted() -> None:
-    grey = PIXELS[:, :, 0]
-    assert torch.equal(read_image(grey, COLOR), read_image(grey, GRAY).expand(3, 4, 4))
-    assert torch.equal(read_image(grey[:, :, None], GRAY), read_image(grey, GRAY))
+    gray = PIXELS[:, :, 0]
+    assert torch.equal(read_image(gray, COLOR), read_image(gray, GRAY).expand(3, 4, 4))
+    assert torch.equal(read_image(gray[:, :, None], GRAY), read_image(gray, GRAY))
     expected = PIXELS @ np.array([0.299, 0.587, 0.114]) / 127.5 - 1
     np.testing.assert_allclose(read_image(PIXELS, GRAY)[0], expected, atol=1 / 127.5)
 

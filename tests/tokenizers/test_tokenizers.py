@@ -177,9 +177,9 @@ def test_special_tokens_that_are_pieces_are_read_as_text(
     inner.add_tokens(["word"])
     tokenizer = Tokenizer(inner)
     assert tokenizer.encode("<s>", allow_special=True) == [1]
-    spelled = tokenizer.encode("<s>")
-    assert 1 not in spelled
-    assert spelled == [0] or tokenizer.to_str_tokens(spelled)[0] == "<"
+    encoded = tokenizer.encode("<s>")
+    assert 1 not in encoded
+    assert encoded == [0] or tokenizer.to_str_tokens(encoded)[0] == "<"
     assert tokenizer.encode("wordé")[:2] == [
         len(tokenizer) - 1,
         0,

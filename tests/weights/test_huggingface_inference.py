@@ -52,13 +52,17 @@ def test_regression_has_no_labels(tmp_path):
 
 def test_generation_config_survives(tmp_path):
     hf_model("whisper").save_pretrained(tmp_path / "m")
-    said = {
+    generation_config = {
         "eos_token_id": [7, 9],
         "decoder_start_token_id": 3,
         "forced_decoder_ids": [[1, 4], [2, 8]],
     }
-    said |= {"suppress_tokens": [11, 12, 99], "begin_suppress_tokens": [5], "pad_token_id": 7}
-    write_json(tmp_path / "m", "generation_config.json", said)
+    generation_config |= {
+        "suppress_tokens": [11, 12, 99],
+        "begin_suppress_tokens": [5],
+        "pad_token_id": 7,
+    }
+    write_json(tmp_path / "m", "generation_config.json", generation_config)
     for m in load_and_round_trip(tmp_path / "m", tmp_path):
         use = m.config.inference
         assert (
@@ -83,8 +87,8 @@ def test_open_forced_decoder_id_leaves_the_choice_to_the_model(tmp_path):
 
 def test_bad_words_of_several_tokens_and_multi_label_are_refused(tmp_path):
     hf_model("marian").save_pretrained(tmp_path / "m")
-    said = {"bad_words_ids": [[7], [8]], "renormalize_logits": True}
-    write_json(tmp_path / "m", "generation_config.json", said)
+    generation_config = {"bad_words_ids": [[7], [8]], "renormalize_logits": True}
+    write_json(tmp_path / "m", "generation_config.json", generation_config)
     for m in load_and_round_trip(tmp_path / "m", tmp_path):
         assert (m.config.inference.suppress_tokens, m.config.inference.renormalize_logits) == (
             (7, 8),
@@ -235,11 +239,16 @@ def vit_and_image(tmp_path):
 )
 def test_image_preprocessing_survives(resample, mean, std, tmp_path):
     folder, image = vit_and_image(tmp_path)
-    said = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+    preprocessor_config = {
+        "do_resize": True,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+    }
     write_json(
         folder,
         "preprocessor_config.json",
-        {**said, "image_mean": mean, "image_std": std, "resample": resample},
+        {**preprocessor_config, "image_mean": mean, "image_std": std, "resample": resample},
     )
     resized = np.asarray(
         Image.open(image).resize((12, 12), resample)
@@ -253,7 +262,7 @@ def test_image_preprocessing_survives(resample, mean, std, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("preprocessor_config", "words"),
     [
         ({"do_center_crop": True}, "do_center_crop = True"),
         ({"do_normalize": False}, "do_normalize = False"),
@@ -263,9 +272,9 @@ def test_image_preprocessing_survives(resample, mean, std, tmp_path):
         ({"image_std": [0.0]}, "model.input.std"),
     ],
 )
-def test_unsupported_image_preprocessing_is_refused(said, words, tmp_path):
+def test_unsupported_image_preprocessing_is_refused(preprocessor_config, words, tmp_path):
     folder, _ = vit_and_image(tmp_path)
-    write_json(folder, "preprocessor_config.json", said)
+    write_json(folder, "preprocessor_config.json", preprocessor_config)
     with pytest.raises(ch.ClearheadError, match=words):
         ch.load(folder)
 

@@ -111,7 +111,7 @@ def test_windows_do_not_cross_lines():
     start = SkipGramTrainer(trainer.corpus, settings)
     assert torch.equal(
         trainer.input_vectors, start.input_vectors
-    )  # words alone on their lines have no neighbours to learn from
+    )  # words alone on their lines have no neighbors to learn from
 
 
 def test_seed_determines_the_vectors():

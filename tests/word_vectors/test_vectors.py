@@ -116,10 +116,10 @@ def test_encoder_decoder_uses_its_encoder(model):
         "tiny-encoder-decoder", vocab_size=len(model.tokenizer), tokenizer=model.tokenizer
     )
     ids = model.tokenizer.encode(" king")
-    seen = both.watch([[0]], ["encoder.blocks.0.resid_post"], source=[ids])[
+    resid_post = both.watch([[0]], ["encoder.blocks.0.resid_post"], source=[ids])[
         "encoder.blocks.0.resid_post"
     ]
-    torch.testing.assert_close(ch.vectors(both, layer=0)["king"], seen[0].mean(dim=0))
+    torch.testing.assert_close(ch.vectors(both, layer=0)["king"], resid_post[0].mean(dim=0))
 
 
 @pytest.mark.parametrize("name", ["folder", "x.bin", "x.txt", "x.vec"])

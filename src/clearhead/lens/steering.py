@@ -57,13 +57,13 @@ def steering(
 ) -> SteeringVector:
     """The mean difference of an activation at a position (the last) over pairs of prompts.
 
-    A pair is (prompt to steer towards, prompt to steer away from); lengths may differ. A prompt is
+    A pair is (prompt to steer toward, prompt to steer away from); lengths may differ. A prompt is
     a text, or {"x": …, "source": …} for an encoder-decoder.
     """
     check_model(model)
     is_list = isinstance(pairs, list | tuple) and bool(pairs)
     if not is_list or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
-        raise ClearheadError("pairs must be a list of prompts: [(towards, away from), …].")
+        raise ClearheadError("pairs must be a list of prompts: [(toward, away from), …].")
     check_type(name, str, "the name of an activation")
     names = matching_names(model.config.model, name)
     if len(names) != 1:
@@ -79,5 +79,5 @@ def steering(
             )
         return value[check_token(position, len(value))].detach().float().cpu()
 
-    differences = [activation(towards) - activation(away) for towards, away in pairs]
+    differences = [activation(toward) - activation(away) for toward, away in pairs]
     return SteeringVector(name, torch.stack(differences).mean(dim=0))
