@@ -235,7 +235,7 @@ class Model(Checkpoint):
         """Tokenize and pad inputs, on the device of the network.
 
         Texts longer than `max_length` tokens are truncated (0: never); texts longer than the
-        context are refused, unless `allow_overflow`.
+        context are an error, unless `allow_overflow`.
         """
         return make_batch(
             self.config,
@@ -371,7 +371,7 @@ class Model(Checkpoint):
         edits: Edits | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Iterator[TextChunk]:
-        """Generate text and yield it chunk by chunk. The options are those of `generate`."""
+        """Generate text and yield it chunk by chunk; the options are those of `generate`."""
         more_names = ("n", "logprobs", "echo", "edits")
         config = sampling_config("stream", max_tokens, temperature, options, more_names)
         stream, _ = self._generation_stream(prompt, config, n, logprobs, echo, edits)
@@ -414,7 +414,10 @@ class Model(Checkpoint):
         edits: Edits | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Generation:
-        """Answer a conversation: `[{"role": "user", "content": "…"}, …]`."""
+        """Answer a conversation: `[{"role": "user", "content": "…"}, …]`.
+
+        The options are those of `generate`.
+        """
         more_names = ("n", "logprobs", "edits")
         config = sampling_config("chat", max_tokens, temperature, options, more_names)
         prompt, config = self._chat_request(messages, config)
@@ -431,7 +434,7 @@ class Model(Checkpoint):
         edits: Edits | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Iterator[TextChunk]:
-        """Answer a conversation and yield the answer chunk by chunk."""
+        """Answer a conversation and yield the answer chunk by chunk, as `chat` and `stream` do."""
         more_names = ("logprobs", "edits")
         config = sampling_config("chat_stream", max_tokens, temperature, options, more_names)
         prompt, config = self._chat_request(messages, config)
@@ -453,7 +456,10 @@ class Model(Checkpoint):
         temperature: float = 0.7,
         **options: Unpack[SamplingOptions],
     ) -> ChatSession:
-        """Start a conversation with these options; earlier messages stay in the KV cache."""
+        """Start a conversation, whose earlier messages stay in the KV cache.
+
+        The options are those of `generate`, and apply to every answer.
+        """
         config = sampling_config(
             "chat_session", max_tokens, temperature, options, more_names=("system",)
         )

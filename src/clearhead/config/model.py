@@ -1,11 +1,11 @@
-"""Configuration of models, inference and runs. Impossible combinations are refused.
+"""Configuration of models, inference and runs. Impossible combinations are errors.
 
 Variants are tagged unions (`position = {kind = "rotary", theta = 10000}`), so an option of one
 variant cannot be set on another.
 """
 
 import math
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -115,7 +115,7 @@ class EncoderDecoder:
     source_vocab_size: int = option(
         "source vocabulary size; 0 = share vocabulary and embeddings with the decoder", 0, ge=0
     )
-    source_input: Input = field(default=Tokens())
+    source_input: Input = Tokens()
 
 
 Architecture = Decoder | Encoder | EncoderDecoder
@@ -187,7 +187,7 @@ class Rotary:
     kind: Literal["rotary"] = kind("rotary position embeddings (RoPE)", "rotary")
     theta: float = option("base of the wavelengths", 10000.0)
     rotary_dim: int = option("dimensions of a head that rotate; 0 = all", 0, ge=0)
-    scaling: NoScaling | LinearScaling | Llama3Scaling = field(default=NoScaling())
+    scaling: NoScaling | LinearScaling | Llama3Scaling = NoScaling()
 
 
 PositionScheme = NoPosition | Learned | Sinusoidal | T5 | Shaw | ALiBi | Rotary
@@ -456,14 +456,14 @@ class ModelConfig:
     norm_position: Literal["pre", "post"] = option(
         "norm before each sublayer (pre), or after the residual sum (post)", "pre"
     )
-    architecture: Architecture = field(default=Decoder())
-    input: Input = field(default=Tokens())
-    position: PositionScheme = field(default=Learned())
-    attention: Attention = field(default=Attention())
-    ffn: FeedForward = field(default=FeedForward())
-    norm: Norm = field(default=LayerNorm())
-    dropout: Dropout = field(default=Dropout())
-    head: Head = field(default=LMHead())
+    architecture: Architecture = Decoder()
+    input: Input = Tokens()
+    position: PositionScheme = Learned()
+    attention: Attention = Attention()
+    ffn: FeedForward = FeedForward()
+    norm: Norm = LayerNorm()
+    dropout: Dropout = Dropout()
+    head: Head = LMHead()
 
     def __post_init__(self) -> None:
         check_ranges(self, "model")
@@ -646,10 +646,10 @@ def check_inference(inference: InferenceConfig, m: ModelConfig) -> None:
 class Config:
     """A model, how it is used, and how it is trained."""
 
-    model: ModelConfig = field(default=ModelConfig())
-    inference: InferenceConfig = field(default=InferenceConfig())
-    data: DataConfig = field(default=DataConfig())
-    train: TrainConfig = field(default=TrainConfig())
+    model: ModelConfig = ModelConfig()
+    inference: InferenceConfig = InferenceConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
 
     def __post_init__(self) -> None:
         check_inference(self.inference, self.model)

@@ -4,6 +4,8 @@ Lecture models (learned or sinusoidal positions, LayerNorm, ReLU, tied embedding
 published models, training recipes, and tiny models for tests.
 """
 
+from functools import partial
+
 from clearhead.config.model import (
     T5,
     Attention,
@@ -133,9 +135,8 @@ def _llama(
     theta: float = 10000.0,
     eps: float = 1e-5,
     tie_embeddings: bool = True,
-    scaling_factor: float = 0.0,
+    scaling: NoScaling | Llama3Scaling = NoScaling(),
 ) -> Config:
-    scaling = Llama3Scaling(factor=scaling_factor) if scaling_factor else NoScaling()
     return Config(
         ModelConfig(
             vocab_size=vocab_size,
@@ -149,6 +150,12 @@ def _llama(
             head=LMHead(tie_embeddings=tie_embeddings),
         )
     )
+
+
+_smollm2 = partial(_llama, 49152, 8192)
+_llama2 = partial(_llama, 32000, tie_embeddings=False)
+_llama3 = partial(_llama, 128256, 131072, theta=500000.0)
+_qwen = partial(_llama, 151936, theta=1000000.0, eps=1e-6)
 
 
 def _attention(
@@ -208,9 +215,6 @@ def _t5(d_model: int, n_layers: int, n_heads: int, d_head: int, d_ff: int) -> Co
     )
 
 
-_QWEN2 = Attention(14, 2, bias=("q", "k", "v"))
-
-
 MODELS: dict[str, Config] = {
     # lectures
     "lecture-small": _lecture(1024, 64, 128, 2, 4),
@@ -226,27 +230,23 @@ MODELS: dict[str, Config] = {
     "gpt2-355m": _gpt2(1024, 24, 16),
     "gpt2-774m": _gpt2(1280, 36, 20),
     "gpt2-1558m": _gpt2(1600, 48, 25),
-    "smollm2-135m": _llama(49152, 8192, 576, 30, 1536, _attention(9, 3), 100000.0),
-    "smollm2-360m": _llama(49152, 8192, 960, 32, 2560, _attention(15, 5), 100000.0),
-    "smollm2-1.7b": _llama(49152, 8192, 2048, 24, 8192, _attention(32, 32), 130000.0),
-    "tinyllama-1.1b": _llama(32000, 2048, 2048, 22, 5632, _attention(32, 4), tie_embeddings=False),
-    "llama-2-7b": _llama(32000, 4096, 4096, 32, 11008, _attention(32, 32), tie_embeddings=False),
-    "llama-3.1-8b": _llama(
-        128256, 131072, 4096, 32, 14336, _attention(32, 8), 500000.0, 1e-5, False, 8.0
+    "smollm2-135m": _smollm2(576, 30, 1536, _attention(9, 3), 100000.0),
+    "smollm2-360m": _smollm2(960, 32, 2560, _attention(15, 5), 100000.0),
+    "smollm2-1.7b": _smollm2(2048, 24, 8192, _attention(32, 32), 130000.0),
+    "tinyllama-1.1b": _llama2(2048, 2048, 22, 5632, _attention(32, 4)),
+    "llama-2-7b": _llama2(4096, 4096, 32, 11008, _attention(32, 32)),
+    "llama-3.1-8b": _llama3(
+        4096, 32, 14336, _attention(32, 8), tie_embeddings=False, scaling=Llama3Scaling(factor=8.0)
     ),
-    "llama-3.2-1b": _llama(
-        128256, 131072, 2048, 16, 8192, _attention(32, 8, 64), 500000.0, scaling_factor=32.0
+    "llama-3.2-1b": _llama3(
+        2048, 16, 8192, _attention(32, 8, 64), scaling=Llama3Scaling(factor=32.0)
     ),
-    "llama-3.2-3b": _llama(
-        128256, 131072, 3072, 28, 8192, _attention(24, 8, 128), 500000.0, scaling_factor=32.0
+    "llama-3.2-3b": _llama3(
+        3072, 28, 8192, _attention(24, 8, 128), scaling=Llama3Scaling(factor=32.0)
     ),
-    "mistral-7b": _llama(
-        32000, 32768, 4096, 32, 14336, _attention(32, 8, sliding_window=4096), tie_embeddings=False
-    ),
-    "qwen2.5-0.5b": _llama(151936, 32768, 896, 24, 4864, _QWEN2, 1000000.0, eps=1e-6),
-    "qwen3-0.6b": _llama(
-        151936, 40960, 1024, 28, 3072, _attention(16, 8, 128, qk_norm=True), 1000000.0, eps=1e-6
-    ),
+    "mistral-7b": _llama2(32768, 4096, 32, 14336, _attention(32, 8, sliding_window=4096)),
+    "qwen2.5-0.5b": _qwen(32768, 896, 24, 4864, Attention(14, 2, bias=("q", "k", "v"))),
+    "qwen3-0.6b": _qwen(40960, 1024, 28, 3072, _attention(16, 8, 128, qk_norm=True)),
     # encoder-decoders
     "t5-small": _t5(512, 6, 8, 64, 2048),
     "t5-base": _t5(768, 12, 12, 64, 3072),

@@ -1,7 +1,7 @@
 """Configuration of data, optimizer, learning-rate schedule and training run."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -37,7 +37,7 @@ class Muon:
     lr: float = option(f"{PEAK_LR}, for matrices", 0.02)
     momentum: float = option("decay rate of the momentum", 0.95, ge=0, lt=1)
     weight_decay: float = option(WEIGHT_DECAY, 0.1, ge=0)
-    adam: Adam = field(default=Adam())
+    adam: Adam = Adam()
 
 
 OptimizerConfig = AdamW | Muon
@@ -150,8 +150,8 @@ class TrainConfig:
     batch_size: int = option("rows per batch", 16)
     seq_len: int = option("tokens per row; 0 = model.context_length", 0, ge=0)
     grad_accum: int = option("batches per optimizer step (gradient accumulation)", 1)
-    optimizer: OptimizerConfig = field(default=AdamW())
-    schedule: Schedule = field(default=Cosine())
+    optimizer: OptimizerConfig = AdamW()
+    schedule: Schedule = Cosine()
     warmup_steps: int = option("steps of linear warmup", 100, ge=0)
     grad_clip: float = option("maximum gradient norm; 0 = no clipping", 1.0, ge=0)
     label_smoothing: float = option("label smoothing", 0.0, ge=0, lt=1)

@@ -159,7 +159,7 @@ def _encode_documents(
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Refuse to overwrite anything but a token cache."""
+    """Raise if the folder contains anything but a token cache."""
     if not folder.exists():
         return
     if not folder.is_dir():

@@ -108,7 +108,7 @@ class AudioEmbedding(InputEmbedding):
 
 
 def check_shape(x: Tensor, expected: tuple[int, ...], axes: str) -> None:
-    """Refuse images and audio of another size than the model was built for."""
+    """Raise unless images or audio have the size that the model was built for."""
     shape = tuple(x.shape[1:])
     if shape != expected:
         got, want = (" x ".join(map(str, sizes)) for sizes in (shape, expected))
