@@ -26,21 +26,21 @@ def mean_of(values, seed=0):
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=30), st.integers(0, 5))
 def test_interval_contains_the_value(values, seed):
-    found = mean_of(values, seed)
-    assert found.value == pytest.approx(np.mean(values), abs=1e-9)
-    if found.low is None:
+    metric = mean_of(values, seed)
+    assert metric.value == pytest.approx(np.mean(values), abs=1e-9)
+    if metric.low is None:
         assert max(values) - min(values) < 1e-9
     else:
-        assert min(values) - 1e-9 <= found.low <= found.value <= found.high <= max(values) + 1e-9
-    assert found == mean_of(values, seed)
+        assert min(values) - 1e-9 <= metric.low <= metric.value <= metric.high <= max(values) + 1e-9
+    assert metric == mean_of(values, seed)
 
 
 def test_interval_of_a_mean_is_normal():
     values = np.random.default_rng(1).normal(3, 2, 2000)
-    found = mean_of(values)
+    metric = mean_of(values)
     error = values.std() / math.sqrt(2000)
-    assert (found.low, found.high) == pytest.approx(
-        (found.value - 1.96 * error, found.value + 1.96 * error), abs=0.01
+    assert (metric.low, metric.high) == pytest.approx(
+        (metric.value - 1.96 * error, metric.value + 1.96 * error), abs=0.01
     )
 
 
@@ -53,38 +53,38 @@ def test_interval_shrinks_with_the_square_root_of_n():
 
 def test_interval_of_a_biased_statistic_starts_at_the_value():
     values = np.tile([-1.0, 1.0], 50)
-    found = bootstrap_metrics({"x": ""}, lambda counts: [abs(counts @ values)], 100, "rows", 0)[0]
-    assert found.low == found.value == 0 < found.high
+    metric = bootstrap_metrics({"x": ""}, lambda counts: [abs(counts @ values)], 100, "rows", 0)[0]
+    assert metric.low == metric.value == 0 < metric.high
 
 
 @pytest.mark.filterwarnings("error")
 def test_infinite_statistics_have_no_interval():
-    found = bootstrap_metrics(
+    metrics = bootstrap_metrics(
         {"x": "", "y": ""},
         lambda counts: [math.inf, 1 / counts[0] if counts[0] else math.inf],
         5,
         "rows",
         0,
     )
-    assert [(one.low, one.high) for one in found] == [(None, None), (None, None)]
+    assert [(metric.low, metric.high) for metric in metrics] == [(None, None), (None, None)]
 
 
-@pytest.mark.parametrize(("right", "low", "high"), [(1.0, 0.7225, 1.0), (0.0, 0.0, 0.2775)])
-def test_degenerate_proportions_have_wilson_intervals(right, low, high):
+@pytest.mark.parametrize(("value", "low", "high"), [(1.0, 0.7225, 1.0), (0.0, 0.0, 0.2775)])
+def test_degenerate_proportions_have_wilson_intervals(value, low, high):
     """Wilson intervals of 10 of 10 and 0 of 10, as in published tables."""
-    descriptions = {"accuracy": "share", "f1": "no share"}
-    found, other = bootstrap_metrics(
-        descriptions, lambda counts: [right, right], 10, "rows", 0, ("accuracy",)
+    descriptions = {"accuracy": "a proportion", "f1": "not a proportion"}
+    accuracy, f1 = bootstrap_metrics(
+        descriptions, lambda counts: [value, value], 10, "rows", 0, ("accuracy",)
     )
-    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
-    assert "Wilson" in found.method
-    assert (other.value, other.low, other.high) == (right, None, None)
-    assert "no interval" in other.method
-    drawn = bootstrap_metrics(
-        descriptions, lambda counts: [counts[0], right], 10, "rows", 0, ("accuracy",)
+    assert (accuracy.low, accuracy.high) == pytest.approx((low, high), abs=1e-4)
+    assert "Wilson" in accuracy.method
+    assert (f1.value, f1.low, f1.high) == (value, None, None)
+    assert "no interval" in f1.method
+    bootstrapped = bootstrap_metrics(
+        descriptions, lambda counts: [counts[0], value], 10, "rows", 0, ("accuracy",)
     )[0]
-    assert "bootstrap" in drawn.method
-    text = str(Evaluation([found, other, replace(other, name="macro_f1"), drawn], []))
+    assert "bootstrap" in bootstrapped.method
+    text = str(Evaluation([accuracy, f1, replace(f1, name="macro_f1"), bootstrapped], []))
     assert "Intervals: 95 % interval from 1,000 bootstrap samples" in text
     assert "accuracy: 95 % Wilson interval" in text
     assert "f1, macro_f1: no interval" in text
@@ -92,33 +92,33 @@ def test_degenerate_proportions_have_wilson_intervals(right, low, high):
 
 def test_identical_units_have_no_interval():
     (half,) = bootstrap_metrics(
-        {"accuracy": "share"}, lambda counts: [0.5], 10, "rows", 0, ("accuracy",)
+        {"accuracy": "a proportion"}, lambda counts: [0.5], 10, "rows", 0, ("accuracy",)
     )
     assert (half.value, half.low, half.high) == (0.5, None, None)
 
 
 def test_one_unit_has_no_interval():
-    found = mean_of([2.0])
-    assert (found.value, found.low, found.high) == (2.0, None, None)
-    assert "no interval" in found.method
+    metric = mean_of([2.0])
+    assert (metric.value, metric.low, metric.high) == (2.0, None, None)
+    assert "no interval" in metric.method
 
 
 def test_metrics_are_found_by_name():
-    found = Evaluation(
+    evaluation = Evaluation(
         bootstrap_metrics({"bits_per_byte": "how"}, lambda counts: [1.5], 3, "rows", 0), []
     )
-    assert found.value("bits_per_byte") == found["bits_per_byte"].value == 1.5
+    assert evaluation.value("bits_per_byte") == evaluation["bits_per_byte"].value == 1.5
     with pytest.raises(ClearheadError, match="bits_per_byte"):
-        found.value("bits_per_bite")
+        evaluation.value("bits_per_bite")
 
 
 def test_non_finite_values_are_null_in_json():
-    found = Evaluation(
+    evaluation = Evaluation(
         bootstrap_metrics({"x": "how"}, lambda counts: [math.inf], 1, "rows", 0),
         [{"loss": math.nan}],
     )
-    assert json.loads(found.to_json())["metrics"][0]["value"] is None
-    assert json.loads(found.examples_to_jsonl()) == {"loss": None}
+    assert json.loads(evaluation.to_json())["metrics"][0]["value"] is None
+    assert json.loads(evaluation.examples_to_jsonl()) == {"loss": None}
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from clearhead.errors import ClearheadError
 WORDS = ch.Tokenizer.train_bpe(["the cat sat on the mat"], 300, ("<|end|>",))
 END = WORDS.special_tokens["<|end|>"]
 MODELS = {
-    "judge": (
+    "classifier": (
         "tiny-encoder",
         {"head": {"kind": "classification", "num_labels": 2}, "inference__labels": ["no", "yes"]},
     ),
-    "writer": ("tiny-decoder", {"inference__eos_tokens": [END]}),
+    "decoder": ("tiny-decoder", {"inference__eos_tokens": [END]}),
     "translator": (
         "tiny-encoder-decoder",
         {
@@ -29,7 +29,7 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for name, (preset, changes) in MODELS.items():
         ch.save(
@@ -42,72 +42,82 @@ def place(tmp_path_factory):
     return folder
 
 
-def run(*words):
-    done = CliRunner().invoke(app, ["evaluate", *map(str, words)], catch_exceptions=True)
-    if isinstance(done.exception, ClearheadError):
-        raise done.exception
-    assert done.exit_code == 0, done.exception
-    return done.stdout
+def run(*arguments):
+    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)], catch_exceptions=True)
+    if isinstance(result.exception, ClearheadError):
+        raise result.exception
+    assert result.exit_code == 0, result.exception
+    return result.stdout
 
 
-def test_table_shows_metrics_with_intervals(place):
-    output = run(place / "writer", "--data", place / "texts.txt")
-    found = ch.evaluate(ch.load(place / "writer", device="cpu"), place / "texts.txt")
-    for figure in found.metrics:
-        assert figure.name in output
-        assert f"{figure.value:.4f}"[:5] in output or figure.value > 10
+def test_table_shows_metrics_with_intervals(folder):
+    output = run(folder / "decoder", "--data", folder / "texts.txt")
+    evaluation = ch.evaluate(ch.load(folder / "decoder", device="cpu"), folder / "texts.txt")
+    for metric in evaluation.metrics:
+        assert metric.name in output
+        assert f"{metric.value:.4f}"[:5] in output or metric.value > 10
     assert "Intervals: " in output
 
 
-def test_several_files_and_json_output(place, tmp_path):
-    files = ["--data", place / "a.en", place / "a.de", "--num-beams", 1]
-    report = json.loads(
-        run(place / "translator", *files, "--json", "--output", tmp_path / "f.json")
+def test_several_files_and_json_output(folder, tmp_path):
+    files = ["--data", folder / "a.en", folder / "a.de", "--num-beams", 1]
+    output = json.loads(
+        run(folder / "translator", *files, "--json", "--output", tmp_path / "f.json")
     )
-    assert report["data"] == [str(place / "a.en"), str(place / "a.de")]
-    assert [figure["name"] for figure in report["metrics"]] == [
+    assert output["data"] == [str(folder / "a.en"), str(folder / "a.de")]
+    assert [metric["name"] for metric in output["metrics"]] == [
         "bleu",
         "chrf",
         "loss",
         "perplexity",
     ]
-    assert json.loads((tmp_path / "f.json").read_text()) == report
-    twice = ["--data", place / "a.en", "--data", place / "a.de", "--num-beams", 1]
-    assert json.loads(run(place / "translator", *twice, "--json")) == report
+    assert json.loads((tmp_path / "f.json").read_text()) == output
+    repeated = ["--data", folder / "a.en", "--data", folder / "a.de", "--num-beams", 1]
+    assert json.loads(run(folder / "translator", *repeated, "--json")) == output
 
 
-def test_examples_and_confusion_matrix_are_saved(place, tmp_path):
+def test_examples_and_confusion_matrix_are_saved(folder, tmp_path):
     columns = ["--data.label_column", "mood", "--data.text_column", "said"]
-    saved = ["--per-example", tmp_path / "each.jsonl", "--confusion-matrix", tmp_path / "c.csv"]
-    output = run(place / "judge", *columns, "--data", place / "rows.csv", *saved)
+    outputs = ["--per-example", tmp_path / "each.jsonl", "--confusion-matrix", tmp_path / "c.csv"]
+    output = run(folder / "classifier", *columns, "--data", folder / "rows.csv", *outputs)
     rows = [json.loads(line) for line in (tmp_path / "each.jsonl").read_text().splitlines()]
     assert [row["input"] for row in rows] == ["the cat", "sat on"]
     assert (tmp_path / "c.csv").read_text().splitlines()[0] == "true,predicted,rows"
     assert "Confusion matrix" in output
 
 
-def test_invalid_options_fail_before_evaluation(place, tmp_path):
+def test_invalid_options_fail_before_evaluation(folder, tmp_path):
     with pytest.raises(ClearheadError, match="--confusion-matrix needs"):
         run(
-            place / "writer", "--data", place / "none.txt", "--confusion-matrix", tmp_path / "c.png"
+            folder / "decoder",
+            "--data",
+            folder / "none.txt",
+            "--confusion-matrix",
+            tmp_path / "c.png",
         )
     with pytest.raises(ClearheadError, match="folder"):
         run(
-            place / "writer",
+            folder / "decoder",
             "--data",
-            place / "texts.txt",
+            folder / "texts.txt",
             "--per-example",
             tmp_path / "none" / "each.jsonl",
         )
     with pytest.raises(ClearheadError, match="folder"):
-        run(place / "writer", "--data", place / "texts.txt", "--output", tmp_path)
+        run(folder / "decoder", "--data", folder / "texts.txt", "--output", tmp_path)
     for name, column in (
-        ("writer", "label_column"),
-        ("writer", "source_column"),
-        ("judge", "target_column"),
+        ("decoder", "label_column"),
+        ("decoder", "source_column"),
+        ("classifier", "target_column"),
         ("translator", "text_column"),
     ):
         with pytest.raises(ClearheadError, match=f"{column} does not apply"):
-            run(place / name, "--data", place / "none.txt", f"--data.{column}", "x")
+            run(folder / name, "--data", folder / "none.txt", f"--data.{column}", "x")
     with pytest.raises(ClearheadError, match="must end in"):
-        run(place / "judge", "--data", place / "rows.csv", "--confusion-matrix", tmp_path / "c.txt")
+        run(
+            folder / "classifier",
+            "--data",
+            folder / "rows.csv",
+            "--confusion-matrix",
+            tmp_path / "c.txt",
+        )

@@ -30,7 +30,7 @@ def files(tmp_path):
 
 @pytest.fixture(scope="module")
 def translator():
-    around = {
+    inference = {
         "inference__sep_tokens": [END],
         "inference__decoder_start_tokens": [START],
         "inference__eos_tokens": [END],
@@ -42,12 +42,12 @@ def translator():
         tokenizer=WORDS,
         context_length=24,
         seed=1,
-        **around,
+        **inference,
     )
 
 
 def test_bleu_and_chrf_equal_sacrebleu(translator, files, monkeypatch):
-    made = {
+    translations = {
         "the cat sat": "die Katze sass da",
         "on a mat": "auf einer matte",
         "a cat": "",
@@ -60,30 +60,30 @@ def test_bleu_and_chrf_equal_sacrebleu(translator, files, monkeypatch):
     monkeypatch.setattr(
         translator,
         "translate",
-        lambda texts, num_beams: [FakeTranslation(made[text]) for text in texts],
+        lambda texts, num_beams: [FakeTranslation(translations[text]) for text in texts],
     )
-    found = ch.evaluate(translator, files)
-    hypotheses = [made[source] for source in SOURCES]
-    assert [one["hypothesis"] for one in found.examples] == hypotheses
-    assert found.value("bleu") == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [TARGETS]).score)
-    assert found.value("chrf") == pytest.approx(sacrebleu.corpus_chrf(hypotheses, [TARGETS]).score)
-    assert found.examples[0]["chrf"] == pytest.approx(
+    result = ch.evaluate(translator, files)
+    hypotheses = [translations[source] for source in SOURCES]
+    assert [example["hypothesis"] for example in result.examples] == hypotheses
+    assert result.value("bleu") == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [TARGETS]).score)
+    assert result.value("chrf") == pytest.approx(sacrebleu.corpus_chrf(hypotheses, [TARGETS]).score)
+    assert result.examples[0]["chrf"] == pytest.approx(
         sacrebleu.sentence_chrf(hypotheses[0], [TARGETS[0]]).score
     )
-    assert "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in found["bleu"].method
-    assert found["bleu"].low <= found.value("bleu") <= found["bleu"].high
+    assert "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in result["bleu"].method
+    assert result["bleu"].low <= result.value("bleu") <= result["bleu"].high
 
 
 def test_interval_is_close_to_that_of_sacrebleu():
-    chance = np.random.default_rng(0)
-    references = [" ".join(chance.choice(list("abcdefgh"), 12)) for _ in range(200)]
+    rng = np.random.default_rng(0)
+    references = [" ".join(rng.choice(list("abcdefgh"), 12)) for _ in range(200)]
     hypotheses = [
-        " ".join(w if chance.random() < 0.8 else "x" for w in text.split()) for text in references
+        " ".join(w if rng.random() < 0.8 else "x" for w in text.split()) for text in references
     ]
     metric = sacrebleu.metrics.BLEU(force=True)
-    overlap = CorpusScorer(metric, hypotheses, references)
+    scorer = CorpusScorer(metric, hypotheses, references)
     ours = bootstrap_metrics(
-        {"bleu": ""}, lambda counts: [overlap.score(counts @ overlap.stats)], 200, "sentences", 0
+        {"bleu": ""}, lambda counts: [scorer.score(counts @ scorer.stats)], 200, "sentences", 0
     )[0]
     theirs = metric.corpus_score(hypotheses, [references], n_bootstrap=1000)
     assert ours.value == pytest.approx(theirs.score)
@@ -92,12 +92,12 @@ def test_interval_is_close_to_that_of_sacrebleu():
 
 
 def test_hypotheses_keep_the_order_of_the_file(translator, files):
-    found = ch.evaluate(translator, files, num_beams=2)
-    wanted = [one.text for one in translator.translate(SOURCES, num_beams=2)]
-    assert [one["hypothesis"] for one in found.examples] == [
-        " ".join(text.split()) for text in wanted
+    result = ch.evaluate(translator, files, num_beams=2)
+    expected = [translation.text for translation in translator.translate(SOURCES, num_beams=2)]
+    assert [example["hypothesis"] for example in result.examples] == [
+        " ".join(text.split()) for text in expected
     ]
-    assert [one["source"] for one in found.examples] == SOURCES
+    assert [example["source"] for example in result.examples] == SOURCES
 
 
 def test_loss_includes_eos(translator, files):
@@ -106,23 +106,23 @@ def test_loss_includes_eos(translator, files):
         ids = [START, *WORDS.encode(target), END]
         log_probs = translator.logits(ids[:-1], source=[*WORDS.encode(source), END]).log_softmax(-1)
         losses.append([-row[token].item() for row, token in zip(log_probs, ids[1:], strict=True)])
-    found = ch.evaluate(translator, files, num_beams=1)
-    assert found.value("loss") == pytest.approx(np.mean(np.concatenate(losses)), rel=1e-5)
-    assert [one["loss"] for one in found.examples] == pytest.approx(
-        [np.mean(one) for one in losses], rel=1e-5
+    result = ch.evaluate(translator, files, num_beams=1)
+    assert result.value("loss") == pytest.approx(np.mean(np.concatenate(losses)), rel=1e-5)
+    assert [example["loss"] for example in result.examples] == pytest.approx(
+        [np.mean(pair_losses) for pair_losses in losses], rel=1e-5
     )
 
 
 def test_translation_loss_equals_validation(translator, files):
-    found = [SentencePair(*texts, "") for texts in zip(SOURCES, TARGETS, strict=True)]
+    pairs = [SentencePair(*texts, "") for texts in zip(SOURCES, TARGETS, strict=True)]
     ids = [
         ids
-        for _, ids in encode_pairs(found, WORDS, WORDS, translator.config.inference, DataReport())
+        for _, ids in encode_pairs(pairs, WORDS, WORDS, translator.config.inference, DataReport())
     ]
-    held = TranslationDataset(
+    dataset = TranslationDataset(
         ids, ids, DataReport(), batch_size=2, seq_len=24, source_seq_len=24, seed=0
     )
-    loss, _ = validation_loss(translator.net, held, torch.device("cpu"), SingleProcess())
+    loss, _ = validation_loss(translator.net, dataset, torch.device("cpu"), SingleProcess())
     assert ch.evaluate(translator, files, num_beams=1).value("loss") == pytest.approx(
         loss, rel=1e-5
     )
@@ -144,36 +144,36 @@ def test_tmx_pairs_may_share_a_line(translator, tmp_path):
     texts = zip(SOURCES, TARGETS, strict=True)
     units = "".join(f"<tu>{side.format('en', a)}{side.format('de', b)}</tu>" for a, b in texts)
     (tmp_path / "a.tmx").write_text(f"<tmx><body>{units}</body></tmx>")
-    found = ch.evaluate(
+    result = ch.evaluate(
         translator, tmp_path / "a.tmx", source_column="en", target_column="de", num_beams=1
     )
-    assert [one["reference"] for one in found.examples] == TARGETS
+    assert [example["reference"] for example in result.examples] == TARGETS
 
 
 def test_pairs_are_encoded_in_batches(translator, files, monkeypatch):
-    asked = []
-    batch = ch.Tokenizer.encode_batch
+    batches = []
+    encode_batch = ch.Tokenizer.encode_batch
     monkeypatch.setattr(
         ch.Tokenizer,
         "encode_batch",
-        lambda words, texts: asked.append(texts) or batch(words, texts),
+        lambda words, texts: batches.append(texts) or encode_batch(words, texts),
     )
     ch.evaluate(translator, files, num_beams=1)
-    assert asked == [SOURCES, TARGETS]
+    assert batches == [SOURCES, TARGETS]
 
 
 def test_audio_models_are_refused(files):
-    ear = {"kind": "audio", "n_mels": 6, "n_frames": 9}
-    listens = ch.new(
+    audio = {"kind": "audio", "n_mels": 6, "n_frames": 9}
+    audio_model = ch.new(
         "tiny-encoder-decoder",
         vocab_size=len(WORDS),
         tokenizer=WORDS,
-        architecture__source_input=ear,
+        architecture__source_input=audio,
         architecture__source_context_length=5,
         architecture__source_vocab_size=0,
     )
     with pytest.raises(ClearheadError, match="audio"):
-        ch.evaluate(listens, files)
+        ch.evaluate(audio_model, files)
 
 
 def test_long_pairs_fail_or_are_skipped(translator, tmp_path):
@@ -184,6 +184,6 @@ def test_long_pairs_fail_or_are_skipped(translator, tmp_path):
         match=r"long.tsv:2 \(\d+\): the source exceeds the context",
     ):
         ch.evaluate(translator, tmp_path / "long.tsv")
-    found = ch.evaluate(translator, tmp_path / "long.tsv", on_error="skip", num_beams=1)
-    assert len(found.examples) == 1
-    assert any("the source exceeds" in note for note in found.notes)
+    result = ch.evaluate(translator, tmp_path / "long.tsv", on_error="skip", num_beams=1)
+    assert len(result.examples) == 1
+    assert any("the source exceeds" in note for note in result.notes)

@@ -33,13 +33,17 @@ def table_of(pairs):
 
 @given(Labels)
 def test_f1_from_counts(pairs):
-    want = []
+    expected = []
     for label in range(3):
-        hits = sum(true == predicted == label for true, predicted in pairs)
-        alarms = sum(predicted == label != true for true, predicted in pairs)
-        misses = sum(true == label != predicted for true, predicted in pairs)
-        want.append(2 * hits / (2 * hits + alarms + misses) if hits + alarms + misses else math.nan)
-    assert f1_scores(table_of(pairs)) == pytest.approx(want, nan_ok=True)
+        true_positives = sum(true == predicted == label for true, predicted in pairs)
+        false_positives = sum(predicted == label != true for true, predicted in pairs)
+        false_negatives = sum(true == label != predicted for true, predicted in pairs)
+        expected.append(
+            2 * true_positives / (2 * true_positives + false_positives + false_negatives)
+            if true_positives + false_positives + false_negatives
+            else math.nan
+        )
+    assert f1_scores(table_of(pairs)) == pytest.approx(expected, nan_ok=True)
     assert accuracy(table_of(pairs)) == pytest.approx(
         np.mean([true == predicted for true, predicted in pairs])
     )
@@ -60,9 +64,9 @@ def test_matthews_equals_correlation_of_indicators(pairs):
     true, predicted = (np.eye(3)[[pair[i] for pair in pairs]] for i in (0, 1))
     true = true - true.mean(0)
     predicted = predicted - predicted.mean(0)
-    spread = math.sqrt((true**2).sum() * (predicted**2).sum())
+    scale = math.sqrt((true**2).sum() * (predicted**2).sum())
     assert matthews_correlation(table_of(pairs)) == pytest.approx(
-        (true * predicted).sum() / spread if spread > 1e-9 else 0, abs=1e-9
+        (true * predicted).sum() / scale if scale > 1e-9 else 0, abs=1e-9
     )
 
 
@@ -71,23 +75,25 @@ def test_matthews_equals_the_binary_formula():
     fp = 2
     fn = 3
     tp = 7
-    want = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    assert matthews_correlation(np.array([[tn, fp], [fn, tp]], float)) == pytest.approx(want)
+    expected = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    assert matthews_correlation(np.array([[tn, fp], [fn, tp]], float)) == pytest.approx(expected)
 
 
 def test_calibration_error_sums_over_bins():
-    sure = np.array([0.95, 0.91, 0.55, 0.51, 1.0])
-    right = np.array([1.0, 0, 1, 1, 1])
+    confidence = np.array([0.95, 0.91, 0.55, 0.51, 1.0])
+    correct = np.array([1.0, 0, 1, 1, 1])
     # Bin 0.9–1.0: confidence (0.95 + 0.91 + 1) / 3, two of three correct.
     # Bin 0.5–0.6: confidence 0.53, both correct.
-    want = 3 / 5 * abs(2.86 / 3 - 2 / 3) + 2 / 5 * (1 - 0.53)
-    assert expected_calibration_error(sure, right, np.ones(5), 10) == pytest.approx(want)
+    expected = 3 / 5 * abs(2.86 / 3 - 2 / 3) + 2 / 5 * (1 - 0.53)
+    assert expected_calibration_error(confidence, correct, np.ones(5), 10) == pytest.approx(
+        expected
+    )
 
 
 def test_calibrated_model_has_no_calibration_error():
-    sure = np.full(10, 0.7)
-    right = np.array([1.0] * 7 + [0] * 3)
-    assert expected_calibration_error(sure, right, np.ones(10), 10) == pytest.approx(0)
+    confidence = np.full(10, 0.7)
+    correct = np.array([1.0] * 7 + [0] * 3)
+    assert expected_calibration_error(confidence, correct, np.ones(10), 10) == pytest.approx(0)
 
 
 @given(Points)
@@ -102,15 +108,15 @@ def test_spearman_is_the_correlation_of_ranks(points):
 @given(Points)
 def test_weights_equal_repeated_examples(points):
     x, y, counts = (np.array(column, float) for column in zip(*points, strict=True))
-    often = np.repeat(np.arange(len(x)), counts.astype(int))
-    assume(len(set(x[often])) > 1 and len(set(y[often])) > 1)
-    once = np.ones(len(often))
-    assert pearson(x, y, counts) == pytest.approx(pearson(x[often], y[often]))
-    assert spearman(x, y, counts) == pytest.approx(spearman(x[often], y[often]))
-    sure = np.abs(x) / 5
-    right = (y > 0).astype(float)
-    a = expected_calibration_error(sure, right, counts, 4)
-    b = expected_calibration_error(sure[often], right[often], once, 4)
+    repeated = np.repeat(np.arange(len(x)), counts.astype(int))
+    assume(len(set(x[repeated])) > 1 and len(set(y[repeated])) > 1)
+    ones = np.ones(len(repeated))
+    assert pearson(x, y, counts) == pytest.approx(pearson(x[repeated], y[repeated]))
+    assert spearman(x, y, counts) == pytest.approx(spearman(x[repeated], y[repeated]))
+    confidence = np.abs(x) / 5
+    correct = (y > 0).astype(float)
+    a = expected_calibration_error(confidence, correct, counts, 4)
+    b = expected_calibration_error(confidence[repeated], correct[repeated], ones, 4)
     assert a == pytest.approx(b)
 
 

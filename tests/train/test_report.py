@@ -205,7 +205,7 @@ def test_without_terminal_there_is_one_line_per_validation(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("seconds_per_step", "first_step", "text"),
     [
-        (10, 1, "about 2:46:30 to go, at 10 s per step; on a CPU, try a smaller recipe such as"),
+        (10, 1, "about 2:46:30 to go, at 10 s per step; on a CPU, try a smaller recipe"),
         (1, 3, "about 16:37 to go, at 1 s per step"),
         (0.01, 0, ""),  # a short run
     ],

@@ -18,7 +18,7 @@ TABLE = VectorTable(WORDS, torch.stack([ROYAL + MALE, ROYAL + FEMALE, MALE, FEMA
 
 
 @pytest.fixture
-def known():
+def vectors():
     return ch.vectors(TABLE)
 
 
@@ -29,8 +29,8 @@ def model():
     return ch.new("tiny-decoder", vocab_size=len(tokenizer), tokenizer=tokenizer, seed=1)
 
 
-def test_analogy_excludes_its_own_words(known):
-    solved = known.solve("king - man + woman", top_k=2)
+def test_analogy_excludes_its_own_words(vectors):
+    solved = vectors.solve("king - man + woman", top_k=2)
     assert solved.axes[0].labels[0] == "queen"
     unit = torch.nn.functional.normalize(TABLE.vectors, dim=-1)
     goal = torch.nn.functional.normalize(unit[0] - unit[2] + unit[3], dim=0)
@@ -38,8 +38,8 @@ def test_analogy_excludes_its_own_words(known):
     assert not {"king", "man", "woman"} & {*solved.axes[0].labels}
 
 
-def test_direction_scores_words(known):
-    female = known.direction([("king", "queen"), ("man", "woman")])
+def test_direction_scores_words(vectors):
+    female = vectors.direction([("king", "queen"), ("man", "woman")])
     assert female.score("woman") == pytest.approx(1.0)
     assert female.score("man") == pytest.approx(-1.0)
     assert female.scores(["apple", "queen"]).table()[1] == {
@@ -50,7 +50,7 @@ def test_direction_scores_words(known):
 
 
 @pytest.mark.parametrize(
-    ("written", "found"),
+    ("expression", "terms"),
     [
         ("king", [(1, "king")]),
         ("king - man + woman", [(1, "king"), (-1, "man"), (1, "woman")]),
@@ -58,33 +58,33 @@ def test_direction_scores_words(known):
         ("- man + New York − mother-in-law", [(-1, "man"), (1, "New York"), (-1, "mother-in-law")]),
     ],
 )
-def test_expressions_are_parsed(written, found):
-    assert parse_terms(written) == found
+def test_expressions_are_parsed(expression, terms):
+    assert parse_terms(expression) == terms
 
 
-@pytest.mark.parametrize("written", ["king -", "king - + man", "+", "-"])
-def test_incomplete_expressions_are_rejected(written):
+@pytest.mark.parametrize("expression", ["king -", "king - + man", "+", "-"])
+def test_incomplete_expressions_are_rejected(expression):
     with pytest.raises(ch.ClearheadError, match="write it as king - man"):
-        parse_terms(written)
+        parse_terms(expression)
 
 
-def test_invalid_queries_are_rejected(known, model):
-    for call, words in [
-        (lambda: known.solve("qeen"), "did you mean 'queen'"),
-        (lambda: known.solve(" "), "expected a word"),
-        (lambda: known.solve("king - king"), "cancel out"),
-        (lambda: known.solve("king", top_k=0), "top"),
-        (lambda: known.direction([("cat",)]), "list of pairs"),
-        (lambda: known.similarity("king"), "must be a non-empty list"),
+def test_invalid_queries_are_rejected(vectors, model):
+    for call, message in [
+        (lambda: vectors.solve("qeen"), "did you mean 'queen'"),
+        (lambda: vectors.solve(" "), "expected a word"),
+        (lambda: vectors.solve("king - king"), "cancel out"),
+        (lambda: vectors.solve("king", top_k=0), "top"),
+        (lambda: vectors.direction([("cat",)]), "list of pairs"),
+        (lambda: vectors.similarity("king"), "must be a non-empty list"),
         (lambda: ch.vectors(TABLE, layer=1), "have no layers"),
         (lambda: ch.vectors("no such"), "no word vectors"),
-        (lambda: known.nearest(torch.ones(3)), r"must have shape \(4,\)"),
-        (lambda: known.nearest("king"), r"most_similar\(word\)"),
+        (lambda: vectors.nearest(torch.ones(3)), r"must have shape \(4,\)"),
+        (lambda: vectors.nearest("king"), r"most_similar\(word\)"),
         (lambda: ch.vectors(model, layer=9), "there is no layer 9; this model has layers 0 to"),
         (lambda: ch.vectors(ch.new("tiny-decoder")), "no tokenizer"),
         (lambda: ch.vectors(ch.new("tiny-images")), "does not read text"),
     ]:
-        with pytest.raises(ch.ClearheadError, match=words):
+        with pytest.raises(ch.ClearheadError, match=message):
             call()
 
 
@@ -104,11 +104,11 @@ def test_word_of_several_tokens_is_their_mean(model):
 def test_layer_vectors_are_the_residual_stream_of_single_words(model):
     in_layer = ch.vectors(model, layer=1)
     ids = model.tokenizer.encode(" king")
-    want = model.watch([ids], ["blocks.1.resid_post"])["blocks.1.resid_post"][0].mean(dim=0)
-    torch.testing.assert_close(in_layer["king"], want)
-    one = model.tokenizer.encode("a")
-    resid = model.watch([one], ["blocks.1.resid_post"])["blocks.1.resid_post"]
-    torch.testing.assert_close(in_layer.source.matrix[one[0]], resid[0, 0])
+    expected = model.watch([ids], ["blocks.1.resid_post"])["blocks.1.resid_post"][0].mean(dim=0)
+    torch.testing.assert_close(in_layer["king"], expected)
+    ids = model.tokenizer.encode("a")
+    resid = model.watch([ids], ["blocks.1.resid_post"])["blocks.1.resid_post"]
+    torch.testing.assert_close(in_layer.source.matrix[ids[0]], resid[0, 0])
 
 
 def test_encoder_decoder_uses_its_encoder(model):
@@ -116,10 +116,10 @@ def test_encoder_decoder_uses_its_encoder(model):
         "tiny-encoder-decoder", vocab_size=len(model.tokenizer), tokenizer=model.tokenizer
     )
     ids = model.tokenizer.encode(" king")
-    resid_post = both.watch([[0]], ["encoder.blocks.0.resid_post"], source=[ids])[
+    resid = both.watch([[0]], ["encoder.blocks.0.resid_post"], source=[ids])[
         "encoder.blocks.0.resid_post"
     ]
-    torch.testing.assert_close(ch.vectors(both, layer=0)["king"], resid_post[0].mean(dim=0))
+    torch.testing.assert_close(ch.vectors(both, layer=0)["king"], resid[0].mean(dim=0))
 
 
 @pytest.mark.parametrize("name", ["folder", "x.bin", "x.txt", "x.vec"])
@@ -146,8 +146,8 @@ def test_vectors_and_words_change_together(tmp_path, monkeypatch):
         assert torch.equal(read.vectors, table.vectors)
 
 
-def test_vectors_are_indexed_by_word(known):
-    assert torch.equal(known["king"], TABLE.vectors[0])
+def test_vectors_are_indexed_by_word(vectors):
+    assert torch.equal(vectors["king"], TABLE.vectors[0])
 
 
 def test_binary_files_may_lack_line_ends(tmp_path):
@@ -160,7 +160,7 @@ def test_binary_files_may_lack_line_ends(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "message"),
     [
         ("x.bin", b"5 4\nking 0000", "expected 5 words, found 0"),
         ("x.txt", b"2 2\na 1 2\nb 1\n", "line 3: expected 2 numbers, found 1"),
@@ -171,38 +171,38 @@ def test_binary_files_may_lack_line_ends(tmp_path):
         ("x.txt", b"1 1\na b\n", "could not convert"),
     ],
 )
-def test_invalid_vector_files_are_rejected(tmp_path, name, content, words):
+def test_invalid_vector_files_are_rejected(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ch.ClearheadError, match=words):
+    with pytest.raises(ch.ClearheadError, match=message):
         read_vectors(tmp_path / name)
 
 
-def test_only_word_vectors_are_overwritten(tmp_path, known):
+def test_only_word_vectors_are_overwritten(tmp_path, vectors):
     (tmp_path / "full").mkdir()
     for name in ("text.txt", "file", "full/mine"):
         (tmp_path / name).write_text("my own words")
     for name in ("text.txt", "file", "full"):
         with pytest.raises(ch.ClearheadError, match="does not contain word vectors"):
-            known.save(tmp_path / name)
+            vectors.save(tmp_path / name)
     with pytest.raises(ch.ClearheadError, match="cannot write"):
-        known.save(tmp_path / "file" / "x.txt")
+        vectors.save(tmp_path / "file" / "x.txt")
     for name in ("new", "new", "new.txt", "new.txt"):
-        known.save(tmp_path / name)
+        vectors.save(tmp_path / name)
     assert (tmp_path / "text.txt").read_text() == "my own words"
 
 
 def test_duplicate_words_are_found_quickly():
-    words = [*map(str, range(100_000)), "99999"]
+    names = [*map(str, range(100_000)), "99999"]
     with pytest.raises(ch.ClearheadError, match="'99999' has more than one vector"):
-        VectorTable(words, torch.zeros(len(words), 1))
+        VectorTable(names, torch.zeros(len(names), 1))
 
 
 def test_unknown_words_get_a_suggestion_quickly():
-    words = [f"{letter}ord{i}" for letter in "wxyz" for i in range(5_000)]
+    names = [f"{letter}ord{i}" for letter in "wxyz" for i in range(5_000)]
     with pytest.raises(
         ch.ClearheadError, match="'wrod77' is not among the 20,000 words; did you mean 'word77'"
     ):
-        ch.vectors(VectorTable(words, torch.ones(len(words), 1))).solve("wrod77")
+        ch.vectors(VectorTable(names, torch.ones(len(names), 1))).solve("wrod77")
 
 
 def test_word2vec_format_rejects_spaces(tmp_path):
@@ -214,16 +214,16 @@ def test_spearman_averages_the_ranks_of_ties():
     assert spearman(torch.tensor([1.0, 2, 3]), torch.tensor([10.0, 20, 90])) == pytest.approx(1)
     ranks = torch.tensor([1.0, 2.5, 2.5, 4])
     others = torch.tensor([4.0, 3, 2, 1])
-    want = torch.corrcoef(torch.stack((ranks, others)))[0, 1]
-    assert spearman(torch.tensor([0.0, 5, 5, 9]), others) == pytest.approx(float(want))
+    expected = torch.corrcoef(torch.stack((ranks, others)))[0, 1]
+    assert spearman(torch.tensor([0.0, 5, 5, 9]), others) == pytest.approx(float(expected))
 
 
-def test_analogies_are_scored_by_section(known, tmp_path):
+def test_analogies_are_scored_by_section(vectors, tmp_path):
     file = tmp_path / "questions.txt"
     file.write_text(
         ": royal\nMan King Woman Queen\nman king woman apple\n: other\nman king emu queen\n"
     )
-    rows = {row["part"]: row for row in evaluate_vectors(known, file).table()}
+    rows = {row["part"]: row for row in evaluate_vectors(vectors, file).table()}
     assert rows["royal"] == {"part": "royal", "accuracy": 0.5, "scored": 2, "skipped": 0}
     assert rows["other"] == {
         "part": "other",
@@ -242,9 +242,9 @@ def test_analogies_are_scored_by_section(known, tmp_path):
         "word1\tword2\tPOS\tSimLex999\nking\tqueen\tN\t9\nking\tapple\tN\t1\nking\tman\tN\t9\nking\temu\tN\t3\n",
     ],
 )
-def test_similarities_in_published_formats(known, tmp_path, text):
+def test_similarities_in_published_formats(vectors, tmp_path, text):
     (tmp_path / "pairs.txt").write_text(text)
-    row = evaluate_vectors(known, tmp_path / "pairs.txt").table()[0]
+    row = evaluate_vectors(vectors, tmp_path / "pairs.txt").table()[0]
     assert (row["scored"], row["skipped"]) == (3, 1)
     assert row["correlation"] == pytest.approx(
         spearman(torch.tensor([0.5, 0, 2**-0.5]), torch.tensor([9.0, 1, 9]))
@@ -257,7 +257,7 @@ def test_model_candidates_are_the_words_of_the_file(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "no questions"),
         (": a\nb c d\n", "four words, got 3"),
@@ -266,10 +266,10 @@ def test_model_candidates_are_the_words_of_the_file(model, tmp_path):
         (": a\nemu gnu elk ape\n", "each of the 1 questions"),
     ],
 )
-def test_invalid_questions_are_rejected_by_line(known, tmp_path, text, words):
+def test_invalid_questions_are_rejected_by_line(vectors, tmp_path, text, message):
     (tmp_path / "q.txt").write_text(text)
-    with pytest.raises(ch.ClearheadError, match=words):
-        evaluate_vectors(known, tmp_path / "q.txt")
+    with pytest.raises(ch.ClearheadError, match=message):
+        evaluate_vectors(vectors, tmp_path / "q.txt")
 
 
 def test_other_operators_are_rejected():

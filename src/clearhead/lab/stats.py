@@ -29,9 +29,8 @@ LOWER_IS_BETTER = ("loss", "perplexity", "bits", "error", "rmse")  # parts of me
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Mean difference of n pairs, its 95 % confidence interval, and p-values."""
+    """Mean difference of pairs, its 95 % confidence interval, and p-values."""
 
-    n: int
     mean: float
     ci_low: float | None  # None if all differences are equal
     ci_high: float | None
@@ -49,11 +48,10 @@ def paired_test(differences: Sequence[float]) -> PairedTest | None:
     p_exact = _sign_flip_p_value(differences) if n <= MAX_EXACT_PAIRS else None
     if standard_error <= ROUNDING_TOLERANCE * abs(mean_difference):
         p_value = 2 / 2**n if mean_difference else 1.0
-        return PairedTest(n, mean_difference, None, None, p_value, p_exact)
+        return PairedTest(mean_difference, None, None, p_value, p_exact)
     margin = standard_error * t_critical_value(1 - SIGNIFICANCE_LEVEL, n - 1)
     t = abs(mean_difference) / standard_error
     return PairedTest(
-        n,
         mean_difference,
         mean_difference - margin,
         mean_difference + margin,

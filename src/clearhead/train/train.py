@@ -518,8 +518,6 @@ class TimeEstimate:
     def __init__(self, trainer: Trainer, echo: Echo) -> None:
         self.device = trainer.device
         self.max_steps = trainer.config.max_steps
-        m = trainer.model.config.model
-        self.is_language_model = m.architecture.kind == "decoder" and isinstance(m.head, LMHead)
         self.echo = echo
         # Compilation and warm-up are not measured. Steps on a GPU are fast enough to wait for more.
         is_cuda = self.device.type == "cuda"
@@ -547,9 +545,7 @@ class TimeEstimate:
             return
         hint = ""
         if self.device.type == "cpu" and remaining > LONG_CPU_SECONDS:
-            example = "such as shakespeare-char-cpu" if self.is_language_model else ""
-            smaller = example or "(clearhead presets lists them)"
-            hint = f"; on a CPU, try a smaller recipe {smaller}"
+            hint = "; on a CPU, try a smaller recipe (`clearhead presets` lists them)"
         self.echo(
             f"about {format_duration(remaining)} to go, at {seconds_per_step:.3g} s per step{hint}"
         )

@@ -174,15 +174,15 @@ class Trainer:
                     with timer.paused():
                         on_step(self.step)
                         strategy.reshard(self.net)
-                is_last = self.step == config.max_steps
                 is_running = not strategy.should_stop(bool(signals))
+                is_last = self.step == config.max_steps
                 intervals = (config.log_every, config.eval_every, config.save_every)
-                if not is_last and all(self.step % interval for interval in intervals):
-                    if not is_running:
-                        mean_loss = self.mean_loss(losses)
+                is_report_due = is_last or any(self.step % interval == 0 for interval in intervals)
+                if is_report_due or not is_running:
+                    mean_loss = self.mean_loss(losses)
+                if not is_report_due:
                     continue
 
-                mean_loss = self.mean_loss(losses)
                 targets_per_second = sum(count for _, count in losses) / timer.seconds()
                 valid_loss = accuracy = None
                 if is_last or self.step % config.eval_every == 0:
