@@ -59,7 +59,7 @@ def test_interrupted_and_killed_experiment_is_resumed(tmp_path):
         "train.eval_every": 10,
     }
     data = write_text(tmp_path)
-    whole = compare(tmp_path / "whole", data, VARY, [5], options)
+    uninterrupted = compare(tmp_path / "uninterrupted", data, VARY, [5], options)
     output = tmp_path / "resumed"
     words = command(tmp_path, "--seeds", "5,", "--output", "resumed", **options)
     statuses = []
@@ -82,7 +82,7 @@ def test_interrupted_and_killed_experiment_is_resumed(tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     assert "2 of 2: position=rotary, seed 5" in resumed.stdout
     assert "1 of 2" not in resumed.stdout
-    assert read_validations(output) == read_validations(whole.output)
+    assert read_validations(output) == read_validations(uninterrupted.output)
     assert not list(output.rglob("*.lock"))
 
 

@@ -68,9 +68,9 @@ def test_direction_of_metrics():
 
 
 def test_noise_is_inconclusive(tmp_path):
-    found = messages(make_summary({16: [3.0, 3.1, 3.2], 32: [3.1, 3.0, 3.25]}), tmp_path)
-    assert list(found) == ["inconclusive"]
-    assert "does not show that they are equal" in found["inconclusive"]
+    all_messages = messages(make_summary({16: [3.0, 3.1, 3.2], 32: [3.1, 3.0, 3.25]}), tmp_path)
+    assert list(all_messages) == ["inconclusive"]
+    assert "does not show that they are equal" in all_messages["inconclusive"]
 
 
 def test_more_variants_make_the_test_stricter():
@@ -153,8 +153,8 @@ def test_equal_differences_have_no_interval(tmp_path):
 )
 def test_incomparable_losses_are_pointed_out(vary, keyword, tmp_path):
     experiment = Experiment("lm-small", (vary,), base=BASE)
-    found = findings(summarize(experiment, {}), tmp_path)
-    assert any(keyword in finding.message for finding in found)
+    all_findings = findings(summarize(experiment, {}), tmp_path)
+    assert any(keyword in finding.message for finding in all_findings)
 
 
 @pytest.mark.parametrize(

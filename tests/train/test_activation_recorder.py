@@ -168,7 +168,7 @@ def test_last_step_of_an_interrupted_run_is_recorded(tmp_path):
 
 def test_resumed_recording_equals_uninterrupted(tmp_path):
     resumed = tmp_path / "resumed"
-    for output in (tmp_path / "whole", resumed):
+    for output in (tmp_path / "uninterrupted", resumed):
         train_and_record(make_trainer(output, keep_checkpoints=9))
     for checkpoint in (resumed / "checkpoints").iterdir():
         if int(checkpoint.name) > 5:
@@ -179,7 +179,7 @@ def test_resumed_recording_equals_uninterrupted(tmp_path):
     assert ch.lens.read_training_trace(resumed).steps == [0, 1, 2, 3, 5]
     assert len(recorded_files(resumed)) == 5
     train_and_record(trainer)
-    assert recorded_files(resumed) == recorded_files(tmp_path / "whole")
+    assert recorded_files(resumed) == recorded_files(tmp_path / "uninterrupted")
     assert ch.lens.read_training_trace(resumed).steps == [0, 1, 2, 3, 5, 7, 10, 12]
 
 

@@ -82,9 +82,9 @@ def test_interrupts_do_not_change_what_is_kept_best_and_averaged(steps, tmp_path
         "average_checkpoints": 3,
         **FAST,
     }
-    whole = tmp_path / "whole"
+    uninterrupted = tmp_path / "uninterrupted"
     interrupted = tmp_path / "interrupted"
-    run(make_trainer(whole, **options))
+    run(make_trainer(uninterrupted, **options))
     for step in steps:
         trainer = make_trainer(interrupted, **options)
         trainer.resume()
@@ -92,9 +92,11 @@ def test_interrupts_do_not_change_what_is_kept_best_and_averaged(steps, tmp_path
         assert run(trainer).status == "interrupted"
     assert run(resume(interrupted, **options)).status == "completed"
     expected = {"00000006", "00000009", "00000012"}
-    assert checkpoint_names(whole) == checkpoint_names(interrupted) == expected
-    assert same_tensors(load_weights(whole / "average"), load_weights(interrupted / "average"))
-    assert (whole / "best").readlink() == (interrupted / "best").readlink()
+    assert checkpoint_names(uninterrupted) == checkpoint_names(interrupted) == expected
+    assert same_tensors(
+        load_weights(uninterrupted / "average"), load_weights(interrupted / "average")
+    )
+    assert (uninterrupted / "best").readlink() == (interrupted / "best").readlink()
 
 
 def test_average_of_fewer_checkpoints_is_reported(tmp_path):

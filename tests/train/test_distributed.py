@@ -81,7 +81,7 @@ def single(tmp_path_factory):
     folder = tmp_path_factory.mktemp("single")
     for name, options in JOBS.items():
         run_job(job(folder / name, **options), SINGLE_PROCESS)
-    run_job(job(folder / "whole", **RESUMED), SINGLE_PROCESS)
+    run_job(job(folder / "uninterrupted", **RESUMED), SINGLE_PROCESS)
     run_job(job(folder / "interrupted", until=3, **RESUMED), SINGLE_PROCESS)
     return folder
 
@@ -158,12 +158,12 @@ def test_run_resumes_with_other_numbers_of_processes(
     num_processes, strategy, single, distributed, tmp_path
 ):
     folder = distributed(num_processes, strategy)
-    assert_same_run(folder / "resumed", single / "whole")
+    assert_same_run(folder / "resumed", single / "uninterrupted")
     shutil.copytree(folder / "interrupted", tmp_path / "single", symlinks=True)
     run_job(job(tmp_path / "single", **RESUMED), SINGLE_PROCESS)
-    assert_same_run(tmp_path / "single", single / "whole")
+    assert_same_run(tmp_path / "single", single / "uninterrupted")
     if num_processes == 4:
-        assert_same_run(folder / "other", single / "whole")
+        assert_same_run(folder / "other", single / "uninterrupted")
 
 
 @pytest.mark.slow

@@ -295,7 +295,9 @@ def test_validation_labels_missing_in_training_fail_or_are_skipped(masked_lm, la
 
 @pytest.mark.parametrize("changes", [{}, UNCHANGED_HEAD], ids=["all", "head"])
 def test_resumed_fine_tuning_equals_uninterrupted(changes, masked_lm, labeled, tmp_path):
-    whole = run(start("finetune-classify", masked_lm, labeled, tmp_path / "whole", **changes))
+    uninterrupted = run(
+        start("finetune-classify", masked_lm, labeled, tmp_path / "uninterrupted", **changes)
+    )
     output = tmp_path / "resumed"
     first = run(start("finetune-classify", masked_lm, labeled, output, **changes), until=4)
     assert (first.status, first.step) == ("interrupted", 4)
@@ -303,16 +305,20 @@ def test_resumed_fine_tuning_equals_uninterrupted(changes, masked_lm, labeled, t
     assert trainer.step == 4
     result = run(trainer)
     for file in ("model.safetensors", "training_state.safetensors"):
-        assert (result.checkpoint / file).read_bytes() == (whole.checkpoint / file).read_bytes()
+        assert (result.checkpoint / file).read_bytes() == (
+            uninterrupted.checkpoint / file
+        ).read_bytes()
 
 
 def test_fine_tuning_resumes_without_the_initial_model(masked_lm, labeled, tmp_path):
-    whole = run(start("finetune-classify", masked_lm, labeled, tmp_path / "whole"))
+    uninterrupted = run(start("finetune-classify", masked_lm, labeled, tmp_path / "uninterrupted"))
     output = tmp_path / "resumed"
     run(start("finetune-classify", masked_lm, labeled, output), until=4)
     (tmp_path / "masked_lm").rename(tmp_path / "moved")
     result = run(start("finetune-classify", masked_lm, labeled, output))
-    weights = [(each.checkpoint / "model.safetensors").read_bytes() for each in (whole, result)]
+    weights = [
+        (each.checkpoint / "model.safetensors").read_bytes() for each in (uninterrupted, result)
+    ]
     assert weights[0] == weights[1]
     changes = {"model.dropout.residual": 0.5}
     with pytest.raises(ch.ClearheadError, match=r"model.dropout.residual = .*, got 0.5"):

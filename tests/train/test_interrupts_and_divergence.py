@@ -82,8 +82,8 @@ def test_signal_within_a_step_saves_the_completed_step(signals, tmp_path, monkey
     assert [signal.getsignal(number) for number in signals] == handlers
     assert (result.status, result.step) == ("interrupted", 4)
     resumed = run(resume(tmp_path / "interrupted", **RARELY))
-    whole = run(make_trainer(tmp_path / "whole", **RARELY))
-    assert same_tensors(load_weights(resumed.checkpoint), load_weights(whole.checkpoint))
+    uninterrupted = run(make_trainer(tmp_path / "uninterrupted", **RARELY))
+    assert same_tensors(load_weights(resumed.checkpoint), load_weights(uninterrupted.checkpoint))
 
 
 def test_second_ctrl_c_raises_at_once(tmp_path, monkeypatch):

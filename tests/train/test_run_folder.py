@@ -77,7 +77,7 @@ def test_temporary_files_of_a_killed_run_are_removed_and_nothing_else(tmp_path):
     data = sample_data.write_text(tmp_path)
     output = tmp_path / "run"
     train(data, output)
-    kept = files_in(output)
+    files_before = files_in(output)
     for name in (
         "checkpoints/.00000003.k3_x9abc",
         "checkpoints/.00000002.old",
@@ -97,7 +97,7 @@ def test_temporary_files_of_a_killed_run_are_removed_and_nothing_else(tmp_path):
     (output / ".best.123").symlink_to("checkpoints/00000004")
     (output / ".notes.txt").touch()
     train(data, output)
-    assert files_in(output) == sorted([*kept, str(output / ".notes.txt")])
+    assert files_in(output) == sorted([*files_before, str(output / ".notes.txt")])
 
 
 def test_run_file_is_synced_before_the_log(tmp_path, monkeypatch):

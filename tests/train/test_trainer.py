@@ -43,39 +43,45 @@ SLOW_OPTIONS = (MUON, {"ema_decay": 0.9}, {"grad_accum": 2}, BF16)
     ids=str,
 )
 def test_resumed_run_equals_uninterrupted_run(options, tmp_path):
-    whole = run(make_trainer(tmp_path / "whole", **options))
+    uninterrupted = run(make_trainer(tmp_path / "uninterrupted", **options))
     first = run(make_trainer(tmp_path / "resumed", **options), until=7)
     assert (first.status, first.step) == ("interrupted", 7)
     trainer = resume(tmp_path / "resumed", **options)
     assert trainer.step == 7
     second = run(trainer)
-    assert (second.status, second.step) == (whole.status, whole.step) == ("completed", 12)
-    assert same_tensors(load_weights(second.checkpoint), load_weights(whole.checkpoint))
+    assert (
+        (second.status, second.step)
+        == (uninterrupted.status, uninterrupted.step)
+        == ("completed", 12)
+    )
+    assert same_tensors(load_weights(second.checkpoint), load_weights(uninterrupted.checkpoint))
     states = [
         (result.checkpoint / "training_state.safetensors").read_bytes()
-        for result in (whole, second)
+        for result in (uninterrupted, second)
     ]
     assert states[0] == states[1]
-    assert read_losses(tmp_path / "whole") == read_losses(tmp_path / "resumed")
+    assert read_losses(tmp_path / "uninterrupted") == read_losses(tmp_path / "resumed")
 
 
 @pytest.mark.slow
 def test_run_killed_at_random_moments_equals_uninterrupted_run(tmp_path):
     script = Path(__file__).with_name("kill_training.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])}
-    whole = run(make_trainer(tmp_path / "whole", **KILLED_OPTIONS))
+    uninterrupted = run(make_trainer(tmp_path / "uninterrupted", **KILLED_OPTIONS))
     num_kills = 0
     for seed in range(10):
         output = tmp_path / f"killed{seed}"
         command = [sys.executable, str(script), str(output), str(seed)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        num_kills += int(done.stdout)
+        process = subprocess.run(
+            command, capture_output=True, text=True, check=True, env=environment
+        )
+        num_kills += int(process.stdout)
         last = sorted((output / "checkpoints").glob("[0-9]*"))[-1]
-        assert same_tensors(load_weights(last), load_weights(whole.checkpoint))
+        assert same_tensors(load_weights(last), load_weights(uninterrupted.checkpoint))
         for name in ("best", "average"):
-            expected = load_weights(tmp_path / "whole" / name)
+            expected = load_weights(tmp_path / "uninterrupted" / name)
             assert same_tensors(load_weights(output / name), expected)
-        assert (output / "best").readlink() == (tmp_path / "whole" / "best").readlink()
+        assert (output / "best").readlink() == (tmp_path / "uninterrupted" / "best").readlink()
         if num_kills >= 10:
             break
     assert num_kills >= 10
@@ -95,8 +101,10 @@ def test_full_disk_loses_no_checkpoint(tmp_path, monkeypatch):
             run(trainer)
     trainer = resume(tmp_path / "run")
     assert trainer.step == 5
-    whole = run(make_trainer(tmp_path / "whole"))
-    assert same_tensors(load_weights(run(trainer).checkpoint), load_weights(whole.checkpoint))
+    uninterrupted = run(make_trainer(tmp_path / "uninterrupted"))
+    assert same_tensors(
+        load_weights(run(trainer).checkpoint), load_weights(uninterrupted.checkpoint)
+    )
 
 
 def test_accumulated_gradients_equal_full_batch_gradients(tmp_path):
