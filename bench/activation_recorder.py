@@ -16,7 +16,7 @@ import torch
 
 import benchmark_results
 from clearhead.config.presets import presets
-from clearhead.data.dataset import PackedBatch
+from clearhead.data.packed_batch import PackedBatch
 from clearhead.data.readers import DataReport
 from clearhead.model.transformer import build_transformer
 from clearhead.train.activation_recorder import ActivationRecorder

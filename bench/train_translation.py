@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 import benchmark_results
 from clearhead.config.presets import presets
-from clearhead.data.dataset import IGNORE_INDEX, PackedBatch
+from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch
 from clearhead.data.pairs import (
     EncodedPair,
     TranslationDataset,

@@ -8,8 +8,8 @@ import numpy as np
 from fastapi.testclient import TestClient
 
 from clearhead.serve.app import create_app
-from clearhead.serve.explorer.snapshot import asgi_client
-from clearhead.serve.middleware import Limits
+from clearhead.serve.explorer.saved_page import asgi_client
+from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
 
 JSON = {"Content-Type": "application/json"}

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import clearhead as ch
 from clearhead.serve.app import create_app
-from clearhead.serve.middleware import Limits
+from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
 from clearhead.serve.server import Server, bind_socket
 

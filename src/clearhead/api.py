@@ -16,19 +16,20 @@ from clearhead.data.batch import Batch, encode_texts, make_batch
 from clearhead.errors import ClearheadError, check_int, check_type, warn, with_index
 from clearhead.generate import backends
 from clearhead.generate import chat as chats
-from clearhead.generate.chat import ChatSession
-from clearhead.generate.engine import EditedTransformer, eval_mode
-from clearhead.generate.generation import (
+from clearhead.generate.beam_generation import (
     BeamResult,
     BeamSearchConfig,
+    Prefix,
+    beam_search_texts,
+    encode_prefixes,
+)
+from clearhead.generate.chat import ChatSession
+from clearhead.generate.generation import (
     EnginePool,
     Generation,
     GenerationStream,
-    Prefix,
     TextChunk,
-    beam_search_texts,
     check_can_generate,
-    encode_prefixes,
     group_samples,
     with_choices,
 )
@@ -58,7 +59,7 @@ from clearhead.hooks import NO_HOOKS, Hooks, Recorder, Selector, force_eager
 from clearhead.lens.activation_cache import ActivationCache
 from clearhead.lens.edits import check_edits
 from clearhead.lens.hook_points import matching_names
-from clearhead.model.transformer import Transformer, build_transformer
+from clearhead.model.transformer import EditedTransformer, Transformer, build_transformer, eval_mode
 from clearhead.tokenizers.tokenizer import Tokenizer
 from clearhead.weights.checkpoint import Checkpoint, Placement
 from clearhead.weights.load import load_model, save_model

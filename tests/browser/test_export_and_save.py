@@ -12,7 +12,7 @@ from PIL import Image
 
 import clearhead as ch
 from clearhead.cli.main import app
-from clearhead.serve.explorer.snapshot import to_script_json
+from clearhead.serve.explorer.saved_page import to_script_json
 from page_models import byte_model
 
 pytestmark = pytest.mark.slow

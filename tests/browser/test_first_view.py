@@ -11,7 +11,7 @@ from PIL import Image
 import clearhead as ch
 from clearhead.cli.main import app
 from clearhead.serve.registry import ModelRegistry
-from clearhead.weights import model_cards
+from clearhead.weights import bundled
 from page_models import byte_model
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ MADE = {"digits": "Draw instead", "spoken-digits": "Use a tone"}
 
 @pytest.fixture
 def models(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_cards, "BUNDLED_DIR", tmp_path)
+    monkeypatch.setattr(bundled, "BUNDLED_DIR", tmp_path)
     for name, preset in (("digits", "tiny-images"), ("spoken-digits", "tiny-audio")):
         ch.save(ch.new(preset, seed=2), tmp_path / name)
         card = CARD | {"usage": [f"clearhead classify {name} {{model_dir}}/{FILES[name]}"]}

@@ -12,8 +12,7 @@ import typer
 import clearhead as ch
 from clearhead.cli.common import parse_config_flags
 from clearhead.cli.main import app
-from clearhead.weights.checkpoint import SafetensorsReader
-from clearhead.weights.model_cards import (
+from clearhead.weights.bundled import (
     BUNDLED_DIR,
     BUNDLED_NAMES,
     CARD_FILE,
@@ -23,6 +22,7 @@ from clearhead.weights.model_cards import (
     read_card,
     update_card,
 )
+from clearhead.weights.checkpoint import SafetensorsReader
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = typer.main.get_command(app).commands

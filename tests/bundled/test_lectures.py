@@ -11,7 +11,7 @@ import clearhead as ch
 from clearhead.cli.demo import SENTENCE, find_example_head
 from clearhead.lens.attention import word_attention
 from clearhead.serve.explorer.routes.models import MOVIE_REVIEWS
-from clearhead.weights.model_cards import bundled_models
+from clearhead.weights.bundled import bundled_models
 
 pytestmark = pytest.mark.slow
 

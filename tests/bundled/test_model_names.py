@@ -7,7 +7,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.serve.registry import parse_model_paths
-from clearhead.weights import hub, model_cards
+from clearhead.weights import bundled, hub
 from clearhead.word_vectors.io import VectorTable, write_vectors
 
 
@@ -24,15 +24,15 @@ def bundled_dir(tmp_path, monkeypatch):
     (tmp_path / "bundled" / "fill").mkdir()  # no model
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(model_cards, "BUNDLED_DIR", tmp_path / "bundled")
+    monkeypatch.setattr(bundled, "BUNDLED_DIR", tmp_path / "bundled")
     return tmp_path / "bundled"
 
 
 def test_only_existing_models_are_listed(bundled_dir):
-    assert model_cards.bundled_models() == ["story", "words"]
-    assert model_cards.bundled_path("story") == bundled_dir / "story"
+    assert bundled.bundled_models() == ["story", "words"]
+    assert bundled.bundled_path("story") == bundled_dir / "story"
     for name in ("fill", "../bundled/story", ""):
-        assert model_cards.bundled_path(name) is None
+        assert bundled.bundled_path(name) is None
 
 
 def test_bundled_name_loads():
@@ -67,7 +67,7 @@ def test_similar_name_is_suggested(name, suggestion):
     with pytest.raises(ch.ClearheadError, match=f"did you mean '{suggestion}"):
         ch.load(name)
     with pytest.raises(ch.ClearheadError, match="only bundled models have cards"):
-        model_cards.bundled_card(name)
+        bundled.bundled_card(name)
 
 
 def test_finding_models_does_not_import_torch():

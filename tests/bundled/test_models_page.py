@@ -14,7 +14,7 @@ import pytest
 
 from clearhead.cli.main import app
 from clearhead.weights import hub
-from clearhead.weights.model_cards import BUNDLED_DIR, BUNDLED_NAMES, bundled_models
+from clearhead.weights.bundled import BUNDLED_DIR, BUNDLED_NAMES, bundled_models
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 SHELL = r"```console\n\$ (?P<command>.*)\n(?P<output>(?:.*\n)*?)```"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli.demo import SENTENCE
-from clearhead.weights.model_cards import BUNDLED_DIR, bundled_card, bundled_models, bundled_path
+from clearhead.weights.bundled import BUNDLED_DIR, bundled_card, bundled_models, bundled_path
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from clearhead.cli.see import VIEW_OPTIONS
 from clearhead.config.parse import apply_overrides, dataclass_from_dict, dataclass_to_dict
 from clearhead.lab.experiment import expand_grid
 from clearhead.train.train import load_config
-from clearhead.weights.model_cards import bundled_models
+from clearhead.weights.bundled import bundled_models
 from clearhead.word_vectors.skip_gram import Word2VecConfig
 
 

@@ -13,7 +13,7 @@ from clearhead.cli.explore import _default_models, _listen_on_free_port, _url_fr
 from clearhead.cli.main import app
 from clearhead.errors import ClearheadError
 from clearhead.serve import server
-from clearhead.weights import model_cards
+from clearhead.weights import bundled
 from clearhead.word_vectors.io import VectorTable, write_vectors
 
 
@@ -29,13 +29,13 @@ def folder(tmp_path):
 
 
 def test_default_models_are_bundled_ones_without_word_vectors(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(model_cards, "BUNDLED_DIR", tmp_path / "none")
+    monkeypatch.setattr(bundled, "BUNDLED_DIR", tmp_path / "none")
     with pytest.raises(ClearheadError, match="no models are bundled"):
         explore()
     table = VectorTable(["cat", "dog"], torch.eye(2).half())
     write_vectors(tmp_path / "bundled" / "words", table)
     folder.rename(tmp_path / "bundled" / "story")
-    monkeypatch.setattr(model_cards, "BUNDLED_DIR", tmp_path / "bundled")
+    monkeypatch.setattr(bundled, "BUNDLED_DIR", tmp_path / "bundled")
     assert _default_models() == ["story"]
 
 
@@ -47,7 +47,7 @@ def test_word_vectors_are_listed_apart_from_models(tmp_path, monkeypatch, capsys
         card = {"title": name, "description": f"About {name}.", "architecture": kind}
         card |= {key: [] for key in ("usage", "datasets", "training_commands", "limitations")}
         (tmp_path / name / "card.json").write_text(json.dumps(card))
-    monkeypatch.setattr(model_cards, "BUNDLED_DIR", tmp_path)
+    monkeypatch.setattr(bundled, "BUNDLED_DIR", tmp_path)
     app(["models"], standalone_mode=False)
     models, word_vectors = capsys.readouterr().out.split("Word vectors")
     assert ("story" in models, "words" in models, "words" in word_vectors) == (True, False, True)

@@ -15,11 +15,11 @@ from clearhead.cli import chat, demo
 from clearhead.cli.examples import FIRST_COMMANDS, start_page
 from clearhead.cli.main import app
 from clearhead.errors import ClearheadError
-from clearhead.weights import hub, model_cards
+from clearhead.weights import bundled, hub
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif("story" not in model_cards.bundled_models(), reason="story is not bundled"),
+    pytest.mark.skipif("story" not in bundled.bundled_models(), reason="story is not bundled"),
 ]
 
 
@@ -35,7 +35,7 @@ def test_start_page_lists_bundled_models_and_first_commands():
     done = clearhead()
     assert done.returncode == 0
     assert done.stdout == start_page(ch.__version__)
-    assert all(name in done.stdout for name in model_cards.bundled_models())
+    assert all(name in done.stdout for name in bundled.bundled_models())
     assert len(re.findall(r"^  clearhead ", done.stdout, re.MULTILINE)) == 3
 
 
@@ -43,7 +43,7 @@ def test_start_page_lists_bundled_models_and_first_commands():
     "command", [command for command in FIRST_COMMANDS if command != "clearhead demo"]
 )
 def test_first_commands_of_the_start_page_run(command, tmp_path):
-    if "en-de" in command and "en-de" not in model_cards.bundled_models():
+    if "en-de" in command and "en-de" not in bundled.bundled_models():
         pytest.skip("en-de is not bundled")
     done = clearhead(*shlex.split(command)[1:], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -87,11 +87,11 @@ def test_demo_in_a_terminal_opens_the_page(commands, monkeypatch, capsys):
 
 
 def test_demo_skips_commands_of_missing_models(commands, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(model_cards, "BUNDLED_NAMES", ("story",))
+    monkeypatch.setattr(bundled, "BUNDLED_NAMES", ("story",))
     demo.demo(tmp_path)
     assert not any("en-de" in command for command in commands)
     assert len(commands) == 3
-    monkeypatch.setattr(model_cards, "BUNDLED_NAMES", ())
+    monkeypatch.setattr(bundled, "BUNDLED_NAMES", ())
     demo.demo(tmp_path)
     assert "is not installed" in capsys.readouterr().out
 
@@ -105,9 +105,9 @@ def models(*words, capsys):
 def test_models_lists_bundled_and_downloaded_models(capsys, monkeypatch):
     monkeypatch.setattr(hub, "downloaded_models", lambda: {"owner/name": 5_000_000})
     listed = models(capsys=capsys)
-    for name in model_cards.bundled_models():
+    for name in bundled.bundled_models():
         assert re.search(rf"^{name} +\S+, [\d.]+M \w+, [\d.]+ MB$", listed, re.MULTILINE)
-        assert model_cards.bundled_card(name).usage[0] in listed
+        assert bundled.bundled_card(name).usage[0] in listed
     assert re.search(r"^owner/name +downloaded, 5 MB$", listed, re.MULTILINE)
 
 
@@ -123,15 +123,15 @@ def test_downloaded_models_are_found_with_their_sizes(monkeypatch, tmp_path):
 def test_card_is_printed_literally(capsys, monkeypatch):
     from dataclasses import replace
 
-    metric = model_cards.Metric(
+    metric = bundled.Metric(
         "accuracy", 0.5, (0.25, 0.75), "[coins]", "clearhead evaluate story --data coins.tsv"
     )
     card = replace(
-        model_cards.bundled_card("story"),
+        bundled.bundled_card("story"),
         metrics=(metric,),
-        examples=(model_cards.Example("[MASK]?", "yes"),),
+        examples=(bundled.Example("[MASK]?", "yes"),),
     )
-    monkeypatch.setattr(model_cards, "bundled_card", lambda name: card)
+    monkeypatch.setattr(bundled, "bundled_card", lambda name: card)
     output = models("story", capsys=capsys)
     for line in (
         *card.usage,
@@ -148,10 +148,10 @@ def test_card_is_printed_literally(capsys, monkeypatch):
 def test_models_json_has_the_cards(capsys):
     assert (
         json.loads(models("story", "--json", capsys=capsys))["sha256"]
-        == model_cards.bundled_card("story").sha256
+        == bundled.bundled_card("story").sha256
     )
     assert set(json.loads(models("--json", capsys=capsys))["bundled"]) == set(
-        model_cards.bundled_models()
+        bundled.bundled_models()
     )
 
 

@@ -9,7 +9,7 @@ import soundfile
 import torch
 
 from clearhead.config.model import Images, MelSpectrogram
-from clearhead.data.media import MediaDataset, MediaExamples
+from clearhead.data.media_dataset import MediaDataset, MediaExamples
 from clearhead.data.readers import DataReport
 
 GRAY = Images(image_size=4, patch_size=2, num_channels=1, mean=(0.3,), std=(0.7,))

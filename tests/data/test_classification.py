@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import clearhead as ch
 from clearhead.config.presets import presets
 from clearhead.data.classification import LabeledExample, LabeledTextDataset, stratified_split
-from clearhead.data.dataset import PackedBatch
+from clearhead.data.packed_batch import PackedBatch
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import build_transformer

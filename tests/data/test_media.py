@@ -11,7 +11,7 @@ from PIL import Image
 
 from clearhead.config.model import Images
 from clearhead.config.presets import presets
-from clearhead.data.media import MediaExamples, load_media
+from clearhead.data.media_dataset import MediaExamples, load_media
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import build_transformer

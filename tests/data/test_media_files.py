@@ -10,7 +10,7 @@ from compressed_files import compressor
 from media_files import COLOR, GRAY, MEL, dataset, idx, media_examples, pixels, wav
 from PIL import Image
 
-from clearhead.data.media import exclude_valid_media, load_media
+from clearhead.data.media_dataset import exclude_valid_media, load_media
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.media import log_mel, read_audio, read_image
@@ -236,7 +236,7 @@ def test_running_out_of_memory_is_not_skipped(tmp_path, monkeypatch):
 
     (tmp_path / "a").mkdir()
     Image.fromarray(pixels(4, 4)).save(tmp_path / "a" / "good.png")
-    monkeypatch.setattr("clearhead.data.media.read_pixels", fail)
+    monkeypatch.setattr("clearhead.data.media_dataset.read_pixels", fail)
     report = DataReport("skip")
     with pytest.raises(MemoryError):
         load_media(tmp_path, GRAY, report)

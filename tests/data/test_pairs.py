@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead.config.model import InferenceConfig
-from clearhead.data.dataset import IGNORE_INDEX, PackedBatch, shuffled_indices
+from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch, shuffled_indices
 from clearhead.data.pairs import (
     EncodedPair,
     SentencePair,

@@ -17,12 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.data import readers
-from clearhead.data.readers import (
-    DataReport,
-    check_disjoint,
-    exclude_valid_files,
-    read_documents,
-)
+from clearhead.data.readers import DataReport, check_disjoint, exclude_valid_files, read_documents
 from clearhead.errors import ClearheadError
 
 LINES = st.lists(

@@ -12,7 +12,7 @@ from clearhead.data.classification import LabeledExample, LabeledTextDataset
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.evaluate import classification
-from clearhead.train.distributed import SingleProcess
+from clearhead.train.strategy import SingleProcess
 from clearhead.train.train_step import validation_loss
 
 WORDS = ch.Tokenizer.train_bpe(["the cat sat on the mat"], 300, ("<|end|>",))

@@ -11,7 +11,7 @@ from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.evaluate.results import bootstrap_metrics
 from clearhead.evaluate.translation import CorpusScorer
-from clearhead.train.distributed import SingleProcess
+from clearhead.train.strategy import SingleProcess
 from clearhead.train.train_step import validation_loss
 
 SOURCES = ["the cat sat", "on a mat", "the dog ran home again", "a cat"]

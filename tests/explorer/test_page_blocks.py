@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.serve.explorer.routes.tensors import describe_block
-from clearhead.serve.explorer.runs import RunRequest, RunStore
+from clearhead.serve.explorer.requests import RunRequest
+from clearhead.serve.explorer.routes.runs import describe_block
+from clearhead.serve.explorer.runs import RunStore
 from clearhead.serve.registry import ModelRegistry
 
 WORDS = ch.Tokenizer.bytes(("<|end|>",))
@@ -84,7 +85,7 @@ def test_top_neurons_have_the_largest_outputs(kind):
 
 
 def test_edits_are_visible_in_the_block():
-    from clearhead.serve.explorer.runs import Edit
+    from clearhead.serve.explorer.requests import Edit
 
     rows = numbers(
         describe_block(a_run("decoder", [Edit(name="blocks.1.ffn.out")]), 1, 0, False)["residual"]

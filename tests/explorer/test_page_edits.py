@@ -9,7 +9,7 @@ import torch
 
 import clearhead as ch
 from clearhead.serve.explorer.assets import PageAssets
-from clearhead.serve.middleware import Limits
+from clearhead.serve.limits import Limits
 from clearhead.serve.registry import LoadedModel
 from page_models import BYTES, byte_model
 from page_site import PageSite
@@ -117,9 +117,9 @@ def test_cached_responses_of_other_weights_are_rejected():
 )
 def test_models_are_in_use_during_requests(path, body, monkeypatch):
     site = PageSite(m=byte_model())
-    service = site.app.state.explorer
-    loaded_model = service.registry.loaded["m"]
-    submit = service.submit
+    executor = site.app.state.explorer
+    loaded_model = executor.registry.loaded["m"]
+    submit = executor.submit
     in_use = []
 
     def recording_submit(function, *args):
@@ -127,7 +127,7 @@ def test_models_are_in_use_during_requests(path, body, monkeypatch):
             in_use.append(loaded_model.is_busy)
         return submit(function, *args)
 
-    monkeypatch.setattr(service, "submit", recording_submit)
+    monkeypatch.setattr(executor, "submit", recording_submit)
     site.request("POST" if body else "GET", path, body)
     assert in_use
     assert all(in_use)

@@ -8,7 +8,7 @@ from PIL import Image
 
 import clearhead as ch
 from clearhead.serve.registry import ModelRegistry
-from clearhead.weights import model_cards
+from clearhead.weights import bundled
 from page_site import page_client
 
 CARD = {
@@ -23,7 +23,7 @@ USAGE = ["clearhead explore digits", "clearhead classify digits {model_dir}/seve
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_cards, "BUNDLED_DIR", tmp_path / "bundled")
+    monkeypatch.setattr(bundled, "BUNDLED_DIR", tmp_path / "bundled")
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "bundled" / "digits"
     ch.save(ch.new("tiny-images"), folder)

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 
 from clearhead.serve.app import create_app
-from clearhead.serve.middleware import Limits
+from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
 from serving import tiny_writer
 

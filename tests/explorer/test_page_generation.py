@@ -6,9 +6,9 @@ import json
 import pytest
 
 import clearhead as ch
-from clearhead.serve.explorer.routes.tasks import GenerateRequest, _generation_events
-from clearhead.serve.explorer.service import ExplorerService
-from clearhead.serve.middleware import Limits
+from clearhead.serve.explorer.executor import ExplorerExecutor
+from clearhead.serve.explorer.routes.predictions import GenerateRequest, _generation_events
+from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
 from page_site import page_client
 
@@ -157,7 +157,7 @@ def test_leaving_stops_the_stream_and_releases_the_model(monkeypatch):
     async def leave_after(count):
         registry = ModelRegistry.from_models({"model": MODEL})
         events = _generation_events(
-            ExplorerService(registry, Limits()), GenerateRequest(text="Once", max_tokens=20)
+            ExplorerExecutor(registry, Limits()), GenerateRequest(text="Once", max_tokens=20)
         )
         assert await anext(events) == ""
         for _ in range(count):

@@ -14,9 +14,10 @@ from PIL import Image
 import clearhead as ch
 from clearhead.hooks import force_eager
 from clearhead.serve.explorer import runs as runs_module
-from clearhead.serve.explorer.runs import RunRequest, RunStore
-from clearhead.serve.explorer.service import ExplorerService, _client
-from clearhead.serve.middleware import Limits
+from clearhead.serve.explorer.executor import ExplorerExecutor, _client
+from clearhead.serve.explorer.requests import RunRequest
+from clearhead.serve.explorer.runs import RunStore
+from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
 from page_models import BYTES, byte_model
 from page_site import PageSite
@@ -236,13 +237,13 @@ def test_patching_needs_another_text(site):
 
 
 def test_clients_take_turns_on_the_page():
-    service = ExplorerService(ModelRegistry.from_models({"m": byte_model()}), Limits())
+    executor = ExplorerExecutor(ModelRegistry.from_models({"m": byte_model()}), Limits())
     order = []
     go_on = threading.Event()
 
     async def asked(client, number):
         _client.set(client)
-        await service.submit(lambda: (go_on.wait(20), order.append((client, number))))
+        await executor.submit(lambda: (go_on.wait(20), order.append((client, number))))
 
     async def all_of_them():
         tasks = [asyncio.create_task(asked("greedy", number)) for number in range(6)]

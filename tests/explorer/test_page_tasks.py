@@ -133,7 +133,7 @@ def test_without_cross_attention_all_translations_are_equal(client):
 
 
 def test_audio_translation_equals_the_library(client, models):
-    from clearhead.serve.explorer.runs import decode_audio
+    from clearhead.serve.explorer.requests import decode_audio
 
     shown = request(client, "translate", model="listener", audio=wav(), num_beams=2)
     samples = decode_audio(wav(), models["listener"].config.model.architecture.source_input)

@@ -13,7 +13,7 @@ import clearhead as ch
 from beams import beam_search
 from clearhead.config.model import Attention, Learned, Rotary, Shaw
 from clearhead.errors import ClearheadError
-from clearhead.generate import beam_cuda
+from clearhead.generate import beam_search_cuda
 from clearhead.model.transformer import build_transformer
 from strategies import POSITIONS
 
@@ -43,7 +43,7 @@ def pick_eos_tokens(net, count, **given):
 
 
 def test_kernel_supports_schemes_that_depend_on_positions_only(monkeypatch):
-    monkeypatch.setattr(beam_cuda, "TRITON_AVAILABLE", True)
+    monkeypatch.setattr(beam_search_cuda, "TRITON_AVAILABLE", True)
     for position, is_supported in (
         (Rotary(), True),
         (Learned(), True),
@@ -51,7 +51,9 @@ def test_kernel_supports_schemes_that_depend_on_positions_only(monkeypatch):
         (object(), False),
     ):
         assert (
-            beam_cuda.supports_kv_owner(SimpleNamespace(position=position, attention=Attention()))
+            beam_search_cuda.supports_kv_owner(
+                SimpleNamespace(position=position, attention=Attention())
+            )
             is is_supported
         )
 

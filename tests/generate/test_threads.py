@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.generate import beam_cuda, generation
+from clearhead.generate import beam_search_cuda, generation
 from clearhead.generate.beam_search import BeamRules, BeamSearch
 from clearhead.generate.engine import BatchEngine
 
@@ -68,13 +68,13 @@ def test_a_graph_serves_one_search_at_a_time(monkeypatch):
             self.busy = False
             return used.append(self)
 
-    monkeypatch.setattr(beam_cuda, "BeamSearchGraph", FakeGraph)
+    monkeypatch.setattr(beam_search_cuda, "BeamSearchGraph", FakeGraph)
     monkeypatch.setattr(BeamSearch, "run", lambda search: begin.wait(timeout=10) and None)
     net = ch.new("tiny-decoder").net
 
     def search(length=1):
         rules = BeamRules(torch.device("cpu"), num_beams=1, max_tokens=4)
-        return beam_cuda.run_with_graphs(
+        return beam_search_cuda.run_with_graphs(
             BeamSearch(net, rules, [[1] * length], [[]], None, None, return_tree=False)
         )
 
@@ -82,10 +82,10 @@ def test_a_graph_serves_one_search_at_a_time(monkeypatch):
         for _ in range(3):
             for done in [threads.submit(search), threads.submit(search)]:
                 done.result()
-    kept = beam_cuda.GRAPH_CACHES[net]
+    kept = beam_search_cuda.GRAPH_CACHES[net]
     assert [*kept.values()] == used[-1:]
     begin = Barrier(1)
-    for length in range(2, 2 + beam_cuda.MAX_GRAPHS):
+    for length in range(2, 2 + beam_search_cuda.MAX_GRAPHS):
         search(length)
-    assert len(kept) == beam_cuda.MAX_GRAPHS
+    assert len(kept) == beam_search_cuda.MAX_GRAPHS
     assert used[-1] not in kept.values()

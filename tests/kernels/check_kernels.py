@@ -9,7 +9,6 @@ from torch.nn import functional as F
 import clearhead as ch
 from clearhead.generate.fused_decode import FusedDecoder, supports_fused_decode
 from clearhead.generate.sampling import Sampler, SamplingConfig, rng_key
-from clearhead.kernels.beam_search import block_max, logsumexp_rows
 from clearhead.kernels.decode import (
     MAX_FUSED_ROWS,
     beam_cross_attention,
@@ -17,6 +16,7 @@ from clearhead.kernels.decode import (
     fused_norm,
     single_query_attention,
 )
+from clearhead.kernels.logsumexp import block_max, logsumexp_rows
 from clearhead.kernels.sampling import sample_tokens
 
 DEVICE = torch.device("cpu" if "TRITON_INTERPRET" in os.environ else "cuda")

@@ -10,12 +10,8 @@ import clearhead as ch
 from clearhead import config as c
 from clearhead.evaluate.invariants import ModelUnderTest
 from clearhead.hooks import Recorder
-from clearhead.lens.logit_attribution import (
-    LogitTarget,
-    decompose_logit,
-    path_from_logit,
-    required_activations,
-)
+from clearhead.lens.logit_attribution import decompose_logit, path_from_logit, required_activations
+from clearhead.lens.logit_target import LogitTarget
 from clearhead.model.transformer import build_transformer
 from strategies import examples, models
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.lens.positions import (
+from clearhead.lens.position_encodings import (
     position_shift,
     position_similarity,
     positional_encodings,

@@ -11,8 +11,9 @@ import pytest
 
 from clearhead.generate.sampling import SamplingConfig
 from clearhead.serve import server
+from clearhead.serve.errors import APIError
+from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import Metrics
-from clearhead.serve.middleware import APIError, Limits
 from clearhead.serve.scheduler import ModelWorker, Scheduler
 from serving import (
     LONG_COMPLETION,

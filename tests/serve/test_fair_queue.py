@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.serve.middleware import APIError, Quota
+from clearhead.serve.errors import APIError
+from clearhead.serve.limits import Quota
 from clearhead.serve.scheduler import FairQueue
 
 # (client, number of items to put; 0: pop)

@@ -7,7 +7,7 @@ from schemathesis.checks import not_a_server_error
 
 import clearhead as ch
 from clearhead.serve.app import create_app
-from clearhead.serve.middleware import Limits
+from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
 from serving import BYTES, tiny_writer
 

@@ -9,7 +9,8 @@ from contextlib import suppress
 import pytest
 
 from clearhead.serve import server
-from clearhead.serve.middleware import AccessMiddleware, Limits
+from clearhead.serve.limits import Limits
+from clearhead.serve.middleware import AccessMiddleware
 from serving import (
     LONG_COMPLETION,
     NO_EOS,

@@ -7,7 +7,7 @@ import torch
 
 import clearhead as ch
 from clearhead.serve import registry as registry_module
-from clearhead.serve.middleware import Limits
+from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry, default_memory_limit, parse_model_paths
 from clearhead.weights.checkpoint import Placement
 from serving import tiny_writer

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 import clearhead as ch
 from clearhead.cli.main import app
 from clearhead.serve import registry as registry_module
+from clearhead.serve.errors import APIError
+from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import Metrics
-from clearhead.serve.middleware import APIError, Limits
 from clearhead.serve.registry import ModelRegistry
 from clearhead.serve.scheduler import ModelWorker
 from serving import (
@@ -123,8 +124,8 @@ BUSY_PROCESS = """
 import asyncio, os, signal, time, torch
 from clearhead.serve import server
 from clearhead.serve.app import create_app
-from clearhead.serve.explorer import service
-from clearhead.serve.middleware import Limits
+from clearhead.serve.explorer import executor
+from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
 from serving import tiny_writer
 

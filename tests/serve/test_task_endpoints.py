@@ -8,7 +8,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.serve import tasks
-from clearhead.serve.middleware import Limits
+from clearhead.serve.limits import Limits
 from serving import run_server, send_request, tiny_writer
 
 TOKENIZER = ch.Tokenizer.bytes(("<mask>", "<end>"))

@@ -10,8 +10,8 @@ import torch
 import clearhead as ch
 from clearhead.data.batch import Batch
 from clearhead.generate.translation import Translator
+from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import Metrics
-from clearhead.serve.middleware import Limits
 from clearhead.serve.openai import CompletionRequest, make_completion_sequences
 from clearhead.serve.registry import ModelRegistry
 from clearhead.serve.scheduler import ModelWorker

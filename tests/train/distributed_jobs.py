@@ -10,9 +10,9 @@ import torch
 from tiny_training import CountingDataset, make_trainer
 
 import clearhead as ch
-from clearhead.data.dataset import IGNORE_INDEX, PackedBatch
-from clearhead.train.data_parallel import FSDP
-from clearhead.train.distributed import distributed_training
+from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch
+from clearhead.train.distributed import FSDP
+from clearhead.train.strategy import distributed_training
 
 RANK = int(os.environ.get("RANK", "0"))
 RESTART = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

@@ -5,14 +5,7 @@ import signal
 
 import pytest
 import torch
-from tiny_training import (
-    CountingDataset,
-    load_weights,
-    make_trainer,
-    resume,
-    run,
-    same_tensors,
-)
+from tiny_training import CountingDataset, load_weights, make_trainer, resume, run, same_tensors
 
 import clearhead as ch
 

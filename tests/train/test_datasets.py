@@ -11,10 +11,10 @@ from sample_data import SHORT_RUN, TINY_MODEL
 from tiny_training import CountingDataset, make_trainer, run
 
 import clearhead as ch
-from clearhead.data.dataset import IGNORE_INDEX, PackedBatch
+from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch
 from clearhead.tokenizers.tokenizer import END_TOKEN
-from clearhead.train.datasets import special_token_ids
 from clearhead.train.train import build_trainer, load_config
+from clearhead.train.training_data import special_token_ids
 
 OPTIONS = {**TINY_MODEL, **SHORT_RUN, "train.max_steps": 4}
 TEXT = {"model.context_length": 16, "data.vocab_size": 300}

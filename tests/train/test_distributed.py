@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from tiny_training import load_weights, make_trainer, run
 
 import clearhead as ch
-from clearhead.data.dataset import IGNORE_INDEX
-from clearhead.train.distributed import SINGLE_PROCESS, SingleProcess, distributed_training
+from clearhead.data.packed_batch import IGNORE_INDEX
+from clearhead.train.strategy import SINGLE_PROCESS, SingleProcess, distributed_training
 
 SCRIPT = Path(__file__).with_name("distributed_jobs.py")
 MUON = {"kind": "muon"}
@@ -258,7 +258,7 @@ def test_single_process_does_not_import_torch_distributed(tmp_path):
     code = """if True:
         import pathlib, sys, torch
         import clearhead as ch
-        from clearhead.train.distributed import SINGLE_PROCESS, distributed_training
+        from clearhead.train.strategy import SINGLE_PROCESS, distributed_training
         from tiny_training import make_trainer
 
         with distributed_training("cpu", ch.presets["tiny-decoder"].train) as strategy:
@@ -266,7 +266,7 @@ def test_single_process_does_not_import_torch_distributed(tmp_path):
             trainer = make_trainer(pathlib.Path(sys.argv[1]), max_steps=2, strategy=strategy)
             trainer.train(lambda progress: True)
         assert not torch.distributed.is_initialized()
-        assert "clearhead.train.data_parallel" not in sys.modules"""
+        assert "clearhead.train.distributed" not in sys.modules"""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), *sys.path])}
     command = [sys.executable, "-c", code, str(tmp_path)]
     assert subprocess.run(command, env=environment, check=False).returncode == 0

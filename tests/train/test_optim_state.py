@@ -2,15 +2,7 @@
 
 import pytest
 import torch
-from optimizer_helpers import (
-    ADAMW,
-    DEVICES,
-    MUON,
-    backward,
-    same_weights,
-    take_steps,
-    tiny_net,
-)
+from optimizer_helpers import ADAMW, DEVICES, MUON, backward, same_weights, take_steps, tiny_net
 from safetensors.torch import load, save
 
 import clearhead as ch

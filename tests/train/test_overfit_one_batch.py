@@ -13,7 +13,7 @@ import sample_data
 import torch
 
 import clearhead as ch
-from clearhead.data.dataset import IGNORE_INDEX
+from clearhead.data.packed_batch import IGNORE_INDEX
 from clearhead.tokenizers import media
 from clearhead.train.train import build_trainer, load_config
 

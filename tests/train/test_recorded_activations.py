@@ -5,7 +5,7 @@ import torch
 from recording import random_ids, record_once
 
 import clearhead as ch
-from clearhead.data.dataset import PackedBatch
+from clearhead.data.packed_batch import PackedBatch
 from clearhead.train.activation_recorder import align_plane, principal_plane
 
 SEGMENTS = torch.tensor([[1] * 5 + [2] * 9 + [0] * 2] * 3)

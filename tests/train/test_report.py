@@ -12,16 +12,11 @@ from sample_data import SHORT_RUN, TINY_MODEL, sentences, write_labeled
 from tiny_training import CountingDataset, WithoutValidation, make_trainer
 
 import clearhead as ch
-from clearhead.cli.progress_display import ProgressDisplay
+from clearhead.cli.training_display import TrainingDisplay
 from clearhead.config.presets import MEASURED_ON
 from clearhead.train import train as training
 from clearhead.train.plots import MAX_POINTS, downsample, plot_loss, to_png
-from clearhead.train.report import (
-    collect_report_data,
-    expected_loss,
-    next_commands,
-    write_report,
-)
+from clearhead.train.report import collect_report_data, expected_loss, next_commands, write_report
 from clearhead.train.throughput import Throughput
 from clearhead.train.train import (
     TensorBoardLogger,
@@ -78,7 +73,7 @@ def train_on_text(folder, *, record_activations=False, preset="tiny-decoder", **
     result = run_training(
         load_config(preset, options),
         folder / "run",
-        ProgressDisplay,
+        TrainingDisplay,
         messages.append,
         recipe=preset,
         device="cpu",
@@ -185,7 +180,7 @@ def test_expected_loss_holds_for_neutral_options_and_names_its_data():
 
 def test_without_terminal_there_is_one_line_per_validation(tmp_path, capsys):
     trainer = make_trainer(tmp_path, max_steps=8, eval_every=4)
-    train_and_report(trainer, ProgressDisplay, print, "tiny-decoder")
+    train_and_report(trainer, TrainingDisplay, print, "tiny-decoder")
     output = capsys.readouterr().out
     lines = output.splitlines()
     assert [line.split(":")[0] for line in lines] == [
@@ -235,7 +230,7 @@ def test_failed_run_leaves_a_report(tmp_path):
 
     trainer.training_step = failing_step
     with pytest.raises(ch.ClearheadError, match="nan"):
-        train_and_report(trainer, ProgressDisplay, print, "tiny-decoder")
+        train_and_report(trainer, TrainingDisplay, print, "tiny-decoder")
     assert json.loads((tmp_path / "report.json").read_text())["status"] == "failed"
     assert "failed" in (tmp_path / "report.html").read_text()
 

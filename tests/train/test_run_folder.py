@@ -12,7 +12,7 @@ import clearhead as ch
 from clearhead import io
 from clearhead.config.training import DataConfig
 from clearhead.train.checkpoint import fingerprint_data, lock_output
-from clearhead.train.distributed import SINGLE_PROCESS
+from clearhead.train.strategy import SINGLE_PROCESS
 
 OPTIONS = {
     **SHORT_RUN,

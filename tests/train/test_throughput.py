@@ -5,7 +5,7 @@ import torch
 
 import clearhead as ch
 from clearhead.config import num_input_tokens
-from clearhead.data.dataset import IGNORE_INDEX, PackedBatch
+from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch
 from clearhead.train.throughput import ETA, Throughput, format_duration
 
 

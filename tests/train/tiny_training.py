@@ -3,9 +3,9 @@
 import torch
 
 import clearhead as ch
-from clearhead.data.dataset import PackedBatch
+from clearhead.data.packed_batch import PackedBatch
 from clearhead.data.readers import DataReport
-from clearhead.train.distributed import SINGLE_PROCESS
+from clearhead.train.strategy import SINGLE_PROCESS
 from clearhead.train.trainer import Trainer
 from clearhead.weights.checkpoint import Checkpoint
 

@@ -6,7 +6,7 @@ import torch
 
 import clearhead as ch
 from clearhead.model.transformer import build_transformer
-from clearhead.weights import onnx
+from clearhead.weights import export_onnx
 from clearhead.weights.checkpoint import Checkpoint
 
 ort = pytest.importorskip("onnxruntime")
@@ -50,7 +50,7 @@ def as_past(outputs):
 def save_without_shape_checks(*args):
     jaxtyping.config.update("jaxtyping_disable", True)  # dynamic sizes are not integers
     try:
-        onnx.save_onnx(*args)
+        export_onnx.save_onnx(*args)
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
 

@@ -30,7 +30,7 @@ from beams import beam_search
 from clearhead import config as c
 from clearhead.config.presets import presets
 from clearhead.errors import ClearheadError
-from clearhead.weights.ctranslate2 import save_ctranslate2, text_problems
+from clearhead.weights.export_ctranslate2 import save_ctranslate2, text_problems
 
 pytestmark = pytest.mark.slow
 

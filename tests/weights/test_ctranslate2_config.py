@@ -28,7 +28,7 @@ from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.tokenizer import Tokenizer
 from clearhead.weights.checkpoint import MODEL_FILES
-from clearhead.weights.ctranslate2 import save_ctranslate2
+from clearhead.weights.export_ctranslate2 import save_ctranslate2
 
 pytestmark = pytest.mark.slow
 

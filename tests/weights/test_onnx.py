@@ -27,7 +27,7 @@ from clearhead.generate.engine import BatchEngine
 from clearhead.generate.generation import GenerationStream
 from clearhead.generate.sampling import SamplingConfig
 from clearhead.model.transformer import build_transformer
-from clearhead.weights import onnx
+from clearhead.weights import export_onnx
 from clearhead.weights.checkpoint import Checkpoint, export_tokenizers
 
 pytestmark = pytest.mark.slow
@@ -162,7 +162,7 @@ import json, sys
 from pathlib import Path
 from clearhead.config import Config
 from clearhead.model.transformer import build_transformer
-from clearhead.weights import onnx
+from clearhead.weights import export_onnx
 from clearhead.weights.checkpoint import Checkpoint
 for folder in map(Path, sys.argv[1:]):
     config = Config.from_dict(json.loads(folder.with_suffix(".json").read_text()))
@@ -207,7 +207,7 @@ def large_export(tmp_path_factory):
     net = build_transformer(config.model, dtype=torch.bfloat16).train()
     tokenizer = ch.Tokenizer.bytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnx, "EXTERNAL_DATA_BYTES", 0)
+        patch.setattr(export_onnx, "EXTERNAL_DATA_BYTES", 0)
         save_without_shape_checks(folder, Checkpoint(net, config, tokenizer, tokenizer))
     return net, config, folder
 
@@ -267,4 +267,4 @@ def test_missing_package_is_reported(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     model = ch.new("tiny-decoder")
     with pytest.raises(ch.ClearheadError, match=r"pip install 'clearhead\[onnx\]'"):
-        onnx.save_onnx(tmp_path, Checkpoint(model.net, model.config))
+        export_onnx.save_onnx(tmp_path, Checkpoint(model.net, model.config))

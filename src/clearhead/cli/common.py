@@ -183,7 +183,7 @@ def show_line_progress(
 ) -> Iterator[list[str]]:
     """Show a progress bar for batches of a file's lines, unless results go to the same terminal."""
     from clearhead.data.readers import READ_ERRORS, open_compressed
-    from clearhead.progress import progress_bar
+    from clearhead.progress_bar import progress_bar
 
     if not Path(file).is_file() or (prints_results and sys.stdout.isatty()):
         return batches
@@ -241,7 +241,7 @@ def warn_if_file_name(text: str | None, usage: str = "use --input {} to read its
     if text is None:
         return
     if _is_file(text):
-        from clearhead.data.media import AUDIO_SUFFIXES, IMAGE_SUFFIXES
+        from clearhead.data.media_dataset import AUDIO_SUFFIXES, IMAGE_SUFFIXES
 
         if text.lower().endswith((*IMAGE_SUFFIXES, *AUDIO_SUFFIXES)):
             raise ClearheadError(f"{text} is an image or audio file; this model reads text.")

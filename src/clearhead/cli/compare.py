@@ -8,12 +8,7 @@ from pathlib import Path
 import typer
 
 from clearhead.cli.common import DEVICE_OPTION, parse_config_flags
-from clearhead.cli.train import (
-    COMPILE_OPTION,
-    LOGGER_OPTION,
-    RECORD_ACTIVATIONS_OPTION,
-    Logger,
-)
+from clearhead.cli.train import COMPILE_OPTION, LOGGER_OPTION, RECORD_ACTIVATIONS_OPTION, Logger
 from clearhead.errors import ClearheadError
 
 
@@ -59,7 +54,7 @@ def compare(
     command resumes. Under torchrun, the runs are distributed over the processes. The result is in
     report.html.
     """
-    from clearhead.cli.progress_display import ProgressDisplay
+    from clearhead.cli.training_display import TrainingDisplay
     from clearhead.lab.compare import plan_experiment, run_comparison
     from clearhead.lab.report import REPORT_FILE
     from clearhead.train.train import no_display
@@ -85,7 +80,7 @@ def compare(
         experiment,
         folder,
         echo=typer.echo,
-        make_display=ProgressDisplay if shows_progress else no_display,
+        make_display=TrainingDisplay if shows_progress else no_display,
         device=device,
         compile=compile,
         logger=logger,

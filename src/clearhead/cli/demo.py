@@ -29,7 +29,7 @@ def demo(
     Without a terminal or a browser, writes a story, translates a sentence, draws an attention head,
     and saves the page.
     """
-    from clearhead.weights.model_cards import bundled_models
+    from clearhead.weights.bundled import bundled_models
 
     names = bundled_models()
     if "story" not in names:

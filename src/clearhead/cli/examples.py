@@ -97,7 +97,7 @@ EXAMPLES = {
 
 def start_page(version: str) -> str:
     """What `clearhead` without a command prints."""
-    from clearhead.weights.model_cards import bundled_models
+    from clearhead.weights.bundled import bundled_models
 
     names = ", ".join(bundled_models()) or "none"
     width = max(map(len, FIRST_COMMANDS))

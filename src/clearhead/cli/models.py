@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from clearhead.weights.model_cards import ModelCard
+    from clearhead.weights.bundled import ModelCard
 
 
 def models(
@@ -27,7 +27,7 @@ def models(
     from rich.console import Console
 
     from clearhead.weights import hub
-    from clearhead.weights.model_cards import bundled_card, bundled_models
+    from clearhead.weights.bundled import bundled_card, bundled_models
 
     console = Console(highlight=False, markup=False)
     if name:

@@ -50,7 +50,7 @@ def serve(
     /classify and /fill; with --page, the page of clearhead explore.
     """
     from clearhead.serve.app import create_app
-    from clearhead.serve.middleware import Limits
+    from clearhead.serve.limits import Limits
     from clearhead.serve.registry import ModelRegistry, default_memory_limit, parse_model_paths
     from clearhead.serve.server import bind_socket, is_loopback, run_server
     from clearhead.weights.load import resolve_model

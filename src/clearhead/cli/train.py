@@ -61,13 +61,13 @@ def train(
                 raise ClearheadError(f"--{name} does not apply to word vectors.")
         train_vectors(options, output)
         return
-    from clearhead.cli.progress_display import ProgressDisplay
+    from clearhead.cli.training_display import TrainingDisplay
     from clearhead.train.train import load_config, run_training
 
     result = run_training(
         load_config(recipe, options),
         output,
-        ProgressDisplay,
+        TrainingDisplay,
         typer.echo,
         recipe=recipe,
         resume=resume == "auto",

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from clearhead.config.model import InferenceConfig
-from clearhead.data.dataset import IGNORE_INDEX, PackedBatch, shuffled_indices
 from clearhead.data.encoding import encode_records
+from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch, shuffled_indices
 from clearhead.data.readers import (
     DataReport,
     decode_lossless,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead import config as c
 from clearhead.data.batch import Batch
-from clearhead.data.media import normalize_media
+from clearhead.data.media_dataset import normalize_media
 from clearhead.errors import ClearheadError
 from clearhead.evaluate.evaluate import EvaluationTask
 from clearhead.evaluate.metrics import (
@@ -32,8 +32,8 @@ from clearhead.evaluate.results import Evaluation, bootstrap_metrics
 from clearhead.generate.tasks import check_finite, max_classification_tokens
 from clearhead.hooks import NO_HOOKS
 from clearhead.lens.view import View, label_axes
-from clearhead.progress import progress_bar
-from clearhead.train.datasets import read_labeled_rows, read_media
+from clearhead.progress_bar import progress_bar
+from clearhead.train.training_data import read_labeled_rows, read_media
 
 PROGRESS_BLOCK = 256  # examples between updates of the progress bar
 CALIBRATION_BINS = 10

@@ -12,8 +12,8 @@ from clearhead.config.training import DataConfig
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError, check_int, check_type
 from clearhead.evaluate.results import Evaluation
-from clearhead.generate.engine import eval_mode
 from clearhead.lens.argument_checks import check_model
+from clearhead.model.transformer import eval_mode
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.data.dataset import IGNORE_INDEX
-from clearhead.generate.engine import eval_mode
+from clearhead.data.packed_batch import IGNORE_INDEX
 from clearhead.hooks import NO_HOOKS, Recorder, force_eager
 from clearhead.lens.argument_checks import check_model
 from clearhead.model.attention import cross_attention_mask, eager_attention, fused_attention
 from clearhead.model.int8 import is_quantized
-from clearhead.model.transformer import Transformer
+from clearhead.model.transformer import Transformer, eval_mode
 from clearhead.weights.checkpoint import Checkpoint, Placement
 from clearhead.weights.load import load_model, save_model
 

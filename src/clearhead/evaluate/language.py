@@ -18,9 +18,9 @@ from clearhead.evaluate.evaluate import EvaluationTask
 from clearhead.evaluate.metrics import SampleWeights
 from clearhead.evaluate.results import Evaluation, bootstrap_metrics
 from clearhead.generate.tasks import check_finite, safe_exp, score_texts
-from clearhead.progress import progress_bar
+from clearhead.progress_bar import progress_bar
 from clearhead.tokenizers.tokenizer import Tokenizer
-from clearhead.train.datasets import document_start_id
+from clearhead.train.training_data import document_start_id
 
 MIN_BOOTSTRAP_DOCUMENTS = 20  # with fewer, parts of documents are resampled
 SEGMENT_TOKENS = 128  # size of these parts

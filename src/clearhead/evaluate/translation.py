@@ -16,10 +16,10 @@ from clearhead.errors import ClearheadError
 from clearhead.evaluate.evaluate import EvaluationTask
 from clearhead.evaluate.metrics import SampleWeights
 from clearhead.evaluate.results import Evaluation, bootstrap_metrics
-from clearhead.generate.generation import token_logprobs
 from clearhead.generate.tasks import safe_exp
-from clearhead.progress import progress_bar
-from clearhead.train.datasets import read_pair_files
+from clearhead.generate.token_logprobs import token_logprobs
+from clearhead.progress_bar import progress_bar
+from clearhead.train.training_data import read_pair_files
 
 PROGRESS_BLOCK = 64  # sentences between updates of the progress bar
 

@@ -16,12 +16,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.errors import ClearheadError, NonFiniteError
-from clearhead.generate.engine import eval_mode
 from clearhead.kernels import TRITON_AVAILABLE, can_use_triton
-from clearhead.model.transformer import Transformer
+from clearhead.model.transformer import Transformer, eval_mode
 
 if TRITON_AVAILABLE:
-    from clearhead.kernels.beam_search import block_max, logsumexp_rows
+    from clearhead.kernels.logsumexp import block_max, logsumexp_rows
 if TYPE_CHECKING:
     from clearhead.generate.fused_decode import FusedDecoder  # needs triton
 
@@ -563,7 +562,10 @@ def beam_search(
     check_beam_search(net, rules, prompts, prefixes, source)
     run: Callable[[BeamSearch], list[list[Hypothesis]]] = BeamSearch.run
     if rules.device.type == "cuda":
-        from clearhead.generate.beam_cuda import pad_source, run_on_gpu  # imports this module
+        from clearhead.generate.beam_search_cuda import (  # imports this module
+            pad_source,
+            run_on_gpu,
+        )
 
         run = run_on_gpu
         source, source_segment_ids = pad_source(net, source, source_segment_ids)

@@ -8,11 +8,10 @@ they were and a shared prefix is read once.
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -22,10 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from clearhead.config.model import InferenceConfig
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.generate.sampling import Sampler, SamplingConfig, rng_key
-from clearhead.hooks import NO_HOOKS, Edit, Hooks, force_eager
 from clearhead.kernels import GRAPH_CAPTURE_MODE, TRITON_AVAILABLE, can_use_triton
 from clearhead.model.kv_cache import ModelCache
-from clearhead.model.transformer import Transformer
+from clearhead.model.transformer import Transformer, eval_mode
 
 if TRITON_AVAILABLE:
     from clearhead.generate.fused_decode import FusedDecoder, supports_fused_decode
@@ -84,50 +82,6 @@ def common_prefix_length(a: Sequence[object], b: Sequence[object]) -> int:
         else:
             high = middle - 1
     return low
-
-
-@contextmanager
-def eval_mode(net: Transformer) -> Iterator[None]:
-    """Turn dropout off inside the block."""
-    if not net.training:
-        yield
-        return
-    training_modules = [module for module in net.modules() if module.training]
-    net.eval()
-    try:
-        yield
-    finally:
-        for module in training_modules:
-            module.training = True
-
-
-class EditedTransformer(Transformer):
-    """A network with the same weights whose activations are edited in every pass; always eager.
-
-    An edit sees only the tokens of one pass, so it must change each token by itself.
-    """
-
-    edits: Mapping[str, Edit]
-
-    def __init__(self, net: Transformer, edits: Mapping[str, Edit]) -> None:
-        self.__dict__.update(net.__dict__, _compiled_call_impl=None, edits=edits)
-
-    def forward(self, tokens: Tensor, *, hooks: Hooks = NO_HOOKS, **options: Any) -> Tensor:
-        with force_eager():
-            return super().forward(tokens, hooks=hooks.with_edits(self.edits), **options)
-
-    def encode(
-        self, source: Tensor, segment_ids: Tensor | None = None, hooks: Hooks = NO_HOOKS
-    ) -> Tensor:
-        return super().encode(source, segment_ids, self._with_edits(hooks))
-
-    def compute_logits(
-        self, hidden: Tensor, segment_ids: Tensor | None = None, hooks: Hooks = NO_HOOKS
-    ) -> Tensor:
-        return super().compute_logits(hidden, segment_ids, self._with_edits(hooks))
-
-    def _with_edits(self, hooks: Hooks) -> Hooks:
-        return hooks.with_edits(self.edits) if hooks is NO_HOOKS else hooks
 
 
 @dataclass

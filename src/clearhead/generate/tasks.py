@@ -11,10 +11,9 @@ from torch import Tensor
 from clearhead import config as c
 from clearhead.data.batch import Batch, batches_by_length, check_text_length
 from clearhead.errors import ClearheadError, InputTextError, NonFiniteError, check_int
-from clearhead.generate.engine import eval_mode
 from clearhead.model.heads import mean_pool
-from clearhead.model.transformer import Transformer
-from clearhead.progress import progress_bar
+from clearhead.model.transformer import Transformer, eval_mode
+from clearhead.progress_bar import progress_bar
 from clearhead.tokenizers.tokenizer import MASK_PLACEHOLDER, Tokenizer, encode_with_masks
 
 MAX_LOGITS = 2**24  # computed at once, to bound memory

@@ -11,19 +11,18 @@ from torch import Tensor
 from clearhead.config.model import Config, EncoderDecoder, InferenceConfig, Tokens
 from clearhead.data.batch import Batch, batches_by_length, unpad
 from clearhead.errors import ClearheadError, InputTextError, check_int, with_index
-from clearhead.generate.engine import TokenLogprob, eval_mode
-from clearhead.generate.generation import (
+from clearhead.generate.beam_generation import (
     BeamResult,
     BeamSearchConfig,
     beam_search_rules,
     beam_search_texts,
     encode_prefixes,
-    teacher_forcing_batch,
-    token_logprobs,
-    with_choices,
 )
+from clearhead.generate.engine import TokenLogprob
+from clearhead.generate.generation import with_choices
+from clearhead.generate.token_logprobs import teacher_forcing_batch, token_logprobs
 from clearhead.hooks import Recorder
-from clearhead.model.transformer import Transformer
+from clearhead.model.transformer import Transformer, eval_mode
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 MAX_CACHE_BYTES = 4 * 2**30  # for the beams of the sources that are searched together

@@ -35,14 +35,8 @@ from clearhead.lab.report import (
 from clearhead.lab.runner import TrainOptions, run_experiment
 from clearhead.lab.stats import Summary
 from clearhead.train.diagnosis import Finding
-from clearhead.train.distributed import Echo
-from clearhead.train.train import (
-    MakeDisplay,
-    dotted_options,
-    load_config,
-    no_display,
-    no_echo,
-)
+from clearhead.train.strategy import Echo
+from clearhead.train.train import MakeDisplay, dotted_options, load_config, no_display, no_echo
 
 DEFAULT_OUTPUT = "comparison"
 DEFAULT_SEEDS = 3

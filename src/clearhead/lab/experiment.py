@@ -45,10 +45,10 @@ from clearhead.train.checkpoint import (
     fingerprint_data,
     same_paths,
 )
-from clearhead.train.datasets import check_seq_len
 from clearhead.train.diagnosis import curve_of
 from clearhead.train.report import median_targets_per_second, training_seconds
 from clearhead.train.train import override_config
+from clearhead.train.training_data import check_seq_len
 
 EXPERIMENT_FILE = "experiment.toml"
 RESULTS_FILE = "results.jsonl"

@@ -20,7 +20,7 @@ import torch
 
 from clearhead.api import load
 from clearhead.config.model import Config, Learned
-from clearhead.data.dataset import Dataset
+from clearhead.data.packed_batch import Dataset
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.io import LockedError, file_lock
@@ -37,12 +37,12 @@ from clearhead.lab.experiment import (
 )
 from clearhead.model.attention import positions_from_segments
 from clearhead.train.checkpoint import RUN_FILE, TOKENS_FOLDER
-from clearhead.train.datasets import TokenizerSource, load_training_data
-from clearhead.train.distributed import SINGLE_PROCESS, Echo
+from clearhead.train.strategy import SINGLE_PROCESS, Echo
 from clearhead.train.throughput import Throughput, format_duration
 from clearhead.train.train import Display, MakeDisplay, no_display, no_echo, run_training
 from clearhead.train.train_step import validation_loss
 from clearhead.train.trainer import DivergenceError, Trainer
+from clearhead.train.training_data import TokenizerSource, load_training_data
 from clearhead.weights.checkpoint import Placement
 from clearhead.weights.load import load_model
 

@@ -16,7 +16,7 @@ from clearhead.lens.logit_attribution import attribution
 from clearhead.lens.logit_lens import logit_lens
 from clearhead.lens.max_activating_examples import max_activating_examples
 from clearhead.lens.patching import patching
-from clearhead.lens.positions import (
+from clearhead.lens.position_encodings import (
     position_shift,
     position_similarity,
     positional_encodings,

@@ -26,7 +26,7 @@ from clearhead.lens.argument_checks import (
 )
 from clearhead.lens.circuits import output_matrices
 from clearhead.lens.hook_points import AttentionKind, attention_module, attention_path, num_layers
-from clearhead.lens.text_stack import TextStack
+from clearhead.lens.text_reader import TextReader
 from clearhead.lens.view import Row, View, label_axes
 from clearhead.lens.word_in_context import locate_word
 from clearhead.tokenizers.tokenizer import MASK_PLACEHOLDER, VISIBLE_WHITESPACE
@@ -626,11 +626,11 @@ def word_attention(model: "Model", word: str, text: str) -> WordAttention:
     `.find_heads("fluffy")` ranks the heads that attend to a word.
     """
     check_model(model)
-    text_stack = TextStack(model)
+    reader = TextReader(model)
     check_type(word, str, "a word")
     check_type(text, str, "a text")
     words = [
-        (match[0], locate_word(text_stack, text, *match.span()).word_positions)
+        (match[0], locate_word(reader, text, *match.span()).word_positions)
         for match in re.finditer(WORD_PATTERN, text)
     ]
     occurrences = [i for i, (name, _) in enumerate(words) if name.casefold() == word.casefold()]
@@ -638,7 +638,7 @@ def word_attention(model: "Model", word: str, text: str) -> WordAttention:
         raise ClearheadError(f"{word!r} is not in {text!r:.80}; {suggest(word, dict(words))}")
     word_index = occurrences[-1]
     query = words[word_index][1][-1]
-    if text_stack.is_encoder:
+    if reader.is_encoder:
         patterns = attention(model, "", source=text, kind="encoder")
     else:
         patterns = attention(model, text)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.lens.argument_checks import check_head, check_layer, check_model, check_top_k
-from clearhead.lens.logit_attribution import token_id
+from clearhead.lens.logit_target import token_id
 from clearhead.lens.tokens import token_labels
 from clearhead.lens.view import View, label_axes
 from clearhead.model.attention import Attention
+from clearhead.model.embeddings import TokenEmbedding
 from clearhead.model.heads import LMHead
-from clearhead.model.inputs import TokenEmbedding
 from clearhead.model.transformer import Block, Transformer
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from clearhead.errors import ClearheadError, suggest_file
 from clearhead.lens.activation_cache import check_no_nan
 from clearhead.lens.argument_checks import check_index, check_layer, check_model, check_top_k
 from clearhead.lens.view import Row, View, label_axes
-from clearhead.progress import progress_bar
+from clearhead.progress_bar import progress_bar
 
 if TYPE_CHECKING:
     from clearhead.api import Model

@@ -16,7 +16,7 @@ from clearhead.lens.ablation import (
 from clearhead.lens.activation_cache import single_text
 from clearhead.lens.argument_checks import answer_position, check_model
 from clearhead.lens.edits import replace
-from clearhead.lens.logit_attribution import AnswerToken, logit_target
+from clearhead.lens.logit_target import AnswerToken, logit_target
 
 if TYPE_CHECKING:
     from clearhead.api import MediaInput, Model, TextInput

@@ -2,8 +2,10 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.hooks import NO_HOOKS, Hooks
+from clearhead.hooks import NO_HOOKS, Edit, Hooks, force_eager
 from clearhead.model.attention import (
     NO_MASK,
     Attention,
@@ -21,8 +23,8 @@ from clearhead.model.attention import (
     positions_from_segments,
     self_attention_mask,
 )
+from clearhead.model.embeddings import TokenEmbedding, make_input_embedding
 from clearhead.model.heads import Loss, make_head
-from clearhead.model.inputs import TokenEmbedding, make_input_embedding
 from clearhead.model.kv_cache import NO_CACHE, CrossKVCache, KVCache, ModelCache, NoCache
 from clearhead.model.layers import make_dropout, make_feed_forward, make_norm
 from clearhead.model.positions import NO_POSITION, Position, make_position_encoding
@@ -439,3 +441,47 @@ def _init_std(name: str, p: nn.Parameter, source: c.Input, residual_writes: int)
     fan_in = math.prod(p.shape[1:])
     writes_residual = re.search(r"attn\.out\.weight$|ffn\.down\.weight$", name)
     return (fan_in * (residual_writes if writes_residual else 1)) ** -0.5
+
+
+@contextmanager
+def eval_mode(net: Transformer) -> Iterator[None]:
+    """Turn dropout off inside the block."""
+    if not net.training:
+        yield
+        return
+    training_modules = [module for module in net.modules() if module.training]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module in training_modules:
+            module.training = True
+
+
+class EditedTransformer(Transformer):
+    """A network with the same weights whose activations are edited in every pass; always eager.
+
+    An edit sees only the tokens of one pass, so it must change each token by itself.
+    """
+
+    edits: Mapping[str, Edit]
+
+    def __init__(self, net: Transformer, edits: Mapping[str, Edit]) -> None:
+        self.__dict__.update(net.__dict__, _compiled_call_impl=None, edits=edits)
+
+    def forward(self, tokens: Tensor, *, hooks: Hooks = NO_HOOKS, **options: Any) -> Tensor:
+        with force_eager():
+            return super().forward(tokens, hooks=hooks.with_edits(self.edits), **options)
+
+    def encode(
+        self, source: Tensor, segment_ids: Tensor | None = None, hooks: Hooks = NO_HOOKS
+    ) -> Tensor:
+        return super().encode(source, segment_ids, self._with_edits(hooks))
+
+    def compute_logits(
+        self, hidden: Tensor, segment_ids: Tensor | None = None, hooks: Hooks = NO_HOOKS
+    ) -> Tensor:
+        return super().compute_logits(hidden, segment_ids, self._with_edits(hooks))
+
+    def _with_edits(self, hooks: Hooks) -> Hooks:
+        return hooks.with_edits(self.edits) if hooks is NO_HOOKS else hooks

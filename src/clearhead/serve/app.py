@@ -10,7 +10,9 @@ from starlette.exceptions import HTTPException
 
 from clearhead import __version__
 from clearhead.errors import ClearheadError
-from clearhead.serve.middleware import MAX_NAME_CHARS, AccessMiddleware, APIError, JSONDict, Limits
+from clearhead.serve.errors import APIError, JSONDict
+from clearhead.serve.limits import Limits
+from clearhead.serve.middleware import MAX_NAME_CHARS, AccessMiddleware
 from clearhead.serve.openai import add_openai_routes
 from clearhead.serve.registry import ModelRegistry
 from clearhead.serve.scheduler import stopping_error

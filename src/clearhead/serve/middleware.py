@@ -1,27 +1,23 @@
-"""Request limits, API errors, client quotas, and the ASGI middleware that enforces them."""
+"""ASGI middleware that checks access and enforces the limits of a server."""
 
 import asyncio
 import hmac
 import ipaddress
-import json
 import logging
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from prometheus_client import Counter as CounterMetric
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from clearhead.errors import ClearheadError, NonFiniteError
+from clearhead.serve.errors import APIError
+from clearhead.serve.limits import Limits, Quota
 
 log = logging.getLogger("clearhead.serve")
 
-ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 PUBLIC_PATHS = ("/health",)  # need no key and are never rate-limited
 GRACE_SECONDS = 5.0  # after its timeout, a request may still report the timeout itself
 MAX_NAME_CHARS = 80  # of names in error messages
@@ -37,110 +33,6 @@ SECURITY_HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-
-JSONDict = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a server. Requests beyond them are rejected immediately."""
-
-    max_batch_size: int = 0  # sequences per model decoded in one batch; 0: chosen by device
-    max_context_length: int = 4096  # tokens of prompt and output, if the model allows more
-    max_prompt_chars: int = 1 << 18  # characters of all texts of one request
-    max_tokens: int = 2048  # output tokens per sequence
-    max_texts: int = 64  # prompts × samples, inputs or sentences of one request
-    max_queue: int = 256  # sequences waiting for one model
-    max_requests: int = 1024  # concurrent requests
-    max_body_bytes: int = 4 << 20  # of one request
-    max_total_body_bytes: int = 64 << 20  # of all concurrent requests
-    max_unread_tokens: int = 4096  # tokens buffered for a slow reader
-    body_timeout: float = 30.0  # seconds to receive a request body
-    queue_timeout: float = 60.0  # seconds to wait in the queue
-    request_timeout: float = 600.0  # seconds for the whole request
-    shutdown_timeout: float = 10.0  # seconds that running requests get at shutdown
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            minimum = 0 if field.name == "max_batch_size" or field.type is float else 1
-            if value < minimum:
-                raise ClearheadError(f"{field.name} must be at least {minimum}, got {value}.")
-
-
-class APIError(ClearheadError):
-    """An error with an HTTP status, serialized like the errors of OpenAI's API."""
-
-    def __init__(
-        self,
-        message: str,
-        status_code: int = 400,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: int = 0,
-    ) -> None:
-        super().__init__(message)
-        self.status_code = status_code
-        self.param = param
-        self.code = code
-        self.retry_after = retry_after  # seconds
-
-    @classmethod
-    def from_error(cls, error: ClearheadError) -> "APIError":
-        """Invalid input is a 400; NaN or infinite results are a 500."""
-        if isinstance(error, APIError):
-            return error
-        return cls(str(error), 500 if isinstance(error, NonFiniteError) else 400)
-
-    @property
-    def payload(self) -> dict[str, Any]:
-        default_type = "invalid_request_error" if self.status_code < 500 else "server_error"
-        error = {
-            "message": str(self),
-            "type": ERROR_TYPES.get(self.status_code, default_type),
-            "param": self.param,
-            "code": self.code,
-        }
-        return {"error": error}
-
-    def to_response(self) -> Response:
-        headers = {}
-        if self.status_code == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        if self.retry_after:
-            headers["Retry-After"] = str(self.retry_after)
-        content = json.dumps(self.payload, ensure_ascii=False).encode(errors="replace")
-        return Response(content, self.status_code, headers, "application/json")
-
-
-class Quota:
-    """A limit shared by clients. No single client can use it up.
-
-    A client may hold `MAX_SHARE_OF_REMAINING` times what would then be left, so one client alone
-    gets 8/9 of the limit (a classroom behind one address is one client), and a new client still
-    finds room.
-    """
-
-    MAX_SHARE_OF_REMAINING = 8
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-        self.used_by_client: Counter[str] = Counter()
-
-    def fits(self, client: str, amount: int) -> bool:
-        left = self.limit - self.used - amount
-        share = self.MAX_SHARE_OF_REMAINING * left
-        return left >= 0 and self.used_by_client[client] + amount - 1 <= share
-
-    def acquire(self, client: str, amount: int) -> None:
-        self.used_by_client[client] += amount
-        self.used += amount
-
-    def release(self, client: str, amount: int) -> None:
-        self.acquire(client, -amount)
-        if not self.used_by_client[client]:
-            del self.used_by_client[client]
 
 
 class ClientDisconnected(Exception):

@@ -24,7 +24,9 @@ from clearhead.generate.detokenizer import REPLACEMENT_CHARACTER
 from clearhead.generate.engine import TokenLogprob
 from clearhead.generate.generation import OutputSequence, TextChunk
 from clearhead.generate.sampling import MAX_COUNT, SamplingConfig
-from clearhead.serve.middleware import MAX_NAME_CHARS, APIError, JSONDict, Limits
+from clearhead.serve.errors import APIError, JSONDict
+from clearhead.serve.limits import Limits
+from clearhead.serve.middleware import MAX_NAME_CHARS
 from clearhead.serve.registry import LoadedModel, ModelRegistry
 from clearhead.serve.scheduler import GenerationJob
 from clearhead.tokenizers.tokenizer import Tokenizer
@@ -184,37 +186,6 @@ class EmbeddingRequest(APIRequest):
     input: Prompt
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
-
-
-class TaskRequest(APIRequest):
-    """Base class of requests to clearhead's own endpoints."""
-
-    model: str = Field("", description="Optional if one model is served.")
-
-
-class ClassifyRequest(TaskRequest):
-    input: str | TextList | Annotated[list[TextPair], FAIL_FAST] = Field(
-        description="A text, texts, or pairs of texts."
-    )
-
-
-class FillRequest(TaskRequest):
-    input: str | TextList = Field(description="Texts with [MASK] for missing words.")
-    top_k: int = Field(5, ge=1, le=100, description="Number of most likely words for each mask.")
-
-
-class TranslateRequest(TaskRequest):
-    text: str | TextList
-    num_beams: int = Field(5, ge=1, le=32)
-    n_best: int = Field(1, ge=1, le=32)
-    max_tokens: int = Field(0, ge=0)
-    length_penalty: float = 1.0
-    early_stopping: bool = False
-    no_repeat_ngram_size: int = Field(0, ge=0)
-    prefix: str = ""
-    alternatives: int | None = None
-    align: int | Literal["all"] | None = None
-    split_sentences: bool = False
 
 
 class ErrorInfo(BaseModel):

@@ -17,8 +17,10 @@ import torch
 from clearhead.api import Model, load
 from clearhead.errors import ClearheadError, suggest
 from clearhead.model.int8 import is_quantized
+from clearhead.serve.errors import APIError
+from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import Metrics, ModelCollector
-from clearhead.serve.middleware import MAX_NAME_CHARS, APIError, Limits
+from clearhead.serve.middleware import MAX_NAME_CHARS
 from clearhead.serve.scheduler import BatchCapacity, ModelWorker, stopping_error
 from clearhead.weights.checkpoint import Placement
 from clearhead.word_vectors.vectors import Vectors, vectors

@@ -27,8 +27,9 @@ from clearhead.generate.generation import (
 )
 from clearhead.generate.sampling import SamplingConfig
 from clearhead.model.kv_cache import ModelCache
+from clearhead.serve.errors import APIError
+from clearhead.serve.limits import Limits, Quota
 from clearhead.serve.metrics import Metrics
-from clearhead.serve.middleware import APIError, Limits, Quota
 
 DEFAULT_CACHE_BYTES = 2 << 30  # KV cache size that the default batch size may use
 POLL_SECONDS = 0.02  # while waiting for jobs at shutdown

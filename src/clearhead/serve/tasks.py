@@ -8,18 +8,18 @@ import base64
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import Field
 
 from clearhead.api import Model
 from clearhead.data.batch import Batch, batches_by_length
 from clearhead.errors import with_index
-from clearhead.generate.engine import eval_mode
-from clearhead.generate.generation import BeamSearchConfig, encode_prefixes
+from clearhead.generate.beam_generation import BeamSearchConfig, encode_prefixes
 from clearhead.generate.tasks import (
     Classification,
     check_texts_not_empty,
@@ -29,13 +29,16 @@ from clearhead.generate.tasks import (
 )
 from clearhead.generate.translation import Translation, Translator, translation_to_json
 from clearhead.hooks import NO_HOOKS
-from clearhead.serve.middleware import APIError, JSONDict, Limits
+from clearhead.model.transformer import eval_mode
+from clearhead.serve.errors import APIError, JSONDict
+from clearhead.serve.limits import Limits
 from clearhead.serve.openai import (
     ERROR_RESPONSES,
-    ClassifyRequest,
+    FAIL_FAST,
+    APIRequest,
     EmbeddingRequest,
-    FillRequest,
-    TranslateRequest,
+    TextList,
+    TextPair,
     check_endpoint,
     check_max_tokens,
     client_address,
@@ -50,6 +53,37 @@ MAX_BEAMS_PER_TURN = 40  # texts × beams
 
 T = TypeVar("T")
 Vector = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class TaskRequest(APIRequest):
+    """Base class of requests to clearhead's own endpoints."""
+
+    model: str = Field("", description="Optional if one model is served.")
+
+
+class ClassifyRequest(TaskRequest):
+    input: str | TextList | Annotated[list[TextPair], FAIL_FAST] = Field(
+        description="A text, texts, or pairs of texts."
+    )
+
+
+class FillRequest(TaskRequest):
+    input: str | TextList = Field(description="Texts with [MASK] for missing words.")
+    top_k: int = Field(5, ge=1, le=100, description="Number of most likely words for each mask.")
+
+
+class TranslateRequest(TaskRequest):
+    text: str | TextList
+    num_beams: int = Field(5, ge=1, le=32)
+    n_best: int = Field(1, ge=1, le=32)
+    max_tokens: int = Field(0, ge=0)
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    no_repeat_ngram_size: int = Field(0, ge=0)
+    prefix: str = ""
+    alternatives: int | None = None
+    align: int | Literal["all"] | None = None
+    split_sentences: bool = False
 
 
 def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from clearhead import config as c
 from clearhead.config.parse import read_config_file
 from clearhead.data.batch import Batch, make_batch
-from clearhead.data.dataset import Dataset, PackedBatch
+from clearhead.data.packed_batch import Dataset, PackedBatch
 from clearhead.errors import ClearheadError
 from clearhead.hooks import Recorder, force_eager, select_all
 from clearhead.io import atomic_path, write_json
@@ -37,10 +37,10 @@ from clearhead.lens.training_trace import (
     read_training_trace,
     step_file,
 )
-from clearhead.model.inputs import TokenEmbedding
+from clearhead.model.embeddings import TokenEmbedding
 from clearhead.model.transformer import Transformer
-from clearhead.train.distributed import SINGLE_PROCESS, Echo, SingleProcess
 from clearhead.train.report import TRACE_FIGURE_FILE
+from clearhead.train.strategy import SINGLE_PROCESS, Echo, SingleProcess
 from clearhead.train.train_step import batch_to_device, hidden_states
 from clearhead.weights.checkpoint import Checkpoint, SafetensorsReader
 

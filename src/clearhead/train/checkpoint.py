@@ -32,12 +32,12 @@ from torch import Tensor
 from clearhead.config.model import Config
 from clearhead.config.parse import ConfigDict, diff_trees, read_config_file
 from clearhead.config.training import DataConfig
-from clearhead.data.media import AUDIO_SUFFIXES, IMAGE_SUFFIXES, idx_labels_path
+from clearhead.data.media_dataset import AUDIO_SUFFIXES, IMAGE_SUFFIXES, idx_labels_path
 from clearhead.data.readers import TEXT_SUFFIXES, glob_files, visible_files
 from clearhead.errors import ClearheadError, reraise_as
 from clearhead.io import file_lock, read_json_lines, write_atomic
 from clearhead.model.transformer import build_transformer
-from clearhead.train.distributed import SingleProcess
+from clearhead.train.strategy import SingleProcess
 from clearhead.weights.checkpoint import (
     WEIGHTS_FILE,
     Checkpoint,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.config.training import Muon, OptimizerConfig
 from clearhead.errors import ClearheadError
-from clearhead.train.distributed import SINGLE_PROCESS, SingleProcess
+from clearhead.train.strategy import SINGLE_PROCESS, SingleProcess
 
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al.
 NEWTON_SCHULZ_STEPS = 5  # afterwards singular values lie within 1 ± 0.3

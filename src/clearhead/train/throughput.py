@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from clearhead import config as c
-from clearhead.data.dataset import PackedBatch, count_targets
+from clearhead.data.packed_batch import PackedBatch, count_targets
 
 
 @dataclass(frozen=True)

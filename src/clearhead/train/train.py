@@ -32,13 +32,6 @@ from clearhead.train.checkpoint import (
     lock_output,
     read_log,
 )
-from clearhead.train.datasets import TokenizerSource, load_training_data
-from clearhead.train.distributed import (
-    SINGLE_PROCESS,
-    Echo,
-    SingleProcess,
-    distributed_training,
-)
 from clearhead.train.report import (
     REPORT_FILE,
     STATUS_TEXT,
@@ -48,11 +41,13 @@ from clearhead.train.report import (
     next_commands,
     write_report,
 )
+from clearhead.train.strategy import SINGLE_PROCESS, Echo, SingleProcess, distributed_training
 from clearhead.train.throughput import Throughput, format_duration
 from clearhead.train.trainer import Progress, Trainer, TrainResult
+from clearhead.train.training_data import TokenizerSource, load_training_data
+from clearhead.weights.bundled import bundled_models
 from clearhead.weights.checkpoint import Checkpoint, Placement
 from clearhead.weights.load import load_model, load_tokenizers
-from clearhead.weights.model_cards import bundled_models
 
 if TYPE_CHECKING:
     from clearhead.api import Model

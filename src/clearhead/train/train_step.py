@@ -9,12 +9,12 @@ from torch import Tensor
 
 from clearhead.config.model import ClassificationHead
 from clearhead.config.training import TrainConfig
-from clearhead.data.dataset import Dataset, PackedBatch, count_targets
+from clearhead.data.packed_batch import Dataset, PackedBatch, count_targets
 from clearhead.hooks import NO_HOOKS, Hooks
 from clearhead.kernels import TRITON_AVAILABLE, can_use_triton
 from clearhead.model.transformer import Transformer
-from clearhead.train.distributed import Echo, SingleProcess
 from clearhead.train.optim import EMA, Optimizer
+from clearhead.train.strategy import Echo, SingleProcess
 
 CUDA_GRAPH_WARMUP_STEPS = 3  # until compilers and libraries have settled
 COMPILE_FAILED = "torch.compile failed ({}); continuing without it"

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from clearhead.config.model import ClassificationHead, ModelConfig, RegressionHead
 from clearhead.config.training import TrainConfig
-from clearhead.data.dataset import Dataset, count_targets
+from clearhead.data.packed_batch import Dataset, count_targets
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import Transformer
 from clearhead.train.checkpoint import LOG_FILE, CheckpointManager, LogWriter
-from clearhead.train.distributed import SINGLE_PROCESS, Echo, SingleProcess
 from clearhead.train.optim import EMA, Optimizer
+from clearhead.train.strategy import SINGLE_PROCESS, Echo, SingleProcess
 from clearhead.train.train_step import TrainStep, validation_loss
 from clearhead.weights.checkpoint import Checkpoint
 

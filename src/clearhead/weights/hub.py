@@ -17,7 +17,7 @@ from pathlib import Path
 
 from clearhead.errors import ClearheadError, cannot_read
 from clearhead.io import atomic_folder
-from clearhead.weights.model_cards import bundled_path
+from clearhead.weights.bundled import bundled_path
 
 # The configuration and the tokenizer.
 TOKENIZER_PATTERNS = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja"]

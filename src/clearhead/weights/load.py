@@ -15,6 +15,7 @@ from clearhead.tokenizers.huggingface import (
     read_tokenizer_json,
 )
 from clearhead.weights import hub
+from clearhead.weights.bundled import bundled_models
 from clearhead.weights.checkpoint import (
     CONFIG_FILE,
     HF_CONFIG_FILE,
@@ -25,7 +26,6 @@ from clearhead.weights.checkpoint import (
     load_checkpoint,
     load_checkpoint_tokenizers,
 )
-from clearhead.weights.model_cards import bundled_models
 from clearhead.word_vectors.io import has_word_vectors
 
 # The function that writes each format; modules are imported when they are needed.

@@ -29,7 +29,7 @@ from clearhead.config.parse import dataclass_to_dict, option
 from clearhead.data.readers import DataReport, OnError, read_documents
 from clearhead.errors import ClearheadError
 from clearhead.model.attention import positions_from_segments
-from clearhead.progress import progress_bar
+from clearhead.progress_bar import progress_bar
 from clearhead.word_vectors.io import VectorTable, prepare_output, write_vectors
 from clearhead.word_vectors.vectors import Vectors, vectors
 

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from clearhead.errors import ClearheadError, suggest
 from clearhead.lens.argument_checks import check_top_k
-from clearhead.lens.text_stack import TextStack
+from clearhead.lens.text_reader import TextReader
 from clearhead.lens.view import View, label_axes
-from clearhead.progress import progress_bar
-from clearhead.weights.model_cards import bundled_path
+from clearhead.progress_bar import progress_bar
+from clearhead.weights.bundled import bundled_path
 from clearhead.word_vectors.io import VectorTable, has_word_vectors, read_vectors, write_vectors
 
 if TYPE_CHECKING:
@@ -122,14 +122,14 @@ class EmbeddingSource:
 
     item_name = "tokens"
 
-    def __init__(self, text_stack: TextStack) -> None:
-        self.text_stack = text_stack
-        special_ids = set(text_stack.tokenizer.special_tokens.values())
-        self._ids = [i for i in range(len(text_stack.tokenizer)) if i not in special_ids]
+    def __init__(self, reader: TextReader) -> None:
+        self.reader = reader
+        special_ids = set(reader.tokenizer.special_tokens.values())
+        self._ids = [i for i in range(len(reader.tokenizer)) if i not in special_ids]
 
     @cached_property
     def names(self) -> list[str]:
-        return list(self.text_stack.to_str_tokens(self._ids))
+        return list(self.reader.to_str_tokens(self._ids))
 
     @cached_property
     def matrix(self) -> Tensor:
@@ -137,26 +137,24 @@ class EmbeddingSource:
 
     def has_word(self, text: str) -> bool:
         try:
-            return bool(self.text_stack.encode_word(text))
+            return bool(self.reader.encode_word(text))
         except ClearheadError:
             return False
 
     def lookup(self, text: str) -> WordVector:
-        ids = self.text_stack.encode_word(text)
-        return WordVector(
-            text, self._vectors_of(ids).mean(dim=0), self.text_stack.to_str_tokens(ids)
-        )
+        ids = self.reader.encode_word(text)
+        return WordVector(text, self._vectors_of(ids).mean(dim=0), self.reader.to_str_tokens(ids))
 
     def _vectors_of(self, ids: list[int]) -> Tensor:
-        return self.text_stack.embedding[ids].float().cpu()
+        return self.reader.embedding[ids].float().cpu()
 
 
 class LayerSource(EmbeddingSource):
     """The residual stream after a layer, for each word read on its own."""
 
-    def __init__(self, text_stack: TextStack, layer: int) -> None:
-        super().__init__(text_stack)
-        self._name = text_stack.resid_name(layer)
+    def __init__(self, reader: TextReader, layer: int) -> None:
+        super().__init__(reader)
+        self._name = reader.resid_name(layer)
 
     @cached_property
     def matrix(self) -> Tensor:
@@ -175,11 +173,9 @@ class LayerSource(EmbeddingSource):
 
     def _read(self, rows: list[list[int]]) -> Tensor:
         """[row, token, d_model] without the special tokens around each row."""
-        bos_tokens = self.text_stack.bos_tokens
-        sep_tokens = self.text_stack.sep_tokens
-        cache = self.text_stack.watch(
-            [[*bos_tokens, *row, *sep_tokens] for row in rows], [self._name]
-        )
+        bos_tokens = self.reader.bos_tokens
+        sep_tokens = self.reader.sep_tokens
+        cache = self.reader.watch([[*bos_tokens, *row, *sep_tokens] for row in rows], [self._name])
         resid = cache[self._name].float().cpu()
         return resid[:, len(bos_tokens) : resid.shape[1] - len(sep_tokens)]
 
@@ -344,8 +340,8 @@ def vectors(source: "Model | str | Path | VectorTable", layer: int | None = None
         if layer is not None:
             raise ClearheadError(f"word vectors have no layers; leave out layer={layer}.")
         return Vectors(TableSource(source))
-    text_stack = TextStack(source)
-    return Vectors(EmbeddingSource(text_stack) if layer is None else LayerSource(text_stack, layer))
+    reader = TextReader(source)
+    return Vectors(EmbeddingSource(reader) if layer is None else LayerSource(reader, layer))
 
 
 def _cosine_view(

@@ -18,14 +18,13 @@ import torch
 from clearhead import config as c
 from clearhead.data.batch import unpad
 from clearhead.errors import ClearheadError, suggest
+from clearhead.generate.beam_generation import BeamSearchConfig, decode_output
 from clearhead.generate.engine import Request, TokenLogprob
 from clearhead.generate.generation import (
-    BeamSearchConfig,
     Generation,
     OutputSequence,
     TextChunk,
     check_can_generate,
-    decode_output,
     with_choices,
 )
 from clearhead.generate.sampling import SamplingConfig, check_option_names

@@ -11,22 +11,21 @@ from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.lens.tokens import output_labels
 from clearhead.model.attention import Attention
+from clearhead.model.embeddings import PatchEmbedding, TokenEmbedding
 from clearhead.model.heads import LMHead, PooledHead, mean_pool
-from clearhead.model.inputs import PatchEmbedding, TokenEmbedding
 from clearhead.model.layers import ACTIVATIONS, GatedFeedForward
 from clearhead.model.positions import NO_POSITION, Position, Rotary
 from clearhead.model.transformer import Block, CrossAttentionBlock
+from clearhead.serve.errors import JSONDict
+from clearhead.serve.explorer.requests import RunRequest, edits_to_python
 from clearhead.serve.explorer.runs import (
     ENCODER_PREFIX,
     Run,
-    RunRequest,
     RunStore,
     Trace,
     describe_trace_tokens,
-    edits_to_python,
 )
 from clearhead.serve.explorer.serialize import finite_or_none, number_to_dict
-from clearhead.serve.middleware import JSONDict
 
 MAX_TERMS = 8  # terms of a sum that are listed one by one
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.lens.tokens import token_labels
 from clearhead.lens.view import View
-from clearhead.serve.middleware import JSONDict
+from clearhead.serve.errors import JSONDict
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 NPY_DTYPES = {"f4": "<f4", "f2": "<f2", "u1": "u1"}

@@ -8,10 +8,10 @@ from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.lens.view import View, label_axes
-from clearhead.serve.explorer.runs import ExplorerRequest, decode_audio, decode_image
+from clearhead.serve.errors import JSONDict
+from clearhead.serve.explorer.executor import ExplorerExecutor
+from clearhead.serve.explorer.requests import ExplorerRequest, decode_audio, decode_image
 from clearhead.serve.explorer.serialize import view_to_dict
-from clearhead.serve.explorer.service import ExplorerService
-from clearhead.serve.middleware import JSONDict
 from clearhead.tokenizers.media import log_mel, read_image
 
 
@@ -22,13 +22,13 @@ class MediaRequest(ExplorerRequest):
     audio: str | None = None
 
 
-def media_routes(service: ExplorerService) -> APIRouter:
+def media_routes(executor: ExplorerExecutor) -> APIRouter:
     router = APIRouter(prefix="/api", tags=["page"])
 
     @router.post("/patches")
     async def patches(request: MediaRequest) -> JSONDict:
         """The preprocessed image or spectrogram, and the grid of its patches."""
-        return await service.call(request, describe_media, request.image, request.audio)
+        return await executor.call(request, describe_media, request.image, request.audio)
 
     return router
 

@@ -14,16 +14,16 @@ from clearhead.lens.hook_points import AttentionKind
 from clearhead.lens.tokens import output_labels
 from clearhead.lens.training_trace import TRACE_FOLDER, TRACE_INDEX, read_training_trace
 from clearhead.lens.view import View, label_axes
+from clearhead.serve.errors import JSONDict
+from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.serialize import view_to_dict
-from clearhead.serve.explorer.service import ExplorerService
-from clearhead.serve.middleware import JSONDict
 from clearhead.serve.registry import LoadedModel
 from clearhead.tokenizers.tokenizer import MASK_PLACEHOLDER, Tokenizer
 from clearhead.train.checkpoint import CHECKPOINTS_FOLDER, LOG_FILE
 from clearhead.train.diagnosis import curve_of
 from clearhead.train.plots import downsample
 from clearhead.weights import hub
-from clearhead.weights.model_cards import bundled_path, read_card
+from clearhead.weights.bundled import bundled_path, read_card
 
 FLUFFY_SENTENCE = "a fluffy blue creature roamed the verdant forest"
 CHICKEN_SENTENCE = "The chicken didn't cross the road because it was too {}"
@@ -42,39 +42,39 @@ MOLE_SUBSTITUTES = ("mouse", "rat", "gram", "unit", "tumor", "skin", "spy")
 # Routes
 
 
-def model_routes(service: ExplorerService) -> APIRouter:
+def model_routes(executor: ExplorerExecutor) -> APIRouter:
     router = APIRouter(prefix="/api/models", tags=["page"])
 
     @router.get("")
     async def models() -> list[JSONDict]:
         """All models by name, with the cards of loaded ones."""
-        loaded = service.registry.loaded
+        loaded = executor.registry.loaded
         return [
             model_card(loaded[name]) if name in loaded else {"name": name}
-            for name in service.registry.names
+            for name in executor.registry.names
         ]
 
     @router.get("/{name}")
     async def model(name: str) -> JSONDict:
-        async with service.use_model(name) as loaded_model:
+        async with executor.use_model(name) as loaded_model:
             return model_card(loaded_model)
 
     @router.get("/{name}/vocabulary")
     async def vocabulary(name: str) -> list[str]:
         """The label of every output of the head, by id."""
-        async with service.use_model(name) as loaded_model:
+        async with executor.use_model(name) as loaded_model:
             config = loaded_model.model.config
             m = config.model
             num_outputs = m.vocab_size
             if isinstance(m.head, c.ClassificationHead):
                 num_outputs = m.head.num_labels
             tokenizer = loaded_model.model.tokenizer
-            return await service.submit(output_labels, config, tokenizer, range(num_outputs))
+            return await executor.submit(output_labels, config, tokenizer, range(num_outputs))
 
     @router.get("/{name}/sampling")
     async def sampling(name: str) -> JSONDict:
         """What sampling needs besides logits: vocabulary size, suppressed and end tokens."""
-        async with service.use_model(name) as loaded_model:
+        async with executor.use_model(name) as loaded_model:
             model = loaded_model.model
             inference = model.config.inference
             tokenizer = model.tokenizer
@@ -88,31 +88,31 @@ def model_routes(service: ExplorerService) -> APIRouter:
     return router
 
 
-def training_routes(service: ExplorerService) -> APIRouter:
+def training_routes(executor: ExplorerExecutor) -> APIRouter:
     router = APIRouter(prefix="/api/models/{name}/training", tags=["page"])
 
     async def find_run(name: str) -> Path:
-        async with service.use_model(name) as loaded_model:
+        async with executor.use_model(name) as loaded_model:
             return run_folder(loaded_model.path)
 
     @router.get("")
     async def summary(name: str) -> JSONDict:
         """The loss curve, and an overview of the training trace if there is one."""
-        return await service.submit(training_summary, await find_run(name))
+        return await executor.submit(training_summary, await find_run(name))
 
     @router.get("/attention")
     async def attention(
         name: str, step: int, probe: int = 0, part: AttentionKind = "attention"
     ) -> JSONDict:
-        return await service.submit(attention_at_step, await find_run(name), step, probe, part)
+        return await executor.submit(attention_at_step, await find_run(name), step, probe, part)
 
     @router.get("/lens")
     async def lens(name: str, step: int, probe: int = 0) -> JSONDict:
-        return await service.submit(lens_at_step, await find_run(name), step, probe)
+        return await executor.submit(lens_at_step, await find_run(name), step, probe)
 
     @router.get("/embeddings")
     async def embeddings(name: str, step: int, source: bool = False) -> JSONDict:
-        return await service.submit(embeddings_at_step, await find_run(name), step, source)
+        return await executor.submit(embeddings_at_step, await find_run(name), step, source)
 
     return router
 

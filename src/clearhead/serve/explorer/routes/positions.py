@@ -9,7 +9,7 @@ from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.hooks import Recorder, force_eager
-from clearhead.lens.positions import (
+from clearhead.lens.position_encodings import (
     position_shift,
     position_similarity,
     positional_encodings,
@@ -19,10 +19,10 @@ from clearhead.lens.positions import (
 from clearhead.lens.tokens import token_labels
 from clearhead.lens.view import View, label_axes
 from clearhead.model.positions import DEFAULT_THETA, Rotary, Sinusoidal, inverse_frequencies
-from clearhead.serve.explorer.runs import ExplorerRequest
+from clearhead.serve.errors import JSONDict
+from clearhead.serve.explorer.executor import ExplorerExecutor
+from clearhead.serve.explorer.requests import ExplorerRequest
 from clearhead.serve.explorer.serialize import view_to_dict
-from clearhead.serve.explorer.service import ExplorerService
-from clearhead.serve.middleware import JSONDict
 
 MAX_TOKENS = 128  # longer texts are truncated before they are shifted or reversed
 
@@ -40,22 +40,22 @@ class ReverseRequest(ExplorerRequest):
     text: str
 
 
-def position_routes(service: ExplorerService) -> APIRouter:
+def position_routes(executor: ExplorerExecutor) -> APIRouter:
     router = APIRouter(prefix="/api/positions", tags=["page"])
 
     @router.post("")
     async def positions(request: PositionsRequest) -> JSONDict:
-        return await service.call(request, describe_positions, request.num_positions)
+        return await executor.call(request, describe_positions, request.num_positions)
 
     @router.post("/shift")
     async def shift(request: ShiftRequest) -> JSONDict:
         """Changes of activations when all positions are shifted."""
-        return await service.call(request, shift_text, request.text, request.offset)
+        return await executor.call(request, shift_text, request.text, request.offset)
 
     @router.post("/reverse")
     async def reverse(request: ReverseRequest) -> JSONDict:
         """Changes of the last token when the tokens before it are reversed."""
-        return await service.call(request, reverse_text, request.text)
+        return await executor.call(request, reverse_text, request.text)
 
     return router
 

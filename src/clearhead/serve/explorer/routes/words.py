@@ -15,15 +15,15 @@ from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.lens.argument_checks import check_layer
-from clearhead.lens.text_stack import TextStack
+from clearhead.lens.text_reader import TextReader
 from clearhead.lens.tokens import token_labels
 from clearhead.lens.view import View, label_axes
 from clearhead.lens.word_in_context import WordInSentence, context, locate_word
 from clearhead.model.heads import LMHead
-from clearhead.serve.explorer.runs import ExplorerRequest
+from clearhead.serve.errors import JSONDict
+from clearhead.serve.explorer.executor import ExplorerExecutor
+from clearhead.serve.explorer.requests import ExplorerRequest
 from clearhead.serve.explorer.serialize import describe_tokens, view_to_dict
-from clearhead.serve.explorer.service import ExplorerService
-from clearhead.serve.middleware import JSONDict
 from clearhead.serve.registry import LoadedModel
 from clearhead.tokenizers.tokenizer import BYTE_CHARACTERS, BPEMerges, Tokenizer, encode_with_masks
 from clearhead.word_vectors.vectors import Vectors
@@ -71,42 +71,42 @@ class SubstitutionRequest(ContextRequest):
     layer: int = -1
 
 
-def word_routes(service: ExplorerService) -> APIRouter:
+def word_routes(executor: ExplorerExecutor) -> APIRouter:
     router = APIRouter(prefix="/api", tags=["page"])
 
     @router.post("/tokenize")
     async def tokenize_text(request: TokenizeRequest) -> JSONDict:
-        return await service.call(request, tokenize, request.text, request.source)
+        return await executor.call(request, tokenize, request.text, request.source)
 
     @router.get("/models/{name}/embedding-matrix")
     async def embedding_matrix(name: str) -> JSONDict:
         """The whole embedding matrix, downsampled."""
-        async with service.use_model(name) as loaded_model:
-            return view_to_dict(await service.submit(embedding_map, loaded_model.model))
+        async with executor.use_model(name) as loaded_model:
+            return view_to_dict(await executor.submit(embedding_map, loaded_model.model))
 
     @router.get("/models/{name}/embedding-rows")
     async def rows(
         name: str, ids: Annotated[str, Query(max_length=2000)], unembedding: bool = False
     ) -> JSONDict:
         """Rows of the embedding (or unembedding) matrix by comma-separated ids."""
-        async with service.use_model(name) as loaded_model:
-            view = await service.submit(embedding_rows, loaded_model.model, ids, unembedding)
+        async with executor.use_model(name) as loaded_model:
+            view = await executor.submit(embedding_rows, loaded_model.model, ids, unembedding)
             return view_to_dict(view)
 
     @router.post("/vectors")
     async def vectors(request: VectorsRequest) -> JSONDict:
-        async with service.model_for(request) as loaded_model:
-            return await service.submit(query_vectors, loaded_model, request)
+        async with executor.model_for(request) as loaded_model:
+            return await executor.submit(query_vectors, loaded_model, request)
 
     @router.post("/context")
     async def in_context(request: ContextRequest) -> JSONDict:
-        async with service.model_for(request) as loaded_model:
-            return await service.submit(compare_contexts, loaded_model, request)
+        async with executor.model_for(request) as loaded_model:
+            return await executor.submit(compare_contexts, loaded_model, request)
 
     @router.post("/context/substitute")
     async def substitute(request: SubstitutionRequest) -> JSONDict:
-        async with service.model_for(request) as loaded_model:
-            view = await service.submit(compare_substitutes, loaded_model, request)
+        async with executor.model_for(request) as loaded_model:
+            view = await executor.submit(compare_substitutes, loaded_model, request)
             return view_to_dict(view)
 
     return router
@@ -171,7 +171,7 @@ def _token_bytes(tokenizer: Tokenizer, token_id: int) -> list[int]:
 
 def embedding_map(model: Model) -> View:
     """The embedding matrix, downsampled to the value of largest magnitude in each block."""
-    table = TextStack(model).embedding.float().cpu()
+    table = TextReader(model).embedding.float().cpu()
     num_rows, d_model = table.shape
     height, width = (
         -(-size // limit) for size, limit in zip(table.shape, MATRIX_MAP_SIZE, strict=True)
@@ -204,9 +204,9 @@ def embedding_rows(model: Model, ids: str, unembedding: bool) -> View:
         tokenizer = model.tokenizer
         title = "rows of the unembedding matrix"
     else:
-        text_stack = TextStack(model)
-        table = text_stack.embedding
-        tokenizer = text_stack.tokenizer
+        reader = TextReader(model)
+        table = reader.embedding
+        tokenizer = reader.tokenizer
         title = "rows of the embedding matrix"
     if max(rows) >= len(table):
         raise ClearheadError(f"ids must be below {len(table)}, got {max(rows)}.")
@@ -296,12 +296,10 @@ def project_to_plane(points: Tensor) -> tuple[Tensor, float]:
 def compare_contexts(loaded_model: LoadedModel, request: ContextRequest) -> JSONDict:
     """Cosine similarity of a word between sentences, by layer, and its nearest neighbors alone."""
     similarity = context(loaded_model.model, request.word, request.texts)
-    text_stack = similarity.text_stack
+    reader = similarity.reader
     sentences = similarity.sentences
-    name = f"{text_stack.prefix}embed"
-    embeddings = torch.stack(
-        [_word_means(text_stack, [sentence], name)[0] for sentence in sentences]
-    )
+    name = f"{reader.prefix}embed"
+    embeddings = torch.stack([_word_means(reader, [sentence], name)[0] for sentence in sentences])
     unit = F.normalize(embeddings, dim=-1)
     pair_axis = similarity.axes[1]
     pairs = [label.split("·") for label in pair_axis.labels]
@@ -322,7 +320,7 @@ def compare_contexts(loaded_model: LoadedModel, request: ContextRequest) -> JSON
         "occurrences": [
             {
                 "text": sentence.text,
-                "tokens": text_stack.to_str_tokens(sentence.ids),
+                "tokens": reader.to_str_tokens(sentence.ids),
                 "word": sentence.word_positions,
             }
             for sentence in sentences
@@ -334,13 +332,13 @@ def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest)
     """sentence × substitute: cosine similarity of the word with a substitute in its place."""
     word = request.word
     similarity = context(loaded_model.model, word, request.texts)
-    text_stack = similarity.text_stack
+    reader = similarity.reader
     stripped = (text.strip() for text in request.substitutes)
     substitutes = [*dict.fromkeys(text for text in stripped if text)]
     if not substitutes:
         raise ClearheadError("substitutes must contain at least one word.")
-    layer = check_layer(request.layer, len(text_stack.stack.blocks))
-    name = text_stack.resid_name(layer)
+    layer = check_layer(request.layer, len(reader.stack.blocks))
+    name = reader.resid_name(layer)
     vectors = loaded_model.word_vectors()
     own, *others = vectors.lookup([word, *substitutes])
     rows = [torch.stack([F.cosine_similarity(own.vector, o.vector, dim=0) for o in others])]
@@ -349,8 +347,8 @@ def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest)
         variants = []
         for substitute in substitutes:
             text = sentence.text[:start] + substitute + sentence.text[end:]
-            variants.append(locate_word(text_stack, text, start, start + len(substitute)))
-        original, *values = _word_means(text_stack, [sentence, *variants], name)
+            variants.append(locate_word(reader, text, start, start + len(substitute)))
+        original, *values = _word_means(reader, [sentence, *variants], name)
         cosines = [F.cosine_similarity(original, value, dim=0) for value in values]
         rows.append(torch.stack(cosines))
     axes = label_axes({"sentence": ["alone", *request.texts], "word": substitutes})
@@ -362,11 +360,9 @@ def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest)
     return View(torch.stack(rows), axes, title, "cosine", signed=True, vmax=1.0, note=note)
 
 
-def _word_means(
-    text_stack: TextStack, sentences: Sequence[WordInSentence], name: str
-) -> list[Tensor]:
+def _word_means(reader: TextReader, sentences: Sequence[WordInSentence], name: str) -> list[Tensor]:
     """An activation of each sentence's word, averaged over its tokens."""
-    values = text_stack.watch([sentence.ids for sentence in sentences], [name])[name].float().cpu()
+    values = reader.watch([sentence.ids for sentence in sentences], [name])[name].float().cpu()
     return [
         value[sentence.word_positions].mean(dim=0)
         for value, sentence in zip(values, sentences, strict=True)

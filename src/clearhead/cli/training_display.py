@@ -18,7 +18,7 @@ from clearhead.train.throughput import ETA, Throughput, format_duration
 from clearhead.train.trainer import Progress, Trainer
 
 
-class ProgressDisplay:
+class TrainingDisplay:
     """A context manager whose function shows a report of a run."""
 
     def __init__(self, trainer: Trainer, throughput: Throughput) -> None:

@@ -18,19 +18,19 @@ from clearhead.generate.detokenizer import IncrementalDetokenizer
 from clearhead.generate.generation import TextChunk
 from clearhead.generate.tasks import check_can_classify, classification_results
 from clearhead.lens.tokens import token_labels
-from clearhead.serve.explorer.runs import (
+from clearhead.serve.errors import JSONDict
+from clearhead.serve.explorer.executor import ExplorerExecutor
+from clearhead.serve.explorer.requests import (
     DEFAULT_NUM_BEAMS,
     EditableRequest,
     Edits,
     ExplorerRequest,
     ModelInputs,
     RunRequest,
-    RunStore,
     decode_audio,
 )
+from clearhead.serve.explorer.runs import RunStore
 from clearhead.serve.explorer.serialize import describe_tokens, finite_or_none
-from clearhead.serve.explorer.service import ExplorerService
-from clearhead.serve.middleware import JSONDict
 from clearhead.serve.openai import TokenIds, check_max_tokens
 from clearhead.serve.registry import LoadedModel
 
@@ -80,36 +80,36 @@ class GenerateRequest(EditableRequest):
     logprobs: int = Field(8, ge=0, le=50)  # alternatives of each token
 
 
-def task_routes(service: ExplorerService) -> APIRouter:
+def prediction_routes(executor: ExplorerExecutor) -> APIRouter:
     router = APIRouter(prefix="/api", tags=["page"])
-    runs = service.runs
+    runs = executor.runs
 
     @router.post("/translate")
     async def translate(request: BeamTreeRequest) -> JSONDict:
         """Beam search with its tree; greedy decoding for an edited model."""
-        async with service.model_for(request) as loaded_model:
-            return await service.run_steps(translation_steps(runs, loaded_model, request))
+        async with executor.model_for(request) as loaded_model:
+            return await executor.run_steps(translation_steps(runs, loaded_model, request))
 
     @router.post("/fill")
     async def fill(request: MaskFillRequest) -> JSONDict:
-        async with service.model_for(request) as loaded_model:
-            return await service.submit(fill_masks, runs, loaded_model, request)
+        async with executor.model_for(request) as loaded_model:
+            return await executor.submit(fill_masks, runs, loaded_model, request)
 
     @router.post("/classify")
     async def classify(request: ClassifyRunRequest) -> JSONDict:
-        async with service.model_for(request) as loaded_model:
-            return await service.submit(classify_text, runs, loaded_model, request)
+        async with executor.model_for(request) as loaded_model:
+            return await executor.submit(classify_text, runs, loaded_model, request)
 
     @router.post("/chat/tokens")
     async def chat_tokens(request: ChatTokensRequest) -> JSONDict:
         """The tokens of a conversation; `message` is null for tokens of the template."""
-        return await service.call(request, tokenize_chat, request.messages)
+        return await executor.call(request, tokenize_chat, request.messages)
 
     @router.post("/generate", response_class=StreamingResponse)
     async def generate(request: GenerateRequest) -> StreamingResponse:
         """Server-sent events: `token` for each token, then `done`, or `error`."""
-        check_max_tokens(request.max_tokens, service.limits)
-        events = _generation_events(service, request)
+        check_max_tokens(request.max_tokens, executor.limits)
+        events = _generation_events(executor, request)
         await anext(events)  # errors before the first token have their own status
         return StreamingResponse(events, media_type="text/event-stream")
 
@@ -402,17 +402,17 @@ def _message_of(start: int, end: int, spans: list[Span]) -> int | None:
 
 
 async def _generation_events(
-    service: ExplorerService, request: GenerateRequest
+    executor: ExplorerExecutor, request: GenerateRequest
 ) -> AsyncIterator[str]:
     """An empty string when ready, then events. Yields to other requests between tokens."""
     text = ""
     num_tokens = 0
     finish_reason = ""
-    async with service.model_for(request) as loaded_model:
-        chunks = await service.submit(_start_stream, service.runs, loaded_model, request)
+    async with executor.model_for(request) as loaded_model:
+        chunks = await executor.submit(_start_stream, executor.runs, loaded_model, request)
         yield ""
         try:
-            while (chunk := await service.submit(next, chunks, None)) is not None:
+            while (chunk := await executor.submit(next, chunks, None)) is not None:
                 yield _to_event("token", _token_event(loaded_model.model, chunk, num_tokens))
                 text += chunk.text
                 num_tokens += 1

@@ -33,8 +33,8 @@ from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.model import positions
 from clearhead.model.attention import Attention
+from clearhead.model.embeddings import AudioEmbedding, TokenEmbedding
 from clearhead.model.heads import LMHead
-from clearhead.model.inputs import AudioEmbedding, TokenEmbedding
 from clearhead.model.layers import GatedFeedForward
 from clearhead.model.transformer import Block, CrossAttentionBlock, Stack, Transformer
 from clearhead.tokenizers.tokenizer import Tokenizer

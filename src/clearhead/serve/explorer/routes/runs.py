@@ -21,17 +21,12 @@ from clearhead.lens.tokens import output_labels, token_labels
 from clearhead.lens.view import View, label_axes
 from clearhead.model.heads import LMHead
 from clearhead.model.transformer import Block
+from clearhead.serve.errors import JSONDict
+from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.explain import explain_value
-from clearhead.serve.explorer.runs import (
-    ENCODER_PREFIX,
-    Run,
-    RunRequest,
-    Trace,
-    describe_trace_tokens,
-)
+from clearhead.serve.explorer.requests import RunRequest
+from clearhead.serve.explorer.runs import ENCODER_PREFIX, Run, Trace, describe_trace_tokens
 from clearhead.serve.explorer.serialize import finite_or_none, npy_response, view_to_dict
-from clearhead.serve.explorer.service import ExplorerService
-from clearhead.serve.middleware import JSONDict
 
 MAX_THUMBNAIL_SIZE = 48  # rows and columns
 NUM_TOP_NEURONS = 12
@@ -50,14 +45,14 @@ STREAM_ORDER = (
 EMPTY_WORDS: list[str] = []
 
 
-def run_routes(service: ExplorerService) -> APIRouter:
+def run_routes(executor: ExplorerExecutor) -> APIRouter:
     router = APIRouter(prefix="/api/runs", tags=["page"])
-    runs = service.runs
+    runs = executor.runs
 
     @router.post("")
     async def create_run(request: RunRequest) -> JSONDict:
         """Run a model on an input; the response has tokens, activations and top answers."""
-        return await service.submit((await service.run(request)).to_dict)
+        return await executor.submit((await executor.run(request)).to_dict)
 
     @router.get("/{run_id}/tensor/{name}")
     async def tensor(
@@ -75,7 +70,7 @@ def run_routes(service: ExplorerService) -> APIRouter:
             value = run.trace.select_head(runs.values(run, [name])[name], head, name)
             return npy_response(slice_window(value, rows, cols), dtype)
 
-        return await service.submit(respond)
+        return await executor.submit(respond)
 
     @router.get("/{run_id}/patterns")
     async def patterns(run_id: str, part: AttentionKind = "attention") -> Response:
@@ -85,7 +80,7 @@ def run_routes(service: ExplorerService) -> APIRouter:
             thumbnails, factor = pattern_thumbnails(runs.get(run_id), part)
             return npy_response(thumbnails, "u1", **{"X-Pooled": str(factor)})
 
-        return await service.submit(respond)
+        return await executor.submit(respond)
 
     @router.get("/{run_id}/head-scores")
     async def scores(run_id: str, part: AttentionKind = "attention") -> JSONDict:
@@ -96,7 +91,7 @@ def run_routes(service: ExplorerService) -> APIRouter:
             definitions = {name: HEAD_SCORES[name][0] for name in view.axes[0].labels}
             return {"scores": definitions, "view": view_to_dict(view)}
 
-        return await service.submit(respond)
+        return await executor.submit(respond)
 
     @router.get("/{run_id}/residual")
     async def residual(run_id: str, encoder: bool = False) -> JSONDict:
@@ -107,21 +102,21 @@ def run_routes(service: ExplorerService) -> APIRouter:
             view = residual_norms(run.trace.model, encoder=encoder, **run.lens_inputs())
             return view_to_dict(view)
 
-        return await service.submit(respond)
+        return await executor.submit(respond)
 
     @router.get("/{run_id}/block")
     async def block(
         run_id: str, layer: int = 0, token: int = -1, encoder: bool = False
     ) -> JSONDict:
         """Residual stream, norms and neurons of one token in one block."""
-        return await service.submit(
+        return await executor.submit(
             lambda: describe_block(runs.get(run_id), layer, token, is_encoder=encoder)
         )
 
     @router.get("/{run_id}/explain")
     async def explain(run_id: str, name: str, index: str = "") -> JSONDict:
         """The arithmetic behind one number, and Python code that prints it."""
-        return await service.submit(
+        return await executor.submit(
             lambda: explain_value(runs, runs.get(run_id), name, parse_ints(index))
         )
 
@@ -133,19 +128,19 @@ def run_routes(service: ExplorerService) -> APIRouter:
             run = runs.get(run_id)
             return npy_response(run.trace.logits(run.resolve_token(token)))
 
-        return await service.submit(respond)
+        return await executor.submit(respond)
 
     @router.get("/{run_id}/lens")
     async def lens(run_id: str, token: int = -1) -> JSONDict:
         """Top predictions of all layers at all tokens, and details at one token."""
-        return await service.submit(run_logit_lens, runs.get(run_id), token)
+        return await executor.submit(run_logit_lens, runs.get(run_id), token)
 
     @router.get("/{run_id}/attribution")
     async def attribute(
         run_id: str, answer: int | None = None, contrast: int | None = None, token: int = -1
     ) -> JSONDict:
         """Contributions of components and heads to a logit, or to a logit difference."""
-        return await service.submit(run_attribution, runs.get(run_id), answer, contrast, token)
+        return await executor.submit(run_attribution, runs.get(run_id), answer, contrast, token)
 
     return router
 

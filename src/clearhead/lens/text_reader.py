@@ -6,7 +6,7 @@ from clearhead.errors import ClearheadError, check_type
 from clearhead.lens.activation_cache import ActivationCache, check_no_nan
 from clearhead.lens.argument_checks import check_layer
 from clearhead.lens.tokens import token_labels
-from clearhead.model.inputs import TokenEmbedding
+from clearhead.model.embeddings import TokenEmbedding
 from clearhead.model.transformer import Stack, Transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from clearhead.api import Model
 
 
-class TextStack:
+class TextReader:
     """The stack of a model that reads text: its tokenizer, embedding matrix and special tokens.
 
     That is the encoder of an encoder-decoder that translates text, and otherwise the only stack.

@@ -18,9 +18,14 @@ from clearhead.data.classification import (
     read_labeled_texts,
     stratified_split,
 )
-from clearhead.data.dataset import Dataset
 from clearhead.data.language_modeling import LanguageModelingDataset, MaskedLanguageModelingDataset
-from clearhead.data.media import MediaDataset, MediaExamples, exclude_valid_media, load_media
+from clearhead.data.media_dataset import (
+    MediaDataset,
+    MediaExamples,
+    exclude_valid_media,
+    load_media,
+)
+from clearhead.data.packed_batch import Dataset
 from clearhead.data.pairs import (
     EncodedPair,
     SentencePair,
@@ -29,12 +34,7 @@ from clearhead.data.pairs import (
     encode_pairs,
     read_pairs,
 )
-from clearhead.data.readers import (
-    DataReport,
-    check_disjoint,
-    exclude_valid_files,
-    read_documents,
-)
+from clearhead.data.readers import DataReport, check_disjoint, exclude_valid_files, read_documents
 from clearhead.data.token_cache import TokenizedCorpus, tokenize_corpus
 from clearhead.errors import ClearheadError, suggest
 from clearhead.tokenizers.tokenizer import END_TOKEN, TOKENIZER_FILE, TOKENIZER_KINDS, Tokenizer

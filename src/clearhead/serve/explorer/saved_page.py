@@ -12,9 +12,9 @@ from httpx2 import ASGITransport, AsyncClient, Response
 
 from clearhead.errors import ClearheadError
 from clearhead.lens.hook_points import ATTENTION_KINDS, attention_path
+from clearhead.serve.errors import JSONDict
 from clearhead.serve.explorer.assets import to_script_json
-from clearhead.serve.explorer.runs import DEFAULT_NUM_BEAMS, RunRequest
-from clearhead.serve.middleware import JSONDict
+from clearhead.serve.explorer.requests import DEFAULT_NUM_BEAMS, RunRequest
 
 MAX_PATTERN_BYTES = 24 << 20  # of embedded attention patterns
 MAX_LAYERS = 12  # of embedded block and head comparisons

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from clearhead.serve.explorer.runs import ExplorerRequest, GoneError, Run, RunRequest, RunStore
-from clearhead.serve.middleware import APIError, Limits
+from clearhead.serve.errors import APIError, GoneError
+from clearhead.serve.explorer.requests import ExplorerRequest, RunRequest
+from clearhead.serve.explorer.runs import Run, RunStore
+from clearhead.serve.limits import Limits
 from clearhead.serve.openai import client_address
 from clearhead.serve.registry import LoadedModel, ModelRegistry
 from clearhead.serve.scheduler import ComputeThread, FairQueue, PendingCall
@@ -31,7 +33,7 @@ async def set_client(request: Request) -> None:
     _expected_fingerprint.set(request.headers.get(FINGERPRINT_HEADER, ""))
 
 
-class ExplorerService:
+class ExplorerExecutor:
     """Runs the page's requests on models of the registry, in threads."""
 
     def __init__(self, registry: ModelRegistry, limits: Limits) -> None:

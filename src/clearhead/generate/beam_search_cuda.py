@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.generate.beam_search import BeamSearch, Hypothesis
-from clearhead.generate.engine import EditedTransformer
 from clearhead.kernels import GRAPH_CAPTURE_MODE, TRITON_AVAILABLE, can_use_triton
-from clearhead.model.transformer import Transformer
+from clearhead.model.transformer import EditedTransformer, Transformer
 
 if TRITON_AVAILABLE:
     from clearhead.generate.fused_decode import FusedDecoder, supports_fused_decode
