@@ -334,9 +334,9 @@ class Model(Checkpoint):
         """Generate a continuation of a prompt; a list of prompts gives a list.
 
         With n > 1, `choices` of the result holds all samples. `logprobs` adds the log-probabilities
-        of that many most likely tokens, `echo` repeats the prompt, `overflow="slide"` allows texts
-        longer than the context. `edits` change the activations of one token at a time.
-        `SamplingConfig` explains the sampling options.
+        of that many most likely tokens, `echo` repeats the prompt without special tokens,
+        `overflow="slide"` allows texts longer than the context. `edits` change the activations of
+        one token at a time. `SamplingConfig` explains the sampling options.
         """
         check_option_names("generate", unknown, ("max_tokens", *GenerateOptions.__annotations__))
         config = SamplingConfig(

@@ -58,6 +58,15 @@ def test_echo_includes_the_prompt_and_its_logprobs():
     assert streamed == echoed.text
 
 
+def test_echo_omits_the_special_tokens_of_the_prompt():
+    tokenizer = ch.Tokenizer.bytes(("<|end|>",))
+    model = ch.new("tiny-decoder", vocab_size=257, tokenizer=tokenizer, inference__bos_tokens=[256])
+    plain = model.generate("a<|end|>", 4, seed=1)
+    assert model.generate("a<|end|>", 4, seed=1, echo=True).text == "a<|end|>" + plain.text
+    streamed = "".join(chunk.text for chunk in model.stream("a<|end|>", 4, seed=1, echo=True))
+    assert streamed == "a<|end|>" + plain.text
+
+
 def test_echo_of_a_single_token_has_no_logprobs():
     echoed = ch.new("tiny-decoder").generate(torch.tensor([5]), 2, echo=True)
     assert not echoed.prompt_logprobs

@@ -46,6 +46,7 @@ def models():
         "reader": reader,
         "translator": translator(),
         "mute": tiny_writer(inference__chat_template=""),
+        "bos": tiny_writer(inference__bos_tokens=[256]),
     }
 
 
@@ -171,6 +172,15 @@ def test_completion_logprobs(client, models):
     ):
         assert "‹" in before + token or made.text[at:].startswith(token)
     assert [len(top) for top in logprobs.top_logprobs[1:]] == [2] * (len(logprobs.tokens) - 1)
+
+
+def test_echo_omits_special_tokens(client, models):
+    made = client.completions.create(
+        model="bos", prompt="Öl", logprobs=0, echo=True, **SAMPLING
+    ).choices[0]
+    assert made.text == "Öl" + models["bos"].generate("Öl", **SAMPLING).text
+    assert made.logprobs.tokens[0] == "<|end|>"
+    assert made.logprobs.text_offset[:5] == [0, 0, 0, 1, 2]
 
 
 def test_max_tokens_0_returns_the_prompt(client, models):

@@ -147,7 +147,9 @@ class GenerationStream:
             if echo and config.overflow == "slide":
                 raise ClearheadError("echo cannot be combined with overflow='slide'.")
             for prompt in prompts:
-                prompt_text = tokenizer.decode(prompt) if tokenizer and echo else ""
+                prompt_text = ""
+                if tokenizer and echo:
+                    prompt_text = tokenizer.decode(prompt, skip_special_tokens=True)
                 for sample in range(n):
                     request = Request(list(prompt), config, sample, num_logprobs)
                     engine.validate(request)

@@ -20,7 +20,7 @@ from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError, suggest
 from clearhead.generate.chat import encode_chat, turn_config
-from clearhead.generate.detokenizer import REPLACEMENT_CHARACTER
+from clearhead.generate.detokenizer import REPLACEMENT_CHARACTER, IncrementalDetokenizer
 from clearhead.generate.engine import TokenLogprob
 from clearhead.generate.generation import OutputSequence, TextChunk
 from clearhead.generate.sampling import MAX_COUNT, SamplingConfig
@@ -489,7 +489,7 @@ class ResponseBuilder:
         echoed = self.prompt_logprobs.pop(index, ())
         offset = self.text_offsets.get(index, 0)
         tokens = [*echoed, *(chunk.token_logprob for chunk in chunks)]
-        lengths = [len(token_texts(token.token)) for token in echoed]
+        lengths = self._echoed_lengths([token.token for token in echoed])
         lengths += [len(chunk.text) for chunk in chunks]
         if echoed and chunks:  # the first chunk repeats the prompt
             lengths[len(echoed)] -= len(self.sequences[index].prompt_text)
@@ -507,6 +507,16 @@ class ResponseBuilder:
             "top_logprobs": top_logprobs,
             "text_offset": offsets,
         }
+
+    def _echoed_lengths(self, prompt: Sequence[int]) -> list[int]:
+        """The number of characters that each token of a prompt adds to its echo."""
+        tokenizer = self.token_texts.tokenizer
+        if tokenizer is None:
+            return [0] * len(prompt)
+        detokenizer = IncrementalDetokenizer(tokenizer, ())
+        special = tokenizer.special_tokens.values()  # not echoed
+        last = len(prompt) - 1
+        return [len(detokenizer.add(token, special, i == last)) for i, token in enumerate(prompt)]
 
     def _chat_logprob(self, token: TokenLogprob) -> JSONDict:
         top = [self._token_info(other, logprob) for other, logprob in token.top]

@@ -278,7 +278,9 @@ class Scheduler:
         sequences = list[OutputSequence]()
         for prompt in prompts:
             self._check_length(len(prompt), sampling.max_tokens)
-            prompt_text = tokenizer.decode(prompt) if tokenizer and echo else ""
+            prompt_text = ""
+            if tokenizer and echo:
+                prompt_text = tokenizer.decode(prompt, skip_special_tokens=True)
             for sample_index in range(n):
                 request = Request(prompt, sampling, sample_index, num_logprobs)
                 if sample_index == 0:

@@ -134,12 +134,12 @@ class Tokenizer:
             raise
         return list(map(self._reencode_if_special, texts, batch))
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids, with special tokens; incomplete UTF-8 becomes �."""
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids; incomplete UTF-8 becomes �."""
         ids = _as_list(ids)
         for i in ids:
             self.id_to_token(i)
-        return self.backend.decode(ids, skip_special_tokens=False)
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def to_str_tokens(self, ids: Iterable[int]) -> list[str]:
         """Printable tokens: a space is ·, a line end ↵, a tab ⇥, and other bytes are ‹e2›."""
