@@ -1,6 +1,7 @@
 """Translations do not depend on the batch; sentences, options and alignments."""
 
 import re
+import time
 from unittest.mock import patch
 
 import pytest
@@ -65,6 +66,7 @@ def model():
         ("私は行く。君は？はい！", ["私は行く。", "君は？", "はい！"]),
         ("A line\n\nAnother. One", ["A line", "Another.", "One"]),
         ("wait... what", ["wait... what"]),
+        ("..)..) A", ["..)..)", "A"]),
         ("", [""]),
     ],
 )
@@ -78,6 +80,13 @@ def test_sentences_and_gaps_join_to_the_text(text):
     assert "".join(sentence + gap for sentence, gap in found) == text
     assert all(not gap.strip() for _, gap in found)
     assert all("\n" not in sentence.strip() for sentence, _ in found)
+
+
+@pytest.mark.parametrize("text", ["." * 40_000, " " * 40_000, "A. " * 13_333, ".)" * 20_000])
+def test_sentences_are_found_in_linear_time(text):
+    start = time.perf_counter()
+    assert "".join(sentence + gap for sentence, gap in split_sentences(text)) == text
+    assert time.perf_counter() - start < 2  # takes 0.03 s; quadratic, 5 to 40 s
 
 
 # ---------------------------------------------------------------- texts

@@ -26,8 +26,14 @@ from clearhead.model.transformer import Transformer, eval_mode
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 MAX_CACHE_BYTES = 4 * 2**30  # for the beams of the sources that are searched together
-SENTENCE_END = re.compile(r"""([.!?…]+["'”’»)\]]*)(\s+)|([。！？]+[」』”’）]*)(\s*)|(\s*\n\s*)""")
+# Possessive, and only from the start of a run, so that the time is linear in the text's length.
+SENTENCE_END = re.compile(
+    r"""(?<![.!?…])([.!?…]++["'”’»)\]]*+)(\s++)"""
+    r"""|([。！？]++[」』”’）]*+)(\s*+)"""
+    r"""|(?<!\s)([^\S\n]*+\n\s*+)"""
+)
 SENTENCE_OPENERS = frozenset("\"'“‘„«‹([{¿¡")
+WORD_OPENERS = frozenset("\"'“„«([")
 ABBREVIATIONS = re.compile(
     r"(mrs?|ms|dr|prof|rev|gen|col|capt|lt|sgt|st|jr|sr|hon|inc|ltd|co|corp|vs|etc|cf|al|figs?|vol"
     r"|nos?|pp|eds?|dept|est|approx|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|e\.?g|i\.?e|a\.m"
@@ -282,25 +288,31 @@ def split_sentences(text: str) -> list[tuple[str, str]]:
     for match in SENTENCE_END.finditer(text):
         mark = match[1] or match[3] or ""
         gap = match[2] or match[4] or match[5] or ""
-        before = text[start : match.start()]
-        after = text[match.end() : match.end() + 1]
-        if match[1] and "\n" not in gap and not _ends_sentence(before, mark, after):
+        if match[1] and "\n" not in gap and not _ends_sentence(text, start, match):
             continue
-        sentences.append((before + mark, gap))
+        sentences.append((text[start : match.start()] + mark, gap))
         start = match.end()
     if start < len(text) or not sentences:
         sentences.append((text[start:], ""))
     return sentences
 
 
-def _ends_sentence(before: str, mark: str, after: str) -> bool:
+def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
     """Whether a punctuation mark ends a sentence: not after `Dr.`, `J.` or `3.`."""
+    after = text[match.end() : match.end() + 1]
     if after and not (after in SENTENCE_OPENERS or (after.isalnum() and not after.islower())):
         return False
-    if mark != ".":
+    if match[1] != ".":
         return True
-    word = re.split(r"""[\s("'“„«\[]""", before)[-1]
+    word_start = match.start()
+    while word_start > start and not _separates_words(text[word_start - 1]):
+        word_start -= 1
+    word = text[word_start : match.start()]
     return not (len(word) == 1 or word.isdigit() or ABBREVIATIONS.fullmatch(word))
+
+
+def _separates_words(character: str) -> bool:
+    return character.isspace() or character in WORD_OPENERS
 
 
 @torch.no_grad()
