@@ -104,8 +104,29 @@ def test_files_of_other_formats_are_rejected_as_images(tmp_path: Path) -> None:
         read_image(tmp_path / "a.png", COLOR)
 
 
+def test_postscript_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(PIXELS).save(tmp_path / "a.eps")
+    file = (tmp_path / "a.eps").rename(tmp_path / "cat.png")
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", pytest.fail)
+    with pytest.raises(ClearheadError, match=r"cat\.png is not an image"):
+        read_image(file, COLOR)
+
+
+def test_images_of_too_many_pixels_are_rejected_before_decoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("1", (13_000, 13_000)).save(tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size < 25_000
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", pytest.fail)
+    with (
+        pytest.warns(Image.DecompressionBombWarning),
+        pytest.raises(ClearheadError, match="13000 × 13000"),
+    ):
+        read_image(tmp_path / "a.png", COLOR)
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "PPM", "WEBP"])
 def test_damaged_images_are_read_or_rejected(kind: str, tmp_path: Path) -> None:
     file = io.BytesIO()
     rng = np.random.default_rng(2)

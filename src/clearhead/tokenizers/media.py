@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ IMAGE_ERRORS: tuple[type[BaseException], ...] = (
     SyntaxError,
     Image.DecompressionBombError,
 )
+IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM")  # PostScript runs a program
+MAX_IMAGE_PIXELS = 50_000_000  # a small file could decompress to gigabytes
 MAX_MEAN_BRIGHTNESS = 2.0  # standard deviations above the mean that a model expects
 
 
@@ -38,7 +40,7 @@ def read_pixels(image_input: ImageInput, config: Images) -> UInt8[Tensor, "chann
             f"model.input.num_channels must be 1 (gray) or 3 (color), got {config.num_channels}."
         )
     size = (config.image_size, config.image_size)
-    image = _open_image(image_input).convert("RGBA")
+    image = _upright_image(image_input).convert("RGBA")
     image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     image = image.convert("L" if config.num_channels == 1 else "RGB")
     image = image.resize(size, Image.Resampling[config.resample.upper()])
@@ -54,18 +56,36 @@ def normalize_pixels(
     return (pixels / 255 - mean) / std
 
 
-def _open_image(image_input: ImageInput) -> Image.Image:
-    if isinstance(image_input, np.ndarray):
-        return _image_from_array(image_input)
-    check_type(image_input, str | Path | Image.Image, "an image: a path, a PIL image or an array")
-    name = "the image" if isinstance(image_input, Image.Image) else str(image_input)
+def open_image(file: str | Path | BinaryIO, name: object) -> Image.Image:
+    """Open an image file; other formats and too many pixels are rejected before it is decoded."""
     try:
-        image = image_input if isinstance(image_input, Image.Image) else Image.open(image_input)
-        image = ImageOps.exif_transpose(image)
+        image = Image.open(file, formats=IMAGE_FORMATS)
     except UnidentifiedImageError:
         raise ClearheadError(
             f"{name} is not an image in a supported format (PNG, JPEG, GIF, WebP, …)."
         ) from None
+    except IMAGE_ERRORS as error:
+        raise cannot_read(name, cast(Exception, error)) from None
+    if image.width * image.height > MAX_IMAGE_PIXELS:
+        raise ClearheadError(
+            f"{name} is too large: {image.width} × {image.height} pixels; at most "
+            f"{MAX_IMAGE_PIXELS:,} pixels are allowed."
+        )
+    return image
+
+
+def _upright_image(image_input: ImageInput) -> Image.Image:
+    if isinstance(image_input, np.ndarray):
+        return _image_from_array(image_input)
+    check_type(image_input, str | Path | Image.Image, "an image: a path, a PIL image or an array")
+    if isinstance(image_input, Image.Image):
+        name = "the image"
+        image = image_input
+    else:
+        name = str(image_input)
+        image = open_image(image_input, name)
+    try:
+        image = ImageOps.exif_transpose(image)
     except IMAGE_ERRORS as error:
         raise cannot_read(name, cast(Exception, error)) from None
     if image.mode[0] in "IF":  # Pillow would turn all but the darkest pixels white

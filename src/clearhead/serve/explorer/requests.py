@@ -18,15 +18,13 @@ from clearhead.generate.chat import encode_chat
 from clearhead.lens.edits import ActivationEdit, ablate, chain_edits, replace, scale
 from clearhead.serve.openai import TokenIds
 from clearhead.serve.registry import LoadedModel
-from clearhead.tokenizers.media import read_audio
+from clearhead.tokenizers.media import open_image, read_audio
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
 UPLOAD_FIELDS = {"image", "audio"}  # base64 files, limited by the size of a request
-MAX_PIXELS = 40_000_000
-IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "WEBP")  # Pillow passes some others to external programs
 MAX_EDITS = 64  # per run
 MAX_TARGET_TOKENS = 96  # of a translation generated as the target of a run
 DEFAULT_NUM_BEAMS = 4
@@ -204,21 +202,8 @@ def decode_base64(text: str) -> bytes:
 
 
 def decode_image(text: str) -> "Image":
-    """Open a base64 image; images with too many pixels are rejected before decompression."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        image = Image.open(io.BytesIO(decode_base64(text)), formats=IMAGE_FORMATS)
-    except UnidentifiedImageError:
-        raise ClearheadError("Upload is not an image; use PNG, JPEG, GIF or WebP.") from None
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ClearheadError(f"Cannot read the image: {error}.") from None
-    if image.width * image.height > MAX_PIXELS:
-        raise ClearheadError(
-            f"Image is too large: {image.width} × {image.height}; at most {MAX_PIXELS:,} pixels "
-            "are allowed."
-        )
-    return image
+    """Open a base64 image."""
+    return open_image(io.BytesIO(decode_base64(text)), "the upload")
 
 
 def decode_audio(text: str, audio_input: c.MelSpectrogram) -> Tensor:
