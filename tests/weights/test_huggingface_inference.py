@@ -290,3 +290,38 @@ def test_unsupported_audio_preprocessing_is_refused(tmp_path):
     write_json(tmp_path / "m", "preprocessor_config.json", {"sampling_rate": 8000})
     with pytest.raises(ch.ClearheadError, match="sampling_rate = 8000"):
         ch.load(tmp_path / "m")
+
+
+# ---------------------------------------------------------------- special tokens in chat templates
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
+        "{%- set bos_token = bos_token or '' -%}{{ bos_token }}!",
+        "{% if false %}{% set bos_token = 'x' %}{% endif %}{{ bos_token }}",
+        "\n\n  {{ bos_token }}",
+        "  {% if true %}{{ bos_token }}{% endif %}\n",
+        "{{ pad_token is defined }}{{ bos_token is defined }}",
+        "{{ tools is none }}{{ documents is none }}",
+    ],
+)
+def test_chat_templates_know_the_special_tokens_as_in_transformers(template: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    from clearhead.generate.chat import render_chat_template
+    from clearhead.weights.huggingface import inline_special_tokens
+
+    names = {"bos": '<|"b\\n 😀|>', "eos": "</s>"}
+    tokenizer = ch.Tokenizer.bytes()
+    tokenizer.backend.add_special_tokens(list(names.values()))
+    ids = {role: tokenizer.backend.token_to_id(name) for role, name in names.items()}
+    inlined = inline_special_tokens(template, tokenizer, ids)
+    messages = [{"role": "user", "content": "hi"}]
+    [[want], _] = render_jinja_template(
+        [messages],
+        chat_template=template,
+        add_generation_prompt=True,
+        **{f"{role}_token": name for role, name in names.items()},
+    )
+    assert render_chat_template(inlined, messages) == want
+    assert inline_special_tokens(inlined, tokenizer, ids) == inlined

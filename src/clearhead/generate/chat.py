@@ -170,7 +170,9 @@ def render_chat_template(template: str, messages: Sequence[Message]) -> str:
         AttributeError,
         ArithmeticError,
     ):
-        pieces = _compile_template(template).generate(messages=messages, add_generation_prompt=True)
+        pieces = _compile_template(template).generate(
+            messages=messages, tools=None, documents=None, add_generation_prompt=True
+        )
         for piece in pieces:
             prompt += piece
             if len(prompt) > MAX_TEMPLATE_CHARS:

@@ -302,17 +302,24 @@ def read_inference_config(
     )
 
 
+INLINED_TOKENS = re.compile(r'(\{% set \w+_token = "(\\.|[^"\\])*+" %\}\n)*+')
+
+
 def inline_special_tokens(
     template: str, tokenizer: Tokenizer | None, special_token_ids: dict[str, int]
 ) -> str:
     """A chat template that defines the special tokens it refers to, such as `bos_token`."""
     if tokenizer is None:
         return template
+    # On a line of its own, which Jinja's trim_blocks removes, a definition changes no whitespace.
+    existing = INLINED_TOKENS.match(template)
+    assert existing is not None  # it may be empty
     definitions = ""
     for role, i in special_token_ids.items():
         name = f"{role}_token"
-        if name in template and f"set {name} = " not in template:
-            definitions += f"{{%- set {name} = {json.dumps(tokenizer.decode([i]))} -%}}"
+        if name in template and f"set {name} = " not in existing[0]:
+            token = json.dumps(tokenizer.decode([i]), ensure_ascii=False)
+            definitions += f"{{% set {name} = {token} %}}\n"
     return definitions + template
 
 
