@@ -288,7 +288,9 @@ class Model(Checkpoint):
             matching_names(self.config.model, pattern)  # raises if there is none
         return Recorder(
             names,
-            check_edits(self.config.model, edits or {}, is_padded=bool(batch and batch.is_padded)),
+            check_edits(self.config.model, edits, is_padded=bool(batch and batch.is_padded))
+            if edits
+            else {},
         )
 
     @overload
@@ -329,7 +331,7 @@ class Model(Checkpoint):
         echo: bool = False,
         overflow: str = "error",
         edits: Edits | None = None,
-        **unknown: object,
+        **unknown: object,  # refused, max_new_tokens with a hint
     ) -> Generation | list[Generation]:
         """Generate a continuation of a prompt; a list of prompts gives a list.
 

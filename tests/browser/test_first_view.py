@@ -128,7 +128,7 @@ def test_ablated_heads_keep_their_pattern(page_on):
     with page_on(byte_model()) as visit:
         page = visit.go(f"#view=attention&text=hello&layer=0&head=1&edits={edits}").page
         note = page.locator("ch-figure", has_text="Difference")
-        assert "there is no difference. An edit changes a component's output" in note.inner_text()
+        assert "there is no difference. An edit changes the output" in note.inner_text()
         assert "keeps its own pattern" in note.inner_text()
         visit.set(layer=1)
         assert "full color is" in note.inner_text()

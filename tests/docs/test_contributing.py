@@ -34,6 +34,9 @@ view = ch.lens.attention_entropy(model, [1, 2, 3])
 pattern = ch.lens.attention(model, [1, 2, 3]).values
 plain = -(pattern * pattern.clamp(min=1e-30).log()).sum(-1)
 torch.testing.assert_close(view.values, plain)
+import runpy, pytest
+runpy.run_path("docs/hooks.py", run_name="__main__")
+assert pytest.main(["-q", "tests/docs/test_site.py", "-k", "up_to_date or in_the_reference"]) == 0
 """,
     ],
 }
@@ -41,7 +44,7 @@ torch.testing.assert_close(view.values, plain)
 
 def patch_source(diff, folder):
     unneeded = shutil.ignore_patterns("bundled", "page", "__pycache__")
-    for name in ("src", "tests"):
+    for name in ("src", "tests", "docs"):
         shutil.copytree(ROOT / name, folder / name, ignore=unneeded)
     shutil.copy(ROOT / "pyproject.toml", folder)
     subprocess.run(["patch", "-p1", "--quiet"], input=diff, text=True, cwd=folder, check=True)

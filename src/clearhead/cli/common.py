@@ -304,9 +304,11 @@ def logprobs_to_dicts(
     tokenizer: "Tokenizer | None", logprobs: Sequence["TokenLogprob"]
 ) -> list[dict[str, Any]]:
     """Tokens with their log-probabilities, and the most likely tokens in their place, for JSON."""
+    from clearhead.lens.tokens import token_labels
 
     def to_dict(token: int, logprob: float) -> dict[str, Any]:
-        return {"id": token, "token": _token_text(tokenizer, token), "logprob": logprob}
+        [label] = token_labels(tokenizer, [token])
+        return {"id": token, "token": label, "logprob": logprob}
 
     return [
         to_dict(item.token, item.logprob)
@@ -317,14 +319,14 @@ def logprobs_to_dicts(
 
 def logprob_table(tokenizer: "Tokenizer | None", logprobs: Sequence["TokenLogprob"]) -> str:
     """A table of tokens, their log-probabilities, and the most likely tokens in their place."""
+    from clearhead.lens.tokens import token_labels
 
-    def most_likely(item: "TokenLogprob") -> str:
-        return "  ".join(f"{_token_text(tokenizer, token)} {p:.2f}" for token, p in item.top)
-
-    rows = [
-        (_token_text(tokenizer, item.token), f"{item.logprob:.2f}", most_likely(item))
-        for item in logprobs
-    ]
+    rows = []
+    for item in logprobs:
+        label, *others = token_labels(tokenizer, [item.token, *(token for token, _ in item.top)])
+        most_likely = zip(others, item.top, strict=True)
+        top = "  ".join(f"{other} {logprob:.2f}" for other, (_, logprob) in most_likely)
+        rows.append((label, f"{item.logprob:.2f}", top))
     return format_table(("token", "logprob", "most likely"), rows)
 
 
@@ -341,10 +343,6 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     with console.capture() as capture:
         console.print(table)
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
-
-
-def _token_text(tokenizer: "Tokenizer | None", token: int) -> str:
-    return tokenizer.to_str_tokens([token])[0] if tokenizer else str(token)
 
 
 def show_or_save(view: "View", output: Path | None) -> None:

@@ -21,8 +21,7 @@ from clearhead.hooks import Selector, select_all
 from clearhead.lens.activation_cache import query_key_labels, watch_single_text
 from clearhead.lens.argument_checks import answer_position, check_model
 from clearhead.lens.hook_points import activation_table, has_pooled_head
-from clearhead.lens.logit_lens import answer_preposition
-from clearhead.lens.logit_target import AnswerToken, LogitTarget, logit_target
+from clearhead.lens.logit_target import AnswerToken, LogitTarget, answer_preposition, logit_target
 from clearhead.lens.view import Row, View, label_axes
 from clearhead.model.attention import Attention
 from clearhead.model.heads import LMHead, MLMHead, PooledHead

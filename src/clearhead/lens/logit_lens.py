@@ -17,6 +17,7 @@ from clearhead.hooks import NO_HOOKS, Hooks
 from clearhead.lens.activation_cache import check_no_nan, watch_single_text
 from clearhead.lens.argument_checks import answer_position, check_model, check_token, check_top_k
 from clearhead.lens.hook_points import has_pooled_head
+from clearhead.lens.logit_target import answer_preposition
 from clearhead.lens.tokens import output_labels
 from clearhead.lens.view import View, label_axes
 from clearhead.model.transformer import Transformer
@@ -161,8 +162,3 @@ def apply_head(
         ids_by_layer.append(best.indices)
         probabilities_by_layer.append(best.values)
     return torch.stack(ids_by_layer, dim=1), torch.stack(probabilities_by_layer, dim=1)
-
-
-def answer_preposition(head: c.Head) -> str:
-    """A masked language model predicts the token at a position, others the one after it."""
-    return "at" if isinstance(head, c.MLMHead) else "after"

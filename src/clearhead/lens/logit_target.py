@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from clearhead import config as c
 from clearhead.errors import ClearheadError, suggest
 from clearhead.lens.argument_checks import check_token
 from clearhead.lens.hook_points import has_pooled_head
@@ -81,3 +82,8 @@ def token_id(model: "Model", token: str | int, count: int) -> int:
         pieces = ", ".join(map(repr, tokenizer.to_str_tokens(ids)))
         raise ClearheadError(f"{token!r} is {len(ids)} tokens ({pieces}); give one token or an id.")
     return ids[0]
+
+
+def answer_preposition(head: c.Head) -> str:
+    """A masked language model predicts the token at a position, others the one after it."""
+    return "at" if isinstance(head, c.MLMHead) else "after"

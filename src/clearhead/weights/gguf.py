@@ -153,7 +153,7 @@ def _infer_rope_scaling(m: c.ModelConfig, file: "GGUFFile") -> c.ModelConfig:
 # --- saving
 def save_gguf(folder: Path, checkpoint: Checkpoint) -> None:
     """Write `model.gguf` in the model's dtype; vectors in float32, as llama.cpp requires."""
-    match = match_family(checkpoint, tuple(GGUF_FAMILIES.values()), "The GGUF format")
+    match = match_family(checkpoint, tuple(GGUF_FAMILIES.values()), "the GGUF format")
     family = match.family
     checkpoint = match.checkpoint
     m = checkpoint.config.model

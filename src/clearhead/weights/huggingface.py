@@ -116,7 +116,7 @@ def save_huggingface(folder: Path, checkpoint: Checkpoint) -> None:
 
     Inference options that these files cannot express are saved in clearhead_export.json.
     """
-    match = match_family(checkpoint, FAMILIES, "The Hugging Face format")
+    match = match_family(checkpoint, FAMILIES, "the Hugging Face format")
     checkpoint = match.checkpoint
     m = checkpoint.config.model
     inference = checkpoint.config.inference

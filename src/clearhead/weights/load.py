@@ -33,8 +33,8 @@ SAVE_FORMATS = {
     "clearhead": "checkpoint.save_checkpoint",
     "hf": "huggingface.save_huggingface",
     "gguf": "gguf.save_gguf",
-    "ctranslate2": "ctranslate2.save_ctranslate2",
-    "onnx": "onnx.save_onnx",
+    "ctranslate2": "export_ctranslate2.save_ctranslate2",
+    "onnx": "export_onnx.save_onnx",
 }
 EXPORT_ONLY_FILES = {"model.bin": "CTranslate2", "onnx_config.json": "ONNX"}
 

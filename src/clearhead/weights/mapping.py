@@ -364,6 +364,8 @@ def read_weights(
         tensor = source.get_tensor(keys[theirs])
         try:
             parts = rule.op.read(tensor)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:
             raise ClearheadError(
                 f"{path}: {theirs} has the unexpected shape {tuple(tensor.shape)}."

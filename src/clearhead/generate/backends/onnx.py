@@ -77,7 +77,7 @@ class ONNXFile:
 
 
 class ONNXTransformer(Transformer):
-    """The network in a folder written by `weights.onnx`, for text generation.
+    """The network in a folder written by `weights.export_onnx`, for text generation.
 
     Its forward pass returns logits, which `compute_logits` passes on. Its `encode` returns what
     cross-attention reads: the keys and values of all layers for each source token.

@@ -51,12 +51,6 @@ RESIDUAL_NAMES = ("full_embed", "blocks.*.resid_post", "final_norm")  # kept by 
 CacheValue = TypeVar("CacheValue")
 
 
-# Requests
-
-
-# Uploads
-
-
 # Traces
 
 
