@@ -102,7 +102,7 @@ def test_missing_output_folder_is_an_error(folders, tmp_path):
 
 def test_attribution_of_a_logit_difference(folders):
     shown = see(folders[0], "abc", "--what", "attribution", "--token", "d", "--against", "e")
-    assert shown.startswith("logit of 'd' minus 'e' after 'c'\n")
+    assert shown.startswith("logit of 'd' (id 100) minus 'e' (id 101) after 'c'\n")
     assert re.search("1 feed-forward", shown)
 
 

@@ -1,8 +1,10 @@
 """Direct logit attribution: a logit is the sum of what components, heads and tokens contribute."""
 
+import json
 import re
 
 import pytest
+import tokenizers as tk
 import torch
 from hypothesis import assume, given
 
@@ -88,6 +90,55 @@ def test_default_token_is_the_top_prediction():
     best = int(model.logits("abc")[-1].argmax())
     assert ch.lens.attribution(model, "abc").target.answer == best
     assert ch.lens.attribution(model, "abc", token="d").target.answer == ord("d")
+
+
+MERGES = ["h e", "he r", "Ġ her", "d o", "do g", "c a", "Ġ ca", "Ġca t"]
+
+
+@pytest.fixture(scope="module")
+def speller():
+    """A model whose tokenizer has `her` with and without a space, `dog` without, `cat` with."""
+    backend = json.loads(ch.Tokenizer.bytes().backend.to_str())
+    backend["pre_tokenizer"]["use_regex"] = True
+    backend["model"]["merges"] = MERGES
+    for merge in MERGES:
+        backend["model"]["vocab"][merge.replace(" ", "")] = len(backend["model"]["vocab"])
+    tokenizer = ch.Tokenizer(tk.Tokenizer.from_str(json.dumps(backend)))
+    return ch.new("tiny-decoder", vocab_size=len(tokenizer), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("token", "against", "spelled"),
+    [
+        ("her", "cat", (" her", " cat")),
+        (" her", "cat", (" her", " cat")),
+        ("cat", "her", (" cat", " her")),
+        ("her", "dog", ("her", "dog")),
+        ("her", ".", (" her", ".")),
+        ("dog", "x", ("dog", "x")),
+    ],
+)
+def test_words_are_resolved_with_the_same_spacing(speller, token, against, spelled):
+    tokenizer = speller.tokenizer
+    ids = [tokenizer.encode(text)[0] for text in spelled]
+    label, other = tokenizer.to_str_tokens(ids)
+    result = ch.lens.attribution(speller, "abc", token=token, against=against)
+    assert [result.target.answer, result.target.against] == ids
+    description = f"logit of {label!r} (id {ids[0]}) minus {other!r} (id {ids[1]})"
+    assert result.title == f"{description} after 'c'"
+    effects = ch.lens.patching(speller, "abc", "abd", token=token, against=against)
+    assert effects.title == f"change of the {description}"
+
+
+@pytest.mark.parametrize(("token", "against"), [("cat", "dog"), ("dog", " her")])
+def test_words_of_different_spacing_are_an_error(speller, token, against):
+    with pytest.raises(ch.ClearheadError, match="leading space"):
+        ch.lens.attribution(speller, "abc", token=token, against=against)
+
+
+def test_a_word_that_is_no_token_is_an_error(speller):
+    with pytest.raises(ch.ClearheadError, match="'bird' is 4 tokens"):
+        ch.lens.attribution(speller, "abc", token="her", against="bird")
 
 
 def test_classes_are_selected_by_name():

@@ -75,7 +75,8 @@ def see(
     source: str = typer.Option(None, help="Source text of an encoder-decoder.", show_default=False),
     token: str = typer.Option(
         None,
-        help="The token or label to explain. Default: the most likely one.",
+        help="The token or label to explain; a word with the space before it, if that is a token. "
+        "Default: the most likely one.",
         show_default=False,
     ),
     against: str = typer.Option(

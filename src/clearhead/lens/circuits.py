@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.lens.argument_checks import check_head, check_layer, check_model, check_top_k
-from clearhead.lens.logit_target import token_id
+from clearhead.lens.logit_target import token_ids
 from clearhead.lens.tokens import token_labels
 from clearhead.lens.view import View, label_axes
 from clearhead.model.attention import Attention
@@ -189,7 +189,7 @@ class Circuit:
         return token_labels(self.model.tokenizer, ids.tolist())
 
     def _token_id(self, token: str | int) -> int:
-        return token_id(self.model, token, len(self.left))
+        return token_ids(self.model, [token], len(self.left))[0]
 
 
 def circuit(model: "Model", layer: int, head: int, kind: Literal["OV", "QK"] = "OV") -> Circuit:

@@ -318,8 +318,9 @@ def attribution(
     """Decompose the logit of `token` (or a logit difference) into contributions.
 
     By default the top prediction at the last position, or at the first mask token. Tokens are texts
-    or ids; for a classifier, classes. An encoder-decoder is followed through its decoder; what that
-    reads from the source is the contribution of "cross".
+    or ids; for a classifier, classes. Words have a leading space if `token` and `against` both are
+    tokens with one; the title shows the ids. An encoder-decoder is followed through its decoder;
+    what that reads from the source is the contribution of "cross".
     """
     check_model(model)
     m = model.config.model

@@ -1,15 +1,18 @@
 """The logit, or difference of logits, that a function of the lens explains."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.errors import ClearheadError, suggest
+from clearhead.errors import ClearheadError, InputTextError, suggest
 from clearhead.lens.argument_checks import check_token
 from clearhead.lens.hook_points import has_pooled_head
-from clearhead.lens.tokens import output_labels
+from clearhead.lens.tokens import output_labels, token_labels
+from clearhead.tokenizers.tokenizer import VISIBLE_WHITESPACE
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -42,46 +45,97 @@ def logit_target(
     else:
         position = check_token(position, len(logits))
         row = logits[position]
-    indices = [int(row.argmax()) if answer is None else _output_index(model, answer, len(row))]
+    tokens = [int(row.argmax()) if answer is None else answer]
     if against is not None:
-        indices.append(_output_index(model, against, len(row)))
-    labels = output_labels(model.config, model.tokenizer, indices)
+        tokens.append(against)
+    indices = _output_indices(model, tokens, len(row))
+    labels = [repr(label) for label in output_labels(model.config, model.tokenizer, indices)]
+    if model.tokenizer is not None and not has_pooled_head(model.config.model):
+        labels = [f"{label} (id {i})" for label, i in zip(labels, indices, strict=True)]
     return LogitTarget(
         answer=indices[0],
         against=None if against is None else indices[1],
         position=position,
-        description=f"logit of {' minus '.join(map(repr, labels))}",
+        description=f"logit of {' minus '.join(labels)}",
     )
 
 
-def _output_index(model: "Model", answer: str | int, num_outputs: int) -> int:
-    """The index of an output from a class name, a token, or the index itself."""
-    if not isinstance(answer, str) or not has_pooled_head(model.config.model):
-        return token_id(model, answer, num_outputs)
+def _output_indices(model: "Model", answers: Sequence[str | int], num_outputs: int) -> list[int]:
+    """The indices of outputs from class names, tokens, or the indices themselves."""
+    if not has_pooled_head(model.config.model):
+        return token_ids(model, answers, num_outputs)
     labels = output_labels(model.config, None, range(num_outputs))
-    if answer not in labels:
-        raise ClearheadError(f"there is no class {answer!r}; {suggest(answer, labels)}")
-    return labels.index(answer)
+    for answer in answers:
+        if isinstance(answer, str) and answer not in labels:
+            raise ClearheadError(f"there is no class {answer!r}; {suggest(answer, labels)}")
+    return [
+        labels.index(answer) if isinstance(answer, str) else _check_id(answer, num_outputs)
+        for answer in answers
+    ]
 
 
-def token_id(model: "Model", token: str | int, count: int) -> int:
-    """The id of a token from its text (with or without a leading space), or the id itself."""
-    if not isinstance(token, str):
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < count:
-            raise ClearheadError(f"a token id must be from 0 to {count - 1}, got {token!r}.")
-        return token
+def token_ids(model: "Model", tokens: Sequence[str | int], count: int) -> list[int]:
+    """The ids of tokens from their texts, or the ids themselves.
+
+    Words are resolved alike: all to tokens with a leading space if each is one, else all to tokens
+    without.
+    """
+    candidates = [
+        _single_tokens(model, token) if isinstance(token, str) else [_check_id(token, count)]
+        for token in tokens
+    ]
+    words = [i for i, token in enumerate(tokens) if isinstance(token, str) and _is_word(token)]
+    if words:
+        for is_spaced in (True, False):
+            matching = [
+                [one for one in candidates[i] if _has_space(model, one) == is_spaced] for i in words
+            ]
+            if all(matching):
+                break
+        else:
+            ids = [candidates[i][0] for i in words]
+            labels = token_labels(model.tokenizer, ids)
+            names = [f"{label!r} (id {i})" for label, i in zip(labels, ids, strict=True)]
+            raise ClearheadError(
+                f"{' and '.join(names)} differ in their leading space; choose other words, or "
+                "give token ids in Python."
+            )
+        for i, ids in zip(words, matching, strict=True):
+            candidates[i] = ids
+    return [ids[0] for ids in candidates]
+
+
+def _is_word(token: str) -> bool:
+    """Whether tokenizers have the token with a leading space, unlike punctuation."""
+    return token.strip()[:1].isalnum()
+
+
+def _has_space(model: "Model", token: int) -> bool:
+    return token_labels(model.tokenizer, [token])[0].startswith(VISIBLE_WHITESPACE[" "])
+
+
+def _check_id(token: int, count: int) -> int:
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < count:
+        raise ClearheadError(f"a token id must be from 0 to {count - 1}, got {token!r}.")
+    return token
+
+
+def _single_tokens(model: "Model", text: str) -> list[int]:
+    """The tokens that a text is by itself and after a space."""
     tokenizer = model.tokenizer
     if tokenizer is None:
-        raise ClearheadError(f"this model has no tokenizer; give a token id instead of {token!r}.")
-    ids = tokenizer.encode(token)
-    if len(ids) > 1 and tokenizer.has_space_prefix:
-        ids_within_text = tokenizer.encode(f" {token}")
-        if len(ids_within_text) == 1:
-            ids = ids_within_text
-    if len(ids) != 1:
-        pieces = ", ".join(map(repr, tokenizer.to_str_tokens(ids)))
-        raise ClearheadError(f"{token!r} is {len(ids)} tokens ({pieces}); give one token or an id.")
-    return ids[0]
+        raise ClearheadError(f"this model has no tokenizer; give a token id instead of {text!r}.")
+    encodings = [tokenizer.encode(text)]
+    if not text.startswith(" "):
+        with suppress(InputTextError):  # a vocabulary without a space
+            encodings.append(tokenizer.encode(f" {text}"))
+    ids = [encoding[0] for encoding in encodings if len(encoding) == 1]
+    if not ids:
+        pieces = ", ".join(map(repr, tokenizer.to_str_tokens(encodings[0])))
+        raise ClearheadError(
+            f"{text!r} is {len(encodings[0])} tokens ({pieces}); give one token or an id."
+        )
+    return ids
 
 
 def answer_preposition(head: c.Head) -> str:
