@@ -299,6 +299,17 @@ def test_description_counts_steps_and_epochs(batches_per_epoch, text, tmp_path):
     assert text in describe_run(make_trainer(tmp_path, data), "cpu")[-1]
 
 
+def test_validation_without_the_average_is_reported(tmp_path, capsys):
+    trainer = make_trainer(tmp_path, max_steps=8, eval_every=4, ema_decay=0.5)
+    train_and_report(trainer, TrainingDisplay, print, "tiny-decoder")
+    lines = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
+    raw = [f"{line['raw_valid_loss']:.4f}" for line in lines if "raw_valid_loss" in line]
+    printed = capsys.readouterr().out
+    page = Page((tmp_path / "report.html").read_text()).text
+    assert len(raw) == 2
+    assert all(f"without EMA {loss}" in printed and loss in page for loss in raw)
+
+
 def test_regression_reports_rmse(tmp_path, capsys):
     changes = {
         "model.head": {"kind": "regression"},

@@ -130,6 +130,15 @@ def test_training_reduces_the_loss_and_keeps_the_best(tmp_path):
     assert ch.load(tmp_path / "run" / "best").config.train.max_steps == 150
 
 
+def test_average_of_a_short_run_is_not_its_beginning(tmp_path):
+    options = {"max_steps": 60, "eval_every": 60, "train.optimizer.lr": 1e-2, "ema_decay": 0.998}
+    result = run(make_trainer(tmp_path, **options))
+    last = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
+    assert last["valid_loss"] == result.best_loss
+    assert last["raw_valid_loss"] != last["valid_loss"]
+    assert last["valid_loss"] == pytest.approx(last["raw_valid_loss"], abs=0.5)
+
+
 def test_early_stopped_run_stays_stopped_until_patience_is_raised(tmp_path):
     options = {"max_steps": 1000, "eval_every": 1, "patience": 3, **NO_PROGRESS}
     first = run(make_trainer(tmp_path / "run", **options))

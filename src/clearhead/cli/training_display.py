@@ -53,7 +53,7 @@ class TrainingDisplay:
         if seconds is not None and progress.step < progress.max_steps:
             remaining = f"{format_duration(seconds)} left"
         if progress.valid_loss is not None and math.isfinite(progress.valid_loss):
-            self.validation = self._describe_validation(progress.valid_loss, progress.accuracy)
+            self.validation = self._describe_validation(progress.valid_loss, progress)
         parts = [f"loss {progress.loss:.4f}"]
         if self.validation:
             parts.append(self.validation)
@@ -65,14 +65,16 @@ class TrainingDisplay:
                 parts.append(remaining)
             typer.echo(f"step {progress.step:,} of {progress.max_steps:,}: {', '.join(parts)}")
 
-    def _describe_validation(self, loss: float, accuracy: float | None) -> str:
+    def _describe_validation(self, loss: float, progress: Progress) -> str:
         is_best = loss < self.best_loss
         self.best_loss = min(self.best_loss, loss)
         text = f"validation {loss:.4f} (best{'' if is_best else f' {self.best_loss:.4f}'})"
         if self.is_regression:
             text += f", RMSE {math.sqrt(loss):.4g}"
-        if accuracy is not None:
-            text += f", accuracy {accuracy:.1%}"
+        if progress.raw_valid_loss is not None:
+            text += f", without EMA {progress.raw_valid_loss:.4f}"
+        if progress.accuracy is not None:
+            text += f", accuracy {progress.accuracy:.1%}"
         return text
 
     def _bar(self, step: int, max_steps: int, remaining: str, parts: list[str]) -> Group:

@@ -156,7 +156,7 @@ class TrainConfig:
     grad_clip: float = option("maximum gradient norm; 0 = no clipping", 1.0, ge=0)
     label_smoothing: float = option("label smoothing", 0.0, ge=0, lt=1)
     ema_decay: float = option(
-        "decay of the exponential moving average of weights; 0 = off", 0.0, ge=0, lt=1
+        "decay of the exponential moving average of weights, warmed up; 0 = off", 0.0, ge=0, lt=1
     )
     average_checkpoints: int = option(
         "also save the mean of this many last checkpoints; 0 = off", 0, ge=0

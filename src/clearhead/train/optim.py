@@ -289,25 +289,37 @@ def _describe_tensor(t: Tensor) -> str:
 
 
 class EMA:
-    """Exponential moving average of the weights, in fp32."""
+    """Exponential moving average of the weights, in fp32.
+
+    The decay is warmed up: after n updates it is at most (1 + n) / (10 + n), so that the average
+    of a short run does not consist of the initial weights.
+    """
 
     def __init__(self, optimizer: Optimizer, decay: float) -> None:
         self.decay = decay
         self.optimizer = optimizer
         self.strategy = optimizer.strategy
         self.averages = [weight.detach().float().clone() for weight in optimizer.weights.values()]
+        # a tensor, because a CUDA graph replays the update
+        self.num_updates = torch.zeros((), device=self.averages[0].device)
 
     @torch.no_grad()
     def update(self) -> None:
         """average ← decay · average + (1 − decay) · weight"""
+        decay = ((1 + self.num_updates) / (10 + self.num_updates)).clamp(max=self.decay)
+        self.num_updates += 1
         weights = [w.float() for w in self.optimizer.weights.values()]
-        torch._foreach_lerp_(self.averages, weights, 1 - self.decay)
+        torch._foreach_sub_(self.averages, weights)
+        torch._foreach_mul_(self.averages, decay)
+        torch._foreach_add_(self.averages, weights)
 
     def state_dict(self) -> StateDict:
         return {f"{name}.ema": average for name, average in self._named(self.averages).items()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor], num_updates: int) -> None:
+        """Continue with the averages after `num_updates`, one per training step."""
         restore_tensors(self.state_dict(), state, self.strategy)
+        self.num_updates.fill_(num_updates)
 
     @contextmanager
     def swap_weights(self) -> Iterator[StateDict]:

@@ -282,6 +282,7 @@ def _validation_rows(config: c.Config, data: ReportData, lines: list[Line]) -> l
     return [
         {
             "accuracy": None,
+            "raw_valid_loss": None,
             **line,
             "epoch": line["step"] / steps_per_epoch,
             "is_best": line["valid_loss"] == best_loss,

@@ -79,9 +79,11 @@ def validation_lines(trainer: Trainer, throughput: Throughput) -> Display:
 
     def show(progress: Progress) -> None:
         if progress.valid_loss is not None:
+            raw = progress.raw_valid_loss
+            without_ema = "" if raw is None else f" (without EMA {raw:.4f})"
             print(
                 f"step {progress.step:,} of {progress.max_steps:,}: loss {progress.loss:.4f}, "
-                f"validation {progress.valid_loss:.4f}",
+                f"validation {progress.valid_loss:.4f}{without_ema}",
                 flush=True,
             )
 
@@ -562,6 +564,7 @@ class TensorBoardLogger:
         values = {
             "loss/train": progress.loss,
             "loss/valid": progress.valid_loss,
+            "loss/valid_raw": progress.raw_valid_loss,
             "accuracy/valid": progress.accuracy,
             "lr_factor": progress.lr_factor,
             "targets_per_second": progress.targets_per_second,

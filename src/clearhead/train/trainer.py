@@ -73,7 +73,8 @@ class Progress:
     loss: float
     lr_factor: float  # learning rate as a fraction of the peak
     targets_per_second: float  # tokens, masked tokens or rows with a target
-    valid_loss: float | None = None
+    valid_loss: float | None = None  # of the weights that are saved: the EMA if there is one
+    raw_valid_loss: float | None = None  # with an EMA: of the weights without it
     accuracy: float | None = None  # of a classifier
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,6 +87,8 @@ class Progress:
         }
         if self.valid_loss is not None:
             report["valid_loss"] = self.valid_loss
+        if self.raw_valid_loss is not None:
+            report["raw_valid_loss"] = self.raw_valid_loss
         if self.accuracy is not None:
             report["accuracy"] = self.accuracy
         return report
@@ -184,9 +187,11 @@ class Trainer:
                     continue
 
                 targets_per_second = sum(count for _, count in losses) / timer.seconds()
-                valid_loss = accuracy = None
+                valid_loss = raw_valid_loss = accuracy = None
                 if is_last or self.step % config.eval_every == 0:
                     valid_loss, accuracy = self.validate()
+                    if self.ema is not None:
+                        raw_valid_loss, _ = self.validate(use_ema=False)
                 progress = Progress(
                     step=self.step,
                     max_steps=config.max_steps,
@@ -194,6 +199,7 @@ class Trainer:
                     lr_factor=self.lr_factor(self.step - 1),
                     targets_per_second=targets_per_second,
                     valid_loss=valid_loss,
+                    raw_valid_loss=raw_valid_loss,
                     accuracy=accuracy,
                 )
                 if log is not None:
@@ -266,9 +272,9 @@ class Trainer:
             f"training diverged: {problem}. Try a smaller train.optimizer.lr; {checkpoint}."
         )
 
-    def validate(self) -> tuple[float | None, float | None]:
-        """Validation loss and accuracy, with the averaged weights if there is an EMA."""
-        with self.ema_weights():
+    def validate(self, *, use_ema: bool = True) -> tuple[float | None, float | None]:
+        """Validation loss and accuracy, with the averaged weights if there is an EMA to use."""
+        with self.ema_weights() if use_ema else nullcontext():
             loss, accuracy = validation_loss(self.net, self.data, self.device, self.strategy)
         if loss is not None and not math.isfinite(loss):
             raise self.divergence_error(f"validation loss {loss} after step {self.step}")
@@ -342,7 +348,7 @@ class Trainer:
             optimizer_state[f"{name}.master"] = weights[name].float()
         self.optimizer.load_state_dict(optimizer_state)
         if self.ema is not None:
-            self.ema.load_state_dict(section("ema."))
+            self.ema.load_state_dict(section("ema."), saved.step)
 
         self.step = saved.step
         progress = saved.progress
