@@ -398,3 +398,22 @@ def test_errors_outside_the_files_pass_through(saved, monkeypatch):
     monkeypatch.setattr(huggingface, "load_weights", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
         ch.load(saved)
+
+
+def test_refusals_do_not_suggest_unrelated_names(saved):
+    edit(saved, rope_parameters={"rope_type": "default", "mystery": 2})
+    with pytest.raises(ch.ClearheadError, match=r"mystery = 2, which is not supported\.$"):
+        ch.load(saved)
+    hf_model("llama").save_pretrained(saved)
+    tensors = load_file(saved / "model.safetensors")
+    tensors["lm_head.bias"] = torch.ones(53)
+    save_file(tensors, saved / "model.safetensors")
+    with pytest.raises(ch.ClearheadError, match=r"unexpected tensor lm_head\.bias") as refused:
+        ch.load(saved)
+    assert "lm_head.weight" not in str(refused.value)
+
+
+def test_attributes_that_transformers_ignores_are_accepted(saved):
+    config = ch.load(saved, device="cpu").config
+    edit(saved, eos_token_ids=[5])
+    assert ch.load(saved, device="cpu").config == config

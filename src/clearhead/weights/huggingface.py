@@ -49,6 +49,7 @@ from clearhead.weights.mapping import (
     match_family,
     read_attributes,
     read_weights,
+    untie_stored_head,
     write_weights,
 )
 
@@ -99,6 +100,7 @@ def load_huggingface(folder: Path, placement: Placement) -> Checkpoint:
             )
         files = weight_files(folder, attributes)
     reader = SafetensorsReader(files)
+    m = untie_stored_head(family.weight_map(m), reader, m)
     net = meta_model(m, len(reader.shapes))
     tensors = read_weights(family.weight_map(m), reader, net, m, str(folder))
     load_weights(net, tensors, placement, str(folder))
@@ -217,9 +219,15 @@ def _pickle_error(folder: Path, pickle: Path, attributes: ConfigDict) -> Clearhe
 
 # --- labels
 def label_names(attributes: ConfigDict) -> tuple[str, ...]:
-    """The names of the classes, by index."""
-    names: ConfigDict = check_attribute("id2label", attributes.get("id2label"), dict, {})
-    return tuple(str(names[index]) for index in sorted(names, key=int))
+    """The names of the classes, by index; `num_labels` wins over an `id2label` of another size."""
+    id2label: ConfigDict = check_attribute("id2label", attributes.get("id2label"), dict, {})
+    names = {int(index): str(name) for index, name in id2label.items()}
+    if sorted(names) != list(range(len(names))):
+        raise ClearheadError(f"config.json: id2label must number its labels from 0, got {names}.")
+    num_labels = check_attribute("num_labels", attributes.get("num_labels"), int, len(names))
+    if num_labels != len(names):
+        return ()  # as in transformers
+    return tuple(names[index] for index in sorted(names))
 
 
 def head_for_labels(head: c.Head, attributes: ConfigDict, labels: tuple[str, ...]) -> c.Head:
@@ -232,7 +240,7 @@ def head_for_labels(head: c.Head, attributes: ConfigDict, labels: tuple[str, ...
             "config.json has problem_type multi_label_classification; clearhead supports"
             " single-label classification and regression."
         )
-    num_labels = len(labels) or attributes.get("num_labels") or attributes.get("_num_labels") or 2
+    num_labels = len(labels) or attributes.get("num_labels") or 2
     if num_labels == 1 or problem_type == "regression":
         return c.RegressionHead(pooling=head.pooling, pooler=head.pooler)
     return replace(head, num_labels=num_labels)

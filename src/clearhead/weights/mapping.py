@@ -22,7 +22,8 @@ from clearhead.config.parse import (
     dataclass_to_dict,
     diff_trees,
 )
-from clearhead.errors import ClearheadError, suggest
+from clearhead.errors import ClearheadError
+from clearhead.model.positions import DEFAULT_THETA
 from clearhead.model.transformer import build_transformer
 from clearhead.weights.checkpoint import Checkpoint
 
@@ -135,9 +136,9 @@ def check_attribute(
 
 def unsupported_value(name: str, value: object, supported: Iterable[object]) -> ClearheadError:
     values = ", ".join(map(repr, supported))
+    known = f"; supported: {values}" if values else ""
     return ClearheadError(
-        f"the model's configuration has {name} = {value!r}, which is not supported;"
-        f" supported: {values}."
+        f"the model's configuration has {name} = {value!r:.80}, which is not supported{known}."
     )
 
 
@@ -146,7 +147,7 @@ IGNORED_ATTRIBUTES = Ignore(
     "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "_num_labels",
     "architectures", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
     "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
-    "eos_token_id", "finetuning_task", "forced_bos_token_id", "forced_decoder_ids",
+    "eos_token_id", "eos_token_ids", "finetuning_task", "forced_bos_token_id", "forced_decoder_ids",
     "forced_eos_token_id", "gradient_checkpointing", "id2label", "init_std", "initializer_factor",
     "initializer_range", "label2id", "language", "length_penalty", "max_length", "min_length",
     "model_type", "name_or_path", "no_repeat_ngram_size", "num_beams", "num_labels",
@@ -303,10 +304,51 @@ class WeightMap:
     """The rules for all tensors of a family."""
 
     rules: Iterable[WeightRule]
-    ignored_keys: tuple[str, ...] = ()  # patterns of redundant keys
+    ignored_keys: tuple[str, ...] = ()  # patterns of keys that no output of the model depends on
     prefixes: tuple[str, ...] = ("",)  # prefixes that files have; the first one is written
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)  # old to current names
     duplicates: Mapping[str, str] = field(default_factory=dict)  # keys that must equal another
+    # patterns of keys that follow from the configuration, and what checks that they do
+    tables: Mapping[str, "TableCheck"] = field(default_factory=dict)
+
+
+TableCheck = Callable[[Tensor], bool]
+TABLE_TOLERANCE = 1e-5  # of tables in float32; in narrower types, their rounding
+
+
+def is_position_ids(stored: Tensor) -> bool:
+    """Whether these are 0, 1, 2, … in every row."""
+    return torch.equal(stored, torch.arange(stored.shape[-1]).to(stored).expand_as(stored))
+
+
+def is_causal_mask(stored: Tensor) -> bool:
+    """Whether every token attends to itself and to those before it."""
+    return stored.dim() >= 2 and torch.equal(stored.bool(), torch.ones_like(stored).bool().tril())
+
+
+def equals_table(expected: Callable[[int], Tensor]) -> TableCheck:
+    """Compare with a table that is computed for the number of stored rows, to rounding."""
+
+    def check(stored: Tensor) -> bool:
+        table = expected(len(stored))
+        if stored.shape != table.shape or not stored.is_floating_point():
+            return False
+        tolerance = max(TABLE_TOLERANCE, torch.finfo(stored.dtype).eps)
+        return torch.allclose(stored.double(), table.double(), rtol=tolerance, atol=tolerance)
+
+    return check
+
+
+def sinusoid_table(d: int) -> TableCheck:
+    """Compare with sines and, after them, cosines of positions 0, 1, 2, …"""
+
+    def table(rows: int) -> Tensor:
+        # in float64, as transformers computes it
+        frequencies = DEFAULT_THETA ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+        angle = torch.arange(rows)[:, None] * frequencies
+        return torch.cat((angle.sin(), angle.cos()), dim=-1)
+
+    return equals_table(table)
 
 
 class TensorSource(Protocol):
@@ -348,18 +390,8 @@ def read_weights(
         raise ClearheadError(
             f"{path}: missing tensor {missing[0]}{more}, which the configuration calls for."
         )
-    for name in keys.keys() - rules.keys():
-        if name in weight_map.duplicates:
-            original = weight_map.duplicates[name]
-            if not torch.equal(source.get_tensor(keys[name]), source.get_tensor(keys[original])):
-                raise ClearheadError(f"{path}: {name} must equal {original}, but differs.")
-        elif not any(
-            re.fullmatch(key, name.removeprefix(prefix)) for key in weight_map.ignored_keys
-        ):
-            raise ClearheadError(
-                f"{path}: unexpected tensor {name}, which the configuration does not call for;"
-                f" {suggest(name, rules)}"
-            )
+    for name in sorted(keys.keys() - rules.keys()):
+        _check_redundant(weight_map, source, keys, prefix, name, path)
     for theirs, rule in rules.items():
         tensor = source.get_tensor(keys[theirs])
         try:
@@ -371,6 +403,62 @@ def read_weights(
                 f"{path}: {theirs} has the unexpected shape {tuple(tensor.shape)}."
             ) from None
         yield from zip(rule.ours, parts, strict=True)
+
+
+def _check_redundant(
+    weight_map: WeightMap,
+    source: TensorSource,
+    keys: Mapping[str, str],
+    prefix: str,
+    name: str,
+    path: str,
+) -> None:
+    """Raise unless a tensor that fills no parameter has no effect, or only the one we assume."""
+    original = weight_map.duplicates.get(name, "").replace("{p}", prefix)
+    if original in keys:
+        if not _are_equal(source, keys[name], keys[original]):
+            raise ClearheadError(f"{path}: {name} must equal {original}, but differs.")
+        return
+    base_name = name.removeprefix(prefix)
+    for pattern, is_expected in weight_map.tables.items():
+        if re.fullmatch(pattern, base_name):
+            if not is_expected(source.get_tensor(keys[name])):
+                raise ClearheadError(
+                    f"{path}: {name} has other values than the configuration implies."
+                )
+            return
+    if not any(re.fullmatch(pattern, base_name) for pattern in weight_map.ignored_keys):
+        raise ClearheadError(
+            f"{path}: unexpected tensor {name}, for which the model that the configuration"
+            " describes has no counterpart."
+        )
+
+
+def _are_equal(source: TensorSource, name: str, other: str) -> bool:
+    if source.shapes[name] != source.shapes[other]:
+        return False
+    a = source.get_tensor(name)
+    b = source.get_tensor(other)
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return torch.equal(a.to(dtype), b.to(dtype))
+
+
+def untie_stored_head(
+    weight_map: WeightMap, source: TensorSource, m: c.ModelConfig
+) -> c.ModelConfig:
+    """Untie the head of a language model if the file has one that differs from the embedding.
+
+    transformers uses a stored head even if the configuration says `tie_word_embeddings`.
+    """
+    if not isinstance(m.head, c.LMHead) or not m.head.tie_embeddings:
+        return m
+    names = {rule.ours: rule.theirs for rule in weight_map.rules}
+    head = names["head.unembed.weight",]
+    for prefix in weight_map.prefixes:
+        embedding = names["embed.tokens.weight",].replace("{p}", prefix)
+        if {head, embedding} <= source.shapes.keys() and not _are_equal(source, head, embedding):
+            return replace(m, head=replace(m.head, tie_embeddings=False))
+    return m
 
 
 def write_weights(

@@ -3,6 +3,7 @@
 RoFormer stores queries and keys with rotary pairs interleaved.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from clearhead import config as c
@@ -15,16 +16,19 @@ from clearhead.weights.mapping import (
     Ignore,
     ModelFamily,
     Require,
+    TableCheck,
     WeightMap,
     WeightOp,
     WeightRule,
     deinterleave_rotary,
+    is_position_ids,
     rename_layer,
     rename_layers,
+    sinusoid_table,
 )
 
 
-def _weight_map(prefix: str, qk: WeightOp, ignored_keys: tuple[str, ...]) -> WeightMap:
+def _weight_map(prefix: str, qk: WeightOp, tables: Mapping[str, TableCheck]) -> WeightMap:
     ours = "blocks.{i}"
     theirs = "{p}encoder.layer.{i}"
     predictions = "cls.predictions"
@@ -53,24 +57,26 @@ def _weight_map(prefix: str, qk: WeightOp, ignored_keys: tuple[str, ...]) -> Wei
             WeightRule(f"{predictions}.bias", ("head.bias",)),
         ],
         ignored_keys=(
-            r"embeddings\.position_ids",  # 0, 1, 2, …
-            r"cls\.predictions\.decoder\.(weight|bias)",  # tied to the embedding and the bias
             r"cls\.seq_relationship\.(weight|bias)",  # the head for next-sentence prediction
             r"pooler\.dense\.(weight|bias)",  # used by that head only
-            *ignored_keys,
         ),
+        duplicates={
+            f"{predictions}.decoder.weight": "{p}embeddings.word_embeddings.weight",
+            f"{predictions}.decoder.bias": f"{predictions}.bias",
+        },
+        tables={r"embeddings\.position_ids": is_position_ids, **tables},
         prefixes=(prefix, ""),
         legacy_suffixes={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     )
 
 
 def bert_weight_map(m: c.ModelConfig) -> WeightMap:
-    return _weight_map("bert.", IDENTITY, ())
+    return _weight_map("bert.", IDENTITY, {})
 
 
 def roformer_weight_map(m: c.ModelConfig) -> WeightMap:
-    sinusoids = r"encoder\.embed_positions\.weight"  # follow from the position
-    return _weight_map("roformer.", deinterleave_rotary(m.attention.n_heads), (sinusoids,))
+    tables = {r"encoder\.embed_positions\.weight": sinusoid_table(m.d_head)}
+    return _weight_map("roformer.", deinterleave_rotary(m.attention.n_heads), tables)
 
 
 BASE = c.ModelConfig(

@@ -11,6 +11,7 @@ from clearhead.weights.mapping import (
     Require,
     WeightMap,
     WeightRule,
+    is_causal_mask,
     rename_layer,
     rename_layers,
     split_rows,
@@ -44,9 +45,10 @@ def weight_map(m: c.ModelConfig) -> WeightMap:
             WeightRule("lm_head.weight", ("head.unembed.weight",)),
         ],
         ignored_keys=(
-            r"lm_head\.weight",  # tied to the embedding
-            r"h\.\d+\.attn\.(bias|masked_bias)",  # the causal mask
+            r"lm_head\.weight",  # equal to the embedding, or without a head
+            r"h\.\d+\.attn\.masked_bias",  # a large negative number that no version loads
         ),
+        tables={r"h\.\d+\.attn\.bias": is_causal_mask},
         prefixes=("transformer.", ""),
     )
 

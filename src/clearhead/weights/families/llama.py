@@ -3,9 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from clearhead import config as c
 from clearhead.config.parse import ConfigDict
 from clearhead.errors import ClearheadError
+from clearhead.model.positions import inverse_frequencies
 from clearhead.weights.mapping import (
     GATED_ACTIVATIONS,
     NONE_IS_ZERO,
@@ -14,14 +17,24 @@ from clearhead.weights.mapping import (
     Custom,
     Ignore,
     ModelFamily,
+    NotRepresentableError,
     Require,
+    TableCheck,
     WeightMap,
     WeightRule,
     check_attribute,
+    equals_table,
     pop_typed,
     rename_layers,
     unsupported_value,
 )
+
+
+def _frequency_table(m: c.ModelConfig) -> TableCheck:
+    """Old files store the unscaled frequencies, which follow from theta."""
+    assert isinstance(m.position, c.Rotary)
+    frequencies = inverse_frequencies(m.d_head, m.position.theta, torch.device("cpu"))
+    return equals_table(lambda rows: frequencies)
 
 
 def weight_map(m: c.ModelConfig) -> WeightMap:
@@ -48,10 +61,8 @@ def weight_map(m: c.ModelConfig) -> WeightMap:
             ),
             WeightRule("lm_head.weight", ("head.unembed.weight",)),
         ],
-        ignored_keys=(
-            r"lm_head\.weight",  # tied to the embedding
-            r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",  # follows from theta
-        ),
+        ignored_keys=(r"lm_head\.weight",),  # equal to the embedding, or without a head
+        tables={r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq": _frequency_table(m)},
         prefixes=("model.", ""),
     )
 
@@ -69,9 +80,12 @@ ROPE_SCALINGS: dict[str, dict[str, str]] = {
 
 
 def read_rope(theirs: ConfigDict, ours: ConfigDict) -> None:
-    """`rope_theta` and `rope_scaling`, or the newer `rope_parameters` with both."""
-    rope_scaling: ConfigDict = pop_typed(theirs, "rope_scaling", dict, {})
-    rope = dict(pop_typed(theirs, "rope_parameters", dict, {}) or rope_scaling)
+    """`rope_theta` and `rope_scaling`, or the newer `rope_parameters` with both.
+
+    In transformers, a `rope_scaling` replaces all `rope_parameters`.
+    """
+    rope_parameters: ConfigDict = pop_typed(theirs, "rope_parameters", dict, {})
+    rope = dict(pop_typed(theirs, "rope_scaling", dict, {}) or rope_parameters)
     theta = theirs.pop("rope_theta", None)
     ours["position"]["theta"] = rope.pop("rope_theta", theta or 10000.0)
     legacy_type = rope.pop("type", None)
@@ -108,9 +122,15 @@ FULL = "full_attention"
 SLIDING = "sliding_attention"
 
 
+def _check_window(window: object) -> None:
+    """transformers lets a token attend to nothing if the window is 0."""
+    if window is not None and (type(window) is not int or window < 1):
+        raise unsupported_value("sliding_window", window, ["a positive integer", None])
+
+
 def _read_window(theirs: ConfigDict, ours: ConfigDict) -> None:
     """Qwen's sliding window; it must hold for all layers or for none."""
-    window = theirs.pop("sliding_window", None)
+    window = theirs.pop("sliding_window", 4096)
     use_window = theirs.pop("use_sliding_window", False)
     max_window_layers = pop_typed(theirs, "max_window_layers", int, 28)
     layer_types: list[str] = pop_typed(theirs, "layer_types", list, [])
@@ -126,7 +146,27 @@ def _read_window(theirs: ConfigDict, ours: ConfigDict) -> None:
         supported = [FULL, f"{SLIDING} for all layers"]
         raise unsupported_value("layer_types", sorted(set(layer_types)), supported)
     is_sliding = set(layer_types) == {SLIDING}
+    if is_sliding:
+        _check_window(window)
     ours["attention"]["sliding_window"] = (window or 0) if is_sliding else 0
+
+
+def _read_mistral_window(theirs: ConfigDict, ours: ConfigDict) -> None:
+    window = theirs.pop("sliding_window", 4096)
+    _check_window(window)
+    ours["attention"]["sliding_window"] = window or 0
+
+
+def _write_mistral_window(ours: ConfigDict, theirs: ConfigDict) -> None:
+    theirs["sliding_window"] = ours["attention"]["sliding_window"] or None
+
+
+def _check_divisible(ours: ConfigDict, theirs: ConfigDict) -> None:
+    """transformers requires it of Llama, whatever the head_dim."""
+    d_model = ours["d_model"]
+    n_heads = ours["attention"]["n_heads"]
+    if d_model % n_heads:
+        raise NotRepresentableError(f"its d_model must be a multiple of its {n_heads} heads")
 
 
 def _write_window(ours: ConfigDict, theirs: ConfigDict) -> None:
@@ -193,6 +233,7 @@ LLAMA = _family(
     Attr("head_dim", "attention.d_head", None, NONE_IS_ZERO),
     ATTENTION_BIAS,
     Attr("mlp_bias", "ffn.bias", False),
+    Custom(lambda theirs, ours: None, _check_divisible),
     Ignore("pretraining_tp"),  # computes the same sums in slices
 )
 MISTRAL = _family(
@@ -202,7 +243,7 @@ MISTRAL = _family(
     Attr("max_position_embeddings", "context_length", 131072),
     Attr("num_key_value_heads", "attention.n_kv_heads", 8, NONE_IS_ZERO),
     Attr("head_dim", "attention.d_head", None, NONE_IS_ZERO),
-    Attr("sliding_window", "attention.sliding_window", 4096, NONE_IS_ZERO),
+    Custom(_read_mistral_window, _write_mistral_window),
 )
 QWEN2 = _family(
     "qwen2",

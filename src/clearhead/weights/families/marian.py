@@ -13,6 +13,7 @@ from clearhead.weights.mapping import (
     WeightRule,
     rename_layers,
     reshape,
+    sinusoid_table,
     unsupported_value,
 )
 
@@ -42,13 +43,15 @@ def encoder_decoder_layers() -> dict[str, str]:
 
 def _check_encoder_sizes(theirs: ConfigDict, ours: ConfigDict) -> None:
     """The encoder must have the decoder's number of heads and feed-forward size."""
+    encoder_layers = ours["architecture"]["encoder_layers"]
     for name, size in (
         ("encoder_attention_heads", ours["attention"]["n_heads"]),
         ("encoder_ffn_dim", ours["ffn"]["d_ff"]),
+        ("num_hidden_layers", encoder_layers),  # another name of encoder_layers
     ):
         value = theirs.pop(name, size)
         if value != size:
-            raise unsupported_value(name, value, [f"{size}, the decoder's"])
+            raise unsupported_value(name, value, [size])
 
 
 def _write_encoder_sizes(ours: ConfigDict, theirs: ConfigDict) -> None:
@@ -70,7 +73,6 @@ ENCODER_DECODER_ATTRIBUTES = (
     Require("is_encoder_decoder", True),
     Require("activation_dropout", 0.0),
     Ignore(
-        "num_hidden_layers",
         "decoder_layerdrop",
         "encoder_layerdrop",
         "classifier_dropout",
@@ -99,10 +101,8 @@ def weight_map(m: c.ModelConfig) -> WeightMap:
             WeightRule("lm_head.weight", ("head.unembed.weight",)),
             *rename_layers(encoder_decoder_layers()),
         ],
-        ignored_keys=(
-            r"lm_head\.weight",  # tied to the embedding
-            r"model\.(encoder|decoder)\.embed_positions\.weight",  # sinusoids
-        ),
+        ignored_keys=(r"lm_head\.weight",),  # equal to the embedding
+        tables={r"model\.(encoder|decoder)\.embed_positions\.weight": sinusoid_table(m.d_model)},
         duplicates=dict.fromkeys((ENCODER_EMBEDDING, DECODER_EMBEDDING), SHARED_EMBEDDING),
     )
 

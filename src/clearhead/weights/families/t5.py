@@ -56,7 +56,7 @@ def weight_map(m: c.ModelConfig) -> WeightMap:
             *_stack_rules("decoder", "", 2, m.ffn.is_gated),
         ],
         ignored_keys=(
-            r"lm_head\.weight",  # tied to the embedding
+            r"lm_head\.weight",  # equal to the embedding
             # stored by old versions, but never used
             r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         ),

@@ -32,7 +32,7 @@ def weight_map(m: c.ModelConfig) -> WeightMap:
                 }
             ),
         ],
-        ignored_keys=(r"proj_out\.weight",),  # tied to the embedding
+        ignored_keys=(r"proj_out\.weight",),  # equal to the embedding
     )
 
 
