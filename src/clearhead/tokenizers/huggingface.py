@@ -295,6 +295,20 @@ def read_tokenizer_json(path: Path) -> PretrainedTokenizer:
     return PretrainedTokenizer(tokenizer, None, *_surrounding_tokens(tokenizer.backend))
 
 
+def model_max_length(folder: Path) -> int:
+    """The maximum length in tokens that tokenizer_config.json states, or 0."""
+    length = _read_json_if_exists(folder / TOKENIZER_CONFIG_FILE).get("model_max_length")
+    return int(length) if isinstance(length, int | float) else 0
+
+
+def lowercase_first(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer that converts texts to lowercase before anything else."""
+    backend = tk.Tokenizer.from_str(tokenizer.backend.to_str())
+    others = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *others])
+    return Tokenizer(backend)
+
+
 def _missing_reason(
     folder: Path, config: ConfigDict, class_name: str, tokenizer_format: TokenizerFormat | None
 ) -> str:

@@ -23,6 +23,7 @@ from clearhead.errors import ClearheadError, reraise_as
 from clearhead.io import write_json
 from clearhead.tokenizers.huggingface import (
     PretrainedTokenizer,
+    lowercase_first,
     read_hf_tokenizer,
     write_hf_tokenizer,
 )
@@ -52,16 +53,16 @@ from clearhead.weights.mapping import (
     untie_stored_head,
     write_weights,
 )
+from clearhead.weights.sentence_transformers import (
+    SentenceEmbedding,
+    read_sentence_transformers,
+    write_sentence_transformers,
+)
 
 HF_WEIGHTS_FILE = "model.safetensors"
 HF_INDEX_FILE = "model.safetensors.index.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 PREPROCESSOR_CONFIG_FILE = "preprocessor_config.json"
-
-# sentence-transformers
-MODULES_FILE = "modules.json"
-SENTENCE_BERT_CONFIG_FILE = "sentence_bert_config.json"
-POOLING_DIR = "1_Pooling"
 
 # The first family that can express a model is the one it is exported as.
 FAMILIES: tuple[ModelFamily, ...] = (
@@ -91,7 +92,10 @@ def load_huggingface(folder: Path, placement: Placement) -> Checkpoint:
         m = read_preprocessor_config(folder, m)
         tokenizer_class = str(attributes.get("tokenizer_class") or "")
         pretrained = read_hf_tokenizer(folder, family.name, tokenizer_class)
-        inference = read_inference_config(folder, attributes, pretrained, m, labels)
+        embedding = read_sentence_transformers(folder, m.context_length)
+        if embedding.lowercase and pretrained.tokenizer is not None:
+            pretrained = replace(pretrained, tokenizer=lowercase_first(pretrained.tokenizer))
+        inference = read_inference_config(folder, attributes, pretrained, m, labels, embedding)
         if (folder / EXPORT_FILE).is_file():
             export = read_config_file(folder / EXPORT_FILE)
             options: ConfigDict = check_attribute("inference", export.get("inference"), dict, {})
@@ -140,8 +144,9 @@ def save_huggingface(folder: Path, checkpoint: Checkpoint) -> None:
         write_hf_tokenizer(folder, checkpoint.tokenizer, checkpoint.source_tokenizer, inference, m)
 
     pretrained = read_hf_tokenizer(folder, match.family.name)
+    embedding = read_sentence_transformers(folder, m.context_length)
     restored = dataclass_to_dict(
-        read_inference_config(folder, attributes, pretrained, m, label_names(attributes))
+        read_inference_config(folder, attributes, pretrained, m, label_names(attributes), embedding)
     )
     restored["chat_template"] = inference.chat_template  # differs by its inlined special tokens
     options = dataclass_to_dict(inference)
@@ -253,6 +258,7 @@ def read_inference_config(
     pretrained: PretrainedTokenizer,
     m: c.ModelConfig,
     labels: tuple[str, ...],
+    embedding: SentenceEmbedding,
 ) -> c.InferenceConfig:
     """Options from config.json, generation_config.json, the tokenizer and sentence-transformers."""
     if (folder / GENERATION_CONFIG_FILE).is_file():
@@ -287,7 +293,6 @@ def read_inference_config(
     are_labels_default = all(name == f"LABEL_{i}" for i, name in enumerate(labels))
     if are_labels_default or not isinstance(m.head, c.ClassificationHead):
         labels = ()
-    pooling, normalize, max_length = _read_pooling(folder, m.context_length)
     forced_eos = ids(attributes.get("forced_eos_token_id"))
     return c.InferenceConfig(
         bos_tokens=pretrained.bos_tokens,
@@ -300,9 +305,9 @@ def read_inference_config(
         renormalize_logits=attributes.get("renormalize_logits") is True,
         pad_token=ids(attributes.get("pad_token_id"), special.get("pad"))[:1],
         mask_token=ids(special.get("mask")) if is_encoder else (),
-        pooling=pooling,
-        normalize=normalize,
-        max_length=max_length,
+        pooling=embedding.pooling,
+        normalize=embedding.normalize,
+        max_length=embedding.max_length,
         labels=labels,
         chat_template=inline_special_tokens(
             pretrained.chat_template, pretrained.tokenizer, special
@@ -345,51 +350,6 @@ def _forced_decoder_tokens(attributes: ConfigDict) -> list[int]:
     return [] if None in tokens else tokens
 
 
-Pooling = Literal["mean", "first"]
-POOLING_MODES: dict[str, Pooling] = {
-    "mean": "mean",
-    "mean_tokens": "mean",
-    "cls": "first",
-    "cls_token": "first",
-}
-
-
-def _read_pooling(folder: Path, context_length: int) -> tuple[Pooling, bool, int]:
-    """Pooling, normalization and maximum length of a sentence-transformers model."""
-    if not (folder / MODULES_FILE).is_file():
-        return "mean", False, 0
-    max_length = context_length
-    if (folder / SENTENCE_BERT_CONFIG_FILE).is_file():
-        sentence_config = read_config_file(folder / SENTENCE_BERT_CONFIG_FILE)
-        max_length = check_attribute(
-            "max_seq_length", sentence_config.get("max_seq_length", context_length), int, 0
-        )
-    try:
-        modules = json.loads((folder / MODULES_FILE).read_text(encoding="utf-8"))
-        types = [module["type"].rsplit(".", 1)[-1] for module in modules]
-    except (ValueError, TypeError, KeyError, AttributeError, OSError):
-        raise ClearheadError(
-            f"{MODULES_FILE} must be a list of modules with a type each."
-        ) from None
-    if types[:2] != ["Transformer", "Pooling"] or types[2:] not in ([], ["Normalize"]):
-        raise ClearheadError(
-            f"{MODULES_FILE} lists {', '.join(types)}; clearhead supports Transformer, Pooling,"
-            " Normalize."
-        )
-    pooling_config = read_config_file(folder / POOLING_DIR / "config.json")
-    modes = [
-        name.removeprefix("pooling_mode_")
-        for name, value in pooling_config.items()
-        if name.startswith("pooling_mode") and value is True
-    ]
-    mode = pooling_config.get("pooling_mode") or (modes[0] if len(modes) == 1 else modes)
-    if not isinstance(mode, str) or mode not in POOLING_MODES:
-        raise ClearheadError(
-            f"{POOLING_DIR}/config.json asks for pooling {mode!r}; clearhead supports mean and cls."
-        )
-    return POOLING_MODES[mode], types[2:] == ["Normalize"], min(max_length, context_length)
-
-
 def write_inference_config(
     folder: Path, inference: c.InferenceConfig, m: c.ModelConfig
 ) -> ConfigDict:
@@ -425,31 +385,8 @@ def write_inference_config(
         attributes["label2id"] = {label: i for i, label in enumerate(labels)}
     is_text_encoder = isinstance(m.architecture, c.Encoder) and isinstance(m.input, c.Tokens)
     if is_text_encoder and isinstance(m.head, c.NoHead):
-        _write_sentence_transformers_modules(folder, inference, m)
+        write_sentence_transformers(folder, inference, m)
     return attributes
-
-
-def _write_sentence_transformers_modules(
-    folder: Path, inference: c.InferenceConfig, m: c.ModelConfig
-) -> None:
-    modules = [("", "Transformer"), (POOLING_DIR, "Pooling")]
-    if inference.normalize:
-        modules.append(("2_Normalize", "Normalize"))
-    package = "sentence_transformers.models"
-    module_list = [
-        {"idx": i, "name": str(i), "path": path, "type": f"{package}.{name}"}
-        for i, (path, name) in enumerate(modules)
-    ]
-    write_json(folder / MODULES_FILE, module_list)
-    sentence_config = {"max_seq_length": inference.max_length or None, "do_lower_case": False}
-    write_json(folder / SENTENCE_BERT_CONFIG_FILE, sentence_config)
-    pooling_config = {
-        "word_embedding_dimension": m.d_model,
-        "pooling_mode_cls_token": inference.pooling == "first",
-        "pooling_mode_mean_tokens": inference.pooling == "mean",
-    }
-    (folder / POOLING_DIR).mkdir()
-    write_json(folder / POOLING_DIR / "config.json", pooling_config)
 
 
 def _id_or_list(ids: Sequence[int]) -> int | list[int] | None:
