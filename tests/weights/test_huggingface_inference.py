@@ -325,3 +325,42 @@ def test_chat_templates_know_the_special_tokens_as_in_transformers(template: str
     )
     assert render_chat_template(inlined, messages) == want
     assert inline_special_tokens(inlined, tokenizer, ids) == inlined
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"sequence_bias": [[[3], -10.0]]},
+        {"stop_strings": ["\n"]},
+        {"guidance_scale": 1.5},
+        {"return_timestamps": True},
+        {"mystery": 3},
+    ],
+)
+def test_generation_options_that_clearhead_lacks_are_refused(option, tmp_path):
+    import transformers
+
+    hf_model("llama").save_pretrained(tmp_path)
+    neutral = transformers.GenerationConfig(max_new_tokens=3, do_sample=True).to_dict()
+    edit_json(tmp_path, "generation_config.json", **neutral)
+    ch.load(tmp_path)
+    edit_json(tmp_path, "generation_config.json", **option)
+    with pytest.raises(ch.ClearheadError, match=next(iter(option))):
+        ch.load(tmp_path)
+
+
+def test_language_and_task_of_whisper_start_the_output(tmp_path):
+    hf_model("whisper").save_pretrained(tmp_path)
+    ids = {
+        "lang_to_id": {"<|en|>": 20, "<|hi|>": 21},
+        "task_to_id": {"transcribe": 22, "translate": 23},
+        "no_timestamps_token_id": 24,
+    }
+    start = {"decoder_start_token_id": 3, "forced_decoder_ids": [[1, None], [2, 22]]}
+    for language in ("hi", "<|hi|>"):
+        options = {**start, **ids, "language": language, "task": "translate"}
+        write_json(tmp_path, "generation_config.json", options)
+        assert ch.load(tmp_path).config.inference.decoder_start_tokens == (3, 21, 23, 24)
+    edit_json(tmp_path, "generation_config.json", language="hindi")
+    with pytest.raises(ch.ClearheadError, match="hindi"):
+        ch.load(tmp_path)

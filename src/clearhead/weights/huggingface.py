@@ -252,6 +252,54 @@ def head_for_labels(head: c.Head, attributes: ConfigDict, labels: tuple[str, ...
 
 
 # --- inference config
+# Options of generation_config.json that read_inference_config reads.
+GENERATION_OPTIONS = {
+    "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id",
+    "eos_token_id", "forced_bos_token_id", "forced_decoder_ids", "forced_eos_token_id",
+    "lang_to_id", "language", "no_timestamps_token_id", "pad_token_id", "renormalize_logits",
+    "suppress_tokens", "task", "task_to_id",
+}  # fmt: skip
+# What the caller of clearhead chooses, with defaults of clearhead's own.
+CALLER_OPTIONS = {
+    "do_sample", "diversity_penalty", "early_stopping", "epsilon_cutoff", "eta_cutoff",
+    "length_penalty", "max_length", "max_new_tokens", "max_time", "min_length", "min_new_tokens",
+    "min_p", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
+    "penalty_alpha", "repetition_penalty", "temperature", "top_h", "top_k", "top_p", "typical_p",
+}  # fmt: skip
+# What changes no token: speed, memory, outputs, and Whisper's timestamps.
+NEUTRAL_GENERATION_OPTIONS = {
+    "_from_model_config", "alignment_heads", "assistant_confidence_threshold",
+    "assistant_early_exit", "assistant_ensemble_weight", "assistant_lookbehind", "cache_config",
+    "cache_implementation", "compile_config", "continuous_batching_config", "disable_compile",
+    "is_assistant", "is_multilingual", "low_memory", "max_cache_len",
+    "max_initial_timestamp_index", "max_matching_ngram_size", "num_assistant_tokens",
+    "num_assistant_tokens_schedule", "output_attentions", "output_hidden_states", "output_logits",
+    "output_scores", "prefill_chunk_size", "prev_sot_token_id", "prompt_lookup_num_tokens",
+    "remove_invalid_values", "return_dict_in_generate", "speculation_type", "target_lookbehind",
+    "transformers_version", "unsloth_version", "use_cache", "use_mtp",
+}  # fmt: skip
+# Options that clearhead does not have, with the value that turns them off.
+UNSUPPORTED_GENERATION_OPTIONS: ConfigDict = {
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "guidance_scale": 1.0,
+    "return_timestamps": False,
+    "token_healing": False,
+}
+
+
+def check_generation_config(options: ConfigDict) -> None:
+    """Refuse options that change what is generated and that clearhead does not have."""
+    known = GENERATION_OPTIONS | CALLER_OPTIONS | NEUTRAL_GENERATION_OPTIONS
+    for name, value in options.items():
+        neutral = (None, UNSUPPORTED_GENERATION_OPTIONS.get(name))
+        if name not in known and value not in neutral:
+            raise ClearheadError(
+                f"{GENERATION_CONFIG_FILE} has {name} = {value!r:.80}, which is not supported;"
+                " remove it to generate without it."
+            )
+
+
 def read_inference_config(
     folder: Path,
     attributes: ConfigDict,
@@ -262,7 +310,9 @@ def read_inference_config(
 ) -> c.InferenceConfig:
     """Options from config.json, generation_config.json, the tokenizer and sentence-transformers."""
     if (folder / GENERATION_CONFIG_FILE).is_file():
-        attributes = attributes | read_config_file(folder / GENERATION_CONFIG_FILE)
+        generation_config = read_config_file(folder / GENERATION_CONFIG_FILE)
+        check_generation_config(generation_config)
+        attributes = attributes | generation_config
 
     def ids(*values: object) -> tuple[int, ...]:
         """Valid token ids among integers, lists of integers, and lists of one-element lists."""
@@ -288,7 +338,7 @@ def read_inference_config(
         decoder_start_tokens = ids(
             attributes.get("decoder_start_token_id"),
             attributes.get("forced_bos_token_id"),
-            _forced_decoder_tokens(attributes),
+            _whisper_task_tokens(attributes) or _forced_decoder_tokens(attributes),
         )
     are_labels_default = all(name == f"LABEL_{i}" for i, name in enumerate(labels))
     if are_labels_default or not isinstance(m.head, c.ClassificationHead):
@@ -334,6 +384,23 @@ def inline_special_tokens(
             token = json.dumps(tokenizer.decode([i]), ensure_ascii=False)
             definitions += f"{{% set {name} = {token} %}}\n"
     return definitions + template
+
+
+def _whisper_task_tokens(attributes: ConfigDict) -> list[object]:
+    """The tokens of the language and the task that Whisper's generation_config.json sets."""
+    language = attributes.get("language")
+    languages: ConfigDict = check_attribute("lang_to_id", attributes.get("lang_to_id"), dict, {})
+    if language is None or not languages:
+        return []
+    tasks: ConfigDict = check_attribute("task_to_id", attributes.get("task_to_id"), dict, {})
+    code = language if language in languages else f"<|{language}|>"
+    task = attributes.get("task") or "transcribe"
+    if code not in languages or task not in tasks:
+        raise ClearheadError(
+            f"{GENERATION_CONFIG_FILE} has language = {language!r} and task = {task!r}, but"
+            " lang_to_id or task_to_id does not; write a code such as <|en|>."
+        )
+    return [languages[code], tasks[task], attributes.get("no_timestamps_token_id")]
 
 
 def _forced_decoder_tokens(attributes: ConfigDict) -> list[int]:
