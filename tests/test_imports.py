@@ -97,6 +97,12 @@ def test_import_is_light(statement):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_loading_a_model_does_not_import_the_compiler():
+    """`torch._dynamo` takes about a second and 50 MB."""
+    code = "import sys, clearhead; clearhead.load('story'); sys.exit('sympy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_help_lists_every_command_without_torch():
     code = "from clearhead.cli.main import app; app(['--help'], standalone_mode=False)"
     code = f"import sys; {code}; sys.exit('torch' in sys.modules)"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
@@ -384,11 +385,20 @@ class Transformer(Stack):
 
 
 # --- construction
+class SkipInit(TorchFunctionMode):
+    """Skips `nn.init`: its values are overwritten, and on meta tensors it imports the compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def build_transformer(
     m: c.ModelConfig, seed: int | None = 0, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Transformer:
     """A new network with random weights; with seed=None on the meta device, without weights."""
-    with torch.device("meta"):
+    with torch.device("meta"), SkipInit():
         net = Transformer(m).to(dtype)
     if seed is not None:
         init_weights(net.to_empty(device=device), m, seed)
