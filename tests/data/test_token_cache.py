@@ -139,6 +139,19 @@ def test_cache_with_skipped_lines_is_not_reused_on_error_fail(tmp_path):
         make(tmp_path / "a.txt", tmp_path / "cache")
 
 
+def test_names_of_special_tokens_are_counted_and_parsed_if_wanted(tmp_path):
+    lines = ["so <|end|> long", "fish", "<|end|><|end|>", "[MASK]"]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    for parse, num_tokens in ((False, 0), (True, 3), (False, 0)):
+        report = DataReport()
+        options = {"parse_special_tokens": parse, "report": report}
+        tokens = make(tmp_path / "a.txt", tmp_path / "cache", **options)
+        assert (np.asarray(tokens.ids) == END).sum() == num_tokens
+        assert BPE.decode(tokens.ids) == "\n".join(lines)
+        assert report.special_tokens == {"<|end|>": 3}
+        assert report.special_token_location == f"{tmp_path / 'a.txt'}:1"
+
+
 CHANGES = {
     "text": lambda path: path.write_text("so long, fish") and {},
     "date": lambda path: os.utime(path, ns=(1, 1)) or {},

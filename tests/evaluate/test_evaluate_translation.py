@@ -156,7 +156,9 @@ def test_pairs_are_encoded_in_batches(translator, files, monkeypatch):
     monkeypatch.setattr(
         ch.Tokenizer,
         "encode_batch",
-        lambda words, texts: batches.append(texts) or encode_batch(words, texts),
+        lambda words, texts, *options: (
+            batches.append(texts) or encode_batch(words, texts, *options)
+        ),
     )
     ch.evaluate(translator, files, num_beams=1)
     assert batches == [SOURCES, TARGETS]

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from pathlib import Path
 
 import pytest
 import sample_data
@@ -52,6 +53,42 @@ def test_standard_input_and_pipes_are_refused(recipe, option, tmp_path):
 
 
 # --- messages
+
+
+def write_chat(folder):
+    """A text in which the name of a special token occurs four times."""
+    path = folder / "chat.txt"
+    lines = sample_data.sentences(40)
+    path.write_text("\n".join(f"{line} <|end|>" for line in lines[:4]) + "\n".join(lines[4:]))
+    return str(path)
+
+
+def test_names_of_special_tokens_in_the_data_are_reported(tmp_path):
+    text = write_chat(tmp_path)
+    changes = {**TEXT, "data.train": [text], "data.valid_fraction": 0.0}
+    for _ in range(2):  # the second time from the cache
+        messages = []
+        start("lm-small", tmp_path / "run", messages.append, **changes)
+        [message] = [message for message in messages if "special tokens" in message]
+        assert "4 times" in message
+        assert f"<|end|> at {text}:1" in message
+        assert "--data.parse_special_tokens" in message
+    messages = []
+    parse = {"data.parse_special_tokens": True}
+    start("lm-small", tmp_path / "other", messages.append, **changes, **parse)
+    assert not messages
+
+
+def test_names_of_special_tokens_in_pairs_are_reported(tmp_path):
+    source, target = sample_data.write_pairs(tmp_path)
+    Path(target).write_text(Path(target).read_text() + "<|end|> a\n")
+    Path(source).write_text(Path(source).read_text() + "a <|end|>\n")
+    changes = {**PAIRS, "data.train": [source, target]}
+    messages = []
+    start("mt-small", tmp_path / "run", messages.append, **changes)
+    assert any(f"2 times, such as <|end|> at {source}:121" in message for message in messages)
+    with pytest.raises(ch.ClearheadError, match=r"data\.parse_special_tokens is for language"):
+        start("mt-small", tmp_path / "other", **changes, **{"data.parse_special_tokens": True})
 
 
 @pytest.mark.parametrize("has_columns", [False, True])

@@ -137,6 +137,9 @@ class DataConfig:
         "bpe, characters or bytes (trained on train), a tokenizer.json, or a model", "bpe"
     )
     vocab_size: int = option("vocabulary size of a new bpe tokenizer", 8192)
+    parse_special_tokens: bool = option(
+        "read names of special tokens in running text, such as <|im_start|>, as these tokens", False
+    )
     on_error: Literal["fail", "skip"] = option("what to do with malformed lines", "fail")
 
 

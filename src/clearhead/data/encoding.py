@@ -1,11 +1,14 @@
 """Tokenize many short texts at a time, so that the tokenizer can use all cores."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from clearhead.data.readers import CHUNK_CHARS, DataReport
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.tokenizer import Tokenizer
+
+NEVER = r"(?!)"  # a pattern that matches nothing
 
 T = TypeVar("T")
 
@@ -26,19 +29,27 @@ def batch_by_size(
     yield batch
 
 
-def try_encode_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int] | str]:
+def try_encode_batch(
+    tokenizer: Tokenizer, texts: Sequence[str], allow_special: bool = False
+) -> list[list[int] | str]:
     """The token ids of each text, or a message why it cannot be tokenized."""
     try:
-        return [*tokenizer.encode_batch(texts)]
+        return [*tokenizer.encode_batch(texts, allow_special)]
     except ClearheadError:
-        return [_try_encode(tokenizer, text) for text in texts]
+        return [_try_encode(tokenizer, text, allow_special) for text in texts]
 
 
-def _try_encode(tokenizer: Tokenizer, text: str) -> list[int] | str:
+def _try_encode(tokenizer: Tokenizer, text: str, allow_special: bool) -> list[int] | str:
     try:
-        return tokenizer.encode(text)
+        return tokenizer.encode(text, allow_special)
     except ClearheadError as error:
         return str(error).removesuffix(".")
+
+
+def special_token_pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Matches the names of special tokens in texts."""
+    names = sorted(tokenizer.special_tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, names)) or NEVER)
 
 
 class Located(Protocol):
@@ -58,12 +69,15 @@ def encode_records(
     report: DataReport,
 ) -> Iterator[tuple[LocatedT, list[list[int]]]]:
     """Each record with the token ids of its texts, one tokenizer per text; failures are skipped."""
+    patterns = [special_token_pattern(tokenizer) for tokenizer in tokenizers]
     for batch in batch_by_size(records, lambda record: sum(map(len, texts(record)))):
         columns = [
             try_encode_batch(tokenizer, [texts(record)[i] for record in batch])
             for i, tokenizer in enumerate(tokenizers)
         ]
         for record, *results in zip(batch, *columns, strict=True):
+            for pattern, text in zip(patterns, texts(record), strict=True):
+                report.count_special_tokens(record.location, pattern.findall(text))
             errors = [result for result in results if isinstance(result, str)]
             if errors:
                 report.skip(record.location, errors[0])

@@ -42,6 +42,8 @@ class DataReport:
     skipped: Counter[str] = field(default_factory=Counter)  # reason -> number of records
     locations: dict[str, list[str]] = field(default_factory=dict)  # reason -> its first locations
     messages: list[str] = field(default_factory=list)  # choices made on the user's behalf
+    special_tokens: Counter[str] = field(default_factory=Counter)  # name in texts -> occurrences
+    special_token_location: str = ""  # of the first one
 
     def skip(self, location: str, reason: str, *, only_input: bool = False) -> None:
         """Record an invalid input, or raise if `on_error` is "fail".
@@ -59,6 +61,12 @@ class DataReport:
         locations = self.locations.setdefault(reason, [])
         if len(locations) < MAX_LOCATIONS_PER_REASON:
             locations.append(location)
+
+    def count_special_tokens(self, location: str, names: Sequence[str]) -> None:
+        """Count names of special tokens that occur in a text."""
+        if names:
+            self.special_tokens.update(names)
+            self.special_token_location = self.special_token_location or location
 
     def __str__(self) -> str:
         lines = [f"{self.num_read:,} read, {self.skipped.total():,} skipped or truncated"]

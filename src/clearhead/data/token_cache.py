@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.data.encoding import batch_by_size, try_encode_batch
+from clearhead.data.encoding import batch_by_size, special_token_pattern, try_encode_batch
 from clearhead.data.readers import (
     MAX_LOCATIONS_PER_REASON,
     DataReport,
@@ -58,15 +58,18 @@ def tokenize_corpus(
     report: DataReport,
     text_column: str = "text",
     bos_token: int | None = None,
+    parse_special_tokens: bool = False,
     num_workers: int | None = None,
 ) -> TokenizedCorpus:
     """The tokens of files, from `cache_dir` if it is up to date, else tokenized by threads.
 
-    `bos_token` is put before every document. A change of any file or of the tokenizer invalidates
-    the cache.
+    `bos_token` is put before every document. With `parse_special_tokens`, names of special tokens
+    in texts become these tokens. A change of any file or of the tokenizer invalidates the cache.
     """
     cache_dir = Path(cache_dir).absolute()
-    fingerprint = _fingerprint(paths, tokenizer, text_column, bos_token, report)
+    fingerprint = _fingerprint(
+        paths, tokenizer, text_column, bos_token, parse_special_tokens, report
+    )
     cached = _load_if_current(cache_dir, fingerprint, report)
     if cached is None:
         with file_lock(cache_dir.with_name(f".{cache_dir.name}.lock")):
@@ -79,7 +82,9 @@ def tokenize_corpus(
                 dtype = "uint16" if max_id < 2**16 else "uint32"
                 documents = read_documents(paths, cache_report, text_column)
                 num_workers = num_workers or os.cpu_count() or 1
-                encoded = _encode_documents(documents, tokenizer, dtype, num_workers)
+                encoded = _encode_documents(
+                    documents, tokenizer, parse_special_tokens, dtype, num_workers, cache_report
+                )
                 metadata = _write_cache(
                     cache_dir, encoded, bos_token, dtype, cache_report, fingerprint
                 )
@@ -87,6 +92,10 @@ def tokenize_corpus(
     metadata, ids, starts = cached
     report.num_read += metadata["report"]["num_read"]
     report.skipped.update(metadata["report"]["skipped"])
+    report.special_tokens.update(metadata["report"]["special_tokens"])
+    report.special_token_location = (
+        report.special_token_location or metadata["report"]["special_token_location"]
+    )
     for reason, locations in metadata["report"]["locations"].items():
         merged = report.locations.get(reason, []) + locations
         report.locations[reason] = merged[:MAX_LOCATIONS_PER_REASON]
@@ -98,6 +107,7 @@ def _fingerprint(
     tokenizer: Tokenizer,
     text_column: str,
     bos_token: int | None,
+    parse_special_tokens: bool,
     report: DataReport,
 ) -> dict[str, Any]:
     """Everything the tokens depend on."""
@@ -113,6 +123,7 @@ def _fingerprint(
         "tokenizer": hashlib.sha256(tokenizer.backend.to_str().encode()).hexdigest(),
         "text_column": text_column,
         "bos_token": bos_token,
+        "parse_special_tokens": parse_special_tokens,
     }
 
 
@@ -137,12 +148,19 @@ def _open_cache(folder: Path, metadata: dict[str, Any]) -> CachedTokens:
 
 
 def _encode_documents(
-    documents: Iterable[Document], tokenizer: Tokenizer, dtype: str, num_workers: int
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    parse_special_tokens: bool,
+    dtype: str,
+    num_workers: int,
+    report: DataReport,
 ) -> Iterator[EncodedDocument]:
     """Token ids in the order of the documents; the tokenizer releases the GIL, so threads help."""
+    pattern = special_token_pattern(tokenizer)
 
     def encode(batch: list[Document]) -> list[EncodedDocument]:
-        results = try_encode_batch(tokenizer, [document.text for document in batch])
+        texts = [document.text for document in batch]
+        results = try_encode_batch(tokenizer, texts, parse_special_tokens)
         return [
             (document, result if isinstance(result, str) else np.array(result, dtype))
             for document, result in zip(batch, results, strict=True)
@@ -151,6 +169,8 @@ def _encode_documents(
     pending: deque[Future[list[EncodedDocument]]] = deque()
     with ThreadPoolExecutor(num_workers) as pool:
         for batch in batch_by_size(documents, lambda document: len(document.text)):
+            for document in batch:
+                report.count_special_tokens(document.location, pattern.findall(document.text))
             pending.append(pool.submit(encode, batch))
             if len(pending) > num_workers:  # do not read ahead of the threads
                 yield from pending.popleft().result()
@@ -198,6 +218,8 @@ def _write_cache(
                     "num_read": report.num_read,
                     "skipped": report.skipped,
                     "locations": report.locations,
+                    "special_tokens": report.special_tokens,
+                    "special_token_location": report.special_token_location,
                 },
             }
             write_json(new / METADATA_FILE, metadata, 1)

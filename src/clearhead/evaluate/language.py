@@ -56,7 +56,8 @@ def tokenize_documents(task: EvaluationTask) -> list[Document]:
     is_start = True
     pieces = read_documents(task.paths, task.report, task.data.text_column)
     for batch in batch_by_size(pieces, lambda piece: len(piece.text)):
-        encoded = try_encode_batch(tokenizer, [piece.text for piece in batch])
+        texts = [piece.text for piece in batch]
+        encoded = try_encode_batch(tokenizer, texts, task.data.parse_special_tokens)
         for piece, ids in zip(batch, encoded, strict=True):
             is_start = is_start or piece.is_start  # the first piece may have been skipped
             if isinstance(ids, str):

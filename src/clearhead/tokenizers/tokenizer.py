@@ -120,19 +120,20 @@ class Tokenizer:
                 raise InputTextError(None, problem) from None
             raise
 
-    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Iterable[str], allow_special: bool = False) -> list[list[int]]:
         """`encode` for several texts on all cores."""
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise ClearheadError(f"expected a list of texts, got {type(texts).__name__}.")
         texts = list(texts)
         try:
-            batch = _encode_batch(self.backend, texts)
+            backend = self._with_special_tokens if allow_special else self.backend
+            batch = _encode_batch(backend, texts)
         except Exception:  # as in `encode`, which finds the reason
             for i, text in enumerate(texts):
                 with with_index(i):
-                    self.encode(text)
+                    self.encode(text, allow_special)
             raise
-        return list(map(self._reencode_if_special, texts, batch))
+        return batch if allow_special else list(map(self._reencode_if_special, texts, batch))
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids; incomplete UTF-8 becomes �."""

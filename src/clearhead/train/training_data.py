@@ -157,17 +157,40 @@ def load_training_data(
     is_encoder_decoder = isinstance(model.architecture, c.EncoderDecoder)
     reads_tokens = isinstance(model.input, c.Tokens)
     if reads_tokens and isinstance(model.head, c.LMHead | c.MLMHead) and not is_encoder_decoder:
-        return _load_text(config, tokenizers, report)
+        training_data = _load_text(config, tokenizers, report)
+        if not config.data.parse_special_tokens:
+            _warn_of_special_tokens(
+                report, "; --data.parse_special_tokens=true reads them as these tokens"
+            )
+        return training_data
+    if config.data.parse_special_tokens:
+        raise ClearheadError(
+            "data.parse_special_tokens is for language models and masked language models only."
+        )
     check_disjoint(config.data.train, config.data.valid)
     if is_encoder_decoder:
-        return _load_pairs(config, tokenizers, report)
+        training_data = _load_pairs(config, tokenizers, report)
+        _warn_of_special_tokens(report)
+        return training_data
     if not reads_tokens:
         return _load_media(config, report)
     if isinstance(model.head, c.ClassificationHead | c.RegressionHead):
-        return _load_labeled_texts(config, tokenizers, report)
+        training_data = _load_labeled_texts(config, tokenizers, report)
+        _warn_of_special_tokens(report)
+        return training_data
     raise ClearheadError(
         "a model without a head cannot be trained; choose one, such as model.head = classification."
     )
+
+
+def _warn_of_special_tokens(report: DataReport, hint: str = "") -> None:
+    """Add a message if texts contain names of special tokens, which are read as plain text."""
+    if report.special_tokens:
+        report.messages.append(
+            f"warning: the data contains names of special tokens {report.special_tokens.total():,} "
+            f"times, such as {next(iter(report.special_tokens))} at "
+            f"{report.special_token_location}; they are read as plain text{hint}"
+        )
 
 
 def check_seq_len(config: Config) -> None:
@@ -210,6 +233,7 @@ def _load_text(config: Config, tokenizers: TokenizerSource, report: DataReport) 
             report=report,
             text_column=data.text_column,
             bos_token=start_id,
+            parse_special_tokens=data.parse_special_tokens,
         )
 
     valid_corpus = tokenize(data.valid, "valid") if data.valid else None
