@@ -795,19 +795,29 @@ def new(
 
 
 def load(
-    path: str | Path, *, device: str | torch.device = "", dtype: str | torch.dtype = ""
+    path: str | Path,
+    *,
+    device: str | torch.device = "",
+    dtype: str | torch.dtype = "",
+    verify: bool = False,
 ) -> Model:
     """Load a bundled model, a clearhead or Hugging Face folder, a .gguf file or a hub id.
 
     By default, the model is on the GPU if there is one. The default dtype is that of the largest
     matrix on a GPU, and float32 on a CPU; dtype="stored" keeps the dtype of every weight, "int8"
-    quantizes the weights for fast inference on a CPU.
+    quantizes the weights for fast inference on a CPU. With `verify`, a Hugging Face folder is also
+    loaded by transformers; differing logits, tokens or chat prompts are an error.
     """
     checkpoint = load_model(path, Placement.from_names(device, dtype))
     net = checkpoint.net
     if not dtype:
         net.to(max(net.parameters(), key=lambda p: p.numel()).dtype)
-    return Model(**vars(checkpoint))
+    model = Model(**vars(checkpoint))
+    if verify:
+        from clearhead.evaluate.against_transformers import check_against_transformers
+
+        check_against_transformers(model, path)
+    return model
 
 
 def save(model: Model, path: str | Path, format: str = "clearhead") -> None:

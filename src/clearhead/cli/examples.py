@@ -81,7 +81,11 @@ EXAMPLES = {
         "clearhead evaluate run/best --data reviews.csv --data.label_column stars "
         "--confusion-matrix confusion.png",
     ),
-    "verify": ("clearhead verify story", "clearhead verify tiny-decoder --model.position rotary"),
+    "verify": (
+        "clearhead verify story",
+        "clearhead verify tiny-decoder --model.position rotary",
+        "clearhead verify out/hf --against transformers",
+    ),
     "presets": ("clearhead presets", "clearhead presets lm-small --model.n_layers 6 > run.toml"),
     "bench": ("clearhead bench", "clearhead bench forward"),
     "tokenizer": ('clearhead tokenizer show story "a fluffy blue creature"',),

@@ -10,28 +10,40 @@ def verify(
         help="Any model, or the name of a preset (with random weights).",
         show_default=False,
     ),
+    against: str = typer.Option(
+        "",
+        metavar="transformers",
+        help="Instead compare logits, tokens and chat prompts of a Hugging Face folder with those"
+        " of this library.",
+        show_default=False,
+    ),
 ) -> None:
     """Check the invariants of a Transformer on a model.
 
     For example, cached decoding must equal the full forward pass. Prints the largest difference for
-    each. Options such as --model.position=rotary change a preset.
+    each, and exits with status 1 if one is too large. Options such as --model.position=rotary
+    change a preset.
     """
     from clearhead.api import load, new
     from clearhead.cli.common import parse_config_flags
     from clearhead.config.presets import presets
     from clearhead.errors import ClearheadError
+    from clearhead.evaluate.against_transformers import compare_with_transformers
     from clearhead.evaluate.invariants import iter_invariants
 
     changes = parse_config_flags(context.args)
     is_preset = model in presets
     if changes and not is_preset:
         raise ClearheadError(f"{model} is a saved model; only presets can be changed.")
+    if against not in ("", "transformers"):
+        raise ClearheadError(f"--against must be transformers, got {against!r}.")
     subject = new(presets[model].replace(**changes)) if is_preset else load(model)
     typer.echo(f"{model}: {subject!r}{' with random weights' if is_preset else ''}\n")
     passed = 0
     failed = 0
     skipped = 0
-    for result in iter_invariants(subject):
+    results = compare_with_transformers(subject, model) if against else iter_invariants(subject)
+    for result in results:
         typer.echo(str(result))
         if result.difference is None:
             skipped += 1

@@ -374,7 +374,7 @@ class InvariantResult:
     name: str
     difference: float | None  # None if it does not apply
     tolerance: float
-    note: str  # why it does not apply
+    note: str  # why it does not apply, or where it fails
 
     @property
     def passed(self) -> bool:
@@ -385,7 +385,8 @@ class InvariantResult:
         if self.difference is None:
             return f"n/a   {self.name}: {self.note}"
         status = "pass" if self.passed else "FAIL"
-        return f"{status}  {self.name}: largest difference {self.difference:.1e}"
+        where = f"; {self.note}" if self.note else ""
+        return f"{status}  {self.name}: largest difference {self.difference:.1e}{where}"
 
 
 def verify(model: "Model") -> list[InvariantResult]:

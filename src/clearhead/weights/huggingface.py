@@ -171,15 +171,21 @@ def _find_family(attributes: ConfigDict) -> tuple[ModelFamily, c.Head]:
             f"config.json: model_type {model_type!r} is not supported; supported: {supported}."
         )
     family = FAMILY_BY_MODEL_TYPE[model_type]
-    architectures = attributes.get("architectures") or list(family.heads)
-    name = architectures[0] if isinstance(architectures, list) else architectures
-    check_attribute("architectures", name, str, "")
+    name = find_architecture(attributes)
     if name not in family.heads:
         supported = ", ".join(family.heads)
         raise ClearheadError(
             f"config.json: architecture {name!r} is not supported; supported: {supported}."
         )
     return family, family.heads[name]
+
+
+def find_architecture(attributes: ConfigDict) -> str:
+    """The name of the model class, such as GPT2LMHeadModel; by default the family's first."""
+    family = FAMILY_BY_MODEL_TYPE[attributes["model_type"]]
+    architectures = attributes.get("architectures") or list(family.heads)
+    name = architectures[0] if isinstance(architectures, list) else architectures
+    return check_attribute("architectures", name, str, "")
 
 
 def weight_files(folder: Path, attributes: ConfigDict) -> list[Path]:
