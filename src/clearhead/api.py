@@ -24,6 +24,7 @@ from clearhead.generate.beam_generation import (
     encode_prefixes,
 )
 from clearhead.generate.chat import ChatSession
+from clearhead.generate.chat_template import Message
 from clearhead.generate.generation import (
     EnginePool,
     Generation,
@@ -78,7 +79,7 @@ TextInput = (
 )
 MediaInput = Tensor | str | Path | Sequence[str | Path]  # tensors, or paths of files
 Edits = Mapping[str, Callable[..., Tensor]]
-Messages = Sequence[chats.Message]
+Messages = Sequence[Message]
 
 
 class GenerateOptions(SamplingOptions, total=False):

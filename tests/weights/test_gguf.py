@@ -305,7 +305,7 @@ def test_chat_template_gets_its_special_tokens(tmp_path):
     )
     ch.save(ch.Model(m.net, config, m.tokenizer), tmp_path / "out", format="gguf")
     back = ch.load(tmp_path / "out")
-    from clearhead.generate.chat import render_chat_template
+    from clearhead.generate.chat_template import render_chat_template
 
     assert (
         render_chat_template(

@@ -1,18 +1,12 @@
-"""Chat: conversations as prompts, written by the model's own chat template in a sandbox (L5.5)."""
+"""Chat: conversations as prompts, written by the model's own chat template (L5.5)."""
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Unpack
 
-from jinja2 import Template, TemplateError, nodes
-from jinja2.compiler import CodeGenerator, Frame
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from clearhead.errors import ClearheadError, reraise_as
+from clearhead.errors import ClearheadError
+from clearhead.generate.chat_template import Message, render_chat_template
 from clearhead.generate.engine import BatchEngine
 from clearhead.generate.generation import (
     Generation,
@@ -26,160 +20,9 @@ from clearhead.tokenizers.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from clearhead.api import Model
 
-MAX_TEMPLATE_CHARS = 10_000_000  # of a prompt, and of every string on the way to it
-MAX_TEMPLATE_NUMBER = 2**63
-MAX_JSON_INDENT = 32
-BLOCKED_STRING_METHODS = {
-    "center",
-    "expandtabs",
-    "format",
-    "format_map",
-    "ljust",
-    "rjust",
-    "to_bytes",
-    "translate",
-    "zfill",
-}
-REMOVED_FILTERS = (
-    "batch",
-    "center",
-    "format",
-    "indent",
-    "pprint",
-    "round",
-    "slice",
-    "sum",
-    "urlize",
-    "wordwrap",
-    "xmlattr",
-)
-TEMPLATE_GLOBALS = ("range", "dict", "namespace")
 SEED_STRIDE = 1_000_003  # between the seeds of successive answers
 # A Unicode noncharacter in special tokens that a user typed, so they are encoded as plain text.
 SPECIAL_TOKEN_GUARD = "\ufdd0"
-
-Message = Mapping[str, str]
-
-
-class ConcatCodeGenerator(CodeGenerator):
-    """Compile `a ~ b` to a call of `TemplateSandbox.join`, which checks the size."""
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja's name
-        self.write("environment.join('', (")
-        for part in node.nodes:
-            self.visit(part, frame)
-            self.write(", ")
-        self.write("))")
-
-
-class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which a template cannot build huge strings or numbers either."""
-
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
-    code_generator_class = ConcatCodeGenerator
-
-    def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        for name in REMOVED_FILTERS:
-            del self.filters[name]
-        self.filters |= {"join": self._join_filter, "replace": self.replace, "tojson": _to_json}
-        self.globals = {name: self.globals[name] for name in TEMPLATE_GLOBALS}
-        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        are_numbers = isinstance(left, int | float) and isinstance(right, int | float)
-        if operator == "**" or not (are_numbers or operator == "+"):
-            raise TemplateError(f"{left!r:.20} {operator} {right!r:.20} is not allowed")
-        if not are_numbers and isinstance(left, Sized) and isinstance(right, Sized):
-            _check_size(len(left) + len(right))
-        result = self.binop_table[operator](left, right)
-        if are_numbers and not abs(result) <= MAX_TEMPLATE_NUMBER:
-            raise TemplateError(f"the result of {operator} exceeds {MAX_TEMPLATE_NUMBER}")
-        return result
-
-    def wrap_str_format(self, value: Any) -> None:
-        """Block str.format, which Jinja would replace before calling `is_safe_attribute`."""
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        return attr not in BLOCKED_STRING_METHODS and super().is_safe_attribute(obj, attr, value)
-
-    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function for the template; str.join and str.replace check their size first."""
-        name = getattr(obj, "__name__", "")
-        owner = getattr(obj, "__self__", None)
-        if isinstance(owner, str) and name == "join":
-            return self.join(owner, *args)
-        if isinstance(owner, str) and name == "replace":
-            return self.replace(owner, *args)
-        return super().call(context, obj, *args, **kwargs)
-
-    def join(self, separator: str, parts: Iterable[Any]) -> str:
-        strings = [str(part) for part in parts]
-        _check_size(sum(map(len, strings)) + len(separator) * len(strings))
-        return separator.join(strings)
-
-    def _join_filter(
-        self, parts: Iterable[Any], d: str = "", attribute: str | int | None = None
-    ) -> str:
-        if attribute is not None:
-            parts = [self.getitem(part, attribute) for part in parts]
-        return self.join(str(d), parts)
-
-    def replace(self, text: Any, old: str, new: str, count: int | None = None) -> str:
-        string = str(text)
-        _check_size(len(string) + string.count(old) * len(new))
-        return string.replace(old, new, -1 if count is None else count)
-
-
-def _check_size(num_chars: int) -> None:
-    if num_chars > MAX_TEMPLATE_CHARS:
-        raise TemplateError(f"a string exceeds {MAX_TEMPLATE_CHARS:,} characters")
-
-
-def _to_json(value: Any, **options: Any) -> str:
-    if len(str(options)) > 200 or (options.get("indent") or 0) > MAX_JSON_INDENT:
-        raise TemplateError(f"the indent of tojson exceeds {MAX_JSON_INDENT}")
-    return json.dumps(value, **{"ensure_ascii": False, **options})
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-@lru_cache(maxsize=32)
-def _compile_template(template: str) -> Template:
-    # {% generation %} only marks the assistant's text for training.
-    template = re.sub(r"(\{%-?\s*)generation\b", r"\1if true", template)
-    template = re.sub(r"(\{%-?\s*)endgeneration\b", r"\1endif", template)
-    return TemplateSandbox().from_string(template)
-
-
-def render_chat_template(template: str, messages: Sequence[Message]) -> str:
-    """Render a conversation, up to where the assistant answers."""
-    prompt = ""
-    with reraise_as(  # a template is a program: it can raise what Python's operators raise
-        "the chat template cannot render this conversation",
-        TemplateError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-    ):
-        pieces = _compile_template(template).generate(
-            messages=messages, tools=None, documents=None, add_generation_prompt=True
-        )
-        for piece in pieces:
-            prompt += piece
-            if len(prompt) > MAX_TEMPLATE_CHARS:
-                raise ClearheadError(
-                    f"the chat template writes more than {MAX_TEMPLATE_CHARS:,} characters."
-                )
-    return prompt
 
 
 def encode_chat(

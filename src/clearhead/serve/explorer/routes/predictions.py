@@ -13,7 +13,8 @@ from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.generate.beam_search import ROOT_NODE, BeamTree
-from clearhead.generate.chat import encode_chat, render_chat_template
+from clearhead.generate.chat import encode_chat
+from clearhead.generate.chat_template import render_chat_template
 from clearhead.generate.detokenizer import IncrementalDetokenizer
 from clearhead.generate.generation import TextChunk
 from clearhead.generate.tasks import check_can_classify, classification_results
