@@ -420,7 +420,8 @@ class Model(Checkpoint):
     ) -> Generation:
         """Answer a conversation: `[{"role": "user", "content": "…"}, …]`.
 
-        The options are those of `generate`.
+        A model without a chat template continues the text of the messages. The options are those of
+        `generate`.
         """
         more_names = ("n", "logprobs", "edits")
         config = sampling_config("chat", max_tokens, temperature, options, more_names)
@@ -448,8 +449,8 @@ class Model(Checkpoint):
     def _chat_request(
         self, messages: Messages, config: SamplingConfig
     ) -> tuple[list[int], SamplingConfig]:
-        template = self.config.inference.chat_template
-        prompt = chats.encode_chat(template, messages, self.tokenizer)
+        prompt = chats.encode_chat(self.chat_template, messages, self.tokenizer)
+        self._warn_without_chat_template()
         return prompt, chats.turn_config(config, messages, prompt, self.net.context_length)
 
     def chat_session(
@@ -467,12 +468,26 @@ class Model(Checkpoint):
         config = sampling_config(
             "chat_session", max_tokens, temperature, options, more_names=("system",)
         )
-        return ChatSession(self, system, config)
+        session = ChatSession(self, system, config)
+        self._warn_without_chat_template()
+        return session
 
     def chat_prompt(self, messages: Messages) -> str:
         """Render a conversation as the text that the model reads, with its special tokens."""
-        ids = chats.encode_chat(self.config.inference.chat_template, messages, self.tokenizer)
+        ids = chats.encode_chat(self.chat_template, messages, self.tokenizer)
         return self.tokenizer.decode(ids) if self.tokenizer else ""
+
+    @property
+    def chat_template(self) -> str:
+        """The template of conversations; without one of its own, the model continues their text."""
+        inference = self.config.inference
+        if inference.chat_template or self.tokenizer is None:
+            return inference.chat_template
+        return chats.continuation_template(inference, self.tokenizer)
+
+    def _warn_without_chat_template(self) -> None:
+        if not self.config.inference.chat_template:
+            warn("this model has no chat template; it continues the text of the messages.")
 
     @overload
     def beam_search(

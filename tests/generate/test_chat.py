@@ -3,6 +3,7 @@
 import pytest
 
 import clearhead as ch
+from clearhead.errors import ClearheadWarning
 from clearhead.generate.chat import encode_chat
 
 TEMPLATE = """{%- for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>
@@ -94,5 +95,17 @@ def test_chat_stops_at_eos(tokenizer):
     answer = model.chat([{"role": "user", "content": "Hello"}], max_tokens=5, temperature=0)
     assert answer.finish_reason in ("stop", "length")
     assert len(answer.tokens) <= 5
-    with pytest.raises(ch.ClearheadError, match="no chat template"):
-        ch.Model(made.net, made.config, tokenizer).chat([{"role": "user", "content": "Hello"}])
+
+
+def test_chat_without_a_template_continues_the_messages(tokenizer):
+    bos = tokenizer.special_tokens["<|end|>"]
+    options = {"inference__bos_tokens": [bos], "vocab_size": len(tokenizer), "context_length": 64}
+    model = ch.new("tiny-llama", tokenizer=tokenizer, **options)
+    messages = [{"role": "system", "content": " Be kind. "}, {"role": "user", "content": "Hello"}]
+    with pytest.warns(ClearheadWarning, match="no chat template"):
+        answer = model.chat(messages, 5, temperature=0)
+    assert answer.text == model.generate("Be kind. Hello", 5, temperature=0).text
+    with pytest.warns(ClearheadWarning, match="no chat template"):
+        session = model.chat_session("Be kind.", max_tokens=5, temperature=0)
+    assert session.send("Hello").text == answer.text
+    assert model.chat_prompt(messages) == "<|end|>Be kind. Hello"

@@ -388,6 +388,9 @@ def test_ignored_fields_are_accepted(client, models):
         )
 
 
-def test_chat_needs_a_template(client):
-    with pytest.raises(openai.BadRequestError, match="chat template"):
-        client.chat.completions.create(model="mute", messages=MESSAGES)
+def test_chat_without_a_template_continues_the_messages(client, models):
+    made = client.chat.completions.create(model="mute", messages=MESSAGES, **SAMPLING)
+    assert (
+        made.choices[0].message.content
+        == models["mute"].generate("Be kind. Hello", **SAMPLING).text
+    )

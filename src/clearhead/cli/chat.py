@@ -12,7 +12,6 @@ from clearhead.cli.common import DTYPE_OPTION, OVERFLOW_OPTION, Overflow, report
 from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
-    from clearhead.api import Model
     from clearhead.generate.chat import ChatSession
     from clearhead.generate.generation import TextChunk
 
@@ -49,7 +48,7 @@ def chat(
 
     is_interactive = sys.stdin.isatty()
     name = model or default_model(is_interactive)
-    loaded = with_chat_template(load(name, dtype=dtype), name)
+    loaded = load(name, dtype=dtype)
     session = loaded.chat_session(
         system, max_tokens=max_tokens, temperature=temperature, seed=seed, overflow=overflow
     )
@@ -76,24 +75,6 @@ def default_model(is_interactive: bool) -> str:
         return FALLBACK_MODEL
     _, name = hub.download_model(DEFAULT_CHAT_MODEL, lambda line: typer.echo(line, err=True))
     return name
-
-
-def with_chat_template(model: "Model", name: str) -> "Model":
-    """Give a model without a chat template one that joins all messages into one text."""
-    from clearhead.generate.generation import check_can_generate
-
-    check_can_generate(model.config.model)
-    if model.config.inference.chat_template or model.tokenizer is None:
-        return model
-    typer.echo(f"{name} has no chat template; it continues your text.", err=True)
-    bos = "".join(
-        text
-        for text, token in model.tokenizer.special_tokens.items()
-        if token in model.config.inference.bos_tokens
-    )
-    template = bos + "{{ messages | map(attribute='content') | map('trim') | join(' ') }}"
-    model.config = model.config.replace(inference__chat_template=template)
-    return model
 
 
 def _input_lines(is_interactive: bool) -> Iterator[str]:

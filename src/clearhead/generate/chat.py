@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
+from clearhead.config.model import InferenceConfig
 from clearhead.errors import ClearheadError
 from clearhead.generate.chat_template import Message, render_chat_template
 from clearhead.generate.engine import BatchEngine
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 SEED_STRIDE = 1_000_003  # between the seeds of successive answers
 # A Unicode noncharacter in special tokens that a user typed, so they are encoded as plain text.
 SPECIAL_TOKEN_GUARD = "\ufdd0"
+
+
+def continuation_template(inference: InferenceConfig, tokenizer: Tokenizer) -> str:
+    """The template of a model without one: it joins all messages into one text to continue."""
+    special_tokens = tokenizer.special_tokens.items()
+    bos = "".join(name for name, token in special_tokens if token in inference.bos_tokens)
+    return bos + "{{ messages | map(attribute='content') | map('trim') | join(' ') }}"
 
 
 def encode_chat(
@@ -154,9 +162,7 @@ class ChatSession:
             raise ClearheadError("the last answer is still streaming; finish or close it first.")
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
-        return encode_chat(
-            self.model.config.inference.chat_template, messages, self.model.tokenizer
-        )
+        return encode_chat(self.model.chat_template, messages, self.model.tokenizer)
 
     def _stream_answer(self, text: str | None, config: SamplingConfig) -> Iterator[TextChunk]:
         """Answer a message, or again the last one. Nothing changes before the first chunk."""

@@ -325,7 +325,7 @@ def make_chat_sequences(
     model = loaded_model.model
     scheduler = loaded_model.worker.scheduler
     messages = [message.to_dict() for message in request.messages]
-    ids = encode_chat(model.config.inference.chat_template, messages, model.tokenizer)
+    ids = encode_chat(model.chat_template, messages, model.tokenizer)
     max_tokens = request.max_completion_tokens or request.max_tokens or limits.max_tokens
     sampling = make_sampling_config(request, limits, max_tokens)
     sampling = turn_config(sampling, messages, ids, scheduler.engine.capacity)
