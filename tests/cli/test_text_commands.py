@@ -151,6 +151,26 @@ def test_embed_saves_the_vectors_of_the_library(models, tmp_path):
     assert vectors == pytest.approx(model.embed(["the cat", "a mat"]).numpy(), abs=1e-6)
 
 
+def test_embed_writes_csv(models, tmp_path):
+    for name in ("v.npy", "v.csv"):
+        run("embed", models / "reader", "the cat", "--output", tmp_path / name)
+    vectors = np.loadtxt(tmp_path / "v.csv", dtype=np.float32, delimiter=",", ndmin=2)
+    assert np.array_equal(vectors, np.load(tmp_path / "v.npy"))
+
+
+def test_exported_model_is_replaced_only_if_wanted(models, tmp_path):
+    output = tmp_path / "out"
+    run("export", models / "writer", output)
+    config = (output / "config.json").read_text()
+    with pytest.raises(ClearheadError, match="--overwrite"):
+        run("export", models / "reader", output)
+    assert (output / "config.json").read_text() == config
+    run("export", models / "reader", output, "--overwrite")
+    assert (output / "config.json").read_text() != config
+    with pytest.raises(ClearheadError, match="hf format"):
+        run("export", models / "reader", output, "--overwrite", "--format", "clearhead")
+
+
 def test_empty_line_is_named_in_the_error(models, tmp_path):
     (tmp_path / "lines.txt").write_text("the cat\n \nthe mat\n")
     for command, model in (("classify", "judge"), ("embed", "reader"), ("score", "writer")):
@@ -178,7 +198,7 @@ def test_unreadable_line_is_named_in_the_error(
 ):
     monkeypatch.setattr(common, "LINES_PER_BATCH", 2)
     file = tmp_path / "lines.txt"
-    options = ["--output", tmp_path / "o"] if command in ("embed", "translate") else []
+    options = ["--output", tmp_path / "o.npy"] if command in ("embed", "translate") else []
     file.write_text(f"{good}\n" * 3 + f"{bad}\n")
     with pytest.raises(ClearheadError, match=rf"^line 4 of .*lines\.txt {problem}"):
         run(command, models / model, "--input", file, *options)
@@ -280,6 +300,7 @@ MISTAKES = [
         ("embed", "reader", "a", "--output", "/no/such/a.npy"),
         "no folder /no/such",
     ),
+    (("embed", "reader", "a", "--output", "a.txt"), r"must be a \.npy or \.csv file"),
     (("fill", "reader", "a [MASK]", "--top-k", "0"), "top_k must be a positive integer"),
     (("translate", "writer", "a"), "translat|encoder-decoder"),
     (("chat", "reader"), "cannot continue a text"),

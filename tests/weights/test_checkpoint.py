@@ -54,6 +54,51 @@ def test_saving_again_replaces_the_folder(saved):
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
 
 
+class Adapter(torch.nn.Module):
+    """A module that no configuration describes."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+
+def replace_feed_forward(net):
+    net.blocks[0].ffn = Adapter(net.blocks[0].ffn)
+
+
+def replace_norm(net):  # with the same parameters
+    net.final_norm = torch.nn.GroupNorm(2, net.config.d_model)
+
+
+def remove_block(net):
+    del net.blocks[-1]
+
+
+def widen_norm(net):
+    net.final_norm = torch.nn.LayerNorm(net.config.d_model + 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "keyword"),
+    [
+        (replace_feed_forward, "blocks.0.ffn is a Adapter instead of a FeedForward"),
+        (replace_norm, "final_norm is a GroupNorm"),
+        (remove_block, "is missing"),
+        (widen_norm, "final_norm.weight has shape"),
+        (lambda net: net.add_module("probe", torch.nn.Linear(2, 2)), "probe is a Linear"),
+    ],
+)
+def test_network_that_could_not_be_loaded_is_not_saved(saved, change, keyword):
+    model = load(saved)
+    change(model.net)
+    with pytest.raises(ch.ClearheadError, match=keyword):
+        ch.save(model, saved.with_name("other"))
+    assert not saved.with_name("other").exists()
+
+
 def test_failed_save_keeps_the_old_model(saved, monkeypatch):
     def full_disk(*args):
         raise OSError(28, "No space left on device")

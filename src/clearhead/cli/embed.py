@@ -14,6 +14,7 @@ from clearhead.cli.common import (
     read_text_batches,
     warn_if_file_name,
 )
+from clearhead.errors import ClearheadError
 
 
 def embed(
@@ -21,7 +22,7 @@ def embed(
     text: str = typer.Argument(None, metavar="TEXT", help="A text.", show_default=False),
     file: str = INPUT_OPTION,
     output: Path = typer.Option(
-        Path("vectors.npy"), metavar="FILE", help="Output .npy file: texts × dimensions."
+        Path("vectors.npy"), metavar="FILE", help="Output .npy or .csv file: texts × dimensions."
     ),
     pooling: Literal["mean", "first"] | None = typer.Option(
         None, help="Average over tokens, or first token. Default: as trained.", show_default=False
@@ -35,6 +36,8 @@ def embed(
     from clearhead.io import write_atomic
     from clearhead.lens.view import check_parent_folder
 
+    if output.suffix not in (".npy", ".csv"):
+        raise ClearheadError(f"--output must be a .npy or .csv file, got {output}.")
     check_parent_folder(output)
     warn_if_file_name(text)
     batches = read_text_batches(text, file)
@@ -44,6 +47,9 @@ def embed(
     )
     vectors = torch.stack([vector for _, vector in results]).numpy()
     buffer = io.BytesIO()
-    np.save(buffer, vectors)
+    if output.suffix == ".npy":
+        np.save(buffer, vectors)
+    else:
+        np.savetxt(buffer, vectors, "%.9g", delimiter=",")
     write_atomic(output, buffer.getvalue())
     typer.echo(f"saved {count_of(len(vectors), 'vector')} of size {vectors.shape[1]} to {output}")

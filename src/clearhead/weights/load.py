@@ -8,6 +8,7 @@ from clearhead.config.parse import read_config_file
 from clearhead.config.presets import presets
 from clearhead.errors import ClearheadError, check_type, reraise_as, suggest, suggest_file
 from clearhead.model.int8 import is_quantized
+from clearhead.model.transformer import build_transformer
 from clearhead.tokenizers.gguf import read_gguf_tokenizer
 from clearhead.tokenizers.huggingface import (
     PretrainedTokenizer,
@@ -36,6 +37,10 @@ SAVE_FORMATS = {
     "ctranslate2": "export_ctranslate2.save_ctranslate2",
     "onnx": "export_onnx.save_onnx",
 }
+NOT_IN_CONFIG = (
+    ", which model.config does not describe, so it could not be loaded. Save model.net.state_dict()"
+    " with torch instead."
+)
 EXPORT_ONLY_FILES = {"model.bin": "CTranslate2", "onnx_config.json": "ONNX"}
 
 
@@ -152,5 +157,26 @@ def save_model(folder: str | Path, checkpoint: Checkpoint, format: str = "clearh
     write: Callable[[Path, Checkpoint], None] = getattr(
         import_module(f"clearhead.weights.{module}"), name
     )
+    _check_network(checkpoint)
     with atomic_model_folder(folder, format) as new:
         write(new, checkpoint)
+
+
+def _check_network(checkpoint: Checkpoint) -> None:
+    """Raise if the network is not the one that the configuration describes and loading builds."""
+    described = build_transformer(checkpoint.config.model, seed=None)
+    modules = dict(described.named_modules())
+    for name, module in checkpoint.net.named_modules():
+        expected = modules.pop(name, None)
+        if type(module) is not type(expected):
+            problem = f"{name or 'net'} is a {type(module).__name__}"
+            if expected is not None:
+                problem += f" instead of a {type(expected).__name__}"
+            raise ClearheadError(f"the model cannot be saved: {problem}{NOT_IN_CONFIG}")
+    if modules:
+        raise ClearheadError(f"the model cannot be saved: {min(modules)} is missing{NOT_IN_CONFIG}")
+    shapes = {name: p.shape for name, p in described.named_parameters()}
+    for name, p in checkpoint.net.named_parameters():
+        if shapes.get(name) != p.shape:
+            problem = f"{name} has shape {tuple(p.shape)}"
+            raise ClearheadError(f"the model cannot be saved: {problem}{NOT_IN_CONFIG}")
