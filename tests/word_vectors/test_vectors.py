@@ -88,6 +88,21 @@ def test_invalid_queries_are_rejected(vectors, model):
             call()
 
 
+@pytest.mark.parametrize(
+    "expression",
+    ["king-man+woman", "king -man", "king- man + woman", "king+woman", "king −man", "king - b-c+d"],
+)
+def test_operators_without_spaces_are_rejected(vectors, model, expression):
+    for source in (vectors, ch.vectors(model), ch.vectors(model, layer=1)):
+        with pytest.raises(ch.ClearheadError, match="put spaces around"):
+            source.solve(expression)
+
+
+@pytest.mark.parametrize("expression", ["well-known", "C++", "king - well-known"])
+def test_hyphens_are_parts_of_words(model, expression):
+    assert ch.vectors(model).solve(expression, top_k=1)
+
+
 def test_word_of_several_tokens_is_their_mean(model):
     ids = model.tokenizer.encode(" zebra")
     assert len(ids) > 1

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # --- expressions
 SIGN_OF = {"+": 1, "-": -1, "−": -1}
 UNSUPPORTED_OPERATORS = ("*", "×", "·", "/", "÷", "^", "=")
+# + or - without spaces around it; a hyphen between words may be part of a name.
+UNSPACED_OPERATOR = re.compile(r"\w[+−]\w|(?<!\S)[+−-]\w|\w[+−-](?!\S)")
 MIN_NORM = 1e-6  # of a sum that has a direction
 Terms = list[tuple[int, str]]  # sign and word
 
@@ -108,7 +110,7 @@ class TableSource:
     def row_index(self, text: str) -> int:
         """The row of a word."""
         if not self.has_word(text):
-            has_sign = len(text) > 1 and any(sign in text[1:] for sign in "+-")
+            has_sign = len(text) > 1 and any(sign in text[1:] for sign in SIGN_OF)
             hint = "put spaces around + and -." if has_sign else suggest(text.lower(), self.names)
             raise ClearheadError(f"{text!r} is not among the {len(self.names):,} words; {hint}")
         return self._row_indices[text if text in self._row_indices else text.lower()]
@@ -258,6 +260,9 @@ class Vectors:
         """The words of a sum, and the sum of their normalized vectors."""
         terms = parse_terms(_check_word(expression))
         words = self.lookup([word for _, word in terms])
+        for word in words:
+            if len(word.tokens) > 1 and UNSPACED_OPERATOR.search(word.text):
+                raise ClearheadError(f"{word.text!r} is not a word; put spaces around + and -.")
         signs = torch.tensor([float(sign) for sign, _ in terms])
         total = signs @ F.normalize(torch.stack([word.vector for word in words]), dim=-1)
         if total.norm() < MIN_NORM:
