@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_experiments import OPTIONS, write_text
+from tiny_experiments import OPTIONS, compare, write_text
 
 import clearhead as ch
 from clearhead import io
@@ -63,3 +63,14 @@ def test_locked_run_binds_the_folder(data, tmp_path):
             replace(original, seeds=(1,)).create_or_resume(tmp_path)
         assert original.create_or_resume(tmp_path) == original
     replace(original, seeds=(1,)).create_or_resume(tmp_path)
+
+
+def test_failure_before_the_first_run_leaves_no_folder(tmp_path):
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(ch.ClearheadError, match="no text"):
+        compare(tmp_path / "lab", str(tmp_path / "empty.txt"), seeds=1)
+    assert not (tmp_path / "lab").exists()
+    (tmp_path / "lab").mkdir()  # not ours to remove
+    with pytest.raises(ch.ClearheadError, match="no text"):
+        compare(tmp_path / "lab", str(tmp_path / "empty.txt"), seeds=1)
+    assert (tmp_path / "lab").is_dir()

@@ -1,6 +1,7 @@
 """`clearhead.compare`: train variants with several seeds and compare them."""
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -19,6 +20,7 @@ from clearhead.lab.experiment import (
     Provenance,
     Vary,
     format_vary,
+    has_started_runs,
 )
 from clearhead.lab.report import (
     cost_table,
@@ -234,19 +236,25 @@ def run_comparison(
     logger: str | None = None,
 ) -> Comparison:
     """Run an experiment and write its report."""
+    is_new = not output.exists()
     experiment = experiment.create_or_resume(output)
     if os.environ.get("RANK", "0") == "0":
         for line in describe_plan(experiment, output):
             echo(line)
-    completed = run_experiment(
-        experiment,
-        output,
-        lambda: write_report(experiment, output),
-        echo=echo,
-        make_display=make_display,
-        device=device,
-        options=TrainOptions(compile, record_activations, logger),
-    )
+    try:
+        completed = run_experiment(
+            experiment,
+            output,
+            lambda: write_report(experiment, output),
+            echo=echo,
+            make_display=make_display,
+            device=device,
+            options=TrainOptions(compile, record_activations, logger),
+        )
+    except ClearheadError:
+        if is_new and not has_started_runs(output):  # failed before its first step
+            shutil.rmtree(output, ignore_errors=True)
+        raise
     with file_lock(output / LOCK_SUFFIX):
         return Comparison(write_report(experiment, output), output, completed)
 

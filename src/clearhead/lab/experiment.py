@@ -370,9 +370,7 @@ class Experiment:
                 raise ClearheadError(
                     f"{output} contains other files; choose an empty folder as --output."
                 )
-            is_resumed = (output / RESULTS_FILE).is_file() or any(
-                any((output / RUNS_FOLDER).glob(pattern)) for pattern in STARTED_PATTERNS
-            )
+            is_resumed = has_started_runs(output)
             saved = None
             experiment = self
             if is_resumed:
@@ -402,6 +400,13 @@ class Experiment:
                     f"--output {output} is inside the data folder {path}; choose another."
                 )
         return paths
+
+
+def has_started_runs(output: Path) -> bool:
+    """Whether a run of the experiment in a folder has started, perhaps in another process."""
+    return (output / RESULTS_FILE).is_file() or any(
+        any((output / RUNS_FOLDER).glob(pattern)) for pattern in STARTED_PATTERNS
+    )
 
 
 def _check_same_experiment(saved: Experiment, new: Experiment, output: Path) -> None:
