@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
+import clearhead as ch
 from clearhead import kernels
 
 SCRIPT = Path(__file__).with_name("check_kernels.py")
@@ -32,6 +33,16 @@ def test_interpreted_kernels_equal_torch():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_kernels_equal_torch_on_a_gpu():
     check({name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"})
+
+
+@needs_triton
+def test_activations_without_a_kernel_are_not_fused(monkeypatch):
+    from clearhead.generate import fused_decode
+
+    net = ch.new("tiny-decoder").net
+    assert fused_decode.supports_fused_decode(net)
+    monkeypatch.delitem(fused_decode.ACTIVATION_IDS, net.config.ffn.activation)
+    assert not fused_decode.supports_fused_decode(net)
 
 
 CUDA = torch.device("cuda")

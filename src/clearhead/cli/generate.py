@@ -58,7 +58,9 @@ def generate(
     ),
     seed: int = typer.Option(0, help="Random seed."),
     n: int = typer.Option(1, help="Number of samples."),
-    logprobs: int = typer.Option(0, help=LOGPROBS_HELP),
+    logprobs: int = typer.Option(
+        0, help=f"{LOGPROBS_HELP} They are the model's, before temperature and other options."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per sample."),
     stream: bool = typer.Option(False, "--stream", help="Print the text as it is generated."),
     num_beams: int = typer.Option(0, help="Use beam search with this many beams; 0 = sample."),

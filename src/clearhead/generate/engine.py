@@ -41,7 +41,10 @@ PREFILL_BACKENDS = [
 
 
 class TokenLogprob(NamedTuple):
-    """A token, its log-probability under the model, and the most likely tokens with theirs."""
+    """A token, its log-probability under the model, and the most likely tokens with theirs.
+
+    The temperature and other sampling options do not change log-probabilities.
+    """
 
     token: int
     logprob: float

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from clearhead import config as c
 from clearhead.hooks import NO_HOOKS
 from clearhead.kernels.decode import (
+    ACTIVATION_IDS,
     LinearWeights,
     beam_cross_attention,
     fused_linear,
@@ -24,6 +25,7 @@ from clearhead.model.kv_cache import CrossKVCache, KVCache, ModelCache
 from clearhead.model.layers import GatedFeedForward
 from clearhead.model.transformer import Block, CrossAttentionBlock, Transformer
 
+# The activation that the kernels apply to the gate.
 GATED_ACTIVATIONS: dict[str, str] = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh"}
 
 
@@ -39,9 +41,14 @@ def supports_fused_decode(net: Transformer) -> bool:
         and (not m.attention.qk_norm or isinstance(m.norm, c.RMSNorm))
         and not m.attention.sliding_window
         and not m.head.scale_logits
+        and _kernel_activation(m) in ACTIVATION_IDS
         and all(isinstance(layer, nn.Linear) for layer in layers)
         and len({layer.bias is None for layer in layers[:3]}) == 1
     )
+
+
+def _kernel_activation(m: c.ModelConfig) -> str:
+    return GATED_ACTIVATIONS.get(m.ffn.activation, m.ffn.activation)
 
 
 def _blocks(net: Transformer) -> list[Block]:
@@ -160,8 +167,7 @@ class FusedDecoder:
         return beam_cross_attention(q, *cache.keys_values, source_mask, attention.scale)
 
     def _ffn_post(self, x: Tensor, block: Block) -> Tensor:
-        name = self.net.config.ffn.activation
-        activation = GATED_ACTIVATIONS.get(name, name)
+        activation = _kernel_activation(self.net.config)
         norm = self._pre_norm(block.ffn_norm)
         if isinstance(block.ffn, GatedFeedForward):
             gate = _weights(block.ffn.gate)

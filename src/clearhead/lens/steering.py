@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SteeringVector:
-    """A vector for the activation `name`: `model.logits(x, edits=steering_vector.edits(2.0))`."""
+    """A vector for the activation `name`: `model.generate(x, edits=steering_vector.edits(1.0))`.
+
+    A strength of 1 is the difference of the prompts; much larger ones break the text.
+    """
 
     name: str
     vector: Tensor
