@@ -19,7 +19,7 @@ from test_transformers import hf_output, logits  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-CASES = int(os.environ.get("CLEARHEAD_FUZZ_CASES", "150"))
+CASES = int(os.environ.get("CLEARHEAD_FUZZ_CASES", "220"))
 SEED = int(os.environ.get("CLEARHEAD_FUZZ_SEED", date.today().toordinal()))
 # Relative to the largest logit. Tables of angles stored in 16 bits are computed in full by us.
 TOLERANCE = 2e-5

@@ -364,3 +364,69 @@ def test_language_and_task_of_whisper_start_the_output(tmp_path):
     edit_json(tmp_path, "generation_config.json", language="hindi")
     with pytest.raises(ch.ClearheadError, match="hindi"):
         ch.load(tmp_path)
+
+
+def test_flags_of_the_tokenizer_class_win_over_tokenizer_json(tmp_path):
+    """As in transformers, for BERT's lowercase and GPT-2's space before a text."""
+    import tokenizers as tk
+    import transformers
+
+    hf_model("bert").save_pretrained(tmp_path / "bert")
+    wordpiece = tk.Tokenizer(
+        tk.models.WordPiece({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3, "A": 4}, unk_token="[UNK]")
+    )
+    wordpiece.normalizer = tk.normalizers.BertNormalizer(lowercase=False)
+    wordpiece.save(str(tmp_path / "bert" / "tokenizer.json"))
+    hf_model("gpt2").save_pretrained(tmp_path / "gpt2")
+    byte_level = tk.Tokenizer(tk.models.BPE({"a": 0, "A": 1, "Ġ": 2}, []))
+    byte_level.pre_tokenizer = tk.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level.save(str(tmp_path / "gpt2" / "tokenizer.json"))
+    for name, flag in (("bert", "do_lower_case"), ("gpt2", "add_prefix_space")):
+        for value in (True, False):
+            folder = tmp_path / name
+            tokenizer_class = {"bert": "BertTokenizer", "gpt2": "GPT2TokenizerFast"}[name]
+            config = {"tokenizer_class": tokenizer_class, flag: value}
+            write_json(folder, "tokenizer_config.json", config)
+            theirs = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            ids = ch.load(folder, device="cpu").tokenizer.encode("A")
+            assert ids == theirs("A", add_special_tokens=False)["input_ids"]
+            assert (ids == [{"bert": 4, "gpt2": 1}[name]]) == (not value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"size": {"shortest_edge": 12}}, "shortest_edge"),
+        ({"size": {"height": 12, "width": 24}}, "'width': 24"),
+        ({"image_processor_type": "CLIPImageProcessor"}, "CLIPImageProcessor"),
+        ({"do_pad": True}, "do_pad = True"),
+        ({"rescale_offset": True}, "rescale_offset"),
+    ],
+)
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
+def test_image_options_are_known_or_refused(name, options, words, tmp_path):
+    folder, _ = vit_and_image(tmp_path)
+    known = {"size": 12, "do_center_crop": False, "crop_size": {"height": 9, "width": 9}}
+    for options_, is_known in ((known, True), (options, False)):
+        tree = {"image_processor": options_} if name.startswith("processor") else options_
+        write_json(folder, name, tree)
+        if is_known:
+            ch.load(folder)
+        else:
+            with pytest.raises(ch.ClearheadError, match=words):
+                ch.load(folder)
+
+
+@pytest.mark.parametrize("option", [{"dither": 0.1}, {"padding_value": 1.0}, {"mystery": 1}])
+def test_audio_options_are_known_or_refused(option, tmp_path):
+    import transformers
+
+    hf_model("whisper").save_pretrained(tmp_path)
+    known = transformers.WhisperFeatureExtractor().to_dict()
+    sizes = {"feature_size": 8, "nb_max_frames": 20, "n_samples": 3200, "chunk_length": None}
+    tree = {"feature_extractor": {**known, **sizes}}
+    write_json(tmp_path, "processor_config.json", json.loads(json.dumps(tree, default=list)))
+    ch.load(tmp_path)
+    write_json(tmp_path, "processor_config.json", {"feature_extractor": option})
+    with pytest.raises(ch.ClearheadError, match=next(iter(option))):
+        ch.load(tmp_path)

@@ -137,16 +137,20 @@ def _bert(folder: TokenizerFolder) -> list[tk.Tokenizer]:
         raise ClearheadError(
             f"{folder.folder / 'vocab.txt'} contains {len(tokens) - len(vocab)} duplicate tokens."
         )
-    lowercase = folder.flag("do_lower_case", True)
     backend = tk.Tokenizer(models.WordPiece(vocab, unk_token=folder.roles["unk"]))
-    backend.normalizer = normalizers.BertNormalizer(
+    backend.normalizer = _bert_normalizer(folder)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return [backend]
+
+
+def _bert_normalizer(folder: TokenizerFolder) -> normalizers.Normalizer:
+    lowercase = folder.flag("do_lower_case", True)
+    return normalizers.BertNormalizer(
         handle_chinese_chars=folder.flag("tokenize_chinese_chars", True),
         strip_accents=folder.flag("strip_accents", lowercase),
         lowercase=lowercase,
     )
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    return [backend]
 
 
 def _t5(folder: TokenizerFolder) -> list[tk.Tokenizer]:
@@ -265,11 +269,13 @@ def read_hf_tokenizer(
             [token.content for token, _ in added],
         )
         if has_json:
-            tokenizer_format = None
-        if tokenizer_format is None:
             paths = (folder / TARGET_TOKENIZER_FILE, folder / TOKENIZER_FILE)
             backends = [Tokenizer.load(path).backend for path in paths if path.is_file()]
+            for backend in backends:
+                _apply_flags(backend, class_name, tokenizer_folder)
+            tokenizer_format = None
         else:
+            assert tokenizer_format is not None  # it has files
             backends = tokenizer_format.build(tokenizer_folder)
         for backend in backends:
             _add_tokens(backend, added)
@@ -293,6 +299,16 @@ def read_tokenizer_json(path: Path) -> PretrainedTokenizer:
     """Read a tokenizer.json without the files around it."""
     tokenizer = Tokenizer.load(path)
     return PretrainedTokenizer(tokenizer, None, *_surrounding_tokens(tokenizer.backend))
+
+
+def _apply_flags(backend: tk.Tokenizer, class_name: str, folder: TokenizerFolder) -> None:
+    """Apply the flags of tokenizer_config.json that win over tokenizer.json in transformers."""
+    if class_name == "BertTokenizer" and isinstance(backend.normalizer, normalizers.BertNormalizer):
+        backend.normalizer = _bert_normalizer(folder)
+    if class_name in ("GPT2Tokenizer", "WhisperTokenizer") and isinstance(
+        backend.pre_tokenizer, pre_tokenizers.ByteLevel
+    ):
+        backend.pre_tokenizer.add_prefix_space = folder.flag("add_prefix_space", False)
 
 
 def model_max_length(folder: Path) -> int:

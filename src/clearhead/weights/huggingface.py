@@ -63,6 +63,7 @@ HF_WEIGHTS_FILE = "model.safetensors"
 HF_INDEX_FILE = "model.safetensors.index.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 PREPROCESSOR_CONFIG_FILE = "preprocessor_config.json"
+PROCESSOR_CONFIG_FILE = "processor_config.json"
 
 # The first family that can express a model is the one it is exported as.
 FAMILIES: tuple[ModelFamily, ...] = (
@@ -480,28 +481,50 @@ IMAGE_PROCESSOR_DEFAULTS = {
 }
 
 
+# Options that change no pixel and no frame, as long as the others have the values above.
+PREPROCESSOR_IGNORED = {
+    "_valid_processor_keys", "auto_map", "crop_size", "data_format", "default_to_square", "device",
+    "disable_grouping", "do_convert_rgb", "feature_extractor_type", "image_processor_type",
+    "input_data_format", "mel_filters", "processor_class", "return_attention_mask",
+    "return_tensors", "use_fast",
+}  # fmt: skip
+IMAGE_PROCESSORS = ("ViTImageProcessor", "ViTFeatureExtractor")
+
+
 def read_preprocessor_config(folder: Path, m: c.ModelConfig) -> c.ModelConfig:
-    """The model with the image normalization of preprocessor_config.json; audio must match."""
-    attributes: ConfigDict = {}
-    if (folder / PREPROCESSOR_CONFIG_FILE).is_file():
-        attributes = read_config_file(folder / PREPROCESSOR_CONFIG_FILE)
-    if isinstance(m.main_input, c.Audio):
-        for name, value in _audio_attributes(m.main_input).items():
-            if attributes.get(name, value) != value:
+    """The model with the image normalization of the preprocessor; other options must match."""
+    match m.main_input:
+        case c.Audio() as audio:
+            expected = _audio_attributes(audio)
+            name, attributes = _read_preprocessor(folder, "feature_extractor")
+        case c.Images() as images:
+            side = images.image_size
+            expected = {**IMAGE_PROCESSOR_DEFAULTS, "size": {"height": side, "width": side}}
+            name, attributes = _read_preprocessor(folder, "image_processor")
+            if type(attributes.get("size")) is int:
+                attributes["size"] = {"height": attributes["size"], "width": attributes["size"]}
+            processor = attributes.get("image_processor_type") or IMAGE_PROCESSORS[0]
+            if str(processor).removesuffix("Fast") not in IMAGE_PROCESSORS:
                 raise ClearheadError(
-                    f"{PREPROCESSOR_CONFIG_FILE} has {name} = {attributes[name]!r}; the model"
-                    f" needs {value}."
+                    f"{name} has image_processor_type = {processor!r}; clearhead supports"
+                    f" {IMAGE_PROCESSORS[0]} only."
                 )
+        case _:
+            return m
+    read = ("image_mean", "image_std", "resample") if isinstance(m.input, c.Images) else ()
+    for option, value in attributes.items():
+        if option in PREPROCESSOR_IGNORED or option in read or value is None:
+            continue
+        if option not in expected:
+            if value is False:
+                continue
+            raise ClearheadError(f"{name} has {option} = {value!r:.80}, which is not supported.")
+        if value != expected[option]:
+            raise ClearheadError(
+                f"{name} has {option} = {value!r:.80}; the model needs {expected[option]!r}."
+            )
     if not isinstance(m.input, c.Images) or not attributes:
         return m
-    size = attributes.get("size")
-    actual = attributes | {"size": size.get("height") if isinstance(size, dict) else size}
-    for name, value in {**IMAGE_PROCESSOR_DEFAULTS, "size": m.input.image_size}.items():
-        if actual.get(name) not in (value, None):
-            raise ClearheadError(
-                f"{PREPROCESSOR_CONFIG_FILE} has {name} = {attributes[name]!r}; clearhead supports"
-                f" {value} only."
-            )
     resample = attributes.get("resample", 2)
     if type(resample) is not int or resample not in RESAMPLING:
         raise ClearheadError(
@@ -517,6 +540,18 @@ def read_preprocessor_config(folder: Path, m: c.ModelConfig) -> c.ModelConfig:
     return replace(m, input=images)
 
 
+def _read_preprocessor(folder: Path, part: str) -> tuple[str, ConfigDict]:
+    """The options of a preprocessor and the file that has them: the newer file wins."""
+    if (folder / PROCESSOR_CONFIG_FILE).is_file():
+        parts = read_config_file(folder / PROCESSOR_CONFIG_FILE)
+        if part in parts:
+            attributes: ConfigDict = check_attribute(part, parts[part], dict, {})
+            return PROCESSOR_CONFIG_FILE, dict(attributes)
+    if (folder / PREPROCESSOR_CONFIG_FILE).is_file():
+        return PREPROCESSOR_CONFIG_FILE, read_config_file(folder / PREPROCESSOR_CONFIG_FILE)
+    return PREPROCESSOR_CONFIG_FILE, {}
+
+
 def _channel_values(values: object) -> tuple[float, ...]:
     """One number for each channel, or a single one for all."""
     values = values if isinstance(values, list) else [values]
@@ -530,6 +565,10 @@ def _channel_values(values: object) -> tuple[float, ...]:
 
 def _audio_attributes(audio: c.Audio) -> ConfigDict:
     return {
+        "chunk_length": audio.n_frames * audio.hop_length // audio.sample_rate,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "dither": 0.0,
         "sampling_rate": audio.sample_rate,
         "n_fft": audio.n_fft,
         "hop_length": audio.hop_length,
@@ -546,8 +585,6 @@ def write_preprocessor_config(folder: Path, m: c.ModelConfig) -> None:
             attributes: ConfigDict = {
                 **_audio_attributes(audio),
                 "feature_extractor_type": "WhisperFeatureExtractor",
-                "chunk_length": audio.n_frames * audio.hop_length // audio.sample_rate,
-                "padding_value": 0.0,
             }
         case c.Images() as images:
             ids = {name: number for number, name in RESAMPLING.items()}
