@@ -240,6 +240,23 @@ def test_unknown_config_key_is_refused(saved):
 
 
 @pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("n_layers", 2**31, "2,147,483,648 layers, but the checkpoint has only"),
+        ("vocab_size", 2**31, "the model expects"),
+        ("vocab_size", 2**62, "no memory can hold"),
+        ("d_model", 2**31, "no memory can hold"),
+    ],
+)
+def test_sizes_are_compared_with_the_weights_before_allocation(saved, option, value, message):
+    tree = json.loads((saved / checkpoint.CONFIG_FILE).read_text())
+    tree["model"][option] = value
+    (saved / checkpoint.CONFIG_FILE).write_text(json.dumps(tree))
+    with pytest.raises(ch.ClearheadError, match=message):
+        load(saved)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"device": "cuda:99"}, "is not available"),

@@ -216,6 +216,16 @@ def test_oversized_tensor_is_refused_before_allocation(tmp_path):
         ch.load(tmp_path / "huge.gguf", device="cpu")
 
 
+def test_overlapping_tensors_are_refused(tmp_path):
+    data = valid_file(tmp_path)
+    name = b"blk.1.ffn_norm.weight"
+    offset = data.index(name) + len(name) + 4 + 8 + 4  # after the dimensions, the size and the type
+    assert int.from_bytes(data[offset : offset + 8], "little") > 0
+    (tmp_path / "overlapping.gguf").write_bytes(data[:offset] + bytes(8) + data[offset + 8 :])
+    with pytest.raises(ch.ClearheadError, match="overlaps another tensor"):
+        ch.load(tmp_path / "overlapping.gguf", device="cpu")
+
+
 def test_folder_with_a_single_file_loads(tmp_path):
     m = make_model(*CASES["llama"])
     ch.save(m, tmp_path / "out", format="gguf")

@@ -101,7 +101,7 @@ def load_checkpoint(folder: Path, placement: "Placement") -> Checkpoint:
     config = Config.from_dict(read_config_file(folder / CONFIG_FILE))
     reader = SafetensorsReader([folder / WEIGHTS_FILE])
     tensors = ((name, reader.get_tensor(name)) for name in reader.shapes)
-    net = build_transformer(config.model, seed=None)
+    net = meta_model(config.model, len(reader.shapes))
     load_weights(net, tensors, placement, str(folder / WEIGHTS_FILE))
     pretrained = load_checkpoint_tokenizers(folder)
     return Checkpoint(net, config, pretrained.tokenizer, pretrained.source_tokenizer)
@@ -258,7 +258,12 @@ def meta_model(m: ModelConfig, tensor_count: int) -> Transformer:
             f"the configuration asks for {layers:,} layers, but the checkpoint has only"
             f" {tensor_count:,} tensors."
         )
-    return build_transformer(m, seed=None)
+    try:
+        return build_transformer(m, seed=None)
+    except (RuntimeError, TypeError) as error:
+        if "overflow" not in str(error).lower():
+            raise
+        raise ClearheadError("the configuration asks for tensors that no memory can hold.") from None
 
 
 def load_weights(

@@ -276,8 +276,12 @@ class GGUFFile:
                 f"{self.path}: general.alignment must be a positive integer, got {alignment!r}."
             )
         start = -(-cursor.position // alignment) * alignment
-        for name, dtype, offset in infos:
-            if start + offset + self._byte_size(name, dtype) > len(cursor.data):
+        end = start  # of the previous tensor
+        for name, dtype, offset in sorted(infos, key=lambda info: info[2]):
+            if start + offset < end:
+                raise ClearheadError(f"{self.path}: {name} overlaps another tensor.")
+            end = start + offset + self._byte_size(name, dtype)
+            if end > len(cursor.data):
                 raise ClearheadError(
                     f"{self.path} ends within {name}. The download may be incomplete."
                 )
