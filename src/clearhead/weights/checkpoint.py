@@ -263,7 +263,9 @@ def meta_model(m: ModelConfig, tensor_count: int) -> Transformer:
     except (RuntimeError, TypeError) as error:
         if "overflow" not in str(error).lower():
             raise
-        raise ClearheadError("the configuration asks for tensors that no memory can hold.") from None
+        raise ClearheadError(
+            "the configuration asks for tensors that no memory can hold."
+        ) from None
 
 
 def load_weights(
