@@ -44,7 +44,7 @@ assert pytest.main(["-q", "tests/docs/test_site.py", "-k", "up_to_date or in_the
 
 def patch_source(diff, folder):
     unneeded = shutil.ignore_patterns("bundled", "page", "__pycache__")
-    for name in ("src", "tests", "docs"):
+    for name in ("src", "tests", "docs", "claims", "bench"):
         shutil.copytree(ROOT / name, folder / name, ignore=unneeded)
     shutil.copy(ROOT / "pyproject.toml", folder)
     subprocess.run(["patch", "-p1", "--quiet"], input=diff, text=True, cwd=folder, check=True)
