@@ -5,8 +5,16 @@ import io
 import lzma
 
 import pytest
+from compressed_files import write
 
-from clearhead.data.readers import decode_lossless, read_byte_lines, read_lines
+from clearhead.data import readers
+from clearhead.data.readers import (
+    DataReport,
+    decode_lossless,
+    read_byte_lines,
+    read_documents,
+    read_lines,
+)
 from clearhead.errors import ClearheadError
 
 CONTENT = "\ufeffa\r\n\n ü\u2028b \nlast".encode()
@@ -22,6 +30,19 @@ def test_compressed_lines_equal_plain_lines_without_bom(tmp_path, name, pack):
     assert [
         decode_lossless(line).rstrip("\r\n") for line in read_byte_lines(tmp_path / name)
     ] == LINES
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".zst"])
+def test_endless_lines_are_refused_before_they_fill_memory(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 1000)
+    path = write(tmp_path / f"a.txt{suffix}", "x" * 999 + "\n" + "y" * 100_000)
+    lines = read_lines(path)
+    assert next(lines) == "x" * 999
+    with pytest.raises(ClearheadError, match="a line is longer than 1,000 bytes"):
+        next(lines)
+    report = DataReport("skip")
+    assert [document.text for document in read_documents([str(path)], report)] == ["x" * 999 + "\n"]
+    assert "a line is longer" in str(report)
 
 
 def test_dash_reads_lines_of_standard_input(monkeypatch):

@@ -8,6 +8,7 @@ from compressed_files import write
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clearhead.data import pairs
 from clearhead.data.pairs import read_pairs
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
@@ -111,6 +112,13 @@ def test_tmx_gives_the_text_of_two_languages(tmp_path, encoding):
         read([path], columns=("en", "de"))
     with pytest.raises(ClearheadError, match="choose two"):
         read([path])
+
+
+def test_endless_tmx_units_are_refused_before_they_fill_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(pairs, "MAX_RECORD_BYTES", 100_000)
+    path = write(tmp_path / "t.tmx.gz", TMX.replace("<tu>", f"<tu><note>{'x' * 200_000}</note>", 1))
+    with pytest.raises(ClearheadError, match="unit is longer than 100,000 bytes"):
+        read([path], columns=("en", "de"))
 
 
 def test_tmx_is_read_as_a_stream(tmp_path):

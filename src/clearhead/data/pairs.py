@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -15,6 +15,7 @@ from clearhead.config.model import InferenceConfig
 from clearhead.data.encoding import encode_records
 from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch, shuffled_indices
 from clearhead.data.readers import (
+    MAX_RECORD_BYTES,
     DataReport,
     decode_lossless,
     is_valid_unicode,
@@ -162,12 +163,14 @@ def _read_tmx(path: Path, columns: Columns | None) -> Iterator[LocatedPair]:
     number = 0
     try:
         with open_input(path) as file:
-            for event, element in ElementTree.iterparse(file, events=("start", "end")):
+            reader = _RecordReader(file)
+            for event, element in ElementTree.iterparse(reader, events=("start", "end")):
                 tag = _local_name(element)
                 if event == "start" and tag == "body":
                     parent = element
                 elif event == "end" and tag == "tu":
                     number += 1
+                    reader.record_bytes = 0
                     texts = _unit_texts(element)
                     source, target = (_text_in_language(texts, code) for code in columns)
                     yield f"{path}, unit {number}", (source, target)
@@ -175,6 +178,21 @@ def _read_tmx(path: Path, columns: Columns | None) -> Iterator[LocatedPair]:
                         parent.clear()
     except ElementTree.ParseError as error:
         raise ClearheadError(f"{path} is not valid XML: {error}.") from None
+
+
+class _RecordReader:
+    """Reads an XML file, and fails if there is too much of it in one translation unit."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.record_bytes = 0  # read since the last unit
+
+    def read(self, size: int = -1) -> bytes:
+        part = self.file.read(size)
+        self.record_bytes += len(part)
+        if self.record_bytes > MAX_RECORD_BYTES:
+            raise OSError(f"a translation unit is longer than {MAX_RECORD_BYTES:,} bytes")
+        return part
 
 
 def _local_name(element: ElementTree.Element) -> str:

@@ -23,6 +23,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Literal, cast
@@ -83,6 +84,7 @@ UTF8_BOM = "\ufeff".encode()
 UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst", ".zstd")
 READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)  # raised while a file is read
+MAX_RECORD_BYTES = 2**28  # of a line; compressed, a few kilobytes could hold gigabytes
 ZSTD_WINDOW_LOG = 31  # the largest window that `zstd --long` can ask for
 ZSTD_BACKPORT = "backports.zstd"  # of the module of Python 3.14
 
@@ -117,16 +119,19 @@ def open_input(path: str | Path) -> Iterator[IO[bytes]]:
         raise cannot_read(path, error) from None
 
 
-def without_bom(file: Iterable[bytes]) -> Iterator[bytes]:
+def _raw_lines(file: IO[bytes]) -> Iterator[bytes]:
     """The lines of a file with their endings, without a leading UTF-8 byte order mark."""
-    for number, line in enumerate(file):
+    read_line = partial(file.readline, MAX_RECORD_BYTES + 1)
+    for number, line in enumerate(iter(read_line, b"")):
+        if len(line) > MAX_RECORD_BYTES:
+            raise OSError(f"a line is longer than {MAX_RECORD_BYTES:,} bytes")
         yield line if number else line.removeprefix(UTF8_BOM)
 
 
 def read_byte_lines(path: str | Path) -> Iterator[bytes]:
     """The raw lines of a file; failures to read raise a ClearheadError."""
     with open_input(path) as file:
-        for number, line in enumerate(without_bom(file)):
+        for number, line in enumerate(_raw_lines(file)):
             if not number and line.startswith(UTF16_BOMS):
                 raise ClearheadError(f"{path} is UTF-16; save it as UTF-8.")
             yield line
@@ -365,7 +370,7 @@ def _decoded_lines(path: str, report: DataReport, only_input: bool) -> Iterator[
     num_valid = 0
     try:
         with open_compressed(path) as file:
-            for number, line in enumerate(without_bom(file), 1):
+            for number, line in enumerate(_raw_lines(file), 1):
                 try:
                     text = line.decode()
                 except UnicodeDecodeError as error:
