@@ -68,12 +68,41 @@ def test_public_addresses_need_the_printed_key(folder, monkeypatch, capsys, host
             on_ready()
         client = TestClient(app, base_url="http://127.0.0.1", follow_redirects=False)
         statuses.append((client.get("/").status_code, client.get("/?key=guess").status_code))
-        query = re.search(rf"http://{re.escape(host)}:\d+/(\S*)", capsys.readouterr().out)[1]
+        address, query = re.search(r"http://(.*):\d+/(\S*)", capsys.readouterr().out).groups()
+        assert address != "0.0.0.0" if needs_key else address == host
         assert client.get(f"/{query}").status_code == (303 if needs_key else 200)
 
     monkeypatch.setattr(server, "run_server", run_server)
     explore(folder, "--host", host, "--port", 0, "--no-open")
     assert statuses == [(401, 401) if needs_key else (200, 200)]
+
+
+@pytest.mark.parametrize(("is_terminal", "has_code"), [(True, True), (False, False)])
+def test_public_addresses_have_a_qr_code_in_terminals(
+    folder, monkeypatch, capsys, is_terminal, has_code
+):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+
+    def run_server(app, registry, listener, load_all, on_ready):
+        with listener:
+            on_ready()
+
+    monkeypatch.setattr(server, "run_server", run_server)
+    explore(folder, "--host", "0.0.0.0", "--port", 0, "--no-open")
+    assert ("▄▄▄▄▄" in capsys.readouterr().out) == has_code
+
+
+def test_urls_name_an_address_in_the_network(monkeypatch):
+    assert server.server_url("localhost", 80) == "http://localhost:80/"
+    assert server.server_url("::1", 80) == "http://[::1]:80/"
+    assert "0.0.0.0" not in server.server_url("0.0.0.0", 80)
+
+    def no_network(self, address):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr("socket.socket.connect", no_network)
+    assert server.server_url("0.0.0.0", 80) == "http://127.0.0.1:80/"
+    assert server.server_url("::", 80) == "http://[::1]:80/"
 
 
 def test_output_must_be_html(folder, tmp_path):

@@ -5,6 +5,7 @@ import http.client
 import json
 import socket
 from contextlib import suppress
+from urllib.parse import quote
 
 import pytest
 
@@ -158,6 +159,68 @@ def test_key_in_header_cookie_or_url(locked):
     )
     status, headers, _ = send_request(locked.port, "GET", "//evil.example/?key=open+sesame%2B1")
     assert (status, headers["location"]) == (303, "/evil.example/")  # no other host's
+
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+FORM = {**BROWSER, "Content-Type": "application/x-www-form-urlencoded"}
+
+
+def test_browsers_without_key_get_a_form(locked):
+    for path in ("/", "/a%20b?c=d%26", "/?key=wrong&c=d"):
+        status, headers, content = send_request(locked.port, "GET", path, headers=BROWSER)
+        page = content.decode()
+        assert status == 401
+        assert headers["content-type"].startswith("text/html")
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["referrer-policy"] == "same-origin"  # else the Origin of the form is null
+        assert '<form method="post" action="/key">' in page
+        assert ("not valid" in page) == ("wrong" in path)
+        assert 'value="/' in page
+    _, _, content = send_request(locked.port, "GET", '/"><b>?"><i>=', headers=BROWSER)
+    assert b"<b>" not in content
+    assert b"<i>" not in content
+    assert send_request(locked.port, "POST", "/v1/completions", BODY, headers=BROWSER)[0] == 401
+
+
+def test_the_form_moves_the_key_into_a_cookie(locked):
+    origin = {"Host": "localhost", "Origin": "http://localhost"}
+    body = b"key=open+sesame%2B1&next=%2Fv1%2Fmodels%3Fa%3Db"
+    status, headers, _ = send_request(locked.port, "POST", "/key", body, {**FORM, **origin})
+    assert (status, headers["location"]) == (303, "/v1/models?a=b")
+    assert "HttpOnly" in headers["set-cookie"]
+    cookie = headers["set-cookie"].split(";")[0]
+    assert send_request(locked.port, "GET", "/v1/models", headers={"Cookie": cookie})[0] == 200
+
+
+@pytest.mark.parametrize("url", ["//evil.example", "/\\evil.example", "https://evil.example", ""])
+def test_the_form_leads_to_this_server_only(locked, url):
+    body = f"key=open+sesame%2B1&next={quote(url)}".encode()
+    status, headers, _ = send_request(locked.port, "POST", "/key", body, FORM)
+    assert (status, headers["location"]) == (303, "/")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"key=wrong&next=%2Fv1", 401),
+        (b"", 401),
+        (b"\xff=%", 401),
+        (b"&".join([b"a=b"] * 99), 400),
+        (b"key=" + b"x" * (1 << 15), 413),
+    ],
+)
+def test_invalid_forms_set_no_cookie(locked, body, status):
+    found, headers, content = send_request(locked.port, "POST", "/key", body, FORM)
+    assert found == status
+    assert "set-cookie" not in headers
+    if status == 401:
+        assert b"not valid" in content
+    cross = {**FORM, "Host": "localhost", "Origin": "http://evil.example"}
+    assert send_request(locked.port, "POST", "/key", body, cross)[0] == 403
+
+
+def test_without_a_key_there_is_no_form(served):
+    assert send_request(served.port, "POST", "/key", b"key=a", FORM)[0] == 404
 
 
 def test_responses_have_security_headers(served):

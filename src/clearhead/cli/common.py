@@ -235,6 +235,15 @@ def _line_name(number: int, file: str) -> str:
     return f"line {number:,}" if file == STDIN else f"line {number:,} of {file}"
 
 
+# --- addresses of servers
+def show_qr_code(url: str) -> None:
+    """Print a QR code in a terminal, for the phones and tablets of a class."""
+    if sys.stdout.isatty():
+        import segno
+
+        segno.make(url, micro=False).terminal(compact=True)
+
+
 # --- hints and warnings
 def warn_if_file_name(text: str | None, usage: str = "use --input {} to read its lines") -> None:
     """Print a hint to stderr if a text looks like the name of a file."""

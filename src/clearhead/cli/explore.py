@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from clearhead.cli.common import DEVICE_OPTION, DTYPE_OPTION
+from clearhead.cli.common import DEVICE_OPTION, DTYPE_OPTION, show_qr_code
 from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def explore(
     from clearhead.serve.app import create_app
     from clearhead.serve.limits import Limits
     from clearhead.serve.registry import ModelRegistry, default_memory_limit, parse_model_paths
-    from clearhead.serve.server import is_loopback, run_server
+    from clearhead.serve.server import is_loopback, run_server, server_url
     from clearhead.weights.load import resolve_model
     from clearhead.word_vectors.io import has_word_vectors
 
@@ -77,12 +77,14 @@ def explore(
         _save_page(app, output, text, source, registry.names)
         return
     listener = _listen_on_free_port(host, port)
-    host_name = f"[{host}]" if ":" in host else host
     query = f"?key={quote(api_key)}" if api_key else ""
-    url = f"http://{host_name}:{listener.getsockname()[1]}/{query}{_url_fragment(text, source)}"
+    port = listener.getsockname()[1]
+    url = f"{server_url(host, port)}{query}{_url_fragment(text, source)}"
 
     def on_ready() -> None:
         typer.echo(f"{', '.join(registry.names)} at {url} (Ctrl-C to stop)")
+        if api_key:
+            show_qr_code(url)
         if not no_open:
             webbrowser.open(url)
 

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import typer
 
-from clearhead.cli.common import DEVICE_OPTION, DTYPE_OPTION
+from clearhead.cli.common import DEVICE_OPTION, DTYPE_OPTION, show_qr_code
 from clearhead.errors import ClearheadError
 
 
@@ -52,7 +52,7 @@ def serve(
     from clearhead.serve.app import create_app
     from clearhead.serve.limits import Limits
     from clearhead.serve.registry import ModelRegistry, default_memory_limit, parse_model_paths
-    from clearhead.serve.server import bind_socket, is_loopback, run_server
+    from clearhead.serve.server import bind_socket, is_loopback, run_server, server_url
     from clearhead.weights.load import resolve_model
 
     if not is_loopback(host) and not api_key:
@@ -72,15 +72,16 @@ def serve(
     registry = ModelRegistry(paths, memory_limit, device, dtype)
     app = create_app(registry, limits, api_key, page, [host, *allow_host])
     listener = bind_socket(host, port)
-    address, port = listener.getsockname()[:2]
-    url = f"http://{f'[{address}]' if ':' in address else address}:{port}/"
-    if not page:
-        url += "v1"
-    elif api_key:
+    url = server_url(*listener.getsockname()[:2])
+    query = ""
+    if api_key:
         is_from_environment = api_key == os.environ.get("CLEARHEAD_API_KEY")
-        url += f"?key={'…' if is_from_environment else quote(api_key, safe='')}"
+        query = f"?key={'…' if is_from_environment else quote(api_key, safe='')}"
 
     def on_ready() -> None:
-        typer.echo(f"{', '.join(registry.names)} at {url} (Ctrl-C to stop)")
+        address = f"{url}{query}" if page else f"{url}v1"
+        typer.echo(f"{', '.join(registry.names)} at {address} (Ctrl-C to stop)")
+        if page and not is_loopback(host):
+            show_qr_code(url if "…" in query else address)  # without the key, a form asks for it
 
     run_server(app, registry, listener, load_all=read_only, on_ready=on_ready)

@@ -5,15 +5,26 @@ import hmac
 import ipaddress
 import logging
 from collections.abc import Sequence
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from prometheus_client import Counter as CounterMetric
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import RedirectResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clearhead.serve.errors import APIError
+from clearhead.serve.key_form import (
+    INVALID_KEY,
+    KEY_COOKIE,
+    KEY_PATH,
+    MAX_FORM_BYTES,
+    local_url,
+    parse_key_form,
+    redirect_with_cookie,
+    render_key_form,
+    wants_key_form,
+)
 from clearhead.serve.limits import Limits, Quota
 
 log = logging.getLogger("clearhead.serve")
@@ -22,7 +33,6 @@ PUBLIC_PATHS = ("/health",)  # need no key and are never rate-limited
 GRACE_SECONDS = 5.0  # after its timeout, a request may still report the timeout itself
 MAX_NAME_CHARS = 80  # of names in error messages
 CLIENT_CLOSED_REQUEST = 499  # status in the metrics if the client left before the response
-KEY_COOKIE = "clearhead_key"
 SECURITY_HEADERS = {
     "content-security-policy": (
         "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -77,12 +87,17 @@ class RequestHandler:
 
     async def _run(self) -> None:
         request = Request(self.scope)
-        redirect = self.middleware.authorize(request)
-        if redirect is not None:
-            await redirect(self.scope, self.receive, self._send)
+        middleware = self.middleware
+        response = middleware.authorize(request)
+        if response is None:
+            self._acquire_request()
+            if middleware.is_key_form(request):
+                body = await self._read_body(request.headers, MAX_FORM_BYTES)
+                response = middleware.check_key_form(body)
+        if response is not None:
+            await response(self.scope, self.receive, self._send)
             return
-        self._acquire_request()
-        await self._run_app(await self._read_body(request.headers))
+        await self._run_app(await self._read_body(request.headers, self.limits.max_body_bytes))
 
     def _acquire_request(self) -> None:
         if self.scope["path"] in PUBLIC_PATHS:
@@ -99,12 +114,10 @@ class RequestHandler:
         self.acquired_requests = 1
         requests.acquire(self.client, 1)
 
-    async def _read_body(self, headers: Headers) -> bytes:
-        too_large = APIError(
-            f"Request body is larger than {self.limits.max_body_bytes:,} bytes.", 413
-        )
+    async def _read_body(self, headers: Headers, max_bytes: int) -> bytes:
+        too_large = APIError(f"Request body is larger than {max_bytes:,} bytes.", 413)
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self.limits.max_body_bytes:
+        if not length.isdecimal() or int(length) > max_bytes:
             raise too_large
         byte_quota = self.middleware.byte_quota
         parts = list[bytes]()
@@ -117,7 +130,7 @@ class RequestHandler:
                         raise ClientDisconnected
                     part = message.get("body", b"")
                     has_more = message.get("more_body", False)
-                    if self.acquired_bytes + len(part) > self.limits.max_body_bytes:
+                    if self.acquired_bytes + len(part) > max_bytes:
                         raise too_large
                     if part and not byte_quota.fits(self.client, len(part)):
                         raise APIError(
@@ -214,15 +227,18 @@ class AccessMiddleware:
         else:  # WebSocket
             await send({"type": "websocket.close", "code": 1008})
 
-    def authorize(self, request: Request) -> RedirectResponse | None:
-        """Reject unauthorized requests; redirect a valid `?key=` in the URL, to set a cookie."""
+    def authorize(self, request: Request) -> Response | None:
+        """Reject unauthorized requests; browsers get a form for the key.
+
+        A valid `?key=` in the URL is answered by a redirect that sets a cookie.
+        """
         headers = request.headers
         self._check_host_and_origin(headers)
         is_cross_site = headers.get("sec-fetch-site") == "cross-site"
         if is_cross_site and headers.get("sec-fetch-mode") != "navigate":
             raise APIError("Cross-site requests are not allowed.", 403)
         path = request.scope["path"]
-        if not self.api_key or path in PUBLIC_PATHS:
+        if not self.api_key or path in PUBLIC_PATHS or self.is_key_form(request):
             return None
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._is_valid_key(token):
@@ -230,17 +246,29 @@ class AccessMiddleware:
         if self._is_valid_key(unquote(request.cookies.get(KEY_COOKIE, ""))):
             return None
         parameters = dict(request.query_params)
-        if not self._is_valid_key(parameters.pop("key", "")):
-            raise APIError(
-                "Missing or invalid API key. Send it as Authorization: Bearer KEY.",
-                401,
-                code="invalid_api_key",
-            )
-        url = "/" + quote(path.lstrip("/")) + (f"?{urlencode(parameters)}" if parameters else "")
-        redirect = RedirectResponse(url, 303)
-        cookie = quote(self.api_key, safe="")
-        redirect.set_cookie(KEY_COOKIE, cookie, httponly=True, samesite="lax")
-        return redirect
+        key = parameters.pop("key", "")
+        url = local_url(path, parameters)
+        if self._is_valid_key(key):
+            return redirect_with_cookie(url, self.api_key)
+        if wants_key_form(request):
+            return render_key_form(url, INVALID_KEY if key else "")
+        raise APIError(
+            "Missing or invalid API key. Send it as Authorization: Bearer KEY.",
+            401,
+            code="invalid_api_key",
+        )
+
+    def is_key_form(self, request: Request) -> bool:
+        """Whether a browser sends the form with the key."""
+        is_post = request.method == "POST" and request.scope["path"] == KEY_PATH
+        return bool(self.api_key) and is_post
+
+    def check_key_form(self, body: bytes) -> Response:
+        """Move a valid key into a cookie, or show the form again."""
+        key, url = parse_key_form(body)
+        if self._is_valid_key(key):
+            return redirect_with_cookie(url, self.api_key)
+        return render_key_form(url, INVALID_KEY)
 
     def _is_valid_key(self, key: str) -> bool:
         return hmac.compare_digest(key.encode(errors="replace"), self.api_key)

@@ -21,6 +21,7 @@ from clearhead.serve.scheduler import exit_process
 IDLE_TIMEOUT = 30.0  # seconds
 SOCKET_BACKLOG = 2048
 MAX_PORT = 65535
+ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 class PortInUseError(ClearheadError):
@@ -33,6 +34,23 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def server_url(host: str, port: int) -> str:
+    """The URL of a server; for one that listens on all addresses, that in the local network."""
+    host = _network_address(host) if host in ANY_ADDRESS else host
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+def _network_address(host: str) -> str:
+    is_ipv6 = ":" in host
+    family, probe = (socket.AF_INET6, "2001:db8::1") if is_ipv6 else (socket.AF_INET, "192.0.2.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as udp:
+        try:
+            udp.connect((probe, 9))  # chooses a network interface; nothing is sent
+        except OSError:  # no network
+            return "::1" if is_ipv6 else "127.0.0.1"
+        return str(udp.getsockname()[0])
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
