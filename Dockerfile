@@ -14,5 +14,7 @@ RUN pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--ind
 
 USER clearhead
 EXPOSE 8000
+HEALTHCHECK --interval=30s --start-period=60s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://localhost:8000/health')"]
 ENTRYPOINT ["clearhead", "serve", "--host", "0.0.0.0", "--port", "8000"]
 CMD ["story"]

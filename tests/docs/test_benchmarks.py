@@ -28,34 +28,36 @@ SCRIPTS = [
 
 
 # ---------------------------------------------------------------- results
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_results_file_is_normalized_and_names_its_runs(file):
-    runs = benchmark_results.read_runs(file)
-    assert benchmark_results.format_runs(runs) == file.read_text(encoding="utf-8")
-    assert len({run.command for run in runs}) == len(runs)
-    for run in runs:
-        date.fromisoformat(run.date)
-        (script,) = re.findall(r"\bbench/\w+\.py\b", run.command)
-        assert (ROOT / script).exists()
-        assert Path(script).stem == file.stem.split(".")[0]
-        assert not any(word.startswith(("/", "~")) for word in shlex.split(run.command))
-        assert run.machine
-        assert run.rows
-        assert run.source or {"python", "torch", "clearhead"} <= run.versions.keys()
-        assert len({(row.workload, row.peer) for row in run.rows}) == len(run.rows)
+def test_results_file_is_normalized_and_names_its_runs(subtests):
+    for file in FILES:
+        with subtests.test(file.name):
+            runs = benchmark_results.read_runs(file)
+            assert benchmark_results.format_runs(runs) == file.read_text(encoding="utf-8")
+            assert len({run.command for run in runs}) == len(runs)
+            for run in runs:
+                date.fromisoformat(run.date)
+                (script,) = re.findall(r"\bbench/\w+\.py\b", run.command)
+                assert (ROOT / script).exists()
+                assert Path(script).stem == file.stem.split(".")[0]
+                assert not any(word.startswith(("/", "~")) for word in shlex.split(run.command))
+                assert run.machine
+                assert run.rows
+                assert run.source or {"python", "torch", "clearhead"} <= run.versions.keys()
+                assert len({(row.workload, row.peer) for row in run.rows}) == len(run.rows)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_row_has_a_value_within_its_spread_and_a_ratio_to_its_peer(file):
-    for row in (row for run in benchmark_results.read_runs(file) for row in run.rows):
-        assert row.workload
-        assert row.unit
-        assert row.ours or row.ratio
-        assert bool(row.peer) == bool(row.ratio), row
-        for middle, *ends in filter(None, (row.ours, row.theirs, row.ratio)):
-            assert len(ends) in (0, 2)
-            assert ends == sorted(ends)
-            assert middle is None or not ends or ends[0] <= middle <= ends[1], row
+def test_row_has_a_value_within_its_spread_and_a_ratio_to_its_peer(subtests):
+    for file in FILES:
+        with subtests.test(file.name):
+            for row in (row for run in benchmark_results.read_runs(file) for row in run.rows):
+                assert row.workload
+                assert row.unit
+                assert row.ours or row.ratio
+                assert bool(row.peer) == bool(row.ratio), row
+                for middle, *ends in filter(None, (row.ours, row.theirs, row.ratio)):
+                    assert len(ends) in (0, 2)
+                    assert ends == sorted(ends)
+                    assert middle is None or not ends or ends[0] <= middle <= ends[1], row
 
 
 def test_results_do_not_contain_the_hostname():
@@ -88,25 +90,27 @@ UNITS_NOT_IN_LOG = (
 )  # spelled out in words, or computed
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_values_copied_from_the_log_are_in_the_log(file):
-    numbers = set(re.findall(r"\d[\d,]*(?:\.\d+)?", LOG))
-    for row in (
-        row
-        for run in benchmark_results.read_runs(file)
-        if run.source
-        for row in run.rows
-        if row.unit not in UNITS_NOT_IN_LOG
-    ):
-        for value in (*row.ours, *row.theirs):
-            assert value is None or spellings(value) & numbers, f"{row.workload}: {value}"
+def test_values_copied_from_the_log_are_in_the_log(subtests):
+    for file in FILES:
+        with subtests.test(file.name):
+            numbers = set(re.findall(r"\d[\d,]*(?:\.\d+)?", LOG))
+            for row in (
+                row
+                for run in benchmark_results.read_runs(file)
+                if run.source
+                for row in run.rows
+                if row.unit not in UNITS_NOT_IN_LOG
+            ):
+                for value in (*row.ours, *row.theirs):
+                    assert value is None or spellings(value) & numbers, f"{row.workload}: {value}"
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_every_benchmark_can_store_its_results(script):
-    text = script.read_text(encoding="utf-8")
-    assert "add_save_argument(" in text
-    assert re.search(r"\b(save|benchmark_results\.save)\(", text)
+def test_every_benchmark_can_store_its_results(subtests):
+    for script in SCRIPTS:
+        with subtests.test(script.name):
+            text = script.read_text(encoding="utf-8")
+            assert "add_save_argument(" in text
+            assert re.search(r"\b(save|benchmark_results\.save)\(", text)
 
 
 def test_new_run_replaces_the_run_with_the_same_command(tmp_path, monkeypatch, capsys):

@@ -44,21 +44,23 @@ def plan(claim):
     )
 
 
-@pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: claim.name)
-def test_experiment_is_valid(claim, monkeypatch):
-    monkeypatch.chdir(claims.HERE.parent)
-    experiment, output = plan(claim)
-    assert output == claims.BUILD / claim.name
-    assert len(experiment.seeds) >= 3
-    assert len(experiment.variants) >= 2
+def test_experiment_is_valid(monkeypatch, subtests):
+    for claim in claims.CLAIMS:
+        with subtests.test(claim.name):
+            monkeypatch.chdir(claims.HERE.parent)
+            experiment, output = plan(claim)
+            assert output == claims.BUILD / claim.name
+            assert len(experiment.seeds) >= 3
+            assert len(experiment.variants) >= 2
 
 
-@pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: claim.name)
-def test_stored_results_are_complete(claim):
-    summary = render_page.read_summary(claims.RESULTS / claim.name)
-    runs = {run.key for run in summary.experiment.runs}
-    assert {run.key for run in summary.results} == runs
-    assert all((claims.RESULTS / claim.name / run.path).is_dir() for run in summary.results)
+def test_stored_results_are_complete(subtests):
+    for claim in claims.CLAIMS:
+        with subtests.test(claim.name):
+            summary = render_page.read_summary(claims.RESULTS / claim.name)
+            runs = {run.key for run in summary.experiment.runs}
+            assert {run.key for run in summary.results} == runs
+            assert all((claims.RESULTS / claim.name / run.path).is_dir() for run in summary.results)
 
 
 @pytest.fixture(scope="module")

@@ -95,17 +95,18 @@ def anchors(page):
     return found
 
 
-@pytest.mark.parametrize("page", [*PAGES, "../CONTRIBUTING.md", "../README.md"])
-def test_links_have_targets(page):
-    prose = re.sub(r"`[^`\n]*`", "", CODE_BLOCK.sub("", page_text(page)))
-    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
-        if link.startswith("http"):
-            continue
-        path, _, anchor = link.partition("#")
-        file = (DOCS / page).parent.joinpath(path).resolve() if path else DOCS / page
-        target = file.relative_to(DOCS).as_posix() if file.is_relative_to(DOCS) else ""
-        assert file.exists() or target in notebook_pages(), f"{page}: {link}"
-        assert not anchor or anchor in anchors(target), f"{page}: {link}"
+def test_links_have_targets(subtests):
+    for page in [*PAGES, "../CONTRIBUTING.md", "../README.md"]:
+        with subtests.test(str(page)):
+            prose = re.sub(r"`[^`\n]*`", "", CODE_BLOCK.sub("", page_text(page)))
+            for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+                if link.startswith("http"):
+                    continue
+                path, _, anchor = link.partition("#")
+                file = (DOCS / page).parent.joinpath(path).resolve() if path else DOCS / page
+                target = file.relative_to(DOCS).as_posix() if file.is_relative_to(DOCS) else ""
+                assert file.exists() or target in notebook_pages(), f"{page}: {link}"
+                assert not anchor or anchor in anchors(target), f"{page}: {link}"
 
 
 def test_public_names_are_in_the_reference():
@@ -175,11 +176,12 @@ def all_activations():
     return {name for config in configs for name in activation_table(config.model)}
 
 
-@pytest.mark.parametrize("row", TERMS, ids=lambda row: row[0])
-def test_glossary_term_is_in_the_code(row):
-    file, name, activation = (cell.strip("`") for cell in row[2:])
-    assert name in defined_names(file)
-    assert not activation or activation in all_activations()
+def test_glossary_term_is_in_the_code(subtests):
+    for row in TERMS:
+        with subtests.test(row[0]):
+            file, name, activation = (cell.strip("`") for cell in row[2:])
+            assert name in defined_names(file)
+            assert not activation or activation in all_activations()
 
 
 def test_lecture_ids_are_in_the_glossary():
@@ -212,21 +214,24 @@ def commands(page):
                 yield line.removeprefix("$ ").split("    #")[0]
 
 
-@pytest.mark.parametrize("page", WRITTEN_PAGES)
-def test_commands_are_valid(page):
-    for line in commands(page):
-        words = [word for word in shlex.split(line) if word != "…"]
-        if "clearhead" not in words or words[0].startswith("#"):
-            continue
-        arguments = words[words.index("clearhead") + 1 :]
-        command = get_command(app)
-        while arguments and getattr(command, "commands", None):
-            assert arguments[0] in command.commands, line
-            command = command.commands[arguments[0]]
-            arguments = arguments[1:]
-        with command.make_context("clearhead", arguments) as context:  # parses, runs nothing
-            if command.name != "bench":  # passes on its options
-                check_config_options(context, line)
+def test_commands_are_valid(subtests):
+    for page in WRITTEN_PAGES:
+        with subtests.test(str(page)):
+            for line in commands(page):
+                words = [word for word in shlex.split(line) if word != "…"]
+                if "clearhead" not in words or words[0].startswith("#"):
+                    continue
+                arguments = words[words.index("clearhead") + 1 :]
+                command = get_command(app)
+                while arguments and getattr(command, "commands", None):
+                    assert arguments[0] in command.commands, line
+                    command = command.commands[arguments[0]]
+                    arguments = arguments[1:]
+                with command.make_context(
+                    "clearhead", arguments
+                ) as context:  # parses, runs nothing
+                    if command.name != "bench":  # passes on its options
+                        check_config_options(context, line)
 
 
 def check_config_options(context, line):
@@ -243,17 +248,18 @@ def check_config_options(context, line):
             pytest.fail(f"{line}: {error}")
 
 
-@pytest.mark.parametrize("page", WRITTEN_PAGES)
-def test_snippets_use_existing_names(page):
-    for block in code_blocks(page, "python"):
-        for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.Attribute):
-                path = ast.unparse(node)
-                if re.fullmatch(r"ch(\.\w+)+", path):
-                    reduce(getattr, path.split(".")[1:], ch)
-                elif re.fullmatch(r"(model|ch\.load\([^()]*\))\.\w+", path):
-                    is_attribute = node.attr in ("config", "tokenizer", "net")
-                    assert is_attribute or hasattr(ch.Model, node.attr), path
+def test_snippets_use_existing_names(subtests):
+    for page in WRITTEN_PAGES:
+        with subtests.test(str(page)):
+            for block in code_blocks(page, "python"):
+                for node in ast.walk(ast.parse(block)):
+                    if isinstance(node, ast.Attribute):
+                        path = ast.unparse(node)
+                        if re.fullmatch(r"ch(\.\w+)+", path):
+                            reduce(getattr, path.split(".")[1:], ch)
+                        elif re.fullmatch(r"(model|ch\.load\([^()]*\))\.\w+", path):
+                            is_attribute = node.attr in ("config", "tokenizer", "net")
+                            assert is_attribute or hasattr(ch.Model, node.attr), path
 
 
 # ---------------------------------------------------------------- shown outputs

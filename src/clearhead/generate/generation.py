@@ -63,7 +63,7 @@ def check_can_generate(m: c.ModelConfig) -> None:
     """Raise unless the model is a decoder with a language-modeling head."""
     if not isinstance(m.head, c.LMHead) or not isinstance(m.architecture, c.Decoder):
         raise ClearheadError(
-            f"this {m.architecture.kind} with head {m.head.kind} cannot continue a text; "
+            f"this {m.architecture.kind} with head {m.head.kind} is not a language model; "
             "use a decoder with head lm."
         )
 
