@@ -14,3 +14,8 @@ def byte_model(name="tiny-decoder", seed=3, **changes):
             **changes,
         }
     return ch.new(name, tokenizer=BYTES, vocab_size=256, seed=seed, **changes)
+
+
+def percent(share):
+    """A probability as the page shows it."""
+    return f"{100 * share:.{2 if share < 0.01 else 1}f}%"

@@ -8,7 +8,7 @@ import torch
 
 import clearhead as ch
 from clearhead.serve.explorer.assets import VENDOR_FOLDER, PageAssets
-from page_models import byte_model
+from page_models import byte_model, percent
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +99,7 @@ def test_edits_change_the_prediction_and_the_url(page_on):
         visit.ready()
         assert visit.state()["edits"] == [{"name": "blocks.0.attn.z", "head": 1, "op": "ablate"}]
         real = model.logits(TEXT, edits={"blocks.0.attn.z": ch.ablate(head=1)})[-1].softmax(dim=-1)
-        assert f"{100 * float(real.max()):.1f} %" in visit.page.locator(".edits p").inner_text()
+        assert percent(float(real.max())) in visit.page.locator(".edits p").inner_text()
         assert visit.page.locator("ch-figure", has_text="Difference").count() == 1
         visit.page.locator(".edits .chip").click()
         visit.ready()

@@ -70,7 +70,7 @@ def test_patches_change_predictions_but_cannot_generate(page_on):
         ].softmax(-1)
         row = page.locator(".candidates tbody tr").first
         share = float(shares[int(row.get_attribute("data-id"))])
-        assert float(row.locator(".after").inner_text().removesuffix(" %")) == pytest.approx(
+        assert float(row.locator(".after").inner_text().removesuffix("%")) == pytest.approx(
             100 * share, abs=0.051
         )
         page.get_by_role("button", name="Step").click()

@@ -81,7 +81,7 @@ def test_saved_page_works_without_a_server(page_on, browser, tmp_path):
     assert (
         page.evaluate("() => document.querySelector('ch-heatmap').values.shape") == [len(TEXT)] * 2
     )
-    assert page.get_by_text("saved page of").count() == 1
+    assert page.get_by_text("Saved page of").count() == 1
     assert page.locator("form.prompt button").count() == 0
     assert page.locator("form.prompt textarea").get_attribute("readonly") is not None
     for view in page.evaluate(
@@ -145,7 +145,7 @@ def test_saved_page_has_no_earlier_texts(page_on, browser, tmp_path):
         page.wait_for_selector("body[data-ready]")
         assert page.locator("main .problem").all_inner_texts() == [], view
     page.evaluate("() => clearhead.set({ view: 'vectors' })")
-    assert page.locator("main").get_by_label("sum").first.input_value() == "a - b + c"
+    assert page.locator("main").get_by_label("Expression").first.input_value() == "a - b + c"
     page.close()
     assert complaints == []
 
@@ -159,7 +159,7 @@ def test_saved_page_has_the_open_model_only(page_on, browser, tmp_path):
         visit.go("#view=fill&model=first").set(model="second", view="machine")
         assert visit.page.get_by_label("model", exact=True).count() == 1
         page, complaints = reopened(visit, browser, tmp_path / "page.html")
-    assert page.get_by_text("saved page of “second”").count() == 1
+    assert page.get_by_text("Saved page of “second”").count() == 1
     assert page.get_by_label("model", exact=True).count() == 0
     page.evaluate("() => clearhead.set({ view: 'tour' })")
     page.wait_for_selector("main button.stop")

@@ -7,6 +7,7 @@ import clearhead as ch
 from clearhead.generate.chat import encode_chat
 from clearhead.lens.training_trace import read_training_trace
 from clearhead.serve.registry import ModelRegistry
+from page_models import percent
 
 pytestmark = pytest.mark.slow
 
@@ -166,10 +167,8 @@ def test_all_views_name_the_masked_token(page_on):
     edit = {"name": "blocks.0.ffn.out", "op": "ablate"}
     with page_on(model) as visit:
         page = visit.go("#text=The+[MASK]+sat").page
-        assert (
-            f"{100 * best:.1f} %"
-            in page.locator("main .part", has_text="masked token").text_content()
-        )
+        part = page.locator("main .part", has_text="masked token")
+        assert percent(float(best)) in part.text_content()
         visit.set(view="lens", edits=[edit])
         assert page.locator("main ch-figure", has_text="At “<|mask|>”, layer by layer").count() == 1
         assert page.locator(".edits").inner_text().count("Masked token:") == 1

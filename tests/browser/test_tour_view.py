@@ -47,7 +47,7 @@ def check_claims(page, stop, say):
     match stop:
         case "L2.1":
             row = page.locator(".tour-target tr", has_text="with all tokens at the same position")
-            assert row.locator("td").first.inner_text() == "< 0.001 %"
+            assert row.locator("td").first.inner_text() == "<0.001%"
         case "L2.2":
             assert ("This model adds none" in say) == ("adds no position embeddings" in lit)
         case "L2.4":
@@ -79,7 +79,7 @@ def test_tour_visits_all_stops(page_on, name):
             except AssertionError:
                 raise AssertionError(f"nothing is highlighted at {stop}") from None
             assert page.locator("main .problem").count() == 0, stop
-            check_claims(page, stop, page.locator(".tour-caption .say").inner_text())
+            check_claims(page, stop, page.locator(".tour-caption .text").inner_text())
             page.keyboard.press("n")
             visit.wait_until(f"clearhead.state.tour !== {stop!r}")
         assert len(stops) == able == len(set(stops))

@@ -93,10 +93,9 @@ def test_compared_model_is_loaded_on_demand(page_on, tmp_path):
         visit.go("#view=compare&compare=models&text=hello")
         assert list(registry.loaded) == ["first"]
         visit.set(model2="second")
-        assert (
-            visit.page.locator("main ch-figure", has_text="Next token").locator("tbody tr").count()
-            > 6
-        )
+        figure = visit.page.locator("main ch-figure", has_text="Next token")
+        assert figure.locator("tbody tr").count() > 6
+        assert figure.locator("> :last-child").inner_text().startswith("The top tokens")  # its note
         assert not visit.complaints
 
 

@@ -104,7 +104,7 @@ def test_kept_tokens_equal_the_library(predict):
         x = apply_top_p(x, torch.tensor([[p]]))
         found = predict.page.evaluate(
             """async ([logits, temperature, top_k, top_p]) => {
-                const { rankLogits, samplingDistribution } = await import("ch/sampling");
+                const { rankLogits, samplingDistribution } = await import("ch/generation");
                 const ranks = rankLogits(Float32Array.from(logits));
                 const { kept } = samplingDistribution(ranks, { temperature, top_k, top_p });
                 return Array.from(ranks.order.subarray(0, kept));

@@ -38,7 +38,7 @@ HTML_TEMPLATE = """<!doctype html>
 {scripts}
 </head>
 <body>
-<div id="page"><p class="loading">Loading …</p></div>
+<div id="page"><p class="loading">Loading…</p></div>
 <noscript>This page needs JavaScript. The same data is available from
 <code>clearhead see</code> and in Python.</noscript>
 {data}

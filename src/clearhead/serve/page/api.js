@@ -16,7 +16,7 @@ const runRequests = new Map(); // run id -> { content: the request that recreate
 const fingerprints = new Map(); // model name -> fingerprint of its weights when its card was loaded
 /** Shown while the server does not respond. */
 export const DISCONNECTED =
-	"The server does not respond. Restart it; this page reconnects automatically.";
+	"The server is not responding. Restart it; this page reconnects automatically.";
 const RUN_URL = /api\/runs\/([0-9a-f]+)\//;
 let recordedKeys = null; // keys requested while a page is being saved
 const snapshotElement = document.getElementById("snapshot");

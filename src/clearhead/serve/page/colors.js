@@ -55,15 +55,3 @@ export function colorIndex(value, max, signed) {
 	const share = Math.max(-1, Math.min(1, value / max));
 	return signed ? 128 + Math.round(127 * share) : Math.round(255 * Math.max(0, share));
 }
-
-/** Format a number for display. */
-export function formatNumber(value, digits = 3) {
-	if (value === null || value === undefined) return "";
-	if (Number.isNaN(value)) return "NaN";
-	if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
-	if (value === 0) return "0";
-	const size = Math.abs(value);
-	const text =
-		size >= 1e5 || size < 1e-4 ? value.toExponential(digits - 1) : value.toPrecision(digits);
-	return text.replace("-", "−").replace(/e([+−-])/, "e$1");
-}

@@ -2,7 +2,7 @@
 
 import { html, nothing } from "lit-html";
 import { LIVE_ONLY, snapshot } from "ch/api";
-import { PageElement, reactive } from "ch/element";
+import { PageElement, reactive } from "ch/base-elements";
 import { set, state, subscribe } from "ch/state";
 
 /** Add an edit, or replace the one of the same target. @param {Edit} edit */

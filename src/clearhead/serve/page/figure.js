@@ -1,13 +1,14 @@
 // <ch-figure>: a figure with caption, note and export menu.
 
 import { html, nothing, render } from "lit-html";
-import { ReactiveElement } from "lit-element";
+import { PageElement, reactive } from "ch/base-elements";
 import { downloadFile, standaloneSvg, tableCsv, toFileName } from "ch/download";
-import { reactive } from "ch/element";
 
-/** The content is that of the surrounding template; header and footer are added to it. */
-export class Figure extends ReactiveElement {
+/** The content comes from the surrounding template; the header precedes it, the footer follows it. */
+export class Figure extends PageElement {
 	static properties = reactive("caption", "note", "badge", "pending", "noExport");
+	#footer = document.createElement("footer");
+	#contentObserver = new MutationObserver(() => this.#placeFooter());
 
 	constructor() {
 		super();
@@ -16,32 +17,43 @@ export class Figure extends ReactiveElement {
 		this.badge = "";
 		this.pending = false;
 		this.noExport = false;
-		this.header = document.createElement("header");
-		this.footer = document.createElement("footer");
 		this.addEventListener("keydown", (event) => event.key === "Escape" && this.#closeMenu());
 	}
 
 	createRenderRoot() {
+		this.renderOptions.renderBefore = this.firstChild;
 		return this;
 	}
 
 	connectedCallback() {
 		super.connectedCallback();
 		this.setAttribute("role", "figure");
-		this.prepend(this.header);
-		this.append(this.footer);
+		this.#placeFooter();
+		this.#contentObserver.observe(this, { childList: true });
 	}
 
-	updated() {
+	disconnectedCallback() {
+		super.disconnectedCallback();
+		this.#contentObserver.disconnect();
+	}
+
+	/** The surrounding template replaces everything after its last expression, even the footer. */
+	#placeFooter() {
+		if (this.lastChild !== this.#footer) this.append(this.#footer);
+	}
+
+	willUpdate() {
 		this.setAttribute("aria-label", this.caption);
 		this.classList.toggle("pending", this.pending);
-		render(
-			html`<h2>${this.caption}</h2>
-				${this.badge ? html`<span class="badge">${this.badge}</span>` : nothing}
-				${this.noExport ? nothing : this.#tools()}`,
-			this.header,
-		);
-		render(this.note ? html`<p>${this.note}</p>` : nothing, this.footer);
+		render(this.note ? html`<p>${this.note}</p>` : nothing, this.#footer);
+	}
+
+	render() {
+		return html`<header>
+			<h2>${this.caption}</h2>
+			${this.badge ? html`<span class="badge">${this.badge}</span>` : nothing}
+			${this.noExport ? nothing : this.#tools()}
+		</header>`;
 	}
 
 	/** Table and export buttons; the formats are determined when the menu opens. */

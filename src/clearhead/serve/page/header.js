@@ -6,13 +6,11 @@ import { isDark } from "ch/colors";
 import { textInput } from "ch/controls";
 import { downloadFile } from "ch/download";
 import { describeEdit, removeEdit } from "ch/edits";
+import { abbreviateCount, formatPercent } from "ch/format";
 import { showHelp } from "ch/keyboard";
 import { currentFile } from "ch/media-input";
 import { currentCard, editFields, reloadAll, runRequest, serverModels } from "ch/requests";
 import { notify, set, state, stateUrl } from "ch/state";
-
-/** 8.5M */
-const abbreviate = (count) => count.toLocaleString("en", { notation: "compact" });
 
 /** The header of the page. @param {ViewContext} context */
 export function pageHeader({ card, text, source }) {
@@ -23,13 +21,13 @@ export function pageHeader({ card, text, source }) {
 		`${hasSource ? `${card.encoder_layers} + ` : ""}${card.n_layers} layers`,
 		`${card.n_heads} heads`,
 		`d_model ${card.d_model}`,
-		card.vocab_size ? `${abbreviate(card.vocab_size)} tokens` : "",
-		`${abbreviate(card.num_parameters)} parameters`,
+		card.vocab_size ? `${abbreviateCount(card.vocab_size)} tokens` : "",
+		`${abbreviateCount(card.num_parameters)} parameters`,
 		card.device,
 		card.step === null ? "" : `step ${card.step}`,
 	].filter(Boolean);
 	const saved = api.snapshot
-		? html`<p class="saved" title=${api.LIVE_ONLY}>saved page of “${card.name}”</p>`
+		? html`<p class="saved" title=${api.LIVE_ONLY}>Saved page of “${card.name}”</p>`
 		: null;
 	return html`<header class="top">
 		<div class="model">
@@ -66,8 +64,6 @@ function modelSelect(models, card) {
 	</select>`;
 }
 
-const formatPercent = ({ prob }) => `${(100 * prob).toFixed(1)} %`;
-
 /** The edits as chips, and their effect on the prediction. */
 export function editSummary({ run, edited }) {
 	const { edits } = state();
@@ -88,15 +84,15 @@ export function editSummary({ run, edited }) {
 					><span class="visually-hidden">, remove</span>
 				</button>`,
 		)}
-		${edits.length > 1 ? html`<button type="button" class="quiet" @click=${() => set({ edits: [] })}>remove all</button>` : nothing}
-		${edits.some(({ op }) => op === "patch") ? textInput("patch from", state().patch_from, (patch_from) => set({ patch_from }), { wide: false, size: 36, placeholder: "another text with the same number of tokens" }) : nothing}
+		${edits.length > 1 ? html`<button type="button" class="quiet" @click=${() => set({ edits: [] })}>Remove all</button>` : nothing}
+		${edits.some(({ op }) => op === "patch") ? textInput("Patch from", state().patch_from, (patch_from) => set({ patch_from }), { wide: false, size: 36, placeholder: "another text with the same number of tokens" }) : nothing}
 		${
 			best && other && best.prob !== null
 				? html`<p>
 						${run.answer_token === null ? "Next token" : "Masked token"}:
-						<b>${best.text}</b> ${formatPercent(best)} →
-						${same ? "" : html`<b>${other.text}</b> `}${formatPercent(other)}
-						${same ? nothing : html`<span class="hint">(${best.text} now ${left ? formatPercent(left) : "not in the top 10"})</span>`}
+						<b>${best.text}</b> ${formatPercent(best.prob)} →
+						${same ? "" : html`<b>${other.text}</b> `}${formatPercent(other.prob)}
+						${same ? nothing : html`<span class="hint">(${best.text} now ${left ? formatPercent(left.prob) : "not in the top 10"})</span>`}
 					</p>`
 				: nothing
 		}
@@ -170,7 +166,7 @@ function toolButtons() {
 			@click=${(event) => copyLink(event.target)}>
 			Link
 		</button>
-		${api.snapshot ? nothing : html`<button type="button" class="quiet" title="Save this page with its data as one HTML file" ?disabled=${isSaving} @click=${savePage}>${isSaving ? "Saving …" : "Save page"}</button>`}
+		${api.snapshot ? nothing : html`<button type="button" class="quiet" title="Save this page with its data as one HTML file" ?disabled=${isSaving} @click=${savePage}>${isSaving ? "Saving…" : "Save page"}</button>`}
 		<button
 			type="button"
 			class="quiet"

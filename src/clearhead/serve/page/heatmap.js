@@ -1,10 +1,17 @@
 // <ch-heatmap>: a heat map. Cells are drawn once on a canvas; the cursor moves on an overlay canvas.
 
 import { html, nothing } from "lit-html";
-import { CanvasGrid, clampIndex, pixelImage, resizeCanvas } from "ch/canvas";
-import { colorIndex, colorTable, formatNumber, textColor, themeColors } from "ch/colors";
+import {
+	CanvasGrid,
+	clampIndex,
+	figureText,
+	pixelImage,
+	reactive,
+	resizeCanvas,
+} from "ch/base-elements";
+import { colorIndex, colorTable, textColor, themeColors } from "ch/colors";
 import { heatmapCanvas, heatmapCsv, heatmapSvg, toNpy } from "ch/download";
-import { figureText, reactive } from "ch/element";
+import { formatNumber } from "ch/format";
 
 const FONT = "12px system-ui, sans-serif";
 const SLANT = 0.61; // horizontal extent of a slanted label relative to its length

@@ -1,8 +1,8 @@
 // The inspector: the value under the pointer, its arithmetic, and Python code that reproduces it.
 
 import { html, nothing } from "lit-html";
-import { formatNumber } from "ch/colors";
-import { figureText } from "ch/element";
+import { figureText } from "ch/base-elements";
+import { formatNumber } from "ch/format";
 import { getJson, isReportable } from "ch/requests";
 import { notify, set, state } from "ch/state";
 
@@ -74,7 +74,7 @@ export function inspectorPanel({ run, edited }) {
 	const isClearable = visibleNumber() || state().cell || state().pins.length;
 	const pins = state().pins.map(parseCell).filter(Boolean);
 	const hint = html`<p class="hint">
-		Point at any number to inspect it. Click to lock, Shift-click to pin, Esc to clear.
+		Hover over any number to inspect it. Click to lock, Shift-click to pin, Esc to clear.
 	</p>`;
 	return html`<header>
 			<h2>Inspector</h2>

@@ -3,8 +3,7 @@
 import { html, nothing, render } from "lit-html";
 import * as api from "ch/api";
 import { layerCount } from "ch/attention";
-import "ch/attention-lines";
-import "ch/bar-chart";
+import "ch/charts";
 import "ch/edits";
 import "ch/figure";
 import { editSummary, pageHeader } from "ch/header";
@@ -148,7 +147,7 @@ function loadingPage(model) {
 				? html`<h1>clearhead</h1>
 						<p class="problem">${model.error.message}</p>
 						<p><button type="button" @click=${retryFailed}>Try again</button> ${other}</p>`
-				: html`<p class="loading">Loading the model …</p>`
+				: html`<p class="loading">Loading the model…</p>`
 		}
 	</main>`;
 }
@@ -217,7 +216,7 @@ function viewBody(view, context) {
 				This model reads ${context.card.reads_images ? "images" : "audio"}. Open one in the Patches
 				view.
 			</p>`;
-	return html`${title}${error}${context.error ? nothing : html`<p class="loading">Running the model …</p>`}`;
+	return html`${title}${error}${context.error ? nothing : html`<p class="loading">Running the model…</p>`}`;
 }
 
 /** Isolate errors of a view. */

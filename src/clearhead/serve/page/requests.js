@@ -182,7 +182,7 @@ export const isReportable = (error) => !!error && (error.status !== 0 || !!api.s
  * Render a resource: its value (dimmed while reloading), its error, or a waiting message.
  * @param {Resource} resource @param {(value: any) => unknown} template
  */
-export function renderResource(resource, template, waiting = "Running the model …") {
+export function renderResource(resource, template, waiting = "Running the model…") {
 	if (isReportable(resource.error))
 		return html`<p class="problem" role="status">${resource.error.message}</p>`;
 	if (resource.value === undefined || resource.value === null)
@@ -228,7 +228,3 @@ export function viewWithNumbers(view) {
 	const words = () => Array.from({ length: rows }, (_, row) => line(row));
 	return memoize(view, "numbers", () => ({ ...decoded, words: words() }));
 }
-
-/** Format a count: 12,345 tokens. */
-export const formatCount = (count, noun = "") =>
-	`${count.toLocaleString("en")}${noun ? ` ${noun}${count === 1 ? "" : "s"}` : ""}`;

@@ -1,11 +1,11 @@
 // <ch-tensor-view>: any lens view. One dimension as bars, two as a heat map, more as several heat maps.
 
 import { html, nothing } from "lit-html";
-import { PageElement, reactive } from "ch/element";
-import { memoize } from "ch/requests";
-import "ch/bar-chart";
+import { PageElement, reactive } from "ch/base-elements";
+import "ch/charts";
 import "ch/figure";
 import "ch/heatmap";
+import { memoize } from "ch/requests";
 
 const MAX_MAPS = 64; // per figure
 

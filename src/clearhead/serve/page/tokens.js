@@ -1,8 +1,8 @@
 // <ch-tokens>: tokens as a row of buttons, optionally colored by values.
 
 import { html } from "lit-html";
+import { PageElement, reactive } from "ch/base-elements";
 import { cssColor, textColor } from "ch/colors";
-import { PageElement, reactive } from "ch/element";
 
 export class Tokens extends PageElement {
 	static properties = reactive(

@@ -6,6 +6,7 @@ import {
 	attentionMask,
 	attentionPath,
 	attentionTypes,
+	BY_WEIGHT,
 	headPattern,
 	layerCount,
 	patternDifference,
@@ -13,9 +14,8 @@ import {
 	selectedHead,
 	tokenTexts,
 } from "ch/attention";
-import { formatNumber } from "ch/colors";
 import { buttonGroup, numberSelect, selectBox } from "ch/controls";
-import { BY_WEIGHT } from "ch/head-grid";
+import { formatNumber } from "ch/format";
 import { lockedIndex } from "ch/inspector";
 import { getArray, getJson, getRun, memoize, runRequest } from "ch/requests";
 import { registerDefaults } from "ch/state";
@@ -144,7 +144,7 @@ function sortSelect(scores, state, set, cellName) {
 		return html`<div class="row">
 			${
 				scores.pending
-					? html`<span class="hint">Scoring heads …</span>`
+					? html`<span class="hint">Scoring heads…</span>`
 					: html`<button
 							type="button"
 							class="quiet"
@@ -178,8 +178,8 @@ function headControls({ card, state, set }, { part, layer, head }) {
 					)
 				: nothing
 		}
-		${numberSelect("layer", layerCount(card, part), layer, (layer) => reset({ layer }))}
-		${numberSelect("head", card.n_heads, head, (head) => reset({ head }))}
+		${numberSelect("Layer", layerCount(card, part), layer, (layer) => reset({ layer }))}
+		${numberSelect("Head", card.n_heads, head, (head) => reset({ head }))}
 		${buttonGroup(
 			"display",
 			[
@@ -194,7 +194,7 @@ function headControls({ card, state, set }, { part, layer, head }) {
 				type="checkbox"
 				.checked=${state.autoscale}
 				@change=${({ target }) => set({ autoscale: target.checked })} />
-			autoscale colors</label
+			Autoscale colors</label
 		>
 		<ch-edit
 			.name=${`${attentionPath(part, layer)}.z`}
@@ -340,7 +340,7 @@ function attentionSteps(context, { part, layer, head }, isMasked) {
 	const [queries, keys] = queriesAndKeys(run, part).map(tokenTexts);
 	const isReady =
 		Object.values(tensors).every(Boolean) && tensors.scores.shape[0] === queries.length;
-	if (!isReady) return html`<p class="loading">Loading this head …</p>`;
+	if (!isReady) return html`<p class="loading">Loading this head…</p>`;
 	const isScaled = state.scale_scores || !card.scale_scores;
 	const unscaled = () => computeUnscaled(tensors, card.d_head, isMasked);
 	const steps = isScaled ? tensors : memoize(tensors.scores, "unscaled", unscaled);
@@ -404,7 +404,7 @@ function attentionSteps(context, { part, layer, head }, isMasked) {
 			average${isScaled ? "" : html` <b>without scaling</b>, ${formatNumber(rowStatistics(tensors.pattern).meanMax)} with it`}`,
 			grid("pattern", { isMasked, max: 1, signed: false, cursor: isSelected ? [row, -1] : null }),
 		)}
-		${stepSection("z", FORMULAS.z, isScaled ? "weights times values: the output of the head" : "the model’s own z (with scaling)", map("z", tensors.z, queries, null))}
+		${stepSection("z", FORMULAS.z, isScaled ? "weights times values: the output of the head" : "the model's own z (with scaling)", map("z", tensors.z, queries, null))}
 		${stepSection(
 			"out",
 			FORMULAS.out,

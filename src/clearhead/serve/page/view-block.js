@@ -2,10 +2,10 @@
 
 import { html, nothing, svg } from "lit-html";
 import { decodeView } from "ch/api";
-import "ch/bar-chart";
-import { formatNumber } from "ch/colors";
+import "ch/charts";
 import { buttonGroup, numberSelect, tokenIndex } from "ch/controls";
 import "ch/edits";
+import { formatNumber } from "ch/format";
 import { getJson, renderResource } from "ch/requests";
 import "ch/tensor-view";
 

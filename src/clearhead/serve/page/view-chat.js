@@ -2,11 +2,12 @@
 
 import { html, nothing } from "lit-html";
 import * as api from "ch/api";
-import "ch/bar-chart";
+import "ch/charts";
 import "ch/figure";
-import { editFields, formatCount, getRun, postJson, renderResource } from "ch/requests";
-import { nextTokenTable } from "ch/view-compare";
+import { formatCount } from "ch/format";
+import { editFields, getRun, postJson, renderResource } from "ch/requests";
 import { notify, registerDefaults, state } from "ch/state";
+import { nextTokenTable } from "ch/view-compare";
 
 const SEED_STEP = 1000003; // seed increment per answer, as in the library
 registerDefaults({
@@ -238,7 +239,7 @@ function comparisonFigure(context, input) {
 		.caption=${"Compare system prompts"}
 		.note=${"Only the prompt differs; the model is the same."}>
 		<label class="other-system"
-			>Other system prompt:
+			>Other system prompt
 			<input
 				type="text"
 				.value=${state.other_system}

@@ -1,10 +1,10 @@
 // Classify (L6.3): class probabilities of a text, and the effect of ablating tokens.
 
 import { html, nothing } from "lit-html";
-import "ch/bar-chart";
-import { formatNumber } from "ch/colors";
+import "ch/charts";
 import { addEdit, findEdit, removeEdit } from "ch/edits";
 import "ch/figure";
+import { formatNumber } from "ch/format";
 import { editFields, postJson, renderResource, runRequest } from "ch/requests";
 import "ch/tokens";
 

@@ -13,7 +13,7 @@ import {
 	sharedPositions,
 	tokenTexts,
 } from "ch/attention";
-import { formatNumber } from "ch/colors";
+import "ch/charts";
 import {
 	buttonGroup,
 	isPlaying,
@@ -23,11 +23,9 @@ import {
 	togglePlay,
 } from "ch/controls";
 import "ch/figure";
-import "ch/head-grid";
+import { formatCount, formatNumber, formatPercent } from "ch/format";
 import "ch/heatmap";
-import "ch/line-chart";
 import {
-	formatCount,
 	getArray,
 	getJson,
 	getRun,
@@ -75,7 +73,7 @@ function comparePrompts(context) {
 	const second = text ? getRun({ ...runRequest(card), [key]: text }, "second text") : null;
 	const compare = (run) => runComparison(context, [context.run, run], [context[key], text]);
 	return html`<div class="row">
-			${textInput("Second text:", text, (second_text) => set({ second_text }), { placeholder: "second text" })}
+			${textInput("Second text", text, (second_text) => set({ second_text }), { placeholder: "second text" })}
 			${!hasSource && tired ? html`<button type="button" @click=${() => set({ text: tired, second_text: wide })}>The chicken: tired or wide?</button>` : nothing}
 		</div>
 		${second ? renderResource(second, compare) : html`<p class="hint">Enter a second text to compare.</p>`}`;
@@ -98,7 +96,7 @@ function compareModels(context) {
 	const compare = (other) => runComparison(context, [run, other], [card.name, name], models);
 	const options = [["", "select a model"], ...others.map((other) => [other, other])];
 	return html`<div class="row">
-			${selectBox("Second model:", options, name, (model2) => set({ model2 }))}
+			${selectBox("Second model", options, name, (model2) => set({ model2 }))}
 		</div>
 		${run && second ? renderResource(second, compare) : nothing}`;
 }
@@ -138,7 +136,7 @@ function runComparison(context, runs, names, models = []) {
 			isComparable
 				? html`<ch-figure
 						.caption=${"Next token"}
-						.note=${"The most likely tokens of either, with their probability in both."}
+						.note=${"The top tokens of either run, with their probabilities in both."}
 						>${nextTokenTable(runs, names.map(shortName), models)}</ch-figure
 					>`
 				: nothing
@@ -181,7 +179,7 @@ function sideBySide(context, sides, pairs) {
 	);
 	const failed = patterns.find(({ error }) => error);
 	if (failed) return html`<p class="problem">${failed.error.message}</p>`;
-	if (!patterns.every(({ value }) => value)) return html`<p class="hint">Running the model …</p>`;
+	if (!patterns.every(({ value }) => value)) return html`<p class="hint">Running the model…</p>`;
 	const { isMasked } = attentionMask(card, comparedPart(card));
 	const labels = sides.map(({ run }) => tokenTexts(comparedTokens(card, run)));
 	const isCurrent = patterns.every(({ value }, i) => value.shape[0] === labels[i].length);
@@ -256,7 +254,7 @@ export function nextTokenTable(runs, names, models = []) {
 	const probabilities = runs.map(({ id }, i) => nextTokenProbabilities(id, `next token ${i}`));
 	const vocabularies = models.map((name) => getJson(`${modelUrl(name)}/vocabulary`));
 	if ([...probabilities, ...vocabularies].some(({ value, pending }) => !value || pending))
-		return html`<p class="hint">Running the model …</p>`;
+		return html`<p class="hint">Running the model…</p>`;
 	const top = runs.flatMap(({ top }) => top.slice(0, 7));
 	const tokens = new Map(
 		top.map(({ id, text }) => [models.length ? text : String(id), { id, text }]),
@@ -391,9 +389,7 @@ function stepSlider(trace, index, last) {
 
 function lossFigure(lines, { accuracy }, markX, selectStep) {
 	if (!lines.length) return nothing;
-	const final = accuracy.length
-		? ` Final accuracy ${(100 * accuracy.at(-1)[1]).toFixed(1)} %.`
-		: "";
+	const final = accuracy.length ? ` Final accuracy ${formatPercent(accuracy.at(-1)[1])}.` : "";
 	return html`<ch-figure
 		.caption=${"Loss"}
 		.note=${`From the log of the run.${markX === null ? "" : " The line marks the selected step; click to select another."}${final}`}>

@@ -2,13 +2,12 @@
 
 import { html, nothing } from "lit-html";
 import { headPattern, tokenTexts } from "ch/attention";
-import "ch/attention-lines";
-import "ch/bar-chart";
-import { formatNumber } from "ch/colors";
+import "ch/charts";
 import { numberSelect, tokenIndex } from "ch/controls";
 import "ch/edits";
+import { formatCount, formatNumber } from "ch/format";
 import "ch/heatmap";
-import { editFields, formatCount, getRun, postJson, renderResource } from "ch/requests";
+import { editFields, getRun, postJson, renderResource } from "ch/requests";
 import { registerDefaults } from "ch/state";
 import "ch/tokens";
 
@@ -34,7 +33,7 @@ function template(context) {
 	return renderResource(
 		plain,
 		(result) => fillFigures(context, result, edited),
-		"Running the model …",
+		"Running the model…",
 	);
 }
 
@@ -175,7 +174,7 @@ function attentionFigure({ card, state, set, run, edited }, result, mask) {
 export default {
 	id: "fill",
 	title: "Fill",
-	sentence: "Mask a token: the encoder predicts it from both sides.",
+	sentence: "Mask a token, and the encoder predicts it from the tokens on both sides.",
 	free: true, // handles [MASK] in the text itself
 	template,
 };

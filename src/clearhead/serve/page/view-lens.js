@@ -1,9 +1,9 @@
 // Logit lens, attribution, and words in context (L3.1).
 
 import { html, nothing } from "lit-html";
-import { formatNumber } from "ch/colors";
+import "ch/charts";
 import { numberSelect, selectBox, textInput } from "ch/controls";
-import "ch/line-chart";
+import { formatNumber, formatPercent } from "ch/format";
 import {
 	decodedView,
 	getJson,
@@ -48,7 +48,7 @@ function lensGrid({ state, set }, run, variant) {
 					@pick=${({ detail }) => set({ query: value.start + detail.col, layer: Math.max(0, detail.row - 1) })}></ch-tensor-view>
 				${value.view.shape[1] < value.num_tokens && value.view.shape[1] > 1 ? html`<p class="badge">tokens ${value.start} to ${value.start + value.view.shape[1] - 1} of ${value.num_tokens}; select a token below to see its surroundings</p>` : nothing}
 				${variant === "without edits" ? nothing : predictionsByLayer(value, run.answer_token === null ? "After" : "At")}`,
-		"Running the logit lens …",
+		"Running the logit lens…",
 	);
 }
 
@@ -99,8 +99,8 @@ function attributionSection({ state, set }, run) {
 	return html`<section>
 		<h2>Attribution of the prediction</h2>
 		<div class="row">
-			${select("answer", "answer", answer, [])}
-			${select("contrast with", "contrast", state.contrast, [[-1, "nothing"]])}
+			${select("Answer", "answer", answer, [])}
+			${select("Contrast with", "contrast", state.contrast, [[-1, "nothing"]])}
 		</div>
 		${renderResource(
 			result,
@@ -157,9 +157,6 @@ function contributionsFigure(view, total, pending) {
 	></ch-figure>`;
 }
 
-const formatPercent = (share) =>
-	share === null ? "NaN" : share < 0.001 ? "<0.1 %" : `${(100 * share).toFixed(1)} %`;
-
 export default {
 	id: "lens",
 	title: "Lens & context",
@@ -187,7 +184,7 @@ function wordInContext({ card, state, set }) {
 	return html`<section class="context">
 		<h2>One word, several sentences</h2>
 		<div class="row">
-			${textInput("word", state.word, (word) => set({ word }), { wide: false, size: 10 })}
+			${textInput("Word", state.word, (word) => set({ word }), { wide: false, size: 10 })}
 			${example("mole: animal, unit, growth", MOLE_EXAMPLE)}
 			${example("it: tired or wide", { word: "it", texts: coreference, substitutes: "chicken road he she they" })}
 		</div>
@@ -203,7 +200,7 @@ function wordInContext({ card, state, set }) {
 						${texts.length > 2 ? html`<button type="button" class="quiet" aria-label=${`remove sentence ${i}`} @click=${() => set({ texts: texts.filter((_, n) => n !== i) })}>×</button>` : nothing}
 					</li>`,
 			)}
-			${texts.length < 4 ? html`<li class="more"><button type="button" class="quiet" @click=${() => set({ texts: [...texts, texts.at(-1)] })}>add a sentence</button></li>` : nothing}
+			${texts.length < 4 ? html`<li class="more"><button type="button" class="quiet" @click=${() => set({ texts: [...texts, texts.at(-1)] })}>Add a sentence</button></li>` : nothing}
 		</ol>
 		${renderResource(result, (value) => similarityFigure(value, state))}
 		${result.value && !result.error ? substitutesSection(card, body, state, set) : nothing}
@@ -273,8 +270,8 @@ function substitutesSection(card, { model, word, texts }, state, set) {
 	const result = postJson("context/substitute", body, "substitutes");
 	return html`<h3 class="apart">Similarity to substitutes in context</h3>
 		<div class="row">
-			${textInput("substitutes", others, (substitutes) => set({ substitutes }))}
-			${numberSelect("after layer", layers, state.context_layer < 0 ? layers - 1 : Math.min(state.context_layer, layers - 1), (context_layer) => set({ context_layer }))}
+			${textInput("Substitutes", others, (substitutes) => set({ substitutes }))}
+			${numberSelect("After layer", layers, state.context_layer < 0 ? layers - 1 : Math.min(state.context_layer, layers - 1), (context_layer) => set({ context_layer }))}
 		</div>
 		${renderResource(
 			result,

@@ -2,7 +2,7 @@
 
 import { html, nothing, svg } from "lit-html";
 import { decodeView } from "ch/api";
-import { formatNumber } from "ch/colors";
+import { formatNumber, formatPercent } from "ch/format";
 import { getJson } from "ch/requests";
 import { registerDefaults } from "ch/state";
 
@@ -36,7 +36,7 @@ export default {
 		const error = norms.error ?? encoderNorms?.error;
 		if (error) return html`<p class="problem">${error.message}</p>`;
 		if (!norms.value || (hasEncoder && !encoderNorms.value))
-			return html`<p class="loading">Measuring components …</p>`;
+			return html`<p class="loading">Measuring components…</p>`;
 		const token = Math.min(state.query, run.tokens.length - 1);
 		const place =
 			token >= 0
@@ -125,7 +125,7 @@ function stackFigure(context, encoder, shares, edited) {
 			${labeledBox(middle, height - 42, 190, "token embeddings", `${tokens.length} × ${card.d_model}`, () => set({ view: "tokens" }))}
 			${"positions" in shares ? svg`<text class="number" x=${middle + 104} y=${height - 38}>positions ${formatNumber(shares.positions, 2)}</text>` : nothing}
 			${encoder ? labeledBox(middle, 52, 170, card.norm_position === "pre" ? "norm" : "encoder output", "read by cross-attention →", null) : outputBox(context, middle)}</svg
-		>${state.expanded && layers > MAX_BLOCKS + 1 ? html`<button type="button" class="quiet" @click=${() => set({ expanded: false })}>collapse the middle blocks</button>` : nothing}
+		>${state.expanded && layers > MAX_BLOCKS + 1 ? html`<button type="button" class="quiet" @click=${() => set({ expanded: false })}>Collapse the middle blocks</button>` : nothing}
 	</figure>`;
 }
 
@@ -147,7 +147,7 @@ const OUTPUT_NAMES = {
 function topPrediction({ run }) {
 	const [top] = run.top;
 	if (!top) return "";
-	return top.prob === null ? `“${top.text}”` : `“${top.text}” ${(100 * top.prob).toFixed(1)} %`;
+	return top.prob === null ? `“${top.text}”` : `“${top.text}” ${formatPercent(top.prob)}`;
 }
 
 function blockGroup(

@@ -2,19 +2,19 @@
 
 import { html, nothing } from "lit-html";
 import { decodeView, snapshot } from "ch/api";
-import { CanvasGrid, pixelImage, resizeCanvas } from "ch/canvas";
-import { colorIndex, colorTable, formatNumber, themeColors } from "ch/colors";
+import { CanvasGrid, pixelImage, reactive, resizeCanvas } from "ch/base-elements";
+import { colorIndex, colorTable, themeColors } from "ch/colors";
 import { buttonGroup, numberSelect, slider, tokenIndex } from "ch/controls";
 import { toCsv, toNpy } from "ch/download";
 import "ch/edits";
-import { reactive } from "ch/element";
+import { formatNumber } from "ch/format";
 import {
-	GRID_SIZE,
 	currentDrawing,
 	currentFile,
 	currentFrequency,
 	decodeStrokes,
 	encodeStrokes,
+	GRID_SIZE,
 	openFile,
 	paintStrokes,
 	useDrawingOrTone,
@@ -91,7 +91,7 @@ function inputFigure(card, state) {
 						${file ? html`<button type="button" @click=${() => useDrawingOrTone(card)}>${card.reads_images ? "Draw instead" : "Use a tone"}</button>` : card.reads_images ? html`<button type="button" @click=${() => set({ drawing: "" })}>Clear</button>` : nothing}
 						${example && file !== example ? html`<button type="button" @click=${useExample}>Use the example</button>` : nothing}
 						<label class="file"
-							><span>Open an ${what} …</span
+							><span>Open an ${what}…</span
 							><input
 								type="file"
 								class="visually-hidden"

@@ -2,9 +2,9 @@
 
 import { html, nothing, svg } from "lit-html";
 import * as api from "ch/api";
-import { formatNumber } from "ch/colors";
+import "ch/charts";
 import { selectBox, slider } from "ch/controls";
-import "ch/line-chart";
+import { formatNumber } from "ch/format";
 import {
 	currentInput,
 	decodedView,
@@ -43,7 +43,7 @@ function template(context) {
 	};
 	const result = postJson("positions", body, "positions");
 	return html`<div class="row">
-			${slider("positions", { min: 8, max: Math.min(card.context_length, 256), step: 8, value: body.num_positions }, (num_positions) => set({ num_positions }, { replace: true }))}
+			${slider("Positions", { min: 8, max: Math.min(card.context_length, 256), step: 8, value: body.num_positions }, (num_positions) => set({ num_positions }, { replace: true }))}
 		</div>
 		${renderResource(result, (value) => schemeFigures(value))} ${sumFigure(context)}
 		${result.value ? rotaryFigure(context, result.value) : nothing} ${orderFigure(context)}
@@ -248,7 +248,7 @@ function orderFigure(context) {
 	>`;
 }
 
-const formatShare = (value) => (value < 1e-5 ? "< 0.001 %" : `${formatNumber(100 * value)} %`);
+const formatShare = (value) => (value < 1e-5 ? "<0.001%" : `${formatNumber(100 * value)}%`);
 
 /** Effect of shifting all positions: none if only distances matter. */
 function shiftFigure(context) {
@@ -263,7 +263,7 @@ function shiftFigure(context) {
 	const result = postJson("positions/shift", body, "shift");
 	return html`<ch-figure .caption=${"The same text, shifted"}>
 		<div class="row">
-			${slider("shift by", { min: 1, max: Math.max(1, Math.min(32, card.context_length - 1)), value: body.offset }, (offset) => set({ offset }, { replace: true }))}
+			${slider("Shift by", { min: 1, max: Math.max(1, Math.min(32, card.context_length - 1)), value: body.offset }, (offset) => set({ offset }, { replace: true }))}
 		</div>
 		${renderResource(result, ({ residual, patterns, is_complete }) => {
 			const max = decodedView(residual).values.reduce((a, b) => Math.max(a, b), 0);
@@ -289,7 +289,7 @@ function shiftFigure(context) {
 						isUnchanged
 							? html`<b>Nothing changes</b> (at most ${formatNumber(max)} of the norm, which is
 									rounding): only distances matter in this model.`
-							: html`The residual stream changes by up to <b>${formatNumber(100 * max)} %</b> of its
+							: html`The residual stream changes by up to <b>${formatNumber(100 * max)}%</b> of its
 									norm: absolute positions matter in this model.`
 					}
 					${is_complete ? nothing : html`<span class="badge">first ${residual.shape[1]} tokens</span>`}
@@ -386,8 +386,8 @@ function rotaryDials({ card, run, state, set }, { q, k, scores }, frequencies, i
 			<span class="hint">layer ${state.layer}, head ${head}</span>
 		</div>
 		<div class="row">
-			${slide("shift", "shift both by", 64)} ${slide("distance", "shift only the query by", 32)}
-			${state.shift || state.distance ? html`<button type="button" class="quiet" @click=${() => set({ shift: 0, distance: 0 })}>reset</button>` : nothing}
+			${slide("shift", "Shift both by", 64)} ${slide("distance", "Shift only the query by", 32)}
+			${state.shift || state.distance ? html`<button type="button" class="quiet" @click=${() => set({ shift: 0, distance: 0 })}>Reset</button>` : nothing}
 		</div>
 		<div class="dials">
 			${pairs.map((p) => rotaryDial(p, a, b, half, frequencies[p], positions, longest))}

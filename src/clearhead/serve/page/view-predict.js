@@ -2,13 +2,12 @@
 
 import { html, nothing } from "lit-html";
 import * as api from "ch/api";
-import { formatNumber } from "ch/colors";
 import { slider } from "ch/controls";
+import { formatCount, formatNumber, formatPercent } from "ch/format";
 import * as generation from "ch/generation";
 import {
 	currentInput,
 	editFields,
-	formatCount,
 	getArray,
 	getJson,
 	memoize,
@@ -18,7 +17,6 @@ import {
 	runRequest,
 	viewMatrix,
 } from "ch/requests";
-import { logprob, rankLogits, samplingDistribution } from "ch/sampling";
 import { notify, registerDefaults, set, state } from "ch/state";
 
 registerDefaults({ open_token: -1 }, { inText: true });
@@ -86,7 +84,7 @@ function getLogits({ card, run, resource }, ids, edits, settings, slot) {
 				? run
 				: await api.json("POST", "/api/runs", body, { cached: true, signal });
 			const row = await api.npy(`/api/runs/${next.id}/logits?token=-1`, { signal });
-			return { run: next, ranks: rankLogits(row.data, { vocabSize, suppressed }) };
+			return { run: next, ranks: generation.rankLogits(row.data, { vocabSize, suppressed }) };
 		},
 		slot,
 	);
@@ -155,7 +153,7 @@ function alternativesList({ run, set }, ids, position, words, resource) {
 						set({ open_token: -1 });
 					}}>
 					<span class="word">${label}</span>
-					<span class="hint">${value === null ? "0" : formatPercent(Math.exp(value))}</span>
+					<span class="hint">${formatPercent(value === null ? 0 : Math.exp(value))}</span>
 				</button>`,
 		)}
 	</div>`;
@@ -221,7 +219,7 @@ function generationButtons({ card, run, state, set }, ids, settings) {
 		</button>
 		${editFields() ? html`<span class="hint">sampling from the edited model</span>` : nothing}
 		<label
-			>seed
+			>Seed
 			<input
 				type="number"
 				min="0"
@@ -245,9 +243,9 @@ function samplingSliders({ state, set }) {
 			set({ [key]: value }, { replace: true }),
 		);
 	return html`<div class="row sliders">
-		${slide("temperature", "temperature", 0, 2, 0.05, (v) => (v ? v.toFixed(2) : "0 (greedy)"), "Divides the logits; lower is more deterministic")}
-		${slide("top_k", "top-k", 0, 100, 1, (v) => v || "all", "Keep only the k most likely tokens")}
-		${slide("top_p", "top-p", 0.05, 1, 0.01, (v) => (v < 1 ? v.toFixed(2) : "all"), "Keep the smallest set of tokens whose probabilities sum to at least p")}
+		${slide("temperature", "Temperature", 0, 2, 0.05, (v) => (v ? v.toFixed(2) : "0 (greedy)"), "Divides the logits; lower is more deterministic")}
+		${slide("top_k", "Top-k", 0, 100, 1, (v) => v || "all", "Keep only the k most likely tokens")}
+		${slide("top_p", "Top-p", 0.05, 1, 0.01, (v) => (v < 1 ? v.toFixed(2) : "all"), "Keep the smallest set of tokens whose probabilities sum to at least p")}
 	</div>`;
 }
 
@@ -255,15 +253,19 @@ function samplingSliders({ state, set }) {
 function nextTokenFigure(context, ids, { run: shownRun, ranks }, edited, words) {
 	const { state, run } = context;
 	if (!ranks.order.length) return nanMessage();
-	const sampling = samplingDistribution(ranks, state);
+	const sampling = generation.samplingDistribution(ranks, state);
 	const editedRanks = edited && !edited.pending ? edited.value?.ranks : null;
 	const editedProbabilities = editedRanks ? probabilitiesById(editedRanks, state) : null;
 	const append = (id) => {
 		generation.stopGenerating();
 		const source = editedRanks ?? ranks;
-		const candidate = (other) => [other, words[other] ?? String(other), logprob(source, other)];
+		const candidate = (other) => [
+			other,
+			words[other] ?? String(other),
+			generation.logprob(source, other),
+		];
 		const top = Array.from(source.order.subarray(0, 8), candidate);
-		generation.cacheAlternatives(run, ids, { id, logprob: logprob(source, id), top });
+		generation.cacheAlternatives(run, ids, { id, logprob: generation.logprob(source, id), top });
 		generation.setGenerated(run, [...ids, id]);
 	};
 	const top = Array.from(ranks.order.subarray(0, MAX_CANDIDATES));
@@ -298,7 +300,7 @@ function nextTokenFigure(context, ids, { run: shownRun, ranks }, edited, words) 
 						<th>token</th>
 						<th colspan="2">
 							probability${editedRanks ? ", and edited" : ""}<span class="scale">
-								· full bar = ${100 * fullBar} %</span
+								· full bar = ${100 * fullBar}%</span
 							>
 						</th>
 						<th class="more" title="Cumulative probability of this token and all above it">
@@ -341,7 +343,7 @@ function nextTokenFigure(context, ids, { run: shownRun, ranks }, edited, words) 
 							</td>
 							<td class="number more">${formatPercent(Math.min(1, cumulative))}</td>
 							<td class="number more">${formatNumber(ranks.logits[id], 4)}</td>
-							<td class="number more">${formatNumber(logprob(ranks, id), 4)}</td>
+							<td class="number more">${formatNumber(generation.logprob(ranks, id), 4)}</td>
 						</tr>`;
 					})}
 				</tbody>
@@ -353,7 +355,7 @@ function nextTokenFigure(context, ids, { run: shownRun, ranks }, edited, words) 
 
 /** The sampling probability of the most likely tokens by id. */
 function probabilitiesById(ranks, state) {
-	const { probabilities, kept, mass } = samplingDistribution(ranks, state);
+	const { probabilities, kept, mass } = generation.samplingDistribution(ranks, state);
 	const entry = (id, rank) => [id, rank < kept ? probabilities[rank] / mass : 0];
 	return new Map(Array.from(ranks.order.subarray(0, 4096), /** @type {any} */ (entry)));
 }
@@ -362,7 +364,7 @@ function probabilitiesById(ranks, state) {
 function largestChanges(plain, edited, words) {
 	const ids = [...new Set([...plain.order.subarray(0, 50), ...edited.order.subarray(0, 50)])];
 	const changes = ids
-		.map((id) => [id, logprob(edited, id) - logprob(plain, id)])
+		.map((id) => [id, generation.logprob(edited, id) - generation.logprob(plain, id)])
 		.sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]))
 		.slice(0, 8);
 	return html`<h3 class="changes">Largest changes in log-probability</h3>
@@ -379,13 +381,6 @@ function hoverCandidate(id, run, { inspect }) {
 	hoveredId = id;
 	inspect(run && { run: run.id, name: "logits", index: [run.tokens.length - 1, id] });
 	notify();
-}
-
-function formatPercent(probability) {
-	if (probability >= 0.9995) return "100 %";
-	if (probability === 0) return "–";
-	if (probability < 0.0001) return "<0.01 %";
-	return `${(100 * probability).toFixed(probability < 0.01 ? 2 : 1)} %`;
 }
 
 /** Space and "." arrive as window events; handling one prevents its default. */
@@ -480,6 +475,7 @@ function logitStrips(hidden, row, run, words, ranks, id) {
 			}
 		</p>
 		<p class="hint">
-			Point at another candidate to see its row; the inspector lists every term. Softmax: ${SOFTMAX}
+			Hover over another candidate to see its row; the inspector lists every term. Softmax:
+			${SOFTMAX}
 		</p>`;
 }

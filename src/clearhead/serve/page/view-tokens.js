@@ -3,9 +3,9 @@
 
 import { html, nothing } from "lit-html";
 import { buttonGroup } from "ch/controls";
+import { formatCount } from "ch/format";
 import {
 	currentInput,
-	formatCount,
 	getArray,
 	getJson,
 	modelUrl,
@@ -154,7 +154,7 @@ function tokenSteps(context, tokenization, token, index, isSource) {
 									.axes=${VECTOR_AXES}></ch-heatmap>
 								<span class="here" aria-hidden="true"></span>
 							</div>`,
-						"Loading the embedding matrix …",
+						"Loading the embedding matrix…",
 					)}
 					<div>
 						${renderResource(

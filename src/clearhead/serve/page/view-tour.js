@@ -1,11 +1,11 @@
 // The tour: lecture topics as captions over the live views; the current stop is part of the URL.
 //
-// Of each stop, `at` returns state changes (null: not possible with this model), `find` the
-// highlighted element (caption or selector), `say` the text, `needs` the required kind of model.
+// Of each stop, `changes` returns the state changes (null: not possible with this model); `target` is
+// the highlighted element (caption or selector), `text` the caption, `needs` the required kind of model.
 
-import { BY_WEIGHT } from "ch/head-grid";
 import { html, nothing, render } from "lit-html";
 import { snapshot } from "ch/api";
+import { BY_WEIGHT } from "ch/attention";
 import { currentCard, getJson, modelUrl, serverModels } from "ch/requests";
 import { notify, registerDefaults, set, state, subscribe, withChanges } from "ch/state";
 
@@ -36,40 +36,40 @@ const CHAPTERS = [
 				id: "L1.1",
 				view: (card) => (card.reads_images || card.reads_audio ? "patches" : "tokens"),
 				title: "Everything is tokens",
-				find: "main ch-figure",
-				say: "Text is split into tokens, images and audio into patches. Each becomes one vector; from there on everything is the same.",
+				target: "main ch-figure",
+				text: "Text is split into tokens, images and audio into patches. Each becomes one vector; from there on everything is the same.",
 			},
 			{
 				id: "L1.2",
 				view: "tokens",
 				title: "Text becomes numbers",
-				at: promptText,
-				find: "Tokenized text",
-				say: (card) =>
+				changes: promptText,
+				target: "Tokenized text",
+				text: (card) =>
 					`${quotedText(card, card.examples.prompt)} is split into tokens of the vocabulary, and each token has an id.`,
 			},
 			{
 				id: "L1.3",
 				view: "tokens",
 				title: "An id selects a row",
-				at: promptText,
-				find: ".token-steps .wide",
-				say: "A one-hot vector times the embedding matrix selects one of its rows. That row is all the model knows about this token before it reads the context.",
+				changes: promptText,
+				target: ".token-steps .wide",
+				text: "A one-hot vector times the embedding matrix selects one of its rows. That row is all the model knows about this token before it reads the context.",
 			},
 			{
 				id: "L1.4",
 				view: "vectors",
 				title: "Directions carry meaning",
-				at: () => ({ expression: "king - man + woman" }),
-				find: "Nearest neighbors by cosine",
-				say: "king − man + woman should be near queen; cats − cat is a direction for plural. Small models capture little of this; here you see what yours has learned.",
+				changes: () => ({ expression: "king - man + woman" }),
+				target: "Nearest neighbors by cosine",
+				text: "king − man + woman should be near queen; cats − cat is a direction for plural. Small models capture little of this; here you see what yours has learned.",
 			},
 			{
 				id: "L1.5",
 				view: "tokens",
 				title: "The context is limited",
-				find: ".strip .count",
-				say: "The model reads at most this many tokens at once. Longer texts are an error, never silently truncated.",
+				target: ".strip .count",
+				text: "The model reads at most this many tokens at once. Longer texts are an error, never silently truncated.",
 			},
 		],
 	},
@@ -80,16 +80,16 @@ const CHAPTERS = [
 				id: "L2.1",
 				view: "position",
 				title: "Order must be encoded",
-				at: (card) => (readsOneText(card) ? { text: "ate an apple" } : null),
-				find: "The same words in reverse order",
-				say: "To attention alone, “ate an apple” and “apple ate an” are the same set of words. With all tokens at the same position, the first layer cannot detect a reversed order: only positions carry it.",
+				changes: (card) => (readsOneText(card) ? { text: "ate an apple" } : null),
+				target: "The same words in reverse order",
+				text: "To attention alone, “ate an apple” and “apple ate an” are the same set of words. With all tokens at the same position, the first layer cannot detect a reversed order: only positions carry it.",
 			},
 			{
 				id: "L2.2",
 				view: "position",
 				title: "Positions are vectors too",
-				find: "Token + position",
-				say: ({ position }) =>
+				target: "Token + position",
+				text: ({ position }) =>
 					({
 						learned:
 							"Learned positions are another embedding matrix, trained with everything else; token and position embeddings are added.",
@@ -102,16 +102,16 @@ const CHAPTERS = [
 				id: "L2.3",
 				view: "position",
 				title: "Waves, like binary digits",
-				find: "sinusoidal",
-				say: "Sines and cosines of decreasing frequency, like the bits of a binary counter, which flip at halving rates.",
+				target: "sinusoidal",
+				text: "Sines and cosines of decreasing frequency, like the bits of a binary counter, which flip at halving rates.",
 			},
 			{
 				id: "L2.4",
 				view: "position",
 				title: "Only distance matters",
-				at: (card) => (readsOneText(card) ? { text: "I walk my dog" } : null),
-				find: "The same text, shifted",
-				say: ({ position }) =>
+				changes: (card) => (readsOneText(card) ? { text: "I walk my dog" } : null),
+				target: "The same text, shifted",
+				text: ({ position }) =>
 					`“I walk my dog” means the same early and late in a text. ${
 						ABSOLUTE_POSITIONS.includes(position)
 							? `This model's positions are ${position}, so its residual stream changes when the text is shifted; with relative or rotary positions it would not.`
@@ -122,8 +122,8 @@ const CHAPTERS = [
 				id: "L2.5",
 				view: "position",
 				title: "Rotary positions",
-				find: "Rotary positions",
-				say: "Queries and keys are rotated by an angle proportional to their position, so their product depends only on the distance. Move the slider.",
+				target: "Rotary positions",
+				text: "Queries and keys are rotated by an angle proportional to their position, so their product depends only on the distance. Move the slider.",
 			},
 		],
 	},
@@ -134,51 +134,51 @@ const CHAPTERS = [
 				id: "L3.1",
 				view: "lens",
 				title: "A word in its context",
-				at: (card) => (readsOneText(card) ? {} : null),
-				find: "Similarity of",
-				say: "“mole” starts as the same vector in all three sentences and diverges layer by layer: an animal, a unit, a growth.",
+				changes: (card) => (readsOneText(card) ? {} : null),
+				target: "Similarity of",
+				text: "“mole” starts as the same vector in all three sentences and diverges layer by layer: an animal, a unit, a growth.",
 			},
 			{
 				id: "L3.2",
 				view: "attention",
 				title: "The simplest attention",
-				at: (card) => ({ ...attentionText(card), anatomy: true, ...NO_SELECTION }),
-				find: ".apart",
-				say: "Compare each token with every visible token, normalize the scores with softmax, and average the vectors. The simplest attention compares the vectors themselves; a head compares queries and keys, as here.",
+				changes: (card) => ({ ...attentionText(card), anatomy: true, ...NO_SELECTION }),
+				target: ".apart",
+				text: "Compare each token with every visible token, normalize the scores with softmax, and average the vectors. The simplest attention compares the vectors themselves; a head compares queries and keys, as here.",
 			},
 			{
 				id: "L3.3",
 				view: "attention",
 				title: "One head",
-				at: (card) => ({ ...attentionText(card), anatomy: true, lines: false }),
-				find: ".apart",
-				say: "Each query (q) is compared with each key (k); divided by √d and through a softmax, this gives the weight of each value (v).",
+				changes: (card) => ({ ...attentionText(card), anatomy: true, lines: false }),
+				target: ".apart",
+				text: "Each query (q) is compared with each key (k); divided by √d and through a softmax, this gives the weight of each value (v).",
 			},
 			{
 				id: "L3.4",
 				view: "attention",
 				title: "All tokens at once",
-				at: (card) => ({ ...attentionText(card), anatomy: true, lines: false }),
-				find: ".apart",
-				say: "softmax(QKᵀ / √d + M) V: one matrix product of all queries with all keys.",
+				changes: (card) => ({ ...attentionText(card), anatomy: true, lines: false }),
+				target: ".apart",
+				text: "softmax(QKᵀ / √d + M) V: one matrix product of all queries with all keys.",
 			},
 			{
 				id: "L3.5",
 				needs: "a decoder",
 				view: "attention",
 				title: "No looking ahead",
-				at: (card) =>
+				changes: (card) =>
 					card.architecture === "encoder"
 						? null
 						: { ...attentionText(card), part: "attention", lines: false },
-				find: /^layer \d+, head \d+|^Head|^Layer/i,
-				say: "Masked scores are −∞ and their weights exactly 0: those cells are hatched. Change the last word: no earlier row changes.",
+				target: /^layer \d+, head \d+|^Head|^Layer/i,
+				text: "Masked scores are −∞ and their weights exactly 0: those cells are hatched. Change the last word: no earlier row changes.",
 			},
 			{
 				id: "L3.6",
 				view: "attention",
 				title: "A soft lookup",
-				at: (card) =>
+				changes: (card) =>
 					card.examples.attention_tokens && readsOneText(card)
 						? {
 								...attentionText(card),
@@ -188,24 +188,24 @@ const CHAPTERS = [
 								lines: false,
 							}
 						: null,
-				find: "heads",
-				say: "Heads are sorted by how much creature attends to fluffy. A head that ranks first may look for adjectives, or merely attend to nearby tokens: select one and compare its rows for other words before you explain it.",
+				target: "heads",
+				text: "Heads are sorted by how much creature attends to fluffy. A head that ranks first may look for adjectives, or merely attend to nearby tokens: select one and compare its rows for other words before you explain it.",
 			},
 			{
 				id: "L3.7",
 				view: "attention",
 				title: "Many heads",
-				at: (card) => ({ ...attentionText(card), sort: "" }),
-				find: "heads",
-				say: "Each head has its own W_Q, W_K and W_V. Sort heads by their scores; their outputs are concatenated and multiplied by W_O.",
+				changes: (card) => ({ ...attentionText(card), sort: "" }),
+				target: "heads",
+				text: "Each head has its own W_Q, W_K and W_V. Sort heads by their scores; their outputs are concatenated and multiplied by W_O.",
 			},
 			{
 				id: "L3.8",
 				view: "translate",
 				title: "Cross-attention",
-				at: () => ({ translate_part: "cross" }),
-				find: "Cross-attention",
-				say: "Queries come from the target, keys and values from the source: each row shows which source tokens the decoder attends to for that token.",
+				changes: () => ({ translate_part: "cross" }),
+				target: "Cross-attention",
+				text: "Queries come from the target, keys and values from the source: each row shows which source tokens the decoder attends to for that token.",
 			},
 		],
 	},
@@ -216,22 +216,22 @@ const CHAPTERS = [
 				id: "L4.1",
 				view: "machine",
 				title: "The residual stream",
-				find: "main figure",
-				say: "Each token's vector flows upward, and every component adds to it. Thicker branches add more, measured on your text. Only attention moves information between tokens.",
+				target: "main figure",
+				text: "Each token's vector flows upward, and every component adds to it. Thicker branches add more, measured on your text. Only attention moves information between tokens.",
 			},
 			{
 				id: "L4.2",
 				view: "block",
 				title: "Feed-forward",
-				find: "neuron activations",
-				say: "The same small network for every token separately: up projection, activation, down projection. The dots are the neurons of your model.",
+				target: "neuron activations",
+				text: "The same small network for every token separately: up projection, activation, down projection. The dots are the neurons of your model.",
 			},
 			{
 				id: "L4.3",
 				view: "block",
 				title: "Layer norm",
-				find: "Norm",
-				say: ({ norm }) =>
+				target: "Norm",
+				text: ({ norm }) =>
 					norm === "rmsnorm"
 						? "Per vector: divide by the root mean square, then scale. LayerNorm also subtracts the mean and adds a shift. σ is that of the selected token."
 						: "Per vector: subtract the mean, divide by the standard deviation, scale and shift. μ and σ are those of the selected token.",
@@ -240,8 +240,8 @@ const CHAPTERS = [
 				id: "L4.4",
 				view: "machine",
 				title: "A stack of blocks",
-				find: "main figure",
-				say: "The same architecture and width in every block; only the weights differ.",
+				target: "main figure",
+				text: "The same architecture and width in every block; only the weights differ.",
 			},
 		],
 	},
@@ -252,79 +252,81 @@ const CHAPTERS = [
 				id: "L5.1",
 				view: "predict",
 				title: "Unembedding",
-				at: (card) => (isDecoder(card) ? { text: card.examples.prompt } : null),
-				find: "How a logit is computed",
-				say: "The last vector times one row per token of the vocabulary gives the logits. With tied weights, these rows are the embeddings.",
+				changes: (card) => (isDecoder(card) ? { text: card.examples.prompt } : null),
+				target: "How a logit is computed",
+				text: "The last vector times one row per token of the vocabulary gives the logits. With tied weights, these rows are the embeddings.",
 			},
 			{
 				id: "L5.2",
 				view: "predict",
 				title: "Temperature",
-				at: (card) => (isDecoder(card) ? { text: card.examples.prompt, temperature: 0.4 } : null),
-				find: ".sliders",
-				say: "Logits are divided by the temperature before the softmax: low makes the top token dominant, high flattens the distribution. Move the slider.",
+				changes: (card) =>
+					isDecoder(card) ? { text: card.examples.prompt, temperature: 0.4 } : null,
+				target: ".sliders",
+				text: "Logits are divided by the temperature before the softmax: low makes the top token dominant, high flattens the distribution. Move the slider.",
 			},
 			{
 				id: "L5.3",
 				needs: "a language model",
 				view: "lens",
 				title: "Every position predicts",
-				at: (card) => (isDecoder(card) ? { text: card.examples.attention_text } : null),
-				find: "Prediction after each layer",
-				say: "Every position predicts its next token, so one forward pass trains on all tokens at once.",
+				changes: (card) => (isDecoder(card) ? { text: card.examples.attention_text } : null),
+				target: "Prediction after each layer",
+				text: "Every position predicts its next token, so one forward pass trains on all tokens at once.",
 			},
 			{
 				id: "L5.4",
 				view: "predict",
 				title: "Generation",
-				at: (card) => (isDecoder(card) ? { text: card.examples.prompt, temperature: 1 } : null),
-				find: "The next token",
-				say: "Sample a token, append it, run again. Press Play to generate; click any bar to force another token.",
+				changes: (card) =>
+					isDecoder(card) ? { text: card.examples.prompt, temperature: 1 } : null,
+				target: "The next token",
+				text: "Sample a token, append it, run again. Press Play to generate; click any bar to force another token.",
 			},
 			{
 				id: "L5.5",
 				view: "chat",
 				title: "Chat",
-				at: () => ({ system: "You are an apple." }),
-				find: "Model input",
-				say: "System prompt and messages are joined into one longer prompt; here are its tokens.",
+				changes: () => ({ system: "You are an apple." }),
+				target: "Model input",
+				text: "System prompt and messages are joined into one longer prompt; here are its tokens.",
 			},
 		],
 	},
 	{
-		title: "The three shapes",
+		title: "Three architectures",
 		stops: [
 			{
 				id: "L6.1",
 				needs: "a decoder",
 				view: "machine",
 				title: "Decoder",
-				at: (card) => (card.architecture === "decoder" ? {} : null),
-				find: "main figure",
-				say: "A language model: with the causal mask, each token attends to itself and earlier tokens.",
+				changes: (card) => (card.architecture === "decoder" ? {} : null),
+				target: "main figure",
+				text: "A language model: with the causal mask, each token attends to itself and earlier tokens.",
 			},
 			{
 				id: "L6.2",
 				view: "translate",
 				title: "Encoder and decoder",
-				at: () => ({ beam_node: -1 }),
-				find: "Beam search",
-				say: "Attention Is All You Need, 2017: an encoder without a mask and a decoder with cross-attention. Beam search keeps several hypotheses and ranks them by score.",
+				changes: () => ({ beam_node: -1 }),
+				target: "Beam search",
+				text: "Attention Is All You Need, 2017: an encoder without a mask and a decoder with cross-attention. Beam search keeps several hypotheses and ranks them by score.",
 			},
 			{
 				id: "L6.3",
 				view: "fill",
 				title: "Encoder",
-				at: () => ({ mask_positions: [1], query: 1 }),
-				find: "Click a token",
-				say: "Trained with masked tokens, it sees both sides. Mask a token and it predicts the original; its attention has no causal mask.",
+				changes: () => ({ mask_positions: [1], query: 1 }),
+				target: "Click a token",
+				text: "Trained with masked tokens, it sees both sides. Mask a token and it predicts the original; its attention has no causal mask.",
 			},
 			{
 				id: "L6.4",
 				view: "patches",
 				title: "Images and audio",
-				find: "Model input",
-				say: ({ reads_images }) =>
+				target: "Model input",
+				text: ({ reads_images }) =>
 					reads_images
 						? "Image patches are flattened and multiplied by one matrix. Then they are tokens."
 						: "Audio becomes a spectrogram, whose parts become tokens, in the steps listed here.",
@@ -338,18 +340,19 @@ const CHAPTERS = [
 				id: "edits",
 				view: "attention",
 				title: "Edit activations",
-				at: (card) => ({ ...attentionText(card) }),
-				find: "ch-edit",
-				say: "Ablate, scale or negate a head: the prediction updates, and the link and the Python code include the edit.",
+				changes: (card) => ({ ...attentionText(card) }),
+				target: "ch-edit",
+				text: "Ablate, scale or negate a head: the prediction updates, and the link and the Python code include the edit.",
 			},
 			{
 				id: "training",
 				needs: "a checkpoint of a run with --record-activations",
 				view: "compare",
 				title: "Watch it learn",
-				at: (card) => (card.has_training_trace ? { compare: "training", trace_index: 0 } : null),
-				find: ".step-slider",
-				say: "A training run with recorded activations: press Play to see heads form while the loss falls.",
+				changes: (card) =>
+					card.has_training_trace ? { compare: "training", trace_index: 0 } : null,
+				target: ".step-slider",
+				text: "A training run with recorded activations: press Play to see heads form while the loss falls.",
 			},
 		],
 	},
@@ -360,12 +363,12 @@ function tourStops(card) {
 	return CHAPTERS.flatMap(({ title: part, stops }) =>
 		stops.map((stop) => {
 			const preferred = typeof stop.view === "function" ? stop.view(card) : stop.view;
-			const isPossible = card.views.includes(preferred) && (stop.at ?? noChanges)(card);
+			const isPossible = card.views.includes(preferred) && (stop.changes ?? noChanges)(card);
 			const view = isPossible ? preferred : null;
-			const say = typeof stop.say === "function" ? stop.say(card) : stop.say;
+			const text = typeof stop.text === "function" ? stop.text(card) : stop.text;
 			return {
 				...stop,
-				say,
+				text,
 				part,
 				view,
 				needs: stop.needs ?? REQUIREMENTS[preferred] ?? "a model with a single text input",
@@ -422,7 +425,7 @@ function template({ card }) {
 												@click=${() => goTo(stop.card ?? card, stop)}>
 												<b>${stop.title}</b
 												><span
-													>${!stop.view ? `Requires ${stop.needs}.` : stop.card ? `With ${stop.card.name}: ${stop.say}` : stop.say}</span
+													>${!stop.view ? `Requires ${stop.needs}.` : stop.card ? `With ${stop.card.name}: ${stop.text}` : stop.text}</span
 												>
 											</button>
 										</li>`,
@@ -463,7 +466,7 @@ function goTo(card, stop) {
 		model,
 		cell: "",
 		pins: [],
-		...(stop.at ?? noChanges)(card),
+		...(stop.changes ?? noChanges)(card),
 		view: stop.view,
 		tour: stop.id,
 	};
@@ -513,7 +516,7 @@ function renderCaption() {
 						>
 					</p>
 					<h2>${stop.title}</h2>
-					<p class="say">${stop.say}</p>
+					<p class="text">${stop.text}</p>
 					<p class="tour-buttons">
 						<button type="button" ?disabled=${index === 0} @click=${() => moveBy(-1)}>Back</button>
 						${isAway ? html`<button type="button" class="main" @click=${() => goTo(card, stop)}>Return</button>` : html`<button type="button" class="main" @click=${() => moveBy(1)}>${index === stops.length - 1 ? "Finish" : "Next"}</button>`}
@@ -529,7 +532,7 @@ let scrolledTo = ""; // id of a stop
 
 /** Highlight the target of the caption once it is rendered. */
 function highlight(stop) {
-	const target = stop ? findTarget(stop.find) : null;
+	const target = stop ? findTarget(stop.target) : null;
 	if (highlighted !== target) {
 		highlighted?.classList.remove("tour-target");
 		target?.classList.add("tour-target");
@@ -546,12 +549,14 @@ function highlight(stop) {
 }
 
 /** Find an element by selector, or a figure by its caption. */
-function findTarget(find) {
-	if (!find) return null;
-	if (typeof find === "string" && /^(main|ch-|[.#])/.test(find))
-		return document.querySelector(find);
+function findTarget(target) {
+	if (!target) return null;
+	if (typeof target === "string" && /^(main|ch-|[.#])/.test(target))
+		return document.querySelector(target);
 	const isMatch = (text) =>
-		find instanceof RegExp ? find.test(text) : text.toLowerCase().includes(find.toLowerCase());
+		target instanceof RegExp
+			? target.test(text)
+			: text.toLowerCase().includes(target.toLowerCase());
 	/** @type {any[]} */
 	const figures = [...document.querySelectorAll("main ch-figure")];
 	return figures.find(({ caption }) => isMatch(caption)) ?? null;

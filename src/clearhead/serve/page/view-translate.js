@@ -1,12 +1,17 @@
 // Translation (L6.2): encoder, decoder, cross-attention and beam search.
 
 import { html, nothing, svg } from "lit-html";
-import { attentionMask, attentionPath, layerCount, tokenTexts } from "ch/attention";
-import { crossAttentionLines } from "ch/attention-lines";
-import { formatNumber } from "ch/colors";
+import {
+	attentionMask,
+	attentionPath,
+	crossAttentionLines,
+	layerCount,
+	tokenTexts,
+} from "ch/attention";
 import { buttonGroup, isPlaying, numberSelect, slider, togglePlay } from "ch/controls";
 import "ch/edits";
 import "ch/figure";
+import { formatNumber } from "ch/format";
 import { truncate } from "ch/heatmap";
 import {
 	currentInput,
@@ -47,7 +52,7 @@ function template(context) {
 			${slider("Beams", { min: 1, max: 8, value: state.num_beams }, (num_beams) => setSearch({ num_beams }))}
 			${slider("Length penalty", { min: 0, max: 2, step: 0.1, value: state.length_penalty, format: (v) => v.toFixed(1) }, (length_penalty) => setSearch({ length_penalty }))}
 		</div>
-		${renderResource(search, (result) => translationFigures(context, result), "Translating …")}`;
+		${renderResource(search, (result) => translationFigures(context, result), "Translating…")}`;
 }
 
 /** A translation together with its input, which may be outdated while the next one loads. */

@@ -2,14 +2,8 @@
 
 import { html, nothing, svg } from "lit-html";
 import { selectBox, textInput } from "ch/controls";
-import {
-	decodedView,
-	formatCount,
-	memoize,
-	postJson,
-	renderResource,
-	viewWithNumbers,
-} from "ch/requests";
+import { formatCount } from "ch/format";
+import { decodedView, memoize, postJson, renderResource, viewWithNumbers } from "ch/requests";
 import { registerDefaults } from "ch/state";
 
 registerDefaults({
@@ -33,7 +27,7 @@ function template(context) {
 	const layer = (_, i) => [i, `the residual stream after layer ${i}, each word on its own`];
 	const options = [[-1, "the embedding matrix"], ...Array.from({ length: layers }, layer)];
 	return html`<div class="row">
-			${selectBox("vectors", options, state.vectors_layer, (vectors_layer) => set({ vectors_layer }))}
+			${selectBox("Vectors", options, state.vectors_layer, (vectors_layer) => set({ vectors_layer }))}
 		</div>
 		${arithmeticSection(context)} ${directionSection(context)} ${similaritySection(context)}`;
 }
@@ -57,13 +51,13 @@ function arithmeticSection(context) {
 	return html`<section>
 		<h2>Vector arithmetic</h2>
 		<div class="row">
-			${textField("sum", "expression", context, "words joined by + and -")}
+			${textField("Expression", "expression", context, "words joined by + and -")}
 			<label
 				><input
 					type="checkbox"
 					.checked=${state.include_inputs}
 					@change=${(event) => set({ include_inputs: event.target.checked })} />
-				include the input words</label
+				Include the input words</label
 			>
 		</div>
 		<div class="row">
@@ -90,7 +84,7 @@ function arithmeticSection(context) {
 							${projectionPlot(value)}
 							<figcaption class="hint">
 								Projection onto the first two principal components, which explain
-								${(100 * value.explained_variance).toFixed(0)} % of the variance; distances are
+								${(100 * value.explained_variance).toFixed(0)}% of the variance; distances are
 								approximate.
 							</figcaption>
 						</figure>
@@ -196,13 +190,13 @@ function directionSection(context) {
 	const result =
 		isValid && words.length ? getVectors(context, { pairs, words }, "direction") : null;
 	return html`<section>
-		<h2>A direction</h2>
+		<h2>Direction</h2>
 		<p class="hint">
 			The mean difference between the words of each pair, and the dot product of other words with
 			it.
 		</p>
 		<div class="row">
-			${textField("pairs", "pairs", context, "first:second pairs separated by spaces")}${textField("words", "direction_words", context)}
+			${textField("Pairs", "pairs", context, "first:second pairs separated by spaces")}${textField("Words", "direction_words", context)}
 		</div>
 		${
 			!isValid
@@ -217,7 +211,7 @@ function directionSection(context) {
 										<ch-tensor-view
 											.view=${shortNote(decodedView(value.view))}
 											.pending=${result.pending}
-											.caption=${"Along the direction"}></ch-tensor-view>
+											.caption=${"Dot product with the direction"}></ch-tensor-view>
 										${pairs.length > 1 ? html`<ch-tensor-view .view=${viewWithNumbers(value.agreement)} .pending=${result.pending} .caption=${"Cosine between the pairs' differences"}></ch-tensor-view>` : nothing}
 									</div>`,
 						)
@@ -231,7 +225,7 @@ function similaritySection(context) {
 	const result = words.length > 1 ? getVectors(context, { words }, "similarities") : null;
 	return html`<section>
 		<h2>Similarities</h2>
-		<div class="row">${textField("words", "similarity_words", context)}</div>
+		<div class="row">${textField("Words", "similarity_words", context)}</div>
 		${!result ? html`<p class="hint">Enter two or more words.</p>` : renderResource(result, (value) => html`${multiTokenNote(value.words)}<ch-tensor-view .view=${shortNote(viewWithNumbers(value.view))} .pending=${result.pending} .caption=${"Pairwise cosine similarity"}></ch-tensor-view>`)}
 	</section>`;
 }
