@@ -205,13 +205,13 @@ class Direction:
         word_vectors = self.vectors.lookup(words)
         values = torch.stack([word.vector for word in word_vectors]) @ self.vector
         axes = label_axes({"word": list(words)})
-        note = "dot product with the mean of second minus first" + _tokens_note(word_vectors)
+        note = "dot product with the mean difference (second − first)" + _tokens_note(word_vectors)
         return View(values, axes, self._title, "score", signed=True, note=note)
 
     def agreement(self) -> View:
         """The cosine between the differences of any two pairs."""
         names = [f"{first}:{second}" for first, second in self.pairs]
-        note = "cosine between second minus first of two pairs"
+        note = "cosine similarity of the differences (second − first) of two pairs"
         return _cosine_view(self.differences, {"pair": names, "other": names}, self._title, note)
 
     @property

@@ -2,10 +2,17 @@
 // cross-attention as lines; and <ch-head-grid>, thumbnails of all heads.
 
 import { html, nothing, svg } from "lit-html";
-import { CanvasGrid, PageElement, pixelImage, reactive, resizeCanvas } from "ch/base-elements";
+import {
+	CanvasGrid,
+	clampIndex,
+	PageElement,
+	pixelImage,
+	reactive,
+	resizeCanvas,
+} from "ch/base-elements";
 import { colorTable, themeColors } from "ch/colors";
 import { formatNumber } from "ch/format";
-import { truncate } from "ch/heatmap";
+import { range, truncate } from "ch/heatmap";
 import { getArray, memoize } from "ch/requests";
 
 /** Activation path of an attention layer. */
@@ -65,11 +72,10 @@ export function attentionMask(card, part) {
 /** The selected attention type, layer and head, clamped to the model. @param {State} state @param {Card} card */
 export function selectedHead(state, card) {
 	const part = attentionTypes(card).includes(state.part) ? state.part : "attention";
-	const clamp = (index, count) => Math.max(0, Math.min(count - 1, Math.floor(index)));
 	return {
 		part,
-		layer: clamp(state.layer, layerCount(card, part)),
-		head: clamp(state.head, card.n_heads),
+		layer: clampIndex(state.layer, layerCount(card, part)),
+		head: clampIndex(state.head, card.n_heads),
 	};
 }
 
@@ -114,7 +120,30 @@ export function headPattern(runId, path, head, slot) {
 	return getArray(url, slot);
 }
 
-// ---------------------------------------------------------------- <ch-attention-lines>
+/**
+ * One head's pattern as a heat map: `name` and `run` of the activation, its head and label; more in
+ * `options`. @param {Matrix | null} values @param {string[][]} labels @param {any} options
+ */
+export function patternHeatmap(values, [queries, keys], options) {
+	const { name, run, head, label, max = 1, cursor = null, isMasked = null } = options;
+	return html`<ch-heatmap
+		.values=${values}
+		.rowLabels=${queries}
+		.colLabels=${keys}
+		.max=${max}
+		.isMasked=${isMasked}
+		.name=${name}
+		.run=${run}
+		.toIndex=${(r, c) => [head, r, c]}
+		.cursor=${cursor}
+		.label=${label}
+		.valueName=${"weight"}
+		.axes=${["query", "key"]}
+		@hover=${({ detail }) => options.hover?.(detail)}
+		@pick=${({ detail }) => options.pick?.(detail)}></ch-heatmap>`;
+}
+
+// ---- <ch-attention-lines>
 const ROW_HEIGHT = 21;
 const MAX_TOKENS = 72; // per side
 const MAX_LINES = 900;
@@ -192,7 +221,6 @@ export class AttentionLines extends PageElement {
 customElements.define("ch-attention-lines", AttentionLines);
 
 const lineY = (i) => i * ROW_HEIGHT + ROW_HEIGHT / 2 + 2;
-const range = (from, to) => Array.from({ length: Math.max(0, to - from) }, (_, i) => from + i);
 
 /**
  * The largest weights, [[row, col, weight] …], and a badge that says what is omitted.
@@ -218,7 +246,7 @@ function largestWeights({ shape, data }, rowRange = [0, shape[0]], colRange = [0
 	return { edges, badge };
 }
 
-// ---------------------------------------------------------------- cross-attention (L3.8)
+// ---- cross-attention (L3.8)
 const EDGE_HEIGHT = 150;
 const WORD_HEIGHT = 22;
 const WORD_GAP = 10;
@@ -287,7 +315,7 @@ function layoutWords(texts) {
 	return { words, width: Math.max(1, x - WORD_GAP) };
 }
 
-// ---------------------------------------------------------------- <ch-head-grid>
+// ---- <ch-head-grid>
 const MAX_GRID_HEIGHT = 420;
 const THUMBNAIL_GAP = 6;
 /** Sort by the weight of the selected cell. */

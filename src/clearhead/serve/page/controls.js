@@ -1,7 +1,16 @@
-// Input controls: button group, select, slider, text field; and the player behind a Play button.
+// Controls: button, button group, select, slider, text field, copying, and the player behind a Play button.
 
 import { html } from "lit-html";
 import { notify } from "ch/state";
+
+/**
+ * A button. @param {unknown} label @param {(event: any) => void} onClick
+ * @param {{ kind?: string, disabled?: boolean, title?: string }} [options] `kind` is a CSS class
+ */
+export const button = (label, onClick, { kind = "", disabled = false, title = "" } = {}) =>
+	html`<button type="button" class=${kind} ?disabled=${disabled} title=${title} @click=${onClick}>
+		${label}
+	</button>`;
 
 /**
  * A button group. @param {string} label @param {any[][]} options [value, label] or [value, label, hint]
@@ -84,6 +93,18 @@ export function textInput(label, value, onChange, options = {}) {
 			.value=${value}
 			@change=${({ target }) => onChange(target.value)}
 	/></label>`;
+}
+
+/** Copy a text to the clipboard; the button shows the result for a moment. */
+export async function copyText(button, text, errorMessage) {
+	const label = (button.dataset.label ??= button.textContent);
+	try {
+		await navigator.clipboard.writeText(text);
+		button.textContent = "Copied";
+	} catch {
+		button.textContent = errorMessage;
+	}
+	setTimeout(() => (button.textContent = label), 1600);
 }
 
 /** Index of the selected token; negative values count from the end. */

@@ -9,7 +9,7 @@ export function formatNumber(value, digits = 3) {
 	const size = Math.abs(value);
 	const text =
 		size >= 1e5 || size < 1e-4 ? value.toExponential(digits - 1) : value.toPrecision(digits);
-	return text.replace("-", "−").replace(/e([+−-])/, "e$1");
+	return text.replaceAll("-", "−");
 }
 
 /** Format a count: 12,345 tokens. */
@@ -24,6 +24,6 @@ export function formatPercent(share) {
 	if (share === null || Number.isNaN(share)) return "NaN";
 	if (share === 0) return "0%";
 	if (share < 0.0001) return "<0.01%";
-	if (share >= 0.9995 && share <= 1) return "100%";
+	if (share > 0.9995) return share > 0.999999 ? "100%" : ">99.9%";
 	return `${(100 * share).toFixed(share < 0.01 ? 2 : 1)}%`;
 }

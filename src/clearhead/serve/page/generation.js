@@ -135,7 +135,7 @@ function generateRequest(card, run, forcedTokens, maxTokens) {
 	};
 }
 
-// ---------------------------------------------------------------- sampling distribution
+// ---- sampling distribution
 // Over the full vocabulary, with the same steps as clearhead.generate.sampling: suppressed tokens,
 // temperature, top-k, top-p.
 

@@ -3,7 +3,7 @@
 import { html, nothing } from "lit-html";
 import * as api from "ch/api";
 import { isDark } from "ch/colors";
-import { textInput } from "ch/controls";
+import { button, copyText, textInput } from "ch/controls";
 import { downloadFile } from "ch/download";
 import { describeEdit, removeEdit } from "ch/edits";
 import { abbreviateCount, formatPercent } from "ch/format";
@@ -84,7 +84,7 @@ export function editSummary({ run, edited }) {
 					><span class="visually-hidden">, remove</span>
 				</button>`,
 		)}
-		${edits.length > 1 ? html`<button type="button" class="quiet" @click=${() => set({ edits: [] })}>Remove all</button>` : nothing}
+		${edits.length > 1 ? button("Remove all", () => set({ edits: [] }), { kind: "quiet" }) : nothing}
 		${edits.some(({ op }) => op === "patch") ? textInput("Patch from", state().patch_from, (patch_from) => set({ patch_from }), { wide: false, size: 36, placeholder: "another text with the same number of tokens" }) : nothing}
 		${
 			best && other && best.prob !== null
@@ -163,8 +163,8 @@ function toolButtons() {
 			type="button"
 			class="quiet"
 			title="Copy a link to this view"
-			@click=${(event) => copyLink(event.target)}>
-			Link
+			@click=${({ target }) => copyText(target, stateUrl(), "See the address bar")}>
+			Copy link
 		</button>
 		${api.snapshot ? nothing : html`<button type="button" class="quiet" title="Save this page with its data as one HTML file" ?disabled=${isSaving} @click=${savePage}>${isSaving ? "Saving…" : "Save page"}</button>`}
 		<button
@@ -201,16 +201,6 @@ try {
 	if (theme) document.documentElement.dataset.theme = theme;
 } catch {
 	/* as above */
-}
-
-async function copyLink(button) {
-	try {
-		await navigator.clipboard.writeText(stateUrl());
-		button.textContent = "Copied";
-	} catch {
-		button.textContent = "See the address bar";
-	}
-	setTimeout(() => (button.textContent = "Link"), 1600);
 }
 
 let isSaving = false;

@@ -464,4 +464,6 @@ function isBetter(value, magnitude, best, signed) {
 }
 
 const matrixShape = ({ shape }) => (shape.length === 1 ? [1, shape[0]] : shape);
-const range = (from, to) => Array.from({ length: Math.max(0, to - from) }, (_, i) => from + i);
+/** The integers from `from` to before `to`. */
+export const range = (from, to) =>
+	Array.from({ length: Math.max(0, to - from) }, (_, i) => from + i);

@@ -2,6 +2,7 @@
 
 import { html, nothing } from "lit-html";
 import { figureText } from "ch/base-elements";
+import { button, copyText } from "ch/controls";
 import { formatNumber } from "ch/format";
 import { getJson, isReportable } from "ch/requests";
 import { notify, set, state } from "ch/state";
@@ -78,7 +79,7 @@ export function inspectorPanel({ run, edited }) {
 	</p>`;
 	return html`<header>
 			<h2>Inspector</h2>
-			${isClearable ? html`<button type="button" class="quiet" @click=${clearInspector}>Clear (Esc)</button>` : nothing}
+			${isClearable ? button("Clear (Esc)", clearInspector, { kind: "quiet" }) : nothing}
 		</header>
 		${
 			cell && !cell.name
@@ -150,7 +151,7 @@ function activationSection(cell, run, slot, isReady = true) {
 							<pre>${explanation.python}</pre>
 						</details>
 						<p>
-							<button type="button" @click=${(event) => copyCode(event.target, explanation.python)}>
+							<button type="button" @click=${({ target }) => copyCode(target, explanation.python)}>
 								Copy as Python
 							</button>
 						</p>`
@@ -174,7 +175,7 @@ function editedValue(cell, edited) {
 				<button
 					type="button"
 					class="quiet"
-					@click=${(event) => copyCode(event.target, value.python)}>
+					@click=${({ target }) => copyCode(target, value.python)}>
 					Copy as Python
 				</button>
 			</p>`
@@ -220,15 +221,8 @@ function exactNumber(value) {
 	return html`<span title=${String(value)}>${formatNumber(value, 6)}</span>`;
 }
 
-async function copyCode(button, text) {
-	try {
-		await navigator.clipboard.writeText(text);
-		button.textContent = "Copied";
-	} catch {
-		button.textContent = "Clipboard access denied; copy the code under Python.";
-	}
-	setTimeout(() => (button.textContent = "Copy as Python"), 1600);
-}
+const copyCode = (button, code) =>
+	copyText(button, code, "Clipboard access denied; copy the code under Python.");
 
 /** Inspector content of a table cell or an element with data-title; else null. */
 export function numberAt(target) {

@@ -4,6 +4,7 @@ import { html, nothing, render } from "lit-html";
 import * as api from "ch/api";
 import { layerCount } from "ch/attention";
 import "ch/charts";
+import { button } from "ch/controls";
 import "ch/edits";
 import "ch/figure";
 import { editSummary, pageHeader } from "ch/header";
@@ -138,9 +139,7 @@ function renderPage() {
 }
 
 function loadingPage(model) {
-	const other = state().model
-		? html`<button type="button" @click=${() => set({ model: "" })}>Show another model</button>`
-		: nothing;
+	const other = state().model ? button("Show another model", () => set({ model: "" })) : nothing;
 	return html`<main class="alone">
 		${
 			model.error

@@ -1,7 +1,7 @@
 // What the page loads: resources by slot, the current model, its input and its runs; and how a
 // resource is rendered.
 
-import { html } from "lit-html";
+import { html, nothing } from "lit-html";
 import * as api from "ch/api";
 import { notify, state } from "ch/state";
 
@@ -183,8 +183,7 @@ export const isReportable = (error) => !!error && (error.status !== 0 || !!api.s
  * @param {Resource} resource @param {(value: any) => unknown} template
  */
 export function renderResource(resource, template, waiting = "Running the modelâ€¦") {
-	if (isReportable(resource.error))
-		return html`<p class="problem" role="status">${resource.error.message}</p>`;
+	if (isReportable(resource.error)) return renderError(resource);
 	if (resource.value === undefined || resource.value === null)
 		return html`<p class="hint" role="status">${waiting}</p>`;
 	return html`<div
@@ -193,6 +192,10 @@ export function renderResource(resource, template, waiting = "Running the modelâ
 		${template(resource.value)}
 	</div>`;
 }
+
+/** The error of a resource, if any. @param {Resource | null} resource */
+export const renderError = (resource) =>
+	resource?.error ? html`<p class="problem" role="status">${resource.error.message}</p>` : nothing;
 
 /** Message for results that are not numbers. */
 export const nanMessage = () =>

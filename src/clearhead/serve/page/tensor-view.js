@@ -91,9 +91,10 @@ const mapValues = (view, map) =>
 		return { shape, data: view.values.subarray(map * size, (map + 1) * size) };
 	});
 
-/** The labels of the leading axes, combined. */
+/** The labels of the leading axes, combined; numbers follow the name of their axis. */
 function mapTitles(axes) {
-	const add = (title, axis, label) => `${title}${title && ", "}${axis.name} ${label}`;
+	const name = (axis, label) => (/^\d/.test(label) ? `${axis.name} ${label}` : label);
+	const add = (title, axis, label) => `${title}${title && ", "}${name(axis, label)}`;
 	const extend = (titles, axis) =>
 		titles.flatMap((title) => axis.labels.map((label) => add(title, axis, label)));
 	return axes.reduce(extend, [""]);

@@ -10,14 +10,15 @@ import {
 	headPattern,
 	layerCount,
 	patternDifference,
+	patternHeatmap,
 	queriesAndKeys,
 	selectedHead,
 	tokenTexts,
 } from "ch/attention";
-import { buttonGroup, numberSelect, selectBox } from "ch/controls";
+import { button, buttonGroup, numberSelect, selectBox } from "ch/controls";
 import { formatNumber } from "ch/format";
 import { lockedIndex } from "ch/inspector";
-import { getArray, getJson, getRun, memoize, runRequest } from "ch/requests";
+import { getArray, getJson, getRun, memoize, renderError, runRequest } from "ch/requests";
 import { registerDefaults } from "ch/state";
 
 registerDefaults({
@@ -34,7 +35,7 @@ registerDefaults({ encoder_key: -1 }, { inText: true });
 
 const MAX_AUTO_SCORED = 256; // texts up to this many tokens are scored automatically
 const EDIT_NOTE =
-	"An edit changes the output of a component, so patterns change only in later layers; an ablated head keeps its own pattern.";
+	"An edit changes a component's output, so patterns change only in later layers; an ablated head keeps its own pattern.";
 const TYPE_NAMES = { attention: "decoder", cross: "cross", encoder: "encoder" };
 
 export default {
@@ -69,7 +70,7 @@ function presets({ card, state, set }) {
 	const hasPair = pair.every(Boolean) && pair[0] !== pair[1];
 	return html`<div class="row presets">
 		<span class="hint">Try</span>
-		${attentionText ? html`<button type="button" class="quiet" @click=${show(attentionText, "")}>a fluffy blue creature</button>` : nothing}
+		${attentionText ? button("a fluffy blue creature", show(attentionText, ""), { kind: "quiet" }) : nothing}
 		${hasPair ? html`<button type="button" class="quiet" aria-pressed=${state.compare_text === pair[1]} @click=${show(pair[0], pair[1])}>the chicken: tired / wide</button>` : nothing}
 		${
 			state.compare_text
@@ -102,8 +103,7 @@ function headsFigure({ run, card, state, set }, { part, layer, head }) {
 		.badge=${pooled > 1 ? `max-pooled ${pooled}×` : ""}
 		.pending=${patterns.pending}
 		.note=${orderNote(state.sort, scores.value, cellName)}>
-		${patterns.value ? sortSelect(scores, state, set, cellName) : nothing}
-		${patterns.error ? html`<p class="problem">${patterns.error.message}</p>` : nothing}
+		${patterns.value ? sortSelect(scores, state, set, cellName) : nothing} ${renderError(patterns)}
 		<ch-head-grid
 			.patterns=${patterns.value ?? null}
 			.scores=${scores.value?.view ?? null}
@@ -139,18 +139,15 @@ function ablatedHeads({ edits }, card, part) {
 
 /** The sort order of heads; scores of long texts are computed on request. */
 function sortSelect(scores, state, set, cellName) {
-	if (scores.error) return html`<p class="problem">${scores.error.message}</p>`;
+	if (scores.error) return renderError(scores);
 	if (!scores.value) {
 		return html`<div class="row">
 			${
 				scores.pending
 					? html`<span class="hint">Scoring heads…</span>`
-					: html`<button
-							type="button"
-							class="quiet"
-							@click=${() => set({ score_heads: true }, { replace: true })}>
-							Score heads
-						</button>`
+					: button("Score heads", () => set({ score_heads: true }, { replace: true }), {
+							kind: "quiet",
+						})
 			}
 		</div>`;
 	}
@@ -255,7 +252,7 @@ function patternFigure(context, { part, layer, head }, run, result, isMasked, ti
 		.caption=${caption}
 		.pending=${result.pending}
 		.note=${values ? patternNote(rowStatistics(values), state.autoscale) : ""}>
-		${result.error ? html`<p class="problem">${result.error.message}</p>` : nothing}
+		${renderError(result)}
 		${
 			state.lines
 				? html`<ch-attention-lines
@@ -266,21 +263,13 @@ function patternFigure(context, { part, layer, head }, run, result, isMasked, ti
 						.label=${`${caption}, as lines`}
 						@pick=${({ detail }) => set({ [strip]: detail.row === state[strip] ? -1 : detail.row })}
 						@hover=${({ detail }) => hover(detail ? detail.row : -1)}></ch-attention-lines>`
-				: html`<ch-heatmap
-						.values=${values}
-						.rowLabels=${queries}
-						.colLabels=${keys}
-						.max=${state.autoscale ? null : 1}
-						.isMasked=${isMasked}
-						.name=${name}
-						.run=${run.id}
-						.toIndex=${(r, c) => [head, r, c]}
-						.cursor=${locked?.[0] === head ? locked.slice(1) : cursor}
-						.label=${caption}
-						.valueName=${"weight"}
-						.axes=${["query", "key"]}
-						@hover=${({ detail }) => hover(detail ? detail.row : -1)}
-						@pick=${({ detail }) => set({ [strip]: detail.row, [keyName]: detail.col }, { replace: true })}></ch-heatmap>`
+				: patternHeatmap(values, [queries, keys], {
+						...{ name, run: run.id, head, label: caption, isMasked },
+						max: state.autoscale ? null : 1,
+						cursor: locked?.[0] === head ? locked.slice(1) : cursor,
+						hover: (cell) => hover(cell ? cell.row : -1),
+						pick: ({ row, col }) => set({ [strip]: row, [keyName]: col }, { replace: true }),
+					})
 		}</ch-figure
 	>`;
 }
@@ -334,7 +323,7 @@ function attentionSteps(context, { part, layer, head }, isMasked) {
 	};
 	const resources = STEP_NAMES.map(load);
 	const failed = resources.find(({ error }) => error);
-	if (failed) return html`<p class="problem">${failed.error.message}</p>`;
+	if (failed) return renderError(failed);
 	/** @type {Record<string, Matrix>} */
 	const tensors = Object.fromEntries(STEP_NAMES.map((name, i) => [name, resources[i].value]));
 	const [queries, keys] = queriesAndKeys(run, part).map(tokenTexts);

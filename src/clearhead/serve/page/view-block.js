@@ -5,7 +5,7 @@ import { decodeView } from "ch/api";
 import "ch/charts";
 import { buttonGroup, numberSelect, tokenIndex } from "ch/controls";
 import "ch/edits";
-import { formatNumber } from "ch/format";
+import { formatCount, formatNumber } from "ch/format";
 import { getJson, renderResource } from "ch/requests";
 import "ch/tensor-view";
 
@@ -232,8 +232,8 @@ function neuronsFigure(
 	card,
 ) {
 	const note = card.activation.startsWith("relu")
-		? `${(100 * active_fraction).toFixed(0)} % of ${rows.post.data.length} neurons are active; the others are exactly 0.`
-		: `${(100 * positive_fraction).toFixed(0)} % of ${rows.post.data.length} neurons are positive before the activation.`;
+		? `${(100 * active_fraction).toFixed(0)}% of ${formatCount(rows.post.data.length)} neurons are active; the others are exactly 0.`
+		: `${(100 * positive_fraction).toFixed(0)}% of ${formatCount(rows.post.data.length)} neurons are positive before the activation.`;
 	const labels = top.map(({ neuron }) => `neuron ${neuron}`);
 	const notes = top.some(({ words }) => words.length)
 		? top.map(({ words }) => words.join("  "))
@@ -257,7 +257,7 @@ function neuronsFigure(
 					@pick=${(event) => context.inspect({ run: run.id, name: `${path}.ffn.post`, index: [token, top[event.detail.index].neuron], value: top[event.detail.index].value }, "lock")}></ch-bar-chart>
 				<p class="note">
 					Norm of each neuron's output: |activation| × ‖its row of
-					W₂‖.${notes ? " Next to it the tokens whose logits it raises most." : ""}
+					W₂‖.${notes ? " Next to it are the tokens whose logits it raises most." : ""}
 				</p>
 			</div>
 		</div>
@@ -304,14 +304,14 @@ function scatterPlot(before, after, isGated) {
 function normsFigure({ set, highlight: { viewStrip } }, run, isEncoder) {
 	const url = `/api/runs/${run.id}/residual?encoder=${isEncoder}`;
 	const result = getJson(url, "residual", decodeView);
-	const note = run.tokens.length > 256 ? "The first tokens often have the largest norm." : "";
+	const note = run.tokens.length > 256 ? ". The first tokens often have the largest norm" : "";
 	return renderResource(
 		result,
 		(view) =>
 			html`<ch-tensor-view
 				.view=${view}
 				.pending=${result.pending}
-				.caption=${`Norms of the residual stream and of each component's output, by layer. ${note}`}
+				.caption=${`Norms of the residual stream and of each component's output, by layer${note}`}
 				@pick=${(event) => {
 					const [part] = view.axes[1].labels[event.detail.row].split(" ");
 					const layer = /^\d+$/.test(part) ? { layer: Number(part) } : {};

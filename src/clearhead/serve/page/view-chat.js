@@ -3,6 +3,7 @@
 import { html, nothing } from "lit-html";
 import * as api from "ch/api";
 import "ch/charts";
+import { button } from "ch/controls";
 import "ch/figure";
 import { formatCount } from "ch/format";
 import { editFields, getRun, postJson, renderResource } from "ch/requests";
@@ -87,24 +88,22 @@ function conversationSection(context, input) {
 		<div class="row">
 			${
 				isAnswering && pendingAnswer.stop
-					? html`<button type="button" class="main" @click=${() => pendingAnswer.stop.abort()}>
-							Stop
-						</button>`
+					? button("Stop", () => pendingAnswer.stop.abort(), { kind: "main" })
 					: state.messages.at(-1)?.role === "user"
-						? html`<button
-								type="button"
-								class="main"
-								?disabled=${!!api.snapshot || !input.value || input.pending || isFull(context.card, input.value)}
-								title=${api.snapshot ? api.LIVE_ONLY : ""}
-								@click=${() => generateAnswer(context, input.value)}>
-								Answer
-							</button>`
-						: html`<button
-								type="button"
-								class="main"
-								@click=${() => set({ messages: [...state.messages, { role: "user", content: "" }] })}>
-								Add a message
-							</button>`
+						? button("Answer", () => generateAnswer(context, input.value), {
+								kind: "main",
+								disabled:
+									!!api.snapshot ||
+									!input.value ||
+									input.pending ||
+									isFull(context.card, input.value),
+								title: api.snapshot ? api.LIVE_ONLY : "",
+							})
+						: button(
+								"Add a message",
+								() => set({ messages: [...state.messages, { role: "user", content: "" }] }),
+								{ kind: "main" },
+							)
 			}
 			<span class="hint"
 				>Temperature ${state.temperature}, seed ${state.seed} (set in

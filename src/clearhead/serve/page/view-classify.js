@@ -5,7 +5,7 @@ import "ch/charts";
 import { addEdit, findEdit, removeEdit } from "ch/edits";
 import "ch/figure";
 import { formatNumber } from "ch/format";
-import { editFields, postJson, renderResource, runRequest } from "ch/requests";
+import { editFields, postJson, renderError, renderResource, runRequest } from "ch/requests";
 import "ch/tokens";
 
 /** @param {number} token @returns {Edit} */
@@ -60,7 +60,7 @@ export function classificationFigure({ card }, body) {
 		.caption=${"Prediction"}
 		.pending=${plain.pending || !!edited?.pending}
 		.note=${note}>
-		${edited?.error ? html`<p class="problem">${edited.error.message}</p>` : nothing}
+		${renderError(edited)}
 		${renderResource(plain, ({ labels, value }) => {
 			if (!labels)
 				return html`<p class="summary-line">

@@ -9,12 +9,14 @@ import {
 	headPattern,
 	layerCount,
 	patternDifference,
+	patternHeatmap,
 	queriesAndKeys,
 	sharedPositions,
 	tokenTexts,
 } from "ch/attention";
 import "ch/charts";
 import {
+	button,
 	buttonGroup,
 	isPlaying,
 	numberSelect,
@@ -31,6 +33,7 @@ import {
 	getRun,
 	memoize,
 	modelUrl,
+	renderError,
 	renderResource,
 	runRequest,
 	serverModels,
@@ -74,7 +77,7 @@ function comparePrompts(context) {
 	const compare = (run) => runComparison(context, [context.run, run], [context[key], text]);
 	return html`<div class="row">
 			${textInput("Second text", text, (second_text) => set({ second_text }), { placeholder: "second text" })}
-			${!hasSource && tired ? html`<button type="button" @click=${() => set({ text: tired, second_text: wide })}>The chicken: tired or wide?</button>` : nothing}
+			${!hasSource && tired ? button("The chicken: tired or wide?", () => set({ text: tired, second_text: wide })) : nothing}
 		</div>
 		${second ? renderResource(second, compare) : html`<p class="hint">Enter a second text to compare.</p>`}`;
 }
@@ -178,7 +181,7 @@ function sideBySide(context, sides, pairs) {
 		headPattern(run.id, path, head, `side ${i}`),
 	);
 	const failed = patterns.find(({ error }) => error);
-	if (failed) return html`<p class="problem">${failed.error.message}</p>`;
+	if (failed) return renderError(failed);
 	if (!patterns.every(({ value }) => value)) return html`<p class="hint">Running the model…</p>`;
 	const { isMasked } = attentionMask(card, comparedPart(card));
 	const labels = sides.map(({ run }) => tokenTexts(comparedTokens(card, run)));
@@ -199,18 +202,7 @@ function sideBySide(context, sides, pairs) {
 				({ run: { id }, path, head, name }, i) =>
 					html`<div>
 						<h3>${shortName(name)}</h3>
-						<ch-heatmap
-							.values=${patterns[i].value}
-							.rowLabels=${labels[i]}
-							.colLabels=${labels[i]}
-							.max=${1}
-							.isMasked=${isMasked}
-							.name=${`${path}.pattern`}
-							.run=${id}
-							.toIndex=${(r, c) => [head, r, c]}
-							.axes=${["query", "key"]}
-							.valueName=${"pattern"}
-							.label=${name}></ch-heatmap>
+						${patternHeatmap(patterns[i].value, [labels[i], labels[i]], { name: `${path}.pattern`, run: id, head, label: name, isMasked })}
 					</div>`,
 			)}
 			${
@@ -305,7 +297,7 @@ export default {
 	template,
 };
 
-// ---------------------------------------------------------------- training
+// ---- training
 registerDefaults({ trace_part: "", trace_index: -1, probe: 0, trace_difference: false });
 
 const ATTENTION_TITLES = {

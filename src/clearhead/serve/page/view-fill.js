@@ -1,13 +1,12 @@
 // Masked language modeling (L6.3): mask a token and see what the encoder predicts.
 
 import { html, nothing } from "lit-html";
-import { headPattern, tokenTexts } from "ch/attention";
+import { headPattern, patternHeatmap, tokenTexts } from "ch/attention";
 import "ch/charts";
 import { numberSelect, tokenIndex } from "ch/controls";
 import "ch/edits";
 import { formatCount, formatNumber } from "ch/format";
-import "ch/heatmap";
-import { editFields, getRun, postJson, renderResource } from "ch/requests";
+import { editFields, getRun, postJson, renderError, renderResource } from "ch/requests";
 import { registerDefaults } from "ch/state";
 import "ch/tokens";
 
@@ -90,7 +89,7 @@ function predictionsFigure(mask, edited) {
 		.caption=${`Predictions for token ${mask.token}`}
 		.pending=${!!edited?.pending}
 		.note=${editedMask ? "With your edits. Dark lines mark probabilities without edits, for tokens in the top 10." : "Softmax over the whole vocabulary; the top predictions are shown."}>
-		${edited?.error ? html`<p class="problem">${edited.error.message}</p>` : nothing}
+		${renderError(edited)}
 		<ch-bar-chart
 			.labels=${answers.map(({ text }) => text)}
 			.values=${answers.map(({ probability }) => probability)}
@@ -147,19 +146,12 @@ function attentionFigure({ card, state, set, run, edited }, result, mask) {
 			values.shape?.length !== 2 || values.shape[0] !== labels.length
 				? nothing
 				: html`<div class="columns">
-						<ch-heatmap
-							.values=${values}
-							.rowLabels=${labels}
-							.colLabels=${labels}
-							.max=${1}
-							.name=${name}
-							.run=${masked.value?.id ?? ""}
-							.toIndex=${(r, c) => [head, r, c]}
-							.axes=${["query", "key"]}
-							.valueName=${"pattern"}
-							.label=${`attention, layer ${layer}, head ${head}`}
-							.cursor=${state.key >= 0 ? [query, state.key] : null}
-							@pick=${({ detail }) => set({ query: detail.row, key: detail.col })}></ch-heatmap>
+						${patternHeatmap(values, [labels, labels], {
+							...{ name, run: masked.value?.id ?? "", head },
+							label: `attention, layer ${layer}, head ${head}`,
+							cursor: state.key >= 0 ? [query, state.key] : null,
+							pick: ({ row, col }) => set({ query: row, key: col }),
+						})}
 						<ch-attention-lines
 							.values=${values}
 							.rowLabels=${labels}

@@ -2,7 +2,7 @@
 
 import { html, nothing } from "lit-html";
 import "ch/charts";
-import { numberSelect, selectBox, textInput } from "ch/controls";
+import { button, numberSelect, selectBox, textInput } from "ch/controls";
 import { formatNumber, formatPercent } from "ch/format";
 import {
 	decodedView,
@@ -53,7 +53,7 @@ function lensGrid({ state, set }, run, variant) {
 }
 
 /** The top predictions of every layer at one token. */
-function predictionsByLayer({ view, layers, token }, preposition) {
+function predictionsByLayer({ view, layers, token, is_pooled: isPooled }, preposition) {
 	const names = view.axes[0].labels;
 	const last = layers.at(-1)[0][0];
 	const isProbability = view.value_name === "probability";
@@ -65,7 +65,7 @@ function predictionsByLayer({ view, layers, token }, preposition) {
 			<span class="hint">${isProbability ? formatPercent(value) : formatNumber(value)}</span>
 		</td>`;
 	return html`<ch-figure
-		.caption=${`${preposition} “${view.axes[1].labels[token]}”, layer by layer`}
+		.caption=${isPooled ? "Prediction, layer by layer" : `${preposition} “${view.axes[1].labels[token]}”, layer by layer`}
 		.note=${"The residual stream after each layer through the final norm and the head. The final prediction of the model is highlighted."}>
 		<div class="scroll">
 			<table class="predictions">
@@ -166,7 +166,7 @@ export default {
 	template,
 };
 
-// ---------------------------------------------------------------- a word in context (L3.1)
+// ---- a word in context (L3.1)
 
 const MOLE_EXAMPLE = { word: "mole", texts: [], substitutes: "" }; // empty: the examples of the model's card
 const LINE_STYLES = ["", "dashed", "dotted", "long", "thin", "faint"];
@@ -178,8 +178,7 @@ function wordInContext({ card, state, set }) {
 	const texts = state.texts.length ? state.texts : context_texts;
 	const body = { model: card.name, word: state.word, texts };
 	const result = postJson("context", body, "context");
-	const example = (label, patch) =>
-		html`<button type="button" class="quiet" @click=${() => set(patch)}>${label}</button>`;
+	const example = (label, patch) => button(label, () => set(patch), { kind: "quiet" });
 	const setText = (i, text) => set({ texts: texts.with(i, text) });
 	return html`<section class="context">
 		<h2>One word, several sentences</h2>

@@ -2,6 +2,7 @@
 
 import { html, nothing, svg } from "lit-html";
 import { decodeView } from "ch/api";
+import { button } from "ch/controls";
 import { formatNumber, formatPercent } from "ch/format";
 import { getJson } from "ch/requests";
 import { registerDefaults } from "ch/state";
@@ -125,7 +126,7 @@ function stackFigure(context, encoder, shares, edited) {
 			${labeledBox(middle, height - 42, 190, "token embeddings", `${tokens.length} × ${card.d_model}`, () => set({ view: "tokens" }))}
 			${"positions" in shares ? svg`<text class="number" x=${middle + 104} y=${height - 38}>positions ${formatNumber(shares.positions, 2)}</text>` : nothing}
 			${encoder ? labeledBox(middle, 52, 170, card.norm_position === "pre" ? "norm" : "encoder output", "read by cross-attention →", null) : outputBox(context, middle)}</svg
-		>${state.expanded && layers > MAX_BLOCKS + 1 ? html`<button type="button" class="quiet" @click=${() => set({ expanded: false })}>Collapse the middle blocks</button>` : nothing}
+		>${state.expanded && layers > MAX_BLOCKS + 1 ? button("Collapse the middle blocks", () => set({ expanded: false }), { kind: "quiet" }) : nothing}
 	</figure>`;
 }
 

@@ -4,7 +4,7 @@ import { html, nothing } from "lit-html";
 import { decodeView, snapshot } from "ch/api";
 import { CanvasGrid, pixelImage, reactive, resizeCanvas } from "ch/base-elements";
 import { colorIndex, colorTable, themeColors } from "ch/colors";
-import { buttonGroup, numberSelect, slider, tokenIndex } from "ch/controls";
+import { button, buttonGroup, numberSelect, slider, tokenIndex } from "ch/controls";
 import { toCsv, toNpy } from "ch/download";
 import "ch/edits";
 import { formatNumber } from "ch/format";
@@ -88,8 +88,8 @@ function inputFigure(card, state) {
 			snapshot
 				? nothing
 				: html`<div class="row controls">
-						${file ? html`<button type="button" @click=${() => useDrawingOrTone(card)}>${card.reads_images ? "Draw instead" : "Use a tone"}</button>` : card.reads_images ? html`<button type="button" @click=${() => set({ drawing: "" })}>Clear</button>` : nothing}
-						${example && file !== example ? html`<button type="button" @click=${useExample}>Use the example</button>` : nothing}
+						${file ? button(card.reads_images ? "Draw instead" : "Use a tone", () => useDrawingOrTone(card)) : card.reads_images ? button("Clear", () => set({ drawing: "" })) : nothing}
+						${example && file !== example ? button("Use the example", useExample) : nothing}
 						<label class="file"
 							><span>Open an ${what}…</span
 							><input
@@ -253,7 +253,7 @@ export default {
 	template,
 };
 
-// ---------------------------------------------------------------- <ch-patch-grid>
+// ---- <ch-patch-grid>
 const MIN_BIN_HEIGHT = 3; // screen pixels per spectrogram bin
 
 /** An image or spectrogram split into patches, with attention weights as an overlay. */

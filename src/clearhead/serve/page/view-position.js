@@ -3,7 +3,7 @@
 import { html, nothing, svg } from "lit-html";
 import * as api from "ch/api";
 import "ch/charts";
-import { selectBox, slider } from "ch/controls";
+import { button, selectBox, slider } from "ch/controls";
 import { formatNumber } from "ch/format";
 import {
 	currentInput,
@@ -306,7 +306,7 @@ export default {
 	template,
 };
 
-// ---------------------------------------------------------------- rotary positions (L2.5)
+// ---- rotary positions (L2.5)
 
 registerDefaults({ shift: 0, distance: 0 });
 const NUM_DIALS = 6;
@@ -387,7 +387,7 @@ function rotaryDials({ card, run, state, set }, { q, k, scores }, frequencies, i
 		</div>
 		<div class="row">
 			${slide("shift", "Shift both by", 64)} ${slide("distance", "Shift only the query by", 32)}
-			${state.shift || state.distance ? html`<button type="button" class="quiet" @click=${() => set({ shift: 0, distance: 0 })}>Reset</button>` : nothing}
+			${state.shift || state.distance ? button("Reset", () => set({ shift: 0, distance: 0 }), { kind: "quiet" }) : nothing}
 		</div>
 		<div class="dials">
 			${pairs.map((p) => rotaryDial(p, a, b, half, frequencies[p], positions, longest))}

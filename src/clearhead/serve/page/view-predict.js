@@ -2,7 +2,7 @@
 
 import { html, nothing } from "lit-html";
 import * as api from "ch/api";
-import { slider } from "ch/controls";
+import { button, slider } from "ch/controls";
 import { formatCount, formatNumber, formatPercent } from "ch/format";
 import * as generation from "ch/generation";
 import {
@@ -13,6 +13,7 @@ import {
 	memoize,
 	modelUrl,
 	nanMessage,
+	renderError,
 	renderResource,
 	runRequest,
 	viewMatrix,
@@ -165,58 +166,24 @@ function generationButtons({ card, run, state, set }, ids, settings) {
 		generation.hasEnded(run, settings.eos_tokens) ||
 		run.tokens.length + ids.length >= card.context_length;
 	const hint = (label) => (api.snapshot ? api.LIVE_ONLY : label);
+	const keep = (ids) => () => {
+		generation.stopGenerating();
+		generation.setGenerated(run, ids);
+	};
+	const isEmpty = !ids.length;
 	return html`<div class="row">
-		<button
-			type="button"
-			class="main"
-			?disabled=${isEnd}
-			@click=${() => generation.generate(card, run, 1)}
-			title=${hint("Sample one token (.)")}>
-			Step
-		</button>
+		${button("Step", () => generation.generate(card, run, 1), { kind: "main", disabled: isEnd, title: hint("Sample one token (.)") })}
 		${
 			generation.isGenerating()
-				? html`<button
-						type="button"
-						@click=${generation.stopGenerating}
-						title="Stop after this token (Space)">
-						Pause
-					</button>`
-				: html`<button
-						type="button"
-						?disabled=${isEnd}
-						@click=${() => generation.generate(card, run)}
-						title=${hint("Sample token after token (Space)")}>
-						Play
-					</button>`
+				? button("Pause", generation.stopGenerating, { title: "Stop after this token (Space)" })
+				: button("Play", () => generation.generate(card, run), {
+						disabled: isEnd,
+						title: hint("Sample token after token (Space)"),
+					})
 		}
-		<button
-			type="button"
-			?disabled=${!ids.length}
-			@click=${() => {
-				generation.stopGenerating();
-				generation.setGenerated(run, ids.slice(0, -1));
-			}}>
-			Undo
-		</button>
-		<button
-			type="button"
-			class="quiet"
-			?disabled=${!ids.length}
-			@click=${() => {
-				generation.stopGenerating();
-				generation.setGenerated(run, []);
-			}}>
-			Start over
-		</button>
-		<button
-			type="button"
-			class="quiet"
-			?disabled=${!ids.length}
-			@click=${() => useAsPrompt(card, run)}
-			title="Use the longer text in all other views">
-			Use as prompt
-		</button>
+		${button("Undo", keep(ids.slice(0, -1)), { disabled: isEmpty })}
+		${button("Start over", keep([]), { kind: "quiet", disabled: isEmpty })}
+		${button("Use as prompt", () => useAsPrompt(card, run), { kind: "quiet", disabled: isEmpty, title: "Use the longer text in all other views" })}
 		${editFields() ? html`<span class="hint">sampling from the edited model</span>` : nothing}
 		<label
 			>Seed
@@ -292,7 +259,7 @@ function nextTokenFigure(context, ids, { run: shownRun, ranks }, edited, words) 
 					probability mass kept</span
 				>
 			</p>
-			${edited?.error ? html`<p class="problem">${edited.error.message}</p>` : nothing}
+			${renderError(edited)}
 			<table class="candidates">
 				<thead>
 					<tr>
@@ -406,7 +373,7 @@ export default {
 	template,
 };
 
-// ---------------------------------------------------------------- the unembedding (L5.1)
+// ---- the unembedding (L5.1)
 // prettier-ignore
 const SOFTMAX = html`<math><msub><mi>p</mi><mi>i</mi></msub><mo>=</mo><mfrac>
 	<msup><mi>e</mi><mrow><msub><mi>u</mi><mi>i</mi></msub><mo>/</mo><mi>T</mi></mrow></msup>

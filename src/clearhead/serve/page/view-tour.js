@@ -6,6 +6,7 @@
 import { html, nothing, render } from "lit-html";
 import { snapshot } from "ch/api";
 import { BY_WEIGHT } from "ch/attention";
+import { button } from "ch/controls";
 import { currentCard, getJson, modelUrl, serverModels } from "ch/requests";
 import { notify, registerDefaults, set, state, subscribe, withChanges } from "ch/state";
 
@@ -390,7 +391,7 @@ function template({ card }) {
 				.map(({ name }) => name);
 	return html`<p class="row">
 			<button type="button" class="main" @click=${() => goTo(card, first)}>Start the tour</button>
-			${done ? html`<button type="button" @click=${() => goTo(card, done)}>Continue at ${done.title}</button>` : nothing}
+			${done ? button(`Continue at ${done.title}`, () => goTo(card, done)) : nothing}
 			<span class="hint">Keys: N next, B back, Esc end.</span>
 			${
 				unloaded.length && !loadOthers
@@ -493,7 +494,7 @@ function endTour() {
 	stateBefore = null;
 }
 
-// ---------------------------------------------------------------- caption
+// ---- caption
 const captionHost = document.createElement("aside");
 captionHost.className = "tour-caption";
 captionHost.setAttribute("aria-label", "tour");
@@ -519,7 +520,7 @@ function renderCaption() {
 					<p class="text">${stop.text}</p>
 					<p class="tour-buttons">
 						<button type="button" ?disabled=${index === 0} @click=${() => moveBy(-1)}>Back</button>
-						${isAway ? html`<button type="button" class="main" @click=${() => goTo(card, stop)}>Return</button>` : html`<button type="button" class="main" @click=${() => moveBy(1)}>${index === stops.length - 1 ? "Finish" : "Next"}</button>`}
+						${isAway ? button("Return", () => goTo(card, stop), { kind: "main" }) : button(index === stops.length - 1 ? "Finish" : "Next", () => moveBy(1), { kind: "main" })}
 						<button type="button" class="quiet" @click=${endTour}>End the tour</button>
 					</p>`,
 		captionHost,
@@ -541,8 +542,9 @@ function highlight(stop) {
 	if (!stop) scrolledTo = "";
 	else if (target && scrolledTo !== stop.id) {
 		if ("ready" in document.body.dataset) scrolledTo = stop.id; // content above may still grow until then
+		const isTall = target.getBoundingClientRect().height > 0.7 * innerHeight;
 		target.scrollIntoView({
-			block: "center",
+			block: isTall ? "start" : "center",
 			behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth",
 		});
 	}

@@ -6,6 +6,7 @@ import {
 	attentionPath,
 	crossAttentionLines,
 	layerCount,
+	patternHeatmap,
 	tokenTexts,
 } from "ch/attention";
 import { buttonGroup, isPlaying, numberSelect, slider, togglePlay } from "ch/controls";
@@ -225,33 +226,26 @@ function attentionFigure({ card, state, set }, result, steps) {
 			values.shape?.length !== 2 || values.shape[0] !== rows.length
 				? nothing
 				: html`${crossAttentionLines(
-							cols,
-							rows,
-							values,
-							hoveredRow >= 0 ? hoveredRow : selectedRow(state, rows.length),
-							{
-								pick: (query) => set({ query }),
-								hover: (row) => {
-									hoveredRow = row;
-									notify();
-								},
-								label: `${part}, layer ${layer}`,
+						cols,
+						rows,
+						values,
+						hoveredRow >= 0 ? hoveredRow : selectedRow(state, rows.length),
+						{
+							pick: (query) => set({ query }),
+							hover: (row) => {
+								hoveredRow = row;
+								notify();
 							},
-						)}
-						<ch-heatmap
-							.values=${values}
-							.rowLabels=${labels}
-							.colLabels=${cols}
-							.max=${1}
-							.name=${state.mean_heads ? "" : name}
-							.run=${run.value?.id ?? ""}
-							.toIndex=${(r, c) => [head, r, c]}
-							.isMasked=${attentionMask(card, part).isMasked}
-							.axes=${["query", "key"]}
-							.valueName=${"pattern"}
-							.label=${`${part}, layer ${layer}`}
-							.cursor=${state.query >= 0 && state.key >= 0 ? [state.query, state.key] : null}
-							@pick=${(event) => set({ query: event.detail.row, key: event.detail.col })}></ch-heatmap>`,
+							label: `${part}, layer ${layer}`,
+						},
+					)}
+					${patternHeatmap(values, [labels, cols], {
+						...{ name: state.mean_heads ? "" : name, run: run.value?.id ?? "", head },
+						label: `${part}, layer ${layer}`,
+						isMasked: attentionMask(card, part).isMasked,
+						cursor: state.query >= 0 && state.key >= 0 ? [state.query, state.key] : null,
+						pick: ({ row, col }) => set({ query: row, key: col }),
+					})}`,
 		)}
 	</ch-figure>`;
 }
@@ -298,7 +292,7 @@ export default {
 	template,
 };
 
-// ---------------------------------------------------------------- beam search
+// ---- beam search
 // One column per step, most likely hypothesis on top.
 const COLUMN_WIDTH = 122;
 const ROW_HEIGHT = 25;

@@ -1,7 +1,7 @@
 // Vector lab (L1.4): vector arithmetic, directions and similarities over the whole vocabulary.
 
 import { html, nothing, svg } from "lit-html";
-import { selectBox, textInput } from "ch/controls";
+import { button, selectBox, textInput } from "ch/controls";
 import { formatCount } from "ch/format";
 import { decodedView, memoize, postJson, renderResource, viewWithNumbers } from "ch/requests";
 import { registerDefaults } from "ch/state";
@@ -61,7 +61,7 @@ function arithmeticSection(context) {
 			>
 		</div>
 		<div class="row">
-			${EXAMPLES.map((expression) => html`<button type="button" class="quiet" @click=${() => set({ expression })}>${expression}</button>`)}
+			${EXAMPLES.map((expression) => button(expression, () => set({ expression }), { kind: "quiet" }))}
 		</div>
 		${renderResource(
 			result,

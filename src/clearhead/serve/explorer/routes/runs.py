@@ -322,7 +322,7 @@ def run_logit_lens(run: Run, token: int) -> JSONDict:
     num_tokens = len(tokens)
     start = 0
     if trace.is_pooled:  # one prediction for the whole text
-        labels = ["text"]
+        labels = ["whole input"]
         column = 0
         window = slice(None)
     else:
@@ -351,6 +351,7 @@ def run_logit_lens(run: Run, token: int) -> JSONDict:
         "start": start,
         "token": column,
         "num_tokens": num_tokens,
+        "is_pooled": trace.is_pooled,
         "layers": layers,
     }
 

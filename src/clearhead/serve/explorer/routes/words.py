@@ -188,7 +188,7 @@ def embedding_map(model: Model) -> View:
     )
     note = f"{num_rows:,} tokens × {d_model} dimensions"
     if height > 1 or width > 1:
-        note += f"; each cell is the value of largest magnitude of {height} × {width}"
+        note += f"; each cell shows the value with the largest magnitude of {height} × {width}"
     return View(values, axes, "embedding matrix", "value", signed=True, note=note)
 
 
@@ -353,8 +353,8 @@ def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest)
         rows.append(torch.stack(cosines))
     axes = label_axes({"sentence": ["alone", *request.texts], "word": substitutes})
     note = (
-        f"cosine similarity of {word!r} with a substitute in its place after layer {layer}; "
-        "alone: of their embeddings"
+        f"cosine similarity of {word!r} and a substitute in its place, after layer {layer}; "
+        "alone: similarity of their embeddings"
     )
     title = f"similarity of {word!r} to substitutes"
     return View(torch.stack(rows), axes, title, "cosine", signed=True, vmax=1.0, note=note)
