@@ -35,7 +35,7 @@ registerDefaults({ encoder_key: -1 }, { inText: true });
 
 const MAX_AUTO_SCORED = 256; // texts up to this many tokens are scored automatically
 const EDIT_NOTE =
-	"An edit changes a component's output, so patterns change only in later layers; an ablated head keeps its own pattern.";
+	"An edit changes the output of a component, so patterns change only in later layers; an ablated head keeps its own pattern.";
 const TYPE_NAMES = { attention: "decoder", cross: "cross", encoder: "encoder" };
 
 export default {
@@ -240,8 +240,8 @@ function patternFigure(context, { part, layer, head }, run, result, isMasked, ti
 	const shape = result.value?.shape;
 	const values = shape?.[0] === queries.length && shape[1] === keys.length ? result.value : null;
 	const locked = lockedIndex(name);
-	const type = part === "attention" ? "" : `${TYPE_NAMES[part]}, `;
-	const caption = `${type}layer ${layer}, head ${head}${title ? ` · ${title}` : ""}`;
+	const type = part === "attention" ? "" : ` · ${TYPE_NAMES[part]}`;
+	const caption = `Layer ${layer}, head ${head}${type}${title ? ` · ${title}` : ""}`;
 	const strip = highlight.viewStrip;
 	const cell = selectedCell(state, part);
 	const isHighlighted = highlight.token >= 0 && highlight.strip === strip;

@@ -172,7 +172,7 @@ const CHAPTERS = [
 					card.architecture === "encoder"
 						? null
 						: { ...attentionText(card), part: "attention", lines: false },
-				target: /^layer \d+, head \d+|^Head|^Layer/i,
+				target: /^Layer \d+/,
 				text: "Masked scores are −∞ and their weights exactly 0: those cells are hatched. Change the last word: no earlier row changes.",
 			},
 			{
