@@ -97,6 +97,9 @@ def test_ablated_tokens_change_the_classification(page_on):
         assert drawn == pytest.approx(real.sort(descending=True).values.tolist(), abs=1e-5)
         page.locator("main ch-tokens button").nth(3).click()
         assert visit.ready().state()["edits"] == []
+        visit.set(view="lens")  # one prediction for all tokens
+        captions = page.locator("main ch-figure > header h2").all_inner_texts()
+        assert "Prediction, layer by layer" in captions
 
 
 def test_heads_are_sorted_by_the_selected_cell(page_on):

@@ -114,6 +114,20 @@ def test_pooling_keeps_finite_values(page_on, signed):
         assert (most, first, last) == (4, [1, 1] if signed else [0, 0], [2, 2])
 
 
+def test_numbers_are_formatted(page_on):
+    with page_on(byte_model()) as visit:
+        script = """async () => {
+          const { formatNumber, formatPercent } = await import("ch/format");
+          return [
+            [0.12345, -0.000012345, null, NaN].map((value) => formatNumber(value)),
+            [0, 0.00001, 0.00123, 0.1234, 0.9999, 1, null].map(formatPercent),
+          ];
+        }"""
+        numbers, percentages = visit.go().page.evaluate(script)
+        assert numbers == ["0.123", "−1.23e−5", "", "NaN"]
+        assert percentages == ["0%", "<0.01%", "0.12%", "12.3%", ">99.9%", "100%", "NaN"]
+
+
 @pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder"])
 def test_sliding_window_is_described(page_on, name):
     model = byte_model(name, attention__sliding_window=3)
