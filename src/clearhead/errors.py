@@ -153,9 +153,25 @@ def reraise_as(message: str, *library_errors: type[BaseException]) -> Iterator[N
     except ClearheadError:
         raise
     except BaseException as error:
-        # Rust extensions raise a bare Exception, or PanicException, which cannot be imported.
-        is_rust_error = type(error) is Exception or type(error).__name__ == "PanicException"
+        # Rust extensions raise a bare Exception, or panic.
+        is_rust_error = type(error) is Exception or _is_rust_panic(error)
         if not (is_rust_error or isinstance(error, (*DATA_ERRORS, *library_errors))):
             raise
         reason = str(error).strip().split("\n")[0].removesuffix(".") or type(error).__name__
         raise ClearheadError(f"{message}: {reason}.") from error
+
+
+@contextmanager
+def rust_panics_as(message: str) -> Iterator[None]:
+    """Turn a panic of a Rust extension into a ClearheadError."""
+    try:
+        yield
+    except BaseException as error:
+        if not _is_rust_panic(error):
+            raise
+        raise ClearheadError(f"{message}: {error}.") from None
+
+
+def _is_rust_panic(error: BaseException) -> bool:
+    """Whether this is PyO3's PanicException, which cannot be imported."""
+    return type(error).__name__ == "PanicException"

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from clearhead.config.model import Encoder, InferenceConfig, ModelConfig, Tokens
 from clearhead.config.parse import ConfigDict, read_config_file
-from clearhead.errors import ClearheadError, cannot_read, reraise_as
+from clearhead.errors import ClearheadError, cannot_read, reraise_as, rust_panics_as
 from clearhead.io import write_json
 from clearhead.tokenizers.sentencepiece import read_sentencepiece
 from clearhead.tokenizers.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -298,7 +298,9 @@ def read_hf_tokenizer(
 def read_tokenizer_json(path: Path) -> PretrainedTokenizer:
     """Read a tokenizer.json without the files around it."""
     tokenizer = Tokenizer.load(path)
-    return PretrainedTokenizer(tokenizer, None, *_surrounding_tokens(tokenizer.backend))
+    with rust_panics_as(f"{path} is not a usable tokenizer.json"):
+        surrounding = _surrounding_tokens(tokenizer.backend)
+    return PretrainedTokenizer(tokenizer, None, *surrounding)
 
 
 def _apply_flags(backend: tk.Tokenizer, class_name: str, folder: TokenizerFolder) -> None:

@@ -9,6 +9,7 @@ import tokenizers as tk
 from tokenizers import decoders, models, normalizers
 
 from clearhead.errors import ClearheadError, cannot_read
+from clearhead.tokenizers.limits import check_growth
 
 # Types of pieces, as SentencePiece numbers them.
 NORMAL = 1
@@ -55,6 +56,7 @@ def read_sentencepiece(
     backend.normalizer = normalizers.Sequence(_normalizers(proto.normalizer_spec))
     has_hidden_names = bool(vocab.keys() - ids.keys())
     backend.decoder = decoders.Sequence(_decoders(proto, has_hidden_names))
+    check_growth(backend)
     special_types = (UNKNOWN, CONTROL)
     backend.add_special_tokens(
         [name for name, piece in pieces.items() if piece.type in special_types and name in ids]

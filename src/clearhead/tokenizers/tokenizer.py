@@ -20,9 +20,11 @@ from clearhead.errors import (
     check_int,
     check_type,
     reraise_as,
+    rust_panics_as,
     with_index,
 )
 from clearhead.io import write_atomic
+from clearhead.tokenizers.limits import check_growth, check_token_ids
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_KINDS = ("bpe", "characters", "bytes")  # that can be made from texts
@@ -110,10 +112,12 @@ class Tokenizer:
             if allow_special:
                 return _encode_batch(self._with_special_tokens, [text])[0]
             return self._reencode_if_special(text, _encode_batch(self.backend, [text])[0])
+        except ClearheadError:
+            raise
         except Exception:  # the library raises nothing more specific
             for character in text:
                 with suppress(Exception):
-                    self.backend.encode(character)
+                    _encode_batch(self.backend, [character])
                     continue
                 name = f"{character!r} (U+{ord(character):04X})"
                 problem = f"contains {name}, which is not in the vocabulary."
@@ -140,7 +144,8 @@ class Tokenizer:
         ids = _as_list(ids)
         for i in ids:
             self.id_to_token(i)
-        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        with rust_panics_as("this tokenizer cannot decode the tokens"):
+            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def to_str_tokens(self, ids: Iterable[int]) -> list[str]:
         """Printable tokens: a space is ·, a line end ↵, a tab ⇥, and other bytes are ‹e2›."""
@@ -190,12 +195,15 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a `tokenizer.json`."""
-        with reraise_as(f"{path} is not a valid tokenizer.json"):
+        with reraise_as(f"{path} is not a valid tokenizer.json", TypeError):
             try:
                 text = Path(path).read_text(encoding="utf-8")
             except OSError as error:
                 raise cannot_read(path, error) from None
-            return cls(tk.Tokenizer.from_str(text))
+            check_token_ids(text)
+            backend = tk.Tokenizer.from_str(text)
+            check_growth(backend)
+            return cls(backend)
 
     @cached_property
     def without_prefix_space(self) -> "Tokenizer":
@@ -270,8 +278,10 @@ def _add_special_tokens(backend: tk.Tokenizer, special_tokens: tuple[str, ...]) 
 
 
 def _encode_batch(backend: tk.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    # `fast` leaves out offsets.
-    return [one.ids for one in backend.encode_batch_fast(texts, add_special_tokens=False)]
+    with rust_panics_as("this tokenizer cannot encode the text"):
+        # `fast` leaves out offsets.
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+    return [one.ids for one in encodings]
 
 
 # --- printable tokens
