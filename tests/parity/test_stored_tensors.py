@@ -180,3 +180,11 @@ def test_export_chooses_a_family_that_transformers_accepts(tmp_path):
         logits(ch.load(tmp_path / "hf", device="cpu"), inputs).detach(),
         logits(model, inputs).detach(),
     )
+
+
+def test_the_activation_of_t5_must_follow_from_feed_forward_proj(tmp_path):
+    hf_model("t5").save_pretrained(tmp_path)
+    assert_equal_to_transformers("t5", tmp_path)
+    edit_config(tmp_path, dense_act_fn="silu")
+    with pytest.raises(ch.ClearheadError, match="dense_act_fn = 'silu'"):
+        ch.load(tmp_path)

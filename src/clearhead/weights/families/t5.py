@@ -67,6 +67,14 @@ def weight_map(m: c.ModelConfig) -> WeightMap:
     )
 
 
+def _check_activation(theirs: ConfigDict, ours: ConfigDict) -> None:
+    """Attributes that follow from feed_forward_proj, but win over it in transformers."""
+    name = theirs.get("feed_forward_proj", "relu")
+    gate, _, activation = str(name).rpartition("-")
+    Require("is_gated_act", gate == "gated").read(theirs, ours)
+    Require("dense_act_fn", "gelu_new" if name == "gated-gelu" else activation).read(theirs, ours)
+
+
 def _read_depth_and_head(theirs: ConfigDict, ours: ConfigDict) -> None:
     """The stacks differ in depth only; a tied head scales its input by default."""
     encoder_layers = ours["architecture"]["encoder_layers"]
@@ -102,6 +110,7 @@ T5 = ModelFamily(
         Attr("num_heads", "attention.n_heads"),
         Attr("d_kv", "attention.d_head", 64),
         Attr("d_ff", "ffn.d_ff"),
+        Custom(_check_activation),
         Attr("feed_forward_proj", "ffn.activation", "relu", ACTIVATIONS, strict=True),
         Attr("relative_attention_num_buckets", "position.num_buckets", 32),
         Attr("relative_attention_max_distance", "position.max_distance", 128),
@@ -110,7 +119,6 @@ T5 = ModelFamily(
         Custom(_read_depth_and_head, _write_depth_and_head),
         Require("is_encoder_decoder", True),
         Ignore("classifier_dropout"),
-        Ignore("dense_act_fn", "is_gated_act"),  # follow from feed_forward_proj
     ),
     weight_map=weight_map,
 )
