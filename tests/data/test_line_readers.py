@@ -45,6 +45,12 @@ def test_endless_lines_are_refused_before_they_fill_memory(tmp_path, monkeypatch
     assert "a line is longer" in str(report)
 
 
+def test_content_beyond_the_expected_size_is_not_read():
+    file = io.BytesIO(b"x" * 10_000_000)
+    assert 11 <= len(readers.read_at_most(file, 10)) <= readers.READ_BYTES
+    assert readers.read_at_most(io.BytesIO(b"abc"), 10) == b"abc"
+
+
 def test_dash_reads_lines_of_standard_input(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(CONTENT)))
     assert list(read_lines("-")) == LINES

@@ -177,12 +177,14 @@ def test_binary_files_may_lack_line_ends(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.bin", b"5 4\nking 0000", "expected 5 words, found 0"),
+        ("x.bin", b"5 4\nking " + bytes(16), "expected 5 words, found 1"),
         ("x.txt", b"2 2\na 1 2\nb 1\n", "line 3: expected 2 numbers, found 1"),
-        ("x.txt", b"9 2\na 1 2", "expected 9 words, found 1"),
+        ("x.txt", b"9 2\na 1 2" + b" " * 20, "expected 9 words, found 1"),
         ("x.txt", b"2 1\na 1\na 2\n", "'a' has more than one vector"),
         ("x.txt", b"1 1\na nan\n", "NaN or infinity"),
         ("x.txt", b"hello\n", "not a word2vec file"),
+        ("x.txt", b"1 1000000000000\na 1\n", "too short for 1 words"),
+        ("x.bin", b"1000000000 1000\na " + bytes(99), "too short for 1,000,000,000 words"),
         ("x.txt", b"1 1\na b\n", "could not convert"),
     ],
 )

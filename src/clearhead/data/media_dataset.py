@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.config.model import Images, MelSpectrogram
 from clearhead.data.classification import label_id, label_names, stratified_split
 from clearhead.data.packed_batch import PackedBatch, seeded_generator, select_rows
-from clearhead.data.readers import DataReport, open_input, visible_files
+from clearhead.data.readers import DataReport, open_input, read_at_most, visible_files
 from clearhead.errors import ClearheadError, cannot_read, reraise_as
 from clearhead.tokenizers.media import log_mel, normalize_pixels, read_audio, read_pixels
 
@@ -134,17 +134,18 @@ def _load_idx(path: Path, config: Images) -> MediaExamples:
 
 def _read_idx(path: Path, num_dimensions: int) -> NDArray[np.uint8]:
     """The array of an idx file (the format of MNIST): magic number, shape, bytes."""
-    with open_input(path) as file:
-        content = file.read()
     magic = bytes((0, 0, 8, num_dimensions))
     header_size = 4 + 4 * num_dimensions
-    shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, header_size, 4)]
-    if content[:4] != magic or len(content) != header_size + math.prod(shape):
+    with open_input(path) as file:
+        header = file.read(header_size)
+        shape = [int.from_bytes(header[i : i + 4], "big") for i in range(4, header_size, 4)]
+        content = read_at_most(file, math.prod(shape))
+    if len(header) < header_size or header[:4] != magic or len(content) != math.prod(shape):
         raise ClearheadError(
             f"{path} is not a complete idx file of {num_dimensions} dimensions, which starts with "
             f"{magic.hex(' ')} and the shape."
         )
-    return np.frombuffer(content, np.uint8, offset=header_size).reshape(shape)
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _from_arrays(

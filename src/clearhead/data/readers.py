@@ -85,6 +85,7 @@ UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst", ".zstd")
 READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)  # raised while a file is read
 MAX_RECORD_BYTES = 2**28  # of a line; compressed, a few kilobytes could hold gigabytes
+READ_BYTES = 2**20  # at a time
 ZSTD_WINDOW_LOG = 31  # the largest window that `zstd --long` can ask for
 ZSTD_BACKPORT = "backports.zstd"  # of the module of Python 3.14
 
@@ -117,6 +118,14 @@ def open_input(path: str | Path) -> Iterator[IO[bytes]]:
             yield file
     except READ_ERRORS as error:
         raise cannot_read(path, error) from None
+
+
+def read_at_most(file: IO[bytes], max_bytes: int) -> bytes:
+    """The rest of a file; if it is longer, its first bytes and at least one more."""
+    content = bytearray()
+    while len(content) <= max_bytes and (part := file.read(READ_BYTES)):
+        content += part
+    return bytes(content)
 
 
 def _raw_lines(file: IO[bytes]) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from clearhead.data.readers import open_input
+from clearhead.data.readers import open_input, read_at_most
 from clearhead.errors import ClearheadError, reraise_as
 from clearhead.io import write_atomic, write_json
 
@@ -27,6 +27,8 @@ VECTORS_FILE = "vectors.safetensors"
 TEXT_SUFFIXES = (".txt", ".vec")
 BINARY_SUFFIX = ".bin"
 MAX_HEADER_BYTES = 99
+MAX_WORD_BYTES = 1000  # on average
+MAX_NUMBER_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,20 @@ def read_vectors(path: Path) -> VectorTable:
             words = json.loads(file.metadata()["words"])
             return VectorTable(list(map(str, words)), file.get_tensor("vectors").float())
     with open_input(path) as stream:
-        header, _, content = stream.read().partition(b"\n")
-    if not _is_word2vec_header(header):
-        raise ClearheadError(
-            f"{path} is not a word2vec file: "
-            "its first line must be the number of words and the vector size."
+        header = stream.readline(MAX_HEADER_BYTES)
+        if not _is_word2vec_header(header):
+            raise ClearheadError(
+                f"{path} is not a word2vec file: "
+                "its first line must be the number of words and the vector size."
+            )
+        num_words, vector_size = map(int, header.split())
+        content = read_at_most(
+            stream, num_words * (MAX_WORD_BYTES + vector_size * MAX_NUMBER_BYTES)
         )
-    num_words, vector_size = map(int, header.split())
+    if num_words * vector_size > len(content):
+        raise ClearheadError(
+            f"{path} is too short for {num_words:,} words of {vector_size:,} numbers."
+        )
     parse = _parse_binary if path.suffix == BINARY_SUFFIX else _parse_text
     with reraise_as(f"{path} is not a valid word2vec file"):
         return parse(content, num_words, vector_size)
