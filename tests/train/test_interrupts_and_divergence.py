@@ -12,6 +12,7 @@ from tiny_training import load_weights, make_trainer, resume, run, same_tensors
 
 import clearhead as ch
 from clearhead.cli.main import app
+from clearhead.train.checkpoint import read_log
 from clearhead.train.trainer import DivergenceError, divergence_threshold
 
 RARELY = {"save_every": 100, "log_every": 100, "eval_every": 100}
@@ -84,6 +85,60 @@ def test_signal_within_a_step_saves_the_completed_step(signals, tmp_path, monkey
     resumed = run(resume(tmp_path / "interrupted", **RARELY))
     uninterrupted = run(make_trainer(tmp_path / "uninterrupted", **RARELY))
     assert same_tensors(load_weights(resumed.checkpoint), load_weights(uninterrupted.checkpoint))
+
+
+def read_reports(output):
+    """The reports of a run, without its speed."""
+    reports = read_log(output / "log.jsonl")
+    return [{**report, "targets_per_second": None} for report in reports]
+
+
+@pytest.mark.parametrize("steps", [(2,), (4, 7), (3, 4), (11,)], ids=str)
+def test_signals_between_reports_change_neither_log_nor_state(steps, tmp_path, monkeypatch):
+    options = {"log_every": 5, "eval_every": 10, "ema_decay": 0.9, "train.optimizer.lr": 1e-2}
+    uninterrupted = run(make_trainer(tmp_path / "uninterrupted", **options))
+    for step in (*steps, None):
+        trainer = make_trainer(tmp_path / "interrupted", **options)
+        trainer.resume()
+        training_step = trainer.training_step
+
+        def interrupted_step(trainer=trainer, training_step=training_step, step=step):
+            if trainer.step + 1 == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return training_step()
+
+        monkeypatch.setattr(trainer, "training_step", interrupted_step)
+        result = run(trainer)
+        assert (result.status, result.step) == (
+            ("interrupted", step) if step else ("completed", 12)
+        )
+    assert read_reports(tmp_path / "interrupted") == read_reports(tmp_path / "uninterrupted")
+    for name in ("training_state.json", "training_state.safetensors", "model.safetensors"):
+        expected = (uninterrupted.checkpoint / name).read_bytes()
+        assert (result.checkpoint / name).read_bytes() == expected
+
+
+def test_speed_of_a_report_includes_the_time_before_an_interrupt(tmp_path, monkeypatch):
+    options = {"log_every": 4, "eval_every": 100, "save_every": 100, "max_steps": 4}
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for step in (3, None):
+        trainer = make_trainer(tmp_path, **options)
+        trainer.resume()
+        training_step = trainer.training_step
+
+        def slow_step(trainer=trainer, training_step=training_step, step=step):
+            nonlocal now
+            now += 1
+            if trainer.step + 1 == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return training_step()
+
+        monkeypatch.setattr(trainer, "training_step", slow_step)
+        run(trainer)
+        now += 1000
+    [report] = read_log(tmp_path / "log.jsonl")
+    assert report["targets_per_second"] == 64
 
 
 def test_second_ctrl_c_raises_at_once(tmp_path, monkeypatch):

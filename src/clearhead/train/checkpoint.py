@@ -7,8 +7,8 @@
     best                       link to the checkpoint with the lowest validation loss
     average/                   mean of the last models, if requested
 
-A checkpoint holds the weights, optimizer state, weight averages and the step. The saved model is
-the one that was validated; if that is an EMA, the weights that training continues with are part
+A checkpoint holds the weights, optimizer state, weight averages, the step, and what accumulates
+until the next report. The saved model is the one that was validated; if that is an EMA, the weights that training continues with are part
 of the training state. The order of the data and all random numbers follow from the seed and the
 step. Tensors are saved unsharded, so a run resumes with any number of processes.
 """
@@ -59,7 +59,15 @@ BEST_LINK = "best"
 AVERAGE_FOLDER = "average"
 STATE_TENSORS_FILE = "training_state.safetensors"
 STATE_FILE = "training_state.json"
-STATE_KEYS = {"step", "best_loss", "best_step", "evals_since_best", "first_loss"}
+STATE_KEYS = {
+    "step",
+    "best_loss",
+    "best_step",
+    "evals_since_best",
+    "first_loss",
+    "unreported_losses",
+    "unreported_seconds",
+}
 
 # Options of a run that may change when it is resumed.
 MUTABLE_OPTIONS = {

@@ -152,6 +152,9 @@ class Trainer:
         self.best_step: int | None = None
         self.evals_since_best = 0
         self.first_loss: float | None = None  # of the first report
+        # Of steps since the last report: summed loss and targets of each, and their time.
+        self.unreported_losses: list[tuple[Tensor, int]] = []
+        self.unreported_seconds = 0.0
 
     def train(
         self, on_report: Callable[[Progress], bool], on_step: Callable[[int], None] | None = None
@@ -166,12 +169,11 @@ class Trainer:
         strategy = self.strategy
         log = LogWriter(self.output / LOG_FILE, self.step) if strategy.is_main_process else None
         mean_loss = log.last_loss if log is not None else math.nan
-        timer = TrainingTimer(self.device)
+        timer = TrainingTimer(self.device, self.unreported_seconds)
         is_running = True
-        losses: list[tuple[Tensor, int]] = []  # summed loss and targets of steps not yet reported
         with deferred_signals() as signals:
             while is_running and not self.stop_reason:
-                losses.append(self.training_step())
+                self.unreported_losses.append(self.training_step())
                 self.step += 1
                 if on_step is not None and (strategy.is_main_process or strategy.is_sharded):
                     with timer.paused():
@@ -182,11 +184,17 @@ class Trainer:
                 intervals = (config.log_every, config.eval_every, config.save_every)
                 is_report_due = is_last or any(self.step % interval == 0 for interval in intervals)
                 if is_report_due or not is_running:
-                    mean_loss = self.mean_loss(losses)
+                    mean_loss = self.mean_loss()
+                    self.unreported_seconds = timer.seconds()
                 if not is_report_due:
                     continue
 
-                targets_per_second = sum(count for _, count in losses) / timer.seconds()
+                if self.first_loss is None:
+                    self.first_loss = mean_loss
+                num_targets = sum(count for _, count in self.unreported_losses)
+                targets_per_second = num_targets / self.unreported_seconds
+                self.unreported_losses = []
+                self.unreported_seconds = 0.0
                 valid_loss = raw_valid_loss = accuracy = None
                 if is_last or self.step % config.eval_every == 0:
                     valid_loss, accuracy = self.validate()
@@ -210,7 +218,6 @@ class Trainer:
                 is_best = valid_loss is not None and self.update_best(valid_loss)
                 if is_last or is_best or self.step % config.save_every == 0:
                     self.save_checkpoint()
-                losses = []
                 timer.start()
             self.net.eval()
             checkpoint = self.save_checkpoint()
@@ -248,15 +255,13 @@ class Trainer:
         mean_loss = self.step_function(batches, num_targets, self.lr_factor(self.step))
         return mean_loss * num_targets, num_targets
 
-    def mean_loss(self, step_losses: list[tuple[Tensor, int]]) -> float:
+    def mean_loss(self) -> float:
         """Mean loss per target since the last report; raise DivergenceError if it diverged."""
-        local_sums = torch.stack([loss_sum for loss_sum, _ in step_losses])
-        loss_sums = self.strategy.all_reduce(local_sums).tolist()
-        counts = [count for _, count in step_losses]
+        loss_sums = self.unreported_loss_sums()
+        counts = [count for _, count in self.unreported_losses]
         mean = sum(loss_sums) / sum(counts)
-        if self.first_loss is None:
-            self.first_loss = mean
-        if not mean <= divergence_threshold(self.model.config.model, self.first_loss):
+        first_loss = mean if self.first_loss is None else self.first_loss
+        if not mean <= divergence_threshold(self.model.config.model, first_loss):
             losses = [loss_sum / n for loss_sum, n in zip(loss_sums, counts, strict=True)]
             non_finite = [i for i, loss in enumerate(losses) if not math.isfinite(loss)]
             index = non_finite[0] if non_finite else losses.index(max(losses))
@@ -264,6 +269,14 @@ class Trainer:
             batches = describe_batches(self.model, self.data, step)
             raise self.divergence_error(f"loss {losses[index]:.4g} at step {step} ({batches})")
         return mean
+
+    def unreported_loss_sums(self) -> list[float]:
+        """Summed loss of each step since the last report, over all processes."""
+        if not self.unreported_losses:
+            return []
+        local_sums = torch.stack([loss_sum for loss_sum, _ in self.unreported_losses])
+        sums: list[float] = self.strategy.all_reduce(local_sums).tolist()
+        return sums
 
     def divergence_error(self, problem: str) -> DivergenceError:
         saved = self.checkpoints.latest()
@@ -310,6 +323,13 @@ class Trainer:
                 "best_step": self.best_step,
                 "evals_since_best": self.evals_since_best,
                 "first_loss": self.first_loss,
+                "unreported_losses": [
+                    [loss_sum, count]
+                    for loss_sum, (_, count) in zip(
+                        self.unreported_loss_sums(), self.unreported_losses, strict=True
+                    )
+                ],
+                "unreported_seconds": self.unreported_seconds,
             }
             with self.ema_weights() as original:
                 for name, t in original.items():
@@ -356,6 +376,13 @@ class Trainer:
         self.best_step = progress["best_step"]
         self.evals_since_best = progress["evals_since_best"]
         self.first_loss = progress["first_loss"]
+        # The sums are of all processes, which add theirs up again.
+        share = float(self.strategy.is_main_process)
+        self.unreported_losses = [
+            (torch.tensor(loss_sum * share, dtype=torch.float32, device=self.device), count)
+            for loss_sum, count in progress["unreported_losses"]
+        ]
+        self.unreported_seconds = progress["unreported_seconds"]
         if self.strategy.is_main_process:
             self.checkpoints.prune(self.best_step)  # in case the run was killed before it
         return True
@@ -365,11 +392,15 @@ class Trainer:
 
 
 class TrainingTimer:
-    """Measures training time without pauses; on a GPU, which runs asynchronously, with events."""
+    """Measures training time without pauses; on a GPU, which runs asynchronously, with events.
 
-    def __init__(self, device: torch.device) -> None:
+    `elapsed` are seconds that were measured before, by another process.
+    """
+
+    def __init__(self, device: torch.device, elapsed: float = 0.0) -> None:
         self.is_cuda = device.type == "cuda"
         self.start()
+        self.started -= elapsed
 
     def start(self) -> None:
         self.started = time.monotonic()
