@@ -1,4 +1,7 @@
-"""Trains in a process that is killed at random moments until the run ends; prints the kills."""
+"""Trains in a process that gets SIGKILL or SIGTERM at random moments until the run ends.
+
+Prints the number of signals.
+"""
 
 import os
 import random
@@ -20,15 +23,17 @@ while True:
     if child == 0:
         trainer = make_trainer(output, **KILLED_OPTIONS)
         trainer.resume()
-        trainer.train(lambda progress: True)
-        os._exit(0)
+        result = trainer.train(lambda progress: True)
+        os._exit(int(result.status == "interrupted"))
     # Ever longer, so that the run ends on any machine.
     end = time.monotonic() + generator.uniform(0.03, 0.2) * (1 + num_kills / 8)
     while time.monotonic() < end:
-        if os.waitpid(child, os.WNOHANG) != (0, 0):
+        if os.waitpid(child, os.WNOHANG) == (child, 0):
             print(num_kills)
             sys.exit()
         time.sleep(0.005)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    os.kill(child, generator.choice([signal.SIGKILL, signal.SIGTERM]))
     num_kills += 1
+    if os.waitpid(child, 0)[1] == 0:  # it ended just before
+        print(num_kills)
+        sys.exit()

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from tiny_training import load_weights, make_trainer, resume, run, same_tensors
+from tiny_training import load_weights, make_trainer, read_reports, resume, run, same_tensors
 
 import clearhead as ch
 from clearhead.cli.main import app
@@ -85,12 +85,6 @@ def test_signal_within_a_step_saves_the_completed_step(signals, tmp_path, monkey
     resumed = run(resume(tmp_path / "interrupted", **RARELY))
     uninterrupted = run(make_trainer(tmp_path / "uninterrupted", **RARELY))
     assert same_tensors(load_weights(resumed.checkpoint), load_weights(uninterrupted.checkpoint))
-
-
-def read_reports(output):
-    """The reports of a run, without its speed."""
-    reports = read_log(output / "log.jsonl")
-    return [{**report, "targets_per_second": None} for report in reports]
 
 
 @pytest.mark.parametrize("steps", [(2,), (4, 7), (3, 4), (11,)], ids=str)

@@ -5,6 +5,7 @@ import torch
 import clearhead as ch
 from clearhead.data.packed_batch import PackedBatch
 from clearhead.data.readers import DataReport
+from clearhead.train.checkpoint import read_log
 from clearhead.train.strategy import SINGLE_PROCESS
 from clearhead.train.trainer import Trainer
 from clearhead.weights.checkpoint import Checkpoint
@@ -20,8 +21,9 @@ DEFAULT_OPTIONS = {
 KILLED_OPTIONS = {
     "max_steps": 40,
     "save_every": 2,
-    "log_every": 2,
+    "log_every": 3,
     "eval_every": 10,
+    "ema_decay": 0.9,
     "average_checkpoints": 2,
     "model.dropout.residual": 0.1,
 }
@@ -96,3 +98,8 @@ def load_weights(folder):
 
 def same_tensors(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def read_reports(output):
+    """The reports of a run, without its speed."""
+    return [{**report, "targets_per_second": None} for report in read_log(output / "log.jsonl")]

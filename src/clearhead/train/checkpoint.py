@@ -8,9 +8,10 @@
     average/                   mean of the last models, if requested
 
 A checkpoint holds the weights, optimizer state, weight averages, the step, and what accumulates
-until the next report. The saved model is the one that was validated; if that is an EMA, the weights that training continues with are part
-of the training state. The order of the data and all random numbers follow from the seed and the
-step. Tensors are saved unsharded, so a run resumes with any number of processes.
+until the next report. The saved model is the one that was validated; if that is an EMA, the weights
+that training continues with are part of the training state. The order of the data and all random
+numbers follow from the seed and the step. Tensors are saved unsharded, so a run resumes with any
+number of processes.
 """
 
 import hashlib
