@@ -1,5 +1,7 @@
 """Fair queue, quotas and metrics."""
 
+import asyncio
+import threading
 from contextlib import suppress
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from clearhead.serve.errors import APIError
 from clearhead.serve.limits import Quota
-from clearhead.serve.scheduler import FairQueue
+from clearhead.serve.scheduler import FairQueue, FairThreads
 
 # (client, number of items to put; 0: pop)
 OPERATIONS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 5)), max_size=60)
@@ -77,3 +79,61 @@ def test_a_full_queue_rejects_all_items_of_a_request():
     queue.remove("a", lambda item: item < 6)
     assert queue.num_waiting == 2
     assert [queue.pop(), queue.pop()] == [5, 6]
+
+
+# --- threads
+
+
+def test_threads_take_turns_between_clients():
+    async def run():
+        threads = FairThreads(1, 100)
+        order = []
+
+        async def call(client, number):
+            await threads.call(client, lambda: order.append((client, number)))
+
+        flood = [call("a", number) for number in range(20)]
+        await asyncio.gather(*flood, call("b", 0), call("c", 0))
+        assert max(order.index((client, 0)) for client in "bc") <= 3
+        assert [number for client, number in order if client == "a"] == [*range(20)]
+        assert (threads.num_free, threads.queue.num_waiting) == (1, 0)
+        assert not threads.queue.running
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+def test_cancelled_calls_free_their_turn_when_their_thread_ends(has_started):
+    async def run():
+        threads = FairThreads(1, 100)
+        resume = threading.Event()
+        blocking = asyncio.ensure_future(threads.call("a", resume.wait))
+        await asyncio.sleep(0.01)
+        waiting = asyncio.ensure_future(threads.call("b", lambda: None))
+        after = asyncio.ensure_future(threads.call("c", lambda: "done"))
+        await asyncio.sleep(0)
+        cancelled = blocking if has_started else waiting
+        cancelled.cancel()
+        await asyncio.sleep(0.01)
+        assert cancelled.cancelled()
+        assert (threads.num_free, after.done()) == (0, False)
+        resume.set()
+        assert await after == "done"
+        await asyncio.gather(blocking, waiting, return_exceptions=True)
+        assert threads.num_free == 1
+        assert not threads.queue.running
+
+    asyncio.run(run())
+
+
+def test_errors_of_calls_are_raised_and_free_their_turn():
+    async def run():
+        threads = FairThreads(1, 2)
+        with pytest.raises(ZeroDivisionError):
+            await threads.call("a", lambda: 1 / 0)
+        calls = [asyncio.ensure_future(threads.call("a", lambda: None)) for _ in range(9)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert any(isinstance(result, APIError) for result in results)
+        assert threads.num_free == 1
+
+    asyncio.run(run())

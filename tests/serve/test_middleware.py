@@ -266,6 +266,70 @@ def test_large_chunked_body_is_rejected(served):
     assert served.registry.metrics.get_sample_value(RESIDENT_MEMORY) - before < 16 << 20
 
 
+LIST = b'{"model": "writer", "prompt": [%s]}'
+JSON_TYPE = {"Content-Type": "Application/JSON"}
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        b"[]," * 100_000 + b"[]",
+        b'"\\\\",[' * 70_000 + b"]" * 70_000,
+        b'{"\\"":1},' * 40_000 + b"{}",
+        b"1," * 600_000 + b"1",
+        b'"\xc3\xbf",' * 600_000 + b'""',
+    ],
+    ids=["lists", "lists and strings", "keys", "numbers", "texts"],
+)
+def test_json_of_too_many_values_is_not_parsed(monkeypatch, prompt):
+    def fail(*args, **options):
+        raise AssertionError("parsed")
+
+    with run_server({"writer": tiny_writer()}) as served, monkeypatch.context() as patch:
+        patch.setattr("starlette.requests.json.loads", fail)
+        status, _, content = send_request(
+            served.port, "POST", "/v1/completions", LIST % prompt, JSON_TYPE
+        )
+    assert status == 413
+    assert "values" in error_of(content)["message"]
+
+
+def test_brackets_and_commas_in_texts_do_not_count():
+    text = json.dumps('[{":\\' * 10_000)
+    with run_server({"writer": tiny_writer()}, Limits(max_json_nodes=10)) as served:
+        body = b'{"model": "writer", "prompt": %s}' % text.encode()
+        _, _, content = send_request(served.port, "POST", "/v1/completions", body, JSON_TYPE)
+    assert "context" in error_of(content)["message"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_json_must_be_utf8(served, encoding):
+    body = json.dumps(BODY).encode(encoding)
+    status, _, content = send_request(served.port, "POST", "/v1/completions", body, JSON_TYPE)
+    assert (status, "UTF-8" in error_of(content)["message"]) == (400, True)
+
+
+def test_idle_connections_of_a_client_do_not_shut_others_out():
+    model, resume = pause_after(tiny_writer(**NO_EOS), 2)
+    with run_server({"writer": model}, Limits(max_connections=18)) as served:
+        stream = open_stream(served.port, {**LONG_COMPLETION, "max_tokens": 60})
+        assert b"200 OK" in stream.recv(4096)
+        flood = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(60)]
+        for source in ("127.0.0.1", "127.0.0.2"):
+            assert send_request(served.port, "GET", "/health", source=source)[0] == 200
+        wait_until(lambda: len(served.server.server_state.connections) <= 18)
+        flood[0].settimeout(5)
+        with suppress(ConnectionResetError):
+            assert flood[0].recv(1) == b""  # the longest idle one was closed
+        resume.set()
+        received = b""
+        while b"[DONE]" not in received:
+            received += stream.recv(1 << 16)
+            assert received
+        for connection in flood:
+            connection.close()
+
+
 def test_slow_body_times_out(served):
     with socket.create_connection(("127.0.0.1", served.port)) as raw:
         raw.sendall(

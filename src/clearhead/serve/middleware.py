@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import ipaddress
+import json
 import logging
 from collections.abc import Sequence
 from urllib.parse import unquote, urlsplit
@@ -30,6 +31,7 @@ from clearhead.serve.limits import Limits, Quota
 log = logging.getLogger("clearhead.serve")
 
 PUBLIC_PATHS = ("/health",)  # need no key and are never rate-limited
+JSON_NODES = (b"[", b"{", b":")
 GRACE_SECONDS = 5.0  # after its timeout, a request may still report the timeout itself
 MAX_NAME_CHARS = 80  # of names in error messages
 CLIENT_CLOSED_REQUEST = 499  # status in the metrics if the client left before the response
@@ -43,6 +45,13 @@ SECURITY_HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+
+
+def _count_json_nodes(body: bytes) -> int:
+    """The number of lists, objects and keys, in time linear in the size."""
+    # The parts between quotes are strings and structure in turn, apart from escaped quotes.
+    structure = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    return sum(map(structure.count, JSON_NODES))
 
 
 class ClientDisconnected(Exception):
@@ -97,7 +106,10 @@ class RequestHandler:
         if response is not None:
             await response(self.scope, self.receive, self._send)
             return
-        await self._run_app(await self._read_body(request.headers, self.limits.max_body_bytes))
+        body = await self._read_body(request.headers, self.limits.max_body_bytes)
+        if "json" in request.headers.get("content-type", "").lower():
+            await self._check_json(body)
+        await self._run_app(body)
 
     def _acquire_request(self) -> None:
         if self.scope["path"] in PUBLIC_PATHS:
@@ -146,6 +158,22 @@ class RequestHandler:
                 f"Request body was not received within {self.limits.body_timeout:g} seconds.", 408
             ) from None
         return b"".join(parts)
+
+    async def _check_json(self, body: bytes) -> None:
+        """Reject JSON of so many values that parsing it would stop the event loop."""
+        if not json.detect_encoding(body).startswith("utf-8"):
+            raise APIError("Request body must be UTF-8.")
+        max_nodes = self.limits.max_json_nodes
+        max_values = 2 * self.limits.max_prompt_chars  # token ids, and as many commas in texts
+        num_nodes = sum(map(body.count, JSON_NODES))
+        if num_nodes > max_nodes:  # perhaps in strings
+            num_nodes = await asyncio.to_thread(_count_json_nodes, body)
+        if num_nodes > max_nodes or body.count(b",") > max_values:
+            raise APIError(
+                f"Request body has more than {max_nodes:,} JSON lists, objects and keys, or more "
+                f"than {max_values:,} values.",
+                413,
+            )
 
     async def _run_app(self, body: bytes) -> None:
         """Run the app until it responds, its time is up, or the client disconnects."""

@@ -587,9 +587,8 @@ def add_openai_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> 
             check_endpoint(loaded_model, "/v1/completions")
             worker = loaded_model.worker
             worker.check_room(client, len(prompts) * body.n)
-            sequences = await asyncio.to_thread(
-                make_completion_sequences, loaded_model, body, prompts, limits
-            )
+            make_sequences = partial(make_completion_sequences, loaded_model, body, prompts, limits)
+            sequences = await registry.tokenizer_threads.call(client, make_sequences)
             logprobs = await compute_prompt_logprobs(loaded_model, client, body, sequences)
             has_logprobs = body.logprobs is not None
             builder = ResponseBuilder(
@@ -617,7 +616,8 @@ def add_openai_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> 
             check_endpoint(loaded_model, "/v1/completions")
             worker = loaded_model.worker
             worker.check_room(client, body.n)
-            sequences = await asyncio.to_thread(make_chat_sequences, loaded_model, body, limits)
+            make_sequences = partial(make_chat_sequences, loaded_model, body, limits)
+            sequences = await registry.tokenizer_threads.call(client, make_sequences)
             job = worker.submit(client, sequences)
         builder = ResponseBuilder(loaded_model, sequences, is_chat=True, has_logprobs=body.logprobs)
         return await _respond(job, builder, body)

@@ -21,13 +21,15 @@ from clearhead.serve.errors import APIError
 from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import Metrics, ModelCollector
 from clearhead.serve.middleware import MAX_NAME_CHARS
-from clearhead.serve.scheduler import BatchCapacity, ModelWorker, stopping_error
+from clearhead.serve.scheduler import BatchCapacity, FairThreads, ModelWorker, stopping_error
 from clearhead.weights.checkpoint import Placement
 from clearhead.word_vectors.vectors import Vectors, vectors
 
 MAX_LISTED_NAMES = 8  # an error for an unknown name lists all names up to this many
 MAX_ERROR_NAMES = 24
 GENERIC_FOLDER_NAMES = ("model", "best")
+NUM_TOKENIZER_THREADS = 2
+MAX_QUEUED_TOKENIZATIONS = 1024
 GIB = 2**30
 
 
@@ -119,6 +121,7 @@ class ModelRegistry:
         self.names = [*paths]
         self.limits = Limits()
         self.loaded: dict[str, LoadedModel] = {}  # least recently used first
+        self.tokenizer_threads = FairThreads(NUM_TOKENIZER_THREADS, MAX_QUEUED_TOKENIZATIONS)
         self.metrics = Metrics()
         self.metrics.register(ModelCollector(self.loaded))
         self.is_frozen = False  # no more models are loaded

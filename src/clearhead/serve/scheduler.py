@@ -112,6 +112,50 @@ class FairQueue(Generic[Item]):
             self.waiting[client] = remaining
 
 
+class FairThreads:
+    """Runs functions that prepare requests in a few threads, fair between clients."""
+
+    def __init__(self, num_threads: int, max_queue: int) -> None:
+        self.num_free = num_threads
+        self.queue = FairQueue[tuple[str, asyncio.Future[None]]](max_queue)
+
+    async def call(self, client: str, function: Callable[[], T]) -> T:
+        """Run a function when it is the client's turn. A thread finishes even if nobody waits."""
+        turn = asyncio.get_running_loop().create_future()
+        self.queue.put(client, (client, turn))
+        self._start_next()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self.queue.remove(client, lambda entry: entry[1] is turn)
+            if not turn.cancelled():  # it came at the same time
+                self._finish(client)
+            raise
+        result = asyncio.ensure_future(asyncio.to_thread(function))
+
+        def finish(result: asyncio.Future[T]) -> None:
+            self._finish(client)
+            if not result.cancelled():
+                result.exception()  # mark as retrieved, in case nobody waits
+
+        result.add_done_callback(finish)
+        return await asyncio.shield(result)
+
+    def _start_next(self) -> None:
+        while self.num_free and self.queue.num_waiting:
+            client, turn = self.queue.pop()
+            if turn.cancelled():
+                self.queue.task_done(client)
+                continue
+            self.num_free -= 1
+            turn.set_result(None)
+
+    def _finish(self, client: str) -> None:
+        self.num_free += 1
+        self.queue.task_done(client)
+        self._start_next()
+
+
 class GenerationJob:
     """The sequences of one request. The worker pushes outputs, one reader on the loop takes them.
 

@@ -4,9 +4,11 @@ import asyncio
 import errno
 import ipaddress
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
@@ -14,6 +16,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from clearhead.errors import ClearheadError
+from clearhead.serve.limits import Quota
 from clearhead.serve.middleware import GRACE_SECONDS
 from clearhead.serve.registry import ModelRegistry
 from clearhead.serve.scheduler import exit_process
@@ -21,6 +24,8 @@ from clearhead.serve.scheduler import exit_process
 IDLE_TIMEOUT = 30.0  # seconds
 SOCKET_BACKLOG = 2048
 MAX_PORT = 65535
+MAX_OPEN_FILES = 16384
+RESERVED_FILES = 128  # for models, sockets and libraries
 ANY_ADDRESS = ("0.0.0.0", "::")
 
 
@@ -75,12 +80,45 @@ def bind_socket(host: str, port: int) -> socket.socket:
 ConnectionState = tuple[RequestResponseCycle | None, bool, int]
 
 
-class IdleTimeoutProtocol(H11Protocol):
-    """HTTP/1.1 that closes connections of clients that are idle, or send or read nothing."""
+class LimitedProtocol(H11Protocol):
+    """HTTP/1.1 for a limited number of connections.
+
+    Connections of clients that are idle, or send or read nothing, are closed after some time. If a
+    client has too many, or all together, its longest idle one is closed.
+    """
+
+    quota: Quota  # of open connections, set by `Server`
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.address: str = self.client[0] if self.client else ""
+        self.idle_since = self.loop.time()
+        is_full = not self.quota.fits(self.address, 1)
+        self.quota.acquire(self.address, 1)
         self._schedule_check()
+        if is_full:
+            self._close_longest_idle()
+
+    def _close_longest_idle(self) -> None:
+        """Close the longest idle connection of this client; if none is idle, this one."""
+        connections = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, LimitedProtocol)
+            and connection.address == self.address
+            and connection.is_idle
+        ]
+        min(connections, key=lambda connection: connection.idle_since).transport.abort()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the connection waits for the next request of its client."""
+        is_waiting = self.cycle is None or self.cycle.response_complete
+        return is_waiting and not self.transport.is_closing()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.idle_since = self.loop.time()
 
     def _state(self) -> ConnectionState:
         """Current request, whether the client is expected to act, and unsent response bytes."""
@@ -101,7 +139,21 @@ class IdleTimeoutProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.idle_timer.cancel()
+        self.quota.release(self.address, 1)
         super().connection_lost(exc)
+
+
+def _max_open_files() -> int:
+    """The number of files and connections that this process may open, raised if possible."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_OPEN_FILES
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft < wanted:
+        with suppress(OSError, ValueError):  # macOS has a lower limit than it reports
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+    return soft
 
 
 class Server(uvicorn.Server):
@@ -115,10 +167,11 @@ class Server(uvicorn.Server):
     ) -> None:
         self.registry = registry
         self.on_ready = on_ready
+        quota = Quota(min(registry.limits.max_connections, _max_open_files() - RESERVED_FILES))
         config = uvicorn.Config(
             app,
             timeout_graceful_shutdown=int(registry.limits.shutdown_timeout + GRACE_SECONDS),
-            http=IdleTimeoutProtocol,
+            http=type("ServerProtocol", (LimitedProtocol,), {"quota": quota}),
             ws="none",
             loop="asyncio",
             lifespan="off",

@@ -3,7 +3,6 @@
 A large request yields to other requests between steps, and stops when the client disconnects.
 """
 
-import asyncio
 import base64
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
@@ -87,6 +86,8 @@ class TranslateRequest(TaskRequest):
 
 
 def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> None:
+    tokenize = registry.tokenizer_threads.call
+
     @app.post("/v1/embeddings", responses=ERROR_RESPONSES)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         texts = to_list(body.input, limits)
@@ -100,7 +101,7 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
                     f"dimensions must be {d_model} for this model, got {body.dimensions}.",
                     param="dimensions",
                 )
-            rows = await asyncio.to_thread(_encode_for_embedding, model, texts)
+            rows = await tokenize(client, partial(_encode_for_embedding, model, texts))
             turns = (
                 (indices, partial(_embed, model, [rows[i] for i in indices]))
                 for indices in _split_into_turns(model, [len(row) for row in rows])
@@ -128,7 +129,8 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
         async with registry.using(body.model or registry.default_name) as loaded_model:
             check_endpoint(loaded_model, "/classify")
             model = loaded_model.model
-            batches, truncated = await asyncio.to_thread(_classification_batches, model, texts)
+            make_batches = partial(_classification_batches, model, texts)
+            batches, truncated = await tokenize(client, make_batches)
             turns = ((indices, partial(_classify, model, batch)) for indices, batch in batches)
             results = await _call_in_turns(loaded_model.worker, client, turns)
         num_tokens = sum(len(row) for _, batch in batches for row in batch.unpadded_rows())
@@ -146,7 +148,7 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
         async with registry.using(body.model or registry.default_name) as loaded_model:
             check_endpoint(loaded_model, "/fill")
             model = loaded_model.model
-            rows = await asyncio.to_thread(lambda: list(model.encode_texts(texts)))
+            rows = await tokenize(client, lambda: list(model.encode_texts(texts)))
             mask_token = model.config.inference.mask_token
             num_masks = sum(row.count(mask_token[0]) for row in rows) if mask_token else 0
             if num_masks > limits.max_texts:
@@ -168,19 +170,21 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
     @app.post("/translate", responses=ERROR_RESPONSES)
     async def translate(body: TranslateRequest, request: Request) -> Response:
         texts = to_list(body.text, limits)
+        to_list(body.prefix, limits)  # checks its length
         client = client_address(request)
         check_max_tokens(body.max_tokens, limits)
         async with registry.using(body.model or registry.default_name) as loaded_model:
             check_endpoint(loaded_model, "/translate")
             model = loaded_model.model
-            translator = _make_translator(model, body, limits)
-            encoded = await asyncio.to_thread(translator.encode_texts, texts)
+            translator, prefix = await tokenize(
+                client, partial(_make_translator, model, body, limits)
+            )
+            encoded = await tokenize(client, partial(translator.encode_texts, texts))
             rows = [ids for sentences in encoded for ids, _ in sentences if ids]
-            prefix = encode_prefixes(body.prefix, 1, model.tokenizer)
             max_rows = max(1, min(MAX_TEXTS_PER_TURN, MAX_BEAMS_PER_TURN // body.num_beams))
 
             def translate_turn(indices: list[int]) -> list[Translation]:
-                return translator.translate_ids([rows[i] for i in indices], prefix * len(indices))
+                return translator.translate_ids([rows[i] for i in indices], [prefix] * len(indices))
 
             turns = (
                 (indices, partial(translate_turn, indices))
@@ -215,7 +219,10 @@ def _split_into_turns(
     return batches_by_length(lengths, next(model.net.parameters()).device, max_rows)
 
 
-def _make_translator(model: Model, request: TranslateRequest, limits: Limits) -> Translator:
+def _make_translator(
+    model: Model, request: TranslateRequest, limits: Limits
+) -> tuple[Translator, list[int]]:
+    """The translator of a request, and the tokens that every translation starts with."""
     if model.tokenizers[1] is None:
         raise APIError("This model has no tokenizer for source texts.")
     [prefix] = encode_prefixes(request.prefix, 1, model.tokenizer)
@@ -231,7 +238,7 @@ def _make_translator(model: Model, request: TranslateRequest, limits: Limits) ->
         prefix=request.prefix,
         alternatives=request.alternatives,
     )
-    return Translator(
+    translator = Translator(
         model.net,
         model.config,
         model.tokenizers,
@@ -239,6 +246,7 @@ def _make_translator(model: Model, request: TranslateRequest, limits: Limits) ->
         align=request.align,
         split_sentences=request.split_sentences,
     )
+    return translator, prefix
 
 
 def _encode_for_embedding(model: Model, texts: list[Any]) -> list[list[int]]:
