@@ -13,7 +13,8 @@ import torch
 
 import clearhead as ch
 from clearhead.config.parse import read_config_file
-from clearhead.weights.bundled import BUNDLED_DIR, BUNDLED_NAMES, update_card
+from clearhead.weights.bundled import BUNDLED_DIR, BUNDLED_NAMES
+from clearhead.weights.model_cards import update_card
 from clearhead.word_vectors.io import WORDS_FILE, VectorTable, read_vectors, write_vectors
 
 MAX_WORDS = 20_000

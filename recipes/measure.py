@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import clearhead as ch
-from clearhead.weights.bundled import BUNDLED_DIR, BUNDLED_NAMES, update_card
+from clearhead.weights.bundled import BUNDLED_DIR, BUNDLED_NAMES
+from clearhead.weights.model_cards import update_card
 from clearhead.word_vectors.benchmark import evaluate_vectors
 
 Z_95 = 1.96  # standard deviations of a 95% interval

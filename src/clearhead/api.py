@@ -24,7 +24,7 @@ from clearhead.generate.beam_generation import (
     encode_prefixes,
 )
 from clearhead.generate.chat import ChatSession
-from clearhead.generate.chat_template import Message
+from clearhead.generate.chat_template_process import Message
 from clearhead.generate.generation import (
     EnginePool,
     Generation,

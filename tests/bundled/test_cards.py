@@ -15,14 +15,12 @@ from clearhead.cli.main import app
 from clearhead.weights.bundled import (
     BUNDLED_DIR,
     BUNDLED_NAMES,
-    CARD_FILE,
     bundled_card,
     bundled_models,
     bundled_path,
-    read_card,
-    update_card,
 )
 from clearhead.weights.checkpoint import SafetensorsReader
+from clearhead.weights.model_cards import CARD_FILE, read_card, update_card
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = typer.main.get_command(app).commands

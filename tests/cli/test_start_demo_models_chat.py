@@ -15,7 +15,7 @@ from clearhead.cli import chat, demo
 from clearhead.cli.examples import FIRST_COMMANDS, start_page
 from clearhead.cli.main import app
 from clearhead.errors import ClearheadError
-from clearhead.weights import bundled, hub
+from clearhead.weights import bundled, hub, model_cards
 
 pytestmark = [
     pytest.mark.slow,
@@ -123,13 +123,13 @@ def test_downloaded_models_are_found_with_their_sizes(monkeypatch, tmp_path):
 def test_card_is_printed_literally(capsys, monkeypatch):
     from dataclasses import replace
 
-    metric = bundled.Metric(
+    metric = model_cards.Metric(
         "accuracy", 0.5, (0.25, 0.75), "[coins]", "clearhead evaluate story --data coins.tsv"
     )
     card = replace(
         bundled.bundled_card("story"),
         metrics=(metric,),
-        examples=(bundled.Example("[MASK]?", "yes"),),
+        examples=(model_cards.Example("[MASK]?", "yes"),),
     )
     monkeypatch.setattr(bundled, "bundled_card", lambda name: card)
     output = models("story", capsys=capsys)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.serve.explorer.forward_passes import RunStore
 from clearhead.serve.explorer.requests import RunRequest
-from clearhead.serve.explorer.routes.runs import describe_block
-from clearhead.serve.explorer.runs import RunStore
+from clearhead.serve.explorer.routes.activations import describe_block
 from clearhead.serve.registry import ModelRegistry
 
 WORDS = ch.Tokenizer.bytes(("<|end|>",))

@@ -3,7 +3,7 @@
 import pytest
 
 import clearhead as ch
-from clearhead.serve.explorer.routes.predictions import tokenize_chat
+from clearhead.serve.explorer.routes.tasks import tokenize_chat
 
 WORDS = ch.Tokenizer.bytes(("<|begin|>", "<|end|>"))
 CHAT_TEMPLATE = (

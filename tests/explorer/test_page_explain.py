@@ -13,8 +13,8 @@ from PIL import Image
 import clearhead as ch
 from clearhead.errors import ClearheadError
 from clearhead.serve.explorer.explain import explain_value
+from clearhead.serve.explorer.forward_passes import RunStore
 from clearhead.serve.explorer.requests import RunRequest
-from clearhead.serve.explorer.runs import RunStore
 from clearhead.serve.registry import ModelRegistry
 
 WORDS = {"vocab_size": 256, "tokenizer": ch.Tokenizer.bytes()}

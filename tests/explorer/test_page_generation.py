@@ -7,7 +7,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.serve.explorer.executor import ExplorerExecutor
-from clearhead.serve.explorer.routes.predictions import GenerateRequest, _generation_events
+from clearhead.serve.explorer.routes.tasks import GenerateRequest, _generation_events
 from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
 from page_site import page_client

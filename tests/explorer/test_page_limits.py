@@ -13,10 +13,10 @@ from PIL import Image
 
 import clearhead as ch
 from clearhead.hooks import force_eager
-from clearhead.serve.explorer import runs as runs_module
+from clearhead.serve.explorer import requests
 from clearhead.serve.explorer.executor import ExplorerExecutor, _client
+from clearhead.serve.explorer.forward_passes import RunStore
 from clearhead.serve.explorer.requests import RunRequest
-from clearhead.serve.explorer.runs import RunStore
 from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
 from page_models import BYTES, byte_model
@@ -198,9 +198,9 @@ def test_run_bytes_include_inputs_and_patched_values(site):
 def test_targets_are_generated_once(site, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        runs_module,
+        requests,
         "generate_target",
-        lambda *args, real=runs_module.generate_target: calls.append(1) or real(*args),
+        lambda *args, real=requests.generate_target: calls.append(1) or real(*args),
     )
     run = site.json("POST", "/api/runs", {"model": "both", "source": "a dog"})
     for tail in ("residual", "residual?encoder=true", f"attribution?answer={run['top'][0]['id']}"):

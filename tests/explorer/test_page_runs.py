@@ -9,7 +9,7 @@ import torch
 
 import clearhead as ch
 from clearhead.cli.main import app
-from clearhead.serve.explorer.runs import LRUCache
+from clearhead.serve.explorer.forward_passes import LRUCache
 from page_site import PageSite
 
 WORDS = {"vocab_size": 256, "context_length": 128, "tokenizer": ch.Tokenizer.bytes()}

@@ -9,7 +9,7 @@ import torch
 
 import clearhead as ch
 from clearhead.serve.explorer.routes import words
-from clearhead.serve.explorer.routes.runs import LENS_MAX_TOKENS
+from clearhead.serve.explorer.routes.activations import LENS_MAX_TOKENS
 from clearhead.serve.registry import ModelRegistry
 from page_site import page_client
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from clearhead.errors import ClearheadError
-from clearhead.generate import chat_template, chat_template_renderer
-from clearhead.generate.chat_template import ChatTemplateProcess, render_chat_template
+from clearhead.generate import chat_template, chat_template_worker
+from clearhead.generate.chat_template_process import ChatTemplateProcess, render_chat_template
 from serving import wait_until
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -154,20 +154,18 @@ def test_an_interrupted_request_leaves_no_response_behind(process, monkeypatch):
 
 
 def test_a_template_is_compiled_once():
-    compiled = chat_template_renderer.compile_template
+    compiled = chat_template_worker.compile_template
     compiled.cache_clear()
     for text in ("Hello", "Bye"):
-        assert (
-            chat_template_renderer.render("{{ messages[0].content }}", [{"content": text}]) == text
-        )
+        assert chat_template_worker.render("{{ messages[0].content }}", [{"content": text}]) == text
     assert compiled.cache_info().misses == 1
 
 
 def test_the_process_does_not_import_torch():
     code = """
         import sys
-        import clearhead.generate.chat_template
-        import clearhead.generate.chat_template_renderer
+        import clearhead.generate.chat_template_process
+        import clearhead.generate.chat_template_worker
         print("torch" in sys.modules)
     """
     assert run_python(code) == "False\n"
@@ -185,7 +183,7 @@ def test_the_process_does_not_run_code_in_the_working_folder(tmp_path, process, 
 def test_a_forked_process_starts_its_own():
     code = """
         import os
-        from clearhead.generate import chat_template
+        from clearhead.generate import chat_template_process
         render = chat_template.render_chat_template
         render("x", [])
         if child := os.fork():
@@ -207,7 +205,7 @@ def test_a_forked_process_starts_its_own():
 def test_the_process_ends_when_its_parent_is_killed(is_busy):
     code = f"""
         import os, signal, threading, time
-        from clearhead.generate import chat_template
+        from clearhead.generate import chat_template_process
         chat_template.render_chat_template("x", [])
         print(chat_template.RENDERER.process.pid, flush=True)
         loop = "{{% for i in range(99999) %}}{{{{ range(99999) | list | length }}}}{{% endfor %}}"

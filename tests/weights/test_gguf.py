@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.weights.gguf import DEQUANTIZE_ROWS, GGUFFile
+from clearhead.weights.gguf_file import DEQUANTIZE_ROWS, GGUFFile
 
 TEXTS = [
     "the quick brown fox jumps over the lazy dog 1234 times",
@@ -315,7 +315,7 @@ def test_chat_template_gets_its_special_tokens(tmp_path):
     )
     ch.save(ch.Model(m.net, config, m.tokenizer), tmp_path / "out", format="gguf")
     back = ch.load(tmp_path / "out")
-    from clearhead.generate.chat_template import render_chat_template
+    from clearhead.generate.chat_template_process import render_chat_template
 
     assert (
         render_chat_template(

@@ -308,7 +308,7 @@ def test_unsupported_audio_preprocessing_is_refused(tmp_path):
 def test_chat_templates_know_the_special_tokens_as_in_transformers(template: str) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    from clearhead.generate.chat_template import render_chat_template
+    from clearhead.generate.chat_template_process import render_chat_template
     from clearhead.weights.huggingface import inline_special_tokens
 
     names = {"bos": '<|"b\\n 😀|>', "eos": "</s>"}

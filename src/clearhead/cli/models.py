@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from clearhead.weights.bundled import ModelCard
+    from clearhead.weights.model_cards import ModelCard
 
 
 def models(

@@ -18,7 +18,7 @@ from clearhead import config as c
 from clearhead.config.parse import read_config_file
 from clearhead.errors import ClearheadError, InputTextError, reraise_as
 from clearhead.evaluate.invariants import InvariantResult, ModelUnderTest, relative_difference
-from clearhead.generate.chat_template import Message, render_chat_template
+from clearhead.generate.chat_template_process import Message, render_chat_template
 from clearhead.model.int8 import is_quantized
 from clearhead.model.transformer import eval_mode
 from clearhead.weights.checkpoint import CONFIG_FILE, HF_CONFIG_FILE

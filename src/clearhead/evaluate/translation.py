@@ -17,7 +17,7 @@ from clearhead.evaluate.evaluate import EvaluationTask
 from clearhead.evaluate.metrics import SampleWeights
 from clearhead.evaluate.results import Evaluation, bootstrap_metrics
 from clearhead.generate.tasks import safe_exp
-from clearhead.generate.token_logprobs import token_logprobs
+from clearhead.generate.teacher_forcing import token_logprobs
 from clearhead.progress_bar import progress_bar
 from clearhead.train.training_data import read_pair_files
 

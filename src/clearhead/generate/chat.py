@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from clearhead.config.model import InferenceConfig
 from clearhead.errors import ClearheadError
-from clearhead.generate.chat_template import Message, render_chat_template
+from clearhead.generate.chat_template_process import Message, render_chat_template
 from clearhead.generate.engine import BatchEngine
 from clearhead.generate.generation import (
     Generation,

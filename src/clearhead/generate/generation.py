@@ -11,7 +11,7 @@ from clearhead.errors import ClearheadError
 from clearhead.generate.detokenizer import IncrementalDetokenizer
 from clearhead.generate.engine import BatchEngine, Request, TokenLogprob
 from clearhead.generate.sampling import SamplingConfig
-from clearhead.generate.token_logprobs import token_logprobs
+from clearhead.generate.teacher_forcing import token_logprobs
 from clearhead.model.transformer import EditedTransformer, Transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
 

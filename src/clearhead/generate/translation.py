@@ -20,7 +20,7 @@ from clearhead.generate.beam_generation import (
 )
 from clearhead.generate.engine import TokenLogprob
 from clearhead.generate.generation import with_choices
-from clearhead.generate.token_logprobs import teacher_forcing_batch, token_logprobs
+from clearhead.generate.teacher_forcing import teacher_forcing_batch, token_logprobs
 from clearhead.hooks import Recorder
 from clearhead.model.transformer import Transformer, eval_mode
 from clearhead.tokenizers.tokenizer import Tokenizer

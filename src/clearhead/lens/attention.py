@@ -26,7 +26,7 @@ from clearhead.lens.argument_checks import (
 )
 from clearhead.lens.circuits import output_matrices
 from clearhead.lens.hook_points import AttentionKind, attention_module, attention_path, num_layers
-from clearhead.lens.text_reader import TextReader
+from clearhead.lens.text_stack import TextStack
 from clearhead.lens.view import Row, View, label_axes
 from clearhead.lens.word_in_context import locate_word
 from clearhead.tokenizers.tokenizer import MASK_PLACEHOLDER, VISIBLE_WHITESPACE
@@ -626,7 +626,7 @@ def word_attention(model: "Model", word: str, text: str) -> WordAttention:
     `.find_heads("fluffy")` ranks the heads that attend to a word.
     """
     check_model(model)
-    reader = TextReader(model)
+    reader = TextStack(model)
     check_type(word, str, "a word")
     check_type(text, str, "a text")
     words = [

@@ -19,7 +19,7 @@ from clearhead.lens.logit_attribution import (
     detach_float,
     required_activations,
 )
-from clearhead.lens.text_reader import TextReader
+from clearhead.lens.text_stack import TextStack
 from clearhead.lens.view import View, label_axes
 from clearhead.tokenizers.tokenizer import split_at_masks
 
@@ -41,7 +41,7 @@ class WordInSentence:
 class ContextSimilarity(View):
     """layer × pair of sentences: cosine of the word's vectors; `start` is the embedding."""
 
-    reader: TextReader
+    reader: TextStack
     sentences: tuple[WordInSentence, ...]
 
     def by_head(self) -> View:
@@ -135,7 +135,7 @@ def context(model: "Model", word: str, sentences: Sequence[str]) -> ContextSimil
     check_model(model)
     if not isinstance(sentences, list | tuple) or len(sentences) < 2:
         raise ClearheadError("sentences must be a list of at least two sentences.")
-    reader = TextReader(model)
+    reader = TextStack(model)
     located = tuple(_find_word(reader, word, text) for text in sentences)
     n_layers = len(reader.stack.blocks)
     names = [f"{reader.prefix}blocks.{i}.resid_post" for i in range(n_layers)]
@@ -162,7 +162,7 @@ def context(model: "Model", word: str, sentences: Sequence[str]) -> ContextSimil
     )
 
 
-def _find_word(reader: TextReader, word: str, text: str) -> WordInSentence:
+def _find_word(reader: TextStack, word: str, text: str) -> WordInSentence:
     """The last occurrence of a word, ignoring case."""
     if not isinstance(word, str) or not word.strip() or not isinstance(text, str):
         raise ClearheadError("the word and the sentences must be texts, and the word not empty.")
@@ -174,7 +174,7 @@ def _find_word(reader: TextReader, word: str, text: str) -> WordInSentence:
     return locate_word(reader, text, *matches[-1].span())
 
 
-def locate_word(reader: TextReader, text: str, start: int, end: int) -> WordInSentence:
+def locate_word(reader: TextStack, text: str, start: int, end: int) -> WordInSentence:
     """The tokens of a sentence, and which of them overlap the characters from `start` to `end`."""
     ids: list[int] = []
     spans: list[tuple[int, int]] = []
@@ -200,7 +200,7 @@ def locate_word(reader: TextReader, text: str, start: int, end: int) -> WordInSe
     )
 
 
-def _word_vectors(reader: TextReader, sentence: WordInSentence, names: list[str]) -> list[Tensor]:
+def _word_vectors(reader: TextStack, sentence: WordInSentence, names: list[str]) -> list[Tensor]:
     """The mean of each activation over the word's tokens."""
     cache = reader.watch([sentence.ids], names)
     return [_word_mean(cache[name][0].float().cpu(), sentence) for name in names]

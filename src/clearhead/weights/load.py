@@ -80,7 +80,7 @@ def load_tokenizers(name: str | Path) -> PretrainedTokenizer:
     if path.suffix == ".json":
         return read_tokenizer_json(path)
     if path.is_file():
-        from clearhead.weights.gguf import GGUFFile
+        from clearhead.weights.gguf_file import GGUFFile
 
         with reraise_as(f"cannot read {path}"), path.open("rb") as file:
             if file.read(4) != b"GGUF" and path.suffix != ".gguf":

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from clearhead.errors import ClearheadError, suggest
 from clearhead.lens.argument_checks import check_top_k
-from clearhead.lens.text_reader import TextReader
+from clearhead.lens.text_stack import TextStack
 from clearhead.lens.view import View, label_axes
 from clearhead.progress_bar import progress_bar
 from clearhead.weights.bundled import bundled_path
@@ -124,7 +124,7 @@ class EmbeddingSource:
 
     item_name = "tokens"
 
-    def __init__(self, reader: TextReader) -> None:
+    def __init__(self, reader: TextStack) -> None:
         self.reader = reader
         special_ids = set(reader.tokenizer.special_tokens.values())
         self._ids = [i for i in range(len(reader.tokenizer)) if i not in special_ids]
@@ -154,7 +154,7 @@ class EmbeddingSource:
 class LayerSource(EmbeddingSource):
     """The residual stream after a layer, for each word read on its own."""
 
-    def __init__(self, reader: TextReader, layer: int) -> None:
+    def __init__(self, reader: TextStack, layer: int) -> None:
         super().__init__(reader)
         self._name = reader.resid_name(layer)
 
@@ -345,7 +345,7 @@ def vectors(source: "Model | str | Path | VectorTable", layer: int | None = None
         if layer is not None:
             raise ClearheadError(f"word vectors have no layers; leave out layer={layer}.")
         return Vectors(TableSource(source))
-    reader = TextReader(source)
+    reader = TextStack(source)
     return Vectors(EmbeddingSource(reader) if layer is None else LayerSource(reader, layer))
 
 

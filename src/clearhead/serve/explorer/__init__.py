@@ -4,7 +4,7 @@ from fastapi import Depends, FastAPI
 
 from clearhead.serve.explorer.assets import PageAssets, asset_routes
 from clearhead.serve.explorer.executor import ExplorerExecutor, set_client
-from clearhead.serve.explorer.routes import media, models, positions, predictions, runs, words
+from clearhead.serve.explorer.routes import activations, media, models, positions, tasks, words
 from clearhead.serve.explorer.saved_page import snapshot_routes
 from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
@@ -20,10 +20,10 @@ def add_explorer(app: FastAPI, registry: ModelRegistry, limits: Limits) -> None:
     for router in (
         models.model_routes(executor),
         models.training_routes(executor),
-        runs.run_routes(executor),
+        activations.activation_routes(executor),
         words.word_routes(executor),
         positions.position_routes(executor),
         media.media_routes(executor),
-        predictions.prediction_routes(executor),
+        tasks.task_routes(executor),
     ):
         app.include_router(router, dependencies=[Depends(set_client)])

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from clearhead.serve.errors import APIError, GoneError
+from clearhead.serve.explorer.forward_passes import Run, RunStore
 from clearhead.serve.explorer.requests import ExplorerRequest, RunRequest
-from clearhead.serve.explorer.runs import Run, RunStore
 from clearhead.serve.limits import Limits
 from clearhead.serve.openai import client_address
 from clearhead.serve.registry import LoadedModel, ModelRegistry

@@ -17,14 +17,14 @@ from clearhead.model.layers import ACTIVATIONS, GatedFeedForward
 from clearhead.model.positions import NO_POSITION, Position, Rotary
 from clearhead.model.transformer import Block, CrossAttentionBlock
 from clearhead.serve.errors import JSONDict
-from clearhead.serve.explorer.requests import RunRequest, edits_to_python
-from clearhead.serve.explorer.runs import (
+from clearhead.serve.explorer.forward_passes import (
     ENCODER_PREFIX,
     Run,
     RunStore,
     Trace,
     describe_trace_tokens,
 )
+from clearhead.serve.explorer.requests import RunRequest, edits_to_python
 from clearhead.serve.explorer.serialize import finite_or_none, number_to_dict
 
 MAX_TERMS = 8  # terms of a sum that are listed one by one

@@ -23,7 +23,8 @@ from clearhead.train.checkpoint import CHECKPOINTS_FOLDER, LOG_FILE
 from clearhead.train.diagnosis import curve_of
 from clearhead.train.plots import downsample
 from clearhead.weights import hub
-from clearhead.weights.bundled import bundled_path, read_card
+from clearhead.weights.bundled import bundled_path
+from clearhead.weights.model_cards import read_card
 
 FLUFFY_SENTENCE = "a fluffy blue creature roamed the verdant forest"
 CHICKEN_SENTENCE = "The chicken didn't cross the road because it was too {}"

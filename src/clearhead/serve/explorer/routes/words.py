@@ -15,7 +15,7 @@ from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.lens.argument_checks import check_layer
-from clearhead.lens.text_reader import TextReader
+from clearhead.lens.text_stack import TextStack
 from clearhead.lens.tokens import token_labels
 from clearhead.lens.view import View, label_axes
 from clearhead.lens.word_in_context import WordInSentence, context, locate_word
@@ -171,7 +171,7 @@ def _token_bytes(tokenizer: Tokenizer, token_id: int) -> list[int]:
 
 def embedding_map(model: Model) -> View:
     """The embedding matrix, downsampled to the value of largest magnitude in each block."""
-    table = TextReader(model).embedding.float().cpu()
+    table = TextStack(model).embedding.float().cpu()
     num_rows, d_model = table.shape
     height, width = (
         -(-size // limit) for size, limit in zip(table.shape, MATRIX_MAP_SIZE, strict=True)
@@ -204,7 +204,7 @@ def embedding_rows(model: Model, ids: str, unembedding: bool) -> View:
         tokenizer = model.tokenizer
         title = "rows of the unembedding matrix"
     else:
-        reader = TextReader(model)
+        reader = TextStack(model)
         table = reader.embedding
         tokenizer = reader.tokenizer
         title = "rows of the embedding matrix"
@@ -360,7 +360,7 @@ def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest)
     return View(torch.stack(rows), axes, title, "cosine", signed=True, vmax=1.0, note=note)
 
 
-def _word_means(reader: TextReader, sentences: Sequence[WordInSentence], name: str) -> list[Tensor]:
+def _word_means(reader: TextStack, sentences: Sequence[WordInSentence], name: str) -> list[Tensor]:
     """An activation of each sentence's word, averaged over its tokens."""
     values = reader.watch([sentence.ids for sentence in sentences], [name])[name].float().cpu()
     return [

@@ -13,7 +13,7 @@ from typing import Any
 from clearhead.errors import ClearheadError
 
 MAX_RENDER_SECONDS = 5.0
-RENDERER_MODULE = "clearhead.generate.chat_template_renderer"
+RENDERER_MODULE = "clearhead.generate.chat_template_worker"
 
 Message = Mapping[str, str]
 

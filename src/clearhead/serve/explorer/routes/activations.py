@@ -24,8 +24,13 @@ from clearhead.model.transformer import Block
 from clearhead.serve.errors import JSONDict
 from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.explain import explain_value
+from clearhead.serve.explorer.forward_passes import (
+    ENCODER_PREFIX,
+    Run,
+    Trace,
+    describe_trace_tokens,
+)
 from clearhead.serve.explorer.requests import RunRequest
-from clearhead.serve.explorer.runs import ENCODER_PREFIX, Run, Trace, describe_trace_tokens
 from clearhead.serve.explorer.serialize import finite_or_none, npy_response, view_to_dict
 
 MAX_THUMBNAIL_SIZE = 48  # rows and columns
@@ -45,7 +50,7 @@ STREAM_ORDER = (
 EMPTY_WORDS: list[str] = []
 
 
-def run_routes(executor: ExplorerExecutor) -> APIRouter:
+def activation_routes(executor: ExplorerExecutor) -> APIRouter:
     router = APIRouter(prefix="/api/runs", tags=["page"])
     runs = executor.runs
 

@@ -14,13 +14,14 @@ from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.generate.beam_search import ROOT_NODE, BeamTree
 from clearhead.generate.chat import encode_chat
-from clearhead.generate.chat_template import render_chat_template
+from clearhead.generate.chat_template_process import render_chat_template
 from clearhead.generate.detokenizer import IncrementalDetokenizer
 from clearhead.generate.generation import TextChunk
 from clearhead.generate.tasks import check_can_classify, classification_results
 from clearhead.lens.tokens import token_labels
 from clearhead.serve.errors import JSONDict
 from clearhead.serve.explorer.executor import ExplorerExecutor
+from clearhead.serve.explorer.forward_passes import RunStore
 from clearhead.serve.explorer.requests import (
     DEFAULT_NUM_BEAMS,
     EditableRequest,
@@ -30,7 +31,6 @@ from clearhead.serve.explorer.requests import (
     RunRequest,
     decode_audio,
 )
-from clearhead.serve.explorer.runs import RunStore
 from clearhead.serve.explorer.serialize import describe_tokens, finite_or_none
 from clearhead.serve.openai import TokenIds, check_max_tokens
 from clearhead.serve.registry import LoadedModel
@@ -81,7 +81,7 @@ class GenerateRequest(EditableRequest):
     logprobs: int = Field(8, ge=0, le=50)  # alternatives of each token
 
 
-def prediction_routes(executor: ExplorerExecutor) -> APIRouter:
+def task_routes(executor: ExplorerExecutor) -> APIRouter:
     router = APIRouter(prefix="/api", tags=["page"])
     runs = executor.runs
 

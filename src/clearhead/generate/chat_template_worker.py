@@ -1,7 +1,7 @@
 """The process that renders chat templates, with a limit on its memory (L5.5).
 
 It reads a request as JSON from each line of its input, and writes the response as a line of JSON:
-`python -P -m clearhead.generate.chat_template_renderer`.
+`python -P -m clearhead.generate.chat_template_worker`.
 """
 
 import json

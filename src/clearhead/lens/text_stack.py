@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from clearhead.api import Model
 
 
-class TextReader:
+class TextStack:
     """The stack of a model that reads text: its tokenizer, embedding matrix and special tokens.
 
     That is the encoder of an encoder-decoder that translates text, and otherwise the only stack.
