@@ -106,7 +106,7 @@ def test_edits_change_the_text(client):
         ({"text": "a", "top_p": 0}, "top_p must be"),
         ({"text": "a", "max_tokens": 65}, "at most 64"),
         ({"text": "a", "forced_tokens": [999]}, "999"),
-        ({"text": "a", "model": "reader"}, "cannot continue"),
+        ({"text": "a", "model": "reader"}, "not a language model"),
         ({"text": "a", "edits": [{"name": "blocks.9.resid_post"}]}, "matches no activation"),
         ({"text": "a", "edits": [{**OUT, "op": "mean_ablate"}]}, "one token at a time"),
         (

@@ -240,9 +240,9 @@ def test_unknown_backend_dtype_or_task_is_refused(engine, writer, translator):
         (lambda: writer.with_backend("ctranslate"), "did you mean 'ctranslate2'"),
         (lambda: engine("ctranslate2", writer, "int7"), "int7"),
         (lambda: engine("onnxruntime", writer, "int8"), "float32"),
-        (lambda: ch.new("tiny-encoder").with_backend("onnxruntime"), "cannot continue"),
+        (lambda: ch.new("tiny-encoder").with_backend("onnxruntime"), "not a language model"),
         (lambda: engine("ctranslate2", writer).translate("a"), "encoder-decoder"),
-        (lambda: engine("ctranslate2", translator).generate("a"), "cannot continue"),
+        (lambda: engine("ctranslate2", translator).generate("a"), "not a language model"),
         (lambda: engine("ctranslate2", translator).translate("a", 0), "num_beams must be"),
         (
             lambda: engine("ctranslate2", translator).translate("a", no_repeat_ngram_size=2),

@@ -178,7 +178,7 @@ def test_score_computes_few_logits_at_a_time(writer, monkeypatch):
         (lambda r, j: r.fill("a [MASK] " * 40), "context"),
         (lambda r, j: r.classify("a"), "classification"),
         (lambda r, j: r.embed(7), "int"),
-        (lambda r, j: r.score("a"), "cannot continue"),
+        (lambda r, j: r.score("a"), "not a language model"),
         (lambda r, j: r.fill(""), "has no mask"),
         (lambda r, j: r.fill(["a [MASK]", "no mask"]), "text 2 has no mask"),
         (lambda r, j: r.fill(7), "got int"),
