@@ -180,6 +180,27 @@ def test_changes_invalidate_the_cache(tmp_path, change):
     assert {path.name for path in tmp_path.iterdir()} <= {"a.txt", "b.txt", "cache", "fresh"}
 
 
+@pytest.mark.parametrize("name", ["tokens.bin", "documents.npy", "cache.json"])
+@pytest.mark.parametrize("damage", ["flipped bit", "truncated", "empty", "longer"])
+def test_damaged_cache_is_replaced_with_a_message(tmp_path, name, damage):
+    (tmp_path / "a.txt").write_text("so long, and thanks\n<|endoftext|>\nfor all the fish")
+    tokens = read(make(tmp_path, tmp_path / "cache"))
+    file = tmp_path / "cache" / name
+    content = bytearray(file.read_bytes())
+    if damage == "flipped bit":
+        content[content.index(b"num_read") + 11 if name == "cache.json" else -5] ^= 1
+    changes = {"truncated": content[:-3], "empty": b"", "longer": content + b"\0\0\0\0"}
+    file.write_bytes(changes.get(damage, content))
+    report = DataReport()
+    assert read(make(tmp_path, tmp_path / "cache", report=report)) == tokens
+    [message] = report.messages
+    assert "damaged" in message
+    assert str(tmp_path / "cache") in message
+    report = DataReport()
+    assert read(make(tmp_path, tmp_path / "cache", report=report)) == tokens
+    assert not report.messages
+
+
 def test_untokenizable_documents_fail_or_are_skipped_by_location(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "xyz"}\n{"text": "cab"}')
     letters = Tokenizer.characters("abc")

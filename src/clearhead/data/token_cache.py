@@ -1,11 +1,13 @@
 """Cache of tokenized text: token ids in a memory-mapped file.
 
-The cache records what it was made from, and is rebuilt when the files or the tokenizer change.
+The cache records what it was made from, and is rebuilt when the files or the tokenizer change. It
+also records checksums and is rebuilt if it is damaged; checking them takes about 1 s per GB.
 """
 
 import hashlib
 import json
 import os
+import zlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,10 +31,11 @@ from clearhead.errors import ClearheadError
 from clearhead.io import atomic_folder, file_lock, write_json
 from clearhead.tokenizers.tokenizer import Tokenizer
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 TOKENS_FILE = "tokens.bin"
 DOCUMENT_STARTS_FILE = "documents.npy"
 METADATA_FILE = "cache.json"
+CHECKSUM_BYTES = 2**24  # read at a time
 CACHE_FILES = {TOKENS_FILE, DOCUMENT_STARTS_FILE, METADATA_FILE}
 SYSTEM_FILES = {".DS_Store", "Thumbs.db", "desktop.ini"}  # file managers leave these in any folder
 TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
@@ -130,16 +133,35 @@ def _fingerprint(
 def _load_if_current(
     folder: Path, fingerprint: dict[str, Any], report: DataReport
 ) -> CachedTokens | None:
+    """The cache in a folder if it is up to date and undamaged."""
+    if not (folder / METADATA_FILE).exists():
+        return None
     try:
         metadata = json.loads((folder / METADATA_FILE).read_text(encoding="utf-8"))
         if metadata["fingerprint"] != fingerprint:
             return None
-        if metadata["report"]["skipped"] and report.on_error == "fail":
-            return None
-        cached = _open_cache(folder, metadata)
-        return cached if len(cached[1]) == metadata["num_tokens"] else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+        checksums = metadata.pop("checksums")
+        if checksums == _checksums(folder, metadata):
+            is_usable = not metadata["report"]["skipped"] or report.on_error != "fail"
+            return _open_cache(folder, metadata) if is_usable else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        pass  # damaged, too
+    message = f"the token cache {folder} is damaged; tokenized its texts again"
+    if message not in report.messages:
+        report.messages.append(message)
+    return None
+
+
+def _checksums(folder: Path, metadata: dict[str, Any]) -> dict[str, int]:
+    """CRC-32 of the files of a cache, and of its metadata."""
+    checksums = {METADATA_FILE: zlib.crc32(json.dumps(metadata).encode())}
+    for name in (TOKENS_FILE, DOCUMENT_STARTS_FILE):
+        checksum = 0
+        with (folder / name).open("rb") as file:
+            while chunk := file.read(CHECKSUM_BYTES):
+                checksum = zlib.crc32(chunk, checksum)
+        checksums[name] = checksum
+    return checksums
 
 
 def _open_cache(folder: Path, metadata: dict[str, Any]) -> CachedTokens:
@@ -222,7 +244,8 @@ def _write_cache(
                     "special_token_location": report.special_token_location,
                 },
             }
-            write_json(new / METADATA_FILE, metadata, 1)
+            checksums = _checksums(new, metadata)
+            write_json(new / METADATA_FILE, {**metadata, "checksums": checksums}, 1)
     except OSError as error:
         raise ClearheadError(f"cannot write {folder}: {error.strerror or error}.") from None
     return metadata
