@@ -1,14 +1,11 @@
 """Tokenize many short texts at a time, so that the tokenizer can use all cores."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from clearhead.data.readers import CHUNK_CHARS, DataReport
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.tokenizer import Tokenizer
-
-NEVER = r"(?!)"  # a pattern that matches nothing
 
 T = TypeVar("T")
 
@@ -46,12 +43,6 @@ def _try_encode(tokenizer: Tokenizer, text: str, allow_special: bool) -> list[in
         return str(error).removesuffix(".")
 
 
-def special_token_pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """Matches the names of special tokens in texts."""
-    names = sorted(tokenizer.special_tokens, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, names)) or NEVER)
-
-
 class Located(Protocol):
     """A record that knows its location in a file."""
 
@@ -69,7 +60,7 @@ def encode_records(
     report: DataReport,
 ) -> Iterator[tuple[LocatedT, list[list[int]]]]:
     """Each record with the token ids of its texts, one tokenizer per text; failures are skipped."""
-    patterns = [special_token_pattern(tokenizer) for tokenizer in tokenizers]
+    patterns = [tokenizer.special_pattern for tokenizer in tokenizers]
     for batch in batch_by_size(records, lambda record: sum(map(len, texts(record)))):
         columns = [
             try_encode_batch(tokenizer, [texts(record)[i] for record in batch])

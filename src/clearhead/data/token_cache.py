@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.data.encoding import batch_by_size, special_token_pattern, try_encode_batch
+from clearhead.data.encoding import batch_by_size, try_encode_batch
 from clearhead.data.readers import (
     MAX_LOCATIONS_PER_REASON,
     DataReport,
@@ -178,7 +178,6 @@ def _encode_documents(
     report: DataReport,
 ) -> Iterator[EncodedDocument]:
     """Token ids in the order of the documents; the tokenizer releases the GIL, so threads help."""
-    pattern = special_token_pattern(tokenizer)
 
     def encode(batch: list[Document]) -> list[EncodedDocument]:
         texts = [document.text for document in batch]
@@ -192,7 +191,9 @@ def _encode_documents(
     with ThreadPoolExecutor(num_workers) as pool:
         for batch in batch_by_size(documents, lambda document: len(document.text)):
             for document in batch:
-                report.count_special_tokens(document.location, pattern.findall(document.text))
+                report.count_special_tokens(
+                    document.location, tokenizer.special_pattern.findall(document.text)
+                )
             pending.append(pool.submit(encode, batch))
             if len(pending) > num_workers:  # do not read ahead of the threads
                 yield from pending.popleft().result()

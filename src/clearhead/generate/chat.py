@@ -1,6 +1,5 @@
 """Chat: conversations as prompts, written by the model's own chat template (L5.5)."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -45,19 +44,18 @@ def encode_chat(
     if not template:
         raise ClearheadError("this model has no chat template; set inference.chat_template.")
     check_messages(messages)
-    by_length = sorted(tokenizer.special_tokens, key=len, reverse=True)
-    special = "|".join(map(re.escape, by_length)) or r"(?!)"
+    special = tokenizer.special_pattern
 
     def guard(text: str) -> str:
         text = text.replace(SPECIAL_TOKEN_GUARD, "")
-        return re.sub(special, lambda m: m[0][0] + SPECIAL_TOKEN_GUARD + m[0][1:], text)
+        return special.sub(lambda m: m[0][0] + SPECIAL_TOKEN_GUARD + m[0][1:], text)
 
     guarded = [{key: guard(value) for key, value in message.items()} for message in messages]
     prompt = render_chat_template(template, guarded)
     if SPECIAL_TOKEN_GUARD not in prompt:
         return tokenizer.encode(prompt, allow_special=True)
     ids: list[int] = []
-    for part in re.split(f"({special})", prompt):
+    for part in special.split(prompt):
         if part in tokenizer.special_tokens:
             ids.append(tokenizer.special_tokens[part])
         elif part:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice, pairwise
+from os.path import commonprefix
 from pathlib import Path
 from typing import Self
 
@@ -30,6 +31,7 @@ TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_KINDS = ("bpe", "characters", "bytes")  # that can be made from texts
 END_TOKEN = "<|end|>"
 MASK_PLACEHOLDER = "[MASK]"  # what users type, whatever the tokenizer calls its mask token
+NEVER = r"(?!)"  # a pattern that matches nothing
 VISIBLE_WHITESPACE = {" ": "·", "\n": "↵", "\t": "⇥"}
 
 
@@ -174,6 +176,12 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         return {token.content: i for i, token in added.items() if token.special}
 
+    @cached_property
+    def special_pattern(self) -> re.Pattern[str]:
+        """Matches names of special tokens in a text, the longest first."""
+        names = _alternatives([*self.special_tokens]) if self.special_tokens else NEVER
+        return re.compile(f"({names})")
+
     @property
     def has_space_prefix(self) -> bool:
         """Whether a word's token includes the space before it, as in byte-level BPE."""
@@ -258,6 +266,28 @@ class Tokenizer:
         backend = tk.Tokenizer.from_str(json.dumps(backend_json))
         backend.encode_special_tokens = True
         return backend
+
+
+def _alternatives(names: list[str], max_depth: int = 8) -> str:
+    """A pattern for the longest of these names.
+
+    Those with the same beginning are grouped, so that thousands do not slow the search down.
+    """
+    if max_depth == 0:
+        return "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name[0], []).append(name)
+    branches = []
+    for group in groups.values():
+        prefix = commonprefix(group)  # noqa: RUF071 - of characters is intended
+        ends = [name[len(prefix) :] for name in group if name != prefix]
+        branch = re.escape(prefix)
+        if ends:
+            optional = "?" if len(ends) < len(group) else ""
+            branch += f"(?:{_alternatives(ends, max_depth - 1)}){optional}"
+        branches.append(branch)
+    return "|".join(branches)
 
 
 def _as_list(ids: Iterable[int]) -> list[int]:
