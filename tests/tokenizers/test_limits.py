@@ -68,6 +68,7 @@ def test_large_numbers_in_tokens_are_accepted(tmp_path):
         {"normalizer": sequence(*[replace("(?=.)", "ab", "Regex")] * 6)},
         {"normalizer": replace("a+", "a" * 1000, "Regex")},
         {"normalizer": charsmap("a", "b" * 1000)},
+        {"normalizer": {"type": "Prepend", "prepend": "a" * 1000}},
         {"normalizer": sequence(charsmap("a" * 18), replace("a", "bcde"))},
         {"pre_tokenizer": sequence(*[{"type": "ByteLevel"}] * 7, name="pretokenizers")},
         {"decoder": sequence(*[replace("a", "aa")] * 7, name="decoders")},
@@ -93,6 +94,7 @@ def test_texts_that_multiply_are_refused(tmp_path, parts):
         ([replace("a", "bb"), replace("b", "ccc"), replace("d", "a" * 9)], 9),
         ([replace("d", "a" * 9), replace("a", "bb"), replace("b", "ccc")], 54),
         ([replace("ab", "abab")] * 3, 8),
+        ([{"type": "Prepend", "prepend": "▁a"}, replace("a", "bb")], 5),
     ],
 )
 def test_growth_is_bounded_by_what_later_steps_replace(steps, growth):

@@ -64,12 +64,15 @@ def max_growth(steps: Sequence[Step]) -> float:
     """
     growth: dict[str, float] = {}  # of a character in the later steps
     default = 1.0  # of all others
+    prefix = 0.0
     for step in reversed(steps):
         largest = max(default, *growth.values(), 0.0)
         match step["type"]:
             case "ByteLevel" | "Metaspace":
                 default = 2 * largest
                 growth = {}
+            case "Prepend":
+                prefix += sum(growth.get(character, default) for character in step["prepend"])
             case "Precompiled":
                 default = _longest_replacement(step) * largest
                 growth = {}
@@ -84,7 +87,7 @@ def max_growth(steps: Sequence[Step]) -> float:
                 for character in pattern:
                     old = growth.get(character, default)
                     growth[character] = max(old, new / len(pattern))
-    return max(default, *growth.values(), 1.0)
+    return max(default, *growth.values(), 1.0) + prefix
 
 
 def _longest_replacement(step: Step) -> int:
