@@ -101,7 +101,6 @@ REFUSED = [
     ),
     ({"architectures": [[]]}, r"architectures = \[\], which must be a string"),
     ({"rope_parameters": "yarn"}, "rope_parameters = 'yarn', which must be an object"),
-    ({"bad_words_ids": 5}, "bad_words_ids = 5, which must be a list"),
     ({"id2label": [1]}, r"id2label = \[1\], which must be an object"),
     ({"num_hidden_layers": 10**9}, "1,000,000,000 layers, but the checkpoint has only 30 tensors"),
     ({"vocab_size": 10**19}, "vocab_size"),
@@ -418,3 +417,10 @@ def test_attributes_that_transformers_ignores_are_accepted(saved):
     config = ch.load(saved, device="cpu").config
     edit(saved, eos_token_ids=[5])
     assert ch.load(saved, device="cpu").config == config
+
+
+def test_adapters_are_refused(saved):
+    """transformers would apply them to another model."""
+    (saved / "adapter_config.json").write_text("{}")
+    with pytest.raises(ch.ClearheadError, match="adapter"):
+        ch.load(saved)

@@ -109,10 +109,11 @@ def test_renormalized_suppression_equals_transformers(tmp_path):
 
     model = hf_model("marian")
     model.save_pretrained(tmp_path / "m")
-    write_json(
+    edit_json(
         tmp_path / "m",
         "generation_config.json",
-        {"bad_words_ids": [[i] for i in range(6, 40)], "renormalize_logits": True},
+        bad_words_ids=[[i] for i in range(6, 40)],
+        renormalize_logits=True,
     )
     m = ch.load(tmp_path / "m", device="cpu")
     torch.manual_seed(0)
@@ -330,6 +331,7 @@ def test_chat_templates_know_the_special_tokens_as_in_transformers(template: str
 @pytest.mark.parametrize(
     "option",
     [
+        {"bad_words_ids": 5},
         {"sequence_bias": [[[3], -10.0]]},
         {"stop_strings": ["\n"]},
         {"guidance_scale": 1.5},
@@ -430,3 +432,27 @@ def test_audio_options_are_known_or_refused(option, tmp_path):
     write_json(tmp_path, "processor_config.json", {"feature_extractor": option})
     with pytest.raises(ch.ClearheadError, match=next(iter(option))):
         ch.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "words"),
+    [
+        ("llama", {"forced_eos_token_id": 5}, "forced_eos_token_id"),
+        ("llama", {"forced_bos_token_id": 8}, "forced_bos_token_id"),
+        ("marian", {"forced_eos_token_id": 9}, "forced_eos_token_id"),
+    ],
+)
+def test_forced_tokens_are_used_or_refused(case, options, words, tmp_path):
+    hf_model(case).save_pretrained(tmp_path)
+    edit_json(tmp_path, "generation_config.json", **options)
+    with pytest.raises(ch.ClearheadError, match=words):
+        ch.load(tmp_path)
+
+
+def test_generation_config_replaces_generation_options_of_config_json(tmp_path):
+    hf_model("marian-own-vocab").save_pretrained(tmp_path)
+    edit_json(tmp_path, "config.json", forced_eos_token_id=5)
+    write_json(tmp_path, "generation_config.json", {"eos_token_id": 5})
+    assert not ch.load(tmp_path).config.inference.forced_eos
+    (tmp_path / "generation_config.json").unlink()
+    assert ch.load(tmp_path).config.inference.forced_eos

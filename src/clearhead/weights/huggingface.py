@@ -61,6 +61,7 @@ from clearhead.weights.sentence_transformers import (
 
 HF_WEIGHTS_FILE = "model.safetensors"
 HF_INDEX_FILE = "model.safetensors.index.json"
+ADAPTER_CONFIG_FILE = "adapter_config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 PREPROCESSOR_CONFIG_FILE = "preprocessor_config.json"
 PROCESSOR_CONFIG_FILE = "processor_config.json"
@@ -86,7 +87,7 @@ def load_huggingface(folder: Path, placement: Placement) -> Checkpoint:
     """Load a model of a known family; unsupported configuration options are errors."""
     with reraise_as(f"cannot read the configuration in {folder}"):
         attributes = read_config_file(folder / HF_CONFIG_FILE)
-        family, head = _find_family(attributes)
+        family, head = _find_family(folder, attributes)
         labels = label_names(attributes)
         base = replace(family.base, head=head_for_labels(head, attributes, labels))
         m = read_attributes(family.attributes, base, attributes)
@@ -155,7 +156,12 @@ def save_huggingface(folder: Path, checkpoint: Checkpoint) -> None:
         write_json(folder / EXPORT_FILE, {"inference": lost})
 
 
-def _find_family(attributes: ConfigDict) -> tuple[ModelFamily, c.Head]:
+def _find_family(folder: Path, attributes: ConfigDict) -> tuple[ModelFamily, c.Head]:
+    if (folder / ADAPTER_CONFIG_FILE).is_file():
+        raise ClearheadError(
+            f"{folder} contains {ADAPTER_CONFIG_FILE}: its weights are an adapter of another model;"
+            " merge them first, with merge_and_unload of peft."
+        )
     if "auto_map" in attributes:
         raise ClearheadError(
             "config.json requires custom code (auto_map); clearhead executes nothing from a folder."
@@ -319,7 +325,9 @@ def read_inference_config(
     if (folder / GENERATION_CONFIG_FILE).is_file():
         generation_config = read_config_file(folder / GENERATION_CONFIG_FILE)
         check_generation_config(generation_config)
-        attributes = attributes | generation_config
+        # as in transformers, config.json then says nothing about generation
+        others = {k: v for k, v in attributes.items() if k not in GENERATION_OPTIONS}
+        attributes = others | generation_config
 
     def ids(*values: object) -> tuple[int, ...]:
         """Valid token ids among integers, lists of integers, and lists of one-element lists."""
@@ -342,8 +350,11 @@ def read_inference_config(
     )
     decoder_start_tokens: tuple[int, ...] = ()
     if isinstance(m.architecture, c.EncoderDecoder):
+        decoder_start_token = attributes.get("decoder_start_token_id")
+        if decoder_start_token is None:
+            decoder_start_token = attributes.get("bos_token_id")
         decoder_start_tokens = ids(
-            attributes.get("decoder_start_token_id"),
+            decoder_start_token,
             attributes.get("forced_bos_token_id"),
             _whisper_task_tokens(attributes) or _forced_decoder_tokens(attributes),
         )
@@ -351,6 +362,17 @@ def read_inference_config(
     if are_labels_default or not isinstance(m.head, c.ClassificationHead):
         labels = ()
     forced_eos = ids(attributes.get("forced_eos_token_id"))
+    is_decoder = isinstance(m.architecture, c.Decoder)
+    if forced_eos and (is_decoder or forced_eos != eos_tokens[:1]):
+        raise ClearheadError(
+            f"the model's configuration has forced_eos_token_id = {list(forced_eos)}; clearhead"
+            " supports only the first eos_token_id of an encoder-decoder."
+        )
+    if is_decoder and ids(attributes.get("forced_bos_token_id")):
+        raise ClearheadError(
+            "the model's configuration has a forced_bos_token_id, which clearhead supports for"
+            " encoder-decoders only."
+        )
     return c.InferenceConfig(
         bos_tokens=pretrained.bos_tokens,
         sep_tokens=pretrained.sep_tokens,
