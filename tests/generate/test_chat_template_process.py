@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.errors import ClearheadError
-from clearhead.generate import chat_template, chat_template_worker
+from clearhead.generate import chat_template_process, chat_template_worker
 from clearhead.generate.chat_template_process import ChatTemplateProcess, render_chat_template
 from serving import wait_until
 
@@ -114,7 +114,7 @@ def test_templates_cannot_fill_memory(template, process):
 )
 def test_slow_templates_are_stopped(template, process, monkeypatch):
     assert process.render("{{ messages[0].content }}", HELLO) == "Hello"
-    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 0.1)
+    monkeypatch.setattr(chat_template_process, "MAX_RENDER_SECONDS", 0.1)
     with pytest.raises(ClearheadError, match=r"longer than 0\.1 seconds"):
         process.render(template, HELLO)
     monkeypatch.undo()
@@ -146,7 +146,7 @@ def test_an_interrupted_request_leaves_no_response_behind(process, monkeypatch):
         child.stdin.flush()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(chat_template, "_exchange", interrupted)
+    monkeypatch.setattr(chat_template_process, "_exchange", interrupted)
     with pytest.raises(KeyboardInterrupt):
         process.render("old", HELLO)
     monkeypatch.undo()
@@ -184,14 +184,14 @@ def test_a_forked_process_starts_its_own():
     code = """
         import os
         from clearhead.generate import chat_template_process
-        render = chat_template.render_chat_template
+        render = chat_template_process.render_chat_template
         render("x", [])
         if child := os.fork():
             os.waitpid(child, 0)
-            print(chat_template.RENDERER.process.pid, render("parent", []), flush=True)
+            print(chat_template_process.RENDERER.process.pid, render("parent", []), flush=True)
         else:
             render("x", [])
-            print(chat_template.RENDERER.process.pid, render("child", []), flush=True)
+            print(chat_template_process.RENDERER.process.pid, render("child", []), flush=True)
     """
     child, parent = map(str.split, run_python(code).splitlines())
     assert (child[1], parent[1]) == ("child", "parent")
@@ -206,11 +206,12 @@ def test_the_process_ends_when_its_parent_is_killed(is_busy):
     code = f"""
         import os, signal, threading, time
         from clearhead.generate import chat_template_process
-        chat_template.render_chat_template("x", [])
-        print(chat_template.RENDERER.process.pid, flush=True)
+        chat_template_process.render_chat_template("x", [])
+        print(chat_template_process.RENDERER.process.pid, flush=True)
         loop = "{{% for i in range(99999) %}}{{{{ range(99999) | list | length }}}}{{% endfor %}}"
         if {is_busy}:
-            threading.Thread(target=chat_template.render_chat_template, args=(loop, [])).start()
+            render = chat_template_process.render_chat_template
+            threading.Thread(target=render, args=(loop, [])).start()
             time.sleep(1)
         os.kill(os.getpid(), signal.SIGKILL)
     """
