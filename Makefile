@@ -36,12 +36,14 @@ bench: setup
 
 setup: $(READY)
 
-# torch is installed first, alone and at the pinned version; a looser requirement could pull in gigabytes of GPU libraries
-$(READY): pyproject.toml constraints.txt
+# requirements.lock has every package with its hashes, except torch, which has builds for different devices; a looser
+# requirement for it could pull in gigabytes of GPU libraries. The constraints pin the tools that build the package.
+$(READY): pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit("clearhead needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --require-hashes --no-deps --requirement requirements.lock
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --no-deps --editable .
 	touch $@
 
 clean:
