@@ -54,6 +54,40 @@ def test_saving_again_replaces_the_folder(saved):
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("format", ["clearhead", "hf", "gguf"])
+def test_overwritten_and_truncated_files_do_not_change_a_loaded_model(format, tmp_path):
+    tokenizer = ch.Tokenizer.train_bpe(["so long"], 257)
+    model = ch.new("tiny-llama", tokenizer=tokenizer, vocab_size=257, seed=5)
+    ch.save(model, tmp_path / "model", format)
+    again = load(tmp_path / "model")
+    [weights] = [path for path in (tmp_path / "model").glob("model.*") if "json" not in path.name]
+    with weights.open("r+b") as file:  # as cp does, unlike a rename
+        file.write(bytes(weights.stat().st_size))
+    assert torch.equal(again.logits([7, 8, 9]), model.logits([7, 8, 9]))
+    weights.write_bytes(b"")
+    assert torch.equal(again.logits([7, 8, 9]), model.logits([7, 8, 9]))
+
+
+@pytest.mark.parametrize("dtype", checkpoint.SAFETENSORS_DTYPES.values(), ids=str)
+def test_tensors_of_every_dtype_and_shape_are_read(tmp_path, dtype):
+    values = torch.arange(24) % 2 if dtype == torch.bool else torch.arange(24)
+    tensors = {
+        "matrix": values.to(dtype).reshape(4, 6).clone(),
+        "empty": torch.empty(0, 3, dtype=dtype),
+        "scalar": values[1].to(dtype).clone(),
+    }
+    save_file(tensors, tmp_path / "a.safetensors", {"format": "pt"})
+    reader = checkpoint.SafetensorsReader([tmp_path / "a.safetensors"])
+    for name, tensor in tensors.items():
+        read = reader.get_tensor(name)
+        assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(read.flatten().view(torch.uint8), tensor.flatten().view(torch.uint8))
+    with (tmp_path / "a.safetensors").open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 1)
+    with pytest.raises(ch.ClearheadError, match="truncated"):
+        list(map(reader.get_tensor, tensors))
+
+
 class Adapter(torch.nn.Module):
     """A module that no configuration describes."""
 

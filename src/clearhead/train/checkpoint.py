@@ -46,6 +46,7 @@ from clearhead.weights.checkpoint import (
     SafetensorsReader,
     atomic_model_folder,
     load_weights,
+    open_safetensors,
     save_checkpoint,
 )
 
@@ -353,9 +354,9 @@ class CheckpointManager:
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
-    """Read all tensors of a file, memory-mapped."""
-    reader = SafetensorsReader([file])
-    return {name: reader.get_tensor(name) for name in reader.shapes}
+    """Map all tensors of a file into memory, from where they are copied into a run."""
+    with open_safetensors(file) as tensors:
+        return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
 
 
 # --- log

@@ -1,5 +1,6 @@
 """Models as folders: `clearhead.json`, `model.safetensors` and tokenizers. No pickle anywhere."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from clearhead.config.model import Config, EncoderDecoder, ModelConfig
 from clearhead.config.parse import read_config_file
-from clearhead.errors import ClearheadError, suggest
+from clearhead.errors import ClearheadError, cannot_read, suggest
 from clearhead.io import atomic_folder, write_json
 from clearhead.model.int8 import quantize
 from clearhead.model.transformer import Transformer, build_transformer
@@ -39,6 +40,20 @@ MODEL_FILES = {
     "vocabulary.json",
 }  # fmt: skip
 
+SAFETENSORS_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 STORED = "stored"  # keep every tensor in its stored dtype
 INT8 = "int8"  # quantize matrices after loading them as float32
 DTYPES = {
@@ -172,30 +187,61 @@ def export_format(folder: Path) -> str:
 
 # --- tensors
 class SafetensorsReader:
-    """Reads tensors by name from one or more safetensors files, through memory maps.
+    """Reads tensors by name from one or more safetensors files.
 
-    Each read opens its file anew: the mapped pages are freed with the tensor, not with the file.
+    Tensors are read into memory, not mapped, so that the files may be replaced or truncated while
+    a model is in use.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files: dict[str, Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self._entries: dict[str, dict[str, Any]] = {}  # of the header: dtype and position
         for file in files:
-            with _open_safetensors(file) as tensors:
+            with open_safetensors(file) as tensors:  # checks the header
                 for name in tensors.keys():  # noqa: SIM118 - not a dictionary
                     if name in self.files:
                         first = self.files[name].name
                         raise ClearheadError(f"both {first} and {file.name} contain {name}.")
                     self.files[name] = file
                     self.shapes[name] = tuple(tensors.get_slice(name).get_shape())
+            self._entries |= _read_header(file)
 
     def get_tensor(self, name: str) -> Tensor:
-        with _open_safetensors(self.files[name]) as tensors:
-            return tensors.get_tensor(name)
+        file = self.files[name]
+        entry = self._entries[name]
+        dtype = SAFETENSORS_DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise ClearheadError(f"{file}: {name} has the unsupported dtype {entry['dtype']}.")
+        start, end = entry["data_offsets"]
+        data = torch.empty(end - start, dtype=torch.uint8)
+        try:
+            with file.open("rb") as content:
+                content.seek(start)
+                num_read = content.readinto(data.numpy().data)
+        except OSError as error:
+            raise cannot_read(file, error) from None
+        if num_read < len(data):
+            raise ClearheadError(f"{file} was truncated while it was read.")
+        return data.view(dtype).reshape(self.shapes[name])
+
+
+def _read_header(file: Path) -> dict[str, dict[str, Any]]:
+    """The entry of each tensor in a valid file, with positions from the start of the file."""
+    try:
+        with file.open("rb") as content:
+            size = int.from_bytes(content.read(8), "little")
+            header = json.loads(content.read(size))
+    except OSError as error:
+        raise cannot_read(file, error) from None
+    header.pop("__metadata__", None)
+    for entry in header.values():
+        entry["data_offsets"] = [8 + size + offset for offset in entry["data_offsets"]]
+    return dict(header)
 
 
 @contextmanager
-def _open_safetensors(file: Path) -> Iterator[Any]:
+def open_safetensors(file: Path) -> Iterator[Any]:
     try:
         with safe_open(file, framework="pt") as tensors:
             yield tensors

@@ -100,11 +100,12 @@ class GGUFFile:
         shape = self.shapes[name]
         n_rows = math.prod(shape[:-1])
         row_bytes = self._byte_size(name, dtype) // n_rows
+        float_dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        if dtype.name in float_dtypes:  # not mapped: the file may be replaced
+            numbers = np.fromfile(self.path, np.uint8, n_rows * row_bytes, offset=offset)
+            return torch.from_numpy(numbers).view(float_dtypes[dtype.name]).reshape(shape)
         memmap = np.memmap(self.path, np.uint8, "c", offset, (n_rows, row_bytes))
         data = memmap.view(np.ndarray)  # slicing a memmap is slow
-        float_dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-        if dtype.name in float_dtypes:
-            return torch.from_numpy(data).view(float_dtypes[dtype.name]).reshape(shape)
         # memory of its own, apart from the heap that dequantizing fragments
         buffer = mmap.mmap(-1, 4 * math.prod(shape), access=mmap.ACCESS_COPY)
         tensor = torch.frombuffer(buffer, dtype=torch.float32).view(-1, shape[-1])

@@ -67,7 +67,8 @@ def read_vectors(path: Path) -> VectorTable:
             safe_open(path / VECTORS_FILE, "pt") as file,
         ):
             words = json.loads(file.metadata()["words"])
-            return VectorTable(list(map(str, words)), file.get_tensor("vectors").float())
+            vectors = file.get_tensor("vectors").to(torch.float32, copy=True)  # not mapped
+            return VectorTable(list(map(str, words)), vectors)
     with open_input(path) as stream:
         header = stream.readline(MAX_HEADER_BYTES)
         if not _is_word2vec_header(header):
