@@ -306,13 +306,15 @@ OTHER_STRINGS = [*ACTIVATIONS, *RARE_ACTIVATIONS, "gated-gelu", "gated-silu", "d
 
 
 def other_value(rng, value):
+    if value is not None and rng.random() < 0.15:
+        return None
     match value:
         case bool():
             return not value
         case int():
-            return rng.choice([value + 1, value * 2, max(0, value - 1), 0, value])
+            return rng.choice([value + 1, value * 2, max(0, value - 1), 0, float(value), -1])
         case float():
-            return rng.choice([value * 2 + 0.1, value * 10, 0.0])
+            return rng.choice([value * 2 + 0.1, value * 10, int(value), 1, 0.0])
         case str():
             return rng.choice(OTHER_STRINGS)
         case list():
@@ -505,6 +507,18 @@ TENSOR_EDITS = [
 ]
 
 
+def save_shards(tensors, folder):
+    """Two files and their index."""
+    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    where = {name: names[i % 2] for i, name in enumerate(sorted(tensors))}
+    for file in names:
+        part = {name: tensors[name] for name in tensors if where[name] == file}
+        save_file(part, folder / file, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors").unlink()
+
+
 def edit_folder(rng, folder):
     """Apply up to three edits; return what they were."""
     config = json.loads((folder / "config.json").read_text())
@@ -516,11 +530,12 @@ def edit_folder(rng, folder):
         else:
             edits.append(rng.choice(TENSOR_EDITS)(rng, tensors, config))
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(
-        {name: t.contiguous() for name, t in tensors.items()},
-        folder / "model.safetensors",
-        {"format": "pt"},
-    )
+    tensors = {name: t.contiguous() for name, t in tensors.items()}
+    if rng.random() < 0.1:
+        save_shards(tensors, folder)
+        edits.append("two shards")
+    else:
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return [edit for edit in edits if edit]
 
 
