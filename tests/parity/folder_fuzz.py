@@ -135,6 +135,7 @@ def draw_options(rng, family):
                 "scale_embedding": rng.random() < (0.5 if family == "marian" else 0.1),
                 "tie_word_embeddings": tied,
                 "decoder_start_token_id": 1,
+                "forced_eos_token_id": rng.choice([None, 5]),
                 "init_std": 0.3,
                 **sizes,
                 **SPECIAL_TOKENS,
