@@ -129,7 +129,7 @@ from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
 from serving import tiny_writer
 
-service._warm_up = lambda: None
+executor._warm_up = lambda: None
 registry = ModelRegistry.from_models({"writer": tiny_writer()})
 app = create_app(registry, Limits(shutdown_timeout=0.1), page=True)
 
