@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, reraise_as
 
 # constants of Linux's renameat2
 AT_FDCWD = -100
@@ -78,10 +78,25 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError):  # the writing process was killed
-            records.append(json.loads(line))
+    with reraise_as(f"{path} is damaged"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError):  # the writing process was killed
+                records.append(json.loads(line))
+    if not all(isinstance(record, dict) for record in records):
+        raise ClearheadError(f"{path} is damaged: every line must be a table.")
     return records
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Read the reports of a training run: numbers, among them a step and a loss."""
+    reports = read_json_lines(path)
+    for report in reports:
+        is_numeric = all(isinstance(value, int | float) for value in report.values())
+        if not is_numeric or not report.keys() >= {"step", "loss"}:
+            raise ClearheadError(
+                f"{path} is damaged: every line must have a step, a loss and only numbers."
+            )
+    return reports
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from tiny_training import load_weights, make_trainer, read_reports, resume, run,
 
 import clearhead as ch
 from clearhead.cli.main import app
-from clearhead.train.checkpoint import read_log
+from clearhead.io import read_log
 from clearhead.train.trainer import DivergenceError, divergence_threshold
 
 RARELY = {"save_every": 100, "log_every": 100, "eval_every": 100}

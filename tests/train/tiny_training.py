@@ -5,7 +5,7 @@ import torch
 import clearhead as ch
 from clearhead.data.packed_batch import PackedBatch
 from clearhead.data.readers import DataReport
-from clearhead.train.checkpoint import read_log
+from clearhead.io import read_log
 from clearhead.train.strategy import SINGLE_PROCESS
 from clearhead.train.trainer import Trainer
 from clearhead.weights.checkpoint import Checkpoint

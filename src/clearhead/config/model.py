@@ -659,7 +659,12 @@ class Config:
     @classmethod
     def read(cls, path: str | Path, **changes: object) -> Self:
         """Read a .toml or .json file and apply changes as in `replace`."""
-        return cls.from_dict(read_config_file(path)).replace(**changes)
+        tree = read_config_file(path)
+        try:
+            config = cls.from_dict(tree)
+        except ClearheadError as error:
+            raise ClearheadError(f"{path}: {error}") from None
+        return config.replace(**changes)
 
     @classmethod
     def from_dict(cls, tree: ConfigDict) -> Self:

@@ -19,6 +19,7 @@ from clearhead.errors import ClearheadError, cannot_read, check_type, suggest
 
 T = TypeVar("T")
 ConfigDict = dict[str, Any]
+Schema = dict[Any, Any]  # of a file, see `read_json_as`
 
 MAX_INT = 2**63
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
@@ -136,6 +137,37 @@ def read_config_file(path: str | Path) -> ConfigDict:
     if not isinstance(content, dict):
         raise ClearheadError(f"{path} must contain a table of options.")
     return content
+
+
+# --- files that the program wrote
+def read_json_as(path: Path, schema: Schema) -> ConfigDict:
+    """Read a .json file; raise unless it has this structure.
+
+    A schema is a type, a union of types, `[schema]` for lists, `{str: schema}` for tables of any
+    names, or a table of names that must exist and their schemas.
+    """
+    content = read_config_file(path)
+    check_structure(content, schema, path)
+    return content
+
+
+def check_structure(value: object, schema: Any, path: Path, name: str = "the file") -> None:
+    """Raise unless the content of a file has this structure."""
+    if isinstance(schema, dict) and isinstance(value, dict):
+        schemas = dict.fromkeys(value, schema[str]) if str in schema else schema
+        for key, inner in schemas.items():
+            if key not in value:
+                raise ClearheadError(f"{path} is damaged: {key} is missing.")
+            check_structure(value[key], inner, path, key)
+    elif isinstance(schema, list) and isinstance(value, list):
+        for item in value:
+            check_structure(item, schema[0], path, name)
+    elif (
+        isinstance(schema, dict | list)
+        or not isinstance(value, schema)
+        or (isinstance(value, bool) and schema is not bool)
+    ):
+        raise ClearheadError(f"{path} is damaged: {name} cannot be {value!r:.60}.")
 
 
 # --- changing options

@@ -36,7 +36,7 @@ from clearhead.config.parse import (
 from clearhead.config.training import DataConfig
 from clearhead.data.readers import STDIN
 from clearhead.errors import ClearheadError, cannot_read, check_int, suggest
-from clearhead.io import file_lock, read_json_lines, write_atomic, write_json
+from clearhead.io import file_lock, read_json_lines, read_log, write_atomic, write_json
 from clearhead.train.checkpoint import (
     FINGERPRINT_FILE,
     LOG_FILE,
@@ -46,7 +46,7 @@ from clearhead.train.checkpoint import (
     same_paths,
 )
 from clearhead.train.diagnosis import curve_of
-from clearhead.train.report import median_targets_per_second, training_seconds
+from clearhead.train.report import median_targets_per_second, read_report_data, training_seconds
 from clearhead.train.train import override_config
 from clearhead.train.training_data import check_seq_len
 
@@ -458,7 +458,7 @@ class RunResult(RunId):
     ) -> Self:
         """Read log and report of a run, which may have diverged before it wrote either."""
         measured: dict[str, Any] = {}
-        lines = read_json_lines(folder / LOG_FILE)
+        lines = read_log(folder / LOG_FILE)
         if lines:
             measured["steps"] = lines[-1]["step"]
         if valid_losses := [value for _, value in curve_of(lines, "valid_loss")]:
@@ -467,7 +467,7 @@ class RunResult(RunId):
             measured["final_loss"] = valid_losses[-1]
             measured["metrics"] = {"accuracy": best["accuracy"]} if "accuracy" in best else {}
         if lines and (folder / REPORT_DATA_FILE).is_file():
-            report = read_config_file(folder / REPORT_DATA_FILE)
+            report = read_report_data(folder)
             targets_per_second = median_targets_per_second(lines)
             measured["train_seconds"] = training_seconds(report, lines)
             measured["tokens_per_second"] = (

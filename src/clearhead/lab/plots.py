@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clearhead.io import read_json_lines
+from clearhead.io import read_log
 from clearhead.lab.experiment import metric_title
 from clearhead.lab.stats import Summary
 from clearhead.lens.render.colors import NEGATIVE, POSITIVE
@@ -37,7 +37,7 @@ def plot_by_step(summary: Summary, output: Path, size: tuple[float, float]) -> "
     points: Curve = []
     for i, row in enumerate(summary.rows):
         curves = [
-            curve_of(read_json_lines(output / run.path / LOG_FILE), "valid_loss")
+            curve_of(read_log(output / run.path / LOG_FILE), "valid_loss")
             for run in row.runs
             if run.status != "diverged"
         ]

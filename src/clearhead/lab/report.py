@@ -8,7 +8,7 @@ from typing import Any
 
 from clearhead.config.model import LMHead, MLMHead
 from clearhead.evaluate.results import decimal_places, format_number
-from clearhead.io import read_json_lines, write_atomic
+from clearhead.io import read_log, write_atomic
 from clearhead.lab.experiment import (
     BEST_LOSS,
     EXPERIMENT_FILE,
@@ -155,9 +155,7 @@ def _caveats(summary: Summary, output: Path) -> Iterator[str]:
                 f"excluded from the means. The first one: {row.diverged[0].error}"
             )
     yield from _design_caveats(summary.experiment)
-    logs = [
-        read_json_lines(output / run.path / LOG_FILE) for run in results if run.status != "diverged"
-    ]
+    logs = [read_log(output / run.path / LOG_FILE) for run in results if run.status != "diverged"]
     yield from _curve_caveats(logs, len(results))
     yield from _machine_caveats(results)
 

@@ -1,6 +1,7 @@
 """Training traces: attention, logit lens and embeddings of probes, recorded during training."""
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -9,9 +10,9 @@ import torch
 from torch import Tensor
 
 from clearhead.config.model import LMHead, RegressionHead
-from clearhead.config.parse import read_config_file
+from clearhead.config.parse import ConfigDict, Schema, read_json_as
 from clearhead.errors import ClearheadError, check_type
-from clearhead.io import read_json_lines
+from clearhead.io import read_log
 from clearhead.lens.argument_checks import check_head, check_layer
 from clearhead.lens.attention import ATTENTION_NOTES, KIND_PREFIXES
 from clearhead.lens.hook_points import ATTENTION_KINDS, AttentionKind
@@ -23,6 +24,16 @@ from clearhead.weights.checkpoint import SafetensorsReader
 TRACE_FOLDER = "activations"
 TRACE_INDEX = "index.json"
 TRACE_TOKENS = "tokens.json"
+
+INDEX_SCHEMA: Schema = {
+    "probes": [
+        {"text": str, "tokens": [str], "source_tokens": [str], "answer_position": int},
+    ],
+    "num_truncated": int,
+    "embedding_ids": {str: [int]},
+    "shapes": {str: [int]},
+    "records": [{"step": int, "seconds": int | float}],
+}
 
 MAX_SHOWN_STEPS = 8
 
@@ -67,13 +78,32 @@ class TrainingTrace:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        index = read_config_file(folder / TRACE_INDEX)
-        self._labels: dict[str, list[str]] = read_config_file(folder / TRACE_TOKENS)
+        index = read_trace_index(folder)
+        self._labels: dict[str, list[str]] = read_json_as(folder / TRACE_TOKENS, {str: [str]})
         self._embedding_ids: dict[str, list[int]] = index["embedding_ids"]
         self._shapes: dict[str, list[int]] = index["shapes"]
         self.probes = [Probe(**probe) for probe in index["probes"]]
         self.steps: list[int] = [record["step"] for record in index["records"]]
         self.losses = _losses(folder.parent / "log.jsonl", self.steps)
+        self._check_labels()
+
+    def _check_labels(self) -> None:
+        """Raise unless every row of the recorded tensors has a label."""
+        sizes: dict[str, tuple[int, ...]] = {}
+        for n, probe in enumerate(self.probes):
+            for kind in self.attention_kinds:
+                sizes[f"{n}.{kind}"] = tuple(map(len, probe.attention_labels(kind).values()))
+        for table in self._embedding_ids:
+            sizes[f"{table}.vectors"] = (len(self._embedding_ids[table]),)
+            sizes[f"{table}.plane"] = (len(self._labels.get(table, [])),)
+        for name, size in sizes.items() if self.steps else ():
+            shape = self._shapes.get(name, [])
+            rows = shape[-2:] if len(size) == 2 else shape[:1]
+            if tuple(rows) != size:
+                raise ClearheadError(
+                    f"{self._folder / TRACE_INDEX} or {TRACE_TOKENS} is damaged: {name} has shape "
+                    f"{shape}, but there are labels for {size}."
+                )
 
     @property
     def attention_kinds(self) -> list[AttentionKind]:
@@ -168,7 +198,33 @@ class TrainingTrace:
         if step not in self.steps:
             nearest = min(self.steps, key=lambda recorded: abs(recorded - step))
             raise ClearheadError(f"step {step} was not recorded; the nearest is step {nearest}.")
-        return SafetensorsReader([step_file(self._folder, step)]).get_tensor(name)
+        return read_recorded_tensor(self._folder, step, name, self._shapes)
+
+
+def read_trace_index(folder: Path) -> ConfigDict:
+    """Read the index of a training trace."""
+    path = folder / TRACE_INDEX
+    index = read_json_as(path, INDEX_SCHEMA)
+    steps = [record["step"] for record in index["records"]]
+    if steps != sorted(set(steps)) or any(step < 0 for step in steps):
+        raise ClearheadError(f"{path} is damaged: steps must increase.")
+    if steps and not index["probes"]:
+        raise ClearheadError(f"{path} is damaged: there are no probes.")
+    return index
+
+
+def read_recorded_tensor(
+    folder: Path, step: int, name: str, shapes: Mapping[str, list[int]]
+) -> Tensor:
+    """Read a tensor that was recorded at a step; its shape must be the one in the index."""
+    file = step_file(folder, step)
+    tensor = SafetensorsReader([file]).get_tensor(name)
+    if list(tensor.shape) != shapes.get(name):
+        raise ClearheadError(
+            f"{file} is damaged: {name} has shape {list(tensor.shape)}, expected "
+            f"{shapes.get(name)}."
+        )
+    return tensor
 
 
 def read_training_trace(run: str | Path) -> TrainingTrace:
@@ -186,9 +242,8 @@ def read_training_trace(run: str | Path) -> TrainingTrace:
 def _losses(log: Path, steps: list[int]) -> list[float | None]:
     """The loss of the log entry that covers each step; None at step 0 and after the last entry."""
     losses: dict[int, float] = {}
-    for entry in read_json_lines(log):
-        if "step" in entry and "loss" in entry:
-            losses[entry["step"]] = entry["loss"]
+    for entry in read_log(log):
+        losses[entry["step"]] = entry["loss"]
     logged = sorted(losses)
     covering = [bisect_left(logged, step) if step else len(logged) for step in steps]
     return [losses[logged[i]] if i < len(logged) else None for i in covering]

@@ -20,7 +20,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from clearhead import config as c
-from clearhead.config.parse import read_config_file
 from clearhead.data.batch import Batch, make_batch
 from clearhead.data.packed_batch import Dataset, PackedBatch
 from clearhead.errors import ClearheadError
@@ -34,6 +33,8 @@ from clearhead.lens.training_trace import (
     TRACE_INDEX,
     TRACE_TOKENS,
     Probe,
+    read_recorded_tensor,
+    read_trace_index,
     read_training_trace,
     step_file,
 )
@@ -42,7 +43,7 @@ from clearhead.model.transformer import Transformer
 from clearhead.train.report import TRACE_FIGURE_FILE
 from clearhead.train.strategy import SINGLE_PROCESS, Echo, SingleProcess
 from clearhead.train.train_step import batch_to_device, hidden_states
-from clearhead.weights.checkpoint import Checkpoint, SafetensorsReader
+from clearhead.weights.checkpoint import Checkpoint
 
 MAX_PROBES = 8  # that a user may set
 MAX_PROBE_TOKENS = 64
@@ -200,7 +201,7 @@ class ActivationRecorder:
     def _open_folder(self, step: int) -> None:
         """Keep recordings up to the checkpoint of a resumed run, and remove all others."""
         index_file = self.folder / TRACE_INDEX
-        index = read_config_file(index_file) if step and index_file.is_file() else {}
+        index = read_trace_index(self.folder) if step and index_file.is_file() else {}
         metadata = self.observer.metadata()
         if metadata == {name: index.get(name) for name in metadata}:
             self._recordings = [
@@ -219,9 +220,10 @@ class ActivationRecorder:
         except OSError as error:
             self._stop(error)
         if self._recordings:
-            last = SafetensorsReader([step_file(self.folder, self.recorded_steps[-1])])
+            last_step = self.recorded_steps[-1]
             self._planes = {
-                name: last.get_tensor(f"{name}.plane") for name in self.observer.embeddings
+                name: read_recorded_tensor(self.folder, last_step, f"{name}.plane", index["shapes"])
+                for name in self.observer.embeddings
             }
 
     def _stop(self, error: Exception) -> None:

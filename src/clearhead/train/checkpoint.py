@@ -31,12 +31,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.config.model import Config
-from clearhead.config.parse import ConfigDict, diff_trees, read_config_file
+from clearhead.config.parse import ConfigDict, Schema, diff_trees, read_json_as
 from clearhead.config.training import DataConfig
 from clearhead.data.media_dataset import AUDIO_SUFFIXES, IMAGE_SUFFIXES, idx_labels_path
 from clearhead.data.readers import TEXT_SUFFIXES, glob_files, visible_files
-from clearhead.errors import ClearheadError, reraise_as
-from clearhead.io import file_lock, read_json_lines, write_atomic
+from clearhead.errors import ClearheadError
+from clearhead.io import file_lock, read_log, write_atomic
 from clearhead.model.transformer import build_transformer
 from clearhead.train.strategy import SingleProcess
 from clearhead.weights.checkpoint import (
@@ -61,15 +61,16 @@ BEST_LINK = "best"
 AVERAGE_FOLDER = "average"
 STATE_TENSORS_FILE = "training_state.safetensors"
 STATE_FILE = "training_state.json"
-STATE_KEYS = {
-    "step",
-    "best_loss",
-    "best_step",
-    "evals_since_best",
-    "first_loss",
-    "unreported_losses",
-    "unreported_seconds",
+STATE_SCHEMA: Schema = {
+    "step": int,
+    "best_loss": int | float | None,
+    "best_step": int | None,
+    "evals_since_best": int,
+    "first_loss": int | float | None,
+    "unreported_losses": [[int | float]],
+    "unreported_seconds": int | float,
 }
+FINGERPRINT_SCHEMA: Schema = {str: {"listing": str, "content": str}}
 
 # Options of a run that may change when it is resumed.
 MUTABLE_OPTIONS = {
@@ -142,7 +143,7 @@ def check_same_run(
     sections: Sequence[str] = ("model", "inference", "data", "train"),
 ) -> None:
     """Refuse to resume a run with another configuration, except for `MUTABLE_OPTIONS`."""
-    saved = Config.from_dict(read_config_file(run_file)).to_dict()
+    saved = Config.read(run_file).to_dict()
     current = config.to_dict()
     for section in sections:
         for path, old, new in diff_trees(saved[section], current[section], f"{section}."):
@@ -164,10 +165,14 @@ def fingerprint_data(data: DataConfig, output: Path, resuming: bool) -> ConfigDi
     as unchanged. Files that are missing for now keep their fingerprint.
     """
     fingerprint_file = output / FINGERPRINT_FILE
-    saved = read_config_file(fingerprint_file) if resuming and fingerprint_file.is_file() else {}
+    saved = {}
+    if resuming and fingerprint_file.is_file():
+        saved = read_json_as(fingerprint_file, FINGERPRINT_SCHEMA)
     known = {_normalize_path(path): fingerprint for path, fingerprint in saved.items()}
     fingerprints: ConfigDict = {}
     for path in map(_normalize_path, (*data.train, *data.valid)):
+        if resuming and fingerprint_file.is_file() and path not in known:
+            raise ClearheadError(f"{fingerprint_file} is damaged: {path} is missing.")
         files = _data_files(path, output)
         previous = known.get(path, {})
         if previous and not files:
@@ -236,7 +241,7 @@ def _hash(parts: Iterable[bytes]) -> str:
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint on disk: its step, its progress (`STATE_KEYS` without the step), its folder."""
+    """A checkpoint on disk: its step, progress (`STATE_SCHEMA` without the step) and folder."""
 
     step: int
     progress: dict[str, Any]
@@ -302,11 +307,16 @@ class CheckpointManager:
         if not folders:
             return None
         state_file = folders[-1] / STATE_FILE
-        progress = read_config_file(state_file)
-        if type(progress.get("step")) is not int or not progress.keys() >= STATE_KEYS:
-            names = ", ".join(sorted(STATE_KEYS))
-            raise ClearheadError(f"{state_file} is damaged: it must contain {names}.")
-        return SavedCheckpoint(int(progress.pop("step")), progress, folders[-1])
+        progress = read_json_as(state_file, STATE_SCHEMA)
+        step = progress.pop("step")
+        best_step = progress["best_step"]
+        if (
+            step != int(folders[-1].name)
+            or not (best_step is None or 0 <= best_step <= step)
+            or not all(len(pair) == 2 and pair[1] > 0 for pair in progress["unreported_losses"])
+        ):
+            raise ClearheadError(f"{state_file} is damaged: it is not the state of step {step}.")
+        return SavedCheckpoint(step, progress, folders[-1])
 
     def best(self) -> Path | None:
         """Checkpoint with the lowest validation loss, as a link."""
@@ -360,18 +370,6 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 # --- log
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """Read the reports of a run, each with a step and a loss."""
-    with reraise_as(f"{path} is damaged"):
-        reports = read_json_lines(path)
-    for report in reports:
-        if not isinstance(report, dict) or not all(
-            isinstance(report.get(key), int | float) for key in ("step", "loss")
-        ):
-            raise ClearheadError(f"{path} is damaged: every line must have a step and a loss.")
-    return reports
 
 
 class LogWriter:

@@ -15,10 +15,10 @@ import torch
 from clearhead import __version__
 from clearhead import config as c
 from clearhead.config.model import parameters_by_part
-from clearhead.config.parse import diff_trees, read_config_file
+from clearhead.config.parse import Schema, diff_trees, read_json_as
 from clearhead.config.presets import MEASURED_ON, presets
 from clearhead.errors import ClearheadError
-from clearhead.io import read_json_lines, write_atomic, write_json
+from clearhead.io import read_log, write_atomic, write_json
 from clearhead.lens.training_trace import TRACE_FOLDER
 from clearhead.train.checkpoint import (
     LOG_FILE,
@@ -41,6 +41,17 @@ STATUS_TEXT = {
     "early_stopped": "stopped early, without improvement",
     "running": "running",
     "failed": "failed",
+}
+REPORT_SCHEMA: Schema = {
+    "recipe": str,
+    "config": {},
+    "machine": str,
+    "throughput": {"tokens_per_target": int | float, "targets_per_batch": int | float},
+    "packing_efficiency": int | float,
+    "batches_per_epoch": int | float,
+    "num_read": int,
+    "skipped": [[str | int | list]],
+    "status": str,
 }
 MAX_PERPLEXITY_LOSS = 20  # perplexities of larger losses mean nothing
 
@@ -83,10 +94,12 @@ def collect_report_data(trainer: Trainer, recipe: str, throughput: Throughput) -
 def write_report(output: Path, data: ReportData | None = None) -> list[Finding]:
     """Write report and curve, and return the findings. Without data, read report.json."""
     if data is None:
-        data = read_config_file(output / REPORT_DATA_FILE)
-    lines = read_json_lines(output / LOG_FILE)
+        data = read_report_data(output)
+    lines = read_log(output / LOG_FILE)
     if not lines:
         raise ClearheadError(f"{output / LOG_FILE} is empty: there is nothing to report yet.")
+    if not all("targets_per_second" in line for line in lines):
+        raise ClearheadError(f"{output / LOG_FILE} is damaged: a line has no targets_per_second.")
     config = c.Config.from_dict(data["config"])
     expected, reference_data = expected_loss(config, data["recipe"])
     findings = diagnose(lines, expected, reference_data)
@@ -94,6 +107,21 @@ def write_report(output: Path, data: ReportData | None = None) -> list[Finding]:
     write_atomic(output / CURVE_FILE, to_png(plot_loss(lines, expected)))
     write_atomic(output / REPORT_FILE, render_page(output, data, lines, findings).encode())
     return findings
+
+
+def read_report_data(output: Path) -> ReportData:
+    """Read report.json."""
+    path = output / REPORT_DATA_FILE
+    data = read_json_as(path, REPORT_SCHEMA)
+    if data["status"] not in STATUS_TEXT:
+        raise ClearheadError(f"{path} is damaged: {data['status']!r:.60} is not a status.")
+    if any(len(entry) != 3 for entry in data["skipped"]):
+        raise ClearheadError(f"{path} is damaged: skipped needs reasons, counts and locations.")
+    try:
+        c.Config.from_dict(data["config"])
+    except ClearheadError as error:
+        raise ClearheadError(f"{path} is damaged: {error}") from None
+    return data
 
 
 def expected_loss(config: c.Config, recipe: str) -> tuple[tuple[float, ...], str]:

@@ -17,7 +17,7 @@ from clearhead.config.presets import presets
 from clearhead.data.classification import LabeledTextDataset
 from clearhead.data.readers import STDIN, DataReport
 from clearhead.errors import ClearheadError, check_type, suggest, suggest_file
-from clearhead.io import write_json
+from clearhead.io import read_log, write_json
 from clearhead.model.transformer import Transformer, build_transformer
 from clearhead.train.activation_recorder import ActivationRecorder
 from clearhead.train.checkpoint import (
@@ -30,7 +30,6 @@ from clearhead.train.checkpoint import (
     check_same_run,
     fingerprint_data,
     lock_output,
-    read_log,
 )
 from clearhead.train.report import (
     REPORT_FILE,
@@ -284,7 +283,7 @@ def _tokenizer_source(
         return TokenizerSource(config, output, reuse), None
     if saved is not None:  # the initial model may be gone
         loaded = load_tokenizers(saved.folder)
-        run_config = Config.from_dict(read_config_file(output / RUN_FILE))
+        run_config = Config.read(output / RUN_FILE)
         config = config_from_checkpoint(config, run_config)
         source = TokenizerSource(config, output, reuse, loaded.tokenizer, loaded.source_tokenizer)
         return source, None

@@ -363,12 +363,18 @@ class Trainer:
         for key in [key for key in optimizer_state if key.endswith(".master")]:
             weights[key.removesuffix(".master")] = optimizer_state.pop(key)
         for name, p in self.net.named_parameters():
+            if name not in weights or weights[name].shape != p.shape:
+                problem = "has the wrong shape" if name in weights else "is missing"
+                raise ClearheadError(f"{saved.folder} is damaged: {name} {problem}.")
             self.strategy.copy_full_tensor(p, weights[name])
         for name in self.optimizer.master_weights:  # also after a change of train.precision
             optimizer_state[f"{name}.master"] = weights[name].float()
-        self.optimizer.load_state_dict(optimizer_state)
-        if self.ema is not None:
-            self.ema.load_state_dict(section("ema."), saved.step)
+        try:
+            self.optimizer.load_state_dict(optimizer_state)
+            if self.ema is not None:
+                self.ema.load_state_dict(section("ema."), saved.step)
+        except ClearheadError as error:
+            raise ClearheadError(f"{saved.folder} cannot be resumed: {error}") from None
 
         self.step = saved.step
         progress = saved.progress

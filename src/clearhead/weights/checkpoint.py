@@ -113,7 +113,7 @@ def export_tokenizers(folder: Path, checkpoint: Checkpoint) -> None:
 
 def load_checkpoint(folder: Path, placement: "Placement") -> Checkpoint:
     """Read clearhead's own format."""
-    config = Config.from_dict(read_config_file(folder / CONFIG_FILE))
+    config = Config.read(folder / CONFIG_FILE)
     reader = SafetensorsReader([folder / WEIGHTS_FILE])
     tensors = ((name, reader.get_tensor(name)) for name in reader.shapes)
     net = meta_model(config.model, len(reader.shapes))
@@ -124,7 +124,7 @@ def load_checkpoint(folder: Path, placement: "Placement") -> Checkpoint:
 
 def load_checkpoint_tokenizers(folder: Path) -> PretrainedTokenizer:
     """Read the tokenizers and special tokens of clearhead's own format, without its weights."""
-    inference = Config.from_dict(read_config_file(folder / CONFIG_FILE)).inference
+    inference = Config.read(folder / CONFIG_FILE).inference
     tokenizer, source_tokenizer = (
         Tokenizer.load(path) if path.exists() else None
         for path in (folder / TOKENIZER_FILE, folder / SOURCE_TOKENIZER_FILE)
@@ -194,6 +194,7 @@ class SafetensorsReader:
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
+        self.paths = files
         self.files: dict[str, Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._entries: dict[str, dict[str, Any]] = {}  # of the header: dtype and position
@@ -208,6 +209,8 @@ class SafetensorsReader:
             self._entries |= _read_header(file)
 
     def get_tensor(self, name: str) -> Tensor:
+        if name not in self.files:
+            raise ClearheadError(f"{', '.join(map(str, self.paths))} has no tensor {name}.")
         file = self.files[name]
         entry = self._entries[name]
         dtype = SAFETENSORS_DTYPES.get(entry["dtype"])

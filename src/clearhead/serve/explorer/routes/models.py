@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
-from clearhead.io import read_json_lines
+from clearhead.io import read_log
 from clearhead.lens.hook_points import AttentionKind
 from clearhead.lens.tokens import output_labels
 from clearhead.lens.training_trace import TRACE_FOLDER, TRACE_INDEX, read_training_trace
@@ -321,7 +321,7 @@ def _has_trace(run: Path) -> bool:
 
 
 def training_summary(run: Path) -> JSONDict:
-    lines = read_json_lines(run / LOG_FILE)
+    lines = read_log(run / LOG_FILE)
     curve = {
         key: [list(point) for point in downsample(curve_of(lines, key))]
         for key in ("loss", "valid_loss", "accuracy")
