@@ -28,7 +28,7 @@ EVALUATIONS = {
         ("valid.txt",), "329 held-out TinyStories", ("bits_per_byte", "perplexity")
     ),
     "en-de": Evaluation(
-        ("test.en", "test.de"), "the Tatoeba Challenge's test set", ("bleu", "chrf")
+        ("test.en", "test.de"), "the Tatoeba Challenge's test set v2020-05-31", ("bleu", "chrf")
     ),
     "fill": Evaluation(("valid.txt",), "held-out books and articles", ("accuracy", "perplexity")),
     "mood": Evaluation(("dev.tsv",), "SST-2's dev set", ("accuracy",)),

@@ -151,7 +151,7 @@ class ChatSession:
         return self._stream_answer(None, config)
 
     def _turn_config(self, max_tokens: int | None, options: Mapping[str, Any]) -> SamplingConfig:
-        check_option_names("a chat", options, ("max_tokens", *AnswerOptions.__annotations__))
+        check_option_names("send", options, ("max_tokens", *AnswerOptions.__annotations__))
         config = replace(self.config, **options)
         return config if max_tokens is None else replace(config, max_tokens=max_tokens)
 

@@ -260,9 +260,3 @@ def with_choices(results: Sequence[ResultT]) -> ResultT:
 def group_samples(results: list[Generation], n: int) -> list[Generation]:
     """One Generation per prompt, its `n` samples as choices."""
     return [with_choices(results[i : i + n]) for i in range(0, len(results), n)]
-
-
-# --- log-probabilities
-
-
-# --- beam search

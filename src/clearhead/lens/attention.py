@@ -626,11 +626,11 @@ def word_attention(model: "Model", word: str, text: str) -> WordAttention:
     `.find_heads("fluffy")` ranks the heads that attend to a word.
     """
     check_model(model)
-    reader = TextStack(model)
+    text_stack = TextStack(model)
     check_type(word, str, "a word")
     check_type(text, str, "a text")
     words = [
-        (match[0], locate_word(reader, text, *match.span()).word_positions)
+        (match[0], locate_word(text_stack, text, *match.span()).word_positions)
         for match in re.finditer(WORD_PATTERN, text)
     ]
     occurrences = [i for i, (name, _) in enumerate(words) if name.casefold() == word.casefold()]
@@ -638,7 +638,7 @@ def word_attention(model: "Model", word: str, text: str) -> WordAttention:
         raise ClearheadError(f"{word!r} is not in {text!r:.80}; {suggest(word, dict(words))}")
     word_index = occurrences[-1]
     query = words[word_index][1][-1]
-    if reader.is_encoder:
+    if text_stack.is_encoder:
         patterns = attention(model, "", source=text, kind="encoder")
     else:
         patterns = attention(model, text)

@@ -70,14 +70,16 @@ ATTENTION_ACTIVATIONS = (
 )
 FFN_ACTIVATIONS = (
     ActivationInfo("in", RESIDUAL_SHAPE, "h", "input of the feed-forward layer"),
-    ActivationInfo("up", NEURON_SHAPE, "h W_1 + b_1", "neurons before the activation function"),
+    ActivationInfo("up", NEURON_SHAPE, "h W_up + b_up", "neurons before the activation function"),
     ActivationInfo("post", NEURON_SHAPE, "f(up)", "neurons after the activation function"),
-    ActivationInfo("out", RESIDUAL_SHAPE, "post W_2 + b_2", "output of the feed-forward layer"),
+    ActivationInfo(
+        "out", RESIDUAL_SHAPE, "post W_down + b_down", "output of the feed-forward layer"
+    ),
 )
 GATED_FFN_ACTIVATIONS = (
     FFN_ACTIVATIONS[0],
-    ActivationInfo("gate", NEURON_SHAPE, "h W_G", "gate before the activation function"),
-    ActivationInfo("up", NEURON_SHAPE, "h W_1", "the branch that the gate multiplies"),
+    ActivationInfo("gate", NEURON_SHAPE, "h W_gate", "gate before the activation function"),
+    ActivationInfo("up", NEURON_SHAPE, "h W_up", "the branch that the gate multiplies"),
     ActivationInfo("post", NEURON_SHAPE, "f(gate) ⊙ up", "neurons after activation and gate"),
     FFN_ACTIVATIONS[3],
 )

@@ -77,8 +77,8 @@ def _output_indices(model: "Model", answers: Sequence[str | int], num_outputs: i
 def token_ids(model: "Model", tokens: Sequence[str | int], count: int) -> list[int]:
     """The ids of tokens from their texts, or the ids themselves.
 
-    Words are resolved alike: all to tokens with a leading space if each is one, else all to tokens
-    without.
+    All words are resolved the same way: to tokens with a leading space if each has
+    one, else to tokens without.
     """
     candidates = [
         _single_tokens(model, token) if isinstance(token, str) else [_check_id(token, count)]

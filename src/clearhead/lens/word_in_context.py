@@ -41,15 +41,16 @@ class WordInSentence:
 class ContextSimilarity(View):
     """layer × pair of sentences: cosine of the word's vectors; `start` is the embedding."""
 
-    reader: TextStack
+    text_stack: TextStack
     sentences: tuple[WordInSentence, ...]
 
     def by_head(self) -> View:
         """layer × head × pair: cosine similarity of each head's output at the word."""
         names = [
-            f"{self.reader.prefix}blocks.{i}.attn.z" for i in range(len(self.reader.stack.blocks))
+            f"{self.text_stack.prefix}blocks.{i}.attn.z"
+            for i in range(len(self.text_stack.stack.blocks))
         ]
-        values = [torch.stack(_word_vectors(self.reader, s, names)) for s in self.sentences]
+        values = [torch.stack(_word_vectors(self.text_stack, s, names)) for s in self.sentences]
         cosines = _pairwise_cosines(values)  # layer head pair
         return View(
             cosines,
@@ -73,12 +74,12 @@ class ContextSimilarity(View):
                 )
         if first == second:
             raise ClearheadError(f"difference needs two sentences, got {first} twice.")
-        if self.reader.is_encoder:
+        if self.text_stack.is_encoder:
             raise ClearheadError("difference does not support an encoder-decoder.")
-        model = self.reader.model
+        model = self.text_stack.model
         sentences = self.sentences[first], self.sentences[second]
         prefixes = [sentence.ids[: sentence.word_positions[-1] + 1] for sentence in sentences]
-        if self.reader.stack.is_causal and prefixes[0] == prefixes[1]:
+        if self.text_stack.stack.is_causal and prefixes[0] == prefixes[1]:
             raise ClearheadError(
                 "the sentences are equal up to the word; a decoder does not read what follows it."
             )
@@ -135,14 +136,14 @@ def context(model: "Model", word: str, sentences: Sequence[str]) -> ContextSimil
     check_model(model)
     if not isinstance(sentences, list | tuple) or len(sentences) < 2:
         raise ClearheadError("sentences must be a list of at least two sentences.")
-    reader = TextStack(model)
-    located = tuple(_find_word(reader, word, text) for text in sentences)
-    n_layers = len(reader.stack.blocks)
-    names = [f"{reader.prefix}blocks.{i}.resid_post" for i in range(n_layers)]
-    names.insert(0, f"{reader.prefix}full_embed")
-    cosines = _pairwise_cosines([torch.stack(_word_vectors(reader, s, names)) for s in located])
+    text_stack = TextStack(model)
+    located = tuple(_find_word(text_stack, word, text) for text in sentences)
+    n_layers = len(text_stack.stack.blocks)
+    names = [f"{text_stack.prefix}blocks.{i}.resid_post" for i in range(n_layers)]
+    names.insert(0, f"{text_stack.prefix}full_embed")
+    cosines = _pairwise_cosines([torch.stack(_word_vectors(text_stack, s, names)) for s in located])
     note = f"cosine similarity of the word's vectors; {_numbered(located)}"
-    if reader.stack.is_causal:
+    if text_stack.stack.is_causal:
         note += "; a decoder does not read what follows the word"
     return ContextSimilarity(
         values=cosines,
@@ -157,12 +158,12 @@ def context(model: "Model", word: str, sentences: Sequence[str]) -> ContextSimil
         signed=True,
         vmax=1.0,
         note=note,
-        reader=reader,
+        text_stack=text_stack,
         sentences=located,
     )
 
 
-def _find_word(reader: TextStack, word: str, text: str) -> WordInSentence:
+def _find_word(text_stack: TextStack, word: str, text: str) -> WordInSentence:
     """The last occurrence of a word, ignoring case."""
     if not isinstance(word, str) or not word.strip() or not isinstance(text, str):
         raise ClearheadError("the word and the sentences must be texts, and the word not empty.")
@@ -171,38 +172,40 @@ def _find_word(reader: TextStack, word: str, text: str) -> WordInSentence:
     if not matches:
         hint = suggest(word, dict.fromkeys(re.findall(r"\w+", text)))
         raise ClearheadError(f"{word!r} is not in {text!r:.80}; {hint}")
-    return locate_word(reader, text, *matches[-1].span())
+    return locate_word(text_stack, text, *matches[-1].span())
 
 
-def locate_word(reader: TextStack, text: str, start: int, end: int) -> WordInSentence:
+def locate_word(text_stack: TextStack, text: str, start: int, end: int) -> WordInSentence:
     """The tokens of a sentence, and which of them overlap the characters from `start` to `end`."""
     ids: list[int] = []
     spans: list[tuple[int, int]] = []
     for chunk_start, chunk_end, mask_token in split_at_masks(
-        reader.tokenizer, reader.mask_token, text
+        text_stack.tokenizer, text_stack.mask_token, text
     ):
         if mask_token is not None:
             ids.append(mask_token)
             spans.append((chunk_start, chunk_end))
             continue
         chunk = text[chunk_start:chunk_end]
-        encoding = reader.tokenizer.backend.encode(chunk, add_special_tokens=False)
-        if encoding.ids != reader.tokenizer.encode(chunk):
+        encoding = text_stack.tokenizer.backend.encode(chunk, add_special_tokens=False)
+        if encoding.ids != text_stack.tokenizer.encode(chunk):
             raise ClearheadError(f"{text!r:.80} contains a special token; remove it.")
         ids += encoding.ids
         spans += [(chunk_start + a, chunk_start + b) for a, b in encoding.offsets]
-    num_bos = len(reader.bos_tokens)
+    num_bos = len(text_stack.bos_tokens)
     return WordInSentence(
         text,
-        ids=[*reader.bos_tokens, *ids, *reader.sep_tokens],
+        ids=[*text_stack.bos_tokens, *ids, *text_stack.sep_tokens],
         word_positions=[num_bos + i for i, (a, b) in enumerate(spans) if a < end and b > start],
         char_span=(start, end),
     )
 
 
-def _word_vectors(reader: TextStack, sentence: WordInSentence, names: list[str]) -> list[Tensor]:
+def _word_vectors(
+    text_stack: TextStack, sentence: WordInSentence, names: list[str]
+) -> list[Tensor]:
     """The mean of each activation over the word's tokens."""
-    cache = reader.watch([sentence.ids], names)
+    cache = text_stack.watch([sentence.ids], names)
     return [_word_mean(cache[name][0].float().cpu(), sentence) for name in names]
 
 

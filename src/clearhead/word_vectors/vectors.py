@@ -124,14 +124,14 @@ class EmbeddingSource:
 
     item_name = "tokens"
 
-    def __init__(self, reader: TextStack) -> None:
-        self.reader = reader
-        special_ids = set(reader.tokenizer.special_tokens.values())
-        self._ids = [i for i in range(len(reader.tokenizer)) if i not in special_ids]
+    def __init__(self, text_stack: TextStack) -> None:
+        self.text_stack = text_stack
+        special_ids = set(text_stack.tokenizer.special_tokens.values())
+        self._ids = [i for i in range(len(text_stack.tokenizer)) if i not in special_ids]
 
     @cached_property
     def names(self) -> list[str]:
-        return list(self.reader.to_str_tokens(self._ids))
+        return list(self.text_stack.to_str_tokens(self._ids))
 
     @cached_property
     def matrix(self) -> Tensor:
@@ -139,24 +139,26 @@ class EmbeddingSource:
 
     def has_word(self, text: str) -> bool:
         try:
-            return bool(self.reader.encode_word(text))
+            return bool(self.text_stack.encode_word(text))
         except ClearheadError:
             return False
 
     def lookup(self, text: str) -> WordVector:
-        ids = self.reader.encode_word(text)
-        return WordVector(text, self._vectors_of(ids).mean(dim=0), self.reader.to_str_tokens(ids))
+        ids = self.text_stack.encode_word(text)
+        return WordVector(
+            text, self._vectors_of(ids).mean(dim=0), self.text_stack.to_str_tokens(ids)
+        )
 
     def _vectors_of(self, ids: list[int]) -> Tensor:
-        return self.reader.embedding[ids].float().cpu()
+        return self.text_stack.embedding[ids].float().cpu()
 
 
 class LayerSource(EmbeddingSource):
     """The residual stream after a layer, for each word read on its own."""
 
-    def __init__(self, reader: TextStack, layer: int) -> None:
-        super().__init__(reader)
-        self._name = reader.resid_name(layer)
+    def __init__(self, text_stack: TextStack, layer: int) -> None:
+        super().__init__(text_stack)
+        self._name = text_stack.resid_name(layer)
 
     @cached_property
     def matrix(self) -> Tensor:
@@ -175,9 +177,11 @@ class LayerSource(EmbeddingSource):
 
     def _read(self, rows: list[list[int]]) -> Tensor:
         """[row, token, d_model] without the special tokens around each row."""
-        bos_tokens = self.reader.bos_tokens
-        sep_tokens = self.reader.sep_tokens
-        cache = self.reader.watch([[*bos_tokens, *row, *sep_tokens] for row in rows], [self._name])
+        bos_tokens = self.text_stack.bos_tokens
+        sep_tokens = self.text_stack.sep_tokens
+        cache = self.text_stack.watch(
+            [[*bos_tokens, *row, *sep_tokens] for row in rows], [self._name]
+        )
         resid = cache[self._name].float().cpu()
         return resid[:, len(bos_tokens) : resid.shape[1] - len(sep_tokens)]
 
@@ -345,8 +349,8 @@ def vectors(source: "Model | str | Path | VectorTable", layer: int | None = None
         if layer is not None:
             raise ClearheadError(f"word vectors have no layers; leave out layer={layer}.")
         return Vectors(TableSource(source))
-    reader = TextStack(source)
-    return Vectors(EmbeddingSource(reader) if layer is None else LayerSource(reader, layer))
+    text_stack = TextStack(source)
+    return Vectors(EmbeddingSource(text_stack) if layer is None else LayerSource(text_stack, layer))
 
 
 def _cosine_view(

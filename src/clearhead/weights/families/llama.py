@@ -162,7 +162,7 @@ def _write_mistral_window(ours: ConfigDict, theirs: ConfigDict) -> None:
 
 
 def _check_divisible(ours: ConfigDict, theirs: ConfigDict) -> None:
-    """transformers requires it of Llama, whatever the head_dim."""
+    """transformers requires it of Llama, regardless of head_dim."""
     d_model = ours["d_model"]
     n_heads = ours["attention"]["n_heads"]
     if d_model % n_heads:

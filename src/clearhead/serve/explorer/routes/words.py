@@ -204,9 +204,9 @@ def embedding_rows(model: Model, ids: str, unembedding: bool) -> View:
         tokenizer = model.tokenizer
         title = "rows of the unembedding matrix"
     else:
-        reader = TextStack(model)
-        table = reader.embedding
-        tokenizer = reader.tokenizer
+        text_stack = TextStack(model)
+        table = text_stack.embedding
+        tokenizer = text_stack.tokenizer
         title = "rows of the embedding matrix"
     if max(rows) >= len(table):
         raise ClearheadError(f"ids must be below {len(table)}, got {max(rows)}.")
@@ -296,10 +296,12 @@ def project_to_plane(points: Tensor) -> tuple[Tensor, float]:
 def compare_contexts(loaded_model: LoadedModel, request: ContextRequest) -> JSONDict:
     """Cosine similarity of a word between sentences, by layer, and its nearest neighbors alone."""
     similarity = context(loaded_model.model, request.word, request.texts)
-    reader = similarity.reader
+    text_stack = similarity.text_stack
     sentences = similarity.sentences
-    name = f"{reader.prefix}embed"
-    embeddings = torch.stack([_word_means(reader, [sentence], name)[0] for sentence in sentences])
+    name = f"{text_stack.prefix}embed"
+    embeddings = torch.stack(
+        [_word_means(text_stack, [sentence], name)[0] for sentence in sentences]
+    )
     unit = F.normalize(embeddings, dim=-1)
     pair_axis = similarity.axes[1]
     pairs = [label.split("·") for label in pair_axis.labels]
@@ -320,7 +322,7 @@ def compare_contexts(loaded_model: LoadedModel, request: ContextRequest) -> JSON
         "occurrences": [
             {
                 "text": sentence.text,
-                "tokens": reader.to_str_tokens(sentence.ids),
+                "tokens": text_stack.to_str_tokens(sentence.ids),
                 "word": sentence.word_positions,
             }
             for sentence in sentences
@@ -332,13 +334,13 @@ def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest)
     """sentence × substitute: cosine similarity of the word with a substitute in its place."""
     word = request.word
     similarity = context(loaded_model.model, word, request.texts)
-    reader = similarity.reader
+    text_stack = similarity.text_stack
     stripped = (text.strip() for text in request.substitutes)
     substitutes = [*dict.fromkeys(text for text in stripped if text)]
     if not substitutes:
         raise ClearheadError("substitutes must contain at least one word.")
-    layer = check_layer(request.layer, len(reader.stack.blocks))
-    name = reader.resid_name(layer)
+    layer = check_layer(request.layer, len(text_stack.stack.blocks))
+    name = text_stack.resid_name(layer)
     vectors = loaded_model.word_vectors()
     own, *others = vectors.lookup([word, *substitutes])
     rows = [torch.stack([F.cosine_similarity(own.vector, o.vector, dim=0) for o in others])]
@@ -347,8 +349,8 @@ def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest)
         variants = []
         for substitute in substitutes:
             text = sentence.text[:start] + substitute + sentence.text[end:]
-            variants.append(locate_word(reader, text, start, start + len(substitute)))
-        original, *values = _word_means(reader, [sentence, *variants], name)
+            variants.append(locate_word(text_stack, text, start, start + len(substitute)))
+        original, *values = _word_means(text_stack, [sentence, *variants], name)
         cosines = [F.cosine_similarity(original, value, dim=0) for value in values]
         rows.append(torch.stack(cosines))
     axes = label_axes({"sentence": ["alone", *request.texts], "word": substitutes})
@@ -360,9 +362,11 @@ def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest)
     return View(torch.stack(rows), axes, title, "cosine", signed=True, vmax=1.0, note=note)
 
 
-def _word_means(reader: TextStack, sentences: Sequence[WordInSentence], name: str) -> list[Tensor]:
+def _word_means(
+    text_stack: TextStack, sentences: Sequence[WordInSentence], name: str
+) -> list[Tensor]:
     """An activation of each sentence's word, averaged over its tokens."""
-    values = reader.watch([sentence.ids for sentence in sentences], [name])[name].float().cpu()
+    values = text_stack.watch([sentence.ids for sentence in sentences], [name])[name].float().cpu()
     return [
         value[sentence.word_positions].mean(dim=0)
         for value, sentence in zip(values, sentences, strict=True)
