@@ -1,6 +1,6 @@
 """Model: a Transformer with its configuration and tokenizer; load, create and save models."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +58,7 @@ from clearhead.generate.tasks import (
 from clearhead.generate.translation import Translation, Translator
 from clearhead.hooks import NO_HOOKS, Hooks, Recorder, Selector, force_eager
 from clearhead.lens.activation_cache import ActivationCache
-from clearhead.lens.edits import check_edits
+from clearhead.lens.edits import Edits, check_edits
 from clearhead.lens.hook_points import matching_names
 from clearhead.model.transformer import EditedTransformer, Transformer, build_transformer, eval_mode
 from clearhead.tokenizers.tokenizer import Tokenizer
@@ -78,7 +78,6 @@ TextInput = (
     | Sequence[Sequence[int]]
 )
 MediaInput = Tensor | str | Path | Sequence[str | Path]  # tensors, or paths of files
-Edits = Mapping[str, Callable[..., Tensor]]
 Messages = Sequence[Message]
 
 
@@ -183,7 +182,7 @@ class Model(Checkpoint):
             images: tensors or files, for a model that reads images.
             audio: tensors or files, for a model that reads audio.
             edits: a mapping from names of activations to `ablate`, `scale`, `replace` or any
-                function of a tensor.
+                function of a tensor; a list of them is applied in order.
             gradients: keep the autograd graph, so that the result is differentiable.
         """
         if isinstance(self.config.model.head, c.NoHead):
@@ -207,7 +206,8 @@ class Model(Checkpoint):
     ) -> ActivationCache:
         """Run the model and record activations by name, always with a batch dimension.
 
-        `names` are patterns like "blocks.*.attn.pattern". A mapping from patterns to functions
+        `names` are patterns like "blocks.*.attn.pattern": `*` matches one part of a name, `**` any
+        number of parts; by default, all are recorded. A mapping from patterns to functions
         keeps what the functions return: `{"blocks.*.attn.pattern": lambda p: p[:, 3]}`. The other
         arguments are those of `logits`.
         """

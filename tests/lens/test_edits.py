@@ -155,6 +155,26 @@ def test_mean_ablation_replaces_a_head_by_its_mean():
     assert torch.equal(edited[0], z[0])
 
 
+def test_ablation_of_several_heads_equals_one_after_another():
+    model = make_model()
+    name = "blocks.0.attn.z"
+    for options in ({}, {"position": 2}, {"mean": True}):
+        together = model.logits(IDS, edits={name: ch.ablate(head=[1, -1], **options)})
+        one_by_one = [ch.ablate(head=1, **options), ch.ablate(head=3, **options)]
+        assert torch.equal(together, model.logits(IDS, edits={name: one_by_one}))
+        assert not torch.allclose(together, model.logits(IDS, edits={name: one_by_one[:1]}))
+
+
+def test_edits_of_one_value_are_applied_in_order():
+    model = make_model()
+    name = "blocks.0.resid_post"
+    value = model.watch(IDS, name)[name]
+    edits = {name: [ch.scale(2.0), lambda value: value + 1]}
+    assert torch.equal(model.watch(IDS, name, edits=edits)[name], 2 * value + 1)
+    generated = model.generate(IDS, 3, temperature=0, edits={name: [ch.scale(0.5), torch.relu]})
+    assert len(generated.tokens) == 3
+
+
 def test_mean_ablation_may_use_the_mean_of_another_run():
     model = make_model()
     name = "blocks.0.resid_post"
@@ -221,6 +241,11 @@ ERRORS = [
     (lambda m: m.logits(IDS, edits=edit_z(ch.ablate(position=6))), "there is no token 6"),
     (lambda m: m.logits(IDS, edits=edit_z(lambda v: v[:, :1])), "1 × 4 × 6 × 8, got 1 × 1 × 6 × 8"),
     (lambda m: m.logits(IDS, edits=edit_z(lambda v: None)), "got NoneType"),
+    (lambda m: m.logits(IDS, edits=edit_z(lambda v, hook: v)), "takes one argument"),
+    (lambda m: m.logits(IDS, edits=edit_z(ch.ablate(head=[1, 4]))), "there is no head 4"),
+    (lambda m: m.logits(IDS, edits=edit_z(ch.ablate(head=[]))), "empty list"),
+    (lambda m: m.generate(IDS, edits=edit_z([ch.ablate(position=1)])), "one token at a time"),
+    (lambda m: m.logits(IDS, edits=edit_z([5])), "got int"),
     (
         lambda m: m.logits(IDS, edits={"blocks.*.atn.z": ch.ablate()}),
         "did you mean 'blocks.*.attn.z'?",

@@ -190,6 +190,10 @@ ERRORS = [
     (lambda m: m.watch(IDS, ["blocks.7.resid_post"]), "its layers are 0 to 1"),
     (lambda m: m.watch(IDS, "blocks.1.atn.z"), "did you mean 'blocks.1.attn.z'?"),
     (lambda m: m.watch(IDS, "patern"), "did you mean 'blocks.*.attn.pattern'?"),
+    (lambda m: m.watch(IDS, "blocks.*"), "did you mean 'blocks.**'?"),
+    (lambda m: m.watch(IDS)["pattern", 2], "'blocks.2.attn.pattern', got ('pattern', 2)"),
+    (lambda m: m.watch(IDS)[0], "expected a name such as"),
+    (lambda m: ("pattern", 2) in m.watch(IDS), "expected a name such as"),
     (lambda m: m.watch(IDS, "???"), "known: embed, pos_embed, full_embed, blocks.*.resid_pre"),
     (lambda m: m.watch(IDS, ["full_embed"])["final_norm"], "'final_norm' was not watched"),
     (

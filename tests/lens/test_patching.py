@@ -218,7 +218,10 @@ ERRORS = [
         lambda m: ch.lens.ablation(m, TEXT, make_edit=lambda **_: lambda z: z[:, :1]),
         "must return a tensor of shape 1 × 4 × 7 ×",
     ),
-    (lambda m: ch.lens.patching(m, TEXT, "the dogs"), "same number of tokens"),
+    (
+        lambda m: ch.lens.patching(m, TEXT, "the dogs"),
+        "same number of tokens, got 7 (t h e · c a t) and 8 (t h e · d o g s)",
+    ),
     (lambda m: ch.lens.ablation(m, TEXT, token=7).recovery(), "needs the result of patching"),
     (lambda m: ch.lens.patching(m, TEXT, TEXT, token=7).recovery(), "nothing to recover"),
     (lambda m: ch.lens.ablation(ch.new("tiny-encoder", head="none"), [1, 2]), "no head"),

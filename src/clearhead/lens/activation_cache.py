@@ -23,7 +23,8 @@ from clearhead.lens.tokens import first_text_labels
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from clearhead.api import Edits, MediaInput, Model, TextInput
+    from clearhead.api import MediaInput, Model, TextInput
+    from clearhead.lens.edits import Edits
 CacheT = TypeVar("CacheT", bound=Mapping[str, Tensor])
 
 
@@ -72,11 +73,15 @@ class ActivationCache(Mapping[str, Tensor]):
         return None if segment_ids is None else segment_ids != 0
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._values:
+        if name not in self:
             raise NotCachedError(f"{name!r} was not watched; {suggest(name, self._values)}")
         return self._values[name]
 
     def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            raise ClearheadError(
+                f"expected a name such as 'blocks.2.attn.pattern', got {name!r:.60}."
+            )
         return name in self._values
 
     def __iter__(self) -> Iterator[str]:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.text import Text
 
-    from clearhead.api import Edits, MediaInput, Model, TextInput
+    from clearhead.api import MediaInput, Model, TextInput
+    from clearhead.lens.edits import Edits
 
 AttentionActivation = Literal["pattern", "scores", "masked_scores"]
 ATTENTION_ACTIVATIONS: tuple[AttentionActivation, ...] = get_args(AttentionActivation)

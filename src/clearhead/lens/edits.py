@@ -1,5 +1,6 @@
 """Edits of activations during a run: `edits={"blocks.2.attn.z": ablate(head=3)}`."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,15 +14,18 @@ from clearhead.lens.activation_cache import ActivationCache
 from clearhead.lens.argument_checks import check_index
 from clearhead.lens.hook_points import matching_names
 
-EditIndex = tuple[slice | int, ...]
+EditFunction = Callable[..., Tensor]
+Edits = Mapping[str, EditFunction | Sequence[EditFunction]]  # several are applied in order
+EditIndex = tuple[slice | int | list[int], ...]
+Heads = int | Sequence[int] | None
 
 
 @dataclass(frozen=True)
 class ActivationEdit:
-    """Edit of one head, one position, or a whole value; negative indices count from the end."""
+    """Edit of heads, one position, or a whole value; negative indices count from the end."""
 
     new_value: Callable[[Tensor, Tensor, str], Tensor]  # (selected part, whole value, name)
-    head: int | None
+    head: Heads
     position: int | None
     is_per_token: bool = True  # whether the edit of a token depends on nothing but that token
     uses_text_mean: bool = False  # whether it averages over a text, which must not be padded
@@ -41,9 +45,13 @@ class ActivationEdit:
             )
         if self.head is not None and not has_heads:
             raise ClearheadError(f"{name} is not split by head; omit head={self.head}.")
-        heads: slice | int = slice(None)
+        heads: slice | int | list[int] = slice(None)
         positions: slice | int = slice(None)
-        if self.head is not None:
+        if isinstance(self.head, list | tuple | range):
+            heads = [check_index(head, value.shape[1], "head", name) for head in self.head]
+            if not heads:
+                raise ClearheadError("head must be a head or a list of heads, got an empty list.")
+        elif self.head is not None:
             heads = check_index(self.head, value.shape[1], "head", name)
         if self.position is not None:
             positions = check_index(self.position, value.shape[-2], "token", name)
@@ -51,12 +59,12 @@ class ActivationEdit:
 
 
 def ablate(
-    head: int | None = None,
+    head: Heads = None,
     position: int | None = None,
     *,
     mean: bool | Mapping[str, Tensor] = False,
 ) -> ActivationEdit:
-    """Set one head, one position, or all of a value to zero.
+    """Set one head, several heads, one position, or all of a value to zero.
 
     With `mean=True`, set it to its mean over the tokens of the text (mean ablation); with another
     run's activations, to the mean over all tokens of that run.
@@ -87,8 +95,8 @@ def ablate(
     return edit
 
 
-def scale(factor: float, head: int | None = None, position: int | None = None) -> ActivationEdit:
-    """Multiply one head, one position, or all of a value by `factor`."""
+def scale(factor: float, head: Heads = None, position: int | None = None) -> ActivationEdit:
+    """Multiply one head, several heads, one position, or all of a value by `factor`."""
     check_type(factor, int | float | Tensor, "a number to multiply by")
 
     def new_value(part: Tensor, value: Tensor, name: str) -> Tensor:
@@ -98,9 +106,9 @@ def scale(factor: float, head: int | None = None, position: int | None = None) -
 
 
 def replace(
-    with_: Mapping[str, Tensor] | Tensor, head: int | None = None, position: int | None = None
+    with_: Mapping[str, Tensor] | Tensor, head: Heads = None, position: int | None = None
 ) -> ActivationEdit:
-    """Replace one head, one position, or all of a value by another run's, or by a tensor."""
+    """Replace heads, one position, or all of a value by another run's, or by a tensor."""
     check_type(with_, Mapping | Tensor, "the activations of another run or a tensor")
 
     def new_value(part: Tensor, value: Tensor, name: str) -> Tensor:
@@ -163,31 +171,50 @@ def _lookup(activations: Mapping[str, Tensor], name: str) -> Tensor:
 
 def check_edits(
     m: ModelConfig,
-    edits: Mapping[str, Callable[..., Tensor]],
+    edits: Edits,
     *,
     per_token: bool = False,
     is_padded: bool = False,
 ) -> dict[str, Edit]:
     """Check edits by name. While generating, they must be `per_token`: tokens come one by one."""
     check_type(edits, Mapping, "edits as {name: edit}")
-    for name, edit in edits.items():
+    functions = {
+        name: list(edit) if isinstance(edit, list | tuple) else [edit]
+        for name, edit in edits.items()
+    }
+    for name, many in functions.items():
         matching_names(m, name)  # raises if there is none
-        if not isinstance(edit, ActivationEdit):
-            continue
-        if per_token and not edit.is_per_token:
-            raise ClearheadError(
-                f"the edit of {name} needs a position, a mean over the text or another run; "
-                "while generating, an edit sees one token at a time."
-            )
-        if is_padded and edit.uses_text_mean:
-            raise ClearheadError(
-                f"the edit of {name} is the mean of a text, but these texts are padded. "
-                "Give one text, or texts of equal length."
-            )
-    return {name: checked_edit(edit) for name, edit in edits.items()}
+        for edit in many:
+            if isinstance(edit, ActivationEdit):
+                _check_possible(edit, name, per_token, is_padded)
+    return {name: _in_order(list(map(checked_edit, many))) for name, many in functions.items()}
 
 
-def checked_edit(function: Callable[..., Tensor]) -> Edit:
+def _check_possible(edit: ActivationEdit, name: str, per_token: bool, is_padded: bool) -> None:
+    if per_token and not edit.is_per_token:
+        raise ClearheadError(
+            f"the edit of {name} needs a position, a mean over the text or another run; "
+            "while generating, an edit sees one token at a time."
+        )
+    if is_padded and edit.uses_text_mean:
+        raise ClearheadError(
+            f"the edit of {name} is the mean of a text, but these texts are padded. "
+            "Give one text, or texts of equal length."
+        )
+
+
+def _in_order(edits: Sequence[Edit]) -> Edit:
+    """Several edits of one value, applied one after another."""
+
+    def edit(value: Tensor, name: str) -> Tensor:
+        for one in edits:
+            value = one(value, name)
+        return value
+
+    return edit
+
+
+def checked_edit(function: EditFunction) -> Edit:
     """An edit from any function of a tensor; raises if the function changes the shape.
 
     The function gets a copy: an in-place change must not reach other values that share memory.
@@ -197,6 +224,8 @@ def checked_edit(function: Callable[..., Tensor]) -> Edit:
             "an edit must be ablate(…), scale(…), replace(…) or a function of a tensor, "
             f"got {type(function).__name__}."
         )
+    if not isinstance(function, ActivationEdit):
+        _check_takes_one_argument(function)
 
     def edit(value: Tensor, name: str) -> Tensor:
         if isinstance(function, ActivationEdit):
@@ -211,6 +240,20 @@ def checked_edit(function: Callable[..., Tensor]) -> Edit:
         return edited
 
     return edit
+
+
+def _check_takes_one_argument(function: EditFunction) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some built-in functions have no signature
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise ClearheadError(
+            "an edit function takes one argument, the activation; "
+            f"got a function of ({', '.join(signature.parameters)})."
+        ) from None
 
 
 def _shape_text(value: Tensor) -> str:

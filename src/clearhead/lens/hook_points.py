@@ -159,6 +159,10 @@ def matching_names(m: c.ModelConfig, pattern: str) -> tuple[str, ...]:
 
 def _suggest_name(pattern: str, known: Iterable[str]) -> str:
     """The nearest name, with a star or a layer number like the pattern."""
+    known = list(known)
+    deeper = f"{pattern}*"
+    if re.search(r"(?<!\*)\*$", pattern) and any(matches(deeper, name) for name in known):
+        return f"* matches one part of a name; did you mean {deeper!r}?"
     layers: dict[str, list[int]] = {}  # by name, with a star for the layer
     for name in known:
         numbers = layers.setdefault(_star_numbers(name), [])

@@ -28,7 +28,8 @@ from clearhead.model.heads import LMHead, MLMHead, PooledHead
 from clearhead.model.transformer import Block, CrossAttentionBlock, Transformer
 
 if TYPE_CHECKING:
-    from clearhead.api import Edits, MediaInput, Model, TextInput
+    from clearhead.api import MediaInput, Model, TextInput
+    from clearhead.lens.edits import Edits
 
 ActivationFunction = Callable[[Tensor], Tensor]
 ComponentValues = dict[str, Tensor]

@@ -23,7 +23,8 @@ from clearhead.lens.view import View, label_axes
 from clearhead.model.transformer import Transformer
 
 if TYPE_CHECKING:
-    from clearhead.api import Edits, MediaInput, Model, TextInput
+    from clearhead.api import MediaInput, Model, TextInput
+    from clearhead.lens.edits import Edits
 
 RESIDUAL_STREAMS = ("blocks.0.resid_pre", "blocks.*.resid_post")  # the activations it needs
 DEFAULT_TOP_K = 5

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from clearhead.data.batch import Batch
+from clearhead.errors import ClearheadError
 from clearhead.lens.ablation import (
     EditEffects,
     LogitMetric,
@@ -13,14 +15,18 @@ from clearhead.lens.ablation import (
     edited_names,
     evaluate_metric,
 )
-from clearhead.lens.activation_cache import single_text
+from clearhead.lens.activation_cache import ActivationCache, single_text
 from clearhead.lens.argument_checks import answer_position, check_model
 from clearhead.lens.edits import replace
+from clearhead.lens.hook_points import is_source_activation
 from clearhead.lens.logit_target import AnswerToken, logit_target
+from clearhead.lens.tokens import first_text_labels
 
 if TYPE_CHECKING:
     from clearhead.api import MediaInput, Model, TextInput
     from clearhead.lens.argument_checks import ModelInputs
+
+MAX_SHOWN_TOKENS = 12
 
 
 def patching(
@@ -53,7 +59,9 @@ def patching(
             patch_from, [*paths, "logits"], source=source, images=images, audio=audio
         )
     logits = single_text(cache["logits"])
-    position = answer_position(model.config, model.make_batch(x, source, images, audio), position)
+    batch = model.make_batch(x, source, images, audio)
+    _check_equal_lengths(model, paths, batch, cache)
+    position = answer_position(model.config, batch, position)
     target = logit_target(model, logits, token, against, position)
     effects = ablation(
         model,
@@ -77,3 +85,24 @@ def patching(
         patch_from_baseline=patch_from_baseline,
         note=f"{effects.note}; in the run patched from: {patch_from_baseline:.4f}",
     )
+
+
+def _check_equal_lengths(
+    model: "Model", names: list[str], batch: Batch, cache: ActivationCache
+) -> None:
+    """Raise, with the tokens, if the runs differ in length where values are patched."""
+    target = first_text_labels(batch.inputs, batch.segment_ids, model.tokenizers[0])
+    source = first_text_labels(batch.source, batch.source_segment_ids, model.tokenizers[1])
+    for name in names:
+        is_source = is_source_activation(model.config.model, name)
+        ours, others = (source, cache.source_tokens) if is_source else (target, cache.tokens)
+        if len(ours) != len(others):
+            raise ClearheadError(
+                "both runs need the same number of tokens, got "
+                f"{_show_tokens(ours)} and {_show_tokens(others)}."
+            )
+
+
+def _show_tokens(labels: list[str]) -> str:
+    shown = " ".join([*labels[:MAX_SHOWN_TOKENS], *["…"] * (len(labels) > MAX_SHOWN_TOKENS)])
+    return f"{len(labels)} ({shown})"

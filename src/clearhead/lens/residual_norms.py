@@ -11,7 +11,8 @@ from clearhead.lens.hook_points import activation_table, num_layers
 from clearhead.lens.view import View, label_axes
 
 if TYPE_CHECKING:
-    from clearhead.api import Edits, MediaInput, Model, TextInput
+    from clearhead.api import MediaInput, Model, TextInput
+    from clearhead.lens.edits import Edits
 
 RESIDUAL_QUANTITIES = ("added", "stream")
 VMAX_QUANTILE = 0.95  # some tokens have norms a hundred times those of all others
