@@ -1,12 +1,4 @@
-"""Edited folders of random models load with the logits of transformers, or are refused.
-
-CLEARHEAD_FUZZ_CASES sets the number of cases and CLEARHEAD_FUZZ_SEED the seed, which is otherwise
-that of the day.
-"""
-
-import os
-from collections import Counter
-from datetime import date
+"""Edited folders of random models load with the logits of transformers, or are refused."""
 
 import pytest
 import torch
@@ -15,12 +7,11 @@ import clearhead as ch
 
 transformers = pytest.importorskip("transformers")
 from folder_fuzz import random_case  # noqa: E402 - needs transformers
+from fuzz_cases import SEED, check_cases  # noqa: E402 - needs transformers
 from test_transformers import hf_output, logits  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-CASES = int(os.environ.get("CLEARHEAD_FUZZ_CASES", "220"))
-SEED = int(os.environ.get("CLEARHEAD_FUZZ_SEED", date.today().toordinal()))
 # Relative to the largest logit. Tables of angles stored in 16 bits are computed in full by us.
 TOLERANCE = 2e-5
 TABLE_TOLERANCE = 3e-2
@@ -94,21 +85,4 @@ def run_case(number, folder):
 
 
 def test_edited_folders_equal_transformers_or_are_refused(tmp_path, capsys):
-    transformers.logging.set_verbosity_error()
-    endings = Counter()
-    failures = []
-    for number in range(CASES):
-        folder = tmp_path / str(number)
-        try:
-            ending = run_case(number, folder)
-        except AssertionError as error:
-            failures.append(str(error).splitlines()[0])
-            ending = "different"
-        if os.environ.get("CLEARHEAD_FUZZ_VERBOSE"):
-            with capsys.disabled():
-                print(number, ending)
-        endings[ending.split(":")[0]] += 1
-    with capsys.disabled():
-        print(f"\nseed {SEED}, {CASES} cases: {dict(endings)}")
-    assert not failures, "\n".join(failures)
-    assert endings["equal"] > CASES / 4
+    check_cases(run_case, 220, tmp_path, capsys)

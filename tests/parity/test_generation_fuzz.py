@@ -1,13 +1,7 @@
-"""Random generation options give the greedy tokens of transformers, or are refused.
-
-CLEARHEAD_FUZZ_CASES and CLEARHEAD_FUZZ_SEED are those of test_folder_fuzz.py.
-"""
+"""Random generation options give the greedy tokens of transformers, or are refused."""
 
 import json
-import os
 import random
-from collections import Counter
-from datetime import date
 
 import pytest
 import torch
@@ -17,11 +11,10 @@ from huggingface_models import hf_model
 import clearhead as ch
 
 transformers = pytest.importorskip("transformers")
+from fuzz_cases import SEED, check_cases  # noqa: E402 - needs transformers
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-CASES = int(os.environ.get("CLEARHEAD_FUZZ_CASES", "70"))
-SEED = int(os.environ.get("CLEARHEAD_FUZZ_SEED", date.today().toordinal()))
 GENERATING = ["gpt2", "llama", "mistral", "qwen2", "marian", "t5", "marian-own-vocab"]
 MAX_TOKENS = 8
 
@@ -106,17 +99,4 @@ def run_case(number, folder):
 
 
 def test_generation_options_equal_transformers_or_are_refused(tmp_path, capsys):
-    transformers.logging.set_verbosity_error()
-    endings = Counter()
-    failures = []
-    for number in range(CASES):
-        try:
-            ending = run_case(number, tmp_path / str(number))
-        except AssertionError as error:
-            failures.append(str(error).splitlines()[0])
-            ending = "different"
-        endings[ending] += 1
-    with capsys.disabled():
-        print(f"\nseed {SEED}, {CASES} generations: {dict(endings)}")
-    assert not failures, "\n".join(failures)
-    assert endings["equal"] > CASES / 3
+    check_cases(run_case, 70, tmp_path, capsys)

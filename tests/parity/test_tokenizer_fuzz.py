@@ -1,13 +1,7 @@
-"""Edited tokenizer folders give the tokens of transformers, or are refused.
-
-CLEARHEAD_FUZZ_CASES and CLEARHEAD_FUZZ_SEED are those of test_folder_fuzz.py.
-"""
+"""Edited tokenizer folders give the tokens of transformers, or are refused."""
 
 import json
-import os
 import random
-from collections import Counter
-from datetime import date
 
 import pytest
 import tokenizers as tk
@@ -18,11 +12,10 @@ from clearhead.evaluate.against_transformers import draw_texts
 from clearhead.tokenizers.huggingface import read_hf_tokenizer
 
 transformers = pytest.importorskip("transformers")
+from fuzz_cases import SEED, check_cases  # noqa: E402 - needs transformers
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-CASES = int(os.environ.get("CLEARHEAD_FUZZ_CASES", "150"))
-SEED = int(os.environ.get("CLEARHEAD_FUZZ_SEED", date.today().toordinal()))
 BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 BPE_TOKENS = ["<s>", "</s>", "<pad>", "<|endoftext|>"]
 CORPUS = draw_texts(random.Random(0), 300)
@@ -171,17 +164,4 @@ def run_case(number, folder):
 
 
 def test_edited_tokenizers_equal_transformers_or_are_refused(tmp_path, capsys):
-    transformers.logging.set_verbosity_error()
-    endings = Counter()
-    failures = []
-    for number in range(CASES):
-        try:
-            ending = run_case(number, tmp_path / str(number))
-        except AssertionError as error:
-            failures.append(str(error).splitlines()[0])
-            ending = "different"
-        endings[ending] += 1
-    with capsys.disabled():
-        print(f"\nseed {SEED}, {CASES} tokenizers: {dict(endings)}")
-    assert not failures, "\n".join(failures)
-    assert endings["equal"] > CASES / 3
+    check_cases(run_case, 150, tmp_path, capsys)
