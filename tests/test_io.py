@@ -1,6 +1,8 @@
 """Atomic writes through links and pipes, temporary files, and file locks."""
 
 import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +10,14 @@ import pytest
 
 from clearhead.cli.translate import open_output
 from clearhead.errors import ClearheadError
-from clearhead.io import LockedError, file_lock, open_atomic, read_json_lines, write_atomic
+from clearhead.io import (
+    LockedError,
+    atomic_folder,
+    file_lock,
+    open_atomic,
+    read_json_lines,
+    write_atomic,
+)
 from clearhead.lens.view import check_parent_folder
 
 
@@ -66,6 +75,42 @@ def test_threads_write_one_file(tmp_path):
             list(executor.map(lambda content: write_atomic(path, content), contents))
             assert path.read_bytes() in contents
     assert [*tmp_path.iterdir()] == [path]
+
+
+WRITE = """if True:
+    import sys, time
+    from pathlib import Path
+    from clearhead.io import atomic_folder, atomic_path
+    write = {"file": atomic_path, "folder": atomic_folder}[sys.argv[1]]
+    with write(Path(sys.argv[2])) as path:
+        (path / "part" if path.is_dir() else path).write_text("half")
+        print("ready", flush=True)
+        time.sleep(60)"""
+
+
+def write_whole(kind, target):
+    if kind == "file":
+        write_atomic(target, b"whole")
+        return
+    with atomic_folder(target) as folder:
+        (folder / "part").write_text("whole")
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_only_drafts_of_killed_processes_are_removed(kind, tmp_path):
+    target = tmp_path / "target"
+    kept = {".target.swp", ".target.draft_notes", ".other.draft_01234567"}
+    for name in kept:
+        (tmp_path / name).touch()
+    command = [sys.executable, "-c", WRITE, kind, str(target)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout.readline() == "ready\n"
+        [draft] = {path.name for path in tmp_path.iterdir()} - kept
+        write_whole(kind, target)
+        assert {path.name for path in tmp_path.iterdir()} == {*kept, draft, "target"}
+        writer.kill()
+    write_whole(kind, target)
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, "target"}
 
 
 def test_errors_name_the_path_of_the_user(tmp_path):

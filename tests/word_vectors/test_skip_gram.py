@@ -1,12 +1,15 @@
 """Skip-gram: steps follow the gradient, vectors separate words, seeds make runs repeatable."""
 
+import os
 import random
+import signal
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 import clearhead as ch
+from clearhead import io
 from clearhead.word_vectors import skip_gram
 from clearhead.word_vectors.skip_gram import (
     Corpus,
@@ -139,6 +142,23 @@ def test_vectors_are_trained_from_files(tmp_path):
 def test_invalid_options_are_rejected(change):
     with pytest.raises(ch.ClearheadError, match=r"train\.\w+"):
         SkipGramConfig(**change)
+
+
+@pytest.mark.parametrize("suffix", ["", ".vec"])
+def test_training_that_was_killed_while_it_wrote_can_be_repeated(suffix, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("so long and thanks for all the fish\n" * 20)
+    config = Word2VecConfig(VectorDataConfig((str(tmp_path / "a.txt"),)), SkipGramConfig(epochs=1))
+    output = tmp_path / f"words{suffix}"
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(io, "fsync", lambda path: os.kill(os.getpid(), signal.SIGKILL))
+        train_word_vectors(config, output, print)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    train_word_vectors(config, output, print)
+    assert ch.vectors(output)["fish"].isfinite().all()
+    folder = tmp_path if suffix else output
+    assert not list(folder.glob(".*"))
 
 
 def test_invalid_training_runs_are_rejected(tmp_path):

@@ -46,6 +46,8 @@ def train(
     Requires --data.train FILE…. Every option that clearhead presets NAME prints can be set, such as
     --train.max_steps=500. Ctrl-C saves a checkpoint and exits with status 130; the same command
     resumes. The output folder contains the best model (best/) and report.html.
+
+    Word vectors are saved at the end only: after Ctrl-C, the same command starts anew.
     """
     options = parse_config_flags(context.args)
     if recipe == "vectors":
