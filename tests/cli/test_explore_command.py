@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+from urllib.parse import quote
 
 import pytest
 import torch
@@ -57,9 +58,9 @@ def test_word_vectors_are_listed_apart_from_models(tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.parametrize(
-    ("host", "needs_key"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)]
+    ("host", "is_public"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)]
 )
-def test_public_addresses_need_the_printed_key(folder, monkeypatch, capsys, host, needs_key):
+def test_all_addresses_need_the_printed_key(folder, monkeypatch, capsys, host, is_public):
     monkeypatch.delenv("CLEARHEAD_API_KEY", raising=False)
     statuses = []
 
@@ -69,12 +70,45 @@ def test_public_addresses_need_the_printed_key(folder, monkeypatch, capsys, host
         client = TestClient(app, base_url="http://127.0.0.1", follow_redirects=False)
         statuses.append((client.get("/").status_code, client.get("/?key=guess").status_code))
         address, query = re.search(r"http://(.*):\d+/(\S*)", capsys.readouterr().out).groups()
-        assert address != "0.0.0.0" if needs_key else address == host
-        assert client.get(f"/{query}").status_code == (303 if needs_key else 200)
+        assert address != "0.0.0.0" if is_public else address == host
+        assert client.get(f"/{query}").status_code == 303
+        assert client.get("/").status_code == 200
 
     monkeypatch.setattr(server, "run_server", run_server)
     explore(folder, "--host", host, "--port", 0, "--no-open")
-    assert statuses == [(401, 401) if needs_key else (200, 200)]
+    assert statuses == [(401, 401)]
+
+
+def test_two_explorers_of_one_host_keep_their_keys(folder, monkeypatch, capsys):
+    apps = []
+    cookies = {}  # browsers share them between ports
+
+    def run_server(app, registry, listener, load_all, on_ready):
+        with listener:
+            on_ready()
+        query = re.search(r"http://.*:\d+/(\S*)", capsys.readouterr().out)[1]
+        url = f"http://127.0.0.1:{8800 + len(apps)}"
+        apps.append((app, url))
+        opened = TestClient(app, base_url=url, cookies=cookies, follow_redirects=False)
+        assert opened.get(f"/{query}").status_code == 303
+        cookies.update(opened.cookies)
+        for each, address in apps:
+            client = TestClient(each, base_url=address, cookies=cookies)
+            assert client.get("/").status_code == 200
+
+    monkeypatch.setattr(server, "run_server", run_server)
+    for _ in range(2):
+        explore(folder, "--port", 0, "--no-open")
+
+
+@pytest.mark.parametrize("name", ["my model", "mein mödel", "it's (new)!", "50%"])
+def test_page_of_a_model_with_any_name_is_saved(folder, tmp_path, name):
+    folder.rename(tmp_path / name)
+    explore(tmp_path / name, "--output", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    key = quote(name, safe="!'()*")  # as encodeURIComponent
+    assert f'"GET api/models/{key}"' in page
+    assert f'"GET api/models/{key}/vocabulary"' in page
 
 
 @pytest.mark.parametrize(("is_terminal", "has_code"), [(True, True), (False, False)])

@@ -128,8 +128,8 @@ def test_duplicate_host_headers_are_rejected(served):
         {"Authorization": "Bearer wrong"},
         {"Authorization": "Basic open sesame+1"},
         {"Authorization": "Bearer"},
-        {"Cookie": "clearhead_key=wrong"},
-        {"Cookie": "clearhead_key="},
+        {"Host": "localhost", "Cookie": "clearhead_key=wrong"},
+        {"Host": "localhost", "Cookie": "clearhead_key="},
         {"Authorization": "Bearer \xe9"},
     ],
 )
@@ -189,7 +189,8 @@ def test_the_form_moves_the_key_into_a_cookie(locked):
     assert (status, headers["location"]) == (303, "/v1/models?a=b")
     assert "HttpOnly" in headers["set-cookie"]
     cookie = headers["set-cookie"].split(";")[0]
-    assert send_request(locked.port, "GET", "/v1/models", headers={"Cookie": cookie})[0] == 200
+    headers = {"Host": "localhost", "Cookie": cookie}
+    assert send_request(locked.port, "GET", "/v1/models", headers=headers)[0] == 200
 
 
 @pytest.mark.parametrize("url", ["//evil.example", "/\\evil.example", "https://evil.example", ""])

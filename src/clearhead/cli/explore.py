@@ -33,7 +33,7 @@ def explore(
     source: str = typer.Option("", help="Source text to show first.", show_default=False),
     port: int = typer.Option(8800, help="Port, or the next free one; 0 = any."),
     host: str = typer.Option(
-        "127.0.0.1", help="Address to listen on; other machines need the printed key."
+        "127.0.0.1", help="Address to listen on; 0.0.0.0 lets other machines in."
     ),
     no_open: bool = typer.Option(False, "--no-open", help="Do not open the browser."),
     output: Path | None = typer.Option(
@@ -50,8 +50,9 @@ def explore(
     Shows tokens, attention, the residual stream and predictions; heads can be ablated and
     activations edited.
 
-    Only this machine has access, unless you set --host; the printed address then contains a key
-    ($CLEARHEAD_API_KEY if set). For many users, run clearhead serve --page.
+    The printed address contains a key ($CLEARHEAD_API_KEY if set), so that other accounts of this
+    machine have no access. For other machines, set --host; for many users, run clearhead serve
+    --page.
     """
     from clearhead.serve.app import create_app
     from clearhead.serve.limits import Limits
@@ -69,21 +70,20 @@ def explore(
                 f"{path} contains word vectors, not a model; use clearhead vectors {path}."
             )
     registry = ModelRegistry(paths, default_memory_limit(device), device, dtype)
-    api_key = ""
-    if not is_loopback(host):
-        api_key = os.environ.get("CLEARHEAD_API_KEY") or secrets.token_urlsafe(12)
-    app = create_app(registry, Limits(), api_key, page=True, hosts=[host])
     if output is not None:
+        app = create_app(registry, Limits(), "", page=True, hosts=[host])
         _save_page(app, output, text, source, registry.names)
         return
+    # Other accounts of this machine reach the loopback address, too.
+    api_key = os.environ.get("CLEARHEAD_API_KEY") or secrets.token_urlsafe(12)
+    app = create_app(registry, Limits(), api_key, page=True, hosts=[host])
     listener = _listen_on_free_port(host, port)
-    query = f"?key={quote(api_key)}" if api_key else ""
     port = listener.getsockname()[1]
-    url = f"{server_url(host, port)}{query}{_url_fragment(text, source)}"
+    url = f"{server_url(host, port)}?key={quote(api_key)}{_url_fragment(text, source)}"
 
     def on_ready() -> None:
         typer.echo(f"{', '.join(registry.names)} at {url} (Ctrl-C to stop)")
-        if api_key:
+        if not is_loopback(host):
             show_qr_code(url)
         if not no_open:
             webbrowser.open(url)

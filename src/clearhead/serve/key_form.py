@@ -2,7 +2,7 @@
 
 import re
 from html import escape
-from urllib.parse import parse_qs, quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -70,8 +70,14 @@ def local_url(path: str, parameters: dict[str, str]) -> str:
     return "/" + quote(path.lstrip("/")) + (f"?{urlencode(parameters)}" if parameters else "")
 
 
-def redirect_with_cookie(url: str, api_key: bytes) -> Response:
+def key_cookie(host: str) -> str:
+    """The name of the cookie; browsers share cookies between the ports of a host."""
+    port = urlsplit(f"//{host}").port
+    return f"{KEY_COOKIE}_{port}" if port else KEY_COOKIE
+
+
+def redirect_with_cookie(url: str, api_key: bytes, host: str) -> Response:
     redirect = RedirectResponse(url, 303)
     cookie = quote(api_key, safe="")
-    redirect.set_cookie(KEY_COOKIE, cookie, httponly=True, samesite="lax")
+    redirect.set_cookie(key_cookie(host), cookie, httponly=True, samesite="lax")
     return redirect

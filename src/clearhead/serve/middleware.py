@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from clearhead.serve.errors import APIError
 from clearhead.serve.key_form import (
     INVALID_KEY,
-    KEY_COOKIE,
     KEY_PATH,
     MAX_FORM_BYTES,
+    key_cookie,
     local_url,
     parse_key_form,
     redirect_with_cookie,
@@ -102,7 +102,7 @@ class RequestHandler:
             self._acquire_request()
             if middleware.is_key_form(request):
                 body = await self._read_body(request.headers, MAX_FORM_BYTES)
-                response = middleware.check_key_form(body)
+                response = middleware.check_key_form(body, request.headers)
         if response is not None:
             await response(self.scope, self.receive, self._send)
             return
@@ -262,6 +262,7 @@ class AccessMiddleware:
         """
         headers = request.headers
         self._check_host_and_origin(headers)
+        host = headers["host"]
         is_cross_site = headers.get("sec-fetch-site") == "cross-site"
         if is_cross_site and headers.get("sec-fetch-mode") != "navigate":
             raise APIError("Cross-site requests are not allowed.", 403)
@@ -271,13 +272,13 @@ class AccessMiddleware:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._is_valid_key(token):
             return None
-        if self._is_valid_key(unquote(request.cookies.get(KEY_COOKIE, ""))):
+        if self._is_valid_key(unquote(request.cookies.get(key_cookie(host), ""))):
             return None
         parameters = dict(request.query_params)
         key = parameters.pop("key", "")
         url = local_url(path, parameters)
         if self._is_valid_key(key):
-            return redirect_with_cookie(url, self.api_key)
+            return redirect_with_cookie(url, self.api_key, host)
         if wants_key_form(request):
             return render_key_form(url, INVALID_KEY if key else "")
         raise APIError(
@@ -291,11 +292,11 @@ class AccessMiddleware:
         is_post = request.method == "POST" and request.scope["path"] == KEY_PATH
         return bool(self.api_key) and is_post
 
-    def check_key_form(self, body: bytes) -> Response:
+    def check_key_form(self, body: bytes, headers: Headers) -> Response:
         """Move a valid key into a cookie, or show the form again."""
         key, url = parse_key_form(body)
         if self._is_valid_key(key):
-            return redirect_with_cookie(url, self.api_key)
+            return redirect_with_cookie(url, self.api_key, headers["host"])
         return render_key_form(url, INVALID_KEY)
 
     def _is_valid_key(self, key: str) -> bool:

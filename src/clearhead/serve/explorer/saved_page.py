@@ -20,6 +20,7 @@ MAX_PATTERN_BYTES = 24 << 20  # of embedded attention patterns
 MAX_LAYERS = 12  # of embedded block and head comparisons
 MEDIA_FIELDS = ("image", "audio")
 EDIT_FIELDS = ("edits", "patch_from")
+UNESCAPED = "!'()*"  # by JavaScript's encodeURIComponent, which the page uses
 FORWARDED_HEADERS = (b"authorization", b"cookie", b"host")
 VECTOR_LAB_REQUESTS: list[JSONDict] = [  # the defaults of the vector lab
     {"expression": "king - man + woman", "include_inputs": False, "layer": None},
@@ -103,7 +104,8 @@ async def collect_responses(
         return (await _send(client, PageRequest(method, url, body))).json()
 
     models = await get_json("GET", "/api/models")
-    model_url = f"/api/models/{quote(run_fields.get('model') or models[0]['name'], safe='')}"
+    name = run_fields.get("model") or models[0]["name"]
+    model_url = f"/api/models/{quote(name, safe=UNESCAPED)}"
     card = await get_json("GET", model_url)
     fields = _complete_run_request(card, run_fields)
     plain = {name: value for name, value in fields.items() if name not in EDIT_FIELDS}
