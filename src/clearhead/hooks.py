@@ -86,7 +86,8 @@ class Recorder:
         edit_patterns, record_patterns, path = self._matcher.patterns_for(name)
         for pattern in edit_patterns:
             value = self._edits[pattern](value, path)
-        if len({self._selectors[pattern] for pattern in record_patterns}) > 1:
+        has_several = len(record_patterns) > 1
+        if has_several and len({self._selectors[pattern] for pattern in record_patterns}) > 1:
             patterns = " and ".join(map(repr, record_patterns))
             raise ClearheadError(
                 f"{path} matches {patterns}, which select different parts of it. Use one pattern."
@@ -164,14 +165,9 @@ class _Matcher:
         """The matcher of an inner scope; None if no pattern can match anything in it."""
         if path not in self._below:
             scope = f"{self.scope}{'.'.join(map(str, path))}."
-            parts = scope.split(".")[:-1]
-            reachable = any(
-                _can_match_below(pattern.split("."), parts)
-                for pattern in (*self._record_patterns, *self._edit_patterns)
-            )
-            self._below[path] = (
-                _Matcher(self._record_patterns, self._edit_patterns, scope) if reachable else None
-            )
+            record = tuple(p for p in self._record_patterns if _can_match_below(p, scope))
+            edit = tuple(p for p in self._edit_patterns if _can_match_below(p, scope))
+            self._below[path] = _Matcher(record, edit, scope) if record or edit else None
         return self._below[path]
 
     def patterns_for(self, name: str) -> tuple[list[str], list[str], str]:
@@ -187,13 +183,18 @@ class _Matcher:
 _matcher = lru_cache(maxsize=256)(_Matcher)
 
 
-def _can_match_below(pattern: list[str], scope: list[str]) -> bool:
-    for piece, part in zip(pattern, scope, strict=False):
+def _can_match_below(pattern: str, scope: str) -> bool:
+    """Whether a pattern can match names in a scope, such as `blocks.0.`."""
+    if "*" not in pattern:
+        return pattern.startswith(scope)
+    pieces = pattern.split(".")
+    parts = scope.split(".")[:-1]
+    for piece, part in zip(pieces, parts, strict=False):
         if "**" in piece:
             return True
         if not matches(piece, part):
             return False
-    return len(pattern) > len(scope)
+    return len(pieces) > len(parts)
 
 
 def matches(pattern: str, path: str) -> bool:
@@ -202,6 +203,8 @@ def matches(pattern: str, path: str) -> bool:
     Tracks all reachable positions at once, so the time is polynomial; a backtracking regular
     expression is not.
     """
+    if "*" not in pattern:
+        return pattern == path
     reached = {0}
     for piece in re.findall(r"\*+|[^*]+", pattern):
         if piece == "*":

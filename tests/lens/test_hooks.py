@@ -39,3 +39,15 @@ def test_edits_added_later_stay_within_their_scope():
     hooks("resid_pre", torch.zeros(1))
     values = {name: float(value) for name, value in hooks.values.items()}
     assert values == {"blocks.0.resid_pre": 1}
+
+
+def test_edits_apply_in_their_order_whether_names_or_patterns():
+    applied = []
+
+    def edit(label):
+        return lambda value, name: applied.append(label) or value
+
+    patterns = ("**.out", "blocks.0.attn.out", "blocks.*.attn.out", "blocks.1.attn.out")
+    hooks = Recorder(edits={pattern: edit(pattern) for pattern in patterns})
+    hooks.scope("blocks", 0).scope("attn")("out", torch.zeros(1))
+    assert tuple(applied) == patterns[:3]

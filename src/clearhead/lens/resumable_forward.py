@@ -41,9 +41,8 @@ class ResumableForward:
         self.net = net
         self.batch = batch
         self.n_layers = net.config.n_layers
-        names = [f"blocks.{i}.resid_pre" for i in range(self.n_layers)]
-        names.append(f"blocks.{self.n_layers - 1}.resid_post")
-        recorder = Recorder(names)
+        last = f"blocks.{self.n_layers - 1}.resid_post"
+        recorder = Recorder(("blocks.*.resid_pre", last))
         with torch.no_grad(), force_eager():
             self.encoder_output = None if batch.source is None else net.encode(batch.source)
             hidden = net(
@@ -54,7 +53,8 @@ class ResumableForward:
             )
             self.logits = net.compute_logits(hidden)[0].float()
         check_no_nan({"the logits": self.logits})
-        self.residuals = [recorder.values[name] for name in names]
+        self.residuals = [recorder.values[f"blocks.{i}.resid_pre"] for i in range(self.n_layers)]
+        self.residuals.append(recorder.values[last])
 
     def axis_sizes(self, name: str) -> dict[str, int]:
         """The number of heads (if it has any) and positions of an activation."""
