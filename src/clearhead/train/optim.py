@@ -309,9 +309,8 @@ class EMA:
         decay = ((1 + self.num_updates) / (10 + self.num_updates)).clamp(max=self.decay)
         self.num_updates += 1
         weights = [w.float() for w in self.optimizer.weights.values()]
-        torch._foreach_sub_(self.averages, weights)
-        torch._foreach_mul_(self.averages, decay)
-        torch._foreach_add_(self.averages, weights)
+        # a tensor as weight of each, because reading its value would wait for the device
+        torch._foreach_lerp_(self.averages, weights, [1 - decay] * len(weights))
 
     def state_dict(self) -> StateDict:
         return {f"{name}.ema": average for name, average in self._named(self.averages).items()}
