@@ -8,7 +8,12 @@ import clearhead as ch
 from clearhead.errors import ClearheadError
 from clearhead.evaluate.invariants import ModelUnderTest
 from clearhead.model.attention import positions_from_segments
-from clearhead.model.transformer import build_transformer, init_weights
+from clearhead.model.transformer import (
+    EditedTransformer,
+    build_transformer,
+    eval_mode,
+    init_weights,
+)
 from strategies import models
 
 
@@ -79,6 +84,20 @@ def test_dropout_acts_in_training_only(place):
     assert torch.equal(net(ids), net(ids))
     net.train()
     assert not torch.equal(net(ids), net(ids))
+
+
+def test_dropout_is_off_until_all_threads_have_left_eval_mode():
+    net = tiny().train()
+    net.blocks[0].eval()
+    training = [module.training for module in net.modules()]
+    for other in (net, EditedTransformer(net, {})):
+        first, second = eval_mode(net), eval_mode(other)
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert not any(module.training for module in other.modules())
+        second.__exit__(None, None, None)
+        assert [module.training for module in net.modules()] == training
 
 
 def test_rows_of_different_lengths_share_a_cache():

@@ -2,9 +2,11 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -453,19 +455,30 @@ def _init_std(name: str, p: nn.Parameter, source: c.Input, residual_writes: int)
     return (fan_in * (residual_writes if writes_residual else 1)) ** -0.5
 
 
+# Modules that return to training mode, and how many blocks they are in. Networks share modules.
+_EVAL_USERS: Counter[nn.Module] = Counter()
+_EVAL_LOCK = Lock()
+
+
 @contextmanager
 def eval_mode(net: Transformer) -> Iterator[None]:
-    """Turn dropout off inside the block."""
-    if not net.training:
-        yield
-        return
-    training_modules = [module for module in net.modules() if module.training]
-    net.eval()
+    """Turn dropout off inside the block, and until all threads have left theirs."""
+    with _EVAL_LOCK:
+        modules: list[nn.Module] = []
+        if net.training or _EVAL_USERS:
+            modules = [m for m in net.modules() if m.training or m in _EVAL_USERS]
+        _EVAL_USERS.update(modules)
+        for module in modules:
+            module.training = False
     try:
         yield
     finally:
-        for module in training_modules:
-            module.training = True
+        with _EVAL_LOCK:
+            _EVAL_USERS.subtract(modules)
+            for module in modules:
+                if not _EVAL_USERS[module]:
+                    del _EVAL_USERS[module]
+                    module.training = True
 
 
 class EditedTransformer(Transformer):
