@@ -124,12 +124,10 @@ BUSY_PROCESS = """
 import asyncio, os, signal, time, torch
 from clearhead.serve import server
 from clearhead.serve.app import create_app
-from clearhead.serve.explorer import executor
 from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
 from serving import tiny_writer
 
-executor._warm_up = lambda: None
 registry = ModelRegistry.from_models({"writer": tiny_writer()})
 app = create_app(registry, Limits(shutdown_timeout=0.1), page=True)
 

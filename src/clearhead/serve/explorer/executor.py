@@ -1,6 +1,5 @@
 """Executes the page's requests: models by name, cached runs, and a fair thread pool."""
 
-import importlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -44,7 +43,6 @@ class ExplorerExecutor:
         self.queue = FairQueue[PendingCall[Any]](limits.max_queue)
         self._lock = threading.Lock()  # guards the queue and the number of threads
         self._num_threads = 0
-        threading.Thread(target=_warm_up, name="warm-up").start()
 
     @asynccontextmanager
     async def use_model(self, name: str) -> AsyncIterator[LoadedModel]:
@@ -104,8 +102,3 @@ class ExplorerExecutor:
         """The run of a request, cached or new."""
         async with self.model_for(request) as loaded_model:
             return await self.submit(self.runs.get_or_create, loaded_model, request)
-
-
-def _warm_up() -> None:
-    """Import what watching a model needs, which takes seconds, before the first request."""
-    importlib.import_module("torch._dynamo")
