@@ -19,6 +19,8 @@ DRAFT_SUFFIX = r"\.draft_[0-9a-f]{8}"
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
+POLL_SECONDS = 0.005  # between attempts to lock a file that another process holds for a moment
+
 
 class LockedError(ClearheadError):
     """Another process holds the lock."""
@@ -171,7 +173,7 @@ def file_lock(path: Path, busy_message: str = "") -> Iterator[None]:
     lock = FileLock(path, timeout=0 if busy_message else -1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        lock.acquire(poll_interval=POLL_SECONDS)
     except Timeout:
         raise LockedError(busy_message) from None
     except OSError as error:
