@@ -24,6 +24,7 @@ from tiny_training import (
 )
 
 import clearhead as ch
+from clearhead.train.trainer import TrainingTimer
 
 DROPOUT = {"model.dropout.residual": 0.1, "model.dropout.embedding": 0.1}
 MUON = {"train.optimizer": {"kind": "muon"}}
@@ -148,6 +149,14 @@ def test_average_of_a_short_run_is_not_its_beginning(tmp_path):
     assert last["valid_loss"] == pytest.approx(last["raw_valid_loss"], abs=0.5)
 
 
+def test_weights_without_average_are_validated_when_the_run_ends(tmp_path):
+    options = {"max_steps": 1000, "eval_every": 1, "patience": 3, "ema_decay": 0.5, **NO_PROGRESS}
+    result = run(make_trainer(tmp_path, **options))
+    assert result.status == "early_stopped"
+    lines = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
+    assert [line["step"] for line in lines if "raw_valid_loss" in line] == [result.step]
+
+
 def test_early_stopped_run_stays_stopped_until_patience_is_raised(tmp_path):
     options = {"max_steps": 1000, "eval_every": 1, "patience": 3, **NO_PROGRESS}
     first = run(make_trainer(tmp_path / "run", **options))
@@ -210,3 +219,18 @@ def test_on_step_is_called_after_each_step_and_not_timed(tmp_path):
     make_trainer(tmp_path / "run", **options).train(on_report, on_step)
     assert steps == [1, 2, 3, 4]
     assert speeds[0] > 4 * 64 / (4 * 0.2)
+
+
+def test_time_is_estimated_without_stopping_the_clock_until_it_is_known(tmp_path, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(TrainingTimer, "paused", lambda timer: pauses.append(timer))
+    steps = []
+
+    def estimate_time(step):
+        steps.append(step)
+        return step == 2
+
+    trainer = make_trainer(tmp_path / "run", max_steps=4)
+    trainer.train(lambda progress: True, estimate_time=estimate_time)
+    assert steps == [1, 2]
+    assert not pauses

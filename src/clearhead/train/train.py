@@ -462,13 +462,6 @@ def train_and_report(
     batches = (trainer.data.batch(first_batch + i) for i in range(4))
     throughput = Throughput.from_batches(trainer.model.config, batches)
     report = collect_report_data(trainer, recipe, throughput)
-    estimate = TimeEstimate(trainer, echo)
-
-    def on_step(step: int) -> None:
-        if recorder is not None:
-            recorder(step)
-        estimate(step)
-
     with make_display(trainer, throughput) as show:
 
         def on_report(progress: Progress) -> bool:
@@ -478,7 +471,8 @@ def train_and_report(
             return True
 
         try:
-            result = trainer.train(on_report, on_step=on_step)
+            estimate = TimeEstimate(trainer, echo)
+            result = trainer.train(on_report, on_step=recorder, estimate_time=estimate)
             # Before the report, which links to the figure.
             recorder_message = recorder.finish(result.step) if recorder is not None else ""
         except ClearheadError:
@@ -521,30 +515,30 @@ class TimeEstimate:
         self.start_step = trainer.step + num_warmup
         self.end_step = self.start_step + (10 if is_cuda else 3)
         self.started = time.monotonic()
-        self.is_done = False
 
-    def __call__(self, step: int) -> None:
-        if self.is_done or step < self.start_step:
-            return
+    def __call__(self, step: int) -> bool:
+        """To be called after each step until it returns True."""
+        if step < self.start_step:
+            return False
         is_slow = time.monotonic() - self.started > SLOW_STEPS_SECONDS
         if self.start_step < step < self.end_step and not is_slow:
-            return
+            return False
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if step == self.start_step:
             self.started = time.monotonic()
-            return
-        self.is_done = True
+            return False
         seconds_per_step = (time.monotonic() - self.started) / (step - self.start_step)
         remaining = seconds_per_step * (self.max_steps - step)
         if remaining < MIN_ESTIMATED_SECONDS:
-            return
+            return True
         hint = ""
         if self.device.type == "cpu" and remaining > LONG_CPU_SECONDS:
             hint = "; on a CPU, try a smaller recipe (`clearhead presets` lists them)"
         self.echo(
             f"about {format_duration(remaining)} to go, at {seconds_per_step:.3g} s per step{hint}"
         )
+        return True
 
 
 class TensorBoardLogger:

@@ -74,7 +74,7 @@ class Progress:
     lr_factor: float  # learning rate as a fraction of the peak
     targets_per_second: float  # tokens, masked tokens or rows with a target
     valid_loss: float | None = None  # of the weights that are saved: the EMA if there is one
-    raw_valid_loss: float | None = None  # with an EMA: of the weights without it
+    raw_valid_loss: float | None = None  # at the end, with an EMA: of the weights without it
     accuracy: float | None = None  # of a classifier
 
     def to_dict(self) -> dict[str, Any]:
@@ -157,13 +157,17 @@ class Trainer:
         self.unreported_seconds = 0.0
 
     def train(
-        self, on_report: Callable[[Progress], bool], on_step: Callable[[int], None] | None = None
+        self,
+        on_report: Callable[[Progress], bool],
+        on_step: Callable[[int], None] | None = None,
+        estimate_time: Callable[[int], bool] | None = None,
     ) -> TrainResult:
         """Train until the last step, patience ends, `on_report` returns False, or an interrupt.
 
         `on_report` is called in the main process. `on_step` is called with the number of steps
         taken after each step, in the main process, or in all processes if the weights are sharded;
-        its time does not count. Training always ends with a checkpoint.
+        its time does not count. `estimate_time` is called like it, but in its own process only and
+        without stopping the clock, until it returns True. Training always ends with a checkpoint.
         """
         config = self.config
         strategy = self.strategy
@@ -179,6 +183,8 @@ class Trainer:
                     with timer.paused():
                         on_step(self.step)
                         strategy.reshard(self.net)
+                if estimate_time is not None and estimate_time(self.step):
+                    estimate_time = None
                 is_running = not strategy.should_stop(bool(signals))
                 is_last = self.step == config.max_steps
                 intervals = (config.log_every, config.eval_every, config.save_every)
@@ -198,8 +204,9 @@ class Trainer:
                 valid_loss = raw_valid_loss = accuracy = None
                 if is_last or self.step % config.eval_every == 0:
                     valid_loss, accuracy = self.validate()
-                    if self.ema is not None:
-                        raw_valid_loss, _ = self.validate(use_ema=False)
+                is_best = valid_loss is not None and self.update_best(valid_loss)
+                if self.ema is not None and self.stop_reason:
+                    raw_valid_loss, _ = self.validate(use_ema=False)
                 progress = Progress(
                     step=self.step,
                     max_steps=config.max_steps,
@@ -215,7 +222,6 @@ class Trainer:
                 wants_stop = strategy.is_main_process and not on_report(progress)
                 if strategy.any_process(wants_stop):
                     is_running = False
-                is_best = valid_loss is not None and self.update_best(valid_loss)
                 if is_last or is_best or self.step % config.save_every == 0:
                     self.save_checkpoint()
                 timer.start()
